@@ -1,0 +1,64 @@
+# One word for each habit; see README.md. `make help` lists them.
+VENV := .venv
+PYTHON3 ?= python3
+PY := $(VENV)/bin/python
+JOBS := $(shell nproc)
+# Same folder as setup.py's, so that C++ tests and `_C` share their objects.
+BUILD = build/$(shell $(PYTHON3) -c 'import sys; print(sys.implementation.cache_tag)')
+CMAKE_BUILD := cmake --build
+
+.PHONY: help demo test build lint bench clean prerequisites test-cpp test-python test-tsan
+help:
+	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
+	@echo "make test   set up, build, lint, run the C++ and Python tests and ThreadSanitizer"
+	@echo "make build | lint | bench | clean | prerequisites"
+
+demo: build
+	$(PY) examples/digits_pair.py
+
+test: lint test-cpp test-python test-tsan
+
+build: $(VENV)/ready
+	$(PY) -m pip install --quiet --no-build-isolation --no-deps -e .
+
+$(VENV)/ready: requirements.txt
+	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh build
+	$(PYTHON3) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+lint: build
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp')
+
+test-cpp: build
+	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh test
+	cmake -B $(BUILD) -DTORCHSHARE_TESTS=ON >/dev/null
+	$(CMAKE_BUILD) $(BUILD) --parallel $(JOBS)
+	ctest --test-dir $(BUILD) --output-on-failure
+
+test-python: build
+	$(PY) -m pytest
+
+# Our own code under ThreadSanitizer: every C++ test, and one pair of Python jobs.
+TSAN = build/tsan
+test-tsan: build
+	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh test
+	cmake -S . -B $(TSAN) -DTORCHSHARE_PYTHON=$(abspath $(PY)) -DTORCHSHARE_CUDA=OFF -DTORCHSHARE_TESTS=ON \
+	  -DTORCHSHARE_SANITIZE=thread >/dev/null
+	$(CMAKE_BUILD) $(TSAN) --parallel $(JOBS)
+	PY=$(PY) BUILD=$(TSAN) scripts/run_tsan.sh
+
+bench: build
+	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh bench
+	cmake -B $(BUILD) -DTORCHSHARE_BENCHMARKS=ON >/dev/null
+	$(CMAKE_BUILD) $(BUILD) --parallel $(JOBS)
+	BUILD=$(BUILD) PY=$(PY) benchmarks/run_all.sh
+
+# Installs what a bare Debian or Ubuntu lacks; needs root.
+prerequisites:
+	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh install
+
+clean:
+	rm -rf build $(VENV) torchshare/*.so *.egg-info

@@ -1,0 +1,42 @@
+# torch::host and torch::python: the libraries and headers of the installed torch wheel, asked from `import torch`.
+# find_package(Torch) fails where there is no CUDA toolkit, because the wheel on PyPI is the CUDA build.
+set(TORCHSHARE_PYTHON python3 CACHE STRING "The interpreter whose torch is built against")
+if(NOT TORCHSHARE_TORCH_FACTS OR NOT TORCHSHARE_TORCH_FACTS_FOR STREQUAL TORCHSHARE_PYTHON)
+  execute_process(
+    COMMAND ${TORCHSHARE_PYTHON} -c "
+import sysconfig, torch, pathlib
+paths = sysconfig.get_paths()
+print(';'.join([str(pathlib.Path(torch.__file__).parent), paths['include'],
+                sysconfig.get_config_var('EXT_SUFFIX'), torch.__version__]), end='')"
+    OUTPUT_VARIABLE facts RESULT_VARIABLE failed)
+  if(failed)
+    message(FATAL_ERROR "${TORCHSHARE_PYTHON} cannot import torch. Install it first: make build, or pip install torch==2.11.0")
+  endif()
+  set(TORCHSHARE_TORCH_FACTS "${facts}" CACHE INTERNAL "")
+  set(TORCHSHARE_TORCH_FACTS_FOR "${TORCHSHARE_PYTHON}" CACHE INTERNAL "")
+endif()
+list(GET TORCHSHARE_TORCH_FACTS 0 TORCHSHARE_TORCH_DIR)
+list(GET TORCHSHARE_TORCH_FACTS 1 python_include)
+list(GET TORCHSHARE_TORCH_FACTS 2 TORCHSHARE_PYTHON_SUFFIX)
+list(GET TORCHSHARE_TORCH_FACTS 3 torch_version)
+message(STATUS "torchshare: torch ${torch_version} at ${TORCHSHARE_TORCH_DIR}")
+if(NOT EXISTS ${python_include}/Python.h)
+  message(FATAL_ERROR "missing ${python_include}/Python.h. Install it: sudo apt-get install -y python3-dev")
+endif()
+
+# The wheel carries the headers of fmt. A folder of its own keeps torch's other headers out of torchshare_core.
+file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/include)
+file(CREATE_LINK ${TORCHSHARE_TORCH_DIR}/include/fmt ${CMAKE_BINARY_DIR}/include/fmt SYMBOLIC)
+add_library(fmt::header_only INTERFACE IMPORTED)
+target_include_directories(fmt::header_only INTERFACE ${CMAKE_BINARY_DIR}/include)
+target_compile_definitions(fmt::header_only INTERFACE FMT_HEADER_ONLY)
+
+add_library(torch::host INTERFACE IMPORTED)
+target_include_directories(torch::host SYSTEM INTERFACE
+  ${TORCHSHARE_TORCH_DIR}/include ${TORCHSHARE_TORCH_DIR}/include/torch/csrc/api/include)
+target_link_directories(torch::host INTERFACE ${TORCHSHARE_TORCH_DIR}/lib)
+target_link_libraries(torch::host INTERFACE c10 torch_cpu torch)
+
+add_library(torch::python INTERFACE IMPORTED)
+target_include_directories(torch::python SYSTEM INTERFACE ${python_include})
+target_link_libraries(torch::python INTERFACE torch::host torch_python)

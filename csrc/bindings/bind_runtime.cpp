@@ -1,0 +1,117 @@
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings/bindings.h"
+#include "bindings/python_host.h"
+#include "runtime/chrome_trace.h"
+#include "runtime/runtime.h"
+
+namespace py = pybind11;
+
+namespace torchshare::bindings {
+namespace {
+
+using Seconds = double;
+using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+
+std::chrono::nanoseconds from_seconds(Seconds seconds) {
+  constexpr Seconds kLongest = 1e9;
+  return seconds < kLongest ? std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)) : kNever;
+}
+
+Seconds to_seconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration<Seconds>(time).count();
+}
+
+std::unique_ptr<Runtime> make_runtime(const std::string& device, const std::string& policy, Seconds grace,
+                                      std::size_t timeline_capacity) {
+  return std::make_unique<Runtime>(
+      make_device(device), RuntimeOptions{policy, {.grace = from_seconds(grace)}, timeline_capacity});
+}
+
+/// A Python object that a thread without the interpreter lock may drop.
+std::shared_ptr<py::function> shared(py::function function) {
+  return {new py::function(std::move(function)), [](py::function* held) {
+            const py::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
+std::shared_ptr<Job> submit(Runtime& runtime, py::function function, const std::string& name,
+                            const std::string& priority, const std::string& start, int threads, std::uint64_t seed,
+                            py::object cancelled_type) {
+  auto host = std::make_unique<PythonHost>(std::move(cancelled_type));
+  JobSpec spec{name, parse_priority(priority), parse_start(start), threads, seed};
+  auto body = [host = host.get(), function = shared(std::move(function))](Job& job) { host->run(job, *function); };
+  return runtime.submit(std::move(spec), std::move(body), std::move(host));
+}
+
+py::list events(const Runtime& runtime) {
+  const std::vector<std::string> names = runtime.engine().coordinator.names();
+  py::list list;
+  for (const Event& event : runtime.engine().timeline.events()) {
+    list.append(py::make_tuple(to_string(event.kind), names[event.job], event.begin.count(), event.end.count(),
+                               event.index, event.detail));
+  }
+  return list;
+}
+
+void write_timeline(const Runtime& runtime, const std::string& path) {
+  write_chrome_trace(runtime.engine().timeline.events(), runtime.engine().coordinator.names(), path);
+}
+
+void bind_job(py::module_& module) {
+  py::class_<JobStats>(module, "JobStats")
+      .def_readonly("steps", &JobStats::steps)
+      .def_readonly("sub_batches", &JobStats::sub_batches)
+      .def_readonly("ops", &JobStats::ops)
+      .def_property_readonly("waited_s", [](const JobStats& stats) { return to_seconds(stats.waited); })
+      .def_property_readonly("input_s", [](const JobStats& stats) { return to_seconds(stats.input); })
+      .def_property_readonly("ran_s", [](const JobStats& stats) { return to_seconds(stats.ran); });
+  py::class_<Job, std::shared_ptr<Job>>(module, "Job")
+      .def_property_readonly("name", [](const Job& job) { return job.spec().name; })
+      .def_property_readonly("priority", [](const Job& job) { return to_string(job.spec().priority); })
+      .def_property_readonly("state", [](const Job& job) { return to_string(job.state()); })
+      .def_property_readonly("error", &Job::error)
+      .def_property_readonly("generator", &Job::generator)
+      .def_property_readonly("cancel_requested", &Job::cancel_requested)
+      .def("stats", &Job::stats)
+      .def("suspend", &Job::suspend)
+      .def("resume", &Job::resume)
+      .def("cancel", &Job::cancel)
+      .def("interrupt", &Job::interrupt)
+      .def("checkpoint", &Job::checkpoint)
+      .def("acknowledge_cancel", &Job::acknowledge_cancel)
+      .def("sleep", [](Job& job, Seconds seconds) { job.sleep(from_seconds(seconds)); }, py::arg("seconds"))
+      .def("begin_input", &Job::begin_input)
+      .def("end_input", &Job::end_input)
+      .def("begin_step", &Job::begin_step)
+      .def("end_step", &Job::end_step)
+      .def("begin_sub_batch", &Job::begin_sub_batch)
+      .def("end_sub_batch", &Job::end_sub_batch);
+}
+
+}  // namespace
+
+void bind_runtime(py::module_& module) {
+  bind_job(module);
+  py::class_<Runtime>(module, "Runtime")
+      .def(py::init(&make_runtime), py::arg("device"), py::arg("policy"), py::arg("grace"),
+           py::arg("timeline_capacity"))
+      .def("submit", &submit, py::arg("function"), py::arg("name"), py::arg("priority"), py::arg("start"),
+           py::arg("threads"), py::arg("seed"), py::arg("cancelled_type"))
+      .def("start", &Runtime::start)
+      .def("wait", [](Runtime& runtime, Seconds timeout) { return runtime.wait(from_seconds(timeout)); },
+           py::arg("timeout"), ReleaseGil())
+      .def("cancel_all", &Runtime::cancel_all)
+      .def("interrupt_all", &Runtime::interrupt_all)
+      .def("close", [](Runtime& runtime, Seconds patience) { return runtime.close(from_seconds(patience)); },
+           py::arg("patience"), ReleaseGil())
+      .def_property_readonly("device", [](const Runtime& runtime) { return runtime.engine().device->name(); })
+      .def_property_readonly("dropped_events", [](const Runtime& runtime) { return runtime.engine().timeline.dropped(); })
+      .def("events", &events)
+      .def("write_timeline", &write_timeline, py::arg("path"), ReleaseGil());
+}
+
+}  // namespace torchshare::bindings

@@ -1,0 +1,10 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace torchshare::bindings {
+
+void bind_model(pybind11::module_& module);
+void bind_runtime(pybind11::module_& module);
+
+}  // namespace torchshare::bindings

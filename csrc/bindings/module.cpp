@@ -1,0 +1,16 @@
+#include <torch/csrc/Exceptions.h>
+
+#include "bindings/bindings.h"
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "The native part of torchshare; its stub is _C.pyi.";
+  pybind11::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      std::rethrow_exception(pointer);
+    } catch (torch::PyTorchError& error) {
+      PyErr_SetString(error.python_type(), error.what());
+    }
+  });
+  torchshare::bindings::bind_model(module);
+  torchshare::bindings::bind_runtime(module);
+}

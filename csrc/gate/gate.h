@@ -1,0 +1,57 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "device/clock.h"
+#include "gate/slot.h"
+#include "policy/gate_policy.h"
+
+namespace torchshare {
+
+/// Where jobs wait before an op: for their turn (the policy's word), while suspended, or for a time. Any thread.
+/// Every wait ends at once when the job is cancelled.
+class Gate {
+ public:
+  Gate(std::unique_ptr<GatePolicy> policy, Clock& clock);
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
+
+  /// A slot takes part from `add` to `remove`; it must outlive that.
+  void add(Slot& slot);
+  void remove(Slot& slot);
+
+  /// Sets or clears a bit of `slot.attention` and wakes its job.
+  void set(Slot& slot, Attention bit);
+  void clear(Slot& slot, Attention bit);
+  /// Says that the job waits for its input, or no longer does; lower jobs may enter at once.
+  void set_idle(Slot& slot, bool idle);
+
+  /// Asks the policy, once. On the job's own thread.
+  [[nodiscard]] bool try_enter(const Slot& slot);
+  /// Waits until the policy admits the job: true; or until it is cancelled or suspended: false.
+  [[nodiscard]] bool wait_turn(const Slot& slot);
+  /// Waits while the job is suspended and not cancelled.
+  void wait_resumed(const Slot& slot);
+  /// Waits for `duration`, or until the job is cancelled.
+  void sleep(const Slot& slot, std::chrono::nanoseconds duration);
+
+ private:
+  struct Member {
+    Slot* slot;
+    std::uint64_t activity;              // as last seen
+    std::chrono::nanoseconds seen_since;  // since when it has not moved
+  };
+
+  Verdict ask(const Slot& slot, std::chrono::nanoseconds now);
+  void refresh_contention();
+
+  const std::unique_ptr<GatePolicy> policy_;
+  Clock& clock_;
+  std::mutex mutex_;  // guards members_
+  std::vector<Member> members_;
+  std::condition_variable changed_;
+};
+
+}  // namespace torchshare

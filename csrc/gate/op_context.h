@@ -1,0 +1,73 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+
+#include "gate/slot.h"
+
+namespace torchshare {
+
+/// What the op hook knows of the job whose thread it runs on.
+class OpContext {
+ public:
+  OpContext(Priority priority, at::Generator generator) : slot_(priority), generator_(std::move(generator)) {}
+  virtual ~OpContext() = default;
+  OpContext(const OpContext&) = delete;  // its thread points at it
+  OpContext& operator=(const OpContext&) = delete;
+
+  /// The job's own CPU random engine; ops draw from it instead of from the process-wide default.
+  const at::Generator& generator() const { return generator_; }
+  const Slot& slot() const { return slot_; }
+
+ protected:
+  friend class Pass;
+  /// Called before an op when `attention` is set: waits its turn, parks, or throws to unwind the job.
+  virtual void attend() = 0;
+
+  Slot slot_;
+
+ private:
+  at::Generator generator_;
+  int depth_ = 0;  // ops inside ops; touched by the job's thread only
+};
+
+/// The permission to run one op, held while it runs. An op inside an op runs on the outer one's pass.
+class [[nodiscard]] Pass {
+ public:
+  /// Waits or throws as the gate says. `context` may be null: the thread belongs to no job.
+  explicit Pass(OpContext* context) : context_(context) {
+    if (context_ == nullptr) {
+      return;
+    }
+    if (context_->depth_ == 0) {
+      if (context_->slot_.attention.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+        context_->attend();
+      }
+      context_->slot_.enter();
+    }
+    ++context_->depth_;
+  }
+  ~Pass() {
+    if (context_ != nullptr && --context_->depth_ == 0) {
+      context_->slot_.leave();
+    }
+  }
+  Pass(const Pass&) = delete;  // one op, one pass
+  Pass& operator=(const Pass&) = delete;
+
+ private:
+  OpContext* const context_;
+};
+
+/// The context of the calling thread, or null. The one global of this project. See Note [Free exit].
+extern thread_local constinit OpContext* current_context;
+
+/// Makes `context` the calling thread's and switches the op hook on, until the destructor. Same thread.
+class ContextScope {
+ public:
+  explicit ContextScope(OpContext& context);
+  ~ContextScope();
+  ContextScope(const ContextScope&) = delete;  // bound to a thread
+  ContextScope& operator=(const ContextScope&) = delete;
+};
+
+}  // namespace torchshare

@@ -1,0 +1,129 @@
+#include "gate/op_hook.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <pthread.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace torchshare {
+
+thread_local constinit OpContext* current_context = nullptr;
+
+namespace {
+
+void gate_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const Pass pass(current_context);
+  op.redispatchBoxed(after_hook(keys), stack);
+}
+
+// Note [Random state]
+// Each job has a random engine of its own. Ops that take a generator get it here, at whatever depth they run: an op
+// without that argument (native_dropout, randn) reaches one that has it (bernoulli_, normal_) from inside its kernel.
+// A test runs every op of torch that is tagged nondeterministic_seeded and checks that the default engine did not move.
+// Factories whose device is an argument carry no backend key yet; the op that fills their result does.
+class RandomOp final : public c10::OperatorKernel {
+ public:
+  explicit RandomOp(std::vector<std::size_t> generator_arguments) : generators_(std::move(generator_arguments)) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    OpContext* const context = current_context;
+    const Pass pass(context);
+    if (context != nullptr && keys.has_backend(c10::BackendComponent::CPUBit)) {
+      const std::size_t first = stack->size() - op.schema().arguments().size();
+      for (const std::size_t argument : generators_) {
+        c10::IValue& given = (*stack)[first + argument];
+        if (given.isNone() || given.toGenerator() == at::detail::getDefaultCPUGenerator()) {
+          given = context->generator();
+        }
+      }
+    }
+    op.redispatchBoxed(after_hook(keys), stack);
+  }
+
+ private:
+  std::vector<std::size_t> generators_;  // positions in the schema
+};
+
+std::vector<std::size_t> generator_arguments(const c10::FunctionSchema& schema) {
+  static const auto kGenerator = c10::OptionalType::create(c10::GeneratorType::get());
+  std::vector<std::size_t> found;
+  for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+    if (schema.arguments()[i].type()->isSubtypeOf(*kGenerator)) {
+      found.push_back(i);
+    }
+  }
+  return found;
+}
+
+/// A view returns an alias of an argument and writes nothing: no work to gate.
+bool is_view(const c10::FunctionSchema& schema) {
+  const auto writes = [](const c10::Argument& argument) {
+    return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  };
+  const auto aliases = [](const c10::Argument& argument) { return argument.alias_info() != nullptr; };
+  return !schema.returns().empty() && std::all_of(schema.returns().begin(), schema.returns().end(), aliases) &&
+         std::none_of(schema.arguments().begin(), schema.arguments().end(), writes);
+}
+
+/// Gives each op of torch the kernel that its schema asks for. Ops of extensions take the boxed fallback.
+void install_by_schema() {
+  static torch::Library library(torch::Library::IMPL, "aten", kHookKey, __FILE__, __LINE__);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (!op || name.getNamespace() != "aten") {
+      continue;
+    }
+    const std::string full_name = name.name + (name.overload_name.empty() ? "" : "." + name.overload_name);
+    if (is_view(op->schema())) {
+      library.impl(full_name.c_str(), torch::CppFunction::makeFallthrough());
+    } else if (auto generators = generator_arguments(op->schema()); !generators.empty()) {
+      library.impl(full_name.c_str(),
+                   torch::CppFunction::makeFromBoxedFunctor(std::make_unique<RandomOp>(std::move(generators))));
+    }
+  }
+}
+
+/// A forked child (a DataLoader worker) is no job: its hook does nothing and its random state is its own.
+void forget_job_after_fork() {
+  if (current_context != nullptr) {
+    current_context = nullptr;
+    c10::impl::tls_set_dispatch_key_included(kHookKey, false);
+  }
+}
+
+bool register_everything() {
+  static torch::Library fallback(torch::Library::IMPL, "_", kHookKey, __FILE__, __LINE__);
+  fallback.fallback(torch::CppFunction::makeFromBoxedFunction<&gate_op>());
+  install_hot_ops();
+  install_by_schema();
+  pthread_atfork(nullptr, nullptr, &forget_job_after_fork);
+  return true;
+}
+
+}  // namespace
+
+void install_op_hook() {
+  static const bool installed = register_everything();
+  (void)installed;
+}
+
+ContextScope::ContextScope(OpContext& context) {
+  TORCH_INTERNAL_ASSERT(current_context == nullptr, "one job per thread");
+  current_context = &context;
+  c10::impl::tls_set_dispatch_key_included(kHookKey, true);
+}
+
+ContextScope::~ContextScope() {
+  c10::impl::tls_set_dispatch_key_included(kHookKey, false);
+  current_context = nullptr;
+}
+
+}  // namespace torchshare

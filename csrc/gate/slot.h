@@ -1,0 +1,37 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+#include "model/priority.h"
+
+namespace torchshare {
+
+/// What makes a job stop before an op. Several may be set at once.
+enum Attention : std::uint32_t {
+  kCancel = 1,     ///< raise at the next op
+  kSuspend = 2,    ///< park at the next op
+  kContended = 4,  ///< the policy must be asked before each op
+};
+
+/// One job's side of the gate. `activity` is written by the job's own thread only; `attention` by anyone.
+///
+/// Note [Free exit]
+/// A job that leaves an op writes one counter and wakes nobody: that is what keeps the cost of sharing off the primary.
+/// Whoever waits for it looks at the counter again after the grace period; if it has not moved, the job was quiet.
+struct alignas(64) Slot {
+  explicit Slot(Priority p) : priority(p) {}
+
+  const Priority priority;
+  std::atomic<std::uint32_t> attention{0};
+  std::atomic<bool> idle{false};            ///< the job waits for its input
+  std::atomic<std::uint64_t> activity{0};   ///< odd while inside an op; half of it is the number of ops
+
+  void enter() { activity.store(activity.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
+  void leave() { enter(); }
+  bool inside() const { return (activity.load(std::memory_order_acquire) & 1) != 0; }
+  std::uint64_t ops() const { return activity.load(std::memory_order_relaxed) / 2; }
+};
+
+}  // namespace torchshare

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "policy/gate_policy.h"
+
+namespace torchshare {
+
+/// Strict priority: an op enters when no higher job is inside one, nor was within the grace period.
+/// A job that waits for input is taken at its word: the grace does not apply to it.
+class StrictPolicy final : public GatePolicy {
+ public:
+  /// Throws std::invalid_argument when `grace` is negative or above one second.
+  explicit StrictPolicy(std::chrono::nanoseconds grace);
+  bool concerns(Priority mine, Priority other) const override { return outranks(other, mine); }
+  Verdict decide(std::span<const Rival> rivals) const override;
+
+ private:
+  std::chrono::nanoseconds grace_;
+};
+
+}  // namespace torchshare

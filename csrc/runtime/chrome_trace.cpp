@@ -1,0 +1,86 @@
+#include "runtime/chrome_trace.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <utility>
+
+namespace torchshare {
+namespace {
+
+std::string json_string(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      out += fmt::format("\\u{:04x}", static_cast<unsigned char>(c));
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+double microseconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration<double, std::micro>(time).count();
+}
+
+// Spans of one kind never overlap within a job, so each kind has a track of its own.
+std::string entry(const Event& event, std::chrono::nanoseconds origin) {
+  const auto kind = to_string(event.kind);
+  const int track = static_cast<int>(event.kind);
+  const double begin = microseconds(event.begin - origin);
+  if (is_span(event.kind)) {
+    return fmt::format(R"({{"name":"{} {}","cat":"{}","ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f}}})", kind,
+                       event.index, kind, event.job, track, begin, microseconds(event.end - event.begin));
+  }
+  return fmt::format(R"({{"name":{},"cat":"{}","ph":"i","s":"p","pid":{},"tid":{},"ts":{:.3f}}})", json_string(event.detail),
+                     kind, event.job, track, begin);
+}
+
+std::string names(std::size_t job, const std::string& name) {
+  auto out = fmt::format(R"({{"name":"process_name","ph":"M","pid":{},"args":{{"name":{}}}}})", job, json_string(name));
+  for (int track = 0; track <= static_cast<int>(EventKind::kDecision); ++track) {
+    out += fmt::format(",\n" R"({{"name":"thread_name","ph":"M","pid":{},"tid":{},"args":{{"name":"{}"}}}})", job, track,
+                       to_string(static_cast<EventKind>(track)));
+  }
+  return out;
+}
+
+}  // namespace
+
+void write_chrome_trace(std::span<const Event> events, std::span<const std::string> job_names, const std::string& path) {
+  const std::string unfinished = path + ".part";
+  std::ofstream file(unfinished);
+  file << "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
+  const char* separator = "\n";
+  for (std::size_t job = 0; job < job_names.size(); ++job) {
+    file << std::exchange(separator, ",\n") << names(job, job_names[job]);
+  }
+  const auto first = std::min_element(events.begin(), events.end(),
+                                      [](const Event& a, const Event& b) { return a.begin < b.begin; });
+  for (const Event& event : events) {
+    file << std::exchange(separator, ",\n") << entry(event, first->begin);
+  }
+  file << "\n]}\n";
+  file.close();
+  std::error_code error;
+  if (file) {
+    std::filesystem::rename(unfinished, path, error);
+  }
+  if (!file || error) {
+    const std::string why = error ? error.message() : std::strerror(errno);
+    std::filesystem::remove(unfinished, error);
+    throw std::runtime_error(fmt::format("cannot write the timeline to '{}': {}", path, why));
+  }
+}
+
+}  // namespace torchshare

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <memory>
+
+#include "device/device.h"
+#include "gate/gate.h"
+#include "runtime/coordinator.h"
+#include "runtime/timeline.h"
+
+namespace torchshare {
+
+/// What all jobs of one runtime share. Lives as long as the last job, which may outlive a runtime that gave up on it.
+struct Engine {
+  Engine(std::shared_ptr<Device> the_device, std::unique_ptr<GatePolicy> policy, std::size_t timeline_capacity)
+      : device(std::move(the_device)),
+        timeline(timeline_capacity),
+        gate(std::move(policy), device->clock()),
+        coordinator(device->clock(), timeline) {}
+
+  std::chrono::nanoseconds now() const { return device->clock().now(); }
+
+  const std::shared_ptr<Device> device;
+  Timeline timeline;
+  Gate gate;
+  Coordinator coordinator;
+};
+
+}  // namespace torchshare

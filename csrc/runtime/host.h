@@ -1,0 +1,25 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace torchshare {
+
+/// Unwinds a cancelled job at an op boundary.
+class Cancelled : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// The language a job is written in: what it needs around a wait, and how it is unwound. This one is C++; the bindings
+/// have Python's. Called on the job's own thread, but for `interrupt`.
+class Host {
+ public:
+  virtual ~Host() = default;
+  virtual void before_wait() {}
+  virtual void after_wait() {}
+  /// See Job::interrupt. From any thread.
+  virtual void interrupt() {}
+  [[noreturn]] virtual void raise_cancelled(const std::string& message) { throw Cancelled(message); }
+};
+
+}  // namespace torchshare

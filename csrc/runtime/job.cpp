@@ -1,0 +1,202 @@
+#include "runtime/job.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "runtime/job_thread.h"
+
+namespace torchshare {
+namespace {
+
+void add_to(std::atomic<std::chrono::nanoseconds>& total, std::chrono::nanoseconds amount) {
+  total.store(total.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);  // one writer
+}
+
+JobSpec checked(JobSpec spec) {
+  if (spec.threads < 1) {
+    throw std::invalid_argument(fmt::format("job '{}': threads is {}: expected at least 1", spec.name, spec.threads));
+  }
+  return spec;
+}
+
+}  // namespace
+
+Job::Job(std::shared_ptr<Engine> engine, JobSpec spec, Body body, std::unique_ptr<Host> host)
+    : OpContext(spec.priority, at::detail::createCPUGenerator(spec.seed)),
+      engine_(std::move(engine)),
+      spec_(checked(std::move(spec))),
+      body_(std::move(body)),
+      host_(std::move(host)),
+      id_(engine_->coordinator.add(spec_.name, spec_.priority, spec_.start)) {}
+
+JobStats Job::stats() const {
+  const auto began = began_.load();
+  const auto ended = ended_.load();
+  const auto until = ended.count() != 0 ? ended : engine_->now();
+  return {.steps = engine_->coordinator.steps(id_),
+          .sub_batches = sub_batches_.load(),
+          .ops = slot_.ops(),
+          .waited = waited_.load(),
+          .input = input_.load(),
+          .ran = began.count() != 0 ? until - began : began};
+}
+
+std::string Job::error() const {
+  return state() == JobState::kFailed ? error_ : std::string();
+}
+
+void Job::suspend() {
+  engine_->gate.set(slot_, kSuspend);
+}
+
+void Job::resume() {
+  engine_->gate.clear(slot_, kSuspend);
+}
+
+void Job::cancel() {
+  if (cancel_requested_.exchange(true)) {
+    return;
+  }
+  engine_->gate.set(slot_, kCancel);
+  engine_->coordinator.cancel_start(id_);
+}
+
+void Job::interrupt() {
+  if ((slot_.attention.load(std::memory_order_acquire) & kCancel) != 0) {
+    host_->interrupt();
+  }
+}
+
+void Job::give_up() {
+  engine_->coordinator.move(id_, JobState::kCancelled);
+}
+
+void Job::run() {
+  const Body body = std::move(body_);  // what it holds goes with this thread
+  if (!engine_->coordinator.wait_to_start(id_)) {
+    return;
+  }
+  began_.store(engine_->now());
+  const JobState end = run_body(body);
+  ended_.store(engine_->now());
+  engine_->coordinator.move(id_, end);
+}
+
+JobState Job::run_body(const Body& body) {
+  const JobThread thread(*engine_->device, *this, spec_.threads);
+  engine_->gate.add(slot_);
+  JobState end = JobState::kFinished;
+  try {
+    body(*this);
+  } catch (const Cancelled&) {
+    end = JobState::kCancelled;
+  } catch (const std::exception& error) {
+    // TorchScript turns a cancellation into an error of its own.
+    end = cancel_requested() ? JobState::kCancelled : JobState::kFailed;
+    error_ = error.what();
+  }
+  engine_->gate.remove(slot_);
+  return end;
+}
+
+void Job::attend() {
+  while (true) {
+    const std::uint32_t attention = slot_.attention.load(std::memory_order_acquire);
+    if ((attention & kCancel) != 0) {
+      raise_cancelled();
+    }
+    if ((attention & kSuspend) != 0) {
+      park();
+      continue;
+    }
+    if ((attention & kContended) == 0 || engine_->gate.try_enter(slot_)) {
+      return;
+    }
+    bool admitted = false;
+    block([&] { admitted = engine_->gate.wait_turn(slot_); });
+    if (admitted) {
+      return;
+    }
+  }
+}
+
+void Job::park() {
+  engine_->coordinator.move(id_, JobState::kSuspended);
+  block([&] { engine_->gate.wait_resumed(slot_); });
+  engine_->coordinator.move(id_, JobState::kRunning);
+}
+
+void Job::checkpoint() {
+  if (cancel_requested()) {
+    raise_cancelled();
+  }
+  while ((slot_.attention.load(std::memory_order_acquire) & kSuspend) != 0 && !cancel_requested()) {
+    park();
+  }
+  if (cancel_requested()) {
+    raise_cancelled();
+  }
+}
+
+void Job::acknowledge_cancel() {
+  engine_->gate.clear(slot_, kCancel);
+}
+
+void Job::raise_cancelled() {
+  acknowledge_cancel();
+  host_->raise_cancelled(fmt::format("job '{}' was cancelled", spec_.name));
+}
+
+void Job::sleep(std::chrono::nanoseconds duration) {
+  engine_->gate.set_idle(slot_, true);
+  block([&] { engine_->gate.sleep(slot_, duration); });
+  engine_->gate.set_idle(slot_, false);
+  checkpoint();
+}
+
+template <class Wait>
+void Job::block(Wait wait) {
+  const auto begin = engine_->now();
+  host_->before_wait();
+  wait();
+  host_->after_wait();
+  add_to(waited_, engine_->now() - begin);
+  record_span(EventKind::kWait, begin, 0);
+}
+
+void Job::begin_input() {
+  input_begin_ = engine_->now();
+  engine_->gate.set_idle(slot_, true);
+}
+
+void Job::end_input() {
+  engine_->gate.set_idle(slot_, false);
+  add_to(input_, engine_->now() - input_begin_);
+  record_span(EventKind::kInput, input_begin_, engine_->coordinator.steps(id_));
+}
+
+void Job::begin_step() {
+  step_begin_ = engine_->now();
+}
+
+void Job::end_step() {
+  record_span(EventKind::kStep, step_begin_, engine_->coordinator.steps(id_));
+  engine_->coordinator.count_step(id_);
+}
+
+void Job::begin_sub_batch() {
+  sub_batch_begin_ = engine_->now();
+}
+
+void Job::end_sub_batch() {
+  record_span(EventKind::kSubBatch, sub_batch_begin_, sub_batches_.fetch_add(1));
+}
+
+void Job::record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t index) {
+  engine_->timeline.record({begin, engine_->now(), id_, kind, static_cast<std::uint32_t>(index), {}});
+}
+
+}  // namespace torchshare

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "gate/op_context.h"
+#include "runtime/engine.h"
+#include "runtime/host.h"
+
+namespace torchshare {
+
+/// What the user says of a job.
+struct JobSpec {
+  std::string name;
+  Priority priority = Priority::kSecondary;
+  StartCondition start = StartNow{};
+  int threads = 1;         ///< intra-op threads, at least 1
+  std::uint64_t seed = 0;  ///< of the job's own random engine
+};
+
+/// What a job has done so far.
+struct JobStats {
+  std::uint64_t steps = 0;
+  std::uint64_t sub_batches = 0;
+  std::uint64_t ops = 0;
+  std::chrono::nanoseconds waited{0};  ///< at the gate, or suspended
+  std::chrono::nanoseconds input{0};   ///< for its loader
+  std::chrono::nanoseconds ran{0};     ///< from running to its end, or to now
+};
+
+/// One training run: a thread with a priority, intra-op threads and random state of its own.
+class Job final : public OpContext {
+ public:
+  using Body = std::function<void(Job&)>;
+
+  /// Registers the job with the engine's coordinator. Throws std::invalid_argument.
+  Job(std::shared_ptr<Engine> engine, JobSpec spec, Body body, std::unique_ptr<Host> host);
+
+  const JobSpec& spec() const { return spec_; }
+  JobState state() const { return engine_->coordinator.state(id_); }
+  JobStats stats() const;
+  /// Why the job failed; empty unless it did.
+  std::string error() const;
+
+  // From any thread. Each takes effect within one op.
+  void suspend();
+  void resume();
+  void cancel();
+  /// Reaches a cancelled job that has run no op since: raises in its own language, where that can be done.
+  void interrupt();
+  /// Counts a cancelled job as ended although its thread has not; what the thread does later changes nothing.
+  void give_up();
+  bool cancel_requested() const { return cancel_requested_.load(std::memory_order_acquire); }
+
+  // On the job's own thread.
+
+  /// Waits for the start, runs the body, ends. Called once, on the thread that becomes the job's.
+  void run();
+  /// A place to stop between ops: waits while suspended; throws where the job is cancelled.
+  void checkpoint();
+  /// The cancellation has reached the job's code: ops work again, so that it can clean up.
+  void acknowledge_cancel();
+  /// As std::this_thread::sleep_for, but a cancel ends it, and lower jobs may use the time.
+  void sleep(std::chrono::nanoseconds duration);
+  /// Around the loader's work: the job waits for its input, so lower jobs may enter at once.
+  void begin_input();
+  void end_input();
+  void begin_step();
+  void end_step();
+  void begin_sub_batch();
+  void end_sub_batch();
+
+ private:
+  void attend() override;
+  void park();
+  JobState run_body(const Body& body);
+  template <class Wait>
+  void block(Wait wait);
+  void record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t index);
+  void raise_cancelled();
+
+  const std::shared_ptr<Engine> engine_;
+  const JobSpec spec_;
+  Body body_;
+  const std::unique_ptr<Host> host_;
+  const JobId id_;
+  std::atomic<bool> cancel_requested_{false};
+  std::atomic<std::uint64_t> sub_batches_{0};
+  std::atomic<std::chrono::nanoseconds> waited_{std::chrono::nanoseconds(0)};
+  std::atomic<std::chrono::nanoseconds> input_{std::chrono::nanoseconds(0)};
+  std::atomic<std::chrono::nanoseconds> began_{std::chrono::nanoseconds(0)};
+  std::atomic<std::chrono::nanoseconds> ended_{std::chrono::nanoseconds(0)};
+  // Written and read by the job's own thread only.
+  std::chrono::nanoseconds step_begin_{0};
+  std::chrono::nanoseconds sub_batch_begin_{0};
+  std::chrono::nanoseconds input_begin_{0};
+  std::string error_;  // read by others once the state is terminal
+};
+
+}  // namespace torchshare

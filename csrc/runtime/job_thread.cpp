@@ -1,0 +1,32 @@
+#include "runtime/job_thread.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/AutogradState.h>
+
+#include "gate/op_hook.h"
+
+namespace torchshare {
+namespace {
+
+OpContext& with_hook_installed(OpContext& job) {
+  install_op_hook();
+  return job;
+}
+
+}  // namespace
+
+// Autograd has one worker thread per device for all jobs; a lower job that waits on it would block the primary's
+// backward. With multithreading off, each job's backward runs on its own thread.
+JobThread::JobThread(Device& device, OpContext& job, int intra_op_threads)
+    : priority_(device.enter_priority(job.slot().priority)),
+      autograd_multithreading_(c10::AutogradState::get_tls_state().get_multithreading_enabled()),
+      context_(with_hook_installed(job)) {
+  at::set_num_threads(intra_op_threads);
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+}
+
+JobThread::~JobThread() {
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(autograd_multithreading_);
+}
+
+}  // namespace torchshare

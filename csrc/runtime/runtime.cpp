@@ -1,0 +1,110 @@
+#include "runtime/runtime.h"
+
+#include <ATen/Parallel.h>
+#include <pthread.h>
+
+#include <stdexcept>
+#include <utility>
+
+namespace torchshare {
+namespace {
+
+constexpr std::chrono::nanoseconds kPatience = std::chrono::seconds(2);
+constexpr std::size_t kLongestThreadName = 15;  // Linux
+
+std::shared_ptr<Engine> make_engine(std::shared_ptr<Device> device, const RuntimeOptions& options) {
+  if (current_context != nullptr) {
+    throw std::logic_error("a runtime cannot be opened inside a job: submit to the runtime that runs it");
+  }
+  return std::make_shared<Engine>(std::move(device), make_gate_policy(options.policy, options.gate),
+                                  options.timeline_capacity);
+}
+
+}  // namespace
+
+Runtime::Runtime(std::shared_ptr<Device> device, const RuntimeOptions& options)
+    : engine_(make_engine(std::move(device), options)), former_threads_(at::get_num_threads()) {}
+
+Runtime::~Runtime() {
+  close(kPatience);
+}
+
+std::shared_ptr<Job> Runtime::submit(JobSpec spec, Job::Body body, std::unique_ptr<Host> host) {
+  std::lock_guard lock(mutex_);
+  if (closed_) {
+    throw std::logic_error("the runtime is closed: expected submit before close");
+  }
+  auto job = std::make_shared<Job>(engine_, std::move(spec), std::move(body), std::move(host));
+  members_.push_back({job, {}});
+  if (started_) {
+    launch(members_.back());
+  }
+  return job;
+}
+
+void Runtime::start() {
+  std::lock_guard lock(mutex_);
+  if (started_ || closed_) {
+    return;
+  }
+  engine_->coordinator.open();
+  started_ = true;
+  for (Member& member : members_) {
+    launch(member);
+  }
+}
+
+void Runtime::launch(Member& member) {
+  member.thread = std::thread([job = member.job] { job->run(); });
+  pthread_setname_np(member.thread.native_handle(), member.job->spec().name.substr(0, kLongestThreadName).c_str());
+}
+
+bool Runtime::wait(std::chrono::nanoseconds timeout) {
+  const auto now = engine_->now();
+  return engine_->coordinator.wait_all(timeout < kNever - now ? now + timeout : kNever);
+}
+
+void Runtime::cancel_all() {
+  for (const auto& job : jobs()) {
+    job->cancel();
+  }
+}
+
+void Runtime::interrupt_all() {
+  for (const auto& job : jobs()) {
+    job->interrupt();  // calls the job's host, so not under the lock
+  }
+}
+
+std::vector<std::shared_ptr<Job>> Runtime::jobs() {
+  std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Job>> jobs;
+  for (const Member& member : members_) {
+    jobs.push_back(member.job);
+  }
+  return jobs;
+}
+
+std::vector<std::string> Runtime::close(std::chrono::nanoseconds patience) {
+  cancel_all();
+  wait(patience);
+  std::lock_guard lock(mutex_);
+  std::vector<std::string> given_up;
+  for (Member& member : members_) {
+    if (!is_terminal(member.job->state())) {
+      given_up.push_back(member.job->spec().name);
+      member.job->give_up();
+      member.thread.detach();
+    } else if (member.thread.joinable()) {
+      member.thread.join();
+    }
+  }
+  members_.clear();
+  if (started_ && !closed_) {
+    at::set_num_threads(former_threads_);  // torch keeps the last number given as the default of new threads
+  }
+  closed_ = true;
+  return given_up;
+}
+
+}  // namespace torchshare

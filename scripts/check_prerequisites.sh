@@ -1,0 +1,27 @@
+#!/bin/sh
+# Names what is missing, in one line with the command that installs it: check_prerequisites.sh build|test|bench|install
+set -u
+python=${PYTHON3:-python3}
+missing="" packages=""
+need() { missing="$missing${missing:+, }$1"; packages="$packages $2"; }
+has_header() { echo "#include <$1>" | "${CXX:-g++}" -std=c++20 -E -x c++ - >/dev/null 2>&1; }
+
+command -v "${CXX:-g++}" >/dev/null || need "a C++ compiler" g++
+command -v cmake >/dev/null || need CMake cmake
+"$python" -c 'import ensurepip, venv' 2>/dev/null || need "Python's venv module" python3-venv
+"$python" -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' \
+  2>/dev/null || need "Python's headers" python3-dev
+case $1 in test | install) has_header gmock/gmock.h || need GoogleTest "libgtest-dev libgmock-dev" ;; esac
+case $1 in bench | install) has_header benchmark/benchmark.h || need "Google Benchmark" libbenchmark-dev ;; esac
+
+if [ -n "$missing" ] && [ "$1" = install ]; then
+  apt-get update -qq && exec apt-get install -y -qq $packages
+elif [ -n "$missing" ]; then
+  echo "missing: $missing. Install with: sudo apt-get install -y$packages" >&2
+  exit 1
+fi
+version=$("$python" -c 'import sys; print(sys.version.split()[0], (3, 10) <= sys.version_info[:2] <= (3, 13))')
+case $version in
+  *True) ;;
+  *) echo "Python ${version% *} is not supported; give one of 3.10 to 3.13 with: make PYTHON3=python3.11 ..." >&2; exit 1 ;;
+esac

@@ -1,0 +1,40 @@
+"""Runs CMake once for the native part; everything else is in pyproject.toml.
+
+Environment: TORCHSHARE_CUDA=ON|OFF|AUTO (default AUTO), TORCHSHARE_BUILD_DIR (default build/<python's tag>).
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).parent.resolve()
+OLDEST, NEWEST = (3, 10), (3, 13)
+
+
+class CMakeBuild(build_ext):
+    """Configures and builds in a folder that stays, so that the next build only does what changed."""
+
+    def build_extension(self, extension: Extension) -> None:
+        cuda = os.environ.get("TORCHSHARE_CUDA", "AUTO")
+        if cuda not in ("ON", "OFF", "AUTO"):
+            sys.exit(f"TORCHSHARE_CUDA is '{cuda}'; expected ON, OFF or AUTO")
+        build = Path(os.environ.get("TORCHSHARE_BUILD_DIR", ROOT / "build" / sys.implementation.cache_tag))
+        target = Path(self.get_ext_fullpath(extension.name)).resolve().parent
+        self._run("-S", ROOT, "-B", build, f"-DTORCHSHARE_PYTHON={sys.executable}", f"-DTORCHSHARE_CUDA={cuda}")
+        self._run("--build", build, "--target", "_C", "--parallel", os.cpu_count() or 1)
+        self._run("--install", build, "--prefix", target)
+
+    @staticmethod
+    def _run(*arguments: object) -> None:
+        code = subprocess.run(["cmake", *map(str, arguments)]).returncode
+        if code != 0:
+            sys.exit(code)  # CMake has said why
+
+
+if not OLDEST <= sys.version_info[:2] <= NEWEST:
+    sys.exit(f"torchshare needs Python 3.10 to 3.13, this is {sys.version.split()[0]}")
+setup(ext_modules=[Extension("torchshare._C", sources=[])], cmdclass={"build_ext": CMakeBuild})

@@ -1,0 +1,12 @@
+"""Two PyTorch training jobs in one process on one device: gated, coordinated, measured."""
+
+import torch as _torch  # noqa: F401  (first: it loads the libraries that _C needs)
+
+from torchshare._batches import Batch, SubBatch
+from torchshare._errors import Cancelled, JobFailed
+from torchshare._job import Job
+from torchshare._results import Result, Results
+from torchshare._runtime import Runtime
+
+__all__ = ["Batch", "Cancelled", "Job", "JobFailed", "Result", "Results", "Runtime", "SubBatch"]
+__version__ = "0.1.0"

@@ -1,0 +1,233 @@
+"""The dataloader hook: a job's batches, cut into sub-batches whose gradients add up to the batch's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from torchshare import _C, _current, _pytree
+
+if TYPE_CHECKING:
+    from torchshare._job import Job
+
+Reduction = Literal["mean", "sum"]
+Count = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class SubBatch:
+    """Some rows of a batch. Multiply its loss by `weight` before `backward`, and the gradients sum to the batch's."""
+
+    data: Any
+    """The batch's tree, each tensor narrowed to these rows (views, no copies)."""
+    weight: float
+    size: int
+    index: int
+
+    @property
+    def x(self) -> Any:
+        """The first of the batch's parts."""
+        return self._part(0)
+
+    @property
+    def y(self) -> Any:
+        """The second of the batch's parts."""
+        return self._part(1)
+
+    def _part(self, index: int) -> Any:
+        if not isinstance(self.data, (tuple, list)) or len(self.data) <= index:
+            raise AttributeError(f"a batch of type {type(self.data).__name__} has no part {index}: use `data`")
+        return self.data[index]
+
+
+class Batch:
+    """What the loader yielded, to be trained on as one step. Iterate over its sub-batches, or call `backward`."""
+
+    def __init__(self, job: Job, data: Any, number: int, options: _Options) -> None:
+        self._job = job
+        self._data = data
+        self._number = number
+        self._options = options
+        self._used = False
+
+    @property
+    def data(self) -> Any:
+        """The whole batch, as the loader yielded it."""
+        self._used = True
+        return self._data
+
+    def __iter__(self) -> Iterator[SubBatch]:
+        """The sub-batches in order. One with nothing to count (all its tokens masked) is left out."""
+        self._used = True
+        native = self._job._native
+        for sub_batch in self._split():
+            native.begin_sub_batch()
+            yield sub_batch
+            native.end_sub_batch()
+
+    def backward(
+        self, loss_fn: Callable[..., torch.Tensor], *, scaler: torch.amp.GradScaler | None = None
+    ) -> torch.Tensor:
+        """Runs forward and backward for each sub-batch; the gradients accumulate to those of the whole batch.
+
+        `loss_fn` takes the parts of a tuple or list batch as arguments, any other batch as one, and returns the loss of
+        those rows: one number, with the `reduction` given to `batches`. Clip and step afterwards, as ever.
+        With `scaler`, each loss is scaled by it. Returns the batch's loss, detached and unscaled.
+        """
+        total: torch.Tensor | None = None
+        for sub in self:
+            loss = loss_fn(*sub.data) if isinstance(sub.data, (tuple, list)) else loss_fn(sub.data)
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                raise TypeError(f"{self._where()}: the loss is {_described(loss)}; expected a tensor with one element")
+            if sub.weight != 1.0:
+                loss = loss * sub.weight
+            (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None  # _split yields at least one piece
+        return total
+
+    def _split(self) -> Iterator[SubBatch]:
+        options = self._options
+        if options.sub_batch is None:
+            yield SubBatch(self._data, 1.0, self._rows(), 0)
+            return
+        rows = self._rows()
+        pieces = [(begin, end, map_rows(self._data, begin, end)) for begin, end in _C.split_rows(rows, options.sub_batch)]
+        counts = [float(end - begin) if options.count is None else float(options.count(data))
+                  for begin, end, data in pieces]
+        total = sum(counts)
+        if not total > 0:
+            raise ValueError(f"{self._where()}: count() gives {total} for the whole batch; expected more than 0")
+        warning = _BatchNormWarning(self._job) if len(pieces) > 1 else None
+        try:
+            for index, ((begin, end, data), count) in enumerate(zip(pieces, counts, strict=True)):
+                if count > 0:
+                    weight = 1.0 if options.reduction == "sum" else count / total
+                    yield SubBatch(data, weight, end - begin, index)
+        finally:
+            if warning is not None:
+                warning.close()
+
+    def _rows(self) -> int:
+        """The number of rows; the tensors must agree on it."""
+        found = [(path, tensor.size(0)) for path, tensor in _pytree.tensors(self._data)]
+        if not found:
+            if self._options.sub_batch is None:
+                return 0
+            raise ValueError(f"{self._where()}: {_described(self._data)} has no tensor with rows to split")
+        path, rows = found[0]
+        for other, size in found:
+            if size != rows:
+                raise ValueError(f"{self._where()}: {path} has {rows} rows but {other} has {size}; expected equal")
+        if rows == 0:
+            raise ValueError(f"{self._where()}: {path} has 0 rows; expected at least 1")
+        return rows
+
+    def _where(self) -> str:
+        return f"job '{self._job.name}', batch {self._number}"
+
+
+@dataclass(frozen=True)
+class _Options:
+    sub_batch: int | None
+    reduction: Reduction
+    count: Count | None
+
+
+def map_rows(data: Any, begin: int, end: int) -> Any:
+    """`data` with each tensor narrowed to rows [begin, end)."""
+    return _pytree.map_tensors(lambda tensor: tensor.narrow(0, begin, end - begin), data)
+
+
+def check_sub_batch(job: str, sub_batch: object, batch_size: int | None = None) -> int | None:
+    """`sub_batch` when it can be one, for a loader of `batch_size`; ValueError otherwise."""
+    if sub_batch is None:
+        return None
+    if not isinstance(sub_batch, int) or isinstance(sub_batch, bool) or sub_batch < 1:
+        raise ValueError(f"job '{job}': sub_batch is {sub_batch!r}; expected a whole number of rows, at least 1")
+    if batch_size is not None and sub_batch > batch_size:
+        raise ValueError(f"job '{job}': sub_batch is {sub_batch}; expected at most the loader's batch of {batch_size}")
+    return sub_batch
+
+
+def iterate(
+    job: Job, loader: Iterable[Any], sub_batch: int | None, reduction: Reduction, count: Count | None
+) -> Iterator[Batch]:
+    """See Job.batches. Checks at once, before the first batch."""
+    declared = getattr(loader, "batch_size", None)
+    check_sub_batch(job.name, sub_batch, declared if isinstance(declared, int) else None)
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"job '{job.name}': reduction is {reduction!r}; expected 'mean' or 'sum'")
+    if reduction == "sum" and count is not None:
+        raise ValueError(f"job '{job.name}': count has no meaning with reduction 'sum'; expected one of the two")
+    if not isinstance(loader, Iterable):
+        raise TypeError(f"job '{job.name}': the loader is {_described(loader)}; expected an iterable of batches")
+    return _iterate(job, loader, _Options(sub_batch, reduction, count))
+
+
+def _iterate(job: Job, loader: Iterable[Any], options: _Options) -> Iterator[Batch]:
+    native = job._native
+    end = object()
+    native.begin_input()  # starting worker processes is waiting for input, too
+    iterator = iter(loader)
+    native.end_input()
+    number = 0
+    while True:
+        native.checkpoint()
+        native.begin_input()
+        try:
+            data = next(iterator, end)
+        finally:
+            native.end_input()
+        if data is end:
+            break
+        batch = Batch(job, data, number, options)
+        number += 1
+        native.begin_step()
+        try:
+            yield batch
+        finally:
+            # A loop that breaks out after its step has done it; one that only looked has not.
+            if batch._used and job.state == "running":
+                native.end_step()
+    if number == 0:
+        raise ValueError(f"job '{job.name}': the loader yielded no batch; expected at least 1")
+
+
+class _BatchNormWarning:
+    """Says once per job, during its first split batch, when a layer computes statistics over the rows it sees."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._hook = None
+        if not job._looked_for_batch_norm:
+            job._looked_for_batch_norm = True
+            self._hook = torch.nn.modules.module.register_module_forward_pre_hook(self._look)
+
+    def close(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+
+    def _look(self, module: torch.nn.Module, _: object) -> None:
+        if _current.job() is not self._job or self._hook is None:
+            return
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.training:
+            self.close()
+            self._hook = None
+            warnings.warn(
+                f"job '{self._job.name}': {type(module).__name__} takes its statistics from each sub-batch, not from the "
+                "whole batch, and updates its running mean and variance once per sub-batch: gradients differ from the "
+                "unsplit batch's. They are the same at the same sub_batch. GroupNorm and LayerNorm do not differ.",
+                stacklevel=2)
+
+
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with keys {list(value)}"
+    return f"a {type(value).__name__}"

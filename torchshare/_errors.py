@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchshare import _current
+
+if TYPE_CHECKING:
+    from torchshare._results import Results
+
+
+class Cancelled(BaseException):
+    """Unwinds a cancelled job: before its next op, or, where none comes, before its next bytecode.
+
+    Not an `Exception`, so `except Exception` lets it pass. It is raised once, and again at the next batch; ops in
+    `finally` blocks work.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        job = _current.job()
+        if job is not None:
+            job._native.acknowledge_cancel()
+
+
+class JobFailed(RuntimeError):
+    """At least one job failed. `results` has every job's; the first failure is the `__cause__`."""
+
+    def __init__(self, message: str, results: Results) -> None:
+        super().__init__(message)
+        self.results = results

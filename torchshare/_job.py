@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy
+
+from torchshare import _batches
+from torchshare._batches import Batch, Count, Reduction
+from torchshare._C import Job as NativeJob
+from torchshare._results import Result
+
+_NUMPY_SEEDS = 2**32
+
+
+INTERRUPT_AFTER_S = 0.1
+
+
+def interrupt_later(interrupt: Callable[[], None]) -> None:
+    """Gives a cancelled job time to reach an op, where it is unwound in order, before it is interrupted anywhere."""
+    timer = threading.Timer(INTERRUPT_AFTER_S, interrupt)
+    timer.daemon = True
+    timer.start()
+
+
+class Job:
+    """One training run: a thread with a priority, intra-op threads and random state of its own.
+
+    Made by `Runtime.submit` and handed to the submitted function, which runs in the job's thread.
+    """
+
+    _native: NativeJob  # set by Runtime.submit
+
+    def __init__(self, name: str, sub_batch: int | None, seed: int) -> None:
+        self._name = name
+        self._sub_batch = sub_batch
+        self._random = random.Random(seed)
+        self._numpy_random = numpy.random.RandomState(seed % _NUMPY_SEEDS)
+        self._looked_for_batch_norm = False
+        self._metrics: dict[str, float] = {}
+        self._value: Any = None
+        self._exception: BaseException | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def priority(self) -> str:
+        """"primary", "secondary" or "level-2" to "level-9"."""
+        return self._native.priority
+
+    @property
+    def state(self) -> str:
+        """"pending", "delayed", "running", "suspended", "finished", "failed" or "cancelled"."""
+        return self._native.state
+
+    @property
+    def result(self) -> Result:
+        """What the job has done so far; final once `state` is one of the last three."""
+        stats = self._native.stats()
+        return Result(
+            name=self.name, priority=self.priority, state=self.state, value=self._value, exception=self._exception,
+            steps=stats.steps, sub_batches=stats.sub_batches, ops=stats.ops, ran_s=stats.ran_s,
+            waited_s=stats.waited_s, input_s=stats.input_s, metrics=dict(self._metrics))
+
+    def batches(
+        self,
+        loader: Iterable[Any],
+        sub_batch: int | None = None,
+        *,
+        reduction: Reduction = "mean",
+        count: Count | None = None,
+    ) -> Iterator[Batch]:
+        """The loader's batches; each is one step. The dataloader hook.
+
+        Args:
+            loader: anything that yields batches: tensors, or tuples, lists, mappings and dataclasses of them, nested.
+                The first dimension of every tensor is the rows; other leaves go to each sub-batch as they are.
+            sub_batch: rows that run at once. Default: what `submit` was given, else the whole batch.
+            reduction: how the loss reduces over rows, "mean" or "sum".
+            count: for means over something else than rows, how much of it a tree of rows holds, as a number or tensor:
+                `lambda data: (data["labels"] != -100).sum()` for a mean over tokens.
+
+        Raises:
+            ValueError: for arguments that make no sense, and while iterating for a batch that has no rows, tensors that
+                disagree on their rows, nothing to count, or a loader that yields nothing.
+        """
+        return _batches.iterate(self, loader, self._sub_batch if sub_batch is None else sub_batch, reduction, count)
+
+    def log(self, **metrics: float) -> None:
+        """Keeps the latest value of each metric for the progress display and the result."""
+        self._metrics.update({name: float(value) for name, value in metrics.items()})
+
+    def suspend(self) -> None:
+        """Parks the job before its next op, until `resume`."""
+        self._native.suspend()
+
+    def resume(self) -> None:
+        """Lets a suspended job go on."""
+        self._native.resume()
+
+    def cancel(self) -> None:
+        """Raises `Cancelled` in the job: before its next op, or, if it runs none for 0.1 s, before its next bytecode."""
+        self._native.cancel()
+        interrupt_later(self._native.interrupt)
+
+    def __repr__(self) -> str:
+        return f"<Job '{self.name}' {self.priority}, {self.state}>"

@@ -1,0 +1,57 @@
+"""Batches as trees: tuples, lists, mappings, dataclasses and namedtuples of tensors, nested."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+
+def tensors(tree: object, path: str = "batch") -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of `tree` with rows (at least one dimension), with its path: `batch[0]['ids']`."""
+    if isinstance(tree, torch.Tensor):
+        if tree.dim() > 0:
+            yield path, tree
+    else:
+        for key, child in _children(tree):
+            yield from tensors(child, path + key)
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+    """A tree of the same shape with `function` of each tensor that has rows; all other leaves are passed through."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree) if tree.dim() > 0 else tree
+    if isinstance(tree, Mapping):
+        return _rebuilt_mapping(tree, {key: map_tensors(function, child) for key, child in tree.items()})
+    if isinstance(tree, (tuple, list)):
+        children = [map_tensors(function, child) for child in tree]
+        return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)
+    if _is_dataclass_instance(tree):
+        changes = {field.name: map_tensors(function, getattr(tree, field.name))
+                   for field in dataclasses.fields(tree) if field.init}
+        return dataclasses.replace(tree, **changes)
+    return tree
+
+
+def _children(tree: object) -> Iterator[tuple[str, object]]:
+    if isinstance(tree, Mapping):
+        yield from ((f"[{key!r}]", child) for key, child in tree.items())
+    elif isinstance(tree, (tuple, list)):
+        yield from ((f"[{index}]", child) for index, child in enumerate(tree))
+    elif _is_dataclass_instance(tree):
+        yield from ((f".{field.name}", getattr(tree, field.name)) for field in dataclasses.fields(tree))
+
+
+def _is_dataclass_instance(tree: Any) -> bool:
+    return dataclasses.is_dataclass(tree) and not isinstance(tree, type)
+
+
+def _rebuilt_mapping(tree: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, Any]:
+    # A defaultdict, an OrderedDict or a BatchEncoding: a copy of its own type, then the new values.
+    if type(tree) is dict or not hasattr(tree, "copy"):
+        return items
+    copied = tree.copy()
+    copied.update(items)
+    return copied  # type: ignore[no-any-return]

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ENDED = ("finished", "failed", "cancelled")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one job did. Times in seconds."""
+
+    name: str
+    priority: str
+    state: str
+    value: Any = field(repr=False)
+    """What its function returned."""
+    exception: BaseException | None
+    """What its function raised, with its traceback."""
+    steps: int
+    sub_batches: int
+    ops: int
+    ran_s: float
+    """From its start to its end, or to now."""
+    waited_s: float
+    """Of that, at the gate, suspended or asleep."""
+    input_s: float
+    """Of that, waiting for the loader."""
+    metrics: dict[str, float]
+
+
+class Results(Mapping[str, Result]):
+    """The results of a runtime's jobs by name, in order of submission. Prints as a table."""
+
+    def __init__(self, results: list[Result]) -> None:
+        self._results = {result.name: result for result in results}
+
+    def __getitem__(self, name: str) -> Result:
+        return self._results[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._results)
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def __str__(self) -> str:
+        rows = [("job", "priority", "state", "steps", "sub-batches", "ops", "ran s", "waited s", "input s", "steps/s")]
+        for r in self.values():
+            rate = f"{r.steps / r.ran_s:.1f}" if r.ran_s > 0 else "-"
+            rows.append((r.name, r.priority, r.state, str(r.steps), str(r.sub_batches), str(r.ops), f"{r.ran_s:.2f}",
+                         f"{r.waited_s:.2f}", f"{r.input_s:.2f}", rate))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        texts = 3  # the first columns; numbers go right
+        return "\n".join(
+            "  ".join(cell.ljust(width) if i < texts else cell.rjust(width)
+                      for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
+            for row in rows)

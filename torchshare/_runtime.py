@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from torchshare import _C, _current, _routing
+from torchshare._batches import check_sub_batch
+from torchshare._errors import Cancelled, JobFailed
+from torchshare._job import INTERRUPT_AFTER_S, Job, interrupt_later
+from torchshare._results import ENDED, Results
+
+log = logging.getLogger("torchshare")
+
+_SIGNAL_CHECK_S = 0.05  # how long Ctrl-C may go unnoticed in wait()
+_PATIENCE_S = 1.5  # for jobs that are blocked outside torch, in close()
+
+
+class Runtime:
+    """Runs jobs together on one device, in this process.
+
+    Args:
+        device: "auto" or "cpu".
+        policy: who may enter an op. "priority": everybody, the device's scheduler keeps the order (SCHED_IDLE for lower
+            jobs on the CPU). "strict": a job waits while a higher one is inside an op, or was within `grace` seconds.
+        timeline_capacity: events kept; the oldest go first.
+
+    Raises:
+        ValueError: for an argument that makes no sense, before any work starts.
+        RuntimeError: inside a job.
+    """
+
+    def __init__(
+        self, device: str = "auto", *, policy: str = "priority", grace: float = 200e-6, timeline_capacity: int = 1_000_000
+    ) -> None:
+        if not isinstance(timeline_capacity, int) or timeline_capacity < 1:
+            raise ValueError(f"timeline_capacity is {timeline_capacity!r}; expected a whole number of events, at least 1")
+        if not 0 <= grace <= 1:
+            raise ValueError(f"grace is {grace!r}; expected seconds, 0 to 1")
+        self._native = _C.Runtime(device, policy, grace, timeline_capacity)
+        self._jobs: list[Job] = []
+        _routing.install()
+        # Runs at close, when the runtime is dropped, or when the interpreter ends; whichever comes first.
+        self._finalizer = weakref.finalize(self, _close, self._native)
+
+    @property
+    def device(self) -> str:
+        return self._native.device
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        return tuple(self._jobs)
+
+    @property
+    def results(self) -> Results:
+        """What every job has done so far."""
+        return Results([job.result for job in self._jobs])
+
+    def submit(
+        self,
+        function: Callable[[Job], Any],
+        *,
+        name: str | None = None,
+        priority: str = "secondary",
+        start: str | float = "now",
+        sub_batch: int | None = None,
+        threads: int | None = None,
+        seed: int = 0,
+    ) -> Job:
+        """Adds a job that calls `function(job)` in a thread of its own.
+
+        It is pending until `start()` or `wait()`; in a runtime that was started, it goes by its own `start` at once.
+
+        Args:
+            name: default: the function's name. Unique in this runtime.
+            priority: "primary", "secondary" or "level-0" (= primary) to "level-9".
+            start: "now", "after:<job>" (when that job has ended), "step:<k>" (when the primary has done k steps or has
+                ended), or seconds after submission.
+            sub_batch: the default of `job.batches`.
+            threads: intra-op threads. Default: `torch.get_num_threads()`. Bit-identity holds at equal `threads`.
+            seed: of the job's random state: torch, `random` and `numpy.random` start as if seeded with it.
+
+        Raises:
+            ValueError, TypeError: naming the job, the value and what was expected.
+        """
+        if not callable(function):
+            raise TypeError(f"the job's function is {function!r}; expected a callable that takes a Job")
+        name = getattr(function, "__name__", "job") if name is None else name
+        if not isinstance(name, str):
+            raise TypeError(f"a job's name is {name!r}; expected a string")
+        threads = torch.get_num_threads() if threads is None else threads
+        if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= 1024:
+            raise ValueError(f"job '{name}': threads is {threads!r}; expected a whole number, 1 to 1024")
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64:
+            raise ValueError(f"job '{name}': seed is {seed!r}; expected a whole number, 0 to 2**64 - 1")
+        if isinstance(start, bool) or not isinstance(start, (str, int, float)):
+            raise ValueError(f"job '{name}': start is {start!r}; expected a string or seconds")
+        job = Job(name, check_sub_batch(name, sub_batch), seed)
+        try:
+            job._native = self._native.submit(
+                lambda: _run(job, function), name, priority, start if isinstance(start, str) else repr(start), threads,
+                seed, Cancelled)
+        except ValueError as error:
+            text = str(error)
+            raise ValueError(text if f"'{name}'" in text else f"job '{name}': {text}") from None
+        self._jobs.append(job)
+        return job
+
+    def start(self) -> None:
+        """Checks every job's `start` condition, then lets the jobs go. ValueError: an unknown job, itself, a cycle."""
+        self._native.start()
+
+    def wait(self, timeout: float | None = None, *, check: bool = True) -> Results:
+        """Starts the jobs where need be and waits until all have ended. Ctrl-C cancels them and is raised again.
+
+        Raises:
+            JobFailed: after all have ended, if one failed, unless `check` is False.
+            TimeoutError: after `timeout` seconds; the jobs go on.
+        """
+        self.start()
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        try:
+            while not self._native.wait(min(_SIGNAL_CHECK_S, max(0.0, deadline - time.monotonic()))):
+                if time.monotonic() >= deadline:
+                    running = [job.name for job in self._jobs if job.state not in ENDED]
+                    raise TimeoutError(f"after {timeout} s, still not ended: {', '.join(running)}")
+        except KeyboardInterrupt:
+            self.close()
+            raise
+        results = self.results
+        if check:
+            _raise_failures(results)
+        return results
+
+    def cancel(self) -> None:
+        """Cancels every job; see Job.cancel."""
+        self._native.cancel_all()
+        interrupt_later(self._native.interrupt_all)
+
+    def close(self) -> None:
+        """Cancels the jobs that have not ended, and waits for them. The results and the timeline can still be read."""
+        self._finalizer()
+
+    def write_timeline(self, path: str | os.PathLike[str]) -> None:
+        """Writes what happened as a Chrome trace, for https://ui.perfetto.dev. OSError when it cannot."""
+        try:
+            self._native.write_timeline(os.fspath(path))
+        except RuntimeError as error:
+            raise OSError(str(error)) from None
+
+    def events(self) -> list[_C.Event]:
+        """The timeline: (kind, job, begin in ns, end in ns, index, detail), in order of recording."""
+        return self._native.events()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Waits for the jobs, as an executor does; on an exception, cancels them instead."""
+        try:
+            if error is None and any(job.state not in ENDED for job in self._jobs):
+                self.wait()
+        finally:
+            self.close()
+
+
+def _close(native: _C.Runtime) -> None:
+    try:
+        native.cancel_all()
+        native.wait(INTERRUPT_AFTER_S)
+        native.interrupt_all()
+        for name in native.close(_PATIENCE_S):
+            log.warning("job '%s' was cancelled, but its thread is blocked outside PyTorch and was left behind", name)
+    finally:
+        _routing.uninstall()
+
+
+def _run(job: Job, function: Callable[[Job], Any]) -> None:
+    """The body of a job, in its thread. What it raises decides the job's state."""
+    with _current.entered(job):
+        try:
+            job._value = function(job)
+        except Cancelled:
+            raise
+        except SystemExit as error:
+            if error.code:
+                job._exception = error
+                raise
+        except BaseException as error:
+            job._exception = error
+            if not job._native.cancel_requested:
+                log.error("job '%s' failed after %d steps", job.name, job.result.steps, exc_info=True)
+            raise
+
+
+def _raise_failures(results: Results) -> None:
+    failed = [result for result in results.values() if result.state == "failed"]
+    if failed:
+        texts = [f"job '{r.name}' failed after {r.steps} steps: {type(r.exception).__name__}: {r.exception}" for r in failed]
+        raise JobFailed("; ".join(texts), results) from failed[0].exception
