@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "device/cuda/cuda_status.h"
 #include "model/priority.h"
 #include "model/split.h"
 #include "model/start_condition.h"
@@ -24,6 +25,7 @@ std::vector<std::pair<std::int64_t, std::int64_t>> split(std::int64_t batch, std
 void bind_model(py::module_& module) {
   module.def("split_rows", &split, py::arg("batch"), py::arg("sub_batch"));
   module.def("gate_policy_names", &gate_policy_names);
+  module.def("cuda_status", &cuda_status);
 }
 
 }  // namespace torchshare::bindings

@@ -26,8 +26,8 @@ Seconds to_seconds(std::chrono::nanoseconds time) {
 
 std::unique_ptr<Runtime> make_runtime(const std::string& device, const std::string& policy, Seconds grace,
                                       std::size_t timeline_capacity) {
-  return std::make_unique<Runtime>(
-      make_device(device), RuntimeOptions{policy, {.grace = from_seconds(grace)}, timeline_capacity});
+  return std::make_unique<Runtime>(make_device(device),
+                                   RuntimeOptions{policy, {.grace = from_seconds(grace)}, timeline_capacity});
 }
 
 /// A Python object that a thread without the interpreter lock may drop.
@@ -83,7 +83,8 @@ void bind_job(py::module_& module) {
       .def("interrupt", &Job::interrupt)
       .def("checkpoint", &Job::checkpoint)
       .def("acknowledge_cancel", &Job::acknowledge_cancel)
-      .def("sleep", [](Job& job, Seconds seconds) { job.sleep(from_seconds(seconds)); }, py::arg("seconds"))
+      .def(
+          "sleep", [](Job& job, Seconds seconds) { job.sleep(from_seconds(seconds)); }, py::arg("seconds"))
       .def("begin_input", &Job::begin_input)
       .def("end_input", &Job::end_input)
       .def("begin_step", &Job::begin_step)
@@ -102,14 +103,17 @@ void bind_runtime(py::module_& module) {
       .def("submit", &submit, py::arg("function"), py::arg("name"), py::arg("priority"), py::arg("start"),
            py::arg("threads"), py::arg("seed"), py::arg("cancelled_type"))
       .def("start", &Runtime::start)
-      .def("wait", [](Runtime& runtime, Seconds timeout) { return runtime.wait(from_seconds(timeout)); },
-           py::arg("timeout"), ReleaseGil())
+      .def(
+          "wait", [](Runtime& runtime, Seconds timeout) { return runtime.wait(from_seconds(timeout)); },
+          py::arg("timeout"), ReleaseGil())
       .def("cancel_all", &Runtime::cancel_all)
       .def("interrupt_all", &Runtime::interrupt_all)
-      .def("close", [](Runtime& runtime, Seconds patience) { return runtime.close(from_seconds(patience)); },
-           py::arg("patience"), ReleaseGil())
+      .def(
+          "close", [](Runtime& runtime, Seconds patience) { return runtime.close(from_seconds(patience)); },
+          py::arg("patience"), ReleaseGil())
       .def_property_readonly("device", [](const Runtime& runtime) { return runtime.engine().device->name(); })
-      .def_property_readonly("dropped_events", [](const Runtime& runtime) { return runtime.engine().timeline.dropped(); })
+      .def_property_readonly("dropped_events",
+                             [](const Runtime& runtime) { return runtime.engine().timeline.dropped(); })
       .def("events", &events)
       .def("write_timeline", &write_timeline, py::arg("path"), ReleaseGil());
 }

@@ -9,8 +9,9 @@
 
 namespace torchshare::bindings {
 
-/// A job written in Python. A wait gives up the interpreter lock where the thread has it (most ops come without it, some
-/// come with it); a cancellation arrives as `cancelled_type`: before an op, or, where none comes, before a bytecode.
+/// A job written in Python. A wait gives up the interpreter lock where the thread has it (most ops come without it,
+/// some come with it); a cancellation arrives as `cancelled_type`: before an op, or, where none comes, before a
+/// bytecode.
 class PythonHost final : public Host {
  public:
   explicit PythonHost(pybind11::object cancelled_type);

@@ -40,7 +40,7 @@ class Gate {
  private:
   struct Member {
     Slot* slot;
-    std::uint64_t activity;              // as last seen
+    std::uint64_t activity;               // as last seen
     std::chrono::nanoseconds seen_since;  // since when it has not moved
   };
 

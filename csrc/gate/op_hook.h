@@ -8,8 +8,8 @@
 namespace torchshare {
 
 // Note [The hook's key]
-// `Fake` is a dispatch key that torch itself leaves free (FakeTensor uses `Python`). It sits below autograd and above the
-// backends, so a kernel on it sees forward, backward and optimizer ops alike. It is switched on per thread, by
+// `Fake` is a dispatch key that torch itself leaves free (FakeTensor uses `Python`). It sits below autograd and above
+// the backends, so a kernel on it sees forward, backward and optimizer ops alike. It is switched on per thread, by
 // ContextScope; other threads never come here.
 inline constexpr c10::DispatchKey kHookKey = c10::DispatchKey::Fake;
 

@@ -25,8 +25,8 @@ struct alignas(64) Slot {
 
   const Priority priority;
   std::atomic<std::uint32_t> attention{0};
-  std::atomic<bool> idle{false};            ///< the job waits for its input
-  std::atomic<std::uint64_t> activity{0};   ///< odd while inside an op; half of it is the number of ops
+  std::atomic<bool> idle{false};           ///< the job waits for its input
+  std::atomic<std::uint64_t> activity{0};  ///< odd while inside an op; half of it is the number of ops
 
   void enter() { activity.store(activity.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
   void leave() { enter(); }

@@ -34,11 +34,13 @@ StartCondition parse_start(std::string_view text) {
     if (const auto step = parse_number<std::uint64_t>(text.substr(kStep.size()))) {
       return StartAtStep{*step};
     }
-  } else if (const auto seconds = parse_number<double>(text); seconds && *seconds >= 0 && *seconds <= kLongestDelaySeconds) {
+  } else if (const auto seconds = parse_number<double>(text);
+             seconds && *seconds >= 0 && *seconds <= kLongestDelaySeconds) {
     return StartAfterDelay{std::chrono::nanoseconds(static_cast<std::int64_t>(*seconds * 1e9))};
   }
   throw std::invalid_argument(fmt::format(
-      "start '{}': expected 'now', 'after:<job>', 'step:<k>' (steps of the primary, k >= 0) or seconds (0 to 1e9)", text));
+      "start '{}': expected 'now', 'after:<job>', 'step:<k>' (steps of the primary, k >= 0) or seconds (0 to 1e9)",
+      text));
 }
 
 std::string to_string(const StartCondition& condition) {

@@ -15,10 +15,10 @@ using Maker = std::unique_ptr<GatePolicy> (*)(const GatePolicyOptions&);
 
 // A new policy is one file and one line here.
 constexpr std::pair<std::string_view, Maker> kPolicies[] = {
-    {"priority", [](const GatePolicyOptions&) -> std::unique_ptr<GatePolicy> {
-       return std::make_unique<PriorityOnlyPolicy>();
-     }},
-    {"strict", [](const GatePolicyOptions& options) -> std::unique_ptr<GatePolicy> {
+    {"priority",
+     [](const GatePolicyOptions&) -> std::unique_ptr<GatePolicy> { return std::make_unique<PriorityOnlyPolicy>(); }},
+    {"strict",
+     [](const GatePolicyOptions& options) -> std::unique_ptr<GatePolicy> {
        return std::make_unique<StrictPolicy>(options.grace);
      }},
 };
@@ -39,7 +39,8 @@ std::unique_ptr<GatePolicy> make_gate_policy(std::string_view name, const GatePo
       return maker(options);
     }
   }
-  throw std::invalid_argument(fmt::format("policy '{}': expected one of {}", name, fmt::join(gate_policy_names(), ", ")));
+  throw std::invalid_argument(
+      fmt::format("policy '{}': expected one of {}", name, fmt::join(gate_policy_names(), ", ")));
 }
 
 }  // namespace torchshare

@@ -50,9 +50,9 @@ void check_awaited(std::span<const JobView> jobs, std::size_t self) {
       throw std::invalid_argument(fmt::format("job '{}': start 'after:{}' waits for itself", job.name, after->job));
     }
   } else if (std::holds_alternative<StartAtStep>(*job.start) && !other) {
-    throw std::invalid_argument(fmt::format(
-        "job '{}': start '{}' counts the steps of a job of its own or higher priority, and there is none", job.name,
-        to_string(*job.start)));
+    throw std::invalid_argument(
+        fmt::format("job '{}': start '{}' counts the steps of a job of its own or higher priority, and there is none",
+                    job.name, to_string(*job.start)));
   }
 }
 
@@ -73,13 +73,15 @@ StartDecision decide_start(std::span<const JobView> jobs, std::size_t self, std:
   }
   const JobView& awaited_job = jobs[*other];
   if (is_terminal(awaited_job.state)) {
-    return {.start = true, .retry_after = {},
+    return {.start = true,
+            .retry_after = {},
             .reason = fmt::format("{}: job '{}' {} after {} steps", to_string(start), awaited_job.name,
                                   to_string(awaited_job.state), awaited_job.steps)};
   }
   const auto* at_step = std::get_if<StartAtStep>(&start);
   const bool reached = at_step != nullptr && awaited_job.steps >= at_step->step;
-  return {.start = reached, .retry_after = {},
+  return {.start = reached,
+          .retry_after = {},
           .reason = reached ? fmt::format("{}: job '{}' has done {} steps", to_string(start), awaited_job.name,
                                           awaited_job.steps)
                             : std::string()};

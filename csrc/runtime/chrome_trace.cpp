@@ -42,22 +42,25 @@ std::string entry(const Event& event, std::chrono::nanoseconds origin) {
     return fmt::format(R"({{"name":"{} {}","cat":"{}","ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f}}})", kind,
                        event.index, kind, event.job, track, begin, microseconds(event.end - event.begin));
   }
-  return fmt::format(R"({{"name":{},"cat":"{}","ph":"i","s":"p","pid":{},"tid":{},"ts":{:.3f}}})", json_string(event.detail),
-                     kind, event.job, track, begin);
+  return fmt::format(R"({{"name":{},"cat":"{}","ph":"i","s":"p","pid":{},"tid":{},"ts":{:.3f}}})",
+                     json_string(event.detail), kind, event.job, track, begin);
 }
 
 std::string names(std::size_t job, const std::string& name) {
   auto out = fmt::format(R"({{"name":"process_name","ph":"M","pid":{},"args":{{"name":{}}}}})", job, json_string(name));
   for (int track = 0; track <= static_cast<int>(EventKind::kDecision); ++track) {
-    out += fmt::format(",\n" R"({{"name":"thread_name","ph":"M","pid":{},"tid":{},"args":{{"name":"{}"}}}})", job, track,
-                       to_string(static_cast<EventKind>(track)));
+    out += fmt::format(
+        ",\n"
+        R"({{"name":"thread_name","ph":"M","pid":{},"tid":{},"args":{{"name":"{}"}}}})",
+        job, track, to_string(static_cast<EventKind>(track)));
   }
   return out;
 }
 
 }  // namespace
 
-void write_chrome_trace(std::span<const Event> events, std::span<const std::string> job_names, const std::string& path) {
+void write_chrome_trace(std::span<const Event> events, std::span<const std::string> job_names,
+                        const std::string& path) {
   const std::string unfinished = path + ".part";
   std::ofstream file(unfinished);
   file << "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
@@ -65,8 +68,8 @@ void write_chrome_trace(std::span<const Event> events, std::span<const std::stri
   for (std::size_t job = 0; job < job_names.size(); ++job) {
     file << std::exchange(separator, ",\n") << names(job, job_names[job]);
   }
-  const auto first = std::min_element(events.begin(), events.end(),
-                                      [](const Event& a, const Event& b) { return a.begin < b.begin; });
+  const auto first =
+      std::min_element(events.begin(), events.end(), [](const Event& a, const Event& b) { return a.begin < b.begin; });
   for (const Event& event : events) {
     file << std::exchange(separator, ",\n") << entry(event, first->begin);
   }

@@ -13,7 +13,7 @@ namespace torchshare {
 
 struct RuntimeOptions {
   std::string policy = "priority";  ///< one of gate_policy_names()
-  GatePolicyOptions gate;
+  GatePolicyOptions gate = {};
   std::size_t timeline_capacity = 1'000'000;  ///< events
 };
 
@@ -35,8 +35,8 @@ class Runtime {
   void cancel_all();
   /// See Job::interrupt.
   void interrupt_all();
-  /// Cancels what has not ended and joins the threads. A job that is blocked outside torch for longer than `patience` is
-  /// given up: it counts as cancelled, its thread is left alone, and its name is returned.
+  /// Cancels what has not ended and joins the threads. A job that is blocked outside torch for longer than `patience`
+  /// is given up: it counts as cancelled, its thread is left alone, and its name is returned.
   std::vector<std::string> close(std::chrono::nanoseconds patience);
 
   const Engine& engine() const { return *engine_; }

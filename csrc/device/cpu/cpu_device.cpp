@@ -19,7 +19,8 @@ class IdleScope final : public PriorityScope {
       error = pthread_setschedparam(pthread_self(), SCHED_IDLE, &idle);
     }
     if (error != 0) {
-      TORCH_WARN("torchshare: cannot lower this thread to SCHED_IDLE (", std::strerror(error), "); it keeps its priority");
+      TORCH_WARN("torchshare: cannot lower this thread to SCHED_IDLE (", std::strerror(error),
+                 "); it keeps its priority");
     }
     lowered_ = error == 0;
   }

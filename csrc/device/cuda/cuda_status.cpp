@@ -1,0 +1,37 @@
+#include "device/cuda/cuda_status.h"
+
+#include <fmt/format.h>
+
+#ifdef TORCHSHARE_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace torchshare {
+
+#ifdef TORCHSHARE_WITH_CUDA
+
+std::string cuda_status() {
+  constexpr int kMajor = 1000;
+  const std::string built = fmt::format("built with CUDA {}.{}", CUDART_VERSION / kMajor, CUDART_VERSION % kMajor / 10);
+  int devices = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&devices); error != cudaSuccess) {
+    return fmt::format("{}; no device: {}", built, cudaGetErrorString(error));
+  }
+  int driver = 0;
+  int lowest = 0;
+  int highest = 0;
+  cudaDriverGetVersion(&driver);
+  cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+  return fmt::format("{}; driver for CUDA {}.{}; devices: {}; stream priorities {} to {}", built, driver / kMajor,
+                     driver % kMajor / 10, devices, lowest, highest);
+}
+
+#else
+
+std::string cuda_status() {
+  return "built without CUDA";
+}
+
+#endif
+
+}  // namespace torchshare

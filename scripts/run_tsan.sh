@@ -1,0 +1,17 @@
+#!/bin/sh
+# Runs what `make test-tsan` built under ThreadSanitizer: the C++ tests, then a pair of Python jobs.
+# torch and Python are not instrumented, so races inside them, and locks that only they see, are not reported.
+set -eu
+: "${BUILD:?the instrumented build folder}" "${PY:?the interpreter}"
+export TSAN_OPTIONS="ignore_noninstrumented_modules=1 report_signal_unsafe=0 halt_on_error=0 exitcode=66"
+export OMP_NUM_THREADS=1
+no_aslr() { setarch "$(uname -m)" -R "$@"; }  # TSan's shadow memory and high-entropy ASLR do not agree
+
+no_aslr "$BUILD/tests/cpp/torchshare_tests" --gtest_brief=1
+
+package=$BUILD/python/torchshare
+mkdir -p "$package"
+ln -sf "$PWD"/torchshare/*.py "$package"
+cp "$BUILD"/_C.*.so "$package"
+LD_PRELOAD=$(gcc -print-file-name=libtsan.so) PYTHONPATH=$BUILD/python no_aslr "$PY" tests/tsan_pair.py
+echo "ThreadSanitizer: no race in the C++ tests, none in a pair of Python jobs"

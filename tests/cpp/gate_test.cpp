@@ -1,0 +1,158 @@
+#include "gate/gate.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <thread>
+
+#include "device/cpu/cpu_device.h"
+#include "device/fake/fake_device.h"
+
+namespace torchshare {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kGrace = 200us;
+
+/// A primary and a secondary at a strict gate, under a clock that the test moves.
+class GateTest : public ::testing::Test {
+ protected:
+  GateTest() {
+    gate_.add(primary_);
+    gate_.add(secondary_);
+  }
+  ~GateTest() override {
+    gate_.remove(primary_);
+    gate_.remove(secondary_);
+  }
+
+  std::future<bool> secondary_waits() {
+    return std::async(std::launch::async, [this] { return gate_.wait_turn(secondary_); });
+  }
+  static bool still_waits(std::future<bool>& waiter) { return waiter.wait_for(20ms) == std::future_status::timeout; }
+
+  ManualClock clock_;
+  Gate gate_{make_gate_policy("strict", {.grace = kGrace}), clock_};
+  Slot primary_{Priority::kPrimary};
+  Slot secondary_{Priority::kSecondary};
+};
+
+TEST_F(GateTest, AsksThePolicyForTheLowerJobOnly) {
+  EXPECT_EQ(primary_.attention.load(), 0U);
+  EXPECT_EQ(secondary_.attention.load(), kContended);
+}
+
+TEST_F(GateTest, KeepsSecondaryOutWhilePrimaryIsInside) {
+  primary_.enter();
+  clock_.advance(1s);
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  clock_.advance(1s);
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+}
+
+TEST_F(GateTest, AdmitsSecondaryAGraceAfterThePrimaryWasLastSeenToMove) {
+  primary_.enter();
+  primary_.leave();
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  clock_.advance(kGrace - 1ns);
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  clock_.advance(1ns);
+  EXPECT_TRUE(gate_.try_enter(secondary_));
+}
+
+TEST_F(GateTest, AnOpDuringTheGraceStartsItAgain) {
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  clock_.advance(kGrace);
+  primary_.enter();
+  primary_.leave();
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  clock_.advance(kGrace);
+  EXPECT_TRUE(gate_.try_enter(secondary_));
+}
+
+TEST_F(GateTest, AnIdleHintOpensAtOnceAndItsEndCloses) {
+  auto waiter = secondary_waits();
+  EXPECT_TRUE(still_waits(waiter));
+  gate_.set_idle(primary_, true);
+  EXPECT_TRUE(waiter.get());
+  gate_.set_idle(primary_, false);
+  primary_.enter();
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+}
+
+TEST_F(GateTest, TheEndOfTheHigherJobOpensForGood) {
+  primary_.enter();
+  auto waiter = secondary_waits();
+  EXPECT_TRUE(still_waits(waiter));
+  gate_.remove(primary_);
+  EXPECT_TRUE(waiter.get());
+  EXPECT_EQ(secondary_.attention.load(), 0U);
+  gate_.add(primary_);
+}
+
+TEST_F(GateTest, CancelAndSuspendEndAWaitForATurn) {
+  for (const Attention bit : {kCancel, kSuspend}) {
+    primary_.enter();
+    auto waiter = secondary_waits();
+    EXPECT_TRUE(still_waits(waiter));
+    gate_.set(secondary_, bit);
+    EXPECT_FALSE(waiter.get());
+    gate_.clear(secondary_, bit);
+    primary_.leave();
+  }
+}
+
+TEST_F(GateTest, ASuspendedJobWaitsForResumeOrCancel) {
+  for (const bool resume : {true, false}) {
+    gate_.set(secondary_, kSuspend);
+    auto parked = std::async(std::launch::async, [this] { gate_.wait_resumed(secondary_); });
+    EXPECT_EQ(parked.wait_for(20ms), std::future_status::timeout);
+    resume ? gate_.clear(secondary_, kSuspend) : gate_.set(secondary_, kCancel);
+    parked.get();
+  }
+}
+
+TEST_F(GateTest, SleepEndsInTimeOrOnCancel) {
+  auto sleeper = std::async(std::launch::async, [this] { gate_.sleep(secondary_, 1s); });
+  EXPECT_EQ(sleeper.wait_for(20ms), std::future_status::timeout);
+  clock_.advance(1s);
+  sleeper.get();
+  sleeper = std::async(std::launch::async, [this] { gate_.sleep(secondary_, kNever); });
+  EXPECT_EQ(sleeper.wait_for(20ms), std::future_status::timeout);
+  gate_.set(secondary_, kCancel);
+  sleeper.get();
+}
+
+TEST(Gate, LosesNoWakeUpWhenTheHigherJobEndsWhileTheOtherWaits) {
+  SteadyClock clock;
+  Gate gate(make_gate_policy("strict", {.grace = 1s}), clock);  // longer than the test may take
+  for (int round = 0; round < 2'000; ++round) {
+    Slot primary(Priority::kPrimary);
+    Slot secondary(Priority::kSecondary);
+    gate.add(primary);
+    gate.add(secondary);
+    primary.enter();
+    std::thread waiter([&] { EXPECT_TRUE(gate.wait_turn(secondary)); });
+    gate.remove(primary);
+    waiter.join();
+    gate.remove(secondary);
+  }
+}
+
+TEST(Gate, LosesNoCancelAndNoResume) {
+  SteadyClock clock;
+  Gate gate(make_gate_policy("priority", {}), clock);
+  for (int round = 0; round < 2'000; ++round) {
+    Slot slot(Priority::kSecondary);
+    gate.add(slot);
+    gate.set(slot, kSuspend);
+    std::thread waiter([&] { gate.wait_resumed(slot); });
+    round % 2 == 0 ? gate.clear(slot, kSuspend) : gate.set(slot, kCancel);
+    waiter.join();
+    gate.remove(slot);
+  }
+}
+
+}  // namespace
+}  // namespace torchshare

@@ -1,0 +1,191 @@
+#include "runtime/runtime.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <latch>
+
+#include "device/cpu/cpu_device.h"
+#include "device/fake/fake_device.h"
+
+namespace torchshare {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+
+/// A small training in plain LibTorch; returns the weights.
+at::Tensor train(Job& job, int steps) {
+  at::Tensor weights = at::randn({16, 16}).requires_grad_();
+  for (int i = 0; i < steps; ++i) {
+    job.checkpoint();
+    job.begin_step();
+    const at::Tensor loss = at::dropout(at::tanh(at::mm(at::randn({8, 16}), weights)), 0.3, true).pow(2).mean();
+    loss.backward();
+    const c10::AutoGradMode no_grad(false);
+    weights.sub_(weights.grad(), 0.1);
+    weights.mutable_grad().reset();
+    job.end_step();
+  }
+  return weights.detach();
+}
+
+void run_ops_for_ever(Job&) {
+  at::Tensor x = at::ones({4});
+  while (true) {
+    x.add_(1);
+  }
+}
+
+void wait_for_ops(const Job& job, std::uint64_t ops) {
+  while (job.stats().ops < ops) {
+    std::this_thread::sleep_for(1ms);
+  }
+}
+
+JobSpec secondary(const std::string& name, const std::string& start = "now") {
+  return {.name = name, .priority = Priority::kSecondary, .start = parse_start(start)};
+}
+
+JobSpec primary(const std::string& name) {
+  return {.name = name, .priority = Priority::kPrimary};
+}
+
+class EveryPolicy : public ::testing::TestWithParam<std::string> {
+ protected:
+  Runtime runtime_{std::make_shared<CpuDevice>(), {.policy = GetParam()}};
+};
+
+TEST_P(EveryPolicy, GivesBothJobsTheWeightsTheyHaveAlone) {
+  constexpr int kSteps = 40;
+  at::Tensor alone;
+  {
+    Runtime solo(std::make_shared<CpuDevice>());
+    solo.submit(primary("alone"), [&](Job& job) { alone = train(job, kSteps); });
+    solo.start();
+    ASSERT_TRUE(solo.wait(30s));
+  }
+  at::Tensor first;
+  at::Tensor second;
+  runtime_.submit(primary("first"), [&](Job& job) { first = train(job, kSteps); });
+  runtime_.submit(secondary("second"), [&](Job& job) { second = train(job, kSteps); });
+  runtime_.start();
+  ASSERT_TRUE(runtime_.wait(30s));
+  EXPECT_TRUE(at::equal(alone, first));
+  EXPECT_TRUE(at::equal(alone, second));
+}
+
+TEST_P(EveryPolicy, SuspendsResumesAndCancelsWithinAnOp) {
+  auto busy = runtime_.submit(primary("busy"), run_ops_for_ever);
+  runtime_.start();
+  wait_for_ops(*busy, 100);
+  busy->suspend();
+  while (busy->state() != JobState::kSuspended) {
+    std::this_thread::sleep_for(1ms);
+  }
+  const auto ops = busy->stats().ops;
+  std::this_thread::sleep_for(20ms);
+  EXPECT_EQ(busy->stats().ops, ops);
+  busy->resume();
+  wait_for_ops(*busy, ops + 100);
+  busy->cancel();
+  EXPECT_TRUE(runtime_.wait(5s));
+  EXPECT_EQ(busy->state(), JobState::kCancelled);
+}
+
+TEST_P(EveryPolicy, CancelReachesASuspendedJobAndOneThatSleeps) {
+  auto suspended = runtime_.submit(primary("suspended"), run_ops_for_ever);
+  auto asleep = runtime_.submit(secondary("asleep"), [](Job& job) { job.sleep(kNever); });
+  suspended->suspend();
+  runtime_.start();
+  while (suspended->state() != JobState::kSuspended || asleep->state() != JobState::kRunning) {
+    std::this_thread::sleep_for(1ms);
+  }
+  runtime_.cancel_all();
+  EXPECT_TRUE(runtime_.wait(5s));
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, EveryPolicy, ::testing::Values("priority", "strict"),
+                         [](const auto& info) { return info.param; });
+
+TEST(Runtime, KeepsASecondaryOutWhileTheFakePrimaryIsInsideAnOp) {
+  auto device = std::make_shared<FakeDevice>();
+  Runtime runtime(device, {.policy = "strict", .gate = {.grace = 1s}});
+  std::latch release(1);
+  runtime.submit(primary("primary"), [&](Job& job) {
+    const Pass pass(&job);
+    release.wait();
+  });
+  auto lower = runtime.submit(secondary("secondary"), [](Job&) { at::ones({4}); });
+  runtime.start();
+  while (device->held().size() < 2) {
+    std::this_thread::sleep_for(1ms);
+  }
+  device->clock().advance(10s);
+  std::this_thread::sleep_for(20ms);
+  EXPECT_EQ(lower->stats().ops, 0U);
+  release.count_down();
+  EXPECT_TRUE(runtime.wait(kNever));
+  EXPECT_EQ(lower->stats().ops, 1U);
+}
+
+TEST(Runtime, AFailureIsTheJobsOwn) {
+  Runtime runtime(std::make_shared<CpuDevice>());
+  auto bad = runtime.submit(primary("bad"), [](Job&) { at::ones({2}).view({3}); });
+  auto good = runtime.submit(secondary("good"), [](Job& job) { train(job, 5); });
+  runtime.start();
+  EXPECT_TRUE(runtime.wait(30s));
+  EXPECT_EQ(bad->state(), JobState::kFailed);
+  EXPECT_THAT(bad->error(), HasSubstr("shape '[3]' is invalid"));
+  EXPECT_EQ(good->state(), JobState::kFinished);
+  EXPECT_EQ(good->stats().steps, 5U);
+}
+
+TEST(Runtime, LeavesBehindAJobThatIsBlockedElsewhere) {
+  const auto release = std::make_shared<std::latch>(1);  // the thread outlives its runtime
+  {
+    Runtime runtime(std::make_shared<CpuDevice>());
+    auto blocked = runtime.submit(primary("blocked"), [release](Job&) { release->wait(); });
+    runtime.start();
+    while (blocked->state() != JobState::kRunning) {
+      std::this_thread::sleep_for(1ms);
+    }
+    EXPECT_THAT(runtime.close(10ms), ::testing::ElementsAre("blocked"));
+    EXPECT_EQ(blocked->state(), JobState::kCancelled);
+  }
+  release->count_down();
+}
+
+TEST(Runtime, RefusesToOpenInsideAJob) {
+  Runtime runtime(std::make_shared<CpuDevice>());
+  auto nested = runtime.submit(primary("outer"), [](Job&) { Runtime inner(std::make_shared<CpuDevice>()); });
+  runtime.start();
+  EXPECT_TRUE(runtime.wait(30s));
+  EXPECT_THAT(nested->error(), HasSubstr("cannot be opened inside a job"));
+}
+
+TEST(Runtime, StartsNothingWhenAConditionCannotComeTrue) {
+  Runtime runtime(std::make_shared<CpuDevice>());
+  auto job = runtime.submit(secondary("a", "after:b"), [](Job&) {});
+  EXPECT_THROW(runtime.start(), std::invalid_argument);
+  EXPECT_EQ(job->state(), JobState::kPending);
+  runtime.submit(primary("b"), [](Job&) {});
+  runtime.start();
+  EXPECT_TRUE(runtime.wait(30s));
+}
+
+TEST(Runtime, SurvivesManyStartsAndCancels) {
+  for (int round = 0; round < 50; ++round) {
+    Runtime runtime(std::make_shared<CpuDevice>(), {.policy = "strict"});
+    runtime.submit(primary("a"), run_ops_for_ever);
+    runtime.submit(secondary("b"), run_ops_for_ever);
+    runtime.start();
+    EXPECT_TRUE(runtime.close(10s).empty());
+  }
+}
+
+}  // namespace
+}  // namespace torchshare

@@ -1,0 +1,75 @@
+#include "runtime/timeline.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "runtime/chrome_trace.h"
+
+namespace torchshare {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+
+Event step(std::uint32_t index) {
+  return {index * 1us, index * 1us + 500ns, 0, EventKind::kStep, index, {}};
+}
+
+TEST(Timeline, KeepsTheNewestAndCountsWhatWent) {
+  Timeline timeline(3);
+  for (std::uint32_t i = 0; i < 5; ++i) {
+    timeline.record(step(i));
+  }
+  const auto events = timeline.events();
+  ASSERT_EQ(events.size(), 3U);
+  EXPECT_EQ(events.front().index, 2U);
+  EXPECT_EQ(events.back().index, 4U);
+  EXPECT_EQ(timeline.dropped(), 2U);
+}
+
+TEST(Timeline, AMillionEventsStayUnderAHundredMebibytes) {
+  EXPECT_LE(sizeof(Event) * 1'000'000, std::size_t{100} << 20);
+}
+
+TEST(Timeline, TakesEventsFromSeveralThreads) {
+  Timeline timeline(100'000);
+  const auto write = [&] {
+    for (std::uint32_t i = 0; i < 10'000; ++i) {
+      timeline.record(step(i));
+    }
+  };
+  std::thread other(write);
+  write();
+  other.join();
+  EXPECT_EQ(timeline.events().size(), 20'000U);
+}
+
+TEST(Timeline, RefusesNoRoom) {
+  EXPECT_THROW(Timeline(0), std::invalid_argument);
+}
+
+TEST(ChromeTrace, WritesSpansInstantsAndEscapedNames) {
+  const std::string path = ::testing::TempDir() + "/trace.json";
+  const std::vector<Event> events = {step(1), {2us, 2us, 0, EventKind::kDecision, 0, "start: \"now\"\n"}};
+  write_chrome_trace(events, std::vector<std::string>{"a \\ b"}, path);
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  EXPECT_THAT(text.str(),
+              HasSubstr(R"({"name":"step 1","cat":"step","ph":"X","pid":0,"tid":0,"ts":0.000,"dur":0.500})"));
+  EXPECT_THAT(text.str(), HasSubstr(R"("name":"start: \"now\"\u000a","cat":"decision","ph":"i")"));
+  EXPECT_THAT(text.str(), HasSubstr(R"("args":{"name":"a \\ b"})"));
+  EXPECT_FALSE(std::filesystem::exists(path + ".part"));
+}
+
+TEST(ChromeTrace, NamesThePathItCannotWrite) {
+  EXPECT_THAT([] { write_chrome_trace({}, {}, "/no/such/folder/trace.json"); },
+              ::testing::ThrowsMessage<std::runtime_error>(HasSubstr("'/no/such/folder/trace.json'")));
+}
+
+}  // namespace
+}  // namespace torchshare

@@ -1,0 +1,40 @@
+"""Two Python jobs under ThreadSanitizer: training, suspend, resume, cancel, at a strict gate. See scripts/run_tsan.sh."""
+
+import torch
+from torch import nn
+
+import torchshare
+
+
+def train(job: torchshare.Job, steps: int = 10) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    data = [(torch.randn(8, 8), torch.randint(0, 2, (8,))) for _ in range(steps)]
+    for batch in job.batches(data, sub_batch=3):
+        batch.backward(lambda x, y: nn.functional.cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def train_for_ever(job: torchshare.Job) -> None:
+    while True:
+        train(job)
+
+
+def main() -> None:
+    assert "/build/tsan/" in torchshare._C.__file__, torchshare._C.__file__
+    for policy in ("priority", "strict"):
+        with torchshare.Runtime(policy=policy) as runtime:
+            runtime.submit(train, name="primary", priority="primary", threads=1)
+            partner = runtime.submit(train_for_ever, name="secondary", start="step:3", threads=1)
+            runtime.start()
+            while partner.result.steps < 2:
+                partner.suspend()
+                runtime.results  # noqa: B018  (reads while the jobs write)
+                partner.resume()
+            partner.cancel()
+            print(runtime.wait())
+
+
+if __name__ == "__main__":
+    main()
