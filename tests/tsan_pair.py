@@ -1,4 +1,4 @@
-"""Two Python jobs under ThreadSanitizer: training, suspend, resume, cancel, at a strict gate. See scripts/run_tsan.sh."""
+"""Two Python jobs under ThreadSanitizer: training, suspend, resume, cancel, strict gate. See scripts/run_tsan.sh."""
 
 import torch
 from torch import nn

@@ -70,7 +70,7 @@ class Batch:
             native.end_sub_batch()
 
     def backward(
-        self, loss_fn: Callable[..., torch.Tensor], *, scaler: torch.amp.GradScaler | None = None
+        self, loss_fn: Callable[..., torch.Tensor], *, scaler: torch.amp.grad_scaler.GradScaler | None = None
     ) -> torch.Tensor:
         """Runs forward and backward for each sub-batch; the gradients accumulate to those of the whole batch.
 
@@ -85,7 +85,7 @@ class Batch:
                 raise TypeError(f"{self._where()}: the loss is {_described(loss)}; expected a tensor with one element")
             if sub.weight != 1.0:
                 loss = loss * sub.weight
-            (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss if scaler is None else scaler.scale(loss))
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None  # _split yields at least one piece
         return total
@@ -95,19 +95,21 @@ class Batch:
         if options.sub_batch is None:
             yield SubBatch(self._data, 1.0, self._rows(), 0)
             return
-        rows = self._rows()
-        pieces = [(begin, end, map_rows(self._data, begin, end)) for begin, end in _C.split_rows(rows, options.sub_batch)]
-        counts = [float(end - begin) if options.count is None else float(options.count(data))
-                  for begin, end, data in pieces]
+        ranges = _C.split_rows(self._rows(), options.sub_batch)
+        pieces = [map_rows(self._data, begin, end) for begin, end in ranges]
+        sizes = [end - begin for begin, end in ranges]
+        counts = [
+            float(size if options.count is None else options.count(data))
+            for size, data in zip(sizes, pieces, strict=True)
+        ]
         total = sum(counts)
         if not total > 0:
             raise ValueError(f"{self._where()}: count() gives {total} for the whole batch; expected more than 0")
         warning = _BatchNormWarning(self._job) if len(pieces) > 1 else None
         try:
-            for index, ((begin, end, data), count) in enumerate(zip(pieces, counts, strict=True)):
+            for index, (data, size, count) in enumerate(zip(pieces, sizes, counts, strict=True)):
                 if count > 0:
-                    weight = 1.0 if options.reduction == "sum" else count / total
-                    yield SubBatch(data, weight, end - begin, index)
+                    yield SubBatch(data, 1.0 if options.reduction == "sum" else count / total, size, index)
         finally:
             if warning is not None:
                 warning.close()
@@ -219,10 +221,11 @@ class _BatchNormWarning:
             self.close()
             self._hook = None
             warnings.warn(
-                f"job '{self._job.name}': {type(module).__name__} takes its statistics from each sub-batch, not from the "
-                "whole batch, and updates its running mean and variance once per sub-batch: gradients differ from the "
-                "unsplit batch's. They are the same at the same sub_batch. GroupNorm and LayerNorm do not differ.",
-                stacklevel=2)
+                f"job '{self._job.name}': {type(module).__name__} takes its statistics from each sub-batch, not from "
+                "the whole batch, and updates its running mean and variance once per sub-batch: gradients differ from "
+                "the unsplit batch's. They are the same at the same sub_batch. GroupNorm and LayerNorm do not differ.",
+                stacklevel=2,
+            )
 
 
 def _described(value: object) -> str:

@@ -20,7 +20,7 @@ _thread = _Thread()
 
 
 def job() -> Job | None:
-    """The job whose thread calls, or None: in other threads, and in processes forked from a job (DataLoader workers)."""
+    """The job whose thread calls, or None: in other threads, and in what a job forks (DataLoader workers)."""
     return _thread.job
 
 

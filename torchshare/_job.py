@@ -49,12 +49,12 @@ class Job:
 
     @property
     def priority(self) -> str:
-        """"primary", "secondary" or "level-2" to "level-9"."""
+        """ "primary", "secondary" or "level-2" to "level-9"."""
         return self._native.priority
 
     @property
     def state(self) -> str:
-        """"pending", "delayed", "running", "suspended", "finished", "failed" or "cancelled"."""
+        """ "pending", "delayed", "running", "suspended", "finished", "failed" or "cancelled"."""
         return self._native.state
 
     @property
@@ -62,9 +62,19 @@ class Job:
         """What the job has done so far; final once `state` is one of the last three."""
         stats = self._native.stats()
         return Result(
-            name=self.name, priority=self.priority, state=self.state, value=self._value, exception=self._exception,
-            steps=stats.steps, sub_batches=stats.sub_batches, ops=stats.ops, ran_s=stats.ran_s,
-            waited_s=stats.waited_s, input_s=stats.input_s, metrics=dict(self._metrics))
+            name=self.name,
+            priority=self.priority,
+            state=self.state,
+            value=self._value,
+            exception=self._exception,
+            steps=stats.steps,
+            sub_batches=stats.sub_batches,
+            ops=stats.ops,
+            ran_s=stats.ran_s,
+            waited_s=stats.waited_s,
+            input_s=stats.input_s,
+            metrics=dict(self._metrics),
+        )
 
     def batches(
         self,
@@ -103,7 +113,7 @@ class Job:
         self._native.resume()
 
     def cancel(self) -> None:
-        """Raises `Cancelled` in the job: before its next op, or, if it runs none for 0.1 s, before its next bytecode."""
+        """Raises `Cancelled` in the job: before its next op, or, without one for 0.1 s, before its next bytecode."""
         self._native.cancel()
         interrupt_later(self._native.interrupt)
 

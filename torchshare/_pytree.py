@@ -29,8 +29,11 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> 
         children = [map_tensors(function, child) for child in tree]
         return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)
     if _is_dataclass_instance(tree):
-        changes = {field.name: map_tensors(function, getattr(tree, field.name))
-                   for field in dataclasses.fields(tree) if field.init}
+        changes = {
+            field.name: map_tensors(function, getattr(tree, field.name))
+            for field in dataclasses.fields(tree)
+            if field.init
+        }
         return dataclasses.replace(tree, **changes)
     return tree
 
@@ -41,7 +44,7 @@ def _children(tree: object) -> Iterator[tuple[str, object]]:
     elif isinstance(tree, (tuple, list)):
         yield from ((f"[{index}]", child) for index, child in enumerate(tree))
     elif _is_dataclass_instance(tree):
-        yield from ((f".{field.name}", getattr(tree, field.name)) for field in dataclasses.fields(tree))
+        yield from ((f".{field.name}", getattr(tree, field.name)) for field in dataclasses.fields(tree))  # type: ignore[arg-type]
 
 
 def _is_dataclass_instance(tree: Any) -> bool:

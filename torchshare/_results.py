@@ -49,11 +49,26 @@ class Results(Mapping[str, Result]):
         rows = [("job", "priority", "state", "steps", "sub-batches", "ops", "ran s", "waited s", "input s", "steps/s")]
         for r in self.values():
             rate = f"{r.steps / r.ran_s:.1f}" if r.ran_s > 0 else "-"
-            rows.append((r.name, r.priority, r.state, str(r.steps), str(r.sub_batches), str(r.ops), f"{r.ran_s:.2f}",
-                         f"{r.waited_s:.2f}", f"{r.input_s:.2f}", rate))
+            rows.append(
+                (
+                    r.name,
+                    r.priority,
+                    r.state,
+                    str(r.steps),
+                    str(r.sub_batches),
+                    str(r.ops),
+                    f"{r.ran_s:.2f}",
+                    f"{r.waited_s:.2f}",
+                    f"{r.input_s:.2f}",
+                    rate,
+                )
+            )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         texts = 3  # the first columns; numbers go right
         return "\n".join(
-            "  ".join(cell.ljust(width) if i < texts else cell.rjust(width)
-                      for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
-            for row in rows)
+            "  ".join(
+                cell.ljust(width) if i < texts else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        )

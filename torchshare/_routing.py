@@ -1,7 +1,7 @@
 """Process-wide functions that must reach the calling job's own state: random numbers and sleep.
 
 Ops draw from the job's engine through the op hook; what is here are the calls that pass no op: `torch.manual_seed` and
-its kin, Python's `random`, `numpy.random`, and `time.sleep`. Installed while a Runtime is open, for threads of jobs only.
+its kin, Python's `random`, `numpy.random`, and `time.sleep`. Installed while a Runtime is open, for jobs' threads only.
 Names bound before that escape in three cases: `from random import random`, `from numpy.random import ...` and
 `from time import sleep`.
 """
@@ -93,7 +93,7 @@ class _RoutedRandom(random.Random):
 
 
 def _route_python_random() -> None:
-    instance = random._inst  # type: ignore[attr-defined]
+    instance = random._inst
     _replace(instance, "__class__", _RoutedRandom)
     for name in random.__all__:
         if getattr(getattr(random, name), "__self__", None) is instance:
@@ -102,8 +102,9 @@ def _route_python_random() -> None:
 
 def _route_numpy_random() -> None:
     shared = numpy.random.mtrand._rand
-    methods = {name: name for name in numpy.random.__all__
-               if getattr(getattr(numpy.random, name), "__self__", None) is shared}
+    methods = {
+        name: name for name in numpy.random.__all__ if getattr(getattr(numpy.random, name), "__self__", None) is shared
+    }
     methods |= {"seed": "seed", "ranf": "random_sample", "sample": "random_sample"}
     for name, method in methods.items():
         _replace(numpy.random, name, _routed_numpy(getattr(numpy.random, name), method))

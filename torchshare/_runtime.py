@@ -37,10 +37,15 @@ class Runtime:
     """
 
     def __init__(
-        self, device: str = "auto", *, policy: str = "priority", grace: float = 200e-6, timeline_capacity: int = 1_000_000
+        self,
+        device: str = "auto",
+        *,
+        policy: str = "priority",
+        grace: float = 200e-6,
+        timeline_capacity: int = 1_000_000,
     ) -> None:
         if not isinstance(timeline_capacity, int) or timeline_capacity < 1:
-            raise ValueError(f"timeline_capacity is {timeline_capacity!r}; expected a whole number of events, at least 1")
+            raise ValueError(f"timeline_capacity is {timeline_capacity!r}; expected a whole number, at least 1")
         if not 0 <= grace <= 1:
             raise ValueError(f"grace is {grace!r}; expected seconds, 0 to 1")
         self._native = _C.Runtime(device, policy, grace, timeline_capacity)
@@ -104,8 +109,14 @@ class Runtime:
         job = Job(name, check_sub_batch(name, sub_batch), seed)
         try:
             job._native = self._native.submit(
-                lambda: _run(job, function), name, priority, start if isinstance(start, str) else repr(start), threads,
-                seed, Cancelled)
+                lambda: _run(job, function),
+                name,
+                priority,
+                start if isinstance(start, str) else repr(start),
+                threads,
+                seed,
+                Cancelled,
+            )
         except ValueError as error:
             text = str(error)
             raise ValueError(text if f"'{name}'" in text else f"job '{name}': {text}") from None
@@ -204,5 +215,6 @@ def _run(job: Job, function: Callable[[Job], Any]) -> None:
 def _raise_failures(results: Results) -> None:
     failed = [result for result in results.values() if result.state == "failed"]
     if failed:
-        texts = [f"job '{r.name}' failed after {r.steps} steps: {type(r.exception).__name__}: {r.exception}" for r in failed]
+        whats = [f"{type(r.exception).__name__}: {r.exception}" for r in failed]
+        texts = [f"job '{r.name}' failed after {r.steps} steps: {what}" for r, what in zip(failed, whats, strict=True)]
         raise JobFailed("; ".join(texts), results) from failed[0].exception

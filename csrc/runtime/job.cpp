@@ -24,11 +24,10 @@ JobSpec checked(JobSpec spec) {
 
 }  // namespace
 
-Job::Job(std::shared_ptr<Engine> engine, JobSpec spec, Body body, std::unique_ptr<Host> host)
+Job::Job(std::shared_ptr<Engine> engine, JobSpec spec, std::unique_ptr<Host> host)
     : OpContext(spec.priority, at::detail::createCPUGenerator(spec.seed)),
       engine_(std::move(engine)),
       spec_(checked(std::move(spec))),
-      body_(std::move(body)),
       host_(std::move(host)),
       id_(engine_->coordinator.add(spec_.name, spec_.priority, spec_.start)) {}
 
@@ -74,13 +73,13 @@ void Job::give_up() {
   engine_->coordinator.move(id_, JobState::kCancelled);
 }
 
-void Job::run() {
-  const Body body = std::move(body_);  // what it holds goes with this thread
+void Job::run(Body body) {
   if (!engine_->coordinator.wait_to_start(id_)) {
     return;
   }
   began_.store(engine_->now());
   const JobState end = run_body(body);
+  body = nullptr;  // what it holds is free before anybody hears of the end
   ended_.store(engine_->now());
   engine_->coordinator.move(id_, end);
 }

@@ -36,7 +36,7 @@ class Job final : public OpContext {
   using Body = std::function<void(Job&)>;
 
   /// Registers the job with the engine's coordinator. Throws std::invalid_argument.
-  Job(std::shared_ptr<Engine> engine, JobSpec spec, Body body, std::unique_ptr<Host> host);
+  Job(std::shared_ptr<Engine> engine, JobSpec spec, std::unique_ptr<Host> host);
 
   const JobSpec& spec() const { return spec_; }
   JobState state() const { return engine_->coordinator.state(id_); }
@@ -56,8 +56,8 @@ class Job final : public OpContext {
 
   // On the job's own thread.
 
-  /// Waits for the start, runs the body, ends. Called once, on the thread that becomes the job's.
-  void run();
+  /// Waits for the start, runs `body` and drops it, ends. Called once, on the thread that becomes the job's.
+  void run(Body body);
   /// A place to stop between ops: waits while suspended; throws where the job is cancelled.
   void checkpoint();
   /// The cancellation has reached the job's code: ops work again, so that it can clean up.
@@ -83,7 +83,6 @@ class Job final : public OpContext {
 
   const std::shared_ptr<Engine> engine_;
   const JobSpec spec_;
-  Body body_;
   const std::unique_ptr<Host> host_;
   const JobId id_;
   std::atomic<bool> cancel_requested_{false};

@@ -34,8 +34,8 @@ std::shared_ptr<Job> Runtime::submit(JobSpec spec, Job::Body body, std::unique_p
   if (closed_) {
     throw std::logic_error("the runtime is closed: expected submit before close");
   }
-  auto job = std::make_shared<Job>(engine_, std::move(spec), std::move(body), std::move(host));
-  members_.push_back({job, {}});
+  auto job = std::make_shared<Job>(engine_, std::move(spec), std::move(host));
+  members_.push_back({job, std::move(body), {}});
   if (started_) {
     launch(members_.back());
   }
@@ -55,7 +55,8 @@ void Runtime::start() {
 }
 
 void Runtime::launch(Member& member) {
-  member.thread = std::thread([job = member.job] { job->run(); });
+  member.thread =
+      std::thread([job = member.job, body = std::move(member.body)]() mutable { job->run(std::move(body)); });
   pthread_setname_np(member.thread.native_handle(), member.job->spec().name.substr(0, kLongestThreadName).c_str());
 }
 
@@ -88,9 +89,16 @@ std::vector<std::shared_ptr<Job>> Runtime::jobs() {
 std::vector<std::string> Runtime::close(std::chrono::nanoseconds patience) {
   cancel_all();
   wait(patience);
-  std::lock_guard lock(mutex_);
+  std::vector<Member> members;
+  bool was_started = false;
+  {
+    std::lock_guard lock(mutex_);
+    members.swap(members_);
+    was_started = started_ && !closed_;
+    closed_ = true;
+  }
   std::vector<std::string> given_up;
-  for (Member& member : members_) {
+  for (Member& member : members) {
     if (!is_terminal(member.job->state())) {
       given_up.push_back(member.job->spec().name);
       member.job->give_up();
@@ -99,11 +107,9 @@ std::vector<std::string> Runtime::close(std::chrono::nanoseconds patience) {
       member.thread.join();
     }
   }
-  members_.clear();
-  if (started_ && !closed_) {
+  if (was_started) {
     at::set_num_threads(former_threads_);  // torch keeps the last number given as the default of new threads
   }
-  closed_ = true;
   return given_up;
 }
 

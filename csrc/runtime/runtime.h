@@ -44,6 +44,7 @@ class Runtime {
  private:
   struct Member {
     std::shared_ptr<Job> job;
+    Job::Body body;  // until the thread has it
     std::thread thread;
   };
 

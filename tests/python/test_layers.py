@@ -42,5 +42,7 @@ def test_includes_point_downwards(path: Path) -> None:
 def test_an_upward_include_is_found() -> None:
     assert faults("policy", '#include "gate/gate.h"\n#include "model/event.h"\n') == ['#include "gate/gate.h"']
     assert faults("model", "#include <ATen/ATen.h>\n#include <mutex>\n#include <string>\n") == [
-        "#include <ATen/ATen.h>", "#include <mutex>"]
+        "#include <ATen/ATen.h>",
+        "#include <mutex>",
+    ]
     assert faults("runtime", "#include <pybind11/pybind11.h>\n") == ["#include <pybind11/pybind11.h>"]
