@@ -52,22 +52,22 @@ class Batch:
         self._data = data
         self._number = number
         self._options = options
-        self._used = False
+        self._trained = False  # its rows have been through the loop's body, as far as can be seen from here
 
     @property
     def data(self) -> Any:
         """The whole batch, as the loader yielded it."""
-        self._used = True
+        self._trained = True
         return self._data
 
     def __iter__(self) -> Iterator[SubBatch]:
         """The sub-batches in order. One with nothing to count (all its tokens masked) is left out."""
-        self._used = True
         native = self._job._native
         for sub_batch in self._split():
             native.begin_sub_batch()
             yield sub_batch
             native.end_sub_batch()
+        self._trained = True
 
     def backward(
         self, loss_fn: Callable[..., torch.Tensor], *, scaler: torch.amp.grad_scaler.GradScaler | None = None
@@ -193,8 +193,8 @@ def _iterate(job: Job, loader: Iterable[Any], options: _Options) -> Iterator[Bat
         try:
             yield batch
         finally:
-            # A loop that breaks out after its step has done it; one that only looked has not.
-            if batch._used and job.state == "running":
+            # A loop that breaks out after its step has done it; one that only looked, or failed on the way, has not.
+            if batch._trained and job.state == "running":
                 native.end_step()
     if number == 0:
         raise ValueError(f"job '{job.name}': the loader yielded no batch; expected at least 1")

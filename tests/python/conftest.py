@@ -1,0 +1,55 @@
+"""Ways to run jobs that most tests share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import torchshare
+from torchshare import Job, Result
+
+
+@pytest.fixture(params=["priority", "strict"])
+def policy(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def run_one(function: Callable[[Job], Any], **options: Any) -> Result:
+    """Runs a job alone, one intra-op thread unless told otherwise; raises what it raised."""
+    with torchshare.Runtime() as runtime:
+        job = runtime.submit(function, **{"name": "alone", "threads": 1, **options})
+        results = runtime.wait(timeout=60, check=False)
+    if results["alone"].exception is not None:
+        raise results["alone"].exception
+    return job.result
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Polls until `condition` holds; fails the test if it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not in {seconds} s"
+        time.sleep(0.002)
+
+
+def run_ops_for_ever(job: Job) -> None:
+    x = torch.ones(4)
+    while True:
+        x.add_(1)
+
+
+class Gatekeeper:
+    """Holds a job at a place until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.release = threading.Event()
+
+    def pause(self) -> None:
+        self.reached.set()
+        assert self.release.wait(30)
