@@ -182,7 +182,7 @@ def test_a_loss_must_be_one_number(loss):
         for batch in job.batches([X]):
             batch.backward(lambda x: loss)
 
-    with pytest.raises(TypeError, match="job 'alone', batch 0: the loss is .*; expected a tensor with one element"):
+    with pytest.raises(TypeError, match=r"job 'alone', batch 0: the loss is .*; expected a tensor with one element"):
         run_one(body)
 
 

@@ -1,0 +1,240 @@
+"""The life of a job: its states, its result, its failure, and what a caller may get wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from conftest import Gatekeeper, run_ops_for_ever, wait_until
+
+import torchshare
+from torchshare import Job, JobFailed
+
+BATCH = torch.ones(4, 2)
+
+
+def states(runtime: torchshare.Runtime, name: str) -> list[str]:
+    return [detail for kind, job, _, _, _, detail in runtime.events() if kind == "state" and job == name]
+
+
+def python(code: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout)
+
+
+def test_a_result_has_the_value_the_metrics_and_the_counts():
+    def body(job: Job) -> str:
+        for batch in job.batches([BATCH] * 3, sub_batch=3):
+            batch.backward(lambda x: (x * torch.ones((), requires_grad=True)).mean())
+        job.log(loss=torch.tensor(0.5), accuracy=1)
+        return "done"
+
+    with torchshare.Runtime() as runtime:
+        runtime.submit(body, name="a", priority="level-4")
+        result = runtime.wait(30)["a"]
+    assert (result.value, result.state, result.priority) == ("done", "finished", "level-4")
+    assert (result.steps, result.sub_batches) == (3, 6)
+    assert result.ops > 12 and result.ran_s > 0 and result.exception is None
+    assert result.metrics == {"loss": 0.5, "accuracy": 1.0}
+
+
+def test_every_change_of_state_is_on_the_timeline():
+    gatekeeper = Gatekeeper()
+
+    def body(job: Job) -> None:
+        gatekeeper.pause()
+        torch.ones(1)
+
+    with torchshare.Runtime() as runtime:
+        job = runtime.submit(body, name="a", start=0.01)
+        runtime.start()
+        assert gatekeeper.reached.wait(30)
+        job.suspend()
+        gatekeeper.release.set()
+        wait_until(lambda: job.state == "suspended")
+        job.resume()
+        runtime.wait(30)
+        assert states(runtime, "a") == ["pending", "delayed", "running", "suspended", "running", "finished"]
+
+
+def test_a_suspended_job_does_no_op_and_a_resumed_one_goes_on(policy):
+    with torchshare.Runtime(policy=policy) as runtime:
+        job = runtime.submit(run_ops_for_ever, threads=1)
+        runtime.start()
+        wait_until(lambda: job.result.ops > 100)
+        job.suspend()
+        wait_until(lambda: job.state == "suspended")
+        ops = job.result.ops
+        threading.Event().wait(0.05)
+        assert job.result.ops == ops
+        job.resume()
+        wait_until(lambda: job.result.ops > ops + 100)
+        job.cancel()
+        runtime.wait(30)
+
+
+def test_a_failure_names_its_job_and_carries_the_traceback(caplog):
+    def broken(job: Job) -> None:
+        for batch in job.batches([BATCH] * 3):
+            batch.backward(lambda x: torch.ones(2) @ torch.ones(3))
+
+    with torchshare.Runtime() as runtime:
+        runtime.submit(broken, name="broken", priority="primary")
+        runtime.submit(lambda job: "fine", name="fine")
+        with pytest.raises(JobFailed, match="job 'broken' failed after 0 steps: RuntimeError: inconsistent") as caught:
+            runtime.wait(30)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert caught.value.results["fine"].value == "fine"
+    assert caught.value.results["broken"].exception is caught.value.__cause__
+    record = next(record for record in caplog.records if record.name == "torchshare")
+    assert "job 'broken' failed" in record.message and "in broken" in caplog.text
+
+
+def test_the_secondary_goes_on_when_the_primary_fails(policy):
+    gatekeeper = Gatekeeper()
+
+    def primary(job: Job) -> None:
+        gatekeeper.pause()
+        raise RuntimeError("out")
+
+    with torchshare.Runtime(policy=policy) as runtime:
+        runtime.submit(primary, priority="primary")
+        runtime.submit(lambda job: [list(batch) for batch in job.batches([BATCH] * 100)], name="secondary")
+        runtime.start()
+        assert gatekeeper.reached.wait(30)
+        gatekeeper.release.set()
+        results = runtime.wait(30, check=False)
+    assert (results["primary"].state, results["secondary"].steps) == ("failed", 100)
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "finished"), (None, "finished"), (1, "failed"), ("no", "failed")])
+def test_sys_exit_ends_the_job_and_not_the_process(code, state):
+    with torchshare.Runtime() as runtime:
+        runtime.submit(lambda job: sys.exit(code), name="a")
+        assert runtime.wait(30, check=False)["a"].state == state
+
+
+def test_a_job_may_run_no_op_at_all():
+    with torchshare.Runtime(policy="strict") as runtime:
+        runtime.submit(lambda job: sum(range(1000)), name="a", priority="primary")
+        result = runtime.wait(30)["a"]
+    assert (result.state, result.value, result.ops) == ("finished", 499500, 0)
+
+
+def test_a_jobs_own_threads_are_plain_threads():
+    def body(job: Job) -> float:
+        found: list[float] = []
+        thread = threading.Thread(target=lambda: found.append(torch.ones(1000).sum().item()))
+        thread.start()
+        thread.join()
+        return found[0]
+
+    with torchshare.Runtime(policy="strict") as runtime:
+        runtime.submit(body, name="a")
+        result = runtime.wait(30)["a"]
+    assert (result.value, result.ops) == (1000.0, 0)
+
+
+def test_a_runtime_inside_a_job_is_refused():
+    with torchshare.Runtime() as runtime:
+        runtime.submit(lambda job: torchshare.Runtime(), name="outer")
+        with pytest.raises(JobFailed, match=r"job 'outer' failed .* a runtime cannot be opened inside a job"):
+            runtime.wait(30)
+
+
+def test_a_job_that_is_never_started_is_cancelled_at_close():
+    runtime = torchshare.Runtime()
+    job = runtime.submit(lambda job: None)
+    runtime.close()
+    assert job.state == "cancelled"
+    runtime.close()  # again is a no-op
+    with pytest.raises(RuntimeError, match="the runtime is closed"):
+        runtime.submit(lambda job: None)
+
+
+def test_leaving_the_with_waits_for_the_jobs_and_raises_their_failures():
+    with torchshare.Runtime() as runtime:
+        job = runtime.submit(lambda job: 3, name="a")
+    assert job.result.value == 3
+    with pytest.raises(JobFailed), torchshare.Runtime() as runtime:
+        runtime.submit(lambda job: 1 / 0, name="a")
+    with pytest.raises(KeyError), torchshare.Runtime() as runtime:
+        job = runtime.submit(run_ops_for_ever, threads=1)
+        runtime.start()
+        raise KeyError
+    assert job.state == "cancelled"
+
+
+def test_wait_gives_up_after_its_timeout():
+    with torchshare.Runtime() as runtime:
+        runtime.submit(run_ops_for_ever, name="slow", threads=1)
+        with pytest.raises(TimeoutError, match=r"after 0.05 s, still not ended: slow"):
+            runtime.wait(0.05)
+        runtime.cancel()
+
+
+BAD_SUBMISSIONS = {
+    "name taken": ({"name": "taken"}, ValueError, "job 'taken': the name is taken"),
+    "empty name": ({"name": ""}, ValueError, "job name is empty"),
+    "name no string": ({"name": 3}, TypeError, "a job's name is 3; expected a string"),
+    "priority": ({"name": "a", "priority": "high"}, ValueError, "job 'a': priority 'high': expected 'primary'"),
+    "threads 0": ({"name": "a", "threads": 0}, ValueError, "job 'a': threads is 0; expected a whole number, 1 to"),
+    "threads 1.5": ({"name": "a", "threads": 1.5}, ValueError, "job 'a': threads is 1.5"),
+}
+
+
+@pytest.mark.parametrize(("options", "error", "message"), BAD_SUBMISSIONS.values(), ids=BAD_SUBMISSIONS)
+def test_bad_submissions_are_refused_and_nothing_is_lost(options, error, message):
+    with torchshare.Runtime() as runtime:
+        runtime.submit(lambda job: "kept", name="taken")
+        with pytest.raises(error, match=message):
+            runtime.submit(lambda job: None, **options)
+        with pytest.raises(TypeError, match="the job's function is 3; expected a callable"):
+            runtime.submit(3)
+        assert [result.value for result in runtime.wait(30).values()] == ["kept"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "tpu"}, "device 'tpu': expected 'auto' or 'cpu'"),
+        ({"policy": "fair"}, "policy 'fair': expected one of priority, strict"),
+        ({"grace": -1.0}, "grace is -1.0; expected seconds, 0 to 1"),
+        ({"grace": float("nan")}, "grace is nan"),
+        ({"timeline_capacity": 0}, "timeline_capacity is 0; expected"),
+    ],
+)
+def test_bad_runtimes_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        torchshare.Runtime(**options)
+
+
+def test_a_job_blocked_outside_torch_is_left_behind_and_the_process_ends():
+    done = python(
+        "import threading, time, torchshare\n"
+        "began = threading.Event()\n"
+        "with torchshare.Runtime() as runtime:\n"
+        "    job = runtime.submit(lambda job: (began.set(), threading.Event().wait()), name='stuck')\n"
+        "    runtime.start()\n"
+        "    began.wait()\n"
+        "    time.sleep(0.2)\n"
+        "    runtime.close()\n"
+        "print(job.state)"
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "cancelled")
+    assert "job 'stuck' was cancelled, but its thread is blocked outside PyTorch and was left behind" in done.stderr
+
+
+@pytest.mark.parametrize("body", ["while True: torch.ones(3)", "while True: pass", "time.sleep(1000)"])
+def test_an_interpreter_that_ends_takes_its_jobs_along(body):
+    done = python(
+        "import time, torch, torchshare\n"
+        f"def train(job):\n    {body}\n"
+        "runtime = torchshare.Runtime()\n"
+        "runtime.submit(train)\n"
+        "runtime.start()\n"
+        "time.sleep(0.2)"
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,224 @@
+"""Each job has random state of its own: what it draws is what it draws alone, and what plain torch draws."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from random import shuffle as shuffle_bound_early
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from conftest import run_one
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import torchshare
+from torchshare import Job
+
+
+class WorkerDraws(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([torch.rand(()).item(), random.random(), numpy.random.rand()])
+
+
+def draw_everything(rounds: int = 3) -> list[Any]:
+    """Numbers from every source that a training uses."""
+    drawn: list[Any] = []
+    lstm = nn.LSTM(4, 4, num_layers=2, dropout=0.5)
+    for _ in range(rounds):
+        items = list(range(10))
+        shuffle_bound_early(items)
+        array = numpy.arange(10)
+        numpy.random.shuffle(array)
+        loader = DataLoader(TensorDataset(torch.arange(20)), batch_size=5, shuffle=True)
+        drawn += [
+            F.dropout(torch.ones(64), 0.5),
+            lstm(torch.ones(5, 2, 4))[0].detach(),
+            F.scaled_dot_product_attention(*torch.ones(3, 1, 2, 4, 8), dropout_p=0.5),
+            F.rrelu(-torch.ones(16), training=True),
+            torch.poisson(torch.full((16,), 3.0)),
+            torch.multinomial(torch.ones(8), 20, replacement=True),
+            torch.randperm(32),
+            torch.normal(0.0, torch.ones(9)),
+            torch.distributions.Gamma(2.0, 1.0).sample((7,)),
+            torch.cat([batch for (batch,) in loader]),
+            [random.random(), random.gauss(0, 1), random.randint(0, 99), random.choices(items, k=3), items],
+            [numpy.random.rand(), numpy.random.randn(), array.tolist()],
+        ]
+    return drawn
+
+
+def draw_in_workers() -> torch.Tensor:
+    return torch.cat(list(DataLoader(WorkerDraws(), batch_size=2, num_workers=2)))
+
+
+def same(a: list[Any], b: list[Any]) -> bool:
+    def equal(x: Any, y: Any) -> bool:
+        return torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+
+    return len(a) == len(b) and all(map(equal, a, b))
+
+
+def in_plain_torch(seed: int) -> list[Any]:
+    code = (
+        "import pickle, random, sys, numpy, torch; torch.set_num_threads(1)\n"
+        f"random.seed({seed}); numpy.random.seed({seed}); torch.manual_seed({seed})\n"
+        "import test_random_state as t\n"
+        "sys.stdout.buffer.write(pickle.dumps(t.draw_everything()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, check=True)
+    return pickle.loads(done.stdout)
+
+
+def test_two_jobs_draw_what_each_draws_in_plain_torch(policy):
+    with torchshare.Runtime(policy=policy) as runtime:
+        for name, seed in (("a", 11), ("b", 12)):
+            runtime.submit(lambda job: draw_everything(), name=name, seed=seed, threads=1)
+        results = runtime.wait(60)
+    assert same(results["a"].value, in_plain_torch(11))
+    assert same(results["b"].value, in_plain_torch(12))
+    assert not same(results["a"].value, results["b"].value)
+
+
+def test_two_plain_threads_do_not():
+    """The control: what the test above would see without isolation."""
+    turn = threading.Barrier(2)
+    drawn: dict[str, list[float]] = {}
+
+    def draw(name: str) -> None:
+        torch.manual_seed(3)
+        turn.wait()
+        drawn[name] = [torch.rand(()).item() for _ in range(20_000)]
+
+    threads = [threading.Thread(target=draw, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert drawn["a"] != drawn["b"]
+
+
+def test_worker_processes_are_seeded_by_their_job():
+    alone = run_one(lambda job: draw_in_workers(), seed=5).value
+    with torchshare.Runtime() as runtime:
+        runtime.submit(lambda job: draw_in_workers(), name="a", seed=5, threads=1)
+        runtime.submit(lambda job: [torch.rand(3) for _ in range(2000)], name="b")
+        assert torch.equal(runtime.wait(60)["a"].value, alone)
+    assert alone.unique().numel() == alone.numel()  # and differently from each other
+    assert not torch.equal(run_one(lambda job: draw_in_workers(), seed=6).value, alone)
+
+
+def test_seeding_inside_a_job_reaches_that_job_only():
+    torch.manual_seed(77)
+    random.seed(77)
+    numpy.random.seed(77)
+    outside = (torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist())
+
+    def body(job: Job) -> None:
+        torch.manual_seed(1)
+        assert torch.initial_seed() == 1
+        state = torch.get_rng_state()
+        first = torch.rand(4)
+        torch.set_rng_state(state)
+        assert torch.equal(torch.rand(4), first)
+        assert torch.equal(first, torch.rand(4, generator=torch.Generator().manual_seed(1)))
+        with torch.random.fork_rng(devices=[]):
+            torch.rand(5)
+        after_fork = torch.rand(2)
+        torch.manual_seed(1)
+        assert torch.equal(torch.rand(6)[4:], after_fork)
+        torch.rand(2, generator=torch.default_generator)  # names the default: gets the job's
+        random.seed(1)
+        assert random.random() == random.Random(1).random()
+        numpy.random.seed(1)
+        assert numpy.random.rand() == numpy.random.RandomState(1).rand()
+        random.setstate(random.getstate())
+        torch.seed()
+
+    run_one(body)
+    assert torch.equal(torch.get_rng_state(), outside[0])
+    assert random.getstate() == outside[1]
+    assert numpy.random.get_state()[1].tolist() == outside[2]
+
+
+def random_ops() -> list[Any]:
+    """Every aten overload that torch tags as random."""
+    found = []
+    for schema in torch._C._jit_get_all_schemas():
+        space, _, name = schema.name.partition("::")
+        if space == "aten" and hasattr(torch.ops.aten, name):
+            op = getattr(getattr(torch.ops.aten, name), schema.overload_name or "default")
+            if torch.Tag.nondeterministic_seeded in op.tags:
+                found.append(op)
+    return found
+
+
+def arguments(op: Any) -> dict[str, Any]:
+    """A guess by the schema; good enough for most."""
+    tensor = torch.full((4, 4), -0.5 if "rrelu" in op.name() else 0.5)
+    by_type = {"Tensor": tensor, "int": 4, "List[int]": [4, 4], "float": 0.5, "number": 0.5, "bool": True}
+    by_name = {"low": 0, "generator": None, "names": None, "train": True}
+    made: dict[str, Any] = {}
+    for argument in op._schema.arguments:
+        if argument.name in by_name:
+            made[argument.name] = by_name[argument.name]
+        elif str(argument.type) in by_type and not argument.has_default_value():
+            made[argument.name] = by_type[str(argument.type)]
+    return made
+
+
+def test_no_random_op_of_torch_moves_the_default_engine():
+    ops = random_ops()
+    assert len(ops) > 100
+    drew: list[str] = []
+    moved: list[str] = []
+
+    def body(job: Job) -> None:
+        for op in ops:
+            default = torch.default_generator.get_state()
+            mine = job._native.generator.get_state()
+            try:
+                op(**arguments(op))
+            except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+                continue  # needs other arguments, or another device
+            if not torch.equal(torch.default_generator.get_state(), default):
+                moved.append(str(op))
+            if not torch.equal(job._native.generator.get_state(), mine):
+                drew.append(str(op))
+
+    run_one(body)
+    assert moved == []
+    assert len(drew) >= 90, len(drew)  # so the sweep did run most of them
+
+
+def test_everything_is_put_back_when_the_last_runtime_closes():
+    def snapshot() -> list[Any]:
+        return [
+            {name: getattr(random, name) for name in random.__all__},
+            {name: getattr(numpy.random, name) for name in numpy.random.__all__},
+            time.sleep,
+            torch.random.default_generator,
+            type(random._inst),
+        ]
+
+    before = snapshot()
+    with torchshare.Runtime(), torchshare.Runtime():
+        assert snapshot() != before
+    assert snapshot() == before
+
+
+def test_a_seed_must_be_a_whole_number():
+    for seed in (-1, 2**64, 1.5, "x", True):
+        with torchshare.Runtime() as runtime, pytest.raises(ValueError, match=r"seed is .*; expected a whole number"):
+            runtime.submit(lambda job: None, name="a", seed=seed)

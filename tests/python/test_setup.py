@@ -1,0 +1,84 @@
+"""The build's switches and the scripts beside it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def configure(tmp_path: Path, cuda: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        "cmake",
+        "-S",
+        ROOT,
+        "-B",
+        tmp_path,
+        f"-DTORCHSHARE_PYTHON={sys.executable}",
+        f"-DTORCHSHARE_CUDA={cuda}",
+    ]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+
+
+def without_nvcc(tmp_path: Path) -> dict[str, str]:
+    """An environment that looks like a machine without a CUDA toolkit; skips where it cannot be hidden."""
+    folders = [f for f in os.environ["PATH"].split(":") if not (Path(f) / "nvcc").exists()]
+    return {"PATH": ":".join(folders), "CUDA_PATH": "", "CUDA_HOME": "", "CUDAToolkit_ROOT": str(tmp_path / "none")}
+
+
+def test_cuda_off_is_printed_and_needs_no_toolkit(tmp_path: Path):
+    done = configure(tmp_path, "OFF")
+    assert done.returncode == 0, done.stderr
+    assert "torchshare: CUDA off, as asked (TORCHSHARE_CUDA=OFF)" in done.stdout
+
+
+def test_cuda_on_without_nvcc_fails_with_the_reason(tmp_path: Path):
+    if Path("/usr/local/cuda").exists():
+        hide = [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            'mount -t tmpfs none "$(readlink -f /usr/local/cuda)" && exec "$@"',
+            "-",
+        ]
+        if subprocess.run([*hide, "true"], capture_output=True).returncode != 0:
+            pytest.skip("the CUDA toolkit of this machine cannot be hidden without root")
+    else:
+        hide = []
+    command = ["cmake", "-S", ROOT, "-B", tmp_path, f"-DTORCHSHARE_PYTHON={sys.executable}", "-DTORCHSHARE_CUDA=ON"]
+    done = subprocess.run(
+        [*hide, *map(str, command)], capture_output=True, text=True, env={**os.environ, **without_nvcc(tmp_path)}
+    )
+    assert done.returncode != 0
+    assert "TORCHSHARE_CUDA=ON, but there is no nvcc" in done.stderr
+
+
+def test_a_wrong_cuda_switch_is_refused():
+    done = subprocess.run(
+        [sys.executable, "setup.py", "build_ext"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TORCHSHARE_CUDA": "maybe"},
+    )
+    assert "TORCHSHARE_CUDA is 'maybe'; expected ON, OFF or AUTO" in done.stderr
+
+
+def test_missing_prerequisites_are_one_line_with_the_command(tmp_path: Path):
+    done = subprocess.run(
+        ["/bin/sh", ROOT / "scripts" / "check_prerequisites.sh", "test"],
+        capture_output=True,
+        text=True,
+        env={"PATH": str(tmp_path), "CXX": "no-such-compiler", "PYTHON3": sys.executable},
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        "missing: a C++ compiler, CMake, GoogleTest. Install with: sudo apt-get install -y g++ cmake"
+    )

@@ -1,0 +1,126 @@
+"""When a job starts, and which conditions are refused before anything does."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from conftest import Gatekeeper, wait_until
+
+import torchshare
+from torchshare import Job
+
+BATCH = torch.ones(2, 2)
+
+
+def steps(count: int):
+    return lambda job: [list(batch) for batch in job.batches([BATCH] * count)]
+
+
+def decisions(runtime: torchshare.Runtime, name: str) -> list[str]:
+    return [detail for kind, job, _, _, _, detail in runtime.events() if kind == "decision" and job == name]
+
+
+def test_jobs_start_together_by_default():
+    with torchshare.Runtime() as runtime:
+        jobs = [runtime.submit(steps(3), name=name) for name in "ab"]
+        assert [job.state for job in jobs] == ["pending", "pending"]
+        runtime.wait(30)
+        assert decisions(runtime, "b") == ["start: now"]
+
+
+def test_after_starts_when_the_other_has_ended_even_badly():
+    for function, state in ((steps(2), "finished"), (lambda job: 1 / 0, "failed")):
+        with torchshare.Runtime() as runtime:
+            runtime.submit(lambda job, f=function: f(job), name="second", start="after:first")  # a forward reference
+            runtime.submit(function, name="first")
+            results = runtime.wait(30, check=False)
+            assert results["first"].state == state
+            assert decisions(runtime, "second") == [
+                f"start: after:first: job 'first' {state} after {results['first'].steps} steps"
+            ]
+
+
+def test_step_starts_at_that_step_of_the_primary():
+    gatekeeper = Gatekeeper()
+
+    def primary(job: Job) -> None:
+        for index, batch in enumerate(job.batches([BATCH] * 10)):
+            list(batch)
+            if index == 4:
+                gatekeeper.pause()  # in the fifth step: four are done
+
+    with torchshare.Runtime() as runtime:
+        runtime.submit(primary, priority="primary")
+        early = runtime.submit(steps(1), name="early", start="step:4")
+        late = runtime.submit(steps(1), name="late", start="step:5")
+        runtime.start()
+        assert gatekeeper.reached.wait(30)
+        wait_until(lambda: early.state == "finished")
+        assert late.state == "delayed"
+        gatekeeper.release.set()
+        runtime.wait(30)
+        assert decisions(runtime, "late") == ["start: step:5: job 'primary' has done 5 steps"]
+
+
+def test_a_step_that_never_comes_starts_when_the_primary_ends():
+    with torchshare.Runtime() as runtime:
+        runtime.submit(steps(3), name="primary", priority="primary")
+        runtime.submit(steps(1), name="late", start="step:1000")
+        runtime.wait(30)
+        assert decisions(runtime, "late") == ["start: step:1000: job 'primary' finished after 3 steps"]
+
+
+def test_seconds_count_from_submission():
+    with torchshare.Runtime() as runtime:
+        began = time.monotonic()
+        runtime.submit(lambda job: time.monotonic(), name="late", start=0.2)
+        assert runtime.wait(30)["late"].value - began >= 0.2
+
+
+@pytest.mark.parametrize("start", ["soon", "auto", "after:", "step:x", "step:-1", "-1", -1, float("nan"), float("inf")])
+def test_conditions_that_are_none_are_refused_at_submission(start):
+    with (
+        torchshare.Runtime() as runtime,
+        pytest.raises(ValueError, match=r"job 'a': start '.*': expected 'now', 'after"),
+    ):
+        runtime.submit(steps(1), name="a", start=start)
+    with torchshare.Runtime() as runtime, pytest.raises(ValueError, match="job 'a': start is None"):
+        runtime.submit(steps(1), name="a", start=None)
+
+
+@pytest.mark.parametrize(
+    ("starts", "message"),
+    [
+        ({"a": "after:b"}, "job 'a': start 'after:b' names no job of this runtime"),
+        ({"a": "after:a"}, "job 'a': start 'after:a' waits for itself"),
+        ({"a": "after:b", "b": "after:a"}, "'a' -> 'b' -> 'a'"),
+        ({"a": "after:b", "b": "after:c", "c": "after:a"}, "'a' -> 'b' -> 'c' -> 'a'"),
+        ({"a": "step:1"}, "counts the steps of a job of its own or higher priority, and there is none"),
+    ],
+)
+def test_conditions_that_cannot_come_true_are_refused_before_any_job_starts(starts, message):
+    with torchshare.Runtime() as runtime:
+        runtime.submit(steps(1), name="innocent", priority="level-3") if "step:1" not in starts.values() else None
+        for name, start in starts.items():
+            runtime.submit(steps(1), name=name, start=start)
+        with pytest.raises(ValueError, match=message):
+            runtime.start()
+        assert {job.state for job in runtime.jobs} == {"pending"}
+        runtime.cancel()
+
+
+def test_a_job_submitted_later_goes_by_its_own_condition():
+    gatekeeper = Gatekeeper()
+    with torchshare.Runtime() as runtime:
+        runtime.submit(lambda job: gatekeeper.pause(), name="first", priority="primary")
+        runtime.start()
+        now = runtime.submit(steps(1), name="now")
+        after = runtime.submit(steps(1), name="after", start="after:first")
+        with pytest.raises(ValueError, match="names no job"):
+            runtime.submit(steps(1), name="lost", start="after:nobody")
+        wait_until(lambda: now.state == "finished")
+        assert after.state == "delayed"
+        gatekeeper.release.set()
+        assert list(runtime.wait(30)) == ["first", "now", "after"]

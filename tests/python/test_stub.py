@@ -1,0 +1,35 @@
+"""The stub of the native module says what the module has."""
+
+import ast
+from pathlib import Path
+
+import torchshare
+from torchshare import _C
+
+
+def stub_members() -> dict[str, set[str]]:
+    """Names per class of _C.pyi; functions and aliases under ''."""
+    tree = ast.parse((Path(torchshare.__file__).parent / "_C.pyi").read_text())
+    members: dict[str, set[str]] = {"": set()}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            members[node.name] = {item.name for item in node.body if isinstance(item, ast.FunctionDef)} - {"__init__"}
+        elif isinstance(node, ast.FunctionDef):
+            members[""].add(node.name)
+    return members
+
+
+def native_members() -> dict[str, set[str]]:
+    public = {name: value for name, value in vars(_C).items() if not name.startswith("_")}
+    classes = {name: value for name, value in public.items() if isinstance(value, type)}
+    members = {name: {key for key in vars(cls) if not key.startswith("_")} for name, cls in classes.items()}
+    return {"": public.keys() - classes.keys(), **members}
+
+
+def test_stub_and_module_list_the_same_names():
+    assert stub_members() == native_members()
+
+
+def test_there_are_at_most_ten_public_names():
+    assert len(torchshare.__all__) <= 10
+    assert all(hasattr(torchshare, name) for name in torchshare.__all__)
