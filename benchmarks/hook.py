@@ -1,0 +1,53 @@
+"""The cost of the op hook per op, from the Google Benchmark binary: hook off and on, randomly interleaved."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from record import RESULTS, shown, spread, write
+
+
+def added(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Per op: nanoseconds off, and nanoseconds that the hook adds in each repetition."""
+    times: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for run in report["benchmarks"]:
+        op, hook = run["run_name"].split("/hook:")
+        times[op][hook].append(run["cpu_time"])
+    return {
+        op: {
+            "off_ns": spread(by_hook["0"]),
+            "added_ns": spread([on - off for on, off in zip(by_hook["1"], by_hook["0"], strict=True)]),
+        }
+        for op, by_hook in times.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("binary", type=Path)
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    command = [
+        arguments.binary,
+        f"--benchmark_repetitions={arguments.repetitions}",
+        "--benchmark_enable_random_interleaving=true",
+        "--benchmark_min_time=0.05",
+        "--benchmark_format=json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    report = json.loads(done.stdout)
+    report["benchmarks"] = [run for run in report["benchmarks"] if run["run_type"] == "iteration"]
+    summary = added(report)
+    write("hook", {"summary": summary}, arguments.output)
+    for op, figures in summary.items():
+        print(f"{op:12} off {shown(figures['off_ns'], 0):20} added ns {shown(figures['added_ns'], 0)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The jobs that benchmarks run: one training loop, alone, in a plain thread, in another process or in torchshare."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import torchshare
+
+ROWS = 32
+CLASSES = 10
+FETCH_S = 0.03  # how long the input-bound job's loader sleeps per batch, as on remote storage
+
+
+class Meter(Protocol):
+    def step_done(self) -> bool:
+        """Called after each step; False ends the training."""
+
+
+def conv_net(channels: int) -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(3, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU()),
+        *(nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(channels, 2 * channels, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
+        *(nn.Flatten(), nn.Linear(2 * channels, CLASSES)),
+    )
+
+
+def tiny_net() -> nn.Module:
+    """20 layers of 32: launch-bound, all Python and dispatch."""
+    return nn.Sequential(
+        *(layer for _ in range(20) for layer in (nn.Linear(32, 32), nn.ReLU())), nn.Linear(32, CLASSES)
+    )
+
+
+Build = tuple[Callable[[], nn.Module], tuple[int, ...], float]  # model, shape of one row, seconds of sleep per batch
+KINDS: dict[str, Build] = {
+    "conv": (lambda: conv_net(32), (3, 32, 32), 0.0),
+    "tiny": (tiny_net, (32,), 0.0),
+    "input_bound": (lambda: conv_net(16), (3, 32, 32), FETCH_S),
+}
+
+
+def loader(shape: tuple[int, ...], sleep_s: float) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    x, y = torch.randn(ROWS, *shape), torch.randint(0, CLASSES, (ROWS,))
+    while True:
+        if sleep_s > 0:
+            time.sleep(sleep_s)
+        yield x, y
+
+
+def train(kind: str, meter: Meter, job: torchshare.Job | None = None) -> None:
+    """Trains until `meter` says stop, on one intra-op thread. With `job`, through its dataloader hook."""
+    torch.set_num_threads(1)
+    make, shape, sleep_s = KINDS[kind]
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    batches = loader(shape, sleep_s)
+    for batch in batches if job is None else job.batches(batches):
+        if isinstance(batch, torchshare.Batch):
+            batch.backward(lambda x, y: F.cross_entropy(model(x), y))
+        else:
+            F.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if not meter.step_done():
+            return

@@ -1,0 +1,89 @@
+"""What the whole runtime costs a job that runs alone: blocks of steps inside a job and in a plain thread, in turn.
+
+The same training step, model and thread count; the blocks alternate within one process, and neighbours give a ratio.
+"control" is the ratio of two plain blocks: what the machine's noise alone looks like.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import torchshare
+
+from jobs import train
+from record import RESULTS, shown, spread, write
+
+BLOCKS = {"conv": 12, "tiny": 500}  # steps per block
+
+
+class BlockMeter:
+    """Measures `steps` steps after a few to warm up."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+        self._warm_up = max(2, steps // 10)
+        self._begin = 0.0
+        self._steps = steps
+        self.seconds_per_step = 0.0
+
+    def step_done(self) -> bool:
+        if self._warm_up > 0:
+            self._warm_up -= 1
+            self._begin = time.perf_counter()
+            return True
+        self._left -= 1
+        self.seconds_per_step = (time.perf_counter() - self._begin) / self._steps
+        return self._left > 0
+
+
+def in_plain_thread(kind: str) -> float:
+    meter = BlockMeter(BLOCKS[kind])
+
+    def body() -> None:
+        torch.autograd.set_multithreading_enabled(False)
+        train(kind, meter)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    return meter.seconds_per_step
+
+
+def in_job(kind: str) -> float:
+    meter = BlockMeter(BLOCKS[kind])
+    with torchshare.Runtime() as runtime:
+        runtime.submit(lambda job: train(kind, meter, job), priority="primary", threads=1)
+    return meter.seconds_per_step
+
+
+def ratios(kind: str, rounds: int) -> dict[str, dict[str, float]]:
+    order: list[Callable[[str], float]] = [in_plain_thread, in_job, in_plain_thread]
+    times = [[run(kind) for run in order] for _ in range(rounds)]
+    return {
+        "torchshare": spread([2 * job / (before + after) for before, job, after in times]),
+        "control": spread([after / before for before, _, after in times]),
+        "step_ms": spread([1e3 * before for before, _, _ in times]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    summary = {kind: ratios(kind, arguments.rounds) for kind in BLOCKS}
+    write("overhead", {"summary": summary}, arguments.output)
+    for kind, figures in summary.items():
+        print(f"{kind:6}", "  ".join(f"{name} {shown(figure, 3)}" for name, figure in figures.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Pairs of jobs, and the ways to run two jobs on one machine, interleaved.
+
+Each mode of each repetition is a fresh process (or two). Both jobs warm up, then run through the same window of time,
+so that no tail runs alone; a job's rate is its steps per second between its first and its last step in the window. Rates
+are divided by the job's rate alone in the same repetition: 1.00 is as fast as alone, and an aggregate of 1.00 is what
+running one after the other gives. The input-bound pair runs on ONE core, so that its primary leaves that core idle while
+it waits; "of idle time" is the secondary's rate over the share of that core that the primary leaves idle when alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from record import RESULTS, shown, spread, write
+
+PAIRS = {
+    "conv+conv": ("conv", "conv", 2),
+    "conv+tiny": ("conv", "tiny", 2),
+    "tiny+tiny": ("tiny", "tiny", 2),
+    "input_bound+conv": ("input_bound", "conv", 1),
+}  # primary, secondary, cores
+MODES = ["two processes", "two processes, nice 19", "two threads", "torchshare", "torchshare strict"]
+LEAD_S = 4.0  # to start a process, import torch and warm up
+
+
+class WindowMeter:
+    """Counts steps between two instants of time.monotonic()."""
+
+    def __init__(self, start: float, end: float) -> None:
+        self._start, self._end = start, end
+        self._early = 0
+        self._times: list[float] = []
+        self._cpu: list[float] = []
+
+    def step_done(self) -> bool:
+        now = time.monotonic()
+        if now < self._start:
+            self._early += 1
+        elif now < self._end:
+            self._times.append(now)
+            self._cpu.append(time.thread_time())
+        return now < self._end
+
+    def figures(self) -> dict[str, float]:
+        """Steps per second, and the share of the time that the job's thread was on a core."""
+        if self._early == 0 or len(self._times) < 3:
+            raise RuntimeError(
+                f"{self._early} steps before the window and {len(self._times)} in it: widen LEAD_S or --window"
+            )
+        elapsed = self._times[-1] - self._times[0]
+        return {"rate": (len(self._times) - 1) / elapsed, "cpu": (self._cpu[-1] - self._cpu[0]) / elapsed}
+
+
+def work(kinds: list[str], mode: str, start: float, end: float) -> list[dict[str, float]]:
+    """Runs one or two jobs in this process until `end`; returns their figures."""
+    import torchshare
+
+    from jobs import train
+
+    warnings.simplefilter("ignore")
+    meters = [WindowMeter(start, end) for _ in kinds]
+    if mode.startswith("torchshare"):
+        with torchshare.Runtime(policy="strict" if mode.endswith("strict") else "priority") as runtime:
+            for index, (kind, meter) in enumerate(zip(kinds, meters, strict=True)):
+                priority = "secondary" if index else "primary"
+                runtime.submit(
+                    lambda job, kind=kind, meter=meter: train(kind, meter, job),
+                    name=f"{index} {kind}", priority=priority, threads=1,
+                )  # fmt: skip
+            runtime.wait()
+    else:
+        threads = [threading.Thread(target=train, args=pair) for pair in zip(kinds, meters, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return [meter.figures() for meter in meters]
+
+
+def launch(
+    kinds: list[str], mode: str, start: float, window: float, cores: int, nice: int = 0
+) -> subprocess.Popen[str]:
+    command = [sys.executable, __file__, "--work", json.dumps([kinds, mode, start, start + window])]
+
+    def prepare() -> None:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+        os.nice(nice)
+
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=prepare)
+
+
+def measure(kinds: list[str], mode: str, window: float, cores: int) -> list[dict[str, float]]:
+    """The figures of each job in that mode."""
+    start = time.monotonic() + LEAD_S
+    if mode.startswith("two processes"):
+        nices = (0, 19 if mode.endswith("19") else 0)
+        processes = [launch([k], "alone", start, window, cores, n) for k, n in zip(kinds, nices, strict=True)]
+    else:
+        processes = [launch(kinds, mode, start, window, cores)]
+    outputs = [process.communicate()[0] for process in processes]
+    return [figures for output in outputs for figures in json.loads(output)]
+
+
+def repeat(pair: str, modes: list[str], window: float) -> dict[str, Any]:
+    """One repetition of a pair: each job alone, then every mode."""
+    *kinds, cores = PAIRS[pair]
+    alone = {kind: measure([kind], "alone", window, cores)[0] for kind in dict.fromkeys(kinds)}
+    runs = {}
+    for mode in modes:
+        together = measure(kinds, mode, window, cores)
+        runs[mode] = [job["rate"] / alone[kind]["rate"] for kind, job in zip(kinds, together, strict=True)]
+    return {"alone": alone, "modes": runs}
+
+
+def makespan(first: float, second: float) -> float:
+    """Time to finish equal work of both jobs, relative to one after the other; computed from the relative rates."""
+    shorter, longer = max(first, second), min(first, second)
+    together = 1.0 / shorter  # until the faster job has done its unit of work
+    return (together + max(0.0, 1.0 - longer * together)) / 2.0
+
+
+def summary(pair: str, repetitions: list[dict[str, Any]]) -> dict[str, Any]:
+    """Figures per mode over the repetitions."""
+    found: dict[str, Any] = {}
+    for mode in repetitions[0]["modes"]:
+        rates = [r["modes"][mode] for r in repetitions]
+        figures = {
+            "primary_slowdown": spread([1 / a for a, _ in rates]),
+            "secondary_slowdown": spread([1 / b for _, b in rates]),
+            "aggregate": spread([a + b for a, b in rates]),
+            "makespan_computed": spread([makespan(a, b) for a, b in rates]),
+        }
+        if "two processes" in repetitions[0]["modes"]:
+            base = [sum(r["modes"]["two processes"]) for r in repetitions]
+            figures["vs_two_processes"] = spread([sum(x) / b for x, b in zip(rates, base, strict=True)])
+        if PAIRS[pair][2] == 1:
+            idle = [1 - r["alone"][PAIRS[pair][0]]["cpu"] for r in repetitions]
+            figures["share_of_idle"] = spread([b / i for (_, b), i in zip(rates, idle, strict=True)])
+        found[mode] = figures
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS))
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--window", type=float, default=4.0, help="seconds")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.work:
+        print(json.dumps(work(*json.loads(arguments.work))))
+        return
+    raw: dict[str, list[Any]] = {pair: [] for pair in arguments.pairs}
+    for _ in range(arguments.repetitions):
+        for pair in arguments.pairs:
+            raw[pair].append(repeat(pair, arguments.modes, arguments.window))
+            print(f"{pair}: repetition {len(raw[pair])} of {arguments.repetitions}", file=sys.stderr)
+    summaries = {pair: summary(pair, repetitions) for pair, repetitions in raw.items()}
+    write("pairs", {"summary": summaries, "repetitions": raw}, arguments.output)
+    for pair, modes in summaries.items():
+        for mode, figures in modes.items():
+            print(f"{pair:18}{mode:24}", "  ".join(f"{name} {shown(figure)}" for name, figure in figures.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""What every benchmark's JSON begins with, and the statistics that they report."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def environment() -> dict[str, Any]:
+    """The machine, the versions, the commit and the command."""
+    models = [
+        line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return {
+        "machine": models[0] if models else platform.machine(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+        "commit": commit.stdout.strip(),
+        "command": "python " + " ".join(sys.argv),
+    }
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, minimum and maximum."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def shown(figure: dict[str, float], digits: int = 2) -> str:
+    """`1.02 (0.99-1.05)`: the median, and the extremes."""
+    return f"{figure['median']:.{digits}f} ({figure['min']:.{digits}f}-{figure['max']:.{digits}f})"
+
+
+def write(name: str, figures: dict[str, Any], folder: Path) -> None:
+    """Writes `figures` and the environment to `folder/name.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"environment": environment(), **figures}, indent=2)
+    (folder / f"{name}.json").write_text(text + "\n")

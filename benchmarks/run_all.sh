@@ -1,0 +1,10 @@
+#!/bin/sh
+# Everything that the README's tables show, in about 15 minutes on 2 cores. `make bench` builds first and calls this.
+set -eu
+: "${BUILD:?the C++ build folder}" "${PY:?the interpreter}"
+cd "$(dirname "$0")/.."
+"$PY" benchmarks/hook.py "$BUILD/benchmarks/cpp/torchshare_benchmarks"
+"$PY" benchmarks/overhead.py
+"$PY" benchmarks/memory.py
+"$PY" benchmarks/pairs.py
+"$PY" benchmarks/table.py
