@@ -1,10 +1,10 @@
 """Pairs of jobs, and the ways to run two jobs on one machine, interleaved.
 
 Each mode of each repetition is a fresh process (or two). Both jobs warm up, then run through the same window of time,
-so that no tail runs alone; a job's rate is its steps per second between its first and its last step in the window. Rates
-are divided by the job's rate alone in the same repetition: 1.00 is as fast as alone, and an aggregate of 1.00 is what
-running one after the other gives. The input-bound pair runs on ONE core, so that its primary leaves that core idle while
-it waits; "of idle time" is the secondary's rate over the share of that core that the primary leaves idle when alone.
+so that no tail runs alone; a job's rate is its steps per second between its first and its last step in the window.
+Rates are divided by the job's rate alone in the same repetition: 1.00 is as fast as alone, and an aggregate of 1.00 is
+what running one after the other gives. The input-bound pair runs on ONE core, so that its primary leaves that core idle
+while it waits; "of idle time" is the secondary's rate over the share of the core that the primary alone leaves idle.
 """
 
 from __future__ import annotations
