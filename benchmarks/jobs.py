@@ -22,6 +22,17 @@ class Meter(Protocol):
         """Called after each step; False ends the training."""
 
 
+class StepMeter:
+    """Ends a training after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def step_done(self) -> bool:
+        self.left -= 1
+        return self.left > 0
+
+
 def conv_net(channels: int) -> nn.Module:
     return nn.Sequential(
         *(nn.Conv2d(3, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU()),

@@ -26,17 +26,6 @@ SETTLE_STEPS, GROWTH_STEPS = 2_000, 10_000
 EVENTS = 1_000_000
 
 
-class StepMeter:
-    """Ends a training after so many steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def step_done(self) -> bool:
-        self.left -= 1
-        return self.left > 0
-
-
 def pss() -> int:
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
@@ -60,7 +49,7 @@ def peak_of(run: Any) -> int:
 
 
 def train_alone() -> dict[str, int]:
-    from jobs import train
+    from jobs import StepMeter, train
 
     return {"peak": peak_of(lambda: train("conv", StepMeter(STEPS)))}
 
@@ -68,7 +57,7 @@ def train_alone() -> dict[str, int]:
 def train_pair() -> dict[str, int]:
     import torchshare
 
-    from jobs import train
+    from jobs import StepMeter, train
 
     def pair() -> None:
         with torchshare.Runtime() as runtime:
@@ -98,7 +87,7 @@ def timeline() -> dict[str, int]:
 def growth() -> dict[str, int]:
     import torchshare
 
-    from jobs import train
+    from jobs import StepMeter, train
 
     process = psutil.Process()
     seen: list[int] = []

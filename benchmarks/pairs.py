@@ -29,7 +29,7 @@ PAIRS = {
     "input_bound+conv": ("input_bound", "conv", 1),
 }  # primary, secondary, cores
 MODES = ["two processes", "two processes, nice 19", "two threads", "torchshare", "torchshare strict"]
-LEAD_S = 4.0  # to start a process, import torch and warm up
+WARM_UP_S = 1.5  # from when every process has trained a step to the window
 
 
 class WindowMeter:
@@ -54,19 +54,23 @@ class WindowMeter:
         """Steps per second, and the share of the time that the job's thread was on a core."""
         if self._early == 0 or len(self._times) < 3:
             raise RuntimeError(
-                f"{self._early} steps before the window and {len(self._times)} in it: widen LEAD_S or --window"
+                f"{self._early} steps before the window and {len(self._times)} in it: widen WARM_UP_S or --window"
             )
         elapsed = self._times[-1] - self._times[0]
         return {"rate": (len(self._times) - 1) / elapsed, "cpu": (self._cpu[-1] - self._cpu[0]) / elapsed}
 
 
-def work(kinds: list[str], mode: str, start: float, end: float) -> list[dict[str, float]]:
-    """Runs one or two jobs in this process until `end`; returns their figures."""
+def work(kinds: list[str], mode: str) -> list[dict[str, float]]:
+    """Runs one or two jobs in this process, in the window that the parent gives; returns their figures."""
     import torchshare
 
-    from jobs import train
+    from jobs import StepMeter, train
 
     warnings.simplefilter("ignore")
+    for kind in kinds:
+        train(kind, StepMeter(3))  # torch imports a good deal of itself in the first step
+    print("ready", flush=True)
+    start, end = json.loads(input())
     meters = [WindowMeter(start, end) for _ in kinds]
     if mode.startswith("torchshare"):
         with torchshare.Runtime(policy="strict" if mode.endswith("strict") else "priority") as runtime:
@@ -86,26 +90,35 @@ def work(kinds: list[str], mode: str, start: float, end: float) -> list[dict[str
     return [meter.figures() for meter in meters]
 
 
-def launch(
-    kinds: list[str], mode: str, start: float, window: float, cores: int, nice: int = 0
-) -> subprocess.Popen[str]:
-    command = [sys.executable, __file__, "--work", json.dumps([kinds, mode, start, start + window])]
-
+def launch(kinds: list[str], mode: str, cores: int, nice: int = 0) -> subprocess.Popen[str]:
     def prepare() -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
         os.nice(nice)
 
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=prepare)
+    return subprocess.Popen(
+        [sys.executable, __file__, "--work", json.dumps([kinds, mode])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=prepare,
+    )
 
 
 def measure(kinds: list[str], mode: str, window: float, cores: int) -> list[dict[str, float]]:
     """The figures of each job in that mode."""
-    start = time.monotonic() + LEAD_S
     if mode.startswith("two processes"):
         nices = (0, 19 if mode.endswith("19") else 0)
-        processes = [launch([k], "alone", start, window, cores, n) for k, n in zip(kinds, nices, strict=True)]
+        processes = [launch([kind], "alone", cores, nice) for kind, nice in zip(kinds, nices, strict=True)]
     else:
-        processes = [launch(kinds, mode, start, window, cores)]
+        processes = [launch(kinds, mode, cores)]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()  # "ready"
+    start = time.monotonic() + WARM_UP_S
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps([start, start + window]) + "\n")
+        process.stdin.flush()
     outputs = [process.communicate()[0] for process in processes]
     return [figures for output in outputs for figures in json.loads(output)]
 
