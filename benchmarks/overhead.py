@@ -20,7 +20,7 @@ import torchshare
 from jobs import train
 from record import RESULTS, shown, spread, write
 
-BLOCKS = {"conv": 12, "tiny": 500}  # steps per block
+BLOCKS = {"conv": (6, 100), "tiny": (300, 50)}  # steps per block, rounds
 
 
 class BlockMeter:
@@ -44,7 +44,7 @@ class BlockMeter:
 
 
 def in_plain_thread(kind: str) -> float:
-    meter = BlockMeter(BLOCKS[kind])
+    meter = BlockMeter(BLOCKS[kind][0])
 
     def body() -> None:
         torch.autograd.set_multithreading_enabled(False)
@@ -57,15 +57,15 @@ def in_plain_thread(kind: str) -> float:
 
 
 def in_job(kind: str) -> float:
-    meter = BlockMeter(BLOCKS[kind])
+    meter = BlockMeter(BLOCKS[kind][0])
     with torchshare.Runtime() as runtime:
         runtime.submit(lambda job: train(kind, meter, job), priority="primary", threads=1)
     return meter.seconds_per_step
 
 
-def ratios(kind: str, rounds: int) -> dict[str, dict[str, float]]:
+def ratios(kind: str) -> dict[str, dict[str, float]]:
     order: list[Callable[[str], float]] = [in_plain_thread, in_job, in_plain_thread]
-    times = [[run(kind) for run in order] for _ in range(rounds)]
+    times = [[run(kind) for run in order] for _ in range(BLOCKS[kind][1])]
     return {
         "torchshare": spread([2 * job / (before + after) for before, job, after in times]),
         "control": spread([after / before for before, _, after in times]),
@@ -75,11 +75,10 @@ def ratios(kind: str, rounds: int) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    summary = {kind: ratios(kind, arguments.rounds) for kind in BLOCKS}
+    summary = {kind: ratios(kind) for kind in BLOCKS}
     write("overhead", {"summary": summary}, arguments.output)
     for kind, figures in summary.items():
         print(f"{kind:6}", "  ".join(f"{name} {shown(figure, 3)}" for name, figure in figures.items()))

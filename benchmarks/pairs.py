@@ -1,7 +1,7 @@
 """Pairs of jobs, and the ways to run two jobs on one machine, interleaved.
 
 Each mode of each repetition is a fresh process (or two). Both jobs warm up, then run through the same window of time,
-so that no tail runs alone; a job's rate is its steps per second between its first and its last step in the window.
+so that no tail runs alone; a job's rate is the number of steps that ended in the window.
 Rates are divided by the job's rate alone in the same repetition: 1.00 is as fast as alone, and an aggregate of 1.00 is
 what running one after the other gives. The input-bound pair runs on ONE core, so that its primary leaves that core idle
 while it waits; "of idle time" is the secondary's rate over the share of the core that the primary alone leaves idle.
@@ -37,27 +37,21 @@ class WindowMeter:
 
     def __init__(self, start: float, end: float) -> None:
         self._start, self._end = start, end
-        self._early = 0
-        self._times: list[float] = []
+        self._steps = 0
         self._cpu: list[float] = []
 
     def step_done(self) -> bool:
         now = time.monotonic()
-        if now < self._start:
-            self._early += 1
-        elif now < self._end:
-            self._times.append(now)
+        if self._start <= now < self._end:
+            self._steps += 1
             self._cpu.append(time.thread_time())
         return now < self._end
 
     def figures(self) -> dict[str, float]:
-        """Steps per second, and the share of the time that the job's thread was on a core."""
-        if self._early == 0 or len(self._times) < 3:
-            raise RuntimeError(
-                f"{self._early} steps before the window and {len(self._times)} in it: widen WARM_UP_S or --window"
-            )
-        elapsed = self._times[-1] - self._times[0]
-        return {"rate": (len(self._times) - 1) / elapsed, "cpu": (self._cpu[-1] - self._cpu[0]) / elapsed}
+        """Steps per second, and the share of the window that the job's thread was on a core. A starved job has zeros."""
+        window = self._end - self._start
+        on_core = self._cpu[-1] - self._cpu[0] if self._cpu else 0.0
+        return {"rate": self._steps / window, "cpu": on_core / window}
 
 
 def work(kinds: list[str], mode: str) -> list[dict[str, float]]:
@@ -136,9 +130,9 @@ def repeat(pair: str, modes: list[str], window: float) -> dict[str, Any]:
 
 def makespan(first: float, second: float) -> float:
     """Time to finish equal work of both jobs, relative to one after the other; computed from the relative rates."""
-    shorter, longer = max(first, second), min(first, second)
-    together = 1.0 / shorter  # until the faster job has done its unit of work
-    return (together + max(0.0, 1.0 - longer * together)) / 2.0
+    faster, slower = max(first, second), min(first, second)
+    together = 1.0 / faster  # until the faster job has done its unit of work; then the other goes on alone
+    return (together + max(0.0, 1.0 - slower * together)) / 2.0
 
 
 def summary(pair: str, repetitions: list[dict[str, Any]]) -> dict[str, Any]:
@@ -148,7 +142,7 @@ def summary(pair: str, repetitions: list[dict[str, Any]]) -> dict[str, Any]:
         rates = [r["modes"][mode] for r in repetitions]
         figures = {
             "primary_slowdown": spread([1 / a for a, _ in rates]),
-            "secondary_slowdown": spread([1 / b for _, b in rates]),
+            "secondary_rate": spread([b for _, b in rates]),
             "aggregate": spread([a + b for a, b in rates]),
             "makespan_computed": spread([makespan(a, b) for a, b in rates]),
         }

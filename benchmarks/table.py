@@ -22,10 +22,19 @@ def pairs(summary: dict[str, Any]) -> str:
         for mode, figures in modes.items():
             versus = shown(figures["vs_two_processes"]) if "vs_two_processes" in figures else "-"
             idle = shown(figures["share_of_idle"]) if "share_of_idle" in figures else "-"
-            slowdowns = [shown(figures["primary_slowdown"]), shown(figures["secondary_slowdown"])]
+            slowdowns = [shown(figures["primary_slowdown"]), shown(figures["secondary_rate"])]
             makespan = f"{figures['makespan_computed']['median']:.2f}"
             rows.append([pair, mode, *slowdowns, shown(figures["aggregate"]), versus, makespan, idle])
-    headings = ["pair", "mode", "primary x", "secondary x", "aggregate", "vs two processes", "makespan", "of idle time"]
+    headings = [
+        "pair",
+        "mode",
+        "primary slowdown",
+        "secondary rate",
+        "aggregate",
+        "vs two processes",
+        "makespan",
+        "of idle time",
+    ]
     return table(headings, rows)
 
 

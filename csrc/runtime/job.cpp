@@ -129,14 +129,14 @@ void Job::park() {
 }
 
 void Job::checkpoint() {
-  if (cancel_requested()) {
-    raise_cancelled();
-  }
-  while ((slot_.attention.load(std::memory_order_acquire) & kSuspend) != 0 && !cancel_requested()) {
+  while (true) {
+    if (cancel_requested()) {
+      raise_cancelled();
+    }
+    if ((slot_.attention.load(std::memory_order_acquire) & kSuspend) == 0) {
+      return;
+    }
     park();
-  }
-  if (cancel_requested()) {
-    raise_cancelled();
   }
 }
 

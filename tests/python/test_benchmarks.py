@@ -1,0 +1,84 @@
+"""The measuring code, on numbers whose answer is known."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import hook  # noqa: E402
+import pairs  # noqa: E402
+import record  # noqa: E402
+import table  # noqa: E402
+
+
+def test_spread_is_median_and_extremes():
+    assert record.spread([3.0, 1.0, 2.0]) == {"median": 2.0, "min": 1.0, "max": 3.0}
+    assert record.shown(record.spread([1.0, 2.0])) == "1.50 (1.00-2.00)"
+
+
+def test_a_summary_normalises_within_each_repetition():
+    repetitions = [
+        {"alone": {"conv": {"rate": 1, "cpu": 1}}, "modes": {"two processes": [0.5, 0.5], "torchshare": [1.0, 0.6]}},
+        {"alone": {"conv": {"rate": 1, "cpu": 1}}, "modes": {"two processes": [0.8, 0.8], "torchshare": [1.0, 0.6]}},
+    ]
+    figures = pairs.summary("conv+conv", repetitions)["torchshare"]
+    assert figures["aggregate"] == {"median": 1.6, "min": 1.6, "max": 1.6}
+    assert figures["vs_two_processes"]["min"] == pytest.approx(1.0)
+    assert figures["vs_two_processes"]["max"] == pytest.approx(1.6)
+    assert figures["primary_slowdown"]["median"] == figures["secondary_rate"]["median"] / 0.6 == 1.0
+
+
+def test_the_secondarys_share_is_of_the_time_that_the_primary_leaves():
+    alone = {"input_bound": {"rate": 1, "cpu": 0.4}, "conv": {"rate": 1, "cpu": 1.0}}
+    figures = pairs.summary("input_bound+conv", [{"alone": alone, "modes": {"torchshare": [1.0, 0.54]}}])["torchshare"]
+    assert figures["share_of_idle"]["median"] == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"), [((0.5, 0.5), 1.0), ((1.0, 1.0), 0.5), ((1.0, 0.0), 1.0), ((0.5, 0.25), 1.25)]
+)
+def test_makespan_is_relative_to_one_after_the_other(rates, expected):
+    assert pairs.makespan(*rates) == pytest.approx(expected)
+
+
+def test_the_hook_adds_what_lies_between_off_and_on():
+    runs = [("hot/hook:0", 300.0), ("hot/hook:1", 310.0), ("hot/hook:0", 320.0), ("hot/hook:1", 324.0)]
+    report = {"benchmarks": [{"run_name": name, "cpu_time": time} for name, time in runs]}
+    assert hook.added(report)["hot"]["added_ns"] == {"median": 7.0, "min": 4.0, "max": 10.0}
+
+
+def test_a_meter_counts_the_steps_of_its_window_only():
+    starved = pairs.WindowMeter(0.0, 1.0)
+    assert not starved.step_done()  # long past
+    assert starved.figures() == {"rate": 0.0, "cpu": 0.0}
+    now = time.monotonic()
+    early, inside = pairs.WindowMeter(now + 60, now + 61), pairs.WindowMeter(now - 1, now + 1)
+    assert early.step_done() and inside.step_done() and inside.step_done()
+    assert (early.figures()["rate"], inside.figures()["rate"]) == (0.0, pytest.approx(1.0))
+
+
+def test_a_short_run_measures_and_its_table_prints(tmp_path: Path):
+    options = [
+        "--pairs",
+        "tiny+tiny",
+        "--modes",
+        "two processes",
+        "torchshare",
+        "--repetitions",
+        "1",
+        "--window",
+        "0.3",
+    ]
+    command = [sys.executable, BENCHMARKS / "pairs.py", *options, "--output", tmp_path]
+    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    command = [sys.executable, BENCHMARKS / "table.py", "--results", tmp_path]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert printed.count("| tiny+tiny |") == 2
+    assert table.table(["a"], [["1"]]) == "| a |\n| --- |\n| 1 |"

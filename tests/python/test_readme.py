@@ -1,0 +1,44 @@
+"""The documents tell the truth: the example runs, and what they name exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import torchshare
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_example_runs_and_prints_what_the_readme_shows():
+    example, output = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", README, re.DOTALL).groups()
+    assert len([line for line in example.splitlines() if line.strip()]) <= 20
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=60, check=True)
+    columns = slice(0, 6)  # job, priority, state, steps, sub-batches, ops: the rest are times
+    assert [line.split()[columns] for line in done.stdout.splitlines()] == [
+        line.split()[columns] for line in output.splitlines()
+    ]
+
+
+def test_every_make_target_that_is_named_exists():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"make ([a-z-]+)", README)) <= targets
+
+
+@pytest.mark.parametrize("document", [*sorted(ROOT.glob("csrc/*/README.md")), ROOT / "README.md"], ids=str)
+def test_every_link_and_file_that_is_named_exists(document: Path):
+    text = document.read_text()
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (document.parent / link).exists(), link
+    for name in re.findall(r"`([a-z_]+\.(?:h|cpp|py|inc))`", text):
+        assert list(document.parent.rglob(name)) or list(ROOT.glob(f"*/{name}")), name
+
+
+def test_every_public_name_has_a_docstring():
+    for name in torchshare.__all__:
+        assert getattr(torchshare, name).__doc__, name
