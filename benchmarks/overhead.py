@@ -18,9 +18,9 @@ import torch
 import torchshare
 
 from jobs import train
-from record import RESULTS, shown, spread, write
+from record import RESULTS, shown, spread, steady_malloc, write
 
-BLOCKS = {"conv": (6, 100), "tiny": (300, 50)}  # steps per block, rounds
+BLOCKS = {"conv": (6, 50), "tiny": (300, 40)}  # steps per block, rounds
 
 
 class BlockMeter:
@@ -77,6 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    steady_malloc()
     warnings.simplefilter("ignore")
     summary = {kind: ratios(kind) for kind in BLOCKS}
     write("overhead", {"summary": summary}, arguments.output)

@@ -20,7 +20,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from record import RESULTS, shown, spread, write
+from record import RESULTS, shown, spread, steady_malloc, write
 
 PAIRS = {
     "conv+conv": ("conv", "conv", 2),
@@ -48,7 +48,7 @@ class WindowMeter:
         return now < self._end
 
     def figures(self) -> dict[str, float]:
-        """Steps per second, and the share of the window that the job's thread was on a core. A starved job has zeros."""
+        """Steps per second, and the share of the window that the thread was on a core. A starved job has zeros."""
         window = self._end - self._start
         on_core = self._cpu[-1] - self._cpu[0] if self._cpu else 0.0
         return {"rate": self._steps / window, "cpu": on_core / window}
@@ -165,6 +165,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    steady_malloc()
     if arguments.work:
         print(json.dumps(work(*json.loads(arguments.work))))
         return
