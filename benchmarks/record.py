@@ -16,8 +16,8 @@ import torch
 
 RESULTS = Path(__file__).parent / "results"
 
-# Left to itself, glibc returns large blocks to the system and faults their pages in again, 300 to 6,300 times per step of
-# the conv job, by the luck of what else was allocated: up to a quarter of the step, in any mode. Held still for all.
+# Left to itself, glibc returns large blocks to the system and faults their pages in again, 300 to 6,300 times per step
+# of the conv job, by the luck of what else was allocated: up to a quarter of the step, in any mode. Held still for all.
 STEADY_MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
