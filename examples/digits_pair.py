@@ -9,7 +9,6 @@ step 50. Run it with `make demo`, or the pair alone from the command line:
 import sys
 
 import torch
-import torch._dynamo  # the first optimizer loads it; here, so that no job's time has it
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn

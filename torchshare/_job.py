@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy
@@ -18,11 +20,31 @@ _NUMPY_SEEDS = 2**32
 INTERRUPT_AFTER_S = 0.1
 
 
-def interrupt_later(interrupt: Callable[[], None]) -> None:
-    """Gives a cancelled job time to reach an op, where it is unwound in order, before it is interrupted anywhere."""
-    timer = threading.Timer(INTERRUPT_AFTER_S, interrupt)
+def interrupt_later(jobs: Sequence[Job]) -> None:
+    """Gives cancelled jobs time to reach an op, where they unwind in order, before they are interrupted anywhere."""
+    timer = threading.Timer(INTERRUPT_AFTER_S, interrupt, (jobs,))
     timer.daemon = True
     timer.start()
+
+
+def interrupt(jobs: Sequence[Job]) -> None:
+    """Interrupts cancelled jobs that have run no op since. One that is importing comes later: a module whose import is
+    cut short stays half made, for the whole process."""
+    frames = sys._current_frames()
+    importing = [job for job in jobs if _is_importing(frames.get(job._thread))]
+    for job in jobs:
+        if job not in importing:
+            job._native.interrupt()
+    if importing:
+        interrupt_later(importing)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Job:
@@ -39,6 +61,7 @@ class Job:
         self._random = random.Random(seed)
         self._numpy_random = numpy.random.RandomState(seed % _NUMPY_SEEDS)
         self._looked_for_batch_norm = False
+        self._thread = 0  # Python's name for the job's thread, while it runs
         self._metrics: dict[str, float] = {}
         self._value: Any = None
         self._exception: BaseException | None = None
@@ -115,7 +138,7 @@ class Job:
     def cancel(self) -> None:
         """Raises `Cancelled` in the job: before its next op, or, without one for 0.1 s, before its next bytecode."""
         self._native.cancel()
-        interrupt_later(self._native.interrupt)
+        interrupt_later([self])
 
     def __repr__(self) -> str:
         return f"<Job '{self.name}' {self.priority}, {self.state}>"

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import importlib
 import logging
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -13,7 +15,7 @@ import torch
 from torchshare import _C, _current, _routing
 from torchshare._batches import check_sub_batch
 from torchshare._errors import Cancelled, JobFailed
-from torchshare._job import INTERRUPT_AFTER_S, Job, interrupt_later
+from torchshare._job import INTERRUPT_AFTER_S, Job, interrupt, interrupt_later
 from torchshare._results import ENDED, Results
 
 log = logging.getLogger("torchshare")
@@ -48,11 +50,13 @@ class Runtime:
             raise ValueError(f"timeline_capacity is {timeline_capacity!r}; expected a whole number, at least 1")
         if not 0 <= grace <= 1:
             raise ValueError(f"grace is {grace!r}; expected seconds, 0 to 1")
+        # The first optimizer would import it, inside a job: a second or two that is not the job's own time.
+        importlib.import_module("torch._dynamo")
         self._native = _C.Runtime(device, policy, grace, timeline_capacity)
         self._jobs: list[Job] = []
         _routing.install()
         # Runs at close, when the runtime is dropped, or when the interpreter ends; whichever comes first.
-        self._finalizer = weakref.finalize(self, _close, self._native)
+        self._finalizer = weakref.finalize(self, _close, self._native, self._jobs)
 
     @property
     def device(self) -> str:
@@ -152,7 +156,7 @@ class Runtime:
     def cancel(self) -> None:
         """Cancels every job; see Job.cancel."""
         self._native.cancel_all()
-        interrupt_later(self._native.interrupt_all)
+        interrupt_later(self._jobs)
 
     def close(self) -> None:
         """Cancels the jobs that have not ended, and waits for them. The results and the timeline can still be read."""
@@ -183,11 +187,11 @@ class Runtime:
             self.close()
 
 
-def _close(native: _C.Runtime) -> None:
+def _close(native: _C.Runtime, jobs: list[Job]) -> None:
     try:
         native.cancel_all()
         native.wait(INTERRUPT_AFTER_S)
-        native.interrupt_all()
+        interrupt(jobs)
         for name in native.close(_PATIENCE_S):
             log.warning("job '%s' was cancelled, but its thread is blocked outside PyTorch and was left behind", name)
     finally:
@@ -196,6 +200,7 @@ def _close(native: _C.Runtime) -> None:
 
 def _run(job: Job, function: Callable[[Job], Any]) -> None:
     """The body of a job, in its thread. What it raises decides the job's state."""
+    job._thread = threading.get_ident()
     with _current.entered(job):
         try:
             job._value = function(job)

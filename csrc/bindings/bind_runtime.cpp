@@ -107,7 +107,6 @@ void bind_runtime(py::module_& module) {
           "wait", [](Runtime& runtime, Seconds timeout) { return runtime.wait(from_seconds(timeout)); },
           py::arg("timeout"), ReleaseGil())
       .def("cancel_all", &Runtime::cancel_all)
-      .def("interrupt_all", &Runtime::interrupt_all)
       .def(
           "close", [](Runtime& runtime, Seconds patience) { return runtime.close(from_seconds(patience)); },
           py::arg("patience"), ReleaseGil())

@@ -71,12 +71,6 @@ void Runtime::cancel_all() {
   }
 }
 
-void Runtime::interrupt_all() {
-  for (const auto& job : jobs()) {
-    job->interrupt();  // calls the job's host, so not under the lock
-  }
-}
-
 std::vector<std::shared_ptr<Job>> Runtime::jobs() {
   std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<Job>> jobs;

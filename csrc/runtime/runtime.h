@@ -33,8 +33,6 @@ class Runtime {
   /// Waits until every job has ended, for at most `timeout`; returns whether they have.
   bool wait(std::chrono::nanoseconds timeout);
   void cancel_all();
-  /// See Job::interrupt.
-  void interrupt_all();
   /// Cancels what has not ended and joins the threads. A job that is blocked outside torch for longer than `patience`
   /// is given up: it counts as cancelled, its thread is left alone, and its name is returned.
   std::vector<std::string> close(std::chrono::nanoseconds patience);

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import importlib
+import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -116,6 +120,24 @@ def test_cancel_reaches_a_job_that_waits_to_run():
         runtime.cancel()
         assert {result.state for result in runtime.wait(SOON_S).values()} == {"cancelled"}
         assert pending.result.ops == delayed.result.ops == 0
+
+
+def test_an_import_is_never_cut_short(tmp_path, monkeypatch):
+    (tmp_path / "slow_module.py").write_text("import threading\nbegan.set()\nthreading.Event().wait(0.5)\ndone = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(builtins, "began", threading.Event(), raising=False)
+
+    def body(job: Job) -> None:
+        importlib.import_module("slow_module")
+        python_for_ever(job)
+
+    with torchshare.Runtime() as runtime:
+        job = runtime.submit(body, threads=1)
+        runtime.start()
+        assert builtins.began.wait(30)
+        job.cancel()
+        assert runtime.wait(SOON_S)["body"].state == "cancelled"
+    assert sys.modules["slow_module"].done == 1
 
 
 @pytest.mark.parametrize("loop", ["ops", "python"])

@@ -60,7 +60,7 @@ def test_two_functions_of_a_file_train_together(jobs: Path):
     assert done.returncode == 0, done.stderr
     rows = [line.split()[:5] for line in done.stdout.splitlines()]
     assert rows[1:] == [["train", "primary", "finished", "20", "20"], ["b", "secondary", "finished", "20", "60"]]
-    assert "b: delayed, 0 steps" in done.stderr  # plain lines when piped
+    assert "b: finished, 20 steps" in done.stderr  # plain lines when piped
     assert "\x1b" not in done.stderr + done.stdout
 
 
@@ -91,7 +91,7 @@ def test_ctrl_c_stops_both_within_two_seconds_and_writes_the_timeline(jobs: Path
         text=True,
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "for_ever runs\n"
+    assert "for_ever runs" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
     began = time.monotonic()
     out, err = process.communicate(timeout=30)
