@@ -15,8 +15,6 @@ from torchshare._C import Job as NativeJob
 from torchshare._results import Result
 
 _NUMPY_SEEDS = 2**32
-
-
 INTERRUPT_AFTER_S = 0.1
 
 

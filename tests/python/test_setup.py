@@ -12,8 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def configure(tmp_path: Path, cuda: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def configure(
+    tmp_path: Path, cuda: str, prefix: tuple[str, ...] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
     command = [
+        *prefix,
         "cmake",
         "-S",
         ROOT,
@@ -26,7 +29,7 @@ def configure(tmp_path: Path, cuda: str, **environment: str) -> subprocess.Compl
 
 
 def without_nvcc(tmp_path: Path) -> dict[str, str]:
-    """An environment that looks like a machine without a CUDA toolkit; skips where it cannot be hidden."""
+    """An environment that looks like a machine without a CUDA toolkit."""
     folders = [f for f in os.environ["PATH"].split(":") if not (Path(f) / "nvcc").exists()]
     return {"PATH": ":".join(folders), "CUDA_PATH": "", "CUDA_HOME": "", "CUDAToolkit_ROOT": str(tmp_path / "none")}
 
@@ -51,10 +54,7 @@ def test_cuda_on_without_nvcc_fails_with_the_reason(tmp_path: Path):
             pytest.skip("the CUDA toolkit of this machine cannot be hidden without root")
     else:
         hide = []
-    command = ["cmake", "-S", ROOT, "-B", tmp_path, f"-DTORCHSHARE_PYTHON={sys.executable}", "-DTORCHSHARE_CUDA=ON"]
-    done = subprocess.run(
-        [*hide, *map(str, command)], capture_output=True, text=True, env={**os.environ, **without_nvcc(tmp_path)}
-    )
+    done = configure(tmp_path, "ON", tuple(hide), **without_nvcc(tmp_path))
     assert done.returncode != 0
     assert "TORCHSHARE_CUDA=ON, but there is no nvcc" in done.stderr
 
