@@ -42,21 +42,39 @@ void Coordinator::open() {
 bool Coordinator::wait_to_start(JobId job) {
   std::unique_lock lock(mutex_);
   ++starting_;
-  bool started = false;
-  while (!entries_[job].start_cancelled && !started) {
-    const auto now = clock_.now();
-    const StartDecision decision = decide_start(views(), job, now - entries_[job].arrival);
-    if (decision.start) {
-      timeline_.record({now, now, job, EventKind::kDecision, 0, "start: " + decision.reason});
-      started = true;
-    } else {
-      move_locked(job, JobState::kDelayed);
-      clock_.wait_until(changed_, lock, decision.retry_after ? now + *decision.retry_after : kNever);
-    }
+  entries_[job].wait = Wait::kForStart;
+  auto retry_at = decide(job);
+  while (entries_[job].wait == Wait::kForStart && !entries_[job].start_cancelled) {
+    move_locked(job, JobState::kDelayed);
+    clock_.wait_until(changed_, lock, retry_at);
+    retry_at = decide(job);
   }
   --starting_;
+  const bool started = entries_[job].wait == Wait::kStarted;
   move_locked(job, started ? JobState::kRunning : JobState::kCancelled);
   return started;
+}
+
+std::chrono::nanoseconds Coordinator::decide(JobId job) {
+  Entry& entry = entries_[job];
+  if (entry.wait != Wait::kForStart || entry.start_cancelled) {
+    return kNever;
+  }
+  const auto now = clock_.now();
+  const StartDecision decision = decide_start(views(), job, now - entry.arrival);
+  if (!decision.start) {
+    return decision.retry_after ? now + *decision.retry_after : kNever;
+  }
+  timeline_.record({now, now, job, EventKind::kDecision, 0, "start: " + decision.reason});
+  entry.wait = Wait::kStarted;
+  changed_.notify_all();
+  return kNever;
+}
+
+void Coordinator::decide_waiting() {
+  for (JobId job = 0; starting_ > 0 && job < entries_.size(); ++job) {
+    decide(job);
+  }
 }
 
 void Coordinator::cancel_start(JobId job) {
@@ -83,6 +101,7 @@ bool Coordinator::move_locked(JobId job, JobState to) {
   entry.state = to;
   const auto now = clock_.now();
   timeline_.record({now, now, job, EventKind::kState, 0, std::string(to_string(to))});
+  decide_waiting();
   changed_.notify_all();
   return true;
 }
@@ -90,9 +109,7 @@ bool Coordinator::move_locked(JobId job, JobState to) {
 void Coordinator::count_step(JobId job) {
   std::lock_guard lock(mutex_);
   ++entries_[job].steps;
-  if (starting_ > 0) {
-    changed_.notify_all();
-  }
+  decide_waiting();
 }
 
 JobState Coordinator::state(JobId job) const {

@@ -46,6 +46,8 @@ class Coordinator {
   bool wait_all(std::chrono::nanoseconds deadline);
 
  private:
+  enum class Wait { kNone, kForStart, kStarted };
+
   struct Entry {
     std::string name;
     Priority priority;
@@ -53,8 +55,15 @@ class Coordinator {
     std::chrono::nanoseconds arrival;
     JobState state = JobState::kPending;
     std::uint64_t steps = 0;
+    Wait wait = Wait::kNone;
     bool start_cancelled = false;
   };
+
+  /// Starts `job` if it waits and may start now. Returns when to look again though nothing else changes.
+  std::chrono::nanoseconds decide(JobId job);
+  /// A job's state or steps changed: decides for every waiting job here and now, so that a start is at the step it
+  /// waits for and not whenever the waiting thread, which may be an idle-priority one, gets to look.
+  void decide_waiting();
 
   std::vector<JobView> views() const;
   bool move_locked(JobId job, JobState to);

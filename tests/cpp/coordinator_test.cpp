@@ -53,6 +53,19 @@ TEST_F(CoordinatorTest, StartsAtTheStepThatWasAskedFor) {
   EXPECT_THAT(details(secondary, EventKind::kDecision), ElementsAre("start: step:2: job 'a' has done 2 steps"));
 }
 
+TEST_F(CoordinatorTest, DecidesAtTheStepThoughTheWaitingThreadLooksLater) {
+  const JobId primary = add("a", Priority::kPrimary, "now");
+  const JobId secondary = add("b", Priority::kSecondary, "step:2");
+  EXPECT_TRUE(start(primary).get());
+  auto waiter = start(secondary);
+  EXPECT_TRUE(still_waits(waiter));
+  for (int step = 0; step < 1000; ++step) {
+    coordinator_.count_step(primary);
+  }
+  EXPECT_TRUE(waiter.get());
+  EXPECT_THAT(details(secondary, EventKind::kDecision), ElementsAre("start: step:2: job 'a' has done 2 steps"));
+}
+
 TEST_F(CoordinatorTest, StartsAfterItsDelayByTheDevicesClock) {
   const JobId job = add("a", Priority::kPrimary, "10");
   auto waiter = start(job);

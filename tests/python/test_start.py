@@ -57,8 +57,7 @@ def test_step_starts_at_that_step_of_the_primary():
         late = runtime.submit(steps(1), name="late", start="step:5")
         runtime.start()
         assert gatekeeper.reached.wait(30)
-        wait_until(lambda: early.state == "finished")
-        assert late.state == "delayed"
+        wait_until(lambda: early.state == "finished" and late.state == "delayed")
         gatekeeper.release.set()
         runtime.wait(30)
         assert decisions(runtime, "late") == ["start: step:5: job 'primary' has done 5 steps"]
@@ -120,7 +119,6 @@ def test_a_job_submitted_later_goes_by_its_own_condition():
         after = runtime.submit(steps(1), name="after", start="after:first")
         with pytest.raises(ValueError, match="names no job"):
             runtime.submit(steps(1), name="lost", start="after:nobody")
-        wait_until(lambda: now.state == "finished")
-        assert after.state == "delayed"
+        wait_until(lambda: now.state == "finished" and after.state == "delayed")
         gatekeeper.release.set()
         assert list(runtime.wait(30)) == ["first", "now", "after"]
