@@ -1,7 +1,9 @@
 from collections.abc import Callable
 from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 
 Event: TypeAlias = tuple[str, str, int, int, int, str]
 
@@ -73,3 +75,47 @@ class Runtime:
     def close(self, patience: float) -> list[str]: ...
     def events(self) -> list[Event]: ...
     def write_timeline(self, path: str) -> None: ...
+
+def cluster_policy_names() -> list[str]: ...
+
+class ClusterOptions:
+    gpus: int
+    gpus_per_node: int
+    gpu_memory_gib: float
+    restart_cost: float
+    durations_known: bool
+    largest_split: int
+    fixed_memory_fraction: float
+    fixed_time_fraction: float
+    record_spans: bool
+    def __init__(self) -> None: ...
+
+class Cluster:
+    def __init__(
+        self,
+        options: ClusterOptions,
+        models: int,
+        ratios: list[float],
+        arrival: ArrayLike,
+        duration: ArrayLike,
+        gpus: ArrayLike,
+        memory_gib: ArrayLike,
+        model: ArrayLike,
+        estimate: ArrayLike,
+    ) -> None: ...
+
+class Simulator:
+    def __init__(self, cluster: Cluster, policy: str, record_usage: bool = ...) -> None: ...
+    def run(self, instants: int) -> bool: ...
+    def jobs(self) -> dict[str, NDArray[np.float64]]: ...
+    def spans(self) -> list[tuple[int, float, float, list[int]]]: ...
+    def usage(self) -> list[tuple[float, int, int, int]]: ...
+    @property
+    def ended(self) -> int: ...
+    @property
+    def busy_gpu_seconds(self) -> float: ...
+
+class LiveScheduler:
+    def __init__(self, cluster: Cluster, policy: str) -> None: ...
+    def arrive(self, job: int, now: float) -> tuple[list[int], list[int]]: ...
+    def end(self, job: int, now: float) -> tuple[list[int], list[int]]: ...

@@ -6,5 +6,6 @@ namespace torchshare::bindings {
 
 void bind_model(pybind11::module_& module);
 void bind_runtime(pybind11::module_& module);
+void bind_simulator(pybind11::module_& module);
 
 }  // namespace torchshare::bindings

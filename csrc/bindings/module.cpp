@@ -13,4 +13,5 @@ PYBIND11_MODULE(_C, module) {
   });
   torchshare::bindings::bind_model(module);
   torchshare::bindings::bind_runtime(module);
+  torchshare::bindings::bind_simulator(module);
 }

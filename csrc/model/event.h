@@ -5,9 +5,9 @@
 #include <string>
 #include <string_view>
 
-namespace torchshare {
+#include "model/job_id.h"
 
-using JobId = std::uint32_t;
+namespace torchshare {
 
 /// What a timeline entry tells. Spans have a length; states and decisions are instants.
 enum class EventKind : std::uint8_t { kStep, kSubBatch, kInput, kWait, kState, kDecision };

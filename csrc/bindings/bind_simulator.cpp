@@ -1,0 +1,137 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include "bindings/bindings.h"
+#include "policy/cluster/cluster_policy.h"
+#include "simulator/live_scheduler.h"
+#include "simulator/simulator.h"
+
+namespace py = pybind11;
+
+namespace torchshare::bindings {
+namespace {
+
+template <typename T>
+using Column = py::array_t<T, py::array::c_style | py::array::forcecast>;
+
+/// A trace by columns, one row per job.
+std::vector<TraceJob> make_trace(const Column<double>& arrival, const Column<double>& duration, const Column<int>& gpus,
+                                 const Column<double>& memory_gib, const Column<int>& model) {
+  const py::ssize_t size = arrival.size();
+  if (duration.size() != size || gpus.size() != size || memory_gib.size() != size || model.size() != size) {
+    throw std::invalid_argument("the columns of the trace differ in length");
+  }
+  std::vector<TraceJob> trace;
+  trace.reserve(static_cast<std::size_t>(size));
+  for (py::ssize_t i = 0; i < size; ++i) {
+    trace.push_back({arrival.at(i), duration.at(i), gpus.at(i), memory_gib.at(i), model.at(i)});
+  }
+  return trace;
+}
+
+std::unique_ptr<Cluster> make_cluster(const ClusterOptions& options, int models, const std::vector<double>& ratios,
+                                      const Column<double>& arrival, const Column<double>& duration,
+                                      const Column<int>& gpus, const Column<double>& memory_gib,
+                                      const Column<int>& model, const Column<double>& estimate) {
+  return std::make_unique<Cluster>(options, Interference(models, ratios),
+                                   make_trace(arrival, duration, gpus, memory_gib, model),
+                                   std::vector<Seconds>(estimate.data(), estimate.data() + estimate.size()));
+}
+
+/// One column over all jobs.
+template <typename Value>
+py::array_t<double> per_job(const Cluster& cluster, const Value& value) {
+  py::array_t<double> column(static_cast<py::ssize_t>(cluster.jobs()));
+  for (JobId job = 0; job < cluster.jobs(); ++job) {
+    column.mutable_at(job) = static_cast<double>(value(cluster.job(job)));
+  }
+  return column;
+}
+
+/// Steps until `instants` of them are done; returns whether any are left.
+bool run(Simulator& simulator, std::size_t instants) {
+  const py::gil_scoped_release release;
+  while (instants > 0 && simulator.step()) {
+    --instants;
+  }
+  return simulator.ended() < simulator.cluster().jobs();
+}
+
+py::dict jobs_of(const Simulator& simulator) {
+  const Cluster& cluster = simulator.cluster();
+  py::dict jobs;
+  jobs["ended"] = per_job(cluster, [](const ClusterJob& job) { return job.ended; });
+  jobs["waited"] = per_job(cluster, [](const ClusterJob& job) { return job.waited; });
+  jobs["run"] = per_job(cluster, [](const ClusterJob& job) { return job.run; });
+  jobs["shared"] = per_job(cluster, [](const ClusterJob& job) { return job.shared; });
+  jobs["preemptions"] = per_job(cluster, [](const ClusterJob& job) { return job.preemptions; });
+  return jobs;
+}
+
+py::list spans_of(const Simulator& simulator) {
+  py::list spans;
+  for (const Span& span : simulator.cluster().spans()) {
+    spans.append(py::make_tuple(span.job, span.begin, span.end, span.gpus));
+  }
+  return spans;
+}
+
+py::list usage_of(const Simulator& simulator) {
+  py::list rows;
+  for (const Usage& usage : simulator.usage()) {
+    rows.append(py::make_tuple(usage.time, usage.busy, usage.shared, usage.queue));
+  }
+  return rows;
+}
+
+using Orders = std::pair<std::vector<JobId>, std::vector<JobId>>;
+
+Orders arrive(LiveScheduler& scheduler, JobId job, Seconds now) {
+  const auto [suspend, start] = scheduler.arrive(job, now);
+  return {suspend, start};
+}
+
+Orders end(LiveScheduler& scheduler, JobId job, Seconds now) {
+  const auto [suspend, start] = scheduler.end(job, now);
+  return {suspend, start};
+}
+
+}  // namespace
+
+void bind_simulator(py::module_& module) {
+  module.def("cluster_policy_names", &cluster_policy_names);
+  py::class_<ClusterOptions>(module, "ClusterOptions")
+      .def(py::init<>())
+      .def_readwrite("gpus", &ClusterOptions::gpus)
+      .def_readwrite("gpus_per_node", &ClusterOptions::gpus_per_node)
+      .def_readwrite("gpu_memory_gib", &ClusterOptions::gpu_memory_gib)
+      .def_readwrite("restart_cost", &ClusterOptions::restart_cost)
+      .def_readwrite("durations_known", &ClusterOptions::durations_known)
+      .def_readwrite("largest_split", &ClusterOptions::largest_split)
+      .def_readwrite("fixed_memory_fraction", &ClusterOptions::fixed_memory_fraction)
+      .def_readwrite("fixed_time_fraction", &ClusterOptions::fixed_time_fraction)
+      .def_readwrite("record_spans", &ClusterOptions::record_spans);
+  py::class_<Cluster>(module, "Cluster")
+      .def(py::init(&make_cluster), py::arg("options"), py::arg("models"), py::arg("ratios"), py::arg("arrival"),
+           py::arg("duration"), py::arg("gpus"), py::arg("memory_gib"), py::arg("model"), py::arg("estimate"));
+  py::class_<Simulator>(module, "Simulator")
+      .def(py::init([](const Cluster& cluster, std::string_view policy, bool record_usage) {
+             return std::make_unique<Simulator>(cluster, make_cluster_policy(policy), record_usage);
+           }),
+           py::arg("cluster"), py::arg("policy"), py::arg("record_usage") = false)
+      .def("run", &run, py::arg("instants"))
+      .def("jobs", &jobs_of)
+      .def("spans", &spans_of)
+      .def("usage", &usage_of)
+      .def_property_readonly("ended", &Simulator::ended)
+      .def_property_readonly("busy_gpu_seconds", &Simulator::busy_gpu_seconds);
+  py::class_<LiveScheduler>(module, "LiveScheduler")
+      .def(py::init([](const Cluster& cluster, std::string_view policy) {
+             return std::make_unique<LiveScheduler>(cluster, make_cluster_policy(policy));
+           }),
+           py::arg("cluster"), py::arg("policy"))
+      .def("arrive", &arrive, py::arg("job"), py::arg("now"))
+      .def("end", &end, py::arg("job"), py::arg("now"));
+}
+
+}  // namespace torchshare::bindings

@@ -1,0 +1,18 @@
+#pragma once
+
+namespace torchshare {
+
+/// One of two jobs that could share a GPU.
+struct PairJob {
+  double remaining;  ///< time it still needs alone, in any unit both use
+  double ratio;      ///< its interference ratio beside the other, >= 1
+};
+
+/// Average completion time of the two, counted from now, when both run together until one ends and the other goes on
+/// alone. SJF-BSBF (arXiv 2407.13088), equation for a sharing time point of 0.
+double share_now(const PairJob& a, const PairJob& b);
+
+/// The same when `first` runs alone and `second` after it.
+double one_after_other(const PairJob& first, const PairJob& second);
+
+}  // namespace torchshare

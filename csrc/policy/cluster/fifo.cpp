@@ -1,0 +1,26 @@
+#include "policy/cluster/placing.h"
+#include "policy/cluster/policies.h"
+
+namespace torchshare {
+namespace {
+
+/// First in, first out: nobody passes the first, even where the first has no room.
+class Fifo final : public ClusterPolicy {
+ public:
+  Rank rank(const Cluster& cluster, JobId job) const override { return {0, cluster.job(job).asked.arrival}; }
+  void schedule(Cluster& cluster) override {
+    bool blocked = false;
+    cluster.waiting().offer([&](JobId job) {
+      blocked = blocked || !start_alone(cluster, job);
+      return !blocked;
+    });
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<ClusterPolicy> make_fifo() {
+  return std::make_unique<Fifo>();
+}
+
+}  // namespace torchshare

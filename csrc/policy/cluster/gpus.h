@@ -1,0 +1,50 @@
+#pragma once
+
+#include <array>
+#include <set>
+#include <vector>
+
+#include "model/job_id.h"
+
+namespace torchshare {
+
+using GpuId = int;
+inline constexpr JobId kNobody = static_cast<JobId>(-1);
+
+/// Who is on which GPU, at most two jobs on each, and which GPUs are free, by node.
+class Gpus {
+ public:
+  /// Throws std::invalid_argument unless both are positive and `gpus` is a multiple of `per_node`.
+  Gpus(int gpus, int per_node);
+
+  int count() const { return static_cast<int>(slots_.size()); }
+  int per_node() const { return per_node_; }
+  int free() const { return free_; }
+  /// GPUs with exactly one job.
+  int half_free() const { return half_free_; }
+  const std::array<JobId, 2>& on(GpuId gpu) const { return slots_[static_cast<std::size_t>(gpu)]; }
+  /// The other job on `gpu`, or kNobody.
+  JobId partner(GpuId gpu, JobId job) const { return on(gpu)[0] == job ? on(gpu)[1] : on(gpu)[0]; }
+
+  /// `count` free GPUs on as few nodes as possible: the fullest node that has room, or whole nodes first.
+  /// `count` must be at most `free()`.
+  std::vector<GpuId> pick_free(int count) const;
+
+  void put(JobId job, GpuId gpu);
+  void remove(JobId job, GpuId gpu);
+
+ private:
+  using Node = int;
+  std::set<Node>& nodes_with_free(int free) { return nodes_with_free_[static_cast<std::size_t>(free)]; }
+  const std::set<Node>& nodes_with_free(int free) const { return nodes_with_free_[static_cast<std::size_t>(free)]; }
+  void count_free(Node node, int change);
+
+  int per_node_;
+  int free_;
+  int half_free_ = 0;
+  std::vector<std::array<JobId, 2>> slots_;
+  std::vector<int> free_on_node_;
+  std::vector<std::set<Node>> nodes_with_free_;  // [k]: the nodes with k free GPUs
+};
+
+}  // namespace torchshare

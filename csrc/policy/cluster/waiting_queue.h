@@ -1,0 +1,84 @@
+#pragma once
+
+#include <compare>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "model/job_id.h"
+#include "model/trace.h"
+
+namespace torchshare {
+
+/// Who goes first: the lower level, in it the lower value. The rank of a waiting job does not change.
+struct Rank {
+  int level = 0;
+  double value = 0;
+  auto operator<=>(const Rank&) const = default;
+};
+
+/// The waiting jobs, by what they ask for: jobs of one kind ask for the same, so where the first of a kind finds no
+/// room, none of its kind does, nor one that ranks behind it and asks for more GPUs of the same model and memory.
+/// A decision looks at a few kinds instead of at all jobs.
+class WaitingQueue {
+ public:
+  using Kind = std::size_t;
+
+  /// The kind of such a job.
+  Kind kind_of(const TraceJob& job);
+
+  void insert(Kind kind, Rank rank, JobId job);
+  void erase(Kind kind, Rank rank, JobId job);
+  std::size_t size() const { return size_; }
+
+  /// Offers waiting jobs to `take`, the first of each kind in the order of their ranks, until none is taken any more.
+  /// `take(job)` returns whether it took the job out of the queue; it may also put others in.
+  template <typename Take>
+  void offer(const Take& take);
+
+  /// The first `count` jobs of each kind, by rank.
+  std::vector<JobId> first_of_each_kind(std::size_t count) const;
+
+ private:
+  using Queue = std::set<std::pair<Rank, JobId>>;
+
+  struct Kinship {
+    int gpus;
+    std::pair<int, double> model_and_memory;
+    auto operator<=>(const Kinship&) const = default;
+  };
+
+  std::map<Kinship, Kind> kinds_;
+  std::vector<Kinship> kinships_;  // of each kind
+  std::vector<Queue> queues_;      // of each kind
+  std::size_t size_ = 0;
+};
+
+template <typename Take>
+void WaitingQueue::offer(const Take& take) {
+  std::vector<bool> refused(queues_.size());
+  while (true) {
+    const Queue* best = nullptr;
+    Kind best_kind = 0;
+    for (Kind kind = 0; kind < queues_.size(); ++kind) {
+      const Queue& queue = queues_[kind];
+      if (!refused[kind] && !queue.empty() && (best == nullptr || *queue.begin() < *best->begin())) {
+        best = &queue;
+        best_kind = kind;
+      }
+    }
+    if (best == nullptr) {
+      return;
+    }
+    if (take(best->begin()->second)) {
+      continue;
+    }
+    for (Kind kind = 0; kind < queues_.size(); ++kind) {
+      refused[kind] = refused[kind] || (kinships_[kind].gpus >= kinships_[best_kind].gpus &&
+                                        kinships_[kind].model_and_memory == kinships_[best_kind].model_and_memory);
+    }
+  }
+}
+
+}  // namespace torchshare

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <string_view>
+#include <vector>
+
+#include "simulator/simulator.h"
+
+namespace torchshare {
+
+inline std::vector<Seconds> durations_of(const std::vector<TraceJob>& trace) {
+  std::vector<Seconds> durations;
+  for (const TraceJob& job : trace) {
+    durations.push_back(job.duration);
+  }
+  return durations;
+}
+
+inline Simulator simulator_of(std::string_view policy, const ClusterOptions& options, const Interference& interference,
+                              const std::vector<TraceJob>& trace) {
+  return {Cluster(options, interference, trace, durations_of(trace)), make_cluster_policy(policy)};
+}
+
+/// Runs a trace to its end; returns when each job ended.
+inline std::vector<Seconds> ends_of(std::string_view policy, const ClusterOptions& options,
+                                    const Interference& interference, const std::vector<TraceJob>& trace) {
+  Simulator simulator = simulator_of(policy, options, interference, trace);
+  while (simulator.step()) {
+  }
+  std::vector<Seconds> ends;
+  for (JobId job = 0; job < trace.size(); ++job) {
+    ends.push_back(simulator.cluster().job(job).ended);
+  }
+  return ends;
+}
+
+/// A trace of `jobs` jobs for a cluster of `gpus` GPUs of 16 GiB, heavy-tailed, with bursts and jobs that arrive at
+/// once.
+inline std::vector<TraceJob> random_trace(std::mt19937_64& random, int jobs, int gpus, int models) {
+  std::lognormal_distribution<double> duration(4, 1.5);
+  std::exponential_distribution<double> gap(0.02);
+  std::vector<TraceJob> trace;
+  Seconds now = 0;
+  for (int i = 0; i < jobs; ++i) {
+    now += random() % 3 == 0 ? 0 : gap(random);
+    const int asked = std::min(gpus, 1 << (random() % 4));
+    trace.push_back({now, duration(random), asked, static_cast<double>(random() % 17),
+                     static_cast<int>(random() % static_cast<unsigned>(models))});
+  }
+  return trace;
+}
+
+}  // namespace torchshare

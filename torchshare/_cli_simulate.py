@@ -1,0 +1,286 @@
+"""`torchshare simulate`: what sharing would do to a queue."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from torchshare import _C
+from torchshare._ratios import Ratios, read_ratios, uniform
+from torchshare._simulate import Case, Outcome, Setting, Sweep, simulate_all, summarize
+from torchshare._trace import FORMATS, Limits, Trace, read_trace
+
+_BASELINE = "tiresias"  # what the table compares with, where it was run
+
+
+def add_parser(verbs: Any) -> None:
+    """Adds the verb to the command line."""
+    parser = verbs.add_parser(
+        "simulate",
+        help="run scheduling policies over a trace of jobs",
+        description="Runs scheduling policies over traces of jobs on a simulated cluster, in virtual time.",
+    )
+    parser.add_argument("--trace", type=Path, nargs="+", required=True, metavar="FILE", help="one or several traces")
+    parser.add_argument("--trace-format", choices=FORMATS, default="csv", help="default: %(default)s")
+    parser.add_argument(
+        "--runtimes", type=Path, metavar="FILE", help="durations of the applications of an adaptdl trace"
+    )
+    parser.add_argument("--skip-bad-rows", action="store_true", help="leave out rows that are wrong, and count them")
+    parser.add_argument("--gpus", type=int, default=64, metavar="N", help="of the cluster (default: %(default)s)")
+    parser.add_argument("--gpus-per-node", type=int, default=4, metavar="N", help="default: %(default)s")
+    parser.add_argument("--gpu-memory", type=float, default=0, metavar="GIB", help="of a GPU (default: not looked at)")
+    parser.add_argument(
+        "--policy",
+        action="append",
+        metavar="NAME",
+        help=f"all (default), or one of {', '.join(_C.cluster_policy_names())}; repeatable",
+    )
+    parser.add_argument(
+        "--interference",
+        default="1.1",
+        metavar="RATIO|FILE",
+        help="step time beside a partner / alone, or a CSV of job_a,job_b,xi_a,xi_b[,gpu] (default: %(default)s)",
+    )
+    parser.add_argument("--gpu-type", metavar="NAME", help="which rows of the interference table count")
+    parser.add_argument(
+        "--model-as",
+        action="append",
+        default=[],
+        metavar="MODEL=OTHER",
+        help="a model of the trace has the ratios of a model of the table; repeatable",
+    )
+    parser.add_argument(
+        "--restart-cost", type=float, default=10, metavar="S", help="seconds to resume a job (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--estimate-error",
+        default="0",
+        metavar="SIGMA|none",
+        help="log-normal error of the durations that policies see; none: they see no durations (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the estimates (default: %(default)s)")
+    parser.add_argument(
+        "--sweep", metavar="NAME=FROM:TO:STEP", help=f"run for each value of one of {', '.join(Sweep.NAMES)}"
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON document")
+    parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw job completion times and utilization")
+    parser.add_argument("--timeline", type=Path, metavar="OUT.json", help="write a trace for https://ui.perfetto.dev")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the verb; returns the exit code. Everything that can be checked is, before anything is simulated."""
+    try:
+        setting = _setting(arguments)
+        limits = Limits(setting.gpus, setting.gpu_memory_gib or math.inf)
+        traces = [
+            read_trace(
+                path,
+                arguments.trace_format,
+                limits,
+                runtimes=arguments.runtimes,
+                skip_bad_rows=arguments.skip_bad_rows,
+            )
+            for path in arguments.trace
+        ]
+        cases = _cases(arguments, setting, traces)
+        _check_outputs(arguments, cases)
+        outcomes = _simulate(cases)
+    except ValueError as error:
+        print(f"torchshare: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("torchshare: stopped", file=sys.stderr)
+        return 130
+    rows = summarize(outcomes)
+    _warn(traces, cases)
+    if arguments.json:
+        print(json.dumps({"policies": rows}, indent=2))
+    else:
+        Console(width=None if sys.stdout.isatty() else 140).print(_table(rows))
+    if arguments.plot:
+        from torchshare import _plots  # matplotlib takes a while to load, and only this needs it
+
+        _plots.simulation(outcomes, rows).savefig(arguments.plot, dpi=110)
+    if arguments.timeline:
+        arguments.timeline.write_text(json.dumps({"traceEvents": _timeline(outcomes[0])}))
+    return 0
+
+
+def _setting(arguments: argparse.Namespace) -> Setting:
+    _positive("--gpus", arguments.gpus)
+    _positive("--gpus-per-node", arguments.gpus_per_node)
+    if arguments.gpus % arguments.gpus_per_node:
+        raise ValueError(f"--gpus {arguments.gpus}: expected a multiple of {arguments.gpus_per_node} GPUs per node")
+    _not_negative("--gpu-memory", arguments.gpu_memory)
+    _not_negative("--restart-cost", arguments.restart_cost)
+    _not_negative("--seed", arguments.seed)
+    error = None
+    if arguments.estimate_error != "none":
+        try:
+            error = float(arguments.estimate_error)
+        except ValueError:
+            raise ValueError(f"--estimate-error {arguments.estimate_error}: expected a number or none") from None
+        _not_negative("--estimate-error", error)
+    return Setting(
+        arguments.gpus, arguments.gpus_per_node, arguments.gpu_memory, arguments.restart_cost, error, arguments.seed
+    )
+
+
+def _positive(option: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{option} {value}: expected at least 1")
+
+
+def _not_negative(option: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{option} {value:g}: expected a number, at least 0")
+
+
+def _cases(arguments: argparse.Namespace, setting: Setting, traces: list[Trace]) -> list[Case]:
+    known = _C.cluster_policy_names()
+    wanted = [name for text in arguments.policy or ["all"] for name in text.split(",")]
+    unknown = [name for name in wanted if name not in [*known, "all"]]
+    if unknown:
+        raise ValueError(f"--policy {unknown[0]}: expected all, or one of {', '.join(known)}")
+    policies = known if "all" in wanted else wanted
+    sweep = Sweep.parse(arguments.sweep) if arguments.sweep else None
+    record = bool(arguments.plot or arguments.timeline)
+    if sweep and sweep.name == "interference":
+        points = [(f"{value:g}", uniform(value), setting) for value in sweep.values]
+    else:
+        ratios = _ratios(arguments)
+        settings = [sweep.apply(setting, value) for value in sweep.values] if sweep else [setting]
+        points = [(arguments.interference, ratios, each) for each in settings]
+    for _, ratios, _ in points:
+        for trace in traces:
+            ratios.rows(trace.models)
+    return [
+        Case(trace, policy, ratios, each, name, record and not sweep)
+        for name, ratios, each in points
+        for policy in policies
+        for trace in traces
+    ]
+
+
+def _ratios(arguments: argparse.Namespace) -> Ratios:
+    try:
+        ratio = float(arguments.interference)
+    except ValueError:
+        aliases = dict(_alias(text) for text in arguments.model_as)
+        return read_ratios(Path(arguments.interference), arguments.gpu_type, aliases)
+    return uniform(ratio)
+
+
+def _alias(text: str) -> tuple[str, str]:
+    model, equals, other = text.partition("=")
+    if not (model and equals and other):
+        raise ValueError(f"--model-as {text}: expected MODEL=OTHER")
+    return model, other
+
+
+def _check_outputs(arguments: argparse.Namespace, cases: list[Case]) -> None:
+    for option, path in (("--plot", arguments.plot), ("--timeline", arguments.timeline)):
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise ValueError(f"{option} {path}: expected a file in a folder that exists")
+    if arguments.plot is not None and arguments.plot.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"--plot {arguments.plot}: expected a name that ends in .png, .svg or .pdf")
+    if arguments.timeline is not None and len(cases) > 1:
+        raise ValueError(
+            f"--timeline: expected one trace and one --policy, for it shows one run; there are {len(cases)}"
+        )
+
+
+def _simulate(cases: list[Case]) -> list[Outcome]:
+    total = sum(len(case.trace.names) for case in cases)
+    ended = [0] * len(cases)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    with bar:
+        task = bar.add_task("jobs simulated", total=total)
+
+        def progress(index: int, jobs: int) -> None:
+            ended[index] = jobs
+            bar.update(task, completed=sum(ended))
+
+        return simulate_all(cases, progress)
+
+
+def _warn(traces: list[Trace], cases: list[Case]) -> None:
+    for trace in traces:
+        if trace.bad_rows:
+            print(
+                f"torchshare: skipped {len(trace.bad_rows)} bad rows, the first: {trace.bad_rows[0]}", file=sys.stderr
+            )
+    raised = max(case.ratios.raised for case in cases)
+    if raised:
+        print(f"torchshare: {raised} ratios of the interference table are below 1: taken as 1", file=sys.stderr)
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title=f"{rows[0]['traces']} trace(s), {rows[0]['jobs']} jobs; times in seconds", title_justify="left")
+    table.add_column("policy")
+    varied = [
+        name for name in ("interference", "restart_cost_s", "estimate_error") if len({str(r[name]) for r in rows}) > 1
+    ]
+    for title in varied:
+        table.add_column(title.replace("_", " "), justify="right")
+    for title in (
+        "avg JCT",
+        f"vs {_BASELINE}",
+        "median",
+        "p99",
+        "makespan",
+        "avg queue",
+        "GPUs busy",
+        "shared",
+        "preempted",
+    ):
+        table.add_column(title, justify="right")
+    for row in rows:
+        baseline = next((r for r in rows if r["policy"] == _BASELINE and all(r[n] == row[n] for n in varied)), None)
+        table.add_row(
+            row["policy"],
+            *(str(row[name]) for name in varied),
+            f"{row['avg_jct_s']:,.0f}",
+            f"{row['avg_jct_s'] / baseline['avg_jct_s'] - 1:+.0%}" if baseline else "-",
+            *(f"{row[name]:,.0f}" for name in ("median_jct_s", "p99_jct_s", "makespan_s", "avg_queue_s")),
+            f"{row['gpu_utilization']:.0%}",
+            f"{row['shared_fraction']:.0%}",
+            f"{row['preemptions']:,}",
+        )
+    return table
+
+
+def _timeline(outcome: Outcome) -> list[dict[str, Any]]:
+    """Chrome trace events: a process per node, a thread per GPU and place on it, one microsecond per second."""
+    per_node = outcome.case.setting.gpus_per_node
+    names = outcome.case.trace.names
+    return [
+        {
+            "name": names[job],
+            "ph": "X",
+            "pid": gpu // per_node,
+            "tid": gpu,
+            "ts": begin * 1e6,
+            "dur": (end - begin) * 1e6,
+            "args": {"gpus": len(gpus)},
+        }
+        for job, begin, end, gpus in outcome.spans
+        for gpu in gpus
+    ]

@@ -1,0 +1,231 @@
+"""Job traces for the simulator, read from CSV and checked row by row."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Column = NDArray[np.float64]
+_Key = tuple[str, int, int]  # application, GPUs, global batch
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Jobs by order of arrival, one entry of every column per job. Times in seconds from the beginning."""
+
+    source: str
+    names: list[str]
+    arrival: Column
+    duration: Column  # alone, on its GPUs
+    gpus: NDArray[np.int32]
+    memory_gib: Column  # per GPU; 0 where nobody knows
+    models: list[str]  # for the interference table; "" where nobody knows
+    bad_rows: list[str] = field(default_factory=list)  # why each row that was skipped was
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a job may ask for at most."""
+
+    gpus: int
+    memory_gib: float = math.inf
+
+
+@dataclass(frozen=True)
+class _Job:
+    name: str
+    arrival: float
+    duration: float
+    gpus: int
+    memory_gib: float = 0.0
+    model: str = ""
+
+
+class BadValue(ValueError):
+    """A value that a row must not have; the message has no place yet."""
+
+
+class Row:
+    """One row of a CSV file, whose values check themselves."""
+
+    def __init__(self, values: dict[str, str]) -> None:
+        self._values = values
+
+    def text(self, column: str) -> str:
+        value = self._values[column].strip()
+        if not value:
+            raise BadValue(f"column '{column}' is empty: expected a value")
+        return value
+
+    def optional(self, column: str) -> str:
+        return self._values.get(column, "").strip()
+
+    def number(self, column: str, *, above: float | None = None, default: float | None = None) -> float:
+        """A finite number, at least 0 or more than `above`."""
+        if default is not None and not self.optional(column):
+            return default
+        value = self.text(column)
+        wanted = "at least 0" if above is None else f"more than {above:g}"
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number) or (number < 0 if above is None else number <= above):
+            raise BadValue(f"column '{column}' is '{value}': expected a number, {wanted}")
+        return number
+
+    def count(self, column: str) -> int:
+        value = self.text(column)
+        if not value.isascii() or not value.isdigit() or int(value) < 1:
+            raise BadValue(f"column '{column}' is '{value}': expected a whole number, at least 1")
+        return int(value)
+
+    def instant(self, column: str) -> float:
+        value = self.text(column)
+        try:
+            return datetime.fromisoformat(value).replace(tzinfo=timezone.utc).timestamp()
+        except ValueError:
+            raise BadValue(f"column '{column}' is '{value}': expected a date and time, YYYY-MM-DD HH:MM:SS") from None
+
+
+@dataclass(frozen=True)
+class _Format:
+    columns: list[str]  # that the header must have
+    job: Callable[[Row, int], _Job]  # from a row and its line number
+    arrival: str  # its column, for messages
+    gpus: str
+    sorted: bool = True
+
+
+def _plain(row: Row, line: int) -> _Job:
+    return _Job(
+        name=row.text("job"),
+        arrival=row.number("arrival_s"),
+        duration=row.number("duration_s", above=0),
+        gpus=row.count("gpus"),
+        memory_gib=row.number("memory_gib", default=0.0),
+        model=row.optional("model"),
+    )
+
+
+def _philly(row: Row, line: int) -> _Job:
+    return _Job(
+        name=f"philly-{line}",
+        arrival=row.instant("timestamp"),
+        duration=row.number("duration", above=0),
+        gpus=row.count("num_gpus"),
+    )
+
+
+def _adaptdl(runtimes: dict[_Key, float]) -> Callable[[Row, int], _Job]:
+    def job(row: Row, line: int) -> _Job:
+        key = (row.text("application"), row.count("num_replicas"), row.count("batch_size"))
+        if key not in runtimes:
+            application, gpus, batch = key
+            raise BadValue(
+                f"column 'application' is '{application}': no runtime for {gpus} GPUs and batch {batch} in --runtimes"
+            )
+        return _Job(row.text("name"), row.number("time"), runtimes[key], key[1], model=key[0])
+
+    return job
+
+
+FORMATS = ("csv", "adaptdl", "philly")
+_PLAIN_COLUMNS = ["job", "arrival_s", "gpus", "duration_s"]
+
+
+def read_trace(
+    path: Path, kind: str, limits: Limits, *, runtimes: Path | None = None, skip_bad_rows: bool = False
+) -> Trace:
+    """Reads a trace; `kind` is one of FORMATS. Raises ValueError with file, line, column and value of the first bad
+    row, or leaves bad rows out and says why in `bad_rows`."""
+    form = _format(kind, runtimes)
+    jobs: list[_Job] = []
+    bad: list[str] = []
+    names: set[str] = set()
+    for line, row in read_rows(path, form.columns):
+        try:
+            job = form.job(row, line)
+            _check(job, jobs[-1] if form.sorted and jobs else None, names, limits, form)
+        except BadValue as error:
+            bad.append(f"{path}:{line}: {error}")
+            if not skip_bad_rows:
+                raise ValueError(bad[-1]) from None
+        else:
+            names.add(job.name)
+            jobs.append(job)
+    if not jobs:
+        raise ValueError(f"{path}: no job in it ({len(bad)} bad rows)")
+    jobs.sort(key=lambda job: job.arrival)
+    begin = 0.0 if form.sorted else jobs[0].arrival
+    return Trace(
+        source=str(path),
+        names=[job.name for job in jobs],
+        arrival=np.array([job.arrival - begin for job in jobs]),
+        duration=np.array([job.duration for job in jobs]),
+        gpus=np.array([job.gpus for job in jobs], dtype=np.int32),
+        memory_gib=np.array([job.memory_gib for job in jobs]),
+        models=[job.model for job in jobs],
+        bad_rows=bad,
+    )
+
+
+def _format(kind: str, runtimes: Path | None) -> _Format:
+    if kind == "csv":
+        return _Format(_PLAIN_COLUMNS, _plain, "arrival_s", "gpus")
+    if kind == "philly":
+        return _Format(["timestamp", "duration", "num_gpus"], _philly, "timestamp", "num_gpus", sorted=False)
+    if runtimes is None:
+        raise ValueError("--trace-format adaptdl: expected --runtimes FILE, for its traces have no durations")
+    columns = ["name", "time", "application", "num_replicas", "batch_size"]
+    return _Format(columns, _adaptdl(_read_runtimes(runtimes)), "time", "num_replicas")
+
+
+def _check(job: _Job, before: _Job | None, names: set[str], limits: Limits, form: _Format) -> None:
+    if job.name in names:
+        raise BadValue(f"job '{job.name}' stands in the trace twice: expected names that differ")
+    if before is not None and job.arrival < before.arrival:
+        raise BadValue(
+            f"column '{form.arrival}' is {job.arrival:g}: expected at least {before.arrival:g}, that of the row before"
+        )
+    if job.gpus > limits.gpus:
+        raise BadValue(f"column '{form.gpus}' is {job.gpus}: expected at most {limits.gpus}, the GPUs of the cluster")
+    if job.memory_gib > limits.memory_gib:
+        raise BadValue(
+            f"column 'memory_gib' is {job.memory_gib:g}: expected at most {limits.memory_gib:g}, the memory of a GPU"
+        )
+
+
+def _read_runtimes(path: Path) -> dict[_Key, float]:
+    columns = ["application", "num_gpus", "global_batch", "exclusive_runtime_s"]
+    runtimes: dict[_Key, float] = {}
+    for line, row in read_rows(path, columns):
+        try:
+            key = (row.text("application"), row.count("num_gpus"), row.count("global_batch"))
+            runtimes[key] = row.number("exclusive_runtime_s", above=0)
+        except BadValue as error:
+            raise ValueError(f"{path}:{line}: {error}") from None
+    return runtimes
+
+
+def read_rows(path: Path, columns: list[str]) -> Iterator[tuple[int, Row]]:
+    """The rows of a CSV file with their line numbers. Raises ValueError where it is none or lacks a column."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, restval="")
+            missing = [column for column in columns if column not in (reader.fieldnames or [])]
+            if missing:
+                raise ValueError(f"{path}:1: no column '{missing[0]}': expected the header {','.join(columns)}")
+            for values in reader:
+                yield reader.line_num, Row(values)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path}: not a CSV file: {error}") from None
