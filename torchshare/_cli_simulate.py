@@ -38,6 +38,20 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument("--gpus-per-node", type=int, default=4, metavar="N", help="default: %(default)s")
     parser.add_argument("--gpu-memory", type=float, default=0, metavar="GIB", help="of a GPU (default: not looked at)")
     parser.add_argument(
+        "--fixed-memory",
+        type=float,
+        default=Setting.fixed_memory,
+        metavar="SHARE",
+        help="of a job's memory, what smaller sub-batches do not shrink (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--fixed-time",
+        type=float,
+        default=Setting.fixed_time,
+        metavar="SHARE",
+        help="of a step, what each further sub-batch costs (default: %(default)s)",
+    )
+    parser.add_argument(
         "--policy",
         action="append",
         metavar="NAME",
@@ -122,6 +136,9 @@ def _setting(arguments: argparse.Namespace) -> Setting:
         raise ValueError(f"--gpus {arguments.gpus}: expected a multiple of {arguments.gpus_per_node} GPUs per node")
     _not_negative("--gpu-memory", arguments.gpu_memory)
     _not_negative("--restart-cost", arguments.restart_cost)
+    for option, share in (("--fixed-memory", arguments.fixed_memory), ("--fixed-time", arguments.fixed_time)):
+        if not 0 <= share <= 1:
+            raise ValueError(f"{option} {share:g}: expected a number from 0 to 1")
     _not_negative("--seed", arguments.seed)
     error = None
     if arguments.estimate_error != "none":
@@ -131,7 +148,14 @@ def _setting(arguments: argparse.Namespace) -> Setting:
             raise ValueError(f"--estimate-error {arguments.estimate_error}: expected a number or none") from None
         _not_negative("--estimate-error", error)
     return Setting(
-        arguments.gpus, arguments.gpus_per_node, arguments.gpu_memory, arguments.restart_cost, error, arguments.seed
+        gpus=arguments.gpus,
+        gpus_per_node=arguments.gpus_per_node,
+        gpu_memory_gib=arguments.gpu_memory,
+        fixed_memory=arguments.fixed_memory,
+        fixed_time=arguments.fixed_time,
+        restart_cost=arguments.restart_cost,
+        estimate_error=error,
+        seed=arguments.seed,
     )
 
 
@@ -200,19 +224,12 @@ def _check_outputs(arguments: argparse.Namespace, cases: list[Case]) -> None:
 
 
 def _simulate(cases: list[Case]) -> list[Outcome]:
-    total = sum(len(case.trace.names) for case in cases)
+    if not sys.stderr.isatty():
+        return simulate_all(cases)
     ended = [0] * len(cases)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
-    with bar:
-        task = bar.add_task("jobs simulated", total=total)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("jobs simulated", total=sum(len(case.trace.names) for case in cases))
 
         def progress(index: int, jobs: int) -> None:
             ended[index] = jobs

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from torchshare._simulate import Outcome
 
+_BINS = 60  # of time, for averages over it
 _FIRST_TRACE = 0  # utilization over time is that of one trace, for an average of several shows none of them
 
 
@@ -57,7 +58,10 @@ def _utilization(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     for policy in _policies(outcomes):
         outcome = [outcome for outcome in outcomes if outcome.case.policy == policy][_FIRST_TRACE]
         time, busy, shared, _ = np.array(outcome.usage).T
-        axes.step(time / 3600, 100 * (busy + shared) / outcome.case.setting.gpus, where="post", label=policy, lw=1)
+        ends = np.linspace(time[0], time[-1], _BINS + 1)
+        jobs = np.concatenate([[0.0], np.cumsum((busy + shared)[:-1] * np.diff(time))])  # GPU-seconds until each time
+        average = np.diff(np.interp(ends, time, jobs)) / np.diff(ends)
+        axes.stairs(100 * average / outcome.case.setting.gpus, ends / 3600, label=policy, baseline=None, lw=1.2)
     axes.set(
         xlabel="time (h)", ylabel="jobs on GPUs, % of the GPUs", title="Utilization (above 100 %: GPUs with two jobs)"
     )

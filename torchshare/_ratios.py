@@ -43,7 +43,8 @@ def uniform(ratio: float) -> Ratios:
 
 
 def read_ratios(path: Path, gpu_type: str | None, aliases: dict[str, str]) -> Ratios:
-    """A table of pairs with the columns job_a, job_b, xi_a, xi_b and, for several kinds of GPU, gpu.
+    """A table of pairs with the columns job_a, job_b, xi_a, xi_b and, for several kinds of GPU, gpu; of several ratios
+    for one pair the greatest counts.
     `aliases` gives models of the trace the ratios of models of the table. Raises ValueError."""
     pairs: dict[tuple[str, str], float] = {}
     kinds: set[str] = set()
@@ -55,11 +56,12 @@ def read_ratios(path: Path, gpu_type: str | None, aliases: dict[str, str]) -> Ra
             if gpu_type is not None and kind != gpu_type:
                 continue
             a, b = row.text("job_a"), row.text("job_b")
-            measured = {(a, b): row.number("xi_a", above=0), (b, a): row.number("xi_b", above=0)}
+            measured = [((a, b), row.number("xi_a", above=0)), ((b, a), row.number("xi_b", above=0))]
         except BadValue as error:
             raise ValueError(f"{path}:{line}: {error}") from None
-        raised += sum(ratio < 1 for ratio in measured.values())
-        pairs.update(measured)
+        for pair, ratio in measured:
+            raised += ratio < 1
+            pairs[pair] = max(ratio, pairs.get(pair, 1.0))
     if gpu_type is None and len(kinds) > 1:
         raise ValueError(f"{path} has ratios for {', '.join(sorted(kinds))}: expected --gpu-type with one of them")
     if not pairs:
@@ -70,4 +72,4 @@ def read_ratios(path: Path, gpu_type: str | None, aliases: dict[str, str]) -> Ra
             raise ValueError(f"--model-as {model}={other}: the table has {', '.join(map(repr, models))}")
     named = {model: model for model in models} | aliases
     matrix = np.array([[pairs.get((named[a], named[b]), math.inf) for b in named] for a in named])
-    return Ratios(list(named), np.maximum(matrix, 1.0), raised)
+    return Ratios(list(named), matrix, raised)

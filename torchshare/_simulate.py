@@ -31,6 +31,8 @@ class Setting:
     gpus: int = 64
     gpus_per_node: int = 4
     gpu_memory_gib: float = 0.0  # 0: memory is not looked at
+    fixed_memory: float = 0.3  # m0 / (m0 + m1 B): the share of a job's memory that smaller sub-batches do not shrink
+    fixed_time: float = 0.05  # alpha / (alpha + beta B): what each further sub-batch costs, as a share of a step
     restart_cost: float = 10.0  # seconds
     estimate_error: float | None = 0.0  # sigma of the log-normal error of estimates; None: no durations at all
     seed: int = 0
@@ -64,6 +66,7 @@ def make_cluster(trace: Trace, ratios: Ratios, setting: Setting, record_spans: b
     options = _C.ClusterOptions()
     options.gpus, options.gpus_per_node = setting.gpus, setting.gpus_per_node
     options.gpu_memory_gib = setting.gpu_memory_gib
+    options.fixed_memory_fraction, options.fixed_time_fraction = setting.fixed_memory, setting.fixed_time
     options.restart_cost = setting.restart_cost
     options.durations_known = setting.estimate_error is not None
     options.record_spans = record_spans

@@ -13,7 +13,9 @@ def stub_members() -> dict[str, set[str]]:
     members: dict[str, set[str]] = {"": set()}
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
-            members[node.name] = {item.name for item in node.body if isinstance(item, ast.FunctionDef)} - {"__init__"}
+            methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)} - {"__init__"}
+            fields = {ast.unparse(item.target) for item in node.body if isinstance(item, ast.AnnAssign)}
+            members[node.name] = methods | fields
         elif isinstance(node, ast.FunctionDef):
             members[""].add(node.name)
     return members

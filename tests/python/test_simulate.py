@@ -1,0 +1,282 @@
+"""The simulator from Python and from the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from torchshare import _C
+from torchshare.__main__ import main
+from torchshare._ratios import uniform
+from torchshare._simulate import Case, Setting, Sweep, simulate, simulate_all, summarize
+from torchshare._trace import Trace
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the traces are not in {DATA}")
+FIGURES = {
+    "avg_jct_s",
+    "median_jct_s",
+    "p99_jct_s",
+    "makespan_s",
+    "avg_queue_s",
+    "gpu_utilization",
+    "preemptions",
+    "shared_fraction",
+    "jobs",
+}
+
+
+def random_trace(jobs: int, seed: int = 0, *, gap_s: float = 40, gpus: int = 8) -> Trace:
+    random = np.random.default_rng(seed)
+    return Trace(
+        source=f"seed {seed}",
+        names=[f"job-{index}" for index in range(jobs)],
+        arrival=np.cumsum(random.exponential(gap_s, jobs)),
+        duration=random.lognormal(5, 1.2, jobs),
+        gpus=np.minimum(gpus, 2 ** random.integers(0, 4, jobs)).astype(np.int32),
+        memory_gib=np.zeros(jobs),
+        models=[""] * jobs,
+    )
+
+
+def case(policy: str, trace: Trace, ratio: float = 1.2, **setting) -> Case:
+    return Case(trace, policy, uniform(ratio), Setting(gpus=8, **setting), f"{ratio:g}")
+
+
+@pytest.fixture
+def trace_file(tmp_path: Path) -> Path:
+    trace = random_trace(60)
+    path = tmp_path / "trace.csv"
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["job", "arrival_s", "gpus", "duration_s", "memory_gib", "model"])
+        rows.writerows(zip(trace.names, trace.arrival, trace.gpus, trace.duration, [""] * 60, [""] * 60, strict=True))
+    return path
+
+
+def test_figures_are_what_their_names_say():
+    two = Trace(
+        "two", ["a", "b"], np.array([0.0, 10.0]), np.array([100.0, 50.0]), np.array([8, 8]), np.zeros(2), [""] * 2
+    )
+    figures = simulate(case("fifo", two)).figures
+    assert figures["avg_jct_s"] == (100 + 140) / 2
+    assert figures["median_jct_s"] == 120
+    assert figures["p99_jct_s"] == pytest.approx(100 + 0.99 * 40)
+    assert figures["makespan_s"] == 150
+    assert figures["avg_queue_s"] == 90 / 2
+    assert figures["gpu_utilization"] == 1
+    assert figures["shared_fraction"] == 0
+    shared = simulate(case("sjf-ffs", two, 1.5)).figures
+    # Together from 10 s on, when the first has 90 s left: the second takes 75 s.
+    assert shared["avg_jct_s"] == pytest.approx((125 + 75) / 2)
+    assert shared["shared_fraction"] == pytest.approx(150 / 200)
+
+
+@pytest.mark.parametrize("policy", _C.cluster_policy_names())
+def test_equal_seeds_give_equal_results_on_both_cores(policy):
+    cases = [case(policy, random_trace(300, seed), estimate_error=0.5, seed=3) for seed in (0, 0, 1, 1)]
+    outcomes = simulate_all(cases)
+    assert np.array_equal(outcomes[0].jct, outcomes[1].jct)
+    assert np.array_equal(outcomes[2].jct, outcomes[3].jct)
+    assert not np.array_equal(outcomes[0].jct, outcomes[2].jct)
+
+
+def test_another_seed_gives_other_estimates():
+    a, b = (simulate(case("sjf", random_trace(200), estimate_error=0.5, seed=seed)).jct for seed in (1, 2))
+    assert not np.array_equal(a, b)
+
+
+def test_better_knowledge_is_no_worse_for_shortest_first():
+    trace = random_trace(400, gap_s=60)
+    exact, rough, none = (
+        simulate(case("srsf", trace, estimate_error=error)).figures["avg_jct_s"] for error in (0.0, 1.0, None)
+    )
+    assert exact < rough
+    assert exact < none
+
+
+def test_a_sweep_goes_through_its_values():
+    sweep = Sweep.parse("interference=1.0:2.0:0.1")
+    assert sweep.values == [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0]
+    assert Sweep.parse("restart-cost=0:60:30").apply(Setting(), 30.0).restart_cost == 30
+    for wrong in ("x=1:2:1", "interference=1:2", "interference=2:1:0.1", "interference=1:2:0", "interference=1:2:x"):
+        with pytest.raises(ValueError, match="expected NAME=FROM:TO:STEP"):
+            Sweep.parse(wrong)
+
+
+def test_several_traces_are_averaged_with_their_spread():
+    outcomes = simulate_all([case("fifo", random_trace(50, seed)) for seed in range(3)])
+    (row,) = summarize(outcomes)
+    values = [outcome.figures["avg_jct_s"] for outcome in outcomes]
+    assert row["avg_jct_s"] == pytest.approx(np.mean(values))
+    assert row["avg_jct_s_spread"] == [min(values), max(values)]
+    assert row["jobs"] == 150
+
+
+def run(capsys, *arguments: object) -> tuple[int, str, str]:
+    code = main(["simulate", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_every_policy_is_in_the_json(capsys, trace_file):
+    code, out, _ = run(capsys, "--trace", trace_file, "--gpus", 8, "--json")
+    rows = json.loads(out)["policies"]
+    assert code == 0
+    names = ["fifo", "fifo-backfill", "sjf", "srtf", "srsf", "tiresias", "sjf-ffs", "sjf-bsbf", "pair-srsf"]
+    assert [row["policy"] for row in rows] == names
+    assert all(row.keys() >= FIGURES for row in rows)
+    assert all(row["jobs"] == 60 for row in rows)
+
+
+def test_the_table_compares_with_tiresias(capsys, trace_file):
+    code, out, err = run(capsys, "--trace", trace_file, "--gpus", 8, "--policy", "tiresias", "--policy", "pair-srsf")
+    assert code == 0
+    assert "vs tiresias" in out
+    assert "pair-srsf" in out
+    assert err == ""
+
+
+def test_a_sweep_has_a_row_per_value_and_policy(capsys, trace_file, tmp_path):
+    plot = tmp_path / "sweep.png"
+    arguments = ("--policy", "srsf,sjf-bsbf", "--sweep", "interference=1:2:0.5", "--plot", plot)
+    code, out, _ = run(capsys, "--trace", trace_file, "--gpus", 8, "--json", *arguments)
+    rows = json.loads(out)["policies"]
+    assert code == 0
+    assert [(row["policy"], row["interference"]) for row in rows[:2]] == [("srsf", "1"), ("sjf-bsbf", "1")]
+    assert len(rows) == 6
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_plot_and_timeline_show_every_job(capsys, trace_file, tmp_path):
+    plot, timeline = tmp_path / "plot.png", tmp_path / "timeline.json"
+    arguments = ("--policy", "pair-srsf", "--plot", plot, "--timeline", timeline)
+    assert run(capsys, "--trace", trace_file, "--gpus", 8, *arguments)[0] == 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    events = json.loads(timeline.read_text())["traceEvents"]
+    assert {event["name"] for event in events} == {f"job-{index}" for index in range(60)}
+    assert all(event["dur"] >= 0 and 0 <= event["tid"] < 8 for event in events)
+
+
+def test_bad_rows_stop_it_or_are_counted(capsys, trace_file):
+    trace_file.write_text(trace_file.read_text() + "job-60,0,1,10,,\n")
+    code, out, err = run(capsys, "--trace", trace_file, "--gpus", 8)
+    assert (code, out) == (2, "")
+    assert "trace.csv:62: column 'arrival_s' is 0: expected at least" in err
+    code, out, err = run(capsys, "--trace", trace_file, "--gpus", 8, "--skip-bad-rows", "--policy", "fifo")
+    assert code == 0
+    assert "skipped 1 bad rows" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policy", "best"], "--policy best: expected all, or one of fifo"),
+        (["--gpus", "0"], "--gpus 0: expected at least 1"),
+        (["--gpus", "6"], "--gpus 6: expected a multiple of 4"),
+        (["--interference", "0.5"], "interference ratio 0.5: expected a number, at least 1"),
+        (["--interference", "nowhere.csv"], "nowhere.csv: No such file"),
+        (["--restart-cost", "-1"], "--restart-cost -1: expected a number, at least 0"),
+        (["--estimate-error", "some"], "--estimate-error some: expected a number or none"),
+        (["--estimate-error", "nan"], "--estimate-error nan"),
+        (["--fixed-memory", "1.5"], "--fixed-memory 1.5: expected a number from 0 to 1"),
+        (["--sweep", "gpus=1:2:1"], "--sweep gpus=1:2:1: expected NAME=FROM:TO:STEP"),
+        (["--sweep", "interference=0.5:1:0.5"], "interference ratio 0.5"),
+        (["--plot", "nowhere/plot.png"], "--plot nowhere/plot.png: expected a file in a folder that exists"),
+        (["--plot", "plot.txt"], "--plot plot.txt: expected a name that ends in .png"),
+        (["--timeline", "t.json"], "--timeline: expected one trace and one --policy"),
+        (["--trace-format", "adaptdl"], "expected --runtimes FILE"),
+    ],
+)
+def test_bad_arguments_are_named_before_anything_runs(capsys, trace_file, arguments, message):
+    defaults = [] if "--gpus" in arguments else ["--gpus", "8"]
+    code, out, err = run(capsys, "--trace", trace_file, *defaults, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_ctrl_c_ends_a_long_simulation(tmp_path):
+    """A hundred thousand jobs and a strict queue: long enough to be interrupted in."""
+    trace = random_trace(100_000)
+    path = tmp_path / "long.csv"
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["job", "arrival_s", "gpus", "duration_s"])
+        rows.writerows(zip(trace.names, trace.arrival, trace.gpus, trace.duration, strict=True))
+    code = (
+        "import sys, torchshare._simulate as s, torchshare.__main__ as m\n"
+        "real = s.simulate_all\n"
+        "import torchshare._cli_simulate as c\n"
+        "c.simulate_all = lambda *a: (print('go', file=sys.stderr, flush=True), real(*a))[1]\n"
+        "sys.exit(m.main(sys.argv[1:]))"
+    )
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            code,
+            "simulate",
+            "--trace",
+            str(path),
+            "--gpus",
+            "8",
+            "--sweep",
+            "restart-cost=0:100:1",
+        ],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "go\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "torchshare: stopped\n")
+
+
+def adaptdl(*more: str) -> list[str]:
+    folder = DATA / "adaptdl"
+    traces = sorted(map(str, (folder / "workloads-1.5").glob("*.csv")))
+    runtimes = str(folder / "derived_exclusive_runtimes.csv")
+    return ["--trace", *traces, "--trace-format", "adaptdl", "--runtimes", runtimes, "--json", *more]
+
+
+@needs_data
+def test_pair_srsf_beats_tiresias_and_sjf_bsbf_on_the_adaptdl_traces(capsys):
+    """The claim of the README on 240 jobs, at the ends and in the middle."""
+    policies = "tiresias,sjf-bsbf,pair-srsf"
+    code, out, _ = run(capsys, *adaptdl("--policy", policies, "--sweep", "interference=1.0:2.0:0.5"))
+    assert code == 0
+    rows = {(row["policy"], row["interference"]): row for row in json.loads(out)["policies"]}
+    for ratio in ("1", "1.5", "2"):
+        ours, tiresias, bsbf = (rows[policy, ratio] for policy in ("pair-srsf", "tiresias", "sjf-bsbf"))
+        assert ours["avg_jct_s"] <= 0.73 * tiresias["avg_jct_s"]
+        assert ours["avg_jct_s"] <= 0.80 * bsbf["avg_jct_s"]
+        assert ours["p99_jct_s"] <= tiresias["p99_jct_s"]
+
+
+@needs_data
+def test_a_gavel_table_pairs_by_model(capsys):
+    models = {
+        "bert": "Transformer (batch size 64)",
+        "cifar10": "ResNet-18 (batch size 128)",
+        "deepspeech2": "LM (batch size 40)",
+        "imagenet": "ResNet-50 (batch size 64)",
+        "ncf": "Recommendation (batch size 8192)",
+        "yolov3": "ResNet-50 (batch size 32)",
+    }
+    aliases = [word for model, other in models.items() for word in ("--model-as", f"{model}={other}")]
+    table = str(DATA / "gavel" / "derived_pairs_1gpu.csv")
+    code, out, _ = run(
+        capsys, *adaptdl("--policy", "sjf-bsbf", "--interference", table, "--gpu-type", "v100", *aliases)
+    )
+    assert code == 0
+    (row,) = json.loads(out)["policies"]
+    assert 0 < row["shared_fraction"] < 1

@@ -1,0 +1,148 @@
+"""Traces and interference tables: what is read, and what is refused with file, line, column and value."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from torchshare._ratios import read_ratios, uniform
+from torchshare._trace import Limits, read_trace
+
+HEADER = "job,arrival_s,gpus,duration_s,memory_gib,model\n"
+LIMITS = Limits(gpus=8, memory_gib=16)
+
+
+def written(folder: Path, text: str, name: str = "trace.csv") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_plain_trace_is_read_as_it_stands(tmp_path):
+    trace = read_trace(written(tmp_path, HEADER + "a,0,1,10.5,,\nb,2.5,8,3,16,resnet\n"), "csv", LIMITS)
+    assert trace.names == ["a", "b"]
+    assert trace.arrival.tolist() == [0, 2.5]
+    assert trace.gpus.tolist() == [1, 8]
+    assert trace.duration.tolist() == [10.5, 3]
+    assert trace.memory_gib.tolist() == [0, 16]
+    assert trace.models == ["", "resnet"]
+
+
+def test_the_last_two_columns_may_be_missing(tmp_path):
+    trace = read_trace(written(tmp_path, "job,arrival_s,gpus,duration_s\na,0,1,10\n"), "csv", LIMITS)
+    assert trace.memory_gib.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("b,-1,1,10,,", r"trace.csv:3: column 'arrival_s' is '-1': expected a number, at least 0"),
+        ("b,4,1,10,,", r"trace.csv:3: column 'arrival_s' is 4: expected at least 5, that of the row before"),
+        ("b,,1,10,,", r"trace.csv:3: column 'arrival_s' is empty"),
+        ("b,soon,1,10,,", r"trace.csv:3: column 'arrival_s' is 'soon'"),
+        ("b,nan,1,10,,", r"trace.csv:3: column 'arrival_s' is 'nan'"),
+        ("b,6,0,10,,", r"trace.csv:3: column 'gpus' is '0': expected a whole number, at least 1"),
+        ("b,6,1.5,10,,", r"trace.csv:3: column 'gpus' is '1.5'"),
+        ("b,6,9,10,,", r"trace.csv:3: column 'gpus' is 9: expected at most 8, the GPUs of the cluster"),
+        ("b,6,1,0,,", r"trace.csv:3: column 'duration_s' is '0': expected a number, more than 0"),
+        ("b,6,1,inf,,", r"trace.csv:3: column 'duration_s' is 'inf'"),
+        ("b,6,1,10,17,", r"trace.csv:3: column 'memory_gib' is 17: expected at most 16, the memory of a GPU"),
+        ("b,6,1,10,-1,", r"trace.csv:3: column 'memory_gib' is '-1'"),
+        ("a,6,1,10,,", r"trace.csv:3: job 'a' stands in the trace twice"),
+        (",6,1,10,,", r"trace.csv:3: column 'job' is empty"),
+        ("b", r"trace.csv:3: column 'arrival_s' is empty"),
+    ],
+)
+def test_a_bad_row_is_refused_or_skipped_and_counted(tmp_path, row, message):
+    path = written(tmp_path, HEADER + f"a,5,1,10,,\n{row}\nc,7,1,10,,\n")
+    with pytest.raises(ValueError, match=message):
+        read_trace(path, "csv", LIMITS)
+    trace = read_trace(path, "csv", LIMITS, skip_bad_rows=True)
+    assert trace.names == ["a", "c"]
+    assert len(trace.bad_rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no column 'job'"),
+        ("job,gpus\n", r":1: no column 'arrival_s': expected the header job,arrival_s,gpus,duration_s"),
+        (HEADER, "no job in it"),
+        (HEADER + "a,x,1,1,,\n", "column 'arrival_s'"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused(tmp_path, text, message):
+    with pytest.raises(ValueError, match=message):
+        read_trace(written(tmp_path, text), "csv", LIMITS)
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere.csv: No such file"):
+        read_trace(tmp_path / "nowhere.csv", "csv", LIMITS)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="not a CSV file"):
+        read_trace(tmp_path / "binary", "csv", LIMITS)
+
+
+def test_philly_rows_are_put_in_order_and_counted_from_the_first(tmp_path):
+    header = "timestamp,duration,num_gpus,gpu_time,cluster\n"
+    text = header + "2017-10-09 07:00:10,66.0,1,66.0,x\n2017-10-09 07:00:00,5,4,20,x\n"
+    trace = read_trace(written(tmp_path, text), "philly", LIMITS)
+    assert trace.arrival.tolist() == [0, 10]
+    assert trace.names == ["philly-3", "philly-2"]
+    bad = written(tmp_path, text + "yesterday,1,1,1,x\n", "bad.csv")
+    with pytest.raises(ValueError, match="column 'timestamp' is 'yesterday': expected a date and time"):
+        read_trace(bad, "philly", LIMITS)
+
+
+def test_adaptdl_durations_come_from_the_runtimes(tmp_path):
+    runtimes = written(tmp_path, "application,num_gpus,global_batch,exclusive_runtime_s\nbert,2,48,100.5\n", "runtimes")
+    text = "name,time,application,num_replicas,batch_size\nbert-0,3,bert,2,48\n"
+    trace = read_trace(written(tmp_path, text), "adaptdl", LIMITS, runtimes=runtimes)
+    assert trace.duration.tolist() == [100.5]
+    assert trace.models == ["bert"]
+    with pytest.raises(ValueError, match="expected --runtimes FILE"):
+        read_trace(written(tmp_path, text), "adaptdl", LIMITS)
+    other = written(tmp_path, text.replace("48", "96"), "other")
+    with pytest.raises(ValueError, match="no runtime for 2 GPUs and batch 96"):
+        read_trace(other, "adaptdl", LIMITS, runtimes=runtimes)
+    wrong = written(tmp_path, "application,num_gpus,global_batch,exclusive_runtime_s\nbert,2,48,-1\n", "wrong")
+    with pytest.raises(ValueError, match=r"wrong:2: column 'exclusive_runtime_s' is '-1'"):
+        read_trace(written(tmp_path, text), "adaptdl", LIMITS, runtimes=wrong)
+
+
+PAIRS = "gpu,job_a,job_b,xi_a,xi_b\nv100,A,B,1.5,1.2\nv100,A,A,0.98,1.1\nk80,A,B,3,3\n"
+
+
+def test_a_table_of_pairs_gives_each_its_own_ratio(tmp_path):
+    ratios = read_ratios(written(tmp_path, PAIRS), "v100", {"mine": "B"})
+    a, b, mine = ratios.rows(["A", "B", "mine"])
+    assert (ratios.matrix[a, b], ratios.matrix[b, a]) == (1.5, 1.2)
+    assert ratios.matrix[a, mine] == 1.5
+    assert math.isinf(ratios.matrix[b, b]), "a pair that was not measured does not share"
+    assert ratios.matrix[a, a] >= 1
+    assert ratios.raised == 1
+
+
+def test_wrong_tables_are_refused(tmp_path):
+    path = written(tmp_path, PAIRS)
+    with pytest.raises(ValueError, match="has ratios for k80, v100: expected --gpu-type"):
+        read_ratios(path, None, {})
+    with pytest.raises(ValueError, match="no pair in it for GPU 't4'; it has k80, v100"):
+        read_ratios(path, "t4", {})
+    with pytest.raises(ValueError, match=r"--model-as x=C: the table has 'A', 'B'"):
+        read_ratios(path, "v100", {"x": "C"})
+    with pytest.raises(ValueError, match="has no model 'C'"):
+        read_ratios(path, "v100", {}).rows(["A", "C"])
+    with pytest.raises(ValueError, match=r":2: column 'xi_a' is '0': expected a number, more than 0"):
+        read_ratios(written(tmp_path, "job_a,job_b,xi_a,xi_b\nA,B,0,1\n"), None, {})
+    for ratio in (0.9, math.nan, math.inf):
+        with pytest.raises(ValueError, match="interference ratio"):
+            uniform(ratio)
+
+
+def test_one_ratio_needs_no_models():
+    assert np.array_equal(uniform(1.3).rows(["", "anything"]), [0, 0])
