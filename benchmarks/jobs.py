@@ -65,9 +65,9 @@ def loader(shape: tuple[int, ...], sleep_s: float) -> Iterator[tuple[torch.Tenso
         yield x, y
 
 
-def train(kind: str, meter: Meter, job: torchshare.Job | None = None) -> None:
-    """Trains until `meter` says stop, on one intra-op thread. With `job`, through its dataloader hook."""
-    torch.set_num_threads(1)
+def train(kind: str, meter: Meter, job: torchshare.Job | None = None, threads: int = 1) -> None:
+    """Trains until `meter` says stop, on so many intra-op threads. With `job`, through its dataloader hook."""
+    torch.set_num_threads(threads)
     make, shape, sleep_s = KINDS[kind]
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

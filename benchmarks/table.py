@@ -54,7 +54,75 @@ def hook(summary: dict[str, Any]) -> str:
     return table(["op", "without, ns", "the hook adds, ns"], rows)
 
 
-TABLES = {"pairs": pairs, "overhead": overhead, "hook": hook, "memory": memory}
+SHOWN_RATIOS = (1.0, 1.1, 1.3, 1.5, 1.7, 2.0)
+STUDY_ROWS = (  # the policy, the part of the study, what the row is called
+    ("sjf-ffs", "uniform", "sjf-ffs"),
+    ("sjf-bsbf", "uniform", "sjf-bsbf"),
+    ("srsf", "uniform", "srsf"),
+    ("pair-srsf", "uniform", "**pair-srsf**"),
+    ("pair-srsf", "estimates off by sigma 0.5", "pair-srsf, estimates off by sigma 0.5"),
+    ("pair-srsf", "no durations", "pair-srsf, no durations known"),
+)
+
+
+def percent(change: dict[str, float]) -> str:
+    return f"{100 * change['mean']:+.0f}"
+
+
+def simulator_study(summary: dict[str, Any]) -> str:
+    """Changes of average and p99 JCT against Tiresias, in percent."""
+    rows = []
+    for jobs in (160, 240, 320):
+        for policy, part, title in STUDY_ROWS:
+            here = {
+                row["ratio"]: row["policies"][policy]["vs tiresias"] for row in summary[part] if row["jobs"] == jobs
+            }
+            cells = [f"{percent(here[r]['avg_jct_s'])} / {percent(here[r]['p99_jct_s'])}" for r in SHOWN_RATIOS]
+            rows.append([str(jobs), title, *cells])
+    by_ratio = table(["jobs", "policy", *(f"ratio {ratio}" for ratio in SHOWN_RATIOS)], rows)
+    return "\n\n".join([by_ratio, simulator_gavel(summary["gavel"]), simulator_sizes(summary["uniform"])])
+
+
+def simulator_gavel(rows: list[dict[str, Any]]) -> str:
+    policies = ("sjf-ffs", "sjf-bsbf", "srsf", "pair-srsf")
+    cells = [
+        [str(row["jobs"]), row["gpu"]]
+        + [
+            f"{percent(row['policies'][p]['vs tiresias']['avg_jct_s'])} / "
+            f"{percent(row['policies'][p]['vs tiresias']['p99_jct_s'])}"
+            for p in policies
+        ]
+        for row in rows
+    ]
+    return table(["jobs", "ratios measured on", *policies], cells)
+
+
+def simulator_sizes(rows: list[dict[str, Any]]) -> str:
+    """Average JCT in seconds of small (at most 4 GPUs) and large jobs."""
+    policies = ("tiresias", "sjf-bsbf", "srsf", "pair-srsf")
+    cells = []
+    for row in rows:
+        if row["jobs"] == 240 and row["ratio"] in (1.1, 1.5, 2.0):
+            means = [row["policies"][policy]["mean"] for policy in policies]
+            cells.append(
+                [str(row["ratio"]), *(f"{mean['avg_jct_small_s']:,} / {mean['avg_jct_large_s']:,}" for mean in means)]
+            )
+    return table(["240 jobs, ratio", *(f"{policy}, small / large" for policy in policies)], cells)
+
+
+def simulator_live(summary: dict[str, Any]) -> str:
+    rows = [[policy, shown({k: 100 * v for k, v in error.items()}, 1)] for policy, error in summary.items()]
+    return table(["policy", "simulated against real average JCT, %"], rows)
+
+
+TABLES = {
+    "pairs": pairs,
+    "overhead": overhead,
+    "hook": hook,
+    "memory": memory,
+    "simulator_study": simulator_study,
+    "simulator_live": simulator_live,
+}
 
 
 def main() -> None:

@@ -1,0 +1,126 @@
+"""How long a simulation takes: the 240-job trace, Philly's 82,247 jobs, and generated traces of 1,000 to 1,000,000."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from torchshare import _C
+from torchshare._ratios import uniform
+from torchshare._simulate import Setting, make_cluster
+from torchshare._trace import Limits, Trace, read_trace
+
+from record import RESULTS, spread, write
+from study import DATA, read_load
+
+POLICIES = _C.cluster_policy_names()
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+OVERLOAD = 1.5  # GPU-seconds that arrive per GPU-second there is: the queue grows with the trace
+
+
+def run(trace: Trace, policy: str, setting: Setting) -> float:
+    """Seconds from the trace in memory to the last end."""
+    began = time.perf_counter()
+    simulator = _C.Simulator(make_cluster(trace, uniform(1.25), setting), policy)
+    while simulator.run(1_000):
+        pass
+    return time.perf_counter() - began
+
+
+def generated(jobs: int) -> Trace:
+    """Heavy-tailed jobs of 1 to 8 GPUs for 64 GPUs, more than these can do: the queue is about a third of the jobs."""
+    random = np.random.default_rng(jobs)
+    gpus = (2 ** random.integers(0, 4, jobs)).astype(np.int32)
+    duration = random.lognormal(5, 1.5, jobs)
+    last = float((gpus * duration).sum()) / (Setting.gpus * OVERLOAD)
+    return Trace(
+        source="generated",
+        names=[str(index) for index in range(jobs)],
+        arrival=np.sort(random.uniform(0, last, jobs)),
+        duration=duration,
+        gpus=gpus,
+        memory_gib=np.zeros(jobs),
+        models=[""] * jobs,
+    )
+
+
+def small(data: Path) -> dict[str, Any]:
+    trace = read_load(data, 240)[0]
+    return {policy: spread([1e3 * run(trace, policy, Setting()) for _ in range(20)]) for policy in POLICIES}
+
+
+def philly(data: Path, policy: str, gpus: int) -> dict[str, float]:
+    """Run in a process of its own, for its peak memory."""
+    began = time.perf_counter()
+    trace = read_trace(data / "adaptdl" / "traces" / "philly.csv", "philly", Limits(gpus=gpus))
+    read = time.perf_counter() - began
+    seconds = run(trace, policy, Setting(gpus=gpus))
+    return {"read_s": read, "simulate_s": seconds, "peak_gib": peak_gib()}
+
+
+def peak_gib() -> float:
+    """Peak resident memory of this process. Not ru_maxrss: that counts the process which started this one."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 2**20
+
+
+def in_process(*arguments: str) -> Any:
+    command = [sys.executable, __file__, *arguments]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def plot(scaling: dict[str, dict[str, float]]) -> Figure:
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for policy in POLICIES:
+        axes.plot(SIZES, [scaling[str(size)][policy] for size in SIZES], marker=".", label=policy)
+    axes.set(
+        xscale="log", yscale="log", xlabel="jobs in the trace", ylabel="µs per job", title="Time per job simulated"
+    )
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize=8, ncols=2)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=DATA, help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for simulator_speed.json and .png")
+    parser.add_argument("--philly", nargs=2, metavar=("POLICY", "GPUS"), help="only this; prints its figures as JSON")
+    arguments = parser.parse_args()
+    if not arguments.data.is_dir():
+        print(f"{parser.prog}: skipped, for the traces are not in {arguments.data}")
+        return
+    if arguments.philly:
+        print(json.dumps(philly(arguments.data, arguments.philly[0], int(arguments.philly[1]))))
+        return
+    scaling = {
+        str(size): {policy: 1e6 * run(trace, policy, Setting()) / size for policy in POLICIES}
+        for size in SIZES
+        for trace in [generated(size)]
+    }
+    summary = {
+        "240 jobs on 64 GPUs, ms": small(arguments.data),
+        **{
+            f"Philly on {gpus} GPUs": {policy: in_process("--philly", policy, str(gpus)) for policy in POLICIES}
+            for gpus in (2500, 400)
+        },
+        "µs per job of generated traces": scaling,
+    }
+    write("simulator_speed", {"summary": summary}, arguments.out)
+    plot(scaling).savefig(arguments.out / "simulator_speed.png", dpi=80)
+    print(json.dumps(summary, indent=1))
+
+
+if __name__ == "__main__":
+    main()
