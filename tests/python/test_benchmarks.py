@@ -7,14 +7,18 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "simulator")]
 
 import hook  # noqa: E402
+import live  # noqa: E402
 import pairs  # noqa: E402
 import record  # noqa: E402
+import speed  # noqa: E402
+import study  # noqa: E402
 import table  # noqa: E402
 
 
@@ -82,3 +86,30 @@ def test_a_short_run_measures_and_its_table_prints(tmp_path: Path):
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert printed.count("| tiny+tiny |") == 2
     assert table.table(["a"], [["1"]]) == "| a |\n| --- |\n| 1 |"
+
+
+def test_a_change_is_of_the_means_and_its_spread_of_the_traces():
+    assert study.change([50.0, 300.0], [100.0, 200.0]) == {"mean": 0.1667, "min": -0.5, "max": 0.5}
+
+
+def test_divisible_gpus_leave_no_gang_behind():
+    trace = speed.generated(50)
+    alone = float(trace.duration.mean())
+    assert study.divisible_srsf(trace) >= alone * (1 - 1e-9)
+    # Two gangs of 48 that cannot run side by side: a third of the second runs beside the first.
+    gangs = speed.Trace("two", ["a", "b"], np.zeros(2), np.full(2, 90.0), np.array([48, 48]), np.zeros(2), ["", ""])
+    assert study.divisible_srsf(gangs) == pytest.approx((90 + 150) / 2)
+
+
+def test_generated_traces_ask_for_more_than_there_is():
+    trace = speed.generated(2000)
+    assert (trace.gpus * trace.duration).sum() == pytest.approx(64 * 1.5 * trace.arrival[-1], rel=0.02)
+
+
+def test_the_live_meter_leaves_the_set_up_out_of_the_step_time():
+    meter = live.WindowMeter(0.1)
+    time.sleep(0.05)
+    while meter.step_done():
+        time.sleep(0.01)
+    assert 0.01 <= meter.step_s < 0.03
+    assert meter.set_up_s >= 0.03
