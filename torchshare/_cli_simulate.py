@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -119,7 +120,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"policies": rows}, indent=2))
     else:
-        Console(width=None if sys.stdout.isatty() else 140).print(_table(rows))
+        table = _table(rows)
+        console = Console()
+        console.width = max(
+            console.width, Measurement.get(console, console.options, table).maximum
+        )  # cut no number off
+        console.print(table)
     if arguments.plot:
         from torchshare import _plots  # matplotlib takes a while to load, and only this needs it
 
@@ -250,7 +256,13 @@ def _warn(traces: list[Trace], cases: list[Case]) -> None:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=f"{rows[0]['traces']} trace(s), {rows[0]['jobs']} jobs; times in seconds", title_justify="left")
+    table = Table(
+        box=None,
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+        title=f"{rows[0]['traces']} trace(s), {rows[0]['jobs']} jobs; times in seconds",
+        title_justify="left",
+    )
     table.add_column("policy")
     varied = [
         name for name in ("interference", "restart_cost_s", "estimate_error") if len({str(r[name]) for r in rows}) > 1
