@@ -19,6 +19,7 @@ from torchshare._ratios import Ratios, read_ratios, uniform
 from torchshare._simulate import Case, Outcome, Setting, Sweep, simulate_all, summarize
 from torchshare._trace import FORMATS, Limits, Trace, read_trace
 
+_WIDEST = 1000  # columns; more than any table has
 _BASELINE = "tiresias"  # what the table compares with, where it was run
 
 
@@ -122,9 +123,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         table = _table(rows)
         console = Console()
-        console.width = max(
-            console.width, Measurement.get(console, console.options, table).maximum
-        )  # cut no number off
+        room = console.options.update(max_width=_WIDEST)
+        console.width = max(console.width, Measurement.get(console, room, table).maximum)  # cut no number off
         console.print(table)
     if arguments.plot:
         from torchshare import _plots  # matplotlib takes a while to load, and only this needs it
