@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 CSRC = Path(__file__).parents[2] / "csrc"
-LAYERS = ["model", "policy", "simulator", "device", "gate", "runtime", "bindings"]
-TORCH_FREE = {"model", "policy", "simulator"}
+LAYERS = ["model", "planner", "policy", "simulator", "device", "gate", "runtime", "bindings"]
+TORCH_FREE = {"model", "planner", "policy", "simulator"}
 PYTHON_FREE = set(LAYERS) - {"bindings"}
 SOURCES = sorted(path for path in CSRC.rglob("*") if path.suffix in (".h", ".cpp", ".cu"))
 

@@ -1,0 +1,251 @@
+#include "planner/pair_planner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+namespace torchshare {
+namespace {
+
+constexpr double kTolerance = 1e-12;  // relative, for bounds that a start is computed to just meet
+
+void check_number(const PlannedJob& job, std::string_view what, double value, double least) {
+  if (!(value >= least && value < std::numeric_limits<double>::infinity())) {
+    throw std::invalid_argument(
+        fmt::format("job '{}': {} is {}; expected a number, at least {}", job.name, what, value, least));
+  }
+}
+
+void check(const PlannedJob& job) {
+  check_number(job, "remaining_steps", job.remaining_steps, 0);
+  check_number(job, "batch", job.batch, 1);
+  check_number(job, "alpha", job.time.alpha, 0);
+  check_number(job, "beta", job.time.beta, 0);
+  check_number(job, "communication", job.time.communication, 0);
+  check_number(job, "delta", job.time.delta, 1);
+  check_number(job, "fixed memory", job.memory.fixed, 0);
+  check_number(job, "memory per row", job.memory.per_row, 0);
+  check_number(job, "step time", job.time.step(job.batch, 1), std::numeric_limits<double>::min());
+  if (job.ratios.empty()) {
+    throw std::invalid_argument(fmt::format("job '{}': no interference ratio; expected one per split", job.name));
+  }
+  for (const double ratio : job.ratios) {
+    check_number(job, "interference ratio", ratio, 1);
+  }
+}
+
+/// Two jobs by what matters of them: times alone, and slowdowns while they share.
+struct Pair {
+  double new_alone;
+  double running_alone;
+  double new_slowdown;
+  double running_slowdown;
+};
+
+struct Ends {
+  double new_job;
+  double running;
+};
+
+/// When both end if the new job starts `start` seconds from now, at the latest when the running one has ended.
+Ends share_from(const Pair& pair, double start) {
+  const double running_left = pair.running_alone - start;
+  const double new_shared = pair.new_slowdown * pair.new_alone;
+  const double running_shared = pair.running_slowdown * running_left;
+  if (new_shared <= running_shared) {
+    return {start + new_shared, start + new_shared + running_left - new_shared / pair.running_slowdown};
+  }
+  return {start + running_shared + pair.new_alone - running_shared / pair.new_slowdown, start + running_shared};
+}
+
+/// The corners of average completion time over the start, within [0, the end of the running job].
+std::vector<double> starts_to_try(const Pair& pair, const PlanOptions& options) {
+  std::vector<double> starts{0, pair.running_alone};
+  starts.push_back(pair.running_alone - pair.new_slowdown * pair.new_alone / pair.running_slowdown);  // end together
+  if (options.max_slowdown && pair.running_slowdown > 1) {
+    const double lost_share = *options.max_slowdown / (pair.running_slowdown - 1);
+    starts.push_back(pair.running_alone * (1 - lost_share));
+  }
+  for (const MemoryFrom& step : options.memory) {
+    starts.push_back(step.from);
+  }
+  std::erase_if(starts, [&](double start) { return start < 0 || start > pair.running_alone; });
+  std::sort(starts.begin(), starts.end());
+  return starts;
+}
+
+double memory_at(const PlanOptions& options, double when) {
+  if (options.memory.empty()) {
+    return std::numeric_limits<double>::infinity();
+  }
+  double bytes = 0;
+  for (const MemoryFrom& step : options.memory) {
+    bytes = step.from <= when ? step.bytes : bytes;
+  }
+  return bytes;
+}
+
+/// k of the fewest sub-batches, 2^k, in which `job` fits alone.
+std::size_t split_alone(const PlannedJob& job, const PlanOptions& options) {
+  const double room = memory_at(options, 0);
+  for (std::size_t k = 0; k < job.ratios.size(); ++k) {
+    if (job.memory.peak(job.batch, 1 << k) <= room) {
+      return k;
+    }
+  }
+  const int most = 1 << (job.ratios.size() - 1);
+  throw std::invalid_argument(fmt::format("job '{}' needs {:.4g} bytes alone in {} sub-batches; there are {:.4g}",
+                                          job.name, job.memory.peak(job.batch, most), most, room));
+}
+
+void check(const PlanOptions& options, const PlannedJob& running) {
+  for (std::size_t i = 0; i < options.memory.size(); ++i) {
+    const auto& [from, bytes] = options.memory[i];
+    const bool ascends = i == 0 ? from == 0 : from > options.memory[i - 1].from && bytes >= options.memory[i - 1].bytes;
+    if (!ascends || !(bytes >= 0)) {
+      throw std::invalid_argument(fmt::format(
+          "memory step {} of {} bytes from {} s: expected the first from 0 s, and each later and no smaller", i, bytes,
+          from));
+    }
+  }
+  if (options.max_slowdown && !(*options.max_slowdown >= 0)) {
+    throw std::invalid_argument(
+        fmt::format("max_slowdown of job '{}' is {}; expected at least 0", running.name, *options.max_slowdown));
+  }
+  if (!(options.suspend_cost >= 0)) {
+    throw std::invalid_argument(fmt::format("suspend_cost is {} s; expected at least 0", options.suspend_cost));
+  }
+}
+
+/// Best of every split and start so far, with why the others were not.
+class Search {
+ public:
+  Search(const PlannedJob& new_job, const PlannedJob& running, const PlanOptions& options)
+      : new_job_(new_job),
+        running_(running),
+        options_(options),
+        new_split_(split_alone(new_job, options)),
+        running_split_(split_alone(running, options)),
+        new_alone_(new_job.alone(new_split_)),
+        running_alone_(running.alone(running_split_)) {
+    best_ = plan(PlannedStart::kAfter, new_split_, running_split_);
+    best_.start_in = running_alone_;
+    best_.at_step = running.remaining_steps;
+    best_.new_ends = running_alone_ + new_alone_;
+    best_.running_ends = running_alone_;
+    note(best_);
+  }
+
+  void try_sharing() {
+    Plan nearest;
+    nearest.new_ends = std::numeric_limits<double>::infinity();
+    for (std::size_t a = new_split_; a < new_job_.ratios.size(); ++a) {
+      for (std::size_t b = running_split_; b < running_.ratios.size(); ++b) {
+        try_split(a, b, nearest);
+      }
+    }
+    if (nearest.new_ends < std::numeric_limits<double>::infinity()) {
+      note(nearest);
+    } else {
+      reasons_.push_back("sharing: no split fits the memory and keeps the bound");
+    }
+    keep(nearest);
+  }
+
+  void try_first() {
+    Plan first = plan(PlannedStart::kFirst, new_split_, running_split_);
+    first.new_ends = new_alone_;
+    first.running_ends = new_alone_ + options_.suspend_cost + running_alone_;
+    if (keeps_bound(first.running_ends)) {
+      note(first);
+      keep(first);
+    } else {
+      reasons_.push_back(fmt::format("'{}' first: '{}' would end at {:.4g} s, beyond the bound", new_job_.name,
+                                     running_.name, first.running_ends));
+    }
+  }
+
+  Plan best() {
+    best_.reasons = std::move(reasons_);
+    return std::move(best_);
+  }
+
+ private:
+  static Plan plan(PlannedStart start, std::size_t new_split, std::size_t running_split) {
+    Plan plan;
+    plan.start = start;
+    plan.new_sub_batches = 1 << new_split;
+    plan.running_sub_batches = 1 << running_split;
+    return plan;
+  }
+
+  void try_split(std::size_t a, std::size_t b, Plan& nearest) const {
+    const Pair pair{new_alone_, running_alone_, slowdown(new_job_, a, new_split_),
+                    slowdown(running_, b, running_split_)};
+    const double need = new_job_.memory.peak(new_job_.batch, 1 << a) + running_.memory.peak(running_.batch, 1 << b);
+    for (const double start : starts_to_try(pair, options_)) {
+      const Ends ends = share_from(pair, start);
+      if (start >= running_alone_ || need > memory_at(options_, start) || !keeps_bound(ends.running)) {
+        continue;
+      }
+      Plan found = plan(start == 0 ? PlannedStart::kNow : PlannedStart::kAtStep, a, b);
+      found.start_in = start;
+      found.at_step = running_.remaining_steps * start / running_alone_;
+      found.new_ends = ends.new_job;
+      found.running_ends = ends.running;
+      if (found.average() < nearest.average()) {
+        nearest = found;
+      }
+    }
+  }
+
+  /// Step time beside the other in 2^k sub-batches / alone, split as it must be there.
+  static double slowdown(const PlannedJob& job, std::size_t k, std::size_t alone) {
+    return job.ratios[k] * job.time.step(job.batch, 1 << k) / job.time.step(job.batch, 1 << alone);
+  }
+
+  bool keeps_bound(double running_ends) const {
+    return !options_.max_slowdown || running_ends <= (1 + *options_.max_slowdown) * running_alone_ * (1 + kTolerance);
+  }
+
+  void keep(const Plan& plan) {
+    if (plan.average() < best_.average()) {
+      best_ = plan;
+    }
+  }
+
+  void note(const Plan& plan) {
+    reasons_.push_back(fmt::format(
+        "{}{}: '{}' ends at {:.4g} s in {} sub-batches, '{}' at {:.4g} s in {}, average {:.4g} s",
+        to_string(plan.start), plan.start == PlannedStart::kAtStep ? fmt::format(" {:.0f}", plan.at_step) : "",
+        new_job_.name, plan.new_ends, plan.new_sub_batches, running_.name, plan.running_ends, plan.running_sub_batches,
+        plan.average()));
+  }
+
+  const PlannedJob& new_job_;
+  const PlannedJob& running_;
+  const PlanOptions& options_;
+  const std::size_t new_split_;  // alone
+  const std::size_t running_split_;
+  const double new_alone_;  // seconds
+  const double running_alone_;
+  Plan best_;
+  std::vector<std::string> reasons_;
+};
+
+}  // namespace
+
+Plan plan_pair(const PlannedJob& new_job, const PlannedJob& running, const PlanOptions& options) {
+  check(new_job);
+  check(running);
+  check(options, running);
+  Search search(new_job, running, options);
+  search.try_sharing();
+  search.try_first();
+  return search.best();
+}
+
+}  // namespace torchshare

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/step_time.h"
+
+namespace torchshare {
+
+/// What the planner knows of a job.
+struct PlannedJob {
+  std::string name;
+  double remaining_steps = 0;
+  double batch = 1;  ///< rows
+  StepTimeModel time = {};
+  MemoryModel memory = {};
+  /// [k]: step time beside the other job / alone, both times in 2^k sub-batches; as many entries as splits may be
+  /// tried.
+  std::vector<double> ratios = {1};
+
+  /// Seconds it still needs alone in 2^k sub-batches.
+  double alone(std::size_t k) const { return remaining_steps * time.step(batch, 1 << k); }
+};
+
+/// From `from` seconds on, this much memory is there for the two.
+struct MemoryFrom {
+  double from;
+  double bytes;
+};
+
+struct PlanOptions {
+  std::vector<MemoryFrom> memory = {};      ///< ascending in both; empty: memory is not looked at
+  std::optional<double> max_slowdown = {};  ///< of the running job: its time to its end / alone - 1
+  double suspend_cost = 0;                  ///< seconds to suspend the running job and resume it
+};
+
+enum class PlannedStart { kNow, kAtStep, kAfter, kFirst };
+
+constexpr std::string_view to_string(PlannedStart start) {
+  constexpr std::string_view kNames[] = {"now", "at step", "after", "first"};
+  return kNames[static_cast<int>(start)];
+}
+
+/// When the new job starts and how both are split while they share. Times in seconds from now.
+struct Plan {
+  PlannedStart start = PlannedStart::kAfter;  ///< kFirst: now, alone, while the running job is suspended
+  double start_in = 0;
+  double at_step = 0;  ///< steps of the running job until then
+  int new_sub_batches = 1;
+  int running_sub_batches = 1;
+  double new_ends = 0;
+  double running_ends = 0;
+  std::vector<std::string> reasons = {};
+
+  double average() const { return (new_ends + running_ends) / 2; }
+};
+
+/// The plan with the least average completion time of the two. For constant ratios that time is piecewise linear in the
+/// start, so only its corners are tried: now, the end of the running job, the start with which both end together, the
+/// first start that keeps the bound, and those at which memory comes free. Alone, a job runs in the fewest sub-batches
+/// that fit the memory there is now.
+/// Throws std::invalid_argument for numbers that make no sense, and where a job does not fit alone.
+Plan plan_pair(const PlannedJob& new_job, const PlannedJob& running, const PlanOptions& options);
+
+}  // namespace torchshare
