@@ -98,14 +98,18 @@ TEST_F(ClusterTest, AnEstimateThatWasTooShortIsDoubled) {
   EXPECT_DOUBLE_EQ(cluster.remaining(0), 50);
 }
 
-TEST_F(ClusterTest, WithoutDurationsAJobShowsOnlyWhatItHasHad) {
+TEST_F(ClusterTest, WithoutDurationsAJobShowsOnlyHowOldItIs) {
   options_.durations_known = false;
-  Cluster cluster = make({{0, 100, 2, 0, 0}});
-  EXPECT_DOUBLE_EQ(cluster.remaining(0), 0);
+  Cluster cluster = make({{0, 10'000, 2, 0, 0}});
+  EXPECT_DOUBLE_EQ(cluster.remaining(0), 300);
   cluster.start(0, {0, 1});
-  cluster.advance(30);
-  EXPECT_DOUBLE_EQ(cluster.remaining(0), 30);
-  EXPECT_DOUBLE_EQ(cluster.attained(0), 60);
+  cluster.advance(1199);
+  EXPECT_DOUBLE_EQ(cluster.remaining(0), 300);
+  cluster.advance(1200);
+  EXPECT_DOUBLE_EQ(cluster.remaining(0), 1200);
+  cluster.advance(5000);
+  EXPECT_DOUBLE_EQ(cluster.remaining(0), 4800);
+  EXPECT_DOUBLE_EQ(cluster.attained(0), 10'000);
 }
 
 TEST_F(ClusterTest, RefusesJobsThatNoClusterCouldRun) {

@@ -7,6 +7,13 @@
 #include <utility>
 
 namespace torchshare {
+namespace {
+
+// In steps this coarse, jobs of about the same age do not keep taking turns.
+constexpr Seconds kLeastAge = 300;
+constexpr double kAgeStep = 4;
+
+}  // namespace
 
 Cluster::Cluster(const ClusterOptions& options, const Interference& interference, const std::vector<TraceJob>& jobs,
                  const std::vector<Seconds>& estimates)
@@ -51,7 +58,11 @@ Seconds Cluster::run_time(JobId job) const {
 Seconds Cluster::remaining(JobId job) const {
   const ClusterJob& entry = jobs_[job];
   if (!options_.durations_known) {
-    return run_time(job);
+    Seconds age = kLeastAge;
+    while (age * kAgeStep <= run_time(job)) {
+      age *= kAgeStep;
+    }
+    return age;
   }
   const Seconds passed = now_ - entry.since - entry.restart_left;
   const Seconds left = entry.work_left - std::max(0.0, passed) * entry.pace;

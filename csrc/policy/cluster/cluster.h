@@ -73,7 +73,8 @@ class Cluster {
   const std::vector<JobId>& running() const { return running_; }
 
   /// The time that a job would still need alone, as far as a policy can know. An estimate that was too short is
-  /// doubled until it is not. Where durations are not known: the time it has had, for old jobs last longest.
+  /// doubled until it is not. Where durations are not known: the time it has had, for old jobs last longest, in steps
+  /// of four from five minutes on.
   Seconds remaining(JobId job) const;
   /// GPU-seconds that a job has had.
   double attained(JobId job) const { return run_time(job) * jobs_[job].asked.gpus; }
