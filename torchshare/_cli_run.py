@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torchshare import _C, _targets
+from torchshare._outputs import check_output
 from torchshare._progress import Progress
 from torchshare._results import Result, Results
 from torchshare._runtime import Runtime
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the verb; returns the exit code. Everything that can be checked is, before any job starts."""
     try:
         submissions = _submissions(arguments)
-        _check_timeline(arguments.timeline)
+        check_output("--timeline", arguments.timeline)
         runtime = Runtime(policy=arguments.policy)
         for submission in submissions:
             runtime.submit(**vars(submission))
@@ -145,11 +146,6 @@ def _whole_number(text: str) -> int:
         return int(text)
     except ValueError:
         raise ValueError("expected a whole number") from None
-
-
-def _check_timeline(path: Path | None) -> None:
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise ValueError(f"--timeline {path}: expected a file in a folder that exists")
 
 
 def _as_json(results: Results) -> str:

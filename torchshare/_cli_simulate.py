@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from torchshare import _C
+from torchshare._outputs import check_output
 from torchshare._ratios import Ratios, read_ratios, uniform
 from torchshare._simulate import Case, Outcome, Setting, Sweep, simulate_all, summarize
 from torchshare._trace import FORMATS, Limits, Trace, read_trace
@@ -218,9 +219,8 @@ def _alias(text: str) -> tuple[str, str]:
 
 
 def _check_outputs(arguments: argparse.Namespace, cases: list[Case]) -> None:
-    for option, path in (("--plot", arguments.plot), ("--timeline", arguments.timeline)):
-        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise ValueError(f"{option} {path}: expected a file in a folder that exists")
+    check_output("--plot", arguments.plot)
+    check_output("--timeline", arguments.timeline)
     if arguments.plot is not None and arguments.plot.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ValueError(f"--plot {arguments.plot}: expected a name that ends in .png, .svg or .pdf")
     if arguments.timeline is not None and len(cases) > 1:

@@ -113,3 +113,14 @@ def test_the_live_meter_leaves_the_set_up_out_of_the_step_time():
         time.sleep(0.01)
     assert 0.01 <= meter.step_s < 0.03
     assert meter.set_up_s >= 0.03
+
+
+@pytest.mark.skipif(not study.DATA.is_dir(), reason=f"the traces are not in {study.DATA}")
+def test_gavels_table_has_a_model_for_every_application():
+    ratios = study.read_ratios(study.DATA / "gavel" / "derived_pairs_1gpu.csv", "v100", study.GAVEL_MODELS)
+    trace = study.read_load(study.DATA, 240)[0]
+    figures = study.compare([trace], ratios, [study.Setting()], ["tiresias", "sjf-bsbf"])
+    assert figures["sjf-bsbf"]["vs sjf-bsbf"]["avg_jct_s"] == {"mean": 0.0, "min": 0.0, "max": 0.0}
+    assert figures["tiresias"]["vs sjf-bsbf"]["avg_jct_s"]["mean"] != 0
+    shared = study.simulate_all([study.Case(trace, "sjf-bsbf", ratios, study.Setting(), "v100")])[0]
+    assert 0 < shared.figures["shared_fraction"] < 1

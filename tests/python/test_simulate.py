@@ -260,23 +260,3 @@ def test_pair_srsf_beats_tiresias_and_sjf_bsbf_on_the_adaptdl_traces(capsys):
         assert ours["avg_jct_s"] <= 0.73 * tiresias["avg_jct_s"]
         assert ours["avg_jct_s"] <= 0.80 * bsbf["avg_jct_s"]
         assert ours["p99_jct_s"] <= tiresias["p99_jct_s"]
-
-
-@needs_data
-def test_a_gavel_table_pairs_by_model(capsys):
-    models = {
-        "bert": "Transformer (batch size 64)",
-        "cifar10": "ResNet-18 (batch size 128)",
-        "deepspeech2": "LM (batch size 40)",
-        "imagenet": "ResNet-50 (batch size 64)",
-        "ncf": "Recommendation (batch size 8192)",
-        "yolov3": "ResNet-50 (batch size 32)",
-    }
-    aliases = [word for model, other in models.items() for word in ("--model-as", f"{model}={other}")]
-    table = str(DATA / "gavel" / "derived_pairs_1gpu.csv")
-    code, out, _ = run(
-        capsys, *adaptdl("--policy", "sjf-bsbf", "--interference", table, "--gpu-type", "v100", *aliases)
-    )
-    assert code == 0
-    (row,) = json.loads(out)["policies"]
-    assert 0 < row["shared_fraction"] < 1
