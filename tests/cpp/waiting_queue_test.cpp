@@ -50,6 +50,26 @@ TEST_F(WaitingQueueTest, ARefusalSaysNothingOfAnotherModel) {
   EXPECT_THAT(offered(0), ElementsAre(0, 1));
 }
 
+TEST_F(WaitingQueueTest, ARefusalIsOneForAllWhoNeedMoreMemory) {
+  const auto kind = [&](double memory_gib) { return queue_.kind_of({0, 1, 1, memory_gib, 0}); };
+  queue_.insert(kind(8), {0, 1}, 0);
+  queue_.insert(kind(9), {0, 2}, 1);
+  queue_.insert(kind(7), {0, 3}, 2);
+  std::vector<JobId> jobs;
+  queue_.offer([&](JobId job) {
+    jobs.push_back(job);
+    return false;
+  });
+  EXPECT_THAT(jobs, ElementsAre(0, 2));
+}
+
+TEST_F(WaitingQueueTest, KnowsTheFirstOfAll) {
+  EXPECT_EQ(queue_.first(), std::nullopt);
+  add(0, 3.0, 1);
+  add(1, 1.0, 2);
+  EXPECT_EQ(queue_.first(), 1U);
+}
+
 TEST_F(WaitingQueueTest, ListsTheFirstOfEachKindByRank) {
   add(0, 3.0, 1);
   add(1, 1.0, 1);

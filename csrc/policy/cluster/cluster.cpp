@@ -29,7 +29,9 @@ Cluster::Cluster(const ClusterOptions& options, const Interference& interference
     entry.asked = job;
     entry.estimate = estimates[i];
     entry.work_left = job.duration;
-    entry.kind = waiting_.kind_of(job);
+    TraceJob kind = job;
+    kind.memory_gib = options.gpu_memory_gib == 0 ? 0 : job.memory_gib;  // where nobody looks at it, none differ by it
+    entry.kind = waiting_.kind_of(kind);
   }
 }
 

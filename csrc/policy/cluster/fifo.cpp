@@ -9,11 +9,9 @@ class Fifo final : public ClusterPolicy {
  public:
   Rank rank(const Cluster& cluster, JobId job) const override { return {0, cluster.job(job).asked.arrival}; }
   void schedule(Cluster& cluster) override {
-    bool blocked = false;
-    cluster.waiting().offer([&](JobId job) {
-      blocked = blocked || !start_alone(cluster, job);
-      return !blocked;
-    });
+    for (auto first = cluster.waiting().first(); first && start_alone(cluster, *first);) {
+      first = cluster.waiting().first();
+    }
   }
 };
 

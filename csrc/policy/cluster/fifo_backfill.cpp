@@ -14,21 +14,18 @@ class FifoBackfill final : public ClusterPolicy {
   Rank rank(const Cluster& cluster, JobId job) const override { return {0, cluster.job(job).asked.arrival}; }
 
   void schedule(Cluster& cluster) override {
-    JobId first = kNobody;
-    cluster.waiting().offer([&](JobId job) {
-      if (first == kNobody && !start_alone(cluster, job)) {
-        first = job;
-      }
-      return first == kNobody;
-    });
-    if (first == kNobody || cluster.gpus().free() == 0) {
+    std::optional<JobId> first = cluster.waiting().first();
+    while (first && start_alone(cluster, *first)) {
+      first = cluster.waiting().first();
+    }
+    if (!first || cluster.gpus().free() == 0) {
       return;
     }
-    auto [promised, spare] = promise(cluster, first);
+    auto [promised, spare] = promise(cluster, *first);
     for (const JobId job : cluster.waiting().first_of_each_kind(kDepth)) {
       const int gpus = cluster.job(job).asked.gpus;
       const bool in_time = cluster.now() + cluster.remaining(job) <= promised;
-      if (job != first && (in_time || gpus <= spare) && start_alone(cluster, job)) {
+      if (job != *first && (in_time || gpus <= spare) && start_alone(cluster, job)) {
         spare -= in_time ? 0 : gpus;
       }
     }

@@ -5,7 +5,7 @@
 namespace torchshare {
 
 WaitingQueue::Kind WaitingQueue::kind_of(const TraceJob& job) {
-  const Kinship kinship{job.gpus, {job.model, job.memory_gib}};
+  const Kinship kinship{job.model, job.gpus, job.memory_gib};
   const auto [entry, is_new] = kinds_.try_emplace(kinship, queues_.size());
   if (is_new) {
     kinships_.push_back(kinship);
@@ -21,6 +21,21 @@ void WaitingQueue::insert(Kind kind, Rank rank, JobId job) {
 
 void WaitingQueue::erase(Kind kind, Rank rank, JobId job) {
   size_ -= queues_[kind].erase({rank, job});
+}
+
+std::optional<WaitingQueue::Kind> WaitingQueue::first_kind(const std::vector<bool>& skip) const {
+  std::optional<Kind> best;
+  for (Kind kind = 0; kind < queues_.size(); ++kind) {
+    if (!skip[kind] && !queues_[kind].empty() && (!best || *queues_[kind].begin() < *queues_[*best].begin())) {
+      best = kind;
+    }
+  }
+  return best;
+}
+
+std::optional<JobId> WaitingQueue::first() const {
+  const auto kind = first_kind(std::vector<bool>(queues_.size()));
+  return kind ? std::optional(queues_[*kind].begin()->second) : std::nullopt;
 }
 
 std::vector<JobId> WaitingQueue::first_of_each_kind(std::size_t count) const {

@@ -2,6 +2,7 @@
 
 #include <compare>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -19,8 +20,8 @@ struct Rank {
 };
 
 /// The waiting jobs, by what they ask for: jobs of one kind ask for the same, so where the first of a kind finds no
-/// room, none of its kind does, nor one that ranks behind it and asks for more GPUs of the same model and memory.
-/// A decision looks at a few kinds instead of at all jobs.
+/// room, none of its kind does, nor one that ranks behind it and asks for as many GPUs or more and as much memory or
+/// more for the same model. A decision looks at a few kinds instead of at all jobs.
 class WaitingQueue {
  public:
   using Kind = std::size_t;
@@ -37,6 +38,8 @@ class WaitingQueue {
   template <typename Take>
   void offer(const Take& take);
 
+  /// The first of all, by rank.
+  std::optional<JobId> first() const;
   /// The first `count` jobs of each kind, by rank.
   std::vector<JobId> first_of_each_kind(std::size_t count) const;
 
@@ -44,10 +47,17 @@ class WaitingQueue {
   using Queue = std::set<std::pair<Rank, JobId>>;
 
   struct Kinship {
+    int model;
     int gpus;
-    std::pair<int, double> model_and_memory;
+    double memory_gib;
     auto operator<=>(const Kinship&) const = default;
+    bool asks_for_no_less_than(const Kinship& other) const {
+      return model == other.model && gpus >= other.gpus && memory_gib >= other.memory_gib;
+    }
   };
+
+  /// The kind whose first job goes first, of those that `skip` has not.
+  std::optional<Kind> first_kind(const std::vector<bool>& skip) const;
 
   std::map<Kinship, Kind> kinds_;
   std::vector<Kinship> kinships_;  // of each kind
@@ -58,25 +68,12 @@ class WaitingQueue {
 template <typename Take>
 void WaitingQueue::offer(const Take& take) {
   std::vector<bool> refused(queues_.size());
-  while (true) {
-    const Queue* best = nullptr;
-    Kind best_kind = 0;
-    for (Kind kind = 0; kind < queues_.size(); ++kind) {
-      const Queue& queue = queues_[kind];
-      if (!refused[kind] && !queue.empty() && (best == nullptr || *queue.begin() < *best->begin())) {
-        best = &queue;
-        best_kind = kind;
-      }
-    }
-    if (best == nullptr) {
-      return;
-    }
-    if (take(best->begin()->second)) {
+  while (const auto kind = first_kind(refused)) {
+    if (take(queues_[*kind].begin()->second)) {
       continue;
     }
-    for (Kind kind = 0; kind < queues_.size(); ++kind) {
-      refused[kind] = refused[kind] || (kinships_[kind].gpus >= kinships_[best_kind].gpus &&
-                                        kinships_[kind].model_and_memory == kinships_[best_kind].model_and_memory);
+    for (Kind other = 0; other < queues_.size(); ++other) {
+      refused[other] = refused[other] || kinships_[other].asks_for_no_less_than(kinships_[*kind]);
     }
   }
 }
