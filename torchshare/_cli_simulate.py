@@ -12,16 +12,14 @@ from typing import Any
 from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from torchshare import _C
+from torchshare import _C, _simulation_report
 from torchshare._outputs import check_output
 from torchshare._ratios import Ratios, read_ratios, uniform
 from torchshare._simulate import Case, Outcome, Setting, Sweep, simulate_all, summarize
 from torchshare._trace import FORMATS, Limits, Trace, read_trace
 
 _WIDEST = 1000  # columns; more than any table has
-_BASELINE = "tiresias"  # what the table compares with, where it was run
 
 
 def add_parser(verbs: Any) -> None:
@@ -122,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"policies": rows}, indent=2))
     else:
-        table = _table(rows)
+        table = _simulation_report.table(rows)
         console = Console()
         room = console.options.update(max_width=_WIDEST)
         console.width = max(console.width, Measurement.get(console, room, table).maximum)  # cut no number off
@@ -132,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         _plots.simulation(outcomes, rows).savefig(arguments.plot, dpi=110)
     if arguments.timeline:
-        arguments.timeline.write_text(json.dumps({"traceEvents": _timeline(outcomes[0])}))
+        arguments.timeline.write_text(json.dumps({"traceEvents": _simulation_report.timeline(outcomes[0])}))
     return 0
 
 
@@ -253,63 +251,3 @@ def _warn(traces: list[Trace], cases: list[Case]) -> None:
     raised = max(case.ratios.raised for case in cases)
     if raised:
         print(f"torchshare: {raised} ratios of the interference table are below 1: taken as 1", file=sys.stderr)
-
-
-def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(
-        box=None,
-        padding=(0, 2, 0, 0),
-        pad_edge=False,
-        title=f"{rows[0]['traces']} trace(s), {rows[0]['jobs']} jobs; times in seconds",
-        title_justify="left",
-    )
-    table.add_column("policy")
-    varied = [
-        name for name in ("interference", "restart_cost_s", "estimate_error") if len({str(r[name]) for r in rows}) > 1
-    ]
-    for title in varied:
-        table.add_column(title.replace("_", " "), justify="right")
-    for title in (
-        "avg JCT",
-        f"vs {_BASELINE}",
-        "median",
-        "p99",
-        "makespan",
-        "avg queue",
-        "GPUs busy",
-        "shared",
-        "preempted",
-    ):
-        table.add_column(title, justify="right")
-    for row in rows:
-        baseline = next((r for r in rows if r["policy"] == _BASELINE and all(r[n] == row[n] for n in varied)), None)
-        table.add_row(
-            row["policy"],
-            *(str(row[name]) for name in varied),
-            f"{row['avg_jct_s']:,.0f}",
-            f"{row['avg_jct_s'] / baseline['avg_jct_s'] - 1:+.0%}" if baseline else "-",
-            *(f"{row[name]:,.0f}" for name in ("median_jct_s", "p99_jct_s", "makespan_s", "avg_queue_s")),
-            f"{row['gpu_utilization']:.0%}",
-            f"{row['shared_fraction']:.0%}",
-            f"{row['preemptions']:,}",
-        )
-    return table
-
-
-def _timeline(outcome: Outcome) -> list[dict[str, Any]]:
-    """Chrome trace events: a process per node, a thread per GPU and place on it, one microsecond per second."""
-    per_node = outcome.case.setting.gpus_per_node
-    names = outcome.case.trace.names
-    return [
-        {
-            "name": names[job],
-            "ph": "X",
-            "pid": gpu // per_node,
-            "tid": gpu,
-            "ts": begin * 1e6,
-            "dur": (end - begin) * 1e6,
-            "args": {"gpus": len(gpus)},
-        }
-        for job, begin, end, gpus in outcome.spans
-        for gpu in gpus
-    ]

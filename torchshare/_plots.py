@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from torchshare._simulate import Outcome
+from torchshare._simulate import Outcome, swept
 
 _BINS = 60  # of time, for averages over it
 _FIRST_TRACE = 0  # utilization over time is that of one trace, for an average of several shows none of them
@@ -18,28 +18,22 @@ _FIRST_TRACE = 0  # utilization over time is that of one trace, for an average o
 def simulation(outcomes: Sequence[Outcome], rows: Sequence[dict[str, Any]]) -> Figure:
     """Job completion times and utilization of every policy; for a sweep, the average over the swept values."""
     figure = Figure(figsize=(12, 4.8), layout="constrained")
-    swept = _swept(rows)
-    if swept is None:
-        left, right = figure.subplots(1, 2)
-        _completion(left, outcomes)
-        _utilization(right, outcomes)
-    else:
-        left, right = figure.subplots(1, 2)
+    left, right = figure.subplots(1, 2)
+    settings = swept(rows)  # one sweep goes through one of them
+    if settings:
         for axes, name, title in ((left, "avg_jct_s", "average JCT"), (right, "p99_jct_s", "p99 JCT")):
-            _sweep(axes, rows, swept, name)
+            _sweep(axes, rows, settings[0], name)
             axes.set(
-                xlabel=swept.replace("_", " "), ylabel=f"{title} (s)", title=f"{title}, {rows[0]['traces']} trace(s)"
+                xlabel=settings[0].replace("_", " "),
+                ylabel=f"{title} (s)",
+                title=f"{title}, {rows[0]['traces']} trace(s)",
             )
             axes.grid(alpha=0.3)
+    else:
+        _completion(left, outcomes)
+        _utilization(right, outcomes)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=9, frameon=False, fontsize=9)
     return figure
-
-
-def _swept(rows: Sequence[dict[str, Any]]) -> str | None:
-    for name in ("interference", "restart_cost_s", "estimate_error"):
-        if len({row[name] for row in rows}) > 1:
-            return name
-    return None
 
 
 def _policies(outcomes: Sequence[Outcome]) -> list[str]:
@@ -68,10 +62,10 @@ def _utilization(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     axes.grid(alpha=0.3)
 
 
-def _sweep(axes: Axes, rows: Sequence[dict[str, Any]], swept: str, name: str) -> None:
+def _sweep(axes: Axes, rows: Sequence[dict[str, Any]], setting: str, name: str) -> None:
     for policy in dict.fromkeys(row["policy"] for row in rows):
         mine = [row for row in rows if row["policy"] == policy]
-        values = [float(row[swept]) for row in mine]
+        values = [float(row[setting]) for row in mine]
         (line,) = axes.plot(values, [row[name] for row in mine], marker=".", label=policy)
         if mine[0]["traces"] > 1:
             low, high = np.array([row[f"{name}_spread"] for row in mine]).T

@@ -166,6 +166,12 @@ def summarize(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return rows
 
 
+def swept(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Which of their settings the rows of `summarize` differ in."""
+    settings = ("interference", "restart_cost_s", "estimate_error")
+    return [name for name in settings if len({row[name] for row in rows}) > 1]
+
+
 def _row_key(outcome: Outcome) -> tuple[str, str, float, str]:
     setting = outcome.case.setting
     return outcome.case.policy, outcome.case.interference, setting.restart_cost, str(setting.estimate_error)

@@ -37,7 +37,7 @@ POLL_S = 0.005
 WARM_UP_STEPS = 5
 
 
-class WindowMeter:
+class StepTimer:
     """Ends a training after a window, which opens after the first steps; notes when the steps in it ended."""
 
     def __init__(self, window_s: float) -> None:
@@ -68,11 +68,11 @@ def submit(runtime: torchshare.Runtime, kind: str, meter: Meter, name: str) -> t
     return runtime.submit(lambda job: train(what, meter, job, threads), name=name, threads=threads)
 
 
-def measure(kinds: tuple[str, ...], window_s: float) -> list[WindowMeter]:
+def measure(kinds: tuple[str, ...], window_s: float) -> list[StepTimer]:
     """The meters of jobs that ran together."""
     with torchshare.Runtime() as runtime:
         runtime.start()
-        meters = [WindowMeter(window_s) for _ in kinds]
+        meters = [StepTimer(window_s) for _ in kinds]
         for index, (kind, meter) in enumerate(zip(kinds, meters, strict=True)):
             submit(runtime, kind, meter, str(index))
         runtime.wait()
@@ -88,7 +88,7 @@ class Profiles:
 
 def measure_profiles(window_s: float) -> Profiles:
     """Each pair between two runs alone; the median of these counts."""
-    alone: dict[str, list[WindowMeter]] = {kind: [] for kind in KINDS}
+    alone: dict[str, list[StepTimer]] = {kind: [] for kind in KINDS}
     matrix = np.ones((len(KINDS), len(KINDS)))
     for (a, kind_a), (b, kind_b) in itertools.combinations_with_replacement(enumerate(KINDS), 2):
         alone[kind_a] += measure((kind_a,), window_s)

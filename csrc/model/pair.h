@@ -8,8 +8,16 @@ struct PairJob {
   double ratio;      ///< its interference ratio beside the other, >= 1
 };
 
-/// Average completion time of the two, counted from now, when both run together until one ends and the other goes on
-/// alone. SJF-BSBF (arXiv 2407.13088), equation for a sharing time point of 0.
+struct PairEnds {
+  double a;
+  double b;
+};
+
+/// When each ends, counted from now, when both run together until one ends and the other goes on alone.
+PairEnds ends_when_sharing(const PairJob& a, const PairJob& b);
+
+/// Average completion time of the two, counted from now, when they share from now on. SJF-BSBF (arXiv 2407.13088),
+/// equation for a sharing time point of 0.
 double share_now(const PairJob& a, const PairJob& b);
 
 /// The same when `first` runs alone and `second` after it.

@@ -7,6 +7,8 @@
 #include <limits>
 #include <stdexcept>
 
+#include "model/pair.h"
+
 namespace torchshare {
 namespace {
 
@@ -39,40 +41,23 @@ void check(const PlannedJob& job) {
 
 /// Two jobs by what matters of them: times alone, and slowdowns while they share.
 struct Pair {
-  double new_alone;
-  double running_alone;
-  double new_slowdown;
-  double running_slowdown;
+  PairJob new_job;
+  PairJob running;
 };
-
-struct Ends {
-  double new_job;
-  double running;
-};
-
-/// When both end if the new job starts `start` seconds from now, at the latest when the running one has ended.
-Ends share_from(const Pair& pair, double start) {
-  const double running_left = pair.running_alone - start;
-  const double new_shared = pair.new_slowdown * pair.new_alone;
-  const double running_shared = pair.running_slowdown * running_left;
-  if (new_shared <= running_shared) {
-    return {start + new_shared, start + new_shared + running_left - new_shared / pair.running_slowdown};
-  }
-  return {start + running_shared + pair.new_alone - running_shared / pair.new_slowdown, start + running_shared};
-}
 
 /// The corners of average completion time over the start, within [0, the end of the running job].
 std::vector<double> starts_to_try(const Pair& pair, const PlanOptions& options) {
-  std::vector<double> starts{0, pair.running_alone};
-  starts.push_back(pair.running_alone - pair.new_slowdown * pair.new_alone / pair.running_slowdown);  // end together
-  if (options.max_slowdown && pair.running_slowdown > 1) {
-    const double lost_share = *options.max_slowdown / (pair.running_slowdown - 1);
-    starts.push_back(pair.running_alone * (1 - lost_share));
+  const double end = pair.running.remaining;
+  std::vector<double> starts{0, end};
+  starts.push_back(end - pair.new_job.ratio * pair.new_job.remaining / pair.running.ratio);  // both end together
+  if (options.max_slowdown && pair.running.ratio > 1) {
+    const double lost_share = *options.max_slowdown / (pair.running.ratio - 1);
+    starts.push_back(end * (1 - lost_share));
   }
   for (const MemoryFrom& step : options.memory) {
     starts.push_back(step.from);
   }
-  std::erase_if(starts, [&](double start) { return start < 0 || start > pair.running_alone; });
+  std::erase_if(starts, [&](double start) { return start < 0 || start > end; });
   std::sort(starts.begin(), starts.end());
   return starts;
 }
@@ -183,19 +168,20 @@ class Search {
   }
 
   void try_split(std::size_t a, std::size_t b, Plan& nearest) const {
-    const Pair pair{new_alone_, running_alone_, slowdown(new_job_, a, new_split_),
-                    slowdown(running_, b, running_split_)};
+    const Pair pair{{new_alone_, slowdown(new_job_, a, new_split_)},
+                    {running_alone_, slowdown(running_, b, running_split_)}};
     const double need = new_job_.memory.peak(new_job_.batch, 1 << a) + running_.memory.peak(running_.batch, 1 << b);
     for (const double start : starts_to_try(pair, options_)) {
-      const Ends ends = share_from(pair, start);
-      if (start >= running_alone_ || need > memory_at(options_, start) || !keeps_bound(ends.running)) {
+      const PairEnds shared = ends_when_sharing(pair.new_job, {running_alone_ - start, pair.running.ratio});
+      const double running_ends = start + shared.b;
+      if (start >= running_alone_ || need > memory_at(options_, start) || !keeps_bound(running_ends)) {
         continue;
       }
       Plan found = plan(start == 0 ? PlannedStart::kNow : PlannedStart::kAtStep, a, b);
       found.start_in = start;
       found.at_step = running_.remaining_steps * start / running_alone_;
-      found.new_ends = ends.new_job;
-      found.running_ends = ends.running;
+      found.new_ends = start + shared.a;
+      found.running_ends = running_ends;
       if (found.average() < nearest.average()) {
         nearest = found;
       }

@@ -107,7 +107,7 @@ def test_generated_traces_ask_for_more_than_there_is():
 
 
 def test_the_live_meter_leaves_the_set_up_out_of_the_step_time():
-    meter = live.WindowMeter(0.1)
+    meter = live.StepTimer(0.1)
     time.sleep(0.05)
     while meter.step_done():
         time.sleep(0.01)

@@ -86,6 +86,9 @@ double Cluster::memory(const TraceJob& job, int sub_batches) const {
 }
 
 int Cluster::split_beside(JobId job, JobId partner) const {
+  if (!may_share(job, partner)) {
+    return 0;
+  }
   if (options_.gpu_memory_gib == 0) {
     return 1;
   }

@@ -63,7 +63,6 @@ class Cluster {
           const std::vector<Seconds>& estimates);
 
   const ClusterOptions& options() const { return options_; }
-  const Interference& interference() const { return interference_; }
   Seconds now() const { return now_; }
   const ClusterJob& job(JobId job) const { return jobs_[job]; }
   std::size_t jobs() const { return jobs_.size(); }
@@ -89,7 +88,7 @@ class Cluster {
   bool may_share(JobId job, JobId partner) const {
     return ratio(job, partner) < Interference::kNever && ratio(partner, job) < Interference::kNever;
   }
-  /// The smallest number of sub-batches with which `job` fits beside `partner`; 0 when none does.
+  /// The smallest number of sub-batches with which `job` fits beside `partner`; 0 when none does, or they never share.
   int split_beside(JobId job, JobId partner) const;
   /// How much longer a step takes in `sub_batches` pieces.
   double split_cost(int sub_batches) const { return 1 + options_.fixed_time_fraction * (sub_batches - 1); }

@@ -1,11 +1,6 @@
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
-#include <stdexcept>
-#include <utility>
-
 #include "policy/cluster/cluster_policy.h"
 #include "policy/cluster/policies.h"
+#include "policy/named.h"
 
 namespace torchshare {
 namespace {
@@ -13,7 +8,7 @@ namespace {
 using Maker = std::unique_ptr<ClusterPolicy> (*)();
 
 // A new policy is one file, its line in policies.h and one line here.
-constexpr std::pair<std::string_view, Maker> kPolicies[] = {
+constexpr Named<Maker> kPolicies[] = {
     {"fifo", make_fifo},
     {"fifo-backfill", make_fifo_backfill},
     {"sjf", make_sjf},
@@ -28,21 +23,11 @@ constexpr std::pair<std::string_view, Maker> kPolicies[] = {
 }  // namespace
 
 std::vector<std::string_view> cluster_policy_names() {
-  std::vector<std::string_view> names;
-  for (const auto& [name, maker] : kPolicies) {
-    names.push_back(name);
-  }
-  return names;
+  return names_of(kPolicies);
 }
 
 std::unique_ptr<ClusterPolicy> make_cluster_policy(std::string_view name) {
-  for (const auto& [known, maker] : kPolicies) {
-    if (known == name) {
-      return maker();
-    }
-  }
-  throw std::invalid_argument(
-      fmt::format("cluster policy '{}': expected one of {}", name, fmt::join(cluster_policy_names(), ", ")));
+  return find_named(kPolicies, "cluster policy", name)();
 }
 
 }  // namespace torchshare

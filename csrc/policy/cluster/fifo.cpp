@@ -8,11 +8,7 @@ namespace {
 class Fifo final : public ClusterPolicy {
  public:
   Rank rank(const Cluster& cluster, JobId job) const override { return {0, cluster.job(job).asked.arrival}; }
-  void schedule(Cluster& cluster) override {
-    for (auto first = cluster.waiting().first(); first && start_alone(cluster, *first);) {
-      first = cluster.waiting().first();
-    }
-  }
+  void schedule(Cluster& cluster) override { start_in_order(cluster); }
 };
 
 }  // namespace

@@ -4,8 +4,8 @@
 namespace torchshare {
 namespace {
 
-constexpr std::size_t kDepth =
-    50;  // how many waiting jobs of each kind are tried, as SLURM's bf_max_job_test bounds it
+// How many waiting jobs of each kind are tried, as SLURM's bf_max_job_test bounds it.
+constexpr std::size_t kDepth = 50;
 
 /// First in, first out, with EASY backfill (Lifka, 1995): when the first has no room, it is promised the earliest
 /// instant at which enough GPUs come free, and later jobs may start that do not delay it.
@@ -14,10 +14,7 @@ class FifoBackfill final : public ClusterPolicy {
   Rank rank(const Cluster& cluster, JobId job) const override { return {0, cluster.job(job).asked.arrival}; }
 
   void schedule(Cluster& cluster) override {
-    std::optional<JobId> first = cluster.waiting().first();
-    while (first && start_alone(cluster, *first)) {
-      first = cluster.waiting().first();
-    }
+    const std::optional<JobId> first = start_in_order(cluster);
     if (!first || cluster.gpus().free() == 0) {
       return;
     }

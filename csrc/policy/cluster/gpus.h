@@ -18,7 +18,6 @@ class Gpus {
   Gpus(int gpus, int per_node);
 
   int count() const { return static_cast<int>(slots_.size()); }
-  int per_node() const { return per_node_; }
   int free() const { return free_; }
   /// GPUs with exactly one job.
   int half_free() const { return half_free_; }

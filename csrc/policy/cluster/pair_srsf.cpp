@@ -24,13 +24,13 @@ class PairSrsf final : public ClusterPolicy {
 
   void schedule(Cluster& cluster) override {
     offer_until_settled(cluster, [&](JobId job) {
-      if (start_alone(cluster, job) || share(cluster, job)) {
+      if (start_alone(cluster, job) || start_shared(cluster, job)) {
         return Offer::kTaken;
       }
       if (!make_room(cluster, job)) {
         return Offer::kRefused;
       }
-      return start_alone(cluster, job) || share(cluster, job) ? Offer::kTookFromOthers : Offer::kRefused;
+      return start_alone(cluster, job) || start_shared(cluster, job) ? Offer::kTookFromOthers : Offer::kRefused;
     });
     spread(cluster);
   }
@@ -45,31 +45,23 @@ class PairSrsf final : public ClusterPolicy {
     return std::max(0.0, pace - pace_alone(cluster, other) / cluster.ratio(other, job));
   }
 
-  static bool worth_sharing(const Cluster& cluster, JobId job, JobId other, double pace) {
-    const int sub_batches = cluster.split_beside(job, other);
-    if (sub_batches == 0) {
-      return false;
-    }
+  static bool worth_sharing(const Cluster& cluster, JobId job, JobId other, double pace, int sub_batches) {
     const PairJob alone{cluster.remaining(job), 1};
     const PairJob beside{alone.remaining * cluster.split_cost(sub_batches), cluster.ratio(job, other)};
     const PairJob partner{cluster.remaining(other) / pace, pace / (pace - loss(cluster, job, other, pace))};
     return share_now(beside, partner) <= std::min(one_after_other(alone, partner), one_after_other(partner, alone));
   }
 
-  static bool share(Cluster& cluster, JobId job) {
-    const int need = cluster.job(job).asked.gpus;
-    if (cluster.gpus().free() + cluster.gpus().half_free() < need) {
-      return false;
-    }
-    // First those who lose least for each GPU they offer.
-    const auto value = [&](JobId other) -> std::optional<double> {
+  /// First beside those who lose least for each GPU they offer.
+  static bool start_shared(Cluster& cluster, JobId job) {
+    return share(cluster, job, [&](JobId other, int sub_batches) -> std::optional<double> {
       const ClusterJob& theirs = cluster.job(other);
-      if (!worth_sharing(cluster, job, other, theirs.pace)) {
+      if (!worth_sharing(cluster, job, other, theirs.pace, sub_batches)) {
         return std::nullopt;
       }
-      return loss(cluster, job, other, theirs.pace) / std::min(need, theirs.asked.gpus - theirs.shared_gpus);
-    };
-    return start_beside(cluster, job, partners_for(cluster, job, value));
+      const int offered = std::min(cluster.job(job).asked.gpus, theirs.asked.gpus - theirs.shared_gpus);
+      return loss(cluster, job, other, theirs.pace) / offered;
+    });
   }
 
   /// Suspends jobs that rank behind `job`, the last first, until the GPUs it could have, free or shared, are enough.
@@ -78,7 +70,8 @@ class PairSrsf final : public ClusterPolicy {
     const std::vector<Ranked> behind = ranked_behind(cluster, *this, job, cluster.options().restart_cost);
     int missing = cluster.job(job).asked.gpus - cluster.gpus().free();
     const auto would_share = [&](JobId other, double pace) {
-      return cluster.may_share(job, other) && worth_sharing(cluster, job, other, pace);
+      const int sub_batches = cluster.split_beside(job, other);
+      return sub_batches > 0 && worth_sharing(cluster, job, other, pace, sub_batches);
     };
     for (const JobId other : cluster.running()) {
       const ClusterJob& theirs = cluster.job(other);

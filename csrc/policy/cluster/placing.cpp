@@ -33,6 +33,14 @@ bool start_beside(Cluster& cluster, JobId job, const std::vector<Partner>& partn
   return true;
 }
 
+std::optional<JobId> start_in_order(Cluster& cluster) {
+  std::optional<JobId> first = cluster.waiting().first();
+  while (first && start_alone(cluster, *first)) {
+    first = cluster.waiting().first();
+  }
+  return first;
+}
+
 std::vector<Ranked> ranked_behind(const Cluster& cluster, const ClusterPolicy& policy, JobId job,
                                   Seconds restart_cost) {
   Rank bar = cluster.job(job).rank;

@@ -20,29 +20,32 @@ struct Partner {
   double value;     ///< the lower the better; what it means is the policy's
 };
 
-/// The running jobs with GPUs to share and memory for `job`, best first. `value(partner)` is empty for those that the
-/// policy does not want.
+/// Starts `job` on the free GPUs and beside `partners`, in their order; false where that is too little.
+bool start_beside(Cluster& cluster, JobId job, const std::vector<Partner>& partners);
+
+/// Starts `job` on the free GPUs and beside running jobs with GPUs to share and memory for it, best first; false where
+/// that is too little. `value(partner, sub_batches)` is empty for those that the policy does not want.
 template <typename Value>
-std::vector<Partner> partners_for(const Cluster& cluster, JobId job, const Value& value) {
+bool share(Cluster& cluster, JobId job, const Value& value) {
+  if (cluster.gpus().free() + cluster.gpus().half_free() < cluster.job(job).asked.gpus) {
+    return false;
+  }
   std::vector<Partner> partners;
   for (const JobId other : cluster.running()) {
     const ClusterJob& theirs = cluster.job(other);
-    if (theirs.shared_gpus == theirs.asked.gpus || !cluster.may_share(job, other)) {
-      continue;
-    }
-    const int sub_batches = cluster.split_beside(job, other);
-    const std::optional<double> worth = sub_batches == 0 ? std::nullopt : std::optional<double>(value(other));
+    const int sub_batches = theirs.shared_gpus < theirs.asked.gpus ? cluster.split_beside(job, other) : 0;
+    const std::optional<double> worth = sub_batches > 0 ? value(other, sub_batches) : std::nullopt;
     if (worth) {
       partners.push_back({other, sub_batches, *worth});
     }
   }
   std::sort(partners.begin(), partners.end(),
             [](const Partner& x, const Partner& y) { return std::tie(x.value, x.job) < std::tie(y.value, y.job); });
-  return partners;
+  return start_beside(cluster, job, partners);
 }
 
-/// Starts `job` on the free GPUs and beside `partners`, in their order; false where that is too little.
-bool start_beside(Cluster& cluster, JobId job, const std::vector<Partner>& partners);
+/// Starts waiting jobs alone, by rank, up to the first that has no room, which it returns.
+std::optional<JobId> start_in_order(Cluster& cluster);
 
 struct Ranked {
   Rank rank;

@@ -1,16 +1,12 @@
-#include "policy/cluster/placing.h"
 #include "policy/cluster/policies.h"
+#include "policy/cluster/shortest_first.h"
 
 namespace torchshare {
 namespace {
 
-/// Shortest job first, without preemption; who finds no room is passed by.
-class Sjf final : public ClusterPolicy {
- public:
-  Rank rank(const Cluster& cluster, JobId job) const override { return {0, cluster.remaining(job)}; }
-  void schedule(Cluster& cluster) override {
-    cluster.waiting().offer([&](JobId job) { return start_alone(cluster, job); });
-  }
+/// Shortest job first, without sharing.
+class Sjf final : public ShortestFirst {
+  bool start_shared(Cluster&, JobId) const override { return false; }
 };
 
 }  // namespace
