@@ -180,7 +180,7 @@ def _cases(arguments: argparse.Namespace, setting: Setting, traces: list[Trace])
     unknown = [name for name in wanted if name not in [*known, "all"]]
     if unknown:
         raise ValueError(f"--policy {unknown[0]}: expected all, or one of {', '.join(known)}")
-    policies = known if "all" in wanted else wanted
+    policies = known if "all" in wanted else list(dict.fromkeys(wanted))
     sweep = Sweep.parse(arguments.sweep) if arguments.sweep else None
     record = bool(arguments.plot or arguments.timeline)
     if sweep and sweep.name == "interference":

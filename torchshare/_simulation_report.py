@@ -52,19 +52,24 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 
 def timeline(outcome: Outcome) -> list[dict[str, Any]]:
-    """Chrome trace events: a process per node, a thread per GPU and place on it, one microsecond per second."""
+    """Chrome trace events: a process per node, two threads per GPU, one for each job that it holds at once."""
     per_node = outcome.case.setting.gpus_per_node
     names = outcome.case.trace.names
-    return [
-        {
-            "name": names[job],
-            "ph": "X",
-            "pid": gpu // per_node,
-            "tid": gpu,
-            "ts": begin * 1e6,
-            "dur": (end - begin) * 1e6,
-            "args": {"gpus": len(gpus)},
-        }
-        for job, begin, end, gpus in outcome.spans
-        for gpu in gpus
-    ]
+    busy_until: dict[int, float] = {}  # by thread
+    events = []
+    for job, begin, end, gpus in sorted(outcome.spans, key=lambda span: span[1]):
+        for gpu in gpus:
+            thread = 2 * gpu if busy_until.get(2 * gpu, 0.0) <= begin else 2 * gpu + 1
+            busy_until[thread] = end
+            events.append(
+                {
+                    "name": names[job],
+                    "ph": "X",
+                    "pid": gpu // per_node,
+                    "tid": thread,
+                    "ts": begin * 1e6,
+                    "dur": (end - begin) * 1e6,
+                    "args": {"gpus": len(gpus)},
+                }
+            )
+    return events

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import signal
 import subprocess
@@ -144,6 +145,13 @@ def test_the_table_compares_with_tiresias(capsys, trace_file):
     assert err == ""
 
 
+def test_a_policy_that_is_named_twice_runs_once(capsys, trace_file):
+    arguments = ("--policy", "fifo,fifo", "--policy", "fifo")
+    _, out, _ = run(capsys, "--trace", trace_file, "--gpus", 8, "--json", *arguments)
+    (row,) = json.loads(out)["policies"]
+    assert (row["traces"], row["jobs"]) == (1, 60)
+
+
 def test_a_sweep_has_a_row_per_value_and_policy(capsys, trace_file, tmp_path):
     plot = tmp_path / "sweep.png"
     arguments = ("--policy", "srsf,sjf-bsbf", "--sweep", "interference=1:2:0.5", "--plot", plot)
@@ -162,7 +170,11 @@ def test_plot_and_timeline_show_every_job(capsys, trace_file, tmp_path):
     assert plot.read_bytes().startswith(b"\x89PNG")
     events = json.loads(timeline.read_text())["traceEvents"]
     assert {event["name"] for event in events} == {f"job-{index}" for index in range(60)}
-    assert all(event["dur"] >= 0 and 0 <= event["tid"] < 8 for event in events)
+    assert all(event["dur"] >= 0 and 0 <= event["tid"] // 2 < 8 for event in events)
+    for thread in {event["tid"] for event in events}:
+        spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event["tid"] == thread)
+        # Perfetto nests spans of one thread: two jobs on one GPU need two.
+        assert all(before[1] <= after[0] * (1 + 1e-12) for before, after in itertools.pairwise(spans)), thread
 
 
 def test_bad_rows_stop_it_or_are_counted(capsys, trace_file):
