@@ -80,7 +80,8 @@ class PairSrsf final : public ClusterPolicy {
       }
     }
     std::unordered_set<JobId> leaving;
-    for (auto next = behind.begin(); next != behind.end() && missing > 0; ++next) {
+    auto next = behind.begin();
+    for (; next != behind.end() && missing > 0; ++next) {
       const JobId victim = next->job;
       leaving.insert(victim);
       for (const GpuId gpu : cluster.job(victim).gpus) {
@@ -97,8 +98,8 @@ class PairSrsf final : public ClusterPolicy {
     if (missing > 0) {
       return false;
     }
-    for (const JobId victim : leaving) {
-      cluster.suspend(victim, rank(cluster, victim));
+    for (auto victim = behind.begin(); victim != next; ++victim) {
+      cluster.suspend(victim->job, victim->rank);
     }
     return true;
   }
