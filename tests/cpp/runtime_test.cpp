@@ -114,13 +114,16 @@ INSTANTIATE_TEST_SUITE_P(Policies, EveryPolicy, ::testing::Values("priority", "s
 TEST(Runtime, KeepsASecondaryOutWhileTheFakePrimaryIsInsideAnOp) {
   auto device = std::make_shared<FakeDevice>();
   Runtime runtime(device, {.policy = "strict", .gate = {.grace = 1s}});
+  std::latch inside(1);
   std::latch release(1);
   runtime.submit(primary("primary"), [&](Job& job) {
     const Pass pass(&job);
+    inside.count_down();
     release.wait();
   });
-  auto lower = runtime.submit(secondary("secondary"), [](Job&) { at::ones({4}); });
   runtime.start();
+  inside.wait();  // or the secondary might be through before
+  auto lower = runtime.submit(secondary("secondary"), [](Job&) { at::ones({4}); });
   while (device->held().size() < 2) {
     std::this_thread::sleep_for(1ms);
   }
