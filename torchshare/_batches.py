@@ -92,10 +92,12 @@ class Batch:
 
     def _split(self) -> Iterator[SubBatch]:
         options = self._options
+        rows = self._rows()
+        self._job._rows = max(self._job._rows, rows)
         if options.sub_batch is None:
-            yield SubBatch(self._data, 1.0, self._rows(), 0)
+            yield SubBatch(self._data, 1.0, rows, 0)
             return
-        ranges = _C.split_rows(self._rows(), options.sub_batch)
+        ranges = _C.split_rows(rows, options.sub_batch)
         pieces = [map_rows(self._data, begin, end) for begin, end in ranges]
         sizes = [end - begin for begin, end in ranges]
         counts = [
@@ -174,6 +176,7 @@ def iterate(
 def _iterate(job: Job, loader: Iterable[Any], options: _Options) -> Iterator[Batch]:
     native = job._native
     end = object()
+    _expect_steps(job, loader)
     native.begin_input()  # starting worker processes is waiting for input, too
     iterator = iter(loader)
     native.end_input()
@@ -198,6 +201,19 @@ def _iterate(job: Job, loader: Iterable[Any], options: _Options) -> Iterator[Bat
                 native.end_step()
     if number == 0:
         raise ValueError(f"job '{job.name}': the loader yielded no batch; expected at least 1")
+
+
+def _expect_steps(job: Job, loader: Iterable[Any]) -> None:
+    """Tells the coordinator how many steps are to come, where the loader knows its length."""
+    try:
+        batches = len(loader)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):  # an IterableDataset's loader has __len__, too
+        return
+    if job._epochs_left is None:
+        job._native.expect_steps(batches, for_good=False)
+    elif job._epochs_left > 0:
+        job._native.expect_steps(batches * job._epochs_left, for_good=True)
+        job._epochs_left -= 1
 
 
 class _BatchNormWarning:

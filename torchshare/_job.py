@@ -53,9 +53,11 @@ class Job:
 
     _native: NativeJob  # set by Runtime.submit
 
-    def __init__(self, name: str, sub_batch: int | None, seed: int) -> None:
+    def __init__(self, name: str, sub_batch: int | None, seed: int, epochs: int | None = None) -> None:
         self._name = name
         self._sub_batch = sub_batch
+        self._epochs_left = epochs  # passes over a loader; None: nobody said
+        self._rows = 0  # most of a batch so far
         self._random = random.Random(seed)
         self._numpy_random = numpy.random.RandomState(seed % _NUMPY_SEEDS)
         self._looked_for_batch_norm = False
@@ -94,6 +96,7 @@ class Job:
             ran_s=stats.ran_s,
             waited_s=stats.waited_s,
             input_s=stats.input_s,
+            memory_peak=stats.memory_peak,
             metrics=dict(self._metrics),
         )
 

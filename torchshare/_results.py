@@ -27,6 +27,8 @@ class Result:
     """Of that, at the gate, suspended or asleep."""
     input_s: float
     """Of that, waiting for the loader."""
+    memory_peak: int
+    """Bytes of its tensors at most; 0 where it was not metered."""
     metrics: dict[str, float]
 
 

@@ -16,6 +16,7 @@ from torchshare import _C, _current, _routing
 from torchshare._batches import check_sub_batch
 from torchshare._errors import Cancelled, JobFailed
 from torchshare._job import INTERRUPT_AFTER_S, Job, interrupt, interrupt_later
+from torchshare._profile import Profile, as_profile, check_count
 from torchshare._results import ENDED, Results
 
 log = logging.getLogger("torchshare")
@@ -31,6 +32,9 @@ class Runtime:
         device: "auto" or "cpu".
         policy: who may enter an op. "priority": everybody, the device's scheduler keeps the order (SCHED_IDLE for lower
             jobs on the CPU). "strict": a job waits while a higher one is inside an op, or was within `grace` seconds.
+        max_slowdown: a bound on the primary's slowdown, 0.05 for 5 %: its own steps, with and without the others beside
+            it, set how much the others may run. See `bound_report`.
+        secondary_share: instead of a bound, the share of the time in which jobs that another outranks may run.
         timeline_capacity: events kept; the oldest go first.
 
     Raises:
@@ -44,6 +48,8 @@ class Runtime:
         *,
         policy: str = "priority",
         grace: float = 200e-6,
+        max_slowdown: float | None = None,
+        secondary_share: float | None = None,
         timeline_capacity: int = 1_000_000,
     ) -> None:
         if not isinstance(timeline_capacity, int) or timeline_capacity < 1:
@@ -52,7 +58,7 @@ class Runtime:
             raise ValueError(f"grace is {grace!r}; expected seconds, 0 to 1")
         # The first optimizer would import it, inside a job: a second or two that is not the job's own time.
         importlib.import_module("torch._dynamo")
-        self._native = _C.Runtime(device, policy, grace, timeline_capacity)
+        self._native = _C.Runtime(device, policy, grace, max_slowdown, secondary_share, timeline_capacity)
         self._jobs: list[Job] = []
         _routing.install()
         # Runs at close, when the runtime is dropped, or when the interpreter ends; whichever comes first.
@@ -81,6 +87,10 @@ class Runtime:
         sub_batch: int | None = None,
         threads: int | None = None,
         seed: int = 0,
+        steps: int | None = None,
+        epochs: int | None = None,
+        profile: Profile | str | os.PathLike[str] | None = None,
+        meter_memory: bool = False,
     ) -> Job:
         """Adds a job that calls `function(job)` in a thread of its own.
 
@@ -90,9 +100,16 @@ class Runtime:
             name: default: the function's name. Unique in this runtime.
             priority: "primary", "secondary" or "level-0" (= primary) to "level-9".
             start: "now", "after:<job>" (when that job has ended), "step:<k>" (when the primary has done k steps or has
-                ended), or seconds after submission.
+                ended), seconds after submission, or "auto": when that makes the average completion time of the pair
+                least. With profiles that is planned; without, found out by a probe of a few steps of each job alone and
+                of both. An "auto" job may be held meanwhile, and so may the one beside it, unless there is a
+                `max_slowdown`.
             sub_batch: the default of `job.batches`.
             threads: intra-op threads. Default: `torch.get_num_threads()`. Bit-identity holds at equal `threads`.
+            steps, epochs: how long the job is, where that is known; "auto" goes by it. Without either, by the length of
+                its loader, else it takes the job to be as long as the other.
+            profile: what `torchshare.profile` measured, or the file it is in.
+            meter_memory: count the job's tensors for `Result.memory_peak`; costs a lock per allocation.
             seed: of the job's random state: torch, `random` and `numpy.random` start as if seeded with it.
 
         Raises:
@@ -110,7 +127,11 @@ class Runtime:
             raise ValueError(f"job '{name}': seed is {seed!r}; expected a whole number, 0 to 2**64 - 1")
         if isinstance(start, bool) or not isinstance(start, (str, int, float)):
             raise ValueError(f"job '{name}': start is {start!r}; expected a string or seconds")
-        job = Job(name, check_sub_batch(name, sub_batch), seed)
+        check_count(name, "steps", steps)
+        check_count(name, "epochs", epochs)
+        sub_batch = check_sub_batch(name, sub_batch)
+        known = None if profile is None else as_profile(name, profile, function).native(sub_batch, priority)
+        job = Job(name, sub_batch, seed, epochs)
         try:
             job._native = self._native.submit(
                 lambda: _run(job, function),
@@ -119,6 +140,9 @@ class Runtime:
                 start if isinstance(start, str) else repr(start),
                 threads,
                 seed,
+                steps,
+                known,
+                meter_memory,
                 Cancelled,
             )
         except ValueError as error:

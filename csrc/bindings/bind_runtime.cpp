@@ -25,9 +25,11 @@ Seconds to_seconds(std::chrono::nanoseconds time) {
 }
 
 std::unique_ptr<Runtime> make_runtime(const std::string& device, const std::string& policy, Seconds grace,
+                                      std::optional<double> max_slowdown, std::optional<double> secondary_share,
                                       std::size_t timeline_capacity) {
-  return std::make_unique<Runtime>(make_device(device),
-                                   RuntimeOptions{policy, {.grace = from_seconds(grace)}, timeline_capacity});
+  return std::make_unique<Runtime>(
+      make_device(device),
+      RuntimeOptions{policy, {.grace = from_seconds(grace)}, max_slowdown, secondary_share, timeline_capacity});
 }
 
 /// A Python object that a thread without the interpreter lock may drop.
@@ -40,9 +42,11 @@ std::shared_ptr<py::function> shared(py::function function) {
 
 std::shared_ptr<Job> submit(Runtime& runtime, py::function function, const std::string& name,
                             const std::string& priority, const std::string& start, int threads, std::uint64_t seed,
+                            std::optional<double> steps, std::optional<ProfiledJob> profile, bool meter_memory,
                             py::object cancelled_type) {
   auto host = std::make_unique<PythonHost>(std::move(cancelled_type));
-  JobSpec spec{name, parse_priority(priority), parse_start(start), threads, seed};
+  JobSpec spec{name,  parse_priority(priority), parse_start(start), threads, seed,
+               steps, std::move(profile),       meter_memory};
   auto body = [host = host.get(), function = shared(std::move(function))](Job& job) { host->run(job, *function); };
   return runtime.submit(std::move(spec), std::move(body), std::move(host));
 }
@@ -66,9 +70,25 @@ void bind_job(py::module_& module) {
       .def_readonly("steps", &JobStats::steps)
       .def_readonly("sub_batches", &JobStats::sub_batches)
       .def_readonly("ops", &JobStats::ops)
+      .def_readonly("memory_peak", &JobStats::memory_peak)
       .def_property_readonly("waited_s", [](const JobStats& stats) { return to_seconds(stats.waited); })
       .def_property_readonly("input_s", [](const JobStats& stats) { return to_seconds(stats.input); })
       .def_property_readonly("ran_s", [](const JobStats& stats) { return to_seconds(stats.ran); });
+  py::class_<BoundStats>(module, "BoundStats")
+      .def_readonly("windows", &BoundStats::windows)
+      .def_readonly("windows_inside", &BoundStats::windows_inside)
+      .def_readonly("alone", &BoundStats::alone)
+      .def_readonly("loss", &BoundStats::loss)
+      .def_readonly("share", &BoundStats::share);
+  py::class_<ProfiledJob>(module, "ProfiledJob")
+      .def(py::init([](std::string name, Seconds step, const std::map<std::string, std::pair<double, double>>& beside) {
+             ProfiledJob profile{std::move(name), step, {}};
+             for (const auto& [other, ratios] : beside) {
+               profile.beside[other] = {ratios.first, ratios.second};
+             }
+             return profile;
+           }),
+           py::arg("name"), py::arg("step"), py::arg("beside"));
   py::class_<Job, std::shared_ptr<Job>>(module, "Job")
       .def_property_readonly("name", [](const Job& job) { return job.spec().name; })
       .def_property_readonly("priority", [](const Job& job) { return to_string(job.spec().priority); })
@@ -77,6 +97,7 @@ void bind_job(py::module_& module) {
       .def_property_readonly("generator", &Job::generator)
       .def_property_readonly("cancel_requested", &Job::cancel_requested)
       .def("stats", &Job::stats)
+      .def("bound", &Job::bound)
       .def("suspend", &Job::suspend)
       .def("resume", &Job::resume)
       .def("cancel", &Job::cancel)
@@ -87,6 +108,7 @@ void bind_job(py::module_& module) {
           "sleep", [](Job& job, Seconds seconds) { job.sleep(from_seconds(seconds)); }, py::arg("seconds"))
       .def("begin_input", &Job::begin_input)
       .def("end_input", &Job::end_input)
+      .def("expect_steps", &Job::expect_steps, py::arg("more"), py::arg("for_good"))
       .def("begin_step", &Job::begin_step)
       .def("end_step", &Job::end_step)
       .def("begin_sub_batch", &Job::begin_sub_batch)
@@ -98,10 +120,11 @@ void bind_job(py::module_& module) {
 void bind_runtime(py::module_& module) {
   bind_job(module);
   py::class_<Runtime>(module, "Runtime")
-      .def(py::init(&make_runtime), py::arg("device"), py::arg("policy"), py::arg("grace"),
-           py::arg("timeline_capacity"))
+      .def(py::init(&make_runtime), py::arg("device"), py::arg("policy"), py::arg("grace"), py::arg("max_slowdown"),
+           py::arg("secondary_share"), py::arg("timeline_capacity"))
       .def("submit", &submit, py::arg("function"), py::arg("name"), py::arg("priority"), py::arg("start"),
-           py::arg("threads"), py::arg("seed"), py::arg("cancelled_type"))
+           py::arg("threads"), py::arg("seed"), py::arg("steps"), py::arg("profile"), py::arg("meter_memory"),
+           py::arg("cancelled_type"))
       .def("start", &Runtime::start)
       .def(
           "wait", [](Runtime& runtime, Seconds timeout) { return runtime.wait(from_seconds(timeout)); },

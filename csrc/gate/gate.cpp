@@ -31,15 +31,32 @@ void Gate::remove(Slot& slot) {
 
 void Gate::refresh_contention() {
   for (const Member& member : members_) {
-    const bool contended = std::any_of(members_.begin(), members_.end(), [&](const Member& other) {
-      return other.slot != member.slot && policy_->concerns(member.slot->priority, other.slot->priority);
-    });
+    const bool contended = std::any_of(members_.begin(), members_.end(),
+                                       [&](const Member& other) {
+                                         return other.slot != member.slot &&
+                                                policy_->concerns(member.slot->priority, other.slot->priority);
+                                       }) ||
+                           (pace_.share < 1 && is_outranked(*member.slot));
     if (contended) {
       member.slot->attention.fetch_or(kContended, std::memory_order_release);
     } else {
       member.slot->attention.fetch_and(~kContended, std::memory_order_release);
     }
   }
+}
+
+bool Gate::is_outranked(const Slot& slot) const {
+  return std::any_of(members_.begin(), members_.end(),
+                     [&](const Member& other) { return outranks(other.slot->priority, slot.priority); });
+}
+
+void Gate::set_pace(const Pace& pace) {
+  {
+    std::lock_guard lock(mutex_);
+    pace_ = pace;
+    refresh_contention();
+  }
+  changed_.notify_all();
 }
 
 void Gate::set(Slot& slot, Attention bit) {
@@ -84,7 +101,12 @@ Verdict Gate::ask(const Slot& slot, std::chrono::nanoseconds now) {
                       .idle = member.slot->idle.load(std::memory_order_acquire),
                       .quiet = now - member.seen_since});
   }
-  return policy_->decide(rivals);
+  const Verdict verdict = policy_->decide(rivals);
+  if (!verdict.admit || !is_outranked(slot)) {
+    return verdict;
+  }
+  const auto wait = pace_.wait(now);
+  return {.admit = wait.count() == 0, .retry_after = wait};
 }
 
 bool Gate::try_enter(const Slot& slot) {
@@ -94,7 +116,7 @@ bool Gate::try_enter(const Slot& slot) {
 
 bool Gate::wait_turn(const Slot& slot) {
   std::unique_lock lock(mutex_);
-  while (!has(slot, kCancel | kSuspend)) {
+  while (!has(slot, kCancel | kSuspend | kHold)) {
     const auto now = clock_.now();
     const Verdict verdict = ask(slot, now);
     if (verdict.admit) {

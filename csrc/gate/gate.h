@@ -7,6 +7,7 @@
 #include "device/clock.h"
 #include "gate/slot.h"
 #include "policy/gate_policy.h"
+#include "policy/pace.h"
 
 namespace torchshare {
 
@@ -28,9 +29,12 @@ class Gate {
   /// Says that the job waits for its input, or no longer does; lower jobs may enter at once.
   void set_idle(Slot& slot, bool idle);
 
+  /// When jobs that another one outranks may enter at all; the policy has its say in that time.
+  void set_pace(const Pace& pace);
+
   /// Asks the policy, once. On the job's own thread.
   [[nodiscard]] bool try_enter(const Slot& slot);
-  /// Waits until the policy admits the job: true; or until it is cancelled or suspended: false.
+  /// Waits until the policy admits the job: true; or until it is cancelled, suspended or held: false.
   [[nodiscard]] bool wait_turn(const Slot& slot);
   /// Waits while the job is suspended and not cancelled.
   void wait_resumed(const Slot& slot);
@@ -45,12 +49,14 @@ class Gate {
   };
 
   Verdict ask(const Slot& slot, std::chrono::nanoseconds now);
+  bool is_outranked(const Slot& slot) const;
   void refresh_contention();
 
   const std::unique_ptr<GatePolicy> policy_;
   Clock& clock_;
-  std::mutex mutex_;  // guards members_
+  std::mutex mutex_;  // guards members_, pace_
   std::vector<Member> members_;
+  Pace pace_;
   std::condition_variable changed_;
 };
 

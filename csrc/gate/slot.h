@@ -13,6 +13,7 @@ enum Attention : std::uint32_t {
   kCancel = 1,     ///< raise at the next op
   kSuspend = 2,    ///< park at the next op
   kContended = 4,  ///< the policy must be asked before each op
+  kHold = 8,       ///< wait at the next op until the coordinator lets go
 };
 
 /// One job's side of the gate. `activity` is written by the job's own thread only; `attention` by anyone.

@@ -27,6 +27,9 @@ StartCondition parse_start(std::string_view text) {
   if (text == "now") {
     return StartNow{};
   }
+  if (text == "auto") {
+    return StartAuto{};
+  }
   if (text.starts_with(kAfter) && text.size() > kAfter.size()) {
     return StartAfterJob{std::string(text.substr(kAfter.size()))};
   }
@@ -38,14 +41,16 @@ StartCondition parse_start(std::string_view text) {
              seconds && *seconds >= 0 && *seconds <= kLongestDelaySeconds) {
     return StartAfterDelay{std::chrono::nanoseconds(static_cast<std::int64_t>(*seconds * 1e9))};
   }
-  throw std::invalid_argument(fmt::format(
-      "start '{}': expected 'now', 'after:<job>', 'step:<k>' (steps of the primary, k >= 0) or seconds (0 to 1e9)",
-      text));
+  throw std::invalid_argument(
+      fmt::format("start '{}': expected 'now', 'auto', 'after:<job>', 'step:<k>' (steps of the primary, k >= 0) or "
+                  "seconds (0 to 1e9)",
+                  text));
 }
 
 std::string to_string(const StartCondition& condition) {
   struct Visitor {
     std::string operator()(const StartNow&) const { return "now"; }
+    std::string operator()(const StartAuto&) const { return "auto"; }
     std::string operator()(const StartAfterJob& c) const { return fmt::format("after:{}", c.job); }
     std::string operator()(const StartAtStep& c) const { return fmt::format("step:{}", c.step); }
     std::string operator()(const StartAfterDelay& c) const {

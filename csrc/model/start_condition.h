@@ -22,10 +22,13 @@ struct StartAfterDelay {
   std::chrono::nanoseconds delay;
 };
 
-/// What a job waits for before it runs: its sharing time point, given by the user.
-using StartCondition = std::variant<StartNow, StartAfterJob, StartAtStep, StartAfterDelay>;
+/// When the coordinator finds it best.
+struct StartAuto {};
 
-/// Reads "now", "after:<job>", "step:<k>" or a number of seconds. Throws std::invalid_argument.
+/// What a job waits for before it runs: its sharing time point, given by the user.
+using StartCondition = std::variant<StartNow, StartAfterJob, StartAtStep, StartAfterDelay, StartAuto>;
+
+/// Reads "now", "auto", "after:<job>", "step:<k>" or a number of seconds. Throws std::invalid_argument.
 StartCondition parse_start(std::string_view text);
 std::string to_string(const StartCondition& condition);
 

@@ -21,24 +21,6 @@ void check_number(const PlannedJob& job, std::string_view what, double value, do
   }
 }
 
-void check(const PlannedJob& job) {
-  check_number(job, "remaining_steps", job.remaining_steps, 0);
-  check_number(job, "batch", job.batch, 1);
-  check_number(job, "alpha", job.time.alpha, 0);
-  check_number(job, "beta", job.time.beta, 0);
-  check_number(job, "communication", job.time.communication, 0);
-  check_number(job, "delta", job.time.delta, 1);
-  check_number(job, "fixed memory", job.memory.fixed, 0);
-  check_number(job, "memory per row", job.memory.per_row, 0);
-  check_number(job, "step time", job.time.step(job.batch, 1), std::numeric_limits<double>::min());
-  if (job.ratios.empty()) {
-    throw std::invalid_argument(fmt::format("job '{}': no interference ratio; expected one per split", job.name));
-  }
-  for (const double ratio : job.ratios) {
-    check_number(job, "interference ratio", ratio, 1);
-  }
-}
-
 /// Two jobs by what matters of them: times alone, and slowdowns while they share.
 struct Pair {
   PairJob new_job;
@@ -73,19 +55,6 @@ double memory_at(const PlanOptions& options, double when) {
   return bytes;
 }
 
-/// k of the fewest sub-batches, 2^k, in which `job` fits alone.
-std::size_t split_alone(const PlannedJob& job, const PlanOptions& options) {
-  const double room = memory_at(options, 0);
-  for (std::size_t k = 0; k < job.ratios.size(); ++k) {
-    if (job.memory.peak(job.batch, 1 << k) <= room) {
-      return k;
-    }
-  }
-  const int most = 1 << (job.ratios.size() - 1);
-  throw std::invalid_argument(fmt::format("job '{}' needs {:.4g} bytes alone in {} sub-batches; there are {:.4g}",
-                                          job.name, job.memory.peak(job.batch, most), most, room));
-}
-
 void check(const PlanOptions& options, const PlannedJob& running) {
   for (std::size_t i = 0; i < options.memory.size(); ++i) {
     const auto& [from, bytes] = options.memory[i];
@@ -112,8 +81,8 @@ class Search {
       : new_job_(new_job),
         running_(running),
         options_(options),
-        new_split_(split_alone(new_job, options)),
-        running_split_(split_alone(running, options)),
+        new_split_(split_alone(new_job, memory_at(options, 0))),
+        running_split_(split_alone(running, memory_at(options, 0))),
         new_alone_(new_job.alone(new_split_)),
         running_alone_(running.alone(running_split_)) {
     best_ = plan(PlannedStart::kAfter, new_split_, running_split_);
@@ -155,6 +124,7 @@ class Search {
 
   Plan best() {
     best_.reasons = std::move(reasons_);
+    best_.averages = averages_;
     return std::move(best_);
   }
 
@@ -188,11 +158,6 @@ class Search {
     }
   }
 
-  /// Step time beside the other in 2^k sub-batches / alone, split as it must be there.
-  static double slowdown(const PlannedJob& job, std::size_t k, std::size_t alone) {
-    return job.ratios[k] * job.time.step(job.batch, 1 << k) / job.time.step(job.batch, 1 << alone);
-  }
-
   bool keeps_bound(double running_ends) const {
     return !options_.max_slowdown || running_ends <= (1 + *options_.max_slowdown) * running_alone_ * (1 + kTolerance);
   }
@@ -204,6 +169,7 @@ class Search {
   }
 
   void note(const Plan& plan) {
+    averages_[static_cast<std::size_t>(plan.start)] = plan.average();
     reasons_.push_back(fmt::format(
         "{}{}: '{}' ends at {:.4g} s in {} sub-batches, '{}' at {:.4g} s in {}, average {:.4g} s",
         to_string(plan.start), plan.start == PlannedStart::kAtStep ? fmt::format(" {:.0f}", plan.at_step) : "",
@@ -219,10 +185,44 @@ class Search {
   const double new_alone_;  // seconds
   const double running_alone_;
   Plan best_;
+  std::array<double, 4> averages_ = best_.averages;
   std::vector<std::string> reasons_;
 };
 
 }  // namespace
+
+void check(const PlannedJob& job) {
+  check_number(job, "remaining_steps", job.remaining_steps, 0);
+  check_number(job, "batch", job.batch, 1);
+  check_number(job, "alpha", job.time.alpha, 0);
+  check_number(job, "beta", job.time.beta, 0);
+  check_number(job, "communication", job.time.communication, 0);
+  check_number(job, "delta", job.time.delta, 1);
+  check_number(job, "fixed memory", job.memory.fixed, 0);
+  check_number(job, "memory per row", job.memory.per_row, 0);
+  check_number(job, "step time", job.time.step(job.batch, 1), std::numeric_limits<double>::min());
+  if (job.ratios.empty()) {
+    throw std::invalid_argument(fmt::format("job '{}': no interference ratio; expected one per split", job.name));
+  }
+  for (const double ratio : job.ratios) {
+    check_number(job, "interference ratio", ratio, 1);
+  }
+}
+
+std::size_t split_alone(const PlannedJob& job, double bytes) {
+  for (std::size_t k = 0; k < job.ratios.size(); ++k) {
+    if (job.memory.peak(job.batch, 1 << k) <= bytes) {
+      return k;
+    }
+  }
+  const int most = 1 << (job.ratios.size() - 1);
+  throw std::invalid_argument(fmt::format("job '{}' needs {:.4g} bytes alone in {} sub-batches; there are {:.4g}",
+                                          job.name, job.memory.peak(job.batch, most), most, bytes));
+}
+
+double slowdown(const PlannedJob& job, std::size_t k, std::size_t alone) {
+  return job.ratios[k] * job.time.step(job.batch, 1 << k) / job.time.step(job.batch, 1 << alone);
+}
 
 Plan plan_pair(const PlannedJob& new_job, const PlannedJob& running, const PlanOptions& options) {
   check(new_job);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,6 +25,14 @@ struct PlannedJob {
   /// Seconds it still needs alone in 2^k sub-batches.
   double alone(std::size_t k) const { return remaining_steps * time.step(batch, 1 << k); }
 };
+
+/// Throws std::invalid_argument for numbers that make no sense.
+void check(const PlannedJob& job);
+/// k of the fewest sub-batches, 2^k, in which `job` fits into `bytes` alone. Throws std::invalid_argument where none
+/// does.
+std::size_t split_alone(const PlannedJob& job, double bytes);
+/// Step time beside the other in 2^k sub-batches / alone in 2^alone of them.
+double slowdown(const PlannedJob& job, std::size_t k, std::size_t alone);
 
 /// From `from` seconds on, this much memory is there for the two.
 struct MemoryFrom {
@@ -53,8 +63,11 @@ struct Plan {
   double new_ends = 0;
   double running_ends = 0;
   std::vector<std::string> reasons = {};
+  std::array<double, 4> averages = {kImpossible, kImpossible, kImpossible, kImpossible};  ///< the best of each start
 
   double average() const { return (new_ends + running_ends) / 2; }
+  double average_of(PlannedStart other) const { return averages[static_cast<std::size_t>(other)]; }
+  static constexpr double kImpossible = std::numeric_limits<double>::infinity();
 };
 
 /// The plan with the least average completion time of the two. For constant ratios that time is piecewise linear in the

@@ -11,11 +11,12 @@ namespace torchshare {
 
 /// What all jobs of one runtime share. Lives as long as the last job, which may outlive a runtime that gave up on it.
 struct Engine {
-  Engine(std::shared_ptr<Device> the_device, std::unique_ptr<GatePolicy> policy, std::size_t timeline_capacity)
+  Engine(std::shared_ptr<Device> the_device, std::unique_ptr<GatePolicy> policy, std::size_t timeline_capacity,
+         std::optional<double> max_slowdown)
       : device(std::move(the_device)),
         timeline(timeline_capacity),
         gate(std::move(policy), device->clock()),
-        coordinator(device->clock(), timeline) {}
+        coordinator(device->clock(), timeline, gate, max_slowdown) {}
 
   std::chrono::nanoseconds now() const { return device->clock().now(); }
 

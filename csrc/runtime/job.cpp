@@ -29,7 +29,8 @@ Job::Job(std::shared_ptr<Engine> engine, JobSpec spec, std::unique_ptr<Host> hos
       engine_(std::move(engine)),
       spec_(checked(std::move(spec))),
       host_(std::move(host)),
-      id_(engine_->coordinator.add(spec_.name, spec_.priority, spec_.start)) {}
+      id_(engine_->coordinator.add({spec_.name, spec_.priority, spec_.start, spec_.steps, spec_.profile}, slot_)),
+      memory_(spec_.meter_memory ? std::make_shared<MemoryMeter>() : nullptr) {}
 
 JobStats Job::stats() const {
   const auto began = began_.load();
@@ -40,7 +41,8 @@ JobStats Job::stats() const {
           .ops = slot_.ops(),
           .waited = waited_.load(),
           .input = input_.load(),
-          .ran = began.count() != 0 ? until - began : began};
+          .ran = began.count() != 0 ? until - began : began,
+          .memory_peak = memory_ != nullptr ? memory_->peak() : 0};
 }
 
 std::string Job::error() const {
@@ -85,7 +87,7 @@ void Job::run(Body body) {
 }
 
 JobState Job::run_body(const Body& body) {
-  const JobThread thread(*engine_->device, *this, spec_.threads);
+  const JobThread thread(*engine_->device, *this, spec_.threads, memory_);
   engine_->gate.add(slot_);
   JobState end = JobState::kFinished;
   try {
@@ -111,6 +113,10 @@ void Job::attend() {
       park();
       continue;
     }
+    if ((attention & kHold) != 0) {
+      wait_while_held();
+      continue;
+    }
     if ((attention & kContended) == 0 || engine_->gate.try_enter(slot_)) {
       return;
     }
@@ -128,15 +134,23 @@ void Job::park() {
   engine_->coordinator.move(id_, JobState::kRunning);
 }
 
+void Job::wait_while_held() {
+  block([&] { engine_->coordinator.wait_released(id_); });
+}
+
 void Job::checkpoint() {
   while (true) {
     if (cancel_requested()) {
       raise_cancelled();
     }
-    if ((slot_.attention.load(std::memory_order_acquire) & kSuspend) == 0) {
+    const std::uint32_t attention = slot_.attention.load(std::memory_order_acquire);
+    if ((attention & kSuspend) != 0) {
+      park();
+    } else if ((attention & kHold) != 0) {
+      wait_while_held();
+    } else {
       return;
     }
-    park();
   }
 }
 
@@ -175,6 +189,10 @@ void Job::end_input() {
   engine_->gate.set_idle(slot_, false);
   add_to(input_, engine_->now() - input_begin_);
   record_span(EventKind::kInput, input_begin_, engine_->coordinator.steps(id_));
+}
+
+void Job::expect_steps(std::uint64_t more, bool for_good) {
+  engine_->coordinator.expect(id_, static_cast<double>(engine_->coordinator.steps(id_) + more), for_good);
 }
 
 void Job::begin_step() {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "gate/op_context.h"
+#include "memory/memory_meter.h"
 #include "runtime/engine.h"
 #include "runtime/host.h"
 
@@ -16,8 +17,11 @@ struct JobSpec {
   std::string name;
   Priority priority = Priority::kSecondary;
   StartCondition start = StartNow{};
-  int threads = 1;         ///< intra-op threads, at least 1
-  std::uint64_t seed = 0;  ///< of the job's own random engine
+  int threads = 1;                   ///< intra-op threads, at least 1
+  std::uint64_t seed = 0;            ///< of the job's own random engine
+  std::optional<double> steps = {};  ///< of the whole job, where it is declared
+  std::optional<ProfiledJob> profile = {};
+  bool meter_memory = false;  ///< see Note [Counting memory] for what it costs
 };
 
 /// What a job has done so far.
@@ -28,6 +32,7 @@ struct JobStats {
   std::chrono::nanoseconds waited{0};  ///< at the gate, or suspended
   std::chrono::nanoseconds input{0};   ///< for its loader
   std::chrono::nanoseconds ran{0};     ///< from running to its end, or to now
+  std::int64_t memory_peak = 0;        ///< bytes of tensors, where metered
 };
 
 /// One training run: a thread with a priority, intra-op threads and random state of its own.
@@ -41,6 +46,8 @@ class Job final : public OpContext {
   const JobSpec& spec() const { return spec_; }
   JobState state() const { return engine_->coordinator.state(id_); }
   JobStats stats() const;
+  /// See Coordinator::bound.
+  std::optional<BoundStats> bound() const { return engine_->coordinator.bound(id_); }
   /// Why the job failed; empty unless it did.
   std::string error() const;
 
@@ -67,6 +74,8 @@ class Job final : public OpContext {
   /// Around the loader's work: the job waits for its input, so lower jobs may enter at once.
   void begin_input();
   void end_input();
+  /// See Coordinator::expect.
+  void expect_steps(std::uint64_t more, bool for_good);
   void begin_step();
   void end_step();
   void begin_sub_batch();
@@ -75,6 +84,7 @@ class Job final : public OpContext {
  private:
   void attend() override;
   void park();
+  void wait_while_held();
   JobState run_body(const Body& body);
   template <class Wait>
   void block(Wait wait);
@@ -85,6 +95,7 @@ class Job final : public OpContext {
   const JobSpec spec_;
   const std::unique_ptr<Host> host_;
   const JobId id_;
+  const std::shared_ptr<MemoryMeter> memory_;  // null: not metered
   std::atomic<bool> cancel_requested_{false};
   std::atomic<std::uint64_t> sub_batches_{0};
   std::atomic<std::chrono::nanoseconds> waited_{std::chrono::nanoseconds(0)};

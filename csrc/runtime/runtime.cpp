@@ -1,6 +1,7 @@
 #include "runtime/runtime.h"
 
 #include <ATen/Parallel.h>
+#include <fmt/format.h>
 #include <pthread.h>
 
 #include <stdexcept>
@@ -16,8 +17,19 @@ std::shared_ptr<Engine> make_engine(std::shared_ptr<Device> device, const Runtim
   if (current_context != nullptr) {
     throw std::logic_error("a runtime cannot be opened inside a job: submit to the runtime that runs it");
   }
-  return std::make_shared<Engine>(std::move(device), make_gate_policy(options.policy, options.gate),
-                                  options.timeline_capacity);
+  if (options.max_slowdown && options.secondary_share) {
+    throw std::invalid_argument(
+        "max_slowdown and secondary_share are both given; expected one: the bound sets the share");
+  }
+  auto engine = std::make_shared<Engine>(std::move(device), make_gate_policy(options.policy, options.gate),
+                                         options.timeline_capacity, options.max_slowdown);
+  if (const auto share = options.secondary_share) {
+    if (!(*share >= 0 && *share <= 1)) {
+      throw std::invalid_argument(fmt::format("secondary_share is {}; expected 0 to 1", *share));
+    }
+    engine->gate.set_pace({.share = *share});
+  }
+  return engine;
 }
 
 }  // namespace

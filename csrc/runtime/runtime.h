@@ -14,7 +14,9 @@ namespace torchshare {
 struct RuntimeOptions {
   std::string policy = "priority";  ///< one of gate_policy_names()
   GatePolicyOptions gate = {};
-  std::size_t timeline_capacity = 1'000'000;  ///< events
+  std::optional<double> max_slowdown = {};     ///< of the primary: step time / alone - 1
+  std::optional<double> secondary_share = {};  ///< of the time, in which jobs that another outranks may run
+  std::size_t timeline_capacity = 1'000'000;   ///< events
 };
 
 /// Runs jobs together on one device. Any thread, but not a job's own.

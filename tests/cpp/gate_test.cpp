@@ -91,6 +91,31 @@ TEST_F(GateTest, TheEndOfTheHigherJobOpensForGood) {
   gate_.add(primary_);
 }
 
+TEST(Gate, LetsOutrankedJobsInForTheirShareOfEachCycle) {
+  ManualClock clock;
+  Gate gate(make_gate_policy("priority", {}), clock);
+  Slot primary(Priority::kPrimary);
+  Slot secondary(Priority::kSecondary);
+  gate.set_pace({.cycle = 100ms, .share = 0.3});
+  gate.add(secondary);
+  EXPECT_EQ(secondary.attention.load(), 0U);  // nobody to wait for
+  gate.add(primary);
+  EXPECT_EQ(primary.attention.load(), 0U);
+  EXPECT_EQ(secondary.attention.load(), kContended);
+  EXPECT_TRUE(gate.try_enter(secondary));
+  clock.advance(30ms);
+  EXPECT_FALSE(gate.try_enter(secondary));
+  auto waiter = std::async(std::launch::async, [&] { return gate.wait_turn(secondary); });
+  EXPECT_EQ(waiter.wait_for(20ms), std::future_status::timeout);
+  clock.advance(70ms);
+  EXPECT_TRUE(waiter.get());
+  gate.set_pace({.share = 0});
+  EXPECT_FALSE(gate.try_enter(secondary));
+  gate.remove(primary);
+  EXPECT_EQ(secondary.attention.load(), 0U);
+  gate.remove(secondary);
+}
+
 TEST_F(GateTest, CancelAndSuspendEndAWaitForATurn) {
   for (const Attention bit : {kCancel, kSuspend}) {
     primary_.enter();

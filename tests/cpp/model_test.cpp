@@ -49,6 +49,7 @@ TEST(JobState, RunsOnlyFromItsStartOrASuspension) {
 
 TEST(StartCondition, ReadsEveryForm) {
   EXPECT_TRUE(std::holds_alternative<StartNow>(parse_start("now")));
+  EXPECT_TRUE(std::holds_alternative<StartAuto>(parse_start("auto")));
   EXPECT_EQ(std::get<StartAfterJob>(parse_start("after:a b")).job, "a b");
   EXPECT_EQ(std::get<StartAtStep>(parse_start("step:50")).step, 50U);
   EXPECT_EQ(std::get<StartAfterDelay>(parse_start("2.5")).delay, std::chrono::milliseconds(2500));
@@ -56,8 +57,7 @@ TEST(StartCondition, ReadsEveryForm) {
 }
 
 TEST(StartCondition, RefusesWhatIsNone) {
-  for (const char* text :
-       {"", "soon", "auto", "after:", "step:", "step:-1", "step:1.5", "-1", "nan", "inf", "1e10", "2s"}) {
+  for (const char* text : {"", "soon", "after:", "step:", "step:-1", "step:1.5", "-1", "nan", "inf", "1e10", "2s"}) {
     EXPECT_THAT([&] { parse_start(text); }, ThrowsMessage<std::invalid_argument>(HasSubstr("expected 'now'"))) << text;
   }
 }

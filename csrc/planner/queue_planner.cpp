@@ -1,0 +1,184 @@
+#include "planner/queue_planner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+
+#include "model/pair.h"
+
+namespace torchshare {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+using Index = std::size_t;
+
+/// How a job runs beside another: its slowdown against alone, and the sub-batches.
+struct Together {
+  double slowdown = kNever;
+  int sub_batches = 1;
+};
+
+class Search {
+ public:
+  Search(const std::vector<PlannedJob>& jobs, const std::vector<QueuedPair>& pairs, const QueueOptions& options)
+      : jobs_(jobs), options_(options), together_(jobs.size(), std::vector<Together>(jobs.size())) {
+    for (const PlannedJob& job : jobs) {
+      check(job);
+      alone_splits_.push_back(split_alone(job, options.memory.value_or(kNever)));
+      remaining_.push_back(job.alone(alone_splits_.back()));
+    }
+    for (const QueuedPair& pair : pairs) {
+      choose_splits(pair);
+    }
+    shortest_first_.resize(jobs.size());
+    std::iota(shortest_first_.begin(), shortest_first_.end(), Index{0});
+    std::sort(shortest_first_.begin(), shortest_first_.end(),
+              [this](Index a, Index b) { return remaining_[a] < remaining_[b]; });
+    waits_.assign(jobs.size(), true);
+    ends_.resize(jobs.size());
+  }
+
+  QueuePlan best() {
+    run_next(std::nullopt, 0, 0);
+    best_.exact = nodes_ <= options_.most_nodes;
+    return std::move(best_);
+  }
+
+ private:
+  void choose_splits(const QueuedPair& pair) {
+    if (pair.a >= jobs_.size() || pair.b >= jobs_.size() || pair.a == pair.b) {
+      throw std::invalid_argument(
+          fmt::format("pair of jobs {} and {}: expected two of the {} there are", pair.a, pair.b, jobs_.size()));
+    }
+    PlannedJob a = jobs_[pair.a];
+    PlannedJob b = jobs_[pair.b];
+    a.ratios = pair.a_ratios;
+    b.ratios = pair.b_ratios;
+    double best = kNever;
+    for (Index i = alone_splits_[pair.a]; i < a.ratios.size(); ++i) {
+      for (Index j = alone_splits_[pair.b]; j < b.ratios.size(); ++j) {
+        const double need = a.memory.peak(a.batch, 1 << i) + b.memory.peak(b.batch, 1 << j);
+        const PairJob first{remaining_[pair.a], slowdown(a, i, alone_splits_[pair.a])};
+        const PairJob second{remaining_[pair.b], slowdown(b, j, alone_splits_[pair.b])};
+        if (const double value = share_now(first, second); need <= options_.memory.value_or(kNever) && value < best) {
+          best = value;
+          together_[pair.a][pair.b] = {first.ratio, 1 << i};
+          together_[pair.b][pair.a] = {second.ratio, 1 << j};
+        }
+      }
+    }
+  }
+
+  /// `resident` runs, or nobody; at `now`, with `sum` of the ends so far.
+  void run_next(std::optional<Index> resident, double now, double sum) {
+    const auto left = static_cast<double>(std::count(waits_.begin(), waits_.end(), true));
+    if (!resident && left == 0) {
+      keep(sum);
+      return;
+    }
+    if (++nodes_ > options_.most_nodes || lower_bound(resident, now, sum) >= best_sum_) {
+      return;
+    }
+    for (const Index job : shortest_first_) {
+      if (!waits_[job]) {
+        continue;
+      }
+      waits_[job] = false;
+      if (!resident) {
+        run_next(job, now, sum);
+      } else if (together_[job][*resident].slowdown < kNever) {
+        run_both(*resident, job, now, sum);
+      }
+      waits_[job] = true;
+    }
+    if (resident) {
+      run_alone(*resident, now, sum);
+    }
+  }
+
+  void run_alone(Index job, double now, double sum) {
+    const double end = now + remaining_[job];
+    pieces_.push_back({job, {}, 1 << alone_splits_[job], now, end});
+    ends_[job] = end;
+    run_next({}, end, sum + end);
+    pieces_.pop_back();
+  }
+
+  void run_both(Index a, Index b, double now, double sum) {
+    const double left_a = remaining_[a];
+    const double left_b = remaining_[b];
+    const double slow_a = together_[a][b].slowdown;
+    const double slow_b = together_[b][a].slowdown;
+    const double time = std::min(left_a * slow_a, left_b * slow_b);
+    const double end = now + time;
+    const bool a_ends = left_a * slow_a <= left_b * slow_b;
+    const Index ends = a_ends ? a : b;
+    const Index stays = a_ends ? b : a;
+    pieces_.push_back({a, b, together_[a][b].sub_batches, now, end});
+    pieces_.push_back({b, a, together_[b][a].sub_batches, now, end});
+    ends_[ends] = end;
+    remaining_[ends] = 0;
+    remaining_[stays] = std::max(0.0, (a_ends ? left_b - time / slow_b : left_a - time / slow_a));
+    run_next(stays, end, sum + end);
+    remaining_[a] = left_a;
+    remaining_[b] = left_b;
+    pieces_.pop_back();
+    pieces_.pop_back();
+  }
+
+  /// As if two devices did what is left, shortest first, without interference: the least sum of ends there is.
+  double lower_bound(std::optional<Index> resident, double now, double sum) {
+    left_.clear();
+    for (Index job = 0; job < jobs_.size(); ++job) {
+      if (waits_[job] || job == resident) {
+        left_.push_back(remaining_[job]);
+      }
+    }
+    std::sort(left_.begin(), left_.end());
+    double devices[2] = {now, now};
+    for (Index i = 0; i < left_.size(); ++i) {
+      sum += devices[i % 2] += left_[i];
+    }
+    return sum;
+  }
+
+  void keep(double sum) {
+    if (sum < best_sum_) {
+      best_sum_ = sum;
+      best_.pieces = pieces_;
+      std::erase_if(best_.pieces, [](const QueuePiece& piece) { return piece.end <= piece.begin; });
+      best_.ends = ends_;
+    }
+  }
+
+  const std::vector<PlannedJob>& jobs_;
+  const QueueOptions& options_;
+  std::vector<Index> alone_splits_;
+  std::vector<std::vector<Together>> together_;  // [job][partner]
+  std::vector<Index> shortest_first_;
+  // Where the search is.
+  std::vector<bool> waits_;
+  std::vector<double> remaining_;  // seconds alone
+  std::vector<double> ends_;
+  std::vector<QueuePiece> pieces_;
+  std::vector<double> left_;
+  std::uint64_t nodes_ = 0;
+  double best_sum_ = kNever;
+  QueuePlan best_;
+};
+
+}  // namespace
+
+double QueuePlan::average() const {
+  return ends.empty() ? 0 : std::accumulate(ends.begin(), ends.end(), 0.0) / static_cast<double>(ends.size());
+}
+
+QueuePlan plan_queue(const std::vector<PlannedJob>& jobs, const std::vector<QueuedPair>& pairs,
+                     const QueueOptions& options) {
+  return Search(jobs, pairs, options).best();
+}
+
+}  // namespace torchshare

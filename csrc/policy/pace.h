@@ -1,0 +1,25 @@
+#pragma once
+
+#include <chrono>
+
+namespace torchshare {
+
+/// When lower jobs may enter: for `share` of each cycle, from its beginning on.
+struct Pace {
+  std::chrono::nanoseconds origin{0};
+  std::chrono::nanoseconds cycle = std::chrono::milliseconds(200);
+  double share = 1;  ///< 0 to 1; 1: always
+
+  bool operator==(const Pace&) const = default;
+
+  /// How long until they may enter; 0: now.
+  std::chrono::nanoseconds wait(std::chrono::nanoseconds now) const;
+  /// How much of [begin, end) they might. `origin` must not be later than `begin`.
+  std::chrono::nanoseconds open_within(std::chrono::nanoseconds begin, std::chrono::nanoseconds end) const;
+
+ private:
+  std::chrono::nanoseconds open_per_cycle() const;
+  std::chrono::nanoseconds open_until(std::chrono::nanoseconds when) const;
+};
+
+}  // namespace torchshare

@@ -1,0 +1,129 @@
+#include "policy/slowdown_bound.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+namespace torchshare {
+namespace {
+
+using std::chrono::nanoseconds;
+using namespace std::chrono_literals;
+
+constexpr double kMemory = 10;        // after so many seconds, but not before
+constexpr double kMemorySteps = 64;   // so many steps, a step counts 1/e
+constexpr double kMargin = 0.8;       // of the bound: what is aimed at, for windows vary
+constexpr double kFirstShare = 0.25;  // until there is something to go by
+constexpr double kMostLoss = 0.95;
+constexpr double kLeastSpread = 1e-4;  // of the steps' open shares, squared
+constexpr double kMostShare = 0.9;     // see Note [Held slices]
+constexpr double kLeastShare = 0.02;   // less is not worth running for
+constexpr std::uint64_t kFewest = 16;  // steps to go by
+constexpr int kPriorSteps = 4;         // what a profile counts
+constexpr double kStall = 5;           // times the step alone: a stall, not the others' doing
+constexpr double kStepsPerCycle = 4;   // at least, or every step would have seen the same share
+constexpr nanoseconds kShortestCycle = 200ms;
+constexpr nanoseconds kWindow = 1s;
+constexpr nanoseconds kPatience = 3s;  // of evidence before the bound is given up
+
+double seconds(nanoseconds time) {
+  return std::chrono::duration<double>(time).count();
+}
+
+}  // namespace
+
+SlowdownBound::SlowdownBound(double bound, std::optional<double> alone) : bound_(bound), alone_(alone.value_or(0)) {
+  if (!(bound >= 0 && bound < 100)) {
+    throw std::invalid_argument(fmt::format("max_slowdown is {}; expected 0 (not at all) to 100", bound));
+  }
+  pace_.share = kFirstShare;
+  if (alone) {
+    for (int step = 0; step < kPriorSteps; ++step) {
+      learn(*alone, 0);
+    }
+    steps_ = 0;
+  }
+}
+
+void SlowdownBound::step(nanoseconds begin, nanoseconds end, bool beside) {
+  const double time = seconds(end - begin);
+  if (time <= 0 || (alone_ > 0 && time > kStall * alone_ / (1 - std::min(loss_, kMostLoss)))) {
+    return;
+  }
+  learn(time, beside ? seconds(pace_.open_within(std::max(begin, pace_.origin), end)) / time : 0);
+  fit();
+  if (beside) {
+    count_window(begin, end);
+    began_ = began_ < 0ns ? begin : began_;
+    if (end - pace_.origin >= pace_.cycle) {
+      adjust(end);
+    }
+  }
+}
+
+void SlowdownBound::learn(double time, double open) {
+  const double fade = std::exp(-std::min(time / kMemory, 1 / kMemorySteps));
+  for (double* sum : {&sums_.weight, &sums_.x, &sums_.y, &sums_.xx, &sums_.xy, &sums_.yy, &sums_.count}) {
+    *sum *= fade;
+  }
+  const double rate = 1 / time;
+  sums_.weight += time;
+  sums_.x += time * open;
+  sums_.y += time * rate;
+  sums_.xx += time * open * open;
+  sums_.xy += time * open * rate;
+  sums_.yy += time * rate * rate;
+  sums_.count += 1;
+  ++steps_;
+}
+
+/// Least squares, see Note [Held slices].
+void SlowdownBound::fit() {
+  const double x = sums_.x / sums_.weight;
+  const double y = sums_.y / sums_.weight;
+  const double xx = sums_.xx / sums_.weight - x * x;
+  if (sums_.count < 3 || xx < kLeastSpread) {
+    alone_ = alone_ > 0 ? alone_ : 1 / y;
+    return;
+  }
+  const double xy = sums_.xy / sums_.weight - x * y;
+  const double slope = xy / xx;
+  const double rate_alone = y - slope * x;
+  if (rate_alone <= 0) {
+    return;  // too few steps to go by
+  }
+  alone_ = 1 / rate_alone;
+  loss_ = -slope * alone_;
+  const double rest = std::max(sums_.yy / sums_.weight - y * y - slope * xy, 0.0);
+  loss_error_ = std::sqrt(rest / (sums_.count - 2) / xx) * alone_;
+}
+
+void SlowdownBound::adjust(nanoseconds now) {
+  if (steps_ < kFewest || cannot_hold_) {
+    return;
+  }
+  const double surely = loss_ - 2 * loss_error_;
+  cannot_hold_ = surely * kLeastShare > bound_ / (1 + bound_) && now - began_ > kPatience;
+  const double aim = kMargin * bound_;
+  const double share = loss_ > 0 ? aim / (1 + aim) / loss_ : kMostShare;
+  pace_.origin += (now - pace_.origin) / pace_.cycle * pace_.cycle;  // where the present cycle began
+  pace_.share = cannot_hold_ ? 0 : std::clamp(share, kLeastShare, kMostShare);
+  pace_.cycle = std::max(kShortestCycle, nanoseconds(static_cast<std::int64_t>(kStepsPerCycle * alone_ * 1e9)));
+}
+
+void SlowdownBound::count_window(nanoseconds begin, nanoseconds end) {
+  window_begin_ = window_begin_ < 0ns ? begin : window_begin_;
+  window_time_ += seconds(end - begin);
+  ++window_steps_;
+  if (end - window_begin_ >= kWindow) {
+    ++windows_;
+    windows_inside_ += window_time_ <= (1 + bound_) * alone_ * static_cast<double>(window_steps_) ? 1 : 0;
+    window_begin_ = end;
+    window_time_ = 0;
+    window_steps_ = 0;
+  }
+}
+
+}  // namespace torchshare
