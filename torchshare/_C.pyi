@@ -115,7 +115,14 @@ class MemoryModel:
 
 class PlannedJob:
     def __init__(
-        self, name: str, steps: float, batch: float, time: StepTimeModel, memory: MemoryModel, ratios: list[float]
+        self,
+        name: str,
+        steps: float,
+        batch: float,
+        time: StepTimeModel,
+        memory: MemoryModel,
+        ratios: list[float],
+        measured: list[tuple[float, float]],
     ) -> None: ...
 
 class Plan:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torchshare import _C, _targets
+from torchshare._bound import BoundReport
 from torchshare._outputs import check_output
 from torchshare._progress import Progress
 from torchshare._results import Result, Results
@@ -35,7 +36,7 @@ def add_parser(verbs: Any) -> None:
         action="append",
         default=[],
         metavar="[NAME=]WHEN",
-        help=f"now, after:JOB, step:K of the primary, or seconds; without NAME for all but the primary{named}",
+        help=f"now, auto, after:JOB, step:K of the primary, or seconds; without NAME for all but the primary{named}",
     )
     parser.add_argument(
         "--sub-batch", action="append", default=[], metavar="[NAME=]N", help=f"rows that run at once{named}"
@@ -43,6 +44,15 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument(
         "--threads", action="append", default=[], metavar="[NAME=]N", help=f"intra-op threads (default: torch's){named}"
     )
+    parser.add_argument("--steps", action="append", default=[], metavar="[NAME=]N", help=f"of the whole job{named}")
+    parser.add_argument(
+        "--profile",
+        action="append",
+        default=[],
+        metavar="[NAME=]FILE",
+        help=f"what `torchshare profile` measured, for --start auto{named}",
+    )
+    parser.add_argument("--max-slowdown", type=float, metavar="X", help="bound on the primary's, 0.05 for 5 %%")
     parser.add_argument("--policy", choices=_C.gate_policy_names(), default="priority", help="who may enter an op")
     parser.add_argument("--timeline", type=Path, metavar="OUT.json", help="write a trace for https://ui.perfetto.dev")
     parser.add_argument("--json", action="store_true", help="print the results as one JSON document")
@@ -59,6 +69,8 @@ class _Submission:
     start: str | float = "now"
     sub_batch: int | None = None
     threads: int | None = None
+    steps: int | None = None
+    profile: str | None = None
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -66,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         submissions = _submissions(arguments)
         check_output("--timeline", arguments.timeline)
-        runtime = Runtime(policy=arguments.policy)
+        runtime = Runtime(policy=arguments.policy, max_slowdown=arguments.max_slowdown)
         for submission in submissions:
             runtime.submit(**vars(submission))
         runtime.start()
@@ -76,7 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
     interrupted = _watch(runtime)
     if arguments.timeline is not None:
         runtime.write_timeline(arguments.timeline)
-    print(_as_json(runtime.results) if arguments.json else runtime.results)
+    bounds = runtime.bound_report()
+    print(_as_json(runtime.results, bounds) if arguments.json else runtime.results)
+    if bounds and not arguments.json:
+        print("", *bounds, sep="\n")
     if interrupted:
         return 130
     return 0 if all(result.state == "finished" for result in runtime.results.values()) else 1
@@ -107,6 +122,8 @@ def _submissions(arguments: argparse.Namespace) -> list[_Submission]:
     lower = [job for job in jobs.values() if job.name != primary]
     _apply("--start", arguments.start, jobs, lower, "start", str)
     _apply("--sub-batch", arguments.sub_batch, jobs, list(jobs.values()), "sub_batch", _whole_number)
+    _apply("--steps", arguments.steps, jobs, list(jobs.values()), "steps", _whole_number)
+    _apply("--profile", arguments.profile, jobs, list(jobs.values()), "profile", str)
     _apply("--threads", arguments.threads, jobs, list(jobs.values()), "threads", _whole_number)
     return list(jobs.values())
 
@@ -148,8 +165,12 @@ def _whole_number(text: str) -> int:
         raise ValueError("expected a whole number") from None
 
 
-def _as_json(results: Results) -> str:
-    return json.dumps({"jobs": [_plain(result) for result in results.values()]}, indent=2)
+def _as_json(results: Results, bounds: list[BoundReport]) -> str:
+    document = {
+        "jobs": [_plain(result) for result in results.values()],
+        "bounds": [dataclasses.asdict(bound) for bound in bounds],
+    }
+    return json.dumps(document, indent=2)
 
 
 def _plain(result: Result) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Pictures of a simulation."""
+"""Pictures of a simulation, and of a plan."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from torchshare._plan import DevicePlan
 from torchshare._simulate import Outcome, swept
 
 _BINS = 60  # of time, for averages over it
@@ -33,6 +34,33 @@ def simulation(outcomes: Sequence[Outcome], rows: Sequence[dict[str, Any]]) -> F
         _completion(left, outcomes)
         _utilization(right, outcomes)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=9, frameon=False, fontsize=9)
+    return figure
+
+
+def gantt(plan: DevicePlan) -> Figure:
+    """When each job of a plan runs: full height alone, half beside another."""
+    figure = Figure(figsize=(10, 1.2 + 0.45 * len(plan.ends)), layout="constrained")
+    axes = figure.subplots()
+    names = list(plan.ends)
+    for piece in plan.pieces:
+        alone = piece.partner is None
+        axes.barh(
+            names.index(piece.job),
+            piece.end_s - piece.begin_s,
+            left=piece.begin_s,
+            height=0.7 if alone else 0.35,
+            color=f"C{names.index(piece.job) % 10}",
+            hatch=None if alone else "//",
+            edgecolor="white",
+        )
+    axes.set(
+        yticks=range(len(names)),
+        yticklabels=names,
+        xlabel="seconds from now (hatched: two at a time)",
+        title=f"average completion {plan.average_s:,.4g} s; one after the other {plan.one_by_one_s:,.4g} s",
+    )
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
     return figure
 
 

@@ -14,6 +14,7 @@ import torch
 
 from torchshare import _C, _current, _routing
 from torchshare._batches import check_sub_batch
+from torchshare._bound import BoundReport, report
 from torchshare._errors import Cancelled, JobFailed
 from torchshare._job import INTERRUPT_AFTER_S, Job, interrupt, interrupt_later
 from torchshare._profile import Profile, as_profile, check_count
@@ -59,6 +60,7 @@ class Runtime:
         # The first optimizer would import it, inside a job: a second or two that is not the job's own time.
         importlib.import_module("torch._dynamo")
         self._native = _C.Runtime(device, policy, grace, max_slowdown, secondary_share, timeline_capacity)
+        self._max_slowdown = max_slowdown
         self._jobs: list[Job] = []
         _routing.install()
         # Runs at close, when the runtime is dropped, or when the interpreter ends; whichever comes first.
@@ -192,6 +194,14 @@ class Runtime:
             self._native.write_timeline(os.fspath(path))
         except RuntimeError as error:
             raise OSError(str(error)) from None
+
+    def bound_report(self) -> list[BoundReport]:
+        """How `max_slowdown` was kept: one for each job that lower jobs ran beside. Prints as a line."""
+        if self._max_slowdown is None:
+            return []
+        events = self.events()
+        reports = (report(job, self._jobs, events, self._max_slowdown) for job in self._jobs)
+        return [found for found in reports if found is not None]
 
     def events(self) -> list[_C.Event]:
         """The timeline: (kind, job, begin in ns, end in ns, index, detail), in order of recording."""

@@ -10,8 +10,12 @@ namespace torchshare::bindings {
 namespace {
 
 PlannedJob make_job(std::string name, double steps, double batch, const StepTimeModel& time, const MemoryModel& memory,
-                    std::vector<double> ratios) {
-  return {std::move(name), steps, batch, time, memory, std::move(ratios)};
+                    std::vector<double> ratios, const std::vector<std::pair<double, double>>& measured) {
+  PlannedJob job{std::move(name), steps, batch, time, memory, std::move(ratios)};
+  for (const auto& [step, bytes] : measured) {
+    job.measured.push_back({step, bytes});
+  }
+  return job;
 }
 
 Plan plan_two(const PlannedJob& new_job, const PlannedJob& running, std::optional<double> memory,
@@ -33,7 +37,7 @@ void bind_planner(py::module_& module) {
   py::class_<MemoryModel>(module, "MemoryModel").def(py::init<double, double>(), py::arg("fixed"), py::arg("per_row"));
   py::class_<PlannedJob>(module, "PlannedJob")
       .def(py::init(&make_job), py::arg("name"), py::arg("steps"), py::arg("batch"), py::arg("time"), py::arg("memory"),
-           py::arg("ratios"));
+           py::arg("ratios"), py::arg("measured"));
   py::class_<Plan>(module, "Plan")
       .def_property_readonly("start", [](const Plan& plan) { return to_string(plan.start); })
       .def_readonly("start_in", &Plan::start_in)

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/profiler/orchestration/observer.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace torchshare {
@@ -20,8 +21,12 @@ class Reporter final : public ProfilerStateBase {
         meter_(std::move(meter)) {}
 
   ActiveProfilerType profilerType() override { return ActiveProfilerType::NONE; }
-  void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t, c10::Device) override {
-    meter_->add(bytes);
+  void reportMemoryUsage(void* block, std::int64_t bytes, std::size_t, std::size_t, c10::Device) override {
+    if (bytes > 0) {
+      meter_->allocated(block, bytes);
+    } else {
+      meter_->released(block);
+    }
   }
 
  private:
@@ -34,10 +39,28 @@ std::shared_ptr<c10::DebugInfoBase> make_reporter(std::shared_ptr<MemoryMeter> m
 
 }  // namespace
 
-void MemoryMeter::add(std::int64_t bytes) {
-  const std::int64_t held = held_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  std::int64_t peak = peak_.load(std::memory_order_relaxed);
-  while (held > peak && !peak_.compare_exchange_weak(peak, held, std::memory_order_relaxed)) {
+std::int64_t MemoryMeter::held() const {
+  std::lock_guard lock(mutex_);
+  return held_;
+}
+
+std::int64_t MemoryMeter::peak() const {
+  std::lock_guard lock(mutex_);
+  return peak_;
+}
+
+void MemoryMeter::allocated(const void* block, std::int64_t bytes) {
+  std::lock_guard lock(mutex_);
+  std::int64_t& known = blocks_[block];
+  held_ += bytes - std::exchange(known, bytes);  // where it was released unseen, outside the scope
+  peak_ = std::max(peak_, held_);
+}
+
+void MemoryMeter::released(const void* block) {
+  std::lock_guard lock(mutex_);
+  if (const auto found = blocks_.find(block); found != blocks_.end()) {
+    held_ -= found->second;
+    blocks_.erase(found);
   }
 }
 

@@ -2,9 +2,10 @@
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <unordered_map>
 
 namespace torchshare {
 
@@ -17,14 +18,18 @@ namespace torchshare {
 /// Scratch memory of libraries (oneDNN) does not pass the allocator and is not counted.
 class MemoryMeter {
  public:
-  std::int64_t held() const { return held_.load(std::memory_order_relaxed); }
-  std::int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
-  /// Adds what was allocated, or takes away what was released (negative).
-  void add(std::int64_t bytes);
+  std::int64_t held() const;
+  std::int64_t peak() const;
+
+  void allocated(const void* block, std::int64_t bytes);
+  /// Counts only for blocks that this meter saw allocated: a job's thread may well collect another one's garbage.
+  void released(const void* block);
 
  private:
-  std::atomic<std::int64_t> held_{0};
-  std::atomic<std::int64_t> peak_{0};
+  mutable std::mutex mutex_;  // guards every field below
+  std::unordered_map<const void*, std::int64_t> blocks_;
+  std::int64_t held_ = 0;
+  std::int64_t peak_ = 0;
 };
 
 /// Counts what the calling thread allocates and releases, until the destructor. Same thread.

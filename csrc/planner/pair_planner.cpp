@@ -140,7 +140,7 @@ class Search {
   void try_split(std::size_t a, std::size_t b, Plan& nearest) const {
     const Pair pair{{new_alone_, slowdown(new_job_, a, new_split_)},
                     {running_alone_, slowdown(running_, b, running_split_)}};
-    const double need = new_job_.memory.peak(new_job_.batch, 1 << a) + running_.memory.peak(running_.batch, 1 << b);
+    const double need = new_job_.peak(a) + running_.peak(b);
     for (const double start : starts_to_try(pair, options_)) {
       const PairEnds shared = ends_when_sharing(pair.new_job, {running_alone_ - start, pair.running.ratio});
       const double running_ends = start + shared.b;
@@ -200,7 +200,11 @@ void check(const PlannedJob& job) {
   check_number(job, "delta", job.time.delta, 1);
   check_number(job, "fixed memory", job.memory.fixed, 0);
   check_number(job, "memory per row", job.memory.per_row, 0);
-  check_number(job, "step time", job.time.step(job.batch, 1), std::numeric_limits<double>::min());
+  check_number(job, "step time", job.step(0), std::numeric_limits<double>::min());
+  for (const MeasuredSize& size : job.measured) {
+    check_number(job, "step time", size.step, std::numeric_limits<double>::min());
+    check_number(job, "memory", size.bytes, 0);
+  }
   if (job.ratios.empty()) {
     throw std::invalid_argument(fmt::format("job '{}': no interference ratio; expected one per split", job.name));
   }
@@ -211,17 +215,17 @@ void check(const PlannedJob& job) {
 
 std::size_t split_alone(const PlannedJob& job, double bytes) {
   for (std::size_t k = 0; k < job.ratios.size(); ++k) {
-    if (job.memory.peak(job.batch, 1 << k) <= bytes) {
+    if (job.peak(k) <= bytes) {
       return k;
     }
   }
-  const int most = 1 << (job.ratios.size() - 1);
+  const std::size_t most = job.ratios.size() - 1;
   throw std::invalid_argument(fmt::format("job '{}' needs {:.4g} bytes alone in {} sub-batches; there are {:.4g}",
-                                          job.name, job.memory.peak(job.batch, most), most, bytes));
+                                          job.name, job.peak(most), 1 << most, bytes));
 }
 
 double slowdown(const PlannedJob& job, std::size_t k, std::size_t alone) {
-  return job.ratios[k] * job.time.step(job.batch, 1 << k) / job.time.step(job.batch, 1 << alone);
+  return job.ratios[k] * job.step(k) / job.step(alone);
 }
 
 Plan plan_pair(const PlannedJob& new_job, const PlannedJob& running, const PlanOptions& options) {

@@ -11,6 +11,12 @@
 
 namespace torchshare {
 
+/// A job alone in some number of sub-batches, as measured.
+struct MeasuredSize {
+  double step;  ///< seconds
+  double bytes;
+};
+
 /// What the planner knows of a job.
 struct PlannedJob {
   std::string name;
@@ -21,9 +27,14 @@ struct PlannedJob {
   /// [k]: step time beside the other job / alone, both times in 2^k sub-batches; as many entries as splits may be
   /// tried.
   std::vector<double> ratios = {1};
+  std::vector<MeasuredSize> measured = {};  ///< [k]: in 2^k sub-batches; the models are for those beyond its end
 
+  /// Seconds of a step alone in 2^k sub-batches.
+  double step(std::size_t k) const { return k < measured.size() ? measured[k].step : time.step(batch, 1 << k); }
+  /// Bytes in 2^k sub-batches.
+  double peak(std::size_t k) const { return k < measured.size() ? measured[k].bytes : memory.peak(batch, 1 << k); }
   /// Seconds it still needs alone in 2^k sub-batches.
-  double alone(std::size_t k) const { return remaining_steps * time.step(batch, 1 << k); }
+  double alone(std::size_t k) const { return remaining_steps * step(k); }
 };
 
 /// Throws std::invalid_argument for numbers that make no sense.

@@ -60,7 +60,7 @@ class Search {
     double best = kNever;
     for (Index i = alone_splits_[pair.a]; i < a.ratios.size(); ++i) {
       for (Index j = alone_splits_[pair.b]; j < b.ratios.size(); ++j) {
-        const double need = a.memory.peak(a.batch, 1 << i) + b.memory.peak(b.batch, 1 << j);
+        const double need = a.peak(i) + b.peak(j);
         const PairJob first{remaining_[pair.a], slowdown(a, i, alone_splits_[pair.a])};
         const PairJob second{remaining_[pair.b], slowdown(b, j, alone_splits_[pair.b])};
         if (const double value = share_now(first, second); need <= options_.memory.value_or(kNever) && value < best) {

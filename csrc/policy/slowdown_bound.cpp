@@ -14,8 +14,14 @@ using namespace std::chrono_literals;
 
 constexpr double kMemory = 10;        // after so many seconds, but not before
 constexpr double kMemorySteps = 64;   // so many steps, a step counts 1/e
-constexpr double kMargin = 0.8;       // of the bound: what is aimed at, for windows vary
-constexpr double kFirstShare = 0.25;  // until there is something to go by
+constexpr double kFirstMargin = 0.8;  // of the bound, that is aimed at; then as windows show:
+constexpr double kLeastMargin = 0.2;
+constexpr double kOutside = 0.85;  // factor when one was outside the bound
+const double kInside = std::pow(1 / kOutside, SlowdownBound::kOutsideShare / (1 - SlowdownBound::kOutsideShare));
+constexpr double kLate = 2;           // seconds after which a step with the others held counts 1/e for a window
+constexpr double kHardlyOpen = 0.1;   // a step with less is one with the others held
+constexpr double kFewestHeld = 5;     // of them, to hold a window against
+constexpr double kFirstShare = 0.05;  // at least, until there is something to go by
 constexpr double kMostLoss = 0.95;
 constexpr double kLeastSpread = 1e-4;  // of the steps' open shares, squared
 constexpr double kMostShare = 0.9;     // see Note [Held slices]
@@ -34,11 +40,12 @@ double seconds(nanoseconds time) {
 
 }  // namespace
 
-SlowdownBound::SlowdownBound(double bound, std::optional<double> alone) : bound_(bound), alone_(alone.value_or(0)) {
+SlowdownBound::SlowdownBound(double bound, std::optional<double> alone)
+    : bound_(bound), alone_(alone.value_or(0)), margin_(kFirstMargin) {
   if (!(bound >= 0 && bound < 100)) {
     throw std::invalid_argument(fmt::format("max_slowdown is {}; expected 0 (not at all) to 100", bound));
   }
-  pace_.share = kFirstShare;
+  pace_.share = std::max(kFirstShare, bound / (1 + bound));  // the latter keeps the bound whatever the others do
   if (alone) {
     for (int step = 0; step < kPriorSteps; ++step) {
       learn(*alone, 0);
@@ -77,6 +84,10 @@ void SlowdownBound::learn(double time, double open) {
   sums_.yy += time * rate * rate;
   sums_.count += 1;
   ++steps_;
+  const double fade_late = std::exp(-time / kLate);
+  const bool held = open < kHardlyOpen;
+  held_steps_ = held_steps_ * fade_late + (held ? 1 : 0);
+  held_time_ = held_time_ * fade_late + (held ? time : 0);
 }
 
 /// Least squares, see Note [Held slices].
@@ -106,7 +117,7 @@ void SlowdownBound::adjust(nanoseconds now) {
   }
   const double surely = loss_ - 2 * loss_error_;
   cannot_hold_ = surely * kLeastShare > bound_ / (1 + bound_) && now - began_ > kPatience;
-  const double aim = kMargin * bound_;
+  const double aim = margin_ * bound_;
   const double share = loss_ > 0 ? aim / (1 + aim) / loss_ : kMostShare;
   pace_.origin += (now - pace_.origin) / pace_.cycle * pace_.cycle;  // where the present cycle began
   pace_.share = cannot_hold_ ? 0 : std::clamp(share, kLeastShare, kMostShare);
@@ -118,8 +129,11 @@ void SlowdownBound::count_window(nanoseconds begin, nanoseconds end) {
   window_time_ += seconds(end - begin);
   ++window_steps_;
   if (end - window_begin_ >= kWindow) {
+    const double alone = held_steps_ >= kFewestHeld ? held_time_ / held_steps_ : alone_;
+    const bool inside = window_time_ <= (1 + bound_) * alone * static_cast<double>(window_steps_);
     ++windows_;
-    windows_inside_ += window_time_ <= (1 + bound_) * alone_ * static_cast<double>(window_steps_) ? 1 : 0;
+    windows_inside_ += inside ? 1 : 0;
+    margin_ = std::clamp(margin_ * (inside ? kInside : kOutside), kLeastMargin, 1.0);
     window_begin_ = end;
     window_time_ = 0;
     window_steps_ = 0;

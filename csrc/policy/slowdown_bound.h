@@ -16,10 +16,15 @@ namespace torchshare {
 /// the share of each in which the others might run, old steps fading: rate = (1 - loss * share) / step alone. With a
 /// share s of all time open, the slowdown is 1 / (1 - s * loss) - 1. Some of each cycle is always held, or there would
 /// be nothing to compare.
+/// Steps vary, so the aim is a margin below the bound: it shrinks with each window of a second that was outside, and
+/// grows with those inside, so as to have 5 % outside. A window is held against the steps of its time with the others
+/// held, where there are enough, for machines get faster and slower within seconds.
 ///
 /// Pure: told of the primary's steps, in any order of real or virtual time that does not go back.
 class SlowdownBound {
  public:
+  static constexpr double kOutsideShare = 0.05;
+
   /// `alone`: seconds of a step as a profile has it, to begin with. Throws std::invalid_argument.
   explicit SlowdownBound(double bound, std::optional<double> alone = {});
 
@@ -52,6 +57,9 @@ class SlowdownBound {
   Pace pace_;
   Sums sums_;
   double alone_;
+  double margin_;          // of the bound, that is aimed at
+  double held_steps_ = 0;  // of late, with the others held
+  double held_time_ = 0;
   double loss_ = 0;
   double loss_error_ = 0;  // standard error
   std::uint64_t steps_ = 0;

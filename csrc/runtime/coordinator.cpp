@@ -10,6 +10,8 @@ namespace torchshare {
 
 namespace {
 
+constexpr std::uint64_t kWarmUpSteps = 3;  // of a job, that say nothing of the others
+
 double seconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<double>(time).count();
 }
@@ -228,7 +230,7 @@ void Coordinator::tell_sharing(JobId job, JobState from, JobState to) {
 void Coordinator::keep_bound(JobId job, std::chrono::nanoseconds now) {
   Entry& entry = entries_[job];
   const auto begin = std::exchange(entry.last_step, now);
-  if (!max_slowdown_ || begin.count() == 0 || is_outranked(job)) {
+  if (!max_slowdown_ || begin.count() == 0 || entry.steps <= kWarmUpSteps || is_outranked(job)) {
     return;
   }
   const bool beside = has_lower_beside(job);

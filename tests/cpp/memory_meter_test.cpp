@@ -46,6 +46,18 @@ TEST(MemoryMeter, LeavesOutWhatWasThereBefore) {
   EXPECT_EQ(meter->held(), 0);
 }
 
+TEST(MemoryMeter, DoesNotCountTheReleaseOfAnothersBlocks) {
+  at::Tensor garbage;
+  {
+    const MemoryScope scope(std::make_shared<MemoryMeter>());
+    garbage = thousand_floats();
+  }
+  const auto meter = std::make_shared<MemoryMeter>();
+  const MemoryScope scope(meter);
+  garbage.reset();
+  EXPECT_EQ(meter->held(), 0);
+}
+
 TEST(MemoryMeter, WithoutAMeterCountsNothingAndLeavesProfilingOff) {
   const MemoryScope none(nullptr);
   EXPECT_FALSE(c10::memoryProfilingEnabled());

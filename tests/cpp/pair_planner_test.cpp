@@ -249,5 +249,21 @@ TEST(StepTimeModel, AddsUpItsPieces) {
   EXPECT_NEAR(ranks.step(100, 2), 0.06 + 0.06, 1e-3) << "a large delta: the shorter hides behind the longer";
 }
 
+TEST(PairPlanner, GoesByWhatWasMeasuredWhereItWas) {
+  PlannedJob job;
+  job.name = "a";
+  job.remaining_steps = 10;
+  job.batch = 8;
+  job.time = {.alpha = 1, .beta = 1};
+  job.memory = {.fixed = 1, .per_row = 1};
+  job.ratios = {1, 1, 1};
+  job.measured = {{.step = 2, .bytes = 100}, {.step = 3, .bytes = 50}};
+  EXPECT_EQ(job.alone(0), 20);
+  EXPECT_EQ(job.alone(1), 30);
+  EXPECT_EQ(job.alone(2), 10 * job.time.step(8, 4));
+  EXPECT_EQ(split_alone(job, 60), 1U);
+  EXPECT_EQ(split_alone(job, 4), 2U);
+}
+
 }  // namespace
 }  // namespace torchshare

@@ -21,7 +21,7 @@ def faults(layer: str, text: str) -> list[str]:
     found = []
     for line, name in re.findall(r'^(\s*#\s*include\s*[<"]([^">]+)[">])', text, re.MULTILINE):
         first = name.split("/")[0]
-        upward = first in LAYERS and LAYERS.index(first) > LAYERS.index(layer)
+        upward = "/" in name and first in LAYERS and LAYERS.index(first) > LAYERS.index(layer)
         torch = first in ("ATen", "c10", "torch") and layer in TORCH_FREE
         python = (first == "pybind11" or name in ("Python.h", "torch/csrc/utils/pybind.h")) and layer in PYTHON_FREE
         threads = name in ("thread", "mutex", "atomic", "condition_variable") and layer in TORCH_FREE
