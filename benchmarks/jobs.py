@@ -49,10 +49,24 @@ def tiny_net() -> nn.Module:
     )
 
 
+class StreamingNet(nn.Module):
+    """Bound by memory: every step streams a vector of 32 MiB through a few cheap ops, forward, backward and update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(8 << 20))
+        self.classify = nn.Linear(32, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale: torch.Tensor = (self.table * 0.5 + 1.0).mean()
+        return self.classify(x * scale)
+
+
 Build = tuple[Callable[[], nn.Module], tuple[int, ...], float]  # model, shape of one row, seconds of sleep per batch
 KINDS: dict[str, Build] = {
     "conv": (lambda: conv_net(32), (3, 32, 32), 0.0),
     "tiny": (tiny_net, (32,), 0.0),
+    "memory": (StreamingNet, (32,), 0.0),
     "input_bound": (lambda: conv_net(16), (3, 32, 32), FETCH_S),
 }
 

@@ -12,7 +12,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from torchshare import _plots
 from torchshare._outputs import check_output
 from torchshare._plan import DevicePlan, PlanSettings, plan, write_ratios
 from torchshare._profile import Profile
@@ -62,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"torchshare: error: {error}", file=sys.stderr)
         return 2
     if arguments.png is not None:
+        from torchshare import _plots  # matplotlib takes a while to load, and only this needs it
+
         _plots.gantt(found).savefig(arguments.png, dpi=120)
     if arguments.ratios is not None:
         write_ratios(profiles, arguments.ratios)

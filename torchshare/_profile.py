@@ -172,7 +172,10 @@ def predict(fit: Fit, sub_batches: int, rows: float) -> float:
 
 def as_profile(job: str, profile: Profile | str | os.PathLike[str], function: Callable[..., Any]) -> Profile:
     """The profile, read where it is a path. Raises ValueError, naming the job, where it cannot be used here."""
-    known = profile if isinstance(profile, Profile) else Profile.load(profile)
+    try:
+        known = profile if isinstance(profile, Profile) else Profile.load(profile)
+    except ValueError as error:
+        raise ValueError(f"job '{job}': {error}") from None
     refusal = known.refusal(function)
     if refusal is not None:
         raise ValueError(f"job '{job}': its profile cannot be used: {refusal}; measure it again")

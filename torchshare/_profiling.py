@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import least_squares, nnls
 
 from torchshare._job import Job
 from torchshare._profile import (
@@ -321,6 +320,8 @@ def fit(alone: list[Alone]) -> Fit:
 
 
 def _fit(alone: list[Alone]) -> Fit:
+    from scipy.optimize import least_squares, nnls  # a quarter of a second that `import torchshare` can do without
+
     pieces = np.array([size.sub_batches for size in alone], dtype=float)
     rows = np.array([size.rows for size in alone], dtype=float)
     step = np.array([size.step_s.median for size in alone])

@@ -38,6 +38,17 @@ def for_ever(job):
 
 def sleep(job):
     time.sleep(1000)
+
+def steps(job):
+    weights = torch.ones(4, 2, requires_grad=True)
+    for batch in job.batches(iter(lambda: torch.ones(8, 4), None)):
+        batch.backward(lambda x: (x @ weights).sum())
+
+def many(job):
+    weights = torch.ones(4, 2, requires_grad=True)
+    for batch in job.batches([torch.ones(8, 4)] * 3000):
+        batch.backward(lambda x: (x @ weights).sum())
+        time.sleep(0.0005)
 """
 
 
@@ -102,7 +113,7 @@ def test_ctrl_c_stops_both_within_two_seconds_and_writes_the_timeline(jobs: Path
 
 
 BAD_INPUT = {
-    "unknown function": (["jobs.py:trian"], "jobs.py has no function 'trian'; it has fail, for_ever, sleep, train"),
+    "unknown function": (["jobs.py:trian"], "jobs.py has no function 'trian'; it has fail, for_ever, many, sleep,"),
     "not a function": (["jobs.py:model_count"], "jobs.py has no function 'model_count'"),
     "no file": (["gone.py:train"], "no file gone.py"),
     "no module": (["gone.jobs:train"], "no module named 'gone'"),
@@ -117,6 +128,9 @@ BAD_INPUT = {
         "job 'train': sub_batch is 0; expected a whole number of rows",
     ),
     "threads": (["jobs.py:train", "--threads", "two"], "--threads two: expected a whole number"),
+    "bound": (["jobs.py:train", "--max-slowdown", "-1"], "max_slowdown is -1; expected 0"),
+    "profile": (["jobs.py:train", "--profile", "no.json"], "job 'train': profile no.json: No such file"),
+    "steps": (["jobs.py:train", "--steps", "-3"], "job 'train': steps is -3; expected a whole number, at least 0"),
     "timeline": (
         ["jobs.py:train", "--timeline", "no/t.json"],
         "--timeline no/t.json: expected a file in a folder that",
@@ -137,6 +151,82 @@ def test_an_error_in_the_users_own_file_shows_where(jobs: Path):
     done = torchshare("run", "broken.py:train", folder=jobs)
     assert done.returncode == 1
     assert 'broken.py", line 1' in done.stderr and "No module named 'no_such_thing'" in done.stderr
+
+
+def test_a_bound_is_reported_after_the_table(jobs: Path):
+    command = ("run", "jobs.py:many", "b=jobs.py:many", "--max-slowdown", "0.5", "--threads", "1")
+    done = torchshare(*command, folder=jobs)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("many: slowdown within 0.5 in ")
+    (bound,) = json.loads(torchshare(*command, "--json", folder=jobs).stdout)["bounds"]
+    assert bound["job"] == "many" and bound["windows"] >= 1
+
+
+QUICK = ("--window", "0.1", "--rounds", "1", "--splits", "2", "--threads", "1", "--cache", "cache")
+
+
+def test_profiles_are_measured_kept_used_and_measured_again_when_the_code_changes(jobs: Path):
+    pair = ("profile", "jobs.py:steps", "--with", "b=jobs.py:steps", *QUICK)
+    done = torchshare(*pair, "--steps", "900", "--partner-steps", "100", "--output", "a.json", folder=jobs)
+    assert done.returncode == 0, done.stderr
+    assert "steps as the primary beside b" in done.stdout
+    assert "round 1: steps in 2 beside b in 1: ratios" in done.stderr
+    assert len(list((jobs / "cache").iterdir())) == 2
+
+    again = torchshare(*pair, "--json", folder=jobs)
+    assert "from the cache" in again.stderr
+    assert json.loads(again.stdout) == json.loads((jobs / "a.json").read_text())
+
+    partner = next((jobs / "cache").glob("b-*.json"))
+    planned = torchshare("plan", "a.json", str(partner), folder=jobs)
+    assert planned.returncode == 0, planned.stderr
+    assert "'b' " in planned.stdout and "Average completion" in planned.stdout
+
+    command = ("run", "jobs.py:many", "b=jobs.py:train", "--start", "auto", "--threads", "1")
+    shared = torchshare(*command, "--profile", "many=a.json", "--profile", f"b={partner}", folder=jobs)
+    assert shared.returncode == 0, shared.stderr
+
+    (jobs / "jobs.py").write_text(JOBS + "# changed\n")
+    stale = torchshare(*command, "--profile", "many=a.json", folder=jobs)
+    assert stale.returncode == 2
+    assert "job 'many': its profile cannot be used: the job's code has changed since" in stale.stderr
+    done = torchshare("profile", "jobs.py:steps", *QUICK, folder=jobs)
+    assert "measuring 'steps' again: the job's code has changed since" in done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["jobs.py:trian"], 2, "jobs.py has no function 'trian'"),
+        (["jobs.py:steps", "--with", "jobs.py:steps"], 2, "both jobs are named 'steps'"),
+        (["jobs.py:steps", "--splits", "0"], 2, "splits is 0; expected 1 to 16"),
+        (["jobs.py:steps", "--output", "no/p.json"], 2, "--output no/p.json: expected a file in a folder that exists"),
+        (["jobs.py:fail"], 1, "job 'fail' failed after 0 steps: RuntimeError: broken on purpose"),
+    ],
+)
+def test_a_profile_that_cannot_be_measured_says_why(jobs: Path, arguments: list[str], code: int, message: str):
+    done = torchshare("profile", *arguments, "--cache", "cache", folder=jobs)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert not (jobs / "cache").exists()
+
+
+def test_ctrl_c_ends_a_measurement_and_writes_nothing(jobs: Path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torchshare", "profile", "jobs.py:for_ever", "--cache", "cache"],
+        cwd=jobs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert "for_ever runs" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted; nothing was written" in err and "Traceback" not in err
+    assert not (jobs / "cache").exists()
 
 
 def test_help_and_version_say_what_there_is(tmp_path: Path):

@@ -1,0 +1,246 @@
+"""Profiles: what is measured, what is fitted to it, and which files are refused."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import run_one
+
+import torchshare
+from torchshare import Job, _profiling
+from torchshare._profile import Alone, Fit, Profile, Spread, as_profile, predict
+from torchshare._profiling import Candidate, fit, measure
+
+QUICK: dict[str, Any] = {"window": 0.1, "rounds": 1, "threads": 1}
+
+
+def endless():
+    while True:
+        yield torch.ones(8, 4)
+
+
+def linear(job: Job) -> None:
+    weights = torch.ones(4, 2, requires_grad=True)
+    for batch in job.batches(endless()):
+        batch.backward(lambda x: (x @ weights).sum())
+
+
+def linear_too(job: Job) -> None:
+    linear(job)
+
+
+def sizes(pieces: list[int], batch: int, model: Fit) -> list[Alone]:
+    """What a job that follows the model exactly would show."""
+    found = []
+    for count in pieces:
+        rows = batch // count
+        step, compute = predict(model, count, rows), model.alpha_s + model.beta_s * rows
+        memory = round(model.memory_fixed + model.memory_per_row * rows)
+        spreads = [Spread(median=time, q25=time, q75=time) for time in (step, compute)]
+        found.append(
+            Alone(
+                sub_batches=count, rows=rows, steps=9, step_s=spreads[0], sub_batch_s=spreads[1], memory_bytes=memory
+            )
+        )
+    return found
+
+
+def model(**changes: float) -> Fit:
+    known = {"alpha_s": 1e-3, "beta_s": 2e-4, "communication_s": 4e-3, "delta": 1.0, "memory_fixed": 1e6}
+    return Fit(**{**known, "memory_per_row": 5e4, "left_out_errors": [], **changes})
+
+
+def test_a_profile_has_every_size_and_what_it_took():
+    profile = torchshare.profile(linear, name="lin", steps=70, splits=3, **QUICK)
+    assert (profile.job, profile.batch, profile.threads, profile.steps) == ("lin", 8, 1, 70)
+    assert [(size.sub_batches, size.rows) for size in profile.alone] == [(1, 8), (2, 4), (4, 2)]
+    for size in profile.alone:
+        assert size.steps >= 5
+        assert 0 < size.step_s.q25 <= size.step_s.median <= size.step_s.q75 < 1
+        assert size.sub_batch_s.median <= size.step_s.median
+        assert 100 < size.memory_bytes < 10_000
+    assert len(profile.fit.left_out_errors) == 3
+    assert profile.partners == []
+    assert profile.refusal(linear) is None
+
+
+def test_a_pair_has_the_ratios_of_both_by_size():
+    profile = torchshare.profile(linear, linear_too, splits=2, partner_threads=1, **QUICK)
+    (partner,) = profile.partners
+    assert (partner.job, partner.role) == ("linear_too", "primary")
+    assert [(pair.sub_batches, pair.partner_sub_batches) for pair in partner.beside] == [(1, 1), (2, 1), (1, 2)]
+    assert all(0.1 < pair.ratio < 100 and 0.1 < pair.partner_ratio < 100 for pair in partner.beside)
+
+
+def test_the_smallest_batch_has_one_size():
+    def one_row(job: Job) -> None:
+        for batch in job.batches(iter(lambda: torch.ones(1, 2), None)):
+            list(batch)
+
+    assert [size.sub_batches for size in torchshare.profile(one_row, splits=3, **QUICK).alone] == [1]
+
+
+def test_a_job_that_did_no_step_beside_the_other_would_have_needed_the_window_for_one():
+    starved = _profiling._Run(steps=[], sub_batches=[], set_up=0, window=2.0, memory=0, rows=8, per_step=1)
+    assert _profiling._ratio(starved, alone=0.1) == 20
+
+
+@pytest.mark.parametrize("changes", [{}, {"alpha_s": 0.0}, {"communication_s": 0.0}, {"delta": 3.0}])
+def test_the_fit_finds_the_model_that_made_the_times(changes):
+    made = model(**changes)
+    found = fit(sizes([1, 2, 4, 8], 64, made))
+    assert max(found.left_out_errors) < 0.02
+    for pieces in (1, 3, 16):
+        rows = 64 / pieces
+        assert predict(found, pieces, rows) == pytest.approx(predict(made, pieces, rows), rel=0.02)
+    assert found.memory_fixed == pytest.approx(1e6, rel=1e-3)
+    assert found.memory_per_row == pytest.approx(5e4, rel=1e-3)
+
+
+def test_the_fit_says_how_far_off_it_is_where_the_model_does_not_hold():
+    alone = sizes([1, 2, 4], 64, model())
+    odd = alone[1].model_copy(update={"step_s": Spread(median=1.0, q25=1.0, q75=1.0)})
+    assert max(fit([alone[0], odd, alone[2]]).left_out_errors) > 0.5
+    assert fit(alone[:2]).left_out_errors == []
+
+
+def test_the_model_is_the_planners():
+    made = model(delta=2.0)
+    native = torchshare._C.StepTimeModel(made.alpha_s, made.beta_s, made.communication_s, made.delta)
+    for pieces in (1, 2, 4):
+        assert native.step(64, pieces) == pytest.approx(predict(made, pieces, 64 / pieces))
+
+
+def made_profile(**changes: Any) -> Profile:
+    alone = sizes([1, 2, 4], 64, model())
+    return torchshare.profile(linear, splits=1, **QUICK).model_copy(update={"batch": 64, "alone": alone, **changes})
+
+
+def test_save_and_load_are_inverses(tmp_path: Path):
+    profile = torchshare.profile(linear, linear_too, splits=2, partner_threads=1, **QUICK)
+    path = tmp_path / "p.json"
+    profile.save(path)
+    assert Profile.load(path) == profile
+    assert json.loads(path.read_text())["schema_version"] == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("profiles") / "good.json"
+    torchshare.profile(linear, linear_too, splits=1, partner_threads=1, **QUICK).save(path)
+    return path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "cut short or no JSON"),
+        (lambda text: "", "cut short or no JSON"),
+        (lambda text: "[1]", "is of version None; expected 1"),
+        (lambda text: text.replace('"schema_version": 1', '"schema_version": 7'), "is of version 7; expected 1"),
+        (lambda text: text.replace('"median":', '"median": -1, "was":', 1), r"alone\.0\.step_s\.median is -1"),
+        (lambda text: text.replace('"median":', '"median": NaN, "was":', 1), r"alone\.0\.step_s\.median is nan"),
+        (lambda text: text.replace('"ratio":', '"ratio": 1e30, "was":', 1), r"partners\.0\.beside\.0\.ratio is 1e\+30"),
+        (lambda text: text.replace('"ratio":', '"ratio": 0, "was":', 1), r"partners\.0\.beside\.0\.ratio is 0"),
+        (lambda text: text.replace('"batch":', '"bitch":', 1), "batch"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_refused_with_the_reason(tmp_path: Path, saved: str, change, message: str):
+    path = tmp_path / "p.json"
+    path.write_text(change(saved))
+    with pytest.raises(ValueError, match=rf"profile .*p\.json.*{message}"):
+        Profile.load(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"none\.json: No such file"):
+        Profile.load(tmp_path / "none.json")
+
+
+def test_a_foreign_or_stale_profile_is_refused_at_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "their_job.py").write_text("def train(job): pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("their_job")
+    digest = torchshare._profile.code_digest(module.train)
+    good = made_profile(code=digest)
+    assert as_profile("a", good, module.train) is good
+    (tmp_path / "their_job.py").write_text("def train(job): print()\n")
+    with torchshare.Runtime() as runtime:
+        for profile, message in (
+            (good, "the job's code has changed since"),
+            (made_profile(device="cuda: H200"), "of another device: 'cuda: H200', this is 'cpu"),
+            (made_profile(torch="1.0"), "of torch 1.0; this is"),
+        ):
+            with pytest.raises(ValueError, match=f"job 'a': its profile cannot be used: .*{message}"):
+                runtime.submit(module.train, name="a", profile=profile)
+        assert runtime.jobs == ()
+    sys.modules.pop("their_job")
+
+
+def test_the_step_of_a_size_is_as_measured_else_by_the_fit():
+    profile = made_profile(fit=model())
+    assert profile.step_s(None) == profile.alone[0].step_s.median
+    assert profile.step_s(16) == profile.alone[2].step_s.median
+    assert profile.step_s(8) == pytest.approx(predict(model(), 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"splits": 0}, "splits is 0; expected 1 to 16"),
+        ({"rounds": 0}, "rounds is 0; expected at least 1"),
+        ({"window": float("nan")}, "window is nan; expected seconds"),
+        ({"steps": -1}, "job 'linear': steps is -1; expected a whole number"),
+        ({"partner": linear}, "both jobs are named 'linear'"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        torchshare.profile(linear, **{**QUICK, **options})
+
+
+def test_a_job_too_short_to_measure_is_refused():
+    def short(job: Job) -> None:
+        for batch in job.batches([torch.ones(8, 2)] * 5):
+            list(batch)
+
+    with pytest.raises(ValueError, match=r"job 'short' did 5 steps in .*; a profile needs 9"):
+        torchshare.profile(short, **QUICK)
+
+
+def test_a_job_that_splits_its_own_batches_is_refused():
+    def splits(job: Job) -> None:
+        for batch in job.batches(endless(), sub_batch=2):
+            list(batch)
+
+    with pytest.raises(ValueError, match=r"job 'splits' ran 4\.0 sub-batches a step where 1 were asked for"):
+        torchshare.profile(splits, **QUICK)
+
+
+def test_a_job_that_fails_and_a_partner_that_fails_are_named():
+    def fails(job: Job) -> None:
+        for number, batch in enumerate(job.batches(endless())):
+            list(batch)
+            if number == 2:
+                raise RuntimeError("broken")
+
+    with pytest.raises(torchshare.JobFailed, match="job 'fails' failed after 3 steps: RuntimeError: broken"):
+        torchshare.profile(fails, **QUICK)
+    with pytest.raises(torchshare.JobFailed, match="job 'fails'"):
+        measure([Candidate("a", linear, 1), Candidate("fails", fails, 1)], splits=1, window=0.1, rounds=1)
+
+
+def test_memory_is_the_jobs_own_and_only_where_it_is_metered():
+    def holds(job: Job) -> int:
+        block = torch.ones(1000, 250)
+        return len(block)
+
+    assert run_one(holds, meter_memory=True).memory_peak == 1_000_000
+    assert run_one(holds).memory_peak == 0
