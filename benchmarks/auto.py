@@ -21,12 +21,12 @@ from record import RESULTS, shown, spread, steady_malloc, write
 # Per pair: (kind, threads, seconds alone) of the primary and of the secondary.
 Job = tuple[str, int, float]
 PAIRS: dict[str, tuple[Job, Job]] = {
-    "large + large": (("conv", 2, 5.0), ("conv", 2, 5.0)),
-    "large + tiny": (("conv", 2, 5.0), ("tiny", 1, 5.0)),
-    "input-bound + large": (("input_bound", 1, 5.0), ("conv", 2, 5.0)),
-    "short + long": (("tiny", 1, 2.0), ("tiny", 1, 8.0)),
-    "long + short": (("tiny", 1, 8.0), ("tiny", 1, 2.0)),
-    "memory + compute": (("memory", 1, 5.0), ("conv", 1, 5.0)),
+    "large + large": (("conv", 2, 4.0), ("conv", 2, 4.0)),
+    "large + tiny": (("conv", 1, 4.0), ("tiny", 1, 4.0)),
+    "input-bound + large": (("input_bound", 1, 4.0), ("conv", 2, 4.0)),
+    "short + long": (("tiny", 1, 1.5), ("tiny", 1, 6.0)),
+    "long + short": (("tiny", 1, 6.0), ("tiny", 1, 1.5)),
+    "memory + compute": (("memory", 1, 4.0), ("conv", 1, 4.0)),
 }
 FIXED = ("now", "after", "secondary first")
 MODES = (*FIXED, "auto, cold", "auto, profiles")

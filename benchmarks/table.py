@@ -54,6 +54,37 @@ def hook(summary: dict[str, Any]) -> str:
     return table(["op", "without, ns", "the hook adds, ns"], rows)
 
 
+def fit(summary: dict[str, Any]) -> str:
+    rows = [[kind, shown({name: 100 * value for name, value in errors.items()}, 1)] for kind, errors in summary.items()]
+    return table(["job", "error of the step time on a size left out, %"], rows)
+
+
+def auto(summary: dict[str, Any]) -> str:
+    rows = [
+        [pair, mode, *(shown(figures[name]) for name in ("average_jct_s", "vs_best", "vs_after"))]
+        for pair, modes in summary.items()
+        for mode, figures in modes.items()
+    ]
+    return table(["pair", "mode", "average JCT, s", "vs best in hindsight", "vs one after the other"], rows)
+
+
+def bound(summary: dict[str, Any]) -> str:
+    names = {
+        "windows_inside": "windows inside",
+        "windows_inside_alone": "the primary alone",
+        "mean_slowdown": "mean slowdown",
+        "slowdown_without_bound": "without a bound",
+        "secondary_vs_perfect_knob": "secondary vs perfect knob",
+        "secondary_vs_no_bound": "vs no bound",
+    }
+    rows = [
+        [pair, f"{float(limit):.0%}", *(shown(figures[name]) for name in names)]
+        for pair, limits in summary.items()
+        for limit, figures in limits.items()
+    ]
+    return table(["pair", "bound", *names.values()], rows)
+
+
 SHOWN_RATIOS = (1.0, 1.1, 1.3, 1.5, 1.7, 2.0)
 STUDY_ROWS = (  # the policy, the part of the study, what the row is called
     ("sjf-ffs", "uniform", "sjf-ffs"),
@@ -120,6 +151,9 @@ TABLES = {
     "overhead": overhead,
     "hook": hook,
     "memory": memory,
+    "fit": fit,
+    "auto": auto,
+    "bound": bound,
     "simulator_study": simulator_study,
     "simulator_live": simulator_live,
 }

@@ -1,4 +1,5 @@
-"""Two Python jobs under ThreadSanitizer: training, suspend, resume, cancel, strict gate. See scripts/run_tsan.sh."""
+"""Two Python jobs under ThreadSanitizer: training, suspend, resume, cancel, strict gate, an automatic start with its
+probe, a bound. See scripts/run_tsan.sh."""
 
 import torch
 from torch import nn
@@ -34,6 +35,13 @@ def main() -> None:
                 partner.resume()
             partner.cancel()
             print(runtime.wait())
+    for options in ({}, {"max_slowdown": 0.1}):
+        with torchshare.Runtime(**options) as runtime:
+            for name, priority in (("primary", "primary"), ("secondary", "secondary")):
+                runtime.submit(
+                    lambda job: train(job, 60), name=name, priority=priority, start="auto", threads=1, meter_memory=True
+                )
+            print(runtime.wait(), *runtime.bound_report(), sep="\n")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,11 @@ constexpr double kRatioError = 0.03;    // standard error of a ratio at which a 
 constexpr double kProbeShare = 0.05;    // of the remaining work, at which it is over, too
 constexpr double kProbeRest = 5;        // so many times its length until there may be another
 constexpr std::uint64_t kFewest = 3;    // steps of each kind that a probe needs
+constexpr double kShortestProbe = 0.1;  // seconds of each kind of step, unless that is too large a share
+constexpr double kPatience = 2;         // times that share, for a second that hardly gets on
 constexpr double kDrift = 0.10;         // change of a step's time that calls for a new plan
-constexpr std::uint64_t kSteady = 8;    // steps that show such a change
+constexpr std::uint64_t kSteady = 8;    // steps,
+constexpr double kSteadyTime = 0.5;     // and seconds of them, that show such a change
 constexpr double kHysteresis = 0.03;    // a new plan must be better by that
 constexpr double kStallSteps = 10;      // so many steps' time without one is a stall,
 constexpr double kShortestStall = 1;    // seconds, but no less than this
@@ -43,10 +46,11 @@ void check(const SharedJob& job) {
   }
 }
 
-/// Whether a meter need not run on: exact enough for a ratio of two, or `budget` seconds old.
+/// Whether a meter need not run on: exact enough for a ratio of two, or `budget` seconds old. Steps that follow each
+/// other are alike, so a few short ones look more exact than they are.
 bool is_enough(const StepMeter& meter, double budget) {
-  return meter.count() >= kFewest &&
-         (meter.relative_error() <= kRatioError / std::sqrt(2.0) || meter.total() >= budget);
+  const bool exact = meter.relative_error() <= kRatioError / std::sqrt(2.0) && meter.total() >= kShortestProbe;
+  return meter.count() >= kFewest && (exact || meter.total() >= budget);
 }
 
 double at_least_one(double ratio) {
@@ -75,7 +79,8 @@ void AutoSharing::change_who_runs() {
   }
 }
 
-void AutoSharing::disturb() {
+void AutoSharing::suspend(JobId id, bool suspended) {
+  entries_.at(id).suspended = suspended;
   change_who_runs();
 }
 
@@ -97,12 +102,16 @@ void AutoSharing::step(JobId id, double now) {
   ++entry.steps;
   const double period = now - entry.last_sign;
   entry.last_sign = now;
+  entry.last_period = period;
   const bool whole = std::exchange(entry.epoch, epoch_) == epoch_;  // nothing changed since its last step
   if (!whole || entry.steps <= kWarmUpSteps) {
     return;
   }
   entry.recent.add(period);
   const std::vector<JobId> running = in_state(State::kRunning, State::kRunning);
+  if (std::any_of(running.begin(), running.end(), [this](JobId other) { return entries_.at(other).suspended; })) {
+    return;
+  }
   if (running.size() == 1) {
     entry.alone.add(period);
   } else if (const auto found = running.size() == 2 ? pairs_.find({running[0], running[1]}) : pairs_.end();
@@ -175,6 +184,14 @@ AutoSharing::Pair& AutoSharing::pair(JobId first, JobId second) {
 }
 
 void AutoSharing::settle(Pair& pair, double now) {
+  for (const int which : {0, 1}) {
+    if (entry(pair, which).suspended) {
+      pair.both_began = 0;
+      order(which == 0 ? pair.second : pair.first, true,
+            fmt::format("'{}' was suspended by hand", entry(pair, which).job.name), now);
+      return;
+    }
+  }
   const Running wanted = choose(pair, now);
   const int sole = wanted == Running::kSecond ? 1 : 0;
   pair.let_in = wanted != Running::kBoth && stalls(entry(pair, sole), now);
@@ -194,7 +211,7 @@ bool AutoSharing::stalls(const Entry& entry, double now) {
   if (entry.state != State::kRunning) {
     return false;
   }
-  const double limit = std::max(kShortestStall, kStallSteps * entry.alone.mean());
+  const double limit = std::max(kShortestStall, kStallSteps * std::max(entry.alone.mean(), entry.last_period));
   if (now - entry.last_sign < limit) {
     retry_at_ = std::min(retry_at_, entry.last_sign + limit);
     return false;
@@ -274,23 +291,16 @@ std::optional<AutoSharing::Running> AutoSharing::probe(Pair& pair, double now) {
   pair.alone[1] = second.alone.count() > 0 ? second.alone.mean() : pair.together[1].mean();
   const double work = remaining_alone(pair, 0) + remaining_alone(pair, 1);
   const double budget = kProbeShare * work / 3;  // for each kind of step
-  if (!is_enough(first.alone, budget)) {
-    pair.reason = "probe: steps of the first alone";
-    return Running::kFirst;
+  if (pair.probing == Running::kFirst && is_enough(first.alone, budget)) {
+    pair.probing = Running::kBoth;
   }
-  const double without_step = now - second.last_sign;
-  if (!pair.starves && second.state == State::kRunning && second.steps > 0 && pair.together[0].count() >= kFewest &&
-      pair.together[1].count() < kFewest && without_step > std::max(kShortestStall, 2 * budget)) {
-    pair.starves = true;
-    pair.together[1].add(without_step);
+  if (pair.probing == Running::kBoth && knows_both(pair, budget, now)) {
+    pair.probing = Running::kSecond;
   }
-  if (!pair.starves && (!is_enough(pair.together[0], budget) || !is_enough(pair.together[1], budget))) {
-    pair.reason = "probe: steps of both";
-    return Running::kBoth;
-  }
-  if (!is_enough(second.alone, budget)) {
-    pair.reason = "probe: steps of the second alone";
-    return Running::kSecond;
+  if (pair.probing != Running::kSecond || !is_enough(second.alone, budget)) {
+    constexpr std::string_view kWhose[] = {"the first alone", "both", "the second alone"};
+    pair.reason = fmt::format("probe: steps of {}", kWhose[static_cast<int>(pair.probing)]);
+    return pair.probing;
   }
   pair.alone[1] = second.alone.mean();
   for (const int which : {0, 1}) {
@@ -300,13 +310,35 @@ std::optional<AutoSharing::Running> AutoSharing::probe(Pair& pair, double now) {
   return std::nullopt;
 }
 
+/// A second that hardly gets a step done beside the first is not waited for: then its warm-up counts, too.
+bool AutoSharing::knows_both(Pair& pair, double budget, double now) const {
+  const Entry& second = entry(pair, 1);
+  if (second.state != State::kRunning || second.steps == 0) {
+    return false;
+  }
+  if (pair.both_began == 0) {
+    pair.both_began = now;
+    pair.both_steps = second.steps;
+  }
+  if (is_enough(pair.together[0], budget) && is_enough(pair.together[1], budget)) {
+    return true;
+  }
+  const double time = now - pair.both_began;
+  if (pair.together[0].count() < kFewest || pair.together[1].count() >= kFewest ||
+      time < std::max(kShortestProbe, kPatience * budget)) {
+    return false;
+  }
+  pair.together[1].add(time / std::max(1.0, second.steps - pair.both_steps));
+  return true;
+}
+
 /// Takes over what the steps since the last plan show; returns whether it is another pace.
 bool AutoSharing::changed_pace(Pair& pair) const {
   bool changed = false;
   for (const int which : {0, 1}) {
     const StepMeter& recent = entry(pair, which).recent;
-    if (pair.let_in || pair.assumed[which] == 0 || recent.count() < kSteady || recent.relative_error() > kDrift / 2 ||
-        std::abs(recent.mean() / pair.assumed[which] - 1) <= kDrift) {
+    if (pair.let_in || pair.assumed[which] == 0 || recent.count() < kSteady || recent.total() < kSteadyTime ||
+        std::abs(recent.mean() / pair.assumed[which] - 1) <= kDrift + 2 * recent.relative_error()) {
       continue;
     }
     changed = true;
@@ -323,7 +355,8 @@ bool AutoSharing::changed_pace(Pair& pair) const {
 void AutoSharing::probe_again(Pair& pair, double now) {
   pair.planned = false;
   pair.probed = true;
-  pair.starves = false;
+  pair.probing = pair.running == Running::kSecond ? Running::kBoth : Running::kFirst;
+  pair.both_began = 0;
   pair.probe_began = now;
   pair.together[0] = pair.together[1] = {};
   for (const int which : {0, 1}) {
@@ -356,8 +389,8 @@ void AutoSharing::plan(Pair& pair) {
   constexpr PlannedStart kStarts[] = {PlannedStart::kAfter, PlannedStart::kNow, PlannedStart::kFirst};
   const double staying = plan.average_of(kStarts[static_cast<int>(pair.running)]);
   const double waiting = plan.average_of(PlannedStart::kAfter);
-  if (running == Running::kSecond && bounded && waiting <= plan.average() * (1 + kHysteresis)) {
-    running = Running::kFirst;  // a higher job is not suspended for nothing
+  if (bounded && waiting <= plan.average() * (1 + kHysteresis)) {
+    running = Running::kFirst;  // a higher job is not disturbed for next to nothing
   }
   pair.fresh = true;
   if (std::exchange(pair.planned, true) && staying <= plan.average() * (1 + kHysteresis)) {

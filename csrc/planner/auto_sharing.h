@@ -58,8 +58,8 @@ class AutoSharing {
   /// A job that is not automatic runs.
   void start(JobId id, double now);
   void step(JobId id, double now);
-  /// The job was suspended or resumed by its user.
-  void disturb();
+  /// Its user suspended the job, or lets it go on.
+  void suspend(JobId id, bool suspended);
   void end(JobId id);
   /// Where its loader's length is known: the job will have done that many steps when this pass over it ends, or for
   /// good.
@@ -78,7 +78,9 @@ class AutoSharing {
     State state = State::kNotStarted;
     std::optional<double> pass_ends = {};  // steps
     double steps = 0;
-    double last_sign = 0;  // when it last started, went on or ended a step
+    double last_sign = 0;    // when it last started, went on or ended a step
+    double last_period = 0;  // seconds of its last step, whatever ran beside it
+    bool suspended = false;  // by its user
     std::uint64_t epoch = 0;
     StepMeter alone = {};
     StepMeter recent = {};  // since who runs last changed, or a plan was made
@@ -92,9 +94,11 @@ class AutoSharing {
     bool planned = false;
     bool fresh = false;   // the plan was not told yet
     bool let_in = false;  // both run because the one that should does not get on
-    // Of the last probe.
+    // Of the last probe, which goes through these kinds of steps in turn.
     bool probed = false;
-    bool starves = false;  // the second got no step done beside the first
+    Running probing = Running::kFirst;
+    double both_began = 0;  // when the second had its first step beside the first
+    double both_steps = 0;  // of the second, then
     double probe_began = 0;
     double probe_ended = 0;
     StepMeter together[2] = {};
@@ -110,6 +114,7 @@ class AutoSharing {
   Running choose(Pair& pair, double now);
   bool believe_profiles(Pair& pair) const;
   std::optional<Running> probe(Pair& pair, double now);
+  bool knows_both(Pair& pair, double budget, double now) const;
   bool changed_pace(Pair& pair) const;
   void probe_again(Pair& pair, double now);
   void plan(Pair& pair);

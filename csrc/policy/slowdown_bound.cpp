@@ -29,6 +29,7 @@ constexpr double kLeastShare = 0.02;   // less is not worth running for
 constexpr std::uint64_t kFewest = 16;  // steps to go by
 constexpr int kPriorSteps = 4;         // what a profile counts
 constexpr double kStall = 5;           // times the step alone: a stall, not the others' doing
+constexpr int kManyStalls = 8;         // one after the other
 constexpr double kStepsPerCycle = 4;   // at least, or every step would have seen the same share
 constexpr nanoseconds kShortestCycle = 200ms;
 constexpr nanoseconds kWindow = 1s;
@@ -56,9 +57,17 @@ SlowdownBound::SlowdownBound(double bound, std::optional<double> alone)
 
 void SlowdownBound::step(nanoseconds begin, nanoseconds end, bool beside) {
   const double time = seconds(end - begin);
-  if (time <= 0 || (alone_ > 0 && time > kStall * alone_ / (1 - std::min(loss_, kMostLoss)))) {
+  if (time <= 0) {
     return;
   }
+  if (alone_ > 0 && time > kStall * alone_ / (1 - std::min(loss_, kMostLoss))) {
+    if (++stalls_ < kManyStalls) {
+      return;
+    }
+    sums_ = {};  // that is its pace now, or what a profile said of it was wrong
+    alone_ = 0;
+  }
+  stalls_ = 0;
   learn(time, beside ? seconds(pace_.open_within(std::max(begin, pace_.origin), end)) / time : 0);
   fit();
   if (beside) {
@@ -67,6 +76,10 @@ void SlowdownBound::step(nanoseconds begin, nanoseconds end, bool beside) {
     if (end - pace_.origin >= pace_.cycle) {
       adjust(end);
     }
+  } else {
+    window_begin_ = nanoseconds(-1);
+    window_time_ = 0;
+    window_steps_ = 0;
   }
 }
 
@@ -96,7 +109,7 @@ void SlowdownBound::fit() {
   const double y = sums_.y / sums_.weight;
   const double xx = sums_.xx / sums_.weight - x * x;
   if (sums_.count < 3 || xx < kLeastSpread) {
-    alone_ = alone_ > 0 ? alone_ : 1 / y;
+    alone_ = alone_ > 0 && x > kHardlyOpen ? alone_ : 1 / y;
     return;
   }
   const double xy = sums_.xy / sums_.weight - x * y;

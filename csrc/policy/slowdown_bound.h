@@ -63,6 +63,7 @@ class SlowdownBound {
   double loss_ = 0;
   double loss_error_ = 0;  // standard error
   std::uint64_t steps_ = 0;
+  int stalls_ = 0;  // one after the other, the last step included
   bool cannot_hold_ = false;
   std::chrono::nanoseconds began_{-1};
   std::chrono::nanoseconds window_begin_{-1};

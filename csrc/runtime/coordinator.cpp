@@ -222,8 +222,8 @@ void Coordinator::tell_sharing(JobId job, JobState from, JobState to) {
     sharing_.end(job);
   } else if (to == JobState::kRunning && from != JobState::kSuspended && !automatic) {
     sharing_.start(job, seconds(clock_.now()));
-  } else if (to == JobState::kSuspended && !entries_[job].held) {
-    sharing_.disturb();
+  } else if ((to == JobState::kSuspended && !entries_[job].held) || from == JobState::kSuspended) {
+    sharing_.suspend(job, to == JobState::kSuspended);
   }
 }
 

@@ -325,6 +325,35 @@ TEST(AutoSharing, SharesTheSetUpOfASlowStarter) {
   EXPECT_THAT(world.reasons(), Contains(HasSubstr("has not ended a step")));
 }
 
+TEST(AutoSharing, DecidesThoughEveryStepIsLongerThanAStall) {
+  World world({{3.0, 100, 2.0, 0, false}, {3.0, 120, 2.0}});
+  world.run();
+  EXPECT_THAT(world.reasons(), Contains(HasSubstr("ratios 2 and 2")));
+  EXPECT_LE(world.orders().size(), 16U);
+}
+
+TEST(AutoSharing, CountsNoStepsWhileTheUserHasTheOtherSuspended) {
+  AutoSharing sharing({});
+  sharing.arrive(0, {.name = "a", .starts_now = true, .steps = 1000});
+  sharing.arrive(1, {.name = "b", .automatic = true, .steps = 1000});
+  double now = 0;
+  const auto steps = [&](JobId id, int count, double time) {
+    std::vector<AutoSharing::Order> all;
+    for (int i = 0; i < count; ++i) {
+      sharing.step(id, now += time);
+      for (AutoSharing::Order& order : sharing.decide(now)) {
+        all.push_back(std::move(order));
+      }
+    }
+    return all;
+  };
+  sharing.start(0, now);
+  ASSERT_EQ(steps(0, 20, 0.1).back().job, 1U);  // the probe of the first is over, both run
+  sharing.suspend(0, true);
+  EXPECT_TRUE(steps(1, 100, 0.1).empty());  // nothing learned of the two together
+  sharing.suspend(0, false);
+}
+
 TEST(AutoSharing, AJobThatEndsOrFailsInTheProbeLeavesTheOtherRunning) {
   for (const int first_fails : {1, 5, 9, 12, 20}) {
     Behaviour a{0.02, 600, 2.0, 0, false};

@@ -168,6 +168,24 @@ TEST(SlowdownBound, CountsWindowsWithOthersOnly) {
   EXPECT_LT(tight.windows_inside(), tight.windows());
 }
 
+TEST(SlowdownBound, FindsOutThatAProfileIsWrong) {
+  for (const double wrong : {0.002, 0.2}) {
+    SlowdownBound bound(0.05, wrong);
+    Primary primary;
+    EXPECT_LE(primary.run(bound, 20s, 30s), 0.06) << wrong;
+    EXPECT_NEAR(bound.alone(), 0.02, 0.001) << wrong;
+  }
+}
+
+TEST(SlowdownBound, LearnsTheStepAloneWhileNobodyIsBeside) {
+  SlowdownBound bound(0.05, 0.03);
+  Primary primary;
+  primary.run(bound, 0s, 60s, false);
+  EXPECT_NEAR(bound.alone(), 0.02, 0.0005);
+  bound.step(primary.now, primary.now + 20ms, true);  // one step beside is not a window, however long it has been
+  EXPECT_EQ(bound.windows(), 0U);
+}
+
 TEST(SlowdownBound, BeginsWithTheProfilesStep) {
   EXPECT_EQ(SlowdownBound(0.05, 0.02).alone(), 0.02);
 }

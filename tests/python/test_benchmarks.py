@@ -13,7 +13,10 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "simulator")]
 
+import auto  # noqa: E402
+import bound  # noqa: E402
 import hook  # noqa: E402
+import jobs  # noqa: E402
 import live  # noqa: E402
 import pairs  # noqa: E402
 import record  # noqa: E402
@@ -124,3 +127,39 @@ def test_gavels_table_has_a_model_for_every_application():
     assert figures["tiresias"]["vs sjf-bsbf"]["avg_jct_s"]["mean"] != 0
     shared = study.simulate_all([study.Case(trace, "sjf-bsbf", ratios, study.Setting(), "v100")])[0]
     assert 0 < shared.figures["shared_fraction"] < 1
+
+
+def test_auto_is_held_against_the_best_fixed_mode_of_its_own_repetition():
+    def modes(now: float, after: float, chosen: float) -> dict[str, dict[str, list[float]]]:
+        jct = {"now": now, "after": after, "secondary first": 99.0, "auto, cold": chosen, "auto, profiles": chosen}
+        return {mode: {"jct": [time - 1, time + 1]} for mode, time in jct.items()}
+
+    figures = auto.summary([modes(4, 8, 5), modes(10, 8, 8)])["auto, cold"]
+    assert figures["vs_best"] == {"median": 1.125, "min": 1.0, "max": 1.25}
+    assert figures["vs_after"] == {"median": 0.8125, "min": 0.625, "max": 1.0}
+    assert figures["average_jct_s"]["median"] == 6.5
+
+
+def test_a_bound_is_held_against_the_primary_alone_and_the_best_share_that_holds_it():
+    def run(mean: float, rate: float = 0.0) -> dict[str, object]:
+        return {"windows": [mean] * 10, "mean": mean, "p99": 2 * mean, "secondary_rate": rate}
+
+    repetition = {
+        "alone": [run(1.0)] * 3,
+        "sweep": {"0.5": run(1.04, 50), "0.7": run(1.06, 70), "1.0": run(1.2, 100)},
+        "bounds": {"0.02": run(1.01, 10), "0.05": run(1.04, 45), "0.1": run(1.2, 100)},
+    }
+    figures = bound.summary([repetition])
+    assert figures["0.05"]["windows_inside"]["median"] == 1.0
+    assert figures["0.05"]["windows_inside_alone"]["median"] == 1.0
+    assert figures["0.05"]["secondary_vs_perfect_knob"]["median"] == pytest.approx(0.9)
+    assert figures["0.05"]["mean_slowdown"]["median"] == pytest.approx(0.04)
+    assert figures["0.05"]["slowdown_without_bound"]["median"] == pytest.approx(0.2)
+    assert figures["0.05"]["secondary_vs_no_bound"]["median"] == pytest.approx(0.45)
+    assert figures["0.1"]["windows_inside"]["median"] == 0.0
+    assert figures["0.02"]["secondary_vs_perfect_knob"]["median"] == 1.0  # no share of the sweep holds it
+
+
+def test_every_kind_of_job_trains():
+    for kind in jobs.KINDS:
+        jobs.train(kind, jobs.StepMeter(2))
