@@ -119,6 +119,7 @@ void Coordinator::share() {
   if (!open_) {
     return;  // not everybody is here yet
   }
+  const double former_retry = sharing_.retry_at();
   for (const AutoSharing::Order& order : sharing_.decide(seconds(clock_.now()))) {
     Entry& entry = entries_[order.job];
     if (entry.start_cancelled) {
@@ -145,6 +146,9 @@ void Coordinator::share() {
         break;
     }
     changed_.notify_all();
+  }
+  if (sharing_.retry_at() < former_retry) {
+    changed_.notify_all();  // who waits must look earlier than it meant to
   }
 }
 

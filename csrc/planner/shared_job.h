@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "model/priority.h"
+#include "model/step_meter.h"
+
+namespace torchshare {
+
+/// What a job's profile says: its step alone, and the ratios beside others by the names of their profiles.
+struct ProfiledJob {
+  struct Ratios {
+    double own;
+    double other;
+  };
+  std::string name;
+  double step = 0;  ///< seconds
+  std::map<std::string, Ratios> beside = {};
+};
+
+/// A job that may share a device.
+struct SharedJob {
+  std::string name;
+  Priority priority = Priority::kSecondary;
+  bool automatic = false;            ///< it starts when AutoSharing says so
+  bool starts_now = false;           ///< nothing holds back its start
+  std::optional<double> steps = {};  ///< declared, of the whole job
+  std::optional<ProfiledJob> profile = {};
+};
+
+/// The same while it runs, and what its steps have shown so far. Times in seconds.
+struct SharedRun {
+  enum class State { kNotStarted, kRunning, kHeld, kEnded };
+
+  SharedJob job;
+  State state = State::kNotStarted;
+  bool suspended = false;                ///< by its user
+  std::optional<double> pass_ends = {};  ///< steps
+  double steps = 0;
+  double last_sign = 0;     ///< when it last started, went on or ended a step
+  double last_period = 0;   ///< of its last step, whatever ran beside it
+  std::uint64_t epoch = 0;  ///< of its last step: who ran then
+  StepMeter alone = {};
+  StepMeter recent = {};  ///< since who runs last changed, or a plan was made
+};
+
+}  // namespace torchshare
