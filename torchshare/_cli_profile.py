@@ -43,6 +43,7 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument("--cache", type=Path, default=default_cache(), metavar="DIR", help="default: %(default)s")
     parser.add_argument("--again", action="store_true", help="measure though the cache has it")
     parser.add_argument("--output", type=Path, metavar="OUT.json", help="write the job's profile here, too")
+    parser.add_argument("--partner-output", type=Path, metavar="OUT.json", help="the partner's")
     parser.add_argument("--json", action="store_true", help="print the profile as one JSON document")
     parser.set_defaults(run=run)
 
@@ -56,6 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the verb; returns the exit code."""
     try:
         check_output("--output", arguments.output)
+        check_output("--partner-output", arguments.partner_output)
+        if arguments.partner_output is not None and arguments.partner is None:
+            raise ValueError(f"--partner-output {arguments.partner_output}: there is no partner; expected --with")
         found, paths = _profiles(arguments)
     except ValueError as error:
         print(f"torchshare: error: {error}", file=sys.stderr)
@@ -66,14 +70,16 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("torchshare: interrupted; nothing was written", file=sys.stderr)
         return 130
-    if arguments.output is not None:
-        found[0].save(arguments.output)
+    outputs = (arguments.output, arguments.partner_output)
+    wanted = [(profile, path) for profile, path in zip(found, outputs, strict=False) if path is not None]
+    for profile, path in wanted:
+        profile.save(path)
     if arguments.json:
         print(found[0].model_dump_json(indent=2))
     else:
         for profile in found:
             _show(profile)
-    for path in [arguments.output, *paths] if arguments.output else paths:
+    for path in [*(path for _, path in wanted), *paths]:
         print(f"in {path}", file=sys.stderr)
     return 0
 

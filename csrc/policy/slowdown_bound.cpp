@@ -15,8 +15,8 @@ using namespace std::chrono_literals;
 constexpr double kMemory = 10;        // after so many seconds, but not before
 constexpr double kMemorySteps = 64;   // so many steps, a step counts 1/e
 constexpr double kFirstMargin = 0.8;  // of the bound, that is aimed at; then as windows show:
-constexpr double kLeastMargin = 0.2;
-constexpr double kOutside = 0.85;  // factor when one was outside the bound
+constexpr double kLeastMargin = 0.5;  // a machine that varies more is not the others' doing
+constexpr double kOutside = 0.85;     // factor when one was outside the bound
 const double kInside = std::pow(1 / kOutside, SlowdownBound::kOutsideShare / (1 - SlowdownBound::kOutsideShare));
 constexpr double kLate = 2;           // seconds after which a step with the others held counts 1/e for a window
 constexpr double kHardlyOpen = 0.1;   // a step with less is one with the others held
@@ -131,8 +131,8 @@ void SlowdownBound::adjust(nanoseconds now) {
   const double surely = loss_ - 2 * loss_error_;
   cannot_hold_ = surely * kLeastShare > bound_ / (1 + bound_) && now - began_ > kPatience;
   const double aim = margin_ * bound_;
-  const double share = loss_ > 0 ? aim / (1 + aim) / loss_ : kMostShare;
-  pace_.origin += (now - pace_.origin) / pace_.cycle * pace_.cycle;  // where the present cycle began
+  const double share = loss_ > loss_error_ ? aim / (1 + aim) / loss_ : kMostShare;  // else it may be noise
+  pace_.origin += (now - pace_.origin) / pace_.cycle * pace_.cycle;                 // where the present cycle began
   pace_.share = cannot_hold_ ? 0 : std::clamp(share, kLeastShare, kMostShare);
   pace_.cycle = std::max(kShortestCycle, nanoseconds(static_cast<std::int64_t>(kStepsPerCycle * alone_ * 1e9)));
 }

@@ -252,13 +252,16 @@ void Coordinator::keep_bound(JobId job, std::chrono::nanoseconds now) {
   if (bound.pace() != former) {
     gate_.set_pace(bound.pace());
   }
-  const std::string state = fmt::format("a step alone takes {:.4g} ms, others cost it {:.3g} of the time they may run",
-                                        1e3 * bound.alone(), bound.loss());
+  const auto figures = [&] {
+    return fmt::format("a step alone takes {:.4g} ms, others cost it {:.3g} of the time they may run",
+                       1e3 * bound.alone(), bound.loss());
+  };
   if (could_hold && bound.cannot_hold()) {
     record_decision(
-        job, fmt::format("bound: {:.3g} cannot be held, lower jobs wait for the end: {}", *max_slowdown_, state));
+        job, fmt::format("bound: {:.3g} cannot be held, lower jobs wait for the end: {}", *max_slowdown_, figures()));
   } else if (bound.windows() != windows) {
-    record_decision(job, fmt::format("bound: lower jobs may run {:.3g} of the time: {}", bound.pace().share, state));
+    record_decision(job,
+                    fmt::format("bound: lower jobs may run {:.3g} of the time: {}", bound.pace().share, figures()));
   }
 }
 

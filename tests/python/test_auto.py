@@ -12,7 +12,8 @@ import torch
 from conftest import run_one, wait_until
 
 import torchshare
-from torchshare import Job, JobFailed, _profiling
+from torchshare import Job, JobFailed
+from torchshare._fit import fit
 from torchshare._profile import Alone, Beside, Partner, Profile, Spread, device_name
 
 
@@ -50,7 +51,7 @@ def profile(job: str, step: float, partner: str | None = None, ratios: tuple[flo
         set_up_s=0,
         alone=[alone],
         partners=[Partner(job=partner, role="primary", beside=[beside])] if partner else [],
-        fit=_profiling.fit([alone]),
+        fit=fit([alone]),
     )
 
 

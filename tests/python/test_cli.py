@@ -167,7 +167,8 @@ QUICK = ("--window", "0.1", "--rounds", "1", "--splits", "2", "--threads", "1", 
 
 def test_profiles_are_measured_kept_used_and_measured_again_when_the_code_changes(jobs: Path):
     pair = ("profile", "jobs.py:steps", "--with", "b=jobs.py:steps", *QUICK)
-    done = torchshare(*pair, "--steps", "900", "--partner-steps", "100", "--output", "a.json", folder=jobs)
+    outputs = ("--output", "a.json", "--partner-output", "b.json")
+    done = torchshare(*pair, "--steps", "900", "--partner-steps", "100", *outputs, folder=jobs)
     assert done.returncode == 0, done.stderr
     assert "steps as the primary beside b" in done.stdout
     assert "round 1: steps in 2 beside b in 1: ratios" in done.stderr
@@ -177,13 +178,12 @@ def test_profiles_are_measured_kept_used_and_measured_again_when_the_code_change
     assert "from the cache" in again.stderr
     assert json.loads(again.stdout) == json.loads((jobs / "a.json").read_text())
 
-    partner = next((jobs / "cache").glob("b-*.json"))
-    planned = torchshare("plan", "a.json", str(partner), folder=jobs)
+    planned = torchshare("plan", "a.json", "b.json", folder=jobs)
     assert planned.returncode == 0, planned.stderr
     assert "'b' " in planned.stdout and "Average completion" in planned.stdout
 
     command = ("run", "jobs.py:many", "b=jobs.py:train", "--start", "auto", "--threads", "1")
-    shared = torchshare(*command, "--profile", "many=a.json", "--profile", f"b={partner}", folder=jobs)
+    shared = torchshare(*command, "--profile", "many=a.json", "--profile", "b=b.json", folder=jobs)
     assert shared.returncode == 0, shared.stderr
 
     (jobs / "jobs.py").write_text(JOBS + "# changed\n")
@@ -201,6 +201,7 @@ def test_profiles_are_measured_kept_used_and_measured_again_when_the_code_change
         (["jobs.py:trian"], 2, "jobs.py has no function 'trian'"),
         (["jobs.py:steps", "--with", "jobs.py:steps"], 2, "both jobs are named 'steps'"),
         (["jobs.py:steps", "--splits", "0"], 2, "splits is 0; expected 1 to 16"),
+        (["jobs.py:steps", "--partner-output", "b.json"], 2, "there is no partner; expected --with"),
         (["jobs.py:steps", "--output", "no/p.json"], 2, "--output no/p.json: expected a file in a folder that exists"),
         (["jobs.py:fail"], 1, "job 'fail' failed after 0 steps: RuntimeError: broken on purpose"),
     ],

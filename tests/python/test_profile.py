@@ -14,8 +14,9 @@ from conftest import run_one
 
 import torchshare
 from torchshare import Job, _profiling
+from torchshare._fit import fit
 from torchshare._profile import Alone, Fit, Profile, Spread, as_profile, predict
-from torchshare._profiling import Candidate, fit, measure
+from torchshare._profiling import Candidate, measure
 
 QUICK: dict[str, Any] = {"window": 0.1, "rounds": 1, "threads": 1}
 
