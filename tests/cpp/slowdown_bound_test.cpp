@@ -168,6 +168,19 @@ TEST(SlowdownBound, CountsWindowsWithOthersOnly) {
   EXPECT_LT(tight.windows_inside(), tight.windows());
 }
 
+TEST(SlowdownBound, AimsLowerWhereStepsVaryMore) {
+  double open[2];
+  for (const int noisy : {0, 1}) {
+    SlowdownBound bound(0.05);
+    Primary primary;
+    primary.ratio = 1.5;
+    primary.noise = noisy ? 0.2 : 0.01;
+    primary.run(bound, 20s, 60s);
+    open[noisy] = primary.open();
+  }
+  EXPECT_LT(open[1], 0.8 * open[0]);
+}
+
 TEST(SlowdownBound, FindsOutThatAProfileIsWrong) {
   for (const double wrong : {0.002, 0.2}) {
     SlowdownBound bound(0.05, wrong);
@@ -180,6 +193,7 @@ TEST(SlowdownBound, FindsOutThatAProfileIsWrong) {
 TEST(SlowdownBound, LearnsTheStepAloneWhileNobodyIsBeside) {
   SlowdownBound bound(0.05, 0.03);
   Primary primary;
+  primary.run(bound, 0s, 500ms);
   primary.run(bound, 0s, 60s, false);
   EXPECT_NEAR(bound.alone(), 0.02, 0.0005);
   bound.step(primary.now, primary.now + 20ms, true);  // one step beside is not a window, however long it has been
