@@ -50,7 +50,7 @@ def report(job: Job, jobs: list[Job], events: list[_C.Event], max_slowdown: floa
     if stats is None or stats.windows == 0 or len(ends) < 2:
         return None
     p50, p95, p99 = np.quantile(np.diff(ends), [0.5, 0.95, 0.99])
-    others = {other.name: 0 for other in jobs if other.priority > job.priority and other is not job}
+    others = {other.name: 0 for other in jobs if _C.outranks(job.priority, other.priority)}
     for kind, name, _, end, _, _ in events:
         if kind == "step" and name in others and ends[0] <= end / 1e9 <= ends[-1]:
             others[name] += 1

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from torchshare._outputs import check_output
+from torchshare._outputs import check_output, print_table, refuse
 from torchshare._plan import DevicePlan, PlanSettings, plan, write_ratios
 from torchshare._profile import Profile
 
@@ -58,8 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         found = plan(profiles, settings)
     except ValueError as error:
-        print(f"torchshare: error: {error}", file=sys.stderr)
-        return 2
+        return refuse(error)
     if arguments.png is not None:
         from torchshare import _plots  # matplotlib takes a while to load, and only this needs it
 
@@ -89,8 +86,7 @@ def _show(found: DevicePlan) -> None:
     for piece in found.pieces:
         times = [f"{time:,.1f}" for time in (piece.begin_s, piece.end_s)]
         table.add_row(piece.job, piece.partner or "-", str(piece.sub_batches), *times)
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(table)
+    print_table(table)
     gain = 1 - found.average_s / found.one_by_one_s if found.one_by_one_s > 0 else 0.0
     lines = [
         f"Average completion {found.average_s:,.1f} s; one after the other, shortest first, "
@@ -99,4 +95,4 @@ def _show(found: DevicePlan) -> None:
     ]
     if not found.exact:
         lines.insert(1, "The search was cut short: this is the best it found, there may be better.")
-    console.print("\n" + "\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    print("", *lines, sep="\n")

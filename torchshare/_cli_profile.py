@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from torchshare import _targets
 from torchshare._errors import JobFailed
-from torchshare._outputs import check_output
+from torchshare._outputs import check_output, print_table, refuse
 from torchshare._profile import Profile, device_name
 from torchshare._profiling import Candidate, measure
 
@@ -62,8 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--partner-output {arguments.partner_output}: there is no partner; expected --with")
         found, paths = _profiles(arguments)
     except ValueError as error:
-        print(f"torchshare: error: {error}", file=sys.stderr)
-        return 2
+        return refuse(error)
     except JobFailed as error:
         print(f"torchshare: {error}", file=sys.stderr)
         return 1
@@ -92,9 +90,7 @@ def _profiles(arguments: argparse.Namespace) -> tuple[list[Profile], list[Path]]
         wanted.append((arguments.partner, arguments.partner_threads or threads, arguments.partner_steps))
     candidates, paths = [], []
     for text, each_threads, steps in wanted:
-        name, equals, target = text.partition("=")
-        target = target if equals else text
-        name = name if equals else target.rpartition(":")[2]
+        name, target = _targets.named(text)
         candidates.append(Candidate(name, _targets.load(target), each_threads, steps=steps))
         paths.append(cache_path(arguments.cache, name, target, each_threads, arguments.splits))
     known = [_cached(path, each) for path, each in zip(paths, candidates, strict=True)] if not arguments.again else []
@@ -156,7 +152,6 @@ def _with_former_partners(profile: Profile, former: Profile | None) -> Profile:
 
 
 def _show(profile: Profile) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 120)
     title = f"{profile.job}: batches of {profile.batch}, {profile.threads} thread(s), on {profile.device}"
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=title, title_justify="left")
     headings = ("sub-batches", "rows", "steps", "step ms", "quartiles", "sub-batch ms", "memory MiB", "left-out error")
@@ -175,7 +170,7 @@ def _show(profile: Profile) -> None:
             f"{alone.memory_bytes / 2**20:.1f}",
             error,
         )
-    console.print(table)
+    print_table(table)
     for partner in profile.partners:
         title = f"{profile.job} as the {partner.role} beside {partner.job}"
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=title, title_justify="left")
@@ -189,5 +184,5 @@ def _show(profile: Profile) -> None:
                 f"{pair.ratio:.2f}",
                 f"{least}{pair.partner_ratio:.2f}",
             )
-        console.print(table)
-    console.print()
+        print_table(table)
+    print()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from torchshare import _C, _targets
 from torchshare._bound import BoundReport
-from torchshare._outputs import check_output
+from torchshare._outputs import check_output, refuse
 from torchshare._progress import Progress
 from torchshare._results import Result, Results
 from torchshare._runtime import Runtime
@@ -83,8 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
             runtime.submit(**vars(submission))
         runtime.start()
     except ValueError as error:
-        print(f"torchshare: error: {error}", file=sys.stderr)
-        return 2
+        return refuse(error)
     interrupted = _watch(runtime)
     if arguments.timeline is not None:
         runtime.write_timeline(arguments.timeline)
@@ -111,8 +109,7 @@ def _watch(runtime: Runtime) -> bool:
 def _submissions(arguments: argparse.Namespace) -> list[_Submission]:
     jobs: dict[str, _Submission] = {}
     for text in arguments.jobs:
-        name, target = _split_name(text)
-        name = name or target.rpartition(":")[2]
+        name, target = _targets.named(text)
         if name in jobs:
             raise ValueError(f"two jobs are named '{name}'; give one another name: NAME={target}")
         jobs[name] = _Submission(name, _targets.load(target))
@@ -137,7 +134,7 @@ def _apply(
     convert: Callable[[str], Any],
 ) -> None:
     """Sets `field` from each `[NAME=]VALUE`; values without a name go to `everybody`, those with one come after."""
-    for name, value in sorted(map(_split_name, texts), key=lambda pair: pair[0] is not None):
+    for name, value in sorted(map(_targets.split_name, texts), key=lambda pair: pair[0] is not None):
         if name is not None:
             _check_name(name, jobs, option)
         try:
@@ -146,11 +143,6 @@ def _apply(
             raise ValueError(f"{option} {value}: {error}") from None
         for job in everybody if name is None else [jobs[name]]:
             setattr(job, field, converted)
-
-
-def _split_name(text: str) -> tuple[str | None, str]:
-    name, equals, value = text.partition("=")
-    return (name, value) if equals else (None, text)
 
 
 def _check_name(name: str, jobs: dict[str, _Submission], option: str) -> None:

@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from torchshare import _C, _simulation_report
-from torchshare._outputs import check_output
+from torchshare._outputs import check_output, print_table, refuse
 from torchshare._ratios import Ratios, read_ratios, uniform
 from torchshare._simulate import Case, Outcome, Setting, Sweep, simulate_all, summarize
 from torchshare._trace import FORMATS, Limits, Trace, read_trace
-
-_WIDEST = 1000  # columns; more than any table has
 
 
 def add_parser(verbs: Any) -> None:
@@ -110,8 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         _check_outputs(arguments, cases)
         outcomes = _simulate(cases)
     except ValueError as error:
-        print(f"torchshare: error: {error}", file=sys.stderr)
-        return 2
+        return refuse(error)
     except KeyboardInterrupt:
         print("torchshare: stopped", file=sys.stderr)
         return 130
@@ -120,11 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"policies": rows}, indent=2))
     else:
-        table = _simulation_report.table(rows)
-        console = Console()
-        room = console.options.update(max_width=_WIDEST)
-        console.width = max(console.width, Measurement.get(console, room, table).maximum)  # cut no number off
-        console.print(table)
+        print_table(_simulation_report.table(rows))
     if arguments.plot:
         from torchshare import _plots  # matplotlib takes a while to load, and only this needs it
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from torchshare import _C
 from torchshare._profile import Alone, Fit, predict
 
 
@@ -36,8 +37,9 @@ def _fit(alone: list[Alone]) -> Fit:
     def residuals(parameters: Any) -> Any:
         a, b, c, delta = parameters
         made = a * unit + b * unit * rows / rows.max()
-        last = (made**delta + (c * unit) ** delta) ** (1 / delta)
-        return np.concatenate([made / compute - 1, ((pieces - 1) * made + last) / step - 1])
+        model = _C.StepTimeModel(a * unit, b * unit / rows.max(), c * unit, delta)
+        whole = [model.step(size.sub_batches * size.rows, size.sub_batches) for size in alone]
+        return np.concatenate([made / compute - 1, np.array(whole) / step - 1])
 
     start = np.clip([alpha / unit, beta * rows.max() / unit, once / unit, 1.0], 1e-9, None)
     found = least_squares(residuals, start, bounds=([0, 0, 0, 1], [np.inf, np.inf, np.inf, 16])).x

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchshare import _C
-from torchshare._profile import Beside, Profile
+from torchshare._profile import Beside, Profile, step_time
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _job(profile: Profile, settings: PlanSettings, ratios: list[float]) -> _C.Pl
         profile.job,
         max(0, steps - settings.done.get(profile.job, 0)),
         profile.batch,
-        _C.StepTimeModel(fit.alpha_s, fit.beta_s, fit.communication_s, fit.delta),
+        step_time(fit),
         _C.MemoryModel(fit.memory_fixed, fit.memory_per_row),
         ratios,
         measured,

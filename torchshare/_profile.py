@@ -156,18 +156,21 @@ class Profile(_Value):
         pieces = 1 if sub_batch is None else -(-self.batch // sub_batch)
         beside: dict[str, tuple[float, float]] = {}
         for partner in self.partners:
-            if (partner.role == "primary") == (priority in ("primary", "level-0")):
+            if (partner.role == "secondary") == _C.outranks("primary", priority):
                 whole = [pair for pair in partner.beside if pair.partner_sub_batches == 1]
                 nearest = min(whole, key=lambda pair: abs(pair.sub_batches - pieces))
                 beside[partner.job] = (nearest.ratio, nearest.partner_ratio)
         return _C.ProfiledJob(self.job, self.step_s(sub_batch), beside)
 
 
+def step_time(fit: Fit) -> _C.StepTimeModel:
+    """The fitted model as the planner has it."""
+    return _C.StepTimeModel(fit.alpha_s, fit.beta_s, fit.communication_s, fit.delta)
+
+
 def predict(fit: Fit, sub_batches: int, rows: float) -> float:
     """Seconds of a step in that many sub-batches of so many rows; see Fit."""
-    compute = fit.alpha_s + fit.beta_s * rows
-    last = float((compute**fit.delta + fit.communication_s**fit.delta) ** (1 / fit.delta))
-    return (sub_batches - 1) * compute + last
+    return step_time(fit).step(sub_batches * rows, sub_batches)
 
 
 def as_profile(job: str, profile: Profile | str | os.PathLike[str], function: Callable[..., Any]) -> Profile:

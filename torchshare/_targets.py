@@ -12,6 +12,18 @@ from types import ModuleType
 from typing import Any
 
 
+def split_name(text: str) -> tuple[str | None, str]:
+    """The parts of `[NAME=]VALUE`."""
+    name, equals, value = text.partition("=")
+    return (name, value) if equals else (None, text)
+
+
+def named(text: str) -> tuple[str, str]:
+    """The job's name and the target of `[NAME=]TARGET`; the function's name is the default."""
+    name, target = split_name(text)
+    return name or target.rpartition(":")[2], target
+
+
 def load(target: str) -> Callable[..., Any]:
     """The function that `target` names. ValueError says what is wrong; what the user's module raises passes through."""
     place, colon, name = target.rpartition(":")

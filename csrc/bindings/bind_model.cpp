@@ -24,6 +24,10 @@ std::vector<std::pair<std::int64_t, std::int64_t>> split(std::int64_t batch, std
 
 void bind_model(py::module_& module) {
   module.def("split_rows", &split, py::arg("batch"), py::arg("sub_batch"));
+  module.def(
+      "outranks",
+      [](const std::string& a, const std::string& b) { return outranks(parse_priority(a), parse_priority(b)); },
+      py::arg("a"), py::arg("b"));
   module.def("gate_policy_names", &gate_policy_names);
   module.def("cuda_status", &cuda_status);
 }

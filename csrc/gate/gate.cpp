@@ -36,7 +36,7 @@ void Gate::refresh_contention() {
                                          return other.slot != member.slot &&
                                                 policy_->concerns(member.slot->priority, other.slot->priority);
                                        }) ||
-                           (pace_.share < 1 && is_outranked(*member.slot));
+                           is_paced(*member.slot);
     if (contended) {
       member.slot->attention.fetch_or(kContended, std::memory_order_release);
     } else {
@@ -45,9 +45,10 @@ void Gate::refresh_contention() {
   }
 }
 
-bool Gate::is_outranked(const Slot& slot) const {
-  return std::any_of(members_.begin(), members_.end(),
-                     [&](const Member& other) { return outranks(other.slot->priority, slot.priority); });
+bool Gate::is_paced(const Slot& slot) const {
+  return pace_.share < 1 && std::any_of(members_.begin(), members_.end(), [&](const Member& other) {
+           return outranks(other.slot->priority, slot.priority);
+         });
 }
 
 void Gate::set_pace(const Pace& pace) {
@@ -102,7 +103,7 @@ Verdict Gate::ask(const Slot& slot, std::chrono::nanoseconds now) {
                       .quiet = now - member.seen_since});
   }
   const Verdict verdict = policy_->decide(rivals);
-  if (!verdict.admit || !is_outranked(slot)) {
+  if (!verdict.admit || !is_paced(slot)) {
     return verdict;
   }
   const auto wait = pace_.wait(now);

@@ -49,7 +49,7 @@ class Gate {
   };
 
   Verdict ask(const Slot& slot, std::chrono::nanoseconds now);
-  bool is_outranked(const Slot& slot) const;
+  bool is_paced(const Slot& slot) const;
   void refresh_contention();
 
   const std::unique_ptr<GatePolicy> policy_;

@@ -217,6 +217,7 @@ def test_a_bound_is_kept_reported_and_changes_no_bits():
     with torchshare.Runtime(max_slowdown=0.5) as runtime:
         runtime.submit(training(1500, 0.001), name="a", priority="primary", threads=1, seed=1)
         runtime.submit(training(1500, 0.001), name="b", threads=1, seed=2)
+        runtime.submit(training(50), name="c", priority="level-2", threads=1)
         results = runtime.wait(60)
         (report,) = runtime.bound_report()
         told = [detail for kind, _, _, _, _, detail in runtime.events() if kind == "decision" and "bound" in detail]
@@ -228,6 +229,7 @@ def test_a_bound_is_kept_reported_and_changes_no_bits():
     assert report.p50_s <= report.p95_s <= report.p99_s
     assert 0 <= report.share < 1
     assert report.others["b"] > 0
+    assert "c" in report.others
     assert "slowdown within 0.5 in" in str(report)
     assert all(text.startswith("bound: lower jobs may run") for text in told)
     assert len(told) == report.windows

@@ -45,9 +45,7 @@ def sizes(pieces: list[int], batch: int, model: Fit) -> list[Alone]:
         memory = round(model.memory_fixed + model.memory_per_row * rows)
         spreads = [Spread(median=time, q25=time, q75=time) for time in (step, compute)]
         found.append(
-            Alone(
-                sub_batches=count, rows=rows, steps=9, step_s=spreads[0], sub_batch_s=spreads[1], memory_bytes=memory
-            )
+            Alone(sub_batches=count, rows=rows, steps=9, step_s=spreads[0], sub_batch_s=spreads[1], memory_bytes=memory)
         )
     return found
 
