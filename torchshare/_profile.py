@@ -16,6 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from torchshare import _C
+from torchshare._ops import Ops
 
 VERSION: Literal[1] = 1  # of the file's schema
 Seconds = Annotated[float, Field(gt=0)]
@@ -107,6 +108,8 @@ class Profile(_Value):
     alone: Annotated[list[Alone], Field(min_length=1)]
     partners: list[Partner] = []
     fit: Fit
+    ops: Ops | None = None
+    """For policy="best_fit"."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file whole or not at all."""

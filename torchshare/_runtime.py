@@ -16,6 +16,7 @@ from torchshare import _C, _current, _routing
 from torchshare._batches import check_sub_batch
 from torchshare._bound import BoundReport, report
 from torchshare._errors import Cancelled, JobFailed
+from torchshare._gaps import GapReport, gap_reports
 from torchshare._job import INTERRUPT_AFTER_S, Job, interrupt, interrupt_later
 from torchshare._profile import Profile, as_profile, check_count
 from torchshare._results import ENDED, Results
@@ -33,6 +34,11 @@ class Runtime:
         device: "auto" or "cpu".
         policy: who may enter an op. "priority": everybody, the device's scheduler keeps the order (SCHED_IDLE for lower
             jobs on the CPU). "strict": a job waits while a higher one is inside an op, or was within `grace` seconds.
+            "best_fit": also into shorter gaps, where its op is expected to end before the higher job returns, and
+            not into longer ones where it is not (FIKIT, arXiv 2311.10359). It learns how long ops and gaps are, or
+            has it from the jobs' profiles. See `gap_report`.
+        max_wait: seconds after which an op of a lower job is let in whatever the policy says. Default: never.
+        device_priority: False leaves the order to the policy alone.
         max_slowdown: a bound on the primary's slowdown, 0.05 for 5 %: its own steps, with and without the others beside
             it, set how much the others may run. See `bound_report`.
         secondary_share: instead of a bound, the share of the time in which jobs that another outranks may run.
@@ -49,6 +55,8 @@ class Runtime:
         *,
         policy: str = "priority",
         grace: float = 200e-6,
+        max_wait: float | None = None,
+        device_priority: bool = True,
         max_slowdown: float | None = None,
         secondary_share: float | None = None,
         timeline_capacity: int = 1_000_000,
@@ -57,9 +65,13 @@ class Runtime:
             raise ValueError(f"timeline_capacity is {timeline_capacity!r}; expected a whole number, at least 1")
         if not 0 <= grace <= 1:
             raise ValueError(f"grace is {grace!r}; expected seconds, 0 to 1")
+        if max_wait is not None and not 0 < max_wait < float("inf"):
+            raise ValueError(f"max_wait is {max_wait!r}; expected seconds, above 0")
         # The first optimizer would import it, inside a job: a second or two that is not the job's own time.
         importlib.import_module("torch._dynamo")
-        self._native = _C.Runtime(device, policy, grace, max_slowdown, secondary_share, timeline_capacity)
+        self._native = _C.Runtime(
+            device, policy, grace, max_wait, device_priority, max_slowdown, secondary_share, timeline_capacity
+        )
         self._max_slowdown = max_slowdown
         self._jobs: list[Job] = []
         _routing.install()
@@ -93,6 +105,7 @@ class Runtime:
         epochs: int | None = None,
         profile: Profile | str | os.PathLike[str] | None = None,
         meter_memory: bool = False,
+        record_ops: bool = False,
     ) -> Job:
         """Adds a job that calls `function(job)` in a thread of its own.
 
@@ -112,6 +125,7 @@ class Runtime:
                 its loader, else it takes the job to be as long as the other.
             profile: what `torchshare.profile` measured, or the file it is in.
             meter_memory: count the job's tensors for `Result.memory_peak`; costs a lock per allocation.
+            record_ops: time every op of the job, for `torchshare.profile`.
             seed: of the job's random state: torch, `random` and `numpy.random` start as if seeded with it.
 
         Raises:
@@ -132,7 +146,7 @@ class Runtime:
         check_count(name, "steps", steps)
         check_count(name, "epochs", epochs)
         sub_batch = check_sub_batch(name, sub_batch)
-        known = None if profile is None else as_profile(name, profile, function).native(sub_batch, priority)
+        known = None if profile is None else as_profile(name, profile, function)
         job = Job(name, sub_batch, seed, epochs)
         try:
             job._native = self._native.submit(
@@ -143,8 +157,10 @@ class Runtime:
                 threads,
                 seed,
                 steps,
-                known,
+                None if known is None else known.native(sub_batch, priority),
                 meter_memory,
+                record_ops,
+                [] if known is None or known.ops is None else known.ops.native(),
                 Cancelled,
             )
         except ValueError as error:
@@ -202,6 +218,10 @@ class Runtime:
         events = self.events()
         reports = (report(job, self._jobs, events, self._max_slowdown) for job in self._jobs)
         return [found for found in reports if found is not None]
+
+    def gap_report(self) -> list[GapReport]:
+        """With policy="best_fit", what the gaps of each job that outranks another were good for. Prints as a line."""
+        return gap_reports(self._jobs)
 
     def events(self) -> list[_C.Event]:
         """The timeline: (kind, job, begin in ns, end in ns, index, detail), in order of recording."""

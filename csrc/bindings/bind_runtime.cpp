@@ -1,4 +1,6 @@
+#include <fmt/format.h>
 #include <pybind11/chrono.h>
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -25,11 +27,27 @@ Seconds to_seconds(std::chrono::nanoseconds time) {
 }
 
 std::unique_ptr<Runtime> make_runtime(const std::string& device, const std::string& policy, Seconds grace,
+                                      std::optional<Seconds> max_wait, bool device_priority,
                                       std::optional<double> max_slowdown, std::optional<double> secondary_share,
                                       std::size_t timeline_capacity) {
-  return std::make_unique<Runtime>(
-      make_device(device),
-      RuntimeOptions{policy, {.grace = from_seconds(grace)}, max_slowdown, secondary_share, timeline_capacity});
+  RuntimeOptions options{.policy = policy,
+                         .gate = {.grace = from_seconds(grace)},
+                         .device_priority = device_priority,
+                         .max_slowdown = max_slowdown,
+                         .secondary_share = secondary_share,
+                         .timeline_capacity = timeline_capacity};
+  if (max_wait) {
+    options.gate.max_wait = from_seconds(*max_wait);
+  }
+  return std::make_unique<Runtime>(make_device(device), options);
+}
+
+const OpWatch& watched(const Job& job) {
+  if (job.watch() == nullptr || !is_terminal(job.state())) {
+    throw std::logic_error(fmt::format("job '{}': its ops are known when they were watched and the job has ended",
+                                       job.spec().name));
+  }
+  return *job.watch();
 }
 
 /// A Python object that a thread without the interpreter lock may drop.
@@ -43,12 +61,30 @@ std::shared_ptr<py::function> shared(py::function function) {
 std::shared_ptr<Job> submit(Runtime& runtime, py::function function, const std::string& name,
                             const std::string& priority, const std::string& start, int threads, std::uint64_t seed,
                             std::optional<double> steps, std::optional<ProfiledJob> profile, bool meter_memory,
-                            py::object cancelled_type) {
+                            bool record_ops, std::vector<OpProfile> ops, py::object cancelled_type) {
   auto host = std::make_unique<PythonHost>(std::move(cancelled_type));
   JobSpec spec{name,  parse_priority(priority), parse_start(start), threads, seed,
-               steps, std::move(profile),       meter_memory};
+               steps, std::move(profile),       meter_memory, record_ops, std::move(ops)};
   auto body = [host = host.get(), function = shared(std::move(function))](Job& job) { host->run(job, *function); };
   return runtime.submit(std::move(spec), std::move(body), std::move(host));
+}
+
+/// The ops as they ran, by columns; times in seconds.
+py::dict op_trace(const Job& job) {
+  const std::vector<OpTrace::Op>& ops = watched(job).trace().ops;
+  const auto column = [&](auto value) {
+    using Value = decltype(value(ops[0]));
+    py::array_t<Value> values(static_cast<py::ssize_t>(ops.size()));
+    std::transform(ops.begin(), ops.end(), values.mutable_data(), value);
+    return values;
+  };
+  py::dict columns;
+  columns["context"] = column([](const OpTrace::Op& op) { return op.context; });
+  columns["gap"] = column([](const OpTrace::Op& op) { return 1e-9 * op.gap; });
+  columns["idle"] = column([](const OpTrace::Op& op) { return 1e-9 * op.idle; });
+  columns["duration"] = column([](const OpTrace::Op& op) { return 1e-9 * op.duration; });
+  columns["step_ends"] = py::array_t<std::uint64_t>(py::cast(watched(job).trace().step_ends));
+  return columns;
 }
 
 py::list events(const Runtime& runtime) {
@@ -98,6 +134,10 @@ void bind_job(py::module_& module) {
       .def_property_readonly("cancel_requested", &Job::cancel_requested)
       .def("stats", &Job::stats)
       .def("bound", &Job::bound)
+      .def("gaps", &Job::gaps)
+      .def("op_profiles", [](const Job& job) { return watched(job).profiles(); })
+      .def("ops_per_step", [](const Job& job) { return watched(job).ops_per_step(); })
+      .def("op_trace", &op_trace)
       .def("suspend", &Job::suspend)
       .def("resume", &Job::resume)
       .def("cancel", &Job::cancel)
@@ -120,11 +160,12 @@ void bind_job(py::module_& module) {
 void bind_runtime(py::module_& module) {
   bind_job(module);
   py::class_<Runtime>(module, "Runtime")
-      .def(py::init(&make_runtime), py::arg("device"), py::arg("policy"), py::arg("grace"), py::arg("max_slowdown"),
-           py::arg("secondary_share"), py::arg("timeline_capacity"))
+      .def(py::init(&make_runtime), py::arg("device"), py::arg("policy"), py::arg("grace"), py::arg("max_wait"),
+           py::arg("device_priority"), py::arg("max_slowdown"), py::arg("secondary_share"),
+           py::arg("timeline_capacity"))
       .def("submit", &submit, py::arg("function"), py::arg("name"), py::arg("priority"), py::arg("start"),
            py::arg("threads"), py::arg("seed"), py::arg("steps"), py::arg("profile"), py::arg("meter_memory"),
-           py::arg("cancelled_type"))
+           py::arg("record_ops"), py::arg("ops"), py::arg("cancelled_type"))
       .def("start", &Runtime::start)
       .def(
           "wait", [](Runtime& runtime, Seconds timeout) { return runtime.wait(from_seconds(timeout)); },

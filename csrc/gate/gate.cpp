@@ -10,6 +10,11 @@ bool has(const Slot& slot, std::uint32_t bits) {
   return (slot.attention.load(std::memory_order_acquire) & bits) != 0;
 }
 
+std::optional<std::chrono::nanoseconds> expected_op(const Slot& slot) {
+  const std::chrono::nanoseconds expected(slot.next_op.load(std::memory_order_relaxed));
+  return expected.count() >= 0 ? std::optional(expected) : std::nullopt;
+}
+
 }  // namespace
 
 Gate::Gate(std::unique_ptr<GatePolicy> policy, Clock& clock) : policy_(std::move(policy)), clock_(clock) {}
@@ -87,45 +92,107 @@ void Gate::set_idle(Slot& slot, bool idle) {
   }
 }
 
-Verdict Gate::ask(const Slot& slot, std::chrono::nanoseconds now) {
+void Gate::gap_opened() {
+  if (waiters_.load(std::memory_order_relaxed) > 0) {
+    changed_.notify_all();  // one who missed it looks again soon
+  }
+}
+
+Gate::Member& Gate::member_of(const Slot& slot) {
+  return *std::find_if(members_.begin(), members_.end(), [&](const Member& member) { return member.slot == &slot; });
+}
+
+Rival Gate::look_at(Member& member, std::chrono::nanoseconds now) {
+  const Slot& slot = *member.slot;
+  const std::uint64_t activity = slot.activity.load(std::memory_order_acquire);
+  if (activity != member.activity) {
+    member.activity = activity;
+    member.seen_since = now;
+  }
+  Rival rival{.priority = slot.priority,
+              .inside = (activity & 1) != 0,
+              .idle = slot.idle.load(std::memory_order_acquire),
+              .quiet = now - member.seen_since,
+              .waits = member.waits};
+  if (policy_->forecasts()) {
+    const std::chrono::nanoseconds left_at(slot.left_at.load(std::memory_order_acquire));
+    const GapForecast gap{std::chrono::nanoseconds(slot.gap_mean.load(std::memory_order_acquire)),
+                          std::chrono::nanoseconds(slot.gap_spread.load(std::memory_order_acquire))};
+    if (!rival.inside && gap.mean.count() > 0 && slot.activity.load(std::memory_order_relaxed) == activity) {
+      rival.gap = gap;
+      rival.quiet = now - left_at;
+    }
+    rival.op = expected_op(slot);
+    rival.left =
+        rival.inside ? std::max(member.expected_end - now, std::chrono::nanoseconds(0)) : std::chrono::nanoseconds(0);
+  }
+  return rival;
+}
+
+Verdict Gate::ask(const Slot& slot, std::chrono::nanoseconds now, std::chrono::nanoseconds waited) {
   std::vector<Rival> rivals;
+  bool is_concerned = false;
   for (Member& member : members_) {
-    if (member.slot == &slot || !policy_->concerns(slot.priority, member.slot->priority)) {
-      continue;
+    if (member.slot != &slot && !outranks(slot.priority, member.slot->priority)) {
+      is_concerned |= policy_->concerns(slot.priority, member.slot->priority);
+      rivals.push_back(look_at(member, now));
     }
-    const std::uint64_t activity = member.slot->activity.load(std::memory_order_acquire);
-    if (activity != member.activity) {
-      member.activity = activity;
-      member.seen_since = now;
+  }
+  if (is_concerned) {
+    const Verdict verdict =
+        policy_->decide({.priority = slot.priority, .op = expected_op(slot), .waited = waited}, rivals);
+    if (!verdict.admit) {
+      return verdict;
     }
-    rivals.push_back({.inside = (activity & 1) != 0,
-                      .idle = member.slot->idle.load(std::memory_order_acquire),
-                      .quiet = now - member.seen_since});
   }
-  const Verdict verdict = policy_->decide(rivals);
-  if (!verdict.admit || !is_paced(slot)) {
-    return verdict;
-  }
-  const auto wait = pace_.wait(now);
+  const auto wait = is_paced(slot) ? pace_.wait(now) : std::chrono::nanoseconds(0);
   return {.admit = wait.count() == 0, .retry_after = wait};
+}
+
+void Gate::let_in(const Slot& slot, std::chrono::nanoseconds now) {
+  if (!policy_->forecasts()) {
+    return;
+  }
+  member_of(slot).expected_end = now + expected_op(slot).value_or(std::chrono::nanoseconds(0));
+  for (const Member& member : members_) {
+    if (outranks(member.slot->priority, slot.priority) &&
+        (member.slot->attention.load(std::memory_order_relaxed) & kFilled) == 0) {
+      member.slot->attention.fetch_or(kFilled, std::memory_order_release);
+    }
+  }
 }
 
 bool Gate::try_enter(const Slot& slot) {
   std::lock_guard lock(mutex_);
-  return ask(slot, clock_.now()).admit;
+  const auto now = clock_.now();
+  const bool admitted = ask(slot, now, std::chrono::nanoseconds(0)).admit;
+  if (admitted) {
+    let_in(slot, now);
+  }
+  return admitted;
 }
 
 bool Gate::wait_turn(const Slot& slot) {
   std::unique_lock lock(mutex_);
-  while (!has(slot, kCancel | kSuspend | kHold)) {
+  const auto began = clock_.now();
+  const auto set_waiting = [&](bool waits) {
+    member_of(slot).waits = waits;
+    waiters_.fetch_add(waits ? 1 : -1, std::memory_order_relaxed);
+  };
+  set_waiting(true);
+  bool admitted = false;
+  while (!admitted && !has(slot, kCancel | kSuspend | kHold)) {
     const auto now = clock_.now();
-    const Verdict verdict = ask(slot, now);
-    if (verdict.admit) {
-      return true;
+    const Verdict verdict = ask(slot, now, now - began);
+    admitted = verdict.admit;
+    if (admitted) {
+      let_in(slot, now);
+    } else {
+      clock_.wait_until(changed_, lock, now + verdict.retry_after);
     }
-    clock_.wait_until(changed_, lock, now + verdict.retry_after);
   }
-  return false;
+  set_waiting(false);
+  return admitted;
 }
 
 void Gate::wait_resumed(const Slot& slot) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -28,6 +29,17 @@ class Gate {
   void clear(Slot& slot, Attention bit);
   /// Says that the job waits for its input, or no longer does; lower jobs may enter at once.
   void set_idle(Slot& slot, bool idle);
+  /// A job left an op for a gap that is worth filling: whoever waits looks again.
+  void gap_opened();
+
+  /// The policy wants to know how long ops and gaps are.
+  bool forecasts() const { return policy_->forecasts(); }
+  /// True when an op of `slot` may have to wait for a member.
+  bool is_lower(const Slot& slot) const { return (slot.attention.load(std::memory_order_relaxed) & kContended) != 0; }
+  // Around an op of a job that another outranks, where the policy forecasts.
+  void begin_filling() { fillers_.fetch_add(1, std::memory_order_acq_rel); }
+  void end_filling() { fillers_.fetch_sub(1, std::memory_order_acq_rel); }
+  bool is_filled() const { return fillers_.load(std::memory_order_acquire) > 0; }
 
   /// When jobs that another one outranks may enter at all; the policy has its say in that time.
   void set_pace(const Pace& pace);
@@ -44,11 +56,16 @@ class Gate {
  private:
   struct Member {
     Slot* slot;
-    std::uint64_t activity;               // as last seen
-    std::chrono::nanoseconds seen_since;  // since when it has not moved
+    std::uint64_t activity;                    // as last seen
+    std::chrono::nanoseconds seen_since;       // since when it has not moved
+    bool waits = false;                        // in wait_turn
+    std::chrono::nanoseconds expected_end{0};  // of the op that it was last let in with
   };
 
-  Verdict ask(const Slot& slot, std::chrono::nanoseconds now);
+  Verdict ask(const Slot& slot, std::chrono::nanoseconds now, std::chrono::nanoseconds waited);
+  Rival look_at(Member& member, std::chrono::nanoseconds now);
+  void let_in(const Slot& slot, std::chrono::nanoseconds now);
+  Member& member_of(const Slot& slot);
   bool is_paced(const Slot& slot) const;
   void refresh_contention();
 
@@ -57,6 +74,8 @@ class Gate {
   std::mutex mutex_;  // guards members_, pace_
   std::vector<Member> members_;
   Pace pace_;
+  std::atomic<int> waiters_{0};  // in wait_turn
+  std::atomic<int> fillers_{0};
   std::condition_variable changed_;
 };
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "gate/op_call.h"
 #include "gate/op_hook.h"
 
 // Boxing an op's arguments costs 70 ns to 6 us (the most where they hold SymInt[] or Tensor[]); a kernel of the op's
@@ -19,13 +20,15 @@ struct TypedKernel;
 
 template <class Op, class Result, class... Arguments>
 struct TypedKernel<Op, Result(Arguments...)> {
+  static constexpr std::uint64_t kName = hash_name(Op::overload_name, hash_name(Op::name));
+
   static Result hot(c10::DispatchKeySet keys, Arguments... arguments) {
-    const Pass pass(current_context);
+    const Pass pass(current_context, TypedCall(kName, Op::name, arguments...));
     return Op::redispatch(after_hook(keys), std::forward<Arguments>(arguments)...);
   }
 
   static Result compound(c10::DispatchKeySet keys, Arguments... arguments) {
-    const Pass pass(current_context);
+    const Pass pass(current_context, TypedCall(kName, Op::name, arguments...));
     const c10::impl::ExcludeDispatchKeyGuard inside(kHookKey);
     return Op::redispatch(after_hook(keys), std::forward<Arguments>(arguments)...);
   }

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Generator.h>
 
+#include "gate/op_watch.h"
 #include "gate/slot.h"
 
 namespace torchshare {
@@ -24,6 +25,7 @@ class OpContext {
   virtual void attend() = 0;
 
   Slot slot_;
+  std::unique_ptr<OpWatch> watch_;  // null where nobody wants to know how long ops are
 
  private:
   at::Generator generator_;
@@ -34,27 +36,43 @@ class OpContext {
 class [[nodiscard]] Pass {
  public:
   /// Waits or throws as the gate says. `context` may be null: the thread belongs to no job.
-  explicit Pass(OpContext* context) : context_(context) {
+  /// `call` has `signature()` and `text()`, see OpCall.
+  template <class Call>
+  Pass(OpContext* context, const Call& call) : context_(context) {
     if (context_ == nullptr) {
       return;
     }
     if (context_->depth_ == 0) {
+      if (context_->watch_ != nullptr) [[unlikely]] {
+        context_->watch_->arrive(call);
+      }
       if (context_->slot_.attention.load(std::memory_order_relaxed) != 0) [[unlikely]] {
         context_->attend();
       }
       context_->slot_.enter();
+      if (context_->watch_ != nullptr) [[unlikely]] {
+        context_->watch_->begin();
+      }
     }
     ++context_->depth_;
   }
   ~Pass() {
     if (context_ != nullptr && --context_->depth_ == 0) {
-      context_->slot_.leave();
+      leave();
     }
   }
   Pass(const Pass&) = delete;  // one op, one pass
   Pass& operator=(const Pass&) = delete;
 
  private:
+  void leave() {
+    if (context_->watch_ == nullptr) [[likely]] {
+      context_->slot_.leave();
+    } else {
+      context_->watch_->end();
+    }
+  }
+
   OpContext* const context_;
 };
 

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "gate/op_call.h"
+
 namespace torchshare {
 
 thread_local constinit OpContext* current_context = nullptr;
@@ -19,7 +21,7 @@ thread_local constinit OpContext* current_context = nullptr;
 namespace {
 
 void gate_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const Pass pass(current_context);
+  const Pass pass(current_context, BoxedCall(op, *stack));
   op.redispatchBoxed(after_hook(keys), stack);
 }
 
@@ -34,7 +36,7 @@ class RandomOp final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     OpContext* const context = current_context;
-    const Pass pass(context);
+    const Pass pass(context, BoxedCall(op, *stack));
     if (context != nullptr && keys.has_backend(c10::BackendComponent::CPUBit)) {
       const std::size_t first = stack->size() - op.schema().arguments().size();
       for (const std::size_t argument : generators_) {

@@ -1,4 +1,6 @@
+#include "policy/best_fit_policy.h"
 #include "policy/gate_policy.h"
+#include "policy/max_wait_policy.h"
 #include "policy/named.h"
 #include "policy/priority_only_policy.h"
 #include "policy/strict_policy.h"
@@ -10,6 +12,10 @@ using Maker = std::unique_ptr<GatePolicy> (*)(const GatePolicyOptions&);
 
 // A new policy is one file and one line here.
 constexpr Named<Maker> kPolicies[] = {
+    {"best_fit",
+     [](const GatePolicyOptions& options) -> std::unique_ptr<GatePolicy> {
+       return std::make_unique<BestFitPolicy>(options.grace);
+     }},
     {"priority",
      [](const GatePolicyOptions&) -> std::unique_ptr<GatePolicy> { return std::make_unique<PriorityOnlyPolicy>(); }},
     {"strict",
@@ -25,7 +31,8 @@ std::vector<std::string_view> gate_policy_names() {
 }
 
 std::unique_ptr<GatePolicy> make_gate_policy(std::string_view name, const GatePolicyOptions& options) {
-  return find_named(kPolicies, "policy", name)(options);
+  auto policy = find_named(kPolicies, "policy", name)(options);
+  return options.max_wait ? std::make_unique<MaxWaitPolicy>(std::move(policy), *options.max_wait) : std::move(policy);
 }
 
 }  // namespace torchshare

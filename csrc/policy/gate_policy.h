@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -10,11 +11,29 @@
 
 namespace torchshare {
 
-/// What the gate knows of one other job that this policy makes a job wait for.
+/// A job before an op, as a policy sees it.
+struct Asker {
+  Priority priority = Priority::kSecondary;
+  std::optional<std::chrono::nanoseconds> op = {};  ///< how long its op is expected to take
+  std::chrono::nanoseconds waited{0};               ///< with this op
+};
+
+/// How long a job is expected to stay outside ops, from the end of the last one on. A mean of 0: nothing is known.
+struct GapForecast {
+  std::chrono::nanoseconds mean{0};
+  std::chrono::nanoseconds spread{0};
+};
+
+/// What the gate knows of another job that the asker does not outrank.
 struct Rival {
-  bool inside;                     ///< it is in an op now
-  bool idle;                       ///< it said that it waits for input
-  std::chrono::nanoseconds quiet;  ///< how long it has been seen outside any op
+  Priority priority = Priority::kPrimary;
+  bool inside = false;                              ///< it is in an op now
+  bool idle = false;                                ///< it said that it waits for input
+  std::chrono::nanoseconds quiet{0};                ///< how long it has been outside any op, as far as is known
+  GapForecast gap = {};                             ///< after its last op
+  bool waits = false;                               ///< at the gate, with `op`
+  std::optional<std::chrono::nanoseconds> op = {};  ///< as the asker's
+  std::chrono::nanoseconds left{0};                 ///< of the op that it is in, as expected when it was let in
 };
 
 struct Verdict {
@@ -28,12 +47,16 @@ class GatePolicy {
   virtual ~GatePolicy() = default;
   /// True when an op of a job at `mine` may have to wait for a job at `other`.
   virtual bool concerns(Priority mine, Priority other) const = 0;
-  virtual Verdict decide(std::span<const Rival> rivals) const = 0;
+  /// True when it wants to know how long ops and gaps will be.
+  virtual bool forecasts() const { return false; }
+  virtual Verdict decide(const Asker& asker, std::span<const Rival> rivals) const = 0;
 };
 
 struct GatePolicyOptions {
   /// How long a higher job must be quiet before a lower one may enter; without it a busy primary is not protected.
   std::chrono::nanoseconds grace = std::chrono::microseconds(200);
+  /// An op that has waited so long is let in whatever the policy says.
+  std::optional<std::chrono::nanoseconds> max_wait = {};
 };
 
 /// Makes the policy of that name. Throws std::invalid_argument with the names there are.

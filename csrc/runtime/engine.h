@@ -12,15 +12,21 @@ namespace torchshare {
 /// What all jobs of one runtime share. Lives as long as the last job, which may outlive a runtime that gave up on it.
 struct Engine {
   Engine(std::shared_ptr<Device> the_device, std::unique_ptr<GatePolicy> policy, std::size_t timeline_capacity,
-         std::optional<double> max_slowdown)
+         std::optional<double> max_slowdown, std::chrono::nanoseconds the_shortest_gap, bool uses_device_priority)
       : device(std::move(the_device)),
+        shortest_gap(the_shortest_gap),
+        device_priority(uses_device_priority),
         timeline(timeline_capacity),
         gate(std::move(policy), device->clock()),
         coordinator(device->clock(), timeline, gate, max_slowdown) {}
 
   std::chrono::nanoseconds now() const { return device->clock().now(); }
+  /// What the device is to know of a job's priority.
+  Priority priority_of(Priority priority) const { return device_priority ? priority : Priority::kPrimary; }
 
   const std::shared_ptr<Device> device;
+  const std::chrono::nanoseconds shortest_gap;  // that is worth filling
+  const bool device_priority;
   Timeline timeline;
   Gate gate;
   Coordinator coordinator;

@@ -30,7 +30,16 @@ Job::Job(std::shared_ptr<Engine> engine, JobSpec spec, std::unique_ptr<Host> hos
       spec_(checked(std::move(spec))),
       host_(std::move(host)),
       id_(engine_->coordinator.add({spec_.name, spec_.priority, spec_.start, spec_.steps, spec_.profile}, slot_)),
-      memory_(spec_.meter_memory ? std::make_shared<MemoryMeter>() : nullptr) {}
+      memory_(spec_.meter_memory ? std::make_shared<MemoryMeter>() : nullptr) {
+  if (spec_.record_ops || engine_->gate.forecasts()) {
+    watch_ = std::make_unique<OpWatch>(slot_, engine_->gate, engine_->device->clock(),
+                                       WatchOptions{spec_.record_ops, engine_->shortest_gap, spec_.ops});
+  }
+}
+
+std::optional<GapStats> Job::gaps() const {
+  return watch_ != nullptr ? std::optional(watch_->stats()) : std::nullopt;
+}
 
 JobStats Job::stats() const {
   const auto began = began_.load();
@@ -87,7 +96,7 @@ void Job::run(Body body) {
 }
 
 JobState Job::run_body(const Body& body) {
-  const JobThread thread(*engine_->device, *this, spec_.threads, memory_);
+  const JobThread thread(*engine_->device, *this, engine_->priority_of(spec_.priority), spec_.threads, memory_);
   engine_->gate.add(slot_);
   JobState end = JobState::kFinished;
   try {
@@ -164,9 +173,10 @@ void Job::raise_cancelled() {
 }
 
 void Job::sleep(std::chrono::nanoseconds duration) {
+  const auto begin = engine_->now();
   engine_->gate.set_idle(slot_, true);
   block([&] { engine_->gate.sleep(slot_, duration); });
-  engine_->gate.set_idle(slot_, false);
+  end_idle(engine_->now() - begin);
   checkpoint();
 }
 
@@ -186,9 +196,17 @@ void Job::begin_input() {
 }
 
 void Job::end_input() {
-  engine_->gate.set_idle(slot_, false);
-  add_to(input_, engine_->now() - input_begin_);
+  const auto time = engine_->now() - input_begin_;
+  end_idle(time);
+  add_to(input_, time);
   record_span(EventKind::kInput, input_begin_, engine_->coordinator.steps(id_));
+}
+
+void Job::end_idle(std::chrono::nanoseconds time) {
+  engine_->gate.set_idle(slot_, false);
+  if (watch_ != nullptr) {
+    watch_->add_idle(time);
+  }
 }
 
 void Job::expect_steps(std::uint64_t more, bool for_good) {
@@ -202,6 +220,9 @@ void Job::begin_step() {
 void Job::end_step() {
   record_span(EventKind::kStep, step_begin_, engine_->coordinator.steps(id_));
   engine_->coordinator.count_step(id_);
+  if (watch_ != nullptr) {
+    watch_->end_step();
+  }
 }
 
 void Job::begin_sub_batch() {

@@ -21,7 +21,9 @@ struct JobSpec {
   std::uint64_t seed = 0;            ///< of the job's own random engine
   std::optional<double> steps = {};  ///< of the whole job, where it is declared
   std::optional<ProfiledJob> profile = {};
-  bool meter_memory = false;  ///< see Note [Counting memory] for what it costs
+  bool meter_memory = false;        ///< see Note [Counting memory] for what it costs
+  bool record_ops = false;          ///< time every op, for `profiles` and `trace`
+  std::vector<OpProfile> ops = {};  ///< measured before
 };
 
 /// What a job has done so far.
@@ -48,6 +50,10 @@ class Job final : public OpContext {
   JobStats stats() const;
   /// See Coordinator::bound.
   std::optional<BoundStats> bound() const { return engine_->coordinator.bound(id_); }
+  /// What its ops are, how long, and in which order; nothing where it is not watched. Once the job has ended.
+  const OpWatch* watch() const { return watch_.get(); }
+  /// Nothing where it is not watched.
+  std::optional<GapStats> gaps() const;
   /// Why the job failed; empty unless it did.
   std::string error() const;
 
@@ -90,6 +96,7 @@ class Job final : public OpContext {
   void block(Wait wait);
   void record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t index);
   void raise_cancelled();
+  void end_idle(std::chrono::nanoseconds time);
 
   const std::shared_ptr<Engine> engine_;
   const JobSpec spec_;

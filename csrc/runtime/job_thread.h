@@ -13,7 +13,8 @@ namespace torchshare {
 /// The destructor gives all of it back. Same thread.
 class JobThread {
  public:
-  JobThread(Device& device, OpContext& job, int intra_op_threads, std::shared_ptr<MemoryMeter> memory);
+  JobThread(Device& device, OpContext& job, Priority priority, int intra_op_threads,
+            std::shared_ptr<MemoryMeter> memory);
   ~JobThread();
   JobThread(const JobThread&) = delete;  // bound to a thread
   JobThread& operator=(const JobThread&) = delete;

@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "gate/wake_cost.h"
+
 namespace torchshare {
 namespace {
 
@@ -21,8 +23,12 @@ std::shared_ptr<Engine> make_engine(std::shared_ptr<Device> device, const Runtim
     throw std::invalid_argument(
         "max_slowdown and secondary_share are both given; expected one: the bound sets the share");
   }
-  auto engine = std::make_shared<Engine>(std::move(device), make_gate_policy(options.policy, options.gate),
-                                         options.timeline_capacity, options.max_slowdown);
+  auto policy = make_gate_policy(options.policy, options.gate);
+  const auto shortest_gap = options.shortest_gap || !policy->forecasts()
+                                ? options.shortest_gap.value_or(std::chrono::nanoseconds(0))
+                                : measure_wake_cost().shortest_gap();
+  auto engine = std::make_shared<Engine>(std::move(device), std::move(policy), options.timeline_capacity,
+                                         options.max_slowdown, shortest_gap, options.device_priority);
   if (const auto share = options.secondary_share) {
     if (!(*share >= 0 && *share <= 1)) {
       throw std::invalid_argument(fmt::format("secondary_share is {}; expected 0 to 1", *share));

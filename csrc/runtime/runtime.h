@@ -14,7 +14,9 @@ namespace torchshare {
 struct RuntimeOptions {
   std::string policy = "priority";  ///< one of gate_policy_names()
   GatePolicyOptions gate = {};
-  std::optional<double> max_slowdown = {};     ///< of the primary: step time / alone - 1
+  std::optional<std::chrono::nanoseconds> shortest_gap = {};  ///< worth filling; default: measured, see WakeCost
+  bool device_priority = true;                                ///< false: the gate alone keeps the order
+  std::optional<double> max_slowdown = {};                    ///< of the primary: step time / alone - 1
   std::optional<double> secondary_share = {};  ///< of the time, in which jobs that another outranks may run
   std::size_t timeline_capacity = 1'000'000;   ///< events
 };

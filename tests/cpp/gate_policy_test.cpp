@@ -5,6 +5,7 @@
 
 #include <array>
 #include <string>
+#include <vector>
 
 namespace torchshare {
 namespace {
@@ -30,12 +31,12 @@ TEST_P(EveryGatePolicy, NeverHoldsTheHighestJobForALowerOne) {
 }
 
 TEST_P(EveryGatePolicy, AdmitsWhenNobodyIsInTheWay) {
-  EXPECT_TRUE(policy_->decide({}).admit);
+  EXPECT_TRUE(policy_->decide({}, {}).admit);
 }
 
 TEST_P(EveryGatePolicy, SaysWhenToAskAgainWhereItRefuses) {
   for (const Rival& rival : {kInside, kJustLeft, kQuiet, kWaitsForInput}) {
-    const Verdict verdict = policy_->decide(std::array{rival});
+    const Verdict verdict = policy_->decide({}, std::array{rival});
     EXPECT_TRUE(verdict.admit || verdict.retry_after > 0ns);
     EXPECT_LT(verdict.retry_after, 1s + 1ns);
   }
@@ -53,20 +54,119 @@ TEST(StrictPolicy, KeepsLowerJobsOutWhileAHigherOneIsInsideOrJustLeft) {
   const auto policy = make_gate_policy("strict", {.grace = kGrace});
   EXPECT_TRUE(policy->concerns(Priority::kSecondary, Priority::kPrimary));
   EXPECT_FALSE(policy->concerns(Priority::kSecondary, Priority::kSecondary));
-  EXPECT_FALSE(policy->decide(std::array{kQuiet, kInside}).admit);
-  EXPECT_FALSE(policy->decide(std::array{kJustLeft}).admit);
-  EXPECT_EQ(policy->decide(std::array{kJustLeft}).retry_after, 150us);
+  EXPECT_FALSE(policy->decide({}, std::array{kQuiet, kInside}).admit);
+  EXPECT_FALSE(policy->decide({}, std::array{kJustLeft}).admit);
+  EXPECT_EQ(policy->decide({}, std::array{kJustLeft}).retry_after, 150us);
 }
 
 TEST(StrictPolicy, AdmitsAfterTheGraceOrOnAnIdleHint) {
   const auto policy = make_gate_policy("strict", {.grace = kGrace});
-  EXPECT_TRUE(policy->decide(std::array{kQuiet}).admit);
-  EXPECT_TRUE(policy->decide(std::array{kWaitsForInput}).admit);
+  EXPECT_TRUE(policy->decide({}, std::array{kQuiet}).admit);
+  EXPECT_TRUE(policy->decide({}, std::array{kWaitsForInput}).admit);
+}
+
+constexpr Asker kLow{.priority = Priority::kSecondary, .op = 1ms};
+
+/// A job that left its last op `quiet` ago and is expected back after `mean`.
+Rival in_gap(std::chrono::nanoseconds quiet, std::chrono::nanoseconds mean, std::chrono::nanoseconds spread) {
+  return {.quiet = quiet, .gap = {.mean = mean, .spread = spread}};
+}
+
+Rival waiting(int level, std::chrono::nanoseconds op) {
+  return {.priority = static_cast<Priority>(level), .quiet = 1s, .waits = true, .op = op};
+}
+
+class BestFit : public ::testing::Test {
+ protected:
+  bool admits(const Asker& asker, const std::vector<Rival>& rivals) { return policy_->decide(asker, rivals).admit; }
+  std::unique_ptr<GatePolicy> policy_ = make_gate_policy("best_fit", {.grace = kGrace});
+};
+
+TEST_F(BestFit, FillsAGapWithOpsThatEndBeforeItsMeanLessItsSpread) {
+  EXPECT_TRUE(admits(kLow, {in_gap(0ns, 2ms, 100us)}));
+  EXPECT_TRUE(admits(kLow, {in_gap(900us, 2ms, 100us)}));
+  EXPECT_FALSE(admits(kLow, {in_gap(901us, 2ms, 100us)}));
+  EXPECT_FALSE(admits(kLow, {in_gap(0ns, 1ms, 100us)}));
+}
+
+TEST_F(BestFit, ClosesAGapBeforeItsEndEvenForAJobThatSaysThatItWaits) {
+  Rival rival = in_gap(1500us, 2ms, 100us);
+  rival.idle = true;
+  EXPECT_FALSE(admits(kLow, {rival}));
+  EXPECT_EQ(policy_->decide(kLow, std::array{rival}).retry_after, 700us);  // two spreads after the mean
+}
+
+TEST_F(BestFit, TakesAJobThatWaitsIrregularlyAtItsWord) {
+  Rival rival = in_gap(1500us, 2ms, 1ms);
+  EXPECT_FALSE(admits(kLow, {rival}));
+  rival.idle = true;
+  EXPECT_TRUE(admits(kLow, {rival}));
+}
+
+TEST_F(BestFit, GoesByTheGraceWhereThereIsNoForecastOrItWasWrong) {
+  EXPECT_FALSE(admits(kLow, {in_gap(150us, 0ns, 0ns)}));
+  EXPECT_TRUE(admits(kLow, {in_gap(200us, 0ns, 0ns)}));
+  EXPECT_FALSE(admits(kLow, {in_gap(2199us, 2ms, 100us)}));
+  EXPECT_TRUE(admits(kLow, {in_gap(2200us, 2ms, 100us)}));
+  EXPECT_TRUE(admits(kLow, {kWaitsForInput}));
+  EXPECT_FALSE(admits(kLow, {kInside}));
+}
+
+TEST_F(BestFit, LetsAnOpOfUnknownLengthOnlyIntoGapsWithoutAForecast) {
+  const Asker unknown{.priority = Priority::kSecondary};
+  EXPECT_FALSE(admits(unknown, {in_gap(0ns, 1s, 0ns)}));
+  EXPECT_TRUE(admits(unknown, {kQuiet}));
+}
+
+TEST_F(BestFit, EveryHigherJobsGapMustHoldTheOp) {
+  EXPECT_FALSE(admits({.priority = Priority::kLowest, .op = 1ms},
+                      {in_gap(0ns, 5ms, 0ns), {.priority = Priority::kSecondary, .quiet = 0ns, .gap = {1ms, 1us}}}));
+}
+
+TEST_F(BestFit, ScansFromTheHighestPriorityDownAndTakesTheLongestThatFits) {
+  const Rival gap = in_gap(0ns, 5ms, 0ns);
+  const auto asker = [](int level, std::chrono::nanoseconds op) {
+    return Asker{.priority = static_cast<Priority>(level), .op = op};
+  };
+  // Levels 1 and 2 wait with ops of 6, 2 and 3 ms: the first does not fit, of the others the longer goes first.
+  EXPECT_FALSE(admits(asker(1, 6ms), {gap}));
+  EXPECT_FALSE(admits(asker(2, 2ms), {gap, waiting(1, 6ms), waiting(2, 3ms)}));
+  EXPECT_TRUE(admits(asker(2, 3ms), {gap, waiting(1, 6ms), waiting(2, 2ms)}));
+  // A shorter op of a higher level comes before a longer one of a lower.
+  EXPECT_FALSE(admits(asker(2, 3ms), {gap, waiting(1, 1ms)}));
+  EXPECT_TRUE(admits(asker(1, 1ms), {gap}));
+}
+
+TEST_F(BestFit, WhatIsInTheGapAlreadyTakesItsPart) {
+  const Rival gap = in_gap(1ms, 5ms, 0ns);
+  const Rival inside{.priority = Priority::kSecondary, .inside = true, .left = 2ms};
+  EXPECT_TRUE(admits({.priority = Priority::kSecondary, .op = 2ms}, {gap, inside}));
+  EXPECT_FALSE(admits({.priority = Priority::kSecondary, .op = 2001us}, {gap, inside}));
+}
+
+TEST_F(BestFit, HigherJobsThatWaitThemselvesHoldNobodyWhoFitsWhereTheyDoNot) {
+  EXPECT_TRUE(admits({.priority = Priority::kLowest, .op = 1ms}, {in_gap(0ns, 2ms, 0ns), waiting(1, 3ms)}));
+  EXPECT_FALSE(admits({.priority = Priority::kLowest, .op = 1ms}, {kQuiet, waiting(1, 3ms)}));  // it fits there
+}
+
+TEST(MaxWait, LetsAnOpInThatHasWaitedSoLong) {
+  for (const char* name : {"strict", "best_fit"}) {
+    const auto policy = make_gate_policy(name, {.grace = kGrace, .max_wait = 10ms});
+    Asker asker = kLow;
+    asker.waited = 9900us;
+    const Verdict verdict = policy->decide(asker, std::array{kInside});
+    EXPECT_FALSE(verdict.admit);
+    EXPECT_EQ(verdict.retry_after, 100us);
+    asker.waited = 10ms;
+    EXPECT_TRUE(policy->decide(asker, std::array{kInside}).admit);
+  }
+  EXPECT_THROW(make_gate_policy("strict", {.max_wait = 0ns}), std::invalid_argument);
 }
 
 TEST(GatePolicy, RefusesUnknownNamesAndGraces) {
-  EXPECT_THAT([] { make_gate_policy("fair", {}); },
-              ThrowsMessage<std::invalid_argument>(HasSubstr("policy 'fair': expected one of priority, strict")));
+  EXPECT_THAT(
+      [] { make_gate_policy("fair", {}); },
+      ThrowsMessage<std::invalid_argument>(HasSubstr("policy 'fair': expected one of best_fit, priority, strict")));
   EXPECT_THAT([] { make_gate_policy("strict", {.grace = -1ns}); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("grace of -1 ns")));
 }

@@ -10,6 +10,7 @@
 
 #include "device/cpu/cpu_device.h"
 #include "device/fake/fake_device.h"
+#include "fakes/unknown_call.h"
 
 namespace torchshare {
 namespace {
@@ -108,7 +109,7 @@ TEST_P(EveryPolicy, CancelReachesASuspendedJobAndOneThatSleeps) {
   EXPECT_TRUE(runtime_.wait(5s));
 }
 
-INSTANTIATE_TEST_SUITE_P(Policies, EveryPolicy, ::testing::Values("priority", "strict"),
+INSTANTIATE_TEST_SUITE_P(Policies, EveryPolicy, ::testing::Values("priority", "strict", "best_fit"),
                          [](const auto& info) { return info.param; });
 
 TEST(Runtime, KeepsASecondaryOutWhileTheFakePrimaryIsInsideAnOp) {
@@ -117,7 +118,7 @@ TEST(Runtime, KeepsASecondaryOutWhileTheFakePrimaryIsInsideAnOp) {
   std::latch inside(1);
   std::latch release(1);
   runtime.submit(primary("primary"), [&](Job& job) {
-    const Pass pass(&job);
+    const Pass pass(&job, UnknownCall());
     inside.count_down();
     release.wait();
   });

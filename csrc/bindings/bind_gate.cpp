@@ -1,0 +1,42 @@
+#include <pybind11/stl.h>
+
+#include "bindings/bindings.h"
+#include "gate/op_watch.h"
+
+namespace py = pybind11;
+
+namespace torchshare::bindings {
+namespace {
+
+double to_seconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration<double>(time).count();
+}
+
+}  // namespace
+
+void bind_gate(py::module_& module) {
+  py::class_<OpTime>(module, "OpTime")
+      .def(py::init<double, double, std::uint32_t>(), py::arg("mean"), py::arg("spread"), py::arg("count"))
+      .def_readonly("mean", &OpTime::mean)
+      .def_readonly("spread", &OpTime::spread)
+      .def_readonly("count", &OpTime::count);
+  py::class_<OpProfile>(module, "OpProfile")
+      .def(py::init<std::uint64_t, std::uint64_t, std::string, OpTime, OpTime>(), py::arg("signature"),
+           py::arg("context"), py::arg("text"), py::arg("duration"), py::arg("gap"))
+      .def_readonly("signature", &OpProfile::signature)
+      .def_readonly("context", &OpProfile::context)
+      .def_readonly("text", &OpProfile::text)
+      .def_readonly("duration", &OpProfile::duration)
+      .def_readonly("gap", &OpProfile::gap);
+  py::class_<GapStats>(module, "GapStats")
+      .def_readonly("ops", &GapStats::ops)
+      .def_readonly("unknown_ops", &GapStats::unknown_ops)
+      .def_readonly("gaps_opened", &GapStats::gaps_opened)
+      .def_readonly("gaps_filled", &GapStats::gaps_filled)
+      .def_readonly("returns_into_filler", &GapStats::returns_into_filler)
+      .def_property_readonly("capacity_s", [](const GapStats& stats) { return to_seconds(stats.capacity); })
+      .def_property_readonly("cost_s", [](const GapStats& stats) { return to_seconds(stats.cost); })
+      .def_property_readonly("filled_s", [](const GapStats& stats) { return to_seconds(stats.filled); });
+}
+
+}  // namespace torchshare::bindings

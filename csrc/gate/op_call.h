@@ -1,0 +1,118 @@
+#pragma once
+
+#include <ATen/core/IListRef.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include "model/op_profile.h"
+
+// What an op is, for its profile: its name and the shapes, dtypes and devices of its tensors. Lists of numbers count
+// (the size of what a factory makes), single numbers do not (a learning rate).
+
+namespace torchshare {
+
+/// FNV-1a: the same in every process, so that profiles can be kept.
+constexpr std::uint64_t hash_name(std::string_view name, std::uint64_t seed = 0xcbf29ce484222325ULL) {
+  for (const char c : name) {
+    seed = (seed ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  }
+  return seed;
+}
+
+/// Hashes arguments.
+class SignatureReader {
+ public:
+  explicit SignatureReader(std::uint64_t seed) : hash_(seed) {}
+  std::uint64_t hash() const { return hash_; }
+
+  void read(const at::Tensor& tensor);
+  void read(const std::optional<at::Tensor>& tensor) { tensor ? read(*tensor) : number(0); }
+  void read(at::TensorList tensors) { each(tensors); }
+  void read(const at::ITensorListRef& tensors) { each(tensors); }
+  void read(c10::IntArrayRef numbers);
+  void read(c10::SymIntArrayRef numbers);
+  void read(const c10::IValue& value);
+  template <class Other>
+  void read(const Other&) {}
+
+ private:
+  void number(std::uint64_t value) { hash_ = mix(hash_, value); }
+  template <class List>
+  void each(const List& tensors) {
+    number(tensors.size());
+    for (const at::Tensor& tensor : tensors) {
+      read(tensor);
+    }
+  }
+
+  std::uint64_t hash_;
+};
+
+/// Spells tensors out: "f32[32, 64]". Lists by their first and their length.
+class TextReader {
+ public:
+  explicit TextReader(std::string name) : text_(std::move(name) + "(") {}
+  std::string text() const { return text_ + ")"; }
+
+  void read(const at::Tensor& tensor);
+  void read(const std::optional<at::Tensor>& tensor) { tensor ? read(*tensor) : void(); }
+  void read(at::TensorList tensors) { first_of(tensors); }
+  void read(const at::ITensorListRef& tensors) { first_of(tensors); }
+  void read(const c10::IValue& value);
+  template <class Other>
+  void read(const Other&) {}
+
+ private:
+  template <class List>
+  void first_of(const List& tensors) {
+    for (const at::Tensor& tensor : tensors) {
+      read(tensor);
+      text_ += "*" + std::to_string(tensors.size());
+      return;
+    }
+  }
+
+  std::string text_;
+};
+
+/// A call with typed arguments, which it refers to.
+template <class... Arguments>
+class TypedCall {
+ public:
+  TypedCall(std::uint64_t name_hash, const char* name, const Arguments&... arguments)
+      : name_hash_(name_hash), name_(name), arguments_(arguments...) {}
+  std::uint64_t signature() const {
+    SignatureReader reader(name_hash_);
+    std::apply([&](const auto&... each) { (reader.read(each), ...); }, arguments_);
+    return reader.hash();
+  }
+  std::string text() const {
+    TextReader reader(name_);
+    std::apply([&](const auto&... each) { (reader.read(each), ...); }, arguments_);
+    return reader.text();
+  }
+
+ private:
+  std::uint64_t name_hash_;
+  const char* name_;
+  std::tuple<const Arguments&...> arguments_;
+};
+
+/// A call with its arguments on the stack.
+class BoxedCall {
+ public:
+  BoxedCall(const c10::OperatorHandle& op, const torch::jit::Stack& stack) : op_(op), stack_(stack) {}
+  std::uint64_t signature() const;
+  std::string text() const;
+
+ private:
+  const c10::OperatorHandle& op_;
+  const torch::jit::Stack& stack_;
+};
+
+}  // namespace torchshare

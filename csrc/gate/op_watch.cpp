@@ -1,0 +1,156 @@
+#include "gate/op_watch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace torchshare {
+namespace {
+
+using std::chrono::nanoseconds;
+
+constexpr std::size_t kMostRecorded = 1 << 17;
+constexpr std::uint64_t kSampled = 64;  // one of so many known ops is timed all the same
+constexpr double kUnknownOp = 0.95;     // an op that is not known is expected to be no longer than so many others
+
+double count(nanoseconds time) {
+  return static_cast<double>(time.count());
+}
+
+template <class Value>
+void add_to(std::atomic<Value>& total, Value amount) {
+  total.store(total.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);  // one writer
+}
+
+}  // namespace
+
+OpWatch::OpWatch(Slot& slot, Gate& gate, Clock& clock, WatchOptions options)
+    : slot_(slot), gate_(gate), clock_(clock), options_(std::move(options)), chain_(options_.known) {}
+
+OpProfile& OpWatch::advance(std::uint64_t signature) {
+  const bool filled = (slot_.attention.load(std::memory_order_relaxed) & kFilled) != 0;
+  lower_ = gate_.is_lower(slot_);
+  const bool timed = left_at_.count() != 0 || filled || options_.record;
+  now_ = timed ? clock_.now() : nanoseconds(0);
+  gap_ = left_at_.count() != 0 ? now_ - left_at_ : nanoseconds(0);
+  if (left_at_.count() != 0) {
+    // A lower job in the gap may have made it longer, never shorter.
+    if (OpTime& gap = chain_.here().profile.gap; !filled || !gap.known() || count(gap_) < gap.mean) {
+      gap.add(count(gap_));
+    }
+    left_at_ = nanoseconds(0);
+  }
+  if (filled) {
+    slot_.attention.fetch_and(~kFilled, std::memory_order_acq_rel);
+    add_to(counters_.gaps_filled, std::uint64_t{1});
+  }
+  if ((filled || overlapped_) && !lower_) {
+    const bool returned = filled && gate_.is_filled();
+    add_to(counters_.returns_into_filler, std::uint64_t{returned});
+    overlapped_ = gate_.is_filled();
+  }
+  OpProfile& profile = chain_.advance(signature).profile;
+  sampled_ = options_.record || mix(1, counters_.ops.load(std::memory_order_relaxed)) % kSampled == 0;
+  if (lower_) {
+    expect_op(profile);
+  }
+  return profile;
+}
+
+void OpWatch::expect_op(const OpProfile& profile) {
+  std::int64_t expected = -1;
+  if (profile.duration.known()) {
+    expected = std::llround(profile.duration.mean + profile.duration.spread);
+  } else if (const auto others = durations_.quantile(kUnknownOp)) {
+    expected = others->count();
+  }
+  slot_.next_op.store(expected, std::memory_order_relaxed);
+}
+
+void OpWatch::begin() {
+  if (lower_) {
+    begin_ = clock_.now();
+    gate_.begin_filling();
+  } else if (sampled_ || overlapped_ || !chain_.here().profile.duration.known()) {
+    begin_ = now_.count() != 0 ? now_ : clock_.now();
+  } else {
+    begin_ = nanoseconds(0);
+  }
+}
+
+void OpWatch::end() {
+  OpProfile& profile = chain_.here().profile;
+  nanoseconds now(0);
+  if (begin_.count() != 0) {
+    now = clock_.now();
+    record(now - begin_);
+  }
+  const OpTime& gap = profile.gap;
+  add_to(counters_.ops, std::uint64_t{1});
+  add_to(counters_.unknown_ops, std::uint64_t{!gap.known() || !profile.duration.known()});
+  add_to(counters_.capacity, static_cast<std::int64_t>(gap.mean));
+  if (sampled_ || !gap.known() || gap.mean >= count(options_.shortest_gap)) {
+    left_at_ = now.count() != 0 ? now : clock_.now();
+  }
+  const bool opens = publish_gap(gap);
+  slot_.leave();
+  if (lower_) {
+    gate_.end_filling();
+  }
+  if (opens) {
+    gate_.gap_opened();
+  }
+}
+
+void OpWatch::record(nanoseconds duration) {
+  OpProfile& profile = chain_.here().profile;
+  if (overlapped_) {
+    const auto mean = static_cast<std::int64_t>(profile.duration.mean);
+    add_to(counters_.cost, profile.duration.known() ? std::max<std::int64_t>(0, duration.count() - mean) : 0);
+  } else {
+    profile.duration.add(count(duration));
+  }
+  durations_.add(duration);
+  if (lower_) {
+    add_to(counters_.filled, duration.count());
+  }
+  if (options_.record && trace_.ops.size() < kMostRecorded) {
+    trace_.ops.push_back({profile.context, count(gap_), count(std::min(idle_, gap_)), count(duration)});
+  }
+  idle_ = nanoseconds(0);
+}
+
+/// Returns whether there is a gap to be filled. See Note [Free exit].
+bool OpWatch::publish_gap(const OpTime& gap) {
+  const bool opens = gate_.forecasts() && gap.known() && gap.mean >= count(options_.shortest_gap);
+  if (opens) {
+    slot_.left_at.store(left_at_.count(), std::memory_order_release);
+    slot_.gap_spread.store(static_cast<std::int64_t>(gap.spread), std::memory_order_release);
+    slot_.gap_mean.store(static_cast<std::int64_t>(gap.mean), std::memory_order_release);
+    add_to(counters_.gaps_opened, std::uint64_t{1});
+  } else if (published_) {
+    slot_.gap_mean.store(0, std::memory_order_release);
+  }
+  published_ = opens;
+  return opens;
+}
+
+void OpWatch::end_step() {
+  if (options_.record && trace_.ops.size() < kMostRecorded) {
+    trace_.step_ends.push_back(trace_.ops.size());
+  }
+}
+
+GapStats OpWatch::stats() const {
+  const auto get = [](const auto& counter) { return counter.load(std::memory_order_relaxed); };
+  return {.ops = get(counters_.ops),
+          .unknown_ops = get(counters_.unknown_ops),
+          .capacity = nanoseconds(get(counters_.capacity)),
+          .gaps_opened = get(counters_.gaps_opened),
+          .gaps_filled = get(counters_.gaps_filled),
+          .returns_into_filler = get(counters_.returns_into_filler),
+          .cost = nanoseconds(get(counters_.cost)),
+          .filled = nanoseconds(get(counters_.filled))};
+}
+
+}  // namespace torchshare

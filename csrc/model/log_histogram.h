@@ -1,0 +1,24 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+
+namespace torchshare {
+
+/// Times by their size: four buckets to each doubling, from 1 ns on.
+class LogHistogram {
+ public:
+  static constexpr std::uint64_t kEnough = 20;
+
+  void add(std::chrono::nanoseconds time);
+  /// The upper edge of the bucket that `share` of the times are below; nothing while there are fewer than kEnough.
+  std::optional<std::chrono::nanoseconds> quantile(double share) const;
+
+ private:
+  std::array<std::uint32_t, 160> buckets_{};
+  std::uint64_t count_ = 0;
+};
+
+}  // namespace torchshare

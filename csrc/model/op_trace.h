@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace torchshare {
+
+/// Ops of a job in order, as they ran. Times in nanoseconds.
+struct OpTrace {
+  struct Op {
+    std::uint64_t context;  ///< of its place, see OpProfile
+    double gap;             ///< between the end of the op before it and its begin, at the gate or not
+    double idle;            ///< of that, waiting for input
+    double duration;
+  };
+  std::vector<Op> ops;
+  std::vector<std::uint64_t> step_ends;  ///< how many ops were done when each step ended
+};
+
+}  // namespace torchshare

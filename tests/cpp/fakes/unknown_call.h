@@ -1,0 +1,15 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace torchshare {
+
+/// A call of an op that has no name; with a signature, if it matters.
+struct UnknownCall {
+  std::uint64_t hash = 1;
+  std::uint64_t signature() const { return hash; }
+  std::string text() const { return "op " + std::to_string(hash); }
+};
+
+}  // namespace torchshare
