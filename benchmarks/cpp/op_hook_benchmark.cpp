@@ -1,5 +1,6 @@
-// The cost of the op hook: each op with the hook off and on, on one thread. Run with random interleaving, and read the
-// difference of the medians: benchmarks/hook.py does both.
+// The cost of the op hook: each op with the hook off (0), on (1), watched as a primary is whose ops are known (2), and
+// with every op timed (3), on one thread. Run with random interleaving, and read the difference of the medians:
+// benchmarks/hook.py does both.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
@@ -7,23 +8,36 @@
 
 #include <optional>
 
+#include "device/cpu/cpu_device.h"
 #include "gate/op_hook.h"
 
 namespace torchshare {
 namespace {
 
+enum Level { kOff, kHooked, kWatched, kTimed };
+
 class NeverStopped final : public OpContext {
  public:
-  NeverStopped() : OpContext(Priority::kPrimary, at::detail::createCPUGenerator(0)) { install_op_hook(); }
+  explicit NeverStopped(std::int64_t level) : OpContext(Priority::kPrimary, at::detail::createCPUGenerator(0)) {
+    install_op_hook();
+    if (level >= kWatched) {
+      watch_ = std::make_unique<OpWatch>(
+          slot_, gate_, clock_, WatchOptions{.record = level == kTimed, .shortest_gap = std::chrono::milliseconds(1)});
+    }
+  }
   void attend() override {}
+
+ private:
+  SteadyClock clock_;
+  Gate gate_{make_gate_policy("best_fit", {}), clock_};
 };
 
 template <class Op>
 void measure(benchmark::State& state, Op op) {
   at::set_num_threads(1);
-  NeverStopped job;
+  NeverStopped job(state.range(0));
   std::optional<ContextScope> hook;
-  if (state.range(0) == 1) {
+  if (state.range(0) != kOff) {
     hook.emplace(job);
   }
   for (auto _ : state) {
@@ -57,11 +71,11 @@ void tiny_conv2d(benchmark::State& state) {
   measure(state, [&] { return at::conv2d(x, w); });
 }
 
-BENCHMARK(hot)->ArgName("hook")->Arg(0)->Arg(1);
-BENCHMARK(view)->ArgName("hook")->Arg(0)->Arg(1);
-BENCHMARK(boxed)->ArgName("hook")->Arg(0)->Arg(1);
-BENCHMARK(random)->ArgName("hook")->Arg(0)->Arg(1);
-BENCHMARK(tiny_conv2d)->ArgName("hook")->Arg(0)->Arg(1);
+BENCHMARK(hot)->ArgName("hook")->DenseRange(kOff, kTimed);
+BENCHMARK(view)->ArgName("hook")->DenseRange(kOff, kTimed);
+BENCHMARK(boxed)->ArgName("hook")->DenseRange(kOff, kTimed);
+BENCHMARK(random)->ArgName("hook")->DenseRange(kOff, kTimed);
+BENCHMARK(tiny_conv2d)->ArgName("hook")->DenseRange(kOff, kTimed);
 
 }  // namespace
 }  // namespace torchshare

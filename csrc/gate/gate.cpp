@@ -21,7 +21,7 @@ Gate::Gate(std::unique_ptr<GatePolicy> policy, Clock& clock) : policy_(std::move
 
 void Gate::add(Slot& slot) {
   std::lock_guard lock(mutex_);
-  members_.push_back({&slot, slot.activity.load(std::memory_order_acquire), clock_.now()});
+  members_.push_back({&slot, {slot.activity.load(std::memory_order_acquire), clock_.now()}});
   refresh_contention();
 }
 
@@ -105,14 +105,10 @@ Gate::Member& Gate::member_of(const Slot& slot) {
 Rival Gate::look_at(Member& member, std::chrono::nanoseconds now) {
   const Slot& slot = *member.slot;
   const std::uint64_t activity = slot.activity.load(std::memory_order_acquire);
-  if (activity != member.activity) {
-    member.activity = activity;
-    member.seen_since = now;
-  }
   Rival rival{.priority = slot.priority,
               .inside = (activity & 1) != 0,
               .idle = slot.idle.load(std::memory_order_acquire),
-              .quiet = now - member.seen_since,
+              .quiet = member.sighting.look(activity, now),
               .waits = member.waits};
   if (policy_->forecasts()) {
     const std::chrono::nanoseconds left_at(slot.left_at.load(std::memory_order_acquire));

@@ -9,6 +9,7 @@
 #include "gate/slot.h"
 #include "policy/gate_policy.h"
 #include "policy/pace.h"
+#include "policy/sighting.h"
 
 namespace torchshare {
 
@@ -56,8 +57,7 @@ class Gate {
  private:
   struct Member {
     Slot* slot;
-    std::uint64_t activity;                    // as last seen
-    std::chrono::nanoseconds seen_since;       // since when it has not moved
+    Sighting sighting;
     bool waits = false;                        // in wait_turn
     std::chrono::nanoseconds expected_end{0};  // of the op that it was last let in with
   };

@@ -7,11 +7,6 @@
 namespace torchshare {
 namespace {
 
-/// Tensors whose sizes cannot be asked for, or are not numbers.
-bool has_plain_sizes(const c10::TensorImpl& tensor) {
-  return !tensor.is_nested() && !tensor.has_symbolic_sizes_strides();
-}
-
 const std::string& short_name(at::ScalarType type) {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> all;
@@ -28,27 +23,6 @@ auto arguments_of(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
 }
 
 }  // namespace
-
-void SignatureReader::read(const at::Tensor& tensor) {
-  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  if (!tensor.defined()) {
-    number(0);
-    return;
-  }
-  number(static_cast<std::uint64_t>(c10::typeMetaToScalarType(impl.dtype())) << 8 |
-         static_cast<std::uint64_t>(impl.device_type()));
-  if (has_plain_sizes(impl)) {
-    read(impl.sizes());
-  }
-}
-
-void SignatureReader::read(c10::IntArrayRef numbers) {
-  std::uint64_t folded = numbers.size();
-  for (const std::int64_t value : numbers) {
-    folded = folded * 0x100000001b3ULL + static_cast<std::uint64_t>(value);
-  }
-  number(folded);
-}
 
 void SignatureReader::read(c10::SymIntArrayRef numbers) {
   if (const auto plain = c10::asIntArrayRefSlowOpt(numbers)) {

@@ -24,17 +24,35 @@ constexpr std::uint64_t hash_name(std::string_view name, std::uint64_t seed = 0x
   return seed;
 }
 
+/// Tensors whose sizes can be asked for, and are numbers.
+inline bool has_plain_sizes(const c10::TensorImpl& tensor) {
+  return !tensor.has_symbolic_sizes_strides() && !tensor.is_nested();
+}
+
 /// Hashes arguments.
 class SignatureReader {
  public:
   explicit SignatureReader(std::uint64_t seed) : hash_(seed) {}
   std::uint64_t hash() const { return hash_; }
 
-  void read(const at::Tensor& tensor);
+  void read(const at::Tensor& tensor) {
+    const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    number(static_cast<std::uint64_t>(impl.dtype().toScalarType()) << 8 |
+           static_cast<std::uint64_t>(impl.key_set().highestBackendKey()));
+    if (has_plain_sizes(impl)) {
+      read(impl.sizes());
+    }
+  }
   void read(const std::optional<at::Tensor>& tensor) { tensor ? read(*tensor) : number(0); }
   void read(at::TensorList tensors) { each(tensors); }
   void read(const at::ITensorListRef& tensors) { each(tensors); }
-  void read(c10::IntArrayRef numbers);
+  void read(c10::IntArrayRef numbers) {
+    std::uint64_t folded = numbers.size();
+    for (const std::int64_t value : numbers) {
+      folded = folded * 0x100000001b3ULL + static_cast<std::uint64_t>(value);
+    }
+    number(folded);
+  }
   void read(c10::SymIntArrayRef numbers);
   void read(const c10::IValue& value);
   template <class Other>

@@ -21,10 +21,11 @@ BestFitPolicy::BestFitPolicy(nanoseconds grace) : grace_(checked_grace(grace)) {
 
 BestFitPolicy::Room BestFitPolicy::room(const Rival& rival) const {
   const auto [mean, spread] = rival.gap;
-  if (mean.count() > 0 && rival.quiet < mean + 2 * spread) {
+  const nanoseconds wrong_at = mean + std::max(2 * spread, grace_);
+  if (mean.count() > 0 && rival.quiet < wrong_at) {
     const bool regular = 4 * spread <= mean;
     if (regular || !rival.idle) {
-      return {std::max(nanoseconds(0), mean - spread - rival.quiet), mean + 2 * spread - rival.quiet};
+      return {std::max(nanoseconds(0), mean - spread - rival.quiet), wrong_at - rival.quiet};
     }
   }
   if (rival.idle || rival.quiet >= grace_) {
