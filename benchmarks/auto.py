@@ -43,7 +43,7 @@ def profiles(pair: tuple[Job, Job], window: float) -> list[Profile]:
         Candidate(name, job(kind, threads, ENDLESS), threads)
         for name, (kind, threads, _) in zip(NAMES, pair, strict=True)
     ]
-    return measure(candidates, splits=1, window=window, rounds=2)
+    return measure(candidates, splits=1, window=window, rounds=2)[0]
 
 
 def run(pair: tuple[Job, Job], steps: list[int], mode: str, known: list[Profile]) -> dict[str, Any]:

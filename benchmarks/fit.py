@@ -27,7 +27,7 @@ def main() -> None:
     for kind in KINDS:
         train(kind, StepMeter(3))  # what torch sets up once
         job = Candidate(kind, lambda job, kind=kind: train(kind, StepMeter(ENDLESS), job), threads=1)
-        (profile,) = measure([job], splits=arguments.splits, window=arguments.window, rounds=arguments.rounds)
+        ((profile,), _) = measure([job], splits=arguments.splits, window=arguments.window, rounds=arguments.rounds)
         errors[kind] = profile.fit.left_out_errors
         profiles[kind] = profile.model_dump()
         steps = ", ".join(f"{1e3 * size.step_s.median:.2f}" for size in profile.alone)

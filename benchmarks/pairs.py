@@ -84,13 +84,17 @@ def work(kinds: list[str], mode: str) -> list[dict[str, float]]:
     return [meter.figures() for meter in meters]
 
 
-def launch(kinds: list[str], mode: str, cores: int, nice: int = 0) -> subprocess.Popen[str]:
+def launch(script: str, what: Any, cores: int, nice: int = 0, idle: bool = False) -> subprocess.Popen[str]:
+    """A process that runs `script --work WHAT` on so many cores, at that niceness or as SCHED_IDLE."""
+
     def prepare() -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
         os.nice(nice)
+        if idle:
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
     return subprocess.Popen(
-        [sys.executable, __file__, "--work", json.dumps([kinds, mode])],
+        [sys.executable, script, "--work", json.dumps(what)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -102,9 +106,14 @@ def measure(kinds: list[str], mode: str, window: float, cores: int) -> list[dict
     """The figures of each job in that mode."""
     if mode.startswith("two processes"):
         nices = (0, 19 if mode.endswith("19") else 0)
-        processes = [launch([kind], "alone", cores, nice) for kind, nice in zip(kinds, nices, strict=True)]
+        processes = [launch(__file__, [[kind], "alone"], cores, nice) for kind, nice in zip(kinds, nices, strict=True)]
     else:
-        processes = [launch(kinds, mode, cores)]
+        processes = [launch(__file__, [kinds, mode], cores)]
+    return collect(processes, window)
+
+
+def collect(processes: list[subprocess.Popen[str]], window: float) -> list[Any]:
+    """Waits until all are ready, tells them the window, and joins the lists that they print."""
     for process in processes:
         assert process.stdout is not None
         process.stdout.readline()  # "ready"

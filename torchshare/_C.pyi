@@ -28,6 +28,16 @@ class JobStats:
     @property
     def ran_s(self) -> float: ...
 
+class WakeCost:
+    @property
+    def notify_s(self) -> float: ...
+    @property
+    def latency_s(self) -> float: ...
+    @property
+    def shortest_gap_s(self) -> float: ...
+
+def measure_wake_cost() -> WakeCost: ...
+
 class OpTime:
     def __init__(self, mean: float, spread: float, count: int) -> None: ...
     @property
@@ -154,6 +164,34 @@ class Runtime:
     def close(self, patience: float) -> list[str]: ...
     def events(self) -> list[Event]: ...
     def write_timeline(self, path: str) -> None: ...
+
+class OpTrace:
+    def __init__(
+        self,
+        context: NDArray[np.uint64],
+        gap: NDArray[np.float64],
+        idle: NDArray[np.float64],
+        duration: NDArray[np.float64],
+        step_ends: list[int],
+    ) -> None: ...
+
+class Replayed:
+    @property
+    def step_ends(self) -> list[float]: ...
+    @property
+    def ops(self) -> int: ...
+    @property
+    def waited_s(self) -> float: ...
+
+def replay_ops(
+    jobs: list[tuple[str, int, OpTrace]],
+    policy: str,
+    grace: float,
+    cores: int,
+    device_priority: bool,
+    shortest_gap: float,
+    wake_latency: float,
+) -> list[Replayed]: ...
 
 class StepTimeModel:
     def __init__(self, alpha: float, beta: float, communication: float, delta: float) -> None: ...

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from torchshare import _targets
 from torchshare._errors import JobFailed
+from torchshare._ops import Ops
 from torchshare._outputs import check_output, print_table, refuse
 from torchshare._profile import Profile, device_name
 from torchshare._profiling import Candidate, measure
@@ -43,6 +44,8 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument("--again", action="store_true", help="measure though the cache has it")
     parser.add_argument("--output", type=Path, metavar="OUT.json", help="write the job's profile here, too")
     parser.add_argument("--partner-output", type=Path, metavar="OUT.json", help="the partner's")
+    parser.add_argument("--trace", type=Path, metavar="OUT.npz", help="write the job's ops as they ran, for `replay`")
+    parser.add_argument("--partner-trace", type=Path, metavar="OUT.npz", help="the partner's")
     parser.add_argument("--json", action="store_true", help="print the profile as one JSON document")
     parser.set_defaults(run=run)
 
@@ -55,10 +58,11 @@ def default_cache() -> Path:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb; returns the exit code."""
     try:
-        check_output("--output", arguments.output)
-        check_output("--partner-output", arguments.partner_output)
-        if arguments.partner_output is not None and arguments.partner is None:
-            raise ValueError(f"--partner-output {arguments.partner_output}: there is no partner; expected --with")
+        for option in ("output", "partner_output", "trace", "partner_trace"):
+            name, path = f"--{option.replace('_', '-')}", getattr(arguments, option)
+            check_output(name, path)
+            if path is not None and option.startswith("partner") and arguments.partner is None:
+                raise ValueError(f"{name} {path}: there is no partner; expected --with")
         found, paths = _profiles(arguments)
     except ValueError as error:
         return refuse(error)
@@ -93,7 +97,9 @@ def _profiles(arguments: argparse.Namespace) -> tuple[list[Profile], list[Path]]
         name, target = _targets.named(text)
         candidates.append(Candidate(name, _targets.load(target), each_threads, steps=steps))
         paths.append(cache_path(arguments.cache, name, target, each_threads, arguments.splits))
-    known = [_cached(path, each) for path, each in zip(paths, candidates, strict=True)] if not arguments.again else []
+    traces = (arguments.trace, arguments.partner_trace)
+    again = arguments.again or any(path is not None for path in traces)  # the cache has no traces
+    known = [_cached(path, each) for path, each in zip(paths, candidates, strict=True)] if not again else []
     first = known[0] if known else None
     if first is not None and all(known):
         partner = candidates[1].name if len(candidates) > 1 else None
@@ -105,7 +111,7 @@ def _profiles(arguments: argparse.Namespace) -> tuple[list[Profile], list[Path]]
                 if each is not None
             ]
             return found, paths
-    found = measure(
+    found, recorded = measure(
         candidates,
         splits=arguments.splits,
         window=arguments.window,
@@ -113,6 +119,9 @@ def _profiles(arguments: argparse.Namespace) -> tuple[list[Profile], list[Path]]
         report=lambda line: print(line, file=sys.stderr),
     )
     arguments.cache.mkdir(parents=True, exist_ok=True)
+    for trace, path in zip(recorded, traces, strict=False):
+        if path is not None:
+            trace.save(path)
     for index, path in enumerate(paths):
         found[index] = _with_former_partners(found[index], known[index] if known else None)
         found[index].save(path)
@@ -151,6 +160,14 @@ def _with_former_partners(profile: Profile, former: Profile | None) -> Profile:
     return profile.model_copy(update={"partners": [*profile.partners, *kept]})
 
 
+def _described(ops: Ops) -> str:
+    repeats = f"repeat after {ops.per_step}" if ops.per_step else "do not repeat"
+    return (
+        f"ops {repeats}; gaps between them are {ops.gap_share:.0%} of the time; timing each changed a step by "
+        f"{ops.measuring_cost:+.1%}"
+    )
+
+
 def _show(profile: Profile) -> None:
     title = f"{profile.job}: batches of {profile.batch}, {profile.threads} thread(s), on {profile.device}"
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=title, title_justify="left")
@@ -171,6 +188,8 @@ def _show(profile: Profile) -> None:
             error,
         )
     print_table(table)
+    if profile.ops is not None:
+        print(_described(profile.ops))
     for partner in profile.partners:
         title = f"{profile.job} as the {partner.role} beside {partner.job}"
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=title, title_justify="left")

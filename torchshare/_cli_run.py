@@ -12,6 +12,7 @@ from typing import Any
 
 from torchshare import _C, _targets
 from torchshare._bound import BoundReport
+from torchshare._gaps import GapReport
 from torchshare._outputs import check_output, refuse
 from torchshare._progress import Progress
 from torchshare._results import Result, Results
@@ -86,10 +87,10 @@ def run(arguments: argparse.Namespace) -> int:
     interrupted = _watch(runtime)
     if arguments.timeline is not None:
         runtime.write_timeline(arguments.timeline)
-    bounds = runtime.bound_report()
-    print(_as_json(runtime.results, bounds) if arguments.json else runtime.results)
-    if bounds and not arguments.json:
-        print("", *bounds, sep="\n")
+    bounds, gaps = runtime.bound_report(), runtime.gap_report()
+    print(_as_json(runtime.results, bounds, gaps) if arguments.json else runtime.results)
+    if (bounds or gaps) and not arguments.json:
+        print("", *bounds, *gaps, sep="\n")
     if interrupted:
         return 130
     return 0 if all(result.state == "finished" for result in runtime.results.values()) else 1
@@ -157,10 +158,11 @@ def _whole_number(text: str) -> int:
         raise ValueError("expected a whole number") from None
 
 
-def _as_json(results: Results, bounds: list[BoundReport]) -> str:
+def _as_json(results: Results, bounds: list[BoundReport], gaps: list[GapReport]) -> str:
     document = {
         "jobs": [_plain(result) for result in results.values()],
         "bounds": [dataclasses.asdict(bound) for bound in bounds],
+        "gaps": [dataclasses.asdict(gap) for gap in gaps],
     }
     return json.dumps(document, indent=2)
 

@@ -53,6 +53,18 @@ class Ops(_Value):
     """Step time with every op timed / without - 1."""
     ops: list[Op]
 
+    @staticmethod
+    def of(per_step: int, measuring_cost: float, ops: list[_C.OpProfile]) -> Ops:
+        """From what was measured."""
+        return Ops(per_step=per_step, measuring_cost=measuring_cost, ops=[_op(op) for op in ops])
+
+    @property
+    def gap_share(self) -> float:
+        """Of the job's time: the sum of SG over the step time."""
+        gaps = sum(op.gap.mean * op.duration.count for op in self.ops)
+        durations = sum(op.duration.mean * op.duration.count for op in self.ops)
+        return gaps / (gaps + durations) if gaps > 0 else 0.0
+
     def native(self) -> list[_C.OpProfile]:
         return [
             _C.OpProfile(int(op.signature, 16), int(op.context, 16), op.op, _native(op.duration), _native(op.gap))
@@ -62,10 +74,6 @@ class Ops(_Value):
 
 def _native(time: Time) -> _C.OpTime:
     return _C.OpTime(time.mean, time.spread, time.count)
-
-
-def from_native(per_step: int, measuring_cost: float, ops: list[_C.OpProfile]) -> Ops:
-    return Ops(per_step=per_step, measuring_cost=measuring_cost, ops=[_op(op) for op in ops])
 
 
 def _op(op: _C.OpProfile) -> Op:

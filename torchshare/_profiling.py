@@ -13,6 +13,7 @@ import torch
 
 from torchshare._fit import fit
 from torchshare._job import Job
+from torchshare._ops import Ops, OpTrace
 from torchshare._profile import (
     Alone,
     Beside,
@@ -56,6 +57,7 @@ class _Run:
     memory: int
     rows: int
     per_step: float  # sub-batches
+    job: Job
 
 
 @dataclass
@@ -64,6 +66,7 @@ class _Measured:
 
     batch: int = 0
     alone: dict[int, list[_Run]] = field(default_factory=dict)
+    recorded: list[_Run] = field(default_factory=list)  # alone, in whole batches, every op timed
 
     def latest_step(self, sub_batches: int) -> float:
         return float(np.median(self.alone[sub_batches][-1].steps))
@@ -103,7 +106,8 @@ def profile(
     candidates = [_candidate(function, name, threads, seed, steps)]
     if partner is not None:
         candidates.append(_candidate(partner, partner_name, partner_threads, seed, None))
-    return measure(candidates, splits=splits, window=window, rounds=rounds)[0]
+    profiles, _ = measure(candidates, splits=splits, window=window, rounds=rounds)
+    return profiles[0]
 
 
 def _candidate(
@@ -116,8 +120,8 @@ def _candidate(
 
 def measure(
     candidates: list[Candidate], *, splits: int, window: float, rounds: int, report: Report = lambda line: None
-) -> list[Profile]:
-    """Profiles of one job, or of a primary and a secondary; the first has the ratios of the pair. See `profile`."""
+) -> tuple[list[Profile], list[OpTrace]]:
+    """Of one job, or of a primary and a secondary; the first profile has the ratios of the pair. See `profile`."""
     if not 1 <= splits <= 16:
         raise ValueError(f"splits is {splits}; expected 1 to 16")
     if rounds < 1:
@@ -136,6 +140,9 @@ def measure(
                 known.batch = max(known.batch, run.rows)
                 known.alone.setdefault(pieces, []).append(run)
                 report(f"round {number + 1}: {candidate.name} alone in {pieces}: {_shown(run)}")
+            run = _run([candidate], [None], window, record_ops=True)[0]
+            known.recorded.append(run)
+            report(f"round {number + 1}: {candidate.name} alone, every op timed: {_shown(run)}")
         if len(candidates) == 2:
             for combination in _combinations(measured, splits):
                 sizes = [_sub_batch(known, pieces) for known, pieces in zip(measured, combination, strict=True)]
@@ -154,7 +161,7 @@ def measure(
     if len(candidates) == 2:
         partner = Partner(job=candidates[1].name, role="primary", beside=[_beside(k, v) for k, v in pairs.items()])
         profiles[0] = profiles[0].model_copy(update={"partners": [partner]})
-    return profiles
+    return profiles, [_trace(candidate, known) for candidate, known in zip(candidates, measured, strict=True)]
 
 
 def _pieces(known: _Measured, splits: int) -> Iterator[int]:
@@ -176,7 +183,9 @@ def _sub_batch(known: _Measured, pieces: int) -> int | None:
     return None if pieces == 1 else -(-known.batch // pieces)
 
 
-def _run(candidates: list[Candidate], sub_batches: list[int | None], window: float) -> list[_Run]:
+def _run(
+    candidates: list[Candidate], sub_batches: list[int | None], window: float, record_ops: bool = False
+) -> list[_Run]:
     """Runs the jobs together until each has done enough steps, or cannot; what they did from the time on at which all
     were warm."""
     with Runtime() as runtime:
@@ -189,6 +198,7 @@ def _run(candidates: list[Candidate], sub_batches: list[int | None], window: flo
                 threads=candidate.threads,
                 seed=candidate.seed,
                 meter_memory=True,
+                record_ops=record_ops,
             )
             job._looked_for_batch_norm = True  # what is trained here is thrown away
         runtime.start()
@@ -242,6 +252,7 @@ def _figures(events: list[Any], warm: float, ended: float, memory: int, job: Job
         memory=memory,
         rows=job._rows,
         per_step=job.result.sub_batches / max(job.result.steps, 1),
+        job=job,
     )
 
 
@@ -304,4 +315,19 @@ def _make_profile(candidate: Candidate, known: _Measured) -> Profile:
         set_up_s=float(np.median([run.set_up for run in known.alone[1]])),
         alone=alone,
         fit=fit(alone),
+        ops=_ops(known),
     )
+
+
+def _ops(known: _Measured) -> Ops:
+    """The ops of the last recorded run; what recording costs is of both runs of each round."""
+    costs = [
+        float(np.median(recorded.steps) / np.median(plain.steps)) - 1
+        for recorded, plain in zip(known.recorded, known.alone[1], strict=True)
+    ]
+    native = known.recorded[-1].job._native
+    return Ops.of(native.ops_per_step(), float(np.median(costs)), native.op_profiles())
+
+
+def _trace(candidate: Candidate, known: _Measured) -> OpTrace:
+    return OpTrace(job=candidate.name, threads=candidate.threads, **known.recorded[-1].job._native.op_trace())

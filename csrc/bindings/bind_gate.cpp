@@ -2,6 +2,7 @@
 
 #include "bindings/bindings.h"
 #include "gate/op_watch.h"
+#include "gate/wake_cost.h"
 
 namespace py = pybind11;
 
@@ -15,6 +16,11 @@ double to_seconds(std::chrono::nanoseconds time) {
 }  // namespace
 
 void bind_gate(py::module_& module) {
+  py::class_<WakeCost>(module, "WakeCost")
+      .def_property_readonly("notify_s", [](const WakeCost& cost) { return to_seconds(cost.notify); })
+      .def_property_readonly("latency_s", [](const WakeCost& cost) { return to_seconds(cost.latency); })
+      .def_property_readonly("shortest_gap_s", [](const WakeCost& cost) { return to_seconds(cost.shortest_gap()); });
+  module.def("measure_wake_cost", &measure_wake_cost, py::call_guard<py::gil_scoped_release>());
   py::class_<OpTime>(module, "OpTime")
       .def(py::init<double, double, std::uint32_t>(), py::arg("mean"), py::arg("spread"), py::arg("count"))
       .def_readonly("mean", &OpTime::mean)

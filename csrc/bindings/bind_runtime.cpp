@@ -44,8 +44,8 @@ std::unique_ptr<Runtime> make_runtime(const std::string& device, const std::stri
 
 const OpWatch& watched(const Job& job) {
   if (job.watch() == nullptr || !is_terminal(job.state())) {
-    throw std::logic_error(fmt::format("job '{}': its ops are known when they were watched and the job has ended",
-                                       job.spec().name));
+    throw std::logic_error(
+        fmt::format("job '{}': its ops are known when they were watched and the job has ended", job.spec().name));
   }
   return *job.watch();
 }
@@ -63,8 +63,8 @@ std::shared_ptr<Job> submit(Runtime& runtime, py::function function, const std::
                             std::optional<double> steps, std::optional<ProfiledJob> profile, bool meter_memory,
                             bool record_ops, std::vector<OpProfile> ops, py::object cancelled_type) {
   auto host = std::make_unique<PythonHost>(std::move(cancelled_type));
-  JobSpec spec{name,  parse_priority(priority), parse_start(start), threads, seed,
-               steps, std::move(profile),       meter_memory, record_ops, std::move(ops)};
+  JobSpec spec{name,  parse_priority(priority), parse_start(start), threads,    seed,
+               steps, std::move(profile),       meter_memory,       record_ops, std::move(ops)};
   auto body = [host = host.get(), function = shared(std::move(function))](Job& job) { host->run(job, *function); };
   return runtime.submit(std::move(spec), std::move(body), std::move(host));
 }

@@ -4,6 +4,7 @@
 #include "bindings/bindings.h"
 #include "policy/cluster/cluster_policy.h"
 #include "simulator/live_scheduler.h"
+#include "simulator/op_replay.h"
 #include "simulator/simulator.h"
 
 namespace py = pybind11;
@@ -36,6 +37,56 @@ std::unique_ptr<Cluster> make_cluster(const ClusterOptions& options, int models,
   return std::make_unique<Cluster>(options, Interference(models, ratios),
                                    make_trace(arrival, duration, gpus, memory_gib, model),
                                    std::vector<Seconds>(estimate.data(), estimate.data() + estimate.size()));
+}
+
+OpTrace make_op_trace(const Column<std::uint64_t>& context, const Column<double>& gap, const Column<double>& idle,
+                      const Column<double>& duration, const std::vector<std::uint64_t>& step_ends) {
+  OpTrace trace{.step_ends = step_ends};
+  if (gap.size() != context.size() || idle.size() != context.size() || duration.size() != context.size()) {
+    throw std::invalid_argument("the columns of the op trace differ in length");
+  }
+  for (py::ssize_t i = 0; i < context.size(); ++i) {
+    trace.ops.push_back({context.at(i), 1e9 * gap.at(i), 1e9 * idle.at(i), 1e9 * duration.at(i)});
+  }
+  return trace;
+}
+
+std::chrono::nanoseconds from_seconds(double seconds) {
+  return std::chrono::nanoseconds(static_cast<std::int64_t>(1e9 * seconds));
+}
+
+void bind_op_replay(py::module_& module) {
+  py::class_<OpTrace>(module, "OpTrace")
+      .def(py::init(&make_op_trace), py::arg("context"), py::arg("gap"), py::arg("idle"), py::arg("duration"),
+           py::arg("step_ends"));
+  py::class_<Replayed>(module, "Replayed")
+      .def_property_readonly("step_ends",
+                             [](const Replayed& done) {
+                               std::vector<double> seconds;
+                               for (const double end : done.step_ends) {
+                                 seconds.push_back(1e-9 * end);
+                               }
+                               return seconds;
+                             })
+      .def_readonly("ops", &Replayed::ops)
+      .def_property_readonly("waited_s", [](const Replayed& done) { return 1e-9 * done.waited.count(); });
+  module.def(
+      "replay_ops",
+      [](const std::vector<std::tuple<std::string, int, OpTrace>>& jobs, const std::string& policy, double grace,
+         int cores, bool device_priority, double shortest_gap, double wake_latency) {
+        std::vector<ReplayJob> replayed;
+        for (const auto& [priority, threads, trace] : jobs) {
+          replayed.push_back({parse_priority(priority), threads, trace});
+        }
+        const ReplayOptions options{.cores = cores,
+                                    .device_priority = device_priority,
+                                    .shortest_gap = from_seconds(shortest_gap),
+                                    .wake_latency = from_seconds(wake_latency)};
+        const py::gil_scoped_release release;
+        return OpReplay(std::move(replayed), make_gate_policy(policy, {.grace = from_seconds(grace)}), options).run();
+      },
+      py::arg("jobs"), py::arg("policy"), py::arg("grace"), py::arg("cores"), py::arg("device_priority"),
+      py::arg("shortest_gap"), py::arg("wake_latency"));
 }
 
 /// One column over all jobs.
@@ -99,6 +150,7 @@ Orders end(LiveScheduler& scheduler, JobId job, Seconds now) {
 }  // namespace
 
 void bind_simulator(py::module_& module) {
+  bind_op_replay(module);
   module.def("cluster_policy_names", &cluster_policy_names);
   py::class_<ClusterOptions>(module, "ClusterOptions")
       .def(py::init<>())

@@ -49,6 +49,9 @@ OpProfile& OpWatch::advance(std::uint64_t signature) {
     add_to(counters_.returns_into_filler, std::uint64_t{returned});
     overlapped_ = gate_.is_filled();
   }
+  if (std::exchange(restarts_, false)) {
+    chain_.restart();
+  }
   OpProfile& profile = chain_.advance(signature).profile;
   sampled_ = options_.record || mix(1, counters_.ops.load(std::memory_order_relaxed)) % kSampled == 0;
   if (lower_) {

@@ -56,8 +56,10 @@ class OpWatch {
   /// Leaves the op.
   void end();
 
-  /// The job waited so long for its input, since the last op.
+  /// The job waited so long, since the last op.
   void add_idle(std::chrono::nanoseconds time) { idle_ += time; }
+  /// It has its next input: a step begins.
+  void begin_batch() { restarts_ = true; }
   void end_step();
 
   GapStats stats() const;
@@ -84,6 +86,7 @@ class OpWatch {
   std::chrono::nanoseconds begin_{0};    // of the op; 0: it is not timed
   std::chrono::nanoseconds gap_{0};
   std::chrono::nanoseconds idle_{0};
+  bool restarts_ = false;    // the next op is the first of a batch
   bool lower_ = false;       // of the op: it may have had to wait
   bool sampled_ = false;     // the op and the gap after it are timed in any case
   bool overlapped_ = false;  // since it came back while a lower job was inside

@@ -30,6 +30,11 @@ OpChain::Place& OpChain::advance(std::uint64_t signature) {
   return place;
 }
 
+void OpChain::restart() {
+  recent_.fill(0);
+  here_ = 0;
+}
+
 std::uint32_t OpChain::find_or_add(std::uint64_t signature) {
   std::uint64_t context = 0;
   for (std::uint64_t i = 1; i <= kContext; ++i) {

@@ -15,7 +15,8 @@ namespace torchshare {
 /// A place is an op together with the `kContext - 1` ops before it. A training step repeats, so its places do, and each
 /// knows which one came after it the last time: on the beaten track, moving on costs one comparison. Where the job does
 /// something else (another shape, another branch) the place is looked up, or is new; after kContext ops of the old
-/// way it is back on known ground. Nobody has to say where a step begins.
+/// way it is back on known ground. Nobody has to say where a step begins. Who does (`restart`) has places that do not
+/// depend on the step before, and so knows requests of any size as soon as it has seen each size.
 class OpChain {
  public:
   static constexpr std::size_t kContext = 32;
@@ -34,6 +35,8 @@ class OpChain {
 
   /// Moves on to the op with this signature and returns its place, which stays where it is until the next call.
   Place& advance(std::uint64_t signature);
+  /// What comes next does not depend on what came before.
+  void restart();
   /// The place of the latest op.
   Place& here() { return places_[here_]; }
 

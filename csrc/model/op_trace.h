@@ -13,8 +13,8 @@ struct OpTrace {
     double idle;            ///< of that, waiting for input
     double duration;
   };
-  std::vector<Op> ops;
-  std::vector<std::uint64_t> step_ends;  ///< how many ops were done when each step ended
+  std::vector<Op> ops = {};
+  std::vector<std::uint64_t> step_ends = {};  ///< how many ops were done when each step ended
 };
 
 }  // namespace torchshare

@@ -176,7 +176,9 @@ void Job::sleep(std::chrono::nanoseconds duration) {
   const auto begin = engine_->now();
   engine_->gate.set_idle(slot_, true);
   block([&] { engine_->gate.sleep(slot_, duration); });
-  end_idle(engine_->now() - begin);
+  if (!in_input_) {
+    end_idle(engine_->now() - begin);
+  }
   checkpoint();
 }
 
@@ -192,12 +194,17 @@ void Job::block(Wait wait) {
 
 void Job::begin_input() {
   input_begin_ = engine_->now();
+  in_input_ = true;
   engine_->gate.set_idle(slot_, true);
 }
 
 void Job::end_input() {
   const auto time = engine_->now() - input_begin_;
+  in_input_ = false;
   end_idle(time);
+  if (watch_ != nullptr) {
+    watch_->begin_batch();
+  }
   add_to(input_, time);
   record_span(EventKind::kInput, input_begin_, engine_->coordinator.steps(id_));
 }

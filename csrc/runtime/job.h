@@ -113,6 +113,7 @@ class Job final : public OpContext {
   std::chrono::nanoseconds step_begin_{0};
   std::chrono::nanoseconds sub_batch_begin_{0};
   std::chrono::nanoseconds input_begin_{0};
+  bool in_input_ = false;
   std::string error_;  // read by others once the state is terminal
 };
 

@@ -92,6 +92,22 @@ TEST(OpChain, RemembersABranchThatIsTakenNowAndThen) {
   EXPECT_EQ(chain.size(), places);
 }
 
+TEST(OpChain, KnowsBatchesOfEverySizeOnceItHasSeenEach) {
+  const auto places_after = [](bool restart) {
+    OpChain chain;
+    std::mt19937 random(1);
+    for (int i = 0; i < 200; ++i) {
+      if (restart) {
+        chain.restart();
+      }
+      run(chain, step_of(15, 100 * (1 + random() % 8)));
+    }
+    return chain.size();
+  };
+  EXPECT_EQ(places_after(true), 8U * 15);
+  EXPECT_GT(places_after(false), 1000U);
+}
+
 TEST(OpChain, KnowsWhatWasMeasuredBefore) {
   OpChain first;
   const auto step = step_of(50);

@@ -1,0 +1,249 @@
+"""Filling the primary's gaps: gate policies against what the operating system offers, modes interleaved.
+
+Primaries: two models that answer requests (Poisson arrivals at a share of what they can serve, batches of 1 to 8), an
+input-bound and a compute-bound training. The secondary is a training that wants both cores. All have two threads.
+Every mode of a repetition is a fresh process (or two), with the same arrivals. A request's latency counts from its
+arrival; of a training, the time of a step counts. Rates are of steps (or requests) in a window of time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import torchshare
+
+from jobs import StepMeter, conv_net, train
+from pairs import collect, launch
+from record import RESULTS, shown, spread, steady_malloc, write
+
+THREADS = 2
+SECONDARY = "conv"
+LARGEST_REQUEST = 8
+SEQUENCE = 64
+PRIMARIES: dict[str, tuple[str, float]] = {  # what it does, load
+    "cnn, 30 % load": ("cnn", 0.3),
+    "cnn, 60 % load": ("cnn", 0.6),
+    "transformer, 30 % load": ("transformer", 0.3),
+    "transformer, 60 % load": ("transformer", 0.6),
+    "input-bound training": ("input_bound", 0.0),
+    "compute-bound training": ("conv", 0.0),
+}
+MODES = {  # of the runtime; of others, how the secondary is run
+    "two processes": {},
+    "two processes, nice 19": {"nice": 19},
+    "two processes, SCHED_IDLE": {"idle": True},
+    "two threads": {},
+    "torchshare": {"policy": "priority"},
+    "strict": {"policy": "strict", "device_priority": False},
+    "best fit": {"policy": "best_fit", "device_priority": False},
+    "best fit + SCHED_IDLE": {"policy": "best_fit"},
+}
+PLAIN = "two processes"
+
+
+class Transformer(nn.Module):
+    """Two encoder layers over a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(128, 4, 256, batch_first=True, dropout=0.0)
+        self.encode = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.classify = nn.Linear(128, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.classify(self.encode(x).mean(1))
+        return answer
+
+
+SERVED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "cnn": (lambda: conv_net(32), (3, 32, 32)),
+    "transformer": (Transformer, (SEQUENCE, 128)),
+}
+
+
+class Recorder:
+    """The times of what ended in a window, in seconds."""
+
+    def __init__(self, start: float, end: float) -> None:
+        self._start, self._end = start, end
+        self._last: float | None = None
+        self.times: list[float] = []
+
+    def step_done(self) -> bool:
+        """Of a training: the time since the step before. False ends it."""
+        now = time.monotonic()
+        goes_on = self.answered(now if self._last is None else self._last, now)
+        self._last = now
+        return goes_on
+
+    def answered(self, arrival: float, now: float) -> bool:
+        if self._start <= now < self._end and now > arrival:
+            self.times.append(now - arrival)
+        return now < self._end
+
+    def figures(self) -> dict[str, Any]:
+        return {"rate": len(self.times) / (self._end - self._start), "times": self.times}
+
+
+Request = tuple[float, torch.Tensor]
+
+
+def requests(shape: tuple[int, ...], per_second: float, start: float) -> Iterator[Request]:
+    """Arrival and rows of requests, each no sooner than it arrives. The same ones every time. 0: no waiting."""
+    random = np.random.default_rng(0)
+    rows = torch.randn(LARGEST_REQUEST, *shape)
+    arrival = start
+    while True:
+        arrival = arrival + random.exponential(1 / per_second) if per_second else time.monotonic()
+        count = int(random.integers(1, LARGEST_REQUEST + 1))
+        wait = arrival - time.monotonic()
+        if wait > 0:
+            time.sleep(wait)
+        yield arrival, rows[:count]
+
+
+def serve(kind: str, recorder: Recorder, per_second: float, start: float, job: torchshare.Job | None = None) -> None:
+    """Answers requests until the window ends; with `job`, through its dataloader hook."""
+    torch.set_num_threads(THREADS)
+    make, shape = SERVED[kind]
+    model = make().eval()
+    arriving = requests(shape, per_second, start)
+    with torch.no_grad():
+        for _ in range(5):
+            model(torch.randn(LARGEST_REQUEST, *shape))
+        for batch in arriving if job is None else job.batches(arriving):
+            arrival, rows = batch.data if isinstance(batch, torchshare.Batch) else batch
+            model(rows)
+            if not recorder.answered(arrival, time.monotonic()):
+                return
+
+
+def body(kind: str, recorder: Recorder, per_second: float, start: float) -> Callable[..., None]:
+    if kind in SERVED:
+        return lambda job=None: serve(kind, recorder, per_second, start, job)
+    return lambda job=None: train(kind, recorder, job, THREADS)
+
+
+def work(kinds: list[str], mode: str, per_second: float) -> list[dict[str, Any]]:
+    """Runs one or two jobs in this process, in the window that the parent gives; returns their figures."""
+    warnings.simplefilter("ignore")
+    train(SECONDARY, StepMeter(3), threads=THREADS)  # torch imports a good deal of itself in the first step
+    print("ready", flush=True)
+    start, end = json.loads(input())
+    recorders = [Recorder(start, end) for _ in kinds]
+    bodies = [body(*pair, per_second, start - 1) for pair in zip(kinds, recorders, strict=True)]
+    report = ""
+    if mode in ("alone", "two threads"):
+        threads = [threading.Thread(target=each) for each in bodies]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    else:
+        with torchshare.Runtime(**MODES[mode]) as runtime:
+            for index, each in enumerate(bodies):
+                priority = "secondary" if index else "primary"
+                runtime.submit(each, name=f"{index}", priority=priority, threads=THREADS)
+            runtime.wait()
+            report = str(next(iter(runtime.gap_report()), ""))
+    return [{**recorder.figures(), "report": report} for recorder in recorders]
+
+
+def run(kinds: list[str], mode: str, per_second: float, window: float, cores: int) -> list[dict[str, Any]]:
+    if mode.startswith("two processes"):
+        options = ({}, MODES[mode])
+        processes = [
+            launch(__file__, [[kind], "alone", per_second], cores, **each)
+            for kind, each in zip(kinds, options, strict=True)
+        ]
+    else:
+        processes = [launch(__file__, [kinds, mode, per_second], cores)]
+    return collect(processes, window)
+
+
+def repeat(primary: str, window: float, cores: int) -> dict[str, Any]:
+    """One repetition: each job alone, then every mode."""
+    kind, load = PRIMARIES[primary]
+    service = float(np.mean(run([kind], "alone", 0, window / 4, cores)[0]["times"])) if load else 0.0
+    per_second = load / service if load else 0.0
+    alone = [run([each], "alone", per_second, window, cores)[0] for each in (kind, SECONDARY)]
+    modes = {mode: run([kind, SECONDARY], mode, per_second, window, cores) for mode in MODES}
+    return {
+        "service_s": service,
+        "alone": [condensed(job) for job in alone],
+        "modes": {mode: [condensed(job) for job in jobs] for mode, jobs in modes.items()},
+    }
+
+
+def condensed(job: dict[str, Any]) -> dict[str, Any]:
+    """Rate, mean and percentiles of the times, which are None where there are none."""
+    times = job["times"]
+    p50, p95, p99 = np.quantile(times, [0.5, 0.95, 0.99]).tolist() if times else (None,) * 3
+    mean = float(np.mean(times)) if times else None
+    return {"rate": job["rate"], "mean": mean, "p50": p50, "p95": p95, "p99": p99, "report": job.get("report", "")}
+
+
+def summary(repetitions: list[dict[str, Any]]) -> dict[str, Any]:
+    """Per mode: the primary against alone, the secondary against alone and against plain sharing."""
+    found: dict[str, Any] = {}
+    for mode in repetitions[0]["modes"]:
+        figures: dict[str, list[float]] = {}
+        for repetition in repetitions:
+            primary, secondary = repetition["modes"][mode]
+            alone, secondary_alone = repetition["alone"]
+            plain = repetition["modes"][PLAIN]
+            values = {name: _over(primary[name], alone[name]) for name in ("mean", "p50", "p95", "p99")}
+            values["mean_vs_plain"] = _over(plain[0]["mean"], primary["mean"])
+            values["secondary"] = _over(secondary["rate"], secondary_alone["rate"])
+            values["secondary_vs_plain"] = _over(secondary["rate"], plain[1]["rate"])
+            values["aggregate"] = _over(primary["rate"], alone["rate"]) + values["secondary"]
+            for name, value in values.items():
+                figures.setdefault(name, []).append(value)
+        found[mode] = {name: spread(values) for name, values in figures.items()}
+    return found
+
+
+def _over(value: float | None, base: float | None) -> float:
+    """A job that did nothing in the window has no times: infinitely slow."""
+    return value / base if value is not None and base else float("inf")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--primaries", nargs="+", choices=PRIMARIES, default=list(PRIMARIES))
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--window", type=float, default=8.0, help="seconds")
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    steady_malloc()
+    if arguments.work:
+        print(json.dumps(work(*json.loads(arguments.work))))
+        return
+    raw: dict[str, list[Any]] = {primary: [] for primary in arguments.primaries}
+    for _ in range(arguments.repetitions):
+        for primary in arguments.primaries:
+            raw[primary].append(repeat(primary, arguments.window, arguments.cores))
+            print(f"{primary}: repetition {len(raw[primary])} of {arguments.repetitions}", file=sys.stderr)
+    summaries = {primary: summary(repetitions) for primary, repetitions in raw.items()}
+    write("gaps", {"summary": summaries, "repetitions": raw}, arguments.output)
+    for primary, modes in summaries.items():
+        for mode, figures in modes.items():
+            print(f"{primary:24}{mode:27}", "  ".join(f"{name} {shown(figure)}" for name, figure in figures.items()))
+
+
+if __name__ == "__main__":
+    main()
