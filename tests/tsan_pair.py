@@ -1,5 +1,5 @@
-"""Two Python jobs under ThreadSanitizer: training, suspend, resume, cancel, strict gate, an automatic start with its
-probe, a bound. See scripts/run_tsan.sh."""
+"""Two Python jobs under ThreadSanitizer: training, suspend, resume, cancel, every gate policy, an automatic start with
+its probe, a bound. See scripts/run_tsan.sh."""
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ def train_for_ever(job: torchshare.Job) -> None:
 
 def main() -> None:
     assert "/build/tsan/" in torchshare._C.__file__, torchshare._C.__file__
-    for policy in ("priority", "strict"):
+    for policy in ("priority", "strict", "best_fit"):
         with torchshare.Runtime(policy=policy) as runtime:
             runtime.submit(train, name="primary", priority="primary", threads=1)
             partner = runtime.submit(train_for_ever, name="secondary", start="step:3", threads=1)

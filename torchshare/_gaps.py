@@ -36,9 +36,9 @@ class GapReport:
         filled = self.filled_s / self.capacity_s if self.capacity_s > 0 else 0.0
         each = 1e6 * self.cost_s / self.returns_into_filler if self.returns_into_filler else 0.0
         return (
-            f"{self.job}: gaps are {self.capacity_s / ran:.0%} of its time, {filled:.0%} of that was filled; lower "
-            f"jobs were let into {self.gaps_filled} gaps, {self.gaps_opened} were forecast; it returned into an op of "
-            f"theirs {self.returns_into_filler} times, which cost {each:.0f} us each, {cost:.2%} of its time; "
+            f"{self.job}: gaps are {self.capacity_s / ran:.0%} of its time, lower jobs' ops took {filled:.0%} of "
+            f"that; they were let into {self.gaps_filled} gaps, {self.gaps_opened} were forecast; it returned into an "
+            f"op of theirs {self.returns_into_filler} times, which cost {each:.0f} us each, {cost:.2%} of its time; "
             f"{self.unknown_ops} of {self.ops} ops were still to be measured"
         )
 

@@ -34,8 +34,9 @@ OpProfile& OpWatch::advance(std::uint64_t signature) {
   now_ = timed ? clock_.now() : nanoseconds(0);
   gap_ = left_at_.count() != 0 ? now_ - left_at_ : nanoseconds(0);
   if (left_at_.count() != 0) {
-    // A lower job in the gap may have made it longer, never shorter.
-    if (OpTime& gap = chain_.here().profile.gap; !filled || !gap.known() || count(gap_) < gap.mean) {
+    // Where the job computed in the gap, a lower one in it may have made it longer, never shorter.
+    const bool longer = filled && idle_.count() == 0;
+    if (OpTime& gap = chain_.here().profile.gap; !longer || !gap.known() || count(gap_) < gap.mean) {
       gap.add(count(gap_));
     }
     left_at_ = nanoseconds(0);
@@ -89,6 +90,7 @@ void OpWatch::end() {
     record(now - begin_);
   }
   const OpTime& gap = profile.gap;
+  idle_ = nanoseconds(0);
   add_to(counters_.ops, std::uint64_t{1});
   add_to(counters_.unknown_ops, std::uint64_t{!gap.known() || !profile.duration.known()});
   add_to(counters_.capacity, static_cast<std::int64_t>(gap.mean));
@@ -120,7 +122,6 @@ void OpWatch::record(nanoseconds duration) {
   if (options_.record && trace_.ops.size() < kMostRecorded) {
     trace_.ops.push_back({profile.context, count(gap_), count(std::min(idle_, gap_)), count(duration)});
   }
-  idle_ = nanoseconds(0);
 }
 
 /// Returns whether there is a gap to be filled. See Note [Free exit].

@@ -181,9 +181,97 @@ TEST(Runtime, StartsNothingWhenAConditionCannotComeTrue) {
   EXPECT_TRUE(runtime.wait(30s));
 }
 
+/// An op that lasts as long as `body`.
+template <class Body>
+void op(Job& job, const Body& body) {
+  const Pass pass(&job, UnknownCall());
+  body();
+}
+
+TEST(BestFitRuntime, AnEndlessOpOfALowerJobHoldsThePrimaryNowhere) {
+  Runtime runtime(std::make_shared<CpuDevice>(), {.policy = "best_fit"});
+  std::latch inside(1);
+  std::latch release(1);
+  auto lower = runtime.submit(secondary("lower"), [&](Job& job) {
+    op(job, [&] {
+      inside.count_down();
+      release.wait();
+    });
+  });
+  runtime.start();
+  inside.wait();
+  auto first = runtime.submit(primary("first"), [](Job& job) { train(job, 20); });
+  while (first->state() != JobState::kFinished) {
+    ASSERT_FALSE(is_terminal(lower->state()));
+    std::this_thread::sleep_for(1ms);
+  }
+  release.count_down();
+  EXPECT_TRUE(runtime.wait(10s));
+  EXPECT_EQ(first->stats().waited, 0ns);
+}
+
+TEST(BestFitRuntime, GoesOnWhenThePrimaryDiesInsideAnOp) {
+  Runtime runtime(std::make_shared<CpuDevice>(), {.policy = "best_fit"});
+  auto first = runtime.submit(primary("first"), [](Job& job) {
+    train(job, 20);
+    op(job, [] { throw std::runtime_error("device lost"); });
+  });
+  auto lower = runtime.submit(secondary("lower"), [](Job& job) { train(job, 20); });
+  runtime.start();
+  EXPECT_TRUE(runtime.wait(30s));
+  EXPECT_EQ(first->state(), JobState::kFailed);
+  EXPECT_EQ(lower->state(), JobState::kFinished);
+}
+
+TEST(BestFitRuntime, AFloodOfTinyOpsEndsAndLeavesThePrimaryAlone) {
+  constexpr std::uint64_t kOps = 100'000;
+  Runtime runtime(std::make_shared<CpuDevice>(), {.policy = "best_fit", .gate = {.max_wait = 5ms}});
+  std::atomic<bool> flooded = false;
+  auto first = runtime.submit(primary("first"), [&](Job& job) {
+    while (!flooded) {
+      train(job, 1);
+      job.sleep(2ms);
+    }
+  });
+  auto flood = runtime.submit(secondary("flood"), [&](Job& job) {
+    for (std::uint64_t i = 0; i < kOps; ++i) {
+      op(job, [] {});
+    }
+    flooded = true;
+  });
+  runtime.start();
+  EXPECT_TRUE(runtime.wait(60s));
+  EXPECT_EQ(flood->stats().ops, kOps);
+  EXPECT_EQ(flood->state(), JobState::kFinished);
+}
+
+TEST(BestFitRuntime, AJobStarvesWithoutABoundAndNotWithOne) {
+  for (const bool bounded : {false, true}) {
+    RuntimeOptions options{.policy = "best_fit", .gate = {.grace = 1s}};
+    if (bounded) {
+      options.gate.max_wait = 2ms;
+    }
+    Runtime runtime(std::make_shared<CpuDevice>(), options);
+    auto busy = runtime.submit(primary("busy"), run_ops_for_ever);
+    runtime.start();
+    wait_for_ops(*busy, 1000);
+    auto lower = runtime.submit(secondary("lower"), [](Job& job) { train(job, 1); });
+    if (bounded) {
+      while (lower->state() != JobState::kFinished) {
+        std::this_thread::sleep_for(1ms);
+      }
+    } else {
+      std::this_thread::sleep_for(100ms);
+      EXPECT_EQ(lower->stats().ops, 0U);
+    }
+    runtime.cancel_all();
+    EXPECT_TRUE(runtime.wait(10s));
+  }
+}
+
 TEST(Runtime, SurvivesManyStartsAndCancels) {
   for (int round = 0; round < 50; ++round) {
-    Runtime runtime(std::make_shared<CpuDevice>(), {.policy = "strict"});
+    Runtime runtime(std::make_shared<CpuDevice>(), {.policy = round % 2 == 0 ? "strict" : "best_fit"});
     runtime.submit(primary("a"), run_ops_for_ever);
     runtime.submit(secondary("b"), run_ops_for_ever);
     runtime.start();

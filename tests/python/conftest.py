@@ -14,7 +14,7 @@ import torchshare
 from torchshare import Job, Result
 
 
-@pytest.fixture(params=["priority", "strict"])
+@pytest.fixture(params=["priority", "strict", "best_fit"])
 def policy(request: pytest.FixtureRequest) -> str:
     return request.param
 
