@@ -52,6 +52,7 @@ def add_parser(verbs: Any) -> None:
         metavar="[NAME=]FILE",
         help=f"what `torchshare profile` measured, for --start auto{named}",
     )
+    parser.add_argument("--max-wait", type=float, metavar="S", help="of an op, for the policy (default: no end)")
     parser.add_argument("--max-slowdown", type=float, metavar="X", help="bound on the primary's, 0.05 for 5 %%")
     parser.add_argument("--policy", choices=_C.gate_policy_names(), default="priority", help="who may enter an op")
     parser.add_argument("--timeline", type=Path, metavar="OUT.json", help="write a trace for https://ui.perfetto.dev")
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         submissions = _submissions(arguments)
         check_output("--timeline", arguments.timeline)
-        runtime = Runtime(policy=arguments.policy, max_slowdown=arguments.max_slowdown)
+        runtime = Runtime(policy=arguments.policy, max_wait=arguments.max_wait, max_slowdown=arguments.max_slowdown)
         for submission in submissions:
             runtime.submit(**vars(submission))
         runtime.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -108,7 +109,7 @@ class OpTrace:
                 columns: dict[str, Any] = {name: file[name] for name in OpTrace.__dataclass_fields__}
         except OSError as error:
             raise ValueError(f"op trace {path}: {error.strerror or error}") from None
-        except (ValueError, KeyError, EOFError) as error:
+        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path} is no op trace: {error}") from None
         trace = OpTrace(**{**columns, "job": str(columns["job"]), "threads": int(columns["threads"])})
         lengths = {len(column) for column in (trace.context, trace.gap, trace.idle, trace.duration)}

@@ -30,16 +30,19 @@ OpWatch::OpWatch(Slot& slot, Gate& gate, Clock& clock, WatchOptions options)
 OpProfile& OpWatch::advance(std::uint64_t signature) {
   const bool filled = (slot_.attention.load(std::memory_order_relaxed) & kFilled) != 0;
   lower_ = gate_.is_lower(slot_);
-  const bool timed = left_at_.count() != 0 || filled || options_.record;
-  now_ = timed ? clock_.now() : nanoseconds(0);
-  gap_ = left_at_.count() != 0 ? now_ - left_at_ : nanoseconds(0);
-  if (left_at_.count() != 0) {
+  now_.reset();
+  if (left_at_ || filled || options_.record) {
+    now_ = clock_.now();
+    count_idle(*now_);
+  }
+  gap_ = left_at_ ? *now_ - *left_at_ : nanoseconds(0);
+  if (left_at_) {
     // Where the job computed in the gap, a lower one in it may have made it longer, never shorter.
-    const bool longer = filled && idle_.count() == 0;
+    const bool longer = filled && !was_idle_;
     if (OpTime& gap = chain_.here().profile.gap; !longer || !gap.known() || count(gap_) < gap.mean) {
       gap.add(count(gap_));
     }
-    left_at_ = nanoseconds(0);
+    left_at_.reset();
   }
   if (filled) {
     slot_.attention.fetch_and(~kFilled, std::memory_order_acq_rel);
@@ -76,26 +79,27 @@ void OpWatch::begin() {
     begin_ = clock_.now();
     gate_.begin_filling();
   } else if (sampled_ || overlapped_ || !chain_.here().profile.duration.known()) {
-    begin_ = now_.count() != 0 ? now_ : clock_.now();
+    begin_ = now_ ? *now_ : clock_.now();
   } else {
-    begin_ = nanoseconds(0);
+    begin_.reset();
   }
 }
 
 void OpWatch::end() {
   OpProfile& profile = chain_.here().profile;
-  nanoseconds now(0);
-  if (begin_.count() != 0) {
-    now = clock_.now();
-    record(now - begin_);
+  now_.reset();
+  if (begin_) {
+    now_ = clock_.now();
+    record(*now_ - *begin_);
   }
   const OpTime& gap = profile.gap;
   idle_ = nanoseconds(0);
+  was_idle_ = idle_since_.has_value();
   add_to(counters_.ops, std::uint64_t{1});
   add_to(counters_.unknown_ops, std::uint64_t{!gap.known() || !profile.duration.known()});
   add_to(counters_.capacity, static_cast<std::int64_t>(gap.mean));
   if (sampled_ || !gap.known() || gap.mean >= count(options_.shortest_gap)) {
-    left_at_ = now.count() != 0 ? now : clock_.now();
+    left_at_ = now_ ? *now_ : clock_.now();
   }
   const bool opens = publish_gap(gap);
   slot_.leave();
@@ -128,7 +132,7 @@ void OpWatch::record(nanoseconds duration) {
 bool OpWatch::publish_gap(const OpTime& gap) {
   const bool opens = gate_.forecasts() && gap.known() && gap.mean >= count(options_.shortest_gap);
   if (opens) {
-    slot_.left_at.store(left_at_.count(), std::memory_order_release);
+    slot_.left_at.store(left_at_->count(), std::memory_order_release);
     slot_.gap_spread.store(static_cast<std::int64_t>(gap.spread), std::memory_order_release);
     slot_.gap_mean.store(static_cast<std::int64_t>(gap.mean), std::memory_order_release);
     add_to(counters_.gaps_opened, std::uint64_t{1});
@@ -137,6 +141,23 @@ bool OpWatch::publish_gap(const OpTime& gap) {
   }
   published_ = opens;
   return opens;
+}
+
+void OpWatch::begin_idle(nanoseconds now) {
+  idle_since_ = now;
+  was_idle_ = true;
+}
+
+void OpWatch::end_idle(nanoseconds now) {
+  count_idle(now);
+  idle_since_.reset();
+}
+
+/// What of the gap until now was waiting.
+void OpWatch::count_idle(nanoseconds now) {
+  if (idle_since_) {
+    idle_ += now - std::max(*idle_since_, left_at_.value_or(*idle_since_));
+  }
 }
 
 void OpWatch::end_step() {

@@ -56,8 +56,9 @@ class OpWatch {
   /// Leaves the op.
   void end();
 
-  /// The job waited so long, since the last op.
-  void add_idle(std::chrono::nanoseconds time) { idle_ += time; }
+  // Around a wait for input, which may have ops in it.
+  void begin_idle(std::chrono::nanoseconds now);
+  void end_idle(std::chrono::nanoseconds now);
   /// It has its next input: a step begins.
   void begin_batch() { restarts_ = true; }
   void end_step();
@@ -70,6 +71,7 @@ class OpWatch {
 
  private:
   OpProfile& advance(std::uint64_t signature);
+  void count_idle(std::chrono::nanoseconds now);
   bool publish_gap(const OpTime& gap);
   void expect_op(const OpProfile& profile);
   void record(std::chrono::nanoseconds duration);
@@ -81,15 +83,17 @@ class OpWatch {
   OpChain chain_;
   LogHistogram durations_;  // of all ops: what to expect of one that is not known
   OpTrace trace_;
-  std::chrono::nanoseconds now_{0};      // last read of the clock since `arrive`; 0: none
-  std::chrono::nanoseconds left_at_{0};  // end of the last op; 0: this gap is not timed
-  std::chrono::nanoseconds begin_{0};    // of the op; 0: it is not timed
+  std::optional<std::chrono::nanoseconds> now_;      // as read since `arrive`
+  std::optional<std::chrono::nanoseconds> left_at_;  // end of the last op, where this gap is timed
+  std::optional<std::chrono::nanoseconds> begin_;    // of the op, where it is timed
   std::chrono::nanoseconds gap_{0};
-  std::chrono::nanoseconds idle_{0};
-  bool restarts_ = false;    // the next op is the first of a batch
-  bool lower_ = false;       // of the op: it may have had to wait
-  bool sampled_ = false;     // the op and the gap after it are timed in any case
-  bool overlapped_ = false;  // since it came back while a lower job was inside
+  std::chrono::nanoseconds idle_{0};                    // of the gap
+  std::optional<std::chrono::nanoseconds> idle_since_;  // while it waits for input
+  bool was_idle_ = false;                               // in this gap
+  bool restarts_ = false;                               // the next op is the first of a batch
+  bool lower_ = false;                                  // of the op: it may have had to wait
+  bool sampled_ = false;                                // the op and the gap after it are timed in any case
+  bool overlapped_ = false;                             // since it came back while a lower job was inside
   bool published_ = false;
 
   // One writer.

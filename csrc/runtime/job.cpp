@@ -173,11 +173,13 @@ void Job::raise_cancelled() {
 }
 
 void Job::sleep(std::chrono::nanoseconds duration) {
-  const auto begin = engine_->now();
-  engine_->gate.set_idle(slot_, true);
+  const bool in_input = slot_.idle.load(std::memory_order_relaxed);
+  if (!in_input) {
+    begin_idle(engine_->now());
+  }
   block([&] { engine_->gate.sleep(slot_, duration); });
-  if (!in_input_) {
-    end_idle(engine_->now() - begin);
+  if (!in_input) {
+    end_idle(engine_->now());
   }
   checkpoint();
 }
@@ -194,25 +196,30 @@ void Job::block(Wait wait) {
 
 void Job::begin_input() {
   input_begin_ = engine_->now();
-  in_input_ = true;
-  engine_->gate.set_idle(slot_, true);
+  begin_idle(input_begin_);
 }
 
 void Job::end_input() {
-  const auto time = engine_->now() - input_begin_;
-  in_input_ = false;
-  end_idle(time);
+  const auto now = engine_->now();
+  end_idle(now);
   if (watch_ != nullptr) {
     watch_->begin_batch();
   }
-  add_to(input_, time);
+  add_to(input_, now - input_begin_);
   record_span(EventKind::kInput, input_begin_, engine_->coordinator.steps(id_));
 }
 
-void Job::end_idle(std::chrono::nanoseconds time) {
+void Job::begin_idle(std::chrono::nanoseconds now) {
+  engine_->gate.set_idle(slot_, true);
+  if (watch_ != nullptr) {
+    watch_->begin_idle(now);
+  }
+}
+
+void Job::end_idle(std::chrono::nanoseconds now) {
   engine_->gate.set_idle(slot_, false);
   if (watch_ != nullptr) {
-    watch_->add_idle(time);
+    watch_->end_idle(now);
   }
 }
 

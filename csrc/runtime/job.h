@@ -96,7 +96,8 @@ class Job final : public OpContext {
   void block(Wait wait);
   void record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t index);
   void raise_cancelled();
-  void end_idle(std::chrono::nanoseconds time);
+  void begin_idle(std::chrono::nanoseconds now);
+  void end_idle(std::chrono::nanoseconds now);
 
   const std::shared_ptr<Engine> engine_;
   const JobSpec spec_;
@@ -113,7 +114,6 @@ class Job final : public OpContext {
   std::chrono::nanoseconds step_begin_{0};
   std::chrono::nanoseconds sub_batch_begin_{0};
   std::chrono::nanoseconds input_begin_{0};
-  bool in_input_ = false;
   std::string error_;  // read by others once the state is terminal
 };
 

@@ -191,8 +191,6 @@ TEST_P(WrongProfile, IsCorrectedByWhatIsSeen) {
   for (int i = 0; i < 20; ++i) {
     two_ops();
     // The bound degrades, but whoever waits gets in: by the forecast or by the grace.
-    const bool admitted = secondary_enters(5ms);
-    EXPECT_TRUE(!admitted || GetParam() > 1);
     clock_.advance(100ms);
     secondary_enters(5ms);  // sees where the primary is
     clock_.advance(200us);

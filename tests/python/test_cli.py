@@ -234,3 +234,51 @@ def test_help_and_version_say_what_there_is(tmp_path: Path):
     assert "run jobs together" in torchshare("--help", folder=tmp_path).stdout
     assert torchshare("--version", folder=tmp_path).stdout.startswith("torchshare 0.1.0 (built")
     assert torchshare(folder=tmp_path).returncode == 2
+
+
+def test_profile_writes_traces_and_replay_runs_them(jobs: Path):
+    cache = jobs / "cache"
+    options = ["--threads", "1", "--window", "0.1", "--rounds", "1", "--splits", "1", "--cache", str(cache)]
+    done = torchshare("profile", "a=jobs.py:steps", "--trace", "a.npz", "--json", *options, folder=jobs)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ops"]["ops"]
+    assert "every op timed" in done.stderr
+    done = torchshare("replay", "a.npz", "a.npz", "--policy", "strict,best_fit", "--cores", "2", folder=jobs)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == [
+        "policy",
+        "job",
+        "priority",
+        "alone",
+        "ms",
+        "step",
+        "ms",
+        "ratio",
+        "steps",
+        "waited",
+        "s",
+    ]
+    assert [line.split()[:3] for line in lines[1:]] == [
+        [policy, "a", priority] for policy in ("strict", "best_fit") for priority in ("primary", "secondary")
+    ]
+    done = torchshare("replay", "a.npz", "--json", "--no-device-priority", folder=jobs)
+    assert set(json.loads(done.stdout)) == {"best_fit", "priority", "strict"}
+    for arguments, message in (
+        (["none.npz"], "op trace none.npz: No such file"),
+        (["a.npz", "--policy", "fair"], "--policy fair: expected all, or one of best_fit, priority, strict"),
+        (["a.npz", "--cores", "0"], "--cores 0: expected at least 1"),
+        (["a.npz", "--grace", "7"], "--grace 7: expected seconds, 0 to 1"),
+        (["a.npz"] * 11, "11 op traces; expected 1 to 10"),
+    ):
+        done = torchshare("replay", *arguments, folder=jobs)
+        assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+
+
+def test_run_with_best_fit_says_how_the_gaps_were_filled(jobs: Path):
+    command = ["run", "a=jobs.py:many", "b=jobs.py:train", "--policy", "best_fit", "--threads", "1"]
+    done = torchshare(*command, folder=jobs)
+    assert done.returncode == 0, done.stderr
+    assert "a: gaps are " in done.stdout
+    (gaps,) = json.loads(torchshare(*command, "--json", folder=jobs).stdout)["gaps"]
+    assert gaps["job"] == "a" and gaps["ops"] > 0

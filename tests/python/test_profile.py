@@ -86,7 +86,7 @@ def test_the_smallest_batch_has_one_size():
 
 
 def test_a_job_that_did_no_step_beside_the_other_would_have_needed_the_window_for_one():
-    starved = _profiling._Run(steps=[], sub_batches=[], set_up=0, window=2.0, memory=0, rows=8, per_step=1)
+    starved = _profiling._Run(steps=[], sub_batches=[], set_up=0, window=2.0, memory=0, rows=8, per_step=1, job=None)
     assert _profiling._ratio(starved, alone=0.1) == 20
 
 
