@@ -1,4 +1,4 @@
-"""The cost of the op hook per op, from the Google Benchmark binary: hook off and on, randomly interleaved."""
+"""The cost of the op hook per op, from the Google Benchmark binary: its levels, randomly interleaved."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any
 
 from record import RESULTS, shown, spread, write
 
+LEVELS = {"added_ns": ("1", "0"), "watching_adds_ns": ("2", "1"), "timing_adds_ns": ("3", "1")}  # over which other
+
 
 def added(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Per op: nanoseconds off, and nanoseconds that the hook adds in each repetition."""
+    """Per op: nanoseconds off, and in each repetition what the hook adds, and on top of that watching or timing it."""
     times: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in report["benchmarks"]:
         op, hook = run["run_name"].split("/hook:")
@@ -21,7 +23,10 @@ def added(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {
         op: {
             "off_ns": spread(by_hook["0"]),
-            "added_ns": spread([on - off for on, off in zip(by_hook["1"], by_hook["0"], strict=True)]),
+            **{
+                name: spread([on - off for on, off in zip(by_hook[level], by_hook[base], strict=True)])
+                for name, (level, base) in LEVELS.items()
+            },
         }
         for op, by_hook in times.items()
     }
@@ -46,7 +51,7 @@ def main() -> None:
     summary = added(report)
     write("hook", {"summary": summary}, arguments.output)
     for op, figures in summary.items():
-        print(f"{op:12} off {shown(figures['off_ns'], 0):20} added ns {shown(figures['added_ns'], 0)}")
+        print(f"{op:12}", "  ".join(f"{name} {shown(figure, 0)}" for name, figure in figures.items()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """What the whole runtime costs a job that runs alone: blocks of steps inside a job and in a plain thread, in turn.
 
-The same training step, model and thread count; the blocks alternate within one process, and neighbours give a ratio.
-"control" is the ratio of two plain blocks: what the machine's noise alone looks like.
+The same training step, model and thread count; the blocks alternate within one process, and neighbours give a ratio:
+a job against a plain thread, and against a job one whose ops are watched (policy="best_fit", the sharing stage) or all
+timed (the measuring stage). The controls are ratios of like blocks: what the machine's noise alone looks like.
 """
 
 from __future__ import annotations
@@ -56,20 +57,31 @@ def in_plain_thread(kind: str) -> float:
     return meter.seconds_per_step
 
 
-def in_job(kind: str) -> float:
+def in_job(kind: str, policy: str = "priority", record_ops: bool = False) -> float:
     meter = BlockMeter(BLOCKS[kind][0])
-    with torchshare.Runtime() as runtime:
-        runtime.submit(lambda job: train(kind, meter, job), priority="primary", threads=1)
+    with torchshare.Runtime(policy=policy) as runtime:
+        runtime.submit(lambda job: train(kind, meter, job), priority="primary", threads=1, record_ops=record_ops)
     return meter.seconds_per_step
 
 
+def watched(kind: str) -> float:
+    return in_job(kind, policy="best_fit")
+
+
+def timed(kind: str) -> float:
+    return in_job(kind, record_ops=True)
+
+
 def ratios(kind: str) -> dict[str, dict[str, float]]:
-    order: list[Callable[[str], float]] = [in_plain_thread, in_job, in_plain_thread]
+    order: list[Callable[[str], float]] = [in_plain_thread, in_job, watched, in_job, timed, in_job, in_plain_thread]
     times = [[run(kind) for run in order] for _ in range(BLOCKS[kind][1])]
     return {
-        "torchshare": spread([2 * job / (before + after) for before, job, after in times]),
-        "control": spread([after / before for before, _, after in times]),
-        "step_ms": spread([1e3 * before for before, _, _ in times]),
+        "torchshare": spread([(each[1] + each[5]) / (each[0] + each[6]) for each in times]),
+        "control": spread([each[6] / each[0] for each in times]),
+        "watched": spread([2 * each[2] / (each[1] + each[3]) for each in times]),
+        "timed": spread([2 * each[4] / (each[3] + each[5]) for each in times]),
+        "job_control": spread([2 * each[3] / (each[1] + each[5]) for each in times]),
+        "step_ms": spread([1e3 * each[0] for each in times]),
     }
 
 

@@ -43,15 +43,56 @@ def memory(summary: dict[str, float]) -> str:
 
 
 def overhead(summary: dict[str, Any]) -> str:
-    rows = [
-        [kind, *(shown(figures[name], 3) for name in ("torchshare", "control"))] for kind, figures in summary.items()
-    ]
-    return table(["solo step", "inside a job / plain", "plain / plain"], rows)
+    names = {
+        "torchshare": "inside a job / plain",
+        "control": "plain / plain",
+        "watched": "watched / inside a job",
+        "timed": "every op timed / inside a job",
+        "job_control": "inside / inside",
+    }
+    rows = [[kind, *(shown(figures[name], 3) for name in names)] for kind, figures in summary.items()]
+    return table(["solo step", *names.values()], rows)
 
 
 def hook(summary: dict[str, Any]) -> str:
-    rows = [[op, shown(figures["off_ns"], 0), shown(figures["added_ns"], 0)] for op, figures in summary.items()]
-    return table(["op", "without, ns", "the hook adds, ns"], rows)
+    names = {
+        "off_ns": "without, ns",
+        "added_ns": "the hook adds, ns",
+        "watching_adds_ns": "watching adds, ns",
+        "timing_adds_ns": "timing adds, ns",
+    }
+    rows = [[op, *(shown(figures[name], 0) for name in names)] for op, figures in summary.items()]
+    return table(["op", *names.values()], rows)
+
+
+def gaps(summary: dict[str, Any]) -> str:
+    names = {
+        "mean": "primary's mean / alone",
+        "p50": "p50",
+        "p95": "p95",
+        "p99": "p99",
+        "mean_vs_plain": "faster than plain, times",
+        "secondary_vs_plain": "secondary / plain",
+        "aggregate": "aggregate",
+    }
+    rows = [
+        [primary, mode, *(shown(figures[name]) for name in names)]
+        for primary, modes in summary.items()
+        for mode, figures in modes.items()
+    ]
+    return table(["primary", "mode", *names.values()], rows)
+
+
+def replay(summary: dict[str, Any]) -> str:
+    def cell(errors: dict[str, float] | None) -> str:
+        return shown({name: 100 * value for name, value in errors.items()}, 0) if errors else "kept out"
+
+    rows = [
+        [pair, policy, cell(jobs["primary"]), cell(jobs["secondary"])]
+        for pair, policies in summary.items()
+        for policy, jobs in policies.items()
+    ]
+    return table(["pair", "policy", "primary's step, predicted / measured - 1, %", "secondary's, %"], rows)
 
 
 def fit(summary: dict[str, Any]) -> str:
@@ -151,6 +192,8 @@ TABLES = {
     "overhead": overhead,
     "hook": hook,
     "memory": memory,
+    "gaps": gaps,
+    "replay": replay,
     "fit": fit,
     "auto": auto,
     "bound": bound,

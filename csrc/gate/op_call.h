@@ -36,6 +36,10 @@ class SignatureReader {
   std::uint64_t hash() const { return hash_; }
 
   void read(const at::Tensor& tensor) {
+    if (!tensor.defined()) {
+      number(0);
+      return;
+    }
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
     number(static_cast<std::uint64_t>(impl.dtype().toScalarType()) << 8 |
            static_cast<std::uint64_t>(impl.key_set().highestBackendKey()));

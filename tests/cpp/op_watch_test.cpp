@@ -274,6 +274,10 @@ TEST(OpCall, CopesWithTensorsWhoseSizesCannotBeAskedFor) {
   const at::Tensor sparse = at::eye(3).to_sparse();
   sparse.add(sparse);
   at::ones({3}).index({at::ones({3}, at::kBool)});
+  const at::Tensor undefined;
+  at::native_batch_norm(at::ones({2, 3}), undefined, undefined, undefined, undefined, true, 0.1, 1e-5);
+  const auto empty_list = c10::List<std::optional<at::Tensor>>({std::optional<at::Tensor>(), at::tensor({0})});
+  at::ones({3, 3}).index(empty_list);
   EXPECT_GT(job.places(), 3U);
 }
 

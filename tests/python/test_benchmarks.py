@@ -9,17 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "simulator")]
 
 import auto  # noqa: E402
 import bound  # noqa: E402
+import gaps  # noqa: E402
 import hook  # noqa: E402
 import jobs  # noqa: E402
 import live  # noqa: E402
 import pairs  # noqa: E402
 import record  # noqa: E402
+import replay  # noqa: E402
 import speed  # noqa: E402
 import study  # noqa: E402
 import table  # noqa: E402
@@ -56,9 +59,13 @@ def test_makespan_is_relative_to_one_after_the_other(rates, expected):
 
 
 def test_the_hook_adds_what_lies_between_off_and_on():
-    runs = [("hot/hook:0", 300.0), ("hot/hook:1", 310.0), ("hot/hook:0", 320.0), ("hot/hook:1", 324.0)]
+    times = {0: (300.0, 320.0), 1: (310.0, 324.0), 2: (350.0, 364.0), 3: (410.0, 424.0)}
+    runs = [(f"hot/hook:{level}", time) for level, both in times.items() for time in both]
     report = {"benchmarks": [{"run_name": name, "cpu_time": time} for name, time in runs]}
-    assert hook.added(report)["hot"]["added_ns"] == {"median": 7.0, "min": 4.0, "max": 10.0}
+    figures = hook.added(report)["hot"]
+    assert figures["added_ns"] == {"median": 7.0, "min": 4.0, "max": 10.0}
+    assert figures["watching_adds_ns"]["median"] == 40.0
+    assert figures["timing_adds_ns"]["median"] == 100.0
 
 
 def test_a_meter_counts_the_steps_of_its_window_only():
@@ -163,3 +170,45 @@ def test_a_bound_is_held_against_the_primary_alone_and_the_best_share_that_holds
 def test_every_kind_of_job_trains():
     for kind in jobs.KINDS:
         jobs.train(kind, jobs.StepMeter(2))
+
+
+def test_gaps_are_held_against_alone_and_against_plain_sharing():
+    def job(rate: float, times: list[float]) -> dict[str, object]:
+        return gaps.condensed({"rate": rate, "times": times})
+
+    alone = [job(10, [0.1] * 100), job(20, [0.05] * 100)]
+    modes = {mode: [job(10, [0.11] * 99 + [0.3]), job(8, [0.12])] for mode in gaps.MODES}
+    modes[gaps.PLAIN] = [job(5, [0.2] * 100), job(10, [0.1])]
+    modes["strict"] = [job(10, [0.1] * 100), job(0, [])]
+    figures = gaps.summary([{"alone": alone, "modes": modes}])
+    assert figures["best fit"]["p50"]["median"] == pytest.approx(1.1)
+    assert figures["best fit"]["p99"]["median"] > 1.1
+    assert figures["best fit"]["mean_vs_plain"]["median"] == pytest.approx(0.2 / 0.1119)
+    assert figures["best fit"]["secondary_vs_plain"]["median"] == pytest.approx(0.8)
+    assert figures["best fit"]["aggregate"]["median"] == pytest.approx(1.4)
+    assert figures["strict"]["secondary"]["median"] == 0.0
+
+
+def test_requests_are_the_same_in_every_mode_and_come_no_sooner_than_they_arrive():
+    start = time.monotonic()
+    twice = [[next(arriving) for _ in range(5)] for arriving in (gaps.requests((2,), 1e3, start) for _ in range(2))]
+    for (first, rows), (second, same_rows) in zip(*twice, strict=True):
+        assert first == second and len(rows) == len(same_rows)
+    assert time.monotonic() >= twice[0][-1][0]
+    recorder = gaps.Recorder(time.monotonic() - 1, time.monotonic() + 1)
+    now = time.monotonic()
+    assert recorder.answered(now - 0.25, now)
+    assert not recorder.answered(now, now + 2)
+    assert recorder.times == [0.25]
+
+
+def test_replay_errors_leave_out_jobs_that_were_kept_out():
+    run = {"measured": [0.1, None], "predicted": [0.11, None], "alone": [0.1, 0.1]}
+    figures = replay.summary([dict.fromkeys(replay.POLICIES, run)])
+    assert figures["strict"]["primary"]["median"] == pytest.approx(0.1)
+    assert figures["strict"]["secondary"] is None
+
+
+def test_the_models_that_answer_requests_answer():
+    for make, shape in gaps.SERVED.values():
+        assert make()(torch.randn(3, *shape)).shape == (3, 10)

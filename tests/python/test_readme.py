@@ -12,6 +12,7 @@ import pytest
 import torchshare
 
 ROOT = Path(__file__).parents[2]
+SOURCES = ("csrc", "torchshare", "tests", "benchmarks", "examples")
 README = (ROOT / "README.md").read_text()
 
 
@@ -30,13 +31,17 @@ def test_every_make_target_that_is_named_exists():
     assert set(re.findall(r"make ([a-z-]+)", README)) <= targets
 
 
-@pytest.mark.parametrize("document", [*sorted(ROOT.glob("csrc/*/README.md")), ROOT / "README.md"], ids=str)
+@pytest.mark.parametrize(
+    "document",
+    [*sorted(ROOT.glob("csrc/*/README.md")), *sorted(ROOT.glob("benchmarks/**/README.md")), ROOT / "README.md"],
+    ids=str,
+)
 def test_every_link_and_file_that_is_named_exists(document: Path):
     text = document.read_text()
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert (document.parent / link).exists(), link
     for name in re.findall(r"`([a-z_]+\.(?:h|cpp|py|inc))`", text):
-        assert list(document.parent.rglob(name)) or list(ROOT.glob(f"*/{name}")), name
+        assert any(list((ROOT / folder).rglob(name)) for folder in SOURCES), name
 
 
 def test_every_public_name_has_a_docstring():
