@@ -8,10 +8,10 @@ namespace torchshare {
 /// before it returns, from the highest waiting priority to the lowest, the longest that fits first.
 ///
 /// Note [Gaps and their ends]
-/// A gap is trusted up to its mean less its spread. When the job has not come back two spreads after the mean, or a grace
-/// if that is longer, the forecast was wrong, and what is left is what StrictPolicy goes by: the job's word that it waits
-/// for input, or the grace. A job that waits for input irregularly (requests) is taken at its word from the beginning:
-/// the mean of such a gap says nothing about its end.
+/// A gap is trusted up to its mean less its spread. When the job has not come back two spreads after the mean, or a
+/// grace if that is longer, the forecast was wrong, and what is left is what StrictPolicy goes by: the job's word that
+/// it waits for input, or the grace. A job that waits for input irregularly (requests) is taken at its word from the
+/// beginning: the mean of such a gap says nothing about its end.
 class BestFitPolicy final : public GatePolicy {
  public:
   /// Throws std::invalid_argument when `grace` is negative or above one second.
