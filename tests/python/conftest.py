@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +31,18 @@ def run_one(function: Callable[[Job], Any], **options: Any) -> Result:
     if results["alone"].exception is not None:
         raise results["alone"].exception
     return job.result
+
+
+def launch(*arguments: str, folder: Path) -> subprocess.Popen[str]:
+    """The command line, as from a terminal: where tests run in the background, the shell has them ignore Ctrl-C."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "torchshare", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import launch
 
 JOBS = """
 import time, torch
@@ -94,13 +95,7 @@ def test_json_is_one_document_on_stdout(jobs: Path):
 def test_ctrl_c_stops_both_within_two_seconds_and_writes_the_timeline(jobs: Path, functions: tuple[str, str]):
     first, second = functions
     command = ["run", f"a=jobs.py:{first}", f"b=jobs.py:{second}", "--timeline", "t.json", "--threads", "1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torchshare", *command],
-        cwd=jobs,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = launch(*command, folder=jobs)
     assert process.stdout is not None
     assert "for_ever runs" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
@@ -214,13 +209,7 @@ def test_a_profile_that_cannot_be_measured_says_why(jobs: Path, arguments: list[
 
 
 def test_ctrl_c_ends_a_measurement_and_writes_nothing(jobs: Path):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torchshare", "profile", "jobs.py:for_ever", "--cache", "cache"],
-        cwd=jobs,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = launch("profile", "jobs.py:for_ever", "--cache", "cache", folder=jobs)
     assert process.stdout is not None
     assert "for_ever runs" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
