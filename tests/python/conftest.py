@@ -34,9 +34,9 @@ def run_one(function: Callable[[Job], Any], **options: Any) -> Result:
 
 
 def launch(*arguments: str, folder: Path) -> subprocess.Popen[str]:
-    """The command line, as from a terminal: where tests run in the background, the shell has them ignore Ctrl-C."""
+    """Python, as from a terminal: where the tests run in the background, the shell has them ignore Ctrl-C."""
     return subprocess.Popen(
-        [sys.executable, "-m", "torchshare", *arguments],
+        [sys.executable, *arguments],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -95,7 +95,7 @@ def test_json_is_one_document_on_stdout(jobs: Path):
 def test_ctrl_c_stops_both_within_two_seconds_and_writes_the_timeline(jobs: Path, functions: tuple[str, str]):
     first, second = functions
     command = ["run", f"a=jobs.py:{first}", f"b=jobs.py:{second}", "--timeline", "t.json", "--threads", "1"]
-    process = launch(*command, folder=jobs)
+    process = launch("-m", "torchshare", *command, folder=jobs)
     assert process.stdout is not None
     assert "for_ever runs" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
@@ -209,7 +209,7 @@ def test_a_profile_that_cannot_be_measured_says_why(jobs: Path, arguments: list[
 
 
 def test_ctrl_c_ends_a_measurement_and_writes_nothing(jobs: Path):
-    process = launch("profile", "jobs.py:for_ever", "--cache", "cache", folder=jobs)
+    process = launch("-m", "torchshare", "profile", "jobs.py:for_ever", "--cache", "cache", folder=jobs)
     assert process.stdout is not None
     assert "for_ever runs" in process.stdout.readline()
     process.send_signal(signal.SIGINT)

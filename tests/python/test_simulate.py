@@ -6,12 +6,11 @@ import csv
 import itertools
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import launch
 
 from torchshare import _C
 from torchshare.__main__ import main
@@ -229,23 +228,8 @@ def test_ctrl_c_ends_a_long_simulation(tmp_path):
         "c.simulate_all = lambda *a: (print('go', file=sys.stderr, flush=True), real(*a))[1]\n"
         "sys.exit(m.main(sys.argv[1:]))"
     )
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            code,
-            "simulate",
-            "--trace",
-            str(path),
-            "--gpus",
-            "8",
-            "--sweep",
-            "restart-cost=0:100:1",
-        ],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    options = ["--trace", str(path), "--gpus", "8", "--sweep", "restart-cost=0:100:1"]
+    process = launch("-c", code, "simulate", *options, folder=tmp_path)
     assert process.stderr is not None
     assert process.stderr.readline() == "go\n"
     process.send_signal(signal.SIGINT)
