@@ -147,6 +147,9 @@ TEST_F(BestFit, WhatIsInTheGapAlreadyTakesItsPart) {
 TEST_F(BestFit, HigherJobsThatWaitThemselvesHoldNobodyWhoFitsWhereTheyDoNot) {
   EXPECT_TRUE(admits({.priority = Priority::kLowest, .op = 1ms}, {in_gap(0ns, 2ms, 0ns), waiting(1, 3ms)}));
   EXPECT_FALSE(admits({.priority = Priority::kLowest, .op = 1ms}, {kQuiet, waiting(1, 3ms)}));  // it fits there
+  Rival just_came = waiting(1, 3ms);
+  just_came.quiet = 0ns;  // it does not run before its op fits
+  EXPECT_TRUE(admits({.priority = Priority::kLowest, .op = 1ms}, {in_gap(0ns, 2ms, 0ns), just_came}));
 }
 
 TEST(MaxWait, LetsAnOpInThatHasWaitedSoLong) {

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <future>
+#include <random>
 
 #include "device/fake/fake_device.h"
 #include "fakes/unknown_call.h"
@@ -139,6 +139,28 @@ TEST_F(OpWatchTest, AFilledGapIsNoReasonToExpectLongerOnes) {
   EXPECT_EQ(watch_.stats().gaps_filled, 60U);
 }
 
+TEST_F(OpWatchTest, AFilledWaitForInputIsAsLongAsItIs) {
+  const auto wait = [&](nanoseconds time) {
+    watch_.begin_idle(clock_.now());
+    step(time);
+    watch_.end_idle(clock_.now());
+  };
+  for (int i = 0; i < kWarm; ++i) {
+    wait(2ms);
+  }
+  for (int i = 0; i < 60; ++i) {
+    ASSERT_TRUE(secondary_enters(1900us));
+    wait(4ms);  // the request came later
+  }
+  EXPECT_TRUE(secondary_enters(3500us));
+}
+
+TEST_F(OpWatchTest, AShortGapIsNotTakenForTheLongOneBefore) {
+  steps(kWarm, 2ms);
+  op(watch_, primary_, 2ms, 1, 100us);
+  EXPECT_FALSE(secondary_enters(1us));
+}
+
 TEST_F(OpWatchTest, CountsReturnsIntoAnOpOfALowerJobAndWhatTheyCost) {
   steps(kWarm, 2ms);
   lower_.arrive(UnknownCall{9});
@@ -166,6 +188,25 @@ TEST_F(OpWatchTest, AnOpThatIsNotKnownIsExpectedToTakeAsLongAsMostOthers) {
   OpWatch fresh(secondary_, gate_, clock_, {});
   fresh.arrive(UnknownCall{7});
   EXPECT_EQ(secondary_.next_op.load(), -1);
+}
+
+TEST_F(OpWatchTest, AKnownOpIsExpectedToTakeItsMeanAndItsSpread) {
+  for (int i = 0; i < 200; ++i) {
+    op(lower_, secondary_, 1us, 5, i % 2 == 0 ? 1ms : 3ms);
+  }
+  lower_.arrive(UnknownCall{5});
+  EXPECT_NEAR(static_cast<double>(secondary_.next_op.load()), 3e6, 3e5);
+}
+
+TEST_F(OpWatchTest, BatchesOfEverySizeAreKnownOnceEachWasSeenOftenEnough) {
+  std::mt19937 random(1);
+  for (int i = 0; i < 200; ++i) {
+    const std::uint64_t size = 10 * (1 + random() % 8);
+    watch_.begin_batch();
+    op(watch_, primary_, 2ms, size, 100us);
+    op(watch_, primary_, 20us, size + 1, 50us);
+  }
+  EXPECT_LT(watch_.stats().unknown_ops, 2U * 8 * 7);
 }
 
 /// Times off by ten, either way: nothing hangs, and the forecast finds back.
