@@ -100,7 +100,8 @@ def test_a_partner_that_ends_badly_changes_no_bit(what, function, priority):
             partner.suspend()
             wait_until(lambda: partner.state == "suspended")
             partner.resume()
-        partner.cancel()
+        if what != "fails":  # that one ends by itself, when it gets to run
+            partner.cancel()
         results = runtime.wait(60, check=False)
     assert results["partner"].state == ("failed" if what == "fails" else "cancelled")
     assert identical(alone, results["train"].value)
