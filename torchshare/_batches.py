@@ -47,7 +47,7 @@ class SubBatch:
 class Batch:
     """What the loader yielded, to be trained on as one step. Iterate over its sub-batches, or call `backward`."""
 
-    def __init__(self, job: Job, data: Any, number: int, options: _Options) -> None:
+    def __init__(self, job: Job, data: Any, number: int, options: Options) -> None:
         self._job = job
         self._data = data
         self._number = number
@@ -136,7 +136,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class _Options:
+class Options:
     sub_batch: int | None
     reduction: Reduction
     count: Count | None
@@ -162,6 +162,13 @@ def iterate(
     job: Job, loader: Iterable[Any], sub_batch: int | None, reduction: Reduction, count: Count | None
 ) -> Iterator[Batch]:
     """See Job.batches. Checks at once, before the first batch."""
+    return _iterate(job, loader, options_of(job, loader, sub_batch, reduction, count))
+
+
+def options_of(
+    job: Job, loader: Iterable[Any], sub_batch: int | None, reduction: Reduction, count: Count | None
+) -> Options:
+    """The arguments of Job.batches, checked."""
     declared = getattr(loader, "batch_size", None)
     check_sub_batch(job.name, sub_batch, declared if isinstance(declared, int) else None)
     if reduction not in ("mean", "sum"):
@@ -170,10 +177,23 @@ def iterate(
         raise ValueError(f"job '{job.name}': count has no meaning with reduction 'sum'; expected one of the two")
     if not isinstance(loader, Iterable):
         raise TypeError(f"job '{job.name}': the loader is {_described(loader)}; expected an iterable of batches")
-    return _iterate(job, loader, _Options(sub_batch, reduction, count))
+    return Options(sub_batch, reduction, count)
 
 
-def _iterate(job: Job, loader: Iterable[Any], options: _Options) -> Iterator[Batch]:
+def _iterate(job: Job, loader: Iterable[Any], options: Options) -> Iterator[Batch]:
+    native = job._native
+    for batch in fetch(job, loader, options):
+        native.begin_step()
+        try:
+            yield batch
+        finally:
+            # A loop that breaks out after its step has done it; one that only looked, or failed on the way, has not.
+            if batch._trained and job.state == "running":
+                native.end_step()
+
+
+def fetch(job: Job, loader: Iterable[Any], options: Options) -> Iterator[Batch]:
+    """The loader's batches, not yet begun as steps."""
     native = job._native
     end = object()
     _expect_steps(job, loader)
@@ -190,15 +210,8 @@ def _iterate(job: Job, loader: Iterable[Any], options: _Options) -> Iterator[Bat
             native.end_input()
         if data is end:
             break
-        batch = Batch(job, data, number, options)
+        yield Batch(job, data, number, options)
         number += 1
-        native.begin_step()
-        try:
-            yield batch
-        finally:
-            # A loop that breaks out after its step has done it; one that only looked, or failed on the way, has not.
-            if batch._trained and job.state == "running":
-                native.end_step()
     if number == 0:
         raise ValueError(f"job '{job.name}': the loader yielded no batch; expected at least 1")
 

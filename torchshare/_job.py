@@ -3,15 +3,18 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 import numpy
+import torch
 
-from torchshare import _batches
+from torchshare import _batches, _native
 from torchshare._batches import Batch, Count, Reduction
 from torchshare._C import Job as NativeJob
+from torchshare._native import NativeStep
+from torchshare._profile import check_count
 from torchshare._results import Result
 
 _NUMPY_SEEDS = 2**32
@@ -123,6 +126,70 @@ class Job:
                 disagree on their rows, nothing to count, or a loader that yields nothing.
         """
         return _batches.iterate(self, loader, self._sub_batch if sub_batch is None else sub_batch, reduction, count)
+
+    def native_step(
+        self,
+        model: torch.nn.Module,
+        loss_fn: Callable[..., torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        example_batch: Any,
+        *,
+        sub_batch: int | None = None,
+    ) -> NativeStep:
+        """A training step, `step(batch)`, compiled for batches like `example_batch`: forward, backward and the optimizer's
+        update in C++, without the interpreter. For `job.batches`, or for `job.fit`.
+
+        Compiled in another process, once per model, shape, number of threads and version of torch, and kept in
+        `~/.cache/torchshare`. Batches of other shapes are compiled when they come.
+
+        Args:
+            model: whose parameters and buffers are trained; of several, an `nn.ModuleList`.
+            loss_fn: as for `Batch.backward`: it calls `model`, and returns the loss of the rows it is given.
+            optimizer: SGD, Adam or AdamW. Learning rates may change from step to step.
+            example_batch: as the loader yields it. Its numbers do not matter, and nothing is trained.
+            sub_batch: rows that will run at once. Default: what `submit` was given, else the whole batch.
+
+        What cannot be compiled (data-dependent control flow, hooks, another optimizer) runs in eager instead, after one
+        warning that says why; see `NativeStep.fallback`.
+
+        Raises:
+            TypeError, ValueError: for arguments that make no sense.
+        """
+        sub_batch = self._sub_batch if sub_batch is None else sub_batch
+        return _native.native_step(self, model, loss_fn, optimizer, example_batch, sub_batch)
+
+    def fit(
+        self,
+        step: NativeStep,
+        loader: Iterable[Any],
+        *,
+        steps: int | None = None,
+        sub_batch: int | None = None,
+        reduction: Reduction = "mean",
+        count: Count | None = None,
+        prefetch: int = 8,
+    ) -> torch.Tensor:
+        """Trains with a native step, and returns the loss of each step, shape (steps,). Same as
+        `for batch in job.batches(loader): step(batch)`, but the interpreter is only needed for the loader: it yields
+        `prefetch` batches, which are then trained on from C++.
+
+        Args:
+            step: what `native_step` returned.
+            loader, sub_batch, reduction, count: as for `batches`.
+            steps: goes over the loader again where need be. Default: one pass.
+            prefetch: batches held at once, at least 1.
+
+        Raises:
+            ValueError, TypeError: as `batches`, and where the loader has nothing more to yield.
+        """
+        check_count(self.name, "steps", steps)
+        check_count(self.name, "prefetch", prefetch)
+        if prefetch < 1:
+            raise ValueError(f"job '{self.name}': prefetch is 0; expected at least 1")
+        options = _batches.options_of(
+            self, loader, self._sub_batch if sub_batch is None else sub_batch, reduction, count
+        )
+        return _native.fit(self, step, loader, steps, options, prefetch)
 
     def log(self, **metrics: float) -> None:
         """Keeps the latest value of each metric for the progress display and the result."""

@@ -21,21 +21,39 @@ def tensors(tree: object, path: str = "batch") -> Iterator[tuple[str, torch.Tens
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
     """A tree of the same shape with `function` of each tensor that has rows; all other leaves are passed through."""
+    return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) and leaf.dim() > 0 else leaf, tree)
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """A tree of the same shape with `function` of each leaf, in order."""
     if isinstance(tree, torch.Tensor):
-        return function(tree) if tree.dim() > 0 else tree
+        return function(tree)
     if isinstance(tree, Mapping):
-        return _rebuilt_mapping(tree, {key: map_tensors(function, child) for key, child in tree.items()})
+        return _rebuilt_mapping(tree, {key: map_leaves(function, child) for key, child in tree.items()})
     if isinstance(tree, (tuple, list)):
-        children = [map_tensors(function, child) for child in tree]
+        children = [map_leaves(function, child) for child in tree]
         return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)
     if _is_dataclass_instance(tree):
         changes = {
-            field.name: map_tensors(function, getattr(tree, field.name))
+            field.name: map_leaves(function, getattr(tree, field.name))
             for field in dataclasses.fields(tree)
             if field.init
         }
         return dataclasses.replace(tree, **changes)
-    return tree
+    return function(tree)
+
+
+def all_tensors(tree: Any) -> list[torch.Tensor]:
+    """Every tensor of `tree`, in order."""
+    found: list[torch.Tensor] = []
+    map_leaves(lambda leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) else None, tree)
+    return found
+
+
+def with_tensors(tree: Any, tensors: list[torch.Tensor]) -> Any:
+    """`tree` with its tensors replaced, in order."""
+    left = iter(tensors)
+    return map_leaves(lambda leaf: next(left) if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
 def _children(tree: object) -> Iterator[tuple[str, object]]:

@@ -88,4 +88,17 @@ class ContextScope {
   ContextScope& operator=(const ContextScope&) = delete;
 };
 
+/// Takes the calling thread out of its job until the destructor: ops are not gated, and draw from the process's random
+/// state. For tracing, which runs none. Same thread; a thread without a job stays without.
+class ContextPause {
+ public:
+  ContextPause();
+  ~ContextPause();
+  ContextPause(const ContextPause&) = delete;  // bound to a thread
+  ContextPause& operator=(const ContextPause&) = delete;
+
+ private:
+  OpContext* const context_;
+};
+
 }  // namespace torchshare

@@ -93,12 +93,14 @@ void install_by_schema() {
   }
 }
 
+void set_context(OpContext* context) {
+  current_context = context;
+  c10::impl::tls_set_dispatch_key_included(kHookKey, context != nullptr);
+}
+
 /// A forked child (a DataLoader worker) is no job: its hook does nothing and its random state is its own.
 void forget_job_after_fork() {
-  if (current_context != nullptr) {
-    current_context = nullptr;
-    c10::impl::tls_set_dispatch_key_included(kHookKey, false);
-  }
+  set_context(nullptr);
 }
 
 bool register_everything() {
@@ -119,13 +121,19 @@ void install_op_hook() {
 
 ContextScope::ContextScope(OpContext& context) {
   TORCH_INTERNAL_ASSERT(current_context == nullptr, "one job per thread");
-  current_context = &context;
-  c10::impl::tls_set_dispatch_key_included(kHookKey, true);
+  set_context(&context);
 }
 
 ContextScope::~ContextScope() {
-  c10::impl::tls_set_dispatch_key_included(kHookKey, false);
-  current_context = nullptr;
+  set_context(nullptr);
+}
+
+ContextPause::ContextPause() : context_(current_context) {
+  set_context(nullptr);
+}
+
+ContextPause::~ContextPause() {
+  set_context(context_);
 }
 
 }  // namespace torchshare

@@ -23,11 +23,11 @@ def policy(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def run_one(function: Callable[[Job], Any], **options: Any) -> Result:
+def run_one(function: Callable[[Job], Any], timeout: float = 60, **options: Any) -> Result:
     """Runs a job alone, one intra-op thread unless told otherwise; raises what it raised."""
     with torchshare.Runtime() as runtime:
         job = runtime.submit(function, **{"name": "alone", "threads": 1, **options})
-        results = runtime.wait(timeout=60, check=False)
+        results = runtime.wait(timeout=timeout, check=False)
     if results["alone"].exception is not None:
         raise results["alone"].exception
     return job.result

@@ -1,0 +1,98 @@
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <tuple>
+
+#include "bindings/bindings.h"
+#include "native/native_step.h"
+
+namespace py = pybind11;
+
+namespace torchshare::bindings {
+namespace {
+
+using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+using Tensors = std::vector<at::Tensor>;
+using Draw = std::tuple<at::Tensor, std::string, double, double>;
+using Graph = std::tuple<std::shared_ptr<StepGraph>, Tensors, std::vector<Draw>, Tensors>;  // see BoundGraph
+using Pieces = std::vector<std::pair<Tensors, double>>;
+
+std::vector<Noise> noise(const std::vector<Draw>& given) {
+  std::vector<Noise> noise;
+  for (const auto& [tensor, kind, first, second] : given) {
+    noise.push_back({tensor,
+                     kind == "bernoulli" ? Noise::Kind::kBernoulli
+                     : kind == "uniform" ? Noise::Kind::kUniform
+                                         : Noise::Kind::kNormal,
+                     first, second});
+  }
+  return noise;
+}
+
+std::vector<BoundGraph> bound(const std::vector<Graph>& graphs) {
+  std::vector<BoundGraph> bound;
+  for (const auto& [graph, tensors, draws, example] : graphs) {
+    bound.emplace_back(graph, tensors, noise(draws), example);
+  }
+  return bound;
+}
+
+std::vector<Piece> pieces(const Pieces& given) {
+  std::vector<Piece> pieces;
+  for (const auto& [data, weight] : given) {
+    pieces.push_back({data, weight});
+  }
+  return pieces;
+}
+
+std::unique_ptr<NativeStep> make_step(const std::vector<Graph>& whole, const std::vector<Graph>& gradients,
+                                      const std::vector<Graph>& update, Tensors accumulators, at::Tensor weight) {
+  return std::make_unique<NativeStep>(bound(whole), bound(gradients),
+                                      update.empty() ? std::nullopt : std::optional(bound(update).front()),
+                                      std::move(accumulators), std::move(weight));
+}
+
+Tensors run_batches(Job& job, const NativeStep& step, const std::vector<Pieces>& given) {
+  std::vector<std::vector<Piece>> batches;
+  for (const Pieces& batch : given) {
+    batches.push_back(pieces(batch));
+  }
+  return run_steps(job, step, batches);
+}
+
+/// `with Unhooked():` see ContextPause.
+struct Unhooked {
+  std::optional<ContextPause> pause;
+};
+
+}  // namespace
+
+void bind_native(py::module_& module) {
+  py::class_<Unhooked>(module, "Unhooked")
+      .def(py::init())
+      .def("__enter__", [](Unhooked& unhooked) { unhooked.pause.emplace(); })
+      .def("__exit__", [](Unhooked& unhooked, const py::args&) { unhooked.pause.reset(); });
+  module.def(
+      "tensor_spec", [](const at::Tensor& tensor) { return TensorSpec(tensor).text(); }, py::arg("tensor"));
+  py::class_<StepGraph, std::shared_ptr<StepGraph>>(module, "StepGraph")
+      .def(py::init<const std::string&>(), py::arg("path"), ReleaseGil())
+      .def("check", &StepGraph::check, py::arg("inputs"))
+      .def(
+          "run",
+          [](StepGraph& graph, const Tensors& inputs) {
+            graph.check(inputs);
+            return graph.run(inputs);
+          },
+          py::arg("inputs"), ReleaseGil());
+  py::class_<NativeStep>(module, "NativeStep")
+      .def(py::init(&make_step), py::arg("whole"), py::arg("gradients"), py::arg("update"), py::arg("accumulators"),
+           py::arg("weight"))
+      .def("covers", [](const NativeStep& step, const Pieces& given) { return step.covers(pieces(given)); },
+           py::arg("pieces"))
+      .def(
+          "run", [](const NativeStep& step, Job* job, const Pieces& given) { return step.run(job, pieces(given)); },
+          py::arg("job").none(true), py::arg("pieces"), ReleaseGil());
+  module.def("run_steps", &run_batches, py::arg("job"), py::arg("step"), py::arg("batches"), ReleaseGil());
+}
+
+}  // namespace torchshare::bindings

@@ -1,0 +1,347 @@
+"""Native steps: whole training steps, compiled ahead of time and driven from C++. See csrc/native."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from torchshare import _C, _batches, _pytree
+from torchshare._batches import Batch
+from torchshare._native_package import package_of
+from torchshare._native_trace import Kind, Noise, StepTracer, Untraceable
+from torchshare._native_update import rule_of
+
+if TYPE_CHECKING:
+    from torchshare._job import Job
+
+log = logging.getLogger("torchshare")
+
+_MOST_SHAPES = 8  # of batches and sub-batches that are compiled; others run in eager
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_TENSOR = object()  # stands for any tensor in a batch's form
+_PLAIN = (int, float, bool, str, bytes, type(None))
+Pieces = list[tuple[list[Tensor], float]]
+
+
+class NativeStep:
+    """A training step, `step(batch)`: what `batch.backward(loss_fn)`, `optimizer.step()` and `optimizer.zero_grad()` do,
+    compiled. Made by `Job.native_step`.
+
+    Parameters, buffers and optimizer state are the user's own, updated in place; `.grad` is not touched. What cannot be
+    compiled runs in eager: for good (`fallback` says why), for the first step of an optimizer that has no state yet, or
+    while the model or optimizer is not as it was compiled (another `training` mode, other hyperparameters).
+    """
+
+    def __init__(
+        self, job: Job, model: nn.Module, loss_fn: Callable[..., Tensor], optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._job = job
+        self._model = model
+        self._loss_fn = loss_fn
+        self._optimizer = optimizer
+        self._told: set[str] = set()  # reasons that have been logged
+        self._fallback: str | None = None
+        self._compile_s = 0.0
+        self._form: Any = None  # of a batch: its tree without the tensors
+        self._graphs: dict[Kind, list[_Graph]] = {"step": [], "gradients": [], "update": []}
+        self._weight = torch.ones((), dtype=torch.float64)
+        self._rates = [torch.zeros((), dtype=torch.float64) for _ in optimizer.param_groups]
+        self._accumulators: list[Tensor] = []
+        self._native: _C.NativeStep | None = None  # bound to `_bound_state`
+        self._bound_state: list[Tensor] = []
+        rule = rule_of(optimizer)
+        try:
+            if isinstance(rule, str):
+                raise Untraceable(rule)
+            _refuse_hooks(model, optimizer)
+            self._tracer = StepTracer(model, loss_fn, optimizer, rule)
+            self._settings = self._current_settings()
+        except Untraceable as reason:
+            self._fall_back(reason)
+
+    @property
+    def fallback(self) -> str | None:
+        """Why the step runs in eager for good; None where it is compiled."""
+        return self._fallback
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds spent on tracing, compiling and loading so far."""
+        return self._compile_s
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Trains on a batch of `job.batches`; returns its loss, detached."""
+        pieces = self._pieces(batch)
+        if self._native is None or pieces is None:
+            return self._eager(batch)
+        self._set_rates()
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # learning rate schedulers look for it
+        return self._native.run(self._job._native, pieces)
+
+    def run_steps(self, batches: list[Batch]) -> list[Tensor]:
+        """Trains on batches that have not begun as steps, and returns their losses. The interpreter is left alone as
+        long as they are native."""
+        losses: list[Tensor] = []
+        native = self._job._native
+        queue: list[Pieces] = []
+
+        def flush() -> None:
+            if queue:
+                assert self._native is not None
+                self._set_rates()
+                self._optimizer._opt_called = True  # type: ignore[attr-defined]
+                losses.extend(_C.run_steps(native, self._native, queue))
+                queue.clear()
+
+        for batch in batches:
+            pieces = self._pieces(batch)
+            if pieces is not None and self._native is not None:
+                queue.append(pieces)
+                continue
+            flush()
+            native.checkpoint()
+            native.begin_step()
+            losses.append(self._eager(batch))
+            native.end_step()
+        flush()
+        return losses
+
+    def prepare(self, data: Any, sub_batch: int | None) -> None:
+        """Compiles what a batch like `data` takes, in sub-batches of so many rows."""
+        if self._fallback is None:
+            options = _batches.Options(sub_batch, "mean", None)
+            self._cover(list(_pieces_of(Batch(self._job, data, 0, options))))
+
+    def _eager(self, batch: Batch) -> Tensor:
+        loss = batch.backward(self._loss_fn)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return loss
+
+    def _pieces(self, batch: Batch) -> Pieces | None:
+        """The batch for the native step; None where it must run in eager, after saying why."""
+        if self._fallback is not None:
+            return None
+        settings = self._current_settings()
+        for what, was in self._settings.items():
+            if settings[what] != was:
+                return self._tell(f"{what} is {settings[what]!r} and was compiled as {was!r}")
+        subs = list(_pieces_of(batch))
+        if not self._cover(subs) or not self._bind():
+            return None
+        batch._trained = True
+        return [(_pytree.all_tensors(data), weight) for data, weight in subs]
+
+    def _cover(self, subs: list[tuple[Any, float]]) -> bool:
+        """Compiles what these sub-batches take and is not there yet; False where that cannot be."""
+        try:
+            for data, _ in subs:
+                self._check_form(data)
+            kind: Kind = "step" if len(subs) == 1 and subs[0][1] == 1.0 else "gradients"
+            for data, _ in subs:
+                if not any(_alike(known.data, _pytree.all_tensors(data)) for known in self._graphs[kind]):
+                    self._add(kind, data)
+        except Untraceable as reason:
+            self._fall_back(reason)
+        except _Odd as reason:
+            self._tell(str(reason))
+            return False
+        return self._fallback is None
+
+    def _add(self, kind: Kind, data: Any) -> None:
+        if sum(map(len, self._graphs.values())) >= _MOST_SHAPES:
+            raise _Odd(f"a batch has yet another shape; {_MOST_SHAPES} graphs are compiled at most")
+        begin = time.monotonic()
+        randoms = self._job._random.getstate(), _numpy_state(self._job)
+        warning = None
+        if kind == "gradients" and not self._graphs[kind]:
+            self._job._looked_for_batch_norm = False
+            warning = _batches._BatchNormWarning(self._job)
+        try:
+            traced = [self._tracer.step(data) if kind == "step" else self._tracer.gradients(data)]
+        finally:
+            if warning is not None:
+                warning.close()
+        if randoms != (self._job._random.getstate(), _numpy_state(self._job)):
+            raise Untraceable("the loss function draws from Python's or numpy's random state")
+        if kind == "gradients" and not self._graphs["update"]:
+            traced.append(self._tracer.update())
+        for each in traced:
+            graph = _load(package_of(each, torch.get_num_threads(), self._job))
+            self._graphs[each.kind].append(_Graph(graph, each.captured, each.noise, each.data))
+        if kind == "gradients" and not self._accumulators:
+            self._accumulators = [torch.zeros_like(parameter) for parameter in self._tracer.parameters]
+        self._native = None  # to be bound again
+        self._compile_s += time.monotonic() - begin
+
+    def _check_form(self, data: Any) -> None:
+        """All that is no tensor is part of the graph: it must be the same in every batch."""
+        form = _pytree.map_leaves(lambda leaf: _TENSOR if isinstance(leaf, Tensor) else leaf, data)
+        odd: list[Any] = []
+        _pytree.map_leaves(lambda leaf: None if leaf is _TENSOR or isinstance(leaf, _PLAIN) else odd.append(leaf), form)
+        if odd:
+            raise Untraceable(f"a batch holds a {type(odd[0]).__name__}; expected tensors, numbers and strings")
+        if self._form is None:
+            self._form = form
+        elif form != self._form:
+            raise _Odd("a batch is not built like the one that was compiled, or differs in what is no tensor")
+
+    def _current_settings(self) -> dict[str, Any]:
+        """What the graphs take for granted and a user may change."""
+        groups = self._optimizer.param_groups
+        settings: dict[str, Any] = {
+            "the model's training mode": self._model.training,
+            "autocast": torch.is_autocast_enabled("cpu"),
+            "the number of parameters that require a gradient": sum(
+                parameter.requires_grad for group in groups for parameter in group["params"]
+            ),
+            "the number of intra-op threads": torch.get_num_threads(),
+        }
+        for number, group in enumerate(groups):
+            for key in self._optimizer.defaults:
+                if key != "lr":
+                    settings[f"the optimizer's '{key}' in group {number}"] = group[key]
+        return settings
+
+    def _bind(self) -> bool:
+        """Sees to it that the native step works on the optimizer's state as it is now; False where there is none yet."""
+        try:
+            state = [self._optimizer.state[parameter][name] for parameter, name in self._tracer.state_names()]
+        except KeyError:
+            return False  # the first step makes it, in eager
+        if self._native is not None and all(a is b for a, b in zip(state, self._bound_state, strict=True)):
+            return True
+        tracer, rates, accumulators = self._tracer, self._rates, self._accumulators
+        bound: dict[Kind, list[Tensor]] = {
+            "step": [*tracer.tensors, *state, *rates],
+            "gradients": [*tracer.tensors, *accumulators, self._weight],
+            "update": [*tracer.parameters, *state, *accumulators, *rates],
+        }
+        graphs = {
+            kind: [(each.graph, [*bound[kind], *each.captured], each.noise, each.data) for each in known]
+            for kind, known in self._graphs.items()
+        }
+        try:
+            self._native = _C.NativeStep(graphs["step"], graphs["gradients"], graphs["update"], accumulators, self._weight)
+        except ValueError as error:
+            self._fall_back(error)
+            return False
+        self._bound_state = state
+        return True
+
+    def _set_rates(self) -> None:
+        for rate, group in zip(self._rates, self._optimizer.param_groups, strict=True):
+            rate.fill_(float(group["lr"]))
+
+    def _fall_back(self, reason: Exception) -> None:
+        self._fallback = str(reason)
+        self._tell(self._fallback)
+
+    def _tell(self, reason: str) -> None:
+        """Once per reason."""
+        if reason not in self._told:
+            self._told.add(reason)
+            log.warning("job '%s': a native step runs in eager: %s", self._job.name, reason)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A compiled graph, and what `Traced` says of it."""
+
+    graph: _C.StepGraph
+    captured: list[Tensor]
+    noise: list[Noise]
+    data: list[Tensor]
+
+
+class _Odd(Exception):
+    """A batch that must run in eager, and why."""
+
+
+def native_step(
+    job: Job,
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    optimizer: torch.optim.Optimizer,
+    example_batch: Any,
+    sub_batch: int | None,
+) -> NativeStep:
+    """See Job.native_step."""
+    for what, value, kind in (("model", model, nn.Module), ("optimizer", optimizer, torch.optim.Optimizer)):
+        if not isinstance(value, kind):
+            raise TypeError(f"job '{job.name}': {what} is a {type(value).__name__}; expected a {kind.__name__}")
+    if not callable(loss_fn):
+        raise TypeError(f"job '{job.name}': loss_fn is {loss_fn!r}; expected a callable that returns the loss")
+    if not _pytree.all_tensors(example_batch):
+        raise ValueError(f"job '{job.name}': example_batch has no tensor; expected a batch as the loader yields it")
+    step = NativeStep(job, model, loss_fn, optimizer)
+    step.prepare(example_batch, _batches.check_sub_batch(job.name, sub_batch))
+    return step
+
+
+def fit(
+    job: Job,
+    step: NativeStep,
+    loader: Iterable[Any],
+    steps: int | None,
+    options: _batches.Options,
+    prefetch: int,
+) -> Tensor:
+    """See Job.fit."""
+    losses: list[Tensor] = []
+    while steps is None or len(losses) < steps:
+        before = len(losses)
+        batches = _batches.fetch(job, loader, options)
+        left = None if steps is None else steps - before
+        batches = itertools.islice(batches, left)
+        while chunk := list(itertools.islice(batches, prefetch)):
+            losses += step.run_steps(chunk)
+        if steps is None:
+            break
+        if len(losses) == before:
+            raise ValueError(f"job '{job.name}': the loader ended after {before} of {steps} steps; expected a new pass")
+    return torch.stack(losses)
+
+
+def _pieces_of(batch: Batch) -> Iterable[tuple[Any, float]]:
+    return ((sub.data, sub.weight) for sub in batch._split())
+
+
+def _alike(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(_C.tensor_spec(x) == _C.tensor_spec(y) for x, y in zip(a, b, strict=True))
+
+
+def _load(package: Path) -> _C.StepGraph:
+    try:
+        return _C.StepGraph(str(package))
+    except (ValueError, RuntimeError) as error:
+        package.unlink(missing_ok=True)  # the next run makes it anew
+        raise Untraceable(f"its package cannot be loaded: {error}") from None
+
+
+def _numpy_state(job: Job) -> Any:
+    kind, keys, *rest = job._numpy_random.get_state(legacy=True)
+    return kind, keys.tobytes(), *rest  # type: ignore[union-attr]
+
+
+def _refuse_hooks(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Hooks would run once, while the step is traced, and never again."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            raise Untraceable("the model is DistributedDataParallel")
+        for hooks in _HOOKS:
+            if getattr(module, hooks):
+                raise Untraceable(f"module '{name}' ({type(module).__name__}) has a hook ({hooks[1:]})")
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise Untraceable(f"parameter '{name}' has a hook")
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        raise Untraceable("the optimizer has a step hook")
