@@ -26,7 +26,7 @@ class CMakeBuild(build_ext):
         target = Path(self.get_ext_fullpath(extension.name)).resolve().parent
         self._run("-S", ROOT, "-B", build, f"-DTORCHSHARE_PYTHON={sys.executable}", f"-DTORCHSHARE_CUDA={cuda}")
         self._run("--build", build, "--target", "_C", "--parallel", os.cpu_count() or 1)
-        self._run("--install", build, "--prefix", target)
+        self._run("--install", build, "--component", "python", "--prefix", target)
 
     @staticmethod
     def _run(*arguments: object) -> None:

@@ -49,6 +49,26 @@ def tiny_net() -> nn.Module:
     )
 
 
+class SequenceNet(nn.Module):
+    """An LSTM over 20 short vectors: small ops, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(32, 64, batch_first=True)
+        self.classify = nn.Linear(64, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        classes: torch.Tensor = self.classify(self.lstm(x)[0][:, -1])
+        return classes
+
+
+def mlp_net() -> nn.Module:
+    """Three layers of 512: medium-sized ops."""
+    return nn.Sequential(
+        *(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, CLASSES)),
+    )
+
+
 class StreamingNet(nn.Module):
     """Bound by memory: every step streams a vector of 32 MiB through a few cheap ops, forward, backward and update."""
 
@@ -66,6 +86,8 @@ Build = tuple[Callable[[], nn.Module], tuple[int, ...], float]  # model, shape o
 KINDS: dict[str, Build] = {
     "conv": (lambda: conv_net(32), (3, 32, 32), 0.0),
     "tiny": (tiny_net, (32,), 0.0),
+    "lstm": (SequenceNet, (20, 32), 0.0),
+    "mlp": (mlp_net, (784,), 0.0),
     "memory": (StreamingNet, (32,), 0.0),
     "input_bound": (lambda: conv_net(16), (3, 32, 32), FETCH_S),
 }
@@ -82,16 +104,26 @@ def loader(shape: tuple[int, ...], sleep_s: float) -> Iterator[tuple[torch.Tenso
 def train(kind: str, meter: Meter, job: torchshare.Job | None = None, threads: int = 1) -> None:
     """Trains until `meter` says stop, on so many intra-op threads. With `job`, through its dataloader hook."""
     torch.set_num_threads(threads)
-    make, shape, sleep_s = KINDS[kind]
-    model = make()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    batches = loader(shape, sleep_s)
-    for batch in batches if job is None else job.batches(batches):
+    training = Training(kind)
+    for batch in training.batches if job is None else job.batches(training.batches):
         if isinstance(batch, torchshare.Batch):
-            batch.backward(lambda x, y: F.cross_entropy(model(x), y))
+            batch.backward(training.loss)
         else:
-            F.cross_entropy(model(batch[0]), batch[1]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+            training.loss(*batch).backward()
+        training.optimizer.step()
+        training.optimizer.zero_grad()
         if not meter.step_done():
             return
+
+
+class Training:
+    """What a job of some kind trains."""
+
+    def __init__(self, kind: str) -> None:
+        make, shape, sleep_s = KINDS[kind]
+        self.model = make()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.batches = loader(shape, sleep_s)
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.model(x), y)

@@ -40,10 +40,10 @@ class WindowMeter:
         self._steps = 0
         self._cpu: list[float] = []
 
-    def step_done(self) -> bool:
+    def step_done(self, steps: int = 1) -> bool:
         now = time.monotonic()
         if self._start <= now < self._end:
-            self._steps += 1
+            self._steps += steps
             self._cpu.append(time.thread_time())
         return now < self._end
 

@@ -1,4 +1,4 @@
-# torch::host and torch::python: the libraries and headers of the installed torch wheel, asked from `import torch`.
+# torch::host and torch::python: the libraries and headers of the installed torch wheel, found with `import torch`.
 # find_package(Torch) fails where there is no CUDA toolkit, because the wheel on PyPI is the CUDA build.
 set(TORCHSHARE_PYTHON python3 CACHE STRING "The interpreter whose torch is built against")
 if(NOT TORCHSHARE_TORCH_FACTS OR NOT TORCHSHARE_TORCH_FACTS_FOR STREQUAL TORCHSHARE_PYTHON)
@@ -24,18 +24,7 @@ if(NOT EXISTS ${python_include}/Python.h)
   message(FATAL_ERROR "missing ${python_include}/Python.h. Install it: sudo apt-get install -y python3-dev")
 endif()
 
-# The wheel carries the headers of fmt. A folder of its own keeps torch's other headers out of torchshare_core.
-file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/include)
-file(CREATE_LINK ${TORCHSHARE_TORCH_DIR}/include/fmt ${CMAKE_BINARY_DIR}/include/fmt SYMBOLIC)
-add_library(fmt::header_only INTERFACE IMPORTED)
-target_include_directories(fmt::header_only INTERFACE ${CMAKE_BINARY_DIR}/include)
-target_compile_definitions(fmt::header_only INTERFACE FMT_HEADER_ONLY)
-
-add_library(torch::host INTERFACE IMPORTED)
-target_include_directories(torch::host SYSTEM INTERFACE
-  ${TORCHSHARE_TORCH_DIR}/include ${TORCHSHARE_TORCH_DIR}/include/torch/csrc/api/include)
-target_link_directories(torch::host INTERFACE ${TORCHSHARE_TORCH_DIR}/lib)
-target_link_libraries(torch::host INTERFACE c10 torch_cpu torch)
+include(${CMAKE_CURRENT_LIST_DIR}/torch_targets.cmake)
 
 add_library(torch::python INTERFACE IMPORTED)
 target_include_directories(torch::python SYSTEM INTERFACE ${python_include})

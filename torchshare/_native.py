@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -55,8 +57,9 @@ class NativeStep:
         self._weight = torch.ones((), dtype=torch.float64)
         self._rates = [torch.zeros((), dtype=torch.float64) for _ in optimizer.param_groups]
         self._accumulators: list[Tensor] = []
-        self._native: _C.NativeStep | None = None  # bound to `_bound_state`
-        self._bound_state: list[Tensor] = []
+        self._native: _C.NativeStep | None = None
+        self._bound_to: Any = None  # the optimizer's state, and what of it `_native` works on
+        self._bound_state: list[tuple[dict[str, Tensor], str, Tensor]] = []
         rule = rule_of(optimizer)
         try:
             if isinstance(rule, str):
@@ -79,40 +82,68 @@ class NativeStep:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Trains on a batch of `job.batches`; returns its loss, detached."""
-        pieces = self._pieces(batch)
-        if self._native is None or pieces is None:
+        pieces = self._pieces(batch) if self._is_as_compiled() else None
+        if pieces is None:
             return self._eager(batch)
-        self._set_rates()
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # learning rate schedulers look for it
-        return self._native.run(self._job._native, pieces)
+        return self._ready().run(self._job._native, pieces)
 
     def run_steps(self, batches: list[Batch]) -> list[Tensor]:
         """Trains on batches that have not begun as steps, and returns their losses. The interpreter is left alone as
         long as they are native."""
         losses: list[Tensor] = []
         native = self._job._native
+        is_as_compiled = self._is_as_compiled()
         queue: list[Pieces] = []
-
-        def flush() -> None:
-            if queue:
-                assert self._native is not None
-                self._set_rates()
-                self._optimizer._opt_called = True  # type: ignore[attr-defined]
-                losses.extend(_C.run_steps(native, self._native, queue))
-                queue.clear()
-
         for batch in batches:
-            pieces = self._pieces(batch)
-            if pieces is not None and self._native is not None:
+            pieces = self._pieces(batch) if is_as_compiled else None
+            if pieces is not None:
                 queue.append(pieces)
                 continue
-            flush()
+            losses += self._drain(queue)
             native.checkpoint()
             native.begin_step()
             losses.append(self._eager(batch))
             native.end_step()
-        flush()
+        return losses + self._drain(queue)
+
+    def _drain(self, queue: list[Pieces]) -> list[Tensor]:
+        if not queue:
+            return []
+        losses = _C.run_steps(self._job._native, self._ready(), queue)
+        queue.clear()
         return losses
+
+    def _ready(self) -> _C.NativeStep:
+        """The native step, with the learning rates of now."""
+        assert self._native is not None
+        for rate, group in zip(self._rates, self._optimizer.param_groups, strict=True):
+            rate.fill_(float(group["lr"]))
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # learning rate schedulers look for it
+        return self._native
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes the step for C++ programs (see examples/cpp): `step.pt2`, the compiled code for whole batches, and
+        `tensors.pt`, copies of all that it works on.
+
+        Raises:
+            RuntimeError: where there is no such code, or the optimizer has no state yet.
+        """
+        if not self._graphs["step"] or not self._bind():
+            reason = self._fallback or "no whole batch has been compiled, or none trained on"
+            raise RuntimeError(f"job '{self._job.name}': the step cannot be saved: {reason}")
+        self._ready()
+        graph = self._graphs["step"][0]
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(graph.package, target / "step.pt2")
+        bound = [*self._bound_tensors()["step"], *graph.captured]
+        saved = {
+            "bound": [tensor.detach().clone() for tensor in bound],
+            "noise": [tensor for tensor, *_ in graph.noise],
+            "draws": torch.tensor([rest for _, *rest in graph.noise], dtype=torch.float64).reshape(-1, 3),
+            "data": graph.data,
+        }
+        torch.save(saved, target / "tensors.pt")
 
     def prepare(self, data: Any, sub_batch: int | None) -> None:
         """Compiles what a batch like `data` takes, in sub-batches of so many rows."""
@@ -126,19 +157,26 @@ class NativeStep:
         self._optimizer.zero_grad()
         return loss
 
-    def _pieces(self, batch: Batch) -> Pieces | None:
-        """The batch for the native step; None where it must run in eager, after saying why."""
+    def _is_as_compiled(self) -> bool:
+        """Whether model and optimizer are as they were compiled; says why not."""
         if self._fallback is not None:
-            return None
+            return False
         settings = self._current_settings()
-        for what, was in self._settings.items():
-            if settings[what] != was:
-                return self._tell(f"{what} is {settings[what]!r} and was compiled as {was!r}")
+        if settings == self._settings:
+            return True
+        what = next(key for key, value in settings.items() if value != self._settings[key])
+        self._tell(f"{what} is {settings[what]!r} and was compiled as {self._settings[what]!r}")
+        return False
+
+    def _pieces(self, batch: Batch) -> Pieces | None:
+        """What the native step takes of the batch; None where it must run in eager, after saying why."""
         subs = list(_pieces_of(batch))
-        if not self._cover(subs) or not self._bind():
+        pieces = [(_pytree.all_tensors(data), weight) for data, weight in subs]
+        known = self._native is not None and self._native.covers(pieces) and all(map(self._has_form, subs))
+        if (not known and not self._cover(subs)) or not self._bind():
             return None
         batch._trained = True
-        return [(_pytree.all_tensors(data), weight) for data, weight in subs]
+        return pieces
 
     def _cover(self, subs: list[tuple[Any, float]]) -> bool:
         """Compiles what these sub-batches take and is not there yet; False where that cannot be."""
@@ -175,12 +213,17 @@ class NativeStep:
         if kind == "gradients" and not self._graphs["update"]:
             traced.append(self._tracer.update())
         for each in traced:
-            graph = _load(package_of(each, torch.get_num_threads(), self._job))
-            self._graphs[each.kind].append(_Graph(graph, each.captured, each.noise, each.data))
+            package = package_of(each, torch.get_num_threads(), self._job)
+            self._graphs[each.kind].append(_Graph(_load(package), package, each.captured, each.noise, each.data))
         if kind == "gradients" and not self._accumulators:
             self._accumulators = [torch.zeros_like(parameter) for parameter in self._tracer.parameters]
         self._native = None  # to be bound again
         self._compile_s += time.monotonic() - begin
+
+    def _has_form(self, sub: tuple[Any, float]) -> bool:
+        """The quick way for batches of tensors and nothing else."""
+        data = sub[0]
+        return type(data) is type(self._form) and type(data) in (tuple, list) and all(map(_is_tensor, data))
 
     def _check_form(self, data: Any) -> None:
         """All that is no tensor is part of the graph: it must be the same in every batch."""
@@ -213,33 +256,41 @@ class NativeStep:
 
     def _bind(self) -> bool:
         """Sees to it that the native step works on the optimizer's state as it is now; False where there is none yet."""
+        states = self._optimizer.state
+        if (
+            self._native is not None
+            and self._bound_to is states
+            and all(of_one.get(name) is tensor for of_one, name, tensor in self._bound_state)
+        ):
+            return True
         try:
-            state = [self._optimizer.state[parameter][name] for parameter, name in self._tracer.state_names()]
+            self._bound_state = [
+                (states[parameter], name, states[parameter][name]) for parameter, name in self._tracer.state_names()
+            ]
         except KeyError:
             return False  # the first step makes it, in eager
-        if self._native is not None and all(a is b for a, b in zip(state, self._bound_state, strict=True)):
-            return True
-        tracer, rates, accumulators = self._tracer, self._rates, self._accumulators
-        bound: dict[Kind, list[Tensor]] = {
-            "step": [*tracer.tensors, *state, *rates],
-            "gradients": [*tracer.tensors, *accumulators, self._weight],
-            "update": [*tracer.parameters, *state, *accumulators, *rates],
-        }
+        self._bound_to = states
+        bound = self._bound_tensors()
         graphs = {
             kind: [(each.graph, [*bound[kind], *each.captured], each.noise, each.data) for each in known]
             for kind, known in self._graphs.items()
         }
         try:
-            self._native = _C.NativeStep(graphs["step"], graphs["gradients"], graphs["update"], accumulators, self._weight)
+            self._native = _C.NativeStep(graphs["step"], graphs["gradients"], graphs["update"], self._accumulators, self._weight)
         except ValueError as error:
             self._fall_back(error)
             return False
-        self._bound_state = state
         return True
 
-    def _set_rates(self) -> None:
-        for rate, group in zip(self._rates, self._optimizer.param_groups, strict=True):
-            rate.fill_(float(group["lr"]))
+    def _bound_tensors(self) -> dict[Kind, list[Tensor]]:
+        """See StepTracer."""
+        tracer, rates, accumulators = self._tracer, self._rates, self._accumulators
+        state = [tensor for _, _, tensor in self._bound_state]
+        return {
+            "step": [*tracer.tensors, *state, *rates],
+            "gradients": [*tracer.tensors, *accumulators, self._weight],
+            "update": [*tracer.parameters, *state, *accumulators, *rates],
+        }
 
     def _fall_back(self, reason: Exception) -> None:
         self._fallback = str(reason)
@@ -257,6 +308,7 @@ class _Graph:
     """A compiled graph, and what `Traced` says of it."""
 
     graph: _C.StepGraph
+    package: Path
     captured: list[Tensor]
     noise: list[Noise]
     data: list[Tensor]
@@ -313,6 +365,10 @@ def fit(
 
 def _pieces_of(batch: Batch) -> Iterable[tuple[Any, float]]:
     return ((sub.data, sub.weight) for sub in batch._split())
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
 
 
 def _alike(a: list[Tensor], b: list[Tensor]) -> bool:

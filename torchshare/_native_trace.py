@@ -34,8 +34,9 @@ class Untraceable(Exception):
     """A training step that cannot be compiled, and why."""
 
 
-Noise = tuple[Tensor, str, float, float]
-"""A tensor of random numbers, drawn anew before each run: "bernoulli" (p, unused), "uniform" (from, to) or "normal" (mean,
+BERNOULLI, UNIFORM, NORMAL = range(3)  # as in C++, see Noise::Kind
+Noise = tuple[Tensor, int, float, float]
+"""A tensor of random numbers, drawn anew before each run: BERNOULLI (p, unused), UNIFORM (from, to) or NORMAL (mean,
 standard deviation)."""
 
 
@@ -315,18 +316,19 @@ def _is_random(node: Node) -> bool:
     return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0  # attention is tagged for its dropout
 
 
-def _distribution(node: Node) -> tuple[str, float, float] | None:
+def _distribution(node: Node) -> tuple[int, float, float] | None:
     """What a random op draws from; None where that depends on other tensors."""
     op = getattr(node.target, "overloadpacket", None)
     numbers = [argument for argument in node.args[1:] if isinstance(argument, (int, float))]
     if node.target is aten.bernoulli_.float:
-        return "bernoulli", numbers[0] if numbers else 0.5, 0.0
+        return BERNOULLI, numbers[0] if numbers else 0.5, 0.0
     if op in (aten.rand, aten.rand_like):
-        return "uniform", 0.0, 1.0
+        return UNIFORM, 0.0, 1.0
     if op in (aten.randn, aten.randn_like):
-        return "normal", 0.0, 1.0
+        return NORMAL, 0.0, 1.0
     if op in (aten.uniform_, aten.normal_):
-        return op.__name__[:-1], *[*numbers, *(0.0, 1.0)[len(numbers) :]]  # type: ignore[return-value]
+        first, second = [*numbers, *(0.0, 1.0)[len(numbers) :]]
+        return UNIFORM if op is aten.uniform_ else NORMAL, first, second
     return None
 
 

@@ -13,18 +13,14 @@ namespace {
 
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 using Tensors = std::vector<at::Tensor>;
-using Draw = std::tuple<at::Tensor, std::string, double, double>;
+using Draw = std::tuple<at::Tensor, int, double, double>;
 using Graph = std::tuple<std::shared_ptr<StepGraph>, Tensors, std::vector<Draw>, Tensors>;  // see BoundGraph
 using Pieces = std::vector<std::pair<Tensors, double>>;
 
 std::vector<Noise> noise(const std::vector<Draw>& given) {
   std::vector<Noise> noise;
   for (const auto& [tensor, kind, first, second] : given) {
-    noise.push_back({tensor,
-                     kind == "bernoulli" ? Noise::Kind::kBernoulli
-                     : kind == "uniform" ? Noise::Kind::kUniform
-                                         : Noise::Kind::kNormal,
-                     first, second});
+    noise.push_back({tensor, static_cast<Noise::Kind>(kind), first, second});
   }
   return noise;
 }

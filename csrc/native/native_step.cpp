@@ -3,7 +3,11 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <torch/csrc/jit/serialization/pickle.h>
+
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <stdexcept>
 #include <utility>
 
@@ -53,10 +57,11 @@ std::vector<at::Tensor> joined(std::vector<at::Tensor> first, const std::vector<
 }  // namespace
 
 BoundGraph::BoundGraph(std::shared_ptr<StepGraph> the_graph, std::vector<at::Tensor> the_bound,
-                       std::vector<Noise> the_noise, const std::vector<at::Tensor>& example)
+                       std::vector<Noise> the_noise, std::vector<at::Tensor> the_example)
     : graph(std::move(the_graph)),
       bound(std::move(the_bound)),
       noise(std::move(the_noise)),
+      example(std::move(the_example)),
       data(example.begin(), example.end()) {
   for (const Noise& each : noise) {
     bound.push_back(each.tensor);
@@ -75,6 +80,25 @@ std::vector<at::Tensor> BoundGraph::run(const std::vector<at::Tensor>& tensors) 
     tensor.unsafeGetTensorImpl()->bump_version();  // so that autograd notices, where someone has saved one
   }
   return outputs;
+}
+
+BoundGraph load_graph(const std::string& folder) {
+  const std::string path = folder + "/tensors.pt";
+  std::ifstream file(path, std::ios::binary);
+  const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+  if (bytes.empty()) {
+    throw std::invalid_argument("'" + path + "' cannot be read: expected what NativeStep.save wrote");
+  }
+  const auto saved = torch::jit::pickle_load(bytes).toGenericDict();
+  const at::Tensor draws = saved.at("draws").toTensor();
+  std::vector<Noise> noise;
+  for (const at::Tensor& tensor : saved.at("noise").toTensorVector()) {
+    const at::Tensor row = draws[static_cast<std::int64_t>(noise.size())];
+    noise.push_back({tensor, static_cast<Noise::Kind>(row[0].item<double>()), row[1].item<double>(),
+                     row[2].item<double>()});
+  }
+  return {std::make_shared<StepGraph>(folder + "/step.pt2"), saved.at("bound").toTensorVector(), std::move(noise),
+          saved.at("data").toTensorVector()};
 }
 
 NativeStep::NativeStep(std::vector<BoundGraph> whole, std::vector<BoundGraph> gradients,

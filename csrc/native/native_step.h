@@ -20,14 +20,18 @@ struct BoundGraph {
   std::shared_ptr<StepGraph> graph;
   std::vector<at::Tensor> bound;  ///< and noise
   std::vector<Noise> noise;
+  std::vector<at::Tensor> example;  ///< of its data
   std::vector<TensorSpec> data;
 
   /// Throws std::invalid_argument where the graph was compiled for others.
   BoundGraph(std::shared_ptr<StepGraph> graph, std::vector<at::Tensor> bound, std::vector<Noise> noise,
-             const std::vector<at::Tensor>& example);
+             std::vector<at::Tensor> example);
   bool takes(const std::vector<at::Tensor>& data) const;
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& data = {}) const;
 };
+
+/// A graph with all its tensors, as `NativeStep.save` of Python wrote them to `folder`. Throws std::invalid_argument.
+BoundGraph load_graph(const std::string& folder);
 
 /// A training step that needs no interpreter. See Note [Native steps]. On one thread at a time.
 class NativeStep {

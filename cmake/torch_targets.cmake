@@ -1,0 +1,14 @@
+# torch::host and fmt::header_only, of the torch wheel at TORCHSHARE_TORCH_DIR. Also installed, for C++ programs.
+
+# The wheel carries the headers of fmt. A folder of its own keeps torch's other headers out of torchshare_core.
+file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/include)
+file(CREATE_LINK ${TORCHSHARE_TORCH_DIR}/include/fmt ${CMAKE_BINARY_DIR}/include/fmt SYMBOLIC)
+add_library(fmt::header_only INTERFACE IMPORTED)
+target_include_directories(fmt::header_only INTERFACE ${CMAKE_BINARY_DIR}/include)
+target_compile_definitions(fmt::header_only INTERFACE FMT_HEADER_ONLY)
+
+add_library(torch::host INTERFACE IMPORTED)
+target_include_directories(torch::host SYSTEM INTERFACE
+  ${TORCHSHARE_TORCH_DIR}/include ${TORCHSHARE_TORCH_DIR}/include/torch/csrc/api/include)
+target_link_directories(torch::host INTERFACE ${TORCHSHARE_TORCH_DIR}/lib)
+target_link_libraries(torch::host INTERFACE c10 torch_cpu torch)
