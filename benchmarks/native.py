@@ -1,8 +1,8 @@
 """Native steps against eager ones: two processes, two threads or torchshare, interleaved.
 
 Each mode of each repetition is a fresh process (or two). Both jobs are built, then run through the same window of time.
-Rates are steps per second divided by those of the same kind in eager alone, in the same repetition: an aggregate of 2.00
-is two jobs on two cores as fast as eager alone. Native jobs train with `job.fit`, in chunks of about 20 ms.
+Rates are steps per second over those of the same kind in eager alone, in the same repetition: an aggregate of 2.00 is
+two jobs on two cores as fast as eager alone. Native jobs train with `job.fit`, in chunks of about 20 ms.
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 import torchshare
 
 from jobs import Training
 from pairs import WindowMeter, collect, launch
 from record import RESULTS, shown, spread, steady_malloc, write
 
-PAIRS = {"tiny+tiny": ("tiny", "tiny"), "tiny+conv": ("tiny", "conv"), "lstm+mlp": ("lstm", "mlp"), "conv+conv": ("conv", "conv")}
+PAIRS = {
+    "tiny+tiny": ("tiny", "tiny"),
+    "tiny+conv": ("tiny", "conv"),
+    "lstm+mlp": ("lstm", "mlp"),
+    "conv+conv": ("conv", "conv"),
+}
 WHERE = ["two processes", "two threads", "torchshare"]
 MODES = [f"{how}, {where}" for how in ("eager", "native") for where in WHERE]
 CHUNK_S = 0.02
@@ -209,7 +215,9 @@ def summary(repetitions: list[dict[str, Any]]) -> dict[str, Any]:
             "vs_eager_sharing": spread([sum(x) / b for x, b in zip(rates, shared, strict=True)]),
         }
     kinds = repetitions[0]["alone"]["eager"]
-    alone = {kind: spread([r["alone"]["native"][kind] / r["alone"]["eager"][kind] for r in repetitions]) for kind in kinds}
+    alone = {
+        kind: spread([r["alone"]["native"][kind] / r["alone"]["eager"][kind] for r in repetitions]) for kind in kinds
+    }
     return {"modes": modes, "alone": alone}
 
 
@@ -234,7 +242,7 @@ def main() -> None:
             raw[pair].append(repeat(pair, arguments.window))
             print(f"{pair}: repetition {len(raw[pair])} of {arguments.repetitions}", file=sys.stderr)
     summaries = {pair: summary(repetitions) for pair, repetitions in raw.items()}
-    write("native", {"summary": summaries, "building": seconds, "repetitions": raw}, arguments.output)
+    write("native", {"summary": {"pairs": summaries, "building": seconds}, "repetitions": raw}, arguments.output)
     for kind, times in seconds.items():
         print(f"{kind}: compiled in {times['cold_s']:.1f} s, from the cache in {times['cached_s']:.2f} s")
     for pair, figures in summaries.items():

@@ -38,6 +38,23 @@ def pairs(summary: dict[str, Any]) -> str:
     return table(headings, rows)
 
 
+def native(summary: dict[str, Any]) -> str:
+    columns = ["primary", "secondary", "aggregate", "vs_two_processes", "vs_eager_sharing"]
+    rows = [
+        [pair, mode, *(shown(rates[column]) for column in columns)]
+        for pair, figures in summary["pairs"].items()
+        for mode, rates in figures["modes"].items()
+    ]
+    headings = ["pair", "mode", "primary", "secondary", "aggregate", "vs two processes", "vs eager sharing"]
+    alone = {kind: ratio for figures in summary["pairs"].values() for kind, ratio in figures["alone"].items()}
+    kinds = [
+        [kind, shown(alone[kind]), f"{times['cold_s']:.1f}", f"{times['cached_s']:.2f}"]
+        for kind, times in summary["building"].items()
+    ]
+    solo = table(["job", "native / eager, alone", "compiled in, s", "from the cache, s"], kinds)
+    return table(headings, rows) + "\n\n" + solo
+
+
 def memory(summary: dict[str, float]) -> str:
     return table(["memory", "measured"], [[name, f"{value:.2f}"] for name, value in summary.items()])
 
@@ -197,6 +214,7 @@ TABLES = {
     "fit": fit,
     "auto": auto,
     "bound": bound,
+    "native": native,
     "simulator_study": simulator_study,
     "simulator_live": simulator_live,
 }

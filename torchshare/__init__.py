@@ -5,9 +5,21 @@ import torch as _torch  # noqa: F401  (first: it loads the libraries that _C nee
 from torchshare._batches import Batch, SubBatch
 from torchshare._errors import Cancelled, JobFailed
 from torchshare._job import Job
+from torchshare._native import NativeStep
 from torchshare._profiling import profile
 from torchshare._results import Result, Results
 from torchshare._runtime import Runtime
 
-__all__ = ["Batch", "Cancelled", "Job", "JobFailed", "Result", "Results", "Runtime", "SubBatch", "profile"]
+__all__ = [
+    "Batch",
+    "Cancelled",
+    "Job",
+    "JobFailed",
+    "NativeStep",
+    "Result",
+    "Results",
+    "Runtime",
+    "SubBatch",
+    "profile",
+]
 __version__ = "0.1.0"

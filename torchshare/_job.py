@@ -136,8 +136,8 @@ class Job:
         *,
         sub_batch: int | None = None,
     ) -> NativeStep:
-        """A training step, `step(batch)`, compiled for batches like `example_batch`: forward, backward and the optimizer's
-        update in C++, without the interpreter. For `job.batches`, or for `job.fit`.
+        """A training step, `step(batch)`, compiled for batches like `example_batch`: forward, backward and the
+        optimizer's update in C++, without the interpreter. For `job.batches`, or for `job.fit`.
 
         Compiled in another process, once per model, shape, number of threads and version of torch, and kept in
         `~/.cache/torchshare`. Batches of other shapes are compiled when they come.

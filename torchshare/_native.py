@@ -34,8 +34,8 @@ Pieces = list[tuple[list[Tensor], float]]
 
 
 class NativeStep:
-    """A training step, `step(batch)`: what `batch.backward(loss_fn)`, `optimizer.step()` and `optimizer.zero_grad()` do,
-    compiled. Made by `Job.native_step`.
+    """A training step, `step(batch)`: what `batch.backward(loss_fn)`, `optimizer.step()` and `optimizer.zero_grad()`
+    do, compiled. Made by `Job.native_step`.
 
     Parameters, buffers and optimizer state are the user's own, updated in place; `.grad` is not touched. What cannot be
     compiled runs in eager: for good (`fallback` says why), for the first step of an optimizer that has no state yet, or
@@ -82,10 +82,16 @@ class NativeStep:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Trains on a batch of `job.batches`; returns its loss, detached."""
+        self.check_owner(batch._job)
         pieces = self._pieces(batch) if self._is_as_compiled() else None
         if pieces is None:
             return self._eager(batch)
         return self._ready().run(self._job._native, pieces)
+
+    def check_owner(self, job: Job) -> None:
+        """Raises ValueError unless the step is that job's."""
+        if job is not self._job:
+            raise ValueError(f"job '{job.name}': the native step is of job '{self._job.name}'; expected one of its own")
 
     def run_steps(self, batches: list[Batch]) -> list[Tensor]:
         """Trains on batches that have not begun as steps, and returns their losses. The interpreter is left alone as
@@ -255,7 +261,7 @@ class NativeStep:
         return settings
 
     def _bind(self) -> bool:
-        """Sees to it that the native step works on the optimizer's state as it is now; False where there is none yet."""
+        """Has the native step work on the optimizer's state as it is now; False where there is none yet."""
         states = self._optimizer.state
         if (
             self._native is not None
@@ -269,6 +275,8 @@ class NativeStep:
             ]
         except KeyError:
             return False  # the first step makes it, in eager
+        if any(tensor is None for _, _, tensor in self._bound_state):
+            return False
         self._bound_to = states
         bound = self._bound_tensors()
         graphs = {
@@ -276,7 +284,9 @@ class NativeStep:
             for kind, known in self._graphs.items()
         }
         try:
-            self._native = _C.NativeStep(graphs["step"], graphs["gradients"], graphs["update"], self._accumulators, self._weight)
+            self._native = _C.NativeStep(
+                graphs["step"], graphs["gradients"], graphs["update"], self._accumulators, self._weight
+            )
         except ValueError as error:
             self._fall_back(error)
             return False
@@ -348,6 +358,9 @@ def fit(
     prefetch: int,
 ) -> Tensor:
     """See Job.fit."""
+    if not isinstance(step, NativeStep):
+        raise TypeError(f"job '{job.name}': step is a {type(step).__name__}; expected what native_step returned")
+    step.check_owner(job)
     losses: list[Tensor] = []
     while steps is None or len(losses) < steps:
         before = len(losses)

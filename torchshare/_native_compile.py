@@ -17,11 +17,12 @@ from torch._inductor import config, cpu_vec_isa
 def compile_request(request: dict[str, Any], package: Path) -> None:
     """`request`: see `_native_package.request_of`."""
     inputs = tuple(
-        torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype, device in request["inputs"]
+        torch.empty_strided(size, stride, dtype=dtype, device=device)
+        for size, stride, dtype, device in request["inputs"]
     )
     torch.set_num_threads(request["threads"])
-    # Inductor compiles a program for each vector extension, and runs Python to load it: 12 s. The processor's own word is
-    # enough; what only those programs tell (bfloat16, AMX) is left alone.
+    # Inductor compiles a program for each vector extension, and runs Python to load it: 12 s. The processor's own word
+    # is enough; what only those programs tell (bfloat16, AMX) is left alone.
     config.cpp.vec_isa_ok = True
     cpu_vec_isa.VecISA.check_build = lambda *_: False  # type: ignore[method-assign]
     exported = torch.export.export(request["graph"], inputs, strict=False)

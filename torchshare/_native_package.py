@@ -45,9 +45,10 @@ def package_of(traced: Traced, threads: int, job: Job) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     package = folder / f"{_key(request)}.pt2"
     # A cancel ends each sleep; lower jobs may use the time.
-    with _locked(package.with_suffix(".lock"), job._native.sleep), tempfile.TemporaryDirectory(
-        dir=folder, prefix="compile-"
-    ) as scratch:
+    with (
+        _locked(package.with_suffix(".lock"), job._native.sleep),
+        tempfile.TemporaryDirectory(dir=folder, prefix="compile-") as scratch,
+    ):
         if not package.exists():
             made = _compile(request, Path(scratch), job)
             traced.check(_C.StepGraph(str(made)).run)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._decomp import decompositions
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.overrides import TorchFunctionMode
 
 from torchshare import _C, _pytree
 from torchshare._native_update import Rule, State
@@ -27,6 +29,8 @@ _lock = threading.RLock()  # torch.fx has process-wide state while it traces
 aten = torch.ops.aten
 _UNFILLED = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty)
 _MISSING = object()
+_gather_params: Any = decompositions.gather_params
+_run_layer: Any = decompositions._rnn_helper
 _RNN_LISTS = ("_flat_weights", "_flat_weight_refs")  # of the layer's parameters, made anew where one was swapped
 
 
@@ -207,19 +211,19 @@ class StepTracer:
         place = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         for (parameter, name), tensor in zip(self.state_names(), state, strict=True):
             states[place[id(parameter)]][name] = tensor
-        for (number, _), parameter, gradient, of_it in zip(
-            self._updated(), parameters, gradients, states, strict=True
-        ):
+        for (number, _), parameter, gradient, of_it in zip(self._updated(), parameters, gradients, states, strict=True):
             self._rule.update(self._optimizer.param_groups[number], parameter, gradient, of_it, rates[number])
 
-    def _trace(self, kind: Kind, function: Callable[[list[Tensor], Any], Tensor], bound: list[Tensor], data: Any) -> Traced:
+    def _trace(
+        self, kind: Kind, function: Callable[[list[Tensor], Any], Tensor], bound: list[Tensor], data: Any
+    ) -> Traced:
         leaves = _pytree.all_tensors(data)
 
         def flat(bound: list[Tensor], tensors: list[Tensor]) -> Tensor:
             return function(bound, _pytree.with_tensors(data, tensors))
 
         try:
-            with _lock, _unchanged(self._model), _C.Unhooked():
+            with _lock, _unchanged(self._model), _C.Unhooked(), _PlainRecurrence():
                 graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(bound, leaves)
         except Untraceable:
             raise
@@ -259,11 +263,54 @@ def _first_line(error: Exception) -> str:
     return lines[0][:200] if lines else ""
 
 
+class _PlainRecurrence(TorchFunctionMode):
+    """LSTMs as plain ops. In single precision torch has one op for a layer, whose backward pass AOTInductor of torch
+    2.11 cannot call."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.lstm and isinstance(args[1], (tuple, list)):  # the other form is for packed sequences
+            return _lstm(*args)
+        return func(*args, **(kwargs or {}))
+
+
+def _lstm(
+    input: Tensor,
+    state: Sequence[Tensor],
+    weights: list[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """As torch.lstm. Layer by layer, for torch 2.11's decomposition of several forgets the dropout between them."""
+    parameters = _gather_params(weights, has_biases, state[0].size(2) != state[1].size(2))
+    hidden = list(zip(*state, strict=True))
+    directions = 2 if bidirectional else 1
+    output = input.transpose(0, 1) if batch_first else input
+    finals: list[Any] = []
+    for layer in range(num_layers):
+        if layer > 0 and train and dropout > 0:
+            output = torch.dropout(output, dropout, train=True)
+        mine = slice(layer * directions, (layer + 1) * directions)
+        output, final = _run_layer(
+            output, hidden[mine], parameters[mine], has_biases, 1, 0.0, train, bidirectional, False,
+            decompositions.one_layer_lstm,
+        )  # fmt: skip
+        finals += final
+    output = output.transpose(0, 1) if batch_first else output
+    return output, *(torch.stack(of_layers, 0) for of_layers in zip(*finals, strict=True))
+
+
 def _spell_out_alpha(graph: GraphModule) -> None:
-    """a + alpha * b as two ops. Inductor of torch 2.11 makes an addmm of `add(mm(x, y), b, alpha=alpha)` and forgets the
-    alpha."""
+    """a + alpha * b as two ops. Inductor of torch 2.11 makes an addmm of `add(mm(x, y), b, alpha=alpha)` and forgets
+    the alpha."""
     for node in graph.graph.nodes:
-        if node.target in (aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor) and "alpha" in node.kwargs:
+        if (
+            node.target in (aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor)
+            and "alpha" in node.kwargs
+        ):
             with graph.graph.inserting_before(node):
                 scaled = graph.graph.call_function(aten.mul.Tensor, (node.args[1], node.kwargs["alpha"]))
             node.args, node.kwargs = (node.args[0], scaled), {}
@@ -271,7 +318,7 @@ def _spell_out_alpha(graph: GraphModule) -> None:
 
 def _lift_captured(graph: GraphModule, first: int) -> list[Tensor]:
     """Makes the tensors that the graph holds inputs, after the `first` ones; returns them."""
-    graph.graph.set_codegen(CodeGen())  # flat arguments
+    graph.graph.set_codegen(CodeGen())  # type: ignore[no-untyped-call]  # flat arguments
     captured: list[Tensor] = []
     inputs: dict[str, Node] = {}
     for node in list(graph.graph.find_nodes(op="get_attr")):
@@ -286,8 +333,8 @@ def _lift_captured(graph: GraphModule, first: int) -> list[Tensor]:
 
 
 def _lift_noise(graph: GraphModule, first: int) -> list[Noise]:
-    """Makes what random ops fill inputs, after the `first` ones. Compiled code would draw from the process's random state,
-    past the op hook; so the same ops draw the same numbers in the same order, but before the graph runs."""
+    """Makes what random ops fill inputs, after the `first` ones. Compiled code would draw from the process's random
+    state, past the op hook; so the same ops draw the same numbers in the same order, but before the graph runs."""
     noise: list[Noise] = []
     for node in list(graph.graph.nodes):
         if not _is_random(node):
@@ -327,7 +374,7 @@ def _distribution(node: Node) -> tuple[int, float, float] | None:
     if op in (aten.randn, aten.randn_like):
         return NORMAL, 0.0, 1.0
     if op in (aten.uniform_, aten.normal_):
-        first, second = [*numbers, *(0.0, 1.0)[len(numbers) :]]
+        first, second, *_ = (*numbers, *(0.0, 1.0)[len(numbers) :])
         return UNIFORM if op is aten.uniform_ else NORMAL, first, second
     return None
 
@@ -360,7 +407,9 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
                 if isinstance(module, nn.RNNBase) and key in _RNN_LISTS:
                     continue
                 changed.append(f"'{key}' of {_module(name)}")
-        changed += [f"'{key}' of {_module(name)}" for name, key, value in _containers(before) if len(value) != sizes[name, key]]
+        changed += [
+            f"'{key}' of {_module(name)}" for name, key, value in _containers(before) if len(value) != sizes[name, key]
+        ]
     if changed:
         raise Untraceable(f"the forward pass changes {changed[0]}")
 

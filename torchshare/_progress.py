@@ -42,11 +42,12 @@ class Progress:
             self._next_line = time.monotonic() + _PLAIN_EVERY_S
 
     def __enter__(self) -> Progress:
+        # Log lines go above the table, not through it. They tell of compilations, too, which take their time.
+        self._handler = RichHandler(console=self._console, show_path=False) if self._live else logging.StreamHandler()
+        log.addHandler(self._handler)
+        log.propagate = False
+        log.setLevel(logging.INFO)
         if self._live is not None:
-            # Log lines go above the table, not through it.
-            self._handler = RichHandler(console=self._console, show_path=False)
-            log.addHandler(self._handler)
-            log.propagate = False
             self._live.__enter__()
         self.update()
         return self
@@ -55,10 +56,12 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.update()
-        if self._live is not None and self._handler is not None:
+        if self._live is not None:
             self._live.__exit__(kind, error, traceback)
-            log.removeHandler(self._handler)
-            log.propagate = True
+        assert self._handler is not None  # __enter__ has been called
+        log.removeHandler(self._handler)
+        log.propagate = True
+        log.setLevel(logging.NOTSET)
 
 
 def _rate(result: Result) -> str:

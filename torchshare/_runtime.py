@@ -69,8 +69,8 @@ class Runtime:
             raise ValueError(f"max_wait is {max_wait!r}; expected seconds, above 0")
         # The first optimizer would import it, inside a job: a second or two that is not the job's own time.
         importlib.import_module("torch._dynamo")
-        # Without a GPU, torch 2.11 gives the process a stand-in for it when it first traces anything, and frees that with
-        # the thread that did: so not in a job's.
+        # Without a GPU, torch 2.11 gives the process a stand-in for it when it first traces anything, and frees that
+        # with the thread that did: so not in a job's.
         torch._C._ensureCUDADeviceGuardSet()
         self._native = _C.Runtime(
             device, policy, grace, max_wait, device_priority, max_slowdown, secondary_share, timeline_capacity

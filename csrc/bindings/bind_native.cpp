@@ -68,8 +68,7 @@ void bind_native(py::module_& module) {
       .def(py::init())
       .def("__enter__", [](Unhooked& unhooked) { unhooked.pause.emplace(); })
       .def("__exit__", [](Unhooked& unhooked, const py::args&) { unhooked.pause.reset(); });
-  module.def(
-      "tensor_spec", [](const at::Tensor& tensor) { return TensorSpec(tensor).text(); }, py::arg("tensor"));
+  module.def("tensor_spec", [](const at::Tensor& tensor) { return TensorSpec(tensor).text(); }, py::arg("tensor"));
   py::class_<StepGraph, std::shared_ptr<StepGraph>>(module, "StepGraph")
       .def(py::init<const std::string&>(), py::arg("path"), ReleaseGil())
       .def("check", &StepGraph::check, py::arg("inputs"))
@@ -83,8 +82,9 @@ void bind_native(py::module_& module) {
   py::class_<NativeStep>(module, "NativeStep")
       .def(py::init(&make_step), py::arg("whole"), py::arg("gradients"), py::arg("update"), py::arg("accumulators"),
            py::arg("weight"))
-      .def("covers", [](const NativeStep& step, const Pieces& given) { return step.covers(pieces(given)); },
-           py::arg("pieces"))
+      .def(
+          "covers", [](const NativeStep& step, const Pieces& given) { return step.covers(pieces(given)); },
+          py::arg("pieces"))
       .def(
           "run", [](const NativeStep& step, Job* job, const Pieces& given) { return step.run(job, pieces(given)); },
           py::arg("job").none(true), py::arg("pieces"), ReleaseGil());

@@ -13,16 +13,16 @@
 
 // Note [Native steps]
 // A step of small ops is all interpreter and dispatcher, and two of them in one process take turns at the interpreter's
-// lock. Here the whole step is one or a few calls of compiled code: AOTInductor packages, made in Python from the user's
-// own model, loss function and optimizer (see torchshare/_native_trace.py). Parameters, buffers and optimizer state are
-// inputs that the code updates in place, so they stay the user's own objects; learning rates are inputs, too.
+// lock. Here the whole step is one or a few calls of compiled code: AOTInductor packages, made in Python from the
+// user's own model, loss function and optimizer (see torchshare/_native_trace.py). Parameters, buffers and optimizer
+// state are inputs that the code updates in place, so they stay the user's own objects; learning rates are inputs, too.
 //
-// A batch in one piece is one graph (`whole`). One in several is `gradients` for each piece and one `update`; cutting it
-// changes nothing but the order of additions. To the gate each of these calls is one op: a job waits, parks and is
+// A batch in one piece is one graph (`whole`). One in several is `gradients` for each piece and one `update`; cutting
+// it changes nothing but the order of additions. To the gate each of these calls is one op: a job waits, parks and is
 // cancelled between them, and the update follows its gradients or the batch has changed nothing but accumulators.
 //
-// Compiled code would draw random numbers from the process's default engine. So a graph has its noise as inputs: the ops
-// of eager fill them before it runs, in the same order, from the job's own engine.
+// Compiled code would draw random numbers from the process's default engine. So a graph has its noise as inputs: the
+// ops of eager fill them before it runs, in the same order, from the job's own engine.
 
 namespace torchshare {
 namespace {
@@ -94,16 +94,15 @@ BoundGraph load_graph(const std::string& folder) {
   std::vector<Noise> noise;
   for (const at::Tensor& tensor : saved.at("noise").toTensorVector()) {
     const at::Tensor row = draws[static_cast<std::int64_t>(noise.size())];
-    noise.push_back({tensor, static_cast<Noise::Kind>(row[0].item<double>()), row[1].item<double>(),
-                     row[2].item<double>()});
+    noise.push_back(
+        {tensor, static_cast<Noise::Kind>(row[0].item<double>()), row[1].item<double>(), row[2].item<double>()});
   }
   return {std::make_shared<StepGraph>(folder + "/step.pt2"), saved.at("bound").toTensorVector(), std::move(noise),
           saved.at("data").toTensorVector()};
 }
 
 NativeStep::NativeStep(std::vector<BoundGraph> whole, std::vector<BoundGraph> gradients,
-                       std::optional<BoundGraph> update, std::vector<at::Tensor> accumulators,
-                       at::Tensor weight)
+                       std::optional<BoundGraph> update, std::vector<at::Tensor> accumulators, at::Tensor weight)
     : whole_(std::move(whole)),
       gradients_(std::move(gradients)),
       update_(std::move(update)),
@@ -117,8 +116,7 @@ NativeStep::NativeStep(std::vector<BoundGraph> whole, std::vector<BoundGraph> gr
 bool NativeStep::covers(const std::vector<Piece>& pieces) const {
   const auto& graphs = is_whole(pieces) ? whole_ : gradients_;
   return !pieces.empty() && (is_whole(pieces) || update_.has_value()) &&
-         std::all_of(pieces.begin(), pieces.end(),
-                     [&](const Piece& piece) { return find(graphs, piece) != nullptr; });
+         std::all_of(pieces.begin(), pieces.end(), [&](const Piece& piece) { return find(graphs, piece) != nullptr; });
 }
 
 at::Tensor NativeStep::run(Job* job, const std::vector<Piece>& pieces) const {

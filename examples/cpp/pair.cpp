@@ -1,5 +1,5 @@
-// Two training jobs in one process, without Python: a LibTorch loop as the primary, and beside it another one, or a step
-// that `NativeStep.save` wrote.
+// Two training jobs in one process, without Python: a LibTorch loop as the primary, and beside it another one, or a
+// step that `NativeStep.save` wrote.
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -57,9 +57,8 @@ void run_a_packaged_step(Job& job, const std::string& folder) {
 int main(int argc, char** argv) {
   torchshare::Runtime runtime(torchshare::make_device("cpu"));
   runtime.submit({.name = "line", .priority = torchshare::Priority::kPrimary}, fit_a_line);
-  const auto second = runtime.submit({.name = "second"}, [&](Job& job) {
-    argc > 1 ? run_a_packaged_step(job, argv[1]) : fit_a_line(job);
-  });
+  const auto second = runtime.submit({.name = "second"},
+                                     [&](Job& job) { argc > 1 ? run_a_packaged_step(job, argv[1]) : fit_a_line(job); });
   runtime.start();
   runtime.wait(std::chrono::minutes(1));
   if (second->state() != torchshare::JobState::kFinished) {

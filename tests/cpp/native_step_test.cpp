@@ -1,0 +1,88 @@
+#include "native/native_step.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "gate/op_hook.h"
+
+// What needs compiled code is in tests/python/test_native.py: only Python can make some.
+
+namespace torchshare {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+TEST(TensorSpec, TellsShapesStridesAndTypesApart) {
+  const TensorSpec spec(at::zeros({2, 3}));
+  EXPECT_EQ(spec.text(), "Float[2, 3] strides [3, 1] cpu");
+  EXPECT_TRUE(spec.matches(at::ones({2, 3})));
+  EXPECT_FALSE(spec.matches(at::zeros({3, 2})));
+  EXPECT_FALSE(spec.matches(at::zeros({3, 2}).t()));
+  EXPECT_FALSE(spec.matches(at::zeros({2, 3}, at::kDouble)));
+}
+
+TEST(StepGraph, RefusesWhatIsNoPackage) {
+  EXPECT_THAT([] { StepGraph graph("/nowhere/step.pt2"); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("'/nowhere/step.pt2' is no package of a compiled step")));
+  const auto path = std::filesystem::temp_directory_path() / "torchshare_native_step_test.pt2";
+  std::ofstream(path) << "text";
+  EXPECT_THAT([&] { StepGraph graph(path); }, ThrowsMessage<std::invalid_argument>(HasSubstr("is no package")));
+  std::filesystem::remove(path);
+}
+
+TEST(LoadGraph, RefusesAFolderWithoutAStep) {
+  EXPECT_THAT([] { load_graph("/nowhere"); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("'/nowhere/tensors.pt' cannot be read")));
+}
+
+TEST(NativeStep, CoversNothingWithoutGraphs) {
+  const NativeStep step({}, {}, std::nullopt, {}, at::ones({}, at::kDouble));
+  EXPECT_FALSE(step.covers({}));
+  EXPECT_FALSE(step.covers({{{at::ones({2})}, 1.0}}));
+  EXPECT_FALSE(step.covers({{{at::ones({2})}, 0.5}, {{at::ones({2})}, 0.5}}));
+  EXPECT_THROW(step.run(nullptr, {{{at::ones({2})}, 1.0}}), std::invalid_argument);
+}
+
+TEST(NativeStep, WantsItsWeightToBeADouble) {
+  EXPECT_THROW(NativeStep({}, {}, std::nullopt, {}, at::ones({})), std::invalid_argument);
+  EXPECT_THROW(NativeStep({}, {}, std::nullopt, {}, at::ones({2}, at::kDouble)), std::invalid_argument);
+}
+
+class CountingContext final : public OpContext {
+ public:
+  CountingContext() : OpContext(Priority::kPrimary, at::detail::createCPUGenerator(1)) {}
+  std::uint64_t ops() const { return slot_.ops(); }
+
+ private:
+  void attend() override {}
+};
+
+TEST(ContextPause, TakesTheThreadOutOfItsJobAndBack) {
+  install_op_hook();
+  CountingContext context;
+  const ContextScope scope(context);
+  const at::Tensor x = at::zeros({2});
+  const auto before = context.ops();
+  {
+    const ContextPause pause;
+    x.add_(1);
+    EXPECT_EQ(current_context, nullptr);
+  }
+  EXPECT_EQ(context.ops(), before);
+  x.add_(1);
+  EXPECT_EQ(context.ops(), before + 1);
+}
+
+TEST(ContextPause, DoesNothingOutsideAJob) {
+  { const ContextPause pause; }
+  EXPECT_EQ(current_context, nullptr);
+}
+
+}  // namespace
+}  // namespace torchshare

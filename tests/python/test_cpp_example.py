@@ -1,0 +1,74 @@
+"""examples/cpp, built against what `cmake --install` makes, as a C++ program of somebody else's would be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import run_one
+from torch import nn
+from torch.nn import functional as F
+
+from torchshare import Job
+
+ROOT = Path(__file__).parents[2]
+BUILD = Path(os.environ.get("TORCHSHARE_BUILD_DIR", ROOT / "build" / sys.implementation.cache_tag))
+STEPS = 200
+
+
+def run(*command: object) -> str:
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("example")
+    run("cmake", "--install", BUILD, "--component", "cpp", "--prefix", folder / "prefix")
+    run("cmake", "-S", ROOT / "examples" / "cpp", "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={folder / 'prefix'}")
+    run("cmake", "--build", folder / "build")
+    return folder / "build" / "pair"
+
+
+def losses(line: str) -> tuple[float, float]:
+    words = line.split()
+    return float(words[-3]), float(words[-1])
+
+
+def test_a_pair_of_libtorch_loops(example: Path) -> None:
+    lines = sorted(run(example).splitlines())
+    assert [line.split()[:2] for line in lines] == [["line", "primary"], ["second", "secondary"]]
+    for line in lines:
+        first, last = losses(line)
+        assert first > 0.5 and last < 0.01
+
+
+@pytest.mark.timeout(600)
+def test_a_step_saved_by_python_trains_on_in_cpp(example: Path, tmp_path: Path) -> None:
+    """The losses that C++ prints are those with which Python goes on from the same place."""
+
+    def train(job: Job) -> torch.Tensor:
+        model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        batch = torch.randn(10, 6), torch.randint(0, 4, (10,))
+        step = job.native_step(model, lambda x, y: F.cross_entropy(model(x), y), optimizer, batch)
+        with pytest.raises(RuntimeError, match="none trained on"):
+            step.save(tmp_path / "early")
+        job.fit(step, [batch], steps=3)
+        step.save(tmp_path / "step")
+        return job.fit(step, [batch], steps=STEPS)
+
+    expected = run_one(train, timeout=300).value
+    line = next(line for line in run(example, tmp_path / "step").splitlines() if line.startswith("second"))
+    assert losses(line) == pytest.approx((expected[0].item(), expected[-1].item()), abs=1e-4)
+
+
+def test_a_folder_without_a_step(example: Path, tmp_path: Path) -> None:
+    done = subprocess.run([example, tmp_path], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "'second' failed" in done.stderr and "tensors.pt' cannot be read" in done.stderr
