@@ -216,6 +216,7 @@ class NativeStep:
                 warning.close()
         if randoms != (self._job._random.getstate(), _numpy_state(self._job)):
             raise Untraceable("the loss function draws from Python's or numpy's random state")
+        self._tracer.check(traced[0], data, self._job._native.generator)
         if kind == "gradients" and not self._graphs["update"]:
             traced.append(self._tracer.update())
         for each in traced:

@@ -29,6 +29,7 @@ _lock = threading.RLock()  # torch.fx has process-wide state while it traces
 aten = torch.ops.aten
 _UNFILLED = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty)
 _MISSING = object()
+_HALF = 0.5  # the weight of a sub-batch, where one stands for all
 _gather_params: Any = decompositions.gather_params
 _run_layer: Any = decompositions._rnn_helper
 _RNN_LISTS = ("_flat_weights", "_flat_weight_refs")  # of the layer's parameters, made anew where one was swapped
@@ -72,13 +73,9 @@ class Traced:
             except RuntimeError as error:
                 raise Untraceable(f"compiled, '{self.kind}' fails: {_first_line(error)}") from error
         for eager, _, native in zip(*outcomes, strict=True):
-            if eager.is_floating_point():
-                bound = torch.finfo(eager.dtype).eps ** 0.5 * eager.abs().max()
-            else:
-                bound = torch.zeros(())
-            off = (native - eager).abs().max() if eager.numel() > 0 else bound
-            if not off <= bound and torch.isfinite(eager).all():
-                raise Untraceable(f"compiled, '{self.kind}' differs from eager by {off:.3g} of {eager.abs().max():.3g}")
+            off = _difference(native, eager)
+            if off is not None:
+                raise Untraceable(f"compiled, '{self.kind}' differs from eager by {off}")
 
 
 class StepTracer:
@@ -135,7 +132,7 @@ class StepTracer:
     def gradients(self, data: Any) -> Traced:
         """Forward and backward on the sub-batch `data`; its loss is multiplied by the weight."""
         self._find_used(data)
-        bound = [*self.tensors, *map(_plausible, self.parameters), _number(0.5)]
+        bound = [*self.tensors, *map(_plausible, self.parameters), _number(_HALF)]
         return self._trace("gradients", self._gradients, bound, data)
 
     def update(self) -> Traced:
@@ -143,6 +140,31 @@ class StepTracer:
         gradients = map(_plausible, self.parameters)
         bound = [*self.parameters, *self._state_like(), *gradients, *self._rates_like()]
         return self._trace("update", self._update_from_accumulators, bound, ())
+
+    def check(self, traced: Traced, data: Any, random_state: torch.Generator) -> None:
+        """Compares the loss of a traced step with that of the user's own code, on copies and with the same random
+        numbers. Raises Untraceable where they differ. In the job's own thread."""
+        drawn = random_state.get_state()
+        captured = [_copy(tensor) for tensor in traced.captured]
+        copies = dict(zip(map(id, self.tensors), map(_copy, self.tensors), strict=True))
+        with torch.no_grad(), _unchanged(self._model):
+            with _reparametrize_module(self._model, {name: copies[id(tensor)] for name, tensor in self._named.items()}):
+                eager = self._loss_of(data)
+            random_state.set_state(drawn)
+            for noise in traced.noise:
+                draw(noise)
+            for tensor, before in zip(traced.captured, captured, strict=True):
+                tensor.copy_(before)  # a teacher's running statistics, say
+            native = traced.graph(*map(_copy, traced.inputs))[0]
+        random_state.set_state(drawn)
+        if traced.kind == "gradients":
+            native = native / _HALF
+        off = _difference(native, eager)
+        if off is not None:
+            raise Untraceable(f"traced, the loss differs from eager by {off}")
+
+    def _loss_of(self, data: Any) -> Tensor:
+        return self._loss_fn(*data) if isinstance(data, (tuple, list)) else self._loss_fn(data)
 
     def _find_used(self, data: Any) -> None:
         if self._used is None:
@@ -190,7 +212,7 @@ class StepTracer:
         swapped = {name: stand_in[id(tensor)] for name, tensor in self._named.items()}
         inside = dict(swapped)
         with torch.enable_grad(), _reparametrize_module(self._model, inside):
-            loss = self._loss_fn(*data) if isinstance(data, (tuple, list)) else self._loss_fn(data)
+            loss = self._loss_of(data)
             if not isinstance(loss, Tensor) or loss.numel() != 1:
                 raise Untraceable("the loss is not a tensor with one element")
             if weight is not None:
@@ -248,6 +270,27 @@ def _plausible(like: Tensor) -> Tensor:
     """Stands for a tensor that is not there yet: numbers from 0 to 1, and none from the job's random state."""
     numbers = torch.rand(like.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return torch.empty_like(like).copy_(numbers).detach()
+
+
+def draw(noise: Noise) -> None:
+    """Fills a tensor of noise as C++ does before a graph runs."""
+    tensor, kind, first, second = noise
+    if kind == BERNOULLI:
+        tensor.bernoulli_(first)
+    elif kind == UNIFORM:
+        tensor.uniform_(first, second)
+    else:
+        tensor.normal_(first, second)
+
+
+def _difference(native: Tensor, eager: Tensor) -> str | None:
+    """By how much they differ, where that is more than half of the digits: that is no rounding."""
+    if eager.numel() == 0 or not torch.isfinite(eager).all():
+        return None
+    largest = eager.abs().max()
+    allowed = torch.finfo(eager.dtype).eps ** 0.5 * largest if eager.is_floating_point() else 0
+    off = (native - eager).abs().max()
+    return None if off <= allowed else f"{off:.3g} of {largest:.3g}"
 
 
 def _number(value: float) -> Tensor:
@@ -374,7 +417,7 @@ def _distribution(node: Node) -> tuple[int, float, float] | None:
     if op in (aten.randn, aten.randn_like):
         return NORMAL, 0.0, 1.0
     if op in (aten.uniform_, aten.normal_):
-        first, second, *_ = (*numbers, *(0.0, 1.0)[len(numbers) :])
+        first, second = itertools.chain(numbers, (0.0, 1.0)[len(numbers) :])
         return UNIFORM if op is aten.uniform_ else NORMAL, first, second
     return None
 

@@ -37,6 +37,14 @@ bool is_whole(const std::vector<Piece>& pieces) {
   return pieces.size() == 1 && pieces.front().weight == 1.0;
 }
 
+std::vector<at::Tensor> tensors_of(const c10::IValue& list) {
+  std::vector<at::Tensor> tensors;
+  for (const c10::IValue& value : list.toListRef()) {
+    tensors.push_back(value.toTensor());
+  }
+  return tensors;
+}
+
 /// `run` as a sub-batch of `job`, if there is one.
 template <class Run>
 at::Tensor counted(Job* job, Run run) {
@@ -92,13 +100,13 @@ BoundGraph load_graph(const std::string& folder) {
   const auto saved = torch::jit::pickle_load(bytes).toGenericDict();
   const at::Tensor draws = saved.at("draws").toTensor();
   std::vector<Noise> noise;
-  for (const at::Tensor& tensor : saved.at("noise").toTensorVector()) {
+  for (const at::Tensor& tensor : tensors_of(saved.at("noise"))) {
     const at::Tensor row = draws[static_cast<std::int64_t>(noise.size())];
     noise.push_back(
         {tensor, static_cast<Noise::Kind>(row[0].item<double>()), row[1].item<double>(), row[2].item<double>()});
   }
-  return {std::make_shared<StepGraph>(folder + "/step.pt2"), saved.at("bound").toTensorVector(), std::move(noise),
-          saved.at("data").toTensorVector()};
+  return {std::make_shared<StepGraph>(folder + "/step.pt2"), tensors_of(saved.at("bound")), std::move(noise),
+          tensors_of(saved.at("data"))};
 }
 
 NativeStep::NativeStep(std::vector<BoundGraph> whole, std::vector<BoundGraph> gradients,

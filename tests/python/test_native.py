@@ -9,7 +9,6 @@ import json
 import logging
 import random
 import re
-import shutil
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ import pytest
 import torch
 from conftest import Gatekeeper, wait_until
 from torch import Tensor, nn
+from torch.fx._symbolic_trace import is_fx_tracing
 from torch.nn import functional as F
 
 import torchshare
@@ -41,6 +41,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield folder / "torchshare" / "steps"
+
+
+def forget(cache: Path) -> None:
+    for package in cache.glob("*.pt2"):
+        package.unlink()
 
 
 class Sequence(nn.Module):
@@ -268,13 +273,13 @@ def test_the_cache_is_used_and_damage_to_it_repaired(cache: Path, caplog: pytest
 
     run_one(compilations)
     assert run_one(compilations).value == 0
-    shutil.rmtree(cache)
+    forget(cache)
     assert run_one(compilations).value == 1
 
 
 def test_two_jobs_with_one_graph_compile_it_once(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "torchshare")
-    shutil.rmtree(cache, ignore_errors=True)
+    forget(cache)
     with torchshare.Runtime() as runtime:
         for name in ("first", "second"):
             runtime.submit(natively("mlp", steps=3), name=name, threads=1)
@@ -343,6 +348,13 @@ def a_parameter_from_elsewhere(job: Job) -> str:
     return reasons(job, training, lambda x, y: training.loss(x, y) + weight.square().sum())
 
 
+def a_branch_in_training(job: Job) -> str:
+    """Seen only by running the loss function beside its trace: what it does depends on whether it is traced."""
+    training = Training("mlp")
+    scale = {True: 2.0, False: 1.0}
+    return reasons(job, training, lambda x, y: training.loss(x, y) * scale[is_fx_tracing()])
+
+
 def an_unknown_parameter(job: Job) -> str:
     training = Training("mlp")
     training.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
@@ -358,6 +370,7 @@ def an_unknown_parameter(job: Job) -> str:
         (python_random, "draws from Python's or numpy's random state"),
         (a_counter, "the forward pass changes 'calls' of the model"),
         (a_parameter_from_elsewhere, "uses a tensor of the model other than through the model"),
+        (a_branch_in_training, "traced, the loss differs from eager by"),
         (an_unknown_parameter, "the optimizer has a parameter that the model has not"),
     ],
 )
@@ -572,7 +585,7 @@ def test_a_cancelled_sub_batch_leaves_nothing_behind() -> None:
 
 
 def test_a_cancel_ends_a_compilation(cache: Path) -> None:
-    shutil.rmtree(cache, ignore_errors=True)
+    forget(cache)
 
     def train(job: Job) -> None:
         Training("transformer").step(job)
