@@ -54,8 +54,9 @@ class NativeStep:
         self._compile_s = 0.0
         self._form: Any = None  # of a batch: its tree without the tensors
         self._graphs: dict[Kind, list[_Graph]] = {"step": [], "gradients": [], "update": []}
-        self._weight = torch.ones((), dtype=torch.float64)
-        self._rates = [torch.zeros((), dtype=torch.float64) for _ in optimizer.param_groups]
+        device = next((parameter.device for group in optimizer.param_groups for parameter in group["params"]), None)
+        self._weight = torch.ones((), dtype=torch.float64, device=device)
+        self._rates = [torch.zeros((), dtype=torch.float64, device=device) for _ in optimizer.param_groups]
         self._accumulators: list[Tensor] = []
         self._native: _C.NativeStep | None = None
         self._bound_to: Any = None  # the optimizer's state, and what of it `_native` works on

@@ -108,6 +108,7 @@ class StepTracer:
             raise Untraceable("the optimizer has a parameter that the model has not")
         if not self._groups:
             raise Untraceable("the optimizer has no parameter that requires a gradient")
+        self._device = self._groups[0][1].device
         self._used: list[bool] | None = None  # which of _groups the loss depends on; others the optimizer leaves alone
 
     @property
@@ -132,7 +133,7 @@ class StepTracer:
     def gradients(self, data: Any) -> Traced:
         """Forward and backward on the sub-batch `data`; its loss is multiplied by the weight."""
         self._find_used(data)
-        bound = [*self.tensors, *map(_plausible, self.parameters), _number(_HALF)]
+        bound = [*self.tensors, *map(_plausible, self.parameters), self._number(_HALF)]
         return self._trace("gradients", self._gradients, bound, data)
 
     def update(self) -> Traced:
@@ -172,11 +173,15 @@ class StepTracer:
 
     def _state_like(self) -> list[Tensor]:
         return [
-            _number(3.0).float() if name == "step" else _plausible(parameter) for parameter, name in self.state_names()
+            torch.tensor(3.0) if name == "step" else _plausible(parameter) for parameter, name in self.state_names()
         ]
 
     def _rates_like(self) -> list[Tensor]:
-        return [_number(0.01) for _ in self._optimizer.param_groups]
+        return [self._number(0.01) for _ in self._optimizer.param_groups]
+
+    def _number(self, value: float) -> Tensor:
+        """On the parameters' device, so that a CUDA graph of the step need not ask the host."""
+        return torch.tensor(value, dtype=torch.float64, device=self._device)
 
     # What is traced. `bound` are stand-ins for the bound tensors.
 
@@ -291,10 +296,6 @@ def _difference(native: Tensor, eager: Tensor) -> str | None:
     allowed = torch.finfo(eager.dtype).eps ** 0.5 * largest if eager.is_floating_point() else 0
     off = (native - eager).abs().max()
     return None if off <= allowed else f"{off:.3g} of {largest:.3g}"
-
-
-def _number(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64)
 
 
 def _cut(tensors: list[Tensor], size: int) -> tuple[list[Tensor], list[Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -21,6 +22,13 @@ from torchshare import Job, Result
 @pytest.fixture(params=["priority", "strict", "best_fit"])
 def policy(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def gpu(request: pytest.FixtureRequest) -> None:
+    """Tests marked `gpu` are skipped without one; with TORCHSHARE_REQUIRE_GPU=1 they fail."""
+    if request.node.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+        (pytest.fail if os.environ.get("TORCHSHARE_REQUIRE_GPU") == "1" else pytest.skip)("there is no GPU")
 
 
 def run_one(function: Callable[[Job], Any], timeout: float = 60, **options: Any) -> Result:

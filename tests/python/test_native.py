@@ -262,31 +262,6 @@ def test_schedulers_state_dicts_and_eager_steps_between() -> None:
     assert_close(run_one(lambda job: train(job, True)).value, run_one(lambda job: train(job, False)).value)
 
 
-def test_the_cache_is_used_and_damage_to_it_repaired(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "torchshare")
-
-    def compilations(job: Job) -> int:
-        caplog.clear()
-        training = Training("mlp")
-        training.step(job)
-        return sum("compiling" in record.message for record in caplog.records)
-
-    run_one(compilations)
-    assert run_one(compilations).value == 0
-    forget(cache)
-    assert run_one(compilations).value == 1
-
-
-def test_two_jobs_with_one_graph_compile_it_once(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "torchshare")
-    forget(cache)
-    with torchshare.Runtime() as runtime:
-        for name in ("first", "second"):
-            runtime.submit(natively("mlp", steps=3), name=name, threads=1)
-        runtime.wait(timeout=COMPILING_S)
-    assert sum("compiling" in record.message for record in caplog.records) == 1
-
-
 # Fallbacks
 
 
@@ -551,8 +526,8 @@ def test_a_cancelled_sub_batch_leaves_nothing_behind() -> None:
 
     def train(job: Job, cancel: bool) -> list[Tensor]:
         training = Training("mlp")
-        step = training.step(job, sub_batch=5)
-        options = _batches.Options(5, "mean", None)
+        step = training.step(job, sub_batch=4)
+        options = _batches.Options(4, "mean", None)
         batches = list(itertools.islice(_batches.fetch(job, training.endless(), options), 7))
         for batch in batches[:3]:
             step(batch)
@@ -584,19 +559,44 @@ def test_a_cancelled_sub_batch_leaves_nothing_behind() -> None:
     assert_identical(results["cancelled"].value, results["not"].value)
 
 
-def test_a_cancel_ends_a_compilation(cache: Path) -> None:
-    forget(cache)
+# On a GPU
 
-    def train(job: Job) -> None:
-        Training("transformer").step(job)
 
-    with torchshare.Runtime() as runtime:
-        job = runtime.submit(train, threads=1)
-        runtime.start()
-        wait_until(lambda: any(cache.glob("compile-*")))
-        job.cancel()
-        assert runtime.wait(timeout=10)["train"].state == "cancelled"
-    assert not any(cache.glob("compile-*"))
+@pytest.mark.gpu
+def test_a_cuda_step_runs_on_the_jobs_stream_and_in_a_cuda_graph() -> None:
+    """On the current stream, as eager would; then captured, in thread-local mode, and replayed."""
+
+    def train(job: Job, native: bool) -> list[Tensor]:
+        training = Training("mlp", dtype=torch.float32)
+        training.model.cuda()
+        training.optimizer = sgd(training.model.parameters())
+        training.batches = [(x.cuda(), y.cuda()) for x, y in training.batches]
+        with torch.cuda.stream(torch.cuda.Stream()):
+            step = training.step(job)
+            for batch in itertools.islice(job.batches(training.endless()), 20):
+                if native:
+                    step(batch)
+                else:
+                    batch.backward(training.loss)
+                    training.optimizer.step()
+                    training.optimizer.zero_grad()
+            if native:
+                assert step.fallback is None and step._native is not None
+                pieces = [(list(training.batches[0]), 1.0)]
+                graph = torch.cuda.CUDAGraph()
+                torch.cuda.current_stream().synchronize()
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                    step._native.run(None, pieces)
+                graph.replay()
+            else:
+                training.loss(*training.batches[0]).backward()
+                training.optimizer.step()
+            torch.cuda.current_stream().synchronize()
+        return training.tensors()
+
+    native = run_one(lambda job: train(job, True)).value
+    for x, y in zip(native, run_one(lambda job: train(job, False)).value, strict=True):
+        assert torch.allclose(x, y, atol=1e-4)
 
 
 # The update rules, without compiling
@@ -633,3 +633,46 @@ def test_rules_are_those_of_torch(make: Callable[..., torch.optim.Optimizer], ma
         optimizer.step()
         assert_close([ours], [theirs.detach()])
     assert set(rule.state(group)) == {name for name, value in optimizer.state[theirs].items() if value is not None}
+
+
+# The cache; last, for these empty it
+
+
+def test_the_cache_is_used_and_damage_to_it_repaired(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "torchshare")
+
+    def compilations(job: Job) -> int:
+        caplog.clear()
+        training = Training("mlp")
+        training.step(job)
+        return sum("compiling" in record.message for record in caplog.records)
+
+    run_one(compilations)
+    assert run_one(compilations).value == 0
+    forget(cache)
+    assert run_one(compilations).value == 1
+
+
+def test_two_jobs_with_one_graph_compile_it_once(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "torchshare")
+    forget(cache)
+    with torchshare.Runtime() as runtime:
+        for name in ("first", "second"):
+            runtime.submit(natively("mlp", steps=3), name=name, threads=1)
+        runtime.wait(timeout=COMPILING_S)
+    assert sum("compiling" in record.message for record in caplog.records) == 1
+
+
+def test_a_cancel_ends_a_compilation(cache: Path) -> None:
+    forget(cache)
+
+    def train(job: Job) -> None:
+        Training("transformer").step(job)
+
+    with torchshare.Runtime() as runtime:
+        job = runtime.submit(train, threads=1)
+        runtime.start()
+        wait_until(lambda: any(cache.glob("compile-*")))
+        job.cancel()
+        assert runtime.wait(timeout=10)["train"].state == "cancelled"
+    assert not any(cache.glob("compile-*"))

@@ -13,7 +13,8 @@ def stub_members() -> dict[str, set[str]]:
     members: dict[str, set[str]] = {"": set()}
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
-            methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)} - {"__init__"}
+            functions = [item.name for item in node.body if isinstance(item, ast.FunctionDef)]
+            methods = {name for name in functions if not name.startswith("_")}
             fields = {ast.unparse(item.target) for item in node.body if isinstance(item, ast.AnnAssign)}
             members[node.name] = methods | fields
         elif isinstance(node, ast.FunctionDef):
