@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import numpy as np
 import torchshare
 
 from jobs import StepMeter, train
-from record import RESULTS, shown, spread, steady_malloc, write
+from record import RESULTS, interleaved, shown, spread, steady_malloc, write
 
 PAIRS = {  # kind and threads of the primary and of the secondary
     "tiny + tiny": (("tiny", 1), ("tiny", 1)),
@@ -133,11 +132,7 @@ def main() -> None:
     steady_malloc()
     for kind in ("conv", "tiny", "memory"):
         train(kind, StepMeter(3))  # what torch sets up once
-    raw: dict[str, Any] = {pair: [] for pair in arguments.pairs}
-    for number in range(arguments.repetitions):
-        for pair in arguments.pairs:
-            raw[pair].append(repeat(pair, arguments.seconds))
-            print(f"{pair}: repetition {number + 1} of {arguments.repetitions}", file=sys.stderr)
+    raw = interleaved(arguments.pairs, arguments.repetitions, lambda pair: repeat(pair, arguments.seconds))
     summaries = {pair: summary(repetitions) for pair, repetitions in raw.items()}
     write("bound", {"summary": summaries, "repetitions": raw}, arguments.output)
     for pair, bounds in summaries.items():

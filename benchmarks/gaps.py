@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import threading
 import time
 import warnings
@@ -26,7 +25,7 @@ import torchshare
 
 from jobs import StepMeter, conv_net, train
 from pairs import collect, launch
-from record import RESULTS, shown, spread, steady_malloc, write
+from record import RESULTS, interleaved, shown, spread, steady_malloc, write
 
 THREADS = 2
 SECONDARY = "conv"
@@ -233,11 +232,11 @@ def main() -> None:
     if arguments.work:
         print(json.dumps(work(*json.loads(arguments.work))))
         return
-    raw: dict[str, list[Any]] = {primary: [] for primary in arguments.primaries}
-    for _ in range(arguments.repetitions):
-        for primary in arguments.primaries:
-            raw[primary].append(repeat(primary, arguments.window, arguments.cores))
-            print(f"{primary}: repetition {len(raw[primary])} of {arguments.repetitions}", file=sys.stderr)
+    raw = interleaved(
+        arguments.primaries,
+        arguments.repetitions,
+        lambda primary: repeat(primary, arguments.window, arguments.cores),
+    )
     summaries = {primary: summary(repetitions) for primary, repetitions in raw.items()}
     write("gaps", {"summary": summaries, "repetitions": raw}, arguments.output)
     for primary, modes in summaries.items():

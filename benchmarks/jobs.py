@@ -104,16 +104,7 @@ def loader(shape: tuple[int, ...], sleep_s: float) -> Iterator[tuple[torch.Tenso
 def train(kind: str, meter: Meter, job: torchshare.Job | None = None, threads: int = 1) -> None:
     """Trains until `meter` says stop, on so many intra-op threads. With `job`, through its dataloader hook."""
     torch.set_num_threads(threads)
-    training = Training(kind)
-    for batch in training.batches if job is None else job.batches(training.batches):
-        if isinstance(batch, torchshare.Batch):
-            batch.backward(training.loss)
-        else:
-            training.loss(*batch).backward()
-        training.optimizer.step()
-        training.optimizer.zero_grad()
-        if not meter.step_done():
-            return
+    Training(kind).run(meter, job)
 
 
 class Training:
@@ -127,3 +118,15 @@ class Training:
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(self.model(x), y)
+
+    def run(self, meter: Meter, job: torchshare.Job | None) -> None:
+        """Trains in eager until `meter` says stop."""
+        for batch in self.batches if job is None else job.batches(self.batches):
+            if isinstance(batch, torchshare.Batch):
+                batch.backward(self.loss)
+            else:
+                self.loss(*batch).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            if not meter.step_done():
+                return

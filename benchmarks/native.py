@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 import threading
 import time
@@ -25,7 +24,7 @@ import torchshare
 
 from jobs import Training
 from pairs import WindowMeter, collect, launch
-from record import RESULTS, shown, spread, steady_malloc, write
+from record import RESULTS, interleaved, shown, spread, steady_malloc, write
 
 PAIRS = {
     "tiny+tiny": ("tiny", "tiny"),
@@ -41,25 +40,18 @@ Run = Callable[[WindowMeter], None]
 
 def eager(kind: str, job: torchshare.Job | None) -> Run:
     training = Training(kind)
-
-    def run(meter: WindowMeter) -> None:
-        for batch in training.batches if job is None else job.batches(training.batches):
-            if isinstance(batch, torchshare.Batch):
-                batch.backward(training.loss)
-            else:
-                training.loss(*batch).backward()
-            training.optimizer.step()
-            training.optimizer.zero_grad()
-            if not meter.step_done():
-                return
-
-    return run
+    return lambda meter: training.run(meter, job)
 
 
-def native(kind: str, job: torchshare.Job) -> Run:
+def native_step(kind: str, job: torchshare.Job) -> tuple[Training, torchshare.NativeStep]:
     training = Training(kind)
     step = job.native_step(training.model, training.loss, training.optimizer, next(training.batches))
     assert step.fallback is None, step.fallback
+    return training, step
+
+
+def native(kind: str, job: torchshare.Job) -> Run:
+    training, step = native_step(kind, job)
     job.fit(step, training.batches, steps=3)
     begin = time.monotonic()
     job.fit(step, training.batches, steps=8)
@@ -78,8 +70,7 @@ def native_in_a_thread(kind: str) -> Run:
     """The same compiled step in a plain thread: called for each batch, with nobody between the two jobs."""
 
     def build(job: torchshare.Job) -> Any:
-        training = Training(kind)
-        step = job.native_step(training.model, training.loss, training.optimizer, next(training.batches))
+        training, step = native_step(kind, job)
         job.fit(step, training.batches, steps=3)
         return step._native, training
 
@@ -153,21 +144,12 @@ def measure(kinds: list[str], mode: str, window: float) -> list[float]:
     return [figures["rate"] for figures in collect(processes, window)]
 
 
-def build_seconds(kind: str) -> list[float]:
-    """Seconds to make a native step of this kind; one figure."""
-    seconds: list[float] = []
-
-    def build(job: torchshare.Job) -> None:
-        training = Training(kind)
-        begin = time.monotonic()
-        step = job.native_step(training.model, training.loss, training.optimizer, next(training.batches))
-        assert step.fallback is None, step.fallback
-        seconds.append(time.monotonic() - begin)
-
+def build_seconds(kind: str) -> float:
+    """To trace, compile and load a native step of this kind."""
     warnings.simplefilter("ignore")
     with torchshare.Runtime() as runtime:
-        runtime.submit(build, name=kind, priority="primary", threads=1)
-        runtime.wait()
+        runtime.submit(lambda job: native_step(kind, job)[1].compile_s, name=kind, priority="primary", threads=1)
+        seconds: float = runtime.wait()[kind].value
     return seconds
 
 
@@ -180,7 +162,7 @@ def building(kinds: list[str]) -> dict[str, dict[str, float]]:
             times = []
             for _ in range(2):
                 process = launch(__file__, [[kind], "build"], 2)
-                times.append(json.loads(process.communicate()[0])[0])
+                times.append(json.loads(process.communicate()[0]))
             found[kind] = {"cold_s": times[0], "cached_s": times[1]}
             del os.environ["XDG_CACHE_HOME"]
     return found
@@ -236,11 +218,7 @@ def main() -> None:
         return
     kinds = list(dict.fromkeys(kind for pair in arguments.pairs for kind in PAIRS[pair]))
     seconds = building(kinds)
-    raw: dict[str, list[Any]] = {pair: [] for pair in arguments.pairs}
-    for _ in range(arguments.repetitions):
-        for pair in arguments.pairs:
-            raw[pair].append(repeat(pair, arguments.window))
-            print(f"{pair}: repetition {len(raw[pair])} of {arguments.repetitions}", file=sys.stderr)
+    raw = interleaved(arguments.pairs, arguments.repetitions, lambda pair: repeat(pair, arguments.window))
     summaries = {pair: summary(repetitions) for pair, repetitions in raw.items()}
     write("native", {"summary": {"pairs": summaries, "building": seconds}, "repetitions": raw}, arguments.output)
     for kind, times in seconds.items():

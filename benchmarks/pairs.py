@@ -20,7 +20,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from record import RESULTS, shown, spread, steady_malloc, write
+from record import RESULTS, interleaved, shown, spread, steady_malloc, write
 
 PAIRS = {
     "conv+conv": ("conv", "conv", 2),
@@ -178,11 +178,9 @@ def main() -> None:
     if arguments.work:
         print(json.dumps(work(*json.loads(arguments.work))))
         return
-    raw: dict[str, list[Any]] = {pair: [] for pair in arguments.pairs}
-    for _ in range(arguments.repetitions):
-        for pair in arguments.pairs:
-            raw[pair].append(repeat(pair, arguments.modes, arguments.window))
-            print(f"{pair}: repetition {len(raw[pair])} of {arguments.repetitions}", file=sys.stderr)
+    raw = interleaved(
+        arguments.pairs, arguments.repetitions, lambda pair: repeat(pair, arguments.modes, arguments.window)
+    )
     summaries = {pair: summary(pair, repetitions) for pair, repetitions in raw.items()}
     write("pairs", {"summary": summaries, "repetitions": raw}, arguments.output)
     for pair, modes in summaries.items():

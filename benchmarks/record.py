@@ -9,6 +9,7 @@ import platform
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,16 @@ def environment() -> dict[str, Any]:
 def spread(values: list[float]) -> dict[str, float]:
     """Median, minimum and maximum."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def interleaved(names: Iterable[str], repetitions: int, measure: Callable[[str], Any]) -> dict[str, list[Any]]:
+    """What `measure(name)` returned for each name, by repetition: each of them goes through all names."""
+    raw: dict[str, list[Any]] = {name: [] for name in names}
+    for number in range(1, repetitions + 1):
+        for name, measured in raw.items():
+            measured.append(measure(name))
+            print(f"{name}: repetition {number} of {repetitions}", file=sys.stderr)
+    return raw
 
 
 def shown(figure: dict[str, float], digits: int = 2) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from torchshare import _C, _current, _pytree
 
@@ -63,10 +64,11 @@ class Batch:
     def __iter__(self) -> Iterator[SubBatch]:
         """The sub-batches in order. One with nothing to count (all its tokens masked) is left out."""
         native = self._job._native
-        for sub_batch in self._split():
-            native.begin_sub_batch()
-            yield sub_batch
-            native.end_sub_batch()
+        with BatchNormWarning(self._job, self._is_split):
+            for sub_batch in self._split():
+                native.begin_sub_batch()
+                yield sub_batch
+                native.end_sub_batch()
         self._trained = True
 
     def backward(
@@ -90,6 +92,9 @@ class Batch:
         assert total is not None  # _split yields at least one piece
         return total
 
+    def _is_split(self) -> bool:
+        return self._options.sub_batch is not None and self._rows() > self._options.sub_batch
+
     def _split(self) -> Iterator[SubBatch]:
         options = self._options
         rows = self._rows()
@@ -107,14 +112,9 @@ class Batch:
         total = sum(counts)
         if not total > 0:
             raise ValueError(f"{self._where()}: count() gives {total} for the whole batch; expected more than 0")
-        warning = _BatchNormWarning(self._job) if len(pieces) > 1 else None
-        try:
-            for index, (data, size, count) in enumerate(zip(pieces, sizes, counts, strict=True)):
-                if count > 0:
-                    yield SubBatch(data, 1.0 if options.reduction == "sum" else count / total, size, index)
-        finally:
-            if warning is not None:
-                warning.close()
+        for index, (data, size, count) in enumerate(zip(pieces, sizes, counts, strict=True)):
+            if count > 0:
+                yield SubBatch(data, 1.0 if options.reduction == "sum" else count / total, size, index)
 
     def _rows(self) -> int:
         """The number of rows; the tensors must agree on it."""
@@ -158,17 +158,10 @@ def check_sub_batch(job: str, sub_batch: object, batch_size: int | None = None) 
     return sub_batch
 
 
-def iterate(
-    job: Job, loader: Iterable[Any], sub_batch: int | None, reduction: Reduction, count: Count | None
-) -> Iterator[Batch]:
-    """See Job.batches. Checks at once, before the first batch."""
-    return _iterate(job, loader, options_of(job, loader, sub_batch, reduction, count))
-
-
 def options_of(
     job: Job, loader: Iterable[Any], sub_batch: int | None, reduction: Reduction, count: Count | None
 ) -> Options:
-    """The arguments of Job.batches, checked."""
+    """The arguments of Job.batches, checked before the first batch."""
     declared = getattr(loader, "batch_size", None)
     check_sub_batch(job.name, sub_batch, declared if isinstance(declared, int) else None)
     if reduction not in ("mean", "sum"):
@@ -180,7 +173,8 @@ def options_of(
     return Options(sub_batch, reduction, count)
 
 
-def _iterate(job: Job, loader: Iterable[Any], options: Options) -> Iterator[Batch]:
+def iterate(job: Job, loader: Iterable[Any], options: Options) -> Iterator[Batch]:
+    """See Job.batches."""
     native = job._native
     for batch in fetch(job, loader, options):
         native.begin_step()
@@ -229,17 +223,21 @@ def _expect_steps(job: Job, loader: Iterable[Any]) -> None:
         job._epochs_left -= 1
 
 
-class _BatchNormWarning:
-    """Says once per job, during its first split batch, when a layer computes statistics over the rows it sees."""
+class BatchNormWarning:
+    """Around the forward passes of a batch: says once per job, during its first split one, when a layer computes
+    statistics over the rows it sees."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, is_split: Callable[[], bool]) -> None:
         self._job = job
-        self._hook = None
-        if not job._looked_for_batch_norm:
-            job._looked_for_batch_norm = True
+        self._is_split = is_split
+        self._hook: RemovableHandle | None = None
+
+    def __enter__(self) -> None:
+        if not self._job._looked_for_batch_norm and self._is_split():
+            self._job._looked_for_batch_norm = True
             self._hook = torch.nn.modules.module.register_module_forward_pre_hook(self._look)
 
-    def close(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._hook is not None:
             self._hook.remove()
 
@@ -247,7 +245,7 @@ class _BatchNormWarning:
         if _current.job() is not self._job or self._hook is None:
             return
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.training:
-            self.close()
+            self._hook.remove()
             self._hook = None
             warnings.warn(
                 f"job '{self._job.name}': {type(module).__name__} takes its statistics from each sub-batch, not from "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from rich.table import Table
 from torchshare import _targets
 from torchshare._errors import JobFailed
 from torchshare._ops import Ops
-from torchshare._outputs import check_output, print_table, refuse
+from torchshare._outputs import cache_folder, check_output, print_table, refuse
 from torchshare._profile import Profile, device_name
 from torchshare._profiling import Candidate, measure
 
@@ -40,7 +39,9 @@ def add_parser(verbs: Any) -> None:
     )
     parser.add_argument("--window", type=float, default=2.0, metavar="S", help="seconds of each (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=2, metavar="N", help="of everything (default: %(default)s)")
-    parser.add_argument("--cache", type=Path, default=default_cache(), metavar="DIR", help="default: %(default)s")
+    parser.add_argument(
+        "--cache", type=Path, default=cache_folder("profiles"), metavar="DIR", help="default: %(default)s"
+    )
     parser.add_argument("--again", action="store_true", help="measure though the cache has it")
     parser.add_argument("--output", type=Path, metavar="OUT.json", help="write the job's profile here, too")
     parser.add_argument("--partner-output", type=Path, metavar="OUT.json", help="the partner's")
@@ -48,11 +49,6 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument("--partner-trace", type=Path, metavar="OUT.npz", help="the partner's")
     parser.add_argument("--json", action="store_true", help="print the profile as one JSON document")
     parser.set_defaults(run=run)
-
-
-def default_cache() -> Path:
-    """Where profiles are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchshare" / "profiles"
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -125,7 +125,15 @@ class Job:
             ValueError: for arguments that make no sense, and while iterating for a batch that has no rows, tensors that
                 disagree on their rows, nothing to count, or a loader that yields nothing.
         """
-        return _batches.iterate(self, loader, self._sub_batch if sub_batch is None else sub_batch, reduction, count)
+        return _batches.iterate(self, loader, self._options(loader, sub_batch, reduction, count))
+
+    def _options(
+        self, loader: Iterable[Any], sub_batch: int | None, reduction: Reduction, count: Count | None
+    ) -> _batches.Options:
+        return _batches.options_of(self, loader, self._sub_batch_or(sub_batch), reduction, count)
+
+    def _sub_batch_or(self, given: int | None) -> int | None:
+        return self._sub_batch if given is None else given
 
     def native_step(
         self,
@@ -155,8 +163,7 @@ class Job:
         Raises:
             TypeError, ValueError: for arguments that make no sense.
         """
-        sub_batch = self._sub_batch if sub_batch is None else sub_batch
-        return _native.native_step(self, model, loss_fn, optimizer, example_batch, sub_batch)
+        return _native.native_step(self, model, loss_fn, optimizer, example_batch, self._sub_batch_or(sub_batch))
 
     def fit(
         self,
@@ -184,12 +191,9 @@ class Job:
         """
         check_count(self.name, "steps", steps)
         check_count(self.name, "prefetch", prefetch)
-        if prefetch < 1:
-            raise ValueError(f"job '{self.name}': prefetch is 0; expected at least 1")
-        options = _batches.options_of(
-            self, loader, self._sub_batch if sub_batch is None else sub_batch, reduction, count
-        )
-        return _native.fit(self, step, loader, steps, options, prefetch)
+        if not prefetch:
+            raise ValueError(f"job '{self.name}': prefetch is {prefetch!r}; expected at least 1")
+        return _native.fit(self, step, loader, steps, self._options(loader, sub_batch, reduction, count), prefetch)
 
     def log(self, **metrics: float) -> None:
         """Keeps the latest value of each metric for the progress display and the result."""

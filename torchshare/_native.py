@@ -206,15 +206,8 @@ class NativeStep:
             raise _Odd(f"a batch has yet another shape; {_MOST_SHAPES} graphs are compiled at most")
         begin = time.monotonic()
         randoms = self._job._random.getstate(), _numpy_state(self._job)
-        warning = None
-        if kind == "gradients" and not self._graphs[kind]:
-            self._job._looked_for_batch_norm = False
-            warning = _batches._BatchNormWarning(self._job)
-        try:
+        with _batches.BatchNormWarning(self._job, lambda: kind == "gradients"):
             traced = [self._tracer.step(data) if kind == "step" else self._tracer.gradients(data)]
-        finally:
-            if warning is not None:
-                warning.close()
         if randoms != (self._job._random.getstate(), _numpy_state(self._job)):
             raise Untraceable("the loss function draws from Python's or numpy's random state")
         self._tracer.check(traced[0], data, self._job._native.generator)
@@ -375,7 +368,7 @@ def fit(
             break
         if len(losses) == before:
             raise ValueError(f"job '{job.name}': the loader ended after {before} of {steps} steps; expected a new pass")
-    return torch.stack(losses)
+    return torch.stack(losses) if losses else torch.empty(0)
 
 
 def _pieces_of(batch: Batch) -> Iterable[tuple[Any, float]]:

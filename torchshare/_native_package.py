@@ -19,6 +19,7 @@ import torch
 
 from torchshare import _C, _native_compile
 from torchshare._native_trace import Traced, Untraceable
+from torchshare._outputs import cache_folder
 
 if TYPE_CHECKING:
     from torchshare._job import Job
@@ -29,11 +30,6 @@ _FORMAT = 1  # of packages; another one is another key
 _POLL_S = 0.02
 
 
-def cache_folder() -> Path:
-    """Where packages are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchshare" / "steps"
-
-
 def package_of(traced: Traced, threads: int, job: Job) -> Path:
     """The package of a graph; where the cache has none, compiled and checked against eager. In the job's own thread.
 
@@ -41,7 +37,7 @@ def package_of(traced: Traced, threads: int, job: Job) -> Path:
         Untraceable: where the compiler fails, or what it made differs from eager.
     """
     request = request_of(traced, threads)
-    folder = cache_folder()
+    folder = cache_folder("steps")
     folder.mkdir(parents=True, exist_ok=True)
     package = folder / f"{_key(request)}.pt2"
     # A cancel ends each sleep; lower jobs may use the time.
@@ -101,7 +97,7 @@ def _compile(request: dict[str, Any], folder: Path, job: Job) -> Path:
             cwd=folder,
             env={
                 **os.environ,
-                "TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "inductor"),  # keeps its compiled headers
+                "TORCHINDUCTOR_CACHE_DIR": str(cache_folder("steps") / "inductor"),  # keeps its compiled headers
                 "TORCHINDUCTOR_COMPILE_THREADS": "1",
             },
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +11,11 @@ from rich.measure import Measurement
 from rich.table import Table
 
 _WIDEST = 1000  # columns of a table
+
+
+def cache_folder(what: str) -> Path:
+    """Where `what` is kept for the next run."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchshare" / what
 
 
 def check_output(option: str, path: Path | None) -> None:

@@ -451,6 +451,15 @@ def test_a_step_is_its_jobs_own() -> None:
         run_one(lambda job: job.fit(train, []))  # type: ignore[arg-type]
 
 
+def test_no_steps_are_no_losses() -> None:
+    def train(job: Job) -> Tensor:
+        training = Training("mlp")
+        training.optimizer = torch.optim.RMSprop(training.model.parameters())  # eager is enough here
+        return job.fit(training.step(job), training.batches, steps=0)
+
+    assert run_one(train).value.shape == (0,)
+
+
 def test_a_loader_that_is_used_up() -> None:
     def train(job: Job) -> None:
         training = Training("mlp")
