@@ -3,21 +3,21 @@
 import torch as _torch  # noqa: F401  (first: it loads the libraries that _C needs)
 
 from torchshare._batches import Batch, SubBatch
-from torchshare._errors import Cancelled, JobFailed
+from torchshare._errors import BudgetExceeded, Cancelled, JobFailed
 from torchshare._job import Job
 from torchshare._native import NativeStep
 from torchshare._profiling import profile
-from torchshare._results import Result, Results
+from torchshare._results import Result
 from torchshare._runtime import Runtime
 
 __all__ = [
     "Batch",
+    "BudgetExceeded",
     "Cancelled",
     "Job",
     "JobFailed",
     "NativeStep",
     "Result",
-    "Results",
     "Runtime",
     "SubBatch",
     "profile",

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 import torchshare
-from torchshare import _C, _cli_plan, _cli_profile, _cli_replay, _cli_run, _cli_simulate
+from torchshare import _C, _cli_doctor, _cli_plan, _cli_profile, _cli_replay, _cli_run, _cli_simulate
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,6 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     _cli_plan.add_parser(verbs)
     _cli_simulate.add_parser(verbs)
     _cli_replay.add_parser(verbs)
+    _cli_doctor.add_parser(verbs)
     arguments = parser.parse_args(argv)
     code: int = arguments.run(arguments)
     return code

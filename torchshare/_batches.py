@@ -11,6 +11,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from torchshare import _C, _current, _pytree
+from torchshare._graph import Graphed
 
 if TYPE_CHECKING:
     from torchshare._job import Job
@@ -78,19 +79,27 @@ class Batch:
 
         `loss_fn` takes the parts of a tuple or list batch as arguments, any other batch as one, and returns the loss of
         those rows: one number, with the `reduction` given to `batches`. Clip and step afterwards, as ever.
-        With `scaler`, each loss is scaled by it. Returns the batch's loss, detached and unscaled.
+        What `Job.graph` made of a loss function is replayed. With `scaler`, each loss is scaled by it, in eager.
+        Returns the batch's loss, detached and unscaled.
         """
         total: torch.Tensor | None = None
         for sub in self:
-            loss = loss_fn(*sub.data) if isinstance(sub.data, (tuple, list)) else loss_fn(sub.data)
-            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-                raise TypeError(f"{self._where()}: the loss is {_described(loss)}; expected a tensor with one element")
-            if sub.weight != 1.0:
-                loss = loss * sub.weight
-            torch.autograd.backward(loss if scaler is None else scaler.scale(loss))
-            total = loss.detach() if total is None else total + loss.detach()
+            replayed = loss_fn.backward(sub) if isinstance(loss_fn, Graphed) and scaler is None else None
+            loss = self._backward(loss_fn, sub, scaler) if replayed is None else replayed
+            total = loss if total is None else total + loss
         assert total is not None  # _split yields at least one piece
         return total
+
+    def _backward(
+        self, loss_fn: Callable[..., torch.Tensor], sub: SubBatch, scaler: torch.amp.grad_scaler.GradScaler | None
+    ) -> torch.Tensor:
+        loss = loss_fn(*sub.data) if isinstance(sub.data, (tuple, list)) else loss_fn(sub.data)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise TypeError(f"{self._where()}: the loss is {_described(loss)}; expected a tensor with one element")
+        if sub.weight != 1.0:
+            loss = loss * sub.weight
+        torch.autograd.backward(loss if scaler is None else scaler.scale(loss))
+        return loss.detach()
 
     def _is_split(self) -> bool:
         return self._options.sub_batch is not None and self._rows() > self._options.sub_batch

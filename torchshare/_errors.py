@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from torchshare import _current
 
 if TYPE_CHECKING:
@@ -20,6 +22,11 @@ class Cancelled(BaseException):
         job = _current.job()
         if job is not None:
             job._native.acknowledge_cancel()
+
+
+class BudgetExceeded(torch.OutOfMemoryError):
+    """A job's tensors would take more memory than its `memory_budget`. Raised by the op that asked for it, in that job
+    alone; nothing was allocated, and the job may go on with less."""
 
 
 class JobFailed(RuntimeError):

@@ -10,9 +10,10 @@ from typing import Any
 import numpy
 import torch
 
-from torchshare import _batches, _native
+from torchshare import _batches, _graph, _native
 from torchshare._batches import Batch, Count, Reduction
 from torchshare._C import Job as NativeJob
+from torchshare._graph import Graphed
 from torchshare._native import NativeStep
 from torchshare._profile import check_count
 from torchshare._results import Result
@@ -84,6 +85,17 @@ class Job:
         return self._native.state
 
     @property
+    def _device(self) -> torch.device | None:
+        """Where its stream is; None on the CPU. In its own thread."""
+        own = self._native.device_generator
+        return None if own is None else own.device
+
+    @property
+    def sms(self) -> int | None:
+        """Streaming multiprocessors that the driver gave the running job; None where they are not divided."""
+        return self._native.sms
+
+    @property
     def result(self) -> Result:
         """What the job has done so far; final once `state` is one of the last three."""
         stats = self._native.stats()
@@ -92,7 +104,7 @@ class Job:
             priority=self.priority,
             state=self.state,
             value=self._value,
-            exception=self._exception,
+            exception=self._exception or (RuntimeError(self._native.error) if self._native.error else None),
             steps=stats.steps,
             sub_batches=stats.sub_batches,
             ops=stats.ops,
@@ -164,6 +176,19 @@ class Job:
             TypeError, ValueError: for arguments that make no sense.
         """
         return _native.native_step(self, model, loss_fn, optimizer, example_batch, self._sub_batch_or(sub_batch))
+
+    def graph(self, loss_fn: Callable[..., torch.Tensor]) -> Graphed:
+        """A loss function for `Batch.backward` whose forward and backward are captured as a CUDA graph, once for each
+        shape of a sub-batch, and then launched as one op: the way out for jobs that are bound by launches.
+
+        Weights, buffers and random numbers are those of the eager run. `loss_fn` must do the same each time: no control
+        flow that depends on values of tensors, no waiting for the device, no random numbers from the host; Python in it
+        runs while it is captured, and not again. What cannot be captured runs in eager, after one warning that says
+        why; on the CPU everything does. See `Graphed.fallback`.
+        """
+        if not callable(loss_fn):
+            raise TypeError(f"job '{self.name}': the loss function is {loss_fn!r}; expected a callable")
+        return _graph.Graphed(self, loss_fn, self._device)
 
     def fit(
         self,

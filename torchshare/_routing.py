@@ -18,16 +18,17 @@ from typing import Any
 import numpy
 import torch
 
-from torchshare import _current
+from torchshare import _compiling, _cuda, _current
 
-_lock = threading.Lock()  # guards _open, _undo
+_lock = threading.Lock()  # guards the rest
 _open = 0
+_cuda_is_routed = False
 _undo: list[Callable[[], None]] = []
 
 
 def install() -> None:
-    """Once per Runtime; the first one routes."""
-    global _open
+    """Once per Runtime; the first one routes, and the first one on a GPU what is CUDA's."""
+    global _open, _cuda_is_routed
     with _lock:
         _open += 1
         if _open == 1:
@@ -35,14 +36,19 @@ def install() -> None:
             _route_numpy_random()
             _replace(torch.random, "default_generator", _RoutedGenerator(torch.default_generator))
             _replace(time, "sleep", _routed_sleep(time.sleep))
+            _compiling.route(_replace)
+        if not _cuda_is_routed and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            _cuda_is_routed = True
+            _cuda.route(_replace)
 
 
 def uninstall() -> None:
     """Once per Runtime; the last one puts everything back."""
-    global _open
+    global _open, _cuda_is_routed
     with _lock:
         _open -= 1
         if _open == 0:
+            _cuda_is_routed = False
             while _undo:
                 _undo.pop()()
 

@@ -15,7 +15,7 @@ import torch
 from torchshare import _C, _current, _routing
 from torchshare._batches import check_sub_batch
 from torchshare._bound import BoundReport, report
-from torchshare._errors import Cancelled, JobFailed
+from torchshare._errors import BudgetExceeded, Cancelled, JobFailed
 from torchshare._gaps import GapReport, gap_reports
 from torchshare._job import INTERRUPT_AFTER_S, Job, interrupt, interrupt_later
 from torchshare._profile import Profile, as_profile, check_count
@@ -31,13 +31,18 @@ class Runtime:
     """Runs jobs together on one device, in this process.
 
     Args:
-        device: "auto" or "cpu".
+        device: "cuda" or "cuda:1" for a GPU, "cpu", or "auto": the first GPU where there is one. On a GPU, every job
+            has a CUDA stream of its own, with the priority of its level, and that is its current stream.
         policy: who may enter an op. "priority": everybody, the device's scheduler keeps the order (SCHED_IDLE for lower
-            jobs on the CPU). "strict": a job waits while a higher one is inside an op, or was within `grace` seconds.
+            jobs on the CPU, the streams' priorities on a GPU). "strict": a job waits while a higher one is inside an
+            op, or was within `grace` seconds; on a GPU, also while the higher one's stream has work.
             "best_fit": also into shorter gaps, where its op is expected to end before the higher job returns, and
             not into longer ones where it is not (FIKIT, arXiv 2311.10359). It learns how long ops and gaps are, or
-            has it from the jobs' profiles. See `gap_report`.
+            has it from the jobs' profiles. See `gap_report`. "resource": as "best_fit", and an op that moves memory may
+            run beside one that computes, or the other way round.
         max_wait: seconds after which an op of a lower job is let in whatever the policy says. Default: never.
+        run_ahead: on a GPU, seconds of work that a lower job may have launched and the GPU not done yet, as predicted:
+            a higher job that comes back waits for no more. Default there: 500 us with policies that make jobs wait.
         device_priority: False leaves the order to the policy alone.
         max_slowdown: a bound on the primary's slowdown, 0.05 for 5 %: its own steps, with and without the others beside
             it, set how much the others may run. See `bound_report`.
@@ -56,6 +61,7 @@ class Runtime:
         policy: str = "priority",
         grace: float = 200e-6,
         max_wait: float | None = None,
+        run_ahead: float | None = None,
         device_priority: bool = True,
         max_slowdown: float | None = None,
         secondary_share: float | None = None,
@@ -67,13 +73,25 @@ class Runtime:
             raise ValueError(f"grace is {grace!r}; expected seconds, 0 to 1")
         if max_wait is not None and not 0 < max_wait < float("inf"):
             raise ValueError(f"max_wait is {max_wait!r}; expected seconds, above 0")
+        if run_ahead is not None and not 0 < run_ahead <= 1:
+            raise ValueError(f"run_ahead is {run_ahead!r}; expected seconds, above 0, at most 1")
         # The first optimizer would import it, inside a job: a second or two that is not the job's own time.
         importlib.import_module("torch._dynamo")
         # Without a GPU, torch 2.11 gives the process a stand-in for it when it first traces anything, and frees that
         # with the thread that did: so not in a job's.
         torch._C._ensureCUDADeviceGuardSet()
+        if device != "cpu" and torch.cuda.is_available():
+            torch.cuda.init()  # type: ignore[no-untyped-call]
         self._native = _C.Runtime(
-            device, policy, grace, max_wait, device_priority, max_slowdown, secondary_share, timeline_capacity
+            device,
+            policy,
+            grace,
+            max_wait,
+            run_ahead,
+            device_priority,
+            max_slowdown,
+            secondary_share,
+            timeline_capacity,
         )
         self._max_slowdown = max_slowdown
         self._jobs: list[Job] = []
@@ -108,6 +126,8 @@ class Runtime:
         epochs: int | None = None,
         profile: Profile | str | os.PathLike[str] | None = None,
         meter_memory: bool = False,
+        memory_budget: int | None = None,
+        sms: int | None = None,
         record_ops: bool = False,
     ) -> Job:
         """Adds a job that calls `function(job)` in a thread of its own.
@@ -127,7 +147,12 @@ class Runtime:
             steps, epochs: how long the job is, where that is known; "auto" goes by it. Without either, by the length of
                 its loader, else it takes the job to be as long as the other.
             profile: what `torchshare.profile` measured, or the file it is in.
-            meter_memory: count the job's tensors for `Result.memory_peak`; costs a lock per allocation.
+            meter_memory: count the job's tensors for `Result.memory_peak`; costs a lock per allocation. Jobs on a GPU
+                always do.
+            memory_budget: bytes that the job's tensors may take on the device, workspaces of cuBLAS and cuDNN included.
+                What goes over it raises `BudgetExceeded` in this job.
+            sms: streaming multiprocessors of the GPU that the job's work may use (a green context). The driver rounds;
+                `Job.sms` is what it gave.
             record_ops: time every op of the job, for `torchshare.profile`.
             seed: of the job's random state: torch, `random` and `numpy.random` start as if seeded with it.
 
@@ -148,6 +173,8 @@ class Runtime:
             raise ValueError(f"job '{name}': start is {start!r}; expected a string or seconds")
         check_count(name, "steps", steps)
         check_count(name, "epochs", epochs)
+        check_count(name, "memory_budget", memory_budget)
+        check_count(name, "sms", sms)
         sub_batch = check_sub_batch(name, sub_batch)
         known = None if profile is None else as_profile(name, profile, function)
         job = Job(name, sub_batch, seed, epochs)
@@ -162,9 +189,12 @@ class Runtime:
                 steps,
                 None if known is None else known.native(sub_batch, priority),
                 meter_memory,
+                memory_budget,
+                sms,
                 record_ops,
                 [] if known is None or known.ops is None else known.ops.native(),
                 Cancelled,
+                BudgetExceeded,
             )
         except ValueError as error:
             text = str(error)

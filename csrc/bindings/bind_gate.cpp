@@ -1,6 +1,8 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "device/mark_cost.h"
+#include "gate/op_context.h"
 #include "gate/op_watch.h"
 #include "gate/wake_cost.h"
 
@@ -13,13 +15,29 @@ double to_seconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<double>(time).count();
 }
 
+/// `with Ungated():`
+struct UngatedBlock {
+  std::optional<Ungated> ungated;
+};
+
 }  // namespace
 
 void bind_gate(py::module_& module) {
+  py::class_<UngatedBlock>(module, "Ungated")
+      .def(py::init<>())
+      .def("__enter__", [](UngatedBlock& block) { block.ungated.emplace(); })
+      .def("__exit__", [](UngatedBlock& block, const py::args&) { block.ungated.reset(); });
   py::class_<WakeCost>(module, "WakeCost")
       .def_property_readonly("notify_s", [](const WakeCost& cost) { return to_seconds(cost.notify); })
       .def_property_readonly("latency_s", [](const WakeCost& cost) { return to_seconds(cost.latency); })
       .def_property_readonly("shortest_gap_s", [](const WakeCost& cost) { return to_seconds(cost.shortest_gap()); });
+  module.def(
+      "measure_mark_cost",
+      [](const std::string& kind, int count) {
+        const MarkCost cost = measure_mark_cost(kind, count);
+        return std::pair(to_seconds(cost.put), to_seconds(cost.look));
+      },
+      py::arg("kind"), py::arg("count"), py::call_guard<py::gil_scoped_release>());
   module.def("measure_wake_cost", &measure_wake_cost, py::call_guard<py::gil_scoped_release>());
   py::class_<OpTime>(module, "OpTime")
       .def(py::init<double, double, std::uint32_t>(), py::arg("mean"), py::arg("spread"), py::arg("count"))

@@ -1,7 +1,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
-#include "device/cuda/cuda_status.h"
+#include "device/cuda_status.h"
 #include "model/priority.h"
 #include "model/split.h"
 #include "model/start_condition.h"

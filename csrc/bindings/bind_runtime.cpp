@@ -27,9 +27,9 @@ Seconds to_seconds(std::chrono::nanoseconds time) {
 }
 
 std::unique_ptr<Runtime> make_runtime(const std::string& device, const std::string& policy, Seconds grace,
-                                      std::optional<Seconds> max_wait, bool device_priority,
-                                      std::optional<double> max_slowdown, std::optional<double> secondary_share,
-                                      std::size_t timeline_capacity) {
+                                      std::optional<Seconds> max_wait, std::optional<Seconds> run_ahead,
+                                      bool device_priority, std::optional<double> max_slowdown,
+                                      std::optional<double> secondary_share, std::size_t timeline_capacity) {
   RuntimeOptions options{.policy = policy,
                          .gate = {.grace = from_seconds(grace)},
                          .device_priority = device_priority,
@@ -38,6 +38,9 @@ std::unique_ptr<Runtime> make_runtime(const std::string& device, const std::stri
                          .timeline_capacity = timeline_capacity};
   if (max_wait) {
     options.gate.max_wait = from_seconds(*max_wait);
+  }
+  if (run_ahead) {
+    options.gate.run_ahead = from_seconds(*run_ahead);
   }
   return std::make_unique<Runtime>(make_device(device), options);
 }
@@ -61,10 +64,21 @@ std::shared_ptr<py::function> shared(py::function function) {
 std::shared_ptr<Job> submit(Runtime& runtime, py::function function, const std::string& name,
                             const std::string& priority, const std::string& start, int threads, std::uint64_t seed,
                             std::optional<double> steps, std::optional<ProfiledJob> profile, bool meter_memory,
-                            bool record_ops, std::vector<OpProfile> ops, py::object cancelled_type) {
-  auto host = std::make_unique<PythonHost>(std::move(cancelled_type));
-  JobSpec spec{name,  parse_priority(priority), parse_start(start), threads,    seed,
-               steps, std::move(profile),       meter_memory,       record_ops, std::move(ops)};
+                            std::optional<std::int64_t> memory_budget, std::optional<int> sms, bool record_ops,
+                            std::vector<OpProfile> ops, py::object cancelled_type, py::object budget_exceeded_type) {
+  auto host = std::make_unique<PythonHost>(std::move(cancelled_type), std::move(budget_exceeded_type));
+  JobSpec spec{.name = name,
+               .priority = parse_priority(priority),
+               .start = parse_start(start),
+               .threads = threads,
+               .seed = seed,
+               .steps = steps,
+               .profile = std::move(profile),
+               .meter_memory = meter_memory,
+               .memory_budget = memory_budget,
+               .sms = sms,
+               .record_ops = record_ops,
+               .ops = std::move(ops)};
   auto body = [host = host.get(), function = shared(std::move(function))](Job& job) { host->run(job, *function); };
   return runtime.submit(std::move(spec), std::move(body), std::move(host));
 }
@@ -101,7 +115,12 @@ void write_timeline(const Runtime& runtime, const std::string& path) {
   write_chrome_trace(runtime.engine().timeline.events(), runtime.engine().coordinator.names(), path);
 }
 
+std::optional<at::Generator> device_generator(const Job& job) {
+  return job.device_generator().defined() ? std::optional(job.device_generator()) : std::nullopt;
+}
+
 void bind_job(py::module_& module) {
+  py::class_<DeviceGraph>(module, "DeviceGraph");
   py::class_<JobStats>(module, "JobStats")
       .def_readonly("steps", &JobStats::steps)
       .def_readonly("sub_batches", &JobStats::sub_batches)
@@ -131,6 +150,12 @@ void bind_job(py::module_& module) {
       .def_property_readonly("state", [](const Job& job) { return to_string(job.state()); })
       .def_property_readonly("error", &Job::error)
       .def_property_readonly("generator", &Job::generator)
+      .def_property_readonly("device_generator", &device_generator)
+      .def_property_readonly("sms", &Job::sms)
+      .def("synchronize", &Job::synchronize)
+      .def("open_stream", &Job::open_stream)
+      .def("capture", &Job::capture, py::arg("work"))
+      .def("launch", &Job::launch, py::arg("graph"), py::arg("name"), ReleaseGil())
       .def_property_readonly("cancel_requested", &Job::cancel_requested)
       .def("stats", &Job::stats)
       .def("bound", &Job::bound)
@@ -161,11 +186,12 @@ void bind_runtime(py::module_& module) {
   bind_job(module);
   py::class_<Runtime>(module, "Runtime")
       .def(py::init(&make_runtime), py::arg("device"), py::arg("policy"), py::arg("grace"), py::arg("max_wait"),
-           py::arg("device_priority"), py::arg("max_slowdown"), py::arg("secondary_share"),
+           py::arg("run_ahead"), py::arg("device_priority"), py::arg("max_slowdown"), py::arg("secondary_share"),
            py::arg("timeline_capacity"))
       .def("submit", &submit, py::arg("function"), py::arg("name"), py::arg("priority"), py::arg("start"),
            py::arg("threads"), py::arg("seed"), py::arg("steps"), py::arg("profile"), py::arg("meter_memory"),
-           py::arg("record_ops"), py::arg("ops"), py::arg("cancelled_type"))
+           py::arg("memory_budget"), py::arg("sms"), py::arg("record_ops"), py::arg("ops"), py::arg("cancelled_type"),
+           py::arg("budget_exceeded_type"))
       .def("start", &Runtime::start)
       .def(
           "wait", [](Runtime& runtime, Seconds timeout) { return runtime.wait(from_seconds(timeout)); },

@@ -10,23 +10,29 @@ namespace torchshare::bindings {
 namespace {
 
 /// torch's bindings turn this into an exception of `type`; anything else they would make a RuntimeError.
-class PythonCancelled final : public torch::PyTorchError {
+class PythonError : public torch::PyTorchError {
  public:
-  PythonCancelled(PyObject* type, std::string message) : PyTorchError(std::move(message)), type_(type) {}
+  PythonError(PyObject* type, std::string message) : PyTorchError(std::move(message)), type_(type) {}
   PyObject* python_type() override { return type_; }
 
  private:
   PyObject* type_;  // outlives the job that throws it
 };
 
+class PythonCancelled final : public PythonError {
+  using PythonError::PythonError;
+};
+
 }  // namespace
 
-PythonHost::PythonHost(py::object cancelled_type) : cancelled_type_(cancelled_type.release().ptr()) {}
+PythonHost::PythonHost(py::object cancelled_type, py::object budget_exceeded_type)
+    : cancelled_type_(cancelled_type.release().ptr()), budget_exceeded_type_(budget_exceeded_type.release().ptr()) {}
 
 PythonHost::~PythonHost() {
   if (Py_IsInitialized() != 0) {
     const py::gil_scoped_acquire gil;
     Py_DECREF(cancelled_type_);
+    Py_DECREF(budget_exceeded_type_);
   }
 }
 
@@ -53,6 +59,10 @@ void PythonHost::raise_cancelled(const std::string& message) {
     PyThreadState_SetAsyncExc(thread_.load(), nullptr);  // interrupt() may have been quicker; once is enough
   }
   throw PythonCancelled(cancelled_type_, message);
+}
+
+void PythonHost::refuse_memory(const BudgetExceeded& error) {
+  throw PythonError(budget_exceeded_type_, error.what_without_backtrace());
 }
 
 void PythonHost::run(Job& job, const py::function& function) {

@@ -2,22 +2,51 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <stdexcept>
 
 #include "device/cpu/cpu_device.h"
-#include "device/cuda/cuda_status.h"
+#include "device/cuda_status.h"
+#include "device/mark_cost.h"
+#ifdef TORCHSHARE_WITH_CUDA
+#include "device/cuda/cuda_device.h"
+#endif
 
 namespace torchshare {
+namespace {
+
+std::shared_ptr<Device> make_cuda_device([[maybe_unused]] int index) {
+#ifdef TORCHSHARE_WITH_CUDA
+  return std::make_shared<CudaDevice>(index);
+#else
+  throw std::invalid_argument(fmt::format("device 'cuda:{}': expected 'auto' or 'cpu' ({})", index, cuda_status()));
+#endif
+}
+
+}  // namespace
+
+#ifndef TORCHSHARE_WITH_CUDA
+MarkCost measure_mark_cost(std::string_view, int) {
+  throw std::invalid_argument(fmt::format("marks are CUDA's: {}", cuda_status()));
+}
+#endif
 
 std::shared_ptr<Device> make_device(std::string_view name) {
-  if (name == "auto" || name == "cpu") {
+  constexpr std::string_view kCuda = "cuda";
+  if (name == "cpu" || (name == "auto" && cuda_device_count() == 0)) {
     return std::make_shared<CpuDevice>();
   }
-  if (name == "cuda") {
-    throw std::invalid_argument(
-        fmt::format("device 'cuda': jobs run on the CPU only in this version ({})", cuda_status()));
+  if (name == "auto" || name == kCuda) {
+    return make_cuda_device(0);
   }
-  throw std::invalid_argument(fmt::format("device '{}': expected 'auto' or 'cpu'", name));
+  int index = 0;
+  if (name.size() > kCuda.size() + 1 && name.starts_with(kCuda) && name[kCuda.size()] == ':') {
+    const auto [end, error] = std::from_chars(name.data() + kCuda.size() + 1, name.data() + name.size(), index);
+    if (error == std::errc() && end == name.data() + name.size()) {
+      return make_cuda_device(index);
+    }
+  }
+  throw std::invalid_argument(fmt::format("device '{}': expected 'auto', 'cpu', 'cuda' or 'cuda:<n>'", name));
 }
 
 }  // namespace torchshare

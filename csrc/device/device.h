@@ -1,30 +1,95 @@
 #pragma once
 
+#include <ATen/core/Generator.h>
+
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
 
 #include "device/clock.h"
+#include "memory/owned_memory.h"
 #include "model/priority.h"
 
 namespace torchshare {
 
-/// A priority that a thread holds; the destructor gives the former one back. Same thread as its maker.
-class PriorityScope {
+/// A job's own queue on a device that runs behind the host. Any thread, unless it says otherwise.
+class DeviceStream {
  public:
-  virtual ~PriorityScope() = default;
+  using Mark = std::uint64_t;
+  using Stamp = std::uint64_t;
+
+  virtual ~DeviceStream() = default;
+  /// Puts a mark behind everything launched so far, without waiting. Marks grow. 0: not now, a graph is being captured.
+  virtual Mark mark() = 0;
+  /// The latest mark that the device has come to. Reads a word.
+  virtual Mark passed() const = 0;
+
+  // The job's own thread.
+  /// Puts a time stamp behind everything launched so far; 0 as above.
+  virtual Stamp stamp() = 0;
+  /// Device time between two stamps, of which `to` is the later; nothing while the device has not come to it, or when
+  /// one is so old that it was used again.
+  virtual std::optional<std::chrono::nanoseconds> between(Stamp from, Stamp to) = 0;
+  /// How many stamps there are at once.
+  virtual std::size_t stamps() const = 0;
+  /// Waits for everything launched so far, on this stream and on others of the job. Throws what went wrong there.
+  virtual void synchronize() = 0;
 };
 
-/// The seam between the runtime and a machine: its clock and its priorities. Any thread.
+/// Work that was captured from a job's stream once, to be launched as one. The job's own thread.
+class DeviceGraph {
+ public:
+  virtual ~DeviceGraph() = default;
+  virtual void begin_capture() = 0;
+  /// Throws what made the capture fail; the graph is then of no use.
+  virtual void end_capture() = 0;
+  virtual void launch() = 0;
+};
+
+/// What a device is to know of a job.
+struct Seat {
+  Priority priority = Priority::kSecondary;
+  std::uint64_t seed = 0;       ///< of the job's random engine on the device
+  std::optional<int> sms = {};  ///< streaming multiprocessors that its work may use
+};
+
+/// What a job's thread holds of a device; the destructor gives it back. Same thread as its maker, but for `stream`.
+class DeviceScope {
+ public:
+  virtual ~DeviceScope() = default;
+  /// Null where the device runs with the host.
+  virtual std::shared_ptr<DeviceStream> stream() { return nullptr; }
+  /// The job's random engine on the device; undefined where that is the host's.
+  virtual at::Generator generator() { return {}; }
+  /// Streaming multiprocessors that the job really has; nothing where they are not divided.
+  virtual std::optional<int> sms() const { return std::nullopt; }
+  /// Null where the device has no graphs.
+  virtual std::unique_ptr<DeviceGraph> make_graph() { return nullptr; }
+  /// Another stream like the job's own, for as long as the job runs: the device's handle, or 0 where there is none.
+  virtual std::uintptr_t open_stream() { return 0; }
+};
+
+/// The seam between the runtime and a machine. Any thread.
 class Device {
  public:
   virtual ~Device() = default;
   virtual std::string_view name() const = 0;
   virtual Clock& clock() = 0;
-  /// Gives the calling thread, and threads that it starts from now on, the machine's form of `priority`.
-  [[nodiscard]] virtual std::unique_ptr<PriorityScope> enter_priority(Priority priority) = 0;
+  /// Work is launched and runs later, on streams.
+  virtual bool is_asynchronous() const { return false; }
+  /// Whose memory is counted.
+  virtual c10::DeviceType memory_type() const { return c10::DeviceType::CPU; }
+  /// Makes sure that memory of this device is counted where it has an owner.
+  virtual void install_memory() { install_cpu_memory(); }
+  /// Makes the calling thread a job's as far as the device is concerned: its priority (also of threads that it starts
+  /// from now on), its stream. Throws std::invalid_argument for a seat that this device has not.
+  [[nodiscard]] virtual std::unique_ptr<DeviceScope> enter(const Seat& seat) = 0;
 };
 
-/// Makes the device of that name: "auto" or "cpu". Throws std::invalid_argument.
+/// Makes the device of that name: "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:<n>". Throws
+/// std::invalid_argument.
 std::shared_ptr<Device> make_device(std::string_view name);
 
 }  // namespace torchshare

@@ -3,8 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "gate/run_ahead.h"
+
 namespace torchshare {
 namespace {
+
+// Nobody says when a device is done. A look reads a word of memory.
+constexpr std::chrono::nanoseconds kPoll = std::chrono::microseconds(20);
 
 bool has(const Slot& slot, std::uint32_t bits) {
   return (slot.attention.load(std::memory_order_acquire) & bits) != 0;
@@ -19,9 +24,11 @@ std::optional<std::chrono::nanoseconds> expected_op(const Slot& slot) {
 
 Gate::Gate(std::unique_ptr<GatePolicy> policy, Clock& clock) : policy_(std::move(policy)), clock_(clock) {}
 
-void Gate::add(Slot& slot) {
+void Gate::add(Slot& slot, std::shared_ptr<DeviceStream> stream) {
   std::lock_guard lock(mutex_);
-  members_.push_back({&slot, {slot.activity.load(std::memory_order_acquire), clock_.now()}});
+  members_.push_back({.slot = &slot,
+                      .sighting = {2 * slot.activity.load(std::memory_order_acquire), clock_.now()},
+                      .stream = std::move(stream)});
   refresh_contention();
 }
 
@@ -105,10 +112,11 @@ Gate::Member& Gate::member_of(const Slot& slot) {
 Rival Gate::look_at(Member& member, std::chrono::nanoseconds now) {
   const Slot& slot = *member.slot;
   const std::uint64_t activity = slot.activity.load(std::memory_order_acquire);
+  const bool working = member.device_has_work(activity);
   Rival rival{.priority = slot.priority,
-              .inside = (activity & 1) != 0,
+              .inside = (activity & 1) != 0 || working,
               .idle = slot.idle.load(std::memory_order_acquire),
-              .quiet = member.sighting.look(activity, now),
+              .quiet = member.sighting.look(2 * activity + (working ? 1 : 0), now),
               .waits = member.waits};
   if (policy_->forecasts()) {
     const std::chrono::nanoseconds left_at(slot.left_at.load(std::memory_order_acquire));
@@ -116,8 +124,9 @@ Rival Gate::look_at(Member& member, std::chrono::nanoseconds now) {
                           std::chrono::nanoseconds(slot.gap_spread.load(std::memory_order_acquire))};
     if (!rival.inside && gap.mean.count() > 0 && slot.activity.load(std::memory_order_relaxed) == activity) {
       rival.gap = gap;
-      rival.quiet = now - left_at;
+      rival.quiet = member.stream == nullptr ? now - left_at : rival.quiet;
     }
+    rival.kind = slot.kind.load(std::memory_order_relaxed);
     rival.op = expected_op(slot);
     rival.left =
         rival.inside ? std::max(member.expected_end - now, std::chrono::nanoseconds(0)) : std::chrono::nanoseconds(0);
@@ -136,7 +145,12 @@ Verdict Gate::ask(const Slot& slot, std::chrono::nanoseconds now, std::chrono::n
   }
   if (is_concerned) {
     const Verdict verdict =
-        policy_->decide({.priority = slot.priority, .op = expected_op(slot), .waited = waited}, rivals);
+        policy_->decide({.priority = slot.priority,
+                         .op = expected_op(slot),
+                         .waited = waited,
+                         .kind = slot.kind.load(std::memory_order_relaxed),
+                         .ahead = slot.ahead != nullptr ? slot.ahead->outstanding() : std::chrono::nanoseconds(0)},
+                        rivals);
     if (!verdict.admit) {
       return verdict;
     }
@@ -158,8 +172,42 @@ void Gate::let_in(const Slot& slot, std::chrono::nanoseconds now) {
   }
 }
 
+void Gate::mark_streams(std::unique_lock<std::mutex>& lock, const Slot& slot) {
+  struct Due {
+    std::shared_ptr<DeviceStream> stream;
+    std::uint64_t activity;
+    DeviceStream::Mark mark;
+  };
+  std::vector<Due> due;
+  for (const Member& member : members_) {
+    const std::uint64_t activity = member.slot->activity.load(std::memory_order_acquire);
+    const bool inside = (activity & 1) != 0;
+    if (member.stream != nullptr && outranks(member.slot->priority, slot.priority) && !inside &&
+        !member.is_marked(activity)) {
+      due.push_back({member.stream, activity, 0});
+    }
+  }
+  if (due.empty()) {
+    return;
+  }
+  lock.unlock();
+  for (Due& put : due) {
+    put.mark = put.stream->mark();
+  }
+  lock.lock();
+  for (Member& member : members_) {
+    for (const Due& put : due) {
+      if (member.stream == put.stream) {
+        member.mark = put.mark;
+        member.marked_at = put.activity;
+      }
+    }
+  }
+}
+
 bool Gate::try_enter(const Slot& slot) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  mark_streams(lock, slot);
   const auto now = clock_.now();
   const bool admitted = ask(slot, now, std::chrono::nanoseconds(0)).admit;
   if (admitted) {
@@ -178,13 +226,16 @@ bool Gate::wait_turn(const Slot& slot) {
   set_waiting(true);
   bool admitted = false;
   while (!admitted && !has(slot, kCancel | kSuspend | kHold)) {
+    mark_streams(lock, slot);
     const auto now = clock_.now();
     const Verdict verdict = ask(slot, now, now - began);
     admitted = verdict.admit;
     if (admitted) {
       let_in(slot, now);
     } else {
-      clock_.wait_until(changed_, lock, now + verdict.retry_after);
+      const bool polls =
+          std::any_of(members_.begin(), members_.end(), [&](const Member& member) { return member.stream != nullptr; });
+      clock_.wait_until(changed_, lock, now + (polls ? std::min(verdict.retry_after, kPoll) : verdict.retry_after));
     }
   }
   set_waiting(false);

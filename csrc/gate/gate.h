@@ -5,7 +5,7 @@
 #include <mutex>
 #include <vector>
 
-#include "device/clock.h"
+#include "device/device.h"
 #include "gate/slot.h"
 #include "policy/gate_policy.h"
 #include "policy/pace.h"
@@ -15,14 +15,21 @@ namespace torchshare {
 
 /// Where jobs wait before an op: for their turn (the policy's word), while suspended, or for a time. Any thread.
 /// Every wait ends at once when the job is cancelled.
+///
+/// Note [Behind the host]
+/// On a GPU a job leaves an op when it is launched. It counts as inside until its stream has no more work. To know that
+/// costs the job nothing: who waits puts a mark behind the job's work, once for each state of its counter, and then
+/// reads how far the stream has come. A mark tells of all work up to it, so it holds for the counter as read before it
+/// was put. Marks are put without the gate's lock: they are calls into the driver.
 class Gate {
  public:
   Gate(std::unique_ptr<GatePolicy> policy, Clock& clock);
   Gate(const Gate&) = delete;
   Gate& operator=(const Gate&) = delete;
 
-  /// A slot takes part from `add` to `remove`; it must outlive that.
-  void add(Slot& slot);
+  /// A slot takes part from `add` to `remove`; it must outlive that. `stream` is the job's, where the device runs
+  /// behind the host.
+  void add(Slot& slot, std::shared_ptr<DeviceStream> stream = nullptr);
   void remove(Slot& slot);
 
   /// Sets or clears a bit of `slot.attention` and wakes its job.
@@ -60,8 +67,17 @@ class Gate {
     Sighting sighting;
     bool waits = false;                        // in wait_turn
     std::chrono::nanoseconds expected_end{0};  // of the op that it was last let in with
+    std::shared_ptr<DeviceStream> stream{};
+    DeviceStream::Mark mark = 0;  // behind all work of `marked_at`
+    std::uint64_t marked_at = 0;  // activity
+
+    bool is_marked(std::uint64_t activity) const { return mark != 0 && marked_at == activity; }
+    bool device_has_work(std::uint64_t activity) const {
+      return stream != nullptr && !(is_marked(activity) && stream->passed() >= mark);
+    }
   };
 
+  void mark_streams(std::unique_lock<std::mutex>& lock, const Slot& slot);
   Verdict ask(const Slot& slot, std::chrono::nanoseconds now, std::chrono::nanoseconds waited);
   Rival look_at(Member& member, std::chrono::nanoseconds now);
   void let_in(const Slot& slot, std::chrono::nanoseconds now);

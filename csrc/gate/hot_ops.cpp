@@ -23,14 +23,15 @@ struct TypedKernel<Op, Result(Arguments...)> {
   static constexpr std::uint64_t kName = hash_name(Op::overload_name, hash_name(Op::name));
 
   static Result hot(c10::DispatchKeySet keys, Arguments... arguments) {
-    const Pass pass(current_context, TypedCall(kName, Op::name, arguments...));
-    return Op::redispatch(after_hook(keys), std::forward<Arguments>(arguments)...);
+    return run_op(current_context, TypedCall(kName, Op::name, arguments...),
+                  [&]() -> Result { return Op::redispatch(after_hook(keys), std::forward<Arguments>(arguments)...); });
   }
 
   static Result compound(c10::DispatchKeySet keys, Arguments... arguments) {
-    const Pass pass(current_context, TypedCall(kName, Op::name, arguments...));
-    const c10::impl::ExcludeDispatchKeyGuard inside(kHookKey);
-    return Op::redispatch(after_hook(keys), std::forward<Arguments>(arguments)...);
+    return run_op(current_context, TypedCall(kName, Op::name, arguments...), [&]() -> Result {
+      const c10::impl::ExcludeDispatchKeyGuard inside(kHookKey);
+      return Op::redispatch(after_hook(keys), std::forward<Arguments>(arguments)...);
+    });
   }
 };
 

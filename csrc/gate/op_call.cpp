@@ -61,6 +61,25 @@ void TextReader::read(const c10::IValue& value) {
   }
 }
 
+void OwnerCheck::read(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) {
+    return;
+  }
+  const auto other = mine_.other_owner(tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks());
+  TORCH_CHECK_VALUE(other == nullptr, "job '", mine_.budget()->job(), "': ", op_, " was given a tensor of job '",
+                    other->job(),
+                    "', which is still running; expected tensors of its own, made before the jobs, or copied through "
+                    "the CPU: each job has its own stream, and the other's may not have come to it yet");
+}
+
+void OwnerCheck::read(const c10::IValue& value) {
+  if (value.isTensor()) {
+    read(value.toTensor());
+  } else if (value.isTensorList()) {
+    each(value.toTensorVector());
+  }
+}
+
 std::uint64_t BoxedCall::signature() const {
   const c10::OperatorName& name = op_.operator_name();
   SignatureReader reader(hash_name(name.overload_name, hash_name(name.name)));
@@ -68,6 +87,13 @@ std::uint64_t BoxedCall::signature() const {
     reader.read(value);
   }
   return reader.hash();
+}
+
+void BoxedCall::check_owners(const MemoryOwner& mine) const {
+  OwnerCheck check(mine, op_.operator_name().name.c_str());
+  for (const c10::IValue& value : arguments_of(op_, stack_)) {
+    check.read(value);
+  }
 }
 
 std::string BoxedCall::text() const {

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "memory/owned_memory.h"
 #include "model/op_profile.h"
 
 // What an op is, for its profile: its name and the shapes, dtypes and devices of its tensors. Lists of numbers count
@@ -102,6 +103,31 @@ class TextReader {
   std::string text_;
 };
 
+/// Refuses tensors that another job owns. Throws a ValueError.
+class OwnerCheck {
+ public:
+  OwnerCheck(const MemoryOwner& mine, const char* op) : mine_(mine), op_(op) {}
+
+  void read(const at::Tensor& tensor);
+  void read(const std::optional<at::Tensor>& tensor) { tensor ? read(*tensor) : void(); }
+  void read(at::TensorList tensors) { each(tensors); }
+  void read(const at::ITensorListRef& tensors) { each(tensors); }
+  void read(const c10::IValue& value);
+  template <class Other>
+  void read(const Other&) {}
+
+ private:
+  template <class List>
+  void each(const List& tensors) {
+    for (const at::Tensor& tensor : tensors) {
+      read(tensor);
+    }
+  }
+
+  const MemoryOwner& mine_;
+  const char* op_;
+};
+
 /// A call with typed arguments, which it refers to.
 template <class... Arguments>
 class TypedCall {
@@ -118,11 +144,28 @@ class TypedCall {
     std::apply([&](const auto&... each) { (reader.read(each), ...); }, arguments_);
     return reader.text();
   }
+  void check_owners(const MemoryOwner& mine) const {
+    OwnerCheck check(mine, name_);
+    std::apply([&](const auto&... each) { (check.read(each), ...); }, arguments_);
+  }
 
  private:
   std::uint64_t name_hash_;
   const char* name_;
   std::tuple<const Arguments&...> arguments_;
+};
+
+/// A graph, compiled or captured, which counts as one op.
+class GraphCall {
+ public:
+  GraphCall(std::uint64_t signature, const std::string& name) : signature_(signature), name_(name) {}
+  std::uint64_t signature() const { return signature_; }
+  const std::string& text() const { return name_; }
+  void check_owners(const MemoryOwner&) const {}  // its tensors were given to ops before
+
+ private:
+  std::uint64_t signature_;
+  const std::string& name_;
 };
 
 /// A call with its arguments on the stack.
@@ -131,6 +174,7 @@ class BoxedCall {
   BoxedCall(const c10::OperatorHandle& op, const torch::jit::Stack& stack) : op_(op), stack_(stack) {}
   std::uint64_t signature() const;
   std::string text() const;
+  void check_owners(const MemoryOwner& mine) const;
 
  private:
   const c10::OperatorHandle& op_;

@@ -4,6 +4,7 @@
 
 #include "gate/op_watch.h"
 #include "gate/slot.h"
+#include "memory/owned_memory.h"
 
 namespace torchshare {
 
@@ -17,15 +18,23 @@ class OpContext {
 
   /// The job's own CPU random engine; ops draw from it instead of from the process-wide default.
   const at::Generator& generator() const { return generator_; }
+  /// The same on the job's device, where that has engines of its own; else undefined.
+  const at::Generator& device_generator() const { return device_generator_; }
   const Slot& slot() const { return slot_; }
+  /// An op went over the job's memory budget: throws what the job's language has for it, or leaves it at `error`.
+  virtual void refuse_memory(const BudgetExceeded&) {}
 
  protected:
   friend class Pass;
+  friend class Ungated;
   /// Called before an op when `attention` is set: waits its turn, parks, or throws to unwind the job.
   virtual void attend() = 0;
 
   Slot slot_;
   std::unique_ptr<OpWatch> watch_;  // null where nobody wants to know how long ops are
+  at::Generator device_generator_{};
+  std::shared_ptr<MemoryOwner> memory_;  // null where nobody wants to know
+  bool checks_owners_ = false;           // refuse tensors of other jobs: on streams of their own, they may not be ready
 
  private:
   at::Generator generator_;
@@ -41,6 +50,9 @@ class [[nodiscard]] Pass {
   Pass(OpContext* context, const Call& call) : context_(context) {
     if (context_ == nullptr) {
       return;
+    }
+    if (context_->checks_owners_) [[unlikely]] {
+      call.check_owners(*context_->memory_);
     }
     if (context_->depth_ == 0) {
       if (context_->watch_ != nullptr) [[unlikely]] {
@@ -76,6 +88,20 @@ class [[nodiscard]] Pass {
   OpContext* const context_;
 };
 
+/// Runs an op on a pass. What goes over the job's memory budget is unwound in the job's own language.
+template <class Call, class Run>
+decltype(auto) run_op(OpContext* context, const Call& call, Run run) {
+  const Pass pass(context, call);
+  try {
+    return run();
+  } catch (const BudgetExceeded& error) {
+    if (context != nullptr) {
+      context->refuse_memory(error);
+    }
+    throw;
+  }
+}
+
 /// The context of the calling thread, or null. The one global of this project. See Note [Free exit].
 extern thread_local constinit OpContext* current_context;
 
@@ -96,6 +122,27 @@ class ContextPause {
   ~ContextPause();
   ContextPause(const ContextPause&) = delete;  // bound to a thread
   ContextPause& operator=(const ContextPause&) = delete;
+
+ private:
+  OpContext* const context_;
+};
+
+/// Ops of the calling thread are not gated, until the destructor; to others, its job is outside of any op. All else is
+/// as ever. For work of the process that a job happens to do, and that others wait for. Same thread.
+class Ungated {
+ public:
+  Ungated() : context_(current_context) {
+    if (context_ != nullptr) {
+      ++context_->depth_;  // as if inside an op that has no end in sight
+    }
+  }
+  ~Ungated() {
+    if (context_ != nullptr) {
+      --context_->depth_;
+    }
+  }
+  Ungated(const Ungated&) = delete;  // bound to a thread
+  Ungated& operator=(const Ungated&) = delete;
 
  private:
   OpContext* const context_;

@@ -2,16 +2,19 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pthread.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "device/engine_swap.h"
 #include "gate/op_call.h"
 
 namespace torchshare {
@@ -21,8 +24,7 @@ thread_local constinit OpContext* current_context = nullptr;
 namespace {
 
 void gate_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const Pass pass(current_context, BoxedCall(op, *stack));
-  op.redispatchBoxed(after_hook(keys), stack);
+  run_op(current_context, BoxedCall(op, *stack), [&] { op.redispatchBoxed(after_hook(keys), stack); });
 }
 
 // Note [Random state]
@@ -30,26 +32,37 @@ void gate_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
 // without that argument (native_dropout, randn) reaches one that has it (bernoulli_, normal_) from inside its kernel.
 // A test runs every op of torch that is tagged nondeterministic_seeded and checks that the default engine did not move.
 // Factories whose device is an argument carry no backend key yet; the op that fills their result does.
+// On CUDA, kernels of ops without the argument (native_dropout, attention) take the default engine without asking the
+// dispatcher. There the job's state is swapped into the default engine while the op is launched: `graphsafe_set_state`
+// moves a pointer, under a lock that all jobs share. An op inside such an op finds the state swapped already.
 class RandomOp final : public c10::OperatorKernel {
  public:
   explicit RandomOp(std::vector<std::size_t> generator_arguments) : generators_(std::move(generator_arguments)) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     OpContext* const context = current_context;
-    const Pass pass(context, BoxedCall(op, *stack));
-    if (context != nullptr && keys.has_backend(c10::BackendComponent::CPUBit)) {
-      const std::size_t first = stack->size() - op.schema().arguments().size();
-      for (const std::size_t argument : generators_) {
-        c10::IValue& given = (*stack)[first + argument];
-        if (given.isNone() || given.toGenerator() == at::detail::getDefaultCPUGenerator()) {
-          given = context->generator();
-        }
+    run_op(context, BoxedCall(op, *stack), [&] {
+      std::optional<EngineSwap> swap;
+      if (context != nullptr && keys.has_backend(c10::BackendComponent::CPUBit)) {
+        give_engine(op, *stack, context->generator());
+      } else if (context != nullptr && context->device_generator().defined() && !EngineSwap::is_swapped()) {
+        swap.emplace(context->device_generator());
       }
-    }
-    op.redispatchBoxed(after_hook(keys), stack);
+      op.redispatchBoxed(after_hook(keys), stack);
+    });
   }
 
  private:
+  void give_engine(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& engine) const {
+    const std::size_t first = stack.size() - op.schema().arguments().size();
+    for (const std::size_t argument : generators_) {
+      c10::IValue& given = stack[first + argument];
+      if (given.isNone() || given.toGenerator() == at::detail::getDefaultCPUGenerator()) {
+        given = engine;
+      }
+    }
+  }
+
   std::vector<std::size_t> generators_;  // positions in the schema
 };
 
@@ -86,7 +99,8 @@ void install_by_schema() {
     const std::string full_name = name.name + (name.overload_name.empty() ? "" : "." + name.overload_name);
     if (is_view(op->schema())) {
       library.impl(full_name.c_str(), torch::CppFunction::makeFallthrough());
-    } else if (auto generators = generator_arguments(op->schema()); !generators.empty()) {
+    } else if (auto generators = generator_arguments(op->schema());
+               !generators.empty() || op->hasTag(at::Tag::nondeterministic_seeded)) {
       library.impl(full_name.c_str(),
                    torch::CppFunction::makeFromBoxedFunctor(std::make_unique<RandomOp>(std::move(generators))));
     }

@@ -27,7 +27,32 @@ void add_to(std::atomic<Value>& total, Value amount) {
 OpWatch::OpWatch(Slot& slot, Gate& gate, Clock& clock, WatchOptions options)
     : slot_(slot), gate_(gate), clock_(clock), options_(std::move(options)), chain_(options_.known) {}
 
+void OpWatch::follow(const std::shared_ptr<DeviceStream>& stream) {
+  times_ = std::make_unique<DeviceTimes>(stream);
+  ahead_ = std::make_unique<RunAhead>(stream);
+  slot_.ahead = ahead_.get();
+}
+
+/// Learns from what the device has done since.
+void OpWatch::settle() {
+  while (const auto timed = times_->next()) {
+    if (OpChain::Place* const before = timed->gap ? chain_.find(timed->before) : nullptr) {
+      before->profile.gap.add(count(*timed->gap));
+    }
+    if (OpChain::Place* const place = chain_.find(timed->context)) {
+      place->profile.duration.add(count(timed->duration));
+    }
+    durations_.add(timed->duration);
+    if (options_.record && trace_.ops.size() < kMostRecorded) {
+      trace_.ops.push_back({timed->context, count(timed->gap.value_or(nanoseconds(0))), 0, count(timed->duration)});
+    }
+  }
+}
+
 OpProfile& OpWatch::advance(std::uint64_t signature) {
+  if (times_ != nullptr) {
+    settle();
+  }
   const bool filled = (slot_.attention.load(std::memory_order_relaxed) & kFilled) != 0;
   lower_ = gate_.is_lower(slot_);
   now_.reset();
@@ -75,7 +100,13 @@ void OpWatch::expect_op(const OpProfile& profile) {
 }
 
 void OpWatch::begin() {
-  if (lower_) {
+  if (times_ != nullptr) {
+    const OpProfile& profile = chain_.here().profile;
+    times_->begin(sampled_ || gap_wanted_ || !profile.duration.known());
+    if (lower_) {
+      gate_.begin_filling();
+    }
+  } else if (lower_) {
     begin_ = clock_.now();
     gate_.begin_filling();
   } else if (sampled_ || overlapped_ || !chain_.here().profile.duration.known()) {
@@ -92,13 +123,16 @@ void OpWatch::end() {
     now_ = clock_.now();
     record(*now_ - *begin_);
   }
+  if (times_ != nullptr) {
+    end_on_device(profile);
+  }
   const OpTime& gap = profile.gap;
   idle_ = nanoseconds(0);
   was_idle_ = idle_since_.has_value();
   add_to(counters_.ops, std::uint64_t{1});
   add_to(counters_.unknown_ops, std::uint64_t{!gap.known() || !profile.duration.known()});
   add_to(counters_.capacity, static_cast<std::int64_t>(gap.mean));
-  if (sampled_ || !gap.known() || gap.mean >= count(options_.shortest_gap)) {
+  if (times_ == nullptr && (sampled_ || !gap.known() || gap.mean >= count(options_.shortest_gap))) {
     left_at_ = now_ ? *now_ : clock_.now();
   }
   const bool opens = publish_gap(gap);
@@ -108,6 +142,18 @@ void OpWatch::end() {
   }
   if (opens) {
     gate_.gap_opened();
+  }
+}
+
+void OpWatch::end_on_device(const OpProfile& profile) {
+  constexpr nanoseconds kUnknown = std::chrono::microseconds(20);  // of an op of which nothing is known
+  times_->end(profile.context);
+  gap_wanted_ = sampled_ || !profile.gap.known();
+  if (lower_) {
+    const std::int64_t expected = slot_.next_op.load(std::memory_order_relaxed);
+    const nanoseconds launched = expected >= 0 ? nanoseconds(expected) : kUnknown;
+    ahead_->launched(launched);
+    add_to(counters_.filled, launched.count());
   }
 }
 
@@ -132,7 +178,7 @@ void OpWatch::record(nanoseconds duration) {
 bool OpWatch::publish_gap(const OpTime& gap) {
   const bool opens = gate_.forecasts() && gap.known() && gap.mean >= count(options_.shortest_gap);
   if (opens) {
-    slot_.left_at.store(left_at_->count(), std::memory_order_release);
+    slot_.left_at.store(left_at_.value_or(nanoseconds(0)).count(), std::memory_order_release);
     slot_.gap_spread.store(static_cast<std::int64_t>(gap.spread), std::memory_order_release);
     slot_.gap_mean.store(static_cast<std::int64_t>(gap.mean), std::memory_order_release);
     add_to(counters_.gaps_opened, std::uint64_t{1});

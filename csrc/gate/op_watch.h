@@ -5,7 +5,9 @@
 #include <optional>
 #include <vector>
 
+#include "gate/device_times.h"
 #include "gate/gate.h"
+#include "gate/run_ahead.h"
 #include "gate/slot.h"
 #include "model/log_histogram.h"
 #include "model/op_chain.h"
@@ -40,9 +42,14 @@ struct GapStats {
 /// An op or gap whose place is not known yet is timed: the measuring stage, of that place. Once it is known, only gaps
 /// that are long enough to be filled are timed, and a sample of the rest, so that the forecast follows; most ops cost
 /// no look at the clock. A job that may have to wait itself is timed always: it has the time.
+/// On a device that runs behind the host, times are the device's, and there is only the measuring stage and the sample:
+/// what a lower job's op will take is told by its place alone.
 class OpWatch {
  public:
   OpWatch(Slot& slot, Gate& gate, Clock& clock, WatchOptions options);
+
+  /// The job's ops run on `stream`, behind the host. Before the first op.
+  void follow(const std::shared_ptr<DeviceStream>& stream);
 
   template <class Call>
   void arrive(const Call& call) {
@@ -50,6 +57,7 @@ class OpWatch {
     if (profile.text.empty() && profile.duration.count > 0) {
       profile.text = call.text();  // what is seen once is not worth a name
     }
+    slot_.kind.store(op_kind(profile.text), std::memory_order_relaxed);
   }
   /// After the gate's word, inside.
   void begin();
@@ -75,6 +83,8 @@ class OpWatch {
   bool publish_gap(const OpTime& gap);
   void expect_op(const OpProfile& profile);
   void record(std::chrono::nanoseconds duration);
+  void settle();
+  void end_on_device(const OpProfile& profile);
 
   Slot& slot_;
   Gate& gate_;
@@ -83,6 +93,9 @@ class OpWatch {
   OpChain chain_;
   LogHistogram durations_;  // of all ops: what to expect of one that is not known
   OpTrace trace_;
+  std::unique_ptr<DeviceTimes> times_;               // null where the device runs with the host
+  std::unique_ptr<RunAhead> ahead_;                  // the same
+  bool gap_wanted_ = false;                          // on the device, after the last op
   std::optional<std::chrono::nanoseconds> now_;      // as read since `arrive`
   std::optional<std::chrono::nanoseconds> left_at_;  // end of the last op, where this gap is timed
   std::optional<std::chrono::nanoseconds> begin_;    // of the op, where it is timed

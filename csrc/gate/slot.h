@@ -4,9 +4,12 @@
 #include <chrono>
 #include <cstdint>
 
+#include "model/op_profile.h"
 #include "model/priority.h"
 
 namespace torchshare {
+
+class RunAhead;
 
 /// What makes a job stop before an op. Several may be set at once.
 enum Attention : std::uint32_t {
@@ -36,7 +39,9 @@ struct alignas(64) Slot {
   std::atomic<std::int64_t> left_at{0};   ///< when the gap of `gap_mean` began
   std::atomic<std::int64_t> gap_mean{0};  ///< 0: nothing is known of the gap after the last op
   std::atomic<std::int64_t> gap_spread{0};
-  std::atomic<std::int64_t> next_op{-1};  ///< expected duration of the op it is about to begin; -1: unknown
+  std::atomic<std::int64_t> next_op{-1};       ///< expected duration of the op it is about to begin; -1: unknown
+  std::atomic<OpKind> kind{OpKind::kUnknown};  ///< of that op
+  RunAhead* ahead = nullptr;                   ///< the job's own thread only; null where the device runs with the host
 
   void enter() { activity.store(activity.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
   void leave() { enter(); }

@@ -30,6 +30,11 @@ OpChain::Place& OpChain::advance(std::uint64_t signature) {
   return place;
 }
 
+OpChain::Place* OpChain::find(std::uint64_t context) {
+  const auto found = by_context_.find(context);
+  return found != by_context_.end() ? &places_[found->second] : nullptr;
+}
+
 void OpChain::restart() {
   recent_.fill(0);
   here_ = 0;

@@ -39,6 +39,8 @@ class OpChain {
   void restart();
   /// The place of the latest op.
   Place& here() { return places_[here_]; }
+  /// The place with that context, or null where it was forgotten since.
+  Place* find(std::uint64_t context);
 
   /// Ops from one visit of a place to the next, over the places of the latest round; 0 where nothing has repeated.
   std::size_t ops_per_step() const;

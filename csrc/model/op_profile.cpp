@@ -18,4 +18,19 @@ void OpTime::add(double value) {
   mean += weight * (value - mean);
 }
 
+OpKind op_kind(std::string_view text) {
+  constexpr std::string_view kComputing[] = {"mm",          "addmm",  "bmm",       "baddbmm", "addbmm", "matmul",
+                                             "convolution", "linear", "attention", "rnn",     "lstm",   "gru"};
+  std::string_view name = text.substr(0, text.find_first_of("(."));
+  name.remove_prefix(std::min(name.size(), name.rfind(':') + 1));
+  for (std::string_view rest = name; !rest.empty();) {
+    const std::string_view word = rest.substr(0, rest.find('_'));
+    if (std::find(std::begin(kComputing), std::end(kComputing), word) != std::end(kComputing)) {
+      return OpKind::kCompute;
+    }
+    rest.remove_prefix(std::min(rest.size(), word.size() + 1));
+  }
+  return text.empty() ? OpKind::kUnknown : OpKind::kMemory;
+}
+
 }  // namespace torchshare

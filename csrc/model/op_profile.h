@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace torchshare {
 
@@ -20,6 +21,13 @@ struct OpTime {
 
   bool operator==(const OpTime&) const = default;
 };
+
+/// What an op keeps busy, most of all.
+enum class OpKind : std::uint8_t { kUnknown, kCompute, kMemory };
+
+/// By the name with which an op's text begins: products, convolutions, attention and recurrent layers compute; the rest
+/// moves memory. An empty text is unknown.
+OpKind op_kind(std::string_view text);
 
 /// One op in its place: what it is, by name, shapes and dtypes, and which ops came before it.
 struct OpProfile {

@@ -18,14 +18,6 @@ namespace {
 
 using Loader = torch::inductor::AOTIModelPackageLoader;
 
-/// What an OpWatch wants to know of a graph: it is one op.
-struct GraphCall {
-  std::uint64_t hash;
-  const std::string& name;
-  std::uint64_t signature() const { return hash; }
-  const std::string& text() const { return name; }
-};
-
 std::unordered_map<std::string, std::string> read_metadata(const std::string& path) {
   try {
     return Loader::load_metadata_from_package(path, "model");
@@ -113,12 +105,13 @@ void StepGraph::check(const std::vector<at::Tensor>& inputs) const {
 }
 
 std::vector<at::Tensor> StepGraph::run(const std::vector<at::Tensor>& inputs, const std::vector<Noise>& noise) {
-  const Pass pass(current_context, GraphCall{signature_, name_});
-  const at::NoGradGuard no_grad;  // the backward pass is in the graph
-  for (const Noise& each : noise) {
-    draw(each);
-  }
-  return loader_->run(inputs);
+  return run_op(current_context, GraphCall(signature_, name_), [&] {
+    const at::NoGradGuard no_grad;  // the backward pass is in the graph
+    for (const Noise& each : noise) {
+      draw(each);
+    }
+    return loader_->run(inputs);
+  });
 }
 
 }  // namespace torchshare

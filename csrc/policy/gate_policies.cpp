@@ -3,6 +3,8 @@
 #include "policy/max_wait_policy.h"
 #include "policy/named.h"
 #include "policy/priority_only_policy.h"
+#include "policy/resource_aware_policy.h"
+#include "policy/run_ahead_policy.h"
 #include "policy/strict_policy.h"
 
 namespace torchshare {
@@ -18,6 +20,10 @@ constexpr Named<Maker> kPolicies[] = {
      }},
     {"priority",
      [](const GatePolicyOptions&) -> std::unique_ptr<GatePolicy> { return std::make_unique<PriorityOnlyPolicy>(); }},
+    {"resource",
+     [](const GatePolicyOptions& options) -> std::unique_ptr<GatePolicy> {
+       return std::make_unique<ResourceAwarePolicy>(options.grace);
+     }},
     {"strict",
      [](const GatePolicyOptions& options) -> std::unique_ptr<GatePolicy> {
        return std::make_unique<StrictPolicy>(options.grace);
@@ -32,6 +38,9 @@ std::vector<std::string_view> gate_policy_names() {
 
 std::unique_ptr<GatePolicy> make_gate_policy(std::string_view name, const GatePolicyOptions& options) {
   auto policy = find_named(kPolicies, "policy", name)(options);
+  if (options.run_ahead) {
+    policy = std::make_unique<RunAheadPolicy>(std::move(policy), *options.run_ahead);
+  }
   return options.max_wait ? std::make_unique<MaxWaitPolicy>(std::move(policy), *options.max_wait) : std::move(policy);
 }
 

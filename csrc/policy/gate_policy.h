@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "model/op_profile.h"
 #include "model/priority.h"
 
 namespace torchshare {
@@ -16,6 +17,8 @@ struct Asker {
   Priority priority = Priority::kSecondary;
   std::optional<std::chrono::nanoseconds> op = {};  ///< how long its op is expected to take
   std::chrono::nanoseconds waited{0};               ///< with this op
+  OpKind kind = OpKind::kUnknown;                   ///< of its op
+  std::chrono::nanoseconds ahead{0};                ///< what it launched and the device has not done, as expected
 };
 
 /// How long a job is expected to stay outside ops, from the end of the last one on. A mean of 0: nothing is known.
@@ -27,13 +30,14 @@ struct GapForecast {
 /// What the gate knows of another job that the asker does not outrank.
 struct Rival {
   Priority priority = Priority::kPrimary;
-  bool inside = false;                              ///< it is in an op now
+  bool inside = false;                              ///< it is in an op now, or the device has work of it
   bool idle = false;                                ///< it said that it waits for input
   std::chrono::nanoseconds quiet{0};                ///< how long it has been outside any op, as far as is known
   GapForecast gap = {};                             ///< after its last op
   bool waits = false;                               ///< at the gate, with `op`
   std::optional<std::chrono::nanoseconds> op = {};  ///< as the asker's
   std::chrono::nanoseconds left{0};                 ///< of the op that it is in, as expected when it was let in
+  OpKind kind = OpKind::kUnknown;                   ///< of the op that it began last
 };
 
 struct Verdict {
@@ -57,6 +61,8 @@ struct GatePolicyOptions {
   std::chrono::nanoseconds grace = std::chrono::microseconds(200);
   /// An op that has waited so long is let in whatever the policy says.
   std::optional<std::chrono::nanoseconds> max_wait = {};
+  /// Predicted work that a lower job may have launched and not done, on a device that runs behind the host.
+  std::optional<std::chrono::nanoseconds> run_ahead = {};
 };
 
 /// Makes the policy of that name. Throws std::invalid_argument with the names there are.

@@ -3,6 +3,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "memory/memory_budget.h"
+
 namespace torchshare {
 
 /// Unwinds a cancelled job at an op boundary.
@@ -20,6 +22,8 @@ class Host {
   /// See Job::interrupt. From any thread.
   virtual void interrupt() {}
   [[noreturn]] virtual void raise_cancelled(const std::string& message) { throw Cancelled(message); }
+  /// See OpContext::refuse_memory.
+  virtual void refuse_memory(const BudgetExceeded&) {}
 };
 
 }  // namespace torchshare

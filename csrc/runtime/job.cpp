@@ -3,9 +3,11 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
+#include "gate/op_call.h"
 #include "runtime/job_thread.h"
 
 namespace torchshare {
@@ -15,9 +17,17 @@ void add_to(std::atomic<std::chrono::nanoseconds>& total, std::chrono::nanosecon
   total.store(total.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);  // one writer
 }
 
-JobSpec checked(JobSpec spec) {
+JobSpec checked(JobSpec spec, const Device& device) {
   if (spec.threads < 1) {
     throw std::invalid_argument(fmt::format("job '{}': threads is {}: expected at least 1", spec.name, spec.threads));
+  }
+  if (spec.memory_budget && *spec.memory_budget < 1) {
+    throw std::invalid_argument(
+        fmt::format("job '{}': memory_budget is {} bytes: expected at least 1", spec.name, *spec.memory_budget));
+  }
+  if (spec.sms && (*spec.sms < 1 || device.memory_type() != c10::DeviceType::CUDA)) {
+    throw std::invalid_argument(fmt::format("job '{}': sms is {} on device '{}': expected at least 1, on a GPU",
+                                            spec.name, *spec.sms, device.name()));
   }
   return spec;
 }
@@ -27,10 +37,17 @@ JobSpec checked(JobSpec spec) {
 Job::Job(std::shared_ptr<Engine> engine, JobSpec spec, std::unique_ptr<Host> host)
     : OpContext(spec.priority, at::detail::createCPUGenerator(spec.seed)),
       engine_(std::move(engine)),
-      spec_(checked(std::move(spec))),
+      spec_(checked(std::move(spec), *engine_->device)),
       host_(std::move(host)),
       id_(engine_->coordinator.add({spec_.name, spec_.priority, spec_.start, spec_.steps, spec_.profile}, slot_)),
-      memory_(spec_.meter_memory ? std::make_shared<MemoryMeter>() : nullptr) {
+      budget_(std::make_shared<MemoryBudget>(spec_.name, spec_.memory_budget.value_or(MemoryBudget::kUnlimited))) {
+  // A GPU's jobs always count theirs: it is little beside the launches, and tells when tensors cross jobs.
+  Device& device = *engine_->device;
+  if (spec_.meter_memory || spec_.memory_budget || device.is_asynchronous()) {
+    device.install_memory();
+    memory_ = std::make_shared<MemoryOwner>(budget_, device.memory_type());
+    checks_owners_ = device.is_asynchronous();
+  }
   if (spec_.record_ops || engine_->gate.forecasts()) {
     watch_ = std::make_unique<OpWatch>(slot_, engine_->gate, engine_->device->clock(),
                                        WatchOptions{spec_.record_ops, engine_->shortest_gap, spec_.ops});
@@ -51,7 +68,7 @@ JobStats Job::stats() const {
           .waited = waited_.load(),
           .input = input_.load(),
           .ran = began.count() != 0 ? until - began : began,
-          .memory_peak = memory_ != nullptr ? memory_->peak() : 0};
+          .memory_peak = budget_->peak()};
 }
 
 std::string Job::error() const {
@@ -96,11 +113,17 @@ void Job::run(Body body) {
 }
 
 JobState Job::run_body(const Body& body) {
-  const JobThread thread(*engine_->device, *this, engine_->priority_of(spec_.priority), spec_.threads, memory_);
-  engine_->gate.add(slot_);
+  const Seat seat{.priority = engine_->priority_of(spec_.priority), .seed = spec_.seed, .sms = spec_.sms};
+  std::optional<JobThread> thread;
   JobState end = JobState::kFinished;
+  bool added = false;
   try {
+    thread.emplace(*engine_->device, seat, *this, spec_.threads, memory_);
+    take_seat(thread->device());
+    engine_->gate.add(slot_, device_->stream());
+    added = true;
     body(*this);
+    synchronize();
   } catch (const Cancelled&) {
     end = JobState::kCancelled;
   } catch (const std::exception& error) {
@@ -108,8 +131,57 @@ JobState Job::run_body(const Body& body) {
     end = cancel_requested() ? JobState::kCancelled : JobState::kFailed;
     error_ = error.what();
   }
-  engine_->gate.remove(slot_);
+  if (added) {
+    engine_->gate.remove(slot_);
+  }
+  device_ = nullptr;
+  device_generator_ = {};
+  memory_.reset();
   return end;
+}
+
+void Job::take_seat(DeviceScope& device) {
+  device_ = &device;
+  device_generator_ = device.generator();
+  sms_.store(device.sms().value_or(0));
+  if (const auto stream = device.stream(); stream != nullptr && watch_ != nullptr) {
+    watch_->follow(stream);
+  }
+}
+
+void Job::synchronize() {
+  if (const auto stream = device_->stream()) {
+    block([&] { stream->synchronize(); });
+  }
+}
+
+std::unique_ptr<DeviceGraph> Job::capture(const std::function<void()>& work) {
+  auto graph = device_->make_graph();
+  if (graph == nullptr) {
+    throw std::logic_error(fmt::format("job '{}': device '{}' has no graphs", spec_.name, engine_->device->name()));
+  }
+  graph->begin_capture();
+  try {
+    work();
+  } catch (...) {
+    try {
+      graph->end_capture();
+    } catch (const std::exception&) {
+      // What `work` threw says more.
+    }
+    throw;
+  }
+  graph->end_capture();
+  return graph;
+}
+
+void Job::launch(DeviceGraph& graph, const std::string& name) {
+  run_op(this, GraphCall(hash_name(name), name), [&] { graph.launch(); });
+}
+
+std::optional<int> Job::sms() const {
+  const int sms = sms_.load();
+  return sms > 0 ? std::optional(sms) : std::nullopt;
 }
 
 void Job::attend() {

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 
+#include "device/device.h"
 #include "gate/op_context.h"
-#include "memory/memory_meter.h"
+#include "memory/owned_memory.h"
 #include "runtime/engine.h"
 #include "runtime/host.h"
 
@@ -21,9 +23,11 @@ struct JobSpec {
   std::uint64_t seed = 0;            ///< of the job's own random engine
   std::optional<double> steps = {};  ///< of the whole job, where it is declared
   std::optional<ProfiledJob> profile = {};
-  bool meter_memory = false;        ///< see Note [Counting memory] for what it costs
-  bool record_ops = false;          ///< time every op, for `profiles` and `trace`
-  std::vector<OpProfile> ops = {};  ///< measured before
+  bool meter_memory = false;                       ///< see Note [Owned memory] for what it costs
+  std::optional<std::int64_t> memory_budget = {};  ///< bytes of tensors on the device
+  std::optional<int> sms = {};                     ///< see Seat
+  bool record_ops = false;                         ///< time every op, for `profiles` and `trace`
+  std::vector<OpProfile> ops = {};                 ///< measured before
 };
 
 /// What a job has done so far.
@@ -56,6 +60,8 @@ class Job final : public OpContext {
   std::optional<GapStats> gaps() const;
   /// Why the job failed; empty unless it did.
   std::string error() const;
+  /// Streaming multiprocessors that the job really has, once it runs; nothing where they are not divided.
+  std::optional<int> sms() const;
 
   // From any thread. Each takes effect within one op.
   void suspend();
@@ -86,12 +92,24 @@ class Job final : public OpContext {
   void end_step();
   void begin_sub_batch();
   void end_sub_batch();
+  /// Waits for the job's own work on the device.
+  void synchronize();
+  /// See DeviceScope::open_stream.
+  std::uintptr_t open_stream() { return device_->open_stream(); }
+  /// Captures what `work` launches. Throws std::logic_error where the device has no graphs, and what the capture
+  /// throws.
+  std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work);
+  /// Launches what was captured, as one op.
+  void launch(DeviceGraph& graph, const std::string& name);
+
+  void refuse_memory(const BudgetExceeded& error) override { host_->refuse_memory(error); }
 
  private:
   void attend() override;
   void park();
   void wait_while_held();
   JobState run_body(const Body& body);
+  void take_seat(DeviceScope& device);
   template <class Wait>
   void block(Wait wait);
   void record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t index);
@@ -103,7 +121,9 @@ class Job final : public OpContext {
   const JobSpec spec_;
   const std::unique_ptr<Host> host_;
   const JobId id_;
-  const std::shared_ptr<MemoryMeter> memory_;  // null: not metered
+  const std::shared_ptr<MemoryBudget> budget_;
+  DeviceScope* device_ = nullptr;  // while the job's thread is set up; on it
+  std::atomic<int> sms_{0};        // 0: not divided
   std::atomic<bool> cancel_requested_{false};
   std::atomic<std::uint64_t> sub_batches_{0};
   std::atomic<std::chrono::nanoseconds> waited_{std::chrono::nanoseconds(0)};

@@ -19,9 +19,9 @@ OpContext& with_hook_installed(OpContext& job) {
 
 // Autograd has one worker thread per device for all jobs; a lower job that waits on it would block the primary's
 // backward. With multithreading off, each job's backward runs on its own thread.
-JobThread::JobThread(Device& device, OpContext& job, Priority priority, int intra_op_threads,
-                     std::shared_ptr<MemoryMeter> memory)
-    : priority_(device.enter_priority(priority)),
+JobThread::JobThread(Device& device, const Seat& seat, OpContext& job, int intra_op_threads,
+                     std::shared_ptr<MemoryOwner> memory)
+    : device_(device.enter(seat)),
       autograd_multithreading_(c10::AutogradState::get_tls_state().get_multithreading_enabled()),
       context_(with_hook_installed(job)),
       memory_(std::move(memory)) {

@@ -12,6 +12,7 @@
 namespace torchshare {
 namespace {
 
+constexpr std::chrono::nanoseconds kRunAhead = std::chrono::microseconds(500);
 constexpr std::chrono::nanoseconds kPatience = std::chrono::seconds(2);
 constexpr std::size_t kLongestThreadName = 15;  // Linux
 
@@ -23,7 +24,16 @@ std::shared_ptr<Engine> make_engine(std::shared_ptr<Device> device, const Runtim
     throw std::invalid_argument(
         "max_slowdown and secondary_share are both given; expected one: the bound sets the share");
   }
-  auto policy = make_gate_policy(options.policy, options.gate);
+  if (options.gate.run_ahead && !device->is_asynchronous()) {
+    throw std::invalid_argument(fmt::format(
+        "run_ahead is given for device '{}', which runs with the host; expected a device that runs behind it (cuda)",
+        device->name()));
+  }
+  GatePolicyOptions gate = options.gate;
+  if (device->is_asynchronous() && options.policy != "priority") {
+    gate.run_ahead = gate.run_ahead.value_or(kRunAhead);
+  }
+  auto policy = make_gate_policy(options.policy, gate);
   const auto shortest_gap = options.shortest_gap || !policy->forecasts()
                                 ? options.shortest_gap.value_or(std::chrono::nanoseconds(0))
                                 : measure_wake_cost().shortest_gap();

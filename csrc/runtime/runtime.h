@@ -12,8 +12,8 @@
 namespace torchshare {
 
 struct RuntimeOptions {
-  std::string policy = "priority";  ///< one of gate_policy_names()
-  GatePolicyOptions gate = {};
+  std::string policy = "priority";                            ///< one of gate_policy_names()
+  GatePolicyOptions gate = {};                                ///< `run_ahead`: where the device runs behind the host
   std::optional<std::chrono::nanoseconds> shortest_gap = {};  ///< worth filling; default: measured, see WakeCost
   bool device_priority = true;                                ///< false: the gate alone keeps the order
   std::optional<double> max_slowdown = {};                    ///< of the primary: step time / alone - 1

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "device/cpu/cpu_device.h"
-#include "device/cuda/cuda_status.h"
+#include "device/cuda_status.h"
 #include "device/fake/fake_device.h"
 
 namespace torchshare {
@@ -23,7 +23,7 @@ TEST(CpuDevice, LowersSecondariesToIdleAndGivesThePriorityBack) {
   std::thread([&] {
     const int former = scheduling_class();
     {
-      const auto scope = device.enter_priority(Priority::kSecondary);
+      const auto scope = device.enter({.priority = Priority::kSecondary});
       EXPECT_EQ(scheduling_class(), SCHED_IDLE);
     }
     EXPECT_EQ(scheduling_class(), former);
@@ -33,14 +33,14 @@ TEST(CpuDevice, LowersSecondariesToIdleAndGivesThePriorityBack) {
 TEST(CpuDevice, LeavesThePrimaryAlone) {
   CpuDevice device;
   const int former = scheduling_class();
-  const auto scope = device.enter_priority(Priority::kPrimary);
+  const auto scope = device.enter({.priority = Priority::kPrimary});
   EXPECT_EQ(scheduling_class(), former);
 }
 
 TEST(CpuDevice, ThreadsStartedLaterInherit) {
   CpuDevice device;
   std::thread([&] {
-    const auto scope = device.enter_priority(Priority::kLowest);
+    const auto scope = device.enter({.priority = Priority::kLowest});
     std::thread([] { EXPECT_EQ(scheduling_class(), SCHED_IDLE); }).join();
   }).join();
 }
@@ -69,7 +69,7 @@ TEST(ManualClock, StandsStillUntilMoved) {
 TEST(FakeDevice, WritesDownWhoHoldsWhichPriority) {
   FakeDevice device;
   {
-    const auto scope = device.enter_priority(Priority::kSecondary);
+    const auto scope = device.enter({.priority = Priority::kSecondary});
     EXPECT_EQ(device.held().at(std::this_thread::get_id()), Priority::kSecondary);
   }
   EXPECT_TRUE(device.held().empty());
@@ -79,8 +79,34 @@ TEST(CudaStatus, SaysWhatItWasBuiltWith) {
   EXPECT_THAT(cuda_status(), ::testing::StartsWith("built with"));
 }
 
+TEST(MakeDevice, TakesAGpuWhereThereIsOne) {
+  EXPECT_EQ(make_device("auto")->name(), cuda_device_count() > 0 ? "cuda:0" : "cpu");
+  EXPECT_EQ(make_device("cpu")->name(), "cpu");
+}
+
+TEST(MakeDevice, SaysWhyThereIsNoGpu) {
+  EXPECT_THAT([] { make_device("cuda:99"); },
+              ::testing::ThrowsMessage<std::invalid_argument>(::testing::AllOf(
+                  ::testing::HasSubstr("device 'cuda:99': expected"), ::testing::HasSubstr(cuda_status()))));
+}
+
+TEST(FakeStream, ComesToAMarkWhenTheWorkBeforeItIsDone) {
+  ManualClock clock;
+  FakeStream stream(clock);
+  stream.launch(3ms);
+  const auto first = stream.mark();
+  stream.launch(2ms);
+  const auto second = stream.mark();
+  EXPECT_LT(stream.passed(), first);
+  clock.advance(3ms);
+  EXPECT_EQ(stream.passed(), first);
+  clock.advance(2ms);
+  EXPECT_EQ(stream.passed(), second);
+}
+
 TEST(MakeDevice, RefusesUnknownNames) {
-  EXPECT_EQ(make_device("auto")->name(), "cpu");
+  EXPECT_THROW(make_device("cuda:"), std::invalid_argument);
+  EXPECT_THROW(make_device("cuda:1x"), std::invalid_argument);
   EXPECT_THAT([] { make_device("tpu"); },
               ::testing::ThrowsMessage<std::invalid_argument>(::testing::HasSubstr("device 'tpu': expected")));
 }

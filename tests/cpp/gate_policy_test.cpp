@@ -166,10 +166,53 @@ TEST(MaxWait, LetsAnOpInThatHasWaitedSoLong) {
   EXPECT_THROW(make_gate_policy("strict", {.max_wait = 0ns}), std::invalid_argument);
 }
 
+TEST(RunAhead, HoldsWhoHasLaunchedTooMuchUntilSoMuchHasRun) {
+  const auto policy = make_gate_policy("priority", {.run_ahead = 500us});
+  EXPECT_TRUE(policy->concerns(Priority::kSecondary, Priority::kPrimary));
+  EXPECT_FALSE(policy->concerns(Priority::kPrimary, Priority::kSecondary));
+  EXPECT_TRUE(policy->forecasts());
+  Asker asker = kLow;
+  asker.ahead = 500us;
+  EXPECT_TRUE(policy->decide(asker, std::array{kInside}).admit);
+  asker.ahead = 800us;
+  const Verdict verdict = policy->decide(asker, std::array{kQuiet});
+  EXPECT_FALSE(verdict.admit);
+  EXPECT_EQ(verdict.retry_after, 300us);
+  EXPECT_THROW(make_gate_policy("strict", {.run_ahead = 0ns}), std::invalid_argument);
+}
+
+TEST(RunAhead, LeavesTheRestToThePolicy) {
+  const auto policy = make_gate_policy("strict", {.grace = kGrace, .run_ahead = 500us});
+  EXPECT_FALSE(policy->decide(kLow, std::array{kInside}).admit);
+  EXPECT_TRUE(policy->decide(kLow, std::array{kQuiet}).admit);
+}
+
+TEST(ResourceAware, LetsMemoryBesideComputeAndTheOtherWayRound) {
+  const auto policy = make_gate_policy("resource", {.grace = kGrace});
+  const auto admits = [&](OpKind mine, OpKind rivals, std::optional<std::chrono::nanoseconds> op = 1ms) {
+    const Rival rival{.inside = true, .kind = rivals};
+    return policy->decide({.priority = Priority::kSecondary, .op = op, .kind = mine}, std::array{rival}).admit;
+  };
+  EXPECT_TRUE(admits(OpKind::kMemory, OpKind::kCompute));
+  EXPECT_TRUE(admits(OpKind::kCompute, OpKind::kMemory));
+  EXPECT_FALSE(admits(OpKind::kCompute, OpKind::kCompute));
+  EXPECT_FALSE(admits(OpKind::kMemory, OpKind::kMemory));
+  EXPECT_FALSE(admits(OpKind::kUnknown, OpKind::kCompute));
+  EXPECT_FALSE(admits(OpKind::kMemory, OpKind::kUnknown));
+  EXPECT_FALSE(admits(OpKind::kMemory, OpKind::kCompute, std::nullopt)) << "of unknown length";
+}
+
+TEST(ResourceAware, IsBestFitWhereNobodyIsInside) {
+  const auto policy = make_gate_policy("resource", {.grace = kGrace});
+  const Rival gap{.quiet = 0ns, .gap = {5ms, 0ns}, .kind = OpKind::kCompute};
+  EXPECT_TRUE(policy->decide({.op = 4ms, .kind = OpKind::kCompute}, std::array{gap}).admit);
+  EXPECT_FALSE(policy->decide({.op = 6ms, .kind = OpKind::kMemory}, std::array{gap}).admit);
+}
+
 TEST(GatePolicy, RefusesUnknownNamesAndGraces) {
-  EXPECT_THAT(
-      [] { make_gate_policy("fair", {}); },
-      ThrowsMessage<std::invalid_argument>(HasSubstr("policy 'fair': expected one of best_fit, priority, strict")));
+  EXPECT_THAT([] { make_gate_policy("fair", {}); },
+              ThrowsMessage<std::invalid_argument>(
+                  HasSubstr("policy 'fair': expected one of best_fit, priority, resource, strict")));
   EXPECT_THAT([] { make_gate_policy("strict", {.grace = -1ns}); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("grace of -1 ns")));
 }

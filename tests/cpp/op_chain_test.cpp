@@ -200,5 +200,17 @@ TEST(LogHistogram, QuantilesAreUpperEdgesWithinAFifth) {
   histogram.add(std::chrono::hours(1000));
 }
 
+TEST(OpKind, GoesByTheWordsOfTheName) {
+  for (const char* text : {"aten::mm(f32[4, 4], f32[4, 4])", "aten::addmm(", "aten::convolution_backward(f32)", "mm",
+                           "aten::_scaled_dot_product_flash_attention(", "aten::lstm.input(", "aten::mm.out("}) {
+    EXPECT_EQ(op_kind(text), OpKind::kCompute) << text;
+  }
+  for (const char* text : {"aten::add_.Tensor(f32[4])", "aten::_standard_gamma(", "aten::native_batch_norm(",
+                           "aten::hamming_window(", "my::comm(mm)"}) {
+    EXPECT_EQ(op_kind(text), OpKind::kMemory) << text;
+  }
+  EXPECT_EQ(op_kind(""), OpKind::kUnknown);
+}
+
 }  // namespace
 }  // namespace torchshare

@@ -19,7 +19,7 @@ import torchshare
 from torchshare import Job, Result
 
 
-@pytest.fixture(params=["priority", "strict", "best_fit"])
+@pytest.fixture(params=["priority", "strict", "best_fit", "resource"])
 def policy(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -31,9 +31,9 @@ def gpu(request: pytest.FixtureRequest) -> None:
         (pytest.fail if os.environ.get("TORCHSHARE_REQUIRE_GPU") == "1" else pytest.skip)("there is no GPU")
 
 
-def run_one(function: Callable[[Job], Any], timeout: float = 60, **options: Any) -> Result:
+def run_one(function: Callable[[Job], Any], timeout: float = 60, device: str = "cpu", **options: Any) -> Result:
     """Runs a job alone, one intra-op thread unless told otherwise; raises what it raised."""
-    with torchshare.Runtime() as runtime:
+    with torchshare.Runtime(device=device) as runtime:
         job = runtime.submit(function, **{"name": "alone", "threads": 1, **options})
         results = runtime.wait(timeout=timeout, check=False)
     if results["alone"].exception is not None:

@@ -199,8 +199,8 @@ def test_bad_submissions_are_refused_and_nothing_is_lost(options, error, message
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "tpu"}, "device 'tpu': expected 'auto' or 'cpu'"),
-        ({"policy": "fair"}, "policy 'fair': expected one of best_fit, priority, strict"),
+        ({"device": "tpu"}, "device 'tpu': expected 'auto', 'cpu'"),
+        ({"policy": "fair"}, "policy 'fair': expected one of best_fit, priority, resource, strict"),
         ({"grace": -1.0}, "grace is -1.0; expected seconds, 0 to 1"),
         ({"grace": float("nan")}, "grace is nan"),
         ({"timeline_capacity": 0}, "timeline_capacity is 0; expected"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 CSRC = Path(__file__).parents[2] / "csrc"
-LAYERS = ["model", "planner", "policy", "simulator", "device", "memory", "gate", "runtime", "native", "bindings"]
+LAYERS = ["model", "planner", "policy", "simulator", "memory", "device", "gate", "runtime", "native", "bindings"]
 TORCH_FREE = {"model", "planner", "policy", "simulator"}
 PYTHON_FREE = set(LAYERS) - {"bindings"}
 SOURCES = sorted(path for path in CSRC.rglob("*") if path.suffix in (".h", ".cpp", ".cu"))

@@ -10,7 +10,7 @@ namespace torchshare {
 namespace {
 
 /// SCHED_IDLE for one thread. Its OpenMP workers inherit it, because they are started later.
-class IdleScope final : public PriorityScope {
+class IdleScope final : public DeviceScope {
  public:
   IdleScope() {
     int error = pthread_getschedparam(pthread_self(), &policy_, &former_);
@@ -49,9 +49,9 @@ void SteadyClock::wait_until(std::condition_variable& wake, std::unique_lock<std
   }
 }
 
-std::unique_ptr<PriorityScope> CpuDevice::enter_priority(Priority priority) {
-  if (priority == Priority::kPrimary) {
-    return std::make_unique<PriorityScope>();
+std::unique_ptr<DeviceScope> CpuDevice::enter(const Seat& seat) {
+  if (seat.priority == Priority::kPrimary) {
+    return std::make_unique<DeviceScope>();
   }
   return std::make_unique<IdleScope>();
 }

@@ -18,7 +18,7 @@ class CpuDevice final : public Device {
  public:
   std::string_view name() const override { return "cpu"; }
   Clock& clock() override { return clock_; }
-  std::unique_ptr<PriorityScope> enter_priority(Priority priority) override;
+  std::unique_ptr<DeviceScope> enter(const Seat& seat) override;
 
  private:
   SteadyClock clock_;

@@ -1,5 +1,9 @@
 #include "device/fake/fake_device.h"
 
+#include <algorithm>
+#include <condition_variable>
+#include <optional>
+
 namespace torchshare {
 
 std::chrono::nanoseconds ManualClock::now() const {
@@ -19,28 +23,97 @@ void ManualClock::wait_until(std::condition_variable& wake, std::unique_lock<std
   }
 }
 
-class FakeDevice::Scope final : public PriorityScope {
+void FakeStream::launch(std::chrono::nanoseconds work) {
+  std::lock_guard lock(mutex_);
+  free_at_ = std::max(free_at_, clock_.now()) + work;
+}
+
+void FakeStream::set_capturing(bool capturing) {
+  std::lock_guard lock(mutex_);
+  capturing_ = capturing;
+}
+
+std::size_t FakeStream::marks_put() const {
+  std::lock_guard lock(mutex_);
+  return marks_.size();
+}
+
+DeviceStream::Mark FakeStream::mark() {
+  std::lock_guard lock(mutex_);
+  if (capturing_) {
+    return 0;
+  }
+  marks_.push_back(std::max(free_at_, clock_.now()));
+  return marks_.size();
+}
+
+DeviceStream::Mark FakeStream::passed() const {
+  std::lock_guard lock(mutex_);
+  return static_cast<Mark>(std::upper_bound(marks_.begin(), marks_.end(), clock_.now()) - marks_.begin());
+}
+
+DeviceStream::Stamp FakeStream::stamp() {
+  std::lock_guard lock(mutex_);
+  if (capturing_) {
+    return 0;
+  }
+  stamps_.push_back(std::max(free_at_, clock_.now()));
+  return stamps_.size();
+}
+
+std::optional<std::chrono::nanoseconds> FakeStream::between(Stamp from, Stamp to) {
+  std::lock_guard lock(mutex_);
+  const auto end = stamps_.at(to - 1);
+  const bool is_old = from + stamps() <= stamps_.size();
+  return end <= clock_.now() && !is_old ? std::optional(end - stamps_.at(from - 1)) : std::nullopt;
+}
+
+void FakeStream::synchronize() {
+  std::mutex mutex;
+  std::unique_lock lock(mutex);
+  std::condition_variable never;
+  const auto until = [&] {
+    std::lock_guard own_lock(mutex_);
+    return free_at_;
+  }();
+  while (clock_.now() < until) {
+    clock_.wait_until(never, lock, until);
+  }
+}
+
+class FakeDevice::Scope final : public DeviceScope {
  public:
   Scope(FakeDevice& device, Priority priority) : device_(device) {
     std::lock_guard lock(device_.mutex_);
     device_.held_[std::this_thread::get_id()] = priority;
+    if (device_.is_asynchronous()) {
+      device_.streams_[std::this_thread::get_id()] = stream_ = std::make_shared<FakeStream>(device_.clock_);
+    }
   }
   ~Scope() override {
     std::lock_guard lock(device_.mutex_);
     device_.held_.erase(std::this_thread::get_id());
+    device_.streams_.erase(std::this_thread::get_id());
   }
+  std::shared_ptr<DeviceStream> stream() override { return stream_; }
 
  private:
   FakeDevice& device_;
+  std::shared_ptr<FakeStream> stream_;
 };
 
-std::unique_ptr<PriorityScope> FakeDevice::enter_priority(Priority priority) {
-  return std::make_unique<Scope>(*this, priority);
+std::unique_ptr<DeviceScope> FakeDevice::enter(const Seat& seat) {
+  return std::make_unique<Scope>(*this, seat.priority);
 }
 
 std::map<std::thread::id, Priority> FakeDevice::held() const {
   std::lock_guard lock(mutex_);
   return held_;
+}
+
+FakeStream& FakeDevice::stream() {
+  std::lock_guard lock(mutex_);
+  return *streams_.at(std::this_thread::get_id());
 }
 
 }  // namespace torchshare

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <deque>
 #include <map>
 #include <thread>
+#include <vector>
 
 #include "device/device.h"
 
@@ -20,20 +22,55 @@ class ManualClock final : public Clock {
   std::chrono::nanoseconds now_{0};
 };
 
+/// A queue of work in virtual time. Any thread.
+class FakeStream final : public DeviceStream {
+ public:
+  explicit FakeStream(Clock& clock) : clock_(clock) {}
+
+  /// Work that takes so long, behind what is there.
+  void launch(std::chrono::nanoseconds work);
+  void set_capturing(bool capturing);
+  std::size_t marks_put() const;
+
+  Mark mark() override;
+  Mark passed() const override;
+  Stamp stamp() override;
+  std::optional<std::chrono::nanoseconds> between(Stamp from, Stamp to) override;
+  std::size_t stamps() const override { return 64; }
+  /// Waits for virtual time.
+  void synchronize() override;
+
+ private:
+  Clock& clock_;
+  mutable std::mutex mutex_;  // guards every field below
+  std::chrono::nanoseconds free_at_{0};
+  bool capturing_ = false;
+  std::vector<std::chrono::nanoseconds> marks_;   // when the device comes to each
+  std::vector<std::chrono::nanoseconds> stamps_;  // its time when it does
+};
+
 /// A device for tests: virtual time, and priorities that are only written down. Any thread.
 class FakeDevice final : public Device {
  public:
+  enum class Runs { kWithHost, kBehindHost };
+
+  explicit FakeDevice(Runs runs = Runs::kWithHost) : runs_(runs) {}
   std::string_view name() const override { return "fake"; }
   ManualClock& clock() override { return clock_; }
-  std::unique_ptr<PriorityScope> enter_priority(Priority priority) override;
+  bool is_asynchronous() const override { return runs_ == Runs::kBehindHost; }
+  std::unique_ptr<DeviceScope> enter(const Seat& seat) override;
   /// The priorities held now, by thread.
   std::map<std::thread::id, Priority> held() const;
+  /// Of the calling thread, which is a job's.
+  FakeStream& stream();
 
  private:
   class Scope;
+  const Runs runs_;
   ManualClock clock_;
-  mutable std::mutex mutex_;  // guards held_
+  mutable std::mutex mutex_;  // guards every field below
   std::map<std::thread::id, Priority> held_;
+  std::map<std::thread::id, std::shared_ptr<FakeStream>> streams_;
 };
 
 }  // namespace torchshare

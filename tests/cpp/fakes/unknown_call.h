@@ -3,12 +3,15 @@
 #include <cstdint>
 #include <string>
 
+#include "memory/owned_memory.h"
+
 namespace torchshare {
 
 /// A call of an op that has no name; with a signature, if it matters.
 struct UnknownCall {
   std::uint64_t hash = 1;
   std::uint64_t signature() const { return hash; }
+  void check_owners(const MemoryOwner&) const {}
   std::string text() const { return "op " + std::to_string(hash); }
 };
 

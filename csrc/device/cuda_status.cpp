@@ -1,4 +1,4 @@
-#include "device/cuda/cuda_status.h"
+#include "device/cuda_status.h"
 
 #include <fmt/format.h>
 
@@ -26,10 +26,19 @@ std::string cuda_status() {
                      driver % kMajor / 10, devices, lowest, highest);
 }
 
+int cuda_device_count() {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
+}
+
 #else
 
 std::string cuda_status() {
   return "built without CUDA";
+}
+
+int cuda_device_count() {
+  return 0;
 }
 
 #endif

@@ -8,4 +8,7 @@ namespace torchshare {
 /// thread.
 std::string cuda_status();
 
+/// How many GPUs this process can use; 0 also where this build, or this machine, has no CUDA. Any thread.
+int cuda_device_count();
+
 }  // namespace torchshare

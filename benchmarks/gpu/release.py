@@ -1,0 +1,83 @@
+"""What the gate costs on a GPU: from the moment it lets the secondary in to the end of its first kernel, and what a mark
+in a stream costs the host. `python benchmarks/gpu/release.py`; writes benchmarks/results/h200/release.json.
+
+The primary keeps the GPU busy for 2 ms, then waits for its input for 3 ms, again and again. The secondary launches one
+small kernel at a time and looks at an event behind it without a pause. The gate's release is the end of the wait on the
+timeline; from there to the event is launch, kernel and look: more than the time to the first kernel, never less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import torchshare
+from torchshare import _C
+
+sys.path.append(str(Path(__file__).parents[1]))
+from record import RESULTS, write
+
+BUSY_CYCLES = 3_500_000  # about 2 ms
+IDLE_S = 3e-3
+MARKS = 10_000
+
+
+def primary(job: torchshare.Job, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        torch.ones(1, device="cuda")
+        torch.cuda._sleep(BUSY_CYCLES)
+        torch.cuda.current_stream().synchronize()
+        time.sleep(IDLE_S)
+
+
+def secondary(job: torchshare.Job, seconds: float) -> list[int]:
+    """When each of its kernels was done, in ns of time.monotonic_ns()."""
+    x, done = torch.ones(1024, device="cuda"), torch.cuda.Event()
+    ends = []
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        x.add_(1)
+        done.record()
+        while not done.query():
+            pass
+        ends.append(time.monotonic_ns())
+    return ends
+
+
+def released(seconds: float) -> np.ndarray:
+    """Microseconds from each release to the end of the kernel that was let in."""
+    with torchshare.Runtime(device="cuda", policy="strict") as runtime:
+        runtime.submit(lambda job: primary(job, seconds), name="primary", priority="primary", threads=1)
+        runtime.submit(lambda job: secondary(job, seconds), name="secondary", threads=1)
+        ends = np.array(runtime.wait()["secondary"].value)
+        waits = np.array([event[3] for event in runtime.events() if event[0] == "wait" and event[1] == "secondary"])
+    waits = waits[(waits > ends[0]) & (waits < ends[-1])]
+    return (ends[np.searchsorted(ends, waits)] - waits) / 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--output", type=Path, default=RESULTS / "h200")
+    arguments = parser.parse_args()
+    released(0.5)
+    times = released(arguments.seconds)
+    figures = {"releases": len(times), "median_us": float(np.median(times)), "p99_us": float(np.percentile(times, 99))}
+    marks = {}
+    for kind in ("write", "event"):
+        put, look = _C.measure_mark_cost(kind, MARKS)
+        marks[kind] = {"put_us": 1e6 * put, "look_us": 1e6 * look}
+    write("release", {"release": figures, "marks": marks}, arguments.output)
+    reached = "reached" if figures["p99_us"] <= 30 else "NOT reached"
+    print(f"release to the end of the first kernel: {figures}; target 30 us at p99: {reached}")
+    print(f"marks: {marks}")
+
+
+if __name__ == "__main__":
+    main()

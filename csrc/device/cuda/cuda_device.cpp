@@ -1,0 +1,84 @@
+#include "device/cuda/cuda_device.h"
+
+#include <ATen/Context.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <fmt/format.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "device/cuda/cuda_graph.h"
+#include "device/cuda/cuda_memory.h"
+#include "device/cuda/cuda_stream.h"
+#include "device/cuda_status.h"
+
+namespace torchshare {
+namespace {
+
+/// The primary gets the most urgent priority that the GPU has, each level below the next one, as far as there are any.
+int cuda_priority(Priority priority) {
+  int lowest = 0;
+  int highest = 0;
+  C10_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  return std::min(lowest, highest + static_cast<int>(priority));
+}
+
+at::Generator make_engine(int device, std::uint64_t seed) {
+  at::Generator engine = at::cuda::detail::createCUDAGenerator(static_cast<c10::DeviceIndex>(device));
+  engine.set_current_seed(seed);
+  return engine;
+}
+
+/// Short waits of the thread end when they should, not up to 50 us later.
+void wake_in_time() {
+  prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
+}
+
+class CudaScope final : public DeviceScope {
+ public:
+  CudaScope(int device, const Seat& seat)
+      : stream_(std::make_shared<CudaStream>(
+            StreamKind{static_cast<c10::DeviceIndex>(device), cuda_priority(seat.priority), seat.sms})),
+        engine_(make_engine(device, seat.seed)),
+        guard_(stream_->torchs()) {
+    wake_in_time();
+  }
+
+  std::shared_ptr<DeviceStream> stream() override { return stream_; }
+  at::Generator generator() override { return engine_; }
+  std::optional<int> sms() const override { return stream_->sms(); }
+  std::unique_ptr<DeviceGraph> make_graph() override { return std::make_unique<CudaGraph>(stream_, engine_); }
+  std::uintptr_t open_stream() override { return reinterpret_cast<std::uintptr_t>(stream_->open()); }
+
+ private:
+  const std::shared_ptr<CudaStream> stream_;
+  const at::Generator engine_;
+  const c10::cuda::CUDAStreamGuard guard_;
+};
+
+}  // namespace
+
+CudaDevice::CudaDevice(int index) : index_(index), name_(fmt::format("cuda:{}", index)) {
+  const int devices = c10::cuda::device_count();
+  if (index < 0 || index >= devices) {
+    throw std::invalid_argument(
+        fmt::format("device 'cuda:{}': expected one of {} GPUs ({})", index, devices, cuda_status()));
+  }
+  at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
+}
+
+void CudaDevice::install_memory() {
+  install_cuda_memory();
+}
+
+std::unique_ptr<DeviceScope> CudaDevice::enter(const Seat& seat) {
+  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(index_));
+  return std::make_unique<CudaScope>(index_, seat);
+}
+
+}  // namespace torchshare

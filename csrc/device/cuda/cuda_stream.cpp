@@ -1,0 +1,188 @@
+#include "device/cuda/cuda_stream.h"
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "device/cuda/driver.h"
+
+namespace torchshare {
+namespace {
+
+struct KeptStreams {
+  std::mutex mutex;  // guards every field below
+  std::vector<std::unique_ptr<OwnStream>> streams;
+};
+
+KeptStreams& kept() {
+  static KeptStreams* const all = new KeptStreams;  // the driver may be gone before static objects are
+  return *all;
+}
+
+/// A stream that uses no more than `sms` streaming multiprocessors, in a green context that lives as long as the
+/// process. Returns how many the driver gave.
+int make_green_stream(const StreamKind& kind, cudaStream_t* stream) {
+  const Driver& driver = Driver::get();
+  CUdevice device = 0;
+  driver.check(driver.device_get(&device, kind.device), "cuDeviceGet");
+  CUdevResource all{};
+  driver.check(driver.device_get_resource(device, &all, CU_DEV_RESOURCE_TYPE_SM), "cuDeviceGetDevResource");
+  CUdevResource part{};
+  CUdevResource rest{};
+  unsigned int groups = 1;
+  driver.check(driver.split_sms(&part, &groups, &all, &rest, 0, static_cast<unsigned int>(*kind.sms)),
+               "cuDevSmResourceSplitByCount");
+  TORCH_CHECK_VALUE(groups == 1, "sms is ", *kind.sms, "; expected 1 to the ", all.sm.smCount, " of this GPU");
+  CUdevResourceDesc description = nullptr;
+  driver.check(driver.describe_resource(&description, &part, 1), "cuDevResourceGenerateDesc");
+  CUgreenCtx context = nullptr;
+  driver.check(driver.green_context_create(&context, description, device, CU_GREEN_CTX_DEFAULT_STREAM),
+               "cuGreenCtxCreate");
+  driver.check(driver.green_context_stream_create(stream, context, CU_STREAM_NON_BLOCKING, kind.priority),
+               "cuGreenCtxStreamCreate");
+  return static_cast<int>(part.sm.smCount);
+}
+
+}  // namespace
+
+std::unique_ptr<OwnStream> OwnStream::take(const StreamKind& kind) {
+  {
+    std::lock_guard lock(kept().mutex);
+    auto& streams = kept().streams;
+    const auto found = std::find_if(streams.begin(), streams.end(), [&](const auto& own) { return own->kind == kind; });
+    if (found != streams.end()) {
+      auto stream = std::move(*found);
+      streams.erase(found);
+      return stream;
+    }
+  }
+  const c10::cuda::CUDAGuard guard(kind.device);
+  auto own = std::make_unique<OwnStream>(OwnStream{.kind = kind, .handle = nullptr, .sms = {}, .marks = nullptr});
+  if (kind.sms) {
+    own->sms = make_green_stream(kind, &own->handle);
+  } else {
+    C10_CUDA_CHECK(cudaStreamCreateWithPriority(&own->handle, cudaStreamNonBlocking, kind.priority));
+  }
+  own->marks = make_written_marks(own->handle);
+  return own;
+}
+
+void OwnStream::give_back(std::unique_ptr<OwnStream> stream) {
+  std::lock_guard lock(kept().mutex);
+  kept().streams.push_back(std::move(stream));
+}
+
+CudaStream::CudaStream(const StreamKind& kind)
+    : main_([&] {
+        add(kind);
+        return members_.front().stream->handle;
+      }()) {
+  sms_ = members_.front().stream->sms;
+}
+
+CudaStream::~CudaStream() {
+  for (Member& member : members_) {
+    C10_CUDA_CHECK_WARN(cudaStreamSynchronize(member.stream->handle));
+    OwnStream::give_back(std::move(member.stream));
+  }
+  for (const cudaEvent_t event : events_) {
+    C10_CUDA_CHECK_WARN(cudaEventDestroy(event));
+  }
+}
+
+void CudaStream::add(const StreamKind& kind) {
+  auto stream = OwnStream::take(kind);
+  std::lock_guard lock(mutex_);
+  const std::uint64_t offset = stream->marked - latest_;
+  members_.push_back({std::move(stream), offset});
+}
+
+c10::cuda::CUDAStream CudaStream::torchs() const {
+  std::lock_guard lock(mutex_);
+  return c10::cuda::getStreamFromExternal(main_, members_.front().stream->kind.device);
+}
+
+cudaStream_t CudaStream::open() {
+  const StreamKind kind = [&] {
+    std::lock_guard lock(mutex_);
+    return members_.front().stream->kind;
+  }();
+  add(kind);
+  std::lock_guard lock(mutex_);
+  return members_.back().stream->handle;
+}
+
+void CudaStream::set_capturing(bool capturing) {
+  std::lock_guard lock(mutex_);
+  capturing_ = capturing;
+}
+
+DeviceStream::Mark CudaStream::mark() {
+  std::lock_guard lock(mutex_);
+  if (capturing_) {
+    return 0;
+  }
+  ++latest_;
+  for (Member& member : members_) {
+    member.stream->marks->put(++member.stream->marked);
+  }
+  return latest_;
+}
+
+DeviceStream::Mark CudaStream::passed() const {
+  std::lock_guard lock(mutex_);
+  Mark passed = latest_;
+  for (const Member& member : members_) {
+    passed = std::min(passed, member.stream->marks->passed() - member.offset);
+  }
+  return passed;
+}
+
+DeviceStream::Stamp CudaStream::stamp() {
+  {
+    std::lock_guard lock(mutex_);
+    if (capturing_) {
+      return 0;
+    }
+  }
+  const std::size_t index = ++last_stamp_ % kStamps;
+  while (events_.size() <= index) {
+    cudaEvent_t event = nullptr;
+    C10_CUDA_CHECK(cudaEventCreate(&event));
+    events_.push_back(event);
+  }
+  C10_CUDA_CHECK(cudaEventRecord(events_[index], main_));
+  return last_stamp_;
+}
+
+std::optional<std::chrono::nanoseconds> CudaStream::between(Stamp from, Stamp to) {
+  if (last_stamp_ - from >= kStamps) {
+    return std::nullopt;
+  }
+  const cudaEvent_t end = events_[to % kStamps];
+  const cudaError_t state = cudaEventQuery(end);
+  if (state == cudaErrorNotReady) {
+    return std::nullopt;
+  }
+  C10_CUDA_CHECK(state);
+  float ms = 0;
+  C10_CUDA_CHECK(cudaEventElapsedTime(&ms, events_[from % kStamps], end));
+  return std::chrono::nanoseconds(static_cast<std::int64_t>(1e6 * static_cast<double>(ms)));
+}
+
+void CudaStream::synchronize() {
+  std::vector<cudaStream_t> streams;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Member& member : members_) {
+      streams.push_back(member.stream->handle);
+    }
+  }
+  for (const cudaStream_t stream : streams) {
+    C10_CUDA_CHECK(cudaStreamSynchronize(stream));
+  }
+}
+
+}  // namespace torchshare

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <c10/cuda/CUDAStream.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "device/cuda/cuda_marks.h"
+#include "device/device.h"
+
+namespace torchshare {
+
+/// What a stream is made for.
+struct StreamKind {
+  c10::DeviceIndex device = 0;
+  int priority = 0;             ///< CUDA's: lower is more urgent
+  std::optional<int> sms = {};  ///< that it may use
+
+  bool operator==(const StreamKind&) const = default;
+};
+
+/// A CUDA stream of ours. Any thread.
+///
+/// Note [Streams are kept]
+/// torch's streams come from pools of 32 that are handed out again and again, so two jobs could get the same one; ours
+/// are made for a job. They are not destroyed when it ends, but given to the next one of that kind: torch's allocator
+/// keeps blocks by stream, and tensors that outlive their job still point at it.
+struct OwnStream {
+  StreamKind kind;
+  cudaStream_t handle;
+  std::optional<int> sms;  ///< that the driver really gave
+  std::unique_ptr<CudaMarks> marks;
+  std::uint64_t marked = 0;  ///< number of the last mark
+
+  static std::unique_ptr<OwnStream> take(const StreamKind& kind);
+  static void give_back(std::unique_ptr<OwnStream> stream);
+};
+
+/// A job's streams: the one it begins with, and those that it opens.
+class CudaStream final : public DeviceStream {
+ public:
+  explicit CudaStream(const StreamKind& kind);
+  ~CudaStream() override;
+  CudaStream(const CudaStream&) = delete;  // owns streams
+  CudaStream& operator=(const CudaStream&) = delete;
+
+  c10::cuda::CUDAStream torchs() const;
+  std::optional<int> sms() const { return sms_; }
+  /// Another one of the same kind, for as long as the job runs. Its own thread.
+  cudaStream_t open();
+  /// A captured stream takes no marks.
+  void set_capturing(bool capturing);
+
+  Mark mark() override;
+  Mark passed() const override;
+  Stamp stamp() override;
+  std::optional<std::chrono::nanoseconds> between(Stamp from, Stamp to) override;
+  std::size_t stamps() const override { return kStamps; }
+  void synchronize() override;
+
+ private:
+  static constexpr std::size_t kStamps = 4096;
+
+  struct Member {
+    std::unique_ptr<OwnStream> stream;
+    std::uint64_t offset;  // its number of a mark, less ours
+  };
+
+  void add(const StreamKind& kind);
+
+  mutable std::mutex mutex_;  // guards members_, latest_, capturing_ and the order of marks
+  std::vector<Member> members_;
+  Mark latest_ = 0;
+  bool capturing_ = false;
+  const cudaStream_t main_;
+  std::optional<int> sms_;
+  // The job's own thread only.
+  std::vector<cudaEvent_t> events_;  // a ring, made as it is needed
+  Stamp last_stamp_ = 0;
+};
+
+}  // namespace torchshare

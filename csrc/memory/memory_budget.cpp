@@ -1,0 +1,40 @@
+#include "memory/memory_budget.h"
+
+#include <fmt/format.h>
+
+namespace torchshare {
+namespace {
+
+double mib(std::int64_t bytes) {
+  return static_cast<double>(bytes) / (1 << 20);
+}
+
+}  // namespace
+
+void MemoryBudget::reserve(std::int64_t bytes) {
+  std::int64_t held = held_.load(std::memory_order_relaxed);
+  do {
+    if (bytes > limit_ - held) {
+      throw BudgetExceeded(
+          {__func__, __FILE__, __LINE__},
+          fmt::format("job '{}': memory budget exceeded: {:.2f} MiB more wanted, {:.2f} of {:.2f} MiB held", job_,
+                      mib(bytes), mib(held), mib(limit_)));
+    }
+  } while (!held_.compare_exchange_weak(held, held + bytes, std::memory_order_relaxed));
+  std::int64_t peak = peak_.load(std::memory_order_relaxed);
+  while (peak < held + bytes && !peak_.compare_exchange_weak(peak, held + bytes, std::memory_order_relaxed)) {
+  }
+}
+
+Reservation::Reservation(std::shared_ptr<MemoryBudget> budget, std::int64_t bytes) : budget_(std::move(budget)) {
+  budget_->reserve(bytes);
+  bytes_ = bytes;
+}
+
+Reservation::~Reservation() {
+  if (budget_ != nullptr) {
+    budget_->release(bytes_);
+  }
+}
+
+}  // namespace torchshare

@@ -1,0 +1,28 @@
+#include "policy/run_ahead_policy.h"
+
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <utility>
+
+namespace torchshare {
+
+RunAheadPolicy::RunAheadPolicy(std::unique_ptr<GatePolicy> policy, std::chrono::nanoseconds most)
+    : policy_(std::move(policy)), most_(most) {
+  if (most.count() <= 0) {
+    throw std::invalid_argument(fmt::format("run_ahead of {} ns: expected more than 0", most.count()));
+  }
+}
+
+bool RunAheadPolicy::concerns(Priority mine, Priority other) const {
+  return outranks(other, mine) || policy_->concerns(mine, other);
+}
+
+Verdict RunAheadPolicy::decide(const Asker& asker, std::span<const Rival> rivals) const {
+  if (asker.ahead > most_) {
+    return {.admit = false, .retry_after = asker.ahead - most_};
+  }
+  return policy_->decide(asker, rivals);
+}
+
+}  // namespace torchshare

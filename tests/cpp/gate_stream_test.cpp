@@ -1,0 +1,330 @@
+#include <gtest/gtest.h>
+
+#include <future>
+#include <thread>
+
+#include "device/fake/fake_device.h"
+#include "fakes/unknown_call.h"
+#include "gate/device_times.h"
+#include "gate/gate.h"
+#include "gate/op_watch.h"
+#include "gate/run_ahead.h"
+
+namespace torchshare {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kGrace = 200us;
+
+/// A primary and a secondary at a gate, on a device that runs behind the host, in virtual time.
+class GateStreamTest : public ::testing::Test {
+ protected:
+  explicit GateStreamTest(std::string_view policy = "strict", GatePolicyOptions options = {.grace = kGrace})
+      : gate_(make_gate_policy(policy, options), clock_) {
+    gate_.add(primary_, primary_stream_);
+    gate_.add(secondary_, secondary_stream_);
+  }
+  ~GateStreamTest() override {
+    gate_.remove(primary_);
+    gate_.remove(secondary_);
+  }
+
+  /// The primary launches work that takes so long, and leaves the op at once.
+  void primary_launches(std::chrono::nanoseconds work) {
+    primary_.enter();
+    primary_stream_->launch(work);
+    primary_.leave();
+  }
+
+  ManualClock clock_;
+  std::shared_ptr<FakeStream> primary_stream_ = std::make_shared<FakeStream>(clock_);
+  std::shared_ptr<FakeStream> secondary_stream_ = std::make_shared<FakeStream>(clock_);
+  Gate gate_;
+  Slot primary_{Priority::kPrimary};
+  Slot secondary_{Priority::kSecondary};
+};
+
+TEST_F(GateStreamTest, AJobIsInsideWhileItsStreamHasWork) {
+  primary_launches(10ms);
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  clock_.advance(9ms);
+  EXPECT_FALSE(gate_.try_enter(secondary_)) << "quiet on the host for far longer than the grace";
+  clock_.advance(1ms);
+  EXPECT_FALSE(gate_.try_enter(secondary_)) << "the grace begins when the device is seen to be done";
+  clock_.advance(kGrace);
+  EXPECT_TRUE(gate_.try_enter(secondary_));
+}
+
+TEST_F(GateStreamTest, WorkLaunchedAfterTheMarkCounts) {
+  primary_launches(1ms);
+  EXPECT_FALSE(gate_.try_enter(secondary_));  // puts the mark
+  primary_launches(5ms);
+  clock_.advance(2ms);
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  clock_.advance(2ms);
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  clock_.advance(2ms);
+  EXPECT_FALSE(gate_.try_enter(secondary_));  // sees that it is done
+  clock_.advance(kGrace);
+  EXPECT_TRUE(gate_.try_enter(secondary_));
+}
+
+TEST_F(GateStreamTest, OnlyWhoWaitsPutsMarksAndOnlyOneForEachState) {
+  for (int i = 0; i < 100; ++i) {
+    primary_launches(1us);
+  }
+  EXPECT_EQ(primary_stream_->marks_put(), 0U) << "the primary pays nothing";
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_FALSE(gate_.try_enter(secondary_));
+  }
+  EXPECT_EQ(primary_stream_->marks_put(), 1U);
+  EXPECT_EQ(secondary_stream_->marks_put(), 0U);
+}
+
+TEST_F(GateStreamTest, AStreamThatIsCapturedIsBusyAndTakesNoMark) {
+  primary_stream_->set_capturing(true);
+  primary_launches(0ns);
+  clock_.advance(1s);
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  EXPECT_EQ(primary_stream_->marks_put(), 0U);
+  primary_stream_->set_capturing(false);
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  clock_.advance(kGrace);
+  EXPECT_TRUE(gate_.try_enter(secondary_));
+}
+
+TEST_F(GateStreamTest, AnIdleHintDoesNotOpenTheGateWhileTheDeviceWorks) {
+  primary_launches(10ms);
+  gate_.set_idle(primary_, true);
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  clock_.advance(10ms);
+  EXPECT_TRUE(gate_.try_enter(secondary_));
+}
+
+TEST_F(GateStreamTest, AWaiterSeesTheDeviceBecomeDone) {
+  primary_launches(10ms);
+  auto waiter = std::async(std::launch::async, [this] { return gate_.wait_turn(secondary_); });
+  EXPECT_EQ(waiter.wait_for(20ms), std::future_status::timeout);
+  clock_.advance(10ms);
+  EXPECT_EQ(waiter.wait_for(20ms), std::future_status::timeout);  // it has seen that, and waits for the grace
+  clock_.advance(kGrace);
+  EXPECT_TRUE(waiter.get());
+}
+
+TEST_F(GateStreamTest, AWaiterIsStoppedWhileTheDeviceWorks) {
+  primary_launches(1h);
+  auto waiter = std::async(std::launch::async, [this] { return gate_.wait_turn(secondary_); });
+  gate_.set(secondary_, kCancel);
+  EXPECT_FALSE(waiter.get());
+}
+
+TEST_F(GateStreamTest, AMemberMayLeaveWhileMarksArePut) {
+  std::atomic<bool> stop{false};
+  std::thread waiter([&] {
+    while (!stop.load()) {
+      (void)gate_.try_enter(secondary_);
+    }
+  });
+  for (int i = 0; i < 2000; ++i) {
+    primary_launches(1ns);
+    gate_.remove(primary_);
+    gate_.add(primary_, primary_stream_);
+  }
+  stop.store(true);
+  waiter.join();
+}
+
+class RunAheadGateTest : public GateStreamTest {
+ protected:
+  RunAheadGateTest() : GateStreamTest("priority", {.grace = kGrace, .run_ahead = 500us}) { secondary_.ahead = &ahead_; }
+
+  bool secondary_launches(std::chrono::nanoseconds work) {
+    if (!gate_.try_enter(secondary_)) {
+      return false;
+    }
+    secondary_stream_->launch(work);
+    ahead_.launched(work);
+    return true;
+  }
+
+  RunAhead ahead_{secondary_stream_};
+};
+
+TEST_F(RunAheadGateTest, BoundsWhatALowerJobHasLaunched) {
+  int launched = 0;
+  while (secondary_launches(100us)) {
+    ++launched;
+  }
+  EXPECT_EQ(launched, 6) << "no more than 500 us outstanding before each launch";
+  clock_.advance(100us);
+  EXPECT_TRUE(secondary_launches(100us));
+  EXPECT_FALSE(secondary_launches(100us));
+}
+
+TEST_F(RunAheadGateTest, OneLongOpMayGoAndHoldsTheNext) {
+  EXPECT_TRUE(secondary_launches(10ms));
+  clock_.advance(9ms);
+  EXPECT_FALSE(secondary_launches(1us));
+  clock_.advance(1ms);
+  EXPECT_TRUE(secondary_launches(1us));
+}
+
+TEST_F(RunAheadGateTest, DoesNotBoundTheHighest) {
+  EXPECT_EQ(primary_.attention.load() & kContended, 0U);
+  EXPECT_NE(secondary_.attention.load() & kContended, 0U);
+}
+
+TEST(DeviceTimes, ReadsDurationsAndGapsWhenTheDeviceHasDoneThem) {
+  ManualClock clock;
+  const auto stream = std::make_shared<FakeStream>(clock);
+  DeviceTimes times(stream);
+  times.begin(true);
+  stream->launch(3ms);
+  times.end(1);
+  EXPECT_FALSE(times.next());
+  clock.advance(5ms);  // the stream has nothing to do for 2 ms
+  times.begin(true);
+  stream->launch(4ms);
+  times.end(2);
+  const auto first = times.next();
+  ASSERT_TRUE(first);
+  EXPECT_EQ(first->context, 1U);
+  EXPECT_EQ(first->duration, 3ms);
+  EXPECT_FALSE(first->gap);
+  EXPECT_FALSE(times.next()) << "not done yet";
+  clock.advance(4ms);
+  const auto second = times.next();
+  ASSERT_TRUE(second);
+  EXPECT_EQ(second->before, 1U);
+  EXPECT_EQ(second->gap, 2ms);
+  EXPECT_EQ(second->duration, 4ms);
+}
+
+TEST(DeviceTimes, AnOpThatWasNotTimedBreaksTheGap) {
+  ManualClock clock;
+  const auto stream = std::make_shared<FakeStream>(clock);
+  DeviceTimes times(stream);
+  for (const bool timed : {true, false, true}) {
+    times.begin(timed);
+    stream->launch(1ms);
+    times.end(7);
+  }
+  clock.advance(3ms);
+  EXPECT_FALSE(times.next()->gap);
+  EXPECT_FALSE(times.next()->gap);
+  EXPECT_FALSE(times.next());
+}
+
+TEST(DeviceTimes, ForgetsOpsWhoseStampsWereUsedAgain) {
+  ManualClock clock;
+  const auto stream = std::make_shared<FakeStream>(clock);
+  DeviceTimes times(stream);
+  for (std::size_t op = 0; op < stream->stamps(); ++op) {  // two stamps each
+    times.begin(true);
+    stream->launch(1ms);
+    times.end(op);
+  }
+  clock.advance(1s);
+  std::size_t read = 0;
+  std::uint64_t last = 0;
+  while (const auto timed = times.next()) {
+    EXPECT_EQ(timed->duration, 1ms);
+    last = timed->context;
+    ++read;
+  }
+  EXPECT_EQ(last, stream->stamps() - 1);
+  EXPECT_LT(read, stream->stamps() / 2 + 1);
+  EXPECT_GT(read, stream->stamps() / 4);
+}
+
+/// A job whose ops are launched, in virtual time, and watched.
+class WatchedStreamTest : public ::testing::Test {
+ protected:
+  WatchedStreamTest() {
+    gate_.add(slot_, stream_);
+    watch_.follow(stream_);
+  }
+  ~WatchedStreamTest() override { gate_.remove(slot_); }
+
+  /// The host launches, and has 1 us of its own to do.
+  void op(std::uint64_t signature, std::chrono::nanoseconds work) {
+    watch_.arrive(UnknownCall{signature});
+    slot_.enter();
+    watch_.begin();
+    stream_->launch(work);
+    clock_.advance(1us);
+    watch_.end();
+  }
+  void step() {
+    watch_.begin_batch();
+    op(1, 400us);
+    op(2, 100us);
+    clock_.advance(2ms);  // the host does something else: a gap on the device
+  }
+  const OpProfile& profile(std::uint64_t signature) {
+    profiles_ = watch_.profiles();
+    return *std::find_if(profiles_.begin(), profiles_.end(),
+                         [&](const OpProfile& profile) { return profile.signature == signature; });
+  }
+
+  ManualClock clock_;
+  std::shared_ptr<FakeStream> stream_ = std::make_shared<FakeStream>(clock_);
+  Gate gate_{make_gate_policy("best_fit", {}), clock_};
+  Slot slot_{Priority::kPrimary};
+  OpWatch watch_{slot_, gate_, clock_, {.shortest_gap = 500us}};
+  std::vector<OpProfile> profiles_;
+};
+
+TEST_F(WatchedStreamTest, LearnsTheDevicesTimesNotTheHosts) {
+  for (int i = 0; i < 20; ++i) {
+    step();
+  }
+  EXPECT_NEAR(profile(1).duration.mean, 400e3, 1);
+  EXPECT_NEAR(profile(2).duration.mean, 100e3, 1);
+  EXPECT_NEAR(profile(1).gap.mean, 0, 1) << "the second op was in the queue before the first had ended";
+  EXPECT_NEAR(profile(2).gap.mean, 1502e3, 1e3);
+}
+
+TEST_F(WatchedStreamTest, StampsInTheMeasuringStageOnly) {
+  for (int i = 0; i < 20; ++i) {
+    step();
+  }
+  const auto before = stream_->stamp();
+  for (int i = 0; i < 64; ++i) {
+    step();
+  }
+  EXPECT_LT(stream_->stamp() - before, 24U) << "of 128 ops, the sample: one of 64, and the op after it";
+}
+
+TEST_F(WatchedStreamTest, TellsOfTheGapBeforeTheDeviceHasComeToIt) {
+  for (int i = 0; i < 20; ++i) {
+    step();
+  }
+  watch_.begin_batch();
+  op(1, 400us);
+  EXPECT_EQ(slot_.gap_mean.load(), 0);
+  op(2, 100us);
+  EXPECT_NEAR(static_cast<double>(slot_.gap_mean.load()), 1502e3, 1e3);
+}
+
+TEST_F(WatchedStreamTest, ALowerJobFillsTheGapOfTheDeviceAndNothingThatIsLonger) {
+  Slot lower{Priority::kSecondary};
+  gate_.add(lower);
+  for (int i = 0; i < 20; ++i) {
+    step();
+  }
+  watch_.begin_batch();
+  op(1, 400us);
+  op(2, 100us);
+  lower.next_op.store(std::chrono::nanoseconds(1ms).count());
+  EXPECT_FALSE(gate_.try_enter(lower)) << "the device has work for 498 us";
+  clock_.advance(498us);
+  EXPECT_TRUE(gate_.try_enter(lower));
+  lower.next_op.store(std::chrono::nanoseconds(3ms).count());
+  EXPECT_FALSE(gate_.try_enter(lower));
+  gate_.remove(lower);
+}
+
+}  // namespace
+}  // namespace torchshare

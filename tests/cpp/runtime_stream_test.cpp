@@ -1,0 +1,150 @@
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <latch>
+#include <thread>
+#include <vector>
+
+#include "device/fake/fake_device.h"
+#include "runtime/runtime.h"
+
+namespace torchshare {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// Jobs on a device that runs behind the host, in virtual time. Their tensors are the CPU's.
+class RuntimeStreamTest : public ::testing::Test {
+ protected:
+  /// Waits in real time; virtual time stands still but for what the test does.
+  static bool have_ended(const std::vector<std::shared_ptr<Job>>& jobs, std::chrono::milliseconds patience = 20s) {
+    const auto all_ended = [&] {
+      return std::all_of(jobs.begin(), jobs.end(), [](const auto& job) { return is_terminal(job->state()); });
+    };
+    const auto deadline = std::chrono::steady_clock::now() + patience;
+    while (!all_ended() && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(1ms);
+    }
+    return all_ended();
+  }
+
+  std::shared_ptr<FakeDevice> device_ = std::make_shared<FakeDevice>(FakeDevice::Runs::kBehindHost);
+};
+
+TEST_F(RuntimeStreamTest, AJobEndsWhenTheDeviceHasDoneItsWork) {
+  Runtime runtime(device_);
+  const auto job = runtime.submit({.name = "a"}, [&](Job&) { device_->stream().launch(10ms); });
+  runtime.start();
+  EXPECT_FALSE(have_ended({job}, 30ms));
+  device_->clock().advance(10ms);
+  EXPECT_TRUE(have_ended({job}));
+  EXPECT_EQ(job->state(), JobState::kFinished);
+}
+
+TEST_F(RuntimeStreamTest, ALowerJobWaitsForTheStreamOfAHigherOne) {
+  Runtime runtime(device_, {.policy = "strict"});
+  std::latch launched(1);
+  runtime.submit({.name = "high", .priority = Priority::kPrimary}, [&](Job&) {
+    const at::Tensor x = at::ones({4});
+    device_->stream().launch(10ms);
+    launched.count_down();
+  });
+  const auto low = runtime.submit({.name = "low"}, [&](Job&) {
+    launched.wait();
+    at::ones({4}).add_(1);
+  });
+  runtime.start();
+  EXPECT_FALSE(have_ended({low}, 50ms));
+  EXPECT_EQ(low->stats().ops, 0U);
+  while (!have_ended({low}, 5ms)) {
+    device_->clock().advance(1ms);  // the work, then the grace, from when that is seen
+  }
+  EXPECT_GE(low->stats().ops, 2U);
+}
+
+TEST_F(RuntimeStreamTest, TensorsThatCrossRunningJobsAreRefused) {
+  Runtime runtime(device_);
+  at::Tensor crossing;
+  std::latch made(1);
+  std::latch tried(1);
+  const at::Tensor before = at::ones({4});
+  runtime.submit({.name = "maker", .priority = Priority::kPrimary}, [&](Job&) {
+    crossing = at::ones({4});
+    made.count_down();
+    tried.wait();
+  });
+  const auto taker = runtime.submit({.name = "taker"}, [&](Job&) {
+    made.wait();
+    before.add(1);  // made before the jobs: everybody's
+    try {
+      at::cat({before, crossing.view({4})});
+    } catch (...) {
+      tried.count_down();
+      throw;
+    }
+    tried.count_down();
+  });
+  runtime.start();
+  ASSERT_TRUE(have_ended({taker}));
+  EXPECT_EQ(taker->state(), JobState::kFailed);
+  EXPECT_THAT(taker->error(), AllOf(HasSubstr("job 'taker': "), HasSubstr("cat was given a tensor of job 'maker'"),
+                                    HasSubstr("still running")));
+}
+
+TEST_F(RuntimeStreamTest, TensorsOfAJobThatHasEndedAreEverybodys) {
+  Runtime runtime(device_);
+  at::Tensor left;
+  runtime.submit({.name = "first"}, [&](Job&) { left = at::ones({4}); });
+  const auto second =
+      runtime.submit({.name = "second", .start = parse_start("after:first")}, [&](Job&) { left.add(1); });
+  runtime.start();
+  ASSERT_TRUE(have_ended({second}));
+  EXPECT_EQ(second->state(), JobState::kFinished) << second->error();
+}
+
+TEST_F(RuntimeStreamTest, ABudgetIsOneJobsAndItsFailureToo) {
+  Runtime runtime(device_);
+  const auto poor = runtime.submit({.name = "poor", .memory_budget = 1 << 20}, [](Job&) { at::ones({1 << 20}); });
+  const auto rich = runtime.submit({.name = "rich"}, [](Job&) { at::ones({1 << 20}); });
+  runtime.start();
+  ASSERT_TRUE(have_ended({poor, rich}));
+  EXPECT_EQ(poor->state(), JobState::kFailed);
+  EXPECT_THAT(poor->error(), HasSubstr("job 'poor': memory budget exceeded: 4.00 MiB more wanted"));
+  EXPECT_EQ(rich->state(), JobState::kFinished);
+  EXPECT_EQ(rich->stats().memory_peak, 4 << 20);
+  EXPECT_EQ(poor->stats().memory_peak, 0);
+}
+
+TEST_F(RuntimeStreamTest, AJobMayGoOnWithLessMemory) {
+  Runtime runtime(device_);
+  const auto job = runtime.submit({.name = "poor", .memory_budget = 1 << 20}, [](Job&) {
+    try {
+      at::ones({1 << 20});
+    } catch (const BudgetExceeded&) {
+      at::ones({1 << 10});
+    }
+  });
+  runtime.start();
+  ASSERT_TRUE(have_ended({job}));
+  EXPECT_EQ(job->state(), JobState::kFinished) << job->error();
+}
+
+TEST_F(RuntimeStreamTest, RunAheadIsForDevicesThatRunBehindTheHost) {
+  EXPECT_THROW(Runtime(std::make_shared<FakeDevice>(), {.gate = {.run_ahead = 1ms}}), std::invalid_argument);
+  EXPECT_NO_THROW(Runtime(device_, {.gate = {.run_ahead = 1ms}}));
+}
+
+TEST_F(RuntimeStreamTest, GraphsAreRefusedWhereThereAreNone) {
+  Runtime runtime(device_);
+  const auto job = runtime.submit({.name = "a"}, [](Job& job) { job.capture([] {}); });
+  runtime.start();
+  ASSERT_TRUE(have_ended({job}));
+  EXPECT_EQ(job->error(), "job 'a': device 'fake' has no graphs");
+}
+
+}  // namespace
+}  // namespace torchshare

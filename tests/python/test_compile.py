@@ -1,0 +1,112 @@
+"""torch.compile inside jobs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from conftest import Gatekeeper, run_one, wait_until
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import torchshare
+from torchshare import Job
+
+
+@pytest.fixture(autouse=True)
+def compiled_afresh(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def train(batches: Callable[[list[Any]], Any]) -> dict[str, Tensor]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4))
+    compiled = torch.compile(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in batches([(torch.randn(8, 16), torch.randint(0, 4, (8,))) for _ in range(5)]):
+        if isinstance(batch, torchshare.Batch):
+            batch.backward(lambda x, y: F.cross_entropy(compiled(x), y))
+        else:
+            F.cross_entropy(compiled(batch[0]), batch[1]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict()
+
+
+@pytest.mark.timeout(240)
+def test_both_jobs_compile_and_train_as_plain_torch_does() -> None:
+    with torchshare.Runtime(device="cpu", policy="strict") as runtime:
+        runtime.submit(lambda job: train(job.batches), name="first", priority="primary", threads=1)
+        runtime.submit(lambda job: train(job.batches), name="second", threads=1)
+        results = runtime.wait(200)
+    former = torch.get_num_threads()
+    torch.set_num_threads(1)
+    plain = train(lambda batches: batches)
+    torch.set_num_threads(former)
+    for name in ("first", "second"):
+        assert all(torch.equal(tensor, results[name].value[key]) for key, tensor in plain.items())
+
+
+def test_a_job_that_is_suspended_while_it_compiles_holds_up_nobody() -> None:
+    keeper = Gatekeeper()
+    compiled = threading.Event()
+
+    def slow(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
+        keeper.pause()
+        torch.ones(2).add(1)  # where it would park, with the lock
+        return graph.forward
+
+    def second(_job: Job) -> float:
+        value = torch.compile(lambda x: x * 3, backend=slow)(torch.ones(2))
+        compiled.set()
+        return value.sum().item()
+
+    def first(_job: Job) -> float:
+        assert keeper.reached.wait(20)
+        return torch.compile(lambda x: x * 2, backend="eager")(torch.ones(2)).sum().item()
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        low = runtime.submit(second, name="second")
+        high = runtime.submit(first, name="first", priority="primary")
+        runtime.start()
+        assert keeper.reached.wait(20)
+        low.suspend()
+        keeper.release.set()
+        wait_until(lambda: high.state == "finished")
+        assert not compiled.is_set() or low.state == "suspended"
+        low.resume()
+        results = runtime.wait(30)
+    assert (results["first"].value, results["second"].value) == (4.0, 6.0)
+
+
+def test_a_job_that_waits_to_compile_can_be_cancelled() -> None:
+    keeper = Gatekeeper()
+
+    def slow(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
+        keeper.pause()
+        return graph.forward
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(lambda _: torch.compile(lambda x: x * 3, backend=slow)(torch.ones(2)), name="compiles")
+        runtime.start()
+        assert keeper.reached.wait(20)
+        waits = runtime.submit(lambda _: torch.compile(lambda x: x * 2, backend="eager")(torch.ones(2)), name="waits")
+        wait_until(lambda: waits.result.ops > 0)
+        waits.cancel()
+        wait_until(lambda: waits.state == "cancelled")
+        keeper.release.set()
+        runtime.wait(30)
+
+
+def test_the_lock_is_put_back() -> None:
+    from torch._dynamo import convert_frame
+
+    former = convert_frame.compile_lock
+    run_one(lambda _: torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)))
+    assert convert_frame.compile_lock is former

@@ -1,0 +1,131 @@
+"""What a job's code reaches of torch.cuda, with stand-ins for the GPU; and what there is without one."""
+
+from __future__ import annotations
+
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import run_one
+
+import torchshare
+from torchshare import _C, Job, _cuda
+
+
+class Stand:
+    """A job's native part on GPU 0."""
+
+    def __init__(self) -> None:
+        self.synchronized = 0
+        self.device_generator = SimpleNamespace(device=torch.device("cuda:0"), name="own")
+
+    def synchronize(self) -> None:
+        self.synchronized += 1
+
+    def open_stream(self) -> int:
+        return 77
+
+
+@pytest.fixture(autouse=True)
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+
+def in_job(body: Any) -> Any:
+    def run(job: Job) -> Any:
+        native, job._native = job._native, Stand()  # type: ignore[assignment]
+        try:
+            return body(job._native)
+        finally:
+            job._native = native
+
+    return run_one(run).value
+
+
+def test_synchronize_waits_for_the_jobs_own_streams() -> None:
+    devices: list[Any] = []
+    synchronize = _cuda._routed_synchronize(devices.append)
+
+    def body(native: Stand) -> int:
+        for device in (None, 0, "cuda", torch.device("cuda:0")):
+            synchronize(device)
+        assert devices == []
+        synchronize(1)
+        return native.synchronized
+
+    assert in_job(body) == 4
+    assert devices == [1]  # another device is not the job's
+    synchronize()
+    assert devices == [1, None]  # nor is what runs outside of jobs
+
+
+def test_the_jobs_generator_stands_for_its_devices_default() -> None:
+    defaults = tuple(SimpleNamespace(device=torch.device(f"cuda:{i}"), name=f"default {i}") for i in range(2))
+    generators: Any = _cuda._RoutedGenerators(defaults)  # type: ignore[arg-type]
+    assert in_job(lambda _: [generators[i].name for i in range(2)]) == ["own", "default 1"]
+    assert [generators[i].name for i in range(2)] == ["default 0", "default 1"]
+    assert len(generators) == 2
+
+
+def test_streams_that_a_job_opens_are_its_own() -> None:
+    made: list[tuple[Any, ...]] = []
+    new: Any = _cuda._routed_stream(lambda cls, *args, **kwargs: made.append((args, kwargs)))  # type: ignore[arg-type,return-value]
+    stream = torch.cuda.Stream
+
+    def body(_native: Stand) -> None:
+        new(stream)
+        new(stream, priority=-1)
+        new(stream, device=1)
+        new(torch.cuda.ExternalStream, stream_ptr=5)
+
+    in_job(body)
+    new(stream)
+    own, with_priority, elsewhere, external, outside = made
+    assert own == ((), {"stream_ptr": 77})
+    assert with_priority == ((None, -1), {})
+    assert elsewhere == ((1, 0), {})
+    assert external == ((None, 0), {"stream_ptr": 5})
+    assert outside == ((None, 0), {})
+
+
+@pytest.mark.skipif(torch.version.cuda is None or "built without CUDA" in _C.cuda_status(), reason="built without CUDA")
+class TestCudaBuild:
+    """The CUDA objects are in this build, and load where there is no driver."""
+
+    def test_it_needs_torchs_cuda_libraries_and_no_driver(self) -> None:
+        listed = subprocess.run(["readelf", "-d", _C.__file__], capture_output=True, text=True, check=True).stdout
+        needed = {line.split("[")[1].rstrip("]") for line in listed.splitlines() if "NEEDED" in line}
+        assert {"libtorch_cuda.so", "libc10_cuda.so"} <= needed
+        assert any(name.startswith("libcudart.so.") for name in needed)
+        assert not any(name.startswith("libcuda.so") for name in needed)
+
+    def test_it_says_why_there_is_no_gpu(self) -> None:
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU")
+        with pytest.raises(ValueError, match=r"device 'cuda:0': expected one of 0 GPUs \(built with CUDA .*no device"):
+            torchshare.Runtime(device="cuda")
+
+
+def test_without_a_gpu_auto_is_the_cpu() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with torchshare.Runtime(device="auto") as runtime:
+        assert runtime.device == "cpu"
+
+
+@pytest.mark.parametrize("device", ["cuda:x", "gpu", "", "cuda:-1"])
+def test_devices_that_make_no_sense(device: str) -> None:
+    with pytest.raises(ValueError, match=rf"device '{device}': expected"):
+        torchshare.Runtime(device=device)
+
+
+def test_what_a_gpu_is_needed_for_is_refused_on_the_cpu() -> None:
+    with pytest.raises(ValueError, match="run_ahead is given for device 'cpu'"):
+        torchshare.Runtime(device="cpu", run_ahead=1e-3)
+    with torchshare.Runtime(device="cpu") as runtime, pytest.raises(ValueError, match="job 'a': sms is 8 on device"):
+        runtime.submit(print, name="a", sms=8)
+    for value in (0, -1.0, 2, float("nan")):
+        with pytest.raises(ValueError, match="run_ahead is"):
+            torchshare.Runtime(run_ahead=value)

@@ -1,0 +1,373 @@
+"""On a real GPU. Skipped without one; with TORCHSHARE_REQUIRE_GPU=1 that is a failure."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from conftest import Gatekeeper, run_one, wait_until
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import torchshare
+from torchshare import _C, Job
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*takes its statistics")]
+
+MIB = 2**20
+SLEEP_CYCLES = 1_000_000_000  # of torch.cuda._sleep: about half a second
+
+
+@pytest.fixture(autouse=True)
+def deterministic() -> Iterator[None]:
+    former = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(former)
+
+
+def on_gpu(function: Callable[[Job], Any], **options: Any) -> Any:
+    return run_one(function, device="cuda", **options).value
+
+
+def conv() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(16 * 36, 4)
+    )
+
+
+def attention() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 32, dropout=0.2, batch_first=True)
+    return nn.Sequential(
+        nn.Flatten(2), nn.Linear(64, 8), nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(24, 4)
+    )
+
+
+def trainer(
+    make: Callable[[], nn.Module], graph: bool = False, compiled: bool = False
+) -> Callable[[Job], list[Tensor]]:
+    def train(job: Job) -> list[Tensor]:
+        with torch.device("cuda"):
+            model = make()
+            data = [(torch.randn(16, 3, 8, 8), torch.randint(0, 4, (16,))) for _ in range(8)]
+        called = torch.compile(model) if compiled else model
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+        def loss_fn(x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(called(x), y)
+
+        loss = job.graph(loss_fn) if graph else loss_fn
+        for _ in range(4):
+            for batch in job.batches(data, sub_batch=8):
+                batch.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+        if graph:
+            assert loss.fallback is None, loss.fallback  # type: ignore[attr-defined]
+        return [*model.state_dict().values(), torch.rand(4, device="cuda")]
+
+    return train
+
+
+def identical(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_a_gpu_is_found() -> None:
+    with torchshare.Runtime() as runtime:
+        assert runtime.device == "cuda:0"
+
+
+@pytest.mark.parametrize("policy", _C.gate_policy_names())
+def test_both_jobs_end_with_the_weights_they_have_alone(policy: str) -> None:
+    alone = [on_gpu(trainer(make), seed=seed) for seed, make in enumerate((conv, attention))]
+    with torchshare.Runtime(device="cuda", policy=policy) as runtime:
+        runtime.submit(trainer(conv), name="first", priority="primary", threads=1, seed=0)
+        runtime.submit(trainer(attention), name="second", threads=1, seed=1)
+        results = runtime.wait(90)
+    assert identical(alone[0], results["first"].value)
+    assert identical(alone[1], results["second"].value)
+    assert not identical(alone[0], on_gpu(trainer(conv), seed=9))
+
+
+@pytest.mark.parametrize("make", [conv, attention])
+def test_a_graph_trains_as_eager_does(make: Callable[[], nn.Module]) -> None:
+    assert identical(on_gpu(trainer(make), seed=3), on_gpu(trainer(make, graph=True), seed=3))
+
+
+def test_both_jobs_may_have_graphs() -> None:
+    alone = [on_gpu(trainer(make), seed=seed) for seed, make in enumerate((conv, attention))]
+    with torchshare.Runtime(device="cuda") as runtime:
+        for seed, make in enumerate((conv, attention)):
+            runtime.submit(trainer(make, graph=True), name=make.__name__, threads=1, seed=seed)
+        results = runtime.wait(90)
+    assert identical(alone[0], results["conv"].value)
+    assert identical(alone[1], results["attention"].value)
+
+
+def test_a_graph_that_waits_for_the_device_falls_back() -> None:
+    def train(job: Job) -> str | None:
+        weights = torch.ones(4, device="cuda", requires_grad=True)
+        loss = job.graph(lambda x: (weights * x).sum() * (2.0 if x.sum().item() > 0 else 1.0))
+        for batch in job.batches([torch.ones(2, 4, device="cuda")] * 3):
+            batch.backward(loss)
+        assert weights.grad is not None
+        assert weights.grad.tolist() == [12.0] * 4
+        return loss.fallback
+
+    with pytest.warns(UserWarning, match="run in eager, not as a graph"):
+        assert on_gpu(train) is not None
+
+
+def test_compiled_models_in_both_jobs() -> None:
+    alone = [
+        on_gpu(trainer(make, compiled=True), seed=seed, timeout=300) for seed, make in enumerate((conv, attention))
+    ]
+    with torchshare.Runtime(device="cuda") as runtime:
+        for seed, make in enumerate((conv, attention)):
+            runtime.submit(trainer(make, compiled=True), name=make.__name__, threads=1, seed=seed)
+        results = runtime.wait(300)
+    assert identical(alone[0], results["conv"].value)
+    assert identical(alone[1], results["attention"].value)
+
+
+def test_each_job_has_a_stream_of_its_own_with_its_priority() -> None:
+    def look(_job: Job) -> tuple[int, int, int]:
+        own, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            torch.ones(4, device="cuda").add_(1)
+        torch.cuda.synchronize()
+        return own.cuda_stream, own.priority, side.priority
+
+    with torchshare.Runtime(device="cuda") as runtime:
+        runtime.submit(look, name="high", priority="primary")
+        runtime.submit(look, name="low")
+        results = runtime.wait(30)
+    high, low = results["high"].value, results["low"].value
+    assert 0 not in (high[0], low[0])
+    assert high[0] != low[0]
+    assert high[1] < low[1]  # CUDA's lower numbers go first
+    assert (high[1], low[1]) == (high[2], low[2])
+
+
+def test_random_numbers_are_those_of_plain_torch() -> None:
+    def draw(_job: Job | None = None) -> list[Tensor]:
+        x = torch.ones(2, 4, 8, 16, device="cuda")
+        return [
+            torch.rand(5, device="cuda"),
+            F.dropout(x, 0.5),
+            torch.randperm(32, device="cuda"),
+            torch.multinomial(torch.ones(8, device="cuda"), 20, replacement=True),
+            F.scaled_dot_product_attention(x.half(), x.half(), x.half(), dropout_p=0.5),
+            torch.randint(0, 100, (7,), device="cuda"),
+        ]
+
+    before = torch.cuda.get_rng_state()
+    in_job = on_gpu(draw, seed=11)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+    torch.manual_seed(11)
+    assert identical(in_job, draw())
+
+    def seeded(_job: Job) -> list[Tensor]:
+        torch.manual_seed(11)
+        return draw()
+
+    assert identical(in_job, on_gpu(seeded, seed=5))
+
+
+def test_a_job_waits_for_its_own_work_only() -> None:
+    sleeping, looked = threading.Event(), threading.Event()
+
+    def sleeper(_job: Job) -> None:
+        for _ in range(4):
+            torch.cuda._sleep(SLEEP_CYCLES)
+        sleeping.set()
+        assert looked.wait(30)
+
+    def looker(_job: Job) -> float:
+        x = torch.ones(4, device="cuda")
+        assert sleeping.wait(30)
+        begin = time.monotonic()
+        x.add_(1)
+        torch.cuda.synchronize()
+        assert x.sum().item() == 8
+        event = torch.cuda.Event()
+        event.record()
+        event.synchronize()
+        took = time.monotonic() - begin
+        looked.set()
+        return took
+
+    with torchshare.Runtime(device="cuda") as runtime:
+        runtime.submit(sleeper, name="sleeper")
+        runtime.submit(looker, name="looker", priority="primary")
+        assert runtime.wait(60)["looker"].value < 0.4  # the sleeper has some 2 s to go
+
+
+def test_a_lower_job_waits_for_the_stream_of_a_higher_one() -> None:
+    launched = threading.Event()
+    ended: dict[str, float] = {}
+
+    def high(_job: Job) -> None:
+        torch.cuda._sleep(SLEEP_CYCLES)
+        launched.set()
+        torch.cuda.current_stream().synchronize()
+        ended["high"] = time.monotonic()
+
+    def low(_job: Job) -> None:
+        assert launched.wait(30)
+        torch.ones(4, device="cuda")
+        ended["low"] = time.monotonic()
+
+    with torchshare.Runtime(device="cuda", policy="strict") as runtime:
+        runtime.submit(high, priority="primary")
+        runtime.submit(low)
+        runtime.wait(60)
+    assert ended["low"] > ended["high"]
+
+
+def test_memory_over_the_budget_is_refused_in_that_job_alone() -> None:
+    before = torch.cuda.memory_allocated()
+
+    def greedy(_job: Job) -> int:
+        kept = [torch.empty(4 * MIB, device="cuda", dtype=torch.uint8)]
+        with pytest.raises(torchshare.BudgetExceeded, match="job 'greedy': memory budget exceeded"):
+            kept.append(torch.empty(64 * MIB, device="cuda", dtype=torch.uint8))
+        kept.append(torch.empty(2 * MIB, device="cuda", dtype=torch.uint8))
+        return len(kept)
+
+    with torchshare.Runtime(device="cuda") as runtime:
+        runtime.submit(greedy, memory_budget=8 * MIB)
+        runtime.submit(trainer(conv), name="other", priority="primary", threads=1, seed=0)
+        results = runtime.wait(60)
+    assert results["greedy"].value == 2
+    assert results["greedy"].memory_peak == 6 * MIB
+    assert identical(results["other"].value, on_gpu(trainer(conv), seed=0))
+    assert results["other"].memory_peak > MIB / 16
+    del results
+    assert torch.cuda.memory_allocated() <= before + 32 * MIB  # workspaces stay with their streams
+
+
+def test_memory_used_on_another_stream_is_not_taken_too_early() -> None:
+    def job(_job: Job) -> bool:
+        side = torch.cuda.Stream()
+        x = torch.ones(MIB, device="cuda")
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(SLEEP_CYCLES // 10)
+            y = x * 2
+        x.record_stream(side)
+        del x
+        torch.zeros(MIB, device="cuda")  # must not be x's memory yet
+        torch.cuda.synchronize()
+        return bool((y == 2).all())
+
+    assert on_gpu(job)
+
+
+def test_tensors_that_cross_running_jobs_are_refused() -> None:
+    keeper = Gatekeeper()
+    shared: list[Tensor] = []
+
+    def maker(_job: Job) -> None:
+        shared.append(torch.ones(4, device="cuda"))
+        keeper.pause()
+
+    def taker(_job: Job) -> None:
+        assert keeper.reached.wait(30)
+        try:
+            shared[0] + 1
+        finally:
+            keeper.release.set()
+
+    with torchshare.Runtime(device="cuda") as runtime:
+        runtime.submit(maker)
+        runtime.submit(taker)
+        results = runtime.wait(60, check=False)
+    assert "was given a tensor of job 'maker'" in str(results["taker"].exception)
+    assert results["maker"].state == "finished"
+
+
+def test_an_exception_in_one_job_leaves_the_other_alone() -> None:
+    def fails(_job: Job) -> None:
+        torch.ones(3, device="cuda") @ torch.ones(4, device="cuda")
+
+    with torchshare.Runtime(device="cuda") as runtime:
+        runtime.submit(fails, priority="primary")
+        runtime.submit(trainer(attention), name="other", threads=1, seed=2)
+        results = runtime.wait(60, check=False)
+    assert isinstance(results["fails"].exception, RuntimeError)
+    assert identical(results["other"].value, on_gpu(trainer(attention), seed=2))
+
+
+def test_a_cancel_in_the_middle_of_a_queue_of_kernels() -> None:
+    def queues(_job: Job) -> None:
+        x = torch.ones(512, 512, device="cuda")
+        while True:
+            x = (x @ x).clamp_(-1, 1)
+
+    with torchshare.Runtime(device="cuda") as runtime:
+        endless = runtime.submit(queues)
+        runtime.submit(trainer(conv), name="other", priority="primary", threads=1, seed=0)
+        wait_until(lambda: endless.result.ops > 200)
+        endless.cancel()
+        results = runtime.wait(60)
+    assert results["queues"].state == "cancelled"
+    assert identical(results["other"].value, on_gpu(trainer(conv), seed=0))
+
+
+def test_a_part_of_the_multiprocessors() -> None:
+    whole = torch.cuda.get_device_properties(0).multi_processor_count
+
+    def look(job: Job) -> tuple[int | None, list[Tensor]]:
+        return job.sms, trainer(conv)(job)
+
+    sms, weights = on_gpu(look, sms=16, seed=0)
+    assert 16 <= sms < whole
+    assert identical(weights, on_gpu(trainer(conv), seed=0))
+    with torchshare.Runtime(device="cuda") as runtime:
+        runtime.submit(look, name="much", sms=100_000)
+        assert runtime.wait(30, check=False)["much"].state == "failed"
+
+
+def test_marks_are_cheap() -> None:
+    for kind in ("write", "event"):
+        put, look = _C.measure_mark_cost(kind, 1000)
+        assert 0 < look < put < 1e-3
+
+
+def test_devices_without_a_gpu_of_that_number() -> None:
+    with pytest.raises(ValueError, match="device 'cuda:99': expected one of"):
+        torchshare.Runtime(device="cuda:99")
+
+
+@pytest.mark.timeout(180)
+def test_a_minute_of_everything() -> None:
+    """Jobs come, share, are suspended and cancelled; memory is given back, and the last ones train as the first."""
+    expected = on_gpu(trainer(conv), seed=0)
+    deadline = time.monotonic() + 60
+    held = []
+    rounds = 0
+    while time.monotonic() < deadline:
+        policy = _C.gate_policy_names()[rounds % len(_C.gate_policy_names())]
+        with torchshare.Runtime(device="cuda", policy=policy) as runtime:
+            first = runtime.submit(trainer(conv), name="first", priority="primary", threads=1, seed=0)
+            second = runtime.submit(trainer(attention, graph=rounds % 2 == 0), name="second", threads=1)
+            runtime.start()
+            wait_until(lambda first=first: first.result.steps > 2)
+            second.suspend()
+            second.resume()
+            if rounds % 3 == 0:
+                second.cancel()
+            results = runtime.wait(60)
+        assert identical(expected, results["first"].value)
+        del results, first, second
+        torch.cuda.synchronize()
+        held.append(torch.cuda.memory_allocated())
+        rounds += 1
+    assert rounds > 10
+    assert max(held[rounds // 2 :]) <= max(held[: rounds // 2]) + 4 * MIB

@@ -1,0 +1,170 @@
+"""`Job.graph`: replayed sub-batches train as eager ones do. A stand-in repeats what was captured; see test_gpu.py for
+the real thing."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import run_one
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchshare import Job, _graph
+
+
+class Captures:
+    """A job's native part whose graphs are the captured work, done again."""
+
+    def __init__(self, native: Any, fails: str | None = None) -> None:
+        self._native = native
+        self._fails = fails
+        self.captured: list[Callable[[], None]] = []
+        self.launches: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._native, name)
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        if self._fails is not None:
+            raise RuntimeError(self._fails)
+        self.captured.append(work)
+        return work
+
+    def launch(self, graph: Callable[[], None], name: str) -> None:
+        self.launches.append(name)
+        graph()
+
+
+def graphed(job: Job, loss_fn: Callable[..., Tensor], fails: str | None = None) -> _graph.Graphed:
+    job._native = Captures(job._native, fails)  # type: ignore[assignment]
+    return _graph.Graphed(job, loss_fn, torch.device("cpu"))
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def train(job: Job, graph: bool, set_to_none: bool = True, batches: int = 6) -> tuple[dict[str, Tensor], Any, Any]:
+    model = make_model()
+    unused = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([*model.parameters(), unused], lr=0.1, momentum=0.9, weight_decay=0.1)
+
+    def loss_fn(x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y)
+
+    loss = graphed(job, loss_fn) if graph else loss_fn
+    data = [(torch.randn(16, 8), torch.randint(0, 3, (16,))) for _ in range(batches)]
+    data.append((torch.randn(5, 8), torch.randint(0, 3, (5,))))
+    losses = []
+    for batch in job.batches(data, 8, reduction="mean"):
+        losses.append(batch.backward(loss).item())
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=set_to_none)
+    assert unused.grad is None
+    assert torch.equal(unused, torch.ones(3))
+    return model.state_dict(), losses, torch.rand(3)
+
+
+@pytest.mark.filterwarnings("ignore:.*takes its statistics")
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_it_trains_as_eager_does(set_to_none: bool) -> None:
+    eager, eager_losses, eager_random = run_one(lambda job: train(job, False, set_to_none)).value
+    weights, losses, after = run_one(lambda job: train(job, True, set_to_none)).value
+    assert losses == eager_losses
+    assert all(torch.equal(eager[name], tensor) for name, tensor in weights.items())
+    assert torch.equal(eager_random, after)
+
+
+@pytest.mark.filterwarnings("ignore:.*takes its statistics")
+def test_one_capture_for_each_shape_and_weight() -> None:
+    def count(job: Job) -> tuple[int, list[str]]:
+        train(job, True)
+        return len(job._native.captured), job._native.launches  # type: ignore[attr-defined]
+
+    captured, launches = run_one(count).value
+    assert captured == 2  # half of a batch of 16, and the whole of one of 5
+    assert len(launches) == 13
+    assert launches[0].endswith("loss_fn, 8 rows")
+
+
+def test_gradients_that_are_there_are_added_to() -> None:
+    def train_twice(job: Job) -> Tensor:
+        weights = torch.ones(4, requires_grad=True)
+        loss = graphed(job, lambda x: (weights * x).sum())
+        (weights * 10).sum().backward()
+        for batch in job.batches([[torch.full((2, 4), 1.0)], [torch.full((2, 4), 2.0)]]):
+            batch.backward(loss)
+        assert weights.grad is not None
+        return weights.grad
+
+    assert run_one(train_twice).value.tolist() == [16.0] * 4
+
+
+def fallen_back(make_loss: Callable[[Job, Tensor], Callable[..., Tensor]], fails: str | None = None) -> tuple[str, int]:
+    """Why it fell back, and how many launches there were; trains like eager all the same."""
+
+    def run(job: Job) -> tuple[str | None, int, Tensor]:
+        weights = torch.ones(4, requires_grad=True)
+        loss = graphed(job, make_loss(job, weights), fails)
+        for batch in job.batches([[torch.full((rows, 4), 1.0)] for rows in range(1, 12)]):
+            batch.backward(loss)
+        assert weights.grad is not None
+        return loss.fallback, len(job._native.launches), weights.grad  # type: ignore[attr-defined]
+
+    with pytest.warns(UserWarning, match="job 'alone': forward and backward run in eager, not as a graph"):
+        why, launches, gradient = run_one(run).value
+    assert gradient.tolist() == [66.0] * 4
+    return why, launches
+
+
+def plain(_job: Job, weights: Tensor) -> Callable[..., Tensor]:
+    return lambda x: (weights * x).sum()
+
+
+def test_what_cannot_be_captured_runs_in_eager() -> None:
+    why, launches = fallen_back(plain, fails="operation not permitted when stream is capturing\nmore")
+    assert (why, launches) == ("operation not permitted when stream is capturing", 0)
+
+
+def test_random_numbers_of_the_host_are_no_part_of_a_graph() -> None:
+    def draws(_job: Job, weights: Tensor) -> Callable[..., Tensor]:
+        return lambda x: (weights * x).sum() + 0 * random.random()
+
+    assert fallen_back(draws) == ("the loss function draws random numbers on the host", 0)
+
+
+def test_many_shapes_are_too_many() -> None:
+    why, launches = fallen_back(plain)
+    assert why == "more than 8 shapes or weights of sub-batches"
+    assert launches == 8
+
+
+def test_on_the_cpu_everything_is_eager_without_a_warning() -> None:
+    def run(job: Job) -> str | None:
+        weights = torch.ones(4, requires_grad=True)
+        loss = job.graph(lambda x: (weights * x).sum())
+        assert loss(torch.ones(4)).item() == 4
+        for batch in job.batches([torch.ones(2, 4)]):
+            batch.backward(loss)
+        return loss.fallback
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run_one(run).value == "jobs on the CPU have no graphs"
+
+
+def test_arguments_that_make_no_sense() -> None:
+    with pytest.raises(TypeError, match=r"job 'alone': the loss function is None; expected a callable"):
+        run_one(lambda job: job.graph(None))  # type: ignore[arg-type]
+
+    def wrong_loss(job: Job) -> None:
+        for batch in job.batches([torch.ones(2, 4)]):
+            batch.backward(graphed(job, lambda x: x))
+
+    with pytest.raises(TypeError, match="the loss is not a tensor with one element"):
+        run_one(wrong_loss)

@@ -1,0 +1,108 @@
+"""Memory budgets: what goes over one is refused, in that job alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import run_one
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import torchshare
+from torchshare import Job
+
+MIB = 2**20
+
+
+def step(job: Job, width: int, rows: int = 64) -> float:
+    model = nn.Sequential(nn.Linear(16, width), nn.Tanh(), nn.Linear(width, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for batch in job.batches([(torch.ones(rows, 16), torch.ones(rows, 1))] * 3):
+        loss = batch.backward(lambda x, y: F.mse_loss(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.item()
+
+
+def test_what_goes_over_the_budget_is_refused_in_that_job_alone() -> None:
+    with torchshare.Runtime() as runtime:
+        runtime.submit(lambda job: step(job, 100_000), name="large", memory_budget=8 * MIB, threads=1)
+        runtime.submit(lambda job: step(job, 200), name="small", priority="primary", memory_budget=8 * MIB, threads=1)
+        results = runtime.wait(60, check=False)
+    error = results["large"].exception
+    assert isinstance(error, torchshare.BudgetExceeded)
+    assert isinstance(error, torch.OutOfMemoryError)
+    assert str(error).startswith("job 'large': memory budget exceeded: 24.41 MiB more wanted, 6.")  # activations
+    assert "of 8.00 MiB held" in str(error)
+    assert 6 * MIB < results["large"].memory_peak <= 8 * MIB
+    assert results["small"].state == "finished"
+    assert 0 < results["small"].memory_peak <= 8 * MIB
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "update"])
+def test_it_is_refused_wherever_it_comes_and_the_job_goes_on(where: str) -> None:
+    # Weights of 4 MiB; as much again for the product, for the gradient, and twice for Adam.
+    limit = {"forward": 7, "backward": 7, "update": 11}[where]
+
+    def train(job: Job) -> str:
+        weights = torch.ones(MIB, requires_grad=True)
+        optimizer = torch.optim.Adam([weights], foreach=False)
+        reached = "forward"
+        try:
+            loss = (weights * 2).sum() if where == "forward" else weights.sum()
+            reached = "backward"
+            loss.backward()
+            reached = "update"
+            optimizer.step()
+            reached = "the end"
+        except torchshare.BudgetExceeded:
+            weights.grad = None
+            optimizer.state.clear()
+            loss = None
+            small = torch.ones(8, requires_grad=True)
+            (small * 3).sum().backward()
+            assert torch.equal(small.grad, torch.full((8,), 3.0))
+        return reached
+
+    assert run_one(train, memory_budget=limit * MIB).value == where
+    assert run_one(train, memory_budget=64 * MIB).value == "the end"
+
+
+def test_a_smaller_sub_batch_fits() -> None:
+    def train(job: Job, sub_batch: int | None) -> float:
+        model = nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 1))
+        for batch in job.batches([(torch.ones(512, 64), torch.ones(512, 1))], sub_batch):
+            return batch.backward(lambda x, y: F.mse_loss(model(x), y)).item()
+        raise AssertionError
+
+    with pytest.raises(torchshare.BudgetExceeded):
+        run_one(lambda job: train(job, None), memory_budget=12 * MIB)
+    assert run_one(lambda job: train(job, 64), memory_budget=12 * MIB).value > 0
+
+
+def test_workers_of_a_loader_have_memory_of_their_own() -> None:
+    def train(job: Job) -> int:
+        data = TensorDataset(torch.ones(8, 1000))
+        full = torch.ones(2 * MIB // 4 - 10_000)
+        seen = sum(len(x) for (x,) in DataLoader(data, batch_size=2, num_workers=1))
+        return seen + len(full) * 0
+
+    assert run_one(train, memory_budget=2 * MIB + 40_000, timeout=90).value == 8
+
+
+def test_a_profiler_works_in_a_job_that_is_counted() -> None:
+    def profiled(job: Job) -> list[str]:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            torch.ones(100).add(1)
+        return [event.key for event in profiler.key_averages()]
+
+    assert "aten::add" in run_one(profiled, meter_memory=True).value
+
+
+@pytest.mark.parametrize("budget", [0, -1, 1.5, "1GB", True])
+def test_budgets_that_make_no_sense(budget: Any) -> None:
+    with torchshare.Runtime() as runtime, pytest.raises(ValueError, match=r"job 'a': memory_budget is .*expected"):
+        runtime.submit(print, name="a", memory_budget=budget)
