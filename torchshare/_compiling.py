@@ -1,8 +1,8 @@
 """torch.compile inside jobs: one compilation at a time, and nothing holds up the job that is at it.
 
-Dynamo has one lock for its part; the backward pass is compiled outside of it, and Inductor's settings are the process's.
-Here, that lock is taken for both. The job that has it passes the gate as it likes: were it suspended, or made to wait for a
-higher job, then every other job that has something to compile would wait with it.
+Dynamo has one lock for its part; the backward pass is compiled outside of it, and Inductor's settings are process-wide.
+Here, that lock is taken for both. The job that has it passes the gate as it likes: were it suspended, or made to wait
+for a higher job, then every other job that has something to compile would wait with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A few steps of two small jobs with graphs, best_fit and a budget, for compute-sanitizer. Exits with 1 on a failure."""
+"""A few steps of two small jobs with graphs, best_fit and a budget, for compute-sanitizer."""
 
 from __future__ import annotations
 

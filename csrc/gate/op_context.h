@@ -51,10 +51,10 @@ class [[nodiscard]] Pass {
     if (context_ == nullptr) {
       return;
     }
-    if (context_->checks_owners_) [[unlikely]] {
-      call.check_owners(*context_->memory_);
-    }
     if (context_->depth_ == 0) {
+      if (context_->checks_owners_) [[unlikely]] {
+        call.check_owners(*context_->memory_);
+      }
       if (context_->watch_ != nullptr) [[unlikely]] {
         context_->watch_->arrive(call);
       }

@@ -45,7 +45,8 @@ class RandomOp final : public c10::OperatorKernel {
       std::optional<EngineSwap> swap;
       if (context != nullptr && keys.has_backend(c10::BackendComponent::CPUBit)) {
         give_engine(op, *stack, context->generator());
-      } else if (context != nullptr && context->device_generator().defined() && !EngineSwap::is_swapped()) {
+      } else if (context != nullptr && context->device_generator().defined() && !EngineSwap::is_swapped() &&
+                 !keys.has(c10::DispatchKey::Python)) {  // a mode runs Python, which must not wait behind that lock
         swap.emplace(context->device_generator());
       }
       op.redispatchBoxed(after_hook(keys), stack);

@@ -138,8 +138,84 @@ TEST_F(RuntimeStreamTest, RunAheadIsForDevicesThatRunBehindTheHost) {
   EXPECT_NO_THROW(Runtime(device_, {.gate = {.run_ahead = 1ms}}));
 }
 
-TEST_F(RuntimeStreamTest, GraphsAreRefusedWhereThereAreNone) {
+TEST_F(RuntimeStreamTest, AGraphIsLaunchedAsOneOp) {
   Runtime runtime(device_);
+  std::uint64_t ops = 0;
+  const auto job = runtime.submit({.name = "a"}, [&](Job& job) {
+    bool was_captured = false;
+    const auto graph = job.capture([&] {
+      at::ones({4}).add_(1);
+      was_captured = device_->stream().mark() == 0;
+    });
+    EXPECT_TRUE(was_captured);
+    EXPECT_NE(device_->stream().mark(), 0U);
+    const std::uint64_t before = job.stats().ops;
+    job.launch(*graph, "graph");
+    job.launch(*graph, "graph");
+    ops = job.stats().ops - before;
+  });
+  runtime.start();
+  EXPECT_FALSE(have_ended({job}, 20ms));
+  device_->clock().advance(2 * FakeGraph::kWork);
+  ASSERT_TRUE(have_ended({job}));
+  EXPECT_EQ(job->state(), JobState::kFinished) << job->error();
+  EXPECT_EQ(ops, 2U);
+}
+
+TEST_F(RuntimeStreamTest, WhatACaptureThrowsComesOutAndTheCaptureEnds) {
+  Runtime runtime(device_);
+  const auto job = runtime.submit({.name = "a"}, [&](Job& job) {
+    EXPECT_THROW(job.capture([] { throw std::out_of_range("mine"); }), std::out_of_range);
+    EXPECT_NE(device_->stream().mark(), 0U);
+    device_->let_captures_fail();
+    EXPECT_THROW(job.capture([] {}), std::runtime_error);
+    EXPECT_THROW(job.capture([] { throw std::out_of_range("mine"); }), std::out_of_range);
+    EXPECT_NE(device_->stream().mark(), 0U);
+  });
+  runtime.start();
+  ASSERT_TRUE(have_ended({job}));
+  EXPECT_EQ(job->state(), JobState::kFinished) << job->error();
+}
+
+TEST_F(RuntimeStreamTest, AnExceptionInOneJobLeavesTheOtherAlone) {
+  Runtime runtime(device_);
+  const auto fails = runtime.submit({.name = "fails", .priority = Priority::kPrimary}, [&](Job&) {
+    device_->stream().launch(1h);
+    at::mm(at::ones({2, 3}), at::ones({2, 3}));
+  });
+  const auto other = runtime.submit({.name = "other"}, [](Job&) { at::ones({4}).add_(1); });
+  runtime.start();
+  ASSERT_TRUE(have_ended({fails, other}));
+  EXPECT_EQ(fails->state(), JobState::kFailed);
+  EXPECT_EQ(other->state(), JobState::kFinished) << other->error();
+}
+
+TEST_F(RuntimeStreamTest, ACancelReachesAJobThatWaitsForTheDevice) {
+  Runtime runtime(device_, {.policy = "strict"});
+  std::latch launched(1);
+  std::latch over(1);
+  const auto high = runtime.submit({.name = "high", .priority = Priority::kPrimary}, [&](Job&) {
+    at::ones({4});
+    device_->stream().launch(10ms);
+    launched.count_down();
+    over.wait();
+  });
+  const auto low = runtime.submit({.name = "low"}, [&](Job&) {
+    launched.wait();
+    at::ones({4});
+  });
+  runtime.start();
+  EXPECT_FALSE(have_ended({low}, 20ms));
+  low->cancel();
+  EXPECT_TRUE(have_ended({low}));
+  EXPECT_EQ(low->state(), JobState::kCancelled);
+  over.count_down();
+  device_->clock().advance(10ms);
+  EXPECT_TRUE(have_ended({high}));
+}
+
+TEST_F(RuntimeStreamTest, GraphsAreRefusedWhereThereAreNone) {
+  Runtime runtime(std::make_shared<FakeDevice>());
   const auto job = runtime.submit({.name = "a"}, [](Job& job) { job.capture([] {}); });
   runtime.start();
   ASSERT_TRUE(have_ended({job}));

@@ -1,5 +1,9 @@
 #include "device/cuda/cuda_graph.h"
 
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <ATen/cuda/MemPool.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+
 #include <utility>
 
 #include "device/engine_swap.h"
@@ -7,22 +11,46 @@
 namespace torchshare {
 
 CudaGraph::CudaGraph(std::shared_ptr<CudaStream> stream, at::Generator engine)
-    : stream_(std::move(stream)), engine_(std::move(engine)) {}
-
-CudaGraph::~CudaGraph() {
-  stream_->set_capturing(false);
-}
+    : stream_(std::move(stream)), engine_(std::move(engine)), pool_(at::cuda::MemPool::graph_pool_handle()) {}
 
 void CudaGraph::begin_capture() {
+  seed_ = engine_.current_seed();
+  offset_ = engine_.get_offset();
   stream_->set_capturing(true);
-  // torch registers the default engine's state with the graph: it must be this job's while it does.
-  const EngineSwap swap(engine_);
-  graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+  try {
+    // torch registers the default engine's state with the graph: it must be this job's while it does.
+    const EngineSwap swap(engine_);
+    graph_.capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
+  } catch (...) {
+    clean_up();
+    throw;
+  }
 }
 
 void CudaGraph::end_capture() {
-  graph_.capture_end();
+  try {
+    graph_.capture_end();
+  } catch (...) {
+    clean_up();
+    throw;
+  }
   stream_->set_capturing(false);
+}
+
+/// When a capture fails, torch 2.11 goes on handing out memory by it, with a filter that dies with the graph, and takes
+/// the random engine for one that is captured.
+void CudaGraph::clean_up() {
+  stream_->set_capturing(false);
+  const c10::DeviceIndex device = engine_.device().index();
+  try {
+    c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool_);
+  } catch (const c10::Error&) {
+    // It had not come as far, or had ended that already.
+  }
+  at::Generator fresh = at::cuda::detail::createCUDAGenerator(device);
+  fresh.set_current_seed(seed_);
+  fresh.set_offset(offset_);
+  engine_.graphsafe_set_state(fresh);
 }
 
 void CudaGraph::launch() {

@@ -13,7 +13,6 @@ namespace torchshare {
 class CudaGraph final : public DeviceGraph {
  public:
   CudaGraph(std::shared_ptr<CudaStream> stream, at::Generator engine);
-  ~CudaGraph() override;
   CudaGraph(const CudaGraph&) = delete;  // torch's graph is registered by address
   CudaGraph& operator=(const CudaGraph&) = delete;
 
@@ -22,8 +21,13 @@ class CudaGraph final : public DeviceGraph {
   void launch() override;
 
  private:
+  void clean_up();
+
   const std::shared_ptr<CudaStream> stream_;
-  const at::Generator engine_;
+  at::Generator engine_;
+  const c10::MempoolId_t pool_;
+  std::uint64_t seed_ = 0;    // of the engine, before the capture
+  std::uint64_t offset_ = 0;  // the same
   at::cuda::CUDAGraph graph_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <optional>
+#include <stdexcept>
 
 namespace torchshare {
 
@@ -81,6 +82,13 @@ void FakeStream::synchronize() {
   }
 }
 
+void FakeGraph::end_capture() {
+  stream_->set_capturing(false);
+  if (fails_) {
+    throw std::runtime_error("the capture failed");
+  }
+}
+
 class FakeDevice::Scope final : public DeviceScope {
  public:
   Scope(FakeDevice& device, Priority priority) : device_(device) {
@@ -96,6 +104,9 @@ class FakeDevice::Scope final : public DeviceScope {
     device_.streams_.erase(std::this_thread::get_id());
   }
   std::shared_ptr<DeviceStream> stream() override { return stream_; }
+  std::unique_ptr<DeviceGraph> make_graph() override {
+    return stream_ != nullptr ? std::make_unique<FakeGraph>(stream_, device_.captures_fail_.load()) : nullptr;
+  }
 
  private:
   FakeDevice& device_;

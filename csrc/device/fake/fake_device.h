@@ -1,6 +1,6 @@
 #pragma once
 
-#include <deque>
+#include <atomic>
 #include <map>
 #include <thread>
 #include <vector>
@@ -49,6 +49,21 @@ class FakeStream final : public DeviceStream {
   std::vector<std::chrono::nanoseconds> stamps_;  // its time when it does
 };
 
+/// A graph that is one piece of work. Its capture fails where `fails`.
+class FakeGraph final : public DeviceGraph {
+ public:
+  static constexpr std::chrono::nanoseconds kWork = std::chrono::milliseconds(1);
+
+  FakeGraph(std::shared_ptr<FakeStream> stream, bool fails) : stream_(std::move(stream)), fails_(fails) {}
+  void begin_capture() override { stream_->set_capturing(true); }
+  void end_capture() override;
+  void launch() override { stream_->launch(kWork); }
+
+ private:
+  const std::shared_ptr<FakeStream> stream_;
+  const bool fails_;
+};
+
 /// A device for tests: virtual time, and priorities that are only written down. Any thread.
 class FakeDevice final : public Device {
  public:
@@ -63,11 +78,14 @@ class FakeDevice final : public Device {
   std::map<std::thread::id, Priority> held() const;
   /// Of the calling thread, which is a job's.
   FakeStream& stream();
+  /// From now on.
+  void let_captures_fail() { captures_fail_.store(true); }
 
  private:
   class Scope;
   const Runs runs_;
   ManualClock clock_;
+  std::atomic<bool> captures_fail_{false};
   mutable std::mutex mutex_;  // guards every field below
   std::map<std::thread::id, Priority> held_;
   std::map<std::thread::id, std::shared_ptr<FakeStream>> streams_;
