@@ -27,8 +27,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import torchshare
 
-from models import StepClock, Training
 from record import RESULTS
+from training import StepClock, Training
 
 KIND = "shufflenet-512"
 LANES = ("primary", "secondary")

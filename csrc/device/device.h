@@ -29,8 +29,8 @@ class DeviceStream {
   // The job's own thread.
   /// Puts a time stamp behind everything launched so far; 0 as above.
   virtual Stamp stamp() = 0;
-  /// Device time between two stamps, of which `to` is the later; nothing while the device has not come to it, or when
-  /// one is so old that it was used again.
+  /// Device time between two stamps, of which `to` is the later; nothing while the device has not come to it, while a
+  /// graph is being captured, or when one is so old that it was used again.
   virtual std::optional<std::chrono::nanoseconds> between(Stamp from, Stamp to) = 0;
   /// How many stamps there are at once.
   virtual std::size_t stamps() const = 0;

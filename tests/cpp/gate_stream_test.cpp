@@ -216,6 +216,23 @@ TEST(DeviceTimes, AnOpThatWasNotTimedBreaksTheGap) {
   EXPECT_FALSE(times.next());
 }
 
+TEST(DeviceTimes, ReadsNothingWhileAGraphIsCaptured) {
+  ManualClock clock;
+  const auto stream = std::make_shared<FakeStream>(clock);
+  DeviceTimes times(stream);
+  times.begin(true);
+  stream->launch(1ms);
+  times.end(1);
+  clock.advance(1ms);
+  stream->set_capturing(true);
+  times.begin(true);
+  times.end(2);
+  EXPECT_FALSE(times.next());
+  stream->set_capturing(false);
+  EXPECT_EQ(times.next()->context, 1U);
+  EXPECT_FALSE(times.next()) << "what is captured does not run";
+}
+
 TEST(DeviceTimes, ForgetsOpsWhoseStampsWereUsedAgain) {
   ManualClock clock;
   const auto stream = std::make_shared<FakeStream>(clock);

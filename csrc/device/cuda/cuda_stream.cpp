@@ -140,12 +140,14 @@ DeviceStream::Mark CudaStream::passed() const {
   return passed;
 }
 
+bool CudaStream::is_capturing() const {
+  std::lock_guard lock(mutex_);
+  return capturing_;
+}
+
 DeviceStream::Stamp CudaStream::stamp() {
-  {
-    std::lock_guard lock(mutex_);
-    if (capturing_) {
-      return 0;
-    }
+  if (is_capturing()) {
+    return 0;
   }
   const std::size_t index = ++last_stamp_ % kStamps;
   while (events_.size() <= index) {
@@ -158,7 +160,8 @@ DeviceStream::Stamp CudaStream::stamp() {
 }
 
 std::optional<std::chrono::nanoseconds> CudaStream::between(Stamp from, Stamp to) {
-  if (last_stamp_ - from >= kStamps) {
+  // To query an event on a thread that captures would spoil the capture.
+  if (last_stamp_ - from >= kStamps || is_capturing()) {
     return std::nullopt;
   }
   const cudaEvent_t end = events_[to % kStamps];

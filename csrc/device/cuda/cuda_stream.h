@@ -69,6 +69,7 @@ class CudaStream final : public DeviceStream {
   };
 
   void add(const StreamKind& kind);
+  bool is_capturing() const;
 
   mutable std::mutex mutex_;  // guards members_, latest_, capturing_ and the order of marks
   std::vector<Member> members_;

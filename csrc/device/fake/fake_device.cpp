@@ -66,7 +66,7 @@ std::optional<std::chrono::nanoseconds> FakeStream::between(Stamp from, Stamp to
   std::lock_guard lock(mutex_);
   const auto end = stamps_.at(to - 1);
   const bool is_old = from + stamps() <= stamps_.size();
-  return end <= clock_.now() && !is_old ? std::optional(end - stamps_.at(from - 1)) : std::nullopt;
+  return end <= clock_.now() && !is_old && !capturing_ ? std::optional(end - stamps_.at(from - 1)) : std::nullopt;
 }
 
 void FakeStream::synchronize() {

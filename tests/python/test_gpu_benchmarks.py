@@ -1,0 +1,94 @@
+"""The GPU's measuring code, on numbers whose answer is known, and once on the CPU with tiny models."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GPU = ROOT / "benchmarks" / "gpu"
+sys.path.insert(0, str(GPU))
+
+import figures  # noqa: E402
+from record import spread  # noqa: E402
+
+
+def job(rate: float) -> dict[str, float]:
+    return {"rate": rate, "step_ms": 1e3 / rate, "p99_ms": 2e3 / rate}
+
+
+def repetition(primary: float, secondary: float, processes: float = 0.5) -> dict[str, Any]:
+    """Relative rates of one mode of ours; both jobs do 10 steps/s alone."""
+    return {
+        "alone": [job(10), job(10)],
+        "processes": [job(10 * processes), job(10 * processes)],
+        "torchshare-strict": [job(10 * primary), job(10 * secondary)],
+    }
+
+
+def test_figures_are_relative_to_alone_in_the_same_repetition() -> None:
+    found = figures.summary([repetition(1.0, 0.25), repetition(0.8, 0.4)])["torchshare-strict"]
+    assert found["primary_slowdown"] == spread([1.0, 1.25])
+    assert found["secondary_share"] == pytest.approx(spread([0.25, 0.4]))
+    assert found["aggregate"] == pytest.approx(spread([1.25, 1.2]))
+    assert found["vs_processes"] == pytest.approx(spread([1.25, 1.2]))
+
+
+def test_a_mode_that_failed_says_why_and_the_others_stay() -> None:
+    broken = repetition(1.0, 0.25) | {"processes": {"error": "out of memory"}}
+    found = figures.summary([broken])
+    assert found["processes"] == {"error": "out of memory"}
+    assert found["torchshare-strict"]["aggregate"]["median"] == 1.25
+    assert "vs_processes" not in found["torchshare-strict"]
+    assert figures.table("a pair", found).row_count == len(found)
+
+
+@pytest.mark.parametrize(
+    ("primary", "secondary", "reached"), [(0.99, 0.3, True), (0.9, 0.3, False), (0.99, 0.19, False)]
+)
+def test_a_target_is_reached_or_not_and_its_number_is_said(primary: float, secondary: float, reached: bool) -> None:
+    name = f"{figures.TARGET_PAIR} fp32"
+    lines = figures.targets({name: figures.summary([repetition(primary, secondary)])})
+    assert (
+        f": {'reached' if reached else 'NOT reached'}: torchshare-strict {1 / primary:.3f}, {secondary:.2f}" in lines[0]
+    )
+    assert lines[1].startswith("aggregate >= two processes on every pair: reached" if secondary >= 0.2 else "aggregate")
+    assert lines[2].endswith("not measured")
+
+
+def test_targets_that_were_not_measured_are_not_reached() -> None:
+    assert all("not measured" in line for line in figures.targets({}))
+
+
+def test_it_runs_on_the_cpu_with_tiny_models(tmp_path: Path) -> None:
+    script = GPU / "pairs.py"
+    options = "--device cpu --tiny --window 0.3 --repetitions 1 --dtypes fp32 --modes torchshare-graphs"
+    ran = subprocess.run(
+        [sys.executable, script, *options.split(), "--pairs", "mobilenet-64+bert-8", "--output", tmp_path],
+        capture_output=True, text=True, timeout=110, check=True,
+    )  # fmt: skip
+    assert "torchshare-graphs" in ran.stdout
+    summary = json.loads((tmp_path / "pairs.json").read_text())["summary"]["mobilenet-64+bert-8 fp32"]
+    assert summary["torchshare-graphs"]["aggregate"]["median"] > 0
+
+
+def test_the_script_runs_every_file_with_gpu_tests() -> None:
+    marked = re.compile(r"mark\.gpu\b")
+    files = [path for path in (ROOT / "tests" / "python").glob("test_*.py") if marked.search(path.read_text())]
+    script = (GPU / "run_all.sh").read_text()
+    assert len(files) > 1
+    for path in files:
+        assert path == Path(__file__) or f"tests/python/{path.name}" in script
+
+
+@pytest.mark.parametrize("name", ["run_all.sh", "wheels.sh"])
+def test_the_scripts_are_sound_shell(name: str) -> None:
+    subprocess.run(["sh", "-n", GPU / name], check=True)
+    named = re.findall(r"benchmarks/gpu/\w+\.(?:py|sh)", (GPU / name).read_text())
+    assert all((ROOT / path).exists() for path in named)
