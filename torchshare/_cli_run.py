@@ -52,6 +52,7 @@ def add_parser(verbs: Any) -> None:
         metavar="[NAME=]FILE",
         help=f"what `torchshare profile` measured, for --start auto{named}",
     )
+    parser.add_argument("--device", default="auto", metavar="D", help="auto (default: a GPU if any), cpu, cuda, cuda:1")
     parser.add_argument("--max-wait", type=float, metavar="S", help="of an op, for the policy (default: no end)")
     parser.add_argument("--max-slowdown", type=float, metavar="X", help="bound on the primary's, 0.05 for 5 %%")
     parser.add_argument("--policy", choices=_C.gate_policy_names(), default="priority", help="who may enter an op")
@@ -79,7 +80,12 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         submissions = _submissions(arguments)
         check_output("--timeline", arguments.timeline)
-        runtime = Runtime(policy=arguments.policy, max_wait=arguments.max_wait, max_slowdown=arguments.max_slowdown)
+        runtime = Runtime(
+            arguments.device,
+            policy=arguments.policy,
+            max_wait=arguments.max_wait,
+            max_slowdown=arguments.max_slowdown,
+        )
         for submission in submissions:
             runtime.submit(**vars(submission))
         runtime.start()

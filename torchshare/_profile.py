@@ -197,6 +197,8 @@ def check_count(job: str, what: str, count: object) -> None:
 @functools.cache
 def device_name() -> str:
     """The device that jobs run on, as profiles name it."""
+    if torch.cuda.is_available():
+        return f"cuda: {torch.cuda.get_device_name(0)}"
     models = [line.split(":", 1)[1].strip() for line in _cpu_lines() if line.startswith("model name")]
     return f"cpu: {models[0] if models else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
 

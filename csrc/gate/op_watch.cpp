@@ -33,6 +33,15 @@ void OpWatch::follow(const std::shared_ptr<DeviceStream>& stream) {
   slot_.ahead = ahead_.get();
 }
 
+void OpWatch::unfollow() {
+  if (times_ != nullptr) {
+    settle();
+  }
+  slot_.ahead = nullptr;
+  ahead_.reset();
+  times_.reset();
+}
+
 /// Learns from what the device has done since.
 void OpWatch::settle() {
   while (const auto timed = times_->next()) {

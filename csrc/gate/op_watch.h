@@ -50,6 +50,8 @@ class OpWatch {
 
   /// The job's ops run on `stream`, behind the host. Before the first op.
   void follow(const std::shared_ptr<DeviceStream>& stream);
+  /// No more: lets the stream go. After the last op.
+  void unfollow();
 
   template <class Call>
   void arrive(const Call& call) {

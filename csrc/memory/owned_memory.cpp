@@ -126,8 +126,11 @@ std::shared_ptr<MemoryBudget> MemoryOwner::other_owner(const c10::DataPtr& data)
   if (index == kDeleters) {
     return nullptr;
   }
+  // The deleter may be that of a job that has ended, and another one's since.
   std::lock_guard lock(book().mutex);
-  return book().owners[index];
+  const auto block = book().blocks.find(data.get_context());
+  const auto& owner = book().owners[index];
+  return block != book().blocks.end() && block->second.reservation.budget() == owner ? owner : nullptr;
 }
 
 MemoryScope::MemoryScope(std::shared_ptr<MemoryOwner> owner) {
@@ -142,6 +145,10 @@ MemoryScope::~MemoryScope() {
 void install_cpu_memory() {
   static const bool installed = install_cpu_memory_once();
   (void)installed;
+}
+
+bool is_owners(c10::DeleterFnPtr deleter) {
+  return index_of(deleter) < kDeleters;
 }
 
 const MemoryOwner* memory_owner(c10::DeviceType device) {

@@ -54,6 +54,8 @@ void install_cpu_memory();
 
 /// The calling thread's owner, where it owns memory of this type of device; else null.
 const MemoryOwner* memory_owner(c10::DeviceType device);
+/// It is one that `own` puts in the place of torch's.
+bool is_owners(c10::DeleterFnPtr deleter);
 /// What torch's allocator made for `owner`, which paid with `reservation`.
 c10::DataPtr own(c10::DataPtr data, const MemoryOwner& owner, Reservation reservation);
 void own(void* block, c10::DeleterFnPtr release, Reservation reservation);

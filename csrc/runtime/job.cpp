@@ -134,6 +134,9 @@ JobState Job::run_body(const Body& body) {
   if (added) {
     engine_->gate.remove(slot_);
   }
+  if (watch_ != nullptr) {
+    watch_->unfollow();
+  }
   device_ = nullptr;
   device_generator_ = {};
   memory_.reset();
@@ -160,7 +163,7 @@ std::unique_ptr<DeviceGraph> Job::capture(const std::function<void()>& work) {
   if (graph == nullptr) {
     throw std::logic_error(fmt::format("job '{}': device '{}' has no graphs", spec_.name, engine_->device->name()));
   }
-  graph->begin_capture();
+  begin_capture(*graph);
   try {
     work();
   } catch (...) {
@@ -173,6 +176,20 @@ std::unique_ptr<DeviceGraph> Job::capture(const std::function<void()>& work) {
   }
   graph->end_capture();
   return graph;
+}
+
+/// A capture begins with ops of torch's own, under a lock that other jobs want: they must not wait at the gate, nor
+/// with the language's lock.
+void Job::begin_capture(DeviceGraph& graph) {
+  const Ungated here;
+  host_->before_wait();
+  try {
+    graph.begin_capture();
+  } catch (...) {
+    host_->after_wait();
+    throw;
+  }
+  host_->after_wait();
 }
 
 void Job::launch(DeviceGraph& graph, const std::string& name) {

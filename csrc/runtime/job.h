@@ -110,6 +110,7 @@ class Job final : public OpContext {
   void wait_while_held();
   JobState run_body(const Body& body);
   void take_seat(DeviceScope& device);
+  void begin_capture(DeviceGraph& graph);
   template <class Wait>
   void block(Wait wait);
   void record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t index);

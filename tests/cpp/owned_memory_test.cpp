@@ -137,6 +137,26 @@ TEST_F(OwnedMemoryTest, TellsWhoseATensorIs) {
   EXPECT_EQ(owner_of(*second, firsts), "") << "an owner that is gone owns nothing";
 }
 
+TEST_F(OwnedMemoryTest, WhatAnEarlierJobLeftIsNotTheNextOnes) {
+  auto first = owner("first");
+  at::Tensor left;
+  {
+    const MemoryScope scope(first);
+    left = thousand_floats();
+  }
+  first.reset();
+  const auto next = owner("next");  // has the deleter that the first had
+  const auto other = owner("other");
+  EXPECT_EQ(other->other_owner(left.storage().data_ptr()), nullptr);
+  at::Tensor nexts;
+  {
+    const MemoryScope scope(next);
+    nexts = thousand_floats();
+  }
+  EXPECT_EQ(nexts.storage().data_ptr().get_deleter(), left.storage().data_ptr().get_deleter());
+  EXPECT_NE(other->other_owner(nexts.storage().data_ptr()), nullptr);
+}
+
 TEST_F(OwnedMemoryTest, HasDeletersForManyOwners) {
   std::vector<std::shared_ptr<MemoryOwner>> owners;
   for (int i = 0; i < 100; ++i) {

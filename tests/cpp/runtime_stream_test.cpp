@@ -162,6 +162,33 @@ TEST_F(RuntimeStreamTest, AGraphIsLaunchedAsOneOp) {
   EXPECT_EQ(ops, 2U);
 }
 
+TEST_F(RuntimeStreamTest, ACaptureBeginsWithoutWaitingForAHigherJob) {
+  Runtime runtime(device_, {.policy = "strict"});
+  std::latch launched(1);
+  std::latch captured(1);
+  const auto high = runtime.submit({.name = "high", .priority = Priority::kPrimary}, [&](Job&) {
+    at::ones({4});
+    device_->stream().launch(10ms);
+    launched.count_down();
+    captured.wait();
+  });
+  const auto low = runtime.submit({.name = "low"}, [&](Job& job) {
+    launched.wait();
+    job.capture([] {});
+    captured.count_down();
+  });
+  runtime.start();
+  EXPECT_TRUE(have_ended({low}, 5s));
+  if (low->state() != JobState::kFinished) {
+    captured.count_down();
+    low->cancel();
+  }
+  EXPECT_TRUE([&] {
+    device_->clock().advance(1h);
+    return have_ended({high, low});
+  }());
+}
+
 TEST_F(RuntimeStreamTest, WhatACaptureThrowsComesOutAndTheCaptureEnds) {
   Runtime runtime(device_);
   const auto job = runtime.submit({.name = "a"}, [&](Job& job) {

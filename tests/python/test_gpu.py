@@ -77,6 +77,13 @@ def identical(a: list[Tensor], b: list[Tensor]) -> bool:
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+def held_by_tensors() -> int:
+    """Bytes, without the workspaces that cuBLAS keeps by stream."""
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    return torch.cuda.memory_allocated()
+
+
 def test_a_gpu_is_found() -> None:
     with torchshare.Runtime() as runtime:
         assert runtime.device == "cuda:0"
@@ -190,6 +197,7 @@ def test_a_job_waits_for_its_own_work_only() -> None:
 
     def looker(_job: Job) -> float:
         x = torch.ones(4, device="cuda")
+        x.mul_(1).add_(0).sum().item()  # loads the kernels, which may wait for the whole device
         assert sleeping.wait(30)
         begin = time.monotonic()
         x.add_(1)
@@ -210,28 +218,25 @@ def test_a_job_waits_for_its_own_work_only() -> None:
 
 def test_a_lower_job_waits_for_the_stream_of_a_higher_one() -> None:
     launched = threading.Event()
-    ended: dict[str, float] = {}
 
     def high(_job: Job) -> None:
         torch.cuda._sleep(SLEEP_CYCLES)
         launched.set()
         torch.cuda.current_stream().synchronize()
-        ended["high"] = time.monotonic()
 
     def low(_job: Job) -> None:
         assert launched.wait(30)
         torch.ones(4, device="cuda")
-        ended["low"] = time.monotonic()
 
     with torchshare.Runtime(device="cuda", policy="strict") as runtime:
         runtime.submit(high, priority="primary")
         runtime.submit(low)
-        runtime.wait(60)
-    assert ended["low"] > ended["high"]
+        results = runtime.wait(60)
+    assert results["low"].waited_s > 0.2  # for most of the sleep
 
 
 def test_memory_over_the_budget_is_refused_in_that_job_alone() -> None:
-    before = torch.cuda.memory_allocated()
+    before = held_by_tensors()
 
     def greedy(_job: Job) -> int:
         kept = [torch.empty(4 * MIB, device="cuda", dtype=torch.uint8)]
@@ -249,13 +254,13 @@ def test_memory_over_the_budget_is_refused_in_that_job_alone() -> None:
     assert identical(results["other"].value, on_gpu(trainer(conv), seed=0))
     assert results["other"].memory_peak > MIB / 16
     del results
-    assert torch.cuda.memory_allocated() <= before + 32 * MIB  # workspaces stay with their streams
+    assert held_by_tensors() <= before + MIB
 
 
 def test_memory_used_on_another_stream_is_not_taken_too_early() -> None:
     def job(_job: Job) -> bool:
         side = torch.cuda.Stream()
-        x = torch.ones(MIB, device="cuda")
+        x = torch.ones(MIB, device="cuda") * 1  # loads the kernel, which may wait for the whole device
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             torch.cuda._sleep(SLEEP_CYCLES // 10)
@@ -328,7 +333,8 @@ def test_a_part_of_the_multiprocessors() -> None:
 
     sms, weights = on_gpu(look, sms=16, seed=0)
     assert 16 <= sms < whole
-    assert identical(weights, on_gpu(trainer(conv), seed=0))
+    whole_gpu = on_gpu(trainer(conv), seed=0)  # libraries may choose other kernels for another number
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(weights, whole_gpu, strict=True))
     with torchshare.Runtime(device="cuda") as runtime:
         runtime.submit(look, name="much", sms=100_000)
         assert runtime.wait(30, check=False)["much"].state == "failed"
@@ -337,7 +343,7 @@ def test_a_part_of_the_multiprocessors() -> None:
 def test_marks_are_cheap() -> None:
     for kind in ("write", "event"):
         put, look = _C.measure_mark_cost(kind, 1000)
-        assert 0 < look < put < 1e-3
+        assert 0 <= look < put < 1e-3
 
 
 def test_devices_without_a_gpu_of_that_number() -> None:
@@ -366,8 +372,7 @@ def test_a_minute_of_everything() -> None:
             results = runtime.wait(60)
         assert identical(expected, results["first"].value)
         del results, first, second
-        torch.cuda.synchronize()
-        held.append(torch.cuda.memory_allocated())
+        held.append(held_by_tensors())
         rounds += 1
     assert rounds > 10
     assert max(held[rounds // 2 :]) <= max(held[: rounds // 2]) + 4 * MIB

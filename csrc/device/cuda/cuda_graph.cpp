@@ -1,5 +1,6 @@
 #include "device/cuda/cuda_graph.h"
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/MemPool.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -37,15 +38,23 @@ void CudaGraph::end_capture() {
   stream_->set_capturing(false);
 }
 
-/// When a capture fails, torch 2.11 goes on handing out memory by it, with a filter that dies with the graph, and takes
-/// the random engine for one that is captured.
+/// When a capture fails, torch 2.11 goes on handing out memory by it, the host's too, with a filter that dies with the
+/// graph, and takes the random engine for one that is captured.
 void CudaGraph::clean_up() {
   stream_->set_capturing(false);
   const c10::DeviceIndex device = engine_.device().index();
   try {
     c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool_);
+    c10::cuda::CUDACachingAllocator::releasePool(device, pool_);
   } catch (const c10::Error&) {
     // It had not come as far, or had ended that already.
+  }
+  try {
+    at::HostAllocator* const host = at::getHostAllocator(at::kCUDA);
+    host->end_allocate_to_pool(pool_);
+    host->release_pool(pool_);
+  } catch (const c10::Error&) {
+    // The same.
   }
   at::Generator fresh = at::cuda::detail::createCUDAGenerator(device);
   fresh.set_current_seed(seed_);

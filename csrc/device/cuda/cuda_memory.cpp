@@ -39,8 +39,12 @@ class CudaMemory final : public CUDAAllocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
 
-  /// Torch's allocator knows its blocks by its own deleter.
+  /// Torch's allocator knows its blocks by its own deleter, and leaves alone what others made.
   void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override {
+    if (!is_owners(data.get_deleter())) {
+      torchs_.recordStream(data, stream);
+      return;
+    }
     c10::DataPtr as_torchs(data.get(), data.get_context(), &keep, data.device());
     if (as_torchs.compare_exchange_deleter(&keep, torchs_.raw_deleter())) {
       try {

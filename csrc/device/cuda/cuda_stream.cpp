@@ -105,13 +105,18 @@ c10::cuda::CUDAStream CudaStream::torchs() const {
 }
 
 cudaStream_t CudaStream::open() {
-  const StreamKind kind = [&] {
-    std::lock_guard lock(mutex_);
-    return members_.front().stream->kind;
-  }();
-  add(kind);
-  std::lock_guard lock(mutex_);
-  return members_.back().stream->handle;
+  if (is_capturing()) {
+    return nullptr;
+  }
+  const std::size_t index = 1 + opened_++ % kMostOpen;  // the first is the job's own
+  std::unique_lock lock(mutex_);
+  if (index == members_.size()) {
+    const StreamKind kind = members_.front().stream->kind;
+    lock.unlock();
+    add(kind);
+    lock.lock();
+  }
+  return members_[index].stream->handle;
 }
 
 void CudaStream::set_capturing(bool capturing) {

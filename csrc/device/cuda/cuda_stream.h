@@ -48,7 +48,8 @@ class CudaStream final : public DeviceStream {
 
   c10::cuda::CUDAStream torchs() const;
   std::optional<int> sms() const { return sms_; }
-  /// Another one of the same kind, for as long as the job runs. Its own thread.
+  /// Another one of the same kind, for as long as the job runs; beyond kMostOpen, those there are, in turn. Null during
+  /// a capture. Its own thread.
   cudaStream_t open();
   /// A captured stream takes no marks.
   void set_capturing(bool capturing);
@@ -62,6 +63,7 @@ class CudaStream final : public DeviceStream {
 
  private:
   static constexpr std::size_t kStamps = 4096;
+  static constexpr std::size_t kMostOpen = 32;  // as torch's pools; each mark goes into each of them
 
   struct Member {
     std::unique_ptr<OwnStream> stream;
@@ -80,6 +82,7 @@ class CudaStream final : public DeviceStream {
   // The job's own thread only.
   std::vector<cudaEvent_t> events_;  // a ring, made as it is needed
   Stamp last_stamp_ = 0;
+  std::size_t opened_ = 0;
 };
 
 }  // namespace torchshare

@@ -1,5 +1,7 @@
 #include "device/fake/fake_device.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <optional>
@@ -80,6 +82,11 @@ void FakeStream::synchronize() {
   while (clock_.now() < until) {
     clock_.wait_until(never, lock, until);
   }
+}
+
+void FakeGraph::begin_capture() {
+  at::zeros({1}).fill_(1);
+  stream_->set_capturing(true);
 }
 
 void FakeGraph::end_capture() {

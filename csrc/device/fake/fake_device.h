@@ -49,13 +49,13 @@ class FakeStream final : public DeviceStream {
   std::vector<std::chrono::nanoseconds> stamps_;  // its time when it does
 };
 
-/// A graph that is one piece of work. Its capture fails where `fails`.
+/// A graph that is one piece of work. Its capture begins with ops, as torch's does, and fails where `fails`.
 class FakeGraph final : public DeviceGraph {
  public:
   static constexpr std::chrono::nanoseconds kWork = std::chrono::milliseconds(1);
 
   FakeGraph(std::shared_ptr<FakeStream> stream, bool fails) : stream_(std::move(stream)), fails_(fails) {}
-  void begin_capture() override { stream_->set_capturing(true); }
+  void begin_capture() override;
   void end_capture() override;
   void launch() override { stream_->launch(kWork); }
 
