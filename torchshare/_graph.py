@@ -30,6 +30,7 @@ class Graphed:
         self._loss_fn = loss_fn
         self._device = device
         self._graphs: dict[object, _Graph] = {}
+        self._gradients: dict[int, Tensor] = {}  # of all graphs, by leaf: what one leaves the next one adds to
         self.fallback: str | None = None
         """Why sub-batches run in eager; None while they do not."""
         if device is None:
@@ -42,12 +43,12 @@ class Graphed:
         """Forward and backward by the graph; the loss, weighted and detached. None: it must be done in eager."""
         if self.fallback is not None:
             return None
-        key = _shape(sub.data), sub.weight
+        key = _look(sub.data), sub.weight
         if key not in self._graphs:
             try:
                 if len(self._graphs) == _MOST_GRAPHS:
                     raise _Uncapturable(f"more than {_MOST_GRAPHS} shapes or weights of sub-batches")
-                self._graphs[key] = _Graph(self._job, self._loss_fn, sub, self._device)
+                self._graphs[key] = _Graph(self._job, self._loss_fn, sub, self._device, self._gradients)
             except (RuntimeError, _Uncapturable) as error:
                 self._give_up(str(error).split("\n", 1)[0])
                 return None
@@ -68,7 +69,14 @@ class _Uncapturable(Exception):
 class _Graph:
     """One capture: what it reads, where its gradients go, and the loss that it leaves."""
 
-    def __init__(self, job: Job, loss_fn: Callable[..., Tensor], sub: SubBatch, device: torch.device | None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        loss_fn: Callable[..., Tensor],
+        sub: SubBatch,
+        device: torch.device | None,
+        gradients: dict[int, Tensor],
+    ) -> None:
         self._job = job
         self._name = f"graph of {getattr(loss_fn, '__qualname__', 'a loss function')}, {sub.size} rows"
         self._inputs = _pytree.map_leaves(
@@ -85,7 +93,7 @@ class _Graph:
         leaves = _warm_up(job, run)
         former = [leaf.grad for leaf in leaves]
         # They are there before, so that the graph adds to them.
-        self._gradients = [(leaf, torch.zeros_like(leaf)) for leaf in leaves]
+        self._gradients = [(leaf, gradients.setdefault(id(leaf), torch.zeros_like(leaf))) for leaf in leaves]
         for leaf, gradient in self._gradients:
             leaf.grad = gradient
 
@@ -104,10 +112,10 @@ class _Graph:
     def replay(self, sub: SubBatch) -> Tensor:
         for static, given in zip(_pytree.all_tensors(self._inputs), _pytree.all_tensors(sub.data), strict=True):
             static.copy_(given, non_blocking=True)
+        if stale := [gradient for leaf, gradient in self._gradients if leaf.grad is None]:
+            torch._foreach_zero_(stale)
         for leaf, gradient in self._gradients:
-            if leaf.grad is None:
-                gradient.zero_()
-            elif leaf.grad is not gradient:
+            if leaf.grad is not None and leaf.grad is not gradient:
                 gradient.copy_(leaf.grad)
             leaf.grad = gradient
         self._job._native.launch(self._graph, self._name)
@@ -189,5 +197,10 @@ class _RandomStates:
         )
 
 
-def _shape(data: Any) -> tuple[object, ...]:
-    return tuple((tuple(leaf.shape), leaf.dtype) for leaf in _pytree.all_tensors(data))
+def _look(data: Any) -> tuple[object, ...]:
+    """What a graph has of a sub-batch for good: shapes and types of its tensors, and everything else."""
+    found: list[object] = []
+    _pytree.map_leaves(
+        lambda leaf: found.append((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else repr(leaf)), data
+    )
+    return tuple(found)

@@ -138,6 +138,20 @@ def test_random_numbers_of_the_host_are_no_part_of_a_graph() -> None:
     assert fallen_back(draws) == ("the loss function draws random numbers on the host", 0)
 
 
+def test_what_is_no_tensor_is_part_of_the_graph() -> None:
+    def train_scaled(job: Job) -> tuple[Tensor, int]:
+        weights = torch.ones(4, requires_grad=True)
+        loss = graphed(job, lambda x, scale: (weights * x).sum() * scale)
+        for batch in job.batches([(torch.ones(2, 4), scale) for scale in (1.0, 10.0, 1.0)]):
+            batch.backward(loss)
+        assert weights.grad is not None
+        return weights.grad, len(job._native.captured)  # type: ignore[attr-defined]
+
+    gradient, captured = run_one(train_scaled).value
+    assert gradient.tolist() == [24.0] * 4
+    assert captured == 2
+
+
 def test_many_shapes_are_too_many() -> None:
     why, launches = fallen_back(plain)
     assert why == "more than 8 shapes or weights of sub-batches"
