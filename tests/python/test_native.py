@@ -34,15 +34,6 @@ pytestmark = pytest.mark.timeout(2 * COMPILING_S)
 run_one = functools.partial(conftest.run_one, timeout=COMPILING_S)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One for all tests: compiling takes its time."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        yield folder / "torchshare" / "steps"
-
-
 def forget(cache: Path) -> None:
     for package in cache.glob("*.pt2"):
         package.unlink()
