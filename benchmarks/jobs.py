@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -121,12 +121,19 @@ class Training:
 
     def run(self, meter: Meter, job: torchshare.Job | None) -> None:
         """Trains in eager until `meter` says stop."""
-        for batch in self.batches if job is None else job.batches(self.batches):
-            if isinstance(batch, torchshare.Batch):
-                batch.backward(self.loss)
-            else:
-                self.loss(*batch).backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            if not meter.step_done():
-                return
+        step_through(self.batches if job is None else job.batches(self.batches), self.loss, self.optimizer, meter)
+
+
+def step_through(
+    batches: Iterable[Any], loss: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, meter: Meter
+) -> None:
+    """Trains on plain batches, or on those of a job's dataloader hook, until `meter` says stop."""
+    for batch in batches:
+        if isinstance(batch, torchshare.Batch):
+            batch.backward(loss)
+        else:
+            loss(*batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if not meter.step_done():
+            return

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import torchshare
 
+from jobs import step_through
 from models import CLASSES, Recurrent, bert, gpt2, mobilenet, resnet18, resnet50, shufflenet
 
 IMAGE, TINY_IMAGE = 224, 32  # pixels a side
@@ -119,12 +120,4 @@ class Training:
     def run(self, meter: StepClock, job: torchshare.Job | None = None, graph: bool = False) -> None:
         """Trains until `meter` says stop. With `graph`, forward and backward are a CUDA graph that the job replays."""
         loss = job.graph(self.loss) if job is not None and graph else self.loss
-        for batch in self.batches if job is None else job.batches(self.batches):
-            if isinstance(batch, torchshare.Batch):
-                batch.backward(loss)
-            else:
-                self.loss(*batch).backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            if not meter.step_done():
-                return
+        step_through(self.batches if job is None else job.batches(self.batches), loss, self.optimizer, meter)

@@ -58,7 +58,7 @@ void OpWatch::settle() {
   }
 }
 
-OpProfile& OpWatch::advance(std::uint64_t signature) {
+OpChain::Place& OpWatch::advance(std::uint64_t signature) {
   if (times_ != nullptr) {
     settle();
   }
@@ -90,12 +90,12 @@ OpProfile& OpWatch::advance(std::uint64_t signature) {
   if (std::exchange(restarts_, false)) {
     chain_.restart();
   }
-  OpProfile& profile = chain_.advance(signature).profile;
+  OpChain::Place& place = chain_.advance(signature);
   sampled_ = options_.record || mix(1, counters_.ops.load(std::memory_order_relaxed)) % kSampled == 0;
   if (lower_) {
-    expect_op(profile);
+    expect_op(place.profile);
   }
-  return profile;
+  return place;
 }
 
 void OpWatch::expect_op(const OpProfile& profile) {

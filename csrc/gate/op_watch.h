@@ -55,11 +55,12 @@ class OpWatch {
 
   template <class Call>
   void arrive(const Call& call) {
-    OpProfile& profile = advance(call.signature());
-    if (profile.text.empty() && profile.duration.count > 0) {
-      profile.text = call.text();  // what is seen once is not worth a name
+    OpChain::Place& place = advance(call.signature());
+    if (place.profile.text.empty() && place.profile.duration.count > 0) {
+      place.profile.text = call.text();  // what is seen once is not worth a name
+      place.kind = op_kind(place.profile.text);
     }
-    slot_.kind.store(op_kind(profile.text), std::memory_order_relaxed);
+    slot_.kind.store(place.kind, std::memory_order_relaxed);
   }
   /// After the gate's word, inside.
   void begin();
@@ -80,7 +81,7 @@ class OpWatch {
   const OpTrace& trace() const { return trace_; }
 
  private:
-  OpProfile& advance(std::uint64_t signature);
+  OpChain::Place& advance(std::uint64_t signature);
   void count_idle(std::chrono::nanoseconds now);
   bool publish_gap(const OpTime& gap);
   void expect_op(const OpProfile& profile);

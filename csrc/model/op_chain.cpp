@@ -9,7 +9,7 @@ OpChain::OpChain() : places_(1) {}
 OpChain::OpChain(const std::vector<OpProfile>& known) : OpChain() {
   for (const OpProfile& profile : known) {
     if (by_context_.emplace(profile.context, places_.size()).second) {
-      places_.push_back({.profile = profile});
+      places_.push_back({.profile = profile, .kind = op_kind(profile.text)});
     }
   }
 }

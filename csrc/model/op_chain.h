@@ -24,9 +24,10 @@ class OpChain {
 
   struct Place {
     OpProfile profile;
-    std::uint32_t next = 0;        // the place that came after it last; 0: nowhere
-    std::uint32_t distance = 0;    // ops from one visit to the next
-    std::uint64_t visited_at = 0;  // 0: not in this run
+    OpKind kind = OpKind::kUnknown;  // by the profile's text
+    std::uint32_t next = 0;          // the place that came after it last; 0: nowhere
+    std::uint32_t distance = 0;      // ops from one visit to the next
+    std::uint64_t visited_at = 0;    // 0: not in this run
   };
 
   OpChain();

@@ -182,14 +182,7 @@ std::unique_ptr<DeviceGraph> Job::capture(const std::function<void()>& work) {
 /// with the language's lock.
 void Job::begin_capture(DeviceGraph& graph) {
   const Ungated here;
-  host_->before_wait();
-  try {
-    graph.begin_capture();
-  } catch (...) {
-    host_->after_wait();
-    throw;
-  }
-  host_->after_wait();
+  without_host([&] { graph.begin_capture(); });
 }
 
 void Job::launch(DeviceGraph& graph, const std::string& name) {
@@ -276,11 +269,23 @@ void Job::sleep(std::chrono::nanoseconds duration) {
 template <class Wait>
 void Job::block(Wait wait) {
   const auto begin = engine_->now();
-  host_->before_wait();
-  wait();
-  host_->after_wait();
+  without_host(wait);
   add_to(waited_, engine_->now() - begin);
   record_span(EventKind::kWait, begin, 0);
+}
+
+/// Gives up what the job's language holds meanwhile, such as the interpreter lock, and has it again whatever `work`
+/// throws.
+template <class Work>
+void Job::without_host(Work work) {
+  host_->before_wait();
+  try {
+    work();
+  } catch (...) {
+    host_->after_wait();
+    throw;
+  }
+  host_->after_wait();
 }
 
 void Job::begin_input() {

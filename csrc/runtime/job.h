@@ -113,6 +113,8 @@ class Job final : public OpContext {
   void begin_capture(DeviceGraph& graph);
   template <class Wait>
   void block(Wait wait);
+  template <class Work>
+  void without_host(Work work);
   void record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t index);
   void raise_cancelled();
   void begin_idle(std::chrono::nanoseconds now);

@@ -89,16 +89,24 @@ def test_a_gpu_is_found() -> None:
         assert runtime.device == "cuda:0"
 
 
-@pytest.mark.parametrize("policy", _C.gate_policy_names())
-def test_both_jobs_end_with_the_weights_they_have_alone(policy: str) -> None:
-    alone = [on_gpu(trainer(make), seed=seed) for seed, make in enumerate((conv, attention))]
+def check_a_pair(policy: str = "priority", timeout: float = 90, graph: bool = False, compiled: bool = False) -> None:
+    """Both jobs end with the weights that they have alone, compiled or not as here, but without graphs."""
+    alone = [
+        on_gpu(trainer(make, compiled=compiled), seed=seed, timeout=timeout)
+        for seed, make in enumerate((conv, attention))
+    ]
     with torchshare.Runtime(device="cuda", policy=policy) as runtime:
-        runtime.submit(trainer(conv), name="first", priority="primary", threads=1, seed=0)
-        runtime.submit(trainer(attention), name="second", threads=1, seed=1)
-        results = runtime.wait(90)
+        runtime.submit(trainer(conv, graph, compiled), name="first", priority="primary", threads=1, seed=0)
+        runtime.submit(trainer(attention, graph, compiled), name="second", threads=1, seed=1)
+        results = runtime.wait(timeout)
     assert identical(alone[0], results["first"].value)
     assert identical(alone[1], results["second"].value)
-    assert not identical(alone[0], on_gpu(trainer(conv), seed=9))
+
+
+@pytest.mark.parametrize("policy", _C.gate_policy_names())
+def test_both_jobs_end_with_the_weights_they_have_alone(policy: str) -> None:
+    check_a_pair(policy)
+    assert not identical(on_gpu(trainer(conv), seed=0), on_gpu(trainer(conv), seed=9))
 
 
 @pytest.mark.parametrize("make", [conv, attention])
@@ -107,13 +115,7 @@ def test_a_graph_trains_as_eager_does(make: Callable[[], nn.Module]) -> None:
 
 
 def test_both_jobs_may_have_graphs() -> None:
-    alone = [on_gpu(trainer(make), seed=seed) for seed, make in enumerate((conv, attention))]
-    with torchshare.Runtime(device="cuda") as runtime:
-        for seed, make in enumerate((conv, attention)):
-            runtime.submit(trainer(make, graph=True), name=make.__name__, threads=1, seed=seed)
-        results = runtime.wait(90)
-    assert identical(alone[0], results["conv"].value)
-    assert identical(alone[1], results["attention"].value)
+    check_a_pair(graph=True)
 
 
 def test_a_graph_that_waits_for_the_device_falls_back() -> None:
@@ -131,15 +133,7 @@ def test_a_graph_that_waits_for_the_device_falls_back() -> None:
 
 
 def test_compiled_models_in_both_jobs() -> None:
-    alone = [
-        on_gpu(trainer(make, compiled=True), seed=seed, timeout=300) for seed, make in enumerate((conv, attention))
-    ]
-    with torchshare.Runtime(device="cuda") as runtime:
-        for seed, make in enumerate((conv, attention)):
-            runtime.submit(trainer(make, compiled=True), name=make.__name__, threads=1, seed=seed)
-        results = runtime.wait(300)
-    assert identical(alone[0], results["conv"].value)
-    assert identical(alone[1], results["attention"].value)
+    check_a_pair(compiled=True, timeout=300)
 
 
 def test_each_job_has_a_stream_of_its_own_with_its_priority() -> None:

@@ -41,27 +41,18 @@ std::size_t FakeStream::marks_put() const {
   return marks_.size();
 }
 
-DeviceStream::Mark FakeStream::mark() {
+std::uint64_t FakeStream::put_in(std::vector<std::chrono::nanoseconds>& times) {
   std::lock_guard lock(mutex_);
   if (capturing_) {
     return 0;
   }
-  marks_.push_back(std::max(free_at_, clock_.now()));
-  return marks_.size();
+  times.push_back(std::max(free_at_, clock_.now()));
+  return times.size();
 }
 
 DeviceStream::Mark FakeStream::passed() const {
   std::lock_guard lock(mutex_);
   return static_cast<Mark>(std::upper_bound(marks_.begin(), marks_.end(), clock_.now()) - marks_.begin());
-}
-
-DeviceStream::Stamp FakeStream::stamp() {
-  std::lock_guard lock(mutex_);
-  if (capturing_) {
-    return 0;
-  }
-  stamps_.push_back(std::max(free_at_, clock_.now()));
-  return stamps_.size();
 }
 
 std::optional<std::chrono::nanoseconds> FakeStream::between(Stamp from, Stamp to) {

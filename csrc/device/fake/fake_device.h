@@ -32,15 +32,18 @@ class FakeStream final : public DeviceStream {
   void set_capturing(bool capturing);
   std::size_t marks_put() const;
 
-  Mark mark() override;
+  Mark mark() override { return put_in(marks_); }
   Mark passed() const override;
-  Stamp stamp() override;
+  Stamp stamp() override { return put_in(stamps_); }
   std::optional<std::chrono::nanoseconds> between(Stamp from, Stamp to) override;
   std::size_t stamps() const override { return 64; }
   /// Waits for virtual time.
   void synchronize() override;
 
  private:
+  /// When the device will come to what is launched after everything there is; returns its number, 0 during a capture.
+  std::uint64_t put_in(std::vector<std::chrono::nanoseconds>& times);
+
   Clock& clock_;
   mutable std::mutex mutex_;  // guards every field below
   std::chrono::nanoseconds free_at_{0};
