@@ -7,6 +7,7 @@ step 50. Run it with `make demo`, or the pair alone from the command line:
 """
 
 import sys
+from collections.abc import Mapping
 
 import torch
 from sklearn.datasets import load_digits
@@ -74,7 +75,7 @@ def train_rows(job: torchshare.Job) -> dict[str, torch.Tensor]:
     return train(job, RowTransformer(), epochs=15)
 
 
-def run(jobs: list[dict[str, object]], timeline: str | None = None) -> torchshare.Results:
+def run(jobs: list[dict[str, object]], timeline: str | None = None) -> Mapping[str, torchshare.Result]:
     with torchshare.Runtime() as runtime:
         for job in jobs:
             runtime.submit(**job)

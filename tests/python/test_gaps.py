@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def profile() -> Profile:
     return torchshare.profile(training(None), name="a", splits=1, window=0.3, rounds=1, threads=1)
 
 
-def pair(first: dict[str, Any] | None = None, steps: int = 60) -> tuple[torchshare.Results, Any]:
+def pair(first: dict[str, Any] | None = None, steps: int = 60) -> tuple[Mapping[str, torchshare.Result], Any]:
     with torchshare.Runtime(policy="best_fit") as runtime:
         runtime.submit(training(steps), name="a", priority="primary", threads=1, seed=1, **(first or {}))
         runtime.submit(training(steps, 0), name="b", threads=1, seed=2)

@@ -47,3 +47,9 @@ def test_every_link_and_file_that_is_named_exists(document: Path):
 def test_every_public_name_has_a_docstring():
     for name in torchshare.__all__:
         assert getattr(torchshare, name).__doc__, name
+
+
+def test_the_demo_can_be_imported() -> None:
+    """`make demo` runs it; what it names must be there."""
+    code = f"import runpy; runpy.run_path({str(ROOT / 'examples' / 'digits_pair.py')!r}, run_name='imported')"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
