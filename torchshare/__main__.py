@@ -22,7 +22,11 @@ def main(argv: list[str] | None = None) -> int:
     _cli_replay.add_parser(verbs)
     _cli_doctor.add_parser(verbs)
     arguments = parser.parse_args(argv)
-    code: int = arguments.run(arguments)
+    try:
+        code: int = arguments.run(arguments)
+    except KeyboardInterrupt:
+        print("torchshare: interrupted", file=sys.stderr)
+        return 130
     return code
 
 

@@ -191,7 +191,7 @@ def iterate(job: Job, loader: Iterable[Any], options: Options) -> Iterator[Batch
             yield batch
         finally:
             # A loop that breaks out after its step has done it; one that only looked, or failed on the way, has not.
-            if batch._trained and job.state == "running":
+            if batch._trained and job._native.is_in_body:
                 native.end_step()
 
 

@@ -54,6 +54,9 @@ def findings() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
     lack = "" if cores > 1 else "two jobs on the CPU share one core: no gain from sharing"
     yield Finding("CPU", f"{cores} cores", lack)
+    may = _C.may_raise_priority()
+    lack = "" if may else "a busy machine may stall the primary where it waits for a lower job, and delay a job's end"
+    yield Finding("priorities", "can be raised" if may else "no CAP_SYS_NICE, and RLIMIT_NICE is below 20", lack)
     if not torch.cuda.is_available():
         yield Finding("GPU", "none", "device='cuda', Job.graph, sms, run_ahead; jobs run on the CPU")
         return

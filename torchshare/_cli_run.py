@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchshare import _C, _targets
+from torchshare import _C, _signals, _targets
 from torchshare._bound import BoundReport
+from torchshare._errors import described
 from torchshare._gaps import GapReport
 from torchshare._outputs import check_output, refuse
 from torchshare._progress import Progress
@@ -88,30 +89,32 @@ def run(arguments: argparse.Namespace) -> int:
         )
         for submission in submissions:
             runtime.submit(**vars(submission))
-        runtime.start()
     except ValueError as error:
         return refuse(error)
-    interrupted = _watch(runtime)
+    with _signals.deferred(forget=True) as stops:
+        try:
+            runtime.start()
+        except (ValueError, RuntimeError) as error:
+            runtime.close()
+            return refuse(error)
+        _watch(runtime, stops)
     if arguments.timeline is not None:
         runtime.write_timeline(arguments.timeline)
     bounds, gaps = runtime.bound_report(), runtime.gap_report()
     print(_as_json(runtime.results, bounds, gaps) if arguments.json else runtime.results)
     if (bounds or gaps) and not arguments.json:
         print("", *bounds, *gaps, sep="\n")
-    if interrupted:
-        return 130
+    if stops.count:
+        return stops.exit_code
     return 0 if all(result.state == "finished" for result in runtime.results.values()) else 1
 
 
-def _watch(runtime: Runtime) -> bool:
-    """Shows the jobs until all have ended; returns whether Ctrl-C ended them."""
-    try:
-        with Progress(runtime) as progress, runtime:
-            while not runtime._native.wait(_LOOK_S):
-                progress.update()
-    except KeyboardInterrupt:
-        return True
-    return False
+def _watch(runtime: Runtime, stops: _signals.Stops) -> None:
+    """Shows the jobs until all have ended, by themselves or since a signal came."""
+    with Progress(runtime) as progress:
+        while not stops.count and not runtime._native.wait(_LOOK_S):
+            progress.update()
+        runtime.close()
 
 
 def _submissions(arguments: argparse.Namespace) -> list[_Submission]:
@@ -178,4 +181,4 @@ def _plain(result: Result) -> dict[str, Any]:
     fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     del fields["value"]
     error = fields.pop("exception")
-    return {**fields, "error": None if error is None else f"{type(error).__name__}: {error}"}
+    return {**fields, "error": None if error is None else described(error)}

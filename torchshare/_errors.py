@@ -29,6 +29,15 @@ class BudgetExceeded(torch.OutOfMemoryError):
     alone; nothing was allocated, and the job may go on with less."""
 
 
+def described(error: BaseException | None) -> str:
+    """Type and message, whatever the exception's own code does."""
+    try:
+        message = str(error)
+    except Exception:
+        message = "(its __str__ failed)"
+    return f"{type(error).__name__}: {message}"
+
+
 class JobFailed(RuntimeError):
     """At least one job failed. `results` has every job's; the first failure is the `__cause__`."""
 

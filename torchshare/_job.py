@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import random
-import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import FrameType
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy
@@ -14,39 +11,12 @@ from torchshare import _batches, _graph, _native
 from torchshare._batches import Batch, Count, Reduction
 from torchshare._C import Job as NativeJob
 from torchshare._graph import Graphed
+from torchshare._interrupt import Interrupter
 from torchshare._native import NativeStep
 from torchshare._profile import check_count
 from torchshare._results import Result
 
 _NUMPY_SEEDS = 2**32
-INTERRUPT_AFTER_S = 0.1
-
-
-def interrupt_later(jobs: Sequence[Job]) -> None:
-    """Gives cancelled jobs time to reach an op, where they unwind in order, before they are interrupted anywhere."""
-    timer = threading.Timer(INTERRUPT_AFTER_S, interrupt, (jobs,))
-    timer.daemon = True
-    timer.start()
-
-
-def interrupt(jobs: Sequence[Job]) -> None:
-    """Interrupts cancelled jobs that have run no op since. One that is importing comes later: a module whose import is
-    cut short stays half made, for the whole process."""
-    frames = sys._current_frames()
-    importing = [job for job in jobs if _is_importing(frames.get(job._thread))]
-    for job in jobs:
-        if job not in importing:
-            job._native.interrupt()
-    if importing:
-        interrupt_later(importing)
-
-
-def _is_importing(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False
 
 
 class Job:
@@ -55,10 +25,13 @@ class Job:
     Made by `Runtime.submit` and handed to the submitted function, which runs in the job's thread.
     """
 
-    _native: NativeJob  # set by Runtime.submit
+    _native: NativeJob  # set by Runtime.submit and, where it is quicker, by the job's own thread
 
-    def __init__(self, name: str, sub_batch: int | None, seed: int, epochs: int | None = None) -> None:
+    def __init__(
+        self, name: str, sub_batch: int | None, seed: int, epochs: int | None, interrupter: Interrupter
+    ) -> None:
         self._name = name
+        self._interrupter = interrupter
         self._sub_batch = sub_batch
         self._epochs_left = epochs  # passes over a loader; None: nobody said
         self._rows = 0  # most of a batch so far
@@ -235,7 +208,7 @@ class Job:
     def cancel(self) -> None:
         """Raises `Cancelled` in the job: before its next op, or, without one for 0.1 s, before its next bytecode."""
         self._native.cancel()
-        interrupt_later([self])
+        self._interrupter.watch(self)
 
     def __repr__(self) -> str:
         return f"<Job '{self.name}' {self.priority}, {self.state}>"

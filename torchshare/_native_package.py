@@ -124,4 +124,8 @@ def _locked(path: Path, sleep: Callable[[float], None]) -> Iterator[None]:
                 break
             except BlockingIOError:
                 sleep(_POLL_S)
-        yield
+        try:
+            yield
+        finally:
+            # Closing is not enough: a process that was forked meanwhile, such as a DataLoader worker, has the file too.
+            fcntl.flock(file, fcntl.LOCK_UN)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch._decomp import decompositions
+from torch._dynamo import convert_frame
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
@@ -22,8 +22,6 @@ from torchshare import _C, _pytree
 from torchshare._native_update import Rule, State
 
 Kind = Literal["step", "gradients", "update"]
-
-_lock = threading.RLock()  # torch.fx has process-wide state while it traces
 
 
 aten = torch.ops.aten
@@ -250,7 +248,7 @@ class StepTracer:
             return function(bound, _pytree.with_tensors(data, tensors))
 
         try:
-            with _lock, _unchanged(self._model), _C.Unhooked(), _PlainRecurrence():
+            with convert_frame.compile_lock, _unchanged(self._model), _C.Unhooked(), _PlainRecurrence():
                 graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(bound, leaves)
         except Untraceable:
             raise

@@ -24,7 +24,7 @@ def check_output(option: str, path: Path | None) -> None:
         raise ValueError(f"{option} {path}: expected a file in a folder that exists")
 
 
-def refuse(error: ValueError) -> int:
+def refuse(error: Exception) -> int:
     """Says what is wrong with the input; returns the exit code for that."""
     print(f"torchshare: error: {error}", file=sys.stderr)
     return 2

@@ -18,7 +18,7 @@ from typing import Any
 import numpy
 import torch
 
-from torchshare import _compiling, _cuda, _current
+from torchshare import _compiling, _cuda, _current, _interrupt, _tracing
 
 _lock = threading.Lock()  # guards the rest
 _open = 0
@@ -36,7 +36,8 @@ def install() -> None:
             _route_numpy_random()
             _replace(torch.random, "default_generator", _RoutedGenerator(torch.default_generator))
             _replace(time, "sleep", _routed_sleep(time.sleep))
-            _compiling.route(_replace)
+            _tracing.route(_replace, _compiling.route(_replace))
+            _interrupt.route(_replace)
         if not _cuda_is_routed and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _cuda_is_routed = True
             _cuda.route(_replace)
@@ -53,10 +54,13 @@ def uninstall() -> None:
                 _undo.pop()()
 
 
+_MISSING = object()
+
+
 def _replace(owner: Any, name: str, value: object) -> None:
-    original = getattr(owner, name)
+    original = getattr(owner, name, _MISSING)
     setattr(owner, name, value)
-    _undo.append(lambda: setattr(owner, name, original))
+    _undo.append(lambda: delattr(owner, name) if original is _MISSING else setattr(owner, name, original))
 
 
 class _RoutedGenerator:

@@ -1,30 +1,36 @@
 from __future__ import annotations
 
+import atexit
 import importlib
 import logging
 import os
+import sys
+import sysconfig
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from torchshare import _C, _current, _routing
+from torchshare import _C, _current, _routing, _signals
 from torchshare._batches import check_sub_batch
 from torchshare._bound import BoundReport, report
-from torchshare._errors import BudgetExceeded, Cancelled, JobFailed
+from torchshare._errors import BudgetExceeded, Cancelled, JobFailed, described
 from torchshare._gaps import GapReport, gap_reports
-from torchshare._job import INTERRUPT_AFTER_S, Job, interrupt, interrupt_later
+from torchshare._interrupt import PROCESS_CODE, Interrupter
+from torchshare._job import Job
 from torchshare._profile import Profile, as_profile, check_count
 from torchshare._results import ENDED, Results
 
 log = logging.getLogger("torchshare")
 
 _SIGNAL_CHECK_S = 0.05  # how long Ctrl-C may go unnoticed in wait()
-_PATIENCE_S = 1.5  # for jobs that are blocked outside torch, in close()
+_LIBRARY = (sysconfig.get_path("stdlib"), os.path.dirname(__file__), "<frozen ")  # stdlib has site-packages in it
+_IMPATIENT = 2  # signals during close() that end its waiting
+_PATIENCE_S = 1.6  # for jobs that are blocked outside torch, in close()
 
 
 class Runtime:
@@ -47,7 +53,7 @@ class Runtime:
         max_slowdown: a bound on the primary's slowdown, 0.05 for 5 %: its own steps, with and without the others beside
             it, set how much the others may run. See `bound_report`.
         secondary_share: instead of a bound, the share of the time in which jobs that another outranks may run.
-        timeline_capacity: events kept; the oldest go first.
+        timeline_capacity: events kept of each job, and of all states and decisions; the oldest go first.
 
     Raises:
         ValueError: for an argument that makes no sense, before any work starts.
@@ -77,9 +83,7 @@ class Runtime:
             raise ValueError(f"run_ahead is {run_ahead!r}; expected seconds, above 0, at most 1")
         # The first optimizer would import it, inside a job: a second or two that is not the job's own time.
         importlib.import_module("torch._dynamo")
-        # Without a GPU, torch 2.11 gives the process a stand-in for it when it first traces anything, and frees that
-        # with the thread that did: so not in a job's.
-        torch._C._ensureCUDADeviceGuardSet()
+        _C.keep_cuda_stand_in()
         if device != "cpu" and torch.cuda.is_available():
             torch.cuda.init()  # type: ignore[no-untyped-call]
         self._native = _C.Runtime(
@@ -95,9 +99,11 @@ class Runtime:
         )
         self._max_slowdown = max_slowdown
         self._jobs: list[Job] = []
+        self._interrupter = Interrupter()
         _routing.install()
         # Runs at close, when the runtime is dropped, or when the interpreter ends; whichever comes first.
-        self._finalizer = weakref.finalize(self, _close, self._native, self._jobs)
+        self._closer = _Closer(self._native, self._jobs, self._interrupter)
+        weakref.finalize(self, self._closer.drop).atexit = False  # type: ignore[misc]  # a property
 
     @property
     def device(self) -> str:
@@ -177,10 +183,10 @@ class Runtime:
         check_count(name, "sms", sms)
         sub_batch = check_sub_batch(name, sub_batch)
         known = None if profile is None else as_profile(name, profile, function)
-        job = Job(name, sub_batch, seed, epochs)
+        job = Job(name, sub_batch, seed, epochs, self._interrupter)
         try:
             job._native = self._native.submit(
-                lambda: _run(job, function),
+                lambda native: _run(job, native, function),
                 name,
                 priority,
                 start if isinstance(start, str) else repr(start),
@@ -195,6 +201,7 @@ class Runtime:
                 [] if known is None or known.ops is None else known.ops.native(),
                 Cancelled,
                 BudgetExceeded,
+                PROCESS_CODE,
             )
         except ValueError as error:
             text = str(error)
@@ -203,7 +210,14 @@ class Runtime:
         return job
 
     def start(self) -> None:
-        """Checks every job's `start` condition, then lets the jobs go. ValueError: an unknown job, itself, a cycle."""
+        """Checks every job's `start` condition, then lets the jobs go. Until the runtime is closed, SIGTERM ends the
+        program as `sys.exit(143)` does, unless it has a handler of its own.
+
+        Raises:
+            ValueError: for a condition that names an unknown job, or the job itself, or a cycle.
+            RuntimeError: where no thread can be made. The jobs that have none stay pending; another call tries again.
+        """
+        self._closer.open()
         self._native.start()
 
     def wait(self, timeout: float | None = None, *, check: bool = True) -> Results:
@@ -212,7 +226,9 @@ class Runtime:
         Raises:
             JobFailed: after all have ended, if one failed, unless `check` is False.
             TimeoutError: after `timeout` seconds; the jobs go on.
+            RuntimeError: inside one of its jobs, which would wait for itself.
         """
+        self._refuse_inside("wait")
         self.start()
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         try:
@@ -220,7 +236,7 @@ class Runtime:
                 if time.monotonic() >= deadline:
                     running = [job.name for job in self._jobs if job.state not in ENDED]
                     raise TimeoutError(f"after {timeout} s, still not ended: {', '.join(running)}")
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             self.close()
             raise
         results = self.results
@@ -231,11 +247,26 @@ class Runtime:
     def cancel(self) -> None:
         """Cancels every job; see Job.cancel."""
         self._native.cancel_all()
-        interrupt_later(self._jobs)
+        for job in self._jobs:
+            self._interrupter.watch(job)
 
     def close(self) -> None:
-        """Cancels the jobs that have not ended, and waits for them. The results and the timeline can still be read."""
-        self._finalizer()
+        """Cancels the jobs that have not ended, and waits for them; one that does not stop is left behind. The results
+        and the timeline can still be read.
+
+        Ctrl-C during that is raised when it is done. A second one leaves behind what has not stopped by then.
+
+        Raises:
+            RuntimeError: inside one of its jobs, which would wait for itself.
+        """
+        self._refuse_inside("close")
+        with _signals.deferred() as stops:
+            self._closer.close(stops)
+
+    def _refuse_inside(self, what: str) -> None:
+        job = _current.job()
+        if job in self._jobs:
+            raise RuntimeError(f"job '{job.name}': {what}() would wait for this job itself; call it outside the jobs")
 
     def write_timeline(self, path: str | os.PathLike[str]) -> None:
         """Writes what happened as a Chrome trace, for https://ui.perfetto.dev. OSError when it cannot."""
@@ -274,32 +305,103 @@ class Runtime:
             self.close()
 
 
-def _close(native: _C.Runtime, jobs: list[Job]) -> None:
-    try:
-        native.cancel_all()
-        native.wait(INTERRUPT_AFTER_S)
-        interrupt(jobs)
-        for name in native.close(_PATIENCE_S):
-            log.warning("job '%s' was cancelled, but its thread is blocked outside PyTorch and was left behind", name)
-    finally:
-        _routing.uninstall()
+class _Closer:
+    """What ends a runtime, once; it outlives the Runtime object."""
+
+    _all: ClassVar[set[_Closer]] = set()  # of started runtimes
+
+    def __init__(self, native: _C.Runtime, jobs: list[Job], interrupter: Interrupter) -> None:
+        self._native = native
+        self._jobs = jobs
+        self._interrupter = interrupter
+        self._process = os.getpid()
+        self._once = threading.Lock()
+        self._is_open = False
+
+    def open(self) -> None:
+        """Jobs may run from here on. RuntimeError where no thread can be made."""
+        if not self._is_open and not self._once.locked():
+            self._interrupter.start()
+            self._is_open = True
+            self._all.add(self)
+            _signals.install()
+
+    def close(self, stops: _signals.Stops) -> None:
+        """A forked child has nothing to close: threads and signals are its parent's."""
+        if os.getpid() != self._process or not self._once.acquire(blocking=False):
+            return
+        try:
+            self._native.begin_close()
+            for job in self._jobs:
+                self._interrupter.watch(job)
+            self._wait(stops)
+            places = {job.name: _place_of(job) for job in self._jobs}
+            for name in self._native.close(0):
+                log.warning("job '%s' was cancelled, but its thread %s and was left behind", name, places[name])
+        finally:
+            self._interrupter.close()
+            _routing.uninstall()
+            if self._is_open:
+                self._all.discard(self)
+                _signals.uninstall()
+
+    def _wait(self, stops: _signals.Stops) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        told = False
+        while not self._native.wait(_SIGNAL_CHECK_S) and time.monotonic() < deadline and stops.count < _IMPATIENT:
+            if stops.count and not told:
+                told = True
+                names = ", ".join(job.name for job in self._jobs if job.state not in ENDED)
+                log.warning("waiting for jobs to stop: %s. Ctrl-C again leaves them behind", names)
+
+    def drop(self) -> None:
+        """Its Runtime object is gone: perhaps on the thread of one of the jobs, which cannot wait for itself."""
+        if _current.job() in self._jobs:
+            threading.Thread(target=self.drop, name="ts-closer", daemon=True).start()
+            return
+        with _signals.deferred() as stops:
+            self.close(stops)
+
+    @classmethod
+    def close_all(cls) -> None:
+        """At the interpreter's end."""
+        with _signals.deferred(forget=True) as stops:
+            for closer in list(cls._all):
+                closer.close(stops)
 
 
-def _run(job: Job, function: Callable[[Job], Any]) -> None:
+atexit.register(_Closer.close_all)
+
+
+def _place_of(job: Job) -> str:
+    """Where in its own code the job's thread is, in words."""
+    frame = sys._current_frames().get(job._thread)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY) and frame.f_back is not None:
+        frame = frame.f_back
+    if frame is None:
+        return "is not in Python"
+    return f"is still at {frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+
+
+def _run(job: Job, native: _C.Job, function: Callable[[Job], Any]) -> None:
     """The body of a job, in its thread. What it raises decides the job's state."""
+    job._native = native  # Runtime.submit may not have come to it yet
     job._thread = threading.get_ident()
     with _current.entered(job):
         try:
-            job._value = function(job)
+            value = function(job)
+            if native.is_in_body:  # else it was given up, and its result is final
+                job._value = value
         except Cancelled:
             raise
         except SystemExit as error:
             if error.code:
                 job._exception = error
+                log.error("job '%s' called sys.exit(%r) after %d steps", job.name, error.code, job.result.steps)
                 raise
         except BaseException as error:
             job._exception = error
-            if not job._native.cancel_requested:
+            if not native.cancel_requested:
                 log.error("job '%s' failed after %d steps", job.name, job.result.steps, exc_info=True)
             raise
 
@@ -307,6 +409,5 @@ def _run(job: Job, function: Callable[[Job], Any]) -> None:
 def _raise_failures(results: Results) -> None:
     failed = [result for result in results.values() if result.state == "failed"]
     if failed:
-        whats = [f"{type(r.exception).__name__}: {r.exception}" for r in failed]
-        texts = [f"job '{r.name}' failed after {r.steps} steps: {what}" for r, what in zip(failed, whats, strict=True)]
+        texts = [f"job '{r.name}' failed after {r.steps} steps: {described(r.exception)}" for r in failed]
         raise JobFailed("; ".join(texts), results) from failed[0].exception

@@ -1,6 +1,8 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "device/cpu/idle_priority.h"
+#include "device/cuda_stand_in.h"
 #include "device/mark_cost.h"
 #include "gate/op_context.h"
 #include "gate/op_watch.h"
@@ -38,6 +40,8 @@ void bind_gate(py::module_& module) {
         return std::pair(to_seconds(cost.put), to_seconds(cost.look));
       },
       py::arg("kind"), py::arg("count"), py::call_guard<py::gil_scoped_release>());
+  module.def("keep_cuda_stand_in", &keep_cuda_stand_in);
+  module.def("may_raise_priority", &may_raise_priority, py::call_guard<py::gil_scoped_release>());
   module.def("measure_wake_cost", &measure_wake_cost, py::call_guard<py::gil_scoped_release>());
   py::class_<OpTime>(module, "OpTime")
       .def(py::init<double, double, std::uint32_t>(), py::arg("mean"), py::arg("spread"), py::arg("count"))

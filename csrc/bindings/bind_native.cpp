@@ -61,6 +61,11 @@ struct Unhooked {
   std::optional<ContextPause> pause;
 };
 
+/// `with PackageLoading():`
+struct PackageLoadingBlock {
+  std::optional<PackageLoading> loading;
+};
+
 }  // namespace
 
 void bind_native(py::module_& module) {
@@ -68,6 +73,11 @@ void bind_native(py::module_& module) {
       .def(py::init())
       .def("__enter__", [](Unhooked& unhooked) { unhooked.pause.emplace(); })
       .def("__exit__", [](Unhooked& unhooked, const py::args&) { unhooked.pause.reset(); });
+  py::class_<PackageLoadingBlock>(module, "PackageLoading")
+      .def(py::init())
+      .def(
+          "__enter__", [](PackageLoadingBlock& block) { block.loading.emplace(); }, ReleaseGil())
+      .def("__exit__", [](PackageLoadingBlock& block, const py::args&) { block.loading.reset(); });
   module.def("tensor_spec", [](const at::Tensor& tensor) { return TensorSpec(tensor).text(); }, py::arg("tensor"));
   py::class_<StepGraph, std::shared_ptr<StepGraph>>(module, "StepGraph")
       .def(py::init<const std::string&>(), py::arg("path"), ReleaseGil())

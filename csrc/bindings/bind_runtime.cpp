@@ -46,9 +46,9 @@ std::unique_ptr<Runtime> make_runtime(const std::string& device, const std::stri
 }
 
 const OpWatch& watched(const Job& job) {
-  if (job.watch() == nullptr || !is_terminal(job.state())) {
-    throw std::logic_error(
-        fmt::format("job '{}': its ops are known when they were watched and the job has ended", job.spec().name));
+  if (job.watch() == nullptr || !job.has_left()) {
+    throw std::logic_error(fmt::format(
+        "job '{}': its ops are known once they were watched and its thread has left the job", job.spec().name));
   }
   return *job.watch();
 }
@@ -65,8 +65,10 @@ std::shared_ptr<Job> submit(Runtime& runtime, py::function function, const std::
                             const std::string& priority, const std::string& start, int threads, std::uint64_t seed,
                             std::optional<double> steps, std::optional<ProfiledJob> profile, bool meter_memory,
                             std::optional<std::int64_t> memory_budget, std::optional<int> sms, bool record_ops,
-                            std::vector<OpProfile> ops, py::object cancelled_type, py::object budget_exceeded_type) {
-  auto host = std::make_unique<PythonHost>(std::move(cancelled_type), std::move(budget_exceeded_type));
+                            std::vector<OpProfile> ops, py::object cancelled_type, py::object budget_exceeded_type,
+                            std::vector<std::string> process_code) {
+  auto host = std::make_unique<PythonHost>(PythonExceptions{std::move(cancelled_type), std::move(budget_exceeded_type),
+                                                            ProcessCode(std::move(process_code))});
   JobSpec spec{.name = name,
                .priority = parse_priority(priority),
                .start = parse_start(start),
@@ -157,6 +159,8 @@ void bind_job(py::module_& module) {
       .def("capture", &Job::capture, py::arg("work"))
       .def("launch", &Job::launch, py::arg("graph"), py::arg("name"), ReleaseGil())
       .def_property_readonly("cancel_requested", &Job::cancel_requested)
+      .def_property_readonly("is_in_body", &Job::is_in_body)
+      .def_property_readonly("has_left", &Job::has_left)
       .def("stats", &Job::stats)
       .def("bound", &Job::bound)
       .def("gaps", &Job::gaps)
@@ -165,10 +169,11 @@ void bind_job(py::module_& module) {
       .def("op_trace", &op_trace)
       .def("suspend", &Job::suspend)
       .def("resume", &Job::resume)
-      .def("cancel", &Job::cancel)
+      .def("cancel", &Job::cancel, ReleaseGil())
       .def("interrupt", &Job::interrupt)
       .def("checkpoint", &Job::checkpoint)
       .def("acknowledge_cancel", &Job::acknowledge_cancel)
+      .def("repeat_cancel", &Job::repeat_cancel)
       .def(
           "sleep", [](Job& job, Seconds seconds) { job.sleep(from_seconds(seconds)); }, py::arg("seconds"))
       .def("begin_input", &Job::begin_input)
@@ -191,12 +196,13 @@ void bind_runtime(py::module_& module) {
       .def("submit", &submit, py::arg("function"), py::arg("name"), py::arg("priority"), py::arg("start"),
            py::arg("threads"), py::arg("seed"), py::arg("steps"), py::arg("profile"), py::arg("meter_memory"),
            py::arg("memory_budget"), py::arg("sms"), py::arg("record_ops"), py::arg("ops"), py::arg("cancelled_type"),
-           py::arg("budget_exceeded_type"))
-      .def("start", &Runtime::start)
+           py::arg("budget_exceeded_type"), py::arg("process_code"))
+      .def("start", &Runtime::start, ReleaseGil())
       .def(
           "wait", [](Runtime& runtime, Seconds timeout) { return runtime.wait(from_seconds(timeout)); },
           py::arg("timeout"), ReleaseGil())
-      .def("cancel_all", &Runtime::cancel_all)
+      .def("cancel_all", &Runtime::cancel_all, ReleaseGil())
+      .def("begin_close", &Runtime::begin_close, ReleaseGil())
       .def(
           "close", [](Runtime& runtime, Seconds patience) { return runtime.close(from_seconds(patience)); },
           py::arg("patience"), ReleaseGil())

@@ -1,8 +1,13 @@
 #include "bindings/python_host.h"
 
+#include <cxxabi.h>
 #include <torch/csrc/Exceptions.h>
+#include <unistd.h>
 
+#include <exception>
 #include <utility>
+
+#include "gate/op_context.h"
 
 namespace py = pybind11;
 
@@ -23,17 +28,67 @@ class PythonCancelled final : public PythonError {
   using PythonError::PythonError;
 };
 
+/// The interpreter ends, or has ended: no other thread may use it any more.
+bool is_ending() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
+#else
+  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
+#endif
+}
+
+[[noreturn]] void wait_for_ever() {
+  while (true) {
+    pause();
+  }
+}
+
+void wait_if_ending() {
+  if (is_ending()) {
+    wait_for_ever();
+  }
+}
+
+std::terminate_handler others_terminate = nullptr;  // written once, before it can be called
+
+/// See Note [The end of the interpreter].
+bool wait_where_others_abort() {
+  others_terminate = std::set_terminate([] {
+    if (current_context != nullptr) {
+      wait_if_ending();
+    }
+    others_terminate();
+  });
+  return true;
+}
+
+/// Leaves no C++ object of Python's on the stack meanwhile, whose destructor would need the interpreter.
+void call(const py::function& function, Job& job) {
+  PyObject* const handle = py::cast(job.shared_from_this()).release().ptr();
+  PyObject* const result = PyObject_CallFunctionObjArgs(function.ptr(), handle, nullptr);
+  Py_DECREF(handle);
+  if (result == nullptr) {
+    throw py::error_already_set();
+  }
+  Py_DECREF(result);
+}
+
 }  // namespace
 
-PythonHost::PythonHost(py::object cancelled_type, py::object budget_exceeded_type)
-    : cancelled_type_(cancelled_type.release().ptr()), budget_exceeded_type_(budget_exceeded_type.release().ptr()) {}
+PythonHost::PythonHost(PythonExceptions exceptions) : exceptions_(std::move(exceptions)) {
+  static const bool once = wait_where_others_abort();
+  (void)once;
+}
 
 PythonHost::~PythonHost() {
-  if (Py_IsInitialized() != 0) {
-    const py::gil_scoped_acquire gil;
-    Py_DECREF(cancelled_type_);
-    Py_DECREF(budget_exceeded_type_);
+  if (is_ending()) {
+    exceptions_.cancelled.release();
+    exceptions_.budget_exceeded.release();
+    return;
   }
+  const py::gil_scoped_acquire gil;
+  exceptions_.cancelled = {};
+  exceptions_.budget_exceeded = {};
 }
 
 void PythonHost::before_wait() {
@@ -42,15 +97,28 @@ void PythonHost::before_wait() {
 
 void PythonHost::after_wait() {
   if (released_ != nullptr) {
+    wait_if_ending();
     PyEval_RestoreThread(std::exchange(released_, nullptr));
   }
 }
 
-void PythonHost::interrupt() {
+bool PythonHost::interrupt() {
   TORCH_INTERNAL_ASSERT(PyGILState_Check() != 0);
-  if (const unsigned long thread = thread_.load(); thread != 0) {
-    PyThreadState_SetAsyncExc(thread, cancelled_type_);
+  const unsigned long thread = thread_.load();
+  if (thread == 0) {
+    return true;  // `run` looks before it calls the body
   }
+  if (exceptions_.process_code.is_run_by(thread)) {
+    return false;
+  }
+  PyThreadState_SetAsyncExc(thread, exceptions_.cancelled.ptr());
+  return true;
+}
+
+bool PythonHost::may_stop() {
+  wait_if_ending();
+  const py::gil_scoped_acquire gil;
+  return !exceptions_.process_code.is_run_by(PyThread_get_thread_ident());
 }
 
 void PythonHost::raise_cancelled(const std::string& message) {
@@ -58,11 +126,11 @@ void PythonHost::raise_cancelled(const std::string& message) {
     const py::gil_scoped_acquire gil;
     PyThreadState_SetAsyncExc(thread_.load(), nullptr);  // interrupt() may have been quicker; once is enough
   }
-  throw PythonCancelled(cancelled_type_, message);
+  throw PythonCancelled(exceptions_.cancelled.ptr(), message);
 }
 
 void PythonHost::refuse_memory(const BudgetExceeded& error) {
-  throw PythonError(budget_exceeded_type_, error.what_without_backtrace());
+  throw PythonError(exceptions_.budget_exceeded.ptr(), error.what_without_backtrace());
 }
 
 void PythonHost::run(Job& job, const py::function& function) {
@@ -70,10 +138,12 @@ void PythonHost::run(Job& job, const py::function& function) {
   thread_.store(PyThread_get_thread_ident());
   try {
     job.checkpoint();  // a cancel from before `thread_` was set
-    function();
+    call(function, job);
+  } catch (const abi::__forced_unwind&) {
+    wait_for_ever();
   } catch (py::error_already_set& error) {
     PyThreadState_SetAsyncExc(thread_.exchange(0), nullptr);
-    if (error.matches(cancelled_type_)) {
+    if (error.matches(exceptions_.cancelled)) {
       throw Cancelled(error.what());
     }
     throw std::runtime_error(error.what());

@@ -1,21 +1,20 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
+
+#include "device/event_count.h"
+#include "model/time.h"
 
 namespace torchshare {
-
-inline constexpr std::chrono::nanoseconds kNever = std::chrono::nanoseconds::max();
 
 /// Monotonic time, and the one way to wait for it. Any thread.
 class Clock {
  public:
   virtual ~Clock() = default;
   virtual std::chrono::nanoseconds now() const = 0;
-  /// Blocks until `wake` is notified or `deadline` comes; may return early, so call it in a loop over a predicate.
-  virtual void wait_until(std::condition_variable& wake, std::unique_lock<std::mutex>& lock,
-                          std::chrono::nanoseconds deadline) = 0;
+  /// Blocks until `wake` is notified after `seen` was read from it, or until `deadline`; may return early, so call it
+  /// in a loop over a predicate.
+  virtual void wait(EventCount& wake, std::uint32_t seen, std::chrono::nanoseconds deadline) = 0;
 };
 
 }  // namespace torchshare

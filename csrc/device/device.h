@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "device/clock.h"
+#include "device/thread_priority.h"
 #include "memory/owned_memory.h"
 #include "model/priority.h"
 
@@ -83,8 +84,10 @@ class Device {
   virtual c10::DeviceType memory_type() const { return c10::DeviceType::CPU; }
   /// Makes sure that memory of this device is counted where it has an owner.
   virtual void install_memory() { install_cpu_memory(); }
-  /// Makes the calling thread a job's as far as the device is concerned: its priority (also of threads that it starts
-  /// from now on), its stream. Throws std::invalid_argument for a seat that this device has not.
+  /// For the thread of a job at that level.
+  virtual std::unique_ptr<ThreadPriority> thread_priority(Priority) { return std::make_unique<ThreadPriority>(); }
+  /// Makes the calling thread a job's as far as the device is concerned: its stream, its random engine. Throws
+  /// std::invalid_argument for a seat that this device has not.
   [[nodiscard]] virtual std::unique_ptr<DeviceScope> enter(const Seat& seat) = 0;
 };
 

@@ -73,36 +73,26 @@ void Gate::set_pace(const Pace& pace) {
 }
 
 void Gate::set(Slot& slot, Attention bit) {
-  {
-    // Under the lock, so that no waiter can have tested the bit and not yet be waiting.
-    std::lock_guard lock(mutex_);
-    slot.attention.fetch_or(bit, std::memory_order_release);
-  }
+  slot.attention.fetch_or(bit, std::memory_order_release);
+  slot.changed.notify_all();
   changed_.notify_all();
 }
 
 void Gate::clear(Slot& slot, Attention bit) {
-  {
-    std::lock_guard lock(mutex_);
-    slot.attention.fetch_and(~bit, std::memory_order_release);
-  }
+  slot.attention.fetch_and(~bit, std::memory_order_release);
+  slot.changed.notify_all();
   changed_.notify_all();
 }
 
 void Gate::set_idle(Slot& slot, bool idle) {
-  {
-    std::lock_guard lock(mutex_);
-    slot.idle.store(idle, std::memory_order_release);
-  }
+  slot.idle.store(idle, std::memory_order_release);
   if (idle) {
     changed_.notify_all();
   }
 }
 
 void Gate::gap_opened() {
-  if (waiters_.load(std::memory_order_relaxed) > 0) {
-    changed_.notify_all();  // one who missed it looks again soon
-  }
+  changed_.notify_all();
 }
 
 Gate::Member& Gate::member_of(const Slot& slot) {
@@ -219,42 +209,50 @@ bool Gate::try_enter(const Slot& slot) {
 bool Gate::wait_turn(const Slot& slot) {
   std::unique_lock lock(mutex_);
   const auto began = clock_.now();
-  const auto set_waiting = [&](bool waits) {
-    member_of(slot).waits = waits;
-    waiters_.fetch_add(waits ? 1 : -1, std::memory_order_relaxed);
-  };
-  set_waiting(true);
+  member_of(slot).waits = true;
   bool admitted = false;
-  while (!admitted && !has(slot, kCancel | kSuspend | kHold)) {
+  while (true) {
+    const std::uint32_t seen = changed_.value();
+    if (has(slot, kCancel | kSuspend | kHold)) {
+      break;
+    }
     mark_streams(lock, slot);
     const auto now = clock_.now();
     const Verdict verdict = ask(slot, now, now - began);
     admitted = verdict.admit;
     if (admitted) {
       let_in(slot, now);
-    } else {
-      const bool polls =
-          std::any_of(members_.begin(), members_.end(), [&](const Member& member) { return member.stream != nullptr; });
-      clock_.wait_until(changed_, lock, now + (polls ? std::min(verdict.retry_after, kPoll) : verdict.retry_after));
+      break;
     }
+    const bool polls =
+        std::any_of(members_.begin(), members_.end(), [&](const Member& member) { return member.stream != nullptr; });
+    lock.unlock();
+    clock_.wait(changed_, seen, now + (polls ? std::min(verdict.retry_after, kPoll) : verdict.retry_after));
+    lock.lock();
   }
-  set_waiting(false);
+  member_of(slot).waits = false;
   return admitted;
 }
 
-void Gate::wait_resumed(const Slot& slot) {
-  std::unique_lock lock(mutex_);
-  while (has(slot, kSuspend) && !has(slot, kCancel)) {
-    clock_.wait_until(changed_, lock, kNever);
+void Gate::wait_while(Slot& slot, Attention bit) {
+  while (true) {
+    const std::uint32_t seen = slot.changed.value();
+    if (!has(slot, bit) || has(slot, kCancel)) {
+      return;
+    }
+    clock_.wait(slot.changed, seen, kNever);
   }
 }
 
-void Gate::sleep(const Slot& slot, std::chrono::nanoseconds duration) {
-  std::unique_lock lock(mutex_);
+void Gate::sleep(Slot& slot, std::chrono::nanoseconds duration) {
   const auto now = clock_.now();
   const auto deadline = duration < kNever - now ? now + duration : kNever;
-  while (!has(slot, kCancel) && clock_.now() < deadline) {
-    clock_.wait_until(changed_, lock, deadline);
+  while (true) {
+    const std::uint32_t seen = slot.changed.value();
+    if (has(slot, kCancel) || clock_.now() >= deadline) {
+      return;
+    }
+    clock_.wait(slot.changed, seen, deadline);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "device/device.h"
@@ -13,8 +14,10 @@
 
 namespace torchshare {
 
-/// Where jobs wait before an op: for their turn (the policy's word), while suspended, or for a time. Any thread.
+/// Where jobs wait before an op: until the policy admits them, while suspended or held, or for a time. Any thread.
 /// Every wait ends at once when the job is cancelled.
+/// The lock is for members that wait for their turn; what a job that no other outranks does between its first op and
+/// its last takes none (see Note [Priority inversion]).
 ///
 /// Note [Behind the host]
 /// On a GPU a job leaves an op when it is launched. It counts as inside until its stream has no more work. To know that
@@ -31,6 +34,21 @@ class Gate {
   /// behind the host.
   void add(Slot& slot, std::shared_ptr<DeviceStream> stream = nullptr);
   void remove(Slot& slot);
+
+  /// A slot that takes part until the destructor.
+  class Membership {
+   public:
+    Membership(Gate& gate, Slot& slot, std::shared_ptr<DeviceStream> stream) : gate_(gate), slot_(slot) {
+      gate_.add(slot_, std::move(stream));
+    }
+    ~Membership() { gate_.remove(slot_); }
+    Membership(const Membership&) = delete;  // the gate points at its slot
+    Membership& operator=(const Membership&) = delete;
+
+   private:
+    Gate& gate_;
+    Slot& slot_;
+  };
 
   /// Sets or clears a bit of `slot.attention` and wakes its job.
   void set(Slot& slot, Attention bit);
@@ -56,10 +74,10 @@ class Gate {
   [[nodiscard]] bool try_enter(const Slot& slot);
   /// Waits until the policy admits the job: true; or until it is cancelled, suspended or held: false.
   [[nodiscard]] bool wait_turn(const Slot& slot);
-  /// Waits while the job is suspended and not cancelled.
-  void wait_resumed(const Slot& slot);
+  /// Waits while `bit` is set and the job is not cancelled.
+  void wait_while(Slot& slot, Attention bit);
   /// Waits for `duration`, or until the job is cancelled.
-  void sleep(const Slot& slot, std::chrono::nanoseconds duration);
+  void sleep(Slot& slot, std::chrono::nanoseconds duration);
 
  private:
   struct Member {
@@ -90,9 +108,8 @@ class Gate {
   std::mutex mutex_;  // guards members_, pace_
   std::vector<Member> members_;
   Pace pace_;
-  std::atomic<int> waiters_{0};  // in wait_turn
   std::atomic<int> fillers_{0};
-  std::condition_variable changed_;
+  EventCount changed_;  // what a member in wait_turn waits for
 };
 
 }  // namespace torchshare

@@ -43,7 +43,7 @@ std::string full_name() {
 }  // namespace
 
 void install_hot_ops() {
-  static torch::Library library(torch::Library::IMPL, "aten", kHookKey, __FILE__, __LINE__);
+  torch::Library& library = *new torch::Library(torch::Library::IMPL, "aten", kHookKey, __FILE__, __LINE__);
 #define HOT(op) library.impl(full_name<at::_ops::op>().c_str(), TORCH_FN(TypedKernel<at::_ops::op>::hot));
 #define COMPOUND(op) library.impl(full_name<at::_ops::op>().c_str(), TORCH_FN(TypedKernel<at::_ops::op>::compound));
 #include "gate/hot_ops.inc"

@@ -23,6 +23,9 @@ class OpContext {
   const Slot& slot() const { return slot_; }
   /// An op went over the job's memory budget: throws what the job's language has for it, or leaves it at `error`.
   virtual void refuse_memory(const BudgetExceeded&) {}
+  /// Of the job's thread; see ThreadPriority.
+  virtual void raise_priority() {}
+  virtual void lower_priority() {}
 
  protected:
   friend class Pass;
@@ -127,18 +130,21 @@ class ContextPause {
   OpContext* const context_;
 };
 
-/// Ops of the calling thread are not gated, until the destructor; to others, its job is outside of any op. All else is
-/// as ever. For work of the process that a job happens to do, and that others wait for. Same thread.
+/// Ops of the calling thread are not gated, until the destructor, and the thread has ordinary priority; to others, its
+/// job is outside of any op. Nothing else changes. For work of the process that a job happens to do, and that others
+/// wait for. Same thread.
 class Ungated {
  public:
   Ungated() : context_(current_context) {
     if (context_ != nullptr) {
+      context_->raise_priority();
       ++context_->depth_;  // as if inside an op that has no end in sight
     }
   }
   ~Ungated() {
     if (context_ != nullptr) {
       --context_->depth_;
+      context_->lower_priority();
     }
   }
   Ungated(const Ungated&) = delete;  // bound to a thread

@@ -90,7 +90,7 @@ bool is_view(const c10::FunctionSchema& schema) {
 
 /// Gives each op of torch the kernel that its schema asks for. Ops of extensions take the boxed fallback.
 void install_by_schema() {
-  static torch::Library library(torch::Library::IMPL, "aten", kHookKey, __FILE__, __LINE__);
+  torch::Library& library = *new torch::Library(torch::Library::IMPL, "aten", kHookKey, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
@@ -119,7 +119,8 @@ void forget_job_after_fork() {
 }
 
 bool register_everything() {
-  static torch::Library fallback(torch::Library::IMPL, "_", kHookKey, __FILE__, __LINE__);
+  // Never destroyed: to take a fallback back, at exit, torch goes through all ops.
+  torch::Library& fallback = *new torch::Library(torch::Library::IMPL, "_", kHookKey, __FILE__, __LINE__);
   fallback.fallback(torch::CppFunction::makeFromBoxedFunction<&gate_op>());
   install_hot_ops();
   install_by_schema();

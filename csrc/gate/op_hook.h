@@ -18,7 +18,8 @@ inline c10::DispatchKeySet after_hook(c10::DispatchKeySet keys) {
 }
 
 /// Registers the hook with torch's dispatcher, once per process: typed kernels for hot ops, fall-through for views,
-/// a boxed fallback for the rest. Call before the first ContextScope. Any thread.
+/// a boxed fallback for the rest. Call before the first ContextScope, while the process has no other threads that fork.
+/// Any thread.
 void install_op_hook();
 
 /// Registers the typed kernels; part of install_op_hook.

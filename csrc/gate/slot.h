@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 
+#include "device/event_count.h"
 #include "model/op_profile.h"
 #include "model/priority.h"
 
@@ -18,6 +19,7 @@ enum Attention : std::uint32_t {
   kContended = 4,  ///< the policy must be asked before each op
   kHold = 8,       ///< wait at the next op until the coordinator lets go
   kFilled = 16,    ///< no reason to stop: a lower job was let in since the last op
+  kRaised = 32,    ///< give the ordinary priority back that StallWatch gave the thread
 };
 
 /// One job's side of the gate. `activity` is written by the job's own thread only; `attention` by anyone.
@@ -33,6 +35,7 @@ struct alignas(64) Slot {
 
   const Priority priority;
   std::atomic<std::uint32_t> attention{0};
+  EventCount changed;                      ///< `attention`; see Gate::set
   std::atomic<bool> idle{false};           ///< the job waits for its input
   std::atomic<std::uint64_t> activity{0};  ///< odd while inside an op; half of it is the number of ops
   // Nanoseconds, written by the job's own thread; see OpWatch.

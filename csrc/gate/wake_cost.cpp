@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <condition_variable>
-#include <mutex>
 #include <thread>
+
+#include "device/event_count.h"
+#include "model/time.h"
 
 namespace torchshare {
 namespace {
@@ -12,7 +13,7 @@ namespace {
 using std::chrono::nanoseconds;
 using std::chrono::steady_clock;
 
-constexpr int kWakes = 31;
+constexpr std::uint32_t kWakes = 31;
 constexpr auto kAsleep = std::chrono::microseconds(100);  // until then the other is surely waiting
 
 }  // namespace
@@ -22,34 +23,31 @@ nanoseconds WakeCost::shortest_gap() const {
 }
 
 WakeCost measure_wake_cost() {
-  std::mutex mutex;  // guards turn, woken_at
-  std::condition_variable changed;
-  int turn = 0;
-  steady_clock::time_point woken_at;
+  EventCount turn;   // its value is the number of the wake
+  EventCount woken;  // the same
+  std::array<steady_clock::time_point, kWakes> woken_at;
+  const auto wait_for = [](EventCount& count, std::uint32_t value) {
+    while (count.value() < value) {
+      count.wait(value - 1, kNever);
+    }
+  };
   std::jthread sleeper([&] {
-    std::unique_lock lock(mutex);
-    for (int wake = 1; wake <= kWakes; ++wake) {
-      changed.wait(lock, [&] { return turn == wake; });
-      woken_at = steady_clock::now();
-      changed.notify_all();
+    for (std::uint32_t wake = 1; wake <= kWakes; ++wake) {
+      wait_for(turn, wake);
+      woken_at[wake - 1] = steady_clock::now();
+      woken.notify_all();
     }
   });
   std::array<nanoseconds, kWakes> notify{};
   std::array<nanoseconds, kWakes> latency{};
-  for (int wake = 1; wake <= kWakes; ++wake) {
+  for (std::uint32_t wake = 1; wake <= kWakes; ++wake) {
     std::this_thread::sleep_for(kAsleep);
-    std::unique_lock lock(mutex);
-    turn = wake;
-    woken_at = {};
-    lock.unlock();
     const auto begin = steady_clock::now();
-    changed.notify_all();
+    turn.notify_all();
     const auto end = steady_clock::now();
-    lock.lock();
-    changed.wait(lock, [&] { return woken_at != steady_clock::time_point(); });
-    const auto index = static_cast<std::size_t>(wake - 1);
-    notify[index] = end - begin;
-    latency[index] = woken_at - begin;
+    wait_for(woken, wake);
+    notify[wake - 1] = end - begin;
+    latency[wake - 1] = woken_at[wake - 1] - begin;
   }
   const auto median = [](auto& times) {
     std::nth_element(times.begin(), times.begin() + kWakes / 2, times.end());

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -19,27 +20,60 @@ struct OwnedBlock {
   c10::DeleterFnPtr release;  // torch's
 };
 
-struct Book {
-  std::mutex mutex;  // guards every field below
+/// The blocks of one owner: a thread that allocates and frees its own waits for no other owner's.
+struct alignas(64) Ledger {
+  std::atomic<std::size_t> size{0};  // of `blocks`: where it is 0, no block that anybody frees is in here
+  std::mutex mutex;                  // guards every field below
   std::unordered_map<void*, OwnedBlock> blocks;
-  std::array<std::shared_ptr<MemoryBudget>, kDeleters> owners;
+  std::shared_ptr<MemoryBudget> owner;  // null: its blocks are what former owners left
 };
 
-Book& book() {
-  static Book* const all = new Book;  // outlives the tensors of static objects
+using Ledgers = std::array<Ledger, kDeleters>;
+
+Ledgers& ledgers() {
+  static Ledgers* const all = new Ledgers;  // outlives the tensors of static objects
   return *all;
 }
 
 thread_local std::shared_ptr<MemoryOwner> thread_owner;
 
+// Around a fork: no ledger is locked in the child by a thread that it does not have.
+void lock_ledgers() {
+  for (Ledger& ledger : ledgers()) {
+    ledger.mutex.lock();
+  }
+}
+
+void unlock_ledgers() {
+  for (Ledger& ledger : ledgers()) {
+    ledger.mutex.unlock();
+  }
+}
+
 /// A forked child (a DataLoader worker) is no job, and its memory is its own.
 void forget_owner_after_fork() {
+  unlock_ledgers();
   thread_owner.reset();
+}
+
+bool release_from(Ledger& ledger, void* block) {
+  OwnedBlock owned;
+  {
+    std::lock_guard lock(ledger.mutex);
+    const auto found = ledger.blocks.extract(block);
+    if (found.empty()) {
+      return false;
+    }
+    owned = std::move(found.mapped());
+    ledger.size.store(ledger.blocks.size(), std::memory_order_relaxed);
+  }
+  owned.release(block);
+  return true;
 }
 
 template <std::size_t index>
 void release_owned(void* block) {
-  disown(block);
+  release_from(ledgers()[index], block);
 }
 
 template <std::size_t... index>
@@ -98,22 +132,24 @@ bool install_cpu_memory_once() {
 
 MemoryOwner::MemoryOwner(std::shared_ptr<MemoryBudget> budget, c10::DeviceType device)
     : budget_(std::move(budget)), device_(device), deleter_(kAllDeleters[0]) {
-  static const int once = pthread_atfork(nullptr, nullptr, &forget_owner_after_fork);
+  static const int once = pthread_atfork(&lock_ledgers, &unlock_ledgers, &forget_owner_after_fork);
   (void)once;
-  std::lock_guard lock(book().mutex);
-  auto& owners = book().owners;
-  const auto free = std::find(owners.begin() + 1, owners.end(), nullptr);
-  if (free != owners.end()) {
-    *free = budget_;
-    deleter_ = kAllDeleters[static_cast<std::size_t>(free - owners.begin())];
+  for (std::size_t index = 1; index < kDeleters; ++index) {
+    Ledger& ledger = ledgers()[index];
+    std::lock_guard lock(ledger.mutex);
+    if (ledger.owner == nullptr) {
+      ledger.owner = budget_;
+      deleter_ = kAllDeleters[index];
+      return;
+    }
   }
 }
 
 MemoryOwner::~MemoryOwner() {
-  const std::size_t index = index_of(deleter_);
-  std::lock_guard lock(book().mutex);
-  if (index > 0) {
-    book().owners[index] = nullptr;
+  if (const std::size_t index = index_of(deleter_); index > 0) {
+    Ledger& ledger = ledgers()[index];
+    std::lock_guard lock(ledger.mutex);
+    ledger.owner = nullptr;
   }
 }
 
@@ -127,10 +163,10 @@ std::shared_ptr<MemoryBudget> MemoryOwner::other_owner(const c10::DataPtr& data)
     return nullptr;
   }
   // The deleter may be that of a job that has ended, and another one's since.
-  std::lock_guard lock(book().mutex);
-  const auto block = book().blocks.find(data.get_context());
-  const auto& owner = book().owners[index];
-  return block != book().blocks.end() && block->second.reservation.budget() == owner ? owner : nullptr;
+  Ledger& ledger = ledgers()[index];
+  std::lock_guard lock(ledger.mutex);
+  const auto block = ledger.blocks.find(data.get_context());
+  return block != ledger.blocks.end() && block->second.reservation.budget() == ledger.owner ? ledger.owner : nullptr;
 }
 
 MemoryScope::MemoryScope(std::shared_ptr<MemoryOwner> owner) {
@@ -158,28 +194,28 @@ const MemoryOwner* memory_owner(c10::DeviceType device) {
 c10::DataPtr own(c10::DataPtr data, const MemoryOwner& owner, Reservation reservation) {
   const c10::DeleterFnPtr torchs = data.get_deleter();
   if (data.get_context() != nullptr && data.compare_exchange_deleter(torchs, owner.deleter())) {
-    own(data.get_context(), torchs, std::move(reservation));
+    own(data.get_context(), torchs, owner, std::move(reservation));
   }
   return data;
 }
 
-void own(void* block, c10::DeleterFnPtr release, Reservation reservation) {
-  std::lock_guard lock(book().mutex);
-  book().blocks.insert_or_assign(block, OwnedBlock{std::move(reservation), release});
+void own(void* block, c10::DeleterFnPtr release, const MemoryOwner& owner, Reservation reservation) {
+  Ledger& ledger = ledgers()[index_of(owner.deleter())];
+  std::lock_guard lock(ledger.mutex);
+  ledger.blocks.insert_or_assign(block, OwnedBlock{std::move(reservation), release});
+  ledger.size.store(ledger.blocks.size(), std::memory_order_relaxed);
 }
 
+/// A thread mostly frees what it has allocated, so its own ledger comes first.
 bool disown(void* block) {
-  OwnedBlock owned;
-  {
-    std::lock_guard lock(book().mutex);
-    const auto found = book().blocks.extract(block);
-    if (found.empty()) {
-      return false;
+  const std::size_t first = thread_owner != nullptr ? index_of(thread_owner->deleter()) : 0;
+  for (std::size_t i = 0; i < kDeleters; ++i) {
+    Ledger& ledger = ledgers()[(first + i) % kDeleters];
+    if (ledger.size.load(std::memory_order_relaxed) > 0 && release_from(ledger, block)) {
+      return true;
     }
-    owned = std::move(found.mapped());
   }
-  owned.release(block);
-  return true;
+  return false;
 }
 
 }  // namespace torchshare

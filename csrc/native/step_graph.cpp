@@ -11,7 +11,6 @@
 #include <stdexcept>
 
 #include "gate/op_call.h"
-#include "gate/op_context.h"
 
 namespace torchshare {
 namespace {
@@ -44,6 +43,11 @@ std::vector<std::string> lines(const std::string& text) {
   return lines;
 }
 
+std::mutex& of_all_packages() {
+  static std::mutex mutex;  // see PackageLoading
+  return mutex;
+}
+
 void draw(const Noise& noise) {
   switch (noise.kind) {
     case Noise::Kind::kBernoulli:
@@ -59,6 +63,8 @@ void draw(const Noise& noise) {
 }
 
 }  // namespace
+
+PackageLoading::PackageLoading() : lock_(of_all_packages()) {}
 
 TensorSpec::TensorSpec(const at::Tensor& tensor)
     : dtype_(tensor.scalar_type()),
@@ -77,6 +83,7 @@ std::string TensorSpec::text() const {
 }
 
 StepGraph::StepGraph(const std::string& path) : path_(path) {
+  const PackageLoading here;
   const auto metadata = read_metadata(path);
   if (const std::string made_for = entry(metadata, path, package_key::kTorch); made_for != TORCH_VERSION) {
     throw std::invalid_argument(

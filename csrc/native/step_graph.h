@@ -3,8 +3,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
+
+#include "gate/op_context.h"
 
 namespace torch::inductor {
 class AOTIModelPackageLoader;
@@ -60,6 +63,18 @@ class StepGraph {
   std::string name_;                 // for profiles
   std::uint64_t signature_ = 0;
   std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader_;
+};
+
+/// One thread at a time reads or loads a package: AOTIModelPackageLoader is not safe beside itself (in torch 2.11 its
+/// load_json_file parses into one static object). Held by StepGraph's constructor, and for torch's own loader in
+/// Python. Ops are not gated meanwhile: other jobs may wait for the lock.
+class PackageLoading {
+ public:
+  PackageLoading();
+
+ private:
+  const Ungated ungated_;
+  const std::lock_guard<std::mutex> lock_;
 };
 
 /// What a package must carry in its metadata.

@@ -30,18 +30,19 @@ Coordinator::Coordinator(Clock& clock, Timeline& timeline, Gate& gate, std::opti
   }
 }
 
-JobId Coordinator::add(Admission admission, Slot& slot) {
+Coordinator::Registration Coordinator::add(Admission admission, Slot& slot, JobStatus& status) {
   const std::string& name = admission.name;
   if (name.empty()) {
     throw std::invalid_argument("job name is empty: expected a name that is not in use");
   }
-  std::lock_guard lock(mutex_);
-  if (std::any_of(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.told.name == name; })) {
+  const auto lock = lock_up_to_date();
+  if (std::any_of(entries_.begin(), entries_.end(),
+                  [&](const Entry& entry) { return entry.slot != nullptr && entry.told.name == name; })) {
     throw std::invalid_argument(fmt::format("job '{}': the name is taken by another job of this runtime", name));
   }
   const auto now = clock_.now();
   const auto job = static_cast<JobId>(entries_.size());
-  entries_.push_back({.told = std::move(admission), .slot = &slot, .arrival = now});
+  entries_.push_back({.told = std::move(admission), .slot = &slot, .status = &status, .arrival = now});
   const Admission& told = entries_.back().told;
   try {
     if (open_) {
@@ -57,29 +58,51 @@ JobId Coordinator::add(Admission admission, Slot& slot) {
     entries_.pop_back();
     throw;
   }
+  any_automatic_ = any_automatic_ || std::holds_alternative<StartAuto>(told.start);
+  set_news();
   timeline_.record({now, now, job, EventKind::kState, 0, std::string(to_string(JobState::kPending))});
-  return job;
+  return {*this, job};
+}
+
+void Coordinator::withdraw(JobId job) {
+  const auto lock = lock_up_to_date();
+  move(job, JobState::kCancelled, clock_.now());
+  entries_[job].slot = nullptr;
+  entries_[job].status = nullptr;
+}
+
+std::unique_lock<std::mutex> Coordinator::lock_up_to_date() {
+  std::unique_lock lock(mutex_);
+  for (const JobReport& report : inbox_.take()) {
+    apply(report);
+  }
+  return lock;
 }
 
 void Coordinator::open() {
-  std::lock_guard lock(mutex_);
+  const auto lock = lock_up_to_date();
   check_starts(views());
   open_ = true;
 }
 
 bool Coordinator::wait_to_start(JobId job) {
-  std::unique_lock lock(mutex_);
+  auto lock = lock_up_to_date();
   ++starting_;
+  set_news();
   entries_[job].wait = Wait::kForStart;
   auto retry_at = decide(job);
   while (entries_[job].wait == Wait::kForStart && !entries_[job].start_cancelled) {
-    move_locked(job, JobState::kDelayed);
-    clock_.wait_until(changed_, lock, retry_at);
+    move(job, JobState::kDelayed, clock_.now());
+    const std::uint32_t seen = changed_.value();
+    lock.unlock();
+    clock_.wait(changed_, seen, retry_at);
+    lock = lock_up_to_date();
     retry_at = decide(job);
   }
   --starting_;
+  set_news();
   const bool started = entries_[job].wait == Wait::kStarted;
-  move_locked(job, started ? JobState::kRunning : JobState::kCancelled);
+  move(job, started ? JobState::kRunning : JobState::kCancelled, clock_.now());
   return started;
 }
 
@@ -122,7 +145,7 @@ void Coordinator::share() {
   const double former_retry = sharing_.retry_at();
   for (const AutoSharing::Order& order : sharing_.decide(seconds(clock_.now()))) {
     Entry& entry = entries_[order.job];
-    if (entry.start_cancelled) {
+    if (entry.start_cancelled || entry.slot == nullptr) {
       continue;  // it is on its way out
     }
     switch (order.action) {
@@ -148,7 +171,8 @@ void Coordinator::share() {
     changed_.notify_all();
   }
   if (sharing_.retry_at() < former_retry) {
-    changed_.notify_all();  // who waits must look earlier than it meant to
+    changed_.notify_all();  // those that wait must look earlier than they meant to
+    news_.notify_all();
   }
 }
 
@@ -157,78 +181,118 @@ void Coordinator::record_decision(JobId job, std::string what) {
   timeline_.record({now, now, job, EventKind::kDecision, 0, std::move(what)});
 }
 
-void Coordinator::wait_released(JobId job) {
-  std::unique_lock lock(mutex_);
-  Entry& entry = entries_[job];
-  if (!entry.held || entry.start_cancelled) {
-    return;
+void Coordinator::report(const JobReport& report) {
+  inbox_.put(report);
+  const bool is_step = report.kind == JobReport::Kind::kStepped;
+  if (!is_step || report.at - last_news_.load(std::memory_order_relaxed) >= news_every_.load()) {
+    last_news_.store(report.at, std::memory_order_relaxed);
+    news_.notify_all();
   }
-  move_locked(job, JobState::kSuspended);
-  while (entries_[job].held && !entries_[job].start_cancelled) {
-    clock_.wait_until(changed_, lock, instant(sharing_.retry_at()));
-    share();
-  }
-  move_locked(job, JobState::kRunning);
 }
 
-void Coordinator::expect(JobId job, double steps, bool for_good) {
-  std::lock_guard lock(mutex_);
-  sharing_.expect(job, steps, for_good);
+/// A job that waits to start is to hear of each step; else a job that runs should not pay for a wake at each.
+void Coordinator::set_news() {
+  const bool decides = max_slowdown_.has_value() || any_automatic_;
+  news_every_.store(starting_ > 0 ? std::chrono::nanoseconds(0) : decides ? kNewsForDecisions : kNewsNobodyNeeds);
+}
+
+void Coordinator::serve() {
+  while (!dismissed_.load()) {
+    const std::uint32_t seen = news_.value();
+    const auto next = attend();
+    if (!dismissed_.load()) {
+      clock_.wait(news_, seen, next);
+    }
+  }
+  attend();
+}
+
+void Coordinator::dismiss() {
+  dismissed_.store(true);
+  news_.notify_all();
+}
+
+std::chrono::nanoseconds Coordinator::attend() {
+  const auto lock = lock_up_to_date();
+  share();
+  return instant(sharing_.retry_at());
+}
+
+void Coordinator::apply(const JobReport& report) {
+  using Kind = JobReport::Kind;
+  const JobId job = report.job;
+  if (is_terminal(entries_[job].state)) {
+    return;  // it was given up
+  }
+  switch (report.kind) {
+    case Kind::kStepped:
+      count_step(report);
+      break;
+    case Kind::kExpects:
+    case Kind::kLength:
+      sharing_.expect(job, static_cast<double>(report.steps), report.kind == Kind::kLength);
+      break;
+    case Kind::kSuspended:
+      sharing_.suspend(job, true);
+      move(job, JobState::kSuspended, report.at);
+      break;
+    case Kind::kHeld:
+      move(job, JobState::kSuspended, report.at);
+      break;
+    case Kind::kResumed:
+      sharing_.suspend(job, false);
+      move(job, JobState::kRunning, report.at);
+      break;
+    case Kind::kEnded:
+      move(job, report.state, report.at);
+      break;
+  }
 }
 
 void Coordinator::cancel_start(JobId job) {
-  {
-    std::lock_guard lock(mutex_);
-    entries_[job].start_cancelled = true;
-    if (std::exchange(entries_[job].held, false)) {
-      gate_.clear(*entries_[job].slot, kHold);
-    }
-    if (entries_[job].state == JobState::kPending) {
-      move_locked(job, JobState::kCancelled);
-    }
+  const auto lock = lock_up_to_date();
+  Entry& entry = entries_[job];
+  entry.start_cancelled = true;
+  if (std::exchange(entry.held, false)) {
+    gate_.clear(*entry.slot, kHold);
+  }
+  if (entry.state == JobState::kPending) {
+    move(job, JobState::kCancelled, clock_.now());
   }
   changed_.notify_all();
 }
 
-bool Coordinator::move(JobId job, JobState to) {
-  std::lock_guard lock(mutex_);
-  return move_locked(job, to);
+void Coordinator::give_up(JobId job) {
+  const auto lock = lock_up_to_date();
+  move(job, JobState::kCancelled, clock_.now());
 }
 
-bool Coordinator::move_locked(JobId job, JobState to) {
+bool Coordinator::move(JobId job, JobState to, std::chrono::nanoseconds at) {
   Entry& entry = entries_[job];
   if (!can_become(entry.state, to)) {
     return false;
   }
   const JobState from = std::exchange(entry.state, to);
+  entry.status->state.store(to);
   entry.last_step = {};
-  const auto now = clock_.now();
-  timeline_.record({now, now, job, EventKind::kState, 0, std::string(to_string(to))});
-  tell_sharing(job, from, to);
+  timeline_.record({at, at, job, EventKind::kState, 0, std::string(to_string(to))});
+  if (is_terminal(to)) {
+    entry.held = false;
+    sharing_.end(job);
+  } else if (to == JobState::kRunning && from != JobState::kSuspended &&
+             !std::holds_alternative<StartAuto>(entry.told.start)) {
+    sharing_.start(job, seconds(at));
+  }
   decide_waiting();
   changed_.notify_all();
   return true;
 }
 
-void Coordinator::count_step(JobId job) {
-  std::lock_guard lock(mutex_);
-  ++entries_[job].steps;
-  const auto now = clock_.now();
-  sharing_.step(job, seconds(now));
-  keep_bound(job, now);
+void Coordinator::count_step(const JobReport& report) {
+  entries_[report.job].steps = report.steps;
+  sharing_.step(report.job, seconds(report.at));
+  keep_bound(report.job, report.at);
   decide_waiting();
-}
-
-void Coordinator::tell_sharing(JobId job, JobState from, JobState to) {
-  const bool automatic = std::holds_alternative<StartAuto>(entries_[job].told.start);
-  if (is_terminal(to)) {
-    entries_[job].held = false;
-    sharing_.end(job);
-  } else if (to == JobState::kRunning && from != JobState::kSuspended && !automatic) {
-    sharing_.start(job, seconds(clock_.now()));
-  } else if ((to == JobState::kSuspended && !entries_[job].held) || from == JobState::kSuspended) {
-    sharing_.suspend(job, to == JobState::kSuspended);
-  }
 }
 
 void Coordinator::keep_bound(JobId job, std::chrono::nanoseconds now) {
@@ -287,16 +351,6 @@ std::optional<BoundStats> Coordinator::bound(JobId job) const {
   return BoundStats{bound->windows(), bound->windows_inside(), bound->alone(), bound->loss(), bound->pace().share};
 }
 
-JobState Coordinator::state(JobId job) const {
-  std::lock_guard lock(mutex_);
-  return entries_[job].state;
-}
-
-std::uint64_t Coordinator::steps(JobId job) const {
-  std::lock_guard lock(mutex_);
-  return entries_[job].steps;
-}
-
 std::vector<std::string> Coordinator::names() const {
   std::lock_guard lock(mutex_);
   std::vector<std::string> names;
@@ -307,12 +361,15 @@ std::vector<std::string> Coordinator::names() const {
 }
 
 bool Coordinator::wait_all(std::chrono::nanoseconds deadline) {
-  std::unique_lock lock(mutex_);
+  auto lock = lock_up_to_date();
   while (!all_ended()) {
     if (clock_.now() >= deadline) {
       return false;
     }
-    clock_.wait_until(changed_, lock, deadline);
+    const std::uint32_t seen = changed_.value();
+    lock.unlock();
+    clock_.wait(changed_, seen, deadline);
+    lock = lock_up_to_date();
   }
   return true;
 }

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device/clock.h"
@@ -11,6 +13,8 @@
 #include "planner/auto_sharing.h"
 #include "policy/slowdown_bound.h"
 #include "policy/start_policy.h"
+#include "runtime/inbox.h"
+#include "runtime/job_report.h"
 #include "runtime/timeline.h"
 
 namespace torchshare {
@@ -36,38 +40,66 @@ struct BoundStats {
 /// Knows the state and the steps of every job, when a waiting one may start, and which must wait for another's sake: to
 /// keep the bound on the primary's slowdown, or because `start="auto"` found it best. Any thread.
 /// Every change and every decision goes to the timeline.
+///
+/// Jobs that run take no part in deciding, and never wait for it: they leave reports, which a thread of ordinary
+/// priority applies, see `serve` and Note [Priority inversion].
 class Coordinator {
  public:
+  /// A job's place at the coordinator; the destructor withdraws it. One that has not ended counts as cancelled then.
+  class Registration {
+   public:
+    Registration() = default;
+    Registration(Coordinator& coordinator, JobId job) : coordinator_(&coordinator), job_(job) {}
+    ~Registration() { withdraw(); }
+    Registration(Registration&& other) noexcept
+        : coordinator_(std::exchange(other.coordinator_, nullptr)), job_(other.job_) {}
+    Registration& operator=(Registration&& other) noexcept {
+      withdraw();
+      coordinator_ = std::exchange(other.coordinator_, nullptr);
+      job_ = other.job_;
+      return *this;
+    }
+    JobId job() const { return job_; }
+
+   private:
+    void withdraw() {
+      if (coordinator_ != nullptr) {
+        coordinator_->withdraw(job_);
+      }
+    }
+
+    Coordinator* coordinator_ = nullptr;
+    JobId job_ = 0;
+  };
+
   /// Throws std::invalid_argument for a bound that makes no sense.
   Coordinator(Clock& clock, Timeline& timeline, Gate& gate, std::optional<double> max_slowdown = {});
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
 
-  /// A new job, pending; `slot` must outlive its running. Throws std::invalid_argument for a name that is empty or
-  /// taken and a profile that makes no sense; after `open`, also for a start condition that cannot come true.
-  JobId add(Admission admission, Slot& slot);
+  /// A new job, pending; `slot` and `status` must outlive its registration. Throws std::invalid_argument for a name
+  /// that is empty or taken and a profile that makes no sense; after `open`, also for a start condition that cannot
+  /// come true.
+  [[nodiscard]] Registration add(Admission admission, Slot& slot, JobStatus& status);
   /// No more forward references: checks every start condition (see check_starts), now and at every later `add`.
   void open();
 
   /// Waits, as delayed where need be, until the job may start; then it is running.
   /// Returns false when the job was cancelled instead: then it is cancelled.
   bool wait_to_start(JobId job);
-  /// Ends `wait_to_start` and `wait_released`, now or later. A job that is still pending is cancelled at once.
+  /// Ends `wait_to_start`, now or later, and holds the job no more. A job that is still pending is cancelled at once.
   void cancel_start(JobId job);
+  /// Counts a job as cancelled whatever its thread does, or will do.
+  void give_up(JobId job);
 
-  /// Waits while `job` is held for another's sake and not cancelled. On its own thread.
-  void wait_released(JobId job);
-  /// The job will have done so many steps when this pass over its loader ends, or for good where there is no other.
-  void expect(JobId job, double steps, bool for_good);
+  /// Takes no lock. What the job's life does not have is ignored, for it may have ended meanwhile.
+  void report(const JobReport& report);
+  /// Applies reports, and decides when that is due, until `dismiss`: on a thread of its own, of ordinary priority.
+  void serve();
+  void dismiss();
+  /// Does it once. Returns when to look again though nothing is reported.
+  std::chrono::nanoseconds attend();
 
-  /// Moves a job along its life. A move that its life does not have is ignored, for a job may have ended meanwhile:
-  /// returns whether the job moved.
-  bool move(JobId job, JobState to);
-  /// One more step of `job` is done.
-  void count_step(JobId job);
-
-  JobState state(JobId job) const;
-  std::uint64_t steps(JobId job) const;
   std::vector<std::string> names() const;
   /// Nothing where the job was not held to a bound.
   std::optional<BoundStats> bound(JobId job) const;
@@ -76,11 +108,16 @@ class Coordinator {
   bool wait_all(std::chrono::nanoseconds deadline);
 
  private:
+  // How often steps wake the thread in `serve`.
+  static constexpr std::chrono::nanoseconds kNewsNobodyNeeds = std::chrono::milliseconds(20);
+  static constexpr std::chrono::nanoseconds kNewsForDecisions = std::chrono::milliseconds(1);
+
   enum class Wait { kNone, kForStart, kStarted };
 
   struct Entry {
     Admission told;
-    Slot* slot;
+    Slot* slot;         // null once the job was withdrawn
+    JobStatus* status;  // the same
     std::chrono::nanoseconds arrival;
     JobState state = JobState::kPending;
     std::uint64_t steps = 0;
@@ -99,26 +136,36 @@ class Coordinator {
   void decide_waiting();
   /// Carries out what sharing_ says now.
   void share();
-  void tell_sharing(JobId job, JobState from, JobState to);
+  void withdraw(JobId job);
+  std::unique_lock<std::mutex> lock_up_to_date();
+  void set_news();
+  void apply(const JobReport& report);
+  void count_step(const JobReport& report);
   void keep_bound(JobId job, std::chrono::nanoseconds now);
   void record_decision(JobId job, std::string what);
   bool has_lower_beside(JobId job) const;
   bool is_outranked(JobId job) const;
 
   std::vector<JobView> views() const;
-  bool move_locked(JobId job, JobState to);
+  bool move(JobId job, JobState to, std::chrono::nanoseconds at);
   bool all_ended() const;
 
   Clock& clock_;
   Timeline& timeline_;
   Gate& gate_;
   const std::optional<double> max_slowdown_;
+  Inbox<JobReport> inbox_;  // emptied under the lock
+  EventCount news_;         // the inbox, where somebody cares, or dismissed_
+  std::atomic<std::chrono::nanoseconds> last_news_{std::chrono::nanoseconds(0)};
+  std::atomic<std::chrono::nanoseconds> news_every_{kNewsNobodyNeeds};
+  std::atomic<bool> dismissed_{false};
+  EventCount changed_;        // what is below
   mutable std::mutex mutex_;  // guards every field below
   std::vector<Entry> entries_;
   bool open_ = false;
-  int starting_ = 0;  // jobs inside wait_to_start: only they need to hear of steps
+  bool any_automatic_ = false;
+  int starting_ = 0;  // jobs inside wait_to_start
   AutoSharing sharing_;
-  std::condition_variable changed_;
 };
 
 }  // namespace torchshare

@@ -5,6 +5,7 @@
 #include "device/device.h"
 #include "gate/gate.h"
 #include "runtime/coordinator.h"
+#include "runtime/stall_watch.h"
 #include "runtime/timeline.h"
 
 namespace torchshare {
@@ -18,7 +19,8 @@ struct Engine {
         device_priority(uses_device_priority),
         timeline(timeline_capacity),
         gate(std::move(policy), device->clock()),
-        coordinator(device->clock(), timeline, gate, max_slowdown) {}
+        coordinator(device->clock(), timeline, gate, max_slowdown),
+        stall_watch(device->clock()) {}
 
   std::chrono::nanoseconds now() const { return device->clock().now(); }
   /// What the device is to know of a job's priority.
@@ -30,6 +32,7 @@ struct Engine {
   Timeline timeline;
   Gate gate;
   Coordinator coordinator;
+  StallWatch stall_watch;
 };
 
 }  // namespace torchshare

@@ -20,7 +20,10 @@ class Host {
   virtual void before_wait() {}
   virtual void after_wait() {}
   /// See Job::interrupt. From any thread.
-  virtual void interrupt() {}
+  virtual bool interrupt() { return true; }
+  /// False where the job must neither be unwound nor stopped for long right here: it holds what the whole process
+  /// needs.
+  virtual bool may_stop() { return true; }
   [[noreturn]] virtual void raise_cancelled(const std::string& message) { throw Cancelled(message); }
   /// See OpContext::refuse_memory.
   virtual void refuse_memory(const BudgetExceeded&) {}

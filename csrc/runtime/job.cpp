@@ -39,8 +39,9 @@ Job::Job(std::shared_ptr<Engine> engine, JobSpec spec, std::unique_ptr<Host> hos
       engine_(std::move(engine)),
       spec_(checked(std::move(spec), *engine_->device)),
       host_(std::move(host)),
-      id_(engine_->coordinator.add({spec_.name, spec_.priority, spec_.start, spec_.steps, spec_.profile}, slot_)),
-      budget_(std::make_shared<MemoryBudget>(spec_.name, spec_.memory_budget.value_or(MemoryBudget::kUnlimited))) {
+      priority_(engine_->device->thread_priority(engine_->priority_of(spec_.priority))),
+      budget_(std::make_shared<MemoryBudget>(spec_.name, spec_.memory_budget.value_or(MemoryBudget::kUnlimited))),
+      log_(engine_->timeline.open_log()) {
   // A GPU's jobs always count theirs: it is little beside the launches, and tells when tensors cross jobs.
   Device& device = *engine_->device;
   if (spec_.meter_memory || spec_.memory_budget || device.is_asynchronous()) {
@@ -52,6 +53,8 @@ Job::Job(std::shared_ptr<Engine> engine, JobSpec spec, std::unique_ptr<Host> hos
     watch_ = std::make_unique<OpWatch>(slot_, engine_->gate, engine_->device->clock(),
                                        WatchOptions{spec_.record_ops, engine_->shortest_gap, spec_.ops});
   }
+  registration_ =
+      engine_->coordinator.add({spec_.name, spec_.priority, spec_.start, spec_.steps, spec_.profile}, slot_, status_);
 }
 
 std::optional<GapStats> Job::gaps() const {
@@ -62,7 +65,7 @@ JobStats Job::stats() const {
   const auto began = began_.load();
   const auto ended = ended_.load();
   const auto until = ended.count() != 0 ? ended : engine_->now();
-  return {.steps = engine_->coordinator.steps(id_),
+  return {.steps = status_.steps.load(),
           .sub_batches = sub_batches_.load(),
           .ops = slot_.ops(),
           .waited = waited_.load(),
@@ -88,40 +91,83 @@ void Job::cancel() {
     return;
   }
   engine_->gate.set(slot_, kCancel);
-  engine_->coordinator.cancel_start(id_);
+  priority_->raise_for_good();  // others wait for its end now
+  engine_->coordinator.cancel_start(id());
 }
 
-void Job::interrupt() {
-  if ((slot_.attention.load(std::memory_order_acquire) & kCancel) != 0) {
-    host_->interrupt();
-  }
+bool Job::interrupt() {
+  const bool reached = has_left() || (slot_.attention.load(std::memory_order_acquire) & kCancel) == 0;
+  return reached || host_->interrupt();
 }
 
 void Job::give_up() {
-  engine_->coordinator.move(id_, JobState::kCancelled);
+  given_up_.store(true);
+  engine_->gate.set(slot_, kCancel);
+  engine_->coordinator.give_up(id());
 }
 
 void Job::run(Body body) {
-  if (!engine_->coordinator.wait_to_start(id_)) {
+  if (!engine_->coordinator.wait_to_start(id())) {
+    has_left_.store(true, std::memory_order_release);
     return;
   }
   began_.store(engine_->now());
   const JobState end = run_body(body);
   body = nullptr;  // what it holds is free before anybody hears of the end
   ended_.store(engine_->now());
-  engine_->coordinator.move(id_, end);
+  has_left_.store(true, std::memory_order_release);
+  report(JobReport::Kind::kEnded, 0, end);
 }
+
+void Job::report(JobReport::Kind kind, std::uint64_t steps, JobState state) {
+  engine_->coordinator.report({.job = id(), .kind = kind, .at = engine_->now(), .steps = steps, .state = state});
+}
+
+/// What the job's thread has while its body runs: its seat at the device, and its places at those who watch it.
+class Job::Seated {
+ public:
+  Seated(Job& job, DeviceScope& device)
+      : job_(job),
+        stream_(device.stream()),
+        member_(job.engine_->gate, job.slot_, stream_),
+        watched_(job.engine_->stall_watch, job.slot_, *job.priority_) {
+    if (stream_ != nullptr && job_.watch_ != nullptr) {
+      job_.watch_->follow(stream_);
+    }
+    job_.device_ = &device;
+    job_.device_generator_ = device.generator();
+    job_.sms_.store(device.sms().value_or(0));
+    job_.in_body_.store(true);
+  }
+  ~Seated() {
+    job_.in_body_.store(false);
+    job_.priority_->raise();  // what is left to do takes locks that others want
+    try {
+      if (job_.watch_ != nullptr) {
+        job_.watch_->unfollow();
+      }
+    } catch (const std::exception& error) {
+      TORCH_WARN("torchshare: job '", job_.spec_.name, "': its last ops could not be timed: ", error.what());
+    }
+    job_.device_ = nullptr;
+    job_.device_generator_ = {};
+  }
+  Seated(const Seated&) = delete;  // bound to a thread
+  Seated& operator=(const Seated&) = delete;
+
+ private:
+  Job& job_;
+  const std::shared_ptr<DeviceStream> stream_;
+  const Gate::Membership member_;
+  const StallWatch::Member watched_;
+};
 
 JobState Job::run_body(const Body& body) {
   const Seat seat{.priority = engine_->priority_of(spec_.priority), .seed = spec_.seed, .sms = spec_.sms};
-  std::optional<JobThread> thread;
   JobState end = JobState::kFinished;
-  bool added = false;
   try {
-    thread.emplace(*engine_->device, seat, *this, spec_.threads, memory_);
-    take_seat(thread->device());
-    engine_->gate.add(slot_, device_->stream());
-    added = true;
+    JobThread thread(*engine_->device, *priority_, seat, *this, spec_.threads, memory_);
+    const Seated seated(*this, thread.device());
     body(*this);
     synchronize();
   } catch (const Cancelled&) {
@@ -131,25 +177,8 @@ JobState Job::run_body(const Body& body) {
     end = cancel_requested() ? JobState::kCancelled : JobState::kFailed;
     error_ = error.what();
   }
-  if (added) {
-    engine_->gate.remove(slot_);
-  }
-  if (watch_ != nullptr) {
-    watch_->unfollow();
-  }
-  device_ = nullptr;
-  device_generator_ = {};
   memory_.reset();
   return end;
-}
-
-void Job::take_seat(DeviceScope& device) {
-  device_ = &device;
-  device_generator_ = device.generator();
-  sms_.store(device.sms().value_or(0));
-  if (const auto stream = device.stream(); stream != nullptr && watch_ != nullptr) {
-    watch_->follow(stream);
-  }
 }
 
 void Job::synchronize() {
@@ -197,48 +226,49 @@ std::optional<int> Job::sms() const {
 void Job::attend() {
   while (true) {
     const std::uint32_t attention = slot_.attention.load(std::memory_order_acquire);
+    if ((attention & kRaised) != 0) {
+      lower_again(slot_, *priority_);
+    }
+    if ((attention & (kCancel | kSuspend | kHold)) != 0 && !host_->may_stop()) {
+      return;
+    }
     if ((attention & kCancel) != 0) {
-      raise_cancelled();
-    }
-    if ((attention & kSuspend) != 0) {
-      park();
-      continue;
-    }
-    if ((attention & kHold) != 0) {
-      wait_while_held();
-      continue;
-    }
-    if ((attention & kContended) == 0 || engine_->gate.try_enter(slot_)) {
+      unwind();
+    } else if ((attention & kSuspend) != 0) {
+      wait_while(kSuspend, JobReport::Kind::kSuspended);
+    } else if ((attention & kHold) != 0) {
+      wait_while(kHold, JobReport::Kind::kHeld);
+    } else if ((attention & kContended) == 0 || engine_->gate.try_enter(slot_)) {
       return;
-    }
-    bool admitted = false;
-    block([&] { admitted = engine_->gate.wait_turn(slot_); });
-    if (admitted) {
-      return;
+    } else {
+      bool admitted = false;
+      block([&] { admitted = engine_->gate.wait_turn(slot_); });
+      if (admitted) {
+        return;
+      }
     }
   }
 }
 
-void Job::park() {
-  engine_->coordinator.move(id_, JobState::kSuspended);
-  block([&] { engine_->gate.wait_resumed(slot_); });
-  engine_->coordinator.move(id_, JobState::kRunning);
-}
-
-void Job::wait_while_held() {
-  block([&] { engine_->coordinator.wait_released(id_); });
+void Job::wait_while(Attention bit, JobReport::Kind reason) {
+  report(reason);
+  block([&] { engine_->gate.wait_while(slot_, bit); });
+  report(JobReport::Kind::kResumed);
 }
 
 void Job::checkpoint() {
   while (true) {
-    if (cancel_requested()) {
-      raise_cancelled();
-    }
     const std::uint32_t attention = slot_.attention.load(std::memory_order_acquire);
+    if ((cancel_requested() || (attention & (kSuspend | kHold)) != 0) && !host_->may_stop()) {
+      return;
+    }
+    if (cancel_requested()) {
+      unwind();
+    }
     if ((attention & kSuspend) != 0) {
-      park();
+      wait_while(kSuspend, JobReport::Kind::kSuspended);
     } else if ((attention & kHold) != 0) {
-      wait_while_held();
+      wait_while(kHold, JobReport::Kind::kHeld);
     } else {
       return;
     }
@@ -246,10 +276,18 @@ void Job::checkpoint() {
 }
 
 void Job::acknowledge_cancel() {
-  engine_->gate.clear(slot_, kCancel);
+  if (!given_up_.load()) {
+    engine_->gate.clear(slot_, kCancel);
+  }
 }
 
-void Job::raise_cancelled() {
+void Job::repeat_cancel() {
+  if (cancel_requested()) {
+    engine_->gate.set(slot_, kCancel);
+  }
+}
+
+void Job::unwind() {
   acknowledge_cancel();
   host_->raise_cancelled(fmt::format("job '{}' was cancelled", spec_.name));
 }
@@ -300,7 +338,7 @@ void Job::end_input() {
     watch_->begin_batch();
   }
   add_to(input_, now - input_begin_);
-  record_span(EventKind::kInput, input_begin_, engine_->coordinator.steps(id_));
+  record_span(EventKind::kInput, input_begin_, status_.steps.load());
 }
 
 void Job::begin_idle(std::chrono::nanoseconds now) {
@@ -318,7 +356,7 @@ void Job::end_idle(std::chrono::nanoseconds now) {
 }
 
 void Job::expect_steps(std::uint64_t more, bool for_good) {
-  engine_->coordinator.expect(id_, static_cast<double>(engine_->coordinator.steps(id_) + more), for_good);
+  report(for_good ? JobReport::Kind::kLength : JobReport::Kind::kExpects, status_.steps.load() + more);
 }
 
 void Job::begin_step() {
@@ -326,8 +364,10 @@ void Job::begin_step() {
 }
 
 void Job::end_step() {
-  record_span(EventKind::kStep, step_begin_, engine_->coordinator.steps(id_));
-  engine_->coordinator.count_step(id_);
+  const std::uint64_t steps = status_.steps.load();
+  record_span(EventKind::kStep, step_begin_, steps);
+  status_.steps.store(steps + 1);
+  report(JobReport::Kind::kStepped, steps + 1);
   if (watch_ != nullptr) {
     watch_->end_step();
   }
@@ -342,7 +382,7 @@ void Job::end_sub_batch() {
 }
 
 void Job::record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t index) {
-  engine_->timeline.record({begin, engine_->now(), id_, kind, static_cast<std::uint32_t>(index), {}});
+  log_.record({begin, engine_->now(), id(), kind, static_cast<std::uint32_t>(index), {}});
 }
 
 }  // namespace torchshare

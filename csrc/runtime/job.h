@@ -42,7 +42,7 @@ struct JobStats {
 };
 
 /// One training run: a thread with a priority, intra-op threads and random state of its own.
-class Job final : public OpContext {
+class Job final : public OpContext, public std::enable_shared_from_this<Job> {
  public:
   using Body = std::function<void(Job&)>;
 
@@ -50,12 +50,16 @@ class Job final : public OpContext {
   Job(std::shared_ptr<Engine> engine, JobSpec spec, std::unique_ptr<Host> host);
 
   const JobSpec& spec() const { return spec_; }
-  JobState state() const { return engine_->coordinator.state(id_); }
+  JobState state() const { return status_.state.load(); }
   JobStats stats() const;
   /// See Coordinator::bound.
-  std::optional<BoundStats> bound() const { return engine_->coordinator.bound(id_); }
-  /// What its ops are, how long, and in which order; nothing where it is not watched. Once the job has ended.
+  std::optional<BoundStats> bound() const { return engine_->coordinator.bound(id()); }
+  /// What its ops are, how long, and in which order; nothing where it is not watched. Once its thread has left.
   const OpWatch* watch() const { return watch_.get(); }
+  /// The job's thread has done all that it does for the job; of one that was given up, that may be never.
+  bool has_left() const { return has_left_.load(std::memory_order_acquire); }
+  /// Its body runs. At once, where `state` follows with a delay.
+  bool is_in_body() const { return in_body_.load() && !given_up_.load(); }
   /// Nothing where it is not watched.
   std::optional<GapStats> gaps() const;
   /// Why the job failed; empty unless it did.
@@ -67,9 +71,11 @@ class Job final : public OpContext {
   void suspend();
   void resume();
   void cancel();
-  /// Reaches a cancelled job that has run no op since: raises in its own language, where that can be done.
-  void interrupt();
-  /// Counts a cancelled job as ended although its thread has not; what the thread does later changes nothing.
+  /// Reaches a cancelled job that has run no op since: raises in its own language, where that can be done. False where
+  /// that cannot be done right now: it should be tried again.
+  bool interrupt();
+  /// Counts a cancelled job as ended although its thread has not. If the thread comes to an op again, it is unwound
+  /// there, as often as need be; what it does until then changes nothing.
   void give_up();
   bool cancel_requested() const { return cancel_requested_.load(std::memory_order_acquire); }
 
@@ -81,6 +87,8 @@ class Job final : public OpContext {
   void checkpoint();
   /// The cancellation has reached the job's code: ops work again, so that it can clean up.
   void acknowledge_cancel();
+  /// It reached the job's code in a place that loses exceptions: the next op throws again.
+  void repeat_cancel();
   /// As std::this_thread::sleep_for, but a cancel ends it, and lower jobs may use the time.
   void sleep(std::chrono::nanoseconds duration);
   /// Around the loader's work: the job waits for its input, so lower jobs may enter at once.
@@ -103,31 +111,40 @@ class Job final : public OpContext {
   void launch(DeviceGraph& graph, const std::string& name);
 
   void refuse_memory(const BudgetExceeded& error) override { host_->refuse_memory(error); }
+  void raise_priority() override { priority_->raise(); }
+  void lower_priority() override { priority_->lower(); }
 
  private:
+  class Seated;
+
+  JobId id() const { return registration_.job(); }
   void attend() override;
-  void park();
-  void wait_while_held();
+  void wait_while(Attention bit, JobReport::Kind reason);
   JobState run_body(const Body& body);
-  void take_seat(DeviceScope& device);
+  void report(JobReport::Kind kind, std::uint64_t steps = 0, JobState state = JobState::kRunning);
   void begin_capture(DeviceGraph& graph);
   template <class Wait>
   void block(Wait wait);
   template <class Work>
   void without_host(Work work);
   void record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t index);
-  void raise_cancelled();
+  void unwind();
   void begin_idle(std::chrono::nanoseconds now);
   void end_idle(std::chrono::nanoseconds now);
 
   const std::shared_ptr<Engine> engine_;
   const JobSpec spec_;
   const std::unique_ptr<Host> host_;
-  const JobId id_;
+  const std::unique_ptr<ThreadPriority> priority_;
   const std::shared_ptr<MemoryBudget> budget_;
+  EventLog& log_;
+  JobStatus status_;
   DeviceScope* device_ = nullptr;  // while the job's thread is set up; on it
   std::atomic<int> sms_{0};        // 0: not divided
   std::atomic<bool> cancel_requested_{false};
+  std::atomic<bool> in_body_{false};
+  std::atomic<bool> given_up_{false};
+  std::atomic<bool> has_left_{false};
   std::atomic<std::uint64_t> sub_batches_{0};
   std::atomic<std::chrono::nanoseconds> waited_{std::chrono::nanoseconds(0)};
   std::atomic<std::chrono::nanoseconds> input_{std::chrono::nanoseconds(0)};
@@ -138,6 +155,8 @@ class Job final : public OpContext {
   std::chrono::nanoseconds sub_batch_begin_{0};
   std::chrono::nanoseconds input_begin_{0};
   std::string error_;  // read by others once the state is terminal
+
+  Coordinator::Registration registration_;  // last: it refers to what is above
 };
 
 }  // namespace torchshare

@@ -8,12 +8,13 @@
 
 namespace torchshare {
 
-/// Makes the calling thread a job's: priority, intra-op threads, autograd on this thread alone, the op hook on, its
+/// Makes the calling thread a job's: priority, intra-op threads, autograd on this thread alone, no autocast
+/// cache, the op hook on, its
 /// memory counted where it has an owner.
 /// The destructor gives all of it back. Same thread.
 class JobThread {
  public:
-  JobThread(Device& device, const Seat& seat, OpContext& job, int intra_op_threads,
+  JobThread(Device& device, ThreadPriority& priority, const Seat& seat, OpContext& job, int intra_op_threads,
             std::shared_ptr<MemoryOwner> memory);
   ~JobThread();
   JobThread(const JobThread&) = delete;  // bound to a thread
@@ -22,10 +23,16 @@ class JobThread {
   DeviceScope& device() { return *device_; }
 
  private:
-  const std::unique_ptr<DeviceScope> device_;  // first, so that OpenMP workers inherit it
+  const PriorityScope priority_;  // first, so that OpenMP workers inherit it
+  const std::unique_ptr<DeviceScope> device_;
   const bool autograd_multithreading_;
+  const bool autocast_cache_;
   const ContextScope context_;
   const MemoryScope memory_;
 };
+
+/// As at::set_num_threads, one thread at a time: after a fork, torch makes its pool anew in the first call, and a
+/// second one at that time finds none ("Invalid thread pool").
+void set_intra_op_threads(int threads);
 
 }  // namespace torchshare

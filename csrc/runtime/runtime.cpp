@@ -3,11 +3,15 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <stdexcept>
+#include <system_error>
 #include <utility>
 
+#include "gate/op_hook.h"
 #include "gate/wake_cost.h"
+#include "runtime/job_thread.h"
 
 namespace torchshare {
 namespace {
@@ -51,49 +55,114 @@ std::shared_ptr<Engine> make_engine(std::shared_ptr<Device> device, const Runtim
 }  // namespace
 
 Runtime::Runtime(std::shared_ptr<Device> device, const RuntimeOptions& options)
-    : engine_(make_engine(std::move(device), options)), former_threads_(at::get_num_threads()) {}
+    : engine_(make_engine(std::move(device), options)), former_threads_(at::get_num_threads()), process_(getpid()) {
+  // Not in the first job's thread: a process that is forked meanwhile would have torch's locks for good, and torch's
+  // pool waits for ever for threads that it could not make.
+  install_op_hook();
+  set_intra_op_threads(former_threads_);
+}
 
 Runtime::~Runtime() {
-  close(kPatience);
+  if (process_ == getpid()) {
+    close(kPatience);
+    return;
+  }
+  // The threads are the parent's, and what they hold stays as it was when the child was made.
+  new auto(engine_);
+  new auto(std::move(members_));
+  new auto(std::move(coordinator_));
+  new auto(std::move(stall_watch_));
+}
+
+void Runtime::check_process() const {
+  if (process_ != getpid()) {
+    throw std::logic_error(fmt::format(
+        "the runtime belongs to process {}, this is a fork of it: expected a runtime of its own", process_));
+  }
 }
 
 std::shared_ptr<Job> Runtime::submit(JobSpec spec, Job::Body body, std::unique_ptr<Host> host) {
+  check_process();
   std::lock_guard lock(mutex_);
   if (closed_) {
     throw std::logic_error("the runtime is closed: expected submit before close");
   }
-  auto job = std::make_shared<Job>(engine_, std::move(spec), std::move(host));
-  members_.push_back({job, std::move(body), {}});
+  members_.push_back({std::make_shared<Job>(engine_, std::move(spec), std::move(host)), std::move(body), {}});
   if (started_) {
-    launch(members_.back());
+    try {
+      launch(members_.back());
+    } catch (...) {
+      members_.pop_back();
+      throw;
+    }
   }
-  return job;
+  return members_.back().job;
 }
 
 void Runtime::start() {
+  check_process();
   std::lock_guard lock(mutex_);
-  if (started_ || closed_) {
+  if (closed_) {
     return;
   }
-  engine_->coordinator.open();
-  started_ = true;
+  if (!started_) {
+    engine_->coordinator.open();
+    start_helpers();
+    started_ = true;
+  }
   for (Member& member : members_) {
-    launch(member);
+    if (!member.thread.joinable()) {
+      launch(member);
+    }
+  }
+}
+
+void Runtime::start_helpers() {
+  const auto start = [](std::thread& thread, const char* name, auto serve) {
+    if (!thread.joinable()) {
+      thread = std::thread(serve);
+      pthread_setname_np(thread.native_handle(), name);
+    }
+  };
+  start(coordinator_, "ts-coordinator", [this] { engine_->coordinator.serve(); });
+  if (engine_->device_priority) {
+    start(stall_watch_, "ts-stall-watch", [this] { engine_->stall_watch.serve(); });
+  }
+}
+
+void Runtime::stop_helpers() {
+  engine_->coordinator.dismiss();
+  engine_->stall_watch.dismiss();
+  for (std::thread* const thread : {&coordinator_, &stall_watch_}) {
+    if (thread->joinable()) {
+      thread->join();
+    }
   }
 }
 
 void Runtime::launch(Member& member) {
-  member.thread =
-      std::thread([job = member.job, body = std::move(member.body)]() mutable { job->run(std::move(body)); });
-  pthread_setname_np(member.thread.native_handle(), member.job->spec().name.substr(0, kLongestThreadName).c_str());
+  const auto body = std::make_shared<Job::Body>(std::move(member.body));
+  try {
+    member.thread = std::thread([job = member.job, body] {
+      // Workers inherit the name, see IdlePriority::raise_for_good.
+      pthread_setname_np(pthread_self(), job->spec().name.substr(0, kLongestThreadName).c_str());
+      job->run(std::move(*body));
+    });
+  } catch (const std::system_error& error) {
+    member.body = std::move(*body);
+    throw std::runtime_error(
+        fmt::format("job '{}': no thread could be made for it: {}", member.job->spec().name, error.what()));
+  }
 }
 
 bool Runtime::wait(std::chrono::nanoseconds timeout) {
+  check_process();
   const auto now = engine_->now();
   return engine_->coordinator.wait_all(timeout < kNever - now ? now + timeout : kNever);
 }
 
 void Runtime::cancel_all() {
+  check_process();
   for (const auto& job : jobs()) {
     job->cancel();
   }
@@ -108,20 +177,32 @@ std::vector<std::shared_ptr<Job>> Runtime::jobs() {
   return jobs;
 }
 
-std::vector<std::string> Runtime::close(std::chrono::nanoseconds patience) {
+void Runtime::begin_close() {
+  check_process();
+  {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
   cancel_all();
+}
+
+std::vector<std::string> Runtime::close(std::chrono::nanoseconds patience) {
+  begin_close();
   wait(patience);
   std::vector<Member> members;
   bool was_started = false;
   {
     std::lock_guard lock(mutex_);
     members.swap(members_);
-    was_started = started_ && !closed_;
-    closed_ = true;
+    was_started = std::exchange(started_, false);
+  }
+  if (was_started) {
+    stop_helpers();
   }
   std::vector<std::string> given_up;
   for (Member& member : members) {
-    if (!is_terminal(member.job->state())) {
+    const bool ends = member.job->has_left() || is_terminal(member.job->state());
+    if (member.thread.joinable() && !ends) {
       given_up.push_back(member.job->spec().name);
       member.job->give_up();
       member.thread.detach();
@@ -129,8 +210,9 @@ std::vector<std::string> Runtime::close(std::chrono::nanoseconds patience) {
       member.thread.join();
     }
   }
+  engine_->coordinator.attend();
   if (was_started) {
-    at::set_num_threads(former_threads_);  // torch keeps the last number given as the default of new threads
+    set_intra_op_threads(former_threads_);  // torch keeps the last number given as the default of new threads
   }
   return given_up;
 }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <memory>
 #include <mutex>
 #include <string>
@@ -21,7 +23,7 @@ struct RuntimeOptions {
   std::size_t timeline_capacity = 1'000'000;   ///< events
 };
 
-/// Runs jobs together on one device. Any thread, but not a job's own.
+/// Runs jobs together on one device. Any thread, but not a job's own; a forked child cannot use its parent's.
 class Runtime {
  public:
   /// Throws std::invalid_argument for options that make no sense, std::logic_error inside a job.
@@ -32,16 +34,22 @@ class Runtime {
 
   /// Adds a job. Before `start` it stays pending; afterwards it starts by its own condition.
   std::shared_ptr<Job> submit(JobSpec spec, Job::Body body, std::unique_ptr<Host> host = std::make_unique<Host>());
-  /// Checks every start condition, then lets the jobs go. Again is a no-op.
+  /// Checks every start condition, then lets the jobs go. Where a thread cannot be made, throws std::runtime_error; the
+  /// jobs without one stay pending, and another call tries again. Else, again is a no-op.
   void start();
   /// Waits until every job has ended, for at most `timeout`; returns whether they have.
   bool wait(std::chrono::nanoseconds timeout);
   void cancel_all();
+  /// From here on, no job is added or started; cancels what has not ended.
+  void begin_close();
   /// Cancels what has not ended and joins the threads. A job that is blocked outside torch for longer than `patience`
   /// is given up: it counts as cancelled, its thread is left alone, and its name is returned.
   std::vector<std::string> close(std::chrono::nanoseconds patience);
 
-  const Engine& engine() const { return *engine_; }
+  const Engine& engine() const {
+    check_process();
+    return *engine_;
+  }
 
  private:
   struct Member {
@@ -51,10 +59,16 @@ class Runtime {
   };
 
   std::vector<std::shared_ptr<Job>> jobs();
+  void check_process() const;
+  void start_helpers();
+  void stop_helpers();
   static void launch(Member& member);
 
   const std::shared_ptr<Engine> engine_;
   const int former_threads_;
+  const pid_t process_;
+  std::thread coordinator_;  // these two while started_
+  std::thread stall_watch_;
   std::mutex mutex_;  // guards every field below
   std::vector<Member> members_;
   bool started_ = false;

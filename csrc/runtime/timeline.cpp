@@ -1,17 +1,12 @@
 #include "runtime/timeline.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
 namespace torchshare {
 
-Timeline::Timeline(std::size_t capacity) : capacity_(capacity) {
-  if (capacity == 0) {
-    throw std::invalid_argument("timeline_capacity is 0 events: expected at least 1");
-  }
-}
-
-void Timeline::record(Event event) {
+void EventLog::record(Event event) {
   std::lock_guard lock(mutex_);
   if (events_.size() == capacity_) {
     events_.pop_front();
@@ -20,14 +15,45 @@ void Timeline::record(Event event) {
   events_.push_back(std::move(event));
 }
 
-std::vector<Event> Timeline::events() const {
+void EventLog::copy_to(std::vector<Event>& events) const {
   std::lock_guard lock(mutex_);
-  return {events_.begin(), events_.end()};
+  events.insert(events.end(), events_.begin(), events_.end());
+}
+
+std::size_t EventLog::dropped() const {
+  std::lock_guard lock(mutex_);
+  return dropped_;
+}
+
+Timeline::Timeline(std::size_t capacity) : capacity_(capacity), shared_(capacity) {
+  if (capacity == 0) {
+    throw std::invalid_argument("timeline_capacity is 0 events: expected at least 1");
+  }
+}
+
+EventLog& Timeline::open_log() {
+  std::lock_guard lock(mutex_);
+  return logs_.emplace_back(capacity_);
+}
+
+std::vector<Event> Timeline::events() const {
+  std::vector<Event> events;
+  shared_.copy_to(events);
+  std::lock_guard lock(mutex_);
+  for (const EventLog& log : logs_) {
+    log.copy_to(events);
+  }
+  std::stable_sort(events.begin(), events.end(), [](const Event& a, const Event& b) { return a.end < b.end; });
+  return events;
 }
 
 std::size_t Timeline::dropped() const {
   std::lock_guard lock(mutex_);
-  return dropped_;
+  std::size_t dropped = shared_.dropped();
+  for (const EventLog& log : logs_) {
+    dropped += log.dropped();
+  }
+  return dropped;
 }
 
 }  // namespace torchshare

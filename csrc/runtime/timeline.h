@@ -8,16 +8,15 @@
 
 namespace torchshare {
 
-/// What happened, in a bounded buffer: when it is full, the oldest entry goes. Any thread.
-class Timeline {
+/// A bounded buffer of events: when it is full, the oldest goes. Any thread.
+class EventLog {
  public:
-  /// Throws std::invalid_argument when `capacity` is 0.
-  explicit Timeline(std::size_t capacity);
+  explicit EventLog(std::size_t capacity) : capacity_(capacity) {}
 
   void record(Event event);
-  /// A copy, in the order of recording.
-  std::vector<Event> events() const;
-  /// How many entries had to go.
+  /// Appends a copy of what it holds, in the order of recording.
+  void copy_to(std::vector<Event>& events) const;
+  /// How many events had to go.
   std::size_t dropped() const;
 
  private:
@@ -25,6 +24,28 @@ class Timeline {
   mutable std::mutex mutex_;  // guards events_, dropped_
   std::deque<Event> events_;
   std::size_t dropped_ = 0;
+};
+
+/// What happened: a log of states and decisions, and one for what each job's own thread records, so that no job waits
+/// for another. Any thread.
+class Timeline {
+ public:
+  /// `capacity`: events that each log keeps. Throws std::invalid_argument when it is 0.
+  explicit Timeline(std::size_t capacity);
+
+  void record(Event event) { shared_.record(std::move(event)); }
+  /// A new log, which stays as long as the timeline.
+  EventLog& open_log();
+  /// A copy of all events, in the order of their ends.
+  std::vector<Event> events() const;
+  /// How many events had to go.
+  std::size_t dropped() const;
+
+ private:
+  const std::size_t capacity_;
+  EventLog shared_;
+  mutable std::mutex mutex_;  // guards logs_
+  std::deque<EventLog> logs_;
 };
 
 }  // namespace torchshare

@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <deque>
+#include <atomic>
 #include <future>
+#include <latch>
+#include <memory>
+#include <thread>
 
 #include "device/fake/fake_device.h"
 
@@ -16,20 +19,53 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
+/// What a job and its thread do at the coordinator.
+class Member {
+ public:
+  Member(Coordinator& coordinator, Clock& clock, Admission told)
+      : coordinator_(coordinator), clock_(clock), slot_(told.priority) {
+    registration_ = coordinator.add(std::move(told), slot_, status_);
+  }
+  JobId id() const { return registration_.job(); }
+  Slot& slot() { return slot_; }
+  JobState state() const { return status_.state.load(); }
+  bool has_hold() const { return (slot_.attention.load() & kHold) != 0; }
+  /// Leaves a report, and has it applied.
+  void report(JobReport::Kind kind, JobState state = JobState::kRunning) {
+    coordinator_.report({id(), kind, clock_.now(), status_.steps.load(), state});
+    coordinator_.attend();
+  }
+  void step() {
+    ++status_.steps;
+    report(JobReport::Kind::kStepped);
+  }
+  void end(JobState state) { report(JobReport::Kind::kEnded, state); }
+
+ private:
+  Coordinator& coordinator_;
+  Clock& clock_;
+  Slot slot_;
+  JobStatus status_;
+  Coordinator::Registration registration_;
+};
+
 class CoordinatorTest : public ::testing::Test {
  protected:
-  JobId add(const std::string& name, Priority priority, const std::string& start) {
-    slots_.emplace_back(priority);
-    return coordinator_.add({.name = name, .priority = priority, .start = parse_start(start)}, slots_.back());
+  Member& add(const std::string& name, Priority priority, const std::string& start) {
+    return add({.name = name, .priority = priority, .start = parse_start(start)});
   }
-  std::future<bool> start(JobId job) {
-    return std::async(std::launch::async, [=, this] { return coordinator_.wait_to_start(job); });
+  Member& add(Admission told) {
+    members_.push_back(std::make_unique<Member>(coordinator_, clock_, std::move(told)));
+    return *members_.back();
+  }
+  std::future<bool> start(const Member& member) {
+    return std::async(std::launch::async, [job = member.id(), this] { return coordinator_.wait_to_start(job); });
   }
   static bool still_waits(std::future<bool>& waiter) { return waiter.wait_for(20ms) == std::future_status::timeout; }
-  std::vector<std::string> details(JobId job, EventKind kind) const {
+  std::vector<std::string> details(const Member& member, EventKind kind) const {
     std::vector<std::string> found;
     for (const Event& event : timeline_.events()) {
-      if (event.job == job && event.kind == kind) {
+      if (event.job == member.id() && event.kind == kind) {
         found.push_back(event.detail);
       }
     }
@@ -37,54 +73,51 @@ class CoordinatorTest : public ::testing::Test {
   }
 
   /// A job that has run elsewhere before, and what it suffered beside "p<other>".
-  JobId add_profiled(const std::string& name, Priority priority, const std::string& start, double step, double steps,
-                     const std::string& other, double ratio) {
-    slots_.emplace_back(priority);
-    return coordinator_.add({.name = name,
-                             .priority = priority,
-                             .start = parse_start(start),
-                             .steps = steps,
-                             .profile = ProfiledJob{"p" + name, step, {{"p" + other, {ratio, ratio}}}}},
-                            slots_.back());
+  Member& add_profiled(const std::string& name, Priority priority, const std::string& start, double step, double steps,
+                       const std::string& other, double ratio) {
+    return add({.name = name,
+                .priority = priority,
+                .start = parse_start(start),
+                .steps = steps,
+                .profile = ProfiledJob{"p" + name, step, {{"p" + other, {ratio, ratio}}}}});
   }
-  bool has_hold(JobId job) const { return (slots_[job].attention.load() & kHold) != 0; }
 
   ManualClock clock_;
   Timeline timeline_{1000};
   Gate gate_{make_gate_policy("priority", {}), clock_};
-  std::deque<Slot> slots_;
   Coordinator coordinator_{clock_, timeline_, gate_};
+  std::vector<std::unique_ptr<Member>> members_;
 };
 
 TEST_F(CoordinatorTest, StartsAtTheStepThatWasAskedFor) {
-  const JobId primary = add("a", Priority::kPrimary, "now");
-  const JobId secondary = add("b", Priority::kSecondary, "step:2");
+  Member& primary = add("a", Priority::kPrimary, "now");
+  Member& secondary = add("b", Priority::kSecondary, "step:2");
   EXPECT_TRUE(start(primary).get());
   auto waiter = start(secondary);
-  coordinator_.count_step(primary);
+  primary.step();
   EXPECT_TRUE(still_waits(waiter));
-  EXPECT_EQ(coordinator_.state(secondary), JobState::kDelayed);
-  coordinator_.count_step(primary);
+  EXPECT_EQ(secondary.state(), JobState::kDelayed);
+  primary.step();
   EXPECT_TRUE(waiter.get());
   EXPECT_THAT(details(secondary, EventKind::kState), ElementsAre("pending", "delayed", "running"));
   EXPECT_THAT(details(secondary, EventKind::kDecision), ElementsAre("start: step:2: job 'a' has done 2 steps"));
 }
 
 TEST_F(CoordinatorTest, DecidesAtTheStepThoughTheWaitingThreadLooksLater) {
-  const JobId primary = add("a", Priority::kPrimary, "now");
-  const JobId secondary = add("b", Priority::kSecondary, "step:2");
+  Member& primary = add("a", Priority::kPrimary, "now");
+  Member& secondary = add("b", Priority::kSecondary, "step:2");
   EXPECT_TRUE(start(primary).get());
   auto waiter = start(secondary);
   EXPECT_TRUE(still_waits(waiter));
   for (int step = 0; step < 1000; ++step) {
-    coordinator_.count_step(primary);
+    primary.step();
   }
   EXPECT_TRUE(waiter.get());
   EXPECT_THAT(details(secondary, EventKind::kDecision), ElementsAre("start: step:2: job 'a' has done 2 steps"));
 }
 
 TEST_F(CoordinatorTest, StartsAfterItsDelayByTheDevicesClock) {
-  const JobId job = add("a", Priority::kPrimary, "10");
+  Member& job = add("a", Priority::kPrimary, "10");
   auto waiter = start(job);
   clock_.advance(9s);
   EXPECT_TRUE(still_waits(waiter));
@@ -93,29 +126,29 @@ TEST_F(CoordinatorTest, StartsAfterItsDelayByTheDevicesClock) {
 }
 
 TEST_F(CoordinatorTest, StartsWhenTheAwaitedJobEnds) {
-  const JobId first = add("a", Priority::kPrimary, "now");
-  const JobId second = add("b", Priority::kSecondary, "after:a");
+  Member& first = add("a", Priority::kPrimary, "now");
+  Member& second = add("b", Priority::kSecondary, "after:a");
   EXPECT_TRUE(start(first).get());
   auto waiter = start(second);
   EXPECT_TRUE(still_waits(waiter));
-  coordinator_.move(first, JobState::kFailed);
+  first.end(JobState::kFailed);
   EXPECT_TRUE(waiter.get());
 }
 
 TEST_F(CoordinatorTest, CancelsAJobThatWaitsToStart) {
-  const JobId job = add("a", Priority::kPrimary, "1000");
+  Member& job = add("a", Priority::kPrimary, "1000");
   auto waiter = start(job);
   EXPECT_TRUE(still_waits(waiter));
-  coordinator_.cancel_start(job);
+  coordinator_.cancel_start(job.id());
   EXPECT_FALSE(waiter.get());
-  EXPECT_EQ(coordinator_.state(job), JobState::kCancelled);
+  EXPECT_EQ(job.state(), JobState::kCancelled);
 }
 
 TEST_F(CoordinatorTest, CancelsAPendingJobAtOnce) {
-  const JobId job = add("a", Priority::kPrimary, "now");
-  coordinator_.cancel_start(job);
-  EXPECT_EQ(coordinator_.state(job), JobState::kCancelled);
-  EXPECT_FALSE(coordinator_.wait_to_start(job));
+  Member& job = add("a", Priority::kPrimary, "now");
+  coordinator_.cancel_start(job.id());
+  EXPECT_EQ(job.state(), JobState::kCancelled);
+  EXPECT_FALSE(coordinator_.wait_to_start(job.id()));
 }
 
 TEST_F(CoordinatorTest, RefusesTakenNamesAndAfterOpeningBadStarts) {
@@ -126,22 +159,22 @@ TEST_F(CoordinatorTest, RefusesTakenNamesAndAfterOpeningBadStarts) {
               ThrowsMessage<std::invalid_argument>(HasSubstr("name is empty")));
   coordinator_.open();
   EXPECT_THROW(add("b", Priority::kSecondary, "after:c"), std::invalid_argument);
-  EXPECT_EQ(add("b", Priority::kSecondary, "after:a"), 1U);  // the refused one left nothing behind
+  EXPECT_EQ(add("b", Priority::kSecondary, "after:a").id(), 1U);  // the refused one left nothing behind
 }
 
 TEST_F(CoordinatorTest, WaitsForAllToEndOrForItsDeadline) {
-  const JobId job = add("a", Priority::kPrimary, "now");
-  EXPECT_TRUE(coordinator_.wait_to_start(job));
+  Member& job = add("a", Priority::kPrimary, "now");
+  EXPECT_TRUE(coordinator_.wait_to_start(job.id()));
   EXPECT_FALSE(coordinator_.wait_all(clock_.now()));
   auto waiter = std::async(std::launch::async, [this] { return coordinator_.wait_all(kNever); });
   EXPECT_TRUE(still_waits(waiter));
-  coordinator_.move(job, JobState::kFinished);
+  job.end(JobState::kFinished);
   EXPECT_TRUE(waiter.get());
 }
 
 TEST_F(CoordinatorTest, StartsAnAutomaticJobAtOnceBesideOneItSharesWellWith) {
-  const JobId primary = add_profiled("a", Priority::kPrimary, "now", 0.1, 100, "b", 1.1);
-  const JobId secondary = add_profiled("b", Priority::kSecondary, "auto", 0.1, 100, "a", 1.1);
+  Member& primary = add_profiled("a", Priority::kPrimary, "now", 0.1, 100, "b", 1.1);
+  Member& secondary = add_profiled("b", Priority::kSecondary, "auto", 0.1, 100, "a", 1.1);
   coordinator_.open();
   auto waiter = start(secondary);
   EXPECT_TRUE(still_waits(waiter));  // for the one that is about to start
@@ -151,13 +184,13 @@ TEST_F(CoordinatorTest, StartsAnAutomaticJobAtOnceBesideOneItSharesWellWith) {
 }
 
 TEST_F(CoordinatorTest, HoldsBackAnAutomaticJobThatWouldShareBadly) {
-  const JobId primary = add_profiled("a", Priority::kPrimary, "now", 0.1, 100, "b", 3);
-  const JobId secondary = add_profiled("b", Priority::kSecondary, "auto", 0.1, 100, "a", 3);
+  Member& primary = add_profiled("a", Priority::kPrimary, "now", 0.1, 100, "b", 3);
+  Member& secondary = add_profiled("b", Priority::kSecondary, "auto", 0.1, 100, "a", 3);
   coordinator_.open();
   EXPECT_TRUE(start(primary).get());
   auto waiter = start(secondary);
   EXPECT_TRUE(still_waits(waiter));
-  coordinator_.move(primary, JobState::kFinished);
+  primary.end(JobState::kFinished);
   EXPECT_TRUE(waiter.get());
 }
 
@@ -165,28 +198,32 @@ class SwappedTest : public CoordinatorTest {
  protected:
   /// The primary is long, the secondary short, and together they are slow: the primary is held.
   SwappedTest() {
-    primary_ = add_profiled("a", Priority::kPrimary, "now", 0.1, 10000, "b", 3);
-    secondary_ = add_profiled("b", Priority::kSecondary, "auto", 0.1, 10, "a", 3);
     coordinator_.open();
     EXPECT_TRUE(start(primary_).get());
     EXPECT_TRUE(start(secondary_).get());
   }
+  ~SwappedTest() override { coordinator_.dismiss(); }
   std::future<void> primary_waits() {
-    return std::async(std::launch::async, [this] { coordinator_.wait_released(primary_); });
+    return std::async(std::launch::async, [this] {
+      primary_.report(JobReport::Kind::kHeld);
+      gate_.wait_while(primary_.slot(), kHold);
+      primary_.report(JobReport::Kind::kResumed);
+    });
   }
-  JobId primary_;
-  JobId secondary_;
+  Member& primary_ = add_profiled("a", Priority::kPrimary, "now", 0.1, 10000, "b", 3);
+  Member& secondary_ = add_profiled("b", Priority::kSecondary, "auto", 0.1, 10, "a", 3);
+  std::jthread server_{[this] { coordinator_.serve(); }};
 };
 
 TEST_F(SwappedTest, AHeldJobWaitsUntilItsPartnerHasEnded) {
-  EXPECT_TRUE(has_hold(primary_));
+  EXPECT_TRUE(primary_.has_hold());
   auto waiter = primary_waits();
   EXPECT_EQ(waiter.wait_for(20ms), std::future_status::timeout);
-  EXPECT_EQ(coordinator_.state(primary_), JobState::kSuspended);
-  coordinator_.move(secondary_, JobState::kFinished);
+  EXPECT_EQ(primary_.state(), JobState::kSuspended);
+  secondary_.end(JobState::kFinished);
   waiter.get();
-  EXPECT_FALSE(has_hold(primary_));
-  EXPECT_EQ(coordinator_.state(primary_), JobState::kRunning);
+  EXPECT_FALSE(primary_.has_hold());
+  EXPECT_EQ(primary_.state(), JobState::kRunning);
   EXPECT_THAT(
       details(primary_, EventKind::kDecision),
       ElementsAre("start: now", HasSubstr("hold: auto: ratios 3 and 3"), HasSubstr("release: auto: its partner")));
@@ -195,23 +232,23 @@ TEST_F(SwappedTest, AHeldJobWaitsUntilItsPartnerHasEnded) {
 TEST_F(SwappedTest, CancelReachesAHeldJobAndNothingHoldsItAgain) {
   auto waiter = primary_waits();
   EXPECT_EQ(waiter.wait_for(20ms), std::future_status::timeout);
-  coordinator_.cancel_start(primary_);
+  coordinator_.cancel_start(primary_.id());
   waiter.get();
-  EXPECT_FALSE(has_hold(primary_));
+  EXPECT_FALSE(primary_.has_hold());
   for (int step = 0; step < 10; ++step) {
     clock_.advance(100ms);
-    coordinator_.count_step(secondary_);
-    EXPECT_FALSE(has_hold(primary_));
+    secondary_.step();
+    EXPECT_FALSE(primary_.has_hold());
   }
 }
 
 TEST_F(SwappedTest, AJobThatDoesNotGetOnLetsTheHeldOneRunMeanwhile) {
   auto waiter = primary_waits();
   EXPECT_EQ(waiter.wait_for(20ms), std::future_status::timeout);
-  clock_.advance(2s);  // without a step of the secondary; the held job's own thread must notice
+  clock_.advance(2s);  // without a step of the secondary: the coordinator's own thread must notice
   waiter.get();
-  coordinator_.count_step(secondary_);
-  EXPECT_TRUE(has_hold(primary_));
+  secondary_.step();
+  EXPECT_TRUE(primary_.has_hold());
 }
 
 TEST_F(CoordinatorTest, RefusesProfilesThatMakeNoSenseAndKeepsNothingOfThem) {
@@ -225,43 +262,101 @@ TEST(BoundedCoordinator, PacesLowerJobsByThePrimarysSteps) {
   Timeline timeline(1000);
   Gate gate(make_gate_policy("priority", {}), clock);
   Coordinator coordinator(clock, timeline, gate, 0.05);
-  Slot slots[2] = {Slot(Priority::kPrimary), Slot(Priority::kSecondary)};
-  const JobId primary = coordinator.add({.name = "a", .priority = Priority::kPrimary}, slots[0]);
-  const JobId secondary = coordinator.add({.name = "b"}, slots[1]);
-  EXPECT_TRUE(coordinator.wait_to_start(primary));
-  EXPECT_TRUE(coordinator.wait_to_start(secondary));
-  gate.add(slots[0]);
-  gate.add(slots[1]);
+  Member primary(coordinator, clock, {.name = "a", .priority = Priority::kPrimary});
+  Member secondary(coordinator, clock, {.name = "b"});
+  EXPECT_TRUE(coordinator.wait_to_start(primary.id()));
+  EXPECT_TRUE(coordinator.wait_to_start(secondary.id()));
+  const Gate::Membership first(gate, primary.slot(), nullptr);
+  const Gate::Membership second(gate, secondary.slot(), nullptr);
   int open = 0;
   constexpr int kMilliseconds = 20'000;
   for (int left = 0, now = 0; now < kMilliseconds; ++now) {
-    const bool runs = gate.try_enter(slots[1]);
+    const bool runs = gate.try_enter(secondary.slot());
     open += runs ? 1 : 0;
     left -= runs ? 5 : 10;  // the secondary costs it half its speed
     clock.advance(1ms);
     if (left <= 0) {
-      coordinator.count_step(primary);
+      primary.step();
       left = 100;
     }
   }
-  const auto stats = coordinator.bound(primary);
+  const auto stats = coordinator.bound(primary.id());
   ASSERT_TRUE(stats.has_value());
   EXPECT_NEAR(stats->alone, 0.01, 0.001);
   EXPECT_NEAR(stats->loss, 0.5, 0.1);
   EXPECT_NEAR(static_cast<double>(open) / kMilliseconds, 0.08, 0.03);
   EXPECT_GE(stats->windows, 15U);
   EXPECT_GE(stats->windows_inside, stats->windows - 2);
-  EXPECT_FALSE(coordinator.bound(secondary).has_value());
-  gate.remove(slots[0]);
-  gate.remove(slots[1]);
+  EXPECT_FALSE(coordinator.bound(secondary.id()).has_value());
 }
 
-TEST_F(CoordinatorTest, IgnoresMovesOfEndedJobs) {
-  const JobId job = add("a", Priority::kPrimary, "now");
-  EXPECT_TRUE(coordinator_.wait_to_start(job));
-  EXPECT_TRUE(coordinator_.move(job, JobState::kCancelled));
-  EXPECT_FALSE(coordinator_.move(job, JobState::kFinished));
-  EXPECT_EQ(coordinator_.state(job), JobState::kCancelled);
+TEST_F(CoordinatorTest, AGivenUpJobChangesNothingAnyMore) {
+  Member& job = add("a", Priority::kPrimary, "now");
+  EXPECT_TRUE(coordinator_.wait_to_start(job.id()));
+  coordinator_.give_up(job.id());
+  job.step();
+  job.end(JobState::kFinished);
+  EXPECT_EQ(job.state(), JobState::kCancelled);
+  EXPECT_THAT(details(job, EventKind::kState), ElementsAre("pending", "running", "cancelled"));
+}
+
+TEST_F(CoordinatorTest, AWithdrawnJobIsNotWaitedForAndItsNameIsFree) {
+  add("a", Priority::kPrimary, "now");
+  members_.clear();
+  EXPECT_TRUE(coordinator_.wait_all(kNever));
+  EXPECT_EQ(add("a", Priority::kPrimary, "now").state(), JobState::kPending);
+}
+
+/// Keeps whoever looks at it, and with that the coordinator's lock.
+class KeepingClock final : public Clock {
+ public:
+  std::chrono::nanoseconds now() const override {
+    if (keeps.load()) {
+      asked.count_down();
+      release.wait();
+    }
+    return 1s;
+  }
+  void wait(EventCount&, std::uint32_t, std::chrono::nanoseconds) override {}
+
+  std::atomic<bool> keeps = false;
+  mutable std::latch asked{1};
+  mutable std::latch release{1};
+};
+
+TEST(Coordinator, AThreadThatKeepsTheLockHoldsUpNoJobThatReports) {
+  KeepingClock clock;
+  Timeline timeline(1000);
+  Gate gate(make_gate_policy("priority", {}), clock);
+  Coordinator coordinator(clock, timeline, gate);
+  Member job(coordinator, clock, {.name = "a", .priority = Priority::kPrimary});
+  coordinator.open();
+  EXPECT_TRUE(coordinator.wait_to_start(job.id()));
+  clock.keeps = true;
+  std::jthread other([&] { coordinator.attend(); });
+  clock.asked.wait();
+  auto step = std::async(std::launch::async, [&] {
+    coordinator.report({job.id(), JobReport::Kind::kStepped, 1s, 1});
+    return job.state();
+  });
+  EXPECT_EQ(step.wait_for(10s), std::future_status::ready) << "it waits for the lock";
+  clock.keeps = false;
+  clock.release.count_down();
+}
+
+TEST_F(CoordinatorTest, ServesReportsThatNobodyWaitsFor) {
+  Member& job = add("a", Priority::kPrimary, "now");
+  EXPECT_TRUE(coordinator_.wait_to_start(job.id()));
+  {
+    std::jthread server([this] { coordinator_.serve(); });
+    coordinator_.report({job.id(), JobReport::Kind::kSuspended, clock_.now()});
+    while (job.state() != JobState::kSuspended) {
+      std::this_thread::sleep_for(1ms);
+    }
+    coordinator_.report({job.id(), JobReport::Kind::kEnded, clock_.now(), 0, JobState::kCancelled});
+    coordinator_.dismiss();
+  }
+  EXPECT_EQ(job.state(), JobState::kCancelled) << "what is there when it is dismissed is applied";
 }
 
 }  // namespace

@@ -1,11 +1,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <omp.h>
+#include <pthread.h>
 #include <sched.h>
+#include <unistd.h>
 
+#include <latch>
 #include <thread>
 
 #include "device/cpu/cpu_device.h"
+#include "device/cpu/idle_priority.h"
 #include "device/cuda_status.h"
 #include "device/fake/fake_device.h"
 
@@ -23,7 +27,8 @@ TEST(CpuDevice, LowersSecondariesToIdleAndGivesThePriorityBack) {
   std::thread([&] {
     const int former = scheduling_class();
     {
-      const auto scope = device.enter({.priority = Priority::kSecondary});
+      const auto priority = device.thread_priority(Priority::kSecondary);
+      const PriorityScope scope(*priority);
       EXPECT_EQ(scheduling_class(), SCHED_IDLE);
     }
     EXPECT_EQ(scheduling_class(), former);
@@ -33,28 +38,131 @@ TEST(CpuDevice, LowersSecondariesToIdleAndGivesThePriorityBack) {
 TEST(CpuDevice, LeavesThePrimaryAlone) {
   CpuDevice device;
   const int former = scheduling_class();
-  const auto scope = device.enter({.priority = Priority::kPrimary});
+  const auto priority = device.thread_priority(Priority::kPrimary);
+  const PriorityScope scope(*priority);
   EXPECT_EQ(scheduling_class(), former);
 }
 
 TEST(CpuDevice, ThreadsStartedLaterInherit) {
   CpuDevice device;
   std::thread([&] {
-    const auto scope = device.enter({.priority = Priority::kLowest});
+    const auto priority = device.thread_priority(Priority::kLowest);
+    const PriorityScope scope(*priority);
     std::thread([] { EXPECT_EQ(scheduling_class(), SCHED_IDLE); }).join();
   }).join();
 }
 
+/// A thread of idle priority, and a worker that it started, until the destructor.
+class IdlePriorityTest : public ::testing::Test {
+ protected:
+  IdlePriorityTest() {
+    if (!may_raise_priority()) {
+      return;
+    }
+    thread_ = std::thread([this] {
+      pthread_setname_np(pthread_self(), "ts-test-idle");
+      const PriorityScope scope(priority_);
+      id_ = gettid();
+      std::thread worker([this] {
+        worker_ = gettid();
+        there_.count_down();
+        done_.wait();
+      });
+      done_.wait();
+      worker.join();
+    });
+    there_.wait();
+  }
+  void SetUp() override {
+    if (!may_raise_priority()) {
+      GTEST_SKIP() << "no CAP_SYS_NICE and no RLIMIT_NICE";
+    }
+  }
+  ~IdlePriorityTest() override {
+    done_.count_down();
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
+  bool is_idle() const { return sched_getscheduler(id_) == SCHED_IDLE; }
+  bool worker_is_idle() const { return sched_getscheduler(worker_) == SCHED_IDLE; }
+
+  IdlePriority priority_{/*lowers=*/true};
+  std::atomic<int> id_{0};
+  std::atomic<int> worker_{0};
+  std::latch there_{1};
+  std::latch done_{1};
+  std::thread thread_;
+};
+
+TEST_F(IdlePriorityTest, IsRaisedByOthersUntilAsManyHaveLoweredIt) {
+  EXPECT_TRUE(is_idle());
+  priority_.raise();
+  priority_.raise();
+  EXPECT_FALSE(is_idle());
+  priority_.lower();
+  EXPECT_FALSE(is_idle());
+  priority_.lower();
+  EXPECT_TRUE(is_idle());
+  EXPECT_TRUE(worker_is_idle());
+}
+
+TEST_F(IdlePriorityTest, IsRaisedForGoodWithItsWorkers) {
+  priority_.raise_for_good();
+  priority_.lower();
+  EXPECT_FALSE(is_idle());
+  EXPECT_FALSE(worker_is_idle());
+}
+
+TEST_F(IdlePriorityTest, TellsTheTimeThatItsThreadUsed) {
+  auto used = priority_.used();
+  ASSERT_TRUE(used.has_value());
+  EXPECT_GT(*used, 0ns);
+  for (auto before = used; (used = priority_.used()) != before; before = used) {  // until it waits
+    std::this_thread::sleep_for(5ms);
+  }
+}
+
+TEST(IdlePriority, AThreadThatIsNotThereCannotBeReached) {
+  IdlePriority priority(/*lowers=*/true);
+  EXPECT_FALSE(priority.used().has_value());
+  priority.raise_for_good();
+  std::thread([&] {
+    const PriorityScope scope(priority);
+    EXPECT_EQ(scheduling_class() == SCHED_IDLE, !may_raise_priority()) << "it was raised before it came";
+  }).join();
+  EXPECT_FALSE(priority.used().has_value());
+  priority.raise();
+}
+
+TEST(EventCount, LosesNoChange) {
+  EventCount there;
+  EventCount back;
+  constexpr std::uint32_t kRounds = 20'000;
+  std::thread other([&] {
+    for (std::uint32_t round = 0; round < kRounds; ++round) {
+      while (there.value() == round) {
+        there.wait(round, kNever);
+      }
+      back.notify_all();
+    }
+  });
+  for (std::uint32_t round = 0; round < kRounds; ++round) {
+    there.notify_all();
+    while (back.value() == round) {
+      back.wait(round, kNever);
+    }
+  }
+  other.join();
+}
+
 TEST(SteadyClock, WaitsUntilTheDeadline) {
   SteadyClock clock;
-  std::mutex mutex;
-  std::condition_variable never_notified;
-  std::unique_lock lock(mutex);
+  EventCount never_notified;
   const auto deadline = clock.now() + 5ms;
   while (clock.now() < deadline) {
-    clock.wait_until(never_notified, lock, deadline);
+    clock.wait(never_notified, never_notified.value(), deadline);
   }
-  EXPECT_TRUE(lock.owns_lock());
 }
 
 TEST(ManualClock, StandsStillUntilMoved) {

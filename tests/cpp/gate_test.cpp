@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <latch>
 #include <thread>
 
 #include "device/cpu/cpu_device.h"
@@ -131,7 +132,7 @@ TEST_F(GateTest, CancelAndSuspendEndAWaitForATurn) {
 TEST_F(GateTest, ASuspendedJobWaitsForResumeOrCancel) {
   for (const bool resume : {true, false}) {
     gate_.set(secondary_, kSuspend);
-    auto parked = std::async(std::launch::async, [this] { gate_.wait_resumed(secondary_); });
+    auto parked = std::async(std::launch::async, [this] { gate_.wait_while(secondary_, kSuspend); });
     EXPECT_EQ(parked.wait_for(20ms), std::future_status::timeout);
     resume ? gate_.clear(secondary_, kSuspend) : gate_.set(secondary_, kCancel);
     parked.get();
@@ -147,6 +148,46 @@ TEST_F(GateTest, SleepEndsInTimeOrOnCancel) {
   EXPECT_EQ(sleeper.wait_for(20ms), std::future_status::timeout);
   gate_.set(secondary_, kCancel);
   sleeper.get();
+}
+
+/// A policy that keeps whoever asks it, and with that the gate's lock.
+class Keeps final : public GatePolicy {
+ public:
+  Keeps(std::latch& asked, std::latch& release) : asked_(asked), release_(release) {}
+  bool concerns(Priority mine, Priority other) const override { return outranks(other, mine); }
+  Verdict decide(const Asker&, std::span<const Rival>) const override {
+    asked_.count_down();
+    release_.wait();
+    return {.admit = true, .retry_after = 0ns};
+  }
+
+ private:
+  std::latch& asked_;
+  std::latch& release_;
+};
+
+TEST(Gate, ALowerJobThatKeepsTheLockHoldsUpNoHigherOne) {
+  std::latch asked(1);
+  std::latch release(1);
+  SteadyClock clock;
+  Gate gate(std::make_unique<Keeps>(asked, release), clock);
+  Slot primary(Priority::kPrimary);
+  Slot secondary(Priority::kSecondary);
+  const Gate::Membership first(gate, primary, nullptr);
+  const Gate::Membership second(gate, secondary, nullptr);
+  std::jthread waiter([&] { EXPECT_TRUE(gate.wait_turn(secondary)); });
+  asked.wait();
+  auto steps = std::async(std::launch::async, [&] {
+    gate.set_idle(primary, true);
+    gate.sleep(primary, 1us);
+    gate.set_idle(primary, false);
+    gate.gap_opened();
+    gate.set(primary, kHold);
+    gate.clear(primary, kHold);
+    gate.wait_while(primary, kHold);
+  });
+  EXPECT_EQ(steps.wait_for(10s), std::future_status::ready) << "it waits for the lock";
+  release.count_down();
 }
 
 TEST(Gate, LosesNoWakeUpWhenTheHigherJobEndsWhileTheOtherWaits) {
@@ -172,7 +213,7 @@ TEST(Gate, LosesNoCancelAndNoResume) {
     Slot slot(Priority::kSecondary);
     gate.add(slot);
     gate.set(slot, kSuspend);
-    std::thread waiter([&] { gate.wait_resumed(slot); });
+    std::thread waiter([&] { gate.wait_while(slot, kSuspend); });
     round % 2 == 0 ? gate.clear(slot, kSuspend) : gate.set(slot, kCancel);
     waiter.join();
     gate.remove(slot);

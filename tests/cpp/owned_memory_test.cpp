@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -173,6 +174,39 @@ TEST_F(OwnedMemoryTest, IgnoresOwnersOfOtherDevices) {
   const MemoryScope scope(gpus);
   EXPECT_NO_THROW(thousand_floats());
   EXPECT_EQ(gpus->budget()->peak(), 0);
+}
+
+TEST_F(OwnedMemoryTest, AForkedChildFreesWhatItHasWhileOtherThreadsAllocate) {
+  std::atomic<bool> stop = false;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      const MemoryScope scope(owner());
+      while (!stop) {
+        thousand_floats();
+      }
+    });
+  }
+  const auto mine = owner();
+  const MemoryScope scope(mine);
+  for (int round = 0; round < 300; ++round) {
+    at::Tensor held = thousand_floats();
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);  // it hangs where it inherits a locked ledger
+      c10::Allocator& allocator = *c10::GetAllocator(c10::DeviceType::CPU);
+      allocator.raw_deallocate(allocator.raw_allocate(64));
+      held.reset();
+      _exit(0);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFEXITED(status)) << "in round " << round;
+  }
+  stop = true;
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
 }
 
 TEST_F(OwnedMemoryTest, AForkedChildIsNoJob) {

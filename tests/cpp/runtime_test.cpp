@@ -163,6 +163,81 @@ TEST(Runtime, LeavesBehindAJobThatIsBlockedElsewhere) {
   release->count_down();
 }
 
+TEST(Runtime, UnwindsAJobThatWasGivenUpWheneverItComesBack) {
+  const auto release = std::make_shared<std::latch>(1);
+  const auto unwound = std::make_shared<std::atomic<int>>(0);
+  std::shared_ptr<Job> blocked;
+  {
+    Runtime runtime(std::make_shared<CpuDevice>(), {.policy = "best_fit"});
+    blocked = runtime.submit(primary("blocked"), [release, unwound](Job& job) {
+      at::ones({4});
+      release->wait();
+      for (int i = 0; i < 3; ++i) {
+        try {
+          at::ones({4});
+        } catch (const Cancelled&) {
+          ++*unwound;
+        }
+      }
+      job.end_step();
+    });
+    runtime.start();
+    while (blocked->stats().ops == 0) {
+      std::this_thread::sleep_for(1ms);
+    }
+    EXPECT_THAT(runtime.close(10ms), ::testing::ElementsAre("blocked"));
+  }
+  EXPECT_FALSE(blocked->has_left()) << "its ops are not to be read yet";
+  EXPECT_FALSE(blocked->is_in_body()) << "and its steps do not count";
+  release->count_down();
+  while (!blocked->has_left()) {
+    std::this_thread::sleep_for(1ms);
+  }
+  EXPECT_EQ(unwound->load(), 3);
+  EXPECT_EQ(blocked->state(), JobState::kCancelled);
+  EXPECT_EQ(blocked->watch()->stats().ops, 1U);
+}
+
+/// A CPU that cannot count memory.
+class Uncountable final : public Device {
+ public:
+  std::string_view name() const override { return "uncountable"; }
+  Clock& clock() override { return clock_; }
+  void install_memory() override { throw std::runtime_error("no allocator"); }
+  std::unique_ptr<DeviceScope> enter(const Seat&) override { return std::make_unique<DeviceScope>(); }
+
+ private:
+  SteadyClock clock_;
+};
+
+TEST(Runtime, KeepsNothingOfAJobThatCouldNotBeMade) {
+  Runtime runtime(std::make_shared<Uncountable>());
+  EXPECT_THROW(runtime.submit({.name = "a", .meter_memory = true}, [](Job&) {}), std::runtime_error);
+  auto job = runtime.submit(primary("a"), [](Job&) {});
+  runtime.start();
+  EXPECT_TRUE(runtime.wait(10s));
+  EXPECT_EQ(job->state(), JobState::kFinished);
+}
+
+TEST(Runtime, NoJobIsAddedOrStartedOnceItIsClosing) {
+  Runtime runtime(std::make_shared<CpuDevice>());
+  std::latch closing(1);
+  auto job = runtime.submit(primary("holds it open"), [&](Job& job) {
+    closing.wait();
+    while (!job.cancel_requested()) {
+      std::this_thread::sleep_for(1ms);
+    }
+    EXPECT_THROW(runtime.submit(secondary("late"), run_ops_for_ever), std::logic_error);
+  });
+  runtime.start();
+  std::thread closer([&] {
+    closing.count_down();
+    EXPECT_TRUE(runtime.close(10s).empty());
+  });
+  closer.join();
+  EXPECT_EQ(job->state(), JobState::kFinished);
+}
+
 TEST(Runtime, RefusesToOpenInsideAJob) {
   Runtime runtime(std::make_shared<CpuDevice>());
   auto nested = runtime.submit(primary("outer"), [](Job&) { Runtime inner(std::make_shared<CpuDevice>()); });

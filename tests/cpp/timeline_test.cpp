@@ -49,6 +49,23 @@ TEST(Timeline, TakesEventsFromSeveralThreads) {
   EXPECT_EQ(timeline.events().size(), 20'000U);
 }
 
+TEST(Timeline, PutsTheLogsOfAllJobsInOneOrder) {
+  Timeline timeline(2);
+  EventLog& first = timeline.open_log();
+  EventLog& second = timeline.open_log();
+  first.record(step(1));
+  second.record(step(2));
+  timeline.record(step(3));
+  first.record(step(4));
+  first.record(step(5));
+  std::vector<std::uint32_t> order;
+  for (const Event& event : timeline.events()) {
+    order.push_back(event.index);
+  }
+  EXPECT_THAT(order, ::testing::ElementsAre(2, 3, 4, 5)) << "each log forgets its own oldest";
+  EXPECT_EQ(timeline.dropped(), 1U);
+}
+
 TEST(Timeline, RefusesNoRoom) {
   EXPECT_THROW(Timeline(0), std::invalid_argument);
 }

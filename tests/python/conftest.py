@@ -50,6 +50,11 @@ def run_one(function: Callable[[Job], Any], timeout: float = 60, device: str = "
     return job.result
 
 
+def python(code: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Runs a program of its own to its end."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout)
+
+
 def launch(*arguments: str, folder: Path) -> subprocess.Popen[str]:
     """Python, as from a terminal: where the tests run in the background, the shell has them ignore Ctrl-C."""
     return subprocess.Popen(

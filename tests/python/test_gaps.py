@@ -222,5 +222,5 @@ def test_ops_are_asked_for_only_of_jobs_that_were_watched_and_have_ended():
     with torchshare.Runtime() as runtime:
         job = runtime.submit(training(2), name="a")
         runtime.wait(30)
-        with pytest.raises(RuntimeError, match="job 'a': its ops are known when they were watched"):
+        with pytest.raises(RuntimeError, match="job 'a': its ops are known once they were watched"):
             job._native.op_profiles()

@@ -48,7 +48,7 @@ def test_the_buffer_is_bounded_and_the_oldest_go():
         runtime.submit(lambda job: [list(batch) for batch in job.batches([torch.ones(1)] * 100)], name="a")
         runtime.wait(30)
         events = runtime.events()
-        assert len(events) == 10
+        assert len([kind for kind, *_ in events if kind in ("step", "sub_batch", "input", "wait")]) == 10
         assert runtime._native.dropped_events > 200
         assert events[-1][0::5] == ("state", "finished")
 

@@ -8,17 +8,19 @@ namespace torchshare {
 class SteadyClock final : public Clock {
  public:
   std::chrono::nanoseconds now() const override { return std::chrono::steady_clock::now().time_since_epoch(); }
-  void wait_until(std::condition_variable& wake, std::unique_lock<std::mutex>& lock,
-                  std::chrono::nanoseconds deadline) override;
+  void wait(EventCount& wake, std::uint32_t seen, std::chrono::nanoseconds deadline) override {
+    wake.wait(seen, deadline);
+  }
 };
 
-/// Real jobs on the CPU. The primary keeps the scheduling class it has; every lower level becomes SCHED_IDLE,
-/// which to the CPU is what stream priority is to the GPU: it runs on what the others leave.
+/// Real jobs on the CPU. The primary keeps the priority that it has; the threads of lower jobs get idle priority.
 class CpuDevice final : public Device {
  public:
+  CpuDevice();
   std::string_view name() const override { return "cpu"; }
   Clock& clock() override { return clock_; }
-  std::unique_ptr<DeviceScope> enter(const Seat& seat) override;
+  std::unique_ptr<ThreadPriority> thread_priority(Priority priority) override;
+  std::unique_ptr<DeviceScope> enter(const Seat&) override { return std::make_unique<DeviceScope>(); }
 
  private:
   SteadyClock clock_;

@@ -145,7 +145,7 @@ class CudaMemory final : public CUDAAllocator {
     }
     Reservation reservation(owner->budget(), static_cast<std::int64_t>(bytes));
     void* const block = allocate();
-    own(block, torchs_.raw_deleter(), std::move(reservation));
+    own(block, torchs_.raw_deleter(), *owner, std::move(reservation));
     return block;
   }
   static void keep(void*) {}

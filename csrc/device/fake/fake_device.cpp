@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <optional>
 #include <stdexcept>
 
@@ -19,10 +18,9 @@ void ManualClock::advance(std::chrono::nanoseconds by) {
   now_ += by;
 }
 
-void ManualClock::wait_until(std::condition_variable& wake, std::unique_lock<std::mutex>& lock,
-                             std::chrono::nanoseconds deadline) {
+void ManualClock::wait(EventCount& wake, std::uint32_t seen, std::chrono::nanoseconds deadline) {
   if (now() < deadline) {
-    wake.wait_for(lock, std::chrono::milliseconds(1));
+    wake.wait(seen, std::chrono::steady_clock::now().time_since_epoch() + std::chrono::milliseconds(1));
   }
 }
 
@@ -63,15 +61,13 @@ std::optional<std::chrono::nanoseconds> FakeStream::between(Stamp from, Stamp to
 }
 
 void FakeStream::synchronize() {
-  std::mutex mutex;
-  std::unique_lock lock(mutex);
-  std::condition_variable never;
+  EventCount never;
   const auto until = [&] {
     std::lock_guard own_lock(mutex_);
     return free_at_;
   }();
   while (clock_.now() < until) {
-    clock_.wait_until(never, lock, until);
+    clock_.wait(never, never.value(), until);
   }
 }
 

@@ -14,8 +14,7 @@ class ManualClock final : public Clock {
  public:
   std::chrono::nanoseconds now() const override;
   void advance(std::chrono::nanoseconds by);
-  void wait_until(std::condition_variable& wake, std::unique_lock<std::mutex>& lock,
-                  std::chrono::nanoseconds deadline) override;
+  void wait(EventCount& wake, std::uint32_t seen, std::chrono::nanoseconds deadline) override;
 
  private:
   mutable std::mutex mutex_;  // guards now_

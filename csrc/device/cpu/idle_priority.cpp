@@ -1,0 +1,130 @@
+#include "device/cpu/idle_priority.h"
+
+#include <c10/util/Exception.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+namespace torchshare {
+namespace {
+
+/// Of one thread; 0: the calling one.
+bool set_policy(int thread, int policy, const sched_param& param = {}) {
+  return sched_setscheduler(thread, policy, &param) == 0;
+}
+
+std::string name_of(const std::string& thread) {
+  std::ifstream file("/proc/self/task/" + thread + "/comm");
+  std::string name;
+  std::getline(file, name);
+  return name;
+}
+
+/// Visits the threads of idle priority that have this one's name: its workers inherited both. A job of the same name in
+/// another runtime loses its idle priority, too.
+template <class Visit>
+void for_each_worker(int thread, Visit visit) {
+  const std::string name = name_of(std::to_string(thread));
+  std::error_code ended;  // a thread may, meanwhile
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task", ended)) {
+    const std::string text = entry.path().filename();
+    int worker = 0;
+    std::from_chars(text.data(), text.data() + text.size(), worker);
+    if (worker != thread && sched_getscheduler(worker) == SCHED_IDLE && name_of(text) == name) {
+      visit(worker);
+    }
+  }
+}
+
+constexpr int kForGood = 1 << 16;  // raises that nobody takes back
+
+}  // namespace
+
+void IdlePriority::enter() {
+  std::lock_guard lock(mutex_);
+  former_policy_ = sched_getscheduler(0);
+  sched_getparam(0, &former_param_);
+  pthread_getcpuclockid(pthread_self(), &clock_);
+  thread_.store(gettid(), std::memory_order_release);
+  if (lowers_ && raises_.load() <= 0 && !set_policy(0, SCHED_IDLE)) {
+    TORCH_WARN("torchshare: cannot lower this thread to SCHED_IDLE (", std::strerror(errno),
+               "); it keeps its priority");
+  }
+}
+
+void IdlePriority::leave() {
+  if (lowers_) {
+    set_policy(0, former_policy_, former_param_);  // fails where may_raise_priority() is false; the thread ends anyway
+  }
+  std::lock_guard lock(mutex_);
+  thread_.store(0, std::memory_order_release);
+}
+
+void IdlePriority::change(int raises) {
+  if (!lowers_ || !may_raise_priority()) {
+    return;
+  }
+  if (thread_.load(std::memory_order_acquire) == gettid()) {
+    raises_ += raises;
+    apply(0);  // without the lock, which it would hold while it has idle priority
+    return;
+  }
+  std::lock_guard lock(mutex_);
+  raises_ += raises;
+  if (const int thread = thread_.load(std::memory_order_acquire); thread != 0) {
+    apply(thread);
+  }
+}
+
+/// What counts is the number of raises: who sees that it has changed meanwhile applies it again.
+void IdlePriority::apply(int thread) {
+  bool raised = false;
+  do {
+    raised = raises_.load() > 0;
+    raised ? set_policy(thread, former_policy_, former_param_) : set_policy(thread, SCHED_IDLE);
+  } while (raised != (raises_.load() > 0));
+}
+
+void IdlePriority::raise() {
+  change(1);
+}
+
+void IdlePriority::lower() {
+  change(-1);
+}
+
+void IdlePriority::raise_for_good() {
+  change(kForGood);
+  std::lock_guard lock(mutex_);
+  if (const int thread = thread_.load(std::memory_order_acquire); thread != 0 && lowers_ && may_raise_priority()) {
+    for_each_worker(thread, [this](int worker) { set_policy(worker, former_policy_, former_param_); });
+  }
+}
+
+std::optional<std::chrono::nanoseconds> IdlePriority::used() const {
+  timespec time{};
+  if (thread_.load(std::memory_order_acquire) == 0 || clock_gettime(clock_, &time) != 0) {
+    return std::nullopt;
+  }
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+bool may_raise_priority() {
+  static const bool may = [] {
+    bool succeeds = false;
+    std::thread([&] {
+      const int former = sched_getscheduler(0);
+      succeeds = set_policy(0, SCHED_IDLE) && set_policy(0, former);
+    }).join();
+    return succeeds;
+  }();
+  return may;
+}
+
+}  // namespace torchshare

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace torchshare {
+
+/// Lets threads wait for a change that others make without a lock: read `value`, look at what may have changed, then
+/// wait for `value` to move on. A change that is made before `notify_all` is never missed. Any thread.
+/// Where nobody waits, notifying costs one counter; it takes no lock, so no notifier ever waits for a waiter.
+class EventCount {
+ public:
+  EventCount() = default;
+  EventCount(const EventCount&) = delete;  // threads wait at its address
+  EventCount& operator=(const EventCount&) = delete;
+
+  std::uint32_t value() const { return value_.load(std::memory_order_seq_cst); }
+  void notify_all();
+  /// Returns once `value` differs from `seen`, or the steady clock comes to `deadline` (kNever: no end). May return
+  /// early.
+  void wait(std::uint32_t seen, std::chrono::nanoseconds deadline);
+
+ private:
+  std::atomic<std::uint32_t> value_{0};
+  std::atomic<std::uint32_t> waiters_{0};
+};
+
+}  // namespace torchshare

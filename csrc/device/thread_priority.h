@@ -1,0 +1,49 @@
+#pragma once
+
+#include <chrono>
+#include <optional>
+
+namespace torchshare {
+
+/// The priority of one job's thread, for the job's whole life: other threads may look at it and raise it, also before
+/// the thread is there and after it has ended. Any thread, unless it says otherwise. This one leaves priorities alone.
+///
+/// Note [Priority inversion]
+/// A thread of idle priority that is preempted while it holds a lock keeps that lock until the processor has nothing
+/// better to do, which may take seconds; whoever wants the lock waits as long. The primary's steps therefore take no
+/// lock that a lower job's thread takes, but one: the interpreter's, which nobody can do without. Where the system
+/// allows it (CAP_SYS_NICE, or RLIMIT_NICE of 20), a thread is given ordinary priority while others wait for what it
+/// does: by StallWatch, around work of the process (Ungated), and for good once its job is cancelled or has ended.
+class ThreadPriority {
+ public:
+  ThreadPriority() = default;
+  virtual ~ThreadPriority() = default;
+  ThreadPriority(const ThreadPriority&) = delete;  // of one thread
+  ThreadPriority& operator=(const ThreadPriority&) = delete;
+
+  /// Gives the calling thread its job's priority, until `leave`. Threads that it starts meanwhile inherit it.
+  virtual void enter() {}
+  virtual void leave() {}
+
+  /// Ordinary priority, until `lower` has been called as often.
+  virtual void raise() {}
+  virtual void lower() {}
+  /// Ordinary priority for good, for the thread's workers as well: its job is to end.
+  virtual void raise_for_good() {}
+  /// Processor time that the thread has used so far; nothing where that is unknown.
+  virtual std::optional<std::chrono::nanoseconds> used() const { return std::nullopt; }
+};
+
+/// The calling thread has `priority`, until the destructor. Same thread.
+class PriorityScope {
+ public:
+  explicit PriorityScope(ThreadPriority& priority) : priority_(priority) { priority_.enter(); }
+  ~PriorityScope() { priority_.leave(); }
+  PriorityScope(const PriorityScope&) = delete;  // bound to a thread
+  PriorityScope& operator=(const PriorityScope&) = delete;
+
+ private:
+  ThreadPriority& priority_;
+};
+
+}  // namespace torchshare

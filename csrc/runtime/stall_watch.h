@@ -1,0 +1,62 @@
+#pragma once
+
+#include <atomic>
+#include <list>
+#include <mutex>
+#include <optional>
+
+#include "device/clock.h"
+#include "device/thread_priority.h"
+#include "gate/slot.h"
+
+namespace torchshare {
+
+/// Looks, every few milliseconds, for a lower job that may hold a lock which a higher one waits for: between two ops,
+/// neither has used the processor since the last look. The lower one's thread is raised then, until its next op or
+/// until the higher one gets on. See Note [Priority inversion]. Any thread.
+class StallWatch {
+ public:
+  explicit StallWatch(Clock& clock) : clock_(clock) {}
+  StallWatch(const StallWatch&) = delete;  // members point at it
+  StallWatch& operator=(const StallWatch&) = delete;
+
+  /// A job that is watched, until the destructor; `slot` and `priority` must outlive that.
+  class Member {
+   public:
+    Member(StallWatch& watch, Slot& slot, ThreadPriority& priority);
+    ~Member();
+    Member(const Member&) = delete;  // the watch points at it
+    Member& operator=(const Member&) = delete;
+
+   private:
+    friend class StallWatch;
+    bool stands_still();
+
+    StallWatch& watch_;
+    Slot& slot_;
+    ThreadPriority& priority_;
+    std::uint64_t activity_ = 0;                      // at the last look
+    std::optional<std::chrono::nanoseconds> used_{};  // the same
+    bool is_still_ = false;
+  };
+
+  /// Looks until `dismiss`. On a thread of its own, of ordinary priority.
+  void serve();
+  void dismiss();
+  /// Looks once.
+  void look();
+
+ private:
+  bool has_pair();
+
+  Clock& clock_;
+  EventCount changed_;  // members_ or dismissed_
+  std::atomic<bool> dismissed_{false};
+  std::mutex mutex_;  // guards members_ and what `look` keeps in them
+  std::list<Member*> members_;
+};
+
+/// On the job's own thread, before an op: gives back what StallWatch gave it.
+void lower_again(Slot& slot, ThreadPriority& priority);
+
+}  // namespace torchshare

@@ -1,0 +1,43 @@
+#include "runtime/inbox.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <thread>
+
+namespace torchshare {
+namespace {
+
+TEST(Inbox, GivesWhatWasPutInOrderAndOnce) {
+  Inbox<int> inbox;
+  inbox.put(1);
+  inbox.put(2);
+  inbox.put(3);
+  EXPECT_THAT(inbox.take(), ::testing::ElementsAre(1, 2, 3));
+  EXPECT_THAT(inbox.take(), ::testing::IsEmpty());
+}
+
+TEST(Inbox, LosesNothingAndKeepsTheOrderOfEachThread) {
+  constexpr int kThreads = 4;
+  constexpr int kItems = 20'000;
+  Inbox<std::pair<int, int>> inbox;
+  std::vector<std::jthread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (int item = 0; item < kItems; ++item) {
+        inbox.put({thread, item});
+      }
+    });
+  }
+  std::array<int, kThreads> next{};
+  for (int taken = 0; taken < kThreads * kItems;) {
+    for (const auto& [thread, item] : inbox.take()) {
+      EXPECT_EQ(item, next[static_cast<std::size_t>(thread)]++);
+      ++taken;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace torchshare

@@ -1,0 +1,408 @@
+"""Parts of torch that are there once for the process: what one job does with them is not seen by the other, and breaks
+nothing when both do it at once. Each test holds one job inside, so that the other surely comes meanwhile."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import python, run_ops_for_ever, wait_until
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.fx import _symbolic_trace
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations, parametrize
+from torch.profiler import ProfilerActivity, profile
+
+import torchshare
+from torchshare import Job, _native_package, _native_trace, _native_update
+
+SOON_S = 10.0
+A_WHILE_S = 0.5  # for what may also not come
+
+
+class Meeting:
+    """One job is inside something; the other comes, and lets it go on."""
+
+    def __init__(self) -> None:
+        self.inside = threading.Event()
+        self.leave = threading.Event()
+
+    def stay(self, seconds: float = SOON_S) -> None:
+        """Inside; once."""
+        if not self.inside.is_set():
+            self.inside.set()
+            self.leave.wait(seconds)
+
+    def visit(self, action: Callable[[], Any]) -> Any:
+        assert self.inside.wait(SOON_S)
+        try:
+            return action()
+        finally:
+            self.leave.set()
+
+
+def both(first: Callable[[Job], Any], second: Callable[[Job], Any]) -> list[Any]:
+    """What two jobs return that run together."""
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(first, name="first", priority="primary", threads=1)
+        runtime.submit(second, name="second", threads=1)
+        return [result.value for result in runtime.wait(60).values()]
+
+
+def trace_native(model: nn.Module, loss_fn: Callable[..., Tensor]) -> str:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rule = _native_update.rule_of(optimizer)
+    assert not isinstance(rule, str)
+    tracer = _native_trace.StepTracer(model, loss_fn, optimizer, rule)
+    return tracer.gradients((torch.randn(4, 4), torch.randint(0, 2, (4,)))).kind
+
+
+class Slow(nn.Module):
+    """Whoever runs it stays in the meeting."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.meeting = meeting
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.meeting.stay()
+        return self.linear(x)
+
+
+def eager_step(_job: Job | None = None) -> list[float]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(20):
+        model(torch.randn(2, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model[0].weight.detach().flatten().tolist()
+
+
+# Tracing
+
+
+def test_a_symbolic_trace_leaves_the_other_jobs_modules_alone() -> None:
+    meeting = Meeting()
+    alone = both(eager_step, lambda job: None)[0]
+    shared, code = both(
+        lambda job: meeting.visit(eager_step), lambda job: torch.fx.symbolic_trace(Slow(meeting)).code
+    )
+    assert shared == alone
+    assert "self.linear(x)" in code
+
+
+def test_a_compiled_model_runs_while_the_other_job_traces() -> None:
+    meeting = Meeting()
+    compiled = threading.Event()
+
+    def runs(job: Job) -> float:
+        model = torch.compile(nn.Linear(4, 4), backend="eager")
+        model(torch.ones(2, 4))
+        compiled.set()
+        return meeting.visit(lambda: model(torch.ones(2, 4)).sum().item())
+
+    def traces(job: Job) -> str:
+        assert compiled.wait(SOON_S)
+        model = nn.Linear(4, 2)
+
+        def loss_fn(x: Tensor, y: Tensor) -> Tensor:
+            meeting.stay()
+            return F.cross_entropy(model(x), y)
+
+        return trace_native(model, loss_fn)
+
+    assert isinstance((values := both(runs, traces))[0], float)
+    assert values[1] == "gradients"
+
+
+def test_two_kinds_of_traces_take_turns() -> None:
+    native, symbolic = Meeting(), Meeting()
+
+    def traces(job: Job) -> str:
+        model = nn.Linear(4, 2)
+
+        def loss_fn(x: Tensor, y: Tensor) -> Tensor:
+            native.inside.set()
+            symbolic.inside.wait(A_WHILE_S)  # comes only where the two are inside at once
+            return F.cross_entropy(model(x), y)
+
+        try:
+            return trace_native(model, loss_fn)
+        finally:
+            symbolic.leave.set()
+
+    def traces_too(job: Job) -> str:
+        return native.visit(lambda: torch.fx.symbolic_trace(Slow(symbolic)).code)
+
+    former = nn.Module.__call__, nn.Module.__getattr__
+    assert both(traces, traces_too)[0] == "gradients"
+    assert (nn.Module.__call__, nn.Module.__getattr__) == former
+    assert not _symbolic_trace._is_fx_tracing_flag
+
+
+def test_an_export_leaves_the_other_jobs_bits_alone() -> None:
+    meeting = Meeting()
+    alone = both(eager_step, lambda job: None)[0]
+
+    def exports(job: Job) -> int:
+        exported = torch.export.export(Slow(meeting), (torch.randn(2, 4),), strict=False)
+        return len(list(exported.graph.nodes))
+
+    shared, nodes = both(lambda job: meeting.visit(eager_step), exports)
+    assert shared == alone
+    assert nodes > 0
+
+
+def test_a_cancel_does_not_land_inside_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    former = nn.Module.__call__
+    reached = threading.Event()
+    original = _symbolic_trace._PatchedFnSetAttr.revert
+
+    def slow(self: Any) -> None:
+        reached.set()
+        end = time.monotonic() + A_WHILE_S
+        while time.monotonic() < end:
+            pass
+        original(self)
+
+    def traces(job: Job) -> None:
+        torch.fx.symbolic_trace(nn.Linear(2, 2))
+        run_ops_for_ever(job)
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        monkeypatch.setattr(_symbolic_trace._PatchedFnSetAttr, "revert", slow)
+        job = runtime.submit(traces, threads=1)
+        runtime.start()
+        assert reached.wait(SOON_S)
+        job.cancel()
+        assert runtime.wait(SOON_S, check=False)["traces"].state == "cancelled"
+        monkeypatch.undo()
+    assert nn.Module.__call__ is former
+    assert not _symbolic_trace._is_fx_tracing_flag
+
+
+def test_two_jobs_script_and_trace_modules_at_once() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.BatchNorm1d(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x) * 2
+
+    def make(job: Job) -> int:
+        equal = 0
+        for _ in range(30):
+            net = Net().eval()
+            x = torch.ones(3, 4)
+            equal += torch.equal(torch.jit.trace(net, (x,))(x), net(x))
+        return equal
+
+    assert both(make, make) == [30, 30]
+
+
+def asks(x: Tensor) -> Tensor:
+    return x if torch.compiler.is_compiling() else x + 1
+
+
+def test_what_asks_whether_it_is_compiled_can_be_scripted_in_a_job() -> None:
+    def body(job: Job) -> list[float]:
+        compiled = torch.compile(asks, backend="eager", fullgraph=True)
+        return [function(torch.ones(1)).item() for function in (asks, torch.jit.script(asks), compiled)]
+
+    assert both(body, lambda job: None)[0] == [2.0, 2.0, 1.0]
+
+
+def test_a_reset_of_dynamo_in_a_job_drops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(lambda job: torch._dynamo.reset(), name="resets")
+        runtime.wait(SOON_S)
+    assert "job 'resets': torch._dynamo.reset() does nothing in a job" in caplog.text
+
+
+# Differentiation and parametrizations
+
+
+def dual(function: Callable[[Tensor], Tensor]) -> Tensor:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(function(forward_ad.make_dual(torch.ones(2), torch.ones(2)))).tangent
+
+
+def jvp(function: Callable[[Tensor], Tensor]) -> Tensor:
+    return torch.func.jvp(function, (torch.ones(2),), (torch.ones(2),))[1]
+
+
+@pytest.mark.parametrize("differentiate", [jvp, dual])
+def test_forward_mode_differentiation_is_each_jobs_own(differentiate: Callable[[Any], Tensor]) -> None:
+    meeting = Meeting()
+
+    def first(x: Tensor) -> Tensor:
+        meeting.stay(A_WHILE_S)
+        return x.sin()
+
+    def second(x: Tensor) -> Tensor:
+        meeting.leave.set()
+        time.sleep(0.1)  # the other one leaves its level meanwhile, where they share one
+        return x.sin() * x
+
+    values = both(lambda job: differentiate(first), lambda job: meeting.visit(lambda: differentiate(second)))
+    one = torch.ones(2)
+    assert torch.equal(values[0], one.cos())
+    assert torch.equal(values[1], one.cos() + one.sin())
+
+
+def test_cached_parametrizations_are_each_jobs_own() -> None:
+    meeting = Meeting()
+
+    def trains(job: Job | None) -> list[float]:
+        torch.manual_seed(0)
+        model = parametrizations.weight_norm(nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        for _ in range(3):
+            loss = model(torch.randn(8, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    def caches(job: Job) -> bool:
+        model = parametrizations.weight_norm(nn.Linear(4, 4))
+        with parametrize.cached():
+            meeting.stay()
+            return model.weight is model.weight
+
+    alone = both(trains, lambda job: None)[0]
+    assert both(lambda job: meeting.visit(lambda: trains(job)), caches) == [alone, True]
+
+
+# Autocast
+
+
+def tied(seed: int, steps: int) -> Callable[[Job], Tensor]:
+    """Trains a layer that each forward pass uses several times, under autocast."""
+
+    def train(job: Job) -> Tensor:
+        torch.manual_seed(seed)
+        cell = nn.Linear(32, 32)
+        optimizer = torch.optim.SGD(cell.parameters(), lr=0.5)
+        for _ in range(steps):
+            x = torch.randn(16, 32)
+            with torch.autocast("cpu", torch.bfloat16):
+                for _ in range(6):
+                    x = torch.tanh(cell(x))
+            optimizer.zero_grad()
+            x.float().square().mean().backward()
+            optimizer.step()
+        return cell.weight.detach().clone()
+
+    return train
+
+
+def test_autocast_gives_the_weights_that_it_gives_alone() -> None:
+    alone = both(tied(0, 60), lambda job: None)[0]
+    assert torch.equal(both(tied(0, 60), tied(1, 200))[0], alone)
+
+
+def test_autocast_keeps_no_weights_in_jobs_and_is_as_before_elsewhere() -> None:
+    def body(job: Job) -> list[bool]:
+        seen = [torch.is_autocast_cache_enabled()]
+        with torch.autocast("cpu", torch.bfloat16):
+            seen.append(torch.is_autocast_cache_enabled())
+        return [*seen, torch.is_autocast_cache_enabled()]
+
+    assert both(body, lambda job: None)[0] == [False] * 3
+    assert torch.is_autocast_cache_enabled()
+
+
+# The profiler, imports, forks, the stand-in for CUDA
+
+
+def test_a_second_profiler_is_refused_by_name() -> None:
+    meeting = Meeting()
+
+    def profiles(job: Job) -> int:
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+            torch.ones(3).add(1)
+            meeting.stay()
+        return len(profiled.key_averages())
+
+    def refused(job: Job) -> str:
+        def attempt() -> str:
+            with pytest.raises(RuntimeError) as caught, profile(activities=[ProfilerActivity.CPU]):
+                pass
+            return str(caught.value)
+
+        return meeting.visit(attempt)
+
+    events, message = both(profiles, refused)
+    assert events > 0
+    assert message == "job 'second': torch's profiler is in use by job 'first', and there is one for the process"
+
+
+def test_a_job_is_not_suspended_inside_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "module_with_ops.py").write_text(
+        "import builtins, torch\nbuiltins.meeting.stay()\ntorch.ones(2).add(1)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(builtins, "meeting", meeting := Meeting(), raising=False)
+
+    def imports(job: Job) -> str:
+        return importlib.import_module("module_with_ops").__name__
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        second = runtime.submit(lambda job: (imports(job), run_ops_for_ever(job)), name="second", threads=1)
+        runtime.start()
+        meeting.visit(second.suspend)
+        first = runtime.submit(imports, name="first", priority="primary", threads=1)
+        wait_until(lambda: first.state == "finished" and second.state == "suspended", SOON_S)
+        runtime.cancel()
+        runtime.wait(SOON_S)
+
+
+def test_a_package_is_unlocked_though_a_forked_process_has_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "package.lock"
+    meeting = Meeting()
+
+    def hold() -> None:
+        with _native_package._locked(path, time.sleep):
+            meeting.stay()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert meeting.inside.wait(SOON_S)
+    child = os.fork()
+    if child == 0:
+        time.sleep(3)
+        os._exit(0)
+    meeting.leave.set()
+    holder.join()
+    with _native_package._locked(path, time.sleep):
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "the child has the file still"
+    os.waitpid(child, 0)
+
+
+def test_the_stand_in_for_cuda_outlives_the_thread_that_asked_first() -> None:
+    done = python(
+        "import threading, torch, torchshare\n"
+        "def run():\n"
+        "    with torchshare.Runtime(device='cpu') as runtime:\n"
+        "        runtime.submit(lambda job: torch.ones(2).sum().item(), name='a')\n"
+        "        return runtime.wait(30)['a'].value\n"
+        "first = threading.Thread(target=run); first.start(); first.join()\n"
+        "print(run())"
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "2.0"), done.stderr
