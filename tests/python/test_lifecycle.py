@@ -283,9 +283,7 @@ def test_a_cancel_does_not_land_inside_a_fork() -> None:
         "    hooks.append('before')\n"
         "os.register_at_fork(before=slow, after_in_parent=lambda: hooks.append('after'))\n"
         "def body(job):\n"
-        "    child = os.fork()\n"
-        "    if child == 0: os._exit(7)\n"
-        "    hooks.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "    os.fork() or os._exit(7)\n"  # the cancel is due when the fork is done
         "    while True: pass\n"
         "with torchshare.Runtime(device='cpu') as runtime:\n"
         "    job = runtime.submit(body, threads=1)\n"
@@ -293,6 +291,7 @@ def test_a_cancel_does_not_land_inside_a_fork() -> None:
         "    assert inside.wait(10)\n"
         "    job.cancel()\n"
         "    state = runtime.wait(10)['body'].state\n"
+        "hooks.append(os.waitstatus_to_exitcode(os.wait()[1]))\n"
         "print(state, hooks)"
     )
     assert (done.stdout.strip(), done.stderr) == ("cancelled ['before', 'after', 7]", "")
@@ -349,6 +348,7 @@ def body(job):
         print("began", flush=True)
         while True: pass
     finally:
+        print("cancelled", flush=True)
         end = time.monotonic() + 0.7
         while time.monotonic() < end: pass
         print("cleaned up", flush=True)
@@ -371,22 +371,27 @@ runtime.wait()
 """
 
 
-def signalled(process: subprocess.Popen[str], *gaps: float, number: int = signal.SIGINT) -> tuple[str, str]:
-    """Sends a signal after each of the gaps, once the job has begun; returns what the process printed."""
+def signalled(process: subprocess.Popen[str], *signals: tuple[str, float, int]) -> tuple[str, str]:
+    """Sends each of the signals so long after the process has printed such a line; returns what else it printed."""
     assert process.stdout is not None
-    first = process.stdout.readline()
-    assert "began" in first, (first, process.communicate(timeout=SOON_S))
-    for gap in gaps:
-        time.sleep(gap)
+    for line, delay, number in signals:
+        printed = process.stdout.readline() if line else ""
+        assert line in printed, (printed, process.communicate(timeout=SOON_S))
+        time.sleep(delay)
         process.send_signal(number)
     return process.communicate(timeout=30)
+
+
+def twice(gap: float) -> tuple[tuple[str, float, int], ...]:
+    """Two Ctrl-C, the second after the first has reached the job: Python joins two that come at once."""
+    return ("began", 0.1, signal.SIGINT), ("cancelled", gap, signal.SIGINT)
 
 
 @pytest.mark.parametrize("gap", [0.05, 0.1, 0.2])
 @pytest.mark.parametrize("program", [BY_THE_API, WITHOUT_WITH], ids=["with", "without"])
 def test_a_second_ctrl_c_does_not_break_off_the_close(tmp_path: Path, program: str, gap: float) -> None:
     process = launch("-c", CLEANS_UP + program, folder=tmp_path)
-    out, err = signalled(process, 0.1, gap)
+    out, err = signalled(process, *twice(gap))
     assert (process.returncode, out) == (-signal.SIGINT, "cleaned up\n"), err
     assert "waiting for jobs to stop: body. Ctrl-C again leaves them behind" in err
     assert err.splitlines()[-1] == "KeyboardInterrupt"
@@ -396,7 +401,7 @@ def test_a_second_ctrl_c_does_not_break_off_the_close(tmp_path: Path, program: s
 def test_a_second_ctrl_c_at_the_command_line_does_not_either(tmp_path: Path, gap: float) -> None:
     (tmp_path / "job.py").write_text(CLEANS_UP)
     process = launch("-m", "torchshare", "run", "job.py:body", "--timeline", "out.json", folder=tmp_path)
-    out, err = signalled(process, 0.1, gap)
+    out, err = signalled(process, *twice(gap))
     assert process.returncode == 130, err
     assert "cleaned up\n" in out and "cancelled" in out and "Traceback" not in err
     assert (tmp_path / "out.json").stat().st_size > 0
@@ -405,7 +410,7 @@ def test_a_second_ctrl_c_at_the_command_line_does_not_either(tmp_path: Path, gap
 def test_a_third_ctrl_c_leaves_behind_what_does_not_stop(tmp_path: Path) -> None:
     process = launch("-c", NEVER_STOPS + BY_THE_API, folder=tmp_path)
     began = time.monotonic()
-    _, err = signalled(process, 0.1, 0.1, 0.1)
+    _, err = signalled(process, ("began", 0.1, signal.SIGINT), *[("", 0.5, signal.SIGINT)] * 2)
     assert (process.returncode, time.monotonic() - began < SOON_S) == (-signal.SIGINT, True)
     assert "job 'body' was cancelled, but its thread is still at <string>:5 (body) and was left behind" in err
 
@@ -413,7 +418,7 @@ def test_a_third_ctrl_c_leaves_behind_what_does_not_stop(tmp_path: Path) -> None
 def test_sigterm_ends_the_jobs_in_order_and_keeps_what_they_did(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(CLEANS_UP)
     process = launch("-m", "torchshare", "run", "job.py:body", "--timeline", "out.json", folder=tmp_path)
-    out, err = signalled(process, 0.1, number=signal.SIGTERM)
+    out, err = signalled(process, ("began", 0.1, signal.SIGTERM))
     assert process.returncode == 143, err
     assert "cleaned up\n" in out and "cancelled" in out
     assert (tmp_path / "out.json").stat().st_size > 0
@@ -421,8 +426,8 @@ def test_sigterm_ends_the_jobs_in_order_and_keeps_what_they_did(tmp_path: Path) 
 
 def test_sigterm_unwinds_a_program_with_a_runtime(tmp_path: Path) -> None:
     process = launch("-c", CLEANS_UP + BY_THE_API, folder=tmp_path)
-    out, err = signalled(process, 0.1, number=signal.SIGTERM)
-    assert (process.returncode, out, err) == (143, "cleaned up\n", "")
+    out, err = signalled(process, ("began", 0.1, signal.SIGTERM))
+    assert (process.returncode, out, err) == (143, "cancelled\ncleaned up\n", "")
 
 
 def test_a_closed_runtime_gives_the_signals_back() -> None:
