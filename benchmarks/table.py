@@ -204,6 +204,13 @@ def simulator_live(summary: dict[str, Any]) -> str:
     return table(["policy", "simulated against real average JCT, %"], rows)
 
 
+def inversion(summary: dict[str, Any]) -> str:
+    figures = ["p50", "p99", "p99.9", "max", "stalled", "close_s", "crashed"]
+    rows = [[mode, *(shown(found[figure]) for figure in figures)] for mode, found in summary.items()]
+    headings = [*(f"{name}, ms" for name in figures[:4]), "share of the time in stalls", "close(), s", "crashed at exit"]
+    return table(["beside an ordinary process per core", *headings], rows)
+
+
 TABLES = {
     "pairs": pairs,
     "overhead": overhead,
@@ -214,6 +221,7 @@ TABLES = {
     "fit": fit,
     "auto": auto,
     "bound": bound,
+    "inversion": inversion,
     "native": native,
     "simulator_study": simulator_study,
     "simulator_live": simulator_live,

@@ -18,6 +18,7 @@ import auto  # noqa: E402
 import bound  # noqa: E402
 import gaps  # noqa: E402
 import hook  # noqa: E402
+import inversion  # noqa: E402
 import jobs  # noqa: E402
 import live  # noqa: E402
 import pairs  # noqa: E402
@@ -49,6 +50,11 @@ def test_the_secondarys_share_is_of_the_time_that_the_primary_leaves():
     alone = {"input_bound": {"rate": 1, "cpu": 0.4}, "conv": {"rate": 1, "cpu": 1.0}}
     figures = pairs.summary("input_bound+conv", [{"alone": alone, "modes": {"torchshare": [1.0, 0.54]}}])["torchshare"]
     assert figures["share_of_idle"]["median"] == pytest.approx(0.9)
+
+
+def test_a_stalled_step_counts_by_its_time():
+    figures = inversion.figures({"steps": [2.0] * 50 + [100.0], "close_s": 0.1})
+    assert figures == {"p50": 2.0, "p99": 51.0, "p99.9": pytest.approx(95.1), "max": 100.0, "stalled": 0.5, "close_s": 0.1}
 
 
 @pytest.mark.parametrize(
