@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torchshare
-from torchshare._profile import Profile
-from torchshare._profiling import Candidate, measure
+from torchshare.profiles.profile import Profile
+from torchshare.profiling.measure import Candidate, measure
 
 from jobs import StepMeter, train
 from record import RESULTS, shown, spread, steady_malloc, write

@@ -6,7 +6,7 @@ import argparse
 import statistics
 from pathlib import Path
 
-from torchshare._profiling import Candidate, measure
+from torchshare.profiling.measure import Candidate, measure
 
 from jobs import KINDS, StepMeter, train
 from record import RESULTS, spread, steady_malloc, write

@@ -75,7 +75,7 @@ def timeline() -> dict[str, int]:
         before = process.memory_info().rss
 
         def fill(job: torchshare.Job) -> None:
-            while runtime._native.dropped_events < 1000:
+            while runtime._handle.dropped_events < 1000:
                 for batch in job.batches([(1,)] * 10_000):
                     list(batch)
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 import torchshare
-from torchshare._cli_replay import this_machine
-from torchshare._ops import OpTrace
-from torchshare._replay import Machine, replay
+from torchshare.cli.replay import this_machine
+from torchshare.profiles.ops import OpTrace
+from torchshare.profiling.replay import Machine, replay
 
 from jobs import StepMeter, train
 from record import RESULTS, shown, spread, steady_malloc, write
@@ -59,7 +59,7 @@ def run(kinds: tuple[str, ...], policy: str, window: float, record_ops: bool = F
 def recorded(kind: str, window: float) -> tuple[OpTrace, float | None]:
     """A job's ops alone, without the warm-up, and its mean step."""
     (job,), (mean,) = run((kind,), "priority", window, record_ops=True)
-    columns = job._native.op_trace()
+    columns = job._context.handle.op_trace()
     ends = columns["step_ends"]
     first = int(ends[len(ends) // 4])
     trace = {name: columns[name][first:] for name in ("context", "gap", "idle", "duration")}

@@ -38,7 +38,7 @@ def pairs(summary: dict[str, Any]) -> str:
     return table(headings, rows)
 
 
-def native(summary: dict[str, Any]) -> str:
+def compiled(summary: dict[str, Any]) -> str:
     columns = ["primary", "secondary", "aggregate", "vs_two_processes", "vs_eager_sharing"]
     rows = [
         [pair, mode, *(shown(rates[column]) for column in columns)]
@@ -51,7 +51,7 @@ def native(summary: dict[str, Any]) -> str:
         [kind, shown(alone[kind]), f"{times['cold_s']:.1f}", f"{times['cached_s']:.2f}"]
         for kind, times in summary["building"].items()
     ]
-    solo = table(["job", "native / eager, alone", "compiled in, s", "from the cache, s"], kinds)
+    solo = table(["job", "compiled / eager, alone", "compiled in, s", "from the cache, s"], kinds)
     return table(headings, rows) + "\n\n" + solo
 
 
@@ -207,7 +207,12 @@ def simulator_live(summary: dict[str, Any]) -> str:
 def inversion(summary: dict[str, Any]) -> str:
     figures = ["p50", "p99", "p99.9", "max", "stalled", "close_s", "crashed"]
     rows = [[mode, *(shown(found[figure]) for figure in figures)] for mode, found in summary.items()]
-    headings = [*(f"{name}, ms" for name in figures[:4]), "share of the time in stalls", "close(), s", "crashed at exit"]
+    headings = [
+        *(f"{name}, ms" for name in figures[:4]),
+        "share of the time in stalls",
+        "close(), s",
+        "crashed at exit",
+    ]
     return table(["beside an ordinary process per core", *headings], rows)
 
 
@@ -222,7 +227,7 @@ TABLES = {
     "auto": auto,
     "bound": bound,
     "inversion": inversion,
-    "native": native,
+    "compiled": compiled,
     "simulator_study": simulator_study,
     "simulator_live": simulator_live,
 }

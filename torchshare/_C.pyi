@@ -145,19 +145,32 @@ class Job:
     def capture(self, work: Callable[[], None]) -> DeviceGraph: ...
     def launch(self, graph: DeviceGraph, name: str) -> None: ...
 
+class RuntimeOptions:
+    policy: str
+    grace: float  # these three: written, not read
+    max_wait: float
+    run_ahead: float
+    device_priority: bool
+    max_slowdown: float | None
+    secondary_share: float | None
+    timeline_capacity: int
+
+class JobSpec:
+    name: str
+    priority: str
+    start: str | float  # written, not read
+    threads: int
+    seed: int
+    steps: float | None
+    profile: ProfiledJob | None
+    meter_memory: bool
+    memory_budget: int | None
+    sms: int | None
+    record_ops: bool
+    ops: list[OpProfile]
+
 class Runtime:
-    def __init__(
-        self,
-        device: str,
-        policy: str,
-        grace: float,
-        max_wait: float | None,
-        run_ahead: float | None,
-        device_priority: bool,
-        max_slowdown: float | None,
-        secondary_share: float | None,
-        timeline_capacity: int,
-    ) -> None: ...
+    def __init__(self, device: str, options: RuntimeOptions) -> None: ...
     @property
     def device(self) -> str: ...
     @property
@@ -165,18 +178,7 @@ class Runtime:
     def submit(
         self,
         function: Callable[[Job], None],
-        name: str,
-        priority: str,
-        start: str,
-        threads: int,
-        seed: int,
-        steps: float | None,
-        profile: ProfiledJob | None,
-        meter_memory: bool,
-        memory_budget: int | None,
-        sms: int | None,
-        record_ops: bool,
-        ops: list[OpProfile],
+        spec: JobSpec,
         cancelled_type: type[BaseException],
         budget_exceeded_type: type[BaseException],
         process_code: list[str],

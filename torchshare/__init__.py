@@ -1,25 +1,77 @@
 """Two PyTorch training jobs in one process on one device: gated, coordinated, measured."""
 
-import torch as _torch  # noqa: F401  (first: it loads the libraries that _C needs)
+from __future__ import annotations
 
-from torchshare._batches import Batch, SubBatch
-from torchshare._errors import BudgetExceeded, Cancelled, JobFailed
-from torchshare._job import Job
-from torchshare._native import NativeStep
-from torchshare._profiling import profile
-from torchshare._results import Result
-from torchshare._runtime import Runtime
+import importlib
+from typing import TYPE_CHECKING
+
+from torchshare.version import __version__
+
+if TYPE_CHECKING:
+    from torchshare.context.errors import BudgetExceeded, Cancelled, JobFailed
+    from torchshare.context.results import Result, Results
+    from torchshare.profiles.profile import Profile
+    from torchshare.profiling.measure import profile
+    from torchshare.runtime.bound import BoundReport
+    from torchshare.runtime.gaps import GapReport
+    from torchshare.runtime.job import Job
+    from torchshare.runtime.options import JobOptions, RuntimeOptions
+    from torchshare.runtime.runtime import Runtime
+    from torchshare.training.batches import Batch
+    from torchshare.training.compiled_step import CompiledStep
+    from torchshare.training.sub_batch import SubBatch
 
 __all__ = [
     "Batch",
+    "BoundReport",
     "BudgetExceeded",
     "Cancelled",
+    "CompiledStep",
+    "GapReport",
     "Job",
     "JobFailed",
-    "NativeStep",
+    "JobOptions",
+    "Profile",
     "Result",
+    "Results",
     "Runtime",
+    "RuntimeOptions",
     "SubBatch",
+    "__version__",
     "profile",
 ]
-__version__ = "0.1.0"
+
+# Imported when they are first used: `torchshare simulate` needs no torch, and most programs no compiled steps.
+_HOMES = {
+    "Batch": "training.batches",
+    "BoundReport": "runtime.bound",
+    "BudgetExceeded": "context.errors",
+    "Cancelled": "context.errors",
+    "CompiledStep": "training.compiled_step",
+    "GapReport": "runtime.gaps",
+    "Job": "runtime.job",
+    "JobFailed": "context.errors",
+    "JobOptions": "runtime.options",
+    "Profile": "profiles.profile",
+    "Result": "context.results",
+    "Results": "context.results",
+    "Runtime": "runtime.runtime",
+    "RuntimeOptions": "runtime.options",
+    "SubBatch": "training.sub_batch",
+    "profile": "profiling.measure",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "_C":
+        importlib.import_module("torch")  # it loads the libraries that _C needs
+        return importlib.import_module("torchshare._C")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'torchshare' has no attribute '{name}'")
+    value: object = getattr(importlib.import_module(f"torchshare.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

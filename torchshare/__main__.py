@@ -6,7 +6,8 @@ import argparse
 import sys
 
 import torchshare
-from torchshare import _C, _cli_doctor, _cli_plan, _cli_profile, _cli_replay, _cli_run, _cli_simulate
+from torchshare import _C
+from torchshare.cli import doctor, plan, profile, replay, run, simulate
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -15,12 +16,12 @@ def main(argv: list[str] | None = None) -> int:
     version = f"torchshare {torchshare.__version__} ({_C.cuda_status()})"
     parser.add_argument("--version", action="version", version=version)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    _cli_run.add_parser(verbs)
-    _cli_profile.add_parser(verbs)
-    _cli_plan.add_parser(verbs)
-    _cli_simulate.add_parser(verbs)
-    _cli_replay.add_parser(verbs)
-    _cli_doctor.add_parser(verbs)
+    run.add_parser(verbs)
+    profile.add_parser(verbs)
+    plan.add_parser(verbs)
+    simulate.add_parser(verbs)
+    replay.add_parser(verbs)
+    doctor.add_parser(verbs)
     arguments = parser.parse_args(argv)
     try:
         code: int = arguments.run(arguments)

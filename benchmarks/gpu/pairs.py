@@ -31,7 +31,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[1]))
 
 import torchshare
-from torchshare._outputs import print_table
+from torchshare.cli.outputs import print_table
 
 from figures import MPS, OURS, SOLO, TWO, Figures, Outcome, summary, table, targets
 from record import RESULTS, interleaved, write

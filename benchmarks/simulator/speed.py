@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from torchshare import _C
-from torchshare._ratios import uniform
-from torchshare._simulate import Setting, make_cluster
-from torchshare._trace import Limits, Trace, read_trace
+from torchshare.cluster.job_trace import Limits, Trace, read_trace
+from torchshare.cluster.ratios import uniform
+from torchshare.cluster.simulate import Setting, make_cluster
 
 from record import RESULTS, spread, write
 from study import DATA, read_load

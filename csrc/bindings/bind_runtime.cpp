@@ -26,23 +26,10 @@ Seconds to_seconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<Seconds>(time).count();
 }
 
-std::unique_ptr<Runtime> make_runtime(const std::string& device, const std::string& policy, Seconds grace,
-                                      std::optional<Seconds> max_wait, std::optional<Seconds> run_ahead,
-                                      bool device_priority, std::optional<double> max_slowdown,
-                                      std::optional<double> secondary_share, std::size_t timeline_capacity) {
-  RuntimeOptions options{.policy = policy,
-                         .gate = {.grace = from_seconds(grace)},
-                         .device_priority = device_priority,
-                         .max_slowdown = max_slowdown,
-                         .secondary_share = secondary_share,
-                         .timeline_capacity = timeline_capacity};
-  if (max_wait) {
-    options.gate.max_wait = from_seconds(*max_wait);
-  }
-  if (run_ahead) {
-    options.gate.run_ahead = from_seconds(*run_ahead);
-  }
-  return std::make_unique<Runtime>(make_device(device), options);
+/// A duration that Python sets in seconds.
+template <typename Class, typename Field>
+void def_seconds(py::class_<Class>& type, const char* name, Field field) {
+  type.def_property(name, nullptr, [field](Class& self, Seconds seconds) { field(self) = from_seconds(seconds); });
 }
 
 const OpWatch& watched(const Job& job) {
@@ -61,26 +48,10 @@ std::shared_ptr<py::function> shared(py::function function) {
           }};
 }
 
-std::shared_ptr<Job> submit(Runtime& runtime, py::function function, const std::string& name,
-                            const std::string& priority, const std::string& start, int threads, std::uint64_t seed,
-                            std::optional<double> steps, std::optional<ProfiledJob> profile, bool meter_memory,
-                            std::optional<std::int64_t> memory_budget, std::optional<int> sms, bool record_ops,
-                            std::vector<OpProfile> ops, py::object cancelled_type, py::object budget_exceeded_type,
-                            std::vector<std::string> process_code) {
+std::shared_ptr<Job> submit(Runtime& runtime, py::function function, JobSpec spec, py::object cancelled_type,
+                            py::object budget_exceeded_type, std::vector<std::string> process_code) {
   auto host = std::make_unique<PythonHost>(PythonExceptions{std::move(cancelled_type), std::move(budget_exceeded_type),
                                                             ProcessCode(std::move(process_code))});
-  JobSpec spec{.name = name,
-               .priority = parse_priority(priority),
-               .start = parse_start(start),
-               .threads = threads,
-               .seed = seed,
-               .steps = steps,
-               .profile = std::move(profile),
-               .meter_memory = meter_memory,
-               .memory_budget = memory_budget,
-               .sms = sms,
-               .record_ops = record_ops,
-               .ops = std::move(ops)};
   auto body = [host = host.get(), function = shared(std::move(function))](Job& job) { host->run(job, *function); };
   return runtime.submit(std::move(spec), std::move(body), std::move(host));
 }
@@ -185,17 +156,48 @@ void bind_job(py::module_& module) {
       .def("end_sub_batch", &Job::end_sub_batch);
 }
 
+// The fields that Python may set; their names are those of the options in torchshare/runtime/options.py.
+void bind_options(py::module_& module) {
+  py::class_<RuntimeOptions> options(module, "RuntimeOptions");
+  options.def(py::init<>())
+      .def_readwrite("policy", &RuntimeOptions::policy)
+      .def_readwrite("device_priority", &RuntimeOptions::device_priority)
+      .def_readwrite("max_slowdown", &RuntimeOptions::max_slowdown)
+      .def_readwrite("secondary_share", &RuntimeOptions::secondary_share)
+      .def_readwrite("timeline_capacity", &RuntimeOptions::timeline_capacity);
+  def_seconds(options, "grace", [](RuntimeOptions& self) -> auto& { return self.gate.grace; });
+  def_seconds(options, "max_wait", [](RuntimeOptions& self) -> auto& { return self.gate.max_wait; });
+  def_seconds(options, "run_ahead", [](RuntimeOptions& self) -> auto& { return self.gate.run_ahead; });
+  py::class_<JobSpec>(module, "JobSpec")
+      .def(py::init<>())
+      .def_readwrite("name", &JobSpec::name)
+      .def_property(
+          "priority", [](const JobSpec& spec) { return to_string(spec.priority); },
+          [](JobSpec& spec, const std::string& text) { spec.priority = parse_priority(text); })
+      .def_property("start", nullptr,
+                    [](JobSpec& spec, const py::object& start) { spec.start = parse_start(std::string(py::str(start))); })
+      .def_readwrite("threads", &JobSpec::threads)
+      .def_readwrite("seed", &JobSpec::seed)
+      .def_readwrite("steps", &JobSpec::steps)
+      .def_readwrite("profile", &JobSpec::profile)
+      .def_readwrite("meter_memory", &JobSpec::meter_memory)
+      .def_readwrite("memory_budget", &JobSpec::memory_budget)
+      .def_readwrite("sms", &JobSpec::sms)
+      .def_readwrite("record_ops", &JobSpec::record_ops)
+      .def_readwrite("ops", &JobSpec::ops);
+}
+
 }  // namespace
 
 void bind_runtime(py::module_& module) {
   bind_job(module);
+  bind_options(module);
   py::class_<Runtime>(module, "Runtime")
-      .def(py::init(&make_runtime), py::arg("device"), py::arg("policy"), py::arg("grace"), py::arg("max_wait"),
-           py::arg("run_ahead"), py::arg("device_priority"), py::arg("max_slowdown"), py::arg("secondary_share"),
-           py::arg("timeline_capacity"))
-      .def("submit", &submit, py::arg("function"), py::arg("name"), py::arg("priority"), py::arg("start"),
-           py::arg("threads"), py::arg("seed"), py::arg("steps"), py::arg("profile"), py::arg("meter_memory"),
-           py::arg("memory_budget"), py::arg("sms"), py::arg("record_ops"), py::arg("ops"), py::arg("cancelled_type"),
+      .def(py::init([](const std::string& device, const RuntimeOptions& options) {
+             return std::make_unique<Runtime>(make_device(device), options);
+           }),
+           py::arg("device"), py::arg("options"))
+      .def("submit", &submit, py::arg("function"), py::arg("spec"), py::arg("cancelled_type"),
            py::arg("budget_exceeded_type"), py::arg("process_code"))
       .def("start", &Runtime::start, ReleaseGil())
       .def(

@@ -26,7 +26,7 @@ def policy(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One for all tests, and not the user's: compiling takes its time. Yields where native steps are kept."""
+    """One for all tests, and not the user's: compiling takes its time. Yields where compiled steps are kept."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("XDG_CACHE_HOME", str(folder))

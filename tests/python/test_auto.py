@@ -13,8 +13,8 @@ from conftest import run_one, wait_until
 
 import torchshare
 from torchshare import Job, JobFailed
-from torchshare._fit import fit
-from torchshare._profile import Alone, Beside, Partner, Profile, Spread, device_name
+from torchshare.profiles.profile import Alone, Beside, Partner, Profile, Spread, device_name
+from torchshare.profiling.fit import fit
 
 
 def training(steps: int | None, pause: float = 0.0):

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import torchshare
 from torchshare import Job
-from torchshare._pytree import map_tensors, tensors
+from torchshare.training.pytree import map_tensors, tensors
 
 
 class Pair(NamedTuple):

@@ -54,7 +54,14 @@ def test_the_secondarys_share_is_of_the_time_that_the_primary_leaves():
 
 def test_a_stalled_step_counts_by_its_time():
     figures = inversion.figures({"steps": [2.0] * 50 + [100.0], "close_s": 0.1})
-    assert figures == {"p50": 2.0, "p99": 51.0, "p99.9": pytest.approx(95.1), "max": 100.0, "stalled": 0.5, "close_s": 0.1}
+    assert figures == {
+        "p50": 2.0,
+        "p99": 51.0,
+        "p99.9": pytest.approx(95.1),
+        "max": 100.0,
+        "stalled": 0.5,
+        "close_s": 0.1,
+    }
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_a_step_saved_by_python_trains_on_in_cpp(example: Path, tmp_path: Path) 
         model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         batch = torch.randn(10, 6), torch.randint(0, 4, (10,))
-        step = job.native_step(model, lambda x, y: F.cross_entropy(model(x), y), optimizer, batch)
+        step = job.compiled_step(model, lambda x, y: F.cross_entropy(model(x), y), optimizer, batch)
         with pytest.raises(RuntimeError, match="none trained on"):
             step.save(tmp_path / "early")
         job.fit(step, [batch], steps=3)

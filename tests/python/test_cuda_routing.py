@@ -11,11 +11,12 @@ import torch
 from conftest import run_one
 
 import torchshare
-from torchshare import _C, Job, _cuda
+from torchshare import _C, Job
+from torchshare.isolation import cuda
 
 
 class Stand:
-    """A job's native part on GPU 0."""
+    """A C++ job on GPU 0."""
 
     def __init__(self) -> None:
         self.synchronized = 0
@@ -35,25 +36,25 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def in_job(body: Any) -> Any:
     def run(job: Job) -> Any:
-        native, job._native = job._native, Stand()  # type: ignore[assignment]
+        handle, job._context.handle = job._context.handle, Stand()  # type: ignore[assignment]
         try:
-            return body(job._native)
+            return body(job._context.handle)
         finally:
-            job._native = native
+            job._context.handle = handle
 
     return run_one(run).value
 
 
 def test_synchronize_waits_for_the_jobs_own_streams() -> None:
     devices: list[Any] = []
-    synchronize = _cuda._routed_synchronize(devices.append)
+    synchronize = cuda._routed_synchronize(devices.append)
 
-    def body(native: Stand) -> int:
+    def body(handle: Stand) -> int:
         for device in (None, 0, "cuda", torch.device("cuda:0")):
             synchronize(device)
         assert devices == []
         synchronize(1)
-        return native.synchronized
+        return handle.synchronized
 
     assert in_job(body) == 4
     assert devices == [1]  # another device is not the job's
@@ -63,7 +64,7 @@ def test_synchronize_waits_for_the_jobs_own_streams() -> None:
 
 def test_the_jobs_generator_stands_for_its_devices_default() -> None:
     defaults = tuple(SimpleNamespace(device=torch.device(f"cuda:{i}"), name=f"default {i}") for i in range(2))
-    generators: Any = _cuda._RoutedGenerators(defaults)  # type: ignore[arg-type]
+    generators: Any = cuda._RoutedGenerators(defaults)  # type: ignore[arg-type]
     assert in_job(lambda _: [generators[i].name for i in range(2)]) == ["own", "default 1"]
     assert [generators[i].name for i in range(2)] == ["default 0", "default 1"]
     assert len(generators) == 2
@@ -71,10 +72,10 @@ def test_the_jobs_generator_stands_for_its_devices_default() -> None:
 
 def test_streams_that_a_job_opens_are_its_own() -> None:
     made: list[tuple[Any, ...]] = []
-    new: Any = _cuda._routed_stream(lambda cls, *args, **kwargs: made.append((args, kwargs)))  # type: ignore[arg-type,return-value]
+    new: Any = cuda._routed_stream(lambda cls, *args, **kwargs: made.append((args, kwargs)))  # type: ignore[arg-type,return-value]
     stream = torch.cuda.Stream
 
-    def body(_native: Stand) -> None:
+    def body(_handle: Stand) -> None:
         new(stream)
         new(stream, priority=-1)
         new(stream, device=1)

@@ -15,9 +15,9 @@ from conftest import run_one
 
 import torchshare
 from torchshare import Job
-from torchshare._ops import Op, Ops, OpTrace, Time
-from torchshare._profile import Profile
-from torchshare._replay import Machine, replay, step_alone_s
+from torchshare.profiles.ops import Op, Ops, OpTrace, Time
+from torchshare.profiles.profile import Profile
+from torchshare.profiling.replay import Machine, replay, step_alone_s
 
 MACHINE = Machine(cores=2, shortest_gap_s=200e-6, wake_latency_s=50e-6)
 
@@ -189,7 +189,7 @@ def test_recorded_ops_add_up_to_the_job_that_they_are_of():
         job = runtime.submit(training(40), name="a", priority="primary", threads=1, record_ops=True)
         runtime.wait(30)
         ends = [end for kind, _, _, end, _, _ in runtime.events() if kind == "step"]
-    recorded = OpTrace(job="a", threads=1, **job._native.op_trace())
+    recorded = OpTrace(job="a", threads=1, **job._context.handle.op_trace())
     assert len(recorded.context) == job.result.ops
     assert len(recorded.step_ends) == 40
     assert step_alone_s(recorded) == pytest.approx(np.diff(ends).mean() / 1e9, rel=0.1)
@@ -223,4 +223,4 @@ def test_ops_are_asked_for_only_of_jobs_that_were_watched_and_have_ended():
         job = runtime.submit(training(2), name="a")
         runtime.wait(30)
         with pytest.raises(RuntimeError, match="job 'a': its ops are known once they were watched"):
-            job._native.op_profiles()
+            job._context.handle.op_profiles()

@@ -14,20 +14,21 @@ from conftest import run_one
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchshare import Job, _graph
+from torchshare import Job
+from torchshare.training import cuda_graph
 
 
 class Captures:
-    """A job's native part whose graphs are the captured work, done again."""
+    """A C++ job whose graphs are the captured work, done again."""
 
-    def __init__(self, native: Any, fails: str | None = None) -> None:
-        self._native = native
+    def __init__(self, handle: Any, fails: str | None = None) -> None:
+        self._handle = handle
         self._fails = fails
         self.captured: list[Callable[[], None]] = []
         self.launches: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._native, name)
+        return getattr(self._handle, name)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         if self._fails is not None:
@@ -40,9 +41,9 @@ class Captures:
         graph()
 
 
-def graphed(job: Job, loss_fn: Callable[..., Tensor], fails: str | None = None) -> _graph.Graphed:
-    job._native = Captures(job._native, fails)  # type: ignore[assignment]
-    return _graph.Graphed(job, loss_fn, torch.device("cpu"))
+def graphed(job: Job, loss_fn: Callable[..., Tensor], fails: str | None = None) -> cuda_graph.Graphed:
+    job._context.handle = Captures(job._context.handle, fails)  # type: ignore[assignment]
+    return cuda_graph.Graphed(job._context, loss_fn, torch.device("cpu"))
 
 
 def make_model() -> nn.Module:
@@ -84,7 +85,7 @@ def test_it_trains_as_eager_does(set_to_none: bool) -> None:
 def test_one_capture_for_each_shape_and_weight() -> None:
     def count(job: Job) -> tuple[int, list[str]]:
         train(job, True)
-        return len(job._native.captured), job._native.launches  # type: ignore[attr-defined]
+        return len(job._context.handle.captured), job._context.handle.launches  # type: ignore[attr-defined]
 
     captured, launches = run_one(count).value
     assert captured == 2  # half of a batch of 16, and the whole of one of 5
@@ -114,7 +115,7 @@ def fallen_back(make_loss: Callable[[Job, Tensor], Callable[..., Tensor]], fails
         for batch in job.batches([[torch.full((rows, 4), 1.0)] for rows in range(1, 12)]):
             batch.backward(loss)
         assert weights.grad is not None
-        return loss.fallback, len(job._native.launches), weights.grad  # type: ignore[attr-defined]
+        return loss.fallback, len(job._context.handle.launches), weights.grad  # type: ignore[attr-defined]
 
     with pytest.warns(UserWarning, match="job 'alone': forward and backward run in eager, not as a graph"):
         why, launches, gradient = run_one(run).value
@@ -145,7 +146,7 @@ def test_what_is_no_tensor_is_part_of_the_graph() -> None:
         for batch in job.batches([(torch.ones(2, 4), scale) for scale in (1.0, 10.0, 1.0)]):
             batch.backward(loss)
         assert weights.grad is not None
-        return weights.grad, len(job._native.captured)  # type: ignore[attr-defined]
+        return weights.grad, len(job._context.handle.captured)  # type: ignore[attr-defined]
 
     gradient, captured = run_one(train_scaled).value
     assert gradient.tolist() == [24.0] * 4

@@ -173,7 +173,8 @@ def test_wait_gives_up_after_its_timeout():
 BAD_SUBMISSIONS = {
     "name taken": ({"name": "taken"}, ValueError, "job 'taken': the name is taken"),
     "empty name": ({"name": ""}, ValueError, "job name is empty"),
-    "name no string": ({"name": 3}, TypeError, "a job's name is 3; expected a string"),
+    "name no string": ({"name": 3}, ValueError, "job '3': name is 3; expected a string"),
+    "no such option": ({"nmae": "a"}, TypeError, r"submit\(\) has no option 'nmae'; expected one of name, priority, "),
     "priority": ({"name": "a", "priority": "high"}, ValueError, "job 'a': priority 'high': expected 'primary'"),
     "threads 0": ({"name": "a", "threads": 0}, ValueError, "job 'a': threads is 0; expected a whole number, 1 to"),
     "threads 1.5": ({"name": "a", "threads": 1.5}, ValueError, "job 'a': threads is 1.5"),

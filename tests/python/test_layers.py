@@ -1,5 +1,7 @@
-"""The folders of csrc/ may use only what is below them. The order is the design's, bottom first."""
+"""The folders of csrc/, and the packages of torchshare/, may use only what is below them. The order is the design's,
+bottom first."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -46,3 +48,75 @@ def test_an_upward_include_is_found() -> None:
         "#include <mutex>",
     ]
     assert faults("runtime", "#include <pybind11/pybind11.h>\n") == ["#include <pybind11/pybind11.h>"]
+
+
+PACKAGES = ["context", "isolation", "training", "profiles", "runtime", "profiling", "cluster", "cli"]
+PACKAGE = Path(__file__).parents[2] / "torchshare"
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE)
+# `Job` and `Runtime` are for users; features know a JobContext.
+FACADES = ["torchshare.runtime.job", "torchshare.runtime.runtime"]
+FACADE_USERS = {"runtime", "profiling", "cli"}
+TORCH_FREE_PACKAGES = {"cluster"}
+
+
+def imports(tree: ast.AST) -> set[str]:
+    """The modules that a file imports, in functions and for type checking, too."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def import_faults(package: str, text: str) -> list[str]:
+    """What a module of `package` must not import."""
+    found = []
+    for name in imports(ast.parse(text)):
+        parts = name.split(".")
+        upward = (
+            len(parts) > 1
+            and parts[0] == "torchshare"
+            and parts[1] in PACKAGES
+            and PACKAGES.index(parts[1]) > PACKAGES.index(package)
+        )
+        facade = package not in FACADE_USERS and any(name.startswith(module) for module in FACADES)
+        torch = package in TORCH_FREE_PACKAGES and parts[0] == "torch"
+        if upward or facade or torch:
+            found.append(name)
+    return found
+
+
+def test_every_package_has_its_place() -> None:
+    assert {path.relative_to(PACKAGE).parts[0] for path in MODULES} == set(PACKAGES)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_downwards(path: Path) -> None:
+    assert import_faults(path.relative_to(PACKAGE).parts[0], path.read_text()) == []
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    """Within a package, too."""
+    names = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in MODULES}
+    uses = {
+        name: {
+            other
+            for found in imports(ast.parse(path.read_text()))
+            for other in names
+            if found.startswith(other + ".") or found == other
+        }
+        for name, path in names.items()
+    }
+    while free := [name for name, used in uses.items() if not used & uses.keys()]:
+        for name in free:
+            del uses[name]
+    assert uses == {}
+
+
+def test_an_upward_import_is_found() -> None:
+    assert import_faults("training", "def f():\n    from torchshare.cli import run\n") == ["torchshare.cli.run"]
+    assert import_faults("isolation", "from torchshare.runtime.job import Job\n") == ["torchshare.runtime.job.Job"]
+    assert import_faults("runtime", "from torchshare.runtime.job import Job\nimport torch\n") == []
+    assert import_faults("cluster", "import torch\n") == ["torch"]

@@ -64,16 +64,16 @@ def test_compiled_packages_are_loaded_one_at_a_time(tmp_path: Path, loader: Call
 
 
 class SlowToReturn:
-    """A native runtime whose `submit` comes back long after the job began."""
+    """A C++ runtime whose `submit` comes back long after the job began."""
 
-    def __init__(self, native: Any) -> None:
-        self._native = native
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._native, name)
+        return getattr(self._handle, name)
 
     def submit(self, *arguments: Any) -> Any:
-        job = self._native.submit(*arguments)
+        job = self._handle.submit(*arguments)
         time.sleep(0.3)
         return job
 
@@ -81,7 +81,7 @@ class SlowToReturn:
 def test_a_job_that_begins_before_submit_returns_has_all_it_needs() -> None:
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.start()
-        runtime._native = SlowToReturn(runtime._native)  # type: ignore[assignment]
+        runtime._handle = SlowToReturn(runtime._handle)  # type: ignore[assignment]
         job = runtime.submit(lambda job: [job.state, *(batch.data for batch in job.batches([1, 2]))], name="early")
         assert runtime.wait(SOON_S)["early"].value == ["running", 1, 2]
     assert job.result.steps == 2
@@ -143,10 +143,10 @@ def test_the_ops_of_a_job_that_was_left_behind_are_not_read() -> None:
         wait_until(lambda: job.result.ops > 0)
         runtime.close()
         with pytest.raises(RuntimeError, match="job 'stuck': its ops are known once they were"):
-            job._native.op_profiles()
+            job._context.handle.op_profiles()
         release.set()
-        wait_until(lambda: job._native.has_left)
-        assert job._native.op_profiles() is not None
+        wait_until(lambda: job._context.handle.has_left)
+        assert job._context.handle.op_profiles() is not None
         assert (job.state, job.result.value) == ("cancelled", None), "what it does later changes nothing"
 
 
@@ -454,7 +454,7 @@ def test_a_forked_child_is_refused_its_parents_runtime_and_ends() -> None:
     done = python(
         "import os, sys, torchshare\n"
         "runtime = torchshare.Runtime(device='cpu')\n"
-        "runtime.submit(lambda job: [None for _ in iter(job._native.checkpoint, 1)], name='spins', threads=1)\n"
+        "runtime.submit(lambda job: [None for _ in iter(job._context.handle.checkpoint, 1)], name='spins', threads=1)\n"
         "runtime.start()\n"
         "child = os.fork()\n"
         "if child == 0:\n"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from torchshare import _plots
 from torchshare.__main__ import main
-from torchshare._plan import PlanSettings, plan, write_ratios
-from torchshare._profile import Alone, Beside, Fit, Partner, Profile, Spread
-from torchshare._ratios import read_ratios
+from torchshare.cluster.ratios import read_ratios
+from torchshare.profiles.profile import Alone, Beside, Fit, Partner, Profile, Spread
+from torchshare.profiling import plots
+from torchshare.profiling.plan import PlanSettings, plan, write_ratios
 
 MIB = 2**20
 
@@ -164,7 +164,7 @@ def test_the_table_of_ratios_is_the_simulators(tmp_path: Path):
 
 def test_the_chart_has_a_bar_for_each_piece():
     found = plan([profile("a", 100, {"b": (1.1, 1.2)}), profile("b", 50)], NONE)
-    axes = _plots.gantt(found).axes[0]
+    axes = plots.gantt(found).axes[0]
     assert [round(bar.get_width(), 3) for bar in axes.patches] == [60, 60, round(100 - 60 / 1.1, 3)]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
 

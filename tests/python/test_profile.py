@@ -13,10 +13,11 @@ import torch
 from conftest import run_one
 
 import torchshare
-from torchshare import Job, _profiling
-from torchshare._fit import fit
-from torchshare._profile import Alone, Fit, Profile, Spread, as_profile, predict
-from torchshare._profiling import Candidate, measure
+from torchshare import Job
+from torchshare.profiles.profile import Alone, Fit, Profile, Spread, as_profile, predict
+from torchshare.profiling import measure as measuring
+from torchshare.profiling.fit import fit
+from torchshare.profiling.measure import Candidate, measure
 
 QUICK: dict[str, Any] = {"window": 0.1, "rounds": 1, "threads": 1}
 
@@ -86,8 +87,8 @@ def test_the_smallest_batch_has_one_size():
 
 
 def test_a_job_that_did_no_step_beside_the_other_would_have_needed_the_window_for_one():
-    starved = _profiling._Run(steps=[], sub_batches=[], set_up=0, window=2.0, memory=0, rows=8, per_step=1, job=None)
-    assert _profiling._ratio(starved, alone=0.1) == 20
+    starved = measuring._Run(steps=[], sub_batches=[], set_up=0, window=2.0, memory=0, rows=8, per_step=1, job=None)
+    assert measuring._ratio(starved, alone=0.1) == 20
 
 
 @pytest.mark.parametrize("changes", [{}, {"alpha_s": 0.0}, {"communication_s": 0.0}, {"delta": 3.0}])
@@ -111,9 +112,9 @@ def test_the_fit_says_how_far_off_it_is_where_the_model_does_not_hold():
 
 def test_the_model_is_the_planners():
     made = model(delta=2.0)
-    native = torchshare._C.StepTimeModel(made.alpha_s, made.beta_s, made.communication_s, made.delta)
+    planners = torchshare._C.StepTimeModel(made.alpha_s, made.beta_s, made.communication_s, made.delta)
     for pieces in (1, 2, 4):
-        assert native.step(64, pieces) == pytest.approx(predict(made, pieces, 64 / pieces))
+        assert planners.step(64, pieces) == pytest.approx(predict(made, pieces, 64 / pieces))
 
 
 def made_profile(**changes: Any) -> Profile:
@@ -167,7 +168,7 @@ def test_a_foreign_or_stale_profile_is_refused_at_submission(tmp_path: Path, mon
     (tmp_path / "their_job.py").write_text("def train(job): pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     module = importlib.import_module("their_job")
-    digest = torchshare._profile.code_digest(module.train)
+    digest = torchshare.profiles.profile.code_digest(module.train)
     good = made_profile(code=digest)
     assert as_profile("a", good, module.train) is good
     (tmp_path / "their_job.py").write_text("def train(job): print()\n")

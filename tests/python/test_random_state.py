@@ -187,14 +187,14 @@ def test_no_random_op_of_torch_moves_the_default_engine():
     def body(job: Job) -> None:
         for op in ops:
             default = torch.default_generator.get_state()
-            mine = job._native.generator.get_state()
+            mine = job._context.handle.generator.get_state()
             try:
                 op(**arguments(op))
             except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
                 continue  # needs other arguments, or another device
             if not torch.equal(torch.default_generator.get_state(), default):
                 moved.append(str(op))
-            if not torch.equal(job._native.generator.get_state(), mine):
+            if not torch.equal(job._context.handle.generator.get_state(), mine):
                 drew.append(str(op))
 
     run_one(body)

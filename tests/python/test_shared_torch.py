@@ -23,7 +23,8 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.profiler import ProfilerActivity, profile
 
 import torchshare
-from torchshare import Job, _native_package, _native_trace, _native_update
+from torchshare import Job
+from torchshare.training import optimizer_rules, step_package, step_tracer
 
 SOON_S = 10.0
 A_WHILE_S = 0.5  # for what may also not come
@@ -58,11 +59,11 @@ def both(first: Callable[[Job], Any], second: Callable[[Job], Any]) -> list[Any]
         return [result.value for result in runtime.wait(60).values()]
 
 
-def trace_native(model: nn.Module, loss_fn: Callable[..., Tensor]) -> str:
+def trace_step(model: nn.Module, loss_fn: Callable[..., Tensor]) -> str:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rule = _native_update.rule_of(optimizer)
+    rule = optimizer_rules.rule_of(optimizer)
     assert not isinstance(rule, str)
-    tracer = _native_trace.StepTracer(model, loss_fn, optimizer, rule)
+    tracer = step_tracer.StepTracer(model, loss_fn, optimizer, rule)
     return tracer.gradients((torch.randn(4, 4), torch.randint(0, 2, (4,)))).kind
 
 
@@ -96,9 +97,7 @@ def eager_step(_job: Job | None = None) -> list[float]:
 def test_a_symbolic_trace_leaves_the_other_jobs_modules_alone() -> None:
     meeting = Meeting()
     alone = both(eager_step, lambda job: None)[0]
-    shared, code = both(
-        lambda job: meeting.visit(eager_step), lambda job: torch.fx.symbolic_trace(Slow(meeting)).code
-    )
+    shared, code = both(lambda job: meeting.visit(eager_step), lambda job: torch.fx.symbolic_trace(Slow(meeting)).code)
     assert shared == alone
     assert "self.linear(x)" in code
 
@@ -121,30 +120,30 @@ def test_a_compiled_model_runs_while_the_other_job_traces() -> None:
             meeting.stay()
             return F.cross_entropy(model(x), y)
 
-        return trace_native(model, loss_fn)
+        return trace_step(model, loss_fn)
 
     assert isinstance((values := both(runs, traces))[0], float)
     assert values[1] == "gradients"
 
 
 def test_two_kinds_of_traces_take_turns() -> None:
-    native, symbolic = Meeting(), Meeting()
+    compiled, symbolic = Meeting(), Meeting()
 
     def traces(job: Job) -> str:
         model = nn.Linear(4, 2)
 
         def loss_fn(x: Tensor, y: Tensor) -> Tensor:
-            native.inside.set()
+            compiled.inside.set()
             symbolic.inside.wait(A_WHILE_S)  # comes only where the two are inside at once
             return F.cross_entropy(model(x), y)
 
         try:
-            return trace_native(model, loss_fn)
+            return trace_step(model, loss_fn)
         finally:
             symbolic.leave.set()
 
     def traces_too(job: Job) -> str:
-        return native.visit(lambda: torch.fx.symbolic_trace(Slow(symbolic)).code)
+        return compiled.visit(lambda: torch.fx.symbolic_trace(Slow(symbolic)).code)
 
     former = nn.Module.__call__, nn.Module.__getattr__
     assert both(traces, traces_too)[0] == "gradients"
@@ -378,7 +377,7 @@ def test_a_package_is_unlocked_though_a_forked_process_has_its_file(tmp_path: Pa
     meeting = Meeting()
 
     def hold() -> None:
-        with _native_package._locked(path, time.sleep):
+        with step_package._locked(path, time.sleep):
             meeting.stay()
 
     holder = threading.Thread(target=hold)
@@ -390,7 +389,7 @@ def test_a_package_is_unlocked_though_a_forked_process_has_its_file(tmp_path: Pa
         os._exit(0)
     meeting.leave.set()
     holder.join()
-    with _native_package._locked(path, time.sleep):
+    with step_package._locked(path, time.sleep):
         assert os.waitpid(child, os.WNOHANG) == (0, 0), "the child has the file still"
     os.waitpid(child, 0)
 

@@ -49,7 +49,7 @@ def test_the_buffer_is_bounded_and_the_oldest_go():
         runtime.wait(30)
         events = runtime.events()
         assert len([kind for kind, *_ in events if kind in ("step", "sub_batch", "input", "wait")]) == 10
-        assert runtime._native.dropped_events > 200
+        assert runtime._handle.dropped_events > 200
         assert events[-1][0::5] == ("state", "finished")
 
 

@@ -1,0 +1,679 @@
+"""Compiled steps against eager: the same weights, and eager wherever that cannot be."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import json
+import logging
+import random
+import re
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import conftest
+import pytest
+import torch
+from conftest import Gatekeeper, wait_until
+from torch import Tensor, nn
+from torch.fx._symbolic_trace import is_fx_tracing
+from torch.nn import functional as F
+
+import torchshare
+from torchshare import _C, Job
+from torchshare.training import batches
+from torchshare.training.compiled_step import CompiledStep
+from torchshare.training.optimizer_rules import rule_of
+
+ROWS, STEPS = 10, 50
+COMPILING_S = 300.0  # for a few graphs, on a busy machine
+pytestmark = pytest.mark.timeout(2 * COMPILING_S)
+run_one = functools.partial(conftest.run_one, timeout=COMPILING_S)
+
+
+def forget(cache: Path) -> None:
+    for package in cache.glob("*.pt2"):
+        package.unlink()
+
+
+class Sequence(nn.Module):
+    def __init__(self, layers: int = 1) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 8, layers, batch_first=True, dropout=0.5 if layers > 1 else 0.0)
+        self.classify = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classify(self.lstm(x)[0][:, -1])
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        # A bias here would have no gradient but noise, which AdamW blows up.
+        *(nn.Conv2d(2, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 4)),
+    )
+
+
+class Attention(nn.Module):
+    """Of one head, by its formula: torch's own cannot be compiled in double precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return x + torch.softmax(q @ k.transpose(1, 2) / 8**0.5, -1) @ v
+
+
+def transformer() -> nn.Module:
+    feed = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+    return nn.Sequential(nn.Linear(6, 8), Attention(), feed, nn.Flatten(), nn.Linear(40, 4))
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Linear(6, 8), layer, nn.Flatten(), nn.Linear(40, 4))
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 4))
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3)
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01, amsgrad=True, weight_decay=1e-3)
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Callable[[Any], torch.optim.Optimizer]]] = {
+    "mlp": (mlp, (6,), sgd),
+    "cnn": (cnn, (2, 6, 6), adamw),
+    "lstm": (Sequence, (5, 6), adam),
+    "transformer": (transformer, (5, 6), adamw),
+    "dropping": (dropping, (6,), sgd),
+    "encoder": (encoder, (5, 6), sgd),
+    "lstms": (lambda: Sequence(2), (5, 6), sgd),
+}
+
+
+class Training:
+    """A model of one of KINDS, its optimizer, and data in batches of ROWS."""
+
+    def __init__(self, kind: str, dtype: torch.dtype = torch.float64, batches: int = 5, last: int = ROWS) -> None:
+        make, shape, optimize = KINDS[kind]
+        self.model = make().to(dtype)
+        self.optimizer = optimize(self.model.parameters())
+        sizes = [ROWS] * (batches - 1) + [last]
+        self.batches = [(torch.randn(n, *shape, dtype=dtype), torch.randint(0, 4, (n,))) for n in sizes]
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.model(x), y)
+
+    def endless(self) -> Iterator[Any]:
+        return itertools.cycle(self.batches)
+
+    def step(self, job: Job, **options: Any) -> CompiledStep:
+        return job.compiled_step(self.model, self.loss, self.optimizer, self.batches[0], **options)
+
+    def tensors(self) -> list[Tensor]:
+        state = [tensor for of_one in self.optimizer.state.values() for _, tensor in sorted(of_one.items())]
+        return [tensor.detach().clone() for tensor in (*self.model.state_dict().values(), *state)]
+
+
+def eagerly(kind: str, steps: int = STEPS, **options: Any) -> Callable[[Job], list[Tensor]]:
+    """A job that trains in eager and returns all its tensors."""
+
+    def train(job: Job) -> list[Tensor]:
+        training = Training(kind, **options)
+        for batch in itertools.islice(job.batches(training.endless()), steps):
+            batch.backward(training.loss)
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+        return training.tensors()
+
+    return train
+
+
+def compiled(kind: str, steps: int = STEPS, fit: bool = False, **options: Any) -> Callable[[Job], list[Tensor]]:
+    """The same with a compiled step, and no step in eager but the first."""
+
+    def train(job: Job) -> list[Tensor]:
+        training = Training(kind, **options)
+        step = training.step(job)
+        assert step.fallback is None
+        if fit:
+            assert job.fit(step, training.batches, steps=steps).shape == (steps,)
+        else:
+            for batch in itertools.islice(job.batches(training.endless()), steps):
+                step(batch)
+        assert step.fallback is None
+        return training.tensors()
+
+    return train
+
+
+def assert_close(a: list[Tensor], b: list[Tensor]) -> None:
+    """Within 1e-10 of the largest number of each tensor."""
+    assert len(a) == len(b)
+    for x, y in zip(a, b, strict=True):
+        assert x.dtype == y.dtype
+        assert (x - y).abs().max() <= 1e-10 * y.abs().max(), (x, y)
+
+
+def assert_identical(a: list[Tensor], b: list[Tensor]) -> None:
+    assert len(a) == len(b)
+    for x, y in zip(a, b, strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "lstm", "transformer", "dropping"])
+def test_fifty_steps_are_those_of_eager(kind: str) -> None:
+    """With dropout, too: the masks are eager's, from the job's own random state."""
+    assert_close(run_one(compiled(kind)).value, run_one(eagerly(kind)).value)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "lstms"])
+def test_layers_with_ops_of_their_own_for_single_precision(kind: str) -> None:
+    """torch's attention, and two LSTM layers with dropout between them."""
+    done = run_one(compiled(kind, steps=10, dtype=torch.float32)).value
+    eager = run_one(eagerly(kind, steps=10, dtype=torch.float32)).value
+    for x, y in zip(done, eager, strict=True):
+        assert torch.allclose(x, y, atol=1e-4)
+
+
+def test_fit_is_the_loop() -> None:
+    assert_identical(run_one(compiled("dropping", fit=True)).value, run_one(compiled("dropping")).value)
+
+
+@pytest.mark.parametrize("fit", [False, True])
+def test_uneven_sub_batches_and_an_uneven_last_batch(fit: bool) -> None:
+    """Ten rows as 4, 4 and 2; the last batch of each pass has 6: 4 and 2."""
+    done = run_one(compiled("mlp", fit=fit, last=6), sub_batch=4)
+    eager = run_one(eagerly("mlp", last=6), sub_batch=4)
+    assert_close(done.value, eager.value)
+    assert done.sub_batches == eager.sub_batches
+    assert done.steps == eager.steps == STEPS
+
+
+def test_shared_is_alone_bit_for_bit(policy: str) -> None:
+    alone = run_one(compiled("dropping", steps=300, dtype=torch.float32)).value
+    with torchshare.Runtime(policy=policy, max_wait=0.005) as runtime:
+        for name, priority, fit in (("first", "primary", False), ("second", "secondary", True)):
+            function = compiled("dropping", steps=300, dtype=torch.float32, fit=fit)
+            runtime.submit(function, name=name, priority=priority, threads=1)
+        results = runtime.wait(timeout=COMPILING_S)
+    assert_identical(results["first"].value, alone)
+    assert_identical(results["second"].value, alone)
+
+
+def test_schedulers_state_dicts_and_eager_steps_between() -> None:
+    """A learning rate that changes every step, evaluation, a checkpoint put back, and a step of the user's own."""
+
+    def train(job: Job, compile: bool) -> list[Tensor]:
+        training = Training("mlp")
+        model, optimizer = training.model, training.optimizer
+        step = training.step(job)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
+        saved: Any = None
+        for number, batch in enumerate(itertools.islice(job.batches(training.endless()), 30)):
+            if compile and number not in (7, 8):
+                step(batch)
+            else:
+                batch.backward(training.loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            scheduler.step()
+            if number == 10:
+                saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+            if number == 15:
+                model.eval()
+                with torch.no_grad():
+                    assert training.loss(*training.batches[0]).isfinite()
+                model.train()
+            if number == 20:
+                model.load_state_dict(saved[0])
+                optimizer.load_state_dict(saved[1])  # which replaces every tensor of the state
+        assert not compile or step.fallback is None
+        return training.tensors()
+
+    assert_close(run_one(lambda job: train(job, True)).value, run_one(lambda job: train(job, False)).value)
+
+
+# Fallbacks
+
+
+def reasons(job: Job, training: Training, loss: Callable[..., Tensor] | None = None) -> str:
+    """Why that step falls back; it must still train as eager does."""
+    before = training.tensors()
+    step = job.compiled_step(training.model, loss or training.loss, training.optimizer, training.batches[0])
+    assert_identical(training.tensors(), before)  # building it trains nothing
+    losses = job.fit(step, training.batches)
+    assert losses.shape == (len(training.batches),) and losses.isfinite().all()
+    assert not torch.equal(training.tensors()[0], before[0])
+    assert step.fallback is not None
+    return step.fallback
+
+
+def data_dependent(job: Job) -> str:
+    training = Training("mlp")
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        value = training.loss(x, y)
+        return value * 2 if value > 1 else value
+
+    return reasons(job, training, loss)
+
+
+def a_hook(job: Job) -> str:
+    training = Training("mlp")
+    training.model[0].register_forward_hook(lambda *_: None)
+    return reasons(job, training)
+
+
+def an_optimizer(job: Job) -> str:
+    training = Training("mlp")
+    training.optimizer = torch.optim.RMSprop(training.model.parameters())
+    return reasons(job, training)
+
+
+def python_random(job: Job) -> str:
+    training = Training("mlp")
+    return reasons(job, training, lambda x, y: training.loss(x, y) * (1 if random.random() < 2 else 0))
+
+
+def a_counter(job: Job) -> str:
+    training = Training("mlp")
+    training.model.calls = 0
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        training.model.calls += 1
+        return training.loss(x, y)
+
+    reason = reasons(job, training, loss)
+    assert training.model.calls == len(training.batches)
+    return reason
+
+
+def a_parameter_from_elsewhere(job: Job) -> str:
+    training = Training("mlp")
+    weight = training.model[0].weight
+    return reasons(job, training, lambda x, y: training.loss(x, y) + weight.square().sum())
+
+
+def a_branch_in_training(job: Job) -> str:
+    """Seen only by running the loss function beside its trace: what it does depends on whether it is traced."""
+    training = Training("mlp")
+    scale = {True: 2.0, False: 1.0}
+    return reasons(job, training, lambda x, y: training.loss(x, y) * scale[is_fx_tracing()])
+
+
+def an_unknown_parameter(job: Job) -> str:
+    training = Training("mlp")
+    training.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    return reasons(job, training)
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        (data_dependent, "data-dependent expression"),
+        (a_hook, "module '0' (Linear) has a hook"),
+        (an_optimizer, "the optimizer is RMSprop; supported are SGD, Adam, AdamW"),
+        (python_random, "draws from Python's or numpy's random state"),
+        (a_counter, "the forward pass changes 'calls' of the model"),
+        (a_parameter_from_elsewhere, "uses a tensor of the model other than through the model"),
+        (a_branch_in_training, "traced, the loss differs from eager by"),
+        (an_unknown_parameter, "the optimizer has a parameter that the model has not"),
+    ],
+)
+def test_what_cannot_be_compiled_runs_in_eager(
+    job: Callable[[Job], str], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert reason in run_one(job).value
+    lines = [record.message for record in caplog.records if "runs in eager" in record.message]
+    assert len(lines) == 1 and reason in lines[0] and "job 'alone'" in lines[0]
+
+
+def test_a_tensor_of_the_loss_function_is_an_input() -> None:
+    """Class weights that change between steps: not those of when it was compiled."""
+
+    def train(job: Job, compile: bool) -> list[Tensor]:
+        training = Training("mlp")
+        weights = torch.ones(4, dtype=torch.float64)
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(training.model(x), y, weight=weights)
+
+        step = job.compiled_step(training.model, loss, training.optimizer, training.batches[0])
+        assert step.fallback is None
+        for number, batch in enumerate(itertools.islice(job.batches(training.endless()), 10)):
+            weights.fill_(1.0)
+            weights[number % 4] = 5.0
+            if compile:
+                step(batch)
+            else:
+                batch.backward(loss)
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+        return training.tensors()
+
+    assert_close(run_one(lambda job: train(job, True)).value, run_one(lambda job: train(job, False)).value)
+
+
+def test_what_changes_after_compiling_runs_in_eager(caplog: pytest.LogCaptureFixture) -> None:
+    """Frozen layers, other hyperparameters, evaluation mode; and compiled again afterwards."""
+
+    def train(job: Job, compile: bool) -> list[Tensor]:
+        training = Training("mlp")
+        model, optimizer = training.model, training.optimizer
+        step = training.step(job)
+        for number, batch in enumerate(itertools.islice(job.batches(training.endless()), 40)):
+            model[0].weight.requires_grad_(not 10 <= number < 15)
+            optimizer.param_groups[0]["momentum"] = 0.5 if 20 <= number < 25 else 0.9
+            model.train(not 30 <= number < 35)
+            if compile:
+                step(batch)
+            else:
+                batch.backward(training.loss)
+                optimizer.step()
+                optimizer.zero_grad()
+        return training.tensors()
+
+    assert_close(run_one(lambda job: train(job, True)).value, run_one(lambda job: train(job, False)).value)
+    lines = [record.message for record in caplog.records if "runs in eager" in record.message]
+    assert len(lines) == 3
+    assert "'momentum' in group 0 is 0.5 and was compiled as 0.9" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"model": 3}, "job 'alone': model is a int; expected a Module"),
+        ({"loss_fn": None}, "job 'alone': loss_fn is None; expected a callable"),
+        ({"optimizer": None}, "job 'alone': optimizer is a NoneType; expected a Optimizer"),
+        ({"example_batch": []}, "job 'alone': example_batch has no tensor"),
+        ({"sub_batch": 0}, "job 'alone': sub_batch is 0"),
+    ],
+)
+def test_bad_arguments(change: dict[str, Any], text: str) -> None:
+    def train(job: Job) -> None:
+        training = Training("mlp")
+        arguments = {
+            "model": training.model,
+            "loss_fn": training.loss,
+            "optimizer": training.optimizer,
+            "example_batch": training.batches[0],
+        }
+        job.compiled_step(**{**arguments, **change})
+
+    with pytest.raises((TypeError, ValueError), match=re.escape(text)):
+        run_one(train)
+
+
+def test_a_step_is_its_jobs_own() -> None:
+    steps: list[CompiledStep] = []
+
+    def train(job: Job) -> None:
+        training = Training("mlp")
+        training.optimizer = torch.optim.RMSprop(training.model.parameters())  # eager is enough here
+        steps.append(training.step(job))
+        job.fit(steps[0], training.batches)
+
+    run_one(train)
+    with pytest.raises(ValueError, match="the compiled step is of job 'alone'; expected one of its own"):
+        run_one(train)
+    with pytest.raises(ValueError, match="the compiled step is of job 'alone'; expected one of its own"):
+        run_one(lambda job: [steps[0](batch) for batch in job.batches(Training("mlp").batches)])
+    with pytest.raises(TypeError, match="job 'alone': step is a function; expected what compiled_step returned"):
+        run_one(lambda job: job.fit(train, []))  # type: ignore[arg-type]
+
+
+def test_no_steps_are_no_losses() -> None:
+    def train(job: Job) -> Tensor:
+        training = Training("mlp")
+        training.optimizer = torch.optim.RMSprop(training.model.parameters())  # eager is enough here
+        return job.fit(training.step(job), training.batches, steps=0)
+
+    assert run_one(train).value.shape == (0,)
+
+
+def test_a_loader_that_is_used_up() -> None:
+    def train(job: Job) -> None:
+        training = Training("mlp")
+        job.fit(training.step(job), iter(training.batches), steps=12)
+
+    with pytest.raises(ValueError, match="the loader yielded no batch"):
+        run_one(train)
+
+
+# Packages
+
+
+def package_with(cache: Path, tmp_path: Path, what: str, value: str) -> str:
+    """A package of the cache whose metadata say something else."""
+    run_one(compiled("mlp", steps=2))
+    old = next(iter(sorted(cache.glob("*.pt2"))))
+    made = tmp_path / "changed.pt2"
+    with zipfile.ZipFile(old) as source, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as target:
+        for item in source.infolist():
+            data = source.read(item)
+            if item.filename.endswith("metadata.json"):
+                data = json.dumps({**json.loads(data), what: value}).encode()
+            target.writestr(item, data)
+    return str(made)
+
+
+def test_packages_that_do_not_fit_are_refused(cache: Path, tmp_path: Path) -> None:
+    changed = package_with(cache, tmp_path, "torchshare.torch", "2.9.1")
+    with pytest.raises(ValueError, match=r"was compiled for torch 2\.9\.1: expected 2\.11\.0"):
+        _C.StepGraph(changed)
+    (tmp_path / "no.pt2").write_text("no package")
+    with pytest.raises(ValueError, match="is no package of a compiled step"):
+        _C.StepGraph(str(tmp_path / "no.pt2"))
+    graph = _C.StepGraph(package_with(cache, tmp_path, "a", "b"))
+    with pytest.raises(ValueError, match="expected so many, there are 1"):
+        graph.check([torch.ones(3)])
+    one = "Double[1] strides [1] cpu"
+    graph = _C.StepGraph(package_with(cache, tmp_path, "torchshare.inputs", one))
+    with pytest.raises(ValueError, match=r"input 0 is Float\[1\] strides \[1\] cpu: expected Double\[1\]"):
+        graph.check([torch.ones(1)])
+
+
+# The runtime's hold on compiled steps
+
+
+def test_cancel_and_suspend_reach_a_job_in_fit() -> None:
+    gate = Gatekeeper()
+
+    def train(job: Job) -> None:
+        training = Training("mlp")
+        step = training.step(job)
+        gate.pause()
+        job.fit(step, training.batches, steps=100_000_000, prefetch=5)
+
+    with torchshare.Runtime() as runtime:
+        job = runtime.submit(train, threads=1)
+        runtime.start()
+        assert gate.reached.wait(60)
+        gate.release.set()
+        wait_until(lambda: job.result.steps > 100)
+        job.suspend()
+        wait_until(lambda: job.state == "suspended")
+        steps = job.result.steps
+        job.resume()
+        wait_until(lambda: job.result.steps > steps + 100)
+        job.cancel()
+        results = runtime.wait(timeout=10)
+    assert results["train"].state == "cancelled"
+
+
+def test_a_cancelled_sub_batch_leaves_nothing_behind() -> None:
+    """Cancelled between the sub-batches of a step; a job that goes on trains as if that step had not been."""
+
+    def train(job: Job, cancel: bool) -> list[Tensor]:
+        training = Training("mlp")
+        step = training.step(job, sub_batch=4)
+        options = batches.Options(4, "mean", None)
+        fetched = list(itertools.islice(batches.fetch(job._context, training.endless(), options), 7))
+        for batch in fetched[:3]:
+            step(batch)
+        if cancel:
+            pieces = step._pieces(fetched[3])
+            assert pieces is not None and step._bound is not None
+            broken = [pieces[0], ([torch.ones(1)], 0.5)]
+            with pytest.raises(ValueError, match="compiled for other shapes"):
+                step._bound.run(job._context.handle, broken)
+            done = job.result.sub_batches
+
+            def cancel_in_the_middle() -> None:
+                wait_until(lambda: job.result.sub_batches > done + 10)
+                job._context.handle.cancel()
+
+            canceller = threading.Thread(target=cancel_in_the_middle)
+            canceller.start()
+            with pytest.raises(torchshare.Cancelled):
+                step._bound.run(job._context.handle, pieces[:1] * 1_000_000)
+            canceller.join()
+        for batch in fetched[4:]:
+            step(batch)
+        return training.tensors()
+
+    with torchshare.Runtime() as runtime:
+        runtime.submit(lambda job: train(job, True), name="cancelled", threads=1)
+        runtime.submit(lambda job: train(job, False), name="not", threads=1)
+        results = runtime.wait(timeout=COMPILING_S)
+    assert_identical(results["cancelled"].value, results["not"].value)
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+def test_a_cuda_step_runs_on_the_jobs_stream_and_in_a_cuda_graph() -> None:
+    """On the current stream, as eager would; then captured, in thread-local mode, and replayed."""
+
+    def train(job: Job, compile: bool) -> list[Tensor]:
+        training = Training("mlp", dtype=torch.float32)
+        training.model.cuda()
+        training.optimizer = sgd(training.model.parameters())
+        training.batches = [(x.cuda(), y.cuda()) for x, y in training.batches]
+        with torch.cuda.stream(torch.cuda.Stream()):
+            step = training.step(job)
+            for batch in itertools.islice(job.batches(training.endless()), 20):
+                if compile:
+                    step(batch)
+                else:
+                    batch.backward(training.loss)
+                    training.optimizer.step()
+                    training.optimizer.zero_grad()
+            if compile:
+                assert step.fallback is None and step._bound is not None
+                pieces = [(list(training.batches[0]), 1.0)]
+                graph = torch.cuda.CUDAGraph()
+                torch.cuda.current_stream().synchronize()
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                    step._bound.run(None, pieces)
+                graph.replay()
+            else:
+                training.loss(*training.batches[0]).backward()
+                training.optimizer.step()
+            torch.cuda.current_stream().synchronize()
+        return training.tensors()
+
+    done = run_one(lambda job: train(job, True)).value
+    for x, y in zip(done, run_one(lambda job: train(job, False)).value, strict=True):
+        assert torch.allclose(x, y, atol=1e-4)
+
+
+# The update rules, without compiling
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p, **o: torch.optim.SGD(p, lr=0.1, weight_decay=0.01, **o),
+        lambda p, **o: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.3, weight_decay=0.01, **o),
+        lambda p, **o: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, **o),
+        lambda p, **o: torch.optim.Adam(p, lr=0.1, betas=(0.7, 0.9), eps=1e-3, weight_decay=0.01, **o),
+        lambda p, **o: torch.optim.Adam(p, lr=0.1, amsgrad=True, **o),
+        lambda p, **o: torch.optim.AdamW(p, lr=0.1, **o),
+        lambda p, **o: torch.optim.AdamW(p, lr=0.0, weight_decay=0.5, **o),
+    ],
+)
+def test_rules_are_those_of_torch(make: Callable[..., torch.optim.Optimizer], maximize: bool) -> None:
+    torch.manual_seed(0)
+    theirs = nn.Parameter(torch.randn(5, dtype=torch.float64))
+    optimizer = make([theirs], maximize=maximize)
+    theirs.grad = torch.randn(5, dtype=torch.float64)
+    optimizer.step()  # makes the state
+    ours = theirs.detach().clone()
+    state = copy.deepcopy(optimizer.state[theirs])
+    rule = rule_of(optimizer)
+    assert not isinstance(rule, str)
+    group = optimizer.param_groups[0]
+    for _ in range(20):
+        theirs.grad = torch.randn(5, dtype=torch.float64)
+        theirs.grad[0] = 0
+        rule.update(group, ours, theirs.grad.clone(), state, torch.tensor(group["lr"], dtype=torch.float64))
+        optimizer.step()
+        assert_close([ours], [theirs.detach()])
+    assert set(rule.state(group)) == {name for name, value in optimizer.state[theirs].items() if value is not None}
+
+
+# The cache; last, for these empty it
+
+
+def test_the_cache_is_used_and_damage_to_it_repaired(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "torchshare")
+
+    def compilations(job: Job) -> int:
+        caplog.clear()
+        training = Training("mlp")
+        training.step(job)
+        return sum("compiling" in record.message for record in caplog.records)
+
+    run_one(compilations)
+    assert run_one(compilations).value == 0
+    forget(cache)
+    assert run_one(compilations).value == 1
+
+
+def test_two_jobs_with_one_graph_compile_it_once(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "torchshare")
+    forget(cache)
+    with torchshare.Runtime() as runtime:
+        for name in ("first", "second"):
+            runtime.submit(compiled("mlp", steps=3), name=name, threads=1)
+        runtime.wait(timeout=COMPILING_S)
+    assert sum("compiling" in record.message for record in caplog.records) == 1
+
+
+def test_a_cancel_ends_a_compilation(cache: Path) -> None:
+    forget(cache)
+
+    def train(job: Job) -> None:
+        Training("transformer").step(job)
+
+    with torchshare.Runtime() as runtime:
+        job = runtime.submit(train, threads=1)
+        runtime.start()
+        wait_until(lambda: any(cache.glob("compile-*")))
+        job.cancel()
+        assert runtime.wait(timeout=10)["train"].state == "cancelled"
+    assert not any(cache.glob("compile-*"))

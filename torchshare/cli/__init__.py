@@ -1,0 +1,1 @@
+"""The `torchshare` command: a file per verb."""

@@ -1,0 +1,88 @@
+"""`torchshare doctor`: what this machine has, and what will not work on it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from torchshare import _C
+from torchshare.cli.outputs import print_table
+from torchshare.version import __version__
+
+_GREEN_DRIVER = 12080  # the first driver whose green contexts torch uses, too
+
+
+@dataclass(frozen=True)
+class Finding:
+    what: str
+    found: str
+    lack: str = ""
+    """What does not work for it; empty where all does."""
+
+
+def add_parser(verbs: Any) -> None:
+    """Adds the verb to the command line."""
+    parser = verbs.add_parser(
+        "doctor",
+        help="say what was found on this machine, and what will not work",
+        description="Prints what torchshare found: versions, CUDA, GPUs, stream priorities, green contexts, MPS.",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(_arguments: argparse.Namespace) -> int:
+    """Runs the verb; returns the exit code: 0 whatever is missing, for jobs run on the CPU all the same."""
+    table = Table("what", "found", "what will not work", title="torchshare doctor")
+    for finding in findings():
+        table.add_row(finding.what, finding.found, finding.lack or "-")
+    print_table(table)
+    return 0
+
+
+def findings() -> Iterator[Finding]:
+    """What there is, from the versions up."""
+    yield Finding("torchshare", f"{__version__}, {_C.cuda_status()}")
+    yield Finding("torch", f"{torch.__version__}, Python {platform.python_version()}")
+    cores = len(os.sched_getaffinity(0))
+    lack = "" if cores > 1 else "two jobs on the CPU share one core: no gain from sharing"
+    yield Finding("CPU", f"{cores} cores", lack)
+    may = _C.may_raise_priority()
+    lack = "" if may else "a busy machine may stall the primary where it waits for a lower job, and delay a job's end"
+    yield Finding("priorities", "can be raised" if may else "no CAP_SYS_NICE, and RLIMIT_NICE is below 20", lack)
+    if not torch.cuda.is_available():
+        yield Finding("GPU", "none", "device='cuda', Job.graph, sms, run_ahead; jobs run on the CPU")
+        return
+    yield from _gpus()
+    yield from _sharing()
+
+
+def _gpus() -> Iterator[Finding]:
+    for index in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(index)
+        text = f"{gpu.name}, {gpu.multi_processor_count} SMs, {gpu.total_memory / 2**30:.1f} GiB"
+        yield Finding(f"cuda:{index}", f"{text}, compute capability {gpu.major}.{gpu.minor}")
+    lowest, highest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]
+    levels = lowest - highest + 1
+    lack = "" if levels > 1 else "stream priorities: policy='priority' protects nobody; use 'strict' or 'best_fit'"
+    yield Finding("stream priorities", f"{levels}, from {highest} (first) to {lowest}", lack)
+
+
+def _sharing() -> Iterator[Finding]:
+    driver = int(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
+    text = f"{driver // 1000}.{driver % 1000 // 10}"
+    lack = "" if driver >= _GREEN_DRIVER else "submit(sms=...) needs a driver for CUDA 12.8"
+    yield Finding("driver", f"for CUDA {text}; green contexts: {'no' if lack else 'yes'}", lack)
+    pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
+    control = shutil.which("nvidia-cuda-mps-control")
+    found = f"this process is a client at {pipes}" if pipes else "not in use by this process"
+    yield Finding("MPS", f"{found}; {'can be started' if control else 'no nvidia-cuda-mps-control here'}")
+    lack = "two jobs that disagree on it give other results than alone" if torch.backends.cudnn.benchmark else ""
+    yield Finding("cudnn.benchmark", "on" if torch.backends.cudnn.benchmark else "off", lack)

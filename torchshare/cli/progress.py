@@ -1,0 +1,91 @@
+"""Shows how jobs get on: a live table on a terminal, plain lines when piped. On stderr; stdout is for results."""
+
+from __future__ import annotations
+
+import logging
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.logging import RichHandler
+from rich.table import Table
+
+from torchshare.context.results import Result
+from torchshare.runtime.runtime import Runtime, log
+
+_PLAIN_EVERY_S = 2.0
+
+
+class Progress:
+    """Call `update` now and then inside the `with`."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
+        self._handler: logging.Handler | None = None
+        self._states: dict[str, str] = {}
+        self._next_line = 0.0
+
+    def update(self) -> None:
+        results = list(self._runtime.results.values())
+        if self._live is not None:
+            self._live.update(_table(results), refresh=True)
+            return
+        due = time.monotonic() >= self._next_line
+        for result in results:
+            if due or self._states.get(result.name) != result.state:
+                self._states[result.name] = result.state
+                self._console.print(_line(result), markup=False, highlight=False, soft_wrap=True)
+        if due:
+            self._next_line = time.monotonic() + _PLAIN_EVERY_S
+
+    def __enter__(self) -> Progress:
+        # Log lines go above the table, not through it. They tell of compilations, too, which take their time.
+        self._handler = RichHandler(console=self._console, show_path=False) if self._live else logging.StreamHandler()
+        log.addHandler(self._handler)
+        log.propagate = False
+        log.setLevel(logging.INFO)
+        if self._live is not None:
+            self._live.__enter__()
+        self.update()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.update()
+        if self._live is not None:
+            self._live.__exit__(kind, error, traceback)
+        assert self._handler is not None  # __enter__ has been called
+        log.removeHandler(self._handler)
+        log.propagate = True
+        log.setLevel(logging.NOTSET)
+
+
+def _rate(result: Result) -> str:
+    return f"{result.steps / result.ran_s:.1f}" if result.steps > 0 else "-"
+
+
+def _metrics(result: Result) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+
+
+def _line(result: Result) -> str:
+    line = f"{result.name}: {result.state}, {result.steps} steps, {_rate(result)} steps/s  {_metrics(result)}"
+    return line.rstrip()
+
+
+def _table(results: list[Result]) -> Table:
+    table = Table(box=None, header_style="bold")
+    for heading in ("job", "priority", "state"):
+        table.add_column(heading)
+    for heading in ("steps", "steps/s"):
+        table.add_column(heading, justify="right")
+    table.add_column("latest")
+    for result in results:
+        table.add_row(
+            result.name, result.priority, result.state, str(result.steps), _rate(result), _metrics(result)
+        )  # fmt: skip
+    return table

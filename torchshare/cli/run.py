@@ -1,0 +1,158 @@
+"""`torchshare run`: two jobs from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from torchshare.cli import targets
+from torchshare.cli.outputs import check_output, refuse
+from torchshare.cli.progress import Progress
+from torchshare.context.errors import described
+from torchshare.context.results import Result, Results
+from torchshare.runtime import signals
+from torchshare.runtime.bound import BoundReport
+from torchshare.runtime.gaps import GapReport
+from torchshare.runtime.options import Declared, JobOptions, RuntimeOptions, on_the_command_line
+from torchshare.runtime.runtime import Runtime
+
+_LOOK_S = 0.1  # how often the progress display looks at the jobs
+
+
+def add_parser(verbs: Any) -> None:
+    """Adds the verb to the command line."""
+    parser = verbs.add_parser(
+        "run",
+        help="run jobs together in this process",
+        description="Runs functions that take a Job, together in this process. The first is the primary.",
+    )
+    parser.add_argument("jobs", nargs="+", metavar="[NAME=]TARGET", help="pkg.module:function or file.py:function")
+    parser.add_argument("--primary", metavar="NAME", help="the job that is protected (default: the first)")
+    of_jobs = parser.add_argument_group(
+        "options of jobs", "repeatable: of all jobs (--start: of all but the primary), or of one with NAME="
+    )
+    for option in on_the_command_line(JobOptions):
+        of_jobs.add_argument(
+            option.flag,
+            action="append",
+            default=[],
+            metavar=f"[NAME=]{option.option.metavar}",
+            help=option.option.flag_help(),
+        )
+    together = parser.add_argument_group("options of the runtime")
+    together.add_argument(
+        "--device", default="auto", metavar="D", help="auto (default: a GPU if any), cpu, cuda, cuda:1"
+    )
+    for option in on_the_command_line(RuntimeOptions):
+        together.add_argument(option.flag, metavar=option.option.metavar, help=option.option.flag_help())
+    parser.add_argument("--timeline", type=Path, metavar="OUT.json", help="write a trace for https://ui.perfetto.dev")
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON document")
+    parser.set_defaults(run=run)
+
+
+@dataclass
+class _Submission:
+    """The arguments of one Runtime.submit."""
+
+    function: Callable[..., Any]
+    options: JobOptions
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the verb; returns the exit code. Everything that can be checked is, before any job starts."""
+    try:
+        submissions = _submissions(arguments)
+        check_output("--timeline", arguments.timeline)
+        runtime = Runtime(arguments.device, **_runtime_options(arguments))
+        for submission in submissions:
+            runtime.submit(submission.function, **submission.options)
+    except ValueError as error:
+        return refuse(error)
+    with signals.deferred(forget=True) as stops:
+        try:
+            runtime.start()
+        except (ValueError, RuntimeError) as error:
+            runtime.close()
+            return refuse(error)
+        _watch(runtime, stops)
+    if arguments.timeline is not None:
+        runtime.write_timeline(arguments.timeline)
+    bounds, gaps = runtime.bound_report(), runtime.gap_report()
+    print(_as_json(runtime.results, bounds, gaps) if arguments.json else runtime.results)
+    if (bounds or gaps) and not arguments.json:
+        print("", *bounds, *gaps, sep="\n")
+    if stops.count:
+        return stops.exit_code
+    return 0 if all(result.state == "finished" for result in runtime.results.values()) else 1
+
+
+def _watch(runtime: Runtime, stops: signals.Stops) -> None:
+    """Shows the jobs until all have ended, by themselves or since a signal came."""
+    with Progress(runtime) as progress:
+        while not stops.count and not runtime._handle.wait(_LOOK_S):
+            progress.update()
+        runtime.close()
+
+
+def _runtime_options(arguments: argparse.Namespace) -> RuntimeOptions:
+    given = {option: getattr(arguments, option.name) for option in on_the_command_line(RuntimeOptions)}
+    return cast(RuntimeOptions, {o.name: _value(o, text) for o, text in given.items() if text is not None})
+
+
+def _submissions(arguments: argparse.Namespace) -> list[_Submission]:
+    jobs: dict[str, _Submission] = {}
+    for text in arguments.jobs:
+        name, target = targets.named(text)
+        if name in jobs:
+            raise ValueError(f"two jobs are named '{name}'; give one another name: NAME={target}")
+        jobs[name] = _Submission(targets.load(target), JobOptions(name=name))
+    primary = arguments.primary or next(iter(jobs))
+    _check_name(primary, jobs, "--primary")
+    jobs[primary].options["priority"] = "primary"
+    for option in on_the_command_line(JobOptions):
+        # The primary starts at once unless it is told otherwise by its name.
+        everybody = [name for name in jobs if option.name != "start" or name != primary]
+        _apply(option, getattr(arguments, option.name), jobs, everybody)
+    return list(jobs.values())
+
+
+def _apply(option: Declared, texts: list[str], jobs: dict[str, _Submission], everybody: list[str]) -> None:
+    """Sets the option from each `[NAME=]VALUE`; values without a name go to `everybody`, those with one come after."""
+    for name, text in sorted(map(targets.split_name, texts), key=lambda pair: pair[0] is not None):
+        if name is not None:
+            _check_name(name, jobs, option.flag)
+        for each in everybody if name is None else [name]:
+            cast(dict[str, Any], jobs[each].options)[option.name] = _value(option, text)
+
+
+def _value(option: Declared, text: str) -> Any:
+    try:
+        return text if option.number is None else option.number(text)
+    except ValueError:
+        raise ValueError(f"{option.flag} {text}: expected {option.expected}") from None
+
+
+def _check_name(name: str, jobs: dict[str, _Submission], option: str) -> None:
+    if name not in jobs:
+        raise ValueError(f"{option} names job '{name}'; expected one of {', '.join(jobs)}")
+
+
+def _as_json(results: Results, bounds: list[BoundReport], gaps: list[GapReport]) -> str:
+    document = {
+        "jobs": [_plain(result) for result in results.values()],
+        "bounds": [dataclasses.asdict(bound) for bound in bounds],
+        "gaps": [dataclasses.asdict(gap) for gap in gaps],
+    }
+    return json.dumps(document, indent=2)
+
+
+def _plain(result: Result) -> dict[str, Any]:
+    fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    del fields["value"]
+    error = fields.pop("exception")
+    return {**fields, "error": None if error is None else described(error)}

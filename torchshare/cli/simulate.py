@@ -1,0 +1,246 @@
+"""`torchshare simulate`: what sharing would do to a queue."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from torchshare import _C
+from torchshare.cli.outputs import check_output, print_table, refuse
+from torchshare.cluster import report
+from torchshare.cluster.job_trace import FORMATS, Limits, Trace, read_trace
+from torchshare.cluster.ratios import Ratios, read_ratios, uniform
+from torchshare.cluster.simulate import Case, Outcome, Setting, Sweep, simulate_all, summarize
+
+
+def add_parser(verbs: Any) -> None:
+    """Adds the verb to the command line."""
+    parser = verbs.add_parser(
+        "simulate",
+        help="run scheduling policies over a trace of jobs",
+        description="Runs scheduling policies over traces of jobs on a simulated cluster, in virtual time.",
+    )
+    parser.add_argument("--trace", type=Path, nargs="+", required=True, metavar="FILE", help="one or several traces")
+    parser.add_argument("--trace-format", choices=FORMATS, default="csv", help="default: %(default)s")
+    parser.add_argument(
+        "--runtimes", type=Path, metavar="FILE", help="durations of the applications of an adaptdl trace"
+    )
+    parser.add_argument("--skip-bad-rows", action="store_true", help="leave out rows that are wrong, and count them")
+    parser.add_argument("--gpus", type=int, default=64, metavar="N", help="of the cluster (default: %(default)s)")
+    parser.add_argument("--gpus-per-node", type=int, default=4, metavar="N", help="default: %(default)s")
+    parser.add_argument("--gpu-memory", type=float, default=0, metavar="GIB", help="of a GPU (default: not looked at)")
+    parser.add_argument(
+        "--fixed-memory",
+        type=float,
+        default=Setting.fixed_memory,
+        metavar="SHARE",
+        help="of a job's memory, what smaller sub-batches do not shrink (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--fixed-time",
+        type=float,
+        default=Setting.fixed_time,
+        metavar="SHARE",
+        help="of a step, what each further sub-batch costs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--policy",
+        action="append",
+        metavar="NAME",
+        help=f"all (default), or one of {', '.join(_C.cluster_policy_names())}; repeatable",
+    )
+    parser.add_argument(
+        "--interference",
+        default="1.1",
+        metavar="RATIO|FILE",
+        help="step time beside a partner / alone, or a CSV of job_a,job_b,xi_a,xi_b[,gpu] (default: %(default)s)",
+    )
+    parser.add_argument("--gpu-type", metavar="NAME", help="which rows of the interference table count")
+    parser.add_argument(
+        "--model-as",
+        action="append",
+        default=[],
+        metavar="MODEL=OTHER",
+        help="a model of the trace has the ratios of a model of the table; repeatable",
+    )
+    parser.add_argument(
+        "--restart-cost", type=float, default=10, metavar="S", help="seconds to resume a job (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--estimate-error",
+        default="0",
+        metavar="SIGMA|none",
+        help="log-normal error of the durations that policies see; none: they see no durations (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the estimates (default: %(default)s)")
+    parser.add_argument(
+        "--sweep", metavar="NAME=FROM:TO:STEP", help=f"run for each value of one of {', '.join(Sweep.NAMES)}"
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON document")
+    parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw job completion times and utilization")
+    parser.add_argument("--timeline", type=Path, metavar="OUT.json", help="write a trace for https://ui.perfetto.dev")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the verb; returns the exit code. Everything that can be checked is, before anything is simulated."""
+    try:
+        setting = _setting(arguments)
+        limits = Limits(setting.gpus, setting.gpu_memory_gib or math.inf)
+        traces = [
+            read_trace(
+                path,
+                arguments.trace_format,
+                limits,
+                runtimes=arguments.runtimes,
+                skip_bad_rows=arguments.skip_bad_rows,
+            )
+            for path in arguments.trace
+        ]
+        cases = _cases(arguments, setting, traces)
+        _check_outputs(arguments, cases)
+        outcomes = _simulate(cases)
+    except ValueError as error:
+        return refuse(error)
+    except KeyboardInterrupt:
+        print("torchshare: stopped", file=sys.stderr)
+        return 130
+    rows = summarize(outcomes)
+    _warn(traces, cases)
+    if arguments.json:
+        print(json.dumps({"policies": rows}, indent=2))
+    else:
+        print_table(report.table(rows))
+    if arguments.plot:
+        from torchshare.cluster import plots  # matplotlib takes a while to load, and only this needs it
+
+        plots.simulation(outcomes, rows).savefig(arguments.plot, dpi=110)
+    if arguments.timeline:
+        arguments.timeline.write_text(json.dumps({"traceEvents": report.timeline(outcomes[0])}))
+    return 0
+
+
+def _setting(arguments: argparse.Namespace) -> Setting:
+    _positive("--gpus", arguments.gpus)
+    _positive("--gpus-per-node", arguments.gpus_per_node)
+    if arguments.gpus % arguments.gpus_per_node:
+        raise ValueError(f"--gpus {arguments.gpus}: expected a multiple of {arguments.gpus_per_node} GPUs per node")
+    _not_negative("--gpu-memory", arguments.gpu_memory)
+    _not_negative("--restart-cost", arguments.restart_cost)
+    for option, share in (("--fixed-memory", arguments.fixed_memory), ("--fixed-time", arguments.fixed_time)):
+        if not 0 <= share <= 1:
+            raise ValueError(f"{option} {share:g}: expected a number from 0 to 1")
+    _not_negative("--seed", arguments.seed)
+    error = None
+    if arguments.estimate_error != "none":
+        try:
+            error = float(arguments.estimate_error)
+        except ValueError:
+            raise ValueError(f"--estimate-error {arguments.estimate_error}: expected a number or none") from None
+        _not_negative("--estimate-error", error)
+    return Setting(
+        gpus=arguments.gpus,
+        gpus_per_node=arguments.gpus_per_node,
+        gpu_memory_gib=arguments.gpu_memory,
+        fixed_memory=arguments.fixed_memory,
+        fixed_time=arguments.fixed_time,
+        restart_cost=arguments.restart_cost,
+        estimate_error=error,
+        seed=arguments.seed,
+    )
+
+
+def _positive(option: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{option} {value}: expected at least 1")
+
+
+def _not_negative(option: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{option} {value:g}: expected a number, at least 0")
+
+
+def _cases(arguments: argparse.Namespace, setting: Setting, traces: list[Trace]) -> list[Case]:
+    known = _C.cluster_policy_names()
+    wanted = [name for text in arguments.policy or ["all"] for name in text.split(",")]
+    unknown = [name for name in wanted if name not in [*known, "all"]]
+    if unknown:
+        raise ValueError(f"--policy {unknown[0]}: expected all, or one of {', '.join(known)}")
+    policies = known if "all" in wanted else list(dict.fromkeys(wanted))
+    sweep = Sweep.parse(arguments.sweep) if arguments.sweep else None
+    record = bool(arguments.plot or arguments.timeline)
+    if sweep and sweep.name == "interference":
+        points = [(f"{value:g}", uniform(value), setting) for value in sweep.values]
+    else:
+        ratios = _ratios(arguments)
+        settings = [sweep.apply(setting, value) for value in sweep.values] if sweep else [setting]
+        points = [(arguments.interference, ratios, each) for each in settings]
+    for _, ratios, _ in points:
+        for trace in traces:
+            ratios.rows(trace.models)
+    return [
+        Case(trace, policy, ratios, each, name, record and not sweep)
+        for name, ratios, each in points
+        for policy in policies
+        for trace in traces
+    ]
+
+
+def _ratios(arguments: argparse.Namespace) -> Ratios:
+    try:
+        ratio = float(arguments.interference)
+    except ValueError:
+        aliases = dict(_alias(text) for text in arguments.model_as)
+        return read_ratios(Path(arguments.interference), arguments.gpu_type, aliases)
+    return uniform(ratio)
+
+
+def _alias(text: str) -> tuple[str, str]:
+    model, equals, other = text.partition("=")
+    if not (model and equals and other):
+        raise ValueError(f"--model-as {text}: expected MODEL=OTHER")
+    return model, other
+
+
+def _check_outputs(arguments: argparse.Namespace, cases: list[Case]) -> None:
+    check_output("--plot", arguments.plot)
+    check_output("--timeline", arguments.timeline)
+    if arguments.plot is not None and arguments.plot.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"--plot {arguments.plot}: expected a name that ends in .png, .svg or .pdf")
+    if arguments.timeline is not None and len(cases) > 1:
+        raise ValueError(
+            f"--timeline: expected one trace and one --policy, for it shows one run; there are {len(cases)}"
+        )
+
+
+def _simulate(cases: list[Case]) -> list[Outcome]:
+    if not sys.stderr.isatty():
+        return simulate_all(cases)
+    ended = [0] * len(cases)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("jobs simulated", total=sum(len(case.trace.names) for case in cases))
+
+        def progress(index: int, jobs: int) -> None:
+            ended[index] = jobs
+            bar.update(task, completed=sum(ended))
+
+        return simulate_all(cases, progress)
+
+
+def _warn(traces: list[Trace], cases: list[Case]) -> None:
+    for trace in traces:
+        if trace.bad_rows:
+            print(
+                f"torchshare: skipped {len(trace.bad_rows)} bad rows, the first: {trace.bad_rows[0]}", file=sys.stderr
+            )
+    raised = max(case.ratios.raised for case in cases)
+    if raised:
+        print(f"torchshare: {raised} ratios of the interference table are below 1: taken as 1", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Many jobs on many devices: job traces, the simulator, its reports."""

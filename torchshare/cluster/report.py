@@ -1,0 +1,75 @@
+"""What came out of a simulation, for the terminal and for https://ui.perfetto.dev."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from torchshare.cluster.simulate import Outcome, swept
+
+_BASELINE = "tiresias"  # what the table compares with, where it was run
+
+
+def table(rows: list[dict[str, Any]]) -> Table:
+    """One line per row of `summarize`; a column for what a sweep goes through."""
+    lines = Table(
+        box=None,
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+        title=f"{rows[0]['traces']} trace(s), {rows[0]['jobs']} jobs; times in seconds",
+        title_justify="left",
+    )
+    lines.add_column("policy")
+    varied = swept(rows)
+    for title in varied:
+        lines.add_column(title.replace("_", " "), justify="right")
+    for title in (
+        "avg JCT",
+        f"vs {_BASELINE}",
+        "median",
+        "p99",
+        "makespan",
+        "avg queue",
+        "GPUs busy",
+        "shared",
+        "preempted",
+    ):
+        lines.add_column(title, justify="right")
+    for row in rows:
+        baseline = next((r for r in rows if r["policy"] == _BASELINE and all(r[n] == row[n] for n in varied)), None)
+        lines.add_row(
+            row["policy"],
+            *(str(row[name]) for name in varied),
+            f"{row['avg_jct_s']:,.0f}",
+            f"{row['avg_jct_s'] / baseline['avg_jct_s'] - 1:+.0%}" if baseline else "-",
+            *(f"{row[name]:,.0f}" for name in ("median_jct_s", "p99_jct_s", "makespan_s", "avg_queue_s")),
+            f"{row['gpu_utilization']:.0%}",
+            f"{row['shared_fraction']:.0%}",
+            f"{row['preemptions']:,}",
+        )
+    return lines
+
+
+def timeline(outcome: Outcome) -> list[dict[str, Any]]:
+    """Chrome trace events: a process per node, two threads per GPU, one for each job that it holds at once."""
+    per_node = outcome.case.setting.gpus_per_node
+    names = outcome.case.trace.names
+    busy_until: dict[int, float] = {}  # by thread
+    events = []
+    for job, begin, end, gpus in sorted(outcome.spans, key=lambda span: span[1]):
+        for gpu in gpus:
+            thread = 2 * gpu if busy_until.get(2 * gpu, 0.0) <= begin else 2 * gpu + 1
+            busy_until[thread] = end
+            events.append(
+                {
+                    "name": names[job],
+                    "ph": "X",
+                    "pid": gpu // per_node,
+                    "tid": thread,
+                    "ts": begin * 1e6,
+                    "dur": (end - begin) * 1e6,
+                    "args": {"gpus": len(gpus)},
+                }
+            )
+    return events

@@ -1,0 +1,206 @@
+"""Runs cluster policies over traces in virtual time, and sums up what came out."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchshare import _C
+from torchshare.cluster.job_trace import Trace
+from torchshare.cluster.ratios import Ratios
+
+SMALL_JOB_GPUS = 4  # a job of at most this many counts as small
+_CHUNK = 2_000  # instants between two looks at progress, Ctrl-C and failures
+
+Column = NDArray[np.float64]
+Span = tuple[int, float, float, list[int]]  # job, begin, end, GPUs
+Usage = tuple[float, int, int, int]  # time, GPUs with a job, GPUs with two, waiting jobs
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The cluster, and what policies know."""
+
+    gpus: int = 64
+    gpus_per_node: int = 4
+    gpu_memory_gib: float = 0.0  # 0: memory is not looked at
+    fixed_memory: float = 0.3  # m0 / (m0 + m1 B): the share of a job's memory that smaller sub-batches do not shrink
+    fixed_time: float = 0.05  # alpha / (alpha + beta B): what each further sub-batch costs, as a share of a step
+    restart_cost: float = 10.0  # seconds
+    estimate_error: float | None = 0.0  # sigma of the log-normal error of estimates; None: no durations at all
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One simulation to run."""
+
+    trace: Trace
+    policy: str
+    ratios: Ratios
+    setting: Setting
+    interference: str  # what the ratios are called in the output
+    record: bool = False  # spans and usage, for a plot or a timeline
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out of a case. Columns have one entry per job of the trace."""
+
+    case: Case
+    figures: dict[str, float]  # see `figures_of`
+    jct: Column
+    spans: list[Span]
+    usage: list[Usage]
+
+
+def make_cluster(trace: Trace, ratios: Ratios, setting: Setting, record_spans: bool = False) -> _C.Cluster:
+    """The cluster with all jobs of the trace still to come. Raises ValueError where they do not fit each other."""
+    options = _C.ClusterOptions()
+    options.gpus, options.gpus_per_node = setting.gpus, setting.gpus_per_node
+    options.gpu_memory_gib = setting.gpu_memory_gib
+    options.fixed_memory_fraction, options.fixed_time_fraction = setting.fixed_memory, setting.fixed_time
+    options.restart_cost = setting.restart_cost
+    options.durations_known = setting.estimate_error is not None
+    options.record_spans = record_spans
+    error = np.random.default_rng(setting.seed).lognormal(0.0, setting.estimate_error or 0.0, len(trace.names))
+    return _C.Cluster(
+        options,
+        len(ratios.matrix),
+        ratios.matrix.ravel().tolist(),
+        arrival=trace.arrival,
+        duration=trace.duration,
+        gpus=trace.gpus,
+        memory_gib=trace.memory_gib,
+        model=ratios.rows(trace.models),
+        estimate=trace.duration * error,
+    )
+
+
+def simulate(case: Case, progress: Callable[[int], object] = lambda ended: None) -> Outcome:
+    """Runs one case to its end; `progress(jobs ended)` is called on the way and may raise to stop it."""
+    cluster = make_cluster(case.trace, case.ratios, case.setting, case.record)
+    simulator = _C.Simulator(cluster, case.policy, record_usage=case.record)
+    while simulator.run(_CHUNK):
+        progress(simulator.ended)
+    progress(simulator.ended)
+    jobs = simulator.jobs()
+    figures = figures_of(case, jobs, simulator.busy_gpu_seconds)
+    return Outcome(case, figures, jobs["ended"] - case.trace.arrival, simulator.spans(), simulator.usage())
+
+
+def figures_of(case: Case, jobs: dict[str, Column], busy_gpu_seconds: float) -> dict[str, float]:
+    """Seconds, but for: gpu_utilization, the share of GPU time from the first arrival to the last end with a job on the
+    GPU; shared_fraction, the share of running time beside a partner; preemptions and jobs, which are counts."""
+    trace = case.trace
+    jct = jobs["ended"] - trace.arrival
+    makespan = float(jobs["ended"].max() - trace.arrival.min())
+    small = trace.gpus <= SMALL_JOB_GPUS
+    return {
+        "avg_jct_s": float(jct.mean()),
+        "median_jct_s": float(np.median(jct)),
+        "p99_jct_s": float(np.percentile(jct, 99)),
+        "max_jct_s": float(jct.max()),
+        "avg_jct_small_s": float(jct[small].mean()) if small.any() else 0.0,
+        "avg_jct_large_s": float(jct[~small].mean()) if not small.all() else 0.0,
+        "makespan_s": makespan,
+        "avg_queue_s": float(jobs["waited"].mean()),
+        "gpu_utilization": busy_gpu_seconds / (makespan * case.setting.gpus),
+        "preemptions": int(jobs["preemptions"].sum()),
+        "shared_fraction": float(jobs["shared"].sum() / jobs["run"].sum()),
+        "jobs": len(trace.names),
+    }
+
+
+def simulate_all(
+    cases: Sequence[Case], progress: Callable[[int, int], object] = lambda case, ended: None
+) -> list[Outcome]:
+    """Runs all cases, as many at once as there are cores; `progress(index of the case, its jobs ended)`."""
+    stopped = False
+
+    def run(index: int) -> Outcome:
+        def report(ended: int) -> None:
+            if stopped:
+                raise KeyboardInterrupt
+            progress(index, ended)
+
+        return simulate(cases[index], report)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        futures = [pool.submit(run, index) for index in range(len(cases))]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            stopped = True
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def summarize(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """One row per policy, interference and setting: the figures, averaged over the traces; with several traces also
+    the least and the greatest of each as NAME_spread."""
+    rows = []
+    for _, group in itertools.groupby(outcomes, key=_row_key):
+        same = list(group)
+        case = same[0].case
+        row: dict[str, Any] = {
+            "policy": case.policy,
+            "interference": case.interference,
+            "restart_cost_s": case.setting.restart_cost,
+            "estimate_error": case.setting.estimate_error,
+            "traces": len(same),
+        }
+        for name in same[0].figures:
+            values = [outcome.figures[name] for outcome in same]
+            row[name] = sum(values) if name in ("jobs", "preemptions") else float(np.mean(values))
+            if len(same) > 1:
+                row[f"{name}_spread"] = [min(values), max(values)]
+        rows.append(row)
+    return rows
+
+
+def swept(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Which of their settings the rows of `summarize` differ in."""
+    settings = ("interference", "restart_cost_s", "estimate_error")
+    return [name for name in settings if len({row[name] for row in rows}) > 1]
+
+
+def _row_key(outcome: Outcome) -> tuple[str, str, float, str]:
+    setting = outcome.case.setting
+    return outcome.case.policy, outcome.case.interference, setting.restart_cost, str(setting.estimate_error)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One parameter and the values it goes through."""
+
+    name: str
+    values: list[float]
+
+    NAMES = ("interference", "restart-cost", "estimate-error")
+
+    @classmethod
+    def parse(cls, text: str) -> Sweep:
+        """From NAME=FROM:TO:STEP, both ends included. Raises ValueError."""
+        name, _, numbers = text.partition("=")
+        try:
+            first, last, step = map(float, numbers.split(":"))
+            count = round((last - first) / step)
+        except (ValueError, ZeroDivisionError, OverflowError):
+            count = -1
+        if name not in cls.NAMES or count < 0 or step <= 0:
+            raise ValueError(f"--sweep {text}: expected NAME=FROM:TO:STEP, NAME one of {', '.join(cls.NAMES)}")
+        return cls(name, [round(first + index * step, 9) for index in range(count + 1)])
+
+    def apply(self, setting: Setting, value: float) -> Setting:
+        """The setting with this value; the interference is no part of it."""
+        if self.name == "restart-cost":
+            return replace(setting, restart_cost=value)
+        return replace(setting, estimate_error=value) if self.name == "estimate-error" else setting

@@ -1,0 +1,9 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder(what: str) -> Path:
+    """Where `what` is kept for the next run."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchshare" / what

@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+
+def check_count(job: str, what: str, count: object) -> None:
+    """Raises ValueError unless `count` is None or a whole number, at least 0."""
+    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 0):
+        raise ValueError(f"job '{job}': {what} is {count!r}; expected a whole number, at least 0")

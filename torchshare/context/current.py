@@ -1,0 +1,41 @@
+"""Which job the calling thread belongs to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchshare.context.job_context import JobContext
+
+
+class _Thread(threading.local):
+    job: JobContext | None = None
+
+
+_thread = _Thread()
+
+
+def job() -> JobContext | None:
+    """The job whose thread calls, or None: in other threads, and in what a job forks (DataLoader workers)."""
+    return _thread.job
+
+
+@contextlib.contextmanager
+def entered(job: JobContext) -> Iterator[None]:
+    """Makes `job` the calling thread's."""
+    _thread.job = job
+    try:
+        yield
+    finally:
+        _thread.job = None
+
+
+def _forget() -> None:
+    _thread.job = None
+
+
+os.register_at_fork(after_in_child=_forget)

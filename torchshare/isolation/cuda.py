@@ -1,0 +1,67 @@
+"""What a job's code sees of torch.cuda: its own streams to wait for, its own random engine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchshare.context import current
+
+Replace = Callable[[Any, str, object], None]
+
+
+def route(replace: Replace) -> None:
+    """Makes the calls that reach the whole device, or the whole process, reach the calling job only. CUDA must have
+    been initialized: that sets what is replaced here."""
+    replace(torch.cuda, "synchronize", _routed_synchronize(torch.cuda.synchronize))
+    replace(torch.cuda, "default_generators", _RoutedGenerators(torch.cuda.default_generators))
+    replace(torch.cuda.Stream, "__new__", _routed_stream(torch.cuda.Stream.__new__))
+
+
+def _routed_synchronize(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def synchronize(device: Any = None) -> None:
+        job = current.job()
+        if job is None or not _is_current(device):
+            original(device)
+        else:
+            job.handle.synchronize()
+
+    return synchronize
+
+
+def _is_current(device: Any) -> bool:
+    return device is None or torch.device(device).index in (None, torch.cuda.current_device())
+
+
+def _routed_stream(original: Callable[..., torch.cuda.Stream]) -> Callable[..., torch.cuda.Stream]:
+    @functools.wraps(original)
+    def new(cls: type[torch.cuda.Stream], device: Any = None, priority: int = 0, **kwargs: Any) -> torch.cuda.Stream:
+        job = current.job()
+        handle = 0
+        if job is not None and cls is torch.cuda.Stream and not kwargs and priority == 0 and _is_current(device):
+            handle = job.handle.open_stream()
+        if handle:
+            return original(cls, stream_ptr=handle)
+        return original(cls, device, priority, **kwargs)
+
+    return new
+
+
+class _RoutedGenerators:
+    """Stands for torch.cuda's default generators: that of the job's device is the job's."""
+
+    def __init__(self, defaults: tuple[torch.Generator, ...]) -> None:
+        self._defaults = defaults
+
+    def __len__(self) -> int:
+        return len(self._defaults)
+
+    def __getitem__(self, index: int) -> torch.Generator:
+        job = current.job()
+        own = None if job is None else job.handle.device_generator
+        default = self._defaults[index]
+        return own if own is not None and own.device == default.device else default

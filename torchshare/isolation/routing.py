@@ -1,0 +1,143 @@
+"""Process-wide functions that must reach the calling job's own state: random numbers and sleep.
+
+Ops draw from the job's engine through the op hook; what is here are the calls that pass no op: `torch.manual_seed` and
+its kin, Python's `random`, `numpy.random`, and `time.sleep`. Installed while a Runtime is open, for jobs' threads only.
+Names bound before that escape in three cases: `from random import random`, `from numpy.random import ...` and
+`from time import sleep`.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+
+from torchshare.context import current
+from torchshare.isolation import compiling, cuda, interrupt, tracing
+
+_lock = threading.Lock()  # guards the rest
+_open = 0
+_cuda_is_routed = False
+_undo: list[Callable[[], None]] = []
+
+
+def install() -> None:
+    """Once per Runtime; the first one routes, and the first one on a GPU what is CUDA's."""
+    global _open, _cuda_is_routed
+    with _lock:
+        _open += 1
+        if _open == 1:
+            _route_python_random()
+            _route_numpy_random()
+            _replace(torch.random, "default_generator", _RoutedGenerator(torch.default_generator))
+            _replace(time, "sleep", _routed_sleep(time.sleep))
+            tracing.route(_replace, compiling.route(_replace))
+            interrupt.route(_replace)
+        if not _cuda_is_routed and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            _cuda_is_routed = True
+            cuda.route(_replace)
+
+
+def uninstall() -> None:
+    """Once per Runtime; the last one puts everything back."""
+    global _open, _cuda_is_routed
+    with _lock:
+        _open -= 1
+        if _open == 0:
+            _cuda_is_routed = False
+            while _undo:
+                _undo.pop()()
+
+
+_MISSING = object()
+
+
+def _replace(owner: Any, name: str, value: object) -> None:
+    original = getattr(owner, name, _MISSING)
+    setattr(owner, name, value)
+    _undo.append(lambda: delattr(owner, name) if original is _MISSING else setattr(owner, name, original))
+
+
+class _RoutedGenerator:
+    """Stands for torch.random's default generator: its methods are the calling job's."""
+
+    def __init__(self, default: torch.Generator) -> None:
+        self._default = default
+
+    def __getattr__(self, name: str) -> Any:
+        job = current.job()
+        return getattr(self._default if job is None else job.handle.generator, name)
+
+
+class _RoutedRandom(random.Random):
+    """The class of Python's hidden global instance: every method comes down to these six."""
+
+    def random(self) -> float:
+        job = current.job()
+        return super().random() if job is None else job.random.random()
+
+    def getrandbits(self, k: int, /) -> int:
+        job = current.job()
+        return super().getrandbits(k) if job is None else job.random.getrandbits(k)
+
+    def seed(self, *args: Any, **kwargs: Any) -> None:
+        job = current.job()
+        super().seed(*args, **kwargs) if job is None else job.random.seed(*args, **kwargs)
+
+    def getstate(self) -> tuple[Any, ...]:
+        job = current.job()
+        return super().getstate() if job is None else job.random.getstate()
+
+    def setstate(self, state: tuple[Any, ...]) -> None:
+        job = current.job()
+        super().setstate(state) if job is None else job.random.setstate(state)
+
+    def gauss(self, mu: float = 0.0, sigma: float = 1.0) -> float:
+        job = current.job()
+        return super().gauss(mu, sigma) if job is None else job.random.gauss(mu, sigma)
+
+
+def _route_python_random() -> None:
+    instance = random._inst
+    _replace(instance, "__class__", _RoutedRandom)
+    for name in random.__all__:
+        if getattr(getattr(random, name), "__self__", None) is instance:
+            _replace(random, name, getattr(instance, name))
+
+
+def _route_numpy_random() -> None:
+    shared = numpy.random.mtrand._rand
+    methods = {
+        name: name for name in numpy.random.__all__ if getattr(getattr(numpy.random, name), "__self__", None) is shared
+    }
+    methods |= {"seed": "seed", "ranf": "random_sample", "sample": "random_sample"}
+    for name, method in methods.items():
+        _replace(numpy.random, name, _routed_numpy(getattr(numpy.random, name), method))
+
+
+def _routed_numpy(original: Callable[..., Any], method: str) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def routed(*args: Any, **kwargs: Any) -> Any:
+        job = current.job()
+        target = original if job is None else getattr(job.numpy_random, method)
+        return target(*args, **kwargs)
+
+    return routed
+
+
+def _routed_sleep(original: Callable[[float], None]) -> Callable[[float], None]:
+    @functools.wraps(original)
+    def sleep(seconds: float, /) -> None:
+        job = current.job()
+        if job is None or not 0 <= seconds < float("inf"):
+            original(seconds)  # also raises what it raises
+        else:
+            job.handle.sleep(seconds)
+
+    return sleep

@@ -1,0 +1,229 @@
+"""What torch keeps once for the process while it traces, scripts, differentiates forward or profiles: jobs take turns
+at it, and what one job's turn sets, the other's thread does not see.
+
+Tracing is done under dynamo's lock, as compiling is (see `_compiling`): the tables of `make_fx`, the methods that a
+symbolic trace puts into `nn.Module`, and the flags behind `torch.compiler.is_compiling` and the like are set by the
+thread that has the lock, so they are that thread's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from torchshare import _C
+from torchshare.context import current
+from torchshare.isolation.compiling import CompileLock, Replace, take_turns
+
+
+def route(replace: Replace, lock: CompileLock) -> None:
+    """`lock`: dynamo's, as jobs take it."""
+    _route_fx(replace, lock)
+    _route_export(replace, lock)
+    _route_forward_ad(replace)
+    _route_parametrize(replace)
+    _route_profiler(replace)
+    for name in ("script", "trace", "trace_module", "freeze"):  # they share tables of types and modules
+        replace(torch.jit, name, take_turns(lock, getattr(torch.jit, name)))
+    patch_step = torch.optim.Optimizer._patch_step_function  # looks at its class whether it was there before
+    replace(torch.optim.Optimizer, "_patch_step_function", take_turns(threading.Lock(), patch_step))
+    replace(torch._C._aoti, "AOTIModelPackageLoader", _loading_in_turns(torch._C._aoti.AOTIModelPackageLoader))
+    _route_autocast(replace)
+
+
+def _route_fx(replace: Replace, lock: CompileLock) -> None:
+    from torch.fx import _symbolic_trace
+    from torch.fx.experimental import proxy_tensor
+
+    replace(_symbolic_trace.Tracer, "trace", take_turns(lock, _symbolic_trace.Tracer.trace))
+    tracer = proxy_tensor._MakefxTracer
+    replace(tracer, "_trace_inner", take_turns(lock, tracer._trace_inner))
+    patcher = _symbolic_trace._Patcher
+    replace(patcher, "patch_method", _patching_for_one_thread(patcher.patch_method))
+    for name in ("is_compiling", "is_exporting"):
+        _answer_by_thread(replace, torch.compiler, name, lock)
+    _answer_by_thread(replace, _symbolic_trace, "is_fx_symbolic_tracing", lock)
+
+
+def _answer_by_thread(replace: Replace, module: Any, name: str, lock: CompileLock) -> None:
+    """A function that asks for a flag of the thread that traces says False in all others. It is bound early, by the
+    wrappers of compiled functions and in dynamo's tables, so it stays, and its code is replaced."""
+    function = getattr(module, name)
+    code = function.__code__
+    original = types.FunctionType(code, function.__globals__)
+    own_name = f"_torchshare_{name}"
+    replace(module, own_name, lambda: not lock.is_held_elsewhere() and original())
+    namespace: dict[str, Any] = {}
+    exec(f"def {name}(): return {own_name}()", namespace)
+    # TorchScript reads the source.
+    place = {"co_filename": code.co_filename, "co_firstlineno": code.co_firstlineno}
+    replace(function, "__code__", namespace[name].__code__.replace(**place))
+
+
+def _patching_for_one_thread(original: Callable[..., None]) -> Callable[..., None]:
+    """A method that is patched while one thread traces is what it was in all others."""
+
+    @functools.wraps(original)
+    def patch_method(self: Any, owner: type, name: str, new: Callable[..., Any], deduplicate: bool = True) -> None:
+        former, thread = getattr(owner, name), threading.get_ident()
+
+        @functools.wraps(new)
+        def here(*args: Any, **kwargs: Any) -> Any:
+            return (new if threading.get_ident() == thread else former)(*args, **kwargs)
+
+        original(self, owner, name, here, deduplicate)
+
+    return patch_method
+
+
+def _route_export(replace: Replace, lock: CompileLock) -> None:
+    import torch._dynamo.eval_frame
+    import torch._dynamo.functional_export
+    import torch._export.utils
+    import torch.export._trace
+
+    original = torch._export.utils._compiling_state_context
+
+    @contextlib.contextmanager
+    def exporting() -> Iterator[None]:
+        with lock, original():
+            yield
+
+    modules = (
+        torch._export.utils,
+        torch._dynamo.eval_frame,
+        torch._dynamo.functional_export,
+        torch.export._trace,
+    )
+    for module in modules:
+        replace(module, "_compiling_state_context", exporting)
+
+
+def _route_forward_ad(replace: Replace) -> None:
+    """Levels of forward-mode differentiation are numbered for the whole process."""
+    import torch._functorch.eager_transforms as transforms
+    from torch.autograd import forward_ad
+
+    lock = threading.RLock()
+    nesting, enter, leave = transforms.jvp_increment_nesting, forward_ad.enter_dual_level, forward_ad.exit_dual_level
+
+    @contextlib.contextmanager
+    def jvp_increment_nesting() -> Iterator[int]:
+        with lock, nesting() as level:
+            yield level
+
+    @functools.wraps(enter)
+    def enter_dual_level() -> int:
+        lock.acquire()
+        try:
+            return int(enter())  # type: ignore[no-untyped-call]
+        except BaseException:
+            lock.release()
+            raise
+
+    @functools.wraps(leave)
+    def exit_dual_level(*, level: int | None = None) -> None:
+        leave(level=level)  # type: ignore[no-untyped-call]
+        lock.release()
+
+    replace(transforms, "jvp_increment_nesting", jvp_increment_nesting)
+    replace(forward_ad, "enter_dual_level", enter_dual_level)
+    replace(forward_ad, "exit_dual_level", exit_dual_level)
+
+
+class _ThreadCache(threading.local):
+    """Of one thread, what `torch.nn.utils.parametrize` has in two variables of its module."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.tensors: dict[Any, Any] = {}
+
+    def __bool__(self) -> bool:
+        return self.depth > 0
+
+    def get(self, key: Any) -> Any:
+        return self.tensors.get(key)
+
+    def __setitem__(self, key: Any, tensor: Any) -> None:
+        self.tensors[key] = tensor
+
+
+def _route_parametrize(replace: Replace) -> None:
+    from torch.nn.utils import parametrize
+
+    cache = _ThreadCache()
+
+    @contextlib.contextmanager
+    def cached() -> Iterator[None]:
+        cache.depth += 1
+        try:
+            yield
+        finally:
+            cache.depth -= 1
+            if not cache:
+                cache.tensors = {}
+
+    replace(parametrize, "_cache_enabled", cache)
+    replace(parametrize, "_cache", cache)
+    replace(parametrize, "cached", functools.wraps(parametrize.cached)(cached))
+
+
+def _route_profiler(replace: Replace) -> None:
+    """torch has one profiler; a second one that starts beside it crashes the process."""
+    profiler: Any = importlib.import_module("torch.autograd.profiler")
+    owner: list[str] = []
+    prepare, disable = profiler._prepare_profiler, profiler._disable_profiler
+
+    @functools.wraps(prepare)
+    def prepare_profiler(*args: Any, **kwargs: Any) -> Any:
+        job = current.job()
+        name = "the main program" if job is None else f"job '{job.name}'"
+        if owner and owner[0] != name:
+            raise RuntimeError(f"{name}: torch's profiler is in use by {owner[0]}, and there is one for the process")
+        owner[:] = [name]
+        return prepare(*args, **kwargs)
+
+    @functools.wraps(disable)
+    def disable_profiler(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return disable(*args, **kwargs)
+        finally:
+            owner.clear()
+
+    replace(profiler, "_prepare_profiler", prepare_profiler)
+    replace(profiler, "_disable_profiler", disable_profiler)
+
+
+def _loading_in_turns(loader: Any) -> Any:
+    """See PackageLoading in csrc/native/step_graph.h."""
+
+    class Loader(loader):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            with _C.PackageLoading():
+                super().__init__(*args, **kwargs)
+
+        @staticmethod
+        def load_metadata_from_package(*args: Any, **kwargs: Any) -> Any:
+            with _C.PackageLoading():
+                return loader.load_metadata_from_package(*args, **kwargs)
+
+    return Loader
+
+
+def _route_autocast(replace: Replace) -> None:
+    """Autocast's cache of weights is the process's: what one job leaves, it drops for all. Jobs do without (see
+    JobThread), and what switches it on for a region leaves it off for them."""
+    original = torch.set_autocast_cache_enabled
+
+    @functools.wraps(original)
+    def set_autocast_cache_enabled(enabled: bool) -> None:
+        original(enabled and current.job() is None)
+
+    replace(torch, "set_autocast_cache_enabled", set_autocast_cache_enabled)

@@ -1,0 +1,118 @@
+"""The op profile of a job: FIKIT's SK and SG (arXiv 2311.10359), and the trace they were made from."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from torchshare import _C
+
+Number = Annotated[float, Field(ge=0)]
+Hash = Annotated[str, Field(pattern="^[0-9a-f]{1,16}$")]
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Time(_Value):
+    """A measured time in nanoseconds: mean, mean distance from it, number of measurements."""
+
+    mean: Number
+    spread: Number
+    count: Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class Op(_Value):
+    """An op in its place in the step."""
+
+    op: str
+    """Name, shapes and dtypes."""
+    signature: Hash
+    """Of these."""
+    context: Hash
+    """Of the op and those before it."""
+    duration: Time
+    """SK."""
+    gap: Time
+    """SG: from its end to the next op's begin."""
+
+
+class Ops(_Value):
+    """The ops of a job, alone, in whole batches."""
+
+    per_step: Annotated[int, Field(ge=0)]
+    """Ops after which they repeat; 0: they do not."""
+    measuring_cost: float
+    """Step time with every op timed / without - 1."""
+    ops: list[Op]
+
+    @staticmethod
+    def of(per_step: int, measuring_cost: float, ops: list[_C.OpProfile]) -> Ops:
+        """From what was measured."""
+        return Ops(per_step=per_step, measuring_cost=measuring_cost, ops=[_op(op) for op in ops])
+
+    @property
+    def gap_share(self) -> float:
+        """Of the job's time: the sum of SG over the step time."""
+        gaps = sum(op.gap.mean * op.duration.count for op in self.ops)
+        durations = sum(op.duration.mean * op.duration.count for op in self.ops)
+        return gaps / (gaps + durations) if gaps > 0 else 0.0
+
+    def op_profiles(self) -> list[_C.OpProfile]:
+        return [
+            _C.OpProfile(int(op.signature, 16), int(op.context, 16), op.op, _op_time(op.duration), _op_time(op.gap))
+            for op in self.ops
+        ]
+
+
+def _op_time(time: Time) -> _C.OpTime:
+    return _C.OpTime(time.mean, time.spread, time.count)
+
+
+def _op(op: _C.OpProfile) -> Op:
+    times = [Time(mean=time.mean, spread=time.spread, count=time.count) for time in (op.duration, op.gap)]
+    return Op(op=op.text, signature=f"{op.signature:x}", context=f"{op.context:x}", duration=times[0], gap=times[1])
+
+
+@dataclass(frozen=True)
+class OpTrace:
+    """Ops of a job as they ran, alone; arrays over the ops, times in seconds. A .npz file."""
+
+    job: str
+    threads: int
+    context: NDArray[np.uint64]
+    gap: NDArray[np.float64]
+    """Between the end of the op before and its begin."""
+    idle: NDArray[np.float64]
+    """Of that, waiting for input."""
+    duration: NDArray[np.float64]
+    step_ends: NDArray[np.uint64]
+    """How many ops were done when each step ended."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        with Path(path).open("wb") as file:
+            np.savez_compressed(file, **asdict(self))
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> OpTrace:
+        """Raises ValueError that says what is wrong with the file."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                columns: dict[str, Any] = {name: file[name] for name in OpTrace.__dataclass_fields__}
+        except OSError as error:
+            raise ValueError(f"op trace {path}: {error.strerror or error}") from None
+        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{path} is no op trace: {error}") from None
+        trace = OpTrace(**{**columns, "job": str(columns["job"]), "threads": int(columns["threads"])})
+        lengths = {len(column) for column in (trace.context, trace.gap, trace.idle, trace.duration)}
+        if len(lengths) != 1 or len(trace.step_ends) < 2:
+            raise ValueError(f"op trace {path}: expected columns of one length and at least 2 steps")
+        return trace

@@ -1,0 +1,215 @@
+"""What was measured of a job: its steps alone, its memory, and what it suffers beside others. One JSON file."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from torchshare import _C
+from torchshare.profiles.ops import Ops
+
+VERSION: Literal[1] = 1  # of the file's schema
+Seconds = Annotated[float, Field(gt=0)]
+Ratio = Annotated[float, Field(gt=0, le=1e6)]
+Count = Annotated[int, Field(ge=1)]
+Role = Literal["primary", "secondary"]
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Spread(_Value):
+    """Of measured times: the median and the quartiles."""
+
+    median: Seconds
+    q25: Seconds
+    q75: Seconds
+
+
+class Alone(_Value):
+    """A job alone, in so many sub-batches."""
+
+    sub_batches: Count
+    rows: Count
+    """Of a sub-batch."""
+    steps: Count
+    """Measured, after the warm-up."""
+    step_s: Spread
+    """From the end of one step to the end of the next, the wait for input included."""
+    sub_batch_s: Spread
+    memory_bytes: Annotated[int, Field(ge=0)]
+    """Of tensors, at most."""
+
+
+class Beside(_Value):
+    """Two jobs together, each in so many sub-batches."""
+
+    sub_batches: Count
+    partner_sub_batches: Count
+    ratio: Ratio
+    """Step time beside the partner / alone in as many sub-batches. Below 1 is noise."""
+    partner_ratio: Ratio
+    starved: bool = False
+    """One of them did no step: its ratio is at least this."""
+
+
+class Partner(_Value):
+    job: str
+    role: Role
+    """Of the profiled job; the partner had the other one."""
+    beside: list[Beside]
+
+
+class Fit(_Value):
+    """The step-time model of SJF-BSBF (arXiv 2407.13088) and a line for memory, fitted to `alone`.
+
+    step = (s - 1) c + (c ** delta + communication ** delta) ** (1 / delta), c = alpha + beta * rows of a sub-batch;
+    `communication_s` is whatever a step needs once: input, optimizer, all-reduce.
+    """
+
+    alpha_s: Annotated[float, Field(ge=0)]
+    beta_s: Annotated[float, Field(ge=0)]
+    communication_s: Annotated[float, Field(ge=0)]
+    delta: Annotated[float, Field(ge=1)]
+    memory_fixed: Annotated[float, Field(ge=0)]
+    memory_per_row: Annotated[float, Field(ge=0)]
+    left_out_errors: list[float]
+    """Per size: |predicted / measured step - 1| by a fit without that size. Empty below three sizes."""
+
+
+class Profile(_Value):
+    """What was measured of a job on a device. Made by `torchshare.profile`; `save` and `load` are exact inverses."""
+
+    schema_version: Literal[1] = VERSION
+    job: str
+    code: str
+    """Digest of the file that the job's function is in; empty where there is none."""
+    device: str
+    torch: str
+    created: str
+    threads: Count
+    batch: Count
+    """Rows."""
+    steps: Annotated[int, Field(ge=0)] | None
+    """Of the whole job, where that was said."""
+    set_up_s: Annotated[float, Field(ge=0)]
+    """From its start to its first step, warm-up included."""
+    alone: Annotated[list[Alone], Field(min_length=1)]
+    partners: list[Partner] = []
+    fit: Fit
+    ops: Ops | None = None
+    """For policy="best_fit"."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file whole or not at all."""
+        unfinished = Path(f"{os.fspath(path)}.part")
+        unfinished.write_text(self.model_dump_json(indent=2) + "\n")
+        unfinished.replace(path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Profile:
+        """Raises ValueError that says what is wrong with the file."""
+        try:
+            data = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise ValueError(f"profile {path}: {error.strerror}") from None
+        except ValueError as error:
+            raise ValueError(f"profile {path} is cut short or no JSON: {error}") from None
+        version = data.get("schema_version") if isinstance(data, dict) else None
+        if version != VERSION:
+            raise ValueError(f"profile {path} is of version {version!r}; expected {VERSION}: measure the job again")
+        try:
+            return Profile.model_validate(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ValueError(f"profile {path}: {where} is {first['input']!r}: {first['msg']}") from None
+
+    def refusal(self, function: Callable[..., Any] | None = None) -> str | None:
+        """Why this profile says nothing about `function` here and now; None where it does."""
+        here = device_name()
+        if self.device != here:
+            return f"it is of another device: '{self.device}', this is '{here}'"
+        if self.torch != torch.__version__:
+            return f"it is of torch {self.torch}; this is {torch.__version__}"
+        code = code_digest(function) if function is not None else ""
+        if self.code and code and self.code != code:
+            return f"the job's code has changed since {self.created}"
+        return None
+
+    def step_s(self, sub_batch: int | None) -> float:
+        """Seconds of a step alone, where so many rows run at once: as measured, else by the fit."""
+        pieces = 1 if sub_batch is None else -(-self.batch // sub_batch)
+        measured = {alone.sub_batches: alone.step_s.median for alone in self.alone}
+        return measured[pieces] if pieces in measured else predict(self.fit, pieces, self.batch / pieces)
+
+    def profiled_job(self, sub_batch: int | None, priority: str) -> _C.ProfiledJob:
+        """What the coordinator needs of it for a job of that priority."""
+        pieces = 1 if sub_batch is None else -(-self.batch // sub_batch)
+        beside: dict[str, tuple[float, float]] = {}
+        for partner in self.partners:
+            if (partner.role == "secondary") == _C.outranks("primary", priority):
+                whole = [pair for pair in partner.beside if pair.partner_sub_batches == 1]
+                nearest = min(whole, key=lambda pair: abs(pair.sub_batches - pieces))
+                beside[partner.job] = (nearest.ratio, nearest.partner_ratio)
+        return _C.ProfiledJob(self.job, self.step_s(sub_batch), beside)
+
+
+def step_time(fit: Fit) -> _C.StepTimeModel:
+    """The fitted model as the planner has it."""
+    return _C.StepTimeModel(fit.alpha_s, fit.beta_s, fit.communication_s, fit.delta)
+
+
+def predict(fit: Fit, sub_batches: int, rows: float) -> float:
+    """Seconds of a step in that many sub-batches of so many rows; see Fit."""
+    return step_time(fit).step(sub_batches * rows, sub_batches)
+
+
+def as_profile(job: str, profile: Profile | str | os.PathLike[str], function: Callable[..., Any]) -> Profile:
+    """The profile, read where it is a path. Raises ValueError, naming the job, where it cannot be used here."""
+    try:
+        known = profile if isinstance(profile, Profile) else Profile.load(profile)
+    except ValueError as error:
+        raise ValueError(f"job '{job}': {error}") from None
+    refusal = known.refusal(function)
+    if refusal is not None:
+        raise ValueError(f"job '{job}': its profile cannot be used: {refusal}; measure it again")
+    return known
+
+
+@functools.cache
+def device_name() -> str:
+    """The device that jobs run on, as profiles name it."""
+    if torch.cuda.is_available():
+        return f"cuda: {torch.cuda.get_device_name(0)}"
+    models = [line.split(":", 1)[1].strip() for line in _cpu_lines() if line.startswith("model name")]
+    return f"cpu: {models[0] if models else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+
+
+def _cpu_lines() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def code_digest(function: Callable[..., Any]) -> str:
+    """Of the file that `function` is in; empty where there is none."""
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(function))
+    except TypeError:  # a callable object, a builtin
+        return ""
+    if file is None or not Path(file).is_file():
+        return ""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]

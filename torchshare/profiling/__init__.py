@@ -1,0 +1,1 @@
+"""Measures jobs, and plans and replays from what was measured."""

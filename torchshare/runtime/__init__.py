@@ -1,0 +1,1 @@
+"""Runtime and Job, which users meet."""

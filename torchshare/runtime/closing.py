@@ -1,0 +1,123 @@
+"""The end of a runtime: at close, when it is dropped, or when the interpreter ends; whichever comes first."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import sysconfig
+import threading
+import time
+from pathlib import Path
+from typing import ClassVar
+
+from torchshare import _C
+from torchshare.context import current
+from torchshare.context.job_context import JobContext
+from torchshare.context.results import ENDED
+from torchshare.isolation import routing
+from torchshare.isolation.interrupt import Interrupter
+from torchshare.runtime import signals
+
+log = logging.getLogger("torchshare")
+
+_SIGNAL_CHECK_S = 0.05  # how long Ctrl-C may go unnoticed
+# The standard library's folder has site-packages in it.
+_LIBRARY = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]), "<frozen ")
+_IMPATIENT = 2  # signals during close() that end its waiting
+_PATIENCE_S = 1.6  # for jobs that are blocked outside torch, in close()
+
+
+class Closer:
+    """What ends a runtime, once; it outlives the Runtime object."""
+
+    _all: ClassVar[set[Closer]] = set()  # of started runtimes
+
+    def __init__(self, handle: _C.Runtime) -> None:
+        self._handle = handle
+        self._jobs: list[JobContext] = []
+        self._interrupter = Interrupter()
+        self._process = os.getpid()
+        self._once = threading.Lock()
+        self._is_open = False
+
+    @property
+    def jobs(self) -> list[JobContext]:
+        return self._jobs
+
+    def cancel(self) -> None:
+        """Cancels every job."""
+        self._handle.cancel_all()
+        self._watch_cancels()
+
+    def watch_cancel(self, job: JobContext) -> None:
+        """Has the cancellation of a job reach it where it runs no op."""
+        self._interrupter.watch(job)
+
+    def _watch_cancels(self) -> None:
+        for job in self._jobs:
+            self._interrupter.watch(job)
+
+    def open(self) -> None:
+        """Jobs may run from here on. RuntimeError where no thread can be made."""
+        if not self._is_open and not self._once.locked():
+            self._interrupter.start()
+            self._is_open = True
+            self._all.add(self)
+            signals.install()
+
+    def close(self, stops: signals.Stops) -> None:
+        """A forked child has nothing to close: threads and signals are its parent's."""
+        if os.getpid() != self._process or not self._once.acquire(blocking=False):
+            return
+        try:
+            self._handle.begin_close()
+            self._watch_cancels()
+            self._wait(stops)
+            places = {job.name: _place_of(job) for job in self._jobs}
+            for name in self._handle.close(0):
+                log.warning("job '%s' was cancelled, but its thread %s and was left behind", name, places[name])
+        finally:
+            self._interrupter.close()
+            routing.uninstall()
+            if self._is_open:
+                self._all.discard(self)
+                signals.uninstall()
+
+    def _wait(self, stops: signals.Stops) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        told = False
+        while not self._handle.wait(_SIGNAL_CHECK_S) and time.monotonic() < deadline and stops.count < _IMPATIENT:
+            if stops.count and not told:
+                told = True
+                names = ", ".join(job.name for job in self._jobs if job.handle.state not in ENDED)
+                log.warning("waiting for jobs to stop: %s. Ctrl-C again leaves them behind", names)
+
+    def drop(self) -> None:
+        """Its Runtime object is gone: perhaps on the thread of one of the jobs, which cannot wait for itself."""
+        if current.job() in self._jobs:
+            threading.Thread(target=self.drop, name="ts-closer", daemon=True).start()
+            return
+        with signals.deferred() as stops:
+            self.close(stops)
+
+    @classmethod
+    def close_all(cls) -> None:
+        """At the interpreter's end."""
+        with signals.deferred(forget=True) as stops:
+            for closer in list(cls._all):
+                closer.close(stops)
+
+
+atexit.register(Closer.close_all)
+
+
+def _place_of(job: JobContext) -> str:
+    """Where in its own code the job's thread is, in words."""
+    frame = sys._current_frames().get(job.thread)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY) and frame.f_back is not None:
+        frame = frame.f_back
+    if frame is None:
+        return "is not in Python"
+    return f"is still at {frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"

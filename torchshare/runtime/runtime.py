@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+from typing_extensions import Unpack
+
+from torchshare import _C
+from torchshare.context import current
+from torchshare.context.errors import BudgetExceeded, Cancelled, JobFailed, described
+from torchshare.context.job_context import JobContext
+from torchshare.context.results import ENDED, Results
+from torchshare.isolation import routing
+from torchshare.isolation.interrupt import PROCESS_CODE
+from torchshare.runtime import signals
+from torchshare.runtime.bound import BoundReport, report
+from torchshare.runtime.closing import Closer
+from torchshare.runtime.gaps import GapReport, gap_reports
+from torchshare.runtime.job import Job
+from torchshare.runtime.options import JobOptions, RuntimeOptions, check, documented, fill
+
+log = logging.getLogger("torchshare")
+
+_SIGNAL_CHECK_S = 0.05  # how long Ctrl-C may go unnoticed in wait()
+
+
+class Runtime:
+    """Runs jobs together on one device, in this process."""
+
+    @documented(RuntimeOptions)
+    def __init__(self, device: str = "auto", **options: Unpack[RuntimeOptions]) -> None:
+        """
+        Args:
+            device: "cuda" or "cuda:1" for a GPU, "cpu", or "auto": the first GPU where there is one. On a GPU, every
+                job has a CUDA stream of its own, with the priority of its level, and that is its current stream.
+            {options}
+
+        Raises:
+            ValueError, TypeError: for an argument that makes no sense, before any work starts.
+            RuntimeError: inside a job.
+        """
+        check(RuntimeOptions, options, "Runtime")
+        # The first optimizer would import it, inside a job: a second or two that is not the job's own time.
+        importlib.import_module("torch._dynamo")
+        _C.keep_cuda_stand_in()
+        if device != "cpu" and torch.cuda.is_available():
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+        self._handle = _C.Runtime(device, fill(_C.RuntimeOptions(), options))
+        self._max_slowdown = options.get("max_slowdown")
+        self._jobs: list[Job] = []
+        routing.install()
+        # Runs at close, when the runtime is dropped, or when the interpreter ends; whichever comes first.
+        self._closer = Closer(self._handle)
+        weakref.finalize(self, self._closer.drop).atexit = False  # type: ignore[misc]  # a property
+
+    @property
+    def device(self) -> str:
+        return self._handle.device
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        return tuple(self._jobs)
+
+    @property
+    def results(self) -> Results:
+        """What every job has done so far."""
+        return Results([job.result for job in self._jobs])
+
+    @documented(JobOptions)
+    def submit(self, function: Callable[[Job], Any], **options: Unpack[JobOptions]) -> Job:
+        """Adds a job that calls `function(job)` in a thread of its own.
+
+        It is pending until `start()` or `wait()`; in a runtime that was started, it goes by its own `start` at once.
+
+        Args:
+            {options}
+
+        Raises:
+            ValueError, TypeError: naming the job, the value and what was expected.
+        """
+        if not callable(function):
+            raise TypeError(f"the job's function is {function!r}; expected a callable that takes a Job")
+        name = options.get("name")
+        if name is None:
+            name = getattr(function, "__name__", "job")
+        check(JobOptions, options, "submit", job=name)
+        context = JobContext(
+            name, options.get("seed", 0), options.get("sub_batch"), options.get("epochs"), self._closer.watch_cancel
+        )
+        job = Job(context)
+        try:
+            context.handle = self._handle.submit(
+                lambda handle: _run(job, handle, function),
+                _spec(name, options, function),
+                Cancelled,
+                BudgetExceeded,
+                PROCESS_CODE,
+            )
+        except ValueError as error:
+            text = str(error)
+            raise ValueError(text if f"'{name}'" in text else f"job '{name}': {text}") from None
+        self._closer.jobs.append(context)
+        self._jobs.append(job)
+        return job
+
+    def start(self) -> None:
+        """Checks every job's `start` condition, then lets the jobs go. Until the runtime is closed, SIGTERM ends the
+        program as `sys.exit(143)` does, unless it has a handler of its own.
+
+        Raises:
+            ValueError: for a condition that names an unknown job, or the job itself, or a cycle.
+            RuntimeError: where no thread can be made. The jobs that have none stay pending; another call tries again.
+        """
+        self._closer.open()
+        self._handle.start()
+
+    def wait(self, timeout: float | None = None, *, check: bool = True) -> Results:
+        """Starts the jobs where need be and waits until all have ended. Ctrl-C cancels them and is raised again.
+
+        Raises:
+            JobFailed: after all have ended, if one failed, unless `check` is False.
+            TimeoutError: after `timeout` seconds; the jobs go on.
+            RuntimeError: inside one of its jobs, which would wait for itself.
+        """
+        self._refuse_inside("wait")
+        self.start()
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        try:
+            while not self._handle.wait(min(_SIGNAL_CHECK_S, max(0.0, deadline - time.monotonic()))):
+                if time.monotonic() >= deadline:
+                    running = [job.name for job in self._jobs if job.state not in ENDED]
+                    raise TimeoutError(f"after {timeout} s, still not ended: {', '.join(running)}")
+        except (KeyboardInterrupt, SystemExit):
+            self.close()
+            raise
+        results = self.results
+        if check:
+            _raise_failures(results)
+        return results
+
+    def cancel(self) -> None:
+        """Cancels every job; see Job.cancel."""
+        self._closer.cancel()
+
+    def close(self) -> None:
+        """Cancels the jobs that have not ended, and waits for them; one that does not stop is left behind. The results
+        and the timeline can still be read.
+
+        Ctrl-C during that is raised when it is done. A second one leaves behind what has not stopped by then.
+
+        Raises:
+            RuntimeError: inside one of its jobs, which would wait for itself.
+        """
+        self._refuse_inside("close")
+        with signals.deferred() as stops:
+            self._closer.close(stops)
+
+    def _refuse_inside(self, what: str) -> None:
+        job = current.job()
+        if job is not None and job in self._closer.jobs:
+            raise RuntimeError(f"job '{job.name}': {what}() would wait for this job itself; call it outside the jobs")
+
+    def write_timeline(self, path: str | os.PathLike[str]) -> None:
+        """Writes what happened as a Chrome trace, for https://ui.perfetto.dev. OSError when it cannot."""
+        try:
+            self._handle.write_timeline(os.fspath(path))
+        except RuntimeError as error:
+            raise OSError(str(error)) from None
+
+    def bound_report(self) -> list[BoundReport]:
+        """How `max_slowdown` was kept: one for each job that lower jobs ran beside. Prints as a line."""
+        if self._max_slowdown is None:
+            return []
+        events = self.events()
+        jobs = self._closer.jobs
+        reports = (report(job, jobs, events, self._max_slowdown) for job in jobs)
+        return [found for found in reports if found is not None]
+
+    def gap_report(self) -> list[GapReport]:
+        """With policy="best_fit", what the gaps of each job that outranks another were good for. Prints as a line."""
+        return gap_reports(self._closer.jobs)
+
+    def events(self) -> list[_C.Event]:
+        """The timeline: (kind, job, begin in ns, end in ns, index, detail), in order of recording."""
+        return self._handle.events()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Waits for the jobs, as an executor does; on an exception, cancels them instead."""
+        try:
+            if error is None and any(job.state not in ENDED for job in self._jobs):
+                self.wait()
+        finally:
+            self.close()
+
+
+def _spec(name: str, options: JobOptions, function: Callable[..., Any]) -> _C.JobSpec:
+    spec = _C.JobSpec()
+    spec.name = name
+    spec.threads = torch.get_num_threads()
+    profile = options.pop("profile", None)
+    fill(spec, options)
+    if profile is not None:
+        from torchshare.profiles.profile import as_profile
+
+        known = as_profile(name, profile, function)
+        spec.profile = known.profiled_job(options.get("sub_batch"), spec.priority)
+        spec.ops = [] if known.ops is None else known.ops.op_profiles()
+    return spec
+
+
+def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any]) -> None:
+    """The body of a job, in its thread. What it raises decides the job's state."""
+    job._context.handle = handle  # Runtime.submit may not have come to it yet
+    job._context.thread = threading.get_ident()
+    with current.entered(job._context):
+        try:
+            value = function(job)
+            if handle.is_in_body:  # else it was given up, and its result is final
+                job._value = value
+        except Cancelled:
+            raise
+        except SystemExit as error:
+            if error.code:
+                job._exception = error
+                log.error("job '%s' called sys.exit(%r) after %d steps", job.name, error.code, job.result.steps)
+                raise
+        except BaseException as error:
+            job._exception = error
+            if not handle.cancel_requested:
+                log.error("job '%s' failed after %d steps", job.name, job.result.steps, exc_info=True)
+            raise
+
+
+def _raise_failures(results: Results) -> None:
+    failed = [result for result in results.values() if result.state == "failed"]
+    if failed:
+        texts = [f"job '{r.name}' failed after {r.steps} steps: {described(r.exception)}" for r in failed]
+        raise JobFailed("; ".join(texts), results) from failed[0].exception

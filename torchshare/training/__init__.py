@@ -1,0 +1,1 @@
+"""What a job's loop uses: batches, CUDA graphs, compiled steps."""

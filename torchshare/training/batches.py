@@ -1,0 +1,249 @@
+"""The dataloader hook: a job's batches, cut into sub-batches whose gradients add up to the batch's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from torchshare import _C
+from torchshare.context import current
+from torchshare.training import pytree
+from torchshare.training.cuda_graph import Graphed
+from torchshare.training.sub_batch import SubBatch
+
+if TYPE_CHECKING:
+    from torchshare.context.job_context import JobContext
+
+Reduction = Literal["mean", "sum"]
+Count = Callable[[Any], Any]
+
+
+class Batch:
+    """What the loader yielded, to be trained on as one step. Iterate over its sub-batches, or call `backward`."""
+
+    def __init__(self, job: JobContext, data: Any, number: int, options: Options) -> None:
+        self._job = job
+        self._data = data
+        self._number = number
+        self._options = options
+        self._trained = False  # its rows have been through the loop's body, as far as can be seen from here
+
+    @property
+    def data(self) -> Any:
+        """The whole batch, as the loader yielded it."""
+        self._trained = True
+        return self._data
+
+    def __iter__(self) -> Iterator[SubBatch]:
+        """The sub-batches in order. One with nothing to count (all its tokens masked) is left out."""
+        handle = self._job.handle
+        with BatchNormWarning(self._job, self._is_split):
+            for sub_batch in self._split():
+                handle.begin_sub_batch()
+                yield sub_batch
+                handle.end_sub_batch()
+        self._trained = True
+
+    def backward(
+        self, loss_fn: Callable[..., torch.Tensor], *, scaler: torch.amp.grad_scaler.GradScaler | None = None
+    ) -> torch.Tensor:
+        """Runs forward and backward for each sub-batch; the gradients accumulate to those of the whole batch.
+
+        `loss_fn` takes the parts of a tuple or list batch as arguments, any other batch as one, and returns the loss of
+        those rows: one number, with the `reduction` given to `batches`. Clip and step afterwards, as ever.
+        What `Job.graph` made of a loss function is replayed. With `scaler`, each loss is scaled by it, in eager.
+        Returns the batch's loss, detached and unscaled.
+        """
+        total: torch.Tensor | None = None
+        for sub in self:
+            replayed = loss_fn.backward(sub) if isinstance(loss_fn, Graphed) and scaler is None else None
+            loss = self._backward(loss_fn, sub, scaler) if replayed is None else replayed
+            total = loss if total is None else total + loss
+        assert total is not None  # _split yields at least one piece
+        return total
+
+    def _backward(
+        self, loss_fn: Callable[..., torch.Tensor], sub: SubBatch, scaler: torch.amp.grad_scaler.GradScaler | None
+    ) -> torch.Tensor:
+        loss = loss_fn(*sub.data) if isinstance(sub.data, (tuple, list)) else loss_fn(sub.data)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise TypeError(f"{self._where()}: the loss is {_described(loss)}; expected a tensor with one element")
+        if sub.weight != 1.0:
+            loss = loss * sub.weight
+        torch.autograd.backward(loss if scaler is None else scaler.scale(loss))
+        return loss.detach()
+
+    def _is_split(self) -> bool:
+        return self._options.sub_batch is not None and self._rows() > self._options.sub_batch
+
+    def _split(self) -> Iterator[SubBatch]:
+        options = self._options
+        rows = self._rows()
+        self._job.largest_batch = max(self._job.largest_batch, rows)
+        if options.sub_batch is None:
+            yield SubBatch(self._data, 1.0, rows, 0)
+            return
+        ranges = _C.split_rows(rows, options.sub_batch)
+        pieces = [map_rows(self._data, begin, end) for begin, end in ranges]
+        sizes = [end - begin for begin, end in ranges]
+        counts = [
+            float(size if options.count is None else options.count(data))
+            for size, data in zip(sizes, pieces, strict=True)
+        ]
+        total = sum(counts)
+        if not total > 0:
+            raise ValueError(f"{self._where()}: count() gives {total} for the whole batch; expected more than 0")
+        for index, (data, size, count) in enumerate(zip(pieces, sizes, counts, strict=True)):
+            if count > 0:
+                yield SubBatch(data, 1.0 if options.reduction == "sum" else count / total, size, index)
+
+    def _rows(self) -> int:
+        """The number of rows; the tensors must agree on it."""
+        found = [(path, tensor.size(0)) for path, tensor in pytree.tensors(self._data)]
+        if not found:
+            if self._options.sub_batch is None:
+                return 0
+            raise ValueError(f"{self._where()}: {_described(self._data)} has no tensor with rows to split")
+        path, rows = found[0]
+        for other, size in found:
+            if size != rows:
+                raise ValueError(f"{self._where()}: {path} has {rows} rows but {other} has {size}; expected equal")
+        if rows == 0:
+            raise ValueError(f"{self._where()}: {path} has 0 rows; expected at least 1")
+        return rows
+
+    def _where(self) -> str:
+        return f"job '{self._job.name}', batch {self._number}"
+
+
+@dataclass(frozen=True)
+class Options:
+    sub_batch: int | None
+    reduction: Reduction
+    count: Count | None
+
+
+def map_rows(data: Any, begin: int, end: int) -> Any:
+    """`data` with each tensor narrowed to rows [begin, end)."""
+    return pytree.map_tensors(lambda tensor: tensor.narrow(0, begin, end - begin), data)
+
+
+def check_sub_batch(job: str, sub_batch: object, batch_size: int | None = None) -> int | None:
+    """`sub_batch` when it can be one, for a loader of `batch_size`; ValueError otherwise."""
+    if sub_batch is None:
+        return None
+    if not isinstance(sub_batch, int) or isinstance(sub_batch, bool) or sub_batch < 1:
+        raise ValueError(f"job '{job}': sub_batch is {sub_batch!r}; expected a whole number of rows, at least 1")
+    if batch_size is not None and sub_batch > batch_size:
+        raise ValueError(f"job '{job}': sub_batch is {sub_batch}; expected at most the loader's batch of {batch_size}")
+    return sub_batch
+
+
+def options_of(
+    job: JobContext, loader: Iterable[Any], sub_batch: int | None, reduction: Reduction, count: Count | None
+) -> Options:
+    """The arguments of Job.batches, checked before the first batch."""
+    declared = getattr(loader, "batch_size", None)
+    check_sub_batch(job.name, sub_batch, declared if isinstance(declared, int) else None)
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"job '{job.name}': reduction is {reduction!r}; expected 'mean' or 'sum'")
+    if reduction == "sum" and count is not None:
+        raise ValueError(f"job '{job.name}': count has no meaning with reduction 'sum'; expected one of the two")
+    if not isinstance(loader, Iterable):
+        raise TypeError(f"job '{job.name}': the loader is {_described(loader)}; expected an iterable of batches")
+    return Options(sub_batch, reduction, count)
+
+
+def iterate(job: JobContext, loader: Iterable[Any], options: Options) -> Iterator[Batch]:
+    """See Job.batches."""
+    handle = job.handle
+    for batch in fetch(job, loader, options):
+        handle.begin_step()
+        try:
+            yield batch
+        finally:
+            # A loop that breaks out after its step has done it; one that only looked, or failed on the way, has not.
+            if batch._trained and job.handle.is_in_body:
+                handle.end_step()
+
+
+def fetch(job: JobContext, loader: Iterable[Any], options: Options) -> Iterator[Batch]:
+    """The loader's batches, not yet begun as steps."""
+    handle = job.handle
+    end = object()
+    _expect_steps(job, loader)
+    handle.begin_input()  # starting worker processes is waiting for input, too
+    iterator = iter(loader)
+    handle.end_input()
+    number = 0
+    while True:
+        handle.checkpoint()
+        handle.begin_input()
+        try:
+            data = next(iterator, end)
+        finally:
+            handle.end_input()
+        if data is end:
+            break
+        yield Batch(job, data, number, options)
+        number += 1
+    if number == 0:
+        raise ValueError(f"job '{job.name}': the loader yielded no batch; expected at least 1")
+
+
+def _expect_steps(job: JobContext, loader: Iterable[Any]) -> None:
+    """Tells the coordinator how many steps are to come, where the loader knows its length."""
+    try:
+        batches = len(loader)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):  # an IterableDataset's loader has __len__, too
+        return
+    if job.epochs_left is None:
+        job.handle.expect_steps(batches, for_good=False)
+    elif job.epochs_left > 0:
+        job.handle.expect_steps(batches * job.epochs_left, for_good=True)
+        job.epochs_left -= 1
+
+
+class BatchNormWarning:
+    """Around the forward passes of a batch: says once per job, during its first split one, when a layer computes
+    statistics over the rows it sees."""
+
+    def __init__(self, job: JobContext, is_split: Callable[[], bool]) -> None:
+        self._job = job
+        self._is_split = is_split
+        self._hook: RemovableHandle | None = None
+
+    def __enter__(self) -> None:
+        if self._job.warns_of_batch_norm and self._is_split():
+            self._job.warns_of_batch_norm = False
+            self._hook = torch.nn.modules.module.register_module_forward_pre_hook(self._look)
+
+    def __exit__(self, *exception: object) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+
+    def _look(self, module: torch.nn.Module, _: object) -> None:
+        if current.job() is not self._job or self._hook is None:
+            return
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.training:
+            self._hook.remove()
+            self._hook = None
+            warnings.warn(
+                f"job '{self._job.name}': {type(module).__name__} takes its statistics from each sub-batch, not from "
+                "the whole batch, and updates its running mean and variance once per sub-batch: gradients differ from "
+                "the unsplit batch's. They are the same at the same sub_batch. GroupNorm and LayerNorm do not differ.",
+                stacklevel=2,
+            )
+
+
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with keys {list(value)}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,413 @@
+"""Compiled steps: whole training steps, compiled ahead of time and driven from C++. See csrc/compiled."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from torchshare import _C
+from torchshare.training import batches, pytree
+from torchshare.training.batches import Batch
+from torchshare.training.optimizer_rules import rule_of
+from torchshare.training.step_package import package_of
+from torchshare.training.step_tracer import Kind, Noise, StepTracer, Untraceable
+
+if TYPE_CHECKING:
+    from torchshare.context.job_context import JobContext
+
+log = logging.getLogger("torchshare")
+
+_MOST_SHAPES = 8  # of batches and sub-batches that are compiled; others run in eager
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_TENSOR = object()  # stands for any tensor in a batch's form
+_PLAIN = (int, float, bool, str, bytes, type(None))
+Pieces = list[tuple[list[Tensor], float]]
+
+
+class CompiledStep:
+    """A training step, `step(batch)`: what `batch.backward(loss_fn)`, `optimizer.step()` and `optimizer.zero_grad()`
+    do, compiled. Made by `Job.compiled_step`.
+
+    Parameters, buffers and optimizer state are the user's own, updated in place; `.grad` is not touched. What cannot be
+    compiled runs in eager: for good (`fallback` says why), for the first step of an optimizer that has no state yet, or
+    while the model or optimizer is not as it was compiled (another `training` mode, other hyperparameters).
+    """
+
+    def __init__(
+        self, job: JobContext, model: nn.Module, loss_fn: Callable[..., Tensor], optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._job = job
+        self._model = model
+        self._loss_fn = loss_fn
+        self._optimizer = optimizer
+        self._told: set[str] = set()  # reasons that have been logged
+        self._fallback: str | None = None
+        self._compile_s = 0.0
+        self._form: Any = None  # of a batch: its tree without the tensors
+        self._graphs: dict[Kind, list[_Graph]] = {"step": [], "gradients": [], "update": []}
+        device = next((parameter.device for group in optimizer.param_groups for parameter in group["params"]), None)
+        self._weight = torch.ones((), dtype=torch.float64, device=device)
+        self._rates = [torch.zeros((), dtype=torch.float64, device=device) for _ in optimizer.param_groups]
+        self._accumulators: list[Tensor] = []
+        self._bound: _C.NativeStep | None = None
+        self._bound_to: Any = None  # the optimizer's state, and what of it `_bound` works on
+        self._bound_state: list[tuple[dict[str, Tensor], str, Tensor]] = []
+        rule = rule_of(optimizer)
+        try:
+            if isinstance(rule, str):
+                raise Untraceable(rule)
+            _refuse_hooks(model, optimizer)
+            self._tracer = StepTracer(model, loss_fn, optimizer, rule)
+            self._settings = self._current_settings()
+        except Untraceable as reason:
+            self._fall_back(reason)
+
+    @property
+    def fallback(self) -> str | None:
+        """Why the step runs in eager for good; None where it is compiled."""
+        return self._fallback
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds spent on tracing, compiling and loading so far."""
+        return self._compile_s
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Trains on a batch of `job.batches`; returns its loss, detached."""
+        self.check_owner(batch._job)
+        pieces = self._pieces(batch) if self._is_as_compiled() else None
+        if pieces is None:
+            return self._eager(batch)
+        return self._ready().run(self._job.handle, pieces)
+
+    def check_owner(self, job: JobContext) -> None:
+        """Raises ValueError unless the step is that job's."""
+        if job is not self._job:
+            raise ValueError(
+                f"job '{job.name}': the compiled step is of job '{self._job.name}'; expected one of its own"
+            )
+
+    def run_steps(self, batches: list[Batch]) -> list[Tensor]:
+        """Trains on batches that have not begun as steps, and returns their losses. The interpreter is left alone as
+        long as they run compiled."""
+        losses: list[Tensor] = []
+        handle = self._job.handle
+        is_as_compiled = self._is_as_compiled()
+        queue: list[Pieces] = []
+        for batch in batches:
+            pieces = self._pieces(batch) if is_as_compiled else None
+            if pieces is not None:
+                queue.append(pieces)
+                continue
+            losses += self._drain(queue)
+            handle.checkpoint()
+            handle.begin_step()
+            losses.append(self._eager(batch))
+            handle.end_step()
+        return losses + self._drain(queue)
+
+    def _drain(self, queue: list[Pieces]) -> list[Tensor]:
+        if not queue:
+            return []
+        losses = _C.run_steps(self._job.handle, self._ready(), queue)
+        queue.clear()
+        return losses
+
+    def _ready(self) -> _C.NativeStep:
+        """The compiled step, with the learning rates of now."""
+        assert self._bound is not None
+        for rate, group in zip(self._rates, self._optimizer.param_groups, strict=True):
+            rate.fill_(float(group["lr"]))
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # learning rate schedulers look for it
+        return self._bound
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes the step for C++ programs (see examples/cpp): `step.pt2`, the compiled code for whole batches, and
+        `tensors.pt`, copies of all that it works on.
+
+        Raises:
+            RuntimeError: where there is no such code, or the optimizer has no state yet.
+        """
+        if not self._graphs["step"] or not self._bind():
+            reason = self._fallback or "no whole batch has been compiled, or none trained on"
+            raise RuntimeError(f"job '{self._job.name}': the step cannot be saved: {reason}")
+        self._ready()
+        graph = self._graphs["step"][0]
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(graph.package, target / "step.pt2")
+        bound = [*self._bound_tensors()["step"], *graph.captured]
+        saved = {
+            "bound": [tensor.detach().clone() for tensor in bound],
+            "noise": [tensor for tensor, *_ in graph.noise],
+            "draws": torch.tensor([rest for _, *rest in graph.noise], dtype=torch.float64).reshape(-1, 3),
+            "data": graph.data,
+        }
+        torch.save(saved, target / "tensors.pt")
+
+    def prepare(self, data: Any, sub_batch: int | None) -> None:
+        """Compiles what a batch like `data` takes, in sub-batches of so many rows."""
+        if self._fallback is None:
+            options = batches.Options(sub_batch, "mean", None)
+            self._cover(list(_pieces_of(Batch(self._job, data, 0, options))))
+
+    def _eager(self, batch: Batch) -> Tensor:
+        loss = batch.backward(self._loss_fn)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return loss
+
+    def _is_as_compiled(self) -> bool:
+        """Whether model and optimizer are as they were compiled; says why not."""
+        if self._fallback is not None:
+            return False
+        settings = self._current_settings()
+        if settings == self._settings:
+            return True
+        what = next(key for key, value in settings.items() if value != self._settings[key])
+        self._tell(f"{what} is {settings[what]!r} and was compiled as {self._settings[what]!r}")
+        return False
+
+    def _pieces(self, batch: Batch) -> Pieces | None:
+        """What the compiled step takes of the batch; None where it must run in eager, after saying why."""
+        subs = list(_pieces_of(batch))
+        pieces = [(pytree.all_tensors(data), weight) for data, weight in subs]
+        known = self._bound is not None and self._bound.covers(pieces) and all(map(self._has_form, subs))
+        if (not known and not self._cover(subs)) or not self._bind():
+            return None
+        batch._trained = True
+        return pieces
+
+    def _cover(self, subs: list[tuple[Any, float]]) -> bool:
+        """Compiles what these sub-batches take and is not there yet; False where that cannot be."""
+        try:
+            for data, _ in subs:
+                self._check_form(data)
+            kind: Kind = "step" if len(subs) == 1 and subs[0][1] == 1.0 else "gradients"
+            for data, _ in subs:
+                if not any(_alike(known.data, pytree.all_tensors(data)) for known in self._graphs[kind]):
+                    self._add(kind, data)
+        except Untraceable as reason:
+            self._fall_back(reason)
+        except _Odd as reason:
+            self._tell(str(reason))
+            return False
+        return self._fallback is None
+
+    def _add(self, kind: Kind, data: Any) -> None:
+        if sum(map(len, self._graphs.values())) >= _MOST_SHAPES:
+            raise _Odd(f"a batch has yet another shape; {_MOST_SHAPES} graphs are compiled at most")
+        begin = time.monotonic()
+        randoms = self._job.random.getstate(), _numpy_state(self._job)
+        with batches.BatchNormWarning(self._job, lambda: kind == "gradients"):
+            traced = [self._tracer.step(data) if kind == "step" else self._tracer.gradients(data)]
+        if randoms != (self._job.random.getstate(), _numpy_state(self._job)):
+            raise Untraceable("the loss function draws from Python's or numpy's random state")
+        self._tracer.check(traced[0], data, self._job.handle.generator)
+        if kind == "gradients" and not self._graphs["update"]:
+            traced.append(self._tracer.update())
+        for each in traced:
+            package = package_of(each, torch.get_num_threads(), self._job)
+            self._graphs[each.kind].append(_Graph(_load(package), package, each.captured, each.noise, each.data))
+        if kind == "gradients" and not self._accumulators:
+            self._accumulators = [torch.zeros_like(parameter) for parameter in self._tracer.parameters]
+        self._bound = None  # to be bound again
+        self._compile_s += time.monotonic() - begin
+
+    def _has_form(self, sub: tuple[Any, float]) -> bool:
+        """The quick way for batches of tensors and nothing else."""
+        data = sub[0]
+        return type(data) is type(self._form) and type(data) in (tuple, list) and all(map(_is_tensor, data))
+
+    def _check_form(self, data: Any) -> None:
+        """All that is no tensor is part of the graph: it must be the same in every batch."""
+        form = pytree.map_leaves(lambda leaf: _TENSOR if isinstance(leaf, Tensor) else leaf, data)
+        odd: list[Any] = []
+        pytree.map_leaves(lambda leaf: None if leaf is _TENSOR or isinstance(leaf, _PLAIN) else odd.append(leaf), form)
+        if odd:
+            raise Untraceable(f"a batch holds a {type(odd[0]).__name__}; expected tensors, numbers and strings")
+        if self._form is None:
+            self._form = form
+        elif form != self._form:
+            raise _Odd("a batch is not built like the one that was compiled, or differs in what is no tensor")
+
+    def _current_settings(self) -> dict[str, Any]:
+        """What the graphs take for granted and a user may change."""
+        groups = self._optimizer.param_groups
+        settings: dict[str, Any] = {
+            "the model's training mode": self._model.training,
+            "autocast": torch.is_autocast_enabled("cpu"),
+            "the number of parameters that require a gradient": sum(
+                parameter.requires_grad for group in groups for parameter in group["params"]
+            ),
+            "the number of intra-op threads": torch.get_num_threads(),
+        }
+        for number, group in enumerate(groups):
+            for key in self._optimizer.defaults:
+                if key != "lr":
+                    settings[f"the optimizer's '{key}' in group {number}"] = group[key]
+        return settings
+
+    def _bind(self) -> bool:
+        """Has the compiled step work on the optimizer's state as it is now; False where there is none yet."""
+        states = self._optimizer.state
+        if (
+            self._bound is not None
+            and self._bound_to is states
+            and all(of_one.get(name) is tensor for of_one, name, tensor in self._bound_state)
+        ):
+            return True
+        try:
+            self._bound_state = [
+                (states[parameter], name, states[parameter][name]) for parameter, name in self._tracer.state_names()
+            ]
+        except KeyError:
+            return False  # the first step makes it, in eager
+        if any(tensor is None for _, _, tensor in self._bound_state):
+            return False
+        self._bound_to = states
+        bound = self._bound_tensors()
+        graphs = {
+            kind: [(each.graph, [*bound[kind], *each.captured], each.noise, each.data) for each in known]
+            for kind, known in self._graphs.items()
+        }
+        try:
+            self._bound = _C.NativeStep(
+                graphs["step"], graphs["gradients"], graphs["update"], self._accumulators, self._weight
+            )
+        except ValueError as error:
+            self._fall_back(error)
+            return False
+        return True
+
+    def _bound_tensors(self) -> dict[Kind, list[Tensor]]:
+        """See StepTracer."""
+        tracer, rates, accumulators = self._tracer, self._rates, self._accumulators
+        state = [tensor for _, _, tensor in self._bound_state]
+        return {
+            "step": [*tracer.tensors, *state, *rates],
+            "gradients": [*tracer.tensors, *accumulators, self._weight],
+            "update": [*tracer.parameters, *state, *accumulators, *rates],
+        }
+
+    def _fall_back(self, reason: Exception) -> None:
+        self._fallback = str(reason)
+        self._tell(self._fallback)
+
+    def _tell(self, reason: str) -> None:
+        """Once per reason."""
+        if reason not in self._told:
+            self._told.add(reason)
+            log.warning("job '%s': a compiled step runs in eager: %s", self._job.name, reason)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A compiled graph, and what `Traced` says of it."""
+
+    graph: _C.StepGraph
+    package: Path
+    captured: list[Tensor]
+    noise: list[Noise]
+    data: list[Tensor]
+
+
+class _Odd(Exception):
+    """A batch that must run in eager, and why."""
+
+
+def make(
+    job: JobContext,
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    optimizer: torch.optim.Optimizer,
+    example_batch: Any,
+    sub_batch: int | None,
+) -> CompiledStep:
+    """See Job.compiled_step."""
+    for what, value, kind in (("model", model, nn.Module), ("optimizer", optimizer, torch.optim.Optimizer)):
+        if not isinstance(value, kind):
+            raise TypeError(f"job '{job.name}': {what} is a {type(value).__name__}; expected a {kind.__name__}")
+    if not callable(loss_fn):
+        raise TypeError(f"job '{job.name}': loss_fn is {loss_fn!r}; expected a callable that returns the loss")
+    if not pytree.all_tensors(example_batch):
+        raise ValueError(f"job '{job.name}': example_batch has no tensor; expected a batch as the loader yields it")
+    step = CompiledStep(job, model, loss_fn, optimizer)
+    step.prepare(example_batch, batches.check_sub_batch(job.name, sub_batch))
+    return step
+
+
+def fit(
+    job: JobContext,
+    step: CompiledStep,
+    loader: Iterable[Any],
+    steps: int | None,
+    options: batches.Options,
+    prefetch: int,
+) -> Tensor:
+    """See Job.fit."""
+    if not isinstance(step, CompiledStep):
+        raise TypeError(f"job '{job.name}': step is a {type(step).__name__}; expected what compiled_step returned")
+    step.check_owner(job)
+    losses: list[Tensor] = []
+    while steps is None or len(losses) < steps:
+        before = len(losses)
+        left = None if steps is None else steps - before
+        fetched = itertools.islice(batches.fetch(job, loader, options), left)
+        while chunk := list(itertools.islice(fetched, prefetch)):
+            losses += step.run_steps(chunk)
+        if steps is None:
+            break
+        if len(losses) == before:
+            raise ValueError(f"job '{job.name}': the loader ended after {before} of {steps} steps; expected a new pass")
+    return torch.stack(losses) if losses else torch.empty(0)
+
+
+def _pieces_of(batch: Batch) -> Iterable[tuple[Any, float]]:
+    return ((sub.data, sub.weight) for sub in batch._split())
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _alike(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(_C.tensor_spec(x) == _C.tensor_spec(y) for x, y in zip(a, b, strict=True))
+
+
+def _load(package: Path) -> _C.StepGraph:
+    try:
+        return _C.StepGraph(str(package))
+    except (ValueError, RuntimeError) as error:
+        package.unlink(missing_ok=True)  # the next run makes it anew
+        raise Untraceable(f"its package cannot be loaded: {error}") from None
+
+
+def _numpy_state(job: JobContext) -> Any:
+    kind, keys, *rest = job.numpy_random.get_state(legacy=True)
+    return kind, keys.tobytes(), *rest  # type: ignore[union-attr]
+
+
+def _refuse_hooks(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Hooks would run once, while the step is traced, and never again."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            raise Untraceable("the model is DistributedDataParallel")
+        for hooks in _HOOKS:
+            if getattr(module, hooks):
+                raise Untraceable(f"module '{name}' ({type(module).__name__}) has a hook ({hooks[1:]})")
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise Untraceable(f"parameter '{name}' has a hook")
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        raise Untraceable("the optimizer has a step hook")

@@ -1,0 +1,208 @@
+"""Forward and backward of a sub-batch as one captured graph of the device."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchshare import _C
+from torchshare.context import current
+from torchshare.training import pytree
+
+if TYPE_CHECKING:
+    from torchshare.context.job_context import JobContext
+    from torchshare.training.sub_batch import SubBatch
+
+log = logging.getLogger("torchshare")
+
+_WARM_UP = 3  # runs before a capture, so that libraries have chosen their kernels and made their workspaces
+_MOST_GRAPHS = 8
+
+
+class Graphed:
+    """What `Job.graph` returns: call it as the loss function that it was made of, or give it to `Batch.backward`."""
+
+    def __init__(self, job: JobContext, loss_fn: Callable[..., Tensor], device: torch.device | None) -> None:
+        self._job = job
+        self._loss_fn = loss_fn
+        self._device = device
+        self._graphs: dict[object, _Graph] = {}
+        self._gradients: dict[int, Tensor] = {}  # of all graphs, by leaf: what one leaves the next one adds to
+        self.fallback: str | None = None
+        """Why sub-batches run in eager; None while they do not."""
+        if device is None:
+            self.fallback = "jobs on the CPU have no graphs"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._loss_fn(*args, **kwargs)
+
+    def backward(self, sub: SubBatch) -> Tensor | None:
+        """Forward and backward by the graph; the loss, weighted and detached. None: it must be done in eager."""
+        if self.fallback is not None:
+            return None
+        key = _look(sub.data), sub.weight
+        if key not in self._graphs:
+            try:
+                if len(self._graphs) == _MOST_GRAPHS:
+                    raise _Uncapturable(f"more than {_MOST_GRAPHS} shapes or weights of sub-batches")
+                self._graphs[key] = _Graph(self._job, self._loss_fn, sub, self._device, self._gradients)
+            except (RuntimeError, _Uncapturable) as error:
+                self._give_up(str(error).split("\n", 1)[0])
+                return None
+        return self._graphs[key].replay(sub)
+
+    def _give_up(self, reason: str) -> None:
+        self.fallback = reason
+        self._graphs.clear()
+        warnings.warn(
+            f"job '{self._job.name}': forward and backward run in eager, not as a graph: {reason}", stacklevel=4
+        )
+
+
+class _Uncapturable(Exception):
+    """Something that a graph cannot repeat."""
+
+
+class _Graph:
+    """One capture: what it reads, where its gradients go, and the loss that it leaves."""
+
+    def __init__(
+        self,
+        job: JobContext,
+        loss_fn: Callable[..., Tensor],
+        sub: SubBatch,
+        device: torch.device | None,
+        gradients: dict[int, Tensor],
+    ) -> None:
+        self._job = job
+        self._name = f"graph of {getattr(loss_fn, '__qualname__', 'a loss function')}, {sub.size} rows"
+        self._inputs = pytree.map_leaves(
+            lambda leaf: leaf.detach().to(device, copy=True) if isinstance(leaf, Tensor) else leaf, sub.data
+        )
+        self._loss = torch.zeros(())
+
+        def run() -> Tensor:
+            loss = loss_fn(*self._inputs) if isinstance(self._inputs, (tuple, list)) else loss_fn(self._inputs)
+            if not isinstance(loss, Tensor) or loss.numel() != 1:
+                raise TypeError(f"job '{job.name}': the loss is not a tensor with one element")
+            return loss if sub.weight == 1.0 else loss * sub.weight
+
+        leaves = _warm_up(job, run)
+        former = [leaf.grad for leaf in leaves]
+        # They are there before, so that the graph adds to them.
+        self._gradients = [(leaf, gradients.setdefault(id(leaf), torch.zeros_like(leaf))) for leaf in leaves]
+        for leaf, gradient in self._gradients:
+            leaf.grad = gradient
+
+        def work() -> None:
+            loss = run()
+            torch.autograd.backward(loss)
+            self._loss = loss.detach()
+
+        job.handle.synchronize()
+        try:
+            self._graph: _C.DeviceGraph = job.handle.capture(work)
+        finally:
+            for leaf, before in zip(leaves, former, strict=True):
+                leaf.grad = before
+
+    def replay(self, sub: SubBatch) -> Tensor:
+        for static, given in zip(pytree.all_tensors(self._inputs), pytree.all_tensors(sub.data), strict=True):
+            static.copy_(given, non_blocking=True)
+        if stale := [gradient for leaf, gradient in self._gradients if leaf.grad is None]:
+            torch._foreach_zero_(stale)
+        for leaf, gradient in self._gradients:
+            if leaf.grad is not None and leaf.grad is not gradient:
+                gradient.copy_(leaf.grad)
+            leaf.grad = gradient
+        self._job.handle.launch(self._graph, self._name)
+        return self._loss.clone()
+
+
+def _warm_up(job: JobContext, run: Callable[[], Tensor]) -> list[Tensor]:
+    """Runs forward and backward a few times and leaves no trace of it: buffers, gradients and random states are as
+    before. Returns the leaves that got gradients."""
+    buffers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def remember(module: torch.nn.Module, _inputs: object) -> None:
+        if current.job() is job:
+            for buffer in module.buffers():
+                buffers.setdefault(id(buffer), (buffer, buffer.detach().clone()))
+
+    states = _RandomStates(job)
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(remember)
+    leaves: list[Tensor] = []
+    gradients: list[Tensor | None] = []
+    try:
+        for round_number in range(_WARM_UP):
+            loss = run()
+            if round_number == 0:
+                leaves = list(_leaves(loss))
+                gradients = [leaf.grad for leaf in leaves]
+                for leaf in leaves:
+                    leaf.grad = None
+            torch.autograd.backward(loss)
+        if states.host_has_moved():
+            raise _Uncapturable("the loss function draws random numbers on the host")
+        return [leaf for leaf in leaves if leaf.grad is not None]
+    finally:
+        hook.remove()
+        for leaf, former in zip(leaves, gradients, strict=True):
+            leaf.grad = former
+        with torch.no_grad():
+            for buffer, value in buffers.values():
+                buffer.copy_(value)
+        states.restore()
+
+
+def _leaves(loss: Tensor) -> Iterator[Tensor]:
+    """The tensors that gradients of `loss` accumulate in."""
+    seen: set[Any] = set()
+    stack = [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        stack.extend(function for function, _ in node.next_functions)
+
+
+class _RandomStates:
+    """A job's random states, now."""
+
+    def __init__(self, job: JobContext) -> None:
+        self._job = job
+        self._python = job.random.getstate()
+        self._numpy = job.numpy_random.get_state()
+        generators = job.handle.generator, job.handle.device_generator
+        self._torch = [(generator, generator.get_state()) for generator in generators if generator is not None]
+
+    def restore(self) -> None:
+        self._job.random.setstate(self._python)
+        self._job.numpy_random.set_state(self._numpy)
+        for generator, state in self._torch:
+            generator.set_state(state)
+
+    def host_has_moved(self) -> bool:
+        generator, state = self._torch[0]
+        return (
+            self._job.random.getstate() != self._python
+            or str(self._job.numpy_random.get_state()) != str(self._numpy)
+            or not torch.equal(generator.get_state(), state)
+        )
+
+
+def _look(data: Any) -> tuple[object, ...]:
+    """What a graph has of a sub-batch for good: shapes and types of its tensors, and everything else."""
+    found: list[object] = []
+    pytree.map_leaves(
+        lambda leaf: found.append((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else repr(leaf)), data
+    )
+    return tuple(found)

@@ -1,0 +1,132 @@
+"""Packages of compiled graphs: a cache on disk, and the process that fills it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchshare import _C
+from torchshare.context.cache import cache_folder
+from torchshare.training import compile_package
+from torchshare.training.step_tracer import Traced, Untraceable
+
+if TYPE_CHECKING:
+    from torchshare.context.job_context import JobContext
+
+log = logging.getLogger("torchshare")
+
+_FORMAT = 1  # of packages; another one is another key
+_POLL_S = 0.02
+
+
+def package_of(traced: Traced, threads: int, job: JobContext) -> Path:
+    """The package of a graph; where the cache has none, compiled and checked against eager. In the job's own thread.
+
+    Raises:
+        Untraceable: where the compiler fails, or what it made differs from eager.
+    """
+    request = request_of(traced, threads)
+    folder = cache_folder("steps")
+    folder.mkdir(parents=True, exist_ok=True)
+    package = folder / f"{_key(request)}.pt2"
+    # A cancel ends each sleep; lower jobs may use the time.
+    with (
+        _locked(package.with_suffix(".lock"), job.handle.sleep),
+        tempfile.TemporaryDirectory(dir=folder, prefix="compile-") as scratch,
+    ):
+        if not package.exists():
+            made = _compile(request, Path(scratch), job)
+            traced.check(_C.StepGraph(str(made)).run)
+            os.replace(made, package)
+    return package
+
+
+def request_of(traced: Traced, threads: int) -> dict[str, Any]:
+    """All that the compiler is told, and all that the key is made of."""
+    rows = f" of {traced.data[0].shape[0]} rows" if traced.data and traced.data[0].dim() > 0 else ""
+    return {
+        "graph": traced.graph,
+        "inputs": [(tuple(t.shape), t.stride(), t.dtype, t.device.type) for t in traced.inputs],
+        "threads": threads,
+        "options": {
+            "cpp.threads": threads,
+            "aot_inductor.metadata": {
+                "torchshare.torch": torch.__version__.split("+")[0],
+                "torchshare.inputs": "\n".join(_C.tensor_spec(tensor) for tensor in traced.inputs),
+                "torchshare.name": f"compiled {traced.kind}{rows}",
+            },
+        },
+    }
+
+
+def _key(request: dict[str, Any]) -> str:
+    parts = (
+        _FORMAT,
+        torch.__version__,
+        torch.backends.cpu.get_cpu_capability(),
+        request["graph"].code,
+        request["inputs"],
+        request["options"],
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def _compile(request: dict[str, Any], folder: Path, job: JobContext) -> Path:
+    name = request["options"]["aot_inductor.metadata"]["torchshare.name"]
+    log.info("job '%s': compiling '%s' (%d ops), once", job.name, name, len(request["graph"].graph.nodes))
+    begin = time.monotonic()
+    asked, made, said = folder / "request.pt", folder / "step.pt2", folder / "log"
+    torch.save(request, asked)
+    with said.open("w") as output:
+        # A file of its own, not `-m torchshare...`: the compiler needs torch, not us.
+        process = subprocess.Popen(
+            [sys.executable, compile_package.__file__, str(asked), str(made)],
+            stdout=output,
+            stderr=output,
+            cwd=folder,
+            env={
+                **os.environ,
+                "TORCHINDUCTOR_CACHE_DIR": str(cache_folder("steps") / "inductor"),  # keeps its compiled headers
+                "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            },
+        )
+        try:
+            while process.poll() is None:
+                job.handle.sleep(_POLL_S)
+        finally:
+            process.kill()
+            process.wait()
+    if process.returncode != 0 or not made.exists():
+        lines = said.read_text().strip().splitlines()
+        raise Untraceable(f"the compiler failed: {lines[-1][:200] if lines else process.returncode}")
+    log.info("job '%s': compiled '%s' in %.0f s", job.name, name, time.monotonic() - begin)
+    return made
+
+
+@contextmanager
+def _locked(path: Path, sleep: Callable[[float], None]) -> Iterator[None]:
+    """One at a time, over all processes: two jobs with one graph compile it once."""
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                sleep(_POLL_S)
+        try:
+            yield
+        finally:
+            # Closing is not enough: a process that was forked meanwhile, such as a DataLoader worker, has the file too.
+            fcntl.flock(file, fcntl.LOCK_UN)
