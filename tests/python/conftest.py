@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ import torch
 
 import torchshare
 from torchshare import Job, Result
+from torchshare.__main__ import main
 
 
 @pytest.fixture(params=["priority", "strict", "best_fit", "resource"])
@@ -53,6 +58,32 @@ def run_one(function: Callable[[Job], Any], timeout: float = 60, device: str = "
 def python(code: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """Runs a program of its own to its end."""
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout)
+
+
+def torchshare_command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The `torchshare` command from `folder`, in this process: a new one takes seconds to import torch."""
+    out, err = io.StringIO(), io.StringIO()
+    modules, path = set(sys.modules), list(sys.path)
+    log = logging.StreamHandler(err)  # as without pytest's own
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.chdir(folder)
+        patch.setattr(logging.getLogger(), "handlers", [log])
+        try:
+            code = main(list(arguments))
+        except SystemExit as error:  # of argparse
+            code = error.code if isinstance(error.code, int) else 1
+        except Exception:
+            traceback.print_exc()
+            code = 1
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+            del sys.modules[name]
+    return subprocess.CompletedProcess(["torchshare", *arguments], code, out.getvalue(), err.getvalue())
 
 
 def launch(*arguments: str, folder: Path) -> subprocess.Popen[str]:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import launch
+from conftest import launch, torchshare_command
 
 JOBS = """
 import time, torch
@@ -62,13 +62,15 @@ def jobs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def torchshare(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def in_a_process(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torchshare", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
 
 
 def test_two_functions_of_a_file_train_together(jobs: Path):
-    done = torchshare("run", "jobs.py:train", "b=jobs.py:train", "--start", "step:5", "--sub-batch", "b=3", folder=jobs)
+    done = in_a_process(
+        "run", "jobs.py:train", "b=jobs.py:train", "--start", "step:5", "--sub-batch", "b=3", folder=jobs
+    )
     assert done.returncode == 0, done.stderr
     rows = [line.split()[:5] for line in done.stdout.splitlines()]
     assert rows[1:] == [["train", "primary", "finished", "20", "20"], ["b", "secondary", "finished", "20", "60"]]
@@ -77,11 +79,11 @@ def test_two_functions_of_a_file_train_together(jobs: Path):
 
 
 def test_a_module_is_found_from_the_current_folder(jobs: Path):
-    assert torchshare("run", "jobs:train", folder=jobs).returncode == 0
+    assert in_a_process("run", "jobs:train", folder=jobs).returncode == 0
 
 
 def test_json_is_one_document_on_stdout(jobs: Path):
-    done = torchshare("run", "jobs.py:train", "jobs.py:fail", "--json", "--timeline", "t.json", folder=jobs)
+    done = torchshare_command("run", "jobs.py:train", "jobs.py:fail", "--json", "--timeline", "t.json", folder=jobs)
     assert done.returncode == 1
     train, fail = json.loads(done.stdout)["jobs"]
     assert (train["name"], train["state"], train["steps"], train["error"]) == ("train", "finished", 20, None)
@@ -135,7 +137,7 @@ BAD_INPUT = {
 
 @pytest.mark.parametrize(("arguments", "message"), BAD_INPUT.values(), ids=BAD_INPUT)
 def test_bad_input_is_one_clear_line_before_any_job_starts(jobs: Path, arguments: list[str], message: str):
-    done = torchshare("run", *arguments, folder=jobs)
+    done = torchshare_command("run", *arguments, folder=jobs)
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -143,17 +145,17 @@ def test_bad_input_is_one_clear_line_before_any_job_starts(jobs: Path, arguments
 
 
 def test_an_error_in_the_users_own_file_shows_where(jobs: Path):
-    done = torchshare("run", "broken.py:train", folder=jobs)
+    done = in_a_process("run", "broken.py:train", folder=jobs)
     assert done.returncode == 1
     assert 'broken.py", line 1' in done.stderr and "No module named 'no_such_thing'" in done.stderr
 
 
 def test_a_bound_is_reported_after_the_table(jobs: Path):
     command = ("run", "jobs.py:many", "b=jobs.py:many", "--max-slowdown", "0.5", "--threads", "1")
-    done = torchshare(*command, folder=jobs)
+    done = torchshare_command(*command, folder=jobs)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("many: slowdown within 0.5 in ")
-    (bound,) = json.loads(torchshare(*command, "--json", folder=jobs).stdout)["bounds"]
+    (bound,) = json.loads(torchshare_command(*command, "--json", folder=jobs).stdout)["bounds"]
     assert bound["job"] == "many" and bound["windows"] >= 1
 
 
@@ -163,29 +165,29 @@ QUICK = ("--window", "0.1", "--rounds", "1", "--splits", "2", "--threads", "1", 
 def test_profiles_are_measured_kept_used_and_measured_again_when_the_code_changes(jobs: Path):
     pair = ("profile", "jobs.py:steps", "--with", "b=jobs.py:steps", *QUICK)
     outputs = ("--output", "a.json", "--partner-output", "b.json")
-    done = torchshare(*pair, "--steps", "900", "--partner-steps", "100", *outputs, folder=jobs)
+    done = torchshare_command(*pair, "--steps", "900", "--partner-steps", "100", *outputs, folder=jobs)
     assert done.returncode == 0, done.stderr
     assert "steps as the primary beside b" in done.stdout
     assert "round 1: steps in 2 beside b in 1: ratios" in done.stderr
     assert len(list((jobs / "cache").iterdir())) == 2
 
-    again = torchshare(*pair, "--json", folder=jobs)
+    again = torchshare_command(*pair, "--json", folder=jobs)
     assert "from the cache" in again.stderr
     assert json.loads(again.stdout) == json.loads((jobs / "a.json").read_text())
 
-    planned = torchshare("plan", "a.json", "b.json", folder=jobs)
+    planned = torchshare_command("plan", "a.json", "b.json", folder=jobs)
     assert planned.returncode == 0, planned.stderr
     assert "'b' " in planned.stdout and "Average completion" in planned.stdout
 
     command = ("run", "jobs.py:many", "b=jobs.py:train", "--start", "auto", "--threads", "1")
-    shared = torchshare(*command, "--profile", "many=a.json", "--profile", "b=b.json", folder=jobs)
+    shared = torchshare_command(*command, "--profile", "many=a.json", "--profile", "b=b.json", folder=jobs)
     assert shared.returncode == 0, shared.stderr
 
     (jobs / "jobs.py").write_text(JOBS + "# changed\n")
-    stale = torchshare(*command, "--profile", "many=a.json", folder=jobs)
+    stale = torchshare_command(*command, "--profile", "many=a.json", folder=jobs)
     assert stale.returncode == 2
     assert "job 'many': its profile cannot be used: the job's code has changed since" in stale.stderr
-    done = torchshare("profile", "jobs.py:steps", *QUICK, folder=jobs)
+    done = torchshare_command("profile", "jobs.py:steps", *QUICK, folder=jobs)
     assert "measuring 'steps' again: the job's code has changed since" in done.stderr
     assert done.returncode == 0
 
@@ -202,7 +204,7 @@ def test_profiles_are_measured_kept_used_and_measured_again_when_the_code_change
     ],
 )
 def test_a_profile_that_cannot_be_measured_says_why(jobs: Path, arguments: list[str], code: int, message: str):
-    done = torchshare("profile", *arguments, "--cache", "cache", folder=jobs)
+    done = torchshare_command("profile", *arguments, "--cache", "cache", folder=jobs)
     assert done.returncode == code
     assert message in done.stderr
     assert not (jobs / "cache").exists()
@@ -220,19 +222,19 @@ def test_ctrl_c_ends_a_measurement_and_writes_nothing(jobs: Path):
 
 
 def test_help_and_version_say_what_there_is(tmp_path: Path):
-    assert "run jobs together" in torchshare("--help", folder=tmp_path).stdout
-    assert torchshare("--version", folder=tmp_path).stdout.startswith("torchshare 0.1.0 (built")
-    assert torchshare(folder=tmp_path).returncode == 2
+    assert "run jobs together" in in_a_process("--help", folder=tmp_path).stdout
+    assert in_a_process("--version", folder=tmp_path).stdout.startswith("torchshare 0.1.0 (built")
+    assert in_a_process(folder=tmp_path).returncode == 2
 
 
 def test_profile_writes_traces_and_replay_runs_them(jobs: Path):
     cache = jobs / "cache"
     options = ["--threads", "1", "--window", "0.1", "--rounds", "1", "--splits", "1", "--cache", str(cache)]
-    done = torchshare("profile", "a=jobs.py:steps", "--trace", "a.npz", "--json", *options, folder=jobs)
+    done = torchshare_command("profile", "a=jobs.py:steps", "--trace", "a.npz", "--json", *options, folder=jobs)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ops"]["ops"]
     assert "every op timed" in done.stderr
-    done = torchshare("replay", "a.npz", "a.npz", "--policy", "strict,best_fit", "--cores", "2", folder=jobs)
+    done = torchshare_command("replay", "a.npz", "a.npz", "--policy", "strict,best_fit", "--cores", "2", folder=jobs)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split() == [
@@ -251,7 +253,7 @@ def test_profile_writes_traces_and_replay_runs_them(jobs: Path):
     assert [line.split()[:3] for line in lines[1:]] == [
         [policy, "a", priority] for policy in ("strict", "best_fit") for priority in ("primary", "secondary")
     ]
-    done = torchshare("replay", "a.npz", "--json", "--no-device-priority", folder=jobs)
+    done = torchshare_command("replay", "a.npz", "--json", "--no-device-priority", folder=jobs)
     assert set(json.loads(done.stdout)) == {"best_fit", "priority", "strict"}
     for arguments, message in (
         (["none.npz"], "op trace none.npz: No such file"),
@@ -260,14 +262,14 @@ def test_profile_writes_traces_and_replay_runs_them(jobs: Path):
         (["a.npz", "--grace", "7"], "--grace 7: expected seconds, 0 to 1"),
         (["a.npz"] * 11, "11 op traces; expected 1 to 10"),
     ):
-        done = torchshare("replay", *arguments, folder=jobs)
+        done = torchshare_command("replay", *arguments, folder=jobs)
         assert (done.returncode, message in done.stderr) == (2, True), done.stderr
 
 
 def test_run_with_best_fit_says_how_the_gaps_were_filled(jobs: Path):
     command = ["run", "a=jobs.py:many", "b=jobs.py:train", "--policy", "best_fit", "--threads", "1"]
-    done = torchshare(*command, folder=jobs)
+    done = torchshare_command(*command, folder=jobs)
     assert done.returncode == 0, done.stderr
     assert "a: gaps are " in done.stdout
-    (gaps,) = json.loads(torchshare(*command, "--json", folder=jobs).stdout)["gaps"]
+    (gaps,) = json.loads(torchshare_command(*command, "--json", folder=jobs).stdout)["gaps"]
     assert gaps["job"] == "a" and gaps["ops"] > 0
