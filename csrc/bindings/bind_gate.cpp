@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "bindings/turns.h"
 #include "device/cpu/idle_priority.h"
 #include "device/cuda_stand_in.h"
 #include "device/mark_cost.h"
@@ -17,18 +18,16 @@ double to_seconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<double>(time).count();
 }
 
-/// `with Ungated():`
-struct UngatedBlock {
-  std::optional<Ungated> ungated;
-};
-
 }  // namespace
 
 void bind_gate(py::module_& module) {
-  py::class_<UngatedBlock>(module, "Ungated")
-      .def(py::init<>())
-      .def("__enter__", [](UngatedBlock& block) { block.ungated.emplace(); })
-      .def("__exit__", [](UngatedBlock& block, const py::args&) { block.ungated.reset(); });
+  py::class_<Turns>(module, "Turns")
+      .def(py::init<py::object, py::function>(), py::arg("lock"), py::arg("before_release"))
+      .def("__enter__", &Turns::enter)
+      .def("__exit__", [](Turns& turns, const py::args&) { turns.exit(); })
+      .def("exit_all", &Turns::exit_all)
+      .def("is_held_elsewhere", &Turns::is_held_elsewhere)
+      .def("forget_others", &Turns::forget_others);
   py::class_<WakeCost>(module, "WakeCost")
       .def_property_readonly("notify_s", [](const WakeCost& cost) { return to_seconds(cost.notify); })
       .def_property_readonly("latency_s", [](const WakeCost& cost) { return to_seconds(cost.latency); })

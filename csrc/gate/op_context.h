@@ -32,6 +32,8 @@ class OpContext {
   friend class Ungated;
   /// Called before an op when `attention` is set: waits its turn, parks, or throws to unwind the job.
   virtual void attend() = 0;
+  /// Ungated, or inside an op. On the job's own thread.
+  bool is_ungated() const { return depth_ > 0; }
 
   Slot slot_;
   std::unique_ptr<OpWatch> watch_;  // null where nobody wants to know how long ops are

@@ -258,7 +258,10 @@ void Job::wait_while(Attention bit, JobReport::Kind reason) {
 
 void Job::checkpoint() {
   while (true) {
-    const std::uint32_t attention = slot_.attention.load(std::memory_order_acquire);
+    std::uint32_t attention = slot_.attention.load(std::memory_order_acquire);
+    if (is_ungated()) {
+      attention &= ~(kSuspend | kHold);  // others wait for what it does
+    }
     if ((cancel_requested() || (attention & (kSuspend | kHold)) != 0) && !host_->may_stop()) {
       return;
     }

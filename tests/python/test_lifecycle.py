@@ -431,9 +431,72 @@ def test_sigterm_unwinds_a_program_with_a_runtime(tmp_path: Path) -> None:
 
 
 def test_a_closed_runtime_gives_the_signals_back() -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    before = signal.getsignal(signal.SIGINT)
     run_one(lambda job: None)
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_signal_while_handlers_are_put_back_breaks_nothing_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    set_handler, calls = signal.signal, 0
+
+    def interrupted(number: int, handler: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        former = set_handler(number, handler)
+        if calls == 3:  # the first that is put back
+            raise SystemExit(143)
+        return former
+
+    monkeypatch.setattr(signal, "signal", interrupted)
+    with pytest.raises(SystemExit), signals.deferred():
+        pass
+    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_second_close_waits_for_the_first() -> None:
+    saved = threading.Event()
+
+    def body(job: Job) -> None:
+        try:
+            run_ops_for_ever(job)
+        finally:
+            spin(0.5)
+            saved.set()
+
+    runtime = torchshare.Runtime(device="cpu")
+    job = runtime.submit(body, threads=1)
+    runtime.start()
+    wait_until(lambda: job.result.ops > 0)
+    first = threading.Thread(target=runtime.close)
+    first.start()
+    time.sleep(0.1)
+    runtime.close()
+    assert saved.is_set() and job.state == "cancelled"
+    first.join()
+
+
+def test_a_runtime_is_started_once_by_many_threads() -> None:
+    before = threading.active_count()
+    for _ in range(20):
+        runtime = torchshare.Runtime(device="cpu")
+        together = threading.Barrier(4)
+
+        def start(runtime: torchshare.Runtime = runtime, together: threading.Barrier = together) -> None:
+            together.wait()
+            runtime.start()
+
+        threads = [threading.Thread(target=start) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        runtime.close()
+    assert signals._open == 0
+    wait_until(lambda: threading.active_count() == before)
 
 
 def test_a_handler_of_the_programs_own_is_left_alone() -> None:

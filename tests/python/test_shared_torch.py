@@ -405,3 +405,146 @@ def test_the_stand_in_for_cuda_outlives_the_thread_that_asked_first() -> None:
         "print(run())"
     )
     assert (done.returncode, done.stdout.strip()) == (0, "2.0"), done.stderr
+
+
+# Turns
+
+
+def test_a_job_with_the_turn_is_not_suspended() -> None:
+    """Else all jobs that wait for their turn would be suspended with it."""
+    inside = threading.Event()
+
+    def lower(job: Job) -> None:
+        with forward_ad.dual_level():
+            inside.set()
+            for _ in range(20):
+                time.sleep(0.01)
+
+    def primary(job: Job) -> None:
+        assert inside.wait(30)
+        time.sleep(0.05)
+        with forward_ad.dual_level():
+            pass
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(primary, priority="primary", threads=1)
+        job = runtime.submit(lower, threads=1)
+        runtime.start()
+        assert inside.wait(30)
+        job.suspend()
+        wait_until(lambda: runtime.results["primary"].state == "finished")
+        job.resume()
+
+
+def test_a_job_that_is_cancelled_while_it_waits_for_forward_mode_leaves_the_lock() -> None:
+    inside, free = threading.Event(), threading.Event()
+
+    def first(job: Job) -> str:
+        with forward_ad.dual_level():
+            inside.set()
+            while not free.is_set():
+                time.sleep(0.01)
+        with forward_ad.dual_level():
+            return "again"
+
+    def second(job: Job) -> None:
+        assert inside.wait(30)
+        with forward_ad.dual_level():
+            pass
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(first, threads=1)
+        waiting = runtime.submit(second, threads=1)
+        runtime.start()
+        assert inside.wait(30)
+        time.sleep(0.2)
+        waiting.cancel()
+        wait_until(lambda: waiting.state == "cancelled")
+        free.set()
+        assert runtime.wait(30)["first"].value == "again"
+
+
+def test_what_a_job_keeps_of_a_turn_is_given_back_at_its_end() -> None:
+    def body(job: Job) -> None:
+        forward_ad.enter_dual_level()
+        torch._dynamo.convert_frame.compile_lock.__enter__()
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        for name in ("a", "b"):
+            runtime.submit(body, name=name, threads=1)
+            runtime.wait(30)
+        assert not torch._dynamo.convert_frame.compile_lock.is_held_elsewhere()
+    assert forward_ad._current_level == -1
+
+
+def test_a_job_that_imports_does_not_wait_for_the_one_that_waits_for_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An import's lock and the turn at tracing, taken in both orders."""
+    (tmp_path / "scripts_itself.py").write_text(
+        "import time, torch\ntime.sleep(0.3)\n@torch.jit.script\ndef double(x: torch.Tensor):\n    return 2 * x\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    importing = threading.Event()
+
+    def imports(job: Job) -> None:
+        importing.set()
+        importlib.import_module("scripts_itself")
+
+    def traces(job: Job) -> None:
+        def function(x: Tensor) -> Tensor:
+            assert importing.wait(30)
+            time.sleep(0.1)
+            return importlib.import_module("scripts_itself").double(x)
+
+        torch.jit.trace(function, torch.ones(2), check_trace=False)
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(imports, threads=1)
+        runtime.submit(traces, threads=1)
+        runtime.wait(30)
+
+
+def test_a_child_that_is_forked_during_a_trace_may_trace() -> None:
+    done = python(
+        "import os, sys, threading, torch, torchshare\n"
+        "inside, forked = threading.Event(), threading.Event()\n"
+        "def function(x):\n"
+        "    inside.set()\n"
+        "    assert forked.wait(30)\n"
+        "    return 2 * x\n"
+        "with torchshare.Runtime(device='cpu') as runtime:\n"
+        "    runtime.submit(lambda job: torch.jit.trace(function, torch.ones(2), check_trace=False), threads=1)\n"
+        "    runtime.start()\n"
+        "    inside.wait(30)\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        torch.jit.trace(lambda x: 2 * x, torch.ones(2))\n"
+        "        torch.optim.SGD([torch.ones(2)], lr=0.1)\n"
+        "        os._exit(7)\n"
+        "    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+        "    forked.set()\n"
+        "print(code)"
+    )
+    assert (done.stdout, done.returncode) == ("7\n", 0), done.stderr
+
+
+def test_a_class_is_scripted_and_a_jvp_compiled_as_without_a_runtime() -> None:
+    @torch.jit.script
+    class Scale:
+        def __init__(self) -> None:
+            self.by = torch.ones(1)
+
+    def body(job: Job) -> Tensor:
+        return torch.compile(lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1], backend="eager")(torch.ones(2))
+
+    with torchshare.Runtime(device="cpu") as runtime:
+
+        @torch.jit.script
+        class Other:
+            def __init__(self) -> None:
+                self.by = torch.ones(1)
+
+        runtime.submit(body, threads=1)
+        value = runtime.wait(60)["body"].value
+    torch.testing.assert_close(value, torch.ones(2).cos())

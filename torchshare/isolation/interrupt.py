@@ -31,8 +31,7 @@ PROCESS_CODE = [
     "torchshare.isolation.interrupt.fork",  # functions that others have registered run then
     "torch.fx._symbolic_trace.",
     "torch.fx.experimental.proxy_tensor.",
-    "torchshare.isolation.compiling._take",
-    "torchshare.isolation.compiling.__exit__",
+    "torch.autograd.forward_ad.",
 ]
 """Code that holds locks, or half-made state, of the whole process, as beginnings of "module.function": a job is not
 unwound while it runs some."""

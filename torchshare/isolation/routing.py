@@ -9,6 +9,7 @@ Names bound before that escape in three cases: `from random import random`, `fro
 from __future__ import annotations
 
 import functools
+import os
 import random
 import threading
 import time
@@ -18,6 +19,7 @@ from typing import Any
 import numpy
 import torch
 
+from torchshare import _C
 from torchshare.context import current
 from torchshare.isolation import compiling, cuda, interrupt, tracing
 
@@ -25,11 +27,12 @@ _lock = threading.Lock()  # guards the rest
 _open = 0
 _cuda_is_routed = False
 _undo: list[Callable[[], None]] = []
+_turns: _C.Turns | None = None  # at compiling and tracing
 
 
 def install() -> None:
     """Once per Runtime; the first one routes, and the first one on a GPU what is CUDA's."""
-    global _open, _cuda_is_routed
+    global _open, _cuda_is_routed, _turns
     with _lock:
         _open += 1
         if _open == 1:
@@ -37,7 +40,8 @@ def install() -> None:
             _route_numpy_random()
             _replace(torch.random, "default_generator", _RoutedGenerator(torch.default_generator))
             _replace(time, "sleep", _routed_sleep(time.sleep))
-            tracing.route(_replace, compiling.route(_replace))
+            _turns = compiling.route(_replace)
+            tracing.route(_replace, _turns)
             interrupt.route(_replace)
         if not _cuda_is_routed and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _cuda_is_routed = True
@@ -55,6 +59,19 @@ def uninstall() -> None:
                 _undo.pop()()
 
 
+def leave_job() -> None:
+    """At the end of a job, in its thread."""
+    if _turns is not None:
+        tracing.leave(_turns)
+
+
+def _forget_other_threads() -> None:
+    """In a forked child."""
+    if _turns is not None:
+        _turns.forget_others()
+
+
+os.register_at_fork(after_in_child=_forget_other_threads)
 _MISSING = object()
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
+import os
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -20,46 +22,50 @@ import torch
 
 from torchshare import _C
 from torchshare.context import current
-from torchshare.isolation.compiling import CompileLock, Replace, take_turns
+from torchshare.isolation.compiling import Replace, take_turns
+
+_patching = threading.Lock()  # of optimizer classes
+os.register_at_fork(after_in_child=_patching._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-def route(replace: Replace, lock: CompileLock) -> None:
-    """`lock`: dynamo's, as jobs take it."""
-    _route_fx(replace, lock)
-    _route_export(replace, lock)
-    _route_forward_ad(replace)
+def route(replace: Replace, turns: _C.Turns) -> None:
+    """`turns`: at dynamo's lock."""
+    _route_fx(replace, turns)
+    _route_export(replace, turns)
+    _route_forward_ad(replace, turns)
     _route_parametrize(replace)
     _route_profiler(replace)
-    for name in ("script", "trace", "trace_module", "freeze"):  # they share tables of types and modules
-        replace(torch.jit, name, take_turns(lock, getattr(torch.jit, name)))
+    for name in ("trace", "trace_module", "freeze"):  # they share tables of types and modules
+        replace(torch.jit, name, take_turns(turns, getattr(torch.jit, name)))
+    replace(torch.jit, "script", _scripting_in_turns(turns, torch.jit.script))
     patch_step = torch.optim.Optimizer._patch_step_function  # looks at its class whether it was there before
-    replace(torch.optim.Optimizer, "_patch_step_function", take_turns(threading.Lock(), patch_step))
+    replace(torch.optim.Optimizer, "_patch_step_function", take_turns(_patching, patch_step))
     replace(torch._C._aoti, "AOTIModelPackageLoader", _loading_in_turns(torch._C._aoti.AOTIModelPackageLoader))
     _route_autocast(replace)
 
 
-def _route_fx(replace: Replace, lock: CompileLock) -> None:
+def _route_fx(replace: Replace, turns: _C.Turns) -> None:
     from torch.fx import _symbolic_trace
     from torch.fx.experimental import proxy_tensor
 
-    replace(_symbolic_trace.Tracer, "trace", take_turns(lock, _symbolic_trace.Tracer.trace))
+    replace(_symbolic_trace.Tracer, "trace", take_turns(turns, _symbolic_trace.Tracer.trace))
     tracer = proxy_tensor._MakefxTracer
-    replace(tracer, "_trace_inner", take_turns(lock, tracer._trace_inner))
+    replace(tracer, "_trace_inner", take_turns(turns, tracer._trace_inner))
     patcher = _symbolic_trace._Patcher
     replace(patcher, "patch_method", _patching_for_one_thread(patcher.patch_method))
     for name in ("is_compiling", "is_exporting"):
-        _answer_by_thread(replace, torch.compiler, name, lock)
-    _answer_by_thread(replace, _symbolic_trace, "is_fx_symbolic_tracing", lock)
+        _answer_by_thread(replace, torch.compiler, name, turns)
+    _answer_by_thread(replace, _symbolic_trace, "is_fx_symbolic_tracing", turns)
 
 
-def _answer_by_thread(replace: Replace, module: Any, name: str, lock: CompileLock) -> None:
+def _answer_by_thread(replace: Replace, module: Any, name: str, turns: _C.Turns) -> None:
     """A function that asks for a flag of the thread that traces says False in all others. It is bound early, by the
     wrappers of compiled functions and in dynamo's tables, so it stays, and its code is replaced."""
     function = getattr(module, name)
     code = function.__code__
     original = types.FunctionType(code, function.__globals__)
     own_name = f"_torchshare_{name}"
-    replace(module, own_name, lambda: not lock.is_held_elsewhere() and original())
+    replace(module, own_name, lambda: not turns.is_held_elsewhere() and original())
     namespace: dict[str, Any] = {}
     exec(f"def {name}(): return {own_name}()", namespace)
     # TorchScript reads the source.
@@ -83,7 +89,7 @@ def _patching_for_one_thread(original: Callable[..., None]) -> Callable[..., Non
     return patch_method
 
 
-def _route_export(replace: Replace, lock: CompileLock) -> None:
+def _route_export(replace: Replace, turns: _C.Turns) -> None:
     import torch._dynamo.eval_frame
     import torch._dynamo.functional_export
     import torch._export.utils
@@ -93,7 +99,7 @@ def _route_export(replace: Replace, lock: CompileLock) -> None:
 
     @contextlib.contextmanager
     def exporting() -> Iterator[None]:
-        with lock, original():
+        with turns, original():
             yield
 
     modules = (
@@ -106,36 +112,74 @@ def _route_export(replace: Replace, lock: CompileLock) -> None:
         replace(module, "_compiling_state_context", exporting)
 
 
-def _route_forward_ad(replace: Replace) -> None:
+def _scripting_in_turns(turns: _C.Turns, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Names in a class are looked up so many frames up; this is one more."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def script(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        call.arguments["_frames_up"] = call.arguments.get("_frames_up", 0) + 1
+        with turns:
+            return original(*call.args, **call.kwargs)
+
+    return script
+
+
+def _route_forward_ad(replace: Replace, turns: _C.Turns) -> None:
     """Levels of forward-mode differentiation are numbered for the whole process."""
     import torch._functorch.eager_transforms as transforms
     from torch.autograd import forward_ad
 
-    lock = threading.RLock()
     nesting, enter, leave = transforms.jvp_increment_nesting, forward_ad.enter_dual_level, forward_ad.exit_dual_level
+    (generator,) = (cell for cell in nesting.__closure__ or () if inspect.isgeneratorfunction(cell.cell_contents))
+    original = generator.cell_contents
 
-    @contextlib.contextmanager
     def jvp_increment_nesting() -> Iterator[int]:
-        with lock, nesting() as level:
-            yield level
+        with turns:
+            yield from original()
 
     @functools.wraps(enter)
     def enter_dual_level() -> int:
-        lock.acquire()
+        turns.__enter__()
         try:
-            return int(enter())  # type: ignore[no-untyped-call]
+            level = int(enter())  # type: ignore[no-untyped-call]
         except BaseException:
-            lock.release()
+            turns.__exit__()
             raise
+        _levels.entered.append(level)
+        return level
 
     @functools.wraps(leave)
     def exit_dual_level(*, level: int | None = None) -> None:
-        leave(level=level)  # type: ignore[no-untyped-call]
-        lock.release()
+        try:
+            leave(level=level)  # type: ignore[no-untyped-call]
+        finally:
+            _levels.entered.pop()
+            turns.__exit__()
 
-    replace(transforms, "jvp_increment_nesting", jvp_increment_nesting)
+    replace(generator, "cell_contents", jvp_increment_nesting)  # dynamo knows the function itself
     replace(forward_ad, "enter_dual_level", enter_dual_level)
     replace(forward_ad, "exit_dual_level", exit_dual_level)
+
+
+class _Levels(threading.local):
+    """Of forward-mode differentiation, that the thread has entered."""
+
+    def __init__(self) -> None:
+        self.entered: list[int] = []
+
+
+_levels = _Levels()
+
+
+def leave(turns: _C.Turns) -> None:
+    """At the end of a job, in its thread: gives back what a cancellation in the wrong place has kept."""
+    from torch.autograd import forward_ad
+
+    while _levels.entered:
+        forward_ad.exit_dual_level(level=_levels.entered[-1])  # type: ignore[no-untyped-call]
+    turns.exit_all()
 
 
 class _ThreadCache(threading.local):

@@ -40,6 +40,9 @@ class Closer:
         self._interrupter = Interrupter()
         self._process = os.getpid()
         self._once = threading.Lock()
+        self._opening = threading.Lock()
+        self._closing_thread = 0
+        self._done = threading.Event()
         self._is_open = False
 
     @property
@@ -61,16 +64,21 @@ class Closer:
 
     def open(self) -> None:
         """Jobs may run from here on. RuntimeError where no thread can be made."""
-        if not self._is_open and not self._once.locked():
-            self._interrupter.start()
-            self._is_open = True
-            self._all.add(self)
-            signals.install()
+        with self._opening:
+            if not self._is_open and not self._once.locked():
+                self._interrupter.start()
+                self._is_open = True
+                self._all.add(self)
+                signals.install()
 
     def close(self, stops: signals.Stops) -> None:
         """A forked child has nothing to close: threads and signals are its parent's."""
-        if os.getpid() != self._process or not self._once.acquire(blocking=False):
+        if os.getpid() != self._process:
             return
+        if not self._once.acquire(blocking=False):
+            self._wait_for_the_other(stops)
+            return
+        self._closing_thread = threading.get_ident()
         try:
             self._handle.begin_close()
             self._watch_cancels()
@@ -84,6 +92,13 @@ class Closer:
             if self._is_open:
                 self._all.discard(self)
                 signals.uninstall()
+            self._done.set()
+
+    def _wait_for_the_other(self, stops: signals.Stops) -> None:
+        """Another thread closes the runtime, or has; on that thread, a collection dropped the Runtime meanwhile."""
+        if self._closing_thread != threading.get_ident():
+            while not self._done.wait(_SIGNAL_CHECK_S) and stops.count < _IMPATIENT:
+                pass
 
     def _wait(self, stops: signals.Stops) -> None:
         deadline = time.monotonic() + _PATIENCE_S

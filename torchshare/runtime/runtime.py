@@ -242,6 +242,8 @@ def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any]) -> None:
             if not handle.cancel_requested:
                 log.error("job '%s' failed after %d steps", job.name, job.result.steps, exc_info=True)
             raise
+        finally:
+            routing.leave_job()
 
 
 def _raise_failures(results: Results) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -38,22 +38,37 @@ class Stops:
 def deferred(*, forget: bool = False) -> Iterator[Stops]:
     """Signals that come meanwhile are counted. At the end, the former handler hears of the first, unless `forget`."""
     stops = Stops()
-    former: dict[int, Any] = {}
+    former = _handlers() if threading.current_thread() is threading.main_thread() else {}
     try:
-        if threading.current_thread() is threading.main_thread():
-            for number in map(int, (signal.SIGTERM, signal.SIGINT)):
-                handler = signal.getsignal(number)
-                if callable(handler) or handler is signal.SIG_DFL:
-                    former[number] = handler
-                    signal.signal(number, stops.add)
+        _set(dict.fromkeys(former, stops.add), stops)
         yield stops
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        if _open == 0:  # the last runtime was closed meanwhile
+            former = {n: signal.SIG_DFL if handler is _terminate else handler for n, handler in former.items()}
+        _set(former, stops)
     if stops.count and not forget:
         first = stops.exit_code - _EXIT_CODE
         handler = former[first]
         (handler if callable(handler) else _terminate)(first, None)
+
+
+def _handlers() -> dict[int, Any]:
+    """Those that can be put back, and that are not there to ignore the signal."""
+    found = {int(number): signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    return {n: handler for n, handler in found.items() if callable(handler) or handler is signal.SIG_DFL}
+
+
+def _set(handlers: Mapping[int, Any], stops: Stops) -> None:
+    """All of them, though a signal comes in between whose handler raises: it counts as one that came meanwhile."""
+    while True:
+        try:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            return
+        except KeyboardInterrupt:
+            stops.add(signal.SIGINT)
+        except SystemExit:
+            stops.add(signal.SIGTERM)
 
 
 def install() -> None:

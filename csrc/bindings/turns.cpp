@@ -1,0 +1,92 @@
+#include "bindings/turns.h"
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "bindings/process_code.h"
+#include "runtime/job.h"
+
+namespace py = pybind11;
+
+namespace torchshare::bindings {
+namespace {
+
+constexpr double kLookS = 0.05;  // at whether the job that waits was cancelled
+constexpr std::chrono::seconds kImportWaits(3);
+
+// Whether each `enter` of this thread took the lock.
+thread_local std::vector<bool> taken;
+
+bool is_importing() {
+  return ProcessCode({"importlib._bootstrap", "_frozen_importlib"}).is_run_by(PyThread_get_thread_ident());
+}
+
+}  // namespace
+
+Turns::Turns(py::object lock, py::function before_release)
+    : lock_(std::move(lock)), before_release_(std::move(before_release)) {}
+
+bool Turns::wait() {
+  auto* const job = static_cast<Job*>(current_context);
+  const bool imports = is_importing();
+  const auto begin = std::chrono::steady_clock::now();
+  while (!lock_.attr("acquire")(true, job == nullptr && !imports ? -1 : kLookS).cast<bool>()) {
+    if (job != nullptr) {
+      job->checkpoint();
+    }
+    if (imports && std::chrono::steady_clock::now() - begin > kImportWaits) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void Turns::enter() {
+  taken.push_back(wait());
+  if (taken.back() && ++depth_ == 1) {
+    owner_ = PyThread_get_thread_ident();
+    ungated_ = std::make_unique<Ungated>();
+  }
+}
+
+void Turns::exit() {
+  const bool was_taken = taken.back();
+  taken.pop_back();
+  if (!was_taken) {
+    return;
+  }
+  PyObject* const result = depth_ == 1 ? PyObject_CallNoArgs(before_release_.ptr()) : py::none().release().ptr();
+  std::unique_ptr<Ungated> ungated;
+  if (--depth_ == 0) {
+    owner_ = 0;
+    ungated = std::move(ungated_);
+  }
+  lock_.attr("release")();
+  ungated.reset();
+  if (result == nullptr) {
+    throw py::error_already_set();
+  }
+  Py_DECREF(result);
+}
+
+void Turns::exit_all() {
+  while (!taken.empty()) {
+    exit();
+  }
+}
+
+bool Turns::is_held_elsewhere() const {
+  return owner_ != 0 && owner_ != PyThread_get_thread_ident();
+}
+
+void Turns::forget_others() {
+  if (is_held_elsewhere()) {
+    lock_.attr("_at_fork_reinit")();
+    owner_ = 0;
+    depth_ = 0;
+    (void)ungated_.release();  // of a thread that is not there
+  }
+}
+
+}  // namespace torchshare::bindings
