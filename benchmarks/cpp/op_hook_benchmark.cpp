@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "device/cpu/cpu_device.h"
-#include "gate/op_hook.h"
+#include "hook/op_hook.h"
 
 namespace torchshare {
 namespace {

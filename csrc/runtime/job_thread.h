@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "device/device.h"
-#include "gate/op_context.h"
+#include "hook/op_context.h"
 #include "memory/owned_memory.h"
 
 namespace torchshare {

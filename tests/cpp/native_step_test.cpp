@@ -1,4 +1,4 @@
-#include "native/native_step.h"
+#include "compiled/native_step.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "gate/op_hook.h"
+#include "hook/op_hook.h"
 
 // What needs compiled code is in tests/python/test_native.py: only Python can make some.
 

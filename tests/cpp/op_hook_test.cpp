@@ -1,4 +1,4 @@
-#include "gate/op_hook.h"
+#include "hook/op_hook.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>

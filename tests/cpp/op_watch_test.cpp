@@ -7,11 +7,11 @@
 
 #include <random>
 
-#include "device/fake/fake_device.h"
+#include "fakes/fake_device.h"
 #include "fakes/unknown_call.h"
-#include "gate/op_call.h"
-#include "gate/op_hook.h"
 #include "gate/wake_cost.h"
+#include "hook/op_call.h"
+#include "hook/op_hook.h"
 
 namespace torchshare {
 namespace {

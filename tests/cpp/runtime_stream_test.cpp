@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "device/fake/fake_device.h"
+#include "fakes/fake_device.h"
 #include "runtime/runtime.h"
 
 namespace torchshare {

@@ -9,7 +9,7 @@
 #include <latch>
 
 #include "device/cpu/cpu_device.h"
-#include "device/fake/fake_device.h"
+#include "fakes/fake_device.h"
 #include "fakes/unknown_call.h"
 
 namespace torchshare {
