@@ -1,6 +1,5 @@
 #include "compiled/native_step.h"
 
-#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
 #include <torch/csrc/jit/serialization/pickle.h>
