@@ -5,9 +5,9 @@
 #include "device/cpu/idle_priority.h"
 #include "device/cuda_stand_in.h"
 #include "device/mark_cost.h"
-#include "gate/op_context.h"
 #include "gate/op_watch.h"
 #include "gate/wake_cost.h"
+#include "hook/op_context.h"
 
 namespace py = pybind11;
 

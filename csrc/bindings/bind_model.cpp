@@ -4,8 +4,8 @@
 #include "device/cuda_status.h"
 #include "model/priority.h"
 #include "model/split.h"
-#include "model/start_condition.h"
 #include "policy/gate_policy.h"
+#include "sharing/start_condition.h"
 
 namespace py = pybind11;
 

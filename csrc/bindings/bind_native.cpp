@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "bindings/bindings.h"
-#include "native/native_step.h"
+#include "compiled/native_step.h"
 
 namespace py = pybind11;
 

@@ -2,10 +2,10 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
-#include "policy/cluster/cluster_policy.h"
-#include "simulator/live_scheduler.h"
-#include "simulator/op_replay.h"
-#include "simulator/simulator.h"
+#include "cluster/cluster_policy.h"
+#include "cluster/live_scheduler.h"
+#include "cluster/simulator.h"
+#include "planner/op_replay.h"
 
 namespace py = pybind11;
 

@@ -7,7 +7,7 @@
 #include <exception>
 #include <utility>
 
-#include "gate/op_context.h"
+#include "hook/op_context.h"
 
 namespace py = pybind11;
 

@@ -9,8 +9,8 @@
 #include "device/device.h"
 #include "gate/slot.h"
 #include "policy/gate_policy.h"
-#include "policy/pace.h"
 #include "policy/sighting.h"
+#include "sharing/pace.h"
 
 namespace torchshare {
 
@@ -19,7 +19,7 @@ namespace torchshare {
 /// The lock is for members that wait for their turn; what a job that no other outranks does between its first op and
 /// its last takes none (see Note [Priority inversion]).
 ///
-/// Note [Behind the host]
+/// Note [Asynchronous devices]
 /// On a GPU a job leaves an op when it is launched. It counts as inside until its stream has no more work. To know that
 /// costs the job nothing: who waits puts a mark behind the job's work, once for each state of its counter, and then
 /// reads how far the stream has come. A mark tells of all work up to it, so it holds for the counter as read before it

@@ -1,7 +1,7 @@
+#include "model/named.h"
 #include "policy/best_fit_policy.h"
 #include "policy/gate_policy.h"
 #include "policy/max_wait_policy.h"
-#include "policy/named.h"
 #include "policy/priority_only_policy.h"
 #include "policy/resource_aware_policy.h"
 #include "policy/run_ahead_policy.h"

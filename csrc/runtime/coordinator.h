@@ -10,12 +10,12 @@
 #include "device/clock.h"
 #include "gate/gate.h"
 #include "model/event.h"
-#include "planner/auto_sharing.h"
-#include "policy/slowdown_bound.h"
-#include "policy/start_policy.h"
 #include "runtime/inbox.h"
 #include "runtime/job_report.h"
 #include "runtime/timeline.h"
+#include "sharing/auto_sharing.h"
+#include "sharing/slowdown_bound.h"
+#include "sharing/start_policy.h"
 
 namespace torchshare {
 

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "gate/op_call.h"
+#include "hook/op_call.h"
 #include "runtime/job_thread.h"
 
 namespace torchshare {

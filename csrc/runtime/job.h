@@ -7,7 +7,7 @@
 #include <string>
 
 #include "device/device.h"
-#include "gate/op_context.h"
+#include "hook/op_context.h"
 #include "memory/owned_memory.h"
 #include "runtime/engine.h"
 #include "runtime/host.h"

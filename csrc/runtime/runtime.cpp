@@ -9,8 +9,8 @@
 #include <system_error>
 #include <utility>
 
-#include "gate/op_hook.h"
 #include "gate/wake_cost.h"
+#include "hook/op_hook.h"
 #include "runtime/job_thread.h"
 
 namespace torchshare {

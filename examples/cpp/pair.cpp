@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <memory>
 
-#include "native/native_step.h"
+#include "compiled/native_step.h"
 #include "runtime/runtime.h"
 
 namespace {

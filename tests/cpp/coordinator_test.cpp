@@ -9,7 +9,7 @@
 #include <memory>
 #include <thread>
 
-#include "device/fake/fake_device.h"
+#include "fakes/fake_device.h"
 
 namespace torchshare {
 namespace {

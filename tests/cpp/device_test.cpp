@@ -11,7 +11,7 @@
 #include "device/cpu/cpu_device.h"
 #include "device/cpu/idle_priority.h"
 #include "device/cuda_status.h"
-#include "device/fake/fake_device.h"
+#include "fakes/fake_device.h"
 
 namespace torchshare {
 namespace {

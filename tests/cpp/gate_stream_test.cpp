@@ -3,7 +3,7 @@
 #include <future>
 #include <thread>
 
-#include "device/fake/fake_device.h"
+#include "fakes/fake_device.h"
 #include "fakes/unknown_call.h"
 #include "gate/device_times.h"
 #include "gate/gate.h"

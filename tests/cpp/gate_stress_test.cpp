@@ -7,7 +7,7 @@
 
 #include "device/cpu/cpu_device.h"
 #include "fakes/unknown_call.h"
-#include "gate/op_context.h"
+#include "hook/op_context.h"
 
 namespace torchshare {
 namespace {

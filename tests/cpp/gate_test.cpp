@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "device/cpu/cpu_device.h"
-#include "device/fake/fake_device.h"
+#include "fakes/fake_device.h"
 
 namespace torchshare {
 namespace {

@@ -1,14 +1,15 @@
-#include "native/native_step.h"
+#include "compiled/native_step.h"
 
-#include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
 
-#include "gate/op_hook.h"
+#include "hook/op_hook.h"
 
 // What needs compiled code is in tests/python/test_native.py: only Python can make some.
 

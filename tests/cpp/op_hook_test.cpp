@@ -1,7 +1,14 @@
-#include "gate/op_hook.h"
+#include "hook/op_hook.h"
 
-#include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/native_dropout.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/randperm.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>

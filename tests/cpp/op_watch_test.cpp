@@ -1,17 +1,23 @@
 #include "gate/op_watch.h"
 
-#include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/_nested_tensor_from_tensor_list.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/eye.h>
+#include <ATen/ops/native_batch_norm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <random>
 
-#include "device/fake/fake_device.h"
+#include "fakes/fake_device.h"
 #include "fakes/unknown_call.h"
-#include "gate/op_call.h"
-#include "gate/op_hook.h"
 #include "gate/wake_cost.h"
+#include "hook/op_call.h"
+#include "hook/op_hook.h"
 
 namespace torchshare {
 namespace {

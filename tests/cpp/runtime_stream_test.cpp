@@ -1,4 +1,6 @@
-#include <ATen/ATen.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "device/fake/fake_device.h"
+#include "fakes/fake_device.h"
 #include "runtime/runtime.h"
 
 namespace torchshare {

@@ -4,7 +4,7 @@
 
 #include <thread>
 
-#include "device/fake/fake_device.h"
+#include "fakes/fake_device.h"
 
 namespace torchshare {
 namespace {

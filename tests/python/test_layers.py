@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 CSRC = Path(__file__).parents[2] / "csrc"
-LAYERS = ["model", "planner", "policy", "simulator", "memory", "device", "gate", "runtime", "native", "bindings"]
-TORCH_FREE = {"model", "planner", "policy", "simulator"}
+TORCH_FREE = ["model", "policy", "planner", "sharing", "cluster"]
+LAYERS = [*TORCH_FREE, "memory", "device", "gate", "hook", "runtime", "compiled", "bindings"]
 PYTHON_FREE = set(LAYERS) - {"bindings"}
 SOURCES = sorted(path for path in CSRC.rglob("*") if path.suffix in (".h", ".cpp", ".cu"))
 

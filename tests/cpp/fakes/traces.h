@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "simulator/simulator.h"
+#include "cluster/simulator.h"
 
 namespace torchshare {
 

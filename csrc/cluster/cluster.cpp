@@ -1,0 +1,209 @@
+#include "cluster/cluster.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace torchshare {
+namespace {
+
+// In steps this coarse, jobs of about the same age do not keep taking turns.
+constexpr Seconds kLeastAge = 300;
+constexpr double kAgeStep = 4;
+
+}  // namespace
+
+Cluster::Cluster(const ClusterOptions& options, const Interference& interference, const std::vector<TraceJob>& jobs,
+                 const std::vector<Seconds>& estimates)
+    : options_(options), interference_(interference), gpus_(options.gpus, options.gpus_per_node) {
+  if (estimates.size() != jobs.size()) {
+    throw std::invalid_argument(fmt::format("{} estimates for {} jobs", estimates.size(), jobs.size()));
+  }
+  jobs_.reserve(jobs.size());
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const TraceJob& job = jobs[i];
+    check(job, estimates[i], i);
+    ClusterJob& entry = jobs_.emplace_back();
+    entry.asked = job;
+    entry.estimate = estimates[i];
+    entry.work_left = job.duration;
+    TraceJob kind = job;
+    kind.memory_gib = options.gpu_memory_gib == 0 ? 0 : job.memory_gib;  // where nobody looks at it, none differ by it
+    entry.kind = waiting_.kind_of(kind);
+  }
+}
+
+void Cluster::check(const TraceJob& job, Seconds estimate, std::size_t place) const {
+  const auto positive = [](double value) { return value > 0 && value < kNoTime; };
+  const double memory = options_.gpu_memory_gib == 0 ? kNoTime : options_.gpu_memory_gib;
+  if (!positive(job.duration) || !positive(estimate) || !(job.arrival >= 0 && job.arrival < kNoTime)) {
+    throw std::invalid_argument(fmt::format("job {} of the trace: arrival {} s, duration {} s, estimated as {} s",
+                                            place, job.arrival, job.duration, estimate));
+  }
+  if (job.gpus < 1 || job.gpus > options_.gpus || !(job.memory_gib >= 0 && job.memory_gib <= memory)) {
+    throw std::invalid_argument(fmt::format("job {} of the trace: {} GPUs with {} GiB; the cluster has {} with {} GiB",
+                                            place, job.gpus, job.memory_gib, options_.gpus, memory));
+  }
+  if (job.model < 0 || job.model >= interference_.models()) {
+    throw std::invalid_argument(fmt::format("job {} of the trace: model {}; the interference table has {}", place,
+                                            job.model, interference_.models()));
+  }
+}
+
+Seconds Cluster::run_time(JobId job) const {
+  const ClusterJob& entry = jobs_[job];
+  return entry.run + (entry.phase == JobPhase::kRunning ? now_ - entry.since : 0);
+}
+
+Seconds Cluster::remaining(JobId job) const {
+  const ClusterJob& entry = jobs_[job];
+  if (!options_.durations_known) {
+    Seconds age = kLeastAge;
+    while (age * kAgeStep <= run_time(job)) {
+      age *= kAgeStep;
+    }
+    return age;
+  }
+  const Seconds passed = now_ - entry.since - entry.restart_left;
+  const Seconds left = entry.work_left - std::max(0.0, passed) * entry.pace;
+  const Seconds done = entry.asked.duration - left;
+  Seconds estimate = entry.estimate;
+  while (estimate <= done) {
+    estimate *= 2;
+  }
+  return estimate - done;
+}
+
+Seconds Cluster::ends_at(JobId job) const {
+  const ClusterJob& entry = jobs_[job];
+  return entry.since + entry.restart_left + entry.work_left / entry.pace;
+}
+
+double Cluster::memory(const TraceJob& job, int sub_batches) const {
+  return job.memory_gib * (options_.fixed_memory_fraction + (1 - options_.fixed_memory_fraction) / sub_batches);
+}
+
+int Cluster::split_beside(JobId job, JobId partner) const {
+  if (!may_share(job, partner)) {
+    return 0;
+  }
+  if (options_.gpu_memory_gib == 0) {
+    return 1;
+  }
+  const double room = options_.gpu_memory_gib - memory(jobs_[partner].asked, jobs_[partner].sub_batches);
+  for (int pieces = 1; pieces <= options_.largest_split; pieces *= 2) {
+    if (memory(jobs_[job].asked, pieces) <= room) {
+      return pieces;
+    }
+  }
+  return 0;
+}
+
+void Cluster::start(JobId job, std::vector<GpuId> gpus, int sub_batches) {
+  ClusterJob& entry = jobs_[job];
+  settle(entry);
+  waiting_.erase(entry.kind, entry.rank, job);
+  entry.phase = JobPhase::kRunning;
+  entry.started = now_;
+  entry.place_in_running = running_.size();
+  running_.push_back(job);
+  entry.gpus = std::move(gpus);
+  entry.sub_batches = sub_batches;
+  entry.restart_left = entry.preemptions > 0 ? options_.restart_cost : 0;
+  std::vector<JobId> touched{job};
+  for (const GpuId gpu : entry.gpus) {
+    const JobId partner = gpus_.on(gpu)[0];
+    gpus_.put(job, gpu);
+    if (partner != kNobody) {
+      touched.push_back(partner);
+    }
+  }
+  set_paces(std::move(touched));
+}
+
+void Cluster::suspend(JobId job, Rank rank) {
+  leave(job);
+  ClusterJob& entry = jobs_[job];
+  ++entry.preemptions;
+  entry.phase = JobPhase::kWaiting;
+  entry.rank = rank;
+  waiting_.insert(entry.kind, rank, job);
+}
+
+void Cluster::arrive(JobId job, Rank rank) {
+  ClusterJob& entry = jobs_[job];
+  entry.since = now_;
+  entry.phase = JobPhase::kWaiting;
+  entry.rank = rank;
+  waiting_.insert(entry.kind, rank, job);
+}
+
+void Cluster::end(JobId job) {
+  leave(job);
+  jobs_[job].phase = JobPhase::kEnded;
+  jobs_[job].work_left = 0;
+  jobs_[job].ended = now_;
+}
+
+void Cluster::leave(JobId job) {
+  ClusterJob& entry = jobs_[job];
+  settle(entry);
+  running_[entry.place_in_running] = running_.back();
+  jobs_[running_.back()].place_in_running = entry.place_in_running;
+  running_.pop_back();
+  std::vector<JobId> touched;
+  for (const GpuId gpu : entry.gpus) {
+    gpus_.remove(job, gpu);
+    if (gpus_.on(gpu)[0] != kNobody) {
+      touched.push_back(gpus_.on(gpu)[0]);
+    }
+  }
+  set_paces(std::move(touched));
+  if (options_.record_spans) {
+    spans_.push_back({job, entry.started, now_, entry.gpus});
+  }
+  entry.gpus.clear();
+  entry.shared_gpus = 0;
+  entry.pace = 0;
+}
+
+void Cluster::settle(ClusterJob& job) {
+  const Seconds passed = now_ - job.since;
+  job.since = now_;
+  if (job.phase == JobPhase::kWaiting) {
+    job.waited += passed;
+  } else if (job.phase == JobPhase::kRunning) {
+    const Seconds restarting = std::min(job.restart_left, passed);
+    job.restart_left -= restarting;
+    job.work_left -= (passed - restarting) * job.pace;
+    job.run += passed;
+    job.shared += job.shared_gpus > 0 ? passed : 0;
+  }
+}
+
+void Cluster::set_paces(std::vector<JobId> jobs) {
+  std::sort(jobs.begin(), jobs.end());
+  jobs.erase(std::unique(jobs.begin(), jobs.end()), jobs.end());
+  for (const JobId job : jobs) {
+    ClusterJob& entry = jobs_[job];
+    settle(entry);
+    entry.shared_gpus = 0;
+    double ratio = 1;
+    for (const GpuId gpu : entry.gpus) {
+      const JobId partner = gpus_.partner(gpu, job);
+      if (partner != kNobody) {
+        ++entry.shared_gpus;
+        ratio = std::max(ratio, interference_.ratio(entry.asked.model, jobs_[partner].asked.model));
+      }
+    }
+    if (entry.shared_gpus == 0) {
+      entry.sub_batches = 1;  // alone, its batches are whole again
+    }
+    entry.pace = 1 / (ratio * split_cost(entry.sub_batches));
+    changed_.push_back(job);
+  }
+}
+
+}  // namespace torchshare

@@ -1,0 +1,129 @@
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "cluster/gpus.h"
+#include "cluster/interference.h"
+#include "cluster/trace.h"
+#include "cluster/waiting_queue.h"
+
+namespace torchshare {
+
+struct ClusterOptions {
+  int gpus = 64;
+  int gpus_per_node = 4;
+  double gpu_memory_gib = 0;           ///< per GPU; 0: memory is not looked at
+  Seconds restart_cost = 10;           ///< what a job that was suspended holds its GPUs for before it goes on
+  bool durations_known = true;         ///< else policies see the service a job has had, and nothing of what is left
+  int largest_split = 8;               ///< sub-batches per batch that a sharing job may be cut into: 1, 2, 4, ... this
+  double fixed_memory_fraction = 0.3;  ///< m0 / (m0 + m1 B): what smaller sub-batches do not shrink
+  double fixed_time_fraction = 0.05;   ///< alpha / (alpha + beta B): what every further sub-batch costs again
+  bool record_spans = false;
+};
+
+/// A job on its GPUs from its start to its end or suspension.
+struct Span {
+  JobId job;
+  Seconds begin;
+  Seconds end;
+  std::vector<GpuId> gpus;
+};
+
+enum class JobPhase : std::uint8_t { kToCome, kWaiting, kRunning, kEnded };
+
+/// What the cluster knows of a job. Times and work are as of `since`.
+struct ClusterJob {
+  TraceJob asked;
+  Seconds estimate = 0;  ///< of the duration: all that policies see of it
+  JobPhase phase = JobPhase::kToCome;
+  std::vector<GpuId> gpus;  ///< where it runs
+  int sub_batches = 1;
+  int shared_gpus = 0;  ///< of its GPUs, how many have a partner on them
+  double pace = 0;      ///< work done per second; 1 is alone, with its batches whole
+  Seconds started = 0;  ///< when it last did
+  Seconds since = 0;
+  Seconds work_left = 0;     ///< in seconds alone
+  Seconds restart_left = 0;  ///< before work goes on
+  Seconds waited = 0;
+  Seconds run = 0;
+  Seconds shared = 0;  ///< of `run`, beside a partner
+  Seconds ended = kNoTime;
+  int preemptions = 0;
+  Rank rank;  ///< while it waits: where in the queue
+  std::size_t place_in_running = 0;
+  WaitingQueue::Kind kind = 0;
+};
+
+/// A cluster at one instant of virtual time: what policies look at and act upon.
+class Cluster {
+ public:
+  /// `estimates[i]` is what policies are told of the duration of `jobs[i]`. Throws std::invalid_argument.
+  Cluster(const ClusterOptions& options, const Interference& interference, const std::vector<TraceJob>& jobs,
+          const std::vector<Seconds>& estimates);
+
+  const ClusterOptions& options() const { return options_; }
+  Seconds now() const { return now_; }
+  const ClusterJob& job(JobId job) const { return jobs_[job]; }
+  std::size_t jobs() const { return jobs_.size(); }
+  const Gpus& gpus() const { return gpus_; }
+  const WaitingQueue& waiting() const { return waiting_; }
+  WaitingQueue& waiting() { return waiting_; }
+  const std::vector<JobId>& running() const { return running_; }
+
+  /// The time that a job would still need alone, as far as a policy can know. An estimate that was too short is
+  /// doubled until it is not. Where durations are not known: the time it has had, for old jobs last longest, in steps
+  /// of four from five minutes on.
+  Seconds remaining(JobId job) const;
+  /// GPU-seconds that a job has had.
+  double attained(JobId job) const { return run_time(job) * jobs_[job].asked.gpus; }
+  Seconds run_time(JobId job) const;
+  /// When it ends if nothing changes.
+  Seconds ends_at(JobId job) const;
+
+  /// What `job` suffers beside `partner`.
+  double ratio(JobId job, JobId partner) const {
+    return interference_.ratio(jobs_[job].asked.model, jobs_[partner].asked.model);
+  }
+  bool may_share(JobId job, JobId partner) const {
+    return ratio(job, partner) < Interference::kNever && ratio(partner, job) < Interference::kNever;
+  }
+  /// The smallest number of sub-batches with which `job` fits beside `partner`; 0 when none does, or they never share.
+  int split_beside(JobId job, JobId partner) const;
+  /// How much longer a step takes in `sub_batches` pieces.
+  double split_cost(int sub_batches) const { return 1 + options_.fixed_time_fraction * (sub_batches - 1); }
+
+  /// Starts a waiting job on as many GPUs as it asked for, each with at most one job on it and room in its memory.
+  void start(JobId job, std::vector<GpuId> gpus, int sub_batches = 1);
+  /// Takes a running job off its GPUs; it waits again, at `rank`.
+  void suspend(JobId job, Rank rank);
+
+  const std::vector<Span>& spans() const { return spans_; }
+
+  // For the simulator.
+  void advance(Seconds now) { now_ = now; }
+  void arrive(JobId job, Rank rank);
+  void end(JobId job);
+  /// Jobs whose end moved since the last call.
+  std::vector<JobId> take_changed() { return std::exchange(changed_, {}); }
+
+ private:
+  void check(const TraceJob& job, Seconds estimate, std::size_t place) const;
+  void settle(ClusterJob& job);
+  void leave(JobId job);
+  /// Works out anew how fast these jobs go.
+  void set_paces(std::vector<JobId> jobs);
+  double memory(const TraceJob& job, int sub_batches) const;
+
+  ClusterOptions options_;
+  Interference interference_;
+  std::vector<ClusterJob> jobs_;
+  Gpus gpus_;
+  WaitingQueue waiting_;
+  std::vector<JobId> running_;
+  std::vector<JobId> changed_;
+  std::vector<Span> spans_;
+  Seconds now_ = 0;
+};
+
+}  // namespace torchshare

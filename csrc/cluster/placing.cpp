@@ -1,0 +1,82 @@
+#include "cluster/placing.h"
+
+#include <utility>
+
+namespace torchshare {
+
+bool start_alone(Cluster& cluster, JobId job) {
+  const int gpus = cluster.job(job).asked.gpus;
+  if (cluster.gpus().free() < gpus) {
+    return false;
+  }
+  cluster.start(job, cluster.gpus().pick_free(gpus));
+  return true;
+}
+
+bool start_beside(Cluster& cluster, JobId job, const std::vector<Partner>& partners) {
+  const Gpus& gpus = cluster.gpus();
+  const int need = cluster.job(job).asked.gpus;
+  std::vector<GpuId> picked = gpus.pick_free(std::min(gpus.free(), need));
+  int sub_batches = 1;
+  for (const Partner& partner : partners) {
+    for (const GpuId gpu : cluster.job(partner.job).gpus) {
+      if (std::ssize(picked) < need && gpus.on(gpu)[1] == kNobody) {
+        picked.push_back(gpu);
+        sub_batches = std::max(sub_batches, partner.sub_batches);
+      }
+    }
+  }
+  if (std::ssize(picked) < need) {
+    return false;
+  }
+  cluster.start(job, std::move(picked), sub_batches);
+  return true;
+}
+
+std::optional<JobId> start_in_order(Cluster& cluster) {
+  std::optional<JobId> first = cluster.waiting().first();
+  while (first && start_alone(cluster, *first)) {
+    first = cluster.waiting().first();
+  }
+  return first;
+}
+
+std::vector<Ranked> ranked_behind(const Cluster& cluster, const ClusterPolicy& policy, JobId job,
+                                  Seconds restart_cost) {
+  Rank bar = cluster.job(job).rank;
+  bar.value += restart_cost * cluster.job(job).asked.gpus;
+  std::vector<Ranked> behind;
+  for (const JobId other : cluster.running()) {
+    const Rank rank = policy.rank(cluster, other);
+    if (bar < rank) {
+      behind.push_back({rank, other});
+    }
+  }
+  std::sort(behind.begin(), behind.end(),
+            [](const Ranked& x, const Ranked& y) { return std::tie(y.rank, y.job) < std::tie(x.rank, x.job); });
+  return behind;
+}
+
+void schedule_by_rank(Cluster& cluster, const ClusterPolicy& policy, Seconds restart_cost) {
+  offer_until_settled(cluster, [&](JobId job) {
+    if (start_alone(cluster, job)) {
+      return Offer::kTaken;
+    }
+    const std::vector<Ranked> behind = ranked_behind(cluster, policy, job, restart_cost);
+    int missing = cluster.job(job).asked.gpus - cluster.gpus().free();
+    auto last = behind.begin();
+    for (; last != behind.end() && missing > 0; ++last) {
+      missing -= cluster.job(last->job).asked.gpus;
+    }
+    if (missing > 0) {
+      return Offer::kRefused;
+    }
+    for (auto victim = behind.begin(); victim != last; ++victim) {
+      cluster.suspend(victim->job, victim->rank);
+    }
+    start_alone(cluster, job);
+    return Offer::kTookFromOthers;
+  });
+}
+
+}  // namespace torchshare

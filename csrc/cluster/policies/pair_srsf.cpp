@@ -1,0 +1,143 @@
+#include <algorithm>
+#include <unordered_set>
+
+#include "cluster/placing.h"
+#include "cluster/policies/policies.h"
+#include "model/pair.h"
+
+namespace torchshare {
+namespace {
+
+/// GPU-seconds by which a job comes forward for each second it waits, per GPU of the cluster: who asks for S
+/// GPU-seconds is never passed by a job that arrives S / (kAging * GPUs) seconds after it.
+constexpr double kAging = 1.0 / 64;
+
+/// Shortest remaining service first, with aging, with pairs and with suspension. A job takes, in this order: free GPUs;
+/// the second place beside jobs with which sharing now beats one after the other in either order; the place of jobs
+/// that rank behind it. Who shares though it could run alone moves to free GPUs.
+class PairSrsf final : public ClusterPolicy {
+ public:
+  Rank rank(const Cluster& cluster, JobId job) const override {
+    const TraceJob& asked = cluster.job(job).asked;
+    return {0, cluster.remaining(job) * asked.gpus + kAging * cluster.gpus().count() * asked.arrival};
+  }
+
+  void schedule(Cluster& cluster) override {
+    offer_until_settled(cluster, [&](JobId job) {
+      if (start_alone(cluster, job) || start_shared(cluster, job)) {
+        return Offer::kTaken;
+      }
+      if (!make_room(cluster, job)) {
+        return Offer::kRefused;
+      }
+      return start_alone(cluster, job) || start_shared(cluster, job) ? Offer::kTookFromOthers : Offer::kRefused;
+    });
+    spread(cluster);
+  }
+
+ private:
+  static double pace_alone(const Cluster& cluster, JobId job) {
+    return 1 / cluster.split_cost(cluster.job(job).sub_batches);
+  }
+
+  /// What `other`, at `pace`, loses of it when `job` joins: nothing when it is that slow already.
+  static double loss(const Cluster& cluster, JobId job, JobId other, double pace) {
+    return std::max(0.0, pace - pace_alone(cluster, other) / cluster.ratio(other, job));
+  }
+
+  static bool worth_sharing(const Cluster& cluster, JobId job, JobId other, double pace, int sub_batches) {
+    const PairJob alone{cluster.remaining(job), 1};
+    const PairJob beside{alone.remaining * cluster.split_cost(sub_batches), cluster.ratio(job, other)};
+    const PairJob partner{cluster.remaining(other) / pace, pace / (pace - loss(cluster, job, other, pace))};
+    return share_now(beside, partner) <= std::min(one_after_other(alone, partner), one_after_other(partner, alone));
+  }
+
+  /// First beside those who lose least for each GPU they offer.
+  static bool start_shared(Cluster& cluster, JobId job) {
+    return share(cluster, job, [&](JobId other, int sub_batches) -> std::optional<double> {
+      const ClusterJob& theirs = cluster.job(other);
+      if (!worth_sharing(cluster, job, other, theirs.pace, sub_batches)) {
+        return std::nullopt;
+      }
+      const int offered = std::min(cluster.job(job).asked.gpus, theirs.asked.gpus - theirs.shared_gpus);
+      return loss(cluster, job, other, theirs.pace) / offered;
+    });
+  }
+
+  /// Suspends jobs that rank behind `job`, the last first, until the GPUs it could have, free or shared, are enough.
+  /// Suspends nobody where that cannot be.
+  bool make_room(Cluster& cluster, JobId job) const {
+    const std::vector<Ranked> behind = ranked_behind(cluster, *this, job, cluster.options().restart_cost);
+    int missing = cluster.job(job).asked.gpus - cluster.gpus().free();
+    const auto would_share = [&](JobId other, double pace) {
+      const int sub_batches = cluster.split_beside(job, other);
+      return sub_batches > 0 && worth_sharing(cluster, job, other, pace, sub_batches);
+    };
+    for (const JobId other : cluster.running()) {
+      const ClusterJob& theirs = cluster.job(other);
+      if (theirs.shared_gpus < theirs.asked.gpus && would_share(other, theirs.pace)) {
+        missing -= theirs.asked.gpus - theirs.shared_gpus;
+      }
+    }
+    std::unordered_set<JobId> leaving;
+    auto next = behind.begin();
+    for (; next != behind.end() && missing > 0; ++next) {
+      const JobId victim = next->job;
+      leaving.insert(victim);
+      for (const GpuId gpu : cluster.job(victim).gpus) {
+        const JobId stays = cluster.gpus().partner(gpu, victim);
+        if (stays == kNobody) {
+          missing -= would_share(victim, cluster.job(victim).pace) ? 0 : 1;  // else it counts already
+        } else if (leaving.contains(stays)) {
+          missing -= would_share(victim, pace_alone(cluster, victim)) ? 0 : 1;
+        } else {
+          missing -= would_share(stays, pace_alone(cluster, stays)) ? 1 : 0;
+        }
+      }
+    }
+    if (missing > 0) {
+      return false;
+    }
+    for (auto victim = behind.begin(); victim != next; ++victim) {
+      cluster.suspend(victim->job, victim->rank);
+    }
+    return true;
+  }
+
+  /// Moves jobs that share to free GPUs where that saves more than the restart costs.
+  void spread(Cluster& cluster) const {
+    std::vector<JobId> sharing;
+    for (const JobId job : cluster.running()) {
+      const ClusterJob& mine = cluster.job(job);
+      if (mine.shared_gpus > 0 && mine.restart_left == 0 && mine.asked.gpus <= cluster.gpus().free()) {
+        sharing.push_back(job);
+      }
+    }
+    for (const JobId job : sharing) {
+      const ClusterJob& mine = cluster.job(job);
+      if (mine.shared_gpus == 0 || mine.asked.gpus > cluster.gpus().free()) {
+        continue;
+      }
+      const Seconds left = cluster.remaining(job) / mine.pace;
+      Seconds together = 0;
+      for (const GpuId gpu : mine.gpus) {
+        const JobId other = cluster.gpus().partner(gpu, job);
+        if (other != kNobody) {
+          together = std::max(together, std::min(left, cluster.remaining(other) / cluster.job(other).pace));
+        }
+      }
+      if (together * (1 - mine.pace) > cluster.options().restart_cost) {
+        cluster.suspend(job, rank(cluster, job));
+        start_alone(cluster, job);
+      }
+    }
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<ClusterPolicy> make_pair_srsf() {
+  return std::make_unique<PairSrsf>();
+}
+
+}  // namespace torchshare

@@ -1,0 +1,82 @@
+#include "cluster/simulator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <tuple>
+#include <utility>
+
+namespace torchshare {
+
+Simulator::Simulator(Cluster cluster, std::unique_ptr<ClusterPolicy> policy, bool record_usage)
+    : cluster_(std::move(cluster)), policy_(std::move(policy)), record_usage_(record_usage) {
+  for (JobId job = 0; job < cluster_.jobs(); ++job) {
+    events_.push({cluster_.job(job).asked.arrival, What::kArrival, job});
+  }
+}
+
+bool Simulator::step() {
+  if (ended_ == cluster_.jobs()) {
+    return false;
+  }
+  if (events_.empty()) {
+    throw std::logic_error(fmt::format("the policy lets {} jobs wait for ever", cluster_.waiting().size()));
+  }
+  const Seconds now = events_.top().time;
+  advance(now);
+  bool changed = false;
+  while (!events_.empty() && events_.top().time == now) {
+    const Event event = events_.top();
+    events_.pop();
+    changed |= handle(event);
+  }
+  if (changed) {
+    policy_->schedule(cluster_);
+    plan_next();
+  }
+  return true;
+}
+
+void Simulator::advance(Seconds now) {
+  const Gpus& gpus = cluster_.gpus();
+  busy_gpu_seconds_ += (now - cluster_.now()) * (gpus.count() - gpus.free());
+  cluster_.advance(now);
+}
+
+bool Simulator::handle(const Event& event) {
+  if (event.what == What::kArrival) {
+    cluster_.arrive(event.job, policy_->rank(cluster_, event.job));
+  } else if (event.what == What::kEnd) {
+    // A job whose pace changed meanwhile has another end than the one this event was for.
+    if (cluster_.job(event.job).phase != JobPhase::kRunning || cluster_.ends_at(event.job) > event.time) {
+      return false;
+    }
+    cluster_.end(event.job);
+    ++ended_;
+  }
+  return true;
+}
+
+void Simulator::plan_next() {
+  const Seconds now = cluster_.now();
+  for (const JobId job : cluster_.take_changed()) {
+    if (cluster_.job(job).phase == JobPhase::kRunning) {
+      events_.push({std::max(now, cluster_.ends_at(job)), What::kEnd, job});
+    }
+  }
+  const Seconds look = policy_->look_again(cluster_);
+  if (look < next_look_ || next_look_ <= now) {
+    next_look_ = look;
+    if (look < kNoTime) {
+      events_.push({look, What::kLook, kNobody});
+    }
+  }
+  if (record_usage_) {
+    const Gpus& gpus = cluster_.gpus();
+    const int busy = gpus.count() - gpus.free();
+    usage_.push_back({now, busy, busy - gpus.half_free(), cluster_.waiting().size()});
+  }
+}
+
+}  // namespace torchshare

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <queue>
+#include <vector>
+
+#include "cluster/cluster.h"
+#include "cluster/cluster_policy.h"
+
+namespace torchshare {
+
+/// How full the cluster is from `time` on.
+struct Usage {
+  Seconds time;
+  int busy;           ///< GPUs with a job
+  int shared;         ///< GPUs with two
+  std::size_t queue;  ///< waiting jobs
+};
+
+/// Runs a policy over a trace in virtual time: goes from one instant at which something happens to the next, lets the
+/// policy decide, and notes when the jobs that run will end. Equal input gives equal output. Not for two threads at
+/// once.
+class Simulator {
+ public:
+  /// With `record_usage`, keeps the usage of the cluster after every step.
+  Simulator(Cluster cluster, std::unique_ptr<ClusterPolicy> policy, bool record_usage = false);
+
+  /// Goes on to the next instant; false when every job has ended.
+  /// Throws std::logic_error where jobs wait and nothing will ever happen again.
+  bool step();
+
+  const Cluster& cluster() const { return cluster_; }
+  std::size_t ended() const { return ended_; }
+  /// GPU-seconds in which a GPU had at least one job.
+  double busy_gpu_seconds() const { return busy_gpu_seconds_; }
+  const std::vector<Usage>& usage() const { return usage_; }
+
+ private:
+  enum class What { kArrival, kEnd, kLook };
+  struct Event {
+    Seconds time;
+    What what;
+    JobId job;
+    bool operator>(const Event& other) const {
+      return std::tie(time, what, job) > std::tie(other.time, other.what, other.job);
+    }
+  };
+
+  void advance(Seconds now);
+  /// Returns whether the event changed anything.
+  bool handle(const Event& event);
+  void plan_next();
+
+  Cluster cluster_;
+  std::unique_ptr<ClusterPolicy> policy_;
+  const bool record_usage_;
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  Seconds next_look_ = kNoTime;
+  std::size_t ended_ = 0;
+  double busy_gpu_seconds_ = 0;
+  std::vector<Usage> usage_;
+};
+
+}  // namespace torchshare

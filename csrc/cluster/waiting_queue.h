@@ -1,0 +1,81 @@
+#pragma once
+
+#include <compare>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "cluster/trace.h"
+#include "model/job_id.h"
+
+namespace torchshare {
+
+/// Who goes first: the lower level, in it the lower value. The rank of a waiting job does not change.
+struct Rank {
+  int level = 0;
+  double value = 0;
+  auto operator<=>(const Rank&) const = default;
+};
+
+/// The waiting jobs, by what they ask for: jobs of one kind ask for the same, so where the first of a kind finds no
+/// room, none of its kind does, nor one that ranks behind it and asks for as many GPUs or more and as much memory or
+/// more for the same model. A decision looks at a few kinds instead of at all jobs.
+class WaitingQueue {
+ public:
+  using Kind = std::size_t;
+
+  /// The kind of such a job.
+  Kind kind_of(const TraceJob& job);
+
+  void insert(Kind kind, Rank rank, JobId job);
+  void erase(Kind kind, Rank rank, JobId job);
+  std::size_t size() const { return size_; }
+
+  /// Offers waiting jobs to `take`, the first of each kind in the order of their ranks, until none is taken any more.
+  /// `take(job)` returns whether it took the job out of the queue; it may also put others in.
+  template <typename Take>
+  void offer(const Take& take);
+
+  /// The first of all, by rank.
+  std::optional<JobId> first() const;
+  /// The first `count` jobs of each kind, by rank.
+  std::vector<JobId> first_of_each_kind(std::size_t count) const;
+
+ private:
+  using Queue = std::set<std::pair<Rank, JobId>>;
+
+  struct Kinship {
+    int model;
+    int gpus;
+    double memory_gib;
+    auto operator<=>(const Kinship&) const = default;
+    bool asks_for_no_less_than(const Kinship& other) const {
+      return model == other.model && gpus >= other.gpus && memory_gib >= other.memory_gib;
+    }
+  };
+
+  /// The kind whose first job goes first, of those that `skip` has not.
+  std::optional<Kind> first_kind(const std::vector<bool>& skip) const;
+
+  std::map<Kinship, Kind> kinds_;
+  std::vector<Kinship> kinships_;  // of each kind
+  std::vector<Queue> queues_;      // of each kind
+  std::size_t size_ = 0;
+};
+
+template <typename Take>
+void WaitingQueue::offer(const Take& take) {
+  std::vector<bool> refused(queues_.size());
+  while (const auto kind = first_kind(refused)) {
+    if (take(queues_[*kind].begin()->second)) {
+      continue;
+    }
+    for (Kind other = 0; other < queues_.size(); ++other) {
+      refused[other] = refused[other] || kinships_[other].asks_for_no_less_than(kinships_[*kind]);
+    }
+  }
+}
+
+}  // namespace torchshare

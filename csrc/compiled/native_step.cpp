@@ -1,0 +1,173 @@
+#include "compiled/native_step.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+
+#include <torch/csrc/jit/serialization/pickle.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+#include <utility>
+
+// Note [Native steps]
+// A step of small ops is all interpreter and dispatcher, and two of them in one process take turns at the interpreter's
+// lock. Here the whole step is one or a few calls of compiled code: AOTInductor packages, made in Python from the
+// user's own model, loss function and optimizer (see torchshare/_native_trace.py). Parameters, buffers and optimizer
+// state are inputs that the code updates in place, so they stay the user's own objects; learning rates are inputs, too.
+//
+// A batch in one piece is one graph (`whole`). One in several is `gradients` for each piece and one `update`; cutting
+// it changes nothing but the order of additions. To the gate each of these calls is one op: a job waits, parks and is
+// cancelled between them, and the update follows its gradients or the batch has changed nothing but accumulators.
+//
+// Compiled code would draw random numbers from the process's default engine. So a graph has its noise as inputs: the
+// ops of eager fill them before it runs, in the same order, from the job's own engine.
+
+namespace torchshare {
+namespace {
+
+const BoundGraph* find(const std::vector<BoundGraph>& graphs, const Piece& piece) {
+  const auto found =
+      std::find_if(graphs.begin(), graphs.end(), [&](const BoundGraph& graph) { return graph.takes(piece.data); });
+  return found != graphs.end() ? &*found : nullptr;
+}
+
+bool is_whole(const std::vector<Piece>& pieces) {
+  return pieces.size() == 1 && pieces.front().weight == 1.0;
+}
+
+std::vector<at::Tensor> tensors_of(const c10::IValue& list) {
+  std::vector<at::Tensor> tensors;
+  for (const c10::IValue& value : list.toListRef()) {
+    tensors.push_back(value.toTensor());
+  }
+  return tensors;
+}
+
+/// `run` as a sub-batch of `job`, if there is one.
+template <class Run>
+at::Tensor counted(Job* job, Run run) {
+  if (job == nullptr) {
+    return run();
+  }
+  job->begin_sub_batch();
+  at::Tensor loss = run();
+  job->end_sub_batch();
+  return loss;
+}
+
+std::vector<at::Tensor> joined(std::vector<at::Tensor> first, const std::vector<at::Tensor>& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+}  // namespace
+
+BoundGraph::BoundGraph(std::shared_ptr<StepGraph> the_graph, std::vector<at::Tensor> the_bound,
+                       std::vector<Noise> the_noise, std::vector<at::Tensor> the_example)
+    : graph(std::move(the_graph)),
+      bound(std::move(the_bound)),
+      noise(std::move(the_noise)),
+      example(std::move(the_example)),
+      data(example.begin(), example.end()) {
+  for (const Noise& each : noise) {
+    bound.push_back(each.tensor);
+  }
+  graph->check(joined(bound, example));
+}
+
+bool BoundGraph::takes(const std::vector<at::Tensor>& tensors) const {
+  return std::equal(data.begin(), data.end(), tensors.begin(), tensors.end(),
+                    [](const TensorSpec& spec, const at::Tensor& tensor) { return spec.matches(tensor); });
+}
+
+std::vector<at::Tensor> BoundGraph::run(const std::vector<at::Tensor>& tensors) const {
+  std::vector<at::Tensor> outputs = graph->run(joined(bound, tensors), noise);
+  for (const at::Tensor& tensor : bound) {
+    tensor.unsafeGetTensorImpl()->bump_version();  // so that autograd notices, where someone has saved one
+  }
+  return outputs;
+}
+
+BoundGraph load_graph(const std::string& folder) {
+  const std::string path = folder + "/tensors.pt";
+  std::ifstream file(path, std::ios::binary);
+  const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+  if (bytes.empty()) {
+    throw std::invalid_argument("'" + path + "' cannot be read: expected what NativeStep.save wrote");
+  }
+  const auto saved = torch::jit::pickle_load(bytes).toGenericDict();
+  const at::Tensor draws = saved.at("draws").toTensor();
+  std::vector<Noise> noise;
+  for (const at::Tensor& tensor : tensors_of(saved.at("noise"))) {
+    const at::Tensor row = draws[static_cast<std::int64_t>(noise.size())];
+    noise.push_back(
+        {tensor, static_cast<Noise::Kind>(row[0].item<double>()), row[1].item<double>(), row[2].item<double>()});
+  }
+  return {std::make_shared<StepGraph>(folder + "/step.pt2"), tensors_of(saved.at("bound")), std::move(noise),
+          tensors_of(saved.at("data"))};
+}
+
+NativeStep::NativeStep(std::vector<BoundGraph> whole, std::vector<BoundGraph> gradients,
+                       std::optional<BoundGraph> update, std::vector<at::Tensor> accumulators, at::Tensor weight)
+    : whole_(std::move(whole)),
+      gradients_(std::move(gradients)),
+      update_(std::move(update)),
+      accumulators_(std::move(accumulators)),
+      weight_(std::move(weight)) {
+  if (weight_.numel() != 1 || weight_.scalar_type() != at::kDouble) {
+    throw std::invalid_argument("the weight of a sub-batch: expected one double");
+  }
+}
+
+bool NativeStep::covers(const std::vector<Piece>& pieces) const {
+  const auto& graphs = is_whole(pieces) ? whole_ : gradients_;
+  return !pieces.empty() && (is_whole(pieces) || update_.has_value()) &&
+         std::all_of(pieces.begin(), pieces.end(), [&](const Piece& piece) { return find(graphs, piece) != nullptr; });
+}
+
+at::Tensor NativeStep::run(Job* job, const std::vector<Piece>& pieces) const {
+  if (!covers(pieces)) {
+    throw std::invalid_argument("a native step was compiled for other shapes than these");
+  }
+  if (is_whole(pieces)) {
+    return counted(job, [&] { return find(whole_, pieces.front())->run(pieces.front().data).at(0); });
+  }
+  try {
+    return run_pieces(pieces, job);
+  } catch (...) {  // cancelled between two of them: what is left of this batch must not reach the next update
+    for (const at::Tensor& accumulator : accumulators_) {
+      accumulator.zero_();
+    }
+    throw;
+  }
+}
+
+at::Tensor NativeStep::run_pieces(const std::vector<Piece>& pieces, Job* job) const {
+  const at::NoGradGuard no_grad;
+  at::Tensor total;
+  for (const Piece& piece : pieces) {
+    const at::Tensor loss = counted(job, [&] {
+      weight_.fill_(piece.weight);
+      return find(gradients_, piece)->run(piece.data).at(0);
+    });
+    total = total.defined() ? total.add(loss) : loss;
+  }
+  update_->run();
+  return total;
+}
+
+std::vector<at::Tensor> run_steps(Job& job, const NativeStep& step, const std::vector<std::vector<Piece>>& batches) {
+  std::vector<at::Tensor> losses;
+  losses.reserve(batches.size());
+  for (const std::vector<Piece>& batch : batches) {
+    job.checkpoint();
+    job.begin_step();
+    losses.push_back(step.run(&job, batch));
+    job.end_step();
+  }
+  return losses;
+}
+
+}  // namespace torchshare

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "compiled/step_graph.h"
+#include "runtime/job.h"
+
+namespace torchshare {
+
+/// A sub-batch: the tensors of its rows, and its share of the batch's loss.
+struct Piece {
+  std::vector<at::Tensor> data;
+  double weight = 1.0;
+};
+
+/// A graph, and the tensors of the user that it works on: its inputs are `bound`, noise, and data.
+struct BoundGraph {
+  std::shared_ptr<StepGraph> graph;
+  std::vector<at::Tensor> bound;  ///< and noise
+  std::vector<Noise> noise;
+  std::vector<at::Tensor> example;  ///< of its data
+  std::vector<TensorSpec> data;
+
+  /// Throws std::invalid_argument where the graph was compiled for others.
+  BoundGraph(std::shared_ptr<StepGraph> graph, std::vector<at::Tensor> bound, std::vector<Noise> noise,
+             std::vector<at::Tensor> example);
+  bool takes(const std::vector<at::Tensor>& data) const;
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& data = {}) const;
+};
+
+/// A graph with all its tensors, as `NativeStep.save` of Python wrote them to `folder`. Throws std::invalid_argument.
+BoundGraph load_graph(const std::string& folder);
+
+/// A training step that needs no interpreter. See Note [Native steps]. On one thread at a time.
+class NativeStep {
+ public:
+  /// `whole`: forward, backward and update of a batch in one graph, for each shape that is known.
+  /// `gradients`: forward and backward of a sub-batch into accumulators, its loss times `weight`, which is one of its
+  /// bound tensors (one double). `update`: from the accumulators, which it clears.
+  NativeStep(std::vector<BoundGraph> whole, std::vector<BoundGraph> gradients, std::optional<BoundGraph> update,
+             std::vector<at::Tensor> accumulators, at::Tensor weight);
+
+  /// There is a graph for all of these.
+  bool covers(const std::vector<Piece>& pieces) const;
+  /// One step; returns the batch's loss. std::invalid_argument for what it does not cover, before anything is changed.
+  /// `job` may be null: no sub-batches are counted.
+  at::Tensor run(Job* job, const std::vector<Piece>& pieces) const;
+
+ private:
+  at::Tensor run_pieces(const std::vector<Piece>& pieces, Job* job) const;
+
+  const std::vector<BoundGraph> whole_;
+  const std::vector<BoundGraph> gradients_;
+  const std::optional<BoundGraph> update_;
+  const std::vector<at::Tensor> accumulators_;
+  const at::Tensor weight_;
+};
+
+/// Trains `job` on the batches, one step each, and returns their losses. On the job's own thread.
+std::vector<at::Tensor> run_steps(Job& job, const NativeStep& step, const std::vector<std::vector<Piece>>& batches);
+
+}  // namespace torchshare

@@ -1,0 +1,123 @@
+#include "compiled/step_graph.h"
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+#include <torch/version.h>
+
+#include <sstream>
+#include <stdexcept>
+
+#include "hook/op_call.h"
+
+namespace torchshare {
+namespace {
+
+using Loader = torch::inductor::AOTIModelPackageLoader;
+
+std::unordered_map<std::string, std::string> read_metadata(const std::string& path) {
+  try {
+    return Loader::load_metadata_from_package(path, "model");
+  } catch (const std::exception& error) {
+    throw std::invalid_argument(fmt::format("'{}' is no package of a compiled step: {}", path, error.what()));
+  }
+}
+
+std::string entry(const std::unordered_map<std::string, std::string>& metadata, const std::string& path,
+                  const char* key) {
+  const auto found = metadata.find(key);
+  if (found == metadata.end()) {
+    throw std::invalid_argument(fmt::format("'{}' has no '{}': expected a package that torchshare made", path, key));
+  }
+  return found->second;
+}
+
+std::vector<std::string> lines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) {
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+std::mutex& of_all_packages() {
+  static std::mutex mutex;  // see PackageLoading
+  return mutex;
+}
+
+void draw(const Noise& noise) {
+  switch (noise.kind) {
+    case Noise::Kind::kBernoulli:
+      noise.tensor.bernoulli_(noise.first);
+      break;
+    case Noise::Kind::kUniform:
+      noise.tensor.uniform_(noise.first, noise.second);
+      break;
+    case Noise::Kind::kNormal:
+      noise.tensor.normal_(noise.first, noise.second);
+      break;
+  }
+}
+
+}  // namespace
+
+PackageLoading::PackageLoading() : lock_(of_all_packages()) {}
+
+TensorSpec::TensorSpec(const at::Tensor& tensor)
+    : dtype_(tensor.scalar_type()),
+      device_(tensor.device().type()),
+      sizes_(tensor.sizes().vec()),
+      strides_(tensor.strides().vec()) {}
+
+bool TensorSpec::matches(const at::Tensor& tensor) const {
+  return tensor.scalar_type() == dtype_ && tensor.device().type() == device_ && tensor.sizes() == sizes_ &&
+         tensor.strides() == strides_;
+}
+
+std::string TensorSpec::text() const {
+  return fmt::format("{}[{}] strides [{}] {}", c10::toString(dtype_), fmt::join(sizes_, ", "),
+                     fmt::join(strides_, ", "), c10::DeviceTypeName(device_, /*lower_case=*/true));
+}
+
+StepGraph::StepGraph(const std::string& path) : path_(path) {
+  const PackageLoading here;
+  const auto metadata = read_metadata(path);
+  if (const std::string made_for = entry(metadata, path, package_key::kTorch); made_for != TORCH_VERSION) {
+    throw std::invalid_argument(
+        fmt::format("'{}' was compiled for torch {}: expected {}", path, made_for, TORCH_VERSION));
+  }
+  inputs_ = lines(entry(metadata, path, package_key::kInputs));
+  name_ = entry(metadata, path, package_key::kName);
+  signature_ = hash_name(name_, hash_name(entry(metadata, path, package_key::kInputs)));
+  // Single-threaded: no locks, and nothing that a CUDA graph could not capture.
+  loader_ = std::make_unique<Loader>(path, "model", /*run_single_threaded=*/true);
+}
+
+StepGraph::~StepGraph() = default;
+
+void StepGraph::check(const std::vector<at::Tensor>& inputs) const {
+  if (inputs.size() != inputs_.size()) {
+    throw std::invalid_argument(fmt::format("'{}' ({}) was compiled for {} inputs: expected so many, there are {}",
+                                            path_, name_, inputs_.size(), inputs.size()));
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (const std::string text = TensorSpec(inputs[i]).text(); text != inputs_[i]) {
+      throw std::invalid_argument(
+          fmt::format("'{}' ({}): input {} is {}: expected {}", path_, name_, i, text, inputs_[i]));
+    }
+  }
+}
+
+std::vector<at::Tensor> StepGraph::run(const std::vector<at::Tensor>& inputs, const std::vector<Noise>& noise) {
+  return run_op(current_context, GraphCall(signature_, name_), [&] {
+    const at::NoGradGuard no_grad;  // the backward pass is in the graph
+    for (const Noise& each : noise) {
+      draw(each);
+    }
+    return loader_->run(inputs);
+  });
+}
+
+}  // namespace torchshare

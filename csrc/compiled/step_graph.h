@@ -1,0 +1,87 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "hook/op_context.h"
+
+namespace torch::inductor {
+class AOTIModelPackageLoader;
+}
+
+namespace torchshare {
+
+/// Everything of a tensor that compiled code takes for granted.
+class TensorSpec {
+ public:
+  explicit TensorSpec(const at::Tensor& tensor);
+  bool matches(const at::Tensor& tensor) const;
+  /// "Float[32, 10] strides [10, 1] cpu"
+  std::string text() const;
+
+ private:
+  at::ScalarType dtype_;
+  c10::DeviceType device_;
+  std::vector<std::int64_t> sizes_;
+  std::vector<std::int64_t> strides_;
+};
+
+/// Random numbers among the inputs of a graph: drawn anew, from the job's own engine, before each run.
+struct Noise {
+  enum class Kind { kBernoulli, kUniform, kNormal };  ///< their order is part of saved steps
+  at::Tensor tensor;
+  Kind kind;
+  double first;   ///< probability, lower end, or mean
+  double second;  ///< -, upper end, or standard deviation
+};
+
+/// A compiled graph: an AOTInductor package of ours. It says for which torch and for which inputs it was compiled.
+/// One thread at a time.
+class StepGraph {
+ public:
+  /// Throws std::invalid_argument where `path` holds no such package, or one for another torch.
+  explicit StepGraph(const std::string& path);
+  ~StepGraph();
+  StepGraph(const StepGraph&) = delete;  // owns the loaded code
+  StepGraph& operator=(const StepGraph&) = delete;
+
+  /// Throws std::invalid_argument where these are not the inputs that it was compiled for.
+  void check(const std::vector<at::Tensor>& inputs) const;
+
+  /// Runs as one op of the calling thread's job, if it has one: waits for its turn, and throws to unwind it. Inputs are
+  /// updated in place where the graph says so. They must have passed `check`, or have the same specs as such.
+  /// `noise` is drawn first; its tensors must be among the inputs.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, const std::vector<Noise>& noise = {});
+
+ private:
+  const std::string path_;
+  std::vector<std::string> inputs_;  // texts of specs
+  std::string name_;                 // for profiles
+  std::uint64_t signature_ = 0;
+  std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader_;
+};
+
+/// One thread at a time reads or loads a package: AOTIModelPackageLoader is not safe beside itself (in torch 2.11 its
+/// load_json_file parses into one static object). Held by StepGraph's constructor, and for torch's own loader in
+/// Python. Ops are not gated meanwhile: other jobs may wait for the lock.
+class PackageLoading {
+ public:
+  PackageLoading();
+
+ private:
+  const Ungated ungated_;
+  const std::lock_guard<std::mutex> lock_;
+};
+
+/// What a package must carry in its metadata.
+namespace package_key {
+constexpr const char* kTorch = "torchshare.torch";    ///< the version
+constexpr const char* kInputs = "torchshare.inputs";  ///< TensorSpec::text of each, a line each
+constexpr const char* kName = "torchshare.name";      ///< "step", "gradients" or "update", and the rows
+}  // namespace package_key
+
+}  // namespace torchshare

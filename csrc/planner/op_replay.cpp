@@ -1,0 +1,261 @@
+#include "planner/op_replay.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+namespace torchshare {
+namespace {
+
+using std::chrono::nanoseconds;
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kLeastRate =
+    0.003;                     // what SCHED_IDLE leaves to a thread beside an ordinary one: its weight is 3 of 1024
+constexpr double kDone = 0.5;  // ns: work that is left over from rounding
+
+nanoseconds whole(double time) {
+  return nanoseconds(static_cast<std::int64_t>(time));
+}
+
+double count(nanoseconds time) {
+  return static_cast<double>(time.count());
+}
+
+}  // namespace
+
+OpReplay::OpReplay(std::vector<ReplayJob> jobs, std::unique_ptr<GatePolicy> policy, const ReplayOptions& options)
+    : policy_(std::move(policy)), options_(options) {
+  if (options.cores < 1) {
+    throw std::invalid_argument("a replay needs at least 1 core");
+  }
+  for (ReplayJob& job : jobs) {
+    if (job.trace.ops.empty() || job.threads < 1) {
+      throw std::invalid_argument("a replayed job needs at least 1 op and 1 thread");
+    }
+    states_.push_back({.job = std::move(job)});
+  }
+  if (states_.empty()) {
+    throw std::invalid_argument("a replay needs at least 1 job");
+  }
+  for (State& state : states_) {
+    learn(state);
+  }
+}
+
+void OpReplay::learn(State& state) {
+  const auto& ops = state.job.trace.ops;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    Expected& expected = state.expected[ops[i].context];
+    expected.duration.add(ops[i].duration);
+    if (i + 1 < ops.size()) {
+      expected.gap.add(ops[i + 1].gap);
+    }
+  }
+}
+
+std::vector<Replayed> OpReplay::run() {
+  Time now = 0;
+  for (State& state : states_) {
+    begin_gap(state, now);
+  }
+  State& first = states_.front();
+  while (first.done.ops < first.job.trace.ops.size()) {
+    settle(now);
+    const std::vector<double> rates = this->rates();
+    Time next = kNever;
+    for (std::size_t i = 0; i < states_.size(); ++i) {
+      const State& state = states_[i];
+      if (rates[i] > 0) {
+        next = std::min(next, now + state.left / rates[i]);
+      } else {
+        next = std::min(next, state.asks_at);
+      }
+    }
+    for (std::size_t i = 0; i < states_.size(); ++i) {
+      states_[i].left -= rates[i] * (next - now);
+    }
+    now = next;
+  }
+  std::vector<Replayed> done;
+  for (State& state : states_) {
+    done.push_back(std::move(state.done));
+  }
+  return done;
+}
+
+/// The work that each phase gets done per time. 0: it waits for something else.
+std::vector<double> OpReplay::rates() const {
+  const auto demand = [](const State& state) -> double {
+    if (state.phase == Phase::kInside) {
+      return state.job.threads;
+    }
+    return state.phase == Phase::kPython && state.has_lock ? 1 : 0;
+  };
+  const auto comes_first = [&](const State& state) {
+    return options_.device_priority && state.job.priority == Priority::kPrimary;
+  };
+  double first = 0;
+  double rest = 0;
+  for (const State& state : states_) {
+    (comes_first(state) ? first : rest) += demand(state);
+  }
+  const double cores = options_.cores;
+  const double first_rate = first > 0 ? std::min(1.0, cores / first) : 1;
+  const double rest_rate = rest > 0 ? std::clamp((cores - first * first_rate) / rest, kLeastRate, 1.0) : 1;
+  std::vector<double> rates;
+  for (const State& state : states_) {
+    const bool idle = state.phase == Phase::kIdle;
+    rates.push_back(idle ? 1 : demand(state) > 0 ? (comes_first(state) ? first_rate : rest_rate) : 0);
+  }
+  return rates;
+}
+
+void OpReplay::begin_gap(State& state, Time now) {
+  const OpTrace::Op& next = op_of(state);
+  state.left_op_at = now;
+  // Its input comes first, then Python: the trace does not say in which order they were.
+  if (next.idle > 0) {
+    state.phase = Phase::kIdle;
+    state.left = next.idle;
+  } else {
+    begin_python(state, now);
+  }
+  if (next.idle > 0 || forecast(state).mean.count() > 0) {
+    for (State& other : states_) {
+      if (other.phase == Phase::kAtGate) {
+        other.asks_at = std::min(other.asks_at, now + count(options_.wake_latency));
+      }
+    }
+  }
+}
+
+void OpReplay::begin_python(State& state, Time now) {
+  state.phase = Phase::kPython;
+  state.left = op_of(state).gap - op_of(state).idle;
+  state.arrived = state.asks_at = now;
+}
+
+/// Of the gap after its last op, as the gate would hear of it.
+GapForecast OpReplay::forecast(const State& state) const {
+  const std::size_t before = state.op == 0 ? state.job.trace.ops.size() - 1 : state.op - 1;
+  const OpTime& gap = state.expected.at(state.job.trace.ops[before].context).gap;
+  const bool opens = policy_->forecasts() && gap.known() && gap.mean >= count(options_.shortest_gap);
+  return opens ? GapForecast{whole(gap.mean), whole(gap.spread)} : GapForecast{};
+}
+
+/// Moves every job that can move at this instant, until none can.
+void OpReplay::settle(Time now) {
+  bool moved = true;
+  while (moved) {
+    moved = false;
+    for (State& state : states_) {
+      moved |= advance(state, now);
+    }
+  }
+}
+
+bool OpReplay::advance(State& state, Time now) {
+  switch (state.phase) {
+    case Phase::kIdle:
+      if (state.left > kDone) {
+        return false;
+      }
+      begin_python(state, now);
+      return true;
+    case Phase::kPython:
+      if (!state.has_lock) {
+        return take_lock(state, now);
+      }
+      if (state.left > kDone) {
+        return false;
+      }
+      state.has_lock = false;  // ops run without it
+      state.phase = Phase::kAtGate;
+      state.arrived = state.asks_at = now;
+      return true;
+    case Phase::kAtGate:
+      return now >= state.asks_at - kDone && ask(state, now);
+    case Phase::kInside:
+      if (state.left > kDone) {
+        return false;
+      }
+      ++state.activity;
+      ++state.done.ops;
+      ++state.op;
+      if (const auto& ends = state.job.trace.step_ends; state.step < ends.size() && state.op >= ends[state.step]) {
+        state.done.step_ends.push_back(now);
+        ++state.step;
+      }
+      if (state.op == state.job.trace.ops.size()) {
+        state.op = state.step = 0;
+      }
+      begin_gap(state, now);
+      return true;
+  }
+  return false;
+}
+
+bool OpReplay::take_lock(State& state, Time now) {
+  const auto holder = std::find_if(states_.begin(), states_.end(), [](const State& other) { return other.has_lock; });
+  if (holder != states_.end()) {
+    const Time handed_over = std::max(state.arrived, holder->arrived) + count(options_.switch_interval);
+    if (now < handed_over - kDone) {
+      state.asks_at = handed_over;
+      return false;
+    }
+    holder->has_lock = false;
+    holder->arrived = now;
+  }
+  state.has_lock = true;
+  state.arrived = now;
+  return true;
+}
+
+Rival OpReplay::rival(State& state, Time now) const {
+  const nanoseconds instant = whole(now);
+  Rival rival{.priority = state.job.priority,
+              .inside = state.phase == Phase::kInside,
+              .idle = state.phase == Phase::kIdle,
+              .quiet = state.sighting.look(state.activity, instant),
+              .waits = state.phase == Phase::kAtGate && now > state.arrived};
+  if (policy_->forecasts()) {
+    rival.gap = rival.inside ? GapForecast{} : forecast(state);
+    if (rival.gap.mean.count() > 0) {
+      rival.quiet = whole(now - state.left_op_at);
+    }
+    const OpTime& next = state.expected.at(op_of(state).context).duration;
+    rival.op = next.known() ? std::optional(whole(next.mean + next.spread)) : std::nullopt;
+    rival.left = rival.inside ? whole(std::max(0.0, state.expected_end - now)) : nanoseconds(0);
+  }
+  return rival;
+}
+
+bool OpReplay::ask(State& state, Time now) {
+  std::vector<Rival> rivals;
+  bool concerned = false;
+  for (State& other : states_) {
+    if (&other != &state && !outranks(state.job.priority, other.job.priority)) {
+      concerned |= policy_->concerns(state.job.priority, other.job.priority);
+      rivals.push_back(rival(other, now));
+    }
+  }
+  const std::optional<nanoseconds> op = policy_->forecasts() ? rival(state, now).op : std::nullopt;
+  if (concerned) {
+    const Asker asker{.priority = state.job.priority, .op = op, .waited = whole(now - state.arrived)};
+    const Verdict verdict = policy_->decide(asker, rivals);
+    if (!verdict.admit) {
+      state.asks_at = now + count(verdict.retry_after);
+      return false;
+    }
+  }
+  state.done.waited += whole(now - state.arrived);
+  state.expected_end = now + count(op.value_or(nanoseconds(0)));
+  ++state.activity;
+  state.phase = Phase::kInside;
+  state.left = op_of(state).duration;
+  return true;
+}
+
+}  // namespace torchshare

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model/job_id.h"
+#include "sharing/pair_sharing.h"
+#include "sharing/shared_job.h"
+
+namespace torchshare {
+
+/// Decides which of a device's jobs run, at most two at a time: in the order of their priorities and arrivals, each as
+/// soon as PairSharing finds it best beside the one that runs. Decides again when a job arrives, ends or does a step; a
+/// job that runs alone and does not get on lets the other in meanwhile.
+///
+/// Pure: told what happens and when, in seconds of any clock that does not go back. Its orders are taken as carried
+/// out.
+class AutoSharing {
+ public:
+  enum class Action { kStart, kHold, kRelease, kStay };  ///< kStay: planned anew, nothing changes
+  struct Order {
+    JobId job;
+    Action action;
+    std::string reason;  ///< with the numbers behind it
+  };
+
+  /// With `max_slowdown`, somebody else holds the primary to that bound, and it is never held for a lower job.
+  explicit AutoSharing(std::optional<double> max_slowdown) : max_slowdown_(max_slowdown) {}
+
+  /// Ids ascend. Throws std::invalid_argument for a profile or a number of steps that makes no sense.
+  void arrive(JobId id, SharedJob job);
+  /// A job that is not automatic runs.
+  void start(JobId id, double now);
+  void step(JobId id, double now);
+  /// Its user suspended the job, or lets it go on.
+  void suspend(JobId id, bool suspended);
+  void end(JobId id);
+  /// Where its loader's length is known: the job will have done that many steps when this pass over it ends, or for
+  /// good.
+  void expect(JobId id, double steps, bool for_good);
+
+  std::vector<Order> decide(double now);
+  /// When to decide again though nothing happens.
+  double retry_at() const { return retry_at_; }
+
+ private:
+  using State = SharedRun::State;
+
+  /// The first came before the second.
+  struct Pair {
+    JobId first;
+    JobId second;
+    PairSharing sharing;
+    bool let_in = false;  // both run because the one that should does not get on
+  };
+
+  Pair& pair(JobId first, JobId second);
+  void settle(Pair& pair, double now);
+  bool stalls(const SharedRun& run, double now);
+  void order(JobId id, bool wanted, const std::string& reason, double now);
+  std::vector<JobId> in_state(State state, State or_state) const;
+  std::vector<JobId> waiting() const;
+  void change_who_runs();
+
+  const std::optional<double> max_slowdown_;
+  std::map<JobId, SharedRun> runs_;
+  std::map<std::pair<JobId, JobId>, Pair> pairs_;
+  std::uint64_t epoch_ = 1;  // counts changes of who runs
+  bool any_automatic_ = false;
+  std::vector<Order> orders_;
+  double retry_at_ = std::numeric_limits<double>::infinity();
+};
+
+}  // namespace torchshare

@@ -1,0 +1,241 @@
+#include "sharing/pair_sharing.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "planner/pair_planner.h"
+
+namespace torchshare {
+namespace {
+
+constexpr double kRatioError = 0.03;    // standard error of a ratio at which a probe is over
+constexpr double kProbeShare = 0.05;    // of the remaining work, at which it is over, too
+constexpr double kProbeRest = 5;        // so many times its length until there may be another
+constexpr std::uint64_t kFewest = 3;    // steps of each kind that a probe needs
+constexpr double kShortestProbe = 0.1;  // seconds of each kind of step, unless that is too large a share
+constexpr double kPatience = 2;         // times that share, for a second that hardly gets on
+constexpr double kDrift = 0.10;         // change of a step's time that calls for a new plan
+constexpr std::uint64_t kSteady = 8;    // steps,
+constexpr double kSteadyTime = 0.5;     // and seconds of them, that show such a change
+constexpr double kHysteresis = 0.03;    // a new plan must be better by that
+constexpr double kShortestStep = 1e-9;  // seconds
+
+/// Whether a meter need not run on: exact enough for a ratio of two, or `budget` seconds old. Steps that follow each
+/// other are alike, so a few short ones look more exact than they are.
+bool is_enough(const StepMeter& meter, double budget) {
+  const bool exact = meter.relative_error() <= kRatioError / std::sqrt(2.0) && meter.total() >= kShortestProbe;
+  return meter.count() >= kFewest && (exact || meter.total() >= budget);
+}
+
+double at_least_one(double ratio) {
+  return std::max(ratio, 1.0);  // below 1 is noise
+}
+
+std::optional<double> remaining_steps(const SharedRun& run) {
+  if (run.job.steps) {
+    return std::max(0.0, *run.job.steps - run.steps);
+  }
+  if (run.pass_ends) {
+    // Nobody said how many passes there will be: expect as much again as there was.
+    return std::max(*run.pass_ends - run.steps, run.steps);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void PairSharing::step_together(const SharedRun& job, double period) {
+  together_[&job == runs_[0] ? 0 : 1].add(period);
+}
+
+void PairSharing::pause() {
+  both_began_ = 0;
+}
+
+PairSharing::Running PairSharing::choose(double now) {
+  if (planned_ && changed_pace()) {
+    const double spent = probe_ended_ - probe_began_;
+    if (!max_slowdown_ && now - probe_ended_ > kProbeRest * spent) {
+      probe_again(now);
+    } else {
+      plan();
+    }
+  }
+  if (planned_) {
+    return running_;
+  }
+  if (probed_ || !believe_profiles()) {
+    if (max_slowdown_) {
+      planned_ = true;
+      running_ = Running::kBoth;
+      reason_ = fmt::format("the bound of {:.3g} protects the primary", *max_slowdown_);
+      return running_;
+    }
+    if (const auto missing = probe(now)) {
+      return *missing;
+    }
+    probe_ended_ = now;
+  }
+  plan();
+  return running_;
+}
+
+bool PairSharing::believe_profiles() {
+  const auto& first = runs_[0]->job.profile;
+  const auto& second = runs_[1]->job.profile;
+  if (!first || !second) {
+    return false;
+  }
+  if (const auto found = first->beside.find(second->name); found != first->beside.end()) {
+    ratios_[0] = found->second.own;
+    ratios_[1] = found->second.other;
+  } else if (const auto other = second->beside.find(first->name); other != second->beside.end()) {
+    ratios_[0] = other->second.other;
+    ratios_[1] = other->second.own;
+  } else {
+    return false;
+  }
+  alone_[0] = first->step;
+  alone_[1] = second->step;
+  return true;
+}
+
+/// Who must run for what is not known yet; nothing once all is known.
+std::optional<PairSharing::Running> PairSharing::probe(double now) {
+  const SharedRun& first = *runs_[0];
+  const SharedRun& second = *runs_[1];
+  if (!std::exchange(probed_, true)) {
+    probe_began_ = now;
+  }
+  alone_[0] = first.alone.mean();
+  alone_[1] = second.alone.count() > 0 ? second.alone.mean() : together_[1].mean();
+  const double work = remaining_alone(0) + remaining_alone(1);
+  const double budget = kProbeShare * work / 3;  // for each kind of step
+  if (probing_ == Running::kFirst && is_enough(first.alone, budget)) {
+    probing_ = Running::kBoth;
+  }
+  if (probing_ == Running::kBoth && knows_both(budget, now)) {
+    probing_ = Running::kSecond;
+  }
+  if (probing_ != Running::kSecond || !is_enough(second.alone, budget)) {
+    constexpr std::string_view kWhose[] = {"the first alone", "both", "the second alone"};
+    reason_ = fmt::format("probe: steps of {}", kWhose[static_cast<int>(probing_)]);
+    return probing_;
+  }
+  alone_[1] = second.alone.mean();
+  for (const int which : {0, 1}) {
+    alone_[which] = std::max(alone_[which], kShortestStep);
+    ratios_[which] = together_[which].mean() / alone_[which];
+  }
+  return std::nullopt;
+}
+
+/// A second that hardly gets a step done beside the first is not waited for: then its warm-up counts, too.
+bool PairSharing::knows_both(double budget, double now) {
+  const SharedRun& second = *runs_[1];
+  if (second.state != SharedRun::State::kRunning || second.steps == 0) {
+    return false;
+  }
+  if (both_began_ == 0) {
+    both_began_ = now;
+    both_steps_ = second.steps;
+  }
+  if (is_enough(together_[0], budget) && is_enough(together_[1], budget)) {
+    return true;
+  }
+  const double time = now - both_began_;
+  if (together_[0].count() < kFewest || together_[1].count() >= kFewest ||
+      time < std::max(kShortestProbe, kPatience * budget)) {
+    return false;
+  }
+  together_[1].add(time / std::max(1.0, second.steps - both_steps_));
+  return true;
+}
+
+/// Takes over what the steps since the last plan show; returns whether it is another pace.
+bool PairSharing::changed_pace() {
+  bool changed = false;
+  for (const int which : {0, 1}) {
+    const StepMeter& recent = runs_[which]->recent;
+    if (assumed_[which] == 0 || recent.count() < kSteady || recent.total() < kSteadyTime ||
+        std::abs(recent.mean() / assumed_[which] - 1) <= kDrift + 2 * recent.relative_error()) {
+      continue;
+    }
+    changed = true;
+    if (running_ == Running::kBoth) {
+      ratios_[which] = recent.mean() / alone_[which];
+    } else {
+      alone_[which] = recent.mean();
+    }
+  }
+  return changed;
+}
+
+/// What was measured is of another pace. Beside the other, a job's time alone cannot be told from its ratio.
+void PairSharing::probe_again(double now) {
+  planned_ = false;
+  probed_ = true;
+  probing_ = running_ == Running::kSecond ? Running::kBoth : Running::kFirst;
+  both_began_ = 0;
+  probe_began_ = now;
+  together_[0] = together_[1] = {};
+  for (const int which : {0, 1}) {
+    if (assumed_[which] != 0) {
+      SharedRun& ran = *runs_[which];
+      ran.alone = running_ == Running::kBoth ? StepMeter() : ran.recent;
+    }
+  }
+}
+
+void PairSharing::plan() {
+  PlannedJob jobs[2];
+  for (const int which : {0, 1}) {
+    jobs[which].name = runs_[which]->job.name;
+    jobs[which].time.alpha = alone_[which];
+    jobs[which].remaining_steps = remaining_alone(which) / alone_[which];
+    jobs[which].ratios = {at_least_one(ratios_[which])};
+  }
+  if (max_slowdown_ && jobs[0].ratios[0] > 1 + *max_slowdown_) {
+    // The first is held to its bound by letting the second run for a share of the time.
+    const double share = std::max(*max_slowdown_, 1e-6) / (jobs[0].ratios[0] - 1);
+    jobs[0].ratios[0] = 1 + *max_slowdown_;
+    jobs[1].ratios[0] /= share;
+  }
+  const bool bounded = !outranks(runs_[1]->job.priority, runs_[0]->job.priority);
+  const Plan plan = plan_pair(jobs[1], jobs[0], {.max_slowdown = bounded ? max_slowdown_ : std::nullopt});
+  Running running = plan.start == PlannedStart::kNow     ? Running::kBoth
+                    : plan.start == PlannedStart::kFirst ? Running::kSecond
+                                                         : Running::kFirst;
+  constexpr PlannedStart kStarts[] = {PlannedStart::kAfter, PlannedStart::kNow, PlannedStart::kFirst};
+  const double staying = plan.average_of(kStarts[static_cast<int>(running_)]);
+  const double waiting = plan.average_of(PlannedStart::kAfter);
+  if (bounded && waiting <= plan.average() * (1 + kHysteresis)) {
+    running = Running::kFirst;  // a higher job is not disturbed for next to nothing
+  }
+  fresh_ = true;
+  if (std::exchange(planned_, true) && staying <= plan.average() * (1 + kHysteresis)) {
+    running = running_;
+  }
+  running_ = running;
+  assumed_[0] = running == Running::kSecond ? 0 : alone_[0] * (running == Running::kBoth ? ratios_[0] : 1);
+  assumed_[1] = running == Running::kFirst ? 0 : alone_[1] * (running == Running::kBoth ? ratios_[1] : 1);
+  for (const int which : {0, 1}) {
+    runs_[which]->recent = {};
+  }
+  reason_ = fmt::format("ratios {:.3g} and {:.3g}; {}", ratios_[0], ratios_[1], fmt::join(plan.reasons, "; "));
+}
+
+/// Seconds; where nobody knows, as much as the other's.
+double PairSharing::remaining_alone(int which) const {
+  constexpr double kAnyTime = 60;
+  if (const auto own = remaining_steps(*runs_[which])) {
+    return *own * alone_[which];
+  }
+  const auto other = remaining_steps(*runs_[1 - which]);
+  return other ? *other * alone_[1 - which] : kAnyTime;
+}
+
+}  // namespace torchshare

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "sharing/shared_job.h"
+
+namespace torchshare {
+
+/// Decides which of two jobs run, so that their average completion time is least: with profiles by plan_pair at once;
+/// else after a probe, that is a few steps of the first alone, of both, and of the second alone. Decides again when
+/// their steps change their pace. The first came before the second. Pure; times in seconds.
+class PairSharing {
+ public:
+  enum class Running { kFirst, kBoth, kSecond };
+
+  /// With `max_slowdown`, somebody else holds the primary to that bound.
+  PairSharing(SharedRun& first, SharedRun& second, std::optional<double> max_slowdown)
+      : runs_{&first, &second}, max_slowdown_(max_slowdown) {}
+
+  /// `job` of the two did a step beside the other.
+  void step_together(const SharedRun& job, double period);
+  /// Who should run from now on.
+  Running choose(double now);
+  /// With the numbers behind the choice.
+  const std::string& reason() const { return reason_; }
+  /// Whether there is a plan since the last call.
+  bool take_fresh_plan() { return std::exchange(fresh_, false); }
+  /// One of them cannot run for a while: that time says nothing.
+  void pause();
+
+ private:
+  bool believe_profiles();
+  std::optional<Running> probe(double now);
+  bool knows_both(double budget, double now);
+  bool changed_pace();
+  void probe_again(double now);
+  void plan();
+  double remaining_alone(int which) const;
+
+  SharedRun* const runs_[2];
+  const std::optional<double> max_slowdown_;
+  Running running_ = Running::kFirst;
+  bool planned_ = false;
+  bool fresh_ = false;  // nobody was told of the plan yet
+  // Of the last probe, which goes through these kinds of steps in turn.
+  bool probed_ = false;
+  Running probing_ = Running::kFirst;
+  double both_began_ = 0;  // when the second had its first step beside the first
+  double both_steps_ = 0;  // of the second, then
+  double probe_began_ = 0;
+  double probe_ended_ = 0;
+  StepMeter together_[2] = {};
+  // As last planned with.
+  double alone_[2] = {};  // seconds a step
+  double ratios_[2] = {};
+  double assumed_[2] = {};  // seconds a step, as the plan has it; 0: not running in it
+  std::string reason_;
+};
+
+}  // namespace torchshare

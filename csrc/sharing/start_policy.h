@@ -1,0 +1,37 @@
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "model/job_state.h"
+#include "model/priority.h"
+#include "sharing/start_condition.h"
+
+namespace torchshare {
+
+/// What a start decision may look at, per job, in order of submission.
+struct JobView {
+  std::string_view name;
+  Priority priority;
+  JobState state;
+  std::uint64_t steps;
+  const StartCondition* start;
+};
+
+struct StartDecision {
+  bool start;
+  std::optional<std::chrono::nanoseconds> retry_after;  ///< set when time alone can change the answer
+  std::string reason;                                   ///< with its inputs, for the timeline
+};
+
+/// Whether `jobs[self]` may start, `since_arrival` after it arrived. Pure.
+StartDecision decide_start(std::span<const JobView> jobs, std::size_t self, std::chrono::nanoseconds since_arrival);
+
+/// Refuses conditions that can never come true: an unknown job, itself, a cycle, nobody's steps to count.
+/// Throws std::invalid_argument that names the job.
+void check_starts(std::span<const JobView> jobs);
+
+}  // namespace torchshare

@@ -1,0 +1,95 @@
+#include "planner/op_replay.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace torchshare {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr double kMs = 1e6;
+
+/// Steps of two ops: `gap` (of which `idle` for input) before the first, 10 us before the second.
+ReplayJob job(Priority priority, int steps, double gap, double idle, double duration, int threads = 1) {
+  ReplayJob made{.priority = priority, .threads = threads};
+  for (int i = 0; i < steps; ++i) {
+    made.trace.ops.push_back({.context = 1, .gap = gap, .idle = idle, .duration = duration});
+    made.trace.ops.push_back({.context = 2, .gap = 1e4, .idle = 0, .duration = duration});
+    made.trace.step_ends.push_back(made.trace.ops.size());
+  }
+  return made;
+}
+
+std::vector<Replayed> replay(std::vector<ReplayJob> jobs, const char* policy, ReplayOptions options = {.cores = 2}) {
+  return OpReplay(std::move(jobs), make_gate_policy(policy, {.grace = 200us}), options).run();
+}
+
+double step_of(const Replayed& done) {
+  return (done.step_ends.back() - done.step_ends.front()) / static_cast<double>(done.step_ends.size() - 1);
+}
+
+constexpr auto kFirst = Priority::kPrimary;
+constexpr auto kSecond = Priority::kSecondary;
+
+TEST(OpReplay, AJobAloneTakesAsLongAsItsTrace) {
+  for (const char* policy : {"priority", "strict", "best_fit"}) {
+    const auto done = replay({job(kFirst, 10, 5 * kMs, 4 * kMs, kMs)}, policy);
+    EXPECT_EQ(done[0].ops, 20U);
+    EXPECT_NEAR(step_of(done[0]), 7.01 * kMs, 1);
+  }
+}
+
+TEST(OpReplay, SharesCoresEvenlyOrByPriority) {
+  const auto both = [](bool device_priority) {
+    return replay({job(kFirst, 50, 0, 0, kMs, 2), job(kSecond, 50, 0, 0, kMs, 2)}, "priority",
+                  {.cores = 2, .device_priority = device_priority});
+  };
+  EXPECT_NEAR(step_of(both(false)[0]) / (2.01 * kMs), 2, 0.02);
+  EXPECT_NEAR(step_of(both(true)[0]) / (2.01 * kMs), 1, 0.02);
+  EXPECT_LT(both(true)[1].ops, 5U);
+}
+
+TEST(OpReplay, OnlyOneComputesInPythonAtATime) {
+  const auto done = replay({job(kFirst, 50, kMs, 0, 1e3), job(kSecond, 50, kMs, 0, 1e3)}, "priority");
+  EXPECT_NEAR(step_of(done[0]) / (1.012 * kMs), 2, 0.05);
+}
+
+TEST(OpReplay, ALongPythonGapIsInterruptedAfterTheSwitchInterval) {
+  const auto done = replay({job(kFirst, 20, 40 * kMs, 0, kMs), job(kSecond, 1000, 0.1 * kMs, 0, kMs)}, "priority");
+  EXPECT_GT(done[1].ops, 20U);
+}
+
+TEST(OpReplay, TheStrictGateKeepsTheSecondaryOutOfABusyPrimary) {
+  const auto done = replay({job(kFirst, 100, 1e4, 0, kMs), job(kSecond, 100, 1e4, 0, kMs)}, "strict");
+  EXPECT_LE(done[1].ops, 1U);
+  EXPECT_NEAR(step_of(done[0]) / (2.02 * kMs), 1, 0.01);
+}
+
+TEST(OpReplay, BestFitEndsItsFillingBeforeTheGapDoes) {
+  // On one core, without the device's help: what is in the gap when it ends costs the primary.
+  const std::vector<ReplayJob> jobs{job(kFirst, 100, 10 * kMs, 10 * kMs, kMs), job(kSecond, 100, 1e4, 0, 1.9 * kMs)};
+  const ReplayOptions one_core{.cores = 1, .device_priority = false};
+  const auto strict = replay(jobs, "strict", one_core);
+  const auto best_fit = replay(jobs, "best_fit", one_core);
+  const double alone = 12.01 * kMs;
+  EXPECT_GT(step_of(strict[0]), 1.05 * alone);
+  EXPECT_LT(step_of(best_fit[0]), 1.005 * alone);
+  EXPECT_GT(static_cast<double>(best_fit[1].ops), 0.7 * static_cast<double>(strict[1].ops));
+}
+
+TEST(OpReplay, BestFitEntersGapsThatAreShorterThanTheGrace) {
+  const std::vector<ReplayJob> jobs{job(kFirst, 100, 0.17 * kMs, 0, kMs), job(kSecond, 100, 1e3, 0, 0.05 * kMs)};
+  EXPECT_LT(replay(jobs, "strict")[1].ops, 5U);
+  EXPECT_GT(replay(jobs, "best_fit")[1].ops,
+            90U);  // one to a gap: before the next it needs the interpreter, which the primary has
+}
+
+TEST(OpReplay, RefusesWhatCannotRun) {
+  EXPECT_THROW(replay({}, "strict"), std::invalid_argument);
+  EXPECT_THROW(replay({ReplayJob{}}, "strict"), std::invalid_argument);
+  EXPECT_THROW(replay({job(kFirst, 1, 0, 0, 1)}, "strict", {.cores = 0}), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace torchshare

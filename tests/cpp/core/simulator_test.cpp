@@ -1,0 +1,80 @@
+#include "cluster/simulator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <future>
+#include <stdexcept>
+
+#include "cluster/live_scheduler.h"
+#include "fakes/traces.h"
+
+namespace torchshare {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+TEST(Simulator, CountsTheGpuTimeThatWasBusy) {
+  const ClusterOptions options{.gpus = 4, .record_spans = true};
+  const std::vector<TraceJob> trace{{0, 100, 2, 0, 0}, {10, 50, 1, 0, 0}};
+  Simulator simulator(Cluster(options, Interference(1), trace, durations_of(trace)), make_cluster_policy("fifo"), true);
+  while (simulator.step()) {
+  }
+  EXPECT_DOUBLE_EQ(simulator.busy_gpu_seconds(), 100 * 2 + 50);
+  ASSERT_EQ(simulator.usage().size(), 4U);
+  EXPECT_EQ(simulator.usage()[1].busy, 3);
+  EXPECT_EQ(simulator.usage()[1].shared, 0);
+  ASSERT_EQ(simulator.cluster().spans().size(), 2U);
+  EXPECT_EQ(simulator.cluster().spans()[0].job, 1U);
+  EXPECT_DOUBLE_EQ(simulator.cluster().spans()[0].begin, 10);
+  EXPECT_DOUBLE_EQ(simulator.cluster().spans()[0].end, 60);
+}
+
+TEST(Simulator, TakesATraceInAnyOrder) {
+  const ClusterOptions options{.gpus = 1, .gpus_per_node = 1};
+  EXPECT_THAT(ends_of("fifo", options, Interference(1), {{50, 10, 1, 0, 0}, {0, 20, 1, 0, 0}}), ElementsAre(60, 20));
+}
+
+TEST(Simulator, GivesTheSameOnTwoThreadsAtOnce) {
+  std::mt19937_64 random(7);
+  const std::vector<TraceJob> trace = random_trace(random, 300, 16, 1);
+  const auto run = [&] { return ends_of("pair-srsf", {.gpus = 16}, Interference(1.3), trace); };
+  auto other = std::async(std::launch::async, run);
+  EXPECT_EQ(run(), other.get());
+}
+
+/// A policy that never starts anything.
+class Idle final : public ClusterPolicy {
+ public:
+  Rank rank(const Cluster&, JobId) const override { return {}; }
+  void schedule(Cluster&) override {}
+};
+
+TEST(Simulator, SaysWhenAPolicyLetsJobsWaitForEver) {
+  const std::vector<TraceJob> trace{{0, 1, 1, 0, 0}};
+  Simulator simulator(Cluster({}, Interference(1), trace, {1}), std::make_unique<Idle>());
+  EXPECT_TRUE(simulator.step());
+  EXPECT_THROW(simulator.step(), std::logic_error);
+}
+
+TEST(LiveScheduler, SaysWhoStartsAndWhoStops) {
+  const ClusterOptions options{.gpus = 1, .gpus_per_node = 1, .restart_cost = 1};
+  const std::vector<TraceJob> trace{{0, 100, 1, 0, 0}, {0, 10, 1, 0, 0}};
+  LiveScheduler scheduler(Cluster(options, Interference(1.8), trace, durations_of(trace)),
+                          make_cluster_policy("pair-srsf"));
+  auto orders = scheduler.arrive(0, 0);
+  EXPECT_THAT(orders.start, ElementsAre(0));
+  orders = scheduler.arrive(1, 20);
+  EXPECT_THAT(orders.suspend, ElementsAre(0));
+  EXPECT_THAT(orders.start, ElementsAre(1));
+  orders = scheduler.end(1, 33);
+  EXPECT_THAT(orders.suspend, IsEmpty());
+  EXPECT_THAT(orders.start, ElementsAre(0));
+  EXPECT_THROW(scheduler.end(1, 34), std::invalid_argument);
+  EXPECT_THROW(scheduler.arrive(0, 34), std::invalid_argument);
+  EXPECT_THROW(scheduler.end(0, 10), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace torchshare

@@ -1,0 +1,214 @@
+#include "sharing/slowdown_bound.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+namespace torchshare {
+namespace {
+
+using namespace std::chrono_literals;
+using std::chrono::nanoseconds;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+TEST(Pace, OpensForItsShareOfEachCycle) {
+  const Pace pace{.origin = 1s, .cycle = 100ms, .share = 0.3};
+  EXPECT_EQ(pace.wait(1s), 0ns);
+  EXPECT_EQ(pace.wait(1029ms), 0ns);
+  EXPECT_EQ(pace.wait(1030ms), 70ms);
+  EXPECT_EQ(pace.wait(1199ms), 1ms);
+  EXPECT_EQ(pace.wait(1200ms), 0ns);
+}
+
+TEST(Pace, KnowsHowMuchOfATimeWasOpen) {
+  const Pace pace{.origin = 1s, .cycle = 100ms, .share = 0.3};
+  EXPECT_EQ(pace.open_within(1s, 1030ms), 30ms);
+  EXPECT_EQ(pace.open_within(1030ms, 1100ms), 0ms);
+  EXPECT_EQ(pace.open_within(1020ms, 1040ms), 10ms);
+  EXPECT_EQ(pace.open_within(1s, 2s), 300ms);
+  EXPECT_EQ((Pace{.share = 1}).open_within(1s, 2s), 1s);
+  EXPECT_EQ((Pace{.share = 0}).wait(1s), 200ms);
+}
+
+/// A primary whose step takes `alone`, and `ratio` times that while the others run.
+class Primary {
+ public:
+  double alone = 0.02;
+  double ratio = 1.2;
+  double noise = 0.03;
+  nanoseconds now{1s};
+
+  /// Mean slowdown over `duration`, after `settle`.
+  double run(SlowdownBound& bound, nanoseconds settle, nanoseconds duration, bool beside = true) {
+    const nanoseconds measured = now + settle;
+    const nanoseconds end = measured + duration;
+    double time = 0;
+    double work = 0;
+    open_ = 0;
+    while (now < end) {
+      const nanoseconds begin = now;
+      const double open = step(bound.pace(), beside);
+      bound.step(begin, now, beside);
+      if (begin > measured) {
+        time += std::chrono::duration<double>(now - begin).count();
+        work += alone;
+        open_ += open;
+      }
+    }
+    open_ /= time;
+    return time / work - 1;
+  }
+  double open() const { return open_; }  ///< share of the last run in which the others might run
+
+ private:
+  /// Lets a step pass in small pieces of time; returns how many seconds of it the others ran.
+  double step(const Pace& pace, bool beside) {
+    std::lognormal_distribution<double> factor(0, noise);
+    double left = alone * factor(random_);
+    double open = 0;
+    while (left > 0) {
+      const bool others = beside && pace.wait(now) == 0ns;
+      const double piece = std::min(alone / 64, left * (others ? ratio : 1)) + 1e-9;
+      left -= others ? piece / ratio : piece;
+      open += others ? piece : 0;
+      now += nanoseconds(static_cast<std::int64_t>(piece * 1e9));
+    }
+    return open;
+  }
+  std::mt19937 random_{7};
+  double open_ = 0;
+};
+
+class EveryBound : public ::testing::TestWithParam<std::tuple<double, double, double>> {};
+
+TEST_P(EveryBound, IsKeptAndUsed) {
+  const auto [limit, ratio, step] = GetParam();
+  SlowdownBound bound(limit);
+  Primary primary;
+  primary.ratio = ratio;
+  primary.alone = step;
+  const double slowdown = primary.run(bound, 10s, 60s);
+  const double loss = 1 - 1 / ratio;
+  // What leaves 5 % of the windows outside, for steps that vary.
+  const double aim = std::max(0.0, limit - 1.65 * primary.noise * std::sqrt(step));
+  const double perfect = std::min(1.0, aim / (1 + aim) / loss);
+  const double error = primary.noise * std::sqrt(step / 60);  // of the mean of a minute of steps
+  EXPECT_LE(slowdown, limit + 4 * error);
+  EXPECT_GE(primary.open(), 0.7 * perfect);
+  EXPECT_NEAR(bound.alone(), step, 0.03 * step);
+}
+
+INSTANTIATE_TEST_SUITE_P(SlowdownBound, EveryBound,
+                         ::testing::Combine(::testing::Values(0.02, 0.05, 0.10), ::testing::Values(1.03, 1.2, 1.8),
+                                            ::testing::Values(0.001, 0.02, 0.3)));
+
+TEST(SlowdownBound, LetsOthersRunNearlyAlwaysWhereTheyCostNothing) {
+  SlowdownBound bound(0.05);
+  Primary primary;
+  primary.ratio = 1;
+  primary.run(bound, 10s, 30s);
+  EXPECT_GE(bound.pace().share, 0.85);
+}
+
+TEST(SlowdownBound, FollowsWhatTheOthersCost) {
+  SlowdownBound bound(0.05);
+  Primary primary;
+  primary.ratio = 1.05;
+  primary.run(bound, 10s, 10s);
+  EXPECT_GT(bound.pace().share, 0.6);
+  primary.ratio = 1.5;
+  EXPECT_LE(primary.run(bound, 20s, 30s), 0.055);
+}
+
+TEST(SlowdownBound, FollowsADriftOfTheStepAlone) {
+  SlowdownBound bound(0.05);
+  Primary primary;
+  primary.run(bound, 10s, 10s);
+  primary.alone = 0.03;  // and the machine is that much slower now
+  primary.run(bound, 20s, 30s);
+  EXPECT_NEAR(bound.alone(), 0.03, 0.001);
+}
+
+TEST(SlowdownBound, GivesUpWhatNothingCanHold) {
+  SlowdownBound none(0);
+  Primary primary;
+  primary.run(none, 10s, 20s);
+  EXPECT_TRUE(none.cannot_hold());
+  EXPECT_EQ(none.pace().share, 0);
+
+  SlowdownBound bound(0.005);
+  primary.ratio = 40;
+  primary.run(bound, 10s, 20s);
+  EXPECT_TRUE(bound.cannot_hold());
+}
+
+TEST(SlowdownBound, DoesNotTakeAStallForTheOthersDoing) {
+  SlowdownBound bound(0.05);
+  Primary primary;
+  primary.run(bound, 10s, 10s);
+  const double before = bound.loss();
+  bound.step(primary.now, primary.now + 30s, true);
+  EXPECT_EQ(bound.loss(), before);
+}
+
+TEST(SlowdownBound, CountsWindowsWithOthersOnly) {
+  SlowdownBound bound(0.5);
+  Primary primary;
+  primary.run(bound, 0s, 10s, false);
+  EXPECT_EQ(bound.windows(), 0U);
+  primary.run(bound, 0s, 20s, true);
+  EXPECT_NEAR(static_cast<double>(bound.windows()), 20, 1);
+  EXPECT_EQ(bound.windows_inside(), bound.windows());
+  SlowdownBound tight(0);
+  primary.noise = 0;
+  primary.run(tight, 0s, 5s, true);
+  EXPECT_LT(tight.windows_inside(), tight.windows());
+}
+
+TEST(SlowdownBound, AimsLowerWhereStepsVaryMore) {
+  double open[2];
+  for (const int noisy : {0, 1}) {
+    SlowdownBound bound(0.05);
+    Primary primary;
+    primary.ratio = 1.5;
+    primary.noise = noisy ? 0.2 : 0.01;
+    primary.run(bound, 20s, 60s);
+    open[noisy] = primary.open();
+  }
+  EXPECT_LT(open[1], 0.8 * open[0]);
+}
+
+TEST(SlowdownBound, FindsOutThatAProfileIsWrong) {
+  for (const double wrong : {0.002, 0.2}) {
+    SlowdownBound bound(0.05, wrong);
+    Primary primary;
+    EXPECT_LE(primary.run(bound, 20s, 30s), 0.06) << wrong;
+    EXPECT_NEAR(bound.alone(), 0.02, 0.001) << wrong;
+  }
+}
+
+TEST(SlowdownBound, LearnsTheStepAloneWhileNobodyIsBeside) {
+  SlowdownBound bound(0.05, 0.03);
+  Primary primary;
+  primary.run(bound, 0s, 500ms);
+  primary.run(bound, 0s, 60s, false);
+  EXPECT_NEAR(bound.alone(), 0.02, 0.0005);
+  bound.step(primary.now, primary.now + 20ms, true);  // one step beside is not a window, however long it has been
+  EXPECT_EQ(bound.windows(), 0U);
+}
+
+TEST(SlowdownBound, BeginsWithTheProfilesStep) {
+  EXPECT_EQ(SlowdownBound(0.05, 0.02).alone(), 0.02);
+}
+
+TEST(SlowdownBound, RefusesBoundsThatAreNone) {
+  for (const double bad : {-0.1, 100.0, std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_THAT([&] { SlowdownBound bound(bad); }, ThrowsMessage<std::invalid_argument>(HasSubstr("max_slowdown is")));
+  }
+}
+
+}  // namespace
+}  // namespace torchshare

@@ -1,0 +1,124 @@
+#include "fakes/fake_device.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <optional>
+#include <stdexcept>
+
+namespace torchshare {
+
+std::chrono::nanoseconds ManualClock::now() const {
+  std::lock_guard lock(mutex_);
+  return now_;
+}
+
+void ManualClock::advance(std::chrono::nanoseconds by) {
+  std::lock_guard lock(mutex_);
+  now_ += by;
+}
+
+void ManualClock::wait(EventCount& wake, std::uint32_t seen, std::chrono::nanoseconds deadline) {
+  if (now() < deadline) {
+    wake.wait(seen, std::chrono::steady_clock::now().time_since_epoch() + std::chrono::milliseconds(1));
+  }
+}
+
+void FakeStream::launch(std::chrono::nanoseconds work) {
+  std::lock_guard lock(mutex_);
+  free_at_ = std::max(free_at_, clock_.now()) + work;
+}
+
+void FakeStream::set_capturing(bool capturing) {
+  std::lock_guard lock(mutex_);
+  capturing_ = capturing;
+}
+
+std::size_t FakeStream::marks_put() const {
+  std::lock_guard lock(mutex_);
+  return marks_.size();
+}
+
+std::uint64_t FakeStream::put_in(std::vector<std::chrono::nanoseconds>& times) {
+  std::lock_guard lock(mutex_);
+  if (capturing_) {
+    return 0;
+  }
+  times.push_back(std::max(free_at_, clock_.now()));
+  return times.size();
+}
+
+DeviceStream::Mark FakeStream::passed() const {
+  std::lock_guard lock(mutex_);
+  return static_cast<Mark>(std::upper_bound(marks_.begin(), marks_.end(), clock_.now()) - marks_.begin());
+}
+
+std::optional<std::chrono::nanoseconds> FakeStream::between(Stamp from, Stamp to) {
+  std::lock_guard lock(mutex_);
+  const auto end = stamps_.at(to - 1);
+  const bool is_old = from + stamps() <= stamps_.size();
+  return end <= clock_.now() && !is_old && !capturing_ ? std::optional(end - stamps_.at(from - 1)) : std::nullopt;
+}
+
+void FakeStream::synchronize() {
+  EventCount never;
+  const auto until = [&] {
+    std::lock_guard own_lock(mutex_);
+    return free_at_;
+  }();
+  while (clock_.now() < until) {
+    clock_.wait(never, never.value(), until);
+  }
+}
+
+void FakeGraph::begin_capture() {
+  at::zeros({1}).fill_(1);
+  stream_->set_capturing(true);
+}
+
+void FakeGraph::end_capture() {
+  stream_->set_capturing(false);
+  if (fails_) {
+    throw std::runtime_error("the capture failed");
+  }
+}
+
+class FakeDevice::Scope final : public DeviceScope {
+ public:
+  Scope(FakeDevice& device, Priority priority) : device_(device) {
+    std::lock_guard lock(device_.mutex_);
+    device_.held_[std::this_thread::get_id()] = priority;
+    if (device_.is_asynchronous()) {
+      device_.streams_[std::this_thread::get_id()] = stream_ = std::make_shared<FakeStream>(device_.clock_);
+    }
+  }
+  ~Scope() override {
+    std::lock_guard lock(device_.mutex_);
+    device_.held_.erase(std::this_thread::get_id());
+    device_.streams_.erase(std::this_thread::get_id());
+  }
+  std::shared_ptr<DeviceStream> stream() override { return stream_; }
+  std::unique_ptr<DeviceGraph> make_graph() override {
+    return stream_ != nullptr ? std::make_unique<FakeGraph>(stream_, device_.captures_fail_.load()) : nullptr;
+  }
+
+ private:
+  FakeDevice& device_;
+  std::shared_ptr<FakeStream> stream_;
+};
+
+std::unique_ptr<DeviceScope> FakeDevice::enter(const Seat& seat) {
+  return std::make_unique<Scope>(*this, seat.priority);
+}
+
+std::map<std::thread::id, Priority> FakeDevice::held() const {
+  std::lock_guard lock(mutex_);
+  return held_;
+}
+
+FakeStream& FakeDevice::stream() {
+  std::lock_guard lock(mutex_);
+  return *streams_.at(std::this_thread::get_id());
+}
+
+}  // namespace torchshare
