@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "gate/op_context.h"
+#include "hook/op_context.h"
 
 namespace torchshare::bindings {
 

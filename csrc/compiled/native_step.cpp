@@ -14,7 +14,7 @@
 // Note [Native steps]
 // A step of small ops is all interpreter and dispatcher, and two of them in one process take turns at the interpreter's
 // lock. Here the whole step is one or a few calls of compiled code: AOTInductor packages, made in Python from the
-// user's own model, loss function and optimizer (see torchshare/_native_trace.py). Parameters, buffers and optimizer
+// user's own model, loss function and optimizer (see torchshare/training/step_tracer.py). Parameters, buffers and optimizer
 // state are inputs that the code updates in place, so they stay the user's own objects; learning rates are inputs, too.
 //
 // A batch in one piece is one graph (`whole`). One in several is `gradients` for each piece and one `update`; cutting
