@@ -6,6 +6,8 @@ JOBS := $(shell nproc)
 # Same folder as setup.py's, so that C++ tests and `_C` share their objects.
 BUILD = build/$(shell $(PYTHON3) -c 'import sys; print(sys.implementation.cache_tag)')
 CMAKE_BUILD := cmake --build
+# The generator of new build folders; setup.py does the same.
+export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
 .PHONY: help demo test build lint bench clean prerequisites test-cpp test-python test-tsan
 help:
@@ -41,13 +43,13 @@ test-cpp: build
 test-python: build
 	$(PY) -m pytest
 
-# Our own code under ThreadSanitizer: every C++ test, and one pair of Python jobs.
+# Our own code under ThreadSanitizer: every C++ test that has threads, and one pair of Python jobs.
 TSAN = build/tsan
 test-tsan: build
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh test
 	cmake -S . -B $(TSAN) -DTORCHSHARE_PYTHON=$(abspath $(PY)) -DTORCHSHARE_CUDA=OFF -DTORCHSHARE_TESTS=ON \
 	  -DTORCHSHARE_SANITIZE=thread >/dev/null
-	$(CMAKE_BUILD) $(TSAN) --parallel $(JOBS)
+	$(CMAKE_BUILD) $(TSAN) --target torchshare_tests _C --parallel $(JOBS)
 	PY=$(PY) BUILD=$(TSAN) scripts/run_tsan.sh
 
 bench: build

@@ -4,6 +4,7 @@ Environment: TORCHSHARE_CUDA=ON|OFF|AUTO (default AUTO), TORCHSHARE_BUILD_DIR (d
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,8 @@ class CMakeBuild(build_ext):
         if cuda not in ("ON", "OFF", "AUTO"):
             sys.exit(f"TORCHSHARE_CUDA is '{cuda}'; expected ON, OFF or AUTO")
         build = Path(os.environ.get("TORCHSHARE_BUILD_DIR", ROOT / "build" / sys.implementation.cache_tag))
+        if shutil.which("ninja"):
+            os.environ.setdefault("CMAKE_GENERATOR", "Ninja")  # of a new build folder; one that exists keeps its own
         target = Path(self.get_ext_fullpath(extension.name)).resolve().parent
         self._run("-S", ROOT, "-B", build, f"-DTORCHSHARE_PYTHON={sys.executable}", f"-DTORCHSHARE_CUDA={cuda}")
         self._run("--build", build, "--target", "_C", "--parallel", os.cpu_count() or 1)

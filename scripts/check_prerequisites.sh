@@ -11,6 +11,10 @@ command -v cmake >/dev/null || need CMake cmake
 "$python" -c 'import ensurepip, venv' 2>/dev/null || need "Python's venv module" python3-venv
 "$python" -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' \
   2>/dev/null || need "Python's headers" python3-dev
+if [ "$1" = install ]; then  # builds go without them, but slower
+  command -v ninja >/dev/null || need Ninja ninja-build
+  command -v ccache >/dev/null || need ccache ccache
+fi
 case $1 in test | install) has_header gmock/gmock.h || need GoogleTest "libgtest-dev libgmock-dev" ;; esac
 case $1 in bench | install) has_header benchmark/benchmark.h || need "Google Benchmark" libbenchmark-dev ;; esac
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs what `make test-tsan` built under ThreadSanitizer: the C++ tests, then a pair of Python jobs.
+# Runs what `make test-tsan` built under ThreadSanitizer: the C++ tests that have threads, then a pair of Python jobs.
 # torch and Python are not instrumented, so races inside them, and locks that only they see, are not reported.
 set -eu
 : "${BUILD:?the instrumented build folder}" "${PY:?the interpreter}"

@@ -1,9 +1,10 @@
 // The cost of the op hook: each op with the hook off (0), on (1), watched as a primary is whose ops are known (2), and
 // with every op timed (3), on one thread. Run with random interleaving, and read the difference of the medians:
 // benchmarks/hook.py does both.
-#include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/ones.h>
 #include <benchmark/benchmark.h>
 
 #include <optional>

@@ -1,6 +1,6 @@
 #include "compiled/native_step.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 
 #include <torch/csrc/jit/serialization/pickle.h>
@@ -152,7 +152,7 @@ at::Tensor NativeStep::run_pieces(const std::vector<Piece>& pieces, Job* job) co
       weight_.fill_(piece.weight);
       return find(gradients_, piece)->run(piece.data).at(0);
     });
-    total = total.defined() ? total + loss : loss;
+    total = total.defined() ? total.add(loss) : loss;
   }
   update_->run();
   return total;

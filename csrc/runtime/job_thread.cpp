@@ -1,7 +1,6 @@
 #include "runtime/job_thread.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/autocast_mode.h>
 #include <c10/core/AutogradState.h>
 
 #include <mutex>
@@ -20,18 +19,14 @@ ThreadPriority& with_threads_set(ThreadPriority& priority, int intra_op_threads)
 
 // Autograd has one worker thread per device for all jobs; a lower job that waits on it would block the primary's
 // backward. With multithreading off, each job's backward runs on its own thread.
-// Autocast keeps casts of weights in one table for the process, under a lock that it holds while it casts, which is an
-// op that may have to wait here; and a job that leaves autocast drops the casts of all. So jobs do without that table.
 JobThread::JobThread(Device& device, ThreadPriority& priority, const Seat& seat, OpContext& job, int intra_op_threads,
                      std::shared_ptr<MemoryOwner> memory)
     : priority_(with_threads_set(priority, intra_op_threads)),
       device_(device.enter(seat)),
       autograd_multithreading_(c10::AutogradState::get_tls_state().get_multithreading_enabled()),
-      autocast_cache_(at::autocast::is_autocast_cache_enabled()),
       context_(job),
       memory_(std::move(memory)) {
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
-  at::autocast::set_autocast_cache_enabled(false);
 }
 
 void set_intra_op_threads(int threads) {
@@ -41,7 +36,6 @@ void set_intra_op_threads(int threads) {
 }
 
 JobThread::~JobThread() {
-  at::autocast::set_autocast_cache_enabled(autocast_cache_);
   c10::AutogradState::get_tls_state().set_multithreading_enabled(autograd_multithreading_);
 }
 

@@ -5,13 +5,12 @@
 #include "device/device.h"
 #include "hook/op_context.h"
 #include "memory/owned_memory.h"
+#include "runtime/autocast_cache.h"
 
 namespace torchshare {
 
-/// Makes the calling thread a job's: priority, intra-op threads, autograd on this thread alone, no autocast
-/// cache, the op hook on, its
-/// memory counted where it has an owner.
-/// The destructor gives all of it back. Same thread.
+/// Makes the calling thread a job's: priority, intra-op threads, autograd on this thread alone, no autocast cache, the
+/// op hook on, and its memory counted where it has an owner. The destructor undoes all of it. Same thread.
 class JobThread {
  public:
   JobThread(Device& device, ThreadPriority& priority, const Seat& seat, OpContext& job, int intra_op_threads,
@@ -26,7 +25,7 @@ class JobThread {
   const PriorityScope priority_;  // first, so that OpenMP workers inherit it
   const std::unique_ptr<DeviceScope> device_;
   const bool autograd_multithreading_;
-  const bool autocast_cache_;
+  const NoAutocastCache no_autocast_cache_;
   const ContextScope context_;
   const MemoryScope memory_;
 };

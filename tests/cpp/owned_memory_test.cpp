@@ -1,6 +1,6 @@
 #include "memory/owned_memory.h"
 
-#include <ATen/ATen.h>
+#include <ATen/ops/empty.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -1,6 +1,6 @@
 #include "fakes/fake_device.h"
 
-#include <ATen/ATen.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <optional>
