@@ -2,10 +2,9 @@
 
 #include "bindings/bindings.h"
 #include "device/cuda_status.h"
-#include "model/priority.h"
 #include "model/split.h"
 #include "policy/gate_policy.h"
-#include "sharing/start_condition.h"
+#include "torchshare/values.h"
 
 namespace py = pybind11;
 

@@ -4,7 +4,9 @@
 #include <tuple>
 
 #include "bindings/bindings.h"
-#include "compiled/native_step.h"
+#include "compiled/step_graph.h"
+#include "runtime/job.h"
+#include "torchshare/compiled_step.h"
 
 namespace py = pybind11;
 
@@ -48,7 +50,7 @@ std::unique_ptr<NativeStep> make_step(const std::vector<Graph>& whole, const std
                                       std::move(accumulators), std::move(weight));
 }
 
-Tensors run_batches(Job& job, const NativeStep& step, const std::vector<Pieces>& given) {
+Tensors run_batches(RuntimeJob& job, const NativeStep& step, const std::vector<Pieces>& given) {
   std::vector<std::vector<Piece>> batches;
   for (const Pieces& batch : given) {
     batches.push_back(pieces(batch));
@@ -96,7 +98,8 @@ void bind_native(py::module_& module) {
           "covers", [](const NativeStep& step, const Pieces& given) { return step.covers(pieces(given)); },
           py::arg("pieces"))
       .def(
-          "run", [](const NativeStep& step, Job* job, const Pieces& given) { return step.run(job, pieces(given)); },
+          "run",
+          [](const NativeStep& step, RuntimeJob* job, const Pieces& given) { return step.run(job, pieces(given)); },
           py::arg("job").none(true), py::arg("pieces"), ReleaseGil());
   module.def("run_steps", &run_batches, py::arg("job"), py::arg("step"), py::arg("batches"), ReleaseGil());
 }

@@ -7,7 +7,9 @@
 #include "bindings/bindings.h"
 #include "bindings/python_host.h"
 #include "runtime/chrome_trace.h"
-#include "runtime/runtime.h"
+#include "runtime/engine.h"
+#include "runtime/job.h"
+#include "torchshare/runtime.h"
 
 namespace py = pybind11;
 
@@ -32,7 +34,7 @@ void def_seconds(py::class_<Class>& type, const char* name, Field field) {
   type.def_property(name, nullptr, [field](Class& self, Seconds seconds) { field(self) = from_seconds(seconds); });
 }
 
-const OpWatch& watched(const Job& job) {
+const OpWatch& watched(const RuntimeJob& job) {
   if (job.watch() == nullptr || !job.has_left()) {
     throw std::logic_error(fmt::format(
         "job '{}': its ops are known once they were watched and its thread has left the job", job.spec().name));
@@ -48,16 +50,18 @@ std::shared_ptr<py::function> shared(py::function function) {
           }};
 }
 
-std::shared_ptr<Job> submit(Runtime& runtime, py::function function, JobSpec spec, py::object cancelled_type,
-                            py::object budget_exceeded_type, std::vector<std::string> process_code) {
-  auto host = std::make_unique<PythonHost>(PythonExceptions{std::move(cancelled_type), std::move(budget_exceeded_type),
-                                                            ProcessCode(std::move(process_code))});
-  auto body = [host = host.get(), function = shared(std::move(function))](Job& job) { host->run(job, *function); };
+std::shared_ptr<RuntimeJob> submit(Runtime& runtime, py::function function, JobSpec spec, py::object cancelled_type,
+                                   py::object budget_exceeded_type, ProcessCode process_code) {
+  auto host = std::make_unique<PythonHost>(
+      PythonExceptions{std::move(cancelled_type), std::move(budget_exceeded_type), std::move(process_code)});
+  auto body = [host = host.get(), function = shared(std::move(function))](Job& job) {
+    host->run(runtime_job(job), *function);
+  };
   return runtime.submit(std::move(spec), std::move(body), std::move(host));
 }
 
 /// The ops as they ran, by columns; times in seconds.
-py::dict op_trace(const Job& job) {
+py::dict op_trace(const RuntimeJob& job) {
   const std::vector<OpTrace::Op>& ops = watched(job).trace().ops;
   const auto column = [&](auto value) {
     using Value = decltype(value(ops[0]));
@@ -88,7 +92,7 @@ void write_timeline(const Runtime& runtime, const std::string& path) {
   write_chrome_trace(runtime.engine().timeline.events(), runtime.engine().coordinator.names(), path);
 }
 
-std::optional<at::Generator> device_generator(const Job& job) {
+std::optional<at::Generator> device_generator(const RuntimeJob& job) {
   return job.device_generator().defined() ? std::optional(job.device_generator()) : std::nullopt;
 }
 
@@ -117,43 +121,43 @@ void bind_job(py::module_& module) {
              return profile;
            }),
            py::arg("name"), py::arg("step"), py::arg("beside"));
-  py::class_<Job, std::shared_ptr<Job>>(module, "Job")
-      .def_property_readonly("name", [](const Job& job) { return job.spec().name; })
-      .def_property_readonly("priority", [](const Job& job) { return to_string(job.spec().priority); })
-      .def_property_readonly("state", [](const Job& job) { return to_string(job.state()); })
-      .def_property_readonly("error", &Job::error)
-      .def_property_readonly("generator", &Job::generator)
+  py::class_<RuntimeJob, std::shared_ptr<RuntimeJob>>(module, "Job")
+      .def_property_readonly("name", [](const RuntimeJob& job) { return job.spec().name; })
+      .def_property_readonly("priority", [](const RuntimeJob& job) { return to_string(job.spec().priority); })
+      .def_property_readonly("state", [](const RuntimeJob& job) { return to_string(job.state()); })
+      .def_property_readonly("error", &RuntimeJob::error)
+      .def_property_readonly("generator", &RuntimeJob::generator)
       .def_property_readonly("device_generator", &device_generator)
-      .def_property_readonly("sms", &Job::sms)
-      .def("synchronize", &Job::synchronize)
-      .def("open_stream", &Job::open_stream)
-      .def("capture", &Job::capture, py::arg("work"))
-      .def("launch", &Job::launch, py::arg("graph"), py::arg("name"), ReleaseGil())
-      .def_property_readonly("cancel_requested", &Job::cancel_requested)
-      .def_property_readonly("is_in_body", &Job::is_in_body)
-      .def_property_readonly("has_left", &Job::has_left)
-      .def("stats", &Job::stats)
-      .def("bound", &Job::bound)
-      .def("gaps", &Job::gaps)
-      .def("op_profiles", [](const Job& job) { return watched(job).profiles(); })
-      .def("ops_per_step", [](const Job& job) { return watched(job).ops_per_step(); })
+      .def_property_readonly("sms", &RuntimeJob::sms)
+      .def("synchronize", &RuntimeJob::synchronize)
+      .def("open_stream", &RuntimeJob::open_stream)
+      .def("capture", &RuntimeJob::capture, py::arg("work"))
+      .def("launch", &RuntimeJob::launch, py::arg("graph"), py::arg("name"), ReleaseGil())
+      .def_property_readonly("cancel_requested", &RuntimeJob::cancel_requested)
+      .def_property_readonly("is_in_body", &RuntimeJob::is_in_body)
+      .def_property_readonly("has_left", &RuntimeJob::has_left)
+      .def("stats", &RuntimeJob::stats)
+      .def("bound", &RuntimeJob::bound)
+      .def("gaps", &RuntimeJob::gaps)
+      .def("op_profiles", [](const RuntimeJob& job) { return watched(job).profiles(); })
+      .def("ops_per_step", [](const RuntimeJob& job) { return watched(job).ops_per_step(); })
       .def("op_trace", &op_trace)
-      .def("suspend", &Job::suspend)
-      .def("resume", &Job::resume)
-      .def("cancel", &Job::cancel, ReleaseGil())
-      .def("interrupt", &Job::interrupt)
-      .def("checkpoint", &Job::checkpoint)
-      .def("acknowledge_cancel", &Job::acknowledge_cancel)
-      .def("repeat_cancel", &Job::repeat_cancel)
+      .def("suspend", &RuntimeJob::suspend)
+      .def("resume", &RuntimeJob::resume)
+      .def("cancel", &RuntimeJob::cancel, ReleaseGil())
+      .def("interrupt", &RuntimeJob::interrupt)
+      .def("checkpoint", &RuntimeJob::checkpoint)
+      .def("acknowledge_cancel", &RuntimeJob::acknowledge_cancel)
+      .def("repeat_cancel", &RuntimeJob::repeat_cancel)
       .def(
-          "sleep", [](Job& job, Seconds seconds) { job.sleep(from_seconds(seconds)); }, py::arg("seconds"))
-      .def("begin_input", &Job::begin_input)
-      .def("end_input", &Job::end_input)
-      .def("expect_steps", &Job::expect_steps, py::arg("more"), py::arg("for_good"))
-      .def("begin_step", &Job::begin_step)
-      .def("end_step", &Job::end_step)
-      .def("begin_sub_batch", &Job::begin_sub_batch)
-      .def("end_sub_batch", &Job::end_sub_batch);
+          "sleep", [](RuntimeJob& job, Seconds seconds) { job.sleep(from_seconds(seconds)); }, py::arg("seconds"))
+      .def("begin_input", &RuntimeJob::begin_input)
+      .def("end_input", &RuntimeJob::end_input)
+      .def("expect_steps", &RuntimeJob::expect_steps, py::arg("more"), py::arg("for_good"))
+      .def("begin_step", &RuntimeJob::begin_step)
+      .def("end_step", &RuntimeJob::end_step)
+      .def("begin_sub_batch", &RuntimeJob::begin_sub_batch)
+      .def("end_sub_batch", &RuntimeJob::end_sub_batch);
 }
 
 // The fields that Python may set; their names are those of the options in torchshare/runtime/options.py.
@@ -193,6 +197,8 @@ void bind_options(py::module_& module) {
 void bind_runtime(py::module_& module) {
   bind_job(module);
   bind_options(module);
+  py::class_<ProcessCode>(module, "ProcessCode")
+      .def(py::init<std::vector<std::string>, std::vector<std::string>>(), py::arg("always"), py::arg("with_turn"));
   py::class_<Runtime>(module, "Runtime")
       .def(py::init([](const std::string& device, const RuntimeOptions& options) {
              return std::make_unique<Runtime>(make_device(device), options);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "bindings/turns.h"
+
 namespace py = pybind11;
 
 namespace torchshare::bindings {
@@ -23,31 +25,36 @@ class NoCollection {
   const bool was_enabled_;
 };
 
+/// "module.function" of a frame.
+std::string name_of(const py::handle& frame) {
+  const py::dict globals = frame.attr("f_globals");
+  const py::object module = globals.contains("__name__") ? py::object(globals["__name__"]) : py::str();
+  const py::object function = frame.attr("f_code").attr("co_name");
+  return (py::isinstance<py::str>(module) ? module.cast<std::string>() : "") + "." + function.cast<std::string>();
+}
+
+bool begins_with_one(const std::string& name, const std::vector<std::string>& beginnings) {
+  return std::any_of(beginnings.begin(), beginnings.end(),
+                     [&](const std::string& beginning) { return name.starts_with(beginning); });
+}
+
 }  // namespace
 
 bool ProcessCode::is_run_by(unsigned long thread) const {
   const NoCollection here;
+  const bool has_turn = Turns::is_had_by(thread);
   const py::dict frames = py::reinterpret_borrow<py::object>(PySys_GetObject("_current_frames"))();
   const py::int_ name(thread);
   if (!frames.contains(name)) {
     return false;
   }
   for (py::object frame = frames[name]; !frame.is_none(); frame = frame.attr("f_back")) {
-    if (has(frame)) {
+    const std::string code = name_of(frame);
+    if (begins_with_one(code, always_) || (has_turn && begins_with_one(code, with_turn_))) {
       return true;
     }
   }
   return false;
-}
-
-bool ProcessCode::has(const py::handle& frame) const {
-  const py::dict globals = frame.attr("f_globals");
-  const py::object module = globals.contains("__name__") ? py::object(globals["__name__"]) : py::str();
-  const py::object function = frame.attr("f_code").attr("co_name");
-  const std::string full =
-      (py::isinstance<py::str>(module) ? module.cast<std::string>() : "") + "." + function.cast<std::string>();
-  return std::any_of(beginnings_.begin(), beginnings_.end(),
-                     [&](const std::string& beginning) { return full.starts_with(beginning); });
 }
 
 }  // namespace torchshare::bindings

@@ -11,16 +11,17 @@ namespace torchshare::bindings {
 /// is the beginning of "module.function".
 class ProcessCode {
  public:
-  explicit ProcessCode(std::vector<std::string> beginnings) : beginnings_(std::move(beginnings)) {}
+  /// `with_turn`: code that does so only where the thread has a turn (see Turns).
+  ProcessCode(std::vector<std::string> always, std::vector<std::string> with_turn)
+      : always_(std::move(always)), with_turn_(std::move(with_turn)) {}
 
   /// Whether the thread of that (Python's) name runs such code, in any of its frames. Runs no Python, so the answer
   /// holds as long as the caller keeps the interpreter lock.
   bool is_run_by(unsigned long thread) const;
 
  private:
-  bool has(const pybind11::handle& frame) const;
-
-  const std::vector<std::string> beginnings_;
+  std::vector<std::string> always_;
+  std::vector<std::string> with_turn_;
 };
 
 }  // namespace torchshare::bindings

@@ -63,7 +63,7 @@ bool wait_where_others_abort() {
 }
 
 /// Leaves no C++ object of Python's on the stack meanwhile, whose destructor would need the interpreter.
-void call(const py::function& function, Job& job) {
+void call(const py::function& function, RuntimeJob& job) {
   PyObject* const handle = py::cast(job.shared_from_this()).release().ptr();
   PyObject* const result = PyObject_CallFunctionObjArgs(function.ptr(), handle, nullptr);
   Py_DECREF(handle);
@@ -133,7 +133,7 @@ void PythonHost::refuse_memory(const BudgetExceeded& error) {
   throw PythonError(exceptions_.budget_exceeded.ptr(), error.what_without_backtrace());
 }
 
-void PythonHost::run(Job& job, const py::function& function) {
+void PythonHost::run(RuntimeJob& job, const py::function& function) {
   const py::gil_scoped_acquire gil;
   thread_.store(PyThread_get_thread_ident());
   try {

@@ -42,7 +42,7 @@ class PythonHost final : public Host {
   void refuse_memory(const BudgetExceeded& error) override;
 
   /// Calls `function(job)` as the job's body. Takes the interpreter lock.
-  void run(Job& job, const pybind11::function& function);
+  void run(RuntimeJob& job, const pybind11::function& function);
 
  private:
   PythonExceptions exceptions_;

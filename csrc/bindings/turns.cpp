@@ -19,7 +19,7 @@ constexpr std::chrono::seconds kImportWaits(3);
 thread_local std::vector<bool> taken;
 
 bool is_importing() {
-  return ProcessCode({"importlib._bootstrap", "_frozen_importlib"}).is_run_by(PyThread_get_thread_ident());
+  return ProcessCode({"importlib._bootstrap", "_frozen_importlib"}, {}).is_run_by(PyThread_get_thread_ident());
 }
 
 }  // namespace
@@ -28,7 +28,7 @@ Turns::Turns(py::object lock, py::function before_release)
     : lock_(std::move(lock)), before_release_(std::move(before_release)) {}
 
 bool Turns::wait() {
-  auto* const job = static_cast<Job*>(current_context);
+  auto* const job = static_cast<RuntimeJob*>(current_context);
   const bool imports = is_importing();
   const auto begin = std::chrono::steady_clock::now();
   while (!lock_.attr("acquire")(true, job == nullptr && !imports ? -1 : kLookS).cast<bool>()) {
@@ -45,7 +45,7 @@ bool Turns::wait() {
 void Turns::enter() {
   taken.push_back(wait());
   if (taken.back() && ++depth_ == 1) {
-    owner_ = PyThread_get_thread_ident();
+    owner_ = latest_owner_ = PyThread_get_thread_ident();
     ungated_ = std::make_unique<Ungated>();
   }
 }
@@ -59,7 +59,7 @@ void Turns::exit() {
   PyObject* const result = depth_ == 1 ? PyObject_CallNoArgs(before_release_.ptr()) : py::none().release().ptr();
   std::unique_ptr<Ungated> ungated;
   if (--depth_ == 0) {
-    owner_ = 0;
+    owner_ = latest_owner_ = 0;
     ungated = std::move(ungated_);
   }
   lock_.attr("release")();
@@ -83,7 +83,7 @@ bool Turns::is_held_elsewhere() const {
 void Turns::forget_others() {
   if (is_held_elsewhere()) {
     lock_.attr("_at_fork_reinit")();
-    owner_ = 0;
+    owner_ = latest_owner_ = 0;
     depth_ = 0;
     (void)ungated_.release();  // of a thread that is not there
   }

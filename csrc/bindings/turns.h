@@ -31,13 +31,17 @@ class Turns {
   /// In a forked child: the thread that had the turn is not there.
   void forget_others();
 
+  /// The thread has a turn, at any.
+  static bool is_had_by(unsigned long thread) { return thread == latest_owner_; }
+
  private:
   bool wait();
 
   pybind11::object lock_;
   pybind11::function before_release_;
   unsigned long owner_ = 0;
-  int depth_ = 0;  // of the owner's turns
+  static inline unsigned long latest_owner_ = 0;  // as owner_, of the process's latest Turns
+  int depth_ = 0;                                 // of the owner's turns
   std::unique_ptr<Ungated> ungated_;
 };
 

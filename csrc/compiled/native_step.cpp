@@ -1,4 +1,4 @@
-#include "compiled/native_step.h"
+#include "torchshare/compiled_step.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -10,6 +10,9 @@
 #include <iterator>
 #include <stdexcept>
 #include <utility>
+
+#include "compiled/step_graph.h"
+#include "torchshare/job.h"
 
 // Note [Native steps]
 // A step of small ops is all interpreter and dispatcher, and two of them in one process take turns at the interpreter's

@@ -1,43 +1,18 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "hook/op_context.h"
+#include "torchshare/compiled_step.h"
 
 namespace torch::inductor {
 class AOTIModelPackageLoader;
 }
 
 namespace torchshare {
-
-/// Everything of a tensor that compiled code takes for granted.
-class TensorSpec {
- public:
-  explicit TensorSpec(const at::Tensor& tensor);
-  bool matches(const at::Tensor& tensor) const;
-  /// "Float[32, 10] strides [10, 1] cpu"
-  std::string text() const;
-
- private:
-  at::ScalarType dtype_;
-  c10::DeviceType device_;
-  std::vector<std::int64_t> sizes_;
-  std::vector<std::int64_t> strides_;
-};
-
-/// Random numbers among the inputs of a graph: drawn anew, from the job's own engine, before each run.
-struct Noise {
-  enum class Kind { kBernoulli, kUniform, kNormal };  ///< their order is part of saved steps
-  at::Tensor tensor;
-  Kind kind;
-  double first;   ///< probability, lower end, or mean
-  double second;  ///< -, upper end, or standard deviation
-};
 
 /// A compiled graph: an AOTInductor package of ours. It says for which torch and for which inputs it was compiled.
 /// One thread at a time.

@@ -11,7 +11,8 @@
 #include "device/clock.h"
 #include "device/thread_priority.h"
 #include "memory/owned_memory.h"
-#include "model/priority.h"
+#include "torchshare/device.h"
+#include "torchshare/values.h"
 
 namespace torchshare {
 
@@ -90,9 +91,5 @@ class Device {
   /// std::invalid_argument for a seat that this device has not.
   [[nodiscard]] virtual std::unique_ptr<DeviceScope> enter(const Seat& seat) = 0;
 };
-
-/// Makes the device of that name: "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:<n>". Throws
-/// std::invalid_argument.
-std::shared_ptr<Device> make_device(std::string_view name);
 
 }  // namespace torchshare

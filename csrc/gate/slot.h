@@ -6,7 +6,7 @@
 
 #include "device/event_count.h"
 #include "model/op_profile.h"
-#include "model/priority.h"
+#include "torchshare/values.h"
 
 namespace torchshare {
 

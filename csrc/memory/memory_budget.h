@@ -1,19 +1,14 @@
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 
-namespace torchshare {
+#include "torchshare/errors.h"
 
-/// A job wanted more memory than its budget has left. A torch.OutOfMemoryError, in that job alone.
-class BudgetExceeded final : public c10::OutOfMemoryError {
-  using c10::OutOfMemoryError::OutOfMemoryError;
-};
+namespace torchshare {
 
 /// How many bytes of tensors a job holds, held at most, and may hold. Any thread; a refused request changes nothing.
 class MemoryBudget {

@@ -1,4 +1,4 @@
-#include "model/job_state.h"
+#include "torchshare/values.h"
 
 namespace torchshare {
 

@@ -1,4 +1,4 @@
-#include "model/priority.h"
+#include "torchshare/values.h"
 
 #include <fmt/format.h>
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "model/op_profile.h"
-#include "model/priority.h"
+#include "torchshare/values.h"
 
 namespace torchshare {
 
@@ -54,15 +54,6 @@ class GatePolicy {
   /// True when it wants to know how long ops and gaps will be.
   virtual bool forecasts() const { return false; }
   virtual Verdict decide(const Asker& asker, std::span<const Rival> rivals) const = 0;
-};
-
-struct GatePolicyOptions {
-  /// How long a higher job must be quiet before a lower one may enter; without it a busy primary is not protected.
-  std::chrono::nanoseconds grace = std::chrono::microseconds(200);
-  /// An op that has waited so long is let in whatever the policy says.
-  std::optional<std::chrono::nanoseconds> max_wait = {};
-  /// Predicted work that a lower job may have launched and not done, on a device that runs behind the host.
-  std::optional<std::chrono::nanoseconds> run_ahead = {};
 };
 
 /// Makes the policy of that name. Throws std::invalid_argument with the names there are.

@@ -1,16 +1,10 @@
 #pragma once
 
-#include <stdexcept>
 #include <string>
 
-#include "memory/memory_budget.h"
+#include "torchshare/errors.h"
 
 namespace torchshare {
-
-/// Unwinds a cancelled job at an op boundary.
-class Cancelled : public std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 /// The language a job is written in: what it needs around a wait, and how it is unwound. This one is C++; the bindings
 /// have Python's. Called on the job's own thread, but for `interrupt`.

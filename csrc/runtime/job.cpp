@@ -34,7 +34,7 @@ JobSpec checked(JobSpec spec, const Device& device) {
 
 }  // namespace
 
-Job::Job(std::shared_ptr<Engine> engine, JobSpec spec, std::unique_ptr<Host> host)
+RuntimeJob::RuntimeJob(std::shared_ptr<Engine> engine, JobSpec spec, std::unique_ptr<Host> host)
     : OpContext(spec.priority, at::detail::createCPUGenerator(spec.seed)),
       engine_(std::move(engine)),
       spec_(checked(std::move(spec), *engine_->device)),
@@ -57,11 +57,11 @@ Job::Job(std::shared_ptr<Engine> engine, JobSpec spec, std::unique_ptr<Host> hos
       engine_->coordinator.add({spec_.name, spec_.priority, spec_.start, spec_.steps, spec_.profile}, slot_, status_);
 }
 
-std::optional<GapStats> Job::gaps() const {
+std::optional<GapStats> RuntimeJob::gaps() const {
   return watch_ != nullptr ? std::optional(watch_->stats()) : std::nullopt;
 }
 
-JobStats Job::stats() const {
+JobStats RuntimeJob::stats() const {
   const auto began = began_.load();
   const auto ended = ended_.load();
   const auto until = ended.count() != 0 ? ended : engine_->now();
@@ -74,19 +74,19 @@ JobStats Job::stats() const {
           .memory_peak = budget_->peak()};
 }
 
-std::string Job::error() const {
+std::string RuntimeJob::error() const {
   return state() == JobState::kFailed ? error_ : std::string();
 }
 
-void Job::suspend() {
+void RuntimeJob::suspend() {
   engine_->gate.set(slot_, kSuspend);
 }
 
-void Job::resume() {
+void RuntimeJob::resume() {
   engine_->gate.clear(slot_, kSuspend);
 }
 
-void Job::cancel() {
+void RuntimeJob::cancel() {
   if (cancel_requested_.exchange(true)) {
     return;
   }
@@ -95,18 +95,18 @@ void Job::cancel() {
   engine_->coordinator.cancel_start(id());
 }
 
-bool Job::interrupt() {
+bool RuntimeJob::interrupt() {
   const bool reached = has_left() || (slot_.attention.load(std::memory_order_acquire) & kCancel) == 0;
   return reached || host_->interrupt();
 }
 
-void Job::give_up() {
+void RuntimeJob::give_up() {
   given_up_.store(true);
   engine_->gate.set(slot_, kCancel);
   engine_->coordinator.give_up(id());
 }
 
-void Job::run(Body body) {
+void RuntimeJob::run(Body body) {
   if (!engine_->coordinator.wait_to_start(id())) {
     has_left_.store(true, std::memory_order_release);
     return;
@@ -119,14 +119,14 @@ void Job::run(Body body) {
   report(JobReport::Kind::kEnded, 0, end);
 }
 
-void Job::report(JobReport::Kind kind, std::uint64_t steps, JobState state) {
+void RuntimeJob::report(JobReport::Kind kind, std::uint64_t steps, JobState state) {
   engine_->coordinator.report({.job = id(), .kind = kind, .at = engine_->now(), .steps = steps, .state = state});
 }
 
 /// What the job's thread has while its body runs: its seat at the device, and its places at those who watch it.
-class Job::Seated {
+class RuntimeJob::Seated {
  public:
-  Seated(Job& job, DeviceScope& device)
+  Seated(RuntimeJob& job, DeviceScope& device)
       : job_(job),
         stream_(device.stream()),
         member_(job.engine_->gate, job.slot_, stream_),
@@ -156,13 +156,13 @@ class Job::Seated {
   Seated& operator=(const Seated&) = delete;
 
  private:
-  Job& job_;
+  RuntimeJob& job_;
   const std::shared_ptr<DeviceStream> stream_;
   const Gate::Membership member_;
   const StallWatch::Member watched_;
 };
 
-JobState Job::run_body(const Body& body) {
+JobState RuntimeJob::run_body(const Body& body) {
   const Seat seat{.priority = engine_->priority_of(spec_.priority), .seed = spec_.seed, .sms = spec_.sms};
   JobState end = JobState::kFinished;
   try {
@@ -181,13 +181,13 @@ JobState Job::run_body(const Body& body) {
   return end;
 }
 
-void Job::synchronize() {
+void RuntimeJob::synchronize() {
   if (const auto stream = device_->stream()) {
     block([&] { stream->synchronize(); });
   }
 }
 
-std::unique_ptr<DeviceGraph> Job::capture(const std::function<void()>& work) {
+std::unique_ptr<DeviceGraph> RuntimeJob::capture(const std::function<void()>& work) {
   auto graph = device_->make_graph();
   if (graph == nullptr) {
     throw std::logic_error(fmt::format("job '{}': device '{}' has no graphs", spec_.name, engine_->device->name()));
@@ -209,21 +209,21 @@ std::unique_ptr<DeviceGraph> Job::capture(const std::function<void()>& work) {
 
 /// A capture begins with ops of torch's own, under a lock that other jobs want: they must not wait at the gate, nor
 /// with the language's lock.
-void Job::begin_capture(DeviceGraph& graph) {
+void RuntimeJob::begin_capture(DeviceGraph& graph) {
   const Ungated here;
   without_host([&] { graph.begin_capture(); });
 }
 
-void Job::launch(DeviceGraph& graph, const std::string& name) {
+void RuntimeJob::launch(DeviceGraph& graph, const std::string& name) {
   run_op(this, GraphCall(hash_name(name), name), [&] { graph.launch(); });
 }
 
-std::optional<int> Job::sms() const {
+std::optional<int> RuntimeJob::sms() const {
   const int sms = sms_.load();
   return sms > 0 ? std::optional(sms) : std::nullopt;
 }
 
-void Job::attend() {
+void RuntimeJob::attend() {
   while (true) {
     const std::uint32_t attention = slot_.attention.load(std::memory_order_acquire);
     if ((attention & kRaised) != 0) {
@@ -250,13 +250,13 @@ void Job::attend() {
   }
 }
 
-void Job::wait_while(Attention bit, JobReport::Kind reason) {
+void RuntimeJob::wait_while(Attention bit, JobReport::Kind reason) {
   report(reason);
   block([&] { engine_->gate.wait_while(slot_, bit); });
   report(JobReport::Kind::kResumed);
 }
 
-void Job::checkpoint() {
+void RuntimeJob::checkpoint() {
   while (true) {
     std::uint32_t attention = slot_.attention.load(std::memory_order_acquire);
     if (is_ungated()) {
@@ -278,24 +278,24 @@ void Job::checkpoint() {
   }
 }
 
-void Job::acknowledge_cancel() {
+void RuntimeJob::acknowledge_cancel() {
   if (!given_up_.load()) {
     engine_->gate.clear(slot_, kCancel);
   }
 }
 
-void Job::repeat_cancel() {
+void RuntimeJob::repeat_cancel() {
   if (cancel_requested()) {
     engine_->gate.set(slot_, kCancel);
   }
 }
 
-void Job::unwind() {
+void RuntimeJob::unwind() {
   acknowledge_cancel();
   host_->raise_cancelled(fmt::format("job '{}' was cancelled", spec_.name));
 }
 
-void Job::sleep(std::chrono::nanoseconds duration) {
+void RuntimeJob::sleep(std::chrono::nanoseconds duration) {
   const bool in_input = slot_.idle.load(std::memory_order_relaxed);
   if (!in_input) {
     begin_idle(engine_->now());
@@ -308,7 +308,7 @@ void Job::sleep(std::chrono::nanoseconds duration) {
 }
 
 template <class Wait>
-void Job::block(Wait wait) {
+void RuntimeJob::block(Wait wait) {
   const auto begin = engine_->now();
   without_host(wait);
   add_to(waited_, engine_->now() - begin);
@@ -318,7 +318,7 @@ void Job::block(Wait wait) {
 /// Gives up what the job's language holds meanwhile, such as the interpreter lock, and has it again whatever `work`
 /// throws.
 template <class Work>
-void Job::without_host(Work work) {
+void RuntimeJob::without_host(Work work) {
   host_->before_wait();
   try {
     work();
@@ -329,12 +329,12 @@ void Job::without_host(Work work) {
   host_->after_wait();
 }
 
-void Job::begin_input() {
+void RuntimeJob::begin_input() {
   input_begin_ = engine_->now();
   begin_idle(input_begin_);
 }
 
-void Job::end_input() {
+void RuntimeJob::end_input() {
   const auto now = engine_->now();
   end_idle(now);
   if (watch_ != nullptr) {
@@ -344,29 +344,29 @@ void Job::end_input() {
   record_span(EventKind::kInput, input_begin_, status_.steps.load());
 }
 
-void Job::begin_idle(std::chrono::nanoseconds now) {
+void RuntimeJob::begin_idle(std::chrono::nanoseconds now) {
   engine_->gate.set_idle(slot_, true);
   if (watch_ != nullptr) {
     watch_->begin_idle(now);
   }
 }
 
-void Job::end_idle(std::chrono::nanoseconds now) {
+void RuntimeJob::end_idle(std::chrono::nanoseconds now) {
   engine_->gate.set_idle(slot_, false);
   if (watch_ != nullptr) {
     watch_->end_idle(now);
   }
 }
 
-void Job::expect_steps(std::uint64_t more, bool for_good) {
+void RuntimeJob::expect_steps(std::uint64_t more, bool for_good) {
   report(for_good ? JobReport::Kind::kLength : JobReport::Kind::kExpects, status_.steps.load() + more);
 }
 
-void Job::begin_step() {
+void RuntimeJob::begin_step() {
   step_begin_ = engine_->now();
 }
 
-void Job::end_step() {
+void RuntimeJob::end_step() {
   const std::uint64_t steps = status_.steps.load();
   record_span(EventKind::kStep, step_begin_, steps);
   status_.steps.store(steps + 1);
@@ -376,15 +376,15 @@ void Job::end_step() {
   }
 }
 
-void Job::begin_sub_batch() {
+void RuntimeJob::begin_sub_batch() {
   sub_batch_begin_ = engine_->now();
 }
 
-void Job::end_sub_batch() {
+void RuntimeJob::end_sub_batch() {
   record_span(EventKind::kSubBatch, sub_batch_begin_, sub_batches_.fetch_add(1));
 }
 
-void Job::record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t index) {
+void RuntimeJob::record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t index) {
   log_.record({begin, engine_->now(), id(), kind, static_cast<std::uint32_t>(index), {}});
 }
 

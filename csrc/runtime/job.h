@@ -11,47 +11,19 @@
 #include "memory/owned_memory.h"
 #include "runtime/engine.h"
 #include "runtime/host.h"
+#include "torchshare/job.h"
 
 namespace torchshare {
 
-/// What the user says of a job.
-struct JobSpec {
-  std::string name;
-  Priority priority = Priority::kSecondary;
-  StartCondition start = StartNow{};
-  int threads = 1;                   ///< intra-op threads, at least 1
-  std::uint64_t seed = 0;            ///< of the job's own random engine
-  std::optional<double> steps = {};  ///< of the whole job, where it is declared
-  std::optional<ProfiledJob> profile = {};
-  bool meter_memory = false;                       ///< see Note [Owned memory] for what it costs
-  std::optional<std::int64_t> memory_budget = {};  ///< bytes of tensors on the device
-  std::optional<int> sms = {};                     ///< see Seat
-  bool record_ops = false;                         ///< time every op, for `profiles` and `trace`
-  std::vector<OpProfile> ops = {};                 ///< measured before
-};
-
-/// What a job has done so far.
-struct JobStats {
-  std::uint64_t steps = 0;
-  std::uint64_t sub_batches = 0;
-  std::uint64_t ops = 0;
-  std::chrono::nanoseconds waited{0};  ///< at the gate, or suspended
-  std::chrono::nanoseconds input{0};   ///< for its loader
-  std::chrono::nanoseconds ran{0};     ///< from running to its end, or to now
-  std::int64_t memory_peak = 0;        ///< bytes of tensors, where metered
-};
-
-/// One training run: a thread with a priority, intra-op threads and random state of its own.
-class Job final : public OpContext, public std::enable_shared_from_this<Job> {
+/// A job as the runtime and the bindings see it. Every Job is one.
+class RuntimeJob final : public Job, public OpContext, public std::enable_shared_from_this<RuntimeJob> {
  public:
-  using Body = std::function<void(Job&)>;
-
   /// Registers the job with the engine's coordinator. Throws std::invalid_argument.
-  Job(std::shared_ptr<Engine> engine, JobSpec spec, std::unique_ptr<Host> host);
+  RuntimeJob(std::shared_ptr<Engine> engine, JobSpec spec, std::unique_ptr<Host> host);
 
-  const JobSpec& spec() const { return spec_; }
-  JobState state() const { return status_.state.load(); }
-  JobStats stats() const;
+  const JobSpec& spec() const override { return spec_; }
+  JobState state() const override { return status_.state.load(); }
+  JobStats stats() const override;
   /// See Coordinator::bound.
   std::optional<BoundStats> bound() const { return engine_->coordinator.bound(id()); }
   /// What its ops are, how long, and in which order; nothing where it is not watched. Once its thread has left.
@@ -62,46 +34,39 @@ class Job final : public OpContext, public std::enable_shared_from_this<Job> {
   bool is_in_body() const { return in_body_.load() && !given_up_.load(); }
   /// Nothing where it is not watched.
   std::optional<GapStats> gaps() const;
-  /// Why the job failed; empty unless it did.
-  std::string error() const;
+  std::string error() const override;
   /// Streaming multiprocessors that the job really has, once it runs; nothing where they are not divided.
   std::optional<int> sms() const;
 
-  // From any thread. Each takes effect within one op.
-  void suspend();
-  void resume();
-  void cancel();
+  void suspend() override;
+  void resume() override;
+  void cancel() override;
   /// Reaches a cancelled job that has run no op since: raises in its own language, where that can be done. False where
   /// that cannot be done right now: it should be tried again.
   bool interrupt();
   /// Counts a cancelled job as ended although its thread has not. If the thread comes to an op again, it is unwound
   /// there, as often as need be; what it does until then changes nothing.
   void give_up();
-  bool cancel_requested() const { return cancel_requested_.load(std::memory_order_acquire); }
+  bool cancel_requested() const override { return cancel_requested_.load(std::memory_order_acquire); }
 
   // On the job's own thread.
 
   /// Waits for the start, runs `body` and drops it, ends. Called once, on the thread that becomes the job's.
   void run(Body body);
-  /// A place to stop between ops: waits while suspended; throws where the job is cancelled.
-  void checkpoint();
+  void checkpoint() override;
   /// The cancellation has reached the job's code: ops work again, so that it can clean up.
   void acknowledge_cancel();
   /// It reached the job's code in a place that loses exceptions: the next op throws again.
   void repeat_cancel();
-  /// As std::this_thread::sleep_for, but a cancel ends it, and lower jobs may use the time.
-  void sleep(std::chrono::nanoseconds duration);
-  /// Around the loader's work: the job waits for its input, so lower jobs may enter at once.
-  void begin_input();
-  void end_input();
-  /// See Coordinator::expect.
-  void expect_steps(std::uint64_t more, bool for_good);
-  void begin_step();
-  void end_step();
-  void begin_sub_batch();
-  void end_sub_batch();
-  /// Waits for the job's own work on the device.
-  void synchronize();
+  void sleep(std::chrono::nanoseconds duration) override;
+  void begin_input() override;
+  void end_input() override;
+  void expect_steps(std::uint64_t more, bool for_good) override;
+  void begin_step() override;
+  void end_step() override;
+  void begin_sub_batch() override;
+  void end_sub_batch() override;
+  void synchronize() override;
   /// See DeviceScope::open_stream.
   std::uintptr_t open_stream() { return device_->open_stream(); }
   /// Captures what `work` launches. Throws std::logic_error where the device has no graphs, and what the capture
@@ -158,5 +123,10 @@ class Job final : public OpContext, public std::enable_shared_from_this<Job> {
 
   Coordinator::Registration registration_;  // last: it refers to what is above
 };
+
+/// `job` as the runtime sees it.
+inline RuntimeJob& runtime_job(Job& job) {
+  return static_cast<RuntimeJob&>(job);
+}
 
 }  // namespace torchshare

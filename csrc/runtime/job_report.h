@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "model/job_id.h"
-#include "model/job_state.h"
+#include "torchshare/values.h"
 
 namespace torchshare {
 

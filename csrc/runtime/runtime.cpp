@@ -1,4 +1,4 @@
-#include "runtime/runtime.h"
+#include "torchshare/runtime.h"
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -11,6 +11,8 @@
 
 #include "gate/wake_cost.h"
 #include "hook/op_hook.h"
+#include "runtime/engine.h"
+#include "runtime/job.h"
 #include "runtime/job_thread.h"
 
 namespace torchshare {
@@ -81,13 +83,17 @@ void Runtime::check_process() const {
   }
 }
 
-std::shared_ptr<Job> Runtime::submit(JobSpec spec, Job::Body body, std::unique_ptr<Host> host) {
+std::shared_ptr<Job> Runtime::submit(JobSpec spec, Job::Body body) {
+  return submit(std::move(spec), std::move(body), std::make_unique<Host>());
+}
+
+std::shared_ptr<RuntimeJob> Runtime::submit(JobSpec spec, Job::Body body, std::unique_ptr<Host> host) {
   check_process();
   std::lock_guard lock(mutex_);
   if (closed_) {
     throw std::logic_error("the runtime is closed: expected submit before close");
   }
-  members_.push_back({std::make_shared<Job>(engine_, std::move(spec), std::move(host)), std::move(body), {}});
+  members_.push_back({std::make_shared<RuntimeJob>(engine_, std::move(spec), std::move(host)), std::move(body), {}});
   if (started_) {
     try {
       launch(members_.back());
@@ -168,9 +174,9 @@ void Runtime::cancel_all() {
   }
 }
 
-std::vector<std::shared_ptr<Job>> Runtime::jobs() {
+std::vector<std::shared_ptr<RuntimeJob>> Runtime::jobs() {
   std::lock_guard lock(mutex_);
-  std::vector<std::shared_ptr<Job>> jobs;
+  std::vector<std::shared_ptr<RuntimeJob>> jobs;
   for (const Member& member : members_) {
     jobs.push_back(member.job);
   }

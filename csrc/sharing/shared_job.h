@@ -1,25 +1,14 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 
-#include "model/priority.h"
 #include "model/step_meter.h"
+#include "torchshare/profile.h"
+#include "torchshare/values.h"
 
 namespace torchshare {
-
-/// What a job's profile says: its step alone, and the ratios beside others by the names of their profiles.
-struct ProfiledJob {
-  struct Ratios {
-    double own;
-    double other;
-  };
-  std::string name;
-  double step = 0;  ///< seconds
-  std::map<std::string, Ratios> beside = {};
-};
 
 /// A job that may share a device.
 struct SharedJob {

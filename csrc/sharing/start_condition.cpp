@@ -1,4 +1,4 @@
-#include "sharing/start_condition.h"
+#include "torchshare/values.h"
 
 #include <fmt/format.h>
 

@@ -6,9 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "model/job_state.h"
-#include "model/priority.h"
-#include "sharing/start_condition.h"
+#include "torchshare/values.h"
 
 namespace torchshare {
 

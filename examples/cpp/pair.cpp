@@ -9,8 +9,8 @@
 #include <cstdlib>
 #include <memory>
 
-#include "compiled/native_step.h"
-#include "runtime/runtime.h"
+#include "torchshare/compiled_step.h"
+#include "torchshare/runtime.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "compiled/native_step.h"
+#include "torchshare/compiled_step.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/ones.h>

@@ -1,6 +1,7 @@
 #include "hook/op_hook.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -68,7 +69,7 @@ TEST(OpHook, SeesForwardAndBackwardAlike) {
   FakeJob job;
   at::Tensor w = at::ones({4}).requires_grad_();
   at::Tensor loss;
-  ops_of(job, [&] { loss = (w * w).sum(); });
+  ops_of(job, [&] { loss = w.mul(w).sum(); });
   EXPECT_GE(ops_of(job, [&] { loss.backward(); }), 2U);
 }
 
@@ -85,7 +86,7 @@ TEST(OpHook, IsSwitchedOffOutsideTheScope) {
 TEST(OpHook, WhatTheGateThrowsUnwindsTheOpAndLeavesTheJobOutside) {
   FakeJob job;
   at::Tensor x = at::ones({4}).requires_grad_();
-  const at::Tensor loss = (x * x).sum();
+  const at::Tensor loss = x.mul(x).sum();
   const ContextScope scope(job);
   job.raise_attention();
   job.throw_ = true;
@@ -94,7 +95,7 @@ TEST(OpHook, WhatTheGateThrowsUnwindsTheOpAndLeavesTheJobOutside) {
   EXPECT_THROW(loss.backward(), std::runtime_error);
   EXPECT_FALSE(job.slot().inside());
   job.throw_ = false;
-  (x * x).sum().backward();  // autograd still works
+  x.mul(x).sum().backward();  // autograd still works
 }
 
 TEST(OpHook, DrawsFromTheJobsEngineAndLeavesTheDefaultAlone) {
@@ -102,14 +103,15 @@ TEST(OpHook, DrawsFromTheJobsEngineAndLeavesTheDefaultAlone) {
   const at::Tensor before = at::detail::getDefaultCPUGenerator().get_state();
   at::Tensor in_job;
   ops_of(job, [&] {
-    in_job = at::randn({8}) + at::rand({8}) + at::randperm(8) +
-             std::get<0>(at::native_dropout(at::ones({8}), 0.5, true)) +
-             at::empty({8}).uniform_(0, 1, at::detail::getDefaultCPUGenerator());
+    in_job = at::cat({at::randn({8}), at::rand({8}), at::randperm(8),
+                      std::get<0>(at::native_dropout(at::ones({8}), 0.5, true)),
+                      at::empty({8}).uniform_(0, 1, at::detail::getDefaultCPUGenerator())});
   });
   EXPECT_TRUE(at::equal(before, at::detail::getDefaultCPUGenerator().get_state()));
   at::Generator same_seed = at::detail::createCPUGenerator(7);
-  const at::Tensor alone = at::randn({8}, same_seed) + at::rand({8}, same_seed) + at::randperm(8, same_seed) +
-                           at::empty({8}).bernoulli_(0.5, same_seed) * 2 + at::empty({8}).uniform_(0, 1, same_seed);
+  const at::Tensor alone = at::cat({at::randn({8}, same_seed), at::rand({8}, same_seed), at::randperm(8, same_seed),
+                                    at::empty({8}).bernoulli_(0.5, same_seed).mul(2),
+                                    at::empty({8}).uniform_(0, 1, same_seed)});
   EXPECT_TRUE(at::equal(in_job, alone));
 }
 

@@ -10,7 +10,8 @@
 #include <vector>
 
 #include "fakes/fake_device.h"
-#include "runtime/runtime.h"
+#include "runtime/job.h"
+#include "torchshare/runtime.h"
 
 namespace torchshare {
 namespace {
@@ -145,15 +146,15 @@ TEST_F(RuntimeStreamTest, AGraphIsLaunchedAsOneOp) {
   std::uint64_t ops = 0;
   const auto job = runtime.submit({.name = "a"}, [&](Job& job) {
     bool was_captured = false;
-    const auto graph = job.capture([&] {
+    const auto graph = runtime_job(job).capture([&] {
       at::ones({4}).add_(1);
       was_captured = device_->stream().mark() == 0;
     });
     EXPECT_TRUE(was_captured);
     EXPECT_NE(device_->stream().mark(), 0U);
     const std::uint64_t before = job.stats().ops;
-    job.launch(*graph, "graph");
-    job.launch(*graph, "graph");
+    runtime_job(job).launch(*graph, "graph");
+    runtime_job(job).launch(*graph, "graph");
     ops = job.stats().ops - before;
   });
   runtime.start();
@@ -176,7 +177,7 @@ TEST_F(RuntimeStreamTest, ACaptureBeginsWithoutWaitingForAHigherJob) {
   });
   const auto low = runtime.submit({.name = "low"}, [&](Job& job) {
     launched.wait();
-    job.capture([] {});
+    runtime_job(job).capture([] {});
     captured.count_down();
   });
   runtime.start();
@@ -194,11 +195,11 @@ TEST_F(RuntimeStreamTest, ACaptureBeginsWithoutWaitingForAHigherJob) {
 TEST_F(RuntimeStreamTest, WhatACaptureThrowsComesOutAndTheCaptureEnds) {
   Runtime runtime(device_);
   const auto job = runtime.submit({.name = "a"}, [&](Job& job) {
-    EXPECT_THROW(job.capture([] { throw std::out_of_range("mine"); }), std::out_of_range);
+    EXPECT_THROW(runtime_job(job).capture([] { throw std::out_of_range("mine"); }), std::out_of_range);
     EXPECT_NE(device_->stream().mark(), 0U);
     device_->let_captures_fail();
-    EXPECT_THROW(job.capture([] {}), std::runtime_error);
-    EXPECT_THROW(job.capture([] { throw std::out_of_range("mine"); }), std::out_of_range);
+    EXPECT_THROW(runtime_job(job).capture([] {}), std::runtime_error);
+    EXPECT_THROW(runtime_job(job).capture([] { throw std::out_of_range("mine"); }), std::out_of_range);
     EXPECT_NE(device_->stream().mark(), 0U);
   });
   runtime.start();
@@ -245,7 +246,7 @@ TEST_F(RuntimeStreamTest, ACancelReachesAJobThatWaitsForTheDevice) {
 
 TEST_F(RuntimeStreamTest, GraphsAreRefusedWhereThereAreNone) {
   Runtime runtime(std::make_shared<FakeDevice>());
-  const auto job = runtime.submit({.name = "a"}, [](Job& job) { job.capture([] {}); });
+  const auto job = runtime.submit({.name = "a"}, [](Job& job) { runtime_job(job).capture([] {}); });
   runtime.start();
   ASSERT_TRUE(have_ended({job}));
   EXPECT_EQ(job->error(), "job 'a': device 'fake' has no graphs");

@@ -1,4 +1,4 @@
-#include "runtime/runtime.h"
+#include "torchshare/runtime.h"
 
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/equal.h>
@@ -16,6 +16,7 @@
 #include "device/cpu/cpu_device.h"
 #include "fakes/fake_device.h"
 #include "fakes/unknown_call.h"
+#include "runtime/job.h"
 
 namespace torchshare {
 namespace {
@@ -192,15 +193,15 @@ TEST(Runtime, UnwindsAJobThatWasGivenUpWheneverItComesBack) {
     }
     EXPECT_THAT(runtime.close(10ms), ::testing::ElementsAre("blocked"));
   }
-  EXPECT_FALSE(blocked->has_left()) << "its ops are not to be read yet";
-  EXPECT_FALSE(blocked->is_in_body()) << "and its steps do not count";
+  EXPECT_FALSE(runtime_job(*blocked).has_left()) << "its ops are not to be read yet";
+  EXPECT_FALSE(runtime_job(*blocked).is_in_body()) << "and its steps do not count";
   release->count_down();
-  while (!blocked->has_left()) {
+  while (!runtime_job(*blocked).has_left()) {
     std::this_thread::sleep_for(1ms);
   }
   EXPECT_EQ(unwound->load(), 3);
   EXPECT_EQ(blocked->state(), JobState::kCancelled);
-  EXPECT_EQ(blocked->watch()->stats().ops, 1U);
+  EXPECT_EQ(runtime_job(*blocked).watch()->stats().ops, 1U);
 }
 
 /// A CPU that cannot count memory.

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torchshare import _C
 from torchshare.context import current
 from torchshare.context.errors import Cancelled
 
@@ -19,22 +20,26 @@ if TYPE_CHECKING:
 
 INTERRUPT_AFTER_S = 0.1
 
-PROCESS_CODE = [
-    "importlib.",  # a module whose import is cut short stays half made
-    "_frozen_importlib.",
-    "logging.",
-    "threading.start",
-    "multiprocessing.process.start",
-    "multiprocessing.util.",
-    "multiprocessing.resource_tracker.",
-    "subprocess.__init__",
-    "torchshare.isolation.interrupt.fork",  # functions that others have registered run then
-    "torch.fx._symbolic_trace.",
-    "torch.fx.experimental.proxy_tensor.",
-    "torch.autograd.forward_ad.",
-]
+PROCESS_CODE = _C.ProcessCode(
+    always=[
+        "importlib.",  # a module whose import is cut short stays half made
+        "_frozen_importlib.",
+        "logging.",
+        "threading.start",
+        "multiprocessing.process.start",
+        "multiprocessing.util.",
+        "multiprocessing.resource_tracker.",
+        "subprocess.__init__",
+        "torchshare.isolation.interrupt.fork",  # functions that others have registered run then
+    ],
+    with_turn=[
+        "torch.fx._symbolic_trace.",
+        "torch.fx.experimental.proxy_tensor.",
+        "torch.autograd.forward_ad.",
+    ],
+)
 """Code that holds locks, or half-made state, of the whole process, as beginnings of "module.function": a job is not
-unwound while it runs some."""
+unwound while it runs some. The second list is of code that does so while the job has its turn (see `compiling`)."""
 
 
 class Interrupter:

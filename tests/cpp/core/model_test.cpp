@@ -1,10 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "model/job_state.h"
-#include "model/priority.h"
 #include "model/split.h"
-#include "sharing/start_condition.h"
+#include "torchshare/values.h"
 
 namespace torchshare {
 namespace {

@@ -2,20 +2,26 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "runtime/engine.h"
-#include "runtime/job.h"
+#include "torchshare/device.h"
+#include "torchshare/job.h"
 
 namespace torchshare {
 
+class Host;
+class RuntimeJob;
+struct Engine;
+
 struct RuntimeOptions {
   std::string policy = "priority";                            ///< one of gate_policy_names()
-  GatePolicyOptions gate = {};                                ///< `run_ahead`: where the device runs behind the host
+  GatePolicyOptions gate = {};                                ///< `run_ahead`: on an asynchronous device only
   std::optional<std::chrono::nanoseconds> shortest_gap = {};  ///< worth filling; default: measured, see WakeCost
   bool device_priority = true;                                ///< false: the gate alone keeps the order
   std::optional<double> max_slowdown = {};                    ///< of the primary: step time / alone - 1
@@ -29,13 +35,15 @@ class Runtime {
   /// Throws std::invalid_argument for options that make no sense, std::logic_error inside a job.
   explicit Runtime(std::shared_ptr<Device> device, const RuntimeOptions& options = {});
   ~Runtime();
-  Runtime(const Runtime&) = delete;
+  Runtime(const Runtime&) = delete;  // its jobs' threads are its own
   Runtime& operator=(const Runtime&) = delete;
 
   /// Adds a job. Before `start` it stays pending; afterwards it starts by its own condition.
-  std::shared_ptr<Job> submit(JobSpec spec, Job::Body body, std::unique_ptr<Host> host = std::make_unique<Host>());
-  /// Checks every start condition, then lets the jobs go. Where a thread cannot be made, throws std::runtime_error; the
-  /// jobs without one stay pending, and another call tries again. Else, again is a no-op.
+  std::shared_ptr<Job> submit(JobSpec spec, Job::Body body);
+  /// The same for a job whose body is written in another language than C++.
+  std::shared_ptr<RuntimeJob> submit(JobSpec spec, Job::Body body, std::unique_ptr<Host> host);
+  /// Checks every start condition, then lets the jobs go. Throws std::runtime_error if a thread cannot be made: the
+  /// jobs without one stay pending, and another call tries again. Calling it again otherwise does nothing.
   void start();
   /// Waits until every job has ended, for at most `timeout`; returns whether they have.
   bool wait(std::chrono::nanoseconds timeout);
@@ -46,6 +54,7 @@ class Runtime {
   /// is given up: it counts as cancelled, its thread is left alone, and its name is returned.
   std::vector<std::string> close(std::chrono::nanoseconds patience);
 
+  /// What its jobs share; for the bindings.
   const Engine& engine() const {
     check_process();
     return *engine_;
@@ -53,12 +62,12 @@ class Runtime {
 
  private:
   struct Member {
-    std::shared_ptr<Job> job;
+    std::shared_ptr<RuntimeJob> job;
     Job::Body body;  // until the thread has it
     std::thread thread;
   };
 
-  std::vector<std::shared_ptr<Job>> jobs();
+  std::vector<std::shared_ptr<RuntimeJob>> jobs();
   void check_process() const;
   void start_helpers();
   void stop_helpers();

@@ -1,13 +1,40 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
-#include "compiled/step_graph.h"
-#include "runtime/job.h"
-
 namespace torchshare {
+
+class Job;
+class StepGraph;
+
+/// Everything of a tensor that compiled code relies on.
+class TensorSpec {
+ public:
+  explicit TensorSpec(const at::Tensor& tensor);
+  bool matches(const at::Tensor& tensor) const;
+  /// "Float[32, 10] strides [10, 1] cpu"
+  std::string text() const;
+
+ private:
+  at::ScalarType dtype_;
+  c10::DeviceType device_;
+  std::vector<std::int64_t> sizes_;
+  std::vector<std::int64_t> strides_;
+};
+
+/// Random numbers among the inputs of a graph: drawn anew, from the job's own engine, before each run.
+struct Noise {
+  enum class Kind { kBernoulli, kUniform, kNormal };  ///< their order is part of saved steps
+  at::Tensor tensor;
+  Kind kind;
+  double first;   ///< probability, lower end, or mean
+  double second;  ///< -, upper end, or standard deviation
+};
 
 /// A sub-batch: the tensors of its rows, and its share of the batch's loss.
 struct Piece {

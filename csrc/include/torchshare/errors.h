@@ -1,0 +1,19 @@
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <stdexcept>
+
+namespace torchshare {
+
+/// Unwinds a cancelled job at an op boundary.
+class Cancelled : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// A job asked for more memory than its budget has left. A torch.OutOfMemoryError, in that job alone.
+class BudgetExceeded final : public c10::OutOfMemoryError {
+  using c10::OutOfMemoryError::OutOfMemoryError;
+};
+
+}  // namespace torchshare
