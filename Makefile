@@ -49,7 +49,7 @@ test-tsan: build
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh test
 	cmake -S . -B $(TSAN) -DTORCHSHARE_PYTHON=$(abspath $(PY)) -DTORCHSHARE_CUDA=OFF -DTORCHSHARE_TESTS=ON \
 	  -DTORCHSHARE_SANITIZE=thread >/dev/null
-	$(CMAKE_BUILD) $(TSAN) --target torchshare_tests _C --parallel $(JOBS)
+	$(CMAKE_BUILD) $(TSAN) --target torchshare_tests python_modules --parallel $(JOBS)
 	PY=$(PY) BUILD=$(TSAN) scripts/run_tsan.sh
 
 bench: build

@@ -13,6 +13,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
+MODULES = ["torchshare._C", "torchshare._core"]
 OLDEST, NEWEST = (3, 10), (3, 13)
 
 
@@ -20,6 +21,8 @@ class CMakeBuild(build_ext):
     """Configures and builds in a folder that stays, so that the next build only does what changed."""
 
     def build_extension(self, extension: Extension) -> None:
+        if extension.name != MODULES[0]:
+            return  # one build makes all of them
         cuda = os.environ.get("TORCHSHARE_CUDA", "AUTO")
         if cuda not in ("ON", "OFF", "AUTO"):
             sys.exit(f"TORCHSHARE_CUDA is '{cuda}'; expected ON, OFF or AUTO")
@@ -28,7 +31,7 @@ class CMakeBuild(build_ext):
             os.environ.setdefault("CMAKE_GENERATOR", "Ninja")  # of a new build folder; one that exists keeps its own
         target = Path(self.get_ext_fullpath(extension.name)).resolve().parent
         self._run("-S", ROOT, "-B", build, f"-DTORCHSHARE_PYTHON={sys.executable}", f"-DTORCHSHARE_CUDA={cuda}")
-        self._run("--build", build, "--target", "_C", "--parallel", os.cpu_count() or 1)
+        self._run("--build", build, "--target", "python_modules", "--parallel", os.cpu_count() or 1)
         self._run("--install", build, "--component", "python", "--prefix", target)
 
     @staticmethod
@@ -40,4 +43,4 @@ class CMakeBuild(build_ext):
 
 if not OLDEST <= sys.version_info[:2] <= NEWEST:
     sys.exit(f"torchshare needs Python 3.10 to 3.13, this is {sys.version.split()[0]}")
-setup(ext_modules=[Extension("torchshare._C", sources=[])], cmdclass={"build_ext": CMakeBuild})
+setup(ext_modules=[Extension(name, sources=[]) for name in MODULES], cmdclass={"build_ext": CMakeBuild})

@@ -11,7 +11,9 @@ no_aslr "$BUILD/tests/cpp/torchshare_tests" --gtest_brief=1
 
 package=$BUILD/python/torchshare
 mkdir -p "$package"
-ln -sf "$PWD"/torchshare/*.py "$package"
-cp "$BUILD"/_C.*.so "$package"
+for entry in torchshare/*; do
+  case $entry in *.so | */__pycache__) ;; *) ln -sfn "$PWD/$entry" "$package/" ;; esac
+done
+cp "$BUILD"/_C.*.so "$BUILD"/_core.*.so "$package"
 LD_PRELOAD=$(gcc -print-file-name=libtsan.so) PYTHONPATH=$BUILD/python no_aslr "$PY" tests/tsan_pair.py
 echo "ThreadSanitizer: no race in the C++ tests, none in a pair of Python jobs"

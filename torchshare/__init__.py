@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torchshare.version import __version__
 
 if TYPE_CHECKING:
+    from torchshare import _C as _C
     from torchshare.context.errors import BudgetExceeded, Cancelled, JobFailed
     from torchshare.context.results import Result, Results
     from torchshare.profiles.profile import Profile

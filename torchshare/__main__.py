@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
+from typing import Any
 
 import torchshare
-from torchshare import _C
-from torchshare.cli import doctor, plan, profile, replay, run, simulate
+
+# The module of a verb is imported where it is the one that was given: most import torch, which takes seconds.
+VERBS = {
+    "run": "run jobs together in this process",
+    "profile": "measure a job's steps and memory, alone and beside another",
+    "plan": "decide from profiles which jobs share, in which sub-batches, and when",
+    "simulate": "run scheduling policies over a trace of jobs",
+    "replay": "run recorded ops of jobs together, in virtual time, under each gate policy",
+    "doctor": "say what was found on this machine, and what will not work",
+}
+
+
+class _Version(argparse.Action):
+    def __call__(self, *_: Any, **__: Any) -> None:
+        print(f"torchshare {torchshare.__version__} ({torchshare._C.cuda_status()})")
+        sys.exit(0)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 0 all well, 1 a job did not finish, 2 bad input, 130 Ctrl-C."""
+    words = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="torchshare", description=torchshare.__doc__)
-    version = f"torchshare {torchshare.__version__} ({_C.cuda_status()})"
-    parser.add_argument("--version", action="version", version=version)
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and what CUDA it was built for")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    run.add_parser(verbs)
-    profile.add_parser(verbs)
-    plan.add_parser(verbs)
-    simulate.add_parser(verbs)
-    replay.add_parser(verbs)
-    doctor.add_parser(verbs)
-    arguments = parser.parse_args(argv)
+    given = next((word for word in words if not word.startswith("-")), None)
+    for verb, text in VERBS.items():
+        of_verb = verbs.add_parser(verb, help=text)
+        if verb == given:
+            importlib.import_module(f"torchshare.cli.{verb}").configure(of_verb)
+    arguments = parser.parse_args(words)
     try:
         code: int = arguments.run(arguments)
     except KeyboardInterrupt:

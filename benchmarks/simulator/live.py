@@ -1,7 +1,7 @@
 """The simulator against the runtime: a trace of 12 jobs run for real, and simulated from measured times and ratios.
 
-One device with two places: this machine's CPU. The policies are the very same objects in both: `_C.LiveScheduler` is
-told of arrivals and ends as they happen, `_C.Simulator` works them out. Jobs of tiny ops are left out: what two of them
+One device with two places: this machine's CPU. The policies are the very same objects in both: `LiveScheduler` is
+told of arrivals and ends as they happen, `Simulator` works them out. Jobs of tiny ops are left out: what two of them
 lose to the GIL changes from second to second (1.6 to 2.0 here), so that no one ratio describes them."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torchshare
-from torchshare import _C
+from torchshare import _core
 from torchshare.cluster.job_trace import Trace
 from torchshare.cluster.ratios import Ratios
 from torchshare.cluster.simulate import Case, Setting, make_cluster, simulate
@@ -126,7 +126,7 @@ def make_trace(profiles: Profiles, seed: int) -> tuple[Trace, list[int]]:
 
 def run_live(trace: Trace, steps: list[int], ratios: Ratios, policy: str) -> list[float]:
     """JCT of each job when the trace is run for real under `policy`."""
-    scheduler = _C.LiveScheduler(make_cluster(trace, ratios, SETTING), policy)
+    scheduler = _core.LiveScheduler(make_cluster(trace, ratios, SETTING), policy)
     ended: dict[int, float] = {}
     jobs: dict[int, torchshare.Job] = {}
     to_come = list(range(JOBS))

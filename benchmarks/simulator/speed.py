@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from torchshare import _C
+from torchshare import _core
 from torchshare.cluster.job_trace import Limits, Trace, read_trace
 from torchshare.cluster.ratios import uniform
 from torchshare.cluster.simulate import Setting, make_cluster
@@ -23,7 +23,7 @@ from torchshare.cluster.simulate import Setting, make_cluster
 from record import RESULTS, spread, write
 from study import DATA, read_load
 
-POLICIES = _C.cluster_policy_names()
+POLICIES = _core.cluster_policy_names()
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 OVERLOAD = 1.5  # GPU-seconds that arrive per GPU-second there is: the queue grows with the trace
 
@@ -31,7 +31,7 @@ OVERLOAD = 1.5  # GPU-seconds that arrive per GPU-second there is: the queue gro
 def run(trace: Trace, policy: str, setting: Setting) -> float:
     """Seconds from the trace in memory to the last end."""
     began = time.perf_counter()
-    simulator = _C.Simulator(make_cluster(trace, uniform(1.25), setting), policy)
+    simulator = _core.Simulator(make_cluster(trace, uniform(1.25), setting), policy)
     while simulator.run(1_000):
         pass
     return time.perf_counter() - began

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from torchshare import _C
+from torchshare import _core
 from torchshare.cluster.job_trace import Limits, Trace, read_trace
 from torchshare.cluster.ratios import Ratios, read_ratios, uniform
 from torchshare.cluster.simulate import Case, Outcome, Setting, simulate_all
@@ -27,7 +27,7 @@ DATA = Path(__file__).parents[3] / "shared" / "data"
 LOADS = {160: "workloads", 240: "workloads-1.5", 320: "workloads-2.0"}
 AUTHORS = {160: "1.0", 240: "1.5", 320: "2.0"}  # the folders of the AdaptDL authors' own results
 RATIOS = [round(1 + tenth / 10, 1) for tenth in range(11)]
-ALL_POLICIES = _C.cluster_policy_names()
+ALL_POLICIES = _core.cluster_policy_names()
 BASELINES = ("tiresias", "sjf-bsbf")
 OURS = "pair-srsf"
 FIGURES = ("avg_jct_s", "p99_jct_s", "avg_jct_small_s", "avg_jct_large_s")

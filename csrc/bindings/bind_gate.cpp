@@ -4,6 +4,7 @@
 #include "bindings/turns.h"
 #include "device/cpu/idle_priority.h"
 #include "device/cuda_stand_in.h"
+#include "device/cuda_status.h"
 #include "device/mark_cost.h"
 #include "gate/op_watch.h"
 #include "gate/wake_cost.h"
@@ -39,22 +40,10 @@ void bind_gate(py::module_& module) {
         return std::pair(to_seconds(cost.put), to_seconds(cost.look));
       },
       py::arg("kind"), py::arg("count"), py::call_guard<py::gil_scoped_release>());
+  module.def("cuda_status", &cuda_status);
   module.def("keep_cuda_stand_in", &keep_cuda_stand_in);
   module.def("may_raise_priority", &may_raise_priority, py::call_guard<py::gil_scoped_release>());
   module.def("measure_wake_cost", &measure_wake_cost, py::call_guard<py::gil_scoped_release>());
-  py::class_<OpTime>(module, "OpTime")
-      .def(py::init<double, double, std::uint32_t>(), py::arg("mean"), py::arg("spread"), py::arg("count"))
-      .def_readonly("mean", &OpTime::mean)
-      .def_readonly("spread", &OpTime::spread)
-      .def_readonly("count", &OpTime::count);
-  py::class_<OpProfile>(module, "OpProfile")
-      .def(py::init<std::uint64_t, std::uint64_t, std::string, OpTime, OpTime>(), py::arg("signature"),
-           py::arg("context"), py::arg("text"), py::arg("duration"), py::arg("gap"))
-      .def_readonly("signature", &OpProfile::signature)
-      .def_readonly("context", &OpProfile::context)
-      .def_readonly("text", &OpProfile::text)
-      .def_readonly("duration", &OpProfile::duration)
-      .def_readonly("gap", &OpProfile::gap);
   py::class_<GapStats>(module, "GapStats")
       .def_readonly("ops", &GapStats::ops)
       .def_readonly("unknown_ops", &GapStats::unknown_ops)

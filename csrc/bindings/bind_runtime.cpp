@@ -112,15 +112,6 @@ void bind_job(py::module_& module) {
       .def_readonly("alone", &BoundStats::alone)
       .def_readonly("loss", &BoundStats::loss)
       .def_readonly("share", &BoundStats::share);
-  py::class_<ProfiledJob>(module, "ProfiledJob")
-      .def(py::init([](std::string name, Seconds step, const std::map<std::string, std::pair<double, double>>& beside) {
-             ProfiledJob profile{std::move(name), step, {}};
-             for (const auto& [other, ratios] : beside) {
-               profile.beside[other] = {ratios.first, ratios.second};
-             }
-             return profile;
-           }),
-           py::arg("name"), py::arg("step"), py::arg("beside"));
   py::class_<RuntimeJob, std::shared_ptr<RuntimeJob>>(module, "Job")
       .def_property_readonly("name", [](const RuntimeJob& job) { return job.spec().name; })
       .def_property_readonly("priority", [](const RuntimeJob& job) { return to_string(job.spec().priority); })

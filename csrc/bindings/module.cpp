@@ -3,7 +3,7 @@
 #include "bindings/bindings.h"
 
 PYBIND11_MODULE(_C, module) {
-  module.doc() = "The native part of torchshare; its stub is _C.pyi.";
+  module.doc() = "Devices, the gate and jobs of torchshare; its stub is _C.pyi.";
   pybind11::register_exception_translator([](std::exception_ptr pointer) {
     try {
       std::rethrow_exception(pointer);
@@ -11,10 +11,8 @@ PYBIND11_MODULE(_C, module) {
       PyErr_SetString(error.python_type(), error.what());
     }
   });
-  torchshare::bindings::bind_model(module);
-  torchshare::bindings::bind_planner(module);
+  pybind11::module_::import("torchshare._core");  // has types that are used here
   torchshare::bindings::bind_gate(module);
   torchshare::bindings::bind_runtime(module);
   torchshare::bindings::bind_native(module);
-  torchshare::bindings::bind_simulator(module);
 }

@@ -80,7 +80,7 @@ def test_other_leaves_pass_through():
 @given(rows=st.integers(1, 40), sub_batch=st.integers(1, 50), columns=st.integers(0, 3))
 def test_pieces_cover_the_rows_once_in_order(rows, sub_batch, columns):
     data = torch.arange(rows * (columns + 1)).view(rows, -1)
-    ranges = torchshare._C.split_rows(rows, sub_batch)
+    ranges = torchshare._core.split_rows(rows, sub_batch)
     cut = [map_tensors(lambda t, b=b, e=e: t.narrow(0, b, e - b), data) for b, e in ranges]
     assert torch.equal(torch.cat(cut), data)
     assert max(end - begin for begin, end in ranges) <= sub_batch

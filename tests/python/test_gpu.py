@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torchshare
-from torchshare import _C, Job
+from torchshare import _C, Job, _core
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*takes its statistics")]
 
@@ -103,7 +103,7 @@ def check_a_pair(policy: str = "priority", timeout: float = 90, graph: bool = Fa
     assert identical(alone[1], results["second"].value)
 
 
-@pytest.mark.parametrize("policy", _C.gate_policy_names())
+@pytest.mark.parametrize("policy", _core.gate_policy_names())
 def test_both_jobs_end_with_the_weights_they_have_alone(policy: str) -> None:
     check_a_pair(policy)
     assert not identical(on_gpu(trainer(conv), seed=0), on_gpu(trainer(conv), seed=9))
@@ -353,7 +353,7 @@ def test_a_minute_of_everything() -> None:
     held = []
     rounds = 0
     while time.monotonic() < deadline:
-        policy = _C.gate_policy_names()[rounds % len(_C.gate_policy_names())]
+        policy = _core.gate_policy_names()[rounds % len(_core.gate_policy_names())]
         with torchshare.Runtime(device="cuda", policy=policy) as runtime:
             first = runtime.submit(trainer(conv), name="first", priority="primary", threads=1, seed=0)
             second = runtime.submit(trainer(attention, graph=rounds % 2 == 0), name="second", threads=1)

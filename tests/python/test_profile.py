@@ -112,7 +112,7 @@ def test_the_fit_says_how_far_off_it_is_where_the_model_does_not_hold():
 
 def test_the_model_is_the_planners():
     made = model(delta=2.0)
-    planners = torchshare._C.StepTimeModel(made.alpha_s, made.beta_s, made.communication_s, made.delta)
+    planners = torchshare._core.StepTimeModel(made.alpha_s, made.beta_s, made.communication_s, made.delta)
     for pieces in (1, 2, 4):
         assert planners.step(64, pieces) == pytest.approx(predict(made, pieces, 64 / pieces))
 

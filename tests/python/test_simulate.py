@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import launch
 
-from torchshare import _C
+from torchshare import _core
 from torchshare.__main__ import main
 from torchshare.cluster.job_trace import Trace
 from torchshare.cluster.ratios import uniform
@@ -79,7 +79,7 @@ def test_figures_are_what_their_names_say():
     assert shared["shared_fraction"] == pytest.approx(150 / 200)
 
 
-@pytest.mark.parametrize("policy", _C.cluster_policy_names())
+@pytest.mark.parametrize("policy", _core.cluster_policy_names())
 def test_equal_seeds_give_equal_results_on_both_cores(policy):
     cases = [case(policy, random_trace(300, seed), estimate_error=0.5, seed=3) for seed in (0, 0, 1, 1)]
     outcomes = simulate_all(cases)

@@ -1,15 +1,18 @@
-"""The stub of _C says what the module has."""
+"""The stubs of the C++ modules say what the modules have."""
 
 import ast
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import torchshare
-from torchshare import _C
+from torchshare import _C, _core
 
 
-def stub_members() -> dict[str, set[str]]:
-    """Names per class of _C.pyi; functions and aliases under ''."""
-    tree = ast.parse((Path(torchshare.__file__).parent / "_C.pyi").read_text())
+def stub_members(name: str) -> dict[str, set[str]]:
+    """Names per class of a stub; functions and aliases under ''."""
+    tree = ast.parse((Path(torchshare.__file__).parent / f"{name}.pyi").read_text())
     members: dict[str, set[str]] = {"": set()}
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
@@ -22,15 +25,16 @@ def stub_members() -> dict[str, set[str]]:
     return members
 
 
-def module_members() -> dict[str, set[str]]:
-    public = {name: value for name, value in vars(_C).items() if not name.startswith("_")}
+def module_members(module: ModuleType) -> dict[str, set[str]]:
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     classes = {name: value for name, value in public.items() if isinstance(value, type)}
     members = {name: {key for key in vars(cls) if not key.startswith("_")} for name, cls in classes.items()}
     return {"": public.keys() - classes.keys(), **members}
 
 
-def test_stub_and_module_list_the_same_names():
-    assert stub_members() == module_members()
+@pytest.mark.parametrize("module", [_C, _core])
+def test_stub_and_module_list_the_same_names(module: ModuleType):
+    assert stub_members(module.__name__.rpartition(".")[2]) == module_members(module)
 
 
 def test_every_public_name_is_there():

@@ -8,7 +8,6 @@ import platform
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from rich.table import Table
@@ -28,13 +27,9 @@ class Finding:
     """What does not work for it; empty where all does."""
 
 
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the command line."""
-    parser = verbs.add_parser(
-        "doctor",
-        help="say what was found on this machine, and what will not work",
-        description="Prints what torchshare found: versions, CUDA, GPUs, stream priorities, green contexts, MPS.",
-    )
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments."""
+    parser.description = "Prints what torchshare found: versions, CUDA, GPUs, stream priorities, green contexts, MPS."
     parser.set_defaults(run=run)
 
 

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
@@ -17,13 +16,11 @@ from torchshare.profiling.plan import DevicePlan, PlanSettings, plan, write_rati
 _GIB = 2**30
 
 
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the command line."""
-    parser = verbs.add_parser(
-        "plan",
-        help="decide from profiles which jobs share, in which sub-batches, and when",
-        description="Two profiles: the first job runs, the second is new; when should it start? More: all wait; in "
-        "which order and pairs should they run? At most two at a time. Profiles come from `torchshare profile`.",
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments."""
+    parser.description = (
+        "Two profiles: the first job runs, the second is new; when should it start? More: all wait; in "
+        "which order and pairs should they run? At most two at a time. Profiles come from `torchshare profile`."
     )
     parser.add_argument("profiles", nargs="+", type=Path, metavar="PROFILE.json")
     parser.add_argument(

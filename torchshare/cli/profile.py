@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.table import Table
@@ -20,14 +19,12 @@ from torchshare.profiles.profile import Profile, device_name
 from torchshare.profiling.measure import Candidate, measure
 
 
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the command line."""
-    parser = verbs.add_parser(
-        "profile",
-        help="measure a job's steps and memory, alone and beside another",
-        description="Runs a job again and again for a few seconds: alone in ever smaller sub-batches, then as the "
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments."""
+    parser.description = (
+        "Runs a job again and again for a few seconds: alone in ever smaller sub-batches, then as the "
         "primary beside another. What is measured is kept in a cache and used again until the job's file, torch or the "
-        "device changes.",
+        "device changes."
     )
     parser.add_argument("job", metavar="[NAME=]TARGET", help="pkg.module:function or file.py:function")
     parser.add_argument("--with", dest="partner", metavar="[NAME=]TARGET", help="the secondary beside it")

@@ -11,19 +11,17 @@ from typing import Any
 
 from rich.table import Table
 
-from torchshare import _C
+from torchshare import _C, _core
 from torchshare.cli.outputs import print_table, refuse
 from torchshare.profiles.ops import OpTrace
 from torchshare.profiling.replay import JobReplay, Machine, replay
 
 
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the command line."""
-    parser = verbs.add_parser(
-        "replay",
-        help="run recorded ops of jobs together, in virtual time, under each gate policy",
-        description="Op traces come from `torchshare profile --trace`. The first job is the primary, the second the "
-        "secondary, further ones are below.",
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments."""
+    parser.description = (
+        "Op traces come from `torchshare profile --trace`. The first job is the primary, the second the "
+        "secondary, further ones are below."
     )
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE.npz")
     parser.add_argument(
@@ -65,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def replayed_policies() -> list[str]:
     """Those that go by what a trace knows of ops; it does not know what they keep busy."""
-    return [name for name in _C.gate_policy_names() if name != "resource"]
+    return [name for name in _core.gate_policy_names() if name != "resource"]
 
 
 def this_machine(cores: int | None = None, device_priority: bool = True, grace_s: float = Machine.grace_s) -> Machine:

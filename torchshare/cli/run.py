@@ -24,13 +24,9 @@ from torchshare.runtime.runtime import Runtime
 _LOOK_S = 0.1  # how often the progress display looks at the jobs
 
 
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the command line."""
-    parser = verbs.add_parser(
-        "run",
-        help="run jobs together in this process",
-        description="Runs functions that take a Job, together in this process. The first is the primary.",
-    )
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments."""
+    parser.description = "Runs functions that take a Job, together in this process. The first is the primary."
     parser.add_argument("jobs", nargs="+", metavar="[NAME=]TARGET", help="pkg.module:function or file.py:function")
     parser.add_argument("--primary", metavar="NAME", help="the job that is protected (default: the first)")
     of_jobs = parser.add_argument_group(

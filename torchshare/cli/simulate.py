@@ -7,12 +7,11 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from torchshare import _C
+from torchshare import _core
 from torchshare.cli.outputs import check_output, print_table, refuse
 from torchshare.cluster import report
 from torchshare.cluster.job_trace import FORMATS, Limits, Trace, read_trace
@@ -20,13 +19,9 @@ from torchshare.cluster.ratios import Ratios, read_ratios, uniform
 from torchshare.cluster.simulate import Case, Outcome, Setting, Sweep, simulate_all, summarize
 
 
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the command line."""
-    parser = verbs.add_parser(
-        "simulate",
-        help="run scheduling policies over a trace of jobs",
-        description="Runs scheduling policies over traces of jobs on a simulated cluster, in virtual time.",
-    )
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments."""
+    parser.description = "Runs scheduling policies over traces of jobs on a simulated cluster, in virtual time."
     parser.add_argument("--trace", type=Path, nargs="+", required=True, metavar="FILE", help="one or several traces")
     parser.add_argument("--trace-format", choices=FORMATS, default="csv", help="default: %(default)s")
     parser.add_argument(
@@ -54,7 +49,7 @@ def add_parser(verbs: Any) -> None:
         "--policy",
         action="append",
         metavar="NAME",
-        help=f"all (default), or one of {', '.join(_C.cluster_policy_names())}; repeatable",
+        help=f"all (default), or one of {', '.join(_core.cluster_policy_names())}; repeatable",
     )
     parser.add_argument(
         "--interference",
@@ -168,7 +163,7 @@ def _not_negative(option: str, value: float) -> None:
 
 
 def _cases(arguments: argparse.Namespace, setting: Setting, traces: list[Trace]) -> list[Case]:
-    known = _C.cluster_policy_names()
+    known = _core.cluster_policy_names()
     wanted = [name for text in arguments.policy or ["all"] for name in text.split(",")]
     unknown = [name for name in wanted if name not in [*known, "all"]]
     if unknown:

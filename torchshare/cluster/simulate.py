@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchshare import _C
+from torchshare import _core
 from torchshare.cluster.job_trace import Trace
 from torchshare.cluster.ratios import Ratios
 
@@ -61,9 +61,9 @@ class Outcome:
     usage: list[Usage]
 
 
-def make_cluster(trace: Trace, ratios: Ratios, setting: Setting, record_spans: bool = False) -> _C.Cluster:
+def make_cluster(trace: Trace, ratios: Ratios, setting: Setting, record_spans: bool = False) -> _core.Cluster:
     """The cluster with all jobs of the trace still to come. Raises ValueError where they do not fit each other."""
-    options = _C.ClusterOptions()
+    options = _core.ClusterOptions()
     options.gpus, options.gpus_per_node = setting.gpus, setting.gpus_per_node
     options.gpu_memory_gib = setting.gpu_memory_gib
     options.fixed_memory_fraction, options.fixed_time_fraction = setting.fixed_memory, setting.fixed_time
@@ -71,7 +71,7 @@ def make_cluster(trace: Trace, ratios: Ratios, setting: Setting, record_spans: b
     options.durations_known = setting.estimate_error is not None
     options.record_spans = record_spans
     error = np.random.default_rng(setting.seed).lognormal(0.0, setting.estimate_error or 0.0, len(trace.names))
-    return _C.Cluster(
+    return _core.Cluster(
         options,
         len(ratios.matrix),
         ratios.matrix.ravel().tolist(),
@@ -87,7 +87,7 @@ def make_cluster(trace: Trace, ratios: Ratios, setting: Setting, record_spans: b
 def simulate(case: Case, progress: Callable[[int], object] = lambda ended: None) -> Outcome:
     """Runs one case to its end; `progress(jobs ended)` is called on the way and may raise to stop it."""
     cluster = make_cluster(case.trace, case.ratios, case.setting, case.record)
-    simulator = _C.Simulator(cluster, case.policy, record_usage=case.record)
+    simulator = _core.Simulator(cluster, case.policy, record_usage=case.record)
     while simulator.run(_CHUNK):
         progress(simulator.ended)
     progress(simulator.ended)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from torchshare import _C
+from torchshare import _core
 
 Number = Annotated[float, Field(ge=0)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{1,16}$")]
@@ -55,7 +55,7 @@ class Ops(_Value):
     ops: list[Op]
 
     @staticmethod
-    def of(per_step: int, measuring_cost: float, ops: list[_C.OpProfile]) -> Ops:
+    def of(per_step: int, measuring_cost: float, ops: list[_core.OpProfile]) -> Ops:
         """From what was measured."""
         return Ops(per_step=per_step, measuring_cost=measuring_cost, ops=[_op(op) for op in ops])
 
@@ -66,18 +66,18 @@ class Ops(_Value):
         durations = sum(op.duration.mean * op.duration.count for op in self.ops)
         return gaps / (gaps + durations) if gaps > 0 else 0.0
 
-    def op_profiles(self) -> list[_C.OpProfile]:
+    def op_profiles(self) -> list[_core.OpProfile]:
         return [
-            _C.OpProfile(int(op.signature, 16), int(op.context, 16), op.op, _op_time(op.duration), _op_time(op.gap))
+            _core.OpProfile(int(op.signature, 16), int(op.context, 16), op.op, _op_time(op.duration), _op_time(op.gap))
             for op in self.ops
         ]
 
 
-def _op_time(time: Time) -> _C.OpTime:
-    return _C.OpTime(time.mean, time.spread, time.count)
+def _op_time(time: Time) -> _core.OpTime:
+    return _core.OpTime(time.mean, time.spread, time.count)
 
 
-def _op(op: _C.OpProfile) -> Op:
+def _op(op: _core.OpProfile) -> Op:
     times = [Time(mean=time.mean, spread=time.spread, count=time.count) for time in (op.duration, op.gap)]
     return Op(op=op.text, signature=f"{op.signature:x}", context=f"{op.context:x}", duration=times[0], gap=times[1])
 

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from torchshare import _C
+from torchshare import _core
 from torchshare.profiles.ops import Ops
 
 VERSION: Literal[1] = 1  # of the file's schema
@@ -141,6 +140,8 @@ class Profile(_Value):
         here = device_name()
         if self.device != here:
             return f"it is of another device: '{self.device}', this is '{here}'"
+        import torch
+
         if self.torch != torch.__version__:
             return f"it is of torch {self.torch}; this is {torch.__version__}"
         code = code_digest(function) if function is not None else ""
@@ -154,21 +155,21 @@ class Profile(_Value):
         measured = {alone.sub_batches: alone.step_s.median for alone in self.alone}
         return measured[pieces] if pieces in measured else predict(self.fit, pieces, self.batch / pieces)
 
-    def profiled_job(self, sub_batch: int | None, priority: str) -> _C.ProfiledJob:
+    def profiled_job(self, sub_batch: int | None, priority: str) -> _core.ProfiledJob:
         """What the coordinator needs of it for a job of that priority."""
         pieces = 1 if sub_batch is None else -(-self.batch // sub_batch)
         beside: dict[str, tuple[float, float]] = {}
         for partner in self.partners:
-            if (partner.role == "secondary") == _C.outranks("primary", priority):
+            if (partner.role == "secondary") == _core.outranks("primary", priority):
                 whole = [pair for pair in partner.beside if pair.partner_sub_batches == 1]
                 nearest = min(whole, key=lambda pair: abs(pair.sub_batches - pieces))
                 beside[partner.job] = (nearest.ratio, nearest.partner_ratio)
-        return _C.ProfiledJob(self.job, self.step_s(sub_batch), beside)
+        return _core.ProfiledJob(self.job, self.step_s(sub_batch), beside)
 
 
-def step_time(fit: Fit) -> _C.StepTimeModel:
+def step_time(fit: Fit) -> _core.StepTimeModel:
     """The fitted model as the planner has it."""
-    return _C.StepTimeModel(fit.alpha_s, fit.beta_s, fit.communication_s, fit.delta)
+    return _core.StepTimeModel(fit.alpha_s, fit.beta_s, fit.communication_s, fit.delta)
 
 
 def predict(fit: Fit, sub_batches: int, rows: float) -> float:
@@ -191,6 +192,8 @@ def as_profile(job: str, profile: Profile | str | os.PathLike[str], function: Ca
 @functools.cache
 def device_name() -> str:
     """The device that jobs run on, as profiles name it."""
+    import torch
+
     if torch.cuda.is_available():
         return f"cuda: {torch.cuda.get_device_name(0)}"
     models = [line.split(":", 1)[1].strip() for line in _cpu_lines() if line.startswith("model name")]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from torchshare import _C
+from torchshare import _core
 from torchshare.profiles.profile import Alone, Fit, predict
 
 
@@ -37,7 +37,7 @@ def _fit(alone: list[Alone]) -> Fit:
     def residuals(parameters: Any) -> Any:
         a, b, c, delta = parameters
         made = a * unit + b * unit * rows / rows.max()
-        model = _C.StepTimeModel(a * unit, b * unit / rows.max(), c * unit, delta)
+        model = _core.StepTimeModel(a * unit, b * unit / rows.max(), c * unit, delta)
         whole = [model.step(size.sub_batches * size.rows, size.sub_batches) for size in alone]
         return np.concatenate([made / compute - 1, np.array(whole) / step - 1])
 

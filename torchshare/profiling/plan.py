@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchshare import _C
+from torchshare import _core
 from torchshare.profiles.profile import Beside, Profile, step_time
 
 
@@ -91,7 +91,7 @@ def _check(profiles: Sequence[Profile], settings: PlanSettings) -> None:
             )
 
 
-def _job(profile: Profile, settings: PlanSettings, ratios: list[float]) -> _C.PlannedJob:
+def _job(profile: Profile, settings: PlanSettings, ratios: list[float]) -> _core.PlannedJob:
     steps = settings.steps.get(profile.job, profile.steps)
     if steps is None:
         raise ValueError(f"job '{profile.job}': its profile does not say how many steps it has; expected --steps")
@@ -100,12 +100,12 @@ def _job(profile: Profile, settings: PlanSettings, ratios: list[float]) -> _C.Pl
     measured: list[tuple[float, float]] = []
     while (size := sizes.get(2 ** len(measured))) is not None:
         measured.append((size.step_s.median, float(size.memory_bytes)))
-    return _C.PlannedJob(
+    return _core.PlannedJob(
         profile.job,
         max(0, steps - settings.done.get(profile.job, 0)),
         profile.batch,
         step_time(fit),
-        _C.MemoryModel(fit.memory_fixed, fit.memory_per_row),
+        _core.MemoryModel(fit.memory_fixed, fit.memory_per_row),
         ratios,
         measured,
     )
@@ -147,8 +147,8 @@ def _by_size(ratios: list[tuple[int, float]]) -> list[float]:
     return found
 
 
-def _one_by_one(jobs: Sequence[_C.PlannedJob], settings: PlanSettings) -> float:
-    return _C.plan_queue(list(jobs), [], settings.memory).average
+def _one_by_one(jobs: Sequence[_core.PlannedJob], settings: PlanSettings) -> float:
+    return _core.plan_queue(list(jobs), [], settings.memory).average
 
 
 def _plan_pair(new: Profile, running: Profile, settings: PlanSettings) -> DevicePlan:
@@ -159,7 +159,7 @@ def _plan_pair(new: Profile, running: Profile, settings: PlanSettings) -> Device
         )
     of_running, of_new, note = ratios
     jobs = _job(new, settings, of_new), _job(running, settings, of_running)
-    found = _C.plan_pair(*jobs, settings.memory, settings.max_slowdown, settings.suspend_cost)
+    found = _core.plan_pair(*jobs, settings.memory, settings.max_slowdown, settings.suspend_cost)
     when = {
         "now": "starts now",
         "at step": f"starts at step {found.at_step + settings.done.get(running.job, 0):.0f} of '{running.job}'",
@@ -176,7 +176,7 @@ def _plan_pair(new: Profile, running: Profile, settings: PlanSettings) -> Device
     )
 
 
-def _pair_pieces(plan: _C.Plan, new: str, running: str, suspend_cost: float) -> list[Piece]:
+def _pair_pieces(plan: _core.Plan, new: str, running: str, suspend_cost: float) -> list[Piece]:
     splits = {new: plan.new_sub_batches, running: plan.running_sub_batches}
     pieces: list[tuple[str, str | None, float, float]]
     if plan.start == "first":
@@ -201,10 +201,10 @@ def _plan_queue(profiles: Sequence[Profile], settings: PlanSettings) -> DevicePl
             if ratios is None:
                 reasons.append(f"'{first.job}' and '{second.job}' were never measured together: they do not share")
             else:
-                pairs.append(_C.QueuedPair(a, b, ratios[0], ratios[1]))
+                pairs.append(_core.QueuedPair(a, b, ratios[0], ratios[1]))
                 shown = f"{ratios[0][0]:.3g} and {ratios[1][0]:.3g}" if ratios[0] and ratios[1] else "none whole"
                 reasons.append(f"'{first.job}' beside '{second.job}': ratios {shown}; {ratios[2]}")
-    found = _C.plan_queue(jobs, pairs, settings.memory)
+    found = _core.plan_queue(jobs, pairs, settings.memory)
     names = [profile.job for profile in profiles]
     pieces = [
         Piece(names[p.job], None if p.partner is None else names[p.partner], p.sub_batches, p.begin, p.end)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchshare import _C
+from torchshare import _core
 from torchshare.profiles.ops import OpTrace
 
 
@@ -46,7 +46,7 @@ def replay(traces: Sequence[OpTrace], policy: str, machine: Machine) -> list[Job
     priorities = ["primary", "secondary", *(f"level-{level}" for level in range(2, 10))]
     if not 1 <= len(traces) <= len(priorities):
         raise ValueError(f"{len(traces)} op traces; expected 1 to {len(priorities)}")
-    done = _C.replay_ops(
+    done = _core.replay_ops(
         [(priority, trace.threads, _op_trace(trace)) for priority, trace in zip(priorities, traces, strict=False)],
         policy,
         machine.grace_s,
@@ -74,5 +74,5 @@ def step_alone_s(trace: OpTrace) -> float:
     return float(np.diff(ends).mean())
 
 
-def _op_trace(trace: OpTrace) -> _C.OpTrace:
-    return _C.OpTrace(trace.context, trace.gap, trace.idle, trace.duration, trace.step_ends.tolist())
+def _op_trace(trace: OpTrace) -> _core.OpTrace:
+    return _core.OpTrace(trace.context, trace.gap, trace.idle, trace.duration, trace.step_ends.tolist())

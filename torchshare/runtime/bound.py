@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchshare import _C
+from torchshare import _C, _core
 from torchshare.context.job_context import JobContext
 
 
@@ -50,7 +50,7 @@ def report(job: JobContext, jobs: list[JobContext], events: list[_C.Event], max_
     if stats is None or stats.windows == 0 or len(ends) < 2:
         return None
     p50, p95, p99 = np.quantile(np.diff(ends), [0.5, 0.95, 0.99])
-    others = {other.name: 0 for other in jobs if _C.outranks(job.handle.priority, other.handle.priority)}
+    others = {other.name: 0 for other in jobs if _core.outranks(job.handle.priority, other.handle.priority)}
     for kind, name, _, end, _, _ in events:
         if kind == "step" and name in others and ends[0] <= end / 1e9 <= ends[-1]:
             others[name] += 1

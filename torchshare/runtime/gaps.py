@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchshare import _C
+from torchshare import _core
 from torchshare.context.job_context import JobContext
 
 
@@ -47,7 +47,7 @@ def gap_reports(jobs: list[JobContext]) -> list[GapReport]:
     """Of the jobs that outrank another, where there is a forecast."""
     reports = []
     for job in jobs:
-        lower = [other for other in jobs if _C.outranks(job.handle.priority, other.handle.priority)]
+        lower = [other for other in jobs if _core.outranks(job.handle.priority, other.handle.priority)]
         stats = job.handle.gaps()
         if stats is None or not lower:
             continue

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from torchshare import _C
+from torchshare import _core
 from torchshare.context import current
 from torchshare.training import pytree
 from torchshare.training.cuda_graph import Graphed
@@ -88,7 +88,7 @@ class Batch:
         if options.sub_batch is None:
             yield SubBatch(self._data, 1.0, rows, 0)
             return
-        ranges = _C.split_rows(rows, options.sub_batch)
+        ranges = _core.split_rows(rows, options.sub_batch)
         pieces = [map_rows(self._data, begin, end) for begin, end in ranges]
         sizes = [end - begin for begin, end in ranges]
         counts = [

@@ -3,6 +3,7 @@
 
 #include "bindings/bindings.h"
 #include "planner/queue_planner.h"
+#include "sharing/shared_job.h"
 
 namespace py = pybind11;
 
@@ -30,6 +31,15 @@ Plan plan_two(const PlannedJob& new_job, const PlannedJob& running, std::optiona
 }  // namespace
 
 void bind_planner(py::module_& module) {
+  py::class_<ProfiledJob>(module, "ProfiledJob")
+      .def(py::init([](std::string name, double step, const std::map<std::string, std::pair<double, double>>& beside) {
+             ProfiledJob profile{std::move(name), step, {}};
+             for (const auto& [other, ratios] : beside) {
+               profile.beside[other] = {ratios.first, ratios.second};
+             }
+             return profile;
+           }),
+           py::arg("name"), py::arg("step"), py::arg("beside"));
   py::class_<StepTimeModel>(module, "StepTimeModel")
       .def(py::init<double, double, double, double>(), py::arg("alpha"), py::arg("beta"), py::arg("communication"),
            py::arg("delta"))

@@ -1,7 +1,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
-#include "device/cuda_status.h"
+#include "model/op_profile.h"
 #include "model/split.h"
 #include "policy/gate_policy.h"
 #include "torchshare/values.h"
@@ -28,7 +28,19 @@ void bind_model(py::module_& module) {
       [](const std::string& a, const std::string& b) { return outranks(parse_priority(a), parse_priority(b)); },
       py::arg("a"), py::arg("b"));
   module.def("gate_policy_names", &gate_policy_names);
-  module.def("cuda_status", &cuda_status);
+  py::class_<OpTime>(module, "OpTime")
+      .def(py::init<double, double, std::uint32_t>(), py::arg("mean"), py::arg("spread"), py::arg("count"))
+      .def_readonly("mean", &OpTime::mean)
+      .def_readonly("spread", &OpTime::spread)
+      .def_readonly("count", &OpTime::count);
+  py::class_<OpProfile>(module, "OpProfile")
+      .def(py::init<std::uint64_t, std::uint64_t, std::string, OpTime, OpTime>(), py::arg("signature"),
+           py::arg("context"), py::arg("text"), py::arg("duration"), py::arg("gap"))
+      .def_readonly("signature", &OpProfile::signature)
+      .def_readonly("context", &OpProfile::context)
+      .def_readonly("text", &OpProfile::text)
+      .def_readonly("duration", &OpProfile::duration)
+      .def_readonly("gap", &OpProfile::gap);
 }
 
 }  // namespace torchshare::bindings
