@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,12 +71,43 @@ def test_a_profile_has_every_size_and_what_it_took():
     assert profile.refusal(linear) is None
 
 
-def test_a_pair_has_the_ratios_of_both_by_size():
+def test_a_pair_has_the_ratios_of_both_by_size(monkeypatch: pytest.MonkeyPatch):
+    run = measuring._run
+    step_s = {
+        (None,): [0.1],
+        (4,): [0.12],
+        (None, None): [0.15, 0.4],
+        (4, None): [0.18, 0.2],
+        (None, 4): [0.3, 0.24],
+    }
+
+    def runs_of_known_length(candidates: Any, sub_batches: list[int | None], *rest: Any, **options: Any) -> Any:
+        runs = run(candidates, sub_batches, *rest, **options)
+        for each, seconds in zip(runs, step_s[tuple(sub_batches)], strict=True):
+            each.steps = [seconds] * 5
+        return runs
+
+    monkeypatch.setattr(measuring, "_run", runs_of_known_length)
     profile = torchshare.profile(linear, linear_too, splits=2, partner_threads=1, **QUICK)
     (partner,) = profile.partners
     assert (partner.job, partner.role) == ("linear_too", "primary")
-    assert [(pair.sub_batches, pair.partner_sub_batches) for pair in partner.beside] == [(1, 1), (2, 1), (1, 2)]
-    assert all(0.1 < pair.ratio < 100 and 0.1 < pair.partner_ratio < 100 for pair in partner.beside)
+    found = {(pair.sub_batches, pair.partner_sub_batches): (pair.ratio, pair.partner_ratio) for pair in partner.beside}
+    assert found == {
+        (1, 1): pytest.approx((1.5, 4.0)),
+        (2, 1): pytest.approx((1.5, 2.0)),
+        (1, 2): pytest.approx((3.0, 2.0)),
+    }
+
+
+def test_what_recording_costs_is_of_both_runs_of_each_round():
+    handle = SimpleNamespace(ops_per_step=lambda: 3, op_profiles=list)
+    job: Any = SimpleNamespace(_context=SimpleNamespace(handle=handle))
+
+    def run(step_s: float) -> measuring._Run:
+        return measuring._Run([step_s] * 5, [], set_up=0, window=1, memory=0, rows=8, per_step=1, job=job)
+
+    known = measuring._Measured(batch=8, alone={1: [run(0.1), run(0.2)]}, recorded=[run(0.12), run(0.2)])
+    assert measuring._ops(known).measuring_cost == pytest.approx(0.1)
 
 
 def test_the_smallest_batch_has_one_size():
