@@ -9,16 +9,20 @@ CMAKE_BUILD := cmake --build
 # The generator of new build folders; setup.py does the same.
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
-.PHONY: help demo test build lint bench clean prerequisites test-cpp test-python test-tsan
+.PHONY: help demo test test-slow build lint bench clean prerequisites test-cpp test-python test-tsan soak
 help:
 	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
-	@echo "make test   set up, build, lint, run the C++ and Python tests and ThreadSanitizer"
+	@echo "make test   set up, build, lint, run the C++ tests and the Python tests that are not slow"
+	@echo "make test-slow   the slow ones: compilations, ThreadSanitizer, the soak"
 	@echo "make build | lint | bench | clean | prerequisites"
 
 demo: build
 	$(PY) examples/digits_pair.py
 
-test: lint test-cpp test-python test-tsan
+test: lint test-cpp test-python
+
+test-slow: test-tsan soak
+	$(PY) -m pytest -m slow
 
 build: $(VENV)/ready
 	$(PY) -m pip install --quiet --no-build-isolation --no-deps -e .
@@ -31,6 +35,7 @@ $(VENV)/ready: requirements.txt
 
 lint: build
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check --quiet .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp')
 
@@ -41,7 +46,7 @@ test-cpp: build
 	ctest --test-dir $(BUILD) --output-on-failure
 
 test-python: build
-	$(PY) -m pytest
+	$(PY) -m pytest -m "not slow"
 
 # Our own code under ThreadSanitizer: every C++ test that has threads, and one pair of Python jobs.
 TSAN = build/tsan
@@ -51,6 +56,10 @@ test-tsan: build
 	  -DTORCHSHARE_SANITIZE=thread >/dev/null
 	$(CMAKE_BUILD) $(TSAN) --target torchshare_tests python_modules --parallel $(JOBS)
 	PY=$(PY) BUILD=$(TSAN) scripts/run_tsan.sh
+
+# Jobs that start, suspend, resume, cancel and fail at random moments, and programs that are interrupted.
+soak: build
+	$(PY) tests/soak.py --rounds 100 --programs 10
 
 bench: build
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh bench

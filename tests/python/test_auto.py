@@ -64,10 +64,10 @@ def decisions(runtime: torchshare.Runtime, name: str | None = None) -> list[str]
 
 
 def test_a_pair_without_profiles_is_probed_and_both_get_the_weights_they_have_alone():
-    alone = [run_one(training(2000), seed=seed).value for seed in (1, 2)]
+    alone = [run_one(training(8000), seed=seed).value for seed in (1, 2)]
     with torchshare.Runtime() as runtime:
-        runtime.submit(training(2000), name="a", priority="primary", threads=1, seed=1)
-        runtime.submit(training(2000), name="b", start="auto", threads=1, seed=2)
+        runtime.submit(training(8000), name="a", priority="primary", threads=1, seed=1)
+        runtime.submit(training(8000), name="b", start="auto", threads=1, seed=2)
         results = runtime.wait(60)
         assert any("probe: steps of both" in text for text in decisions(runtime))
     assert torch.equal(results["a"].value, alone[0])
