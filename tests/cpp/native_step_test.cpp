@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "compiled/step_graph.h"
 #include "hook/op_hook.h"
 
 // What needs compiled code is in tests/python/test_native.py: only Python can make some.

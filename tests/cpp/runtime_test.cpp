@@ -124,7 +124,7 @@ TEST(Runtime, KeepsASecondaryOutWhileTheFakePrimaryIsInsideAnOp) {
   std::latch inside(1);
   std::latch release(1);
   runtime.submit(primary("primary"), [&](Job& job) {
-    const Pass pass(&job, UnknownCall());
+    const Pass pass(&runtime_job(job), UnknownCall());
     inside.count_down();
     release.wait();
   });
@@ -265,7 +265,7 @@ TEST(Runtime, StartsNothingWhenAConditionCannotComeTrue) {
 /// An op that lasts as long as `body`.
 template <class Body>
 void op(Job& job, const Body& body) {
-  const Pass pass(&job, UnknownCall());
+  const Pass pass(&runtime_job(job), UnknownCall());
   body();
 }
 
