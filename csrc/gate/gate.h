@@ -8,8 +8,7 @@
 
 #include "device/device.h"
 #include "gate/slot.h"
-#include "policy/gate_policy.h"
-#include "policy/sighting.h"
+#include "policy/admission.h"
 #include "sharing/pace.h"
 
 namespace torchshare {
@@ -82,9 +81,7 @@ class Gate {
  private:
   struct Member {
     Slot* slot;
-    Sighting sighting;
-    bool waits = false;                        // in wait_turn
-    std::chrono::nanoseconds expected_end{0};  // of the op that it was last let in with
+    AdmissionRecord record;
     std::shared_ptr<DeviceStream> stream{};
     DeviceStream::Mark mark = 0;  // behind all work of `marked_at`
     std::uint64_t marked_at = 0;  // activity
@@ -97,7 +94,7 @@ class Gate {
 
   void mark_streams(std::unique_lock<std::mutex>& lock, const Slot& slot);
   Verdict ask(const Slot& slot, std::chrono::nanoseconds now, std::chrono::nanoseconds waited);
-  Rival look_at(Member& member, std::chrono::nanoseconds now);
+  JobSnapshot snapshot(const Member& member) const;
   void let_in(const Slot& slot, std::chrono::nanoseconds now);
   Member& member_of(const Slot& slot);
   bool is_paced(const Slot& slot) const;

@@ -179,7 +179,8 @@ void OpWatch::record(nanoseconds duration) {
     add_to(counters_.filled, duration.count());
   }
   if (options_.record && trace_.ops.size() < kMostRecorded) {
-    trace_.ops.push_back({profile.context, count(gap_), count(std::min(idle_, gap_)), count(duration)});
+    trace_.ops.push_back(
+        {profile.context, count(gap_), count(std::min(idle_, gap_)), count(duration), chain_.here().kind});
   }
 }
 

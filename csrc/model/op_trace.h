@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "model/op_profile.h"
+
 namespace torchshare {
 
 /// Ops of a job in order, as they ran. Times in nanoseconds.
@@ -12,6 +14,7 @@ struct OpTrace {
     double gap;             ///< between the end of the op before it and its begin, at the gate or not
     double idle;            ///< of that, waiting for input
     double duration;
+    OpKind kind = OpKind::kUnknown;
   };
   std::vector<Op> ops = {};
   std::vector<std::uint64_t> step_ends = {};  ///< how many ops were done when each step ended

@@ -213,45 +213,36 @@ bool OpReplay::take_lock(State& state, Time now) {
   return true;
 }
 
-Rival OpReplay::rival(State& state, Time now) const {
-  const nanoseconds instant = whole(now);
-  Rival rival{.priority = state.job.priority,
-              .inside = state.phase == Phase::kInside,
-              .idle = state.phase == Phase::kIdle,
-              .quiet = state.sighting.look(state.activity, instant),
-              .waits = state.phase == Phase::kAtGate && now > state.arrived};
+JobSnapshot OpReplay::snapshot(const State& state) const {
+  JobSnapshot seen{.activity = state.activity,
+                   .inside = state.phase == Phase::kInside,
+                   .idle = state.phase == Phase::kIdle,
+                   .kind = op_of(state).kind};
   if (policy_->forecasts()) {
-    rival.gap = rival.inside ? GapForecast{} : forecast(state);
-    if (rival.gap.mean.count() > 0) {
-      rival.quiet = whole(now - state.left_op_at);
-    }
+    seen.gap = seen.inside ? GapForecast{} : forecast(state);
+    seen.left_at = whole(state.left_op_at);
     const OpTime& next = state.expected.at(op_of(state).context).duration;
-    rival.op = next.known() ? std::optional(whole(next.mean + next.spread)) : std::nullopt;
-    rival.left = rival.inside ? whole(std::max(0.0, state.expected_end - now)) : nanoseconds(0);
+    seen.op = next.known() ? std::optional(whole(next.mean + next.spread)) : std::nullopt;
   }
-  return rival;
+  return seen;
 }
 
 bool OpReplay::ask(State& state, Time now) {
-  std::vector<Rival> rivals;
-  bool concerned = false;
+  Admission admission(*policy_, state.job.priority, whole(now));
   for (State& other : states_) {
-    if (&other != &state && !outranks(state.job.priority, other.job.priority)) {
-      concerned |= policy_->concerns(state.job.priority, other.job.priority);
-      rivals.push_back(rival(other, now));
+    if (&other != &state && admission.regards(other.job.priority)) {
+      admission.add(other.job.priority, other.record, snapshot(other));
     }
   }
-  const std::optional<nanoseconds> op = policy_->forecasts() ? rival(state, now).op : std::nullopt;
-  if (concerned) {
-    const Asker asker{.priority = state.job.priority, .op = op, .waited = whole(now - state.arrived)};
-    const Verdict verdict = policy_->decide(asker, rivals);
-    if (!verdict.admit) {
-      state.asks_at = now + count(verdict.retry_after);
-      return false;
-    }
+  const JobSnapshot self = snapshot(state);
+  const Verdict verdict = admission.decide(self, whole(now - state.arrived));
+  if (!verdict.admit) {
+    state.record.waits = true;
+    state.asks_at = now + count(verdict.retry_after);
+    return false;
   }
+  state.record.admit(whole(now), self.op);
   state.done.waited += whole(now - state.arrived);
-  state.expected_end = now + count(op.value_or(nanoseconds(0)));
   ++state.activity;
   state.phase = Phase::kInside;
   state.left = op_of(state).duration;

@@ -6,8 +6,7 @@
 
 #include "model/op_profile.h"
 #include "model/op_trace.h"
-#include "policy/gate_policy.h"
-#include "policy/sighting.h"
+#include "policy/admission.h"
 
 namespace torchshare {
 
@@ -39,8 +38,8 @@ struct Replayed {
 /// Note [What a replay knows]
 /// Between ops a job computes in Python, on one core and under the one interpreter lock, or waits for input on none; in
 /// an op it takes `threads` cores. Where cores are short they are shared evenly, or the primary has them first. The
-/// gate is asked as the real one: with forecasts by place, and with rivals that are only seen when somebody looks. What
-/// jobs do to each other's caches and memory bandwidth is not in the traces, and not here.
+/// gate is asked as the real one: with forecasts by place, and with competitors that are only seen when somebody looks.
+/// What jobs do to each other's caches and memory bandwidth is not in the traces, and not here.
 class OpReplay {
  public:
   /// Throws std::invalid_argument for jobs without ops and a machine without cores.
@@ -72,8 +71,7 @@ class OpReplay {
     Time arrived = 0;       // at the gate, or where the lock was asked for
     Time left_op_at = 0;
     std::uint64_t activity = 0;
-    Sighting sighting{};
-    Time expected_end = 0;  // of the op it is in
+    AdmissionRecord record{};
   };
 
   void learn(State& state);
@@ -84,7 +82,7 @@ class OpReplay {
   bool advance(State& state, Time now);
   bool take_lock(State& state, Time now);
   bool ask(State& state, Time now);
-  Rival rival(State& state, Time now) const;
+  JobSnapshot snapshot(const State& state) const;
   const OpTrace::Op& op_of(const State& state) const { return state.job.trace.ops[state.op]; }
   std::vector<double> rates() const;
 

@@ -18,15 +18,15 @@ class BestFitPolicy final : public GatePolicy {
   explicit BestFitPolicy(std::chrono::nanoseconds grace);
   bool concerns(Priority mine, Priority other) const override { return outranks(other, mine); }
   bool forecasts() const override { return true; }
-  Verdict decide(const Asker& asker, std::span<const Rival> rivals) const override;
+  Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const override;
 
  private:
-  /// For how long the rival will stay outside, and when to look again where that is not enough.
+  /// For how long the competitor will stay outside, and when to look again where that is not enough.
   struct Room {
     std::chrono::nanoseconds left;
     std::chrono::nanoseconds look_again;
   };
-  Room room(const Rival& rival) const;
+  Room room(const Competitor& competitor) const;
 
   std::chrono::nanoseconds grace_;
 };

@@ -13,7 +13,7 @@
 namespace torchshare {
 
 /// A job before an op, as a policy sees it.
-struct Asker {
+struct Requester {
   Priority priority = Priority::kSecondary;
   std::optional<std::chrono::nanoseconds> op = {};  ///< how long its op is expected to take
   std::chrono::nanoseconds waited{0};               ///< with this op
@@ -27,15 +27,15 @@ struct GapForecast {
   std::chrono::nanoseconds spread{0};
 };
 
-/// What the gate knows of another job that the asker does not outrank.
-struct Rival {
+/// What the gate knows of another job that the requester does not outrank.
+struct Competitor {
   Priority priority = Priority::kPrimary;
   bool inside = false;                              ///< it is in an op now, or the device has work of it
   bool idle = false;                                ///< it said that it waits for input
   std::chrono::nanoseconds quiet{0};                ///< how long it has been outside any op, as far as is known
   GapForecast gap = {};                             ///< after its last op
   bool waits = false;                               ///< at the gate, with `op`
-  std::optional<std::chrono::nanoseconds> op = {};  ///< as the asker's
+  std::optional<std::chrono::nanoseconds> op = {};  ///< as the requester's
   std::chrono::nanoseconds left{0};                 ///< of the op that it is in, as expected when it was let in
   OpKind kind = OpKind::kUnknown;                   ///< of the op that it began last
 };
@@ -53,7 +53,7 @@ class GatePolicy {
   virtual bool concerns(Priority mine, Priority other) const = 0;
   /// True when it wants to know how long ops and gaps will be.
   virtual bool forecasts() const { return false; }
-  virtual Verdict decide(const Asker& asker, std::span<const Rival> rivals) const = 0;
+  virtual Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const = 0;
 };
 
 /// Makes the policy of that name. Throws std::invalid_argument with the names there are.

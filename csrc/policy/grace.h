@@ -7,7 +7,8 @@
 
 namespace torchshare {
 
-// A rival inside an op gives no sign when it leaves (its exit must cost nothing), so a waiter looks again this often.
+// A competitor inside an op gives no sign when it leaves (its exit must cost nothing), so a waiter looks again this
+// often.
 inline constexpr std::chrono::nanoseconds kLookAgain = std::chrono::microseconds(50);
 /// However sure a policy is: things change.
 inline constexpr std::chrono::nanoseconds kLongestRetry = std::chrono::milliseconds(100);

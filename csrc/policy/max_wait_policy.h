@@ -11,7 +11,7 @@ class MaxWaitPolicy final : public GatePolicy {
   MaxWaitPolicy(std::unique_ptr<GatePolicy> policy, std::chrono::nanoseconds max_wait);
   bool concerns(Priority mine, Priority other) const override { return policy_->concerns(mine, other); }
   bool forecasts() const override { return policy_->forecasts(); }
-  Verdict decide(const Asker& asker, std::span<const Rival> rivals) const override;
+  Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const override;
 
  private:
   std::unique_ptr<GatePolicy> policy_;

@@ -13,7 +13,7 @@ class ResourceAwarePolicy final : public GatePolicy {
   explicit ResourceAwarePolicy(std::chrono::nanoseconds grace) : gaps_(grace) {}
   bool concerns(Priority mine, Priority other) const override { return gaps_.concerns(mine, other); }
   bool forecasts() const override { return true; }
-  Verdict decide(const Asker& asker, std::span<const Rival> rivals) const override;
+  Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const override;
 
  private:
   const BestFitPolicy gaps_;

@@ -18,11 +18,11 @@ bool RunAheadPolicy::concerns(Priority mine, Priority other) const {
   return outranks(other, mine) || policy_->concerns(mine, other);
 }
 
-Verdict RunAheadPolicy::decide(const Asker& asker, std::span<const Rival> rivals) const {
-  if (asker.ahead > most_) {
-    return {.admit = false, .retry_after = asker.ahead - most_};
+Verdict RunAheadPolicy::decide(const Requester& requester, std::span<const Competitor> competitors) const {
+  if (requester.ahead > most_) {
+    return {.admit = false, .retry_after = requester.ahead - most_};
   }
-  return policy_->decide(asker, rivals);
+  return policy_->decide(requester, competitors);
 }
 
 }  // namespace torchshare

@@ -13,7 +13,7 @@ class RunAheadPolicy final : public GatePolicy {
   RunAheadPolicy(std::unique_ptr<GatePolicy> policy, std::chrono::nanoseconds most);
   bool concerns(Priority mine, Priority other) const override;
   bool forecasts() const override { return true; }
-  Verdict decide(const Asker& asker, std::span<const Rival> rivals) const override;
+  Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const override;
 
  private:
   std::unique_ptr<GatePolicy> policy_;

@@ -11,7 +11,7 @@ class StrictPolicy final : public GatePolicy {
   /// Throws std::invalid_argument when `grace` is negative or above one second.
   explicit StrictPolicy(std::chrono::nanoseconds grace);
   bool concerns(Priority mine, Priority other) const override { return outranks(other, mine); }
-  Verdict decide(const Asker& asker, std::span<const Rival> rivals) const override;
+  Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const override;
 
  private:
   std::chrono::nanoseconds grace_;

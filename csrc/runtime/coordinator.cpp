@@ -30,8 +30,8 @@ Coordinator::Coordinator(Clock& clock, Timeline& timeline, Gate& gate, std::opti
   }
 }
 
-Coordinator::Registration Coordinator::add(Admission admission, Slot& slot, JobStatus& status) {
-  const std::string& name = admission.name;
+Coordinator::Registration Coordinator::add(NewJob new_job, Slot& slot, JobStatus& status) {
+  const std::string& name = new_job.name;
   if (name.empty()) {
     throw std::invalid_argument("job name is empty: expected a name that is not in use");
   }
@@ -42,8 +42,8 @@ Coordinator::Registration Coordinator::add(Admission admission, Slot& slot, JobS
   }
   const auto now = clock_.now();
   const auto job = static_cast<JobId>(entries_.size());
-  entries_.push_back({.told = std::move(admission), .slot = &slot, .status = &status, .arrival = now});
-  const Admission& told = entries_.back().told;
+  entries_.push_back({.told = std::move(new_job), .slot = &slot, .status = &status, .arrival = now});
+  const NewJob& told = entries_.back().told;
   try {
     if (open_) {
       check_starts(views());

@@ -20,7 +20,7 @@
 namespace torchshare {
 
 /// What the coordinator is to know of a job when it comes.
-struct Admission {
+struct NewJob {
   std::string name;
   Priority priority = Priority::kSecondary;
   StartCondition start = StartNow{};
@@ -80,7 +80,7 @@ class Coordinator {
   /// A new job, pending; `slot` and `status` must outlive its registration. Throws std::invalid_argument for a name
   /// that is empty or taken and a profile that makes no sense; after `open`, also for a start condition that cannot
   /// come true.
-  [[nodiscard]] Registration add(Admission admission, Slot& slot, JobStatus& status);
+  [[nodiscard]] Registration add(NewJob new_job, Slot& slot, JobStatus& status);
   /// No more forward references: checks every start condition (see check_starts), now and at every later `add`.
   void open();
 
@@ -115,7 +115,7 @@ class Coordinator {
   enum class Wait { kNone, kForStart, kStarted };
 
   struct Entry {
-    Admission told;
+    NewJob told;
     Slot* slot;         // null once the job was withdrawn
     JobStatus* status;  // the same
     std::chrono::nanoseconds arrival;

@@ -155,7 +155,7 @@ class Keeps final : public GatePolicy {
  public:
   Keeps(std::latch& asked, std::latch& release) : asked_(asked), release_(release) {}
   bool concerns(Priority mine, Priority other) const override { return outranks(other, mine); }
-  Verdict decide(const Asker&, std::span<const Rival>) const override {
+  Verdict decide(const Requester&, std::span<const Competitor>) const override {
     asked_.count_down();
     release_.wait();
     return {.admit = true, .retry_after = 0ns};
