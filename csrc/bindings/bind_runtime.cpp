@@ -5,10 +5,10 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/bindings.h"
-#include "bindings/python_host.h"
-#include "runtime/chrome_trace.h"
-#include "runtime/engine.h"
+#include "bindings/python_binding.h"
 #include "runtime/job.h"
+#include "runtime/runtime_state.h"
+#include "runtime/timeline_file.h"
 #include "torchshare/runtime.h"
 
 namespace py = pybind11;
@@ -69,8 +69,8 @@ std::shared_ptr<RuntimeJob> submit(Runtime& runtime, py::function function, cons
                                    bool meter_memory, std::optional<std::int64_t> memory_budget, std::optional<int> sms,
                                    bool record_ops, std::vector<OpProfile> ops, py::object cancelled_type,
                                    py::object budget_exceeded_type, std::vector<std::string> process_code) {
-  auto host = std::make_unique<PythonHost>(PythonExceptions{std::move(cancelled_type), std::move(budget_exceeded_type),
-                                                            ProcessCode(std::move(process_code))});
+  auto python = std::make_unique<PythonBinding>(PythonExceptions{
+      std::move(cancelled_type), std::move(budget_exceeded_type), ProcessCode(std::move(process_code))});
   JobSpec spec{.name = name,
                .priority = parse_priority(priority),
                .start = parse_start(start),
@@ -83,10 +83,10 @@ std::shared_ptr<RuntimeJob> submit(Runtime& runtime, py::function function, cons
                .sms = sms,
                .record_ops = record_ops,
                .ops = std::move(ops)};
-  auto body = [host = host.get(), function = shared(std::move(function))](Job& job) {
-    host->run(runtime_job(job), *function);
+  auto body = [python = python.get(), function = shared(std::move(function))](Job& job) {
+    python->run(runtime_job(job), *function);
   };
-  return runtime.submit(std::move(spec), std::move(body), std::move(host));
+  return runtime.submit(std::move(spec), std::move(body), std::move(python));
 }
 
 /// The ops as they ran, by columns; times in seconds.
@@ -108,9 +108,9 @@ py::dict op_trace(const RuntimeJob& job) {
 }
 
 py::list events(const Runtime& runtime) {
-  const std::vector<std::string> names = runtime.engine().coordinator.names();
+  const std::vector<std::string> names = runtime.state().coordinator.names();
   py::list list;
-  for (const Event& event : runtime.engine().timeline.events()) {
+  for (const Event& event : runtime.state().timeline.events()) {
     list.append(py::make_tuple(to_string(event.kind), names[event.job], event.begin.count(), event.end.count(),
                                event.index, event.detail));
   }
@@ -118,7 +118,7 @@ py::list events(const Runtime& runtime) {
 }
 
 void write_timeline(const Runtime& runtime, const std::string& path) {
-  write_chrome_trace(runtime.engine().timeline.events(), runtime.engine().coordinator.names(), path);
+  write_timeline_file(runtime.state().timeline.events(), runtime.state().coordinator.names(), path);
 }
 
 std::optional<at::Generator> device_generator(const RuntimeJob& job) {
@@ -210,9 +210,9 @@ void bind_runtime(py::module_& module) {
       .def(
           "close", [](Runtime& runtime, Seconds patience) { return runtime.close(from_seconds(patience)); },
           py::arg("patience"), ReleaseGil())
-      .def_property_readonly("device", [](const Runtime& runtime) { return runtime.engine().device->name(); })
+      .def_property_readonly("device", [](const Runtime& runtime) { return runtime.state().device->name(); })
       .def_property_readonly("dropped_events",
-                             [](const Runtime& runtime) { return runtime.engine().timeline.dropped(); })
+                             [](const Runtime& runtime) { return runtime.state().timeline.dropped(); })
       .def("events", &events)
       .def("write_timeline", &write_timeline, py::arg("path"), ReleaseGil());
 }

@@ -15,6 +15,6 @@ PYBIND11_MODULE(_C, module) {
   torchshare::bindings::bind_planner(module);
   torchshare::bindings::bind_gate(module);
   torchshare::bindings::bind_runtime(module);
-  torchshare::bindings::bind_native(module);
-  torchshare::bindings::bind_simulator(module);
+  torchshare::bindings::bind_compiled(module);
+  torchshare::bindings::bind_cluster(module);
 }

@@ -5,7 +5,7 @@
 
 #include "cluster/gpus.h"
 #include "cluster/interference.h"
-#include "cluster/trace.h"
+#include "cluster/job_record.h"
 #include "cluster/waiting_queue.h"
 
 namespace torchshare {
@@ -34,7 +34,7 @@ enum class JobPhase : std::uint8_t { kToCome, kWaiting, kRunning, kEnded };
 
 /// What the cluster knows of a job. Times and work are as of `since`.
 struct ClusterJob {
-  TraceJob asked;
+  JobRecord asked;
   Seconds estimate = 0;  ///< of the duration: all that policies see of it
   JobPhase phase = JobPhase::kToCome;
   std::vector<GpuId> gpus;  ///< where it runs
@@ -48,7 +48,7 @@ struct ClusterJob {
   Seconds waited = 0;
   Seconds run = 0;
   Seconds shared = 0;  ///< of `run`, beside a partner
-  Seconds ended = kNoTime;
+  Seconds ended = kNeverVirtual;
   int preemptions = 0;
   Rank rank;  ///< while it waits: where in the queue
   std::size_t place_in_running = 0;
@@ -59,7 +59,7 @@ struct ClusterJob {
 class Cluster {
  public:
   /// `estimates[i]` is what policies are told of the duration of `jobs[i]`. Throws std::invalid_argument.
-  Cluster(const ClusterOptions& options, const Interference& interference, const std::vector<TraceJob>& jobs,
+  Cluster(const ClusterOptions& options, const Interference& interference, const std::vector<JobRecord>& jobs,
           const std::vector<Seconds>& estimates);
 
   const ClusterOptions& options() const { return options_; }
@@ -86,7 +86,7 @@ class Cluster {
     return interference_.ratio(jobs_[job].asked.model, jobs_[partner].asked.model);
   }
   bool may_share(JobId job, JobId partner) const {
-    return ratio(job, partner) < Interference::kNever && ratio(partner, job) < Interference::kNever;
+    return ratio(job, partner) < Interference::kNeverShares && ratio(partner, job) < Interference::kNeverShares;
   }
   /// The smallest number of sub-batches with which `job` fits beside `partner`; 0 when none does, or they never share.
   int split_beside(JobId job, JobId partner) const;
@@ -108,12 +108,12 @@ class Cluster {
   std::vector<JobId> take_changed() { return std::exchange(changed_, {}); }
 
  private:
-  void check(const TraceJob& job, Seconds estimate, std::size_t place) const;
+  void check(const JobRecord& job, Seconds estimate, std::size_t place) const;
   void settle(ClusterJob& job);
   void leave(JobId job);
   /// Works out anew how fast these jobs go.
   void set_paces(std::vector<JobId> jobs);
-  double memory(const TraceJob& job, int sub_batches) const;
+  double memory(const JobRecord& job, int sub_batches) const;
 
   ClusterOptions options_;
   Interference interference_;

@@ -16,8 +16,8 @@ class ClusterPolicy {
   virtual Rank rank(const Cluster& cluster, JobId job) const = 0;
   /// Starts and suspends jobs; called once after all that happens at one instant.
   virtual void schedule(Cluster& cluster) = 0;
-  /// When to be called again though no job arrives or ends; kNoTime for never.
-  virtual Seconds look_again(const Cluster&) const { return kNoTime; }
+  /// When to be called again though no job arrives or ends; kNeverVirtual for never.
+  virtual Seconds look_again(const Cluster&) const { return kNeverVirtual; }
 };
 
 /// Makes the policy of that name. Throws std::invalid_argument with the names there are.

@@ -8,8 +8,8 @@ namespace torchshare {
 /// Interference ratios: step time beside a partner / step time alone, for every pair of models.
 class Interference {
  public:
-  /// The ratio of a pair that was never measured, or does not fit: it never shares.
-  static constexpr double kNever = std::numeric_limits<double>::infinity();
+  /// The ratio of a pair that was never measured or does not fit: it never shares.
+  static constexpr double kNeverShares = std::numeric_limits<double>::infinity();
 
   /// One ratio for every pair.
   explicit Interference(double uniform);

@@ -68,7 +68,7 @@ void Simulator::plan_next() {
   const Seconds look = policy_->look_again(cluster_);
   if (look < next_look_ || next_look_ <= now) {
     next_look_ = look;
-    if (look < kNoTime) {
+    if (look < kNeverVirtual) {
       events_.push({look, What::kLook, kNobody});
     }
   }

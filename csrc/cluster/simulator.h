@@ -18,8 +18,8 @@ struct Usage {
   std::size_t queue;  ///< waiting jobs
 };
 
-/// Runs a policy over a trace in virtual time: goes from one instant at which something happens to the next, lets the
-/// policy decide, and notes when the jobs that run will end. Equal input gives equal output. Not for two threads at
+/// Runs a policy over a workload in virtual time: goes from one instant at which something happens to the next, lets
+/// the policy decide, and notes when the jobs that run will end. Equal input gives equal output. Not for two threads at
 /// once.
 class Simulator {
  public:
@@ -56,7 +56,7 @@ class Simulator {
   std::unique_ptr<ClusterPolicy> policy_;
   const bool record_usage_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
-  Seconds next_look_ = kNoTime;
+  Seconds next_look_ = kNeverVirtual;
   std::size_t ended_ = 0;
   double busy_gpu_seconds_ = 0;
   std::vector<Usage> usage_;

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "cluster/trace.h"
+#include "cluster/job_record.h"
 #include "model/job_id.h"
 
 namespace torchshare {
@@ -27,7 +27,7 @@ class WaitingQueue {
   using Kind = std::size_t;
 
   /// The kind of such a job.
-  Kind kind_of(const TraceJob& job);
+  Kind kind_of(const JobRecord& job);
 
   void insert(Kind kind, Rank rank, JobId job);
   void erase(Kind kind, Rank rank, JobId job);

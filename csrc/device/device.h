@@ -19,14 +19,15 @@ namespace torchshare {
 /// A job's own queue on a device that runs behind the host. Any thread, unless it says otherwise.
 class DeviceStream {
  public:
-  using Mark = std::uint64_t;
+  using Marker = std::uint64_t;
   using Stamp = std::uint64_t;
 
   virtual ~DeviceStream() = default;
-  /// Puts a mark behind everything launched so far, without waiting. Marks grow. 0: not now, a graph is being captured.
-  virtual Mark mark() = 0;
-  /// The latest mark that the device has come to. Reads a word.
-  virtual Mark passed() const = 0;
+  /// Puts a marker behind everything launched so far, without waiting. Marks grow. 0: not now, a graph is being
+  /// captured.
+  virtual Marker record_marker() = 0;
+  /// The latest marker that the device has come to. Reads a word.
+  virtual Marker passed() const = 0;
 
   // The job's own thread.
   /// Puts a time stamp behind everything launched so far; 0 as above.
@@ -51,9 +52,9 @@ class DeviceGraph {
 };
 
 /// What a device is to know of a job.
-struct Seat {
+struct DeviceRequest {
   Priority priority = Priority::kSecondary;
-  std::uint64_t seed = 0;       ///< of the job's random engine on the device
+  std::uint64_t seed = 0;       ///< of the job's random generator on the device
   std::optional<int> sms = {};  ///< streaming multiprocessors that its work may use
 };
 
@@ -63,7 +64,7 @@ class DeviceScope {
   virtual ~DeviceScope() = default;
   /// Null where the device runs with the host.
   virtual std::shared_ptr<DeviceStream> stream() { return nullptr; }
-  /// The job's random engine on the device; undefined where that is the host's.
+  /// The job's random generator on the device; undefined where that is the host's.
   virtual at::Generator generator() { return {}; }
   /// Streaming multiprocessors that the job really has; nothing where they are not divided.
   virtual std::optional<int> sms() const { return std::nullopt; }
@@ -87,9 +88,9 @@ class Device {
   virtual void install_memory() { install_cpu_memory(); }
   /// For the thread of a job at that level.
   virtual std::unique_ptr<ThreadPriority> thread_priority(Priority) { return std::make_unique<ThreadPriority>(); }
-  /// Makes the calling thread a job's as far as the device is concerned: its stream, its random engine. Throws
-  /// std::invalid_argument for a seat that this device has not.
-  [[nodiscard]] virtual std::unique_ptr<DeviceScope> enter(const Seat& seat) = 0;
+  /// Makes the calling thread a job's as far as the device is concerned: its stream, its random generator. Throws
+  /// std::invalid_argument for a request that this device has not.
+  [[nodiscard]] virtual std::unique_ptr<DeviceScope> enter(const DeviceRequest& request) = 0;
 };
 
 }  // namespace torchshare

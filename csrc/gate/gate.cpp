@@ -152,18 +152,18 @@ void Gate::let_in(const Slot& slot, std::chrono::nanoseconds now) {
   }
 }
 
-void Gate::mark_streams(std::unique_lock<std::mutex>& lock, const Slot& slot) {
+void Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot) {
   struct Due {
     std::shared_ptr<DeviceStream> stream;
     std::uint64_t activity;
-    DeviceStream::Mark mark;
+    DeviceStream::Marker marker;
   };
   std::vector<Due> due;
   for (const Member& member : members_) {
     const std::uint64_t activity = member.slot->activity.load(std::memory_order_acquire);
     const bool inside = (activity & 1) != 0;
     if (member.stream != nullptr && outranks(member.slot->priority, slot.priority) && !inside &&
-        !member.is_marked(activity)) {
+        !member.has_marker(activity)) {
       due.push_back({member.stream, activity, 0});
     }
   }
@@ -172,14 +172,14 @@ void Gate::mark_streams(std::unique_lock<std::mutex>& lock, const Slot& slot) {
   }
   lock.unlock();
   for (Due& put : due) {
-    put.mark = put.stream->mark();
+    put.marker = put.stream->record_marker();
   }
   lock.lock();
   for (Member& member : members_) {
     for (const Due& put : due) {
       if (member.stream == put.stream) {
-        member.mark = put.mark;
-        member.marked_at = put.activity;
+        member.marker = put.marker;
+        member.marker_activity = put.activity;
       }
     }
   }
@@ -187,7 +187,7 @@ void Gate::mark_streams(std::unique_lock<std::mutex>& lock, const Slot& slot) {
 
 bool Gate::try_enter(const Slot& slot) {
   std::unique_lock lock(mutex_);
-  mark_streams(lock, slot);
+  record_markers(lock, slot);
   const auto now = clock_.now();
   const bool admitted = ask(slot, now, std::chrono::nanoseconds(0)).admit;
   if (admitted) {
@@ -206,7 +206,7 @@ bool Gate::wait_turn(const Slot& slot) {
     if (has(slot, kCancel | kSuspend | kHold)) {
       break;
     }
-    mark_streams(lock, slot);
+    record_markers(lock, slot);
     const auto now = clock_.now();
     const Verdict verdict = ask(slot, now, now - began);
     admitted = verdict.admit;

@@ -20,9 +20,9 @@ namespace torchshare {
 ///
 /// Note [Asynchronous devices]
 /// On a GPU a job leaves an op when it is launched. It counts as inside until its stream has no more work. To know that
-/// costs the job nothing: who waits puts a mark behind the job's work, once for each state of its counter, and then
-/// reads how far the stream has come. A mark tells of all work up to it, so it holds for the counter as read before it
-/// was put. Marks are put without the gate's lock: they are calls into the driver.
+/// costs the job nothing: who waits puts a marker behind the job's work, once for each state of its counter, and then
+/// reads how far the stream has come. A marker tells of all work up to it, so it holds for the counter as read before
+/// it was put. Marks are put without the gate's lock: they are calls into the driver.
 class Gate {
  public:
   Gate(std::unique_ptr<GatePolicy> policy, Clock& clock);
@@ -83,16 +83,16 @@ class Gate {
     Slot* slot;
     AdmissionRecord record;
     std::shared_ptr<DeviceStream> stream{};
-    DeviceStream::Mark mark = 0;  // behind all work of `marked_at`
-    std::uint64_t marked_at = 0;  // activity
+    DeviceStream::Marker marker = 0;    // behind all work of `marker_activity`
+    std::uint64_t marker_activity = 0;  // activity
 
-    bool is_marked(std::uint64_t activity) const { return mark != 0 && marked_at == activity; }
+    bool has_marker(std::uint64_t activity) const { return marker != 0 && marker_activity == activity; }
     bool device_has_work(std::uint64_t activity) const {
-      return stream != nullptr && !(is_marked(activity) && stream->passed() >= mark);
+      return stream != nullptr && !(has_marker(activity) && stream->passed() >= marker);
     }
   };
 
-  void mark_streams(std::unique_lock<std::mutex>& lock, const Slot& slot);
+  void record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot);
   Verdict ask(const Slot& slot, std::chrono::nanoseconds now, std::chrono::nanoseconds waited);
   JobSnapshot snapshot(const Member& member) const;
   void let_in(const Slot& slot, std::chrono::nanoseconds now);

@@ -9,7 +9,7 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-constexpr std::size_t kMostRecorded = 1 << 17;
+constexpr std::size_t kMaxRecorded = 1 << 17;
 constexpr std::uint64_t kSampled = 64;  // one of so many known ops is timed all the same
 constexpr double kUnknownOp = 0.95;     // an op that is not known is expected to be no longer than so many others
 
@@ -52,7 +52,7 @@ void OpWatch::settle() {
       place->profile.duration.add(count(timed->duration));
     }
     durations_.add(timed->duration);
-    if (options_.record && trace_.ops.size() < kMostRecorded) {
+    if (options_.record && trace_.ops.size() < kMaxRecorded) {
       trace_.ops.push_back({timed->context, count(timed->gap.value_or(nanoseconds(0))), 0, count(timed->duration)});
     }
   }
@@ -178,7 +178,7 @@ void OpWatch::record(nanoseconds duration) {
   if (lower_) {
     add_to(counters_.filled, duration.count());
   }
-  if (options_.record && trace_.ops.size() < kMostRecorded) {
+  if (options_.record && trace_.ops.size() < kMaxRecorded) {
     trace_.ops.push_back(
         {profile.context, count(gap_), count(std::min(idle_, gap_)), count(duration), chain_.here().kind});
   }
@@ -217,7 +217,7 @@ void OpWatch::count_idle(nanoseconds now) {
 }
 
 void OpWatch::end_step() {
-  if (options_.record && trace_.ops.size() < kMostRecorded) {
+  if (options_.record && trace_.ops.size() < kMaxRecorded) {
     trace_.step_ends.push_back(trace_.ops.size());
   }
 }

@@ -20,7 +20,7 @@ class RunAhead {
 
  private:
   struct Launch {
-    DeviceStream::Mark mark;
+    DeviceStream::Marker marker;
     std::chrono::nanoseconds expected;
   };
 

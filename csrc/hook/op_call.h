@@ -156,9 +156,9 @@ class TypedCall {
 };
 
 /// A graph, compiled or captured, which counts as one op.
-class GraphCall {
+class NamedCall {
  public:
-  GraphCall(std::uint64_t signature, const std::string& name) : signature_(signature), name_(name) {}
+  NamedCall(std::uint64_t signature, const std::string& name) : signature_(signature), name_(name) {}
   std::uint64_t signature() const { return signature_; }
   const std::string& text() const { return name_; }
   void check_owners(const MemoryOwner&) const {}  // its tensors were given to ops before

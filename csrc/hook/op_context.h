@@ -16,9 +16,9 @@ class OpContext {
   OpContext(const OpContext&) = delete;  // its thread points at it
   OpContext& operator=(const OpContext&) = delete;
 
-  /// The job's own CPU random engine; ops draw from it instead of from the process-wide default.
+  /// The job's own CPU random generator; ops draw from it instead of from the process-wide default.
   const at::Generator& generator() const { return generator_; }
-  /// The same on the job's device, where that has engines of its own; else undefined.
+  /// The same on the job's device, where that has generators of its own; else undefined.
   const at::Generator& device_generator() const { return device_generator_; }
   const Slot& slot() const { return slot_; }
   /// An op went over the job's memory budget: throws what the job's language has for it, or leaves it at `error`.

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "device/engine_swap.h"
+#include "device/generator_swap.h"
 #include "hook/op_call.h"
 
 namespace torchshare {
@@ -28,13 +28,14 @@ void gate_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
 }
 
 // Note [Random state]
-// Each job has a random engine of its own. Ops that take a generator get it here, at whatever depth they run: an op
+// Each job has a random generator of its own. Ops that take a generator get it here, at whatever depth they run: an op
 // without that argument (native_dropout, randn) reaches one that has it (bernoulli_, normal_) from inside its kernel.
-// A test runs every op of torch that is tagged nondeterministic_seeded and checks that the default engine did not move.
-// Factories whose device is an argument carry no backend key yet; the op that fills their result does.
-// On CUDA, kernels of ops without the argument (native_dropout, attention) take the default engine without asking the
-// dispatcher. There the job's state is swapped into the default engine while the op is launched: `graphsafe_set_state`
-// moves a pointer, under a lock that all jobs share. An op inside such an op finds the state swapped already.
+// A test runs every op of torch that is tagged nondeterministic_seeded and checks that the default generator did not
+// move. Factories whose device is an argument carry no backend key yet; the op that fills their result does. On CUDA,
+// kernels of ops without the argument (native_dropout, attention) take the default generator without asking the
+// dispatcher. There the job's state is swapped into the default generator while the op is launched:
+// `graphsafe_set_state` moves a pointer, under a lock that all jobs share. An op inside such an op finds the state
+// swapped already.
 class RandomOp final : public c10::OperatorKernel {
  public:
   explicit RandomOp(std::vector<std::size_t> generator_arguments) : generators_(std::move(generator_arguments)) {}
@@ -42,10 +43,10 @@ class RandomOp final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     OpContext* const context = current_context;
     run_op(context, BoxedCall(op, *stack), [&] {
-      std::optional<EngineSwap> swap;
+      std::optional<GeneratorSwap> swap;
       if (context != nullptr && keys.has_backend(c10::BackendComponent::CPUBit)) {
-        give_engine(op, *stack, context->generator());
-      } else if (context != nullptr && context->device_generator().defined() && !EngineSwap::is_swapped() &&
+        give_generator(op, *stack, context->generator());
+      } else if (context != nullptr && context->device_generator().defined() && !GeneratorSwap::is_swapped() &&
                  !keys.has(c10::DispatchKey::Python)) {  // a mode runs Python, which must not wait behind that lock
         swap.emplace(context->device_generator());
       }
@@ -54,12 +55,12 @@ class RandomOp final : public c10::OperatorKernel {
   }
 
  private:
-  void give_engine(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& engine) const {
+  void give_generator(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator) const {
     const std::size_t first = stack.size() - op.schema().arguments().size();
     for (const std::size_t argument : generators_) {
       c10::IValue& given = stack[first + argument];
       if (given.isNone() || given.toGenerator() == at::detail::getDefaultCPUGenerator()) {
-        given = engine;
+        given = generator;
       }
     }
   }

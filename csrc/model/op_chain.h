@@ -20,7 +20,7 @@ namespace torchshare {
 class OpChain {
  public:
   static constexpr std::size_t kContext = 32;
-  static constexpr std::size_t kMostPlaces = 1 << 16;  // then all is forgotten: these ops do not repeat
+  static constexpr std::size_t kMaxPlaces = 1 << 16;  // then all is forgotten: these ops do not repeat
 
   struct Place {
     OpProfile profile;

@@ -1,17 +1,17 @@
 #include "planner/op_replay.h"
 
 #include <algorithm>
-#include <limits>
 #include <stdexcept>
 #include <utility>
+
+#include "model/time.h"
 
 namespace torchshare {
 namespace {
 
 using std::chrono::nanoseconds;
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr double kLeastRate =
+constexpr double kMinRate =
     0.003;                     // what SCHED_IDLE leaves to a thread beside an ordinary one: its weight is 3 of 1024
 constexpr double kDone = 0.5;  // ns: work that is left over from rounding
 
@@ -64,7 +64,7 @@ std::vector<Replayed> OpReplay::run() {
   while (first.done.ops < first.job.trace.ops.size()) {
     settle(now);
     const std::vector<double> rates = this->rates();
-    Time next = kNever;
+    Time next = kNeverVirtual;
     for (std::size_t i = 0; i < states_.size(); ++i) {
       const State& state = states_[i];
       if (rates[i] > 0) {
@@ -103,7 +103,7 @@ std::vector<double> OpReplay::rates() const {
   }
   const double cores = options_.cores;
   const double first_rate = first > 0 ? std::min(1.0, cores / first) : 1;
-  const double rest_rate = rest > 0 ? std::clamp((cores - first * first_rate) / rest, kLeastRate, 1.0) : 1;
+  const double rest_rate = rest > 0 ? std::clamp((cores - first * first_rate) / rest, kMinRate, 1.0) : 1;
   std::vector<double> rates;
   for (const State& state : states_) {
     const bool idle = state.phase == Phase::kIdle;

@@ -19,7 +19,7 @@ struct QueuedPair {
 
 struct QueueOptions {
   std::optional<double> memory = {};  ///< bytes of the device; empty: not looked at
-  std::uint64_t most_nodes = 2'000'000;
+  std::uint64_t max_nodes = 2'000'000;
 };
 
 /// A job for a while, alone or beside a partner. Seconds from now.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/time.h"
 #include "policy/grace.h"
 
 namespace torchshare {
@@ -9,10 +10,8 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-constexpr nanoseconds kForever = nanoseconds::max();
-
 bool fits(const std::optional<nanoseconds>& op, nanoseconds room) {
-  return room == kForever || (op && *op <= room);
+  return room == kNever || (op && *op <= room);
 }
 
 }  // namespace
@@ -29,13 +28,13 @@ BestFitPolicy::Room BestFitPolicy::room(const Competitor& competitor) const {
     }
   }
   if (competitor.idle || competitor.quiet >= grace_) {
-    return {kForever, nanoseconds(0)};
+    return {kNever, nanoseconds(0)};
   }
   return {nanoseconds(0), grace_ - competitor.quiet};
 }
 
 Verdict BestFitPolicy::decide(const Requester& requester, std::span<const Competitor> competitors) const {
-  nanoseconds left = kForever;
+  nanoseconds left = kNever;
   nanoseconds look_again = kLookAgain;
   for (const Competitor& competitor : competitors) {
     if (!outranks(competitor.priority, requester.priority) || competitor.waits) {
@@ -48,7 +47,7 @@ Verdict BestFitPolicy::decide(const Requester& requester, std::span<const Compet
     left = std::min(left, found.left);
     look_again = std::max(look_again, found.look_again);
   }
-  if (left != kForever) {
+  if (left != kNever) {
     for (const Competitor& competitor : competitors) {
       left -= competitor.inside ? competitor.left : nanoseconds(0);  // what is in the gap already takes its part of it
     }
@@ -58,7 +57,7 @@ Verdict BestFitPolicy::decide(const Requester& requester, std::span<const Compet
   }
   const bool another_first = std::any_of(competitors.begin(), competitors.end(), [&](const Competitor& competitor) {
     const bool comes_before =
-        outranks(competitor.priority, requester.priority) || (left != kForever && competitor.op > requester.op);
+        outranks(competitor.priority, requester.priority) || (left != kNever && competitor.op > requester.op);
     return competitor.waits && comes_before && fits(competitor.op, left);
   });
   return {.admit = !another_first, .retry_after = kLookAgain};

@@ -9,8 +9,8 @@
 #include "device/device.h"
 #include "hook/op_context.h"
 #include "memory/owned_memory.h"
-#include "runtime/engine.h"
-#include "runtime/host.h"
+#include "runtime/language_binding.h"
+#include "runtime/runtime_state.h"
 #include "torchshare/job.h"
 
 namespace torchshare {
@@ -18,14 +18,14 @@ namespace torchshare {
 /// A job as the runtime and the bindings see it. Every Job is one.
 class RuntimeJob final : public Job, public OpContext, public std::enable_shared_from_this<RuntimeJob> {
  public:
-  /// Registers the job with the engine's coordinator. Throws std::invalid_argument.
-  RuntimeJob(std::shared_ptr<Engine> engine, JobSpec spec, std::unique_ptr<Host> host);
+  /// Registers the job with the runtime's coordinator. Throws std::invalid_argument.
+  RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std::unique_ptr<LanguageBinding> language);
 
   const JobSpec& spec() const override { return spec_; }
   JobState state() const override { return status_.state.load(); }
   JobStats stats() const override;
   /// See Coordinator::bound.
-  std::optional<BoundStats> bound() const { return engine_->coordinator.bound(id()); }
+  std::optional<BoundStats> bound() const { return runtime_->coordinator.bound(id()); }
   /// What its ops are, how long, and in which order; nothing where it is not watched. Once its thread has left.
   const OpWatch* watch() const { return watch_.get(); }
   /// The job's thread has done all that it does for the job; of one that was given up, that may be never.
@@ -75,12 +75,12 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   /// Launches what was captured, as one op.
   void launch(DeviceGraph& graph, const std::string& name);
 
-  void refuse_memory(const BudgetExceeded& error) override { host_->refuse_memory(error); }
+  void refuse_memory(const BudgetExceeded& error) override { language_->refuse_memory(error); }
   void raise_priority() override { priority_->raise(); }
   void lower_priority() override { priority_->lower(); }
 
  private:
-  class Seated;
+  class InBody;
 
   JobId id() const { return registration_.job(); }
   void attend() override;
@@ -91,15 +91,15 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   template <class Wait>
   void block(Wait wait);
   template <class Work>
-  void without_host(Work work);
+  void without_language_lock(Work work);
   void record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t index);
   void unwind();
   void begin_idle(std::chrono::nanoseconds now);
   void end_idle(std::chrono::nanoseconds now);
 
-  const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<RuntimeState> runtime_;
   const JobSpec spec_;
-  const std::unique_ptr<Host> host_;
+  const std::unique_ptr<LanguageBinding> language_;
   const std::unique_ptr<ThreadPriority> priority_;
   const std::shared_ptr<MemoryBudget> budget_;
   EventLog& log_;

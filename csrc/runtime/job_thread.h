@@ -13,8 +13,8 @@ namespace torchshare {
 /// op hook on, and its memory counted where it has an owner. The destructor undoes all of it. Same thread.
 class JobThread {
  public:
-  JobThread(Device& device, ThreadPriority& priority, const Seat& seat, OpContext& job, int intra_op_threads,
-            std::shared_ptr<MemoryOwner> memory);
+  JobThread(Device& device, ThreadPriority& priority, const DeviceRequest& request, OpContext& job,
+            int intra_op_threads, std::shared_ptr<MemoryOwner> memory);
   ~JobThread();
   JobThread(const JobThread&) = delete;  // bound to a thread
   JobThread& operator=(const JobThread&) = delete;

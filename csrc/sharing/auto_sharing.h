@@ -1,6 +1,5 @@
 #pragma once
 
-#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "model/job_id.h"
+#include "model/time.h"
 #include "sharing/pair_sharing.h"
 #include "sharing/shared_job.h"
 
@@ -72,7 +72,7 @@ class AutoSharing {
   std::uint64_t epoch_ = 1;  // counts changes of who runs
   bool any_automatic_ = false;
   std::vector<Order> orders_;
-  double retry_at_ = std::numeric_limits<double>::infinity();
+  double retry_at_ = kNeverVirtual;
 };
 
 }  // namespace torchshare

@@ -14,7 +14,7 @@ namespace {
 constexpr double kRatioError = 0.03;    // standard error of a ratio at which a probe is over
 constexpr double kProbeShare = 0.05;    // of the remaining work, at which it is over, too
 constexpr double kProbeRest = 5;        // so many times its length until there may be another
-constexpr std::uint64_t kFewest = 3;    // steps of each kind that a probe needs
+constexpr std::uint64_t kMinSteps = 3;  // steps of each kind that a probe needs
 constexpr double kShortestProbe = 0.1;  // seconds of each kind of step, unless that is too large a share
 constexpr double kPatience = 2;         // times that share, for a second that hardly gets on
 constexpr double kDrift = 0.10;         // change of a step's time that calls for a new plan
@@ -27,7 +27,7 @@ constexpr double kShortestStep = 1e-9;  // seconds
 /// other are alike, so a few short ones look more exact than they are.
 bool is_enough(const StepMeter& meter, double budget) {
   const bool exact = meter.relative_error() <= kRatioError / std::sqrt(2.0) && meter.total() >= kShortestProbe;
-  return meter.count() >= kFewest && (exact || meter.total() >= budget);
+  return meter.count() >= kMinSteps && (exact || meter.total() >= budget);
 }
 
 double at_least_one(double ratio) {
@@ -147,7 +147,7 @@ bool PairSharing::knows_both(double budget, double now) {
     return true;
   }
   const double time = now - both_began_;
-  if (together_[0].count() < kFewest || together_[1].count() >= kFewest ||
+  if (together_[0].count() < kMinSteps || together_[1].count() >= kMinSteps ||
       time < std::max(kShortestProbe, kPatience * budget)) {
     return false;
   }

@@ -202,9 +202,9 @@ TEST(FakeStream, ComesToAMarkWhenTheWorkBeforeItIsDone) {
   ManualClock clock;
   FakeStream stream(clock);
   stream.launch(3ms);
-  const auto first = stream.mark();
+  const auto first = stream.record_marker();
   stream.launch(2ms);
-  const auto second = stream.mark();
+  const auto second = stream.record_marker();
   EXPECT_LT(stream.passed(), first);
   clock.advance(3ms);
   EXPECT_EQ(stream.passed(), first);

@@ -58,7 +58,7 @@ TEST_F(GateStreamTest, AJobIsInsideWhileItsStreamHasWork) {
 
 TEST_F(GateStreamTest, WorkLaunchedAfterTheMarkCounts) {
   primary_launches(1ms);
-  EXPECT_FALSE(gate_.try_enter(secondary_));  // puts the mark
+  EXPECT_FALSE(gate_.try_enter(secondary_));  // puts the marker
   primary_launches(5ms);
   clock_.advance(2ms);
   EXPECT_FALSE(gate_.try_enter(secondary_));
@@ -74,12 +74,12 @@ TEST_F(GateStreamTest, OnlyWhoWaitsPutsMarksAndOnlyOneForEachState) {
   for (int i = 0; i < 100; ++i) {
     primary_launches(1us);
   }
-  EXPECT_EQ(primary_stream_->marks_put(), 0U) << "the primary pays nothing";
+  EXPECT_EQ(primary_stream_->markers_recorded(), 0U) << "the primary pays nothing";
   for (int i = 0; i < 10; ++i) {
     EXPECT_FALSE(gate_.try_enter(secondary_));
   }
-  EXPECT_EQ(primary_stream_->marks_put(), 1U);
-  EXPECT_EQ(secondary_stream_->marks_put(), 0U);
+  EXPECT_EQ(primary_stream_->markers_recorded(), 1U);
+  EXPECT_EQ(secondary_stream_->markers_recorded(), 0U);
 }
 
 TEST_F(GateStreamTest, AStreamThatIsCapturedIsBusyAndTakesNoMark) {
@@ -87,7 +87,7 @@ TEST_F(GateStreamTest, AStreamThatIsCapturedIsBusyAndTakesNoMark) {
   primary_launches(0ns);
   clock_.advance(1s);
   EXPECT_FALSE(gate_.try_enter(secondary_));
-  EXPECT_EQ(primary_stream_->marks_put(), 0U);
+  EXPECT_EQ(primary_stream_->markers_recorded(), 0U);
   primary_stream_->set_capturing(false);
   EXPECT_FALSE(gate_.try_enter(secondary_));
   clock_.advance(kGrace);

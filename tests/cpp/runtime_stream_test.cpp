@@ -148,10 +148,10 @@ TEST_F(RuntimeStreamTest, AGraphIsLaunchedAsOneOp) {
     bool was_captured = false;
     const auto graph = runtime_job(job).capture([&] {
       at::ones({4}).add_(1);
-      was_captured = device_->stream().mark() == 0;
+      was_captured = device_->stream().record_marker() == 0;
     });
     EXPECT_TRUE(was_captured);
-    EXPECT_NE(device_->stream().mark(), 0U);
+    EXPECT_NE(device_->stream().record_marker(), 0U);
     const std::uint64_t before = job.stats().ops;
     runtime_job(job).launch(*graph, "graph");
     runtime_job(job).launch(*graph, "graph");
@@ -196,11 +196,11 @@ TEST_F(RuntimeStreamTest, WhatACaptureThrowsComesOutAndTheCaptureEnds) {
   Runtime runtime(device_);
   const auto job = runtime.submit({.name = "a"}, [&](Job& job) {
     EXPECT_THROW(runtime_job(job).capture([] { throw std::out_of_range("mine"); }), std::out_of_range);
-    EXPECT_NE(device_->stream().mark(), 0U);
+    EXPECT_NE(device_->stream().record_marker(), 0U);
     device_->let_captures_fail();
     EXPECT_THROW(runtime_job(job).capture([] {}), std::runtime_error);
     EXPECT_THROW(runtime_job(job).capture([] { throw std::out_of_range("mine"); }), std::out_of_range);
-    EXPECT_NE(device_->stream().mark(), 0U);
+    EXPECT_NE(device_->stream().record_marker(), 0U);
   });
   runtime.start();
   ASSERT_TRUE(have_ended({job}));

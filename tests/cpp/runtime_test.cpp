@@ -210,7 +210,7 @@ class Uncountable final : public Device {
   std::string_view name() const override { return "uncountable"; }
   Clock& clock() override { return clock_; }
   void install_memory() override { throw std::runtime_error("no allocator"); }
-  std::unique_ptr<DeviceScope> enter(const Seat&) override { return std::make_unique<DeviceScope>(); }
+  std::unique_ptr<DeviceScope> enter(const DeviceRequest&) override { return std::make_unique<DeviceScope>(); }
 
  private:
   SteadyClock clock_;

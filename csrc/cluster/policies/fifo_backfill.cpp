@@ -47,7 +47,7 @@ class FifoBackfill final : public ClusterPolicy {
         return {end, spare};
       }
     }
-    return {kNoTime, 0};
+    return {kNeverVirtual, 0};
   }
 };
 

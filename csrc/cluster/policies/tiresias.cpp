@@ -34,9 +34,9 @@ class Tiresias final : public ClusterPolicy {
       return next_round_;
     }
     if (cluster.waiting().size() == 0) {
-      return kNoTime;
+      return kNeverVirtual;
     }
-    Seconds crossing = kNoTime;
+    Seconds crossing = kNeverVirtual;
     for (const JobId job : cluster.running()) {
       const double left = kThreshold - cluster.attained(job);
       if (left > 0) {

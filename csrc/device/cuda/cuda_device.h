@@ -16,7 +16,7 @@ class CudaDevice final : public Device {
   bool is_asynchronous() const override { return true; }
   c10::DeviceType memory_type() const override { return c10::DeviceType::CUDA; }
   void install_memory() override;
-  std::unique_ptr<DeviceScope> enter(const Seat& seat) override;
+  std::unique_ptr<DeviceScope> enter(const DeviceRequest& request) override;
 
  private:
   const int index_;

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "device/cuda/cuda_marks.h"
+#include "device/cuda/cuda_markers.h"
 #include "device/device.h"
 
 namespace torchshare {
@@ -31,8 +31,8 @@ struct OwnStream {
   StreamKind kind;
   cudaStream_t handle;
   std::optional<int> sms;  ///< that the driver really gave
-  std::unique_ptr<CudaMarks> marks;
-  std::uint64_t marked = 0;  ///< number of the last mark
+  std::unique_ptr<CudaMarkers> markers;
+  std::uint64_t marked = 0;  ///< number of the last marker
 
   static std::unique_ptr<OwnStream> take(const StreamKind& kind);
   static void give_back(std::unique_ptr<OwnStream> stream);
@@ -48,14 +48,14 @@ class CudaStream final : public DeviceStream {
 
   c10::cuda::CUDAStream torchs() const;
   std::optional<int> sms() const { return sms_; }
-  /// Another one of the same kind, for as long as the job runs; beyond kMostOpen, those there are, in turn. Null during
+  /// Another one of the same kind, for as long as the job runs; beyond kMaxOpen, those there are, in turn. Null during
   /// a capture. Its own thread.
   cudaStream_t open();
-  /// A captured stream takes no marks.
+  /// A captured stream takes no markers.
   void set_capturing(bool capturing);
 
-  Mark mark() override;
-  Mark passed() const override;
+  Marker record_marker() override;
+  Marker passed() const override;
   Stamp stamp() override;
   std::optional<std::chrono::nanoseconds> between(Stamp from, Stamp to) override;
   std::size_t stamps() const override { return kStamps; }
@@ -63,19 +63,19 @@ class CudaStream final : public DeviceStream {
 
  private:
   static constexpr std::size_t kStamps = 4096;
-  static constexpr std::size_t kMostOpen = 32;  // as torch's pools; each mark goes into each of them
+  static constexpr std::size_t kMaxOpen = 32;  // as torch's pools; each marker goes into each of them
 
   struct Member {
     std::unique_ptr<OwnStream> stream;
-    std::uint64_t offset;  // its number of a mark, less ours
+    std::uint64_t offset;  // its number of a marker, less ours
   };
 
   void add(const StreamKind& kind);
   bool is_capturing() const;
 
-  mutable std::mutex mutex_;  // guards members_, latest_, capturing_ and the order of marks
+  mutable std::mutex mutex_;  // guards members_, latest_, capturing_ and the order of markers
   std::vector<Member> members_;
-  Mark latest_ = 0;
+  Marker latest_ = 0;
   bool capturing_ = false;
   const cudaStream_t main_;
   std::optional<int> sms_;

@@ -10,7 +10,7 @@
 namespace torchshare {
 
 class Job;
-class StepGraph;
+class StepPackage;
 
 /// Everything of a tensor that compiled code relies on.
 class TensorSpec {
@@ -27,7 +27,7 @@ class TensorSpec {
   std::vector<std::int64_t> strides_;
 };
 
-/// Random numbers among the inputs of a graph: drawn anew, from the job's own engine, before each run.
+/// Random numbers among the inputs of a graph: drawn anew, from the job's own generator, before each run.
 struct Noise {
   enum class Kind { kBernoulli, kUniform, kNormal };  ///< their order is part of saved steps
   at::Tensor tensor;
@@ -43,31 +43,31 @@ struct Piece {
 };
 
 /// A graph, and the tensors of the user that it works on: its inputs are `bound`, noise, and data.
-struct BoundGraph {
-  std::shared_ptr<StepGraph> graph;
+struct BoundPackage {
+  std::shared_ptr<StepPackage> graph;
   std::vector<at::Tensor> bound;  ///< and noise
   std::vector<Noise> noise;
   std::vector<at::Tensor> example;  ///< of its data
   std::vector<TensorSpec> data;
 
   /// Throws std::invalid_argument where the graph was compiled for others.
-  BoundGraph(std::shared_ptr<StepGraph> graph, std::vector<at::Tensor> bound, std::vector<Noise> noise,
-             std::vector<at::Tensor> example);
+  BoundPackage(std::shared_ptr<StepPackage> graph, std::vector<at::Tensor> bound, std::vector<Noise> noise,
+               std::vector<at::Tensor> example);
   bool takes(const std::vector<at::Tensor>& data) const;
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& data = {}) const;
 };
 
-/// A graph with all its tensors, as `NativeStep.save` of Python wrote them to `folder`. Throws std::invalid_argument.
-BoundGraph load_graph(const std::string& folder);
+/// A graph with all its tensors, as `CompiledStep.save` of Python wrote them to `folder`. Throws std::invalid_argument.
+BoundPackage load_package(const std::string& folder);
 
-/// A training step that needs no interpreter. See Note [Native steps]. On one thread at a time.
-class NativeStep {
+/// A training step that needs no interpreter. See Note [Compiled steps]. On one thread at a time.
+class CompiledStep {
  public:
   /// `whole`: forward, backward and update of a batch in one graph, for each shape that is known.
   /// `gradients`: forward and backward of a sub-batch into accumulators, its loss times `weight`, which is one of its
   /// bound tensors (one double). `update`: from the accumulators, which it clears.
-  NativeStep(std::vector<BoundGraph> whole, std::vector<BoundGraph> gradients, std::optional<BoundGraph> update,
-             std::vector<at::Tensor> accumulators, at::Tensor weight);
+  CompiledStep(std::vector<BoundPackage> whole, std::vector<BoundPackage> gradients, std::optional<BoundPackage> update,
+               std::vector<at::Tensor> accumulators, at::Tensor weight);
 
   /// There is a graph for all of these.
   bool covers(const std::vector<Piece>& pieces) const;
@@ -78,14 +78,14 @@ class NativeStep {
  private:
   at::Tensor run_pieces(const std::vector<Piece>& pieces, Job* job) const;
 
-  const std::vector<BoundGraph> whole_;
-  const std::vector<BoundGraph> gradients_;
-  const std::optional<BoundGraph> update_;
+  const std::vector<BoundPackage> whole_;
+  const std::vector<BoundPackage> gradients_;
+  const std::optional<BoundPackage> update_;
   const std::vector<at::Tensor> accumulators_;
   const at::Tensor weight_;
 };
 
 /// Trains `job` on the batches, one step each, and returns their losses. On the job's own thread.
-std::vector<at::Tensor> run_steps(Job& job, const NativeStep& step, const std::vector<std::vector<Piece>>& batches);
+std::vector<at::Tensor> run_steps(Job& job, const CompiledStep& step, const std::vector<std::vector<Piece>>& batches);
 
 }  // namespace torchshare

@@ -17,8 +17,6 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using Action = AutoSharing::Action;
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
-
 /// How a job of the test's world behaves.
 struct Behaviour {
   double step;  // seconds alone
@@ -64,7 +62,7 @@ class World {
           next = std::min(next, now + job.left * slowdown(job));
         }
       }
-      ASSERT_LT(next, kNever) << "nobody runs, nothing is to come";
+      ASSERT_LT(next, kNeverVirtual) << "nobody runs, nothing is to come";
       ASSERT_LT(++turns_, 2'000'000) << "it does not end";
       const double passed = std::max(next, now) - now;
       now += passed;

@@ -29,10 +29,10 @@ class FakeStream final : public DeviceStream {
   /// Work that takes so long, behind what is there.
   void launch(std::chrono::nanoseconds work);
   void set_capturing(bool capturing);
-  std::size_t marks_put() const;
+  std::size_t markers_recorded() const;
 
-  Mark mark() override { return put_in(marks_); }
-  Mark passed() const override;
+  Marker record_marker() override { return put_in(markers_); }
+  Marker passed() const override;
   Stamp stamp() override { return put_in(stamps_); }
   std::optional<std::chrono::nanoseconds> between(Stamp from, Stamp to) override;
   std::size_t stamps() const override { return 64; }
@@ -47,8 +47,8 @@ class FakeStream final : public DeviceStream {
   mutable std::mutex mutex_;  // guards every field below
   std::chrono::nanoseconds free_at_{0};
   bool capturing_ = false;
-  std::vector<std::chrono::nanoseconds> marks_;   // when the device comes to each
-  std::vector<std::chrono::nanoseconds> stamps_;  // its time when it does
+  std::vector<std::chrono::nanoseconds> markers_;  // when the device comes to each
+  std::vector<std::chrono::nanoseconds> stamps_;   // its time when it does
 };
 
 /// A graph that is one piece of work. Its capture begins with ops, as torch's does, and fails where `fails`.
@@ -75,7 +75,7 @@ class FakeDevice final : public Device {
   std::string_view name() const override { return "fake"; }
   ManualClock& clock() override { return clock_; }
   bool is_asynchronous() const override { return runs_ == Runs::kBehindHost; }
-  std::unique_ptr<DeviceScope> enter(const Seat& seat) override;
+  std::unique_ptr<DeviceScope> enter(const DeviceRequest& request) override;
   /// The priorities held now, by thread.
   std::map<std::thread::id, Priority> held() const;
   /// Of the calling thread, which is a job's.

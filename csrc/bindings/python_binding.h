@@ -5,8 +5,8 @@
 #include <atomic>
 
 #include "bindings/process_code.h"
-#include "runtime/host.h"
 #include "runtime/job.h"
+#include "runtime/language_binding.h"
 
 namespace torchshare::bindings {
 
@@ -26,12 +26,12 @@ struct PythonExceptions {
 /// the thread by pthread_exit, which unwinds C++: a destructor that takes the interpreter lock, as torch's bindings
 /// have them, or a `catch (...)` makes that an abort of the process. CPython 3.14 has such threads wait for ever, and
 /// so do we: before they ask for the interpreter, where the unwinding reaches `run`, and in the terminate handler.
-class PythonHost final : public Host {
+class PythonBinding final : public LanguageBinding {
  public:
-  explicit PythonHost(PythonExceptions exceptions);
-  ~PythonHost() override;
-  PythonHost(const PythonHost&) = delete;  // owns a Python reference
-  PythonHost& operator=(const PythonHost&) = delete;
+  explicit PythonBinding(PythonExceptions exceptions);
+  ~PythonBinding() override;
+  PythonBinding(const PythonBinding&) = delete;  // owns a Python reference
+  PythonBinding& operator=(const PythonBinding&) = delete;
 
   void before_wait() override;
   void after_wait() override;

@@ -11,9 +11,9 @@
 namespace torchshare {
 
 /// What all jobs of one runtime share. Lives as long as the last job, which may outlive a runtime that gave up on it.
-struct Engine {
-  Engine(std::shared_ptr<Device> the_device, std::unique_ptr<GatePolicy> policy, std::size_t timeline_capacity,
-         std::optional<double> max_slowdown, std::chrono::nanoseconds the_shortest_gap, bool uses_device_priority)
+struct RuntimeState {
+  RuntimeState(std::shared_ptr<Device> the_device, std::unique_ptr<GatePolicy> policy, std::size_t timeline_capacity,
+               std::optional<double> max_slowdown, std::chrono::nanoseconds the_shortest_gap, bool uses_device_priority)
       : device(std::move(the_device)),
         shortest_gap(the_shortest_gap),
         device_priority(uses_device_priority),

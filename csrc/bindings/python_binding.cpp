@@ -1,4 +1,4 @@
-#include "bindings/python_host.h"
+#include "bindings/python_binding.h"
 
 #include <cxxabi.h>
 #include <torch/csrc/Exceptions.h>
@@ -75,12 +75,12 @@ void call(const py::function& function, RuntimeJob& job) {
 
 }  // namespace
 
-PythonHost::PythonHost(PythonExceptions exceptions) : exceptions_(std::move(exceptions)) {
+PythonBinding::PythonBinding(PythonExceptions exceptions) : exceptions_(std::move(exceptions)) {
   static const bool once = wait_where_others_abort();
   (void)once;
 }
 
-PythonHost::~PythonHost() {
+PythonBinding::~PythonBinding() {
   if (is_ending()) {
     exceptions_.cancelled.release();
     exceptions_.budget_exceeded.release();
@@ -91,18 +91,18 @@ PythonHost::~PythonHost() {
   exceptions_.budget_exceeded = {};
 }
 
-void PythonHost::before_wait() {
+void PythonBinding::before_wait() {
   released_ = PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr;
 }
 
-void PythonHost::after_wait() {
+void PythonBinding::after_wait() {
   if (released_ != nullptr) {
     wait_if_ending();
     PyEval_RestoreThread(std::exchange(released_, nullptr));
   }
 }
 
-bool PythonHost::interrupt() {
+bool PythonBinding::interrupt() {
   TORCH_INTERNAL_ASSERT(PyGILState_Check() != 0);
   const unsigned long thread = thread_.load();
   if (thread == 0) {
@@ -115,13 +115,13 @@ bool PythonHost::interrupt() {
   return true;
 }
 
-bool PythonHost::may_stop() {
+bool PythonBinding::may_stop() {
   wait_if_ending();
   const py::gil_scoped_acquire gil;
   return !exceptions_.process_code.is_run_by(PyThread_get_thread_ident());
 }
 
-void PythonHost::raise_cancelled(const std::string& message) {
+void PythonBinding::raise_cancelled(const std::string& message) {
   {
     const py::gil_scoped_acquire gil;
     PyThreadState_SetAsyncExc(thread_.load(), nullptr);  // interrupt() may have been quicker; once is enough
@@ -129,11 +129,11 @@ void PythonHost::raise_cancelled(const std::string& message) {
   throw PythonCancelled(exceptions_.cancelled.ptr(), message);
 }
 
-void PythonHost::refuse_memory(const BudgetExceeded& error) {
+void PythonBinding::refuse_memory(const BudgetExceeded& error) {
   throw PythonError(exceptions_.budget_exceeded.ptr(), error.what_without_backtrace());
 }
 
-void PythonHost::run(RuntimeJob& job, const py::function& function) {
+void PythonBinding::run(RuntimeJob& job, const py::function& function) {
   const py::gil_scoped_acquire gil;
   thread_.store(PyThread_get_thread_ident());
   try {

@@ -16,13 +16,13 @@ namespace torchshare {
 
 /// A compiled graph: an AOTInductor package of ours. It says for which torch and for which inputs it was compiled.
 /// One thread at a time.
-class StepGraph {
+class StepPackage {
  public:
   /// Throws std::invalid_argument where `path` holds no such package, or one for another torch.
-  explicit StepGraph(const std::string& path);
-  ~StepGraph();
-  StepGraph(const StepGraph&) = delete;  // owns the loaded code
-  StepGraph& operator=(const StepGraph&) = delete;
+  explicit StepPackage(const std::string& path);
+  ~StepPackage();
+  StepPackage(const StepPackage&) = delete;  // owns the loaded code
+  StepPackage& operator=(const StepPackage&) = delete;
 
   /// Throws std::invalid_argument where these are not the inputs that it was compiled for.
   void check(const std::vector<at::Tensor>& inputs) const;
@@ -41,7 +41,7 @@ class StepGraph {
 };
 
 /// One thread at a time reads or loads a package: AOTIModelPackageLoader is not safe beside itself (in torch 2.11 its
-/// load_json_file parses into one static object). Held by StepGraph's constructor, and for torch's own loader in
+/// load_json_file parses into one static object). Held by StepPackage's constructor, and for torch's own loader in
 /// Python. Ops are not gated meanwhile: other jobs may wait for the lock.
 class PackageLoading {
  public:

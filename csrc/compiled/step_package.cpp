@@ -1,4 +1,4 @@
-#include "compiled/step_graph.h"
+#include "compiled/step_package.h"
 
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
@@ -81,7 +81,7 @@ std::string TensorSpec::text() const {
                      fmt::join(strides_, ", "), c10::DeviceTypeName(device_, /*lower_case=*/true));
 }
 
-StepGraph::StepGraph(const std::string& path) : path_(path) {
+StepPackage::StepPackage(const std::string& path) : path_(path) {
   const PackageLoading here;
   const auto metadata = read_metadata(path);
   if (const std::string made_for = entry(metadata, path, package_key::kTorch); made_for != TORCH_VERSION) {
@@ -95,9 +95,9 @@ StepGraph::StepGraph(const std::string& path) : path_(path) {
   loader_ = std::make_unique<Loader>(path, "model", /*run_single_threaded=*/true);
 }
 
-StepGraph::~StepGraph() = default;
+StepPackage::~StepPackage() = default;
 
-void StepGraph::check(const std::vector<at::Tensor>& inputs) const {
+void StepPackage::check(const std::vector<at::Tensor>& inputs) const {
   if (inputs.size() != inputs_.size()) {
     throw std::invalid_argument(fmt::format("'{}' ({}) was compiled for {} inputs: expected so many, there are {}",
                                             path_, name_, inputs_.size(), inputs.size()));
@@ -110,8 +110,8 @@ void StepGraph::check(const std::vector<at::Tensor>& inputs) const {
   }
 }
 
-std::vector<at::Tensor> StepGraph::run(const std::vector<at::Tensor>& inputs, const std::vector<Noise>& noise) {
-  return run_op(current_context, GraphCall(signature_, name_), [&] {
+std::vector<at::Tensor> StepPackage::run(const std::vector<at::Tensor>& inputs, const std::vector<Noise>& noise) {
+  return run_op(current_context, NamedCall(signature_, name_), [&] {
     const at::NoGradGuard no_grad;  // the backward pass is in the graph
     for (const Noise& each : noise) {
       draw(each);

@@ -8,9 +8,9 @@ namespace torchshare {
 
 /// The language a job is written in: what it needs around a wait, and how it is unwound. This one is C++; the bindings
 /// have Python's. Called on the job's own thread, but for `interrupt`.
-class Host {
+class LanguageBinding {
  public:
-  virtual ~Host() = default;
+  virtual ~LanguageBinding() = default;
   virtual void before_wait() {}
   virtual void after_wait() {}
   /// See Job::interrupt. From any thread.
