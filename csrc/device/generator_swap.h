@@ -15,7 +15,7 @@ class GeneratorSwap {
   GeneratorSwap(const GeneratorSwap&) = delete;  // holds a lock
   GeneratorSwap& operator=(const GeneratorSwap&) = delete;
 
-  /// The calling thread has one.
+  /// True if the calling thread holds one.
   static bool is_swapped();
 
  private:

@@ -28,8 +28,8 @@ void gate_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
 }
 
 // Note [Random state]
-// Each job has a random generator of its own. Ops that take a generator get it here, at whatever depth they run: an op
-// without that argument (native_dropout, randn) reaches one that has it (bernoulli_, normal_) from inside its kernel.
+// Each job has a generator of its own. Ops with a generator argument get it here, at any depth: an op without that
+// argument (native_dropout, randn) calls one that has it (bernoulli_, normal_) from inside its kernel.
 // A test runs every op of torch that is tagged nondeterministic_seeded and checks that the default generator did not
 // move. Factories whose device is an argument carry no backend key yet; the op that fills their result does. On CUDA,
 // kernels of ops without the argument (native_dropout, attention) take the default generator without asking the
@@ -79,7 +79,7 @@ std::vector<std::size_t> generator_arguments(const c10::FunctionSchema& schema) 
   return found;
 }
 
-/// A view returns an alias of an argument and writes nothing: no work to gate.
+/// A view returns an alias of an argument and writes nothing: there is no work to gate.
 bool is_view(const c10::FunctionSchema& schema) {
   const auto writes = [](const c10::Argument& argument) {
     return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
@@ -89,7 +89,7 @@ bool is_view(const c10::FunctionSchema& schema) {
          std::none_of(schema.arguments().begin(), schema.arguments().end(), writes);
 }
 
-/// Gives each op of torch the kernel that its schema asks for. Ops of extensions take the boxed fallback.
+/// Registers the kernel that each op of torch needs by its schema. Ops of extensions take the boxed fallback.
 void install_by_schema() {
   torch::Library& library = *new torch::Library(torch::Library::IMPL, "aten", kHookKey, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
@@ -114,13 +114,13 @@ void set_context(OpContext* context) {
   c10::impl::tls_set_dispatch_key_included(kHookKey, context != nullptr);
 }
 
-/// A forked child (a DataLoader worker) is no job: its hook does nothing and its random state is its own.
+/// A forked child (a DataLoader worker) belongs to no job: its hook does nothing and its random state is its own.
 void forget_job_after_fork() {
   set_context(nullptr);
 }
 
 bool register_everything() {
-  // Never destroyed: to take a fallback back, at exit, torch goes through all ops.
+  // Never destroyed: deregistering a fallback at exit makes torch visit all ops.
   torch::Library& fallback = *new torch::Library(torch::Library::IMPL, "_", kHookKey, __FILE__, __LINE__);
   fallback.fallback(torch::CppFunction::makeFromBoxedFunction<&gate_op>());
   install_hot_ops();
