@@ -23,7 +23,18 @@ thread_local constinit OpContext* current_context = nullptr;
 
 namespace {
 
+/// A composite op does all its work through other ops, which are hooked themselves.
+bool is_composite(const c10::OperatorHandle& op) {
+  static const c10::DispatchKeySet kBackends({c10::DispatchKey::CPU, c10::DispatchKey::CUDA});
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForAnyDispatchKey(kBackends);
+}
+
 void gate_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (is_composite(op)) {  // of an extension
+    op.redispatchBoxed(after_hook(keys), stack);
+    return;
+  }
   run_op(current_context, BoxedCall(op, *stack), [&] { op.redispatchBoxed(after_hook(keys), stack); });
 }
 
@@ -99,7 +110,7 @@ void install_by_schema() {
       continue;
     }
     const std::string full_name = name.name + (name.overload_name.empty() ? "" : "." + name.overload_name);
-    if (is_view(op->schema())) {
+    if (is_view(op->schema()) || is_composite(*op)) {
       library.impl(full_name.c_str(), torch::CppFunction::makeFallthrough());
     } else if (auto generators = generator_arguments(op->schema());
                !generators.empty() || op->hasTag(at::Tag::nondeterministic_seeded)) {
