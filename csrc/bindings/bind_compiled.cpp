@@ -16,7 +16,7 @@ namespace {
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 using Tensors = std::vector<at::Tensor>;
 using Draw = std::tuple<at::Tensor, int, double, double>;
-using Graph = std::tuple<std::shared_ptr<StepPackage>, Tensors, std::vector<Draw>, Tensors>;  // see BoundPackage
+using Package = std::tuple<std::shared_ptr<StepPackage>, Tensors, std::vector<Draw>, Tensors>;  // see BoundPackage
 using Pieces = std::vector<std::pair<Tensors, double>>;
 
 std::vector<Noise> noise(const std::vector<Draw>& given) {
@@ -27,10 +27,10 @@ std::vector<Noise> noise(const std::vector<Draw>& given) {
   return noise;
 }
 
-std::vector<BoundPackage> bound(const std::vector<Graph>& graphs) {
+std::vector<BoundPackage> bound(const std::vector<Package>& packages) {
   std::vector<BoundPackage> bound;
-  for (const auto& [graph, tensors, draws, example] : graphs) {
-    bound.emplace_back(graph, tensors, noise(draws), example);
+  for (const auto& [package, tensors, draws, example] : packages) {
+    bound.emplace_back(package, tensors, noise(draws), example);
   }
   return bound;
 }
@@ -43,8 +43,8 @@ std::vector<Piece> pieces(const Pieces& given) {
   return pieces;
 }
 
-std::unique_ptr<CompiledStep> make_step(const std::vector<Graph>& whole, const std::vector<Graph>& gradients,
-                                        const std::vector<Graph>& update, Tensors accumulators, at::Tensor weight) {
+std::unique_ptr<CompiledStep> make_step(const std::vector<Package>& whole, const std::vector<Package>& gradients,
+                                        const std::vector<Package>& update, Tensors accumulators, at::Tensor weight) {
   return std::make_unique<CompiledStep>(bound(whole), bound(gradients),
                                         update.empty() ? std::nullopt : std::optional(bound(update).front()),
                                         std::move(accumulators), std::move(weight));
@@ -86,9 +86,9 @@ void bind_compiled(py::module_& module) {
       .def("check", &StepPackage::check, py::arg("inputs"))
       .def(
           "run",
-          [](StepPackage& graph, const Tensors& inputs) {
-            graph.check(inputs);
-            return graph.run(inputs);
+          [](StepPackage& package, const Tensors& inputs) {
+            package.check(inputs);
+            return package.run(inputs);
           },
           py::arg("inputs"), ReleaseGil());
   py::class_<CompiledStep>(module, "CompiledStep")

@@ -55,7 +55,7 @@ const OpWatch& watched(const RuntimeJob& job) {
   return *job.watch();
 }
 
-/// A Python object that a thread without the interpreter lock may drop.
+/// A Python object that a thread without the GIL may drop.
 std::shared_ptr<py::function> shared(py::function function) {
   return {new py::function(std::move(function)), [](py::function* held) {
             const py::gil_scoped_acquire gil;
@@ -89,7 +89,7 @@ std::shared_ptr<RuntimeJob> submit(Runtime& runtime, py::function function, cons
   return runtime.submit(std::move(spec), std::move(body), std::move(python));
 }
 
-/// The ops as they ran, by columns; times in seconds.
+/// The recorded ops as columns; times in seconds.
 py::dict op_trace(const RuntimeJob& job) {
   const std::vector<OpTrace::Op>& ops = watched(job).trace().ops;
   const auto column = [&](auto value) {

@@ -10,22 +10,21 @@
 
 namespace torchshare::bindings {
 
-/// What a job in Python is unwound with.
+/// The exceptions that unwind a job written in Python.
 struct PythonExceptions {
   pybind11::object cancelled;        ///< type: the job was cancelled
   pybind11::object budget_exceeded;  ///< type: memory was refused
-  ProcessCode process_code;          ///< where the first must not be raised
+  ProcessCode process_code;          ///< where `cancelled` must not be raised
 };
 
-/// A job written in Python. A wait gives up the interpreter lock where the thread has it (most ops come without it,
-/// some come with it); a cancellation arrives as `exceptions.cancelled`: before an op, or, where none comes, before a
-/// bytecode.
+/// A job written in Python. A wait releases the GIL if the thread holds it (most ops come without it, some with it). A
+/// cancellation is raised as `exceptions.cancelled`: before an op or, if none comes, before a bytecode.
 ///
 /// Note [The end of the interpreter]
-/// A thread that was left behind may come back when the interpreter has begun to end. CPython 3.10 to 3.13 then ends
-/// the thread by pthread_exit, which unwinds C++: a destructor that takes the interpreter lock, as torch's bindings
-/// have them, or a `catch (...)` makes that an abort of the process. CPython 3.14 has such threads wait for ever, and
-/// so do we: before they ask for the interpreter, where the unwinding reaches `run`, and in the terminate handler.
+/// A thread that was given up may come back while the interpreter finalizes. CPython 3.10 to 3.13 then ends the thread
+/// by pthread_exit, which unwinds C++: a destructor that takes the GIL, as in torch's bindings, or a `catch (...)`
+/// turns that into an abort of the process. CPython 3.14 blocks such threads forever, and so do we: before they ask for
+/// the GIL, when the unwinding reaches `run`, and in the terminate handler.
 class PythonBinding final : public LanguageBinding {
  public:
   explicit PythonBinding(PythonExceptions exceptions);
@@ -35,19 +34,19 @@ class PythonBinding final : public LanguageBinding {
 
   void before_wait() override;
   void after_wait() override;
-  /// Holds the interpreter lock from the caller's look at the job to here, or the exception could come twice.
+  /// The GIL must be held since the caller checked the job's state, or the exception could be raised twice.
   bool interrupt() override;
   bool may_stop() override;
   [[noreturn]] void raise_cancelled(const std::string& message) override;
   void refuse_memory(const BudgetExceeded& error) override;
 
-  /// Calls `function(job)` as the job's body. Takes the interpreter lock.
+  /// Calls `function(job)` as the job's body. Takes the GIL.
   void run(RuntimeJob& job, const pybind11::function& function);
 
  private:
   PythonExceptions exceptions_;
   PyThreadState* released_ = nullptr;     // the job's own thread only
-  std::atomic<unsigned long> thread_{0};  // Python's name for the job's thread while it runs the body
+  std::atomic<unsigned long> thread_{0};  // Python's id of the job's thread while it runs the body
 };
 
 }  // namespace torchshare::bindings

@@ -27,7 +27,7 @@ std::shared_ptr<Device> make_cuda_device([[maybe_unused]] int index) {
 
 #ifndef TORCHSHARE_WITH_CUDA
 MarkerCost measure_marker_cost(std::string_view, int) {
-  throw std::invalid_argument(fmt::format("markers are CUDA's: {}", cuda_status()));
+  throw std::invalid_argument(fmt::format("markers need CUDA: {}", cuda_status()));
 }
 #endif
 

@@ -23,7 +23,7 @@ class DeviceStream {
   using Stamp = std::uint64_t;
 
   virtual ~DeviceStream() = default;
-  /// Puts a marker behind everything launched so far, without waiting. Marks grow. 0: not now, a graph is being
+  /// Records a marker after everything launched so far, without waiting. Markers increase. 0: a graph is being
   /// captured.
   virtual Marker record_marker() = 0;
   /// The latest marker that the device has reached. Reads one word.

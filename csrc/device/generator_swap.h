@@ -6,8 +6,8 @@
 
 namespace torchshare {
 
-/// Puts the state of a job's random generator into the device's default generator, until the destructor. All jobs share
-/// one lock for it. Same thread; not for the CPU's generator, whose state is no pointer.
+/// Swaps the state of a job's generator into the device's default generator, until the destructor. All jobs share one
+/// lock for it. Same thread; not for the CPU's generator, whose state is not a pointer.
 class GeneratorSwap {
  public:
   explicit GeneratorSwap(const at::Generator& generator);

@@ -42,7 +42,7 @@ RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std:
       priority_(runtime_->device->thread_priority(runtime_->priority_of(spec_.priority))),
       budget_(std::make_shared<MemoryBudget>(spec_.name, spec_.memory_budget.value_or(MemoryBudget::kUnlimited))),
       log_(runtime_->timeline.open_log()) {
-  // A GPU's jobs always count theirs: it is little beside the launches, and tells when tensors cross jobs.
+  // A GPU's jobs always count their memory: it costs little beside the launches and shows when tensors cross jobs.
   Device& device = *runtime_->device;
   if (spec_.meter_memory || spec_.memory_budget || device.is_asynchronous()) {
     device.install_memory();
@@ -91,7 +91,7 @@ void RuntimeJob::cancel() {
     return;
   }
   runtime_->gate.set(slot_, kCancel);
-  priority_->raise_for_good();  // others wait for its end now
+  priority_->raise_for_good();  // others wait for it to end
   runtime_->coordinator.cancel_start(id());
 }
 
@@ -113,7 +113,7 @@ void RuntimeJob::run(Body body) {
   }
   began_.store(runtime_->now());
   const JobState end = run_body(body);
-  body = nullptr;  // what it holds is free before anybody hears of the end
+  body = nullptr;  // what it holds is released before the end is reported
   ended_.store(runtime_->now());
   has_left_.store(true, std::memory_order_release);
   report(JobReport::Kind::kEnded, 0, end);
@@ -123,7 +123,7 @@ void RuntimeJob::report(JobReport::Kind kind, std::uint64_t steps, JobState stat
   runtime_->coordinator.report({.job = id(), .kind = kind, .at = runtime_->now(), .steps = steps, .state = state});
 }
 
-/// What the job's thread has while its body runs: its request at the device, and its places at those who watch it.
+/// What the job's thread holds while its body runs: its device, its membership at the gate and at the stall watch.
 class RuntimeJob::InBody {
  public:
   InBody(RuntimeJob& job, DeviceScope& device)
@@ -141,7 +141,7 @@ class RuntimeJob::InBody {
   }
   ~InBody() {
     job_.in_body_.store(false);
-    job_.priority_->raise();  // what is left to do takes locks that others want
+    job_.priority_->raise();  // the cleanup takes locks that others want
     try {
       if (job_.watch_ != nullptr) {
         job_.watch_->unfollow();
@@ -173,7 +173,7 @@ JobState RuntimeJob::run_body(const Body& body) {
   } catch (const Cancelled&) {
     end = JobState::kCancelled;
   } catch (const std::exception& error) {
-    // TorchScript turns a cancellation into an error of its own.
+    // TorchScript turns a cancellation into its own error.
     end = cancel_requested() ? JobState::kCancelled : JobState::kFailed;
     error_ = error.what();
   }
@@ -199,7 +199,7 @@ std::unique_ptr<DeviceGraph> RuntimeJob::capture(const std::function<void()>& wo
     try {
       graph->end_capture();
     } catch (const std::exception&) {
-      // What `work` threw says more.
+      // The exception of `work` says more.
     }
     throw;
   }
@@ -207,8 +207,8 @@ std::unique_ptr<DeviceGraph> RuntimeJob::capture(const std::function<void()>& wo
   return graph;
 }
 
-/// A capture begins with ops of torch's own, under a lock that other jobs want: they must not wait at the gate, nor
-/// with the language's lock.
+/// A capture begins with ops of torch's own, under a lock that other jobs want: they must wait neither at the gate nor
+/// while holding the language's lock.
 void RuntimeJob::begin_capture(DeviceGraph& graph) {
   const Ungated here;
   without_language_lock([&] { graph.begin_capture(); });
@@ -312,8 +312,7 @@ void RuntimeJob::block(Wait wait) {
   record_span(EventKind::kWait, begin, 0);
 }
 
-/// Gives up what the job's language holds meanwhile, such as the interpreter lock, and has it again whatever `work`
-/// throws.
+/// Runs `work` without the language's lock, such as the GIL, and takes the lock again even if `work` throws.
 template <class Work>
 void RuntimeJob::without_language_lock(Work work) {
   language_->before_wait();

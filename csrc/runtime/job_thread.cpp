@@ -9,7 +9,7 @@
 namespace torchshare {
 namespace {
 
-/// While the thread has ordinary priority: others may wait for the lock.
+/// Before the thread's priority is lowered: others may wait for the lock.
 ThreadPriority& with_threads_set(ThreadPriority& priority, int intra_op_threads) {
   set_intra_op_threads(intra_op_threads);
   return priority;

@@ -31,9 +31,9 @@ std::shared_ptr<RuntimeState> make_state(std::shared_ptr<Device> device, const R
         "max_slowdown and secondary_share are both given; expected one: the bound sets the share");
   }
   if (options.gate.run_ahead && !device->is_asynchronous()) {
-    throw std::invalid_argument(fmt::format(
-        "run_ahead is given for device '{}', which runs with the host; expected a device that runs behind it (cuda)",
-        device->name()));
+    throw std::invalid_argument(
+        fmt::format("run_ahead is given for device '{}', which is synchronous; expected an asynchronous device (cuda)",
+                    device->name()));
   }
   GatePolicyOptions gate = options.gate;
   if (device->is_asynchronous() && options.policy != "priority") {
@@ -58,8 +58,8 @@ std::shared_ptr<RuntimeState> make_state(std::shared_ptr<Device> device, const R
 
 Runtime::Runtime(std::shared_ptr<Device> device, const RuntimeOptions& options)
     : state_(make_state(std::move(device), options)), former_threads_(at::get_num_threads()), process_(getpid()) {
-  // Not in the first job's thread: a process that is forked meanwhile would have torch's locks for good, and torch's
-  // pool waits for ever for threads that it could not make.
+  // Not in the first job's thread: a process forked in the meantime would inherit torch's locks in a locked state, and
+  // torch's pool waits forever for threads that it could not create.
   install_op_hook();
   set_intra_op_threads(former_threads_);
 }
@@ -69,7 +69,7 @@ Runtime::~Runtime() {
     close(kPatience);
     return;
   }
-  // The threads are the parent's, and what they hold stays as it was when the child was made.
+  // The threads are the parent's; what they hold is leaked in the child.
   new auto(state_);
   new auto(std::move(members_));
   new auto(std::move(coordinator_));
@@ -218,7 +218,7 @@ std::vector<std::string> Runtime::close(std::chrono::nanoseconds patience) {
   }
   state_->coordinator.attend();
   if (was_started) {
-    set_intra_op_threads(former_threads_);  // torch keeps the last number given as the default of new threads
+    set_intra_op_threads(former_threads_);  // torch uses the last number set as the default of new threads
   }
   return given_up;
 }

@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "compiled/step_graph.h"
+#include "compiled/step_package.h"
 #include "hook/op_hook.h"
 
 // What needs compiled code is in tests/python/test_native.py: only Python can make some.
@@ -30,11 +30,12 @@ TEST(TensorSpec, TellsShapesStridesAndTypesApart) {
 }
 
 TEST(StepPackage, RefusesWhatIsNoPackage) {
-  EXPECT_THAT([] { StepPackage graph("/nowhere/step.pt2"); },
+  EXPECT_THAT([] { StepPackage package("/nowhere/step.pt2"); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("'/nowhere/step.pt2' is no package of a compiled step")));
   const auto path = std::filesystem::temp_directory_path() / "torchshare_native_step_test.pt2";
   std::ofstream(path) << "text";
-  EXPECT_THAT([&] { StepPackage graph(path); }, ThrowsMessage<std::invalid_argument>(HasSubstr("is no package")));
+  EXPECT_THAT([&] { StepPackage package(path); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("is not the package")));
   std::filesystem::remove(path);
 }
 

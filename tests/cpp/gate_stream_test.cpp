@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kGrace = 200us;
 
-/// A primary and a secondary at a gate, on a device that runs behind the host, in virtual time.
+/// A primary and a secondary at a gate, on an asynchronous device, in virtual time.
 class GateStreamTest : public ::testing::Test {
  protected:
   explicit GateStreamTest(std::string_view policy = "strict", GatePolicyOptions options = {.grace = kGrace})

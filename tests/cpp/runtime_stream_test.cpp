@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Jobs on a device that runs behind the host, in virtual time. Their tensors are the CPU's.
+/// Jobs on an asynchronous device, in virtual time. Their tensors are the CPU's.
 class RuntimeStreamTest : public ::testing::Test {
  protected:
   /// Waits in real time; virtual time stands still but for what the test does.

@@ -20,7 +20,7 @@
 namespace torchshare {
 namespace {
 
-/// The primary gets the most urgent priority that the GPU has, each level below the next one, as far as there are any.
+/// The primary gets the GPU's most urgent priority, each lower level the next one, as far as there are any.
 int cuda_priority(Priority priority) {
   int lowest = 0;
   int highest = 0;
@@ -34,7 +34,7 @@ at::Generator make_generator(int device, std::uint64_t seed) {
   return generator;
 }
 
-/// Short waits of the thread end when they should, not up to 50 us later.
+/// The thread's short waits end on time, not up to 50 us later.
 void wake_in_time() {
   prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
 }

@@ -19,7 +19,7 @@ void CudaGraph::begin_capture() {
   offset_ = generator_.get_offset();
   stream_->set_capturing(true);
   try {
-    // torch registers the default generator's state with the graph: it must be this job's while it does.
+    // torch registers the state of the default generator with the graph: it must be this job's state.
     const GeneratorSwap swap(generator_);
     graph_.capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
   } catch (...) {
@@ -38,8 +38,8 @@ void CudaGraph::end_capture() {
   stream_->set_capturing(false);
 }
 
-/// When a capture fails, torch 2.11 goes on handing out memory by it, the host's too, with a filter that dies with the
-/// graph, and takes the random generator for one that is captured.
+/// After a failed capture torch 2.11 keeps allocating device and host memory from the graph's pool, with a filter that
+/// dies with the graph, and still treats the generator as captured.
 void CudaGraph::clean_up() {
   stream_->set_capturing(false);
   const c10::DeviceIndex device = generator_.device().index();
@@ -47,7 +47,7 @@ void CudaGraph::clean_up() {
     c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool_);
     c10::cuda::CUDACachingAllocator::releasePool(device, pool_);
   } catch (const c10::Error&) {
-    // It had not come as far, or had ended that already.
+    // The capture failed before it began, or this has ended already.
   }
   try {
     at::HostAllocator* const host = at::getHostAllocator(at::kCUDA);

@@ -8,8 +8,8 @@
 
 namespace torchshare {
 
-/// A CUDA graph of what a job's thread launches into its stream. Other threads may go on allocating and launching
-/// meanwhile (thread-local capture). It draws from the job's random generator, which moves on with each launch.
+/// A CUDA graph of what a job's thread launches into its stream. Other threads may allocate and launch during the
+/// capture (thread-local mode). It draws from the job's generator, which advances with each launch.
 class CudaGraph final : public DeviceGraph {
  public:
   CudaGraph(std::shared_ptr<CudaStream> stream, at::Generator generator);

@@ -26,7 +26,7 @@ class WrittenMarkers final : public CudaMarkers {
   }
   ~WrittenMarkers() override { C10_CUDA_CHECK_WARN(cudaFreeHost(word_)); }
 
-  void put(std::uint64_t number) override {
+  void record(std::uint64_t number) override {
     const Driver& driver = Driver::get();
     latest_.store(number, std::memory_order_relaxed);
     driver.check(driver.stream_write_value(stream_, reinterpret_cast<CUdeviceptr>(device_word_),
@@ -34,8 +34,8 @@ class WrittenMarkers final : public CudaMarkers {
                  "cuStreamWriteValue32");
   }
   std::uint64_t passed() const override {
-    // The word is the low half of a number that is no further from the latest than half its range. Read in this order:
-    // then the latest is no earlier than what the device has written.
+    // The word is the low half of a number less than half its range behind the latest. Read in this order, so that the
+    // latest is no earlier than what the device has written.
     const std::uint32_t written = std::atomic_ref(*word_).load(std::memory_order_acquire);
     const std::uint64_t latest = latest_.load(std::memory_order_relaxed);
     return latest - static_cast<std::uint32_t>(static_cast<std::uint32_t>(latest) - written);
@@ -61,7 +61,7 @@ class EventMarkers final : public CudaMarkers {
     }
   }
 
-  void put(std::uint64_t number) override {
+  void record(std::uint64_t number) override {
     std::lock_guard lock(mutex_);
     if (number - passed_ >= kEvents) {  // the event is still in use
       C10_CUDA_CHECK(cudaEventSynchronize(events_[number % kEvents]));
@@ -101,7 +101,7 @@ std::unique_ptr<CudaMarkers> make_event_markers(cudaStream_t stream) {
 MarkerCost measure_marker_cost(std::string_view kind, int count) {
   using std::chrono::steady_clock;
   if (kind != "write" && kind != "event") {
-    throw std::invalid_argument(fmt::format("markers of kind '{}': expected 'write' or 'event'", kind));
+    throw std::invalid_argument(fmt::format("kind must be 'write' or 'event', got '{}'", kind));
   }
   if (count < 1 || cuda_device_count() == 0) {
     throw std::invalid_argument(fmt::format("{} markers: expected at least 1, and a GPU ({})", count, cuda_status()));
@@ -110,11 +110,11 @@ MarkerCost measure_marker_cost(std::string_view kind, int count) {
   const auto markers = kind == "write" ? make_written_markers(stream) : make_event_markers(stream);
   const auto begin = steady_clock::now();
   for (int number = 1; number <= count; ++number) {
-    markers->put(static_cast<std::uint64_t>(number));
+    markers->record(static_cast<std::uint64_t>(number));
   }
   const auto put = steady_clock::now();
   stream.synchronize();
-  std::uint64_t passed = markers->passed();  // whatever the first look has to catch up with
+  std::uint64_t passed = markers->passed();  // includes what the first call has to catch up with
   const auto synchronized = steady_clock::now();
   for (int look = 0; look < count; ++look) {
     passed = std::min(passed, markers->passed());

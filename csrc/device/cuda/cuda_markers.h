@@ -7,17 +7,17 @@
 
 namespace torchshare {
 
-/// Marks in one stream: put by anyone, one at a time, and passed by the device in order.
+/// Markers on one stream: recorded by any thread, one at a time, and reached by the device in order.
 class CudaMarkers {
  public:
   virtual ~CudaMarkers() = default;
-  /// Puts marker `number`, one more than the last, behind what was launched so far.
-  virtual void put(std::uint64_t number) = 0;
-  /// The latest marker that the device has come to. Any thread.
+  /// Records marker `number`, one more than the last, after everything launched so far.
+  virtual void record(std::uint64_t number) = 0;
+  /// The latest marker that the device has reached. Any thread.
   virtual std::uint64_t passed() const = 0;
 };
 
-/// The device writes the marker's number into pinned memory (cuStreamWriteValue32): to look is to read a word.
+/// The device writes the marker's number into pinned memory (cuStreamWriteValue32): `passed` reads one word.
 std::unique_ptr<CudaMarkers> make_written_markers(cudaStream_t stream);
 /// Events, in a ring: to look is a call into the driver. What measure_marks compares with.
 std::unique_ptr<CudaMarkers> make_event_markers(cudaStream_t stream);

@@ -41,7 +41,7 @@ class CudaMemory final : public CUDAAllocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
 
-  /// Torch's allocator knows its blocks by its own deleter, and leaves alone what others made.
+  /// Torch's allocator recognizes its blocks by its own deleter and ignores all others.
   void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override {
     if (!is_owners(data.get_deleter())) {
       torchs_.recordStream(data, stream);

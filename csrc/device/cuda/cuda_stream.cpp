@@ -21,8 +21,8 @@ KeptStreams& kept() {
   return *all;
 }
 
-/// A stream that uses no more than `sms` streaming multiprocessors, in a green context that lives as long as the
-/// process. Returns how many the driver gave.
+/// Creates a stream that uses at most `sms` streaming multiprocessors, in a green context that lives as long as the
+/// process. Returns how many the driver granted.
 int make_green_stream(const StreamKind& kind, cudaStream_t* stream) {
   const Driver& driver = Driver::get();
   CUdevice device = 0;
@@ -131,7 +131,7 @@ DeviceStream::Marker CudaStream::record_marker() {
   }
   ++latest_;
   for (Member& member : members_) {
-    member.stream->markers->put(++member.stream->marked);
+    member.stream->markers->record(++member.stream->marked);
   }
   return latest_;
 }
@@ -165,7 +165,7 @@ DeviceStream::Stamp CudaStream::stamp() {
 }
 
 std::optional<std::chrono::nanoseconds> CudaStream::between(Stamp from, Stamp to) {
-  // To query an event on a thread that captures would spoil the capture.
+  // Querying an event on a capturing thread would invalidate the capture.
   if (last_stamp_ - from >= kStamps || is_capturing()) {
     return std::nullopt;
   }

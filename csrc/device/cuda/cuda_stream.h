@@ -12,11 +12,11 @@
 
 namespace torchshare {
 
-/// What a stream is made for.
+/// The properties of a stream.
 struct StreamKind {
   c10::DeviceIndex device = 0;
   int priority = 0;             ///< CUDA's: lower is more urgent
-  std::optional<int> sms = {};  ///< that it may use
+  std::optional<int> sms = {};  ///< streaming multiprocessors it may use
 
   bool operator==(const StreamKind&) const = default;
 };
@@ -24,13 +24,13 @@ struct StreamKind {
 /// A CUDA stream of ours. Any thread.
 ///
 /// Note [Streams are kept]
-/// torch's streams come from pools of 32 that are handed out again and again, so two jobs could get the same one; ours
-/// are made for a job. They are not destroyed when it ends, but given to the next one of that kind: torch's allocator
-/// keeps blocks by stream, and tensors that outlive their job still point at it.
+/// torch's streams come from pools of 32 that are handed out round-robin, so two jobs could share one; ours are created
+/// for one job. They are not destroyed when it ends but reused by the next job of that kind: torch's allocator caches
+/// blocks per stream, and tensors that outlive their job still refer to it.
 struct OwnStream {
   StreamKind kind;
   cudaStream_t handle;
-  std::optional<int> sms;  ///< that the driver really gave
+  std::optional<int> sms;  ///< that the driver granted
   std::unique_ptr<CudaMarkers> markers;
   std::uint64_t marked = 0;  ///< number of the last marker
 
@@ -38,7 +38,7 @@ struct OwnStream {
   static void give_back(std::unique_ptr<OwnStream> stream);
 };
 
-/// A job's streams: the one it begins with, and those that it opens.
+/// A job's streams: its main one and those that it opens.
 class CudaStream final : public DeviceStream {
  public:
   explicit CudaStream(const StreamKind& kind);
@@ -48,10 +48,10 @@ class CudaStream final : public DeviceStream {
 
   c10::cuda::CUDAStream torchs() const;
   std::optional<int> sms() const { return sms_; }
-  /// Another one of the same kind, for as long as the job runs; beyond kMaxOpen, those there are, in turn. Null during
-  /// a capture. Its own thread.
+  /// Another stream of the same kind, for as long as the job runs; beyond kMaxOpen the existing ones are reused in
+  /// turn. Null during a capture. The job's own thread.
   cudaStream_t open();
-  /// A captured stream takes no markers.
+  /// While capturing, no markers are recorded.
   void set_capturing(bool capturing);
 
   Marker record_marker() override;
@@ -63,11 +63,11 @@ class CudaStream final : public DeviceStream {
 
  private:
   static constexpr std::size_t kStamps = 4096;
-  static constexpr std::size_t kMaxOpen = 32;  // as torch's pools; each marker goes into each of them
+  static constexpr std::size_t kMaxOpen = 32;  // as in torch's pools; each marker is recorded on each of them
 
   struct Member {
     std::unique_ptr<OwnStream> stream;
-    std::uint64_t offset;  // its number of a marker, less ours
+    std::uint64_t offset;  // its marker number minus ours
   };
 
   void add(const StreamKind& kind);
@@ -80,7 +80,7 @@ class CudaStream final : public DeviceStream {
   const cudaStream_t main_;
   std::optional<int> sms_;
   // The job's own thread only.
-  std::vector<cudaEvent_t> events_;  // a ring, made as it is needed
+  std::vector<cudaEvent_t> events_;  // a ring, created on demand
   Stamp last_stamp_ = 0;
   std::size_t opened_ = 0;
 };
