@@ -10,7 +10,7 @@
 namespace torchshare {
 namespace {
 
-// In steps this coarse, jobs of about the same age do not keep taking turns.
+// Steps this coarse keep jobs of similar age from preempting each other in turn.
 constexpr Seconds kMinAge = 300;
 constexpr double kAgeStep = 4;
 
@@ -31,7 +31,8 @@ Cluster::Cluster(const ClusterOptions& options, const Interference& interference
     entry.estimate = estimates[i];
     entry.work_left = job.duration;
     JobRecord kind = job;
-    kind.memory_gib = options.gpu_memory_gib == 0 ? 0 : job.memory_gib;  // where nobody looks at it, none differ by it
+    kind.memory_gib =
+        options.gpu_memory_gib == 0 ? 0 : job.memory_gib;  // if memory is ignored, it distinguishes no kinds
     entry.kind = waiting_.kind_of(kind);
   }
 }

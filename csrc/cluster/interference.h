@@ -13,8 +13,8 @@ class Interference {
 
   /// One ratio for every pair.
   explicit Interference(double uniform);
-  /// `ratios[model * models + partner]` is what `model` suffers beside `partner`.
-  /// Throws std::invalid_argument where the table is not square or a ratio is below 1 or NaN.
+  /// `ratios[model * models + partner]` is the ratio of `model` beside `partner`.
+  /// Throws std::invalid_argument if the table is not square or a ratio is below 1 or NaN.
   Interference(int models, std::vector<double> ratios);
 
   int models() const { return models_; }

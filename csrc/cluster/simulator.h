@@ -27,7 +27,7 @@ class Simulator {
   Simulator(Cluster cluster, std::unique_ptr<ClusterPolicy> policy, bool record_usage = false);
 
   /// Goes on to the next instant; false when every job has ended.
-  /// Throws std::logic_error where jobs wait and nothing will ever happen again.
+  /// Throws std::logic_error if jobs wait and no further event will come.
   bool step();
 
   const Cluster& cluster() const { return cluster_; }

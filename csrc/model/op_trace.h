@@ -11,8 +11,8 @@ namespace torchshare {
 struct OpTrace {
   struct Op {
     std::uint64_t context;  ///< of its place, see OpProfile
-    double gap;             ///< between the end of the op before it and its begin, at the gate or not
-    double idle;            ///< of that, waiting for input
+    double gap;             ///< from the end of the op before it to its begin, including time at the gate
+    double idle;            ///< the part of the gap spent waiting for input
     double duration;
     OpKind kind = OpKind::kUnknown;
   };

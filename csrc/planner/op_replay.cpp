@@ -11,9 +11,8 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-constexpr double kMinRate =
-    0.003;                     // what SCHED_IDLE leaves to a thread beside an ordinary one: its weight is 3 of 1024
-constexpr double kDone = 0.5;  // ns: work that is left over from rounding
+constexpr double kMinRate = 0.003;  // of a SCHED_IDLE thread beside an ordinary one: its weight is 3 of 1024
+constexpr double kDone = 0.5;       // ns: less is rounding
 
 nanoseconds whole(double time) {
   return nanoseconds(static_cast<std::int64_t>(time));
@@ -85,7 +84,7 @@ std::vector<Replayed> OpReplay::run() {
   return done;
 }
 
-/// The work that each phase gets done per time. 0: it waits for something else.
+/// Work per time of each job's phase. 0: it waits for something else.
 std::vector<double> OpReplay::rates() const {
   const auto demand = [](const State& state) -> double {
     if (state.phase == Phase::kInside) {
@@ -115,7 +114,7 @@ std::vector<double> OpReplay::rates() const {
 void OpReplay::begin_gap(State& state, Time now) {
   const OpTrace::Op& next = op_of(state);
   state.left_op_at = now;
-  // Its input comes first, then Python: the trace does not say in which order they were.
+  // Input first, then Python: the trace does not record their order.
   if (next.idle > 0) {
     state.phase = Phase::kIdle;
     state.left = next.idle;
@@ -137,7 +136,7 @@ void OpReplay::begin_python(State& state, Time now) {
   state.arrived = state.asks_at = now;
 }
 
-/// Of the gap after its last op, as the gate would hear of it.
+/// The forecast of the gap after its last op, as it would be announced to the gate.
 GapForecast OpReplay::forecast(const State& state) const {
   const std::size_t before = state.op == 0 ? state.job.trace.ops.size() - 1 : state.op - 1;
   const OpTime& gap = state.expected.at(state.job.trace.ops[before].context).gap;
@@ -145,7 +144,7 @@ GapForecast OpReplay::forecast(const State& state) const {
   return opens ? GapForecast{whole(gap.mean), whole(gap.spread)} : GapForecast{};
 }
 
-/// Moves every job that can move at this instant, until none can.
+/// Advances every job that can advance at this instant, until none can.
 void OpReplay::settle(Time now) {
   bool moved = true;
   while (moved) {
@@ -171,7 +170,7 @@ bool OpReplay::advance(State& state, Time now) {
       if (state.left > kDone) {
         return false;
       }
-      state.has_lock = false;  // ops run without it
+      state.has_lock = false;  // ops run without the GIL
       state.phase = Phase::kAtGate;
       state.arrived = state.asks_at = now;
       return true;

@@ -4,7 +4,7 @@
 
 namespace torchshare {
 
-/// Another policy with an end to each wait: an op that has waited for `max_wait` is let in.
+/// Wraps another policy and bounds each wait: an op that has waited for `max_wait` is admitted.
 class MaxWaitPolicy final : public GatePolicy {
  public:
   /// Throws std::invalid_argument when `max_wait` is not above 0.

@@ -9,7 +9,7 @@ namespace torchshare {
 /// doi 10.1145/3627703.3629578).
 class ResourceAwarePolicy final : public GatePolicy {
  public:
-  /// Throws std::invalid_argument as BestFitPolicy.
+  /// Throws std::invalid_argument like BestFitPolicy.
   explicit ResourceAwarePolicy(std::chrono::nanoseconds grace) : gaps_(grace) {}
   bool concerns(Priority mine, Priority other) const override { return gaps_.concerns(mine, other); }
   bool forecasts() const override { return true; }

@@ -10,7 +10,7 @@
 
 namespace torchshare {
 
-/// What a start decision may look at, per job, in order of submission.
+/// What a start decision knows of a job; in order of submission.
 struct JobView {
   std::string_view name;
   Priority priority;
@@ -21,7 +21,7 @@ struct JobView {
 
 struct StartDecision {
   bool start;
-  std::optional<std::chrono::nanoseconds> retry_after;  ///< set when time alone can change the answer
+  std::optional<std::chrono::nanoseconds> retry_after;  ///< set if time alone can change the answer
   std::string reason;                                   ///< with its inputs, for the timeline
 };
 
