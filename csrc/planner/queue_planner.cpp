@@ -15,7 +15,7 @@ namespace {
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 using Index = std::size_t;
 
-/// How a job runs beside another: its slowdown against alone, and the sub-batches.
+/// How a job runs beside another: its slowdown and its sub-batches.
 struct Together {
   double slowdown = kInfinite;
   int sub_batches = 1;
@@ -73,7 +73,7 @@ class Search {
     }
   }
 
-  /// `resident` runs, or nobody; at `now`, with `sum` of the ends so far.
+  /// `resident` runs, if any; at `now`, with `sum` of the ends so far.
   void run_next(std::optional<Index> resident, double now, double sum) {
     const auto left = static_cast<double>(std::count(waits_.begin(), waits_.end(), true));
     if (!resident && left == 0) {
@@ -130,7 +130,7 @@ class Search {
     pieces_.pop_back();
   }
 
-  /// As if two devices did what is left, shortest first, without interference: the least sum of ends there is.
+  /// The smallest possible sum of ends: two devices do what is left, shortest first, without interference.
   double lower_bound(std::optional<Index> resident, double now, double sum) {
     left_.clear();
     for (Index job = 0; job < jobs_.size(); ++job) {
@@ -160,7 +160,7 @@ class Search {
   std::vector<Index> alone_splits_;
   std::vector<std::vector<Together>> together_;  // [job][partner]
   std::vector<Index> shortest_first_;
-  // Where the search is.
+  // The state of the search.
   std::vector<bool> waits_;
   std::vector<double> remaining_;  // seconds alone
   std::vector<double> ends_;

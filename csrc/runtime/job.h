@@ -41,8 +41,8 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   void suspend() override;
   void resume() override;
   void cancel() override;
-  /// Reaches a cancelled job that has run no op since: raises in its own language. False if that is impossible right
-  /// now: try again later.
+  /// Reaches a cancelled job that runs no ops: raises in its own language. False if that is impossible right now: try
+  /// again later.
   bool interrupt();
   /// Counts a cancelled job as ended although its thread is not. Whenever the thread reaches an op again, it is unwound
   /// there; what it does until then changes nothing.

@@ -10,7 +10,7 @@ namespace torchshare {
 namespace {
 
 constexpr double kWarmUpSteps = 3;    // the first of a job, not counted
-constexpr double kStallSteps = 10;    // so many steps' time without one is a stall,
+constexpr double kStallSteps = 10;    // this many steps' time without a step is a stall,
 constexpr double kShortestStall = 1;  // seconds, but no less than this
 
 void check_positive(const SharedJob& job, std::string_view what, double value) {
@@ -187,7 +187,7 @@ void AutoSharing::settle(Pair& pair, double now) {
   }
 }
 
-/// Whether the job runs without getting on: its partner may as well run meanwhile.
+/// Whether the job runs without progress: its partner may then run.
 bool AutoSharing::stalls(const SharedRun& run, double now) {
   if (run.state != State::kRunning) {
     return false;

@@ -33,7 +33,7 @@ class AutoSharing {
 
   /// Ids ascend. Throws std::invalid_argument for a profile or a number of steps that makes no sense.
   void arrive(JobId id, SharedJob job);
-  /// A job that is not automatic runs.
+  /// A job that is not automatic has started.
   void start(JobId id, double now);
   void step(JobId id, double now);
   /// The user suspended or resumed the job.
@@ -69,7 +69,7 @@ class AutoSharing {
   const std::optional<double> max_slowdown_;
   std::map<JobId, SharedRun> runs_;
   std::map<std::pair<JobId, JobId>, Pair> pairs_;
-  std::uint64_t epoch_ = 1;  // counts changes of who runs
+  std::uint64_t epoch_ = 1;  // counts changes of the running jobs
   bool any_automatic_ = false;
   std::vector<Order> orders_;
   double retry_at_ = kNeverVirtual;

@@ -28,7 +28,7 @@ struct StartDecision {
 /// Whether `jobs[self]` may start, `since_arrival` after it arrived. Pure.
 StartDecision decide_start(std::span<const JobView> jobs, std::size_t self, std::chrono::nanoseconds since_arrival);
 
-/// Refuses conditions that can never come true: an unknown job, itself, a cycle, nobody's steps to count.
+/// Refuses conditions that can never come true: an unknown job, itself, a cycle, no job whose steps to count.
 /// Throws std::invalid_argument that names the job.
 void check_starts(std::span<const JobView> jobs);
 

@@ -56,7 +56,7 @@ TEST_F(GateStreamTest, AJobIsInsideWhileItsStreamHasWork) {
   EXPECT_TRUE(gate_.try_enter(secondary_));
 }
 
-TEST_F(GateStreamTest, WorkLaunchedAfterTheMarkCounts) {
+TEST_F(GateStreamTest, WorkLaunchedAfterTheMarkerCounts) {
   primary_launches(1ms);
   EXPECT_FALSE(gate_.try_enter(secondary_));  // puts the marker
   primary_launches(5ms);
@@ -70,7 +70,7 @@ TEST_F(GateStreamTest, WorkLaunchedAfterTheMarkCounts) {
   EXPECT_TRUE(gate_.try_enter(secondary_));
 }
 
-TEST_F(GateStreamTest, OnlyWhoWaitsPutsMarksAndOnlyOneForEachState) {
+TEST_F(GateStreamTest, OnlyTheWaitingJobRecordsMarkersAndOneForEachState) {
   for (int i = 0; i < 100; ++i) {
     primary_launches(1us);
   }
@@ -82,7 +82,7 @@ TEST_F(GateStreamTest, OnlyWhoWaitsPutsMarksAndOnlyOneForEachState) {
   EXPECT_EQ(secondary_stream_->markers_recorded(), 0U);
 }
 
-TEST_F(GateStreamTest, AStreamThatIsCapturedIsBusyAndTakesNoMark) {
+TEST_F(GateStreamTest, AStreamThatIsCapturedIsBusyAndRecordsNoMarker) {
   primary_stream_->set_capturing(true);
   primary_launches(0ns);
   clock_.advance(1s);

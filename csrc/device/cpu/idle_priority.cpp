@@ -82,7 +82,7 @@ void IdlePriority::change(int raises) {
   }
 }
 
-/// What counts is the number of raises: who sees that it has changed meanwhile applies it again.
+/// The number of raises decides: a thread that finds it changed after applying it applies it again.
 void IdlePriority::apply(int thread) {
   bool raised = false;
   do {
