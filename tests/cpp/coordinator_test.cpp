@@ -307,7 +307,7 @@ TEST_F(CoordinatorTest, AWithdrawnJobIsNotWaitedForAndItsNameIsFree) {
   EXPECT_EQ(add("a", Priority::kPrimary, "now").state(), JobState::kPending);
 }
 
-/// Keeps whoever looks at it, and with that the coordinator's lock.
+/// Blocks its caller, which holds the coordinator's lock.
 class KeepingClock final : public Clock {
  public:
   std::chrono::nanoseconds now() const override {

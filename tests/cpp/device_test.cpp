@@ -198,7 +198,7 @@ TEST(MakeDevice, SaysWhyThereIsNoGpu) {
                   ::testing::HasSubstr("device 'cuda:99': expected"), ::testing::HasSubstr(cuda_status()))));
 }
 
-TEST(FakeStream, ComesToAMarkWhenTheWorkBeforeItIsDone) {
+TEST(FakeStream, ReachesAMarkerWhenTheWorkBeforeItIsDone) {
   ManualClock clock;
   FakeStream stream(clock);
   stream.launch(3ms);

@@ -119,7 +119,7 @@ TEST_F(GateStreamTest, AWaiterIsStoppedWhileTheDeviceWorks) {
   EXPECT_FALSE(waiter.get());
 }
 
-TEST_F(GateStreamTest, AMemberMayLeaveWhileMarksArePut) {
+TEST_F(GateStreamTest, AMemberMayLeaveWhileMarkersAreRecorded) {
   std::atomic<bool> stop{false};
   std::thread waiter([&] {
     while (!stop.load()) {

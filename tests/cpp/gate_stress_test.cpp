@@ -78,7 +78,7 @@ void busy_for(std::chrono::microseconds time) {
   }
 }
 
-/// How long the stress lasts; more where somebody has the time: TORCHSHARE_STRESS_SECONDS=120.
+/// How long the stress lasts. For longer runs: TORCHSHARE_STRESS_SECONDS=120.
 std::chrono::seconds stress_time() {
   const char* const given = std::getenv("TORCHSHARE_STRESS_SECONDS");
   return std::chrono::seconds(given != nullptr ? std::atoi(given) : 3);

@@ -35,7 +35,7 @@ class RuntimeStreamTest : public ::testing::Test {
     return all_ended();
   }
 
-  std::shared_ptr<FakeDevice> device_ = std::make_shared<FakeDevice>(FakeDevice::Runs::kBehindHost);
+  std::shared_ptr<FakeDevice> device_ = std::make_shared<FakeDevice>(FakeDevice::Runs::kAsynchronous);
 };
 
 TEST_F(RuntimeStreamTest, AJobEndsWhenTheDeviceHasDoneItsWork) {
@@ -136,7 +136,7 @@ TEST_F(RuntimeStreamTest, AJobMayGoOnWithLessMemory) {
   EXPECT_EQ(job->state(), JobState::kFinished) << job->error();
 }
 
-TEST_F(RuntimeStreamTest, RunAheadIsForDevicesThatRunBehindTheHost) {
+TEST_F(RuntimeStreamTest, RunAheadIsForAsynchronousDevices) {
   EXPECT_THROW(Runtime(std::make_shared<FakeDevice>(), {.gate = {.run_ahead = 1ms}}), std::invalid_argument);
   EXPECT_NO_THROW(Runtime(device_, {.gate = {.run_ahead = 1ms}}));
 }

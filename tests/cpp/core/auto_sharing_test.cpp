@@ -32,7 +32,7 @@ struct Behaviour {
   std::function<double(int)> suffers = [](int) { return 1.0; };  // factor on the ratio in the i-th step
 };
 
-/// Two or more jobs in virtual time, run as AutoSharing says. Who runs beside another is slowed by its ratio.
+/// Two or more jobs in virtual time, run as AutoSharing says. A job beside another is slowed by its ratio.
 class World {
  public:
   World(std::vector<Behaviour> jobs, std::optional<double> bound = {}, double noise = 0)

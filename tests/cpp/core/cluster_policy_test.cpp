@@ -82,7 +82,7 @@ class Auditor {
   std::vector<Seconds> restart_;
 };
 
-TEST_P(ClusterPolicyContract, ConservesGpusMemoryAndWorkOverAThousandTraces) {
+TEST_P(ClusterPolicyContract, ConservesGpusMemoryAndWorkOverAThousandWorkloads) {
   for (unsigned seed = 0; seed < 1000; ++seed) {
     std::mt19937_64 random(seed);
     const ClusterOptions options{.gpus = 8,
@@ -249,7 +249,8 @@ TEST(ClusterPolicies, PairSrsfAgesSoThatABigJobIsNotPassedForEver) {
     workload.push_back({i * 8.0, 8, 8, 0, 0});
   }
   const auto big_ends = [&](std::string_view policy) { return ends_of(policy, options, Interference(2), workload)[0]; };
-  // 1,600 GPU-seconds less 64 of a small one, at 16 / 64 of them per second: after 6,144 s it is passed no more.
+  // 1,600 GPU-seconds less 64 of a small one, at 16 / 64 of them per second: after 6,144 s it is not overtaken any
+  // more.
   EXPECT_LT(big_ends("pair-srsf"), 6144 + 200);
   EXPECT_GT(big_ends("srsf"), 30'000) << "without aging it waits for the last";
 }

@@ -32,7 +32,7 @@ TEST(Simulator, CountsTheGpuTimeThatWasBusy) {
   EXPECT_DOUBLE_EQ(simulator.cluster().spans()[0].end, 60);
 }
 
-TEST(Simulator, TakesATraceInAnyOrder) {
+TEST(Simulator, TakesAWorkloadInAnyOrder) {
   const ClusterOptions options{.gpus = 1, .gpus_per_node = 1};
   EXPECT_THAT(ends_of("fifo", options, Interference(1), {{50, 10, 1, 0, 0}, {0, 20, 1, 0, 0}}), ElementsAre(60, 20));
 }

@@ -39,7 +39,7 @@ std::size_t FakeStream::markers_recorded() const {
   return markers_.size();
 }
 
-std::uint64_t FakeStream::put_in(std::vector<std::chrono::nanoseconds>& times) {
+std::uint64_t FakeStream::append(std::vector<std::chrono::nanoseconds>& times) {
   std::lock_guard lock(mutex_);
   if (capturing_) {
     return 0;
