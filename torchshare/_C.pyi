@@ -36,7 +36,7 @@ class WakeCost:
     @property
     def shortest_gap_s(self) -> float: ...
 
-def measure_mark_cost(kind: str, count: int) -> tuple[float, float]: ...
+def measure_marker_cost(kind: str, count: int) -> tuple[float, float]: ...
 def measure_wake_cost() -> WakeCost: ...
 
 class GapStats:
@@ -186,26 +186,26 @@ class PackageLoading:
 
 def tensor_spec(tensor: torch.Tensor) -> str: ...
 
-class StepGraph:
+class StepPackage:
     def __init__(self, path: str) -> None: ...
     def check(self, inputs: list[torch.Tensor]) -> None: ...
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]: ...
 
-BoundGraph: TypeAlias = tuple[
-    StepGraph, list[torch.Tensor], list[tuple[torch.Tensor, int, float, float]], list[torch.Tensor]
+BoundPackage: TypeAlias = tuple[
+    StepPackage, list[torch.Tensor], list[tuple[torch.Tensor, int, float, float]], list[torch.Tensor]
 ]
 Pieces: TypeAlias = list[tuple[list[torch.Tensor], float]]
 
-class NativeStep:
+class CompiledStep:
     def __init__(
         self,
-        whole: list[BoundGraph],
-        gradients: list[BoundGraph],
-        update: list[BoundGraph],
+        whole: list[BoundPackage],
+        gradients: list[BoundPackage],
+        update: list[BoundPackage],
         accumulators: list[torch.Tensor],
         weight: torch.Tensor,
     ) -> None: ...
     def covers(self, pieces: Pieces) -> bool: ...
     def run(self, job: Job | None, pieces: Pieces) -> torch.Tensor: ...
 
-def run_steps(job: Job, step: NativeStep, batches: list[Pieces]) -> list[torch.Tensor]: ...
+def run_steps(job: Job, step: CompiledStep, batches: list[Pieces]) -> list[torch.Tensor]: ...

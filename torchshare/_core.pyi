@@ -38,6 +38,7 @@ class OpTrace:
         idle: NDArray[np.float64],
         duration: NDArray[np.float64],
         step_ends: list[int],
+        kind: NDArray[np.uint8] | None = ...,
     ) -> None: ...
 
 class Replayed:
@@ -56,6 +57,8 @@ def replay_ops(
     device_priority: bool,
     shortest_gap: float,
     wake_latency: float,
+    max_wait: float | None = ...,
+    run_ahead: float | None = ...,
 ) -> list[Replayed]: ...
 
 class StepTimeModel:

@@ -71,7 +71,7 @@ def main() -> None:
     figures = {"releases": len(times), "median_us": float(np.median(times)), "p99_us": float(np.percentile(times, 99))}
     marks = {}
     for kind in ("write", "event"):
-        put, look = _C.measure_mark_cost(kind, MARKS)
+        put, look = _C.measure_marker_cost(kind, MARKS)
         marks[kind] = {"put_us": 1e6 * put, "look_us": 1e6 * look}
     write("release", {"release": figures, "marks": marks}, arguments.output)
     reached = "reached" if figures["p99_us"] <= 30 else "NOT reached"

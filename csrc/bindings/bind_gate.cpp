@@ -5,7 +5,7 @@
 #include "device/cpu/idle_priority.h"
 #include "device/cuda_stand_in.h"
 #include "device/cuda_status.h"
-#include "device/mark_cost.h"
+#include "device/marker_cost.h"
 #include "gate/op_watch.h"
 #include "gate/wake_cost.h"
 #include "hook/op_context.h"
@@ -34,9 +34,9 @@ void bind_gate(py::module_& module) {
       .def_property_readonly("latency_s", [](const WakeCost& cost) { return to_seconds(cost.latency); })
       .def_property_readonly("shortest_gap_s", [](const WakeCost& cost) { return to_seconds(cost.shortest_gap()); });
   module.def(
-      "measure_mark_cost",
+      "measure_marker_cost",
       [](const std::string& kind, int count) {
-        const MarkCost cost = measure_mark_cost(kind, count);
+        const MarkerCost cost = measure_marker_cost(kind, count);
         return std::pair(to_seconds(cost.put), to_seconds(cost.look));
       },
       py::arg("kind"), py::arg("count"), py::call_guard<py::gil_scoped_release>());

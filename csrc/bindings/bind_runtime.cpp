@@ -5,10 +5,10 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/bindings.h"
-#include "bindings/python_host.h"
-#include "runtime/chrome_trace.h"
-#include "runtime/engine.h"
+#include "bindings/python_binding.h"
 #include "runtime/job.h"
+#include "runtime/runtime_state.h"
+#include "runtime/timeline_file.h"
 #include "torchshare/runtime.h"
 
 namespace py = pybind11;
@@ -42,7 +42,7 @@ const OpWatch& watched(const RuntimeJob& job) {
   return *job.watch();
 }
 
-/// A Python object that a thread without the interpreter lock may drop.
+/// A Python object that a thread without the GIL may drop.
 std::shared_ptr<py::function> shared(py::function function) {
   return {new py::function(std::move(function)), [](py::function* held) {
             const py::gil_scoped_acquire gil;
@@ -52,15 +52,15 @@ std::shared_ptr<py::function> shared(py::function function) {
 
 std::shared_ptr<RuntimeJob> submit(Runtime& runtime, py::function function, JobSpec spec, py::object cancelled_type,
                                    py::object budget_exceeded_type, ProcessCode process_code) {
-  auto host = std::make_unique<PythonHost>(
+  auto python = std::make_unique<PythonBinding>(
       PythonExceptions{std::move(cancelled_type), std::move(budget_exceeded_type), std::move(process_code)});
-  auto body = [host = host.get(), function = shared(std::move(function))](Job& job) {
-    host->run(runtime_job(job), *function);
+  auto body = [python = python.get(), function = shared(std::move(function))](Job& job) {
+    python->run(runtime_job(job), *function);
   };
-  return runtime.submit(std::move(spec), std::move(body), std::move(host));
+  return runtime.submit(std::move(spec), std::move(body), std::move(python));
 }
 
-/// The ops as they ran, by columns; times in seconds.
+/// The recorded ops as columns; times in seconds.
 py::dict op_trace(const RuntimeJob& job) {
   const std::vector<OpTrace::Op>& ops = watched(job).trace().ops;
   const auto column = [&](auto value) {
@@ -79,9 +79,9 @@ py::dict op_trace(const RuntimeJob& job) {
 }
 
 py::list events(const Runtime& runtime) {
-  const std::vector<std::string> names = runtime.engine().coordinator.names();
+  const std::vector<std::string> names = runtime.state().coordinator.names();
   py::list list;
-  for (const Event& event : runtime.engine().timeline.events()) {
+  for (const Event& event : runtime.state().timeline.events()) {
     list.append(py::make_tuple(to_string(event.kind), names[event.job], event.begin.count(), event.end.count(),
                                event.index, event.detail));
   }
@@ -89,7 +89,7 @@ py::list events(const Runtime& runtime) {
 }
 
 void write_timeline(const Runtime& runtime, const std::string& path) {
-  write_chrome_trace(runtime.engine().timeline.events(), runtime.engine().coordinator.names(), path);
+  write_timeline_file(runtime.state().timeline.events(), runtime.state().coordinator.names(), path);
 }
 
 std::optional<at::Generator> device_generator(const RuntimeJob& job) {
@@ -206,9 +206,9 @@ void bind_runtime(py::module_& module) {
       .def(
           "close", [](Runtime& runtime, Seconds patience) { return runtime.close(from_seconds(patience)); },
           py::arg("patience"), ReleaseGil())
-      .def_property_readonly("device", [](const Runtime& runtime) { return runtime.engine().device->name(); })
+      .def_property_readonly("device", [](const Runtime& runtime) { return runtime.state().device->name(); })
       .def_property_readonly("dropped_events",
-                             [](const Runtime& runtime) { return runtime.engine().timeline.dropped(); })
+                             [](const Runtime& runtime) { return runtime.state().timeline.dropped(); })
       .def("events", &events)
       .def("write_timeline", &write_timeline, py::arg("path"), ReleaseGil());
 }

@@ -8,7 +8,7 @@ void bind_model(pybind11::module_& module);
 void bind_planner(pybind11::module_& module);
 void bind_gate(pybind11::module_& module);
 void bind_runtime(pybind11::module_& module);
-void bind_native(pybind11::module_& module);
-void bind_simulator(pybind11::module_& module);
+void bind_compiled(pybind11::module_& module);
+void bind_cluster(pybind11::module_& module);
 
 }  // namespace torchshare::bindings

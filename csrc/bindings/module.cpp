@@ -14,5 +14,5 @@ PYBIND11_MODULE(_C, module) {
   pybind11::module_::import("torchshare._core");  // has types that are used here
   torchshare::bindings::bind_gate(module);
   torchshare::bindings::bind_runtime(module);
-  torchshare::bindings::bind_native(module);
+  torchshare::bindings::bind_compiled(module);
 }

@@ -9,7 +9,7 @@ namespace py = pybind11;
 namespace torchshare::bindings {
 namespace {
 
-/// A garbage collection runs Python. Same thread.
+/// No garbage collection, which would run Python, until the destructor. Same thread.
 class NoCollection {
  public:
   NoCollection() : was_enabled_(PyGC_Disable() != 0) {}
@@ -18,7 +18,7 @@ class NoCollection {
       PyGC_Enable();
     }
   }
-  NoCollection(const NoCollection&) = delete;  // of a moment
+  NoCollection(const NoCollection&) = delete;  // bound to a thread
   NoCollection& operator=(const NoCollection&) = delete;
 
  private:

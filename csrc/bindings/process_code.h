@@ -7,16 +7,16 @@
 
 namespace torchshare::bindings {
 
-/// Python code that holds locks, or half-made state, of the whole process: a job is not unwound inside it. Each entry
-/// is the beginning of "module.function".
+/// Python code that holds locks or unfinished state of the whole process: a job is not unwound inside it. Each entry is
+/// a prefix of "module.function".
 class ProcessCode {
  public:
   /// `with_turn`: code that does so only where the thread has a turn (see Turns).
   ProcessCode(std::vector<std::string> always, std::vector<std::string> with_turn)
       : always_(std::move(always)), with_turn_(std::move(with_turn)) {}
 
-  /// Whether the thread of that (Python's) name runs such code, in any of its frames. Runs no Python, so the answer
-  /// holds as long as the caller keeps the interpreter lock.
+  /// Whether the thread with that Python id runs such code in any of its frames. Runs no Python, so the answer is valid
+  /// as long as the caller holds the GIL.
   bool is_run_by(unsigned long thread) const;
 
  private:

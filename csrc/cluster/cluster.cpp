@@ -3,19 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
 namespace torchshare {
 namespace {
 
-// In steps this coarse, jobs of about the same age do not keep taking turns.
-constexpr Seconds kLeastAge = 300;
+// Steps this coarse keep jobs of similar age from preempting each other in turn.
+constexpr Seconds kMinAge = 300;
 constexpr double kAgeStep = 4;
 
 }  // namespace
 
-Cluster::Cluster(const ClusterOptions& options, const Interference& interference, const std::vector<TraceJob>& jobs,
+Cluster::Cluster(const ClusterOptions& options, const Interference& interference, const std::vector<JobRecord>& jobs,
                  const std::vector<Seconds>& estimates)
     : options_(options), interference_(interference), gpus_(options.gpus, options.gpus_per_node) {
   if (estimates.size() != jobs.size()) {
@@ -23,31 +24,34 @@ Cluster::Cluster(const ClusterOptions& options, const Interference& interference
   }
   jobs_.reserve(jobs.size());
   for (std::size_t i = 0; i < jobs.size(); ++i) {
-    const TraceJob& job = jobs[i];
+    const JobRecord& job = jobs[i];
     check(job, estimates[i], i);
     ClusterJob& entry = jobs_.emplace_back();
     entry.asked = job;
     entry.estimate = estimates[i];
     entry.work_left = job.duration;
-    TraceJob kind = job;
-    kind.memory_gib = options.gpu_memory_gib == 0 ? 0 : job.memory_gib;  // where nobody looks at it, none differ by it
+    JobRecord kind = job;
+    kind.memory_gib =
+        options.gpu_memory_gib == 0 ? 0 : job.memory_gib;  // if memory is ignored, it distinguishes no kinds
     entry.kind = waiting_.kind_of(kind);
   }
 }
 
-void Cluster::check(const TraceJob& job, Seconds estimate, std::size_t place) const {
-  const auto positive = [](double value) { return value > 0 && value < kNoTime; };
-  const double memory = options_.gpu_memory_gib == 0 ? kNoTime : options_.gpu_memory_gib;
-  if (!positive(job.duration) || !positive(estimate) || !(job.arrival >= 0 && job.arrival < kNoTime)) {
-    throw std::invalid_argument(fmt::format("job {} of the trace: arrival {} s, duration {} s, estimated as {} s",
+void Cluster::check(const JobRecord& job, Seconds estimate, std::size_t place) const {
+  const auto positive = [](double value) { return value > 0 && value < kNeverVirtual; };
+  constexpr double kUnlimited = std::numeric_limits<double>::infinity();
+  const double memory = options_.gpu_memory_gib == 0 ? kUnlimited : options_.gpu_memory_gib;
+  if (!positive(job.duration) || !positive(estimate) || !(job.arrival >= 0 && job.arrival < kNeverVirtual)) {
+    throw std::invalid_argument(fmt::format("job {} of the workload: arrival {} s, duration {} s, estimated as {} s",
                                             place, job.arrival, job.duration, estimate));
   }
   if (job.gpus < 1 || job.gpus > options_.gpus || !(job.memory_gib >= 0 && job.memory_gib <= memory)) {
-    throw std::invalid_argument(fmt::format("job {} of the trace: {} GPUs with {} GiB; the cluster has {} with {} GiB",
-                                            place, job.gpus, job.memory_gib, options_.gpus, memory));
+    throw std::invalid_argument(
+        fmt::format("job {} of the workload: {} GPUs with {} GiB; the cluster has {} with {} GiB", place, job.gpus,
+                    job.memory_gib, options_.gpus, memory));
   }
   if (job.model < 0 || job.model >= interference_.models()) {
-    throw std::invalid_argument(fmt::format("job {} of the trace: model {}; the interference table has {}", place,
+    throw std::invalid_argument(fmt::format("job {} of the workload: model {}; the interference table has {}", place,
                                             job.model, interference_.models()));
   }
 }
@@ -60,7 +64,7 @@ Seconds Cluster::run_time(JobId job) const {
 Seconds Cluster::remaining(JobId job) const {
   const ClusterJob& entry = jobs_[job];
   if (!options_.durations_known) {
-    Seconds age = kLeastAge;
+    Seconds age = kMinAge;
     while (age * kAgeStep <= run_time(job)) {
       age *= kAgeStep;
     }
@@ -81,7 +85,7 @@ Seconds Cluster::ends_at(JobId job) const {
   return entry.since + entry.restart_left + entry.work_left / entry.pace;
 }
 
-double Cluster::memory(const TraceJob& job, int sub_batches) const {
+double Cluster::memory(const JobRecord& job, int sub_batches) const {
   return job.memory_gib * (options_.fixed_memory_fraction + (1 - options_.fixed_memory_fraction) / sub_batches);
 }
 

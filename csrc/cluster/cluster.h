@@ -5,7 +5,7 @@
 
 #include "cluster/gpus.h"
 #include "cluster/interference.h"
-#include "cluster/trace.h"
+#include "cluster/job_record.h"
 #include "cluster/waiting_queue.h"
 
 namespace torchshare {
@@ -13,12 +13,12 @@ namespace torchshare {
 struct ClusterOptions {
   int gpus = 64;
   int gpus_per_node = 4;
-  double gpu_memory_gib = 0;           ///< per GPU; 0: memory is not looked at
-  Seconds restart_cost = 10;           ///< what a job that was suspended holds its GPUs for before it goes on
-  bool durations_known = true;         ///< else policies see the service a job has had, and nothing of what is left
-  int largest_split = 8;               ///< sub-batches per batch that a sharing job may be cut into: 1, 2, 4, ... this
-  double fixed_memory_fraction = 0.3;  ///< m0 / (m0 + m1 B): what smaller sub-batches do not shrink
-  double fixed_time_fraction = 0.05;   ///< alpha / (alpha + beta B): what every further sub-batch costs again
+  double gpu_memory_gib = 0;           ///< per GPU; 0: memory is ignored
+  Seconds restart_cost = 10;           ///< how long a resumed job holds its GPUs before it makes progress
+  bool durations_known = true;         ///< false: policies see a job's service so far, not what is left
+  int largest_split = 8;               ///< most sub-batches per batch of a sharing job: 1, 2, 4, ... this
+  double fixed_memory_fraction = 0.3;  ///< m0 / (m0 + m1 B): not reduced by smaller sub-batches
+  double fixed_time_fraction = 0.05;   ///< alpha / (alpha + beta B): cost of each further sub-batch
   bool record_spans = false;
 };
 
@@ -34,13 +34,13 @@ enum class JobPhase : std::uint8_t { kToCome, kWaiting, kRunning, kEnded };
 
 /// What the cluster knows of a job. Times and work are as of `since`.
 struct ClusterJob {
-  TraceJob asked;
-  Seconds estimate = 0;  ///< of the duration: all that policies see of it
+  JobRecord asked;
+  Seconds estimate = 0;  ///< of the duration; policies see only this
   JobPhase phase = JobPhase::kToCome;
   std::vector<GpuId> gpus;  ///< where it runs
   int sub_batches = 1;
   int shared_gpus = 0;  ///< of its GPUs, how many have a partner on them
-  double pace = 0;      ///< work done per second; 1 is alone, with its batches whole
+  double pace = 0;      ///< work per second; 1: alone, with whole batches
   Seconds started = 0;  ///< when it last did
   Seconds since = 0;
   Seconds work_left = 0;     ///< in seconds alone
@@ -48,9 +48,9 @@ struct ClusterJob {
   Seconds waited = 0;
   Seconds run = 0;
   Seconds shared = 0;  ///< of `run`, beside a partner
-  Seconds ended = kNoTime;
+  Seconds ended = kNeverVirtual;
   int preemptions = 0;
-  Rank rank;  ///< while it waits: where in the queue
+  Rank rank;  ///< its position in the queue while it waits
   std::size_t place_in_running = 0;
   WaitingQueue::Kind kind = 0;
 };
@@ -58,8 +58,8 @@ struct ClusterJob {
 /// A cluster at one instant of virtual time: what policies look at and act upon.
 class Cluster {
  public:
-  /// `estimates[i]` is what policies are told of the duration of `jobs[i]`. Throws std::invalid_argument.
-  Cluster(const ClusterOptions& options, const Interference& interference, const std::vector<TraceJob>& jobs,
+  /// `estimates[i]` is the duration of `jobs[i]` as policies see it. Throws std::invalid_argument.
+  Cluster(const ClusterOptions& options, const Interference& interference, const std::vector<JobRecord>& jobs,
           const std::vector<Seconds>& estimates);
 
   const ClusterOptions& options() const { return options_; }
@@ -71,22 +71,22 @@ class Cluster {
   WaitingQueue& waiting() { return waiting_; }
   const std::vector<JobId>& running() const { return running_; }
 
-  /// The time that a job would still need alone, as far as a policy can know. An estimate that was too short is
-  /// doubled until it is not. Where durations are not known: the time it has had, for old jobs last longest, in steps
-  /// of four from five minutes on.
+  /// The time that a job still needs alone, as far as a policy can know. An estimate that proved too short is doubled
+  /// until it is not. If durations are unknown: the time the job has run, because old jobs tend to last longest,
+  /// rounded to powers of four times five minutes.
   Seconds remaining(JobId job) const;
-  /// GPU-seconds that a job has had.
+  /// GPU-seconds that a job has used.
   double attained(JobId job) const { return run_time(job) * jobs_[job].asked.gpus; }
   Seconds run_time(JobId job) const;
   /// When it ends if nothing changes.
   Seconds ends_at(JobId job) const;
 
-  /// What `job` suffers beside `partner`.
+  /// The interference ratio of `job` beside `partner`.
   double ratio(JobId job, JobId partner) const {
     return interference_.ratio(jobs_[job].asked.model, jobs_[partner].asked.model);
   }
   bool may_share(JobId job, JobId partner) const {
-    return ratio(job, partner) < Interference::kNever && ratio(partner, job) < Interference::kNever;
+    return ratio(job, partner) < Interference::kNeverShares && ratio(partner, job) < Interference::kNeverShares;
   }
   /// The smallest number of sub-batches with which `job` fits beside `partner`; 0 when none does, or they never share.
   int split_beside(JobId job, JobId partner) const;
@@ -108,12 +108,12 @@ class Cluster {
   std::vector<JobId> take_changed() { return std::exchange(changed_, {}); }
 
  private:
-  void check(const TraceJob& job, Seconds estimate, std::size_t place) const;
+  void check(const JobRecord& job, Seconds estimate, std::size_t place) const;
   void settle(ClusterJob& job);
   void leave(JobId job);
-  /// Works out anew how fast these jobs go.
+  /// Updates the pace of these jobs.
   void set_paces(std::vector<JobId> jobs);
-  double memory(const TraceJob& job, int sub_batches) const;
+  double memory(const JobRecord& job, int sub_batches) const;
 
   ClusterOptions options_;
   Interference interference_;

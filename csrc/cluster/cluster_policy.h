@@ -8,16 +8,16 @@
 
 namespace torchshare {
 
-/// Decides who runs where in a cluster.
+/// Decides which jobs run on which GPUs of a cluster.
 class ClusterPolicy {
  public:
   virtual ~ClusterPolicy() = default;
-  /// Who goes first. Of a job that waits it does not change.
+  /// The order of waiting jobs. A job's rank does not change while it waits.
   virtual Rank rank(const Cluster& cluster, JobId job) const = 0;
-  /// Starts and suspends jobs; called once after all that happens at one instant.
+  /// Starts and suspends jobs; called once per instant, after all its events.
   virtual void schedule(Cluster& cluster) = 0;
-  /// When to be called again though no job arrives or ends; kNoTime for never.
-  virtual Seconds look_again(const Cluster&) const { return kNoTime; }
+  /// When to be called again even if no job arrives or ends; kNeverVirtual: not needed.
+  virtual Seconds look_again(const Cluster&) const { return kNeverVirtual; }
 };
 
 /// Makes the policy of that name. Throws std::invalid_argument with the names there are.

@@ -11,7 +11,7 @@ namespace torchshare {
 using GpuId = int;
 inline constexpr JobId kNobody = static_cast<JobId>(-1);
 
-/// Who is on which GPU, at most two jobs on each, and which GPUs are free, by node.
+/// Which jobs are on which GPU, at most two on each, and which GPUs are free, by node.
 class Gpus {
  public:
   /// Throws std::invalid_argument unless both are positive and `gpus` is a multiple of `per_node`.

@@ -8,7 +8,7 @@
 
 namespace torchshare {
 
-/// A cluster policy beside real jobs: the caller says what happened and when, and is told who starts and who stops.
+/// A cluster policy for real jobs: the caller reports events and times, and is told which jobs to start and to suspend.
 class LiveScheduler {
  public:
   struct Orders {
@@ -18,8 +18,8 @@ class LiveScheduler {
 
   LiveScheduler(Cluster cluster, std::unique_ptr<ClusterPolicy> policy);
 
-  /// Seconds since the beginning; throws std::invalid_argument where time goes back or the job is not where it should
-  /// be.
+  /// Times in seconds since the beginning. Throws std::invalid_argument if time goes back or the job is in another
+  /// phase.
   Orders arrive(JobId job, Seconds now);
   Orders end(JobId job, Seconds now);
 
@@ -29,7 +29,7 @@ class LiveScheduler {
 
   Cluster cluster_;
   std::unique_ptr<ClusterPolicy> policy_;
-  std::vector<bool> running_;  // as the caller knows it
+  std::vector<bool> running_;  // as last reported to the caller
 };
 
 }  // namespace torchshare

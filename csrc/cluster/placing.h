@@ -10,21 +10,21 @@
 
 namespace torchshare {
 
-/// Starts `job` on free GPUs alone; false where there are too few.
+/// Starts `job` alone on free GPUs; false if there are too few.
 bool start_alone(Cluster& cluster, JobId job);
 
 /// A running job beside which another could run.
 struct Partner {
   JobId job;
   int sub_batches;  ///< what the newcomer must be split into to fit
-  double value;     ///< the lower the better; what it means is the policy's
+  double value;     ///< lower is better; its meaning is up to the policy
 };
 
-/// Starts `job` on the free GPUs and beside `partners`, in their order; false where that is too little.
+/// Starts `job` on the free GPUs and beside `partners`, in their order; false if those are too few.
 bool start_beside(Cluster& cluster, JobId job, const std::vector<Partner>& partners);
 
-/// Starts `job` on the free GPUs and beside running jobs with GPUs to share and memory for it, best first; false where
-/// that is too little. `value(partner, sub_batches)` is empty for those that the policy does not want.
+/// Starts `job` on the free GPUs and beside running jobs with GPUs to share and memory for it, best first; false if
+/// those are too few. `value(partner, sub_batches)` is empty for those that the policy does not want.
 template <typename Value>
 bool share(Cluster& cluster, JobId job, const Value& value) {
   if (cluster.gpus().free() + cluster.gpus().half_free() < cluster.job(job).asked.gpus) {
@@ -44,7 +44,7 @@ bool share(Cluster& cluster, JobId job, const Value& value) {
   return start_beside(cluster, job, partners);
 }
 
-/// Starts waiting jobs alone, by rank, up to the first that has no room, which it returns.
+/// Starts waiting jobs alone, by rank, up to the first that does not fit, which it returns.
 std::optional<JobId> start_in_order(Cluster& cluster);
 
 struct Ranked {

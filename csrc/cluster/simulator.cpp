@@ -48,7 +48,7 @@ bool Simulator::handle(const Event& event) {
   if (event.what == What::kArrival) {
     cluster_.arrive(event.job, policy_->rank(cluster_, event.job));
   } else if (event.what == What::kEnd) {
-    // A job whose pace changed meanwhile has another end than the one this event was for.
+    // The job's pace has changed since this event was scheduled: it ends at another time.
     if (cluster_.job(event.job).phase != JobPhase::kRunning || cluster_.ends_at(event.job) > event.time) {
       return false;
     }
@@ -68,7 +68,7 @@ void Simulator::plan_next() {
   const Seconds look = policy_->look_again(cluster_);
   if (look < next_look_ || next_look_ <= now) {
     next_look_ = look;
-    if (look < kNoTime) {
+    if (look < kNeverVirtual) {
       events_.push({look, What::kLook, kNobody});
     }
   }

@@ -18,8 +18,8 @@ struct Usage {
   std::size_t queue;  ///< waiting jobs
 };
 
-/// Runs a policy over a trace in virtual time: goes from one instant at which something happens to the next, lets the
-/// policy decide, and notes when the jobs that run will end. Equal input gives equal output. Not for two threads at
+/// Runs a policy over a workload in virtual time: goes from one instant at which something happens to the next, lets
+/// the policy decide, and notes when the jobs that run will end. Equal input gives equal output. Not for two threads at
 /// once.
 class Simulator {
  public:
@@ -27,7 +27,7 @@ class Simulator {
   Simulator(Cluster cluster, std::unique_ptr<ClusterPolicy> policy, bool record_usage = false);
 
   /// Goes on to the next instant; false when every job has ended.
-  /// Throws std::logic_error where jobs wait and nothing will ever happen again.
+  /// Throws std::logic_error if jobs wait and no further event will come.
   bool step();
 
   const Cluster& cluster() const { return cluster_; }
@@ -56,7 +56,7 @@ class Simulator {
   std::unique_ptr<ClusterPolicy> policy_;
   const bool record_usage_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
-  Seconds next_look_ = kNoTime;
+  Seconds next_look_ = kNeverVirtual;
   std::size_t ended_ = 0;
   double busy_gpu_seconds_ = 0;
   std::vector<Usage> usage_;

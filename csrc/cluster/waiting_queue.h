@@ -7,27 +7,27 @@
 #include <utility>
 #include <vector>
 
-#include "cluster/trace.h"
+#include "cluster/job_record.h"
 #include "model/job_id.h"
 
 namespace torchshare {
 
-/// Who goes first: the lower level, in it the lower value. The rank of a waiting job does not change.
+/// The order of waiting jobs: by level, then by value, lower first. The rank of a waiting job does not change.
 struct Rank {
   int level = 0;
   double value = 0;
   auto operator<=>(const Rank&) const = default;
 };
 
-/// The waiting jobs, by what they ask for: jobs of one kind ask for the same, so where the first of a kind finds no
-/// room, none of its kind does, nor one that ranks behind it and asks for as many GPUs or more and as much memory or
-/// more for the same model. A decision looks at a few kinds instead of at all jobs.
+/// The waiting jobs, grouped by their request: all jobs of a kind request the same, so if the first of a kind does not
+/// fit, no other of its kind fits, nor does a job ranked behind it that requests at least as many GPUs and as much
+/// memory for the same model. A decision looks at a few kinds instead of all jobs.
 class WaitingQueue {
  public:
   using Kind = std::size_t;
 
   /// The kind of such a job.
-  Kind kind_of(const TraceJob& job);
+  Kind kind_of(const JobRecord& job);
 
   void insert(Kind kind, Rank rank, JobId job);
   void erase(Kind kind, Rank rank, JobId job);

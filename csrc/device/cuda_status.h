@@ -4,11 +4,10 @@
 
 namespace torchshare {
 
-/// One line on what this build and this machine have of CUDA: toolkit, driver, devices, or why there is none. Any
-/// thread.
+/// One line about CUDA in this build and on this machine: toolkit, driver, devices, or why there is none. Any thread.
 std::string cuda_status();
 
-/// How many GPUs this process can use; 0 also where this build, or this machine, has no CUDA. Any thread.
+/// How many GPUs this process can use; 0 if the build or the machine has no CUDA. Any thread.
 int cuda_device_count();
 
 }  // namespace torchshare

@@ -7,7 +7,7 @@
 
 #include "device/cpu/cpu_device.h"
 #include "device/cuda_status.h"
-#include "device/mark_cost.h"
+#include "device/marker_cost.h"
 #ifdef TORCHSHARE_WITH_CUDA
 #include "device/cuda/cuda_device.h"
 #endif
@@ -26,8 +26,8 @@ std::shared_ptr<Device> make_cuda_device([[maybe_unused]] int index) {
 }  // namespace
 
 #ifndef TORCHSHARE_WITH_CUDA
-MarkCost measure_mark_cost(std::string_view, int) {
-  throw std::invalid_argument(fmt::format("marks are CUDA's: {}", cuda_status()));
+MarkerCost measure_marker_cost(std::string_view, int) {
+  throw std::invalid_argument(fmt::format("markers need CUDA: {}", cuda_status()));
 }
 #endif
 

@@ -16,60 +16,61 @@
 
 namespace torchshare {
 
-/// A job's own queue on a device that runs behind the host. Any thread, unless it says otherwise.
+/// A job's own queue on an asynchronous device. Any thread, unless it says otherwise.
 class DeviceStream {
  public:
-  using Mark = std::uint64_t;
+  using Marker = std::uint64_t;
   using Stamp = std::uint64_t;
 
   virtual ~DeviceStream() = default;
-  /// Puts a mark behind everything launched so far, without waiting. Marks grow. 0: not now, a graph is being captured.
-  virtual Mark mark() = 0;
-  /// The latest mark that the device has come to. Reads a word.
-  virtual Mark passed() const = 0;
+  /// Records a marker after everything launched so far, without waiting. Markers increase. 0: a graph is being
+  /// captured.
+  virtual Marker record_marker() = 0;
+  /// The latest marker that the device has reached. Reads one word.
+  virtual Marker passed() const = 0;
 
   // The job's own thread.
-  /// Puts a time stamp behind everything launched so far; 0 as above.
+  /// Records a time stamp after everything launched so far; 0 as above.
   virtual Stamp stamp() = 0;
-  /// Device time between two stamps, of which `to` is the later; nothing while the device has not come to it, while a
-  /// graph is being captured, or when one is so old that it was used again.
+  /// Device time between two stamps, of which `to` is the later; nothing while the device has not reached it, while a
+  /// graph is being captured, or if one is so old that it was reused.
   virtual std::optional<std::chrono::nanoseconds> between(Stamp from, Stamp to) = 0;
-  /// How many stamps there are at once.
+  /// How many stamps are kept.
   virtual std::size_t stamps() const = 0;
-  /// Waits for everything launched so far, on this stream and on others of the job. Throws what went wrong there.
+  /// Waits for everything launched so far, on this stream and on the job's others. Throws the device's errors.
   virtual void synchronize() = 0;
 };
 
-/// Work that was captured from a job's stream once, to be launched as one. The job's own thread.
+/// Work captured from a job's stream once and launched as a whole. The job's own thread.
 class DeviceGraph {
  public:
   virtual ~DeviceGraph() = default;
   virtual void begin_capture() = 0;
-  /// Throws what made the capture fail; the graph is then of no use.
+  /// Throws if the capture failed; the graph is then unusable.
   virtual void end_capture() = 0;
   virtual void launch() = 0;
 };
 
-/// What a device is to know of a job.
-struct Seat {
+/// What a job asks of a device.
+struct DeviceRequest {
   Priority priority = Priority::kSecondary;
-  std::uint64_t seed = 0;       ///< of the job's random engine on the device
-  std::optional<int> sms = {};  ///< streaming multiprocessors that its work may use
+  std::uint64_t seed = 0;       ///< of the job's generator on the device
+  std::optional<int> sms = {};  ///< streaming multiprocessors its work may use; default: all
 };
 
-/// What a job's thread holds of a device; the destructor gives it back. Same thread as its maker, but for `stream`.
+/// What a job's thread holds of a device, until the destructor. On the thread that made it, except `stream`.
 class DeviceScope {
  public:
   virtual ~DeviceScope() = default;
-  /// Null where the device runs with the host.
+  /// Null on a synchronous device.
   virtual std::shared_ptr<DeviceStream> stream() { return nullptr; }
-  /// The job's random engine on the device; undefined where that is the host's.
+  /// The job's generator on the device; undefined on the CPU, where the job brings its own.
   virtual at::Generator generator() { return {}; }
-  /// Streaming multiprocessors that the job really has; nothing where they are not divided.
+  /// Streaming multiprocessors that the driver granted; nothing unless they are divided.
   virtual std::optional<int> sms() const { return std::nullopt; }
-  /// Null where the device has no graphs.
+  /// Null if the device has no graphs.
   virtual std::unique_ptr<DeviceGraph> make_graph() { return nullptr; }
-  /// Another stream like the job's own, for as long as the job runs: the device's handle, or 0 where there is none.
+  /// Another stream like the job's own, for as long as the job runs: the device's handle, or 0 if it has none.
   virtual std::uintptr_t open_stream() { return 0; }
 };
 
@@ -79,17 +80,17 @@ class Device {
   virtual ~Device() = default;
   virtual std::string_view name() const = 0;
   virtual Clock& clock() = 0;
-  /// Work is launched and runs later, on streams.
+  /// Work is launched by the host and runs later, on streams.
   virtual bool is_asynchronous() const { return false; }
-  /// Whose memory is counted.
+  /// The type of device whose memory is counted.
   virtual c10::DeviceType memory_type() const { return c10::DeviceType::CPU; }
-  /// Makes sure that memory of this device is counted where it has an owner.
+  /// From now on, memory of this device that has an owner is counted.
   virtual void install_memory() { install_cpu_memory(); }
-  /// For the thread of a job at that level.
+  /// For the thread of a job of that priority.
   virtual std::unique_ptr<ThreadPriority> thread_priority(Priority) { return std::make_unique<ThreadPriority>(); }
-  /// Makes the calling thread a job's as far as the device is concerned: its stream, its random engine. Throws
-  /// std::invalid_argument for a seat that this device has not.
-  [[nodiscard]] virtual std::unique_ptr<DeviceScope> enter(const Seat& seat) = 0;
+  /// Sets the calling thread up for a job: its stream, its generator. Throws std::invalid_argument for an unsupported
+  /// request.
+  [[nodiscard]] virtual std::unique_ptr<DeviceScope> enter(const DeviceRequest& request) = 0;
 };
 
 }  // namespace torchshare

@@ -13,8 +13,8 @@ namespace torchshare {
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && sizeof(std::atomic<std::uint32_t>) == 4,
               "the kernel reads the counter as a 32-bit word");
 
-// A waiter counts itself before the kernel compares the value, a notifier moves the value before it reads the count:
-// one of the two sees the other, which is why all of it is sequentially consistent.
+// A waiter counts itself before the kernel compares the value; a notifier changes the value before it reads the count.
+// One of the two must see the other, so all of it is sequentially consistent.
 void EventCount::notify_all() {
   value_.fetch_add(1, std::memory_order_seq_cst);
   if (waiters_.load(std::memory_order_seq_cst) > 0) {

@@ -6,9 +6,9 @@
 
 namespace torchshare {
 
-/// Lets threads wait for a change that others make without a lock: read `value`, look at what may have changed, then
-/// wait for `value` to move on. A change that is made before `notify_all` is never missed. Any thread.
-/// Where nobody waits, notifying costs one counter; it takes no lock, so no notifier ever waits for a waiter.
+/// Lets threads wait for a change that others make without a lock: read `value`, check the predicate, then wait for
+/// `value` to change. A change made before `notify_all` is never missed. Any thread.
+/// Without waiters, notifying increments one counter; it takes no lock, so a notifier never waits for a waiter.
 class EventCount {
  public:
   EventCount() = default;
@@ -17,7 +17,7 @@ class EventCount {
 
   std::uint32_t value() const { return value_.load(std::memory_order_seq_cst); }
   void notify_all();
-  /// Returns once `value` differs from `seen`, or the steady clock comes to `deadline` (kNever: no end). May return
+  /// Returns once `value` differs from `seen`, or the steady clock reaches `deadline` (kNever: no deadline). May return
   /// early.
   void wait(std::uint32_t seen, std::chrono::nanoseconds deadline);
 

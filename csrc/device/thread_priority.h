@@ -5,15 +5,15 @@
 
 namespace torchshare {
 
-/// The priority of one job's thread, for the job's whole life: other threads may look at it and raise it, also before
-/// the thread is there and after it has ended. Any thread, unless it says otherwise. This one leaves priorities alone.
+/// The priority of one job's thread, for the job's whole life: other threads may read and raise it, even before the
+/// thread starts and after it has ended. Any thread, unless it says otherwise. This one leaves priorities alone.
 ///
 /// Note [Priority inversion]
-/// A thread of idle priority that is preempted while it holds a lock keeps that lock until the processor has nothing
-/// better to do, which may take seconds; whoever wants the lock waits as long. The primary's steps therefore take no
-/// lock that a lower job's thread takes, but one: the interpreter's, which nobody can do without. Where the system
-/// allows it (CAP_SYS_NICE, or RLIMIT_NICE of 20), a thread is given ordinary priority while others wait for what it
-/// does: by StallWatch, around work of the process (Ungated), and for good once its job is cancelled or has ended.
+/// A thread of idle priority that is preempted while it holds a lock keeps the lock until a processor is idle, which may
+/// take seconds; every thread that wants the lock waits as long. The primary's steps therefore take no lock that a lower
+/// job's thread takes, except one: the GIL. Where the system allows it (CAP_SYS_NICE, or RLIMIT_NICE of 20), a thread
+/// gets ordinary priority while others wait for it: by StallWatch, around work of the process (Ungated), and for good
+/// once its job is cancelled or has ended.
 class ThreadPriority {
  public:
   ThreadPriority() = default;
@@ -21,16 +21,16 @@ class ThreadPriority {
   ThreadPriority(const ThreadPriority&) = delete;  // of one thread
   ThreadPriority& operator=(const ThreadPriority&) = delete;
 
-  /// Gives the calling thread its job's priority, until `leave`. Threads that it starts meanwhile inherit it.
+  /// Gives the calling thread its job's priority, until `leave`. Threads it starts in between inherit it.
   virtual void enter() {}
   virtual void leave() {}
 
   /// Ordinary priority, until `lower` has been called as often.
   virtual void raise() {}
   virtual void lower() {}
-  /// Ordinary priority for good, for the thread's workers as well: its job is to end.
+  /// Ordinary priority for good, for the thread's workers as well: its job is ending.
   virtual void raise_for_good() {}
-  /// Processor time that the thread has used so far; nothing where that is unknown.
+  /// Processor time that the thread has used so far; nothing if unknown.
   virtual std::optional<std::chrono::nanoseconds> used() const { return std::nullopt; }
 };
 

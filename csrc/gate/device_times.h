@@ -9,12 +9,12 @@
 
 namespace torchshare {
 
-/// Times ops on a device that runs behind the host: a stamp before and one after, read when the device has come to
-/// them. The job's own thread.
+/// Times ops on an asynchronous device: one stamp before and one after each, read once the device has reached them. The
+/// job's own thread.
 class DeviceTimes {
  public:
-  /// An op in the place `context`; `gap` is what the stream had nothing to do before it, where the op before it, in
-  /// `before`, was timed as well.
+  /// An op at the place `context`; `gap` is how long the stream was idle before it, if the op before it, at `before`, was
+  /// timed as well.
   struct Timed {
     std::uint64_t context;
     std::chrono::nanoseconds duration;
@@ -27,7 +27,7 @@ class DeviceTimes {
   /// Around an op.
   void begin(bool timed);
   void end(std::uint64_t context);
-  /// The next op, in order, that the device has done.
+  /// The next op, in order, that the device has finished.
   std::optional<Timed> next();
 
  private:
@@ -38,7 +38,7 @@ class DeviceTimes {
   };
   struct Pending {
     Pair op;
-    Pair former;  // its `end` is 0 where it was not timed
+    Pair former;  // its `end` is 0 if it was not timed
   };
 
   const std::shared_ptr<DeviceStream> stream_;

@@ -8,7 +8,7 @@
 namespace torchshare {
 namespace {
 
-// Nobody says when a device is done. A look reads a word of memory.
+// A device does not notify anybody when it finishes. Polling reads one word of memory.
 constexpr std::chrono::nanoseconds kPoll = std::chrono::microseconds(20);
 
 bool has(const Slot& slot, std::uint32_t bits) {
@@ -27,7 +27,7 @@ Gate::Gate(std::unique_ptr<GatePolicy> policy, Clock& clock) : policy_(std::move
 void Gate::add(Slot& slot, std::shared_ptr<DeviceStream> stream) {
   std::lock_guard lock(mutex_);
   members_.push_back({.slot = &slot,
-                      .sighting = {2 * slot.activity.load(std::memory_order_acquire), clock_.now()},
+                      .record = {.quiet = {2 * slot.activity.load(std::memory_order_acquire), clock_.now()}},
                       .stream = std::move(stream)});
   refresh_contention();
 }
@@ -99,51 +99,41 @@ Gate::Member& Gate::member_of(const Slot& slot) {
   return *std::find_if(members_.begin(), members_.end(), [&](const Member& member) { return member.slot == &slot; });
 }
 
-Rival Gate::look_at(Member& member, std::chrono::nanoseconds now) {
+JobSnapshot Gate::snapshot(const Member& member) const {
   const Slot& slot = *member.slot;
   const std::uint64_t activity = slot.activity.load(std::memory_order_acquire);
   const bool working = member.device_has_work(activity);
-  Rival rival{.priority = slot.priority,
-              .inside = (activity & 1) != 0 || working,
-              .idle = slot.idle.load(std::memory_order_acquire),
-              .quiet = member.sighting.look(2 * activity + (working ? 1 : 0), now),
-              .waits = member.waits};
+  JobSnapshot seen{.activity = 2 * activity + (working ? 1 : 0),
+                   .inside = (activity & 1) != 0 || working,
+                   .idle = slot.idle.load(std::memory_order_acquire)};
   if (policy_->forecasts()) {
     const std::chrono::nanoseconds left_at(slot.left_at.load(std::memory_order_acquire));
     const GapForecast gap{std::chrono::nanoseconds(slot.gap_mean.load(std::memory_order_acquire)),
                           std::chrono::nanoseconds(slot.gap_spread.load(std::memory_order_acquire))};
-    if (!rival.inside && gap.mean.count() > 0 && slot.activity.load(std::memory_order_relaxed) == activity) {
-      rival.gap = gap;
-      rival.quiet = member.stream == nullptr ? now - left_at : rival.quiet;
+    if (slot.activity.load(std::memory_order_relaxed) == activity) {
+      seen.gap = gap;
+      seen.left_at = member.stream == nullptr ? std::optional(left_at) : std::nullopt;
     }
-    rival.kind = slot.kind.load(std::memory_order_relaxed);
-    rival.op = expected_op(slot);
-    rival.left =
-        rival.inside ? std::max(member.expected_end - now, std::chrono::nanoseconds(0)) : std::chrono::nanoseconds(0);
+    seen.kind = slot.kind.load(std::memory_order_relaxed);
+    seen.op = expected_op(slot);
   }
-  return rival;
+  return seen;
 }
 
 Verdict Gate::ask(const Slot& slot, std::chrono::nanoseconds now, std::chrono::nanoseconds waited) {
-  std::vector<Rival> rivals;
-  bool is_concerned = false;
+  Admission admission(*policy_, slot.priority, now);
   for (Member& member : members_) {
-    if (member.slot != &slot && !outranks(slot.priority, member.slot->priority)) {
-      is_concerned |= policy_->concerns(slot.priority, member.slot->priority);
-      rivals.push_back(look_at(member, now));
+    if (member.slot != &slot && admission.regards(member.slot->priority)) {
+      admission.add(member.slot->priority, member.record, snapshot(member));
     }
   }
-  if (is_concerned) {
-    const Verdict verdict =
-        policy_->decide({.priority = slot.priority,
-                         .op = expected_op(slot),
-                         .waited = waited,
-                         .kind = slot.kind.load(std::memory_order_relaxed),
-                         .ahead = slot.ahead != nullptr ? slot.ahead->outstanding() : std::chrono::nanoseconds(0)},
-                        rivals);
-    if (!verdict.admit) {
-      return verdict;
-    }
+  const Verdict verdict =
+      admission.decide({.op = expected_op(slot),
+                        .kind = slot.kind.load(std::memory_order_relaxed),
+                        .ahead = slot.ahead != nullptr ? slot.ahead->outstanding() : std::chrono::nanoseconds(0)},
+                       waited);
+  if (!verdict.admit) {
+    return verdict;
   }
   const auto wait = is_paced(slot) ? pace_.wait(now) : std::chrono::nanoseconds(0);
   return {.admit = wait.count() == 0, .retry_after = wait};
@@ -153,7 +143,7 @@ void Gate::let_in(const Slot& slot, std::chrono::nanoseconds now) {
   if (!policy_->forecasts()) {
     return;
   }
-  member_of(slot).expected_end = now + expected_op(slot).value_or(std::chrono::nanoseconds(0));
+  member_of(slot).record.admit(now, expected_op(slot));
   for (const Member& member : members_) {
     if (outranks(member.slot->priority, slot.priority) &&
         (member.slot->attention.load(std::memory_order_relaxed) & kFilled) == 0) {
@@ -162,18 +152,18 @@ void Gate::let_in(const Slot& slot, std::chrono::nanoseconds now) {
   }
 }
 
-void Gate::mark_streams(std::unique_lock<std::mutex>& lock, const Slot& slot) {
+void Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot) {
   struct Due {
     std::shared_ptr<DeviceStream> stream;
     std::uint64_t activity;
-    DeviceStream::Mark mark;
+    DeviceStream::Marker marker;
   };
   std::vector<Due> due;
   for (const Member& member : members_) {
     const std::uint64_t activity = member.slot->activity.load(std::memory_order_acquire);
     const bool inside = (activity & 1) != 0;
     if (member.stream != nullptr && outranks(member.slot->priority, slot.priority) && !inside &&
-        !member.is_marked(activity)) {
+        !member.has_marker(activity)) {
       due.push_back({member.stream, activity, 0});
     }
   }
@@ -182,14 +172,14 @@ void Gate::mark_streams(std::unique_lock<std::mutex>& lock, const Slot& slot) {
   }
   lock.unlock();
   for (Due& put : due) {
-    put.mark = put.stream->mark();
+    put.marker = put.stream->record_marker();
   }
   lock.lock();
   for (Member& member : members_) {
     for (const Due& put : due) {
       if (member.stream == put.stream) {
-        member.mark = put.mark;
-        member.marked_at = put.activity;
+        member.marker = put.marker;
+        member.marker_activity = put.activity;
       }
     }
   }
@@ -197,7 +187,7 @@ void Gate::mark_streams(std::unique_lock<std::mutex>& lock, const Slot& slot) {
 
 bool Gate::try_enter(const Slot& slot) {
   std::unique_lock lock(mutex_);
-  mark_streams(lock, slot);
+  record_markers(lock, slot);
   const auto now = clock_.now();
   const bool admitted = ask(slot, now, std::chrono::nanoseconds(0)).admit;
   if (admitted) {
@@ -209,14 +199,14 @@ bool Gate::try_enter(const Slot& slot) {
 bool Gate::wait_turn(const Slot& slot) {
   std::unique_lock lock(mutex_);
   const auto began = clock_.now();
-  member_of(slot).waits = true;
+  member_of(slot).record.waits = true;
   bool admitted = false;
   while (true) {
     const std::uint32_t seen = changed_.value();
     if (has(slot, kCancel | kSuspend | kHold)) {
       break;
     }
-    mark_streams(lock, slot);
+    record_markers(lock, slot);
     const auto now = clock_.now();
     const Verdict verdict = ask(slot, now, now - began);
     admitted = verdict.admit;
@@ -230,7 +220,7 @@ bool Gate::wait_turn(const Slot& slot) {
     clock_.wait(changed_, seen, now + (polls ? std::min(verdict.retry_after, kPoll) : verdict.retry_after));
     lock.lock();
   }
-  member_of(slot).waits = false;
+  member_of(slot).record.waits = false;
   return admitted;
 }
 

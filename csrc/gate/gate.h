@@ -8,30 +8,28 @@
 
 #include "device/device.h"
 #include "gate/slot.h"
-#include "policy/gate_policy.h"
-#include "policy/sighting.h"
+#include "policy/admission.h"
 #include "sharing/pace.h"
 
 namespace torchshare {
 
 /// Where jobs wait before an op: until the policy admits them, while suspended or held, or for a time. Any thread.
 /// Every wait ends at once when the job is cancelled.
-/// The lock is for members that wait for their turn; what a job that no other outranks does between its first op and
-/// its last takes none (see Note [Priority inversion]).
+/// The lock is for members that wait for their turn; a job that no other outranks never takes it between its first op
+/// and its last (see Note [Priority inversion]).
 ///
 /// Note [Asynchronous devices]
-/// On a GPU a job leaves an op when it is launched. It counts as inside until its stream has no more work. To know that
-/// costs the job nothing: who waits puts a mark behind the job's work, once for each state of its counter, and then
-/// reads how far the stream has come. A mark tells of all work up to it, so it holds for the counter as read before it
-/// was put. Marks are put without the gate's lock: they are calls into the driver.
+/// On a GPU a job leaves an op as soon as it is launched, and counts as inside until its stream has no more work.
+/// Finding that out costs the job nothing: the waiting job records a marker on that stream, once per state of the job's
+/// counter, and then reads how far the stream has come. A marker covers all work launched before it, so it is valid for
+/// the counter as read before it was recorded. Markers are recorded without the gate's lock: that calls the driver.
 class Gate {
  public:
   Gate(std::unique_ptr<GatePolicy> policy, Clock& clock);
-  Gate(const Gate&) = delete;
+  Gate(const Gate&) = delete;  // memberships refer to it
   Gate& operator=(const Gate&) = delete;
 
-  /// A slot takes part from `add` to `remove`; it must outlive that. `stream` is the job's, where the device runs
-  /// behind the host.
+  /// A slot takes part from `add` to `remove` and must outlive that. `stream` is the job's, on an asynchronous device.
   void add(Slot& slot, std::shared_ptr<DeviceStream> stream = nullptr);
   void remove(Slot& slot);
 
@@ -53,9 +51,9 @@ class Gate {
   /// Sets or clears a bit of `slot.attention` and wakes its job.
   void set(Slot& slot, Attention bit);
   void clear(Slot& slot, Attention bit);
-  /// Says that the job waits for its input, or no longer does; lower jobs may enter at once.
+  /// The job starts or stops waiting for its input; while it waits, lower jobs may enter at once.
   void set_idle(Slot& slot, bool idle);
-  /// A job left an op for a gap that is worth filling: whoever waits looks again.
+  /// A job left an op for a gap that is worth filling: waiting jobs ask again.
   void gap_opened();
 
   /// The policy wants to know how long ops and gaps are.
@@ -67,7 +65,7 @@ class Gate {
   void end_filling() { fillers_.fetch_sub(1, std::memory_order_acq_rel); }
   bool is_filled() const { return fillers_.load(std::memory_order_acquire) > 0; }
 
-  /// When jobs that another one outranks may enter at all; the policy has its say in that time.
+  /// When jobs that another one outranks may enter at all; within that time the policy decides.
   void set_pace(const Pace& pace);
 
   /// Asks the policy, once. On the job's own thread.
@@ -82,22 +80,20 @@ class Gate {
  private:
   struct Member {
     Slot* slot;
-    Sighting sighting;
-    bool waits = false;                        // in wait_turn
-    std::chrono::nanoseconds expected_end{0};  // of the op that it was last let in with
+    AdmissionRecord record;
     std::shared_ptr<DeviceStream> stream{};
-    DeviceStream::Mark mark = 0;  // behind all work of `marked_at`
-    std::uint64_t marked_at = 0;  // activity
+    DeviceStream::Marker marker = 0;    // after all work of `marker_activity`
+    std::uint64_t marker_activity = 0;  // activity
 
-    bool is_marked(std::uint64_t activity) const { return mark != 0 && marked_at == activity; }
+    bool has_marker(std::uint64_t activity) const { return marker != 0 && marker_activity == activity; }
     bool device_has_work(std::uint64_t activity) const {
-      return stream != nullptr && !(is_marked(activity) && stream->passed() >= mark);
+      return stream != nullptr && !(has_marker(activity) && stream->passed() >= marker);
     }
   };
 
-  void mark_streams(std::unique_lock<std::mutex>& lock, const Slot& slot);
+  void record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot);
   Verdict ask(const Slot& slot, std::chrono::nanoseconds now, std::chrono::nanoseconds waited);
-  Rival look_at(Member& member, std::chrono::nanoseconds now);
+  JobSnapshot snapshot(const Member& member) const;
   void let_in(const Slot& slot, std::chrono::nanoseconds now);
   Member& member_of(const Slot& slot);
   bool is_paced(const Slot& slot) const;

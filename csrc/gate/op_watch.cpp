@@ -9,9 +9,9 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-constexpr std::size_t kMostRecorded = 1 << 17;
-constexpr std::uint64_t kSampled = 64;  // one of so many known ops is timed all the same
-constexpr double kUnknownOp = 0.95;     // an op that is not known is expected to be no longer than so many others
+constexpr std::size_t kMaxRecorded = 1 << 17;
+constexpr std::uint64_t kSampled = 64;  // one in this many known ops is timed anyway
+constexpr double kUnknownOp = 0.95;     // an unknown op is expected to be no longer than this share of all ops
 
 double count(nanoseconds time) {
   return static_cast<double>(time.count());
@@ -42,7 +42,7 @@ void OpWatch::unfollow() {
   times_.reset();
 }
 
-/// Learns from what the device has done since.
+/// Learns from the ops that the device has finished since.
 void OpWatch::settle() {
   while (const auto timed = times_->next()) {
     if (OpChain::Place* const before = timed->gap ? chain_.find(timed->before) : nullptr) {
@@ -52,7 +52,7 @@ void OpWatch::settle() {
       place->profile.duration.add(count(timed->duration));
     }
     durations_.add(timed->duration);
-    if (options_.record && trace_.ops.size() < kMostRecorded) {
+    if (options_.record && trace_.ops.size() < kMaxRecorded) {
       trace_.ops.push_back({timed->context, count(timed->gap.value_or(nanoseconds(0))), 0, count(timed->duration)});
     }
   }
@@ -71,7 +71,7 @@ OpChain::Place& OpWatch::advance(std::uint64_t signature) {
   }
   gap_ = left_at_ ? *now_ - *left_at_ : nanoseconds(0);
   if (left_at_) {
-    // Where the job computed in the gap, a lower one in it may have made it longer, never shorter.
+    // If the job computed in the gap, a lower job in it may have made it longer, never shorter.
     const bool longer = filled && !was_idle_;
     if (OpTime& gap = chain_.here().profile.gap; !longer || !gap.known() || count(gap_) < gap.mean) {
       gap.add(count(gap_));
@@ -155,7 +155,7 @@ void OpWatch::end() {
 }
 
 void OpWatch::end_on_device(const OpProfile& profile) {
-  constexpr nanoseconds kUnknown = std::chrono::microseconds(20);  // of an op of which nothing is known
+  constexpr nanoseconds kUnknown = std::chrono::microseconds(20);  // assumed for an unknown op
   times_->end(profile.context);
   gap_wanted_ = sampled_ || !profile.gap.known();
   if (lower_) {
@@ -178,12 +178,13 @@ void OpWatch::record(nanoseconds duration) {
   if (lower_) {
     add_to(counters_.filled, duration.count());
   }
-  if (options_.record && trace_.ops.size() < kMostRecorded) {
-    trace_.ops.push_back({profile.context, count(gap_), count(std::min(idle_, gap_)), count(duration)});
+  if (options_.record && trace_.ops.size() < kMaxRecorded) {
+    trace_.ops.push_back(
+        {profile.context, count(gap_), count(std::min(idle_, gap_)), count(duration), chain_.here().kind});
   }
 }
 
-/// Returns whether there is a gap to be filled. See Note [Free exit].
+/// Returns whether there is a gap to fill. See Note [Free exit].
 bool OpWatch::publish_gap(const OpTime& gap) {
   const bool opens = gate_.forecasts() && gap.known() && gap.mean >= count(options_.shortest_gap);
   if (opens) {
@@ -208,7 +209,7 @@ void OpWatch::end_idle(nanoseconds now) {
   idle_since_.reset();
 }
 
-/// What of the gap until now was waiting.
+/// Adds the part of the gap so far that was spent waiting for input.
 void OpWatch::count_idle(nanoseconds now) {
   if (idle_since_) {
     idle_ += now - std::max(*idle_since_, left_at_.value_or(*idle_since_));
@@ -216,7 +217,7 @@ void OpWatch::count_idle(nanoseconds now) {
 }
 
 void OpWatch::end_step() {
-  if (options_.record && trace_.ops.size() < kMostRecorded) {
+  if (options_.record && trace_.ops.size() < kMaxRecorded) {
     trace_.step_ends.push_back(trace_.ops.size());
   }
 }

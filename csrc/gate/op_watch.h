@@ -15,62 +15,62 @@
 
 namespace torchshare {
 
-/// How a job is watched.
+/// How a job's ops are watched.
 struct WatchOptions {
-  bool record = false;                       ///< time every op and keep the trace, instead of what the gate needs
-  std::chrono::nanoseconds shortest_gap{0};  ///< the shortest that is worth waking others for
+  bool record = false;                       ///< time every op and keep the trace, not only what the gate needs
+  std::chrono::nanoseconds shortest_gap{0};  ///< shorter gaps are not worth waking others for
   std::vector<OpProfile> known = {};         ///< measured before
 };
 
-/// What the gaps of a job were good for. Times are sums.
+/// How well the gaps of a job were used. Times are sums.
 struct GapStats {
   std::uint64_t ops = 0;
-  std::uint64_t unknown_ops = 0;          ///< whose duration or gap was still to be measured
-  std::chrono::nanoseconds capacity{0};   ///< of the gaps, as expected: the sum of SG
-  std::uint64_t gaps_opened = 0;          ///< to lower jobs, with a forecast
-  std::uint64_t gaps_filled = 0;          ///< in which a lower job was let in, with or without a forecast
-  std::uint64_t returns_into_filler = 0;  ///< it came back while a lower job was inside an op
-  std::chrono::nanoseconds cost{0};       ///< what its own ops then took above their mean
-  std::chrono::nanoseconds filled{0};     ///< what its ops took in the gaps of others
+  std::uint64_t unknown_ops = 0;          ///< whose duration or gap was not known yet
+  std::chrono::nanoseconds capacity{0};   ///< expected length of the gaps: the sum of SG
+  std::uint64_t gaps_opened = 0;          ///< announced to lower jobs, with a forecast
+  std::uint64_t gaps_filled = 0;          ///< in which a lower job was admitted, with or without a forecast
+  std::uint64_t returns_into_filler = 0;  ///< it returned while a lower job was inside an op
+  std::chrono::nanoseconds cost{0};       ///< how much longer than their mean its own ops then took
+  std::chrono::nanoseconds filled{0};     ///< duration of its ops in the gaps of others
 };
 
-/// Follows the ops of one job on its own thread, learns how long they and the gaps between them are, and tells the
-/// gate: before an op how long it will be, before a long gap when that began. `stats` from any thread, the rest from
-/// the job's.
+/// Follows the ops of one job on its own thread, learns how long the ops and the gaps between them take, and tells the
+/// gate: before an op how long it will take, before a long gap when it began. `stats` from any thread, the rest from
+/// the job's own.
 ///
 /// Note [Two stages]
-/// An op or gap whose place is not known yet is timed: the measuring stage, of that place. Once it is known, only gaps
-/// that are long enough to be filled are timed, and a sample of the rest, so that the forecast follows; most ops cost
-/// no look at the clock. A job that may have to wait itself is timed always: it has the time.
-/// On a device that runs behind the host, times are the device's, and there is only the measuring stage and the sample:
-/// what a lower job's op will take is told by its place alone.
+/// Measuring stage: an op or gap at a place that is not known yet is timed. Once it is known, only gaps that are long
+/// enough to fill are timed, and a sample of the rest so that the forecast follows changes; most ops do not read the
+/// clock. A job that may have to wait itself is always timed: it has the time.
+/// On an asynchronous device, times are the device's, and there is only the measuring stage and the sample: the
+/// duration of a lower job's op is predicted from its place alone.
 class OpWatch {
  public:
   OpWatch(Slot& slot, Gate& gate, Clock& clock, WatchOptions options);
 
-  /// The job's ops run on `stream`, behind the host. Before the first op.
+  /// The job's ops are launched on `stream` of an asynchronous device. Before the first op.
   void follow(const std::shared_ptr<DeviceStream>& stream);
-  /// No more: lets the stream go. After the last op.
+  /// Releases the stream. After the last op.
   void unfollow();
 
   template <class Call>
   void arrive(const Call& call) {
     OpChain::Place& place = advance(call.signature());
     if (place.profile.text.empty() && place.profile.duration.count > 0) {
-      place.profile.text = call.text();  // what is seen once is not worth a name
+      place.profile.text = call.text();  // an op that is seen only once needs no text
       place.kind = op_kind(place.profile.text);
     }
     slot_.kind.store(place.kind, std::memory_order_relaxed);
   }
-  /// After the gate's word, inside.
+  /// Admitted and inside the op.
   void begin();
   /// Leaves the op.
   void end();
 
-  // Around a wait for input, which may have ops in it.
+  // Around a wait for input, which may contain ops.
   void begin_idle(std::chrono::nanoseconds now);
   void end_idle(std::chrono::nanoseconds now);
-  /// It has its next input: a step begins.
+  /// The job has its next input: a step begins.
   void begin_batch() { restarts_ = true; }
   void end_step();
 
@@ -94,22 +94,22 @@ class OpWatch {
   Clock& clock_;
   const WatchOptions options_;
   OpChain chain_;
-  LogHistogram durations_;  // of all ops: what to expect of one that is not known
+  LogHistogram durations_;  // of all ops: what to expect of an unknown one
   OpTrace trace_;
-  std::unique_ptr<DeviceTimes> times_;               // null where the device runs with the host
+  std::unique_ptr<DeviceTimes> times_;               // null on a synchronous device
   std::unique_ptr<RunAhead> ahead_;                  // the same
-  bool gap_wanted_ = false;                          // on the device, after the last op
-  std::optional<std::chrono::nanoseconds> now_;      // as read since `arrive`
-  std::optional<std::chrono::nanoseconds> left_at_;  // end of the last op, where this gap is timed
-  std::optional<std::chrono::nanoseconds> begin_;    // of the op, where it is timed
+  bool gap_wanted_ = false;                          // the gap after the last op is to be timed on the device
+  std::optional<std::chrono::nanoseconds> now_;      // if the clock was read since `arrive`
+  std::optional<std::chrono::nanoseconds> left_at_;  // end of the last op, if this gap is timed
+  std::optional<std::chrono::nanoseconds> begin_;    // of the op, if it is timed
   std::chrono::nanoseconds gap_{0};
   std::chrono::nanoseconds idle_{0};                    // of the gap
   std::optional<std::chrono::nanoseconds> idle_since_;  // while it waits for input
   bool was_idle_ = false;                               // in this gap
   bool restarts_ = false;                               // the next op is the first of a batch
-  bool lower_ = false;                                  // of the op: it may have had to wait
-  bool sampled_ = false;                                // the op and the gap after it are timed in any case
-  bool overlapped_ = false;                             // since it came back while a lower job was inside
+  bool lower_ = false;                                  // the op may have had to wait
+  bool sampled_ = false;                                // the op and the gap after it are timed even if known
+  bool overlapped_ = false;                             // it returned while a lower job was inside
   bool published_ = false;
 
   // One writer.

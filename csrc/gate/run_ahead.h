@@ -8,19 +8,19 @@
 
 namespace torchshare {
 
-/// How far a job's host is ahead of its device, in predicted time. The job's own thread.
+/// How far a job's host thread is ahead of the device, in predicted time. The job's own thread.
 class RunAhead {
  public:
   explicit RunAhead(std::shared_ptr<DeviceStream> stream) : stream_(std::move(stream)) {}
 
-  /// An op was launched that is expected to take so long.
+  /// An op of that expected duration was launched.
   void launched(std::chrono::nanoseconds expected);
-  /// The sum over what was launched and has not run.
+  /// The expected duration of all that was launched and has not finished.
   std::chrono::nanoseconds outstanding();
 
  private:
   struct Launch {
-    DeviceStream::Mark mark;
+    DeviceStream::Marker marker;
     std::chrono::nanoseconds expected;
   };
 

@@ -17,19 +17,19 @@ enum Attention : std::uint32_t {
   kCancel = 1,     ///< raise at the next op
   kSuspend = 2,    ///< park at the next op
   kContended = 4,  ///< the policy must be asked before each op
-  kHold = 8,       ///< wait at the next op until the coordinator lets go
-  kFilled = 16,    ///< no reason to stop: a lower job was let in since the last op
-  kRaised = 32,    ///< give the ordinary priority back that StallWatch gave the thread
+  kHold = 8,       ///< wait at the next op until the coordinator releases the job
+  kFilled = 16,    ///< no reason to stop: a lower job was admitted since the last op
+  kRaised = 32,    ///< give back the ordinary priority that StallWatch lent the thread
 };
 
 /// One job's side of the gate. `activity` is written by the job's own thread only; `attention` by anyone.
 ///
 /// Note [Free exit]
-/// A job that leaves an op writes one counter and wakes nobody: that is what keeps the cost of sharing off the primary.
-/// Whoever waits for it looks at the counter again after the grace period; if it has not moved, the job was quiet.
-/// Only before a gap that is expected to be long, and to pay for it, a job that is watched says when it left
-/// (`left_at`) and wakes those who wait. It writes that while inside, so a reader that finds `activity` even and
-/// unmoved has it whole.
+/// A job that leaves an op writes one counter and wakes nobody, which keeps the cost of sharing off the primary. A
+/// waiting job reads the counter again after the grace period; if it has not changed, the job was quiet. Only before a
+/// gap that is expected to be long enough to pay for it does a watched job publish when it left (`left_at`) and wake
+/// the waiting jobs. It writes that while inside, so a reader that finds `activity` even and unchanged has read a
+/// consistent value.
 struct alignas(64) Slot {
   explicit Slot(Priority p) : priority(p) {}
 
@@ -40,11 +40,11 @@ struct alignas(64) Slot {
   std::atomic<std::uint64_t> activity{0};  ///< odd while inside an op; half of it is the number of ops
   // Nanoseconds, written by the job's own thread; see OpWatch.
   std::atomic<std::int64_t> left_at{0};   ///< when the gap of `gap_mean` began
-  std::atomic<std::int64_t> gap_mean{0};  ///< 0: nothing is known of the gap after the last op
+  std::atomic<std::int64_t> gap_mean{0};  ///< 0: the gap after the last op is unknown
   std::atomic<std::int64_t> gap_spread{0};
   std::atomic<std::int64_t> next_op{-1};       ///< expected duration of the op it is about to begin; -1: unknown
   std::atomic<OpKind> kind{OpKind::kUnknown};  ///< of that op
-  RunAhead* ahead = nullptr;                   ///< the job's own thread only; null where the device runs with the host
+  RunAhead* ahead = nullptr;                   ///< the job's own thread only; null on a synchronous device
 
   void enter() { activity.store(activity.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
   void leave() { enter(); }

@@ -14,7 +14,7 @@ using std::chrono::nanoseconds;
 using std::chrono::steady_clock;
 
 constexpr std::uint32_t kWakes = 31;
-constexpr auto kAsleep = std::chrono::microseconds(100);  // until then the other is surely waiting
+constexpr auto kAsleep = std::chrono::microseconds(100);  // by then the other thread is asleep
 
 }  // namespace
 

@@ -4,16 +4,16 @@
 
 namespace torchshare {
 
-/// What it takes to wake a waiting thread on this machine.
+/// What waking a waiting thread costs on this machine.
 struct WakeCost {
-  std::chrono::nanoseconds notify;   ///< for the one who wakes
-  std::chrono::nanoseconds latency;  ///< until the other runs
+  std::chrono::nanoseconds notify;   ///< for the thread that notifies
+  std::chrono::nanoseconds latency;  ///< until the waiting thread runs
 
-  /// A gap is worth filling when the waking is less than a hundredth of it, and over well before its end.
+  /// A gap is worth filling if notifying takes less than a hundredth of it and the latency less than half.
   std::chrono::nanoseconds shortest_gap() const;
 };
 
-/// Measures it with two threads, in a few milliseconds: the median of some dozen wakes.
+/// Measures it with two threads in a few milliseconds: the median of 31 wakes.
 WakeCost measure_wake_cost();
 
 }  // namespace torchshare

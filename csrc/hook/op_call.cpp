@@ -69,7 +69,7 @@ void OwnerCheck::read(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(other == nullptr, "job '", mine_.budget()->job(), "': ", op_, " was given a tensor of job '",
                     other->job(),
                     "', which is still running; expected tensors of its own, made before the jobs, or copied through "
-                    "the CPU: each job has its own stream, and the other's may not have come to it yet");
+                    "the CPU: each job has its own stream, and the other's may not have written the tensor yet");
 }
 
 void OwnerCheck::read(const c10::IValue& value) {

@@ -13,11 +13,11 @@
 #include "model/op_profile.h"
 
 // What an op is, for its profile: its name and the shapes, dtypes and devices of its tensors. Lists of numbers count
-// (the size of what a factory makes), single numbers do not (a learning rate).
+// (the size of a factory's result), single numbers do not (a learning rate).
 
 namespace torchshare {
 
-/// FNV-1a: the same in every process, so that profiles can be kept.
+/// FNV-1a: the same in every process, so profiles can be saved.
 constexpr std::uint64_t hash_name(std::string_view name, std::uint64_t seed = 0xcbf29ce484222325ULL) {
   for (const char c : name) {
     seed = (seed ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
@@ -25,7 +25,7 @@ constexpr std::uint64_t hash_name(std::string_view name, std::uint64_t seed = 0x
   return seed;
 }
 
-/// Tensors whose sizes can be asked for, and are numbers.
+/// True if the tensor has sizes and they are plain integers.
 inline bool has_plain_sizes(const c10::TensorImpl& tensor) {
   return !tensor.has_symbolic_sizes_strides() && !tensor.is_nested();
 }
@@ -76,7 +76,7 @@ class SignatureReader {
   std::uint64_t hash_;
 };
 
-/// Spells tensors out: "f32[32, 64]". Lists by their first and their length.
+/// Writes tensors out: "Float[32, 64]". Lists by their first element and their length.
 class TextReader {
  public:
   explicit TextReader(std::string name) : text_(std::move(name) + "(") {}
@@ -103,7 +103,7 @@ class TextReader {
   std::string text_;
 };
 
-/// Refuses tensors that another job owns. Throws a ValueError.
+/// Throws a ValueError for tensors that another job owns.
 class OwnerCheck {
  public:
   OwnerCheck(const MemoryOwner& mine, const char* op) : mine_(mine), op_(op) {}
@@ -128,7 +128,7 @@ class OwnerCheck {
   const char* op_;
 };
 
-/// A call with typed arguments, which it refers to.
+/// A call with typed arguments, held by reference.
 template <class... Arguments>
 class TypedCall {
  public:
@@ -155,20 +155,20 @@ class TypedCall {
   std::tuple<const Arguments&...> arguments_;
 };
 
-/// A graph, compiled or captured, which counts as one op.
-class GraphCall {
+/// A compiled step or a captured CUDA graph: it has a name and counts as one op.
+class NamedCall {
  public:
-  GraphCall(std::uint64_t signature, const std::string& name) : signature_(signature), name_(name) {}
+  NamedCall(std::uint64_t signature, const std::string& name) : signature_(signature), name_(name) {}
   std::uint64_t signature() const { return signature_; }
   const std::string& text() const { return name_; }
-  void check_owners(const MemoryOwner&) const {}  // its tensors were given to ops before
+  void check_owners(const MemoryOwner&) const {}  // its tensors went through ops before
 
  private:
   std::uint64_t signature_;
   const std::string& name_;
 };
 
-/// A call with its arguments on the stack.
+/// A boxed call: its arguments are on the stack.
 class BoxedCall {
  public:
   BoxedCall(const c10::OperatorHandle& op, const torch::jit::Stack& stack) : op_(op), stack_(stack) {}

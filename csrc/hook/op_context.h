@@ -8,7 +8,7 @@
 
 namespace torchshare {
 
-/// What the op hook knows of the job whose thread it runs on.
+/// The job of the calling thread, as the op hook sees it.
 class OpContext {
  public:
   OpContext(Priority priority, at::Generator generator) : slot_(priority), generator_(std::move(generator)) {}
@@ -16,12 +16,13 @@ class OpContext {
   OpContext(const OpContext&) = delete;  // its thread points at it
   OpContext& operator=(const OpContext&) = delete;
 
-  /// The job's own CPU random engine; ops draw from it instead of from the process-wide default.
+  /// The job's own CPU generator; ops draw from it instead of the process-wide default.
   const at::Generator& generator() const { return generator_; }
-  /// The same on the job's device, where that has engines of its own; else undefined.
+  /// The same on the job's device; undefined if the device has no generators of its own.
   const at::Generator& device_generator() const { return device_generator_; }
   const Slot& slot() const { return slot_; }
-  /// An op went over the job's memory budget: throws what the job's language has for it, or leaves it at `error`.
+  /// An op exceeded the job's memory budget: throws the exception of the job's language, or returns to let `error`
+  /// propagate.
   virtual void refuse_memory(const BudgetExceeded&) {}
   /// Of the job's thread; see ThreadPriority.
   virtual void raise_priority() {}
@@ -36,20 +37,20 @@ class OpContext {
   bool is_ungated() const { return depth_ > 0; }
 
   Slot slot_;
-  std::unique_ptr<OpWatch> watch_;  // null where nobody wants to know how long ops are
+  std::unique_ptr<OpWatch> watch_;  // null unless op timing is on
   at::Generator device_generator_{};
-  std::shared_ptr<MemoryOwner> memory_;  // null where nobody wants to know
-  bool checks_owners_ = false;           // refuse tensors of other jobs: on streams of their own, they may not be ready
+  std::shared_ptr<MemoryOwner> memory_;  // null unless memory is metered
+  bool checks_owners_ = false;           // refuse tensors of other jobs: their streams may not have written them yet
 
  private:
   at::Generator generator_;
   int depth_ = 0;  // ops inside ops; touched by the job's thread only
 };
 
-/// The permission to run one op, held while it runs. An op inside an op runs on the outer one's pass.
+/// The permission to run one op, held while it runs. A nested op runs on the outer op's pass.
 class [[nodiscard]] Pass {
  public:
-  /// Waits or throws as the gate says. `context` may be null: the thread belongs to no job.
+  /// Waits until the gate admits the op, or throws. `context` may be null: the thread belongs to no job.
   /// `call` has `signature()` and `text()`, see OpCall.
   template <class Call>
   Pass(OpContext* context, const Call& call) : context_(context) {
@@ -93,7 +94,7 @@ class [[nodiscard]] Pass {
   OpContext* const context_;
 };
 
-/// Runs an op on a pass. What goes over the job's memory budget is unwound in the job's own language.
+/// Runs an op on a pass. If it exceeds the job's memory budget, the job's own language raises the error.
 template <class Call, class Run>
 decltype(auto) run_op(OpContext* context, const Call& call, Run run) {
   const Pass pass(context, call);
@@ -107,7 +108,7 @@ decltype(auto) run_op(OpContext* context, const Call& call, Run run) {
   }
 }
 
-/// The context of the calling thread, or null. The one global of this project. See Note [Free exit].
+/// The context of the calling thread, or null. The only global of this project.
 extern thread_local constinit OpContext* current_context;
 
 /// Makes `context` the calling thread's and switches the op hook on, until the destructor. Same thread.
@@ -119,8 +120,8 @@ class ContextScope {
   ContextScope& operator=(const ContextScope&) = delete;
 };
 
-/// Takes the calling thread out of its job until the destructor: ops are not gated, and draw from the process's random
-/// state. For tracing, which runs none. Same thread; a thread without a job stays without.
+/// Takes the calling thread out of its job until the destructor: ops are not gated and draw from the process's random
+/// state. For tracing, which runs no ops. Same thread; does nothing on a thread without a job.
 class ContextPause {
  public:
   ContextPause();
@@ -132,15 +133,14 @@ class ContextPause {
   OpContext* const context_;
 };
 
-/// Ops of the calling thread are not gated, until the destructor, and the thread has ordinary priority; to others, its
-/// job is outside of any op. Nothing else changes. For work of the process that a job happens to do, and that others
-/// wait for. Same thread.
+/// Disables gating for the calling thread until the destructor, and gives it ordinary priority; other jobs see its job
+/// outside of any op. For work of the process that a job happens to do while others wait for it. Same thread.
 class Ungated {
  public:
   Ungated() : context_(current_context) {
     if (context_ != nullptr) {
       context_->raise_priority();
-      ++context_->depth_;  // as if inside an op that has no end in sight
+      ++context_->depth_;  // as if inside an outer op
     }
   }
   ~Ungated() {

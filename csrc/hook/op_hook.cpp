@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "device/engine_swap.h"
+#include "device/generator_swap.h"
 #include "hook/op_call.h"
 
 namespace torchshare {
@@ -23,18 +23,30 @@ thread_local constinit OpContext* current_context = nullptr;
 
 namespace {
 
+/// A composite op does all its work through other ops, which are hooked themselves.
+bool is_composite(const c10::OperatorHandle& op) {
+  static const c10::DispatchKeySet kBackends({c10::DispatchKey::CPU, c10::DispatchKey::CUDA});
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForAnyDispatchKey(kBackends);
+}
+
 void gate_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (is_composite(op)) {  // of an extension
+    op.redispatchBoxed(after_hook(keys), stack);
+    return;
+  }
   run_op(current_context, BoxedCall(op, *stack), [&] { op.redispatchBoxed(after_hook(keys), stack); });
 }
 
 // Note [Random state]
-// Each job has a random engine of its own. Ops that take a generator get it here, at whatever depth they run: an op
-// without that argument (native_dropout, randn) reaches one that has it (bernoulli_, normal_) from inside its kernel.
-// A test runs every op of torch that is tagged nondeterministic_seeded and checks that the default engine did not move.
-// Factories whose device is an argument carry no backend key yet; the op that fills their result does.
-// On CUDA, kernels of ops without the argument (native_dropout, attention) take the default engine without asking the
-// dispatcher. There the job's state is swapped into the default engine while the op is launched: `graphsafe_set_state`
-// moves a pointer, under a lock that all jobs share. An op inside such an op finds the state swapped already.
+// Each job has a generator of its own. Ops with a generator argument get it here, at any depth: an op without that
+// argument (native_dropout, randn) calls one that has it (bernoulli_, normal_) from inside its kernel.
+// A test runs every op of torch that is tagged nondeterministic_seeded and checks that the default generator did not
+// move. Factories whose device is an argument carry no backend key yet; the op that fills their result does. On CUDA,
+// kernels of ops without the argument (native_dropout, attention) take the default generator without asking the
+// dispatcher. There the job's state is swapped into the default generator while the op is launched:
+// `graphsafe_set_state` moves a pointer, under a lock that all jobs share. An op inside such an op finds the state
+// swapped already.
 class RandomOp final : public c10::OperatorKernel {
  public:
   explicit RandomOp(std::vector<std::size_t> generator_arguments) : generators_(std::move(generator_arguments)) {}
@@ -42,10 +54,10 @@ class RandomOp final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     OpContext* const context = current_context;
     run_op(context, BoxedCall(op, *stack), [&] {
-      std::optional<EngineSwap> swap;
+      std::optional<GeneratorSwap> swap;
       if (context != nullptr && keys.has_backend(c10::BackendComponent::CPUBit)) {
-        give_engine(op, *stack, context->generator());
-      } else if (context != nullptr && context->device_generator().defined() && !EngineSwap::is_swapped() &&
+        give_generator(op, *stack, context->generator());
+      } else if (context != nullptr && context->device_generator().defined() && !GeneratorSwap::is_swapped() &&
                  !keys.has(c10::DispatchKey::Python)) {  // a mode runs Python, which must not wait behind that lock
         swap.emplace(context->device_generator());
       }
@@ -54,12 +66,12 @@ class RandomOp final : public c10::OperatorKernel {
   }
 
  private:
-  void give_engine(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& engine) const {
+  void give_generator(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator) const {
     const std::size_t first = stack.size() - op.schema().arguments().size();
     for (const std::size_t argument : generators_) {
       c10::IValue& given = stack[first + argument];
       if (given.isNone() || given.toGenerator() == at::detail::getDefaultCPUGenerator()) {
-        given = engine;
+        given = generator;
       }
     }
   }
@@ -78,7 +90,7 @@ std::vector<std::size_t> generator_arguments(const c10::FunctionSchema& schema) 
   return found;
 }
 
-/// A view returns an alias of an argument and writes nothing: no work to gate.
+/// A view returns an alias of an argument and writes nothing: there is no work to gate.
 bool is_view(const c10::FunctionSchema& schema) {
   const auto writes = [](const c10::Argument& argument) {
     return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
@@ -88,7 +100,7 @@ bool is_view(const c10::FunctionSchema& schema) {
          std::none_of(schema.arguments().begin(), schema.arguments().end(), writes);
 }
 
-/// Gives each op of torch the kernel that its schema asks for. Ops of extensions take the boxed fallback.
+/// Registers the kernel that each op of torch needs by its schema. Ops of extensions take the boxed fallback.
 void install_by_schema() {
   torch::Library& library = *new torch::Library(torch::Library::IMPL, "aten", kHookKey, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
@@ -98,7 +110,7 @@ void install_by_schema() {
       continue;
     }
     const std::string full_name = name.name + (name.overload_name.empty() ? "" : "." + name.overload_name);
-    if (is_view(op->schema())) {
+    if (is_view(op->schema()) || is_composite(*op)) {
       library.impl(full_name.c_str(), torch::CppFunction::makeFallthrough());
     } else if (auto generators = generator_arguments(op->schema());
                !generators.empty() || op->hasTag(at::Tag::nondeterministic_seeded)) {
@@ -113,13 +125,13 @@ void set_context(OpContext* context) {
   c10::impl::tls_set_dispatch_key_included(kHookKey, context != nullptr);
 }
 
-/// A forked child (a DataLoader worker) is no job: its hook does nothing and its random state is its own.
+/// A forked child (a DataLoader worker) belongs to no job: its hook does nothing and its random state is its own.
 void forget_job_after_fork() {
   set_context(nullptr);
 }
 
 bool register_everything() {
-  // Never destroyed: to take a fallback back, at exit, torch goes through all ops.
+  // Never destroyed: deregistering a fallback at exit makes torch visit all ops.
   torch::Library& fallback = *new torch::Library(torch::Library::IMPL, "_", kHookKey, __FILE__, __LINE__);
   fallback.fallback(torch::CppFunction::makeFromBoxedFunction<&gate_op>());
   install_hot_ops();

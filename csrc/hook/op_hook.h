@@ -8,10 +8,13 @@
 namespace torchshare {
 
 // Note [The hook's key]
-// `Fake` is a dispatch key that torch itself leaves free (FakeTensor uses `Python`). It sits below autograd and above
-// the backends, so a kernel on it sees forward, backward and optimizer ops alike. It is switched on per thread, by
-// ContextScope; other threads never come here.
-inline constexpr c10::DispatchKey kHookKey = c10::DispatchKey::Fake;
+// `DeferredInit` is a dispatch key that torch 2.11 to 2.15 define and never use (it was torchdistx's). It sits above
+// autograd and autocast, so a kernel on it sees forward, backward and optimizer ops alike, each before autograd records
+// it. Composite ops (linear, dropout) reach it as well; they fall through, and the ops they are made of are hooked.
+// (`Fake`, which earlier versions of torchshare used, is torch's own since 2.15. Below autograd no other key is free
+// that factories pass: their BackendSelect kernels redispatch to a backend's key only.)
+// The key is switched on per thread, by ContextScope; other threads never get here.
+inline constexpr c10::DispatchKey kHookKey = c10::DispatchKey::DeferredInit;
 
 inline c10::DispatchKeySet after_hook(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kHookKey);

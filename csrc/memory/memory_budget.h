@@ -10,7 +10,7 @@
 
 namespace torchshare {
 
-/// How many bytes of tensors a job holds, held at most, and may hold. Any thread; a refused request changes nothing.
+/// The bytes of tensors that a job holds, its peak, and its limit. Any thread; a refused request changes nothing.
 class MemoryBudget {
  public:
   static constexpr std::int64_t kUnlimited = INT64_MAX;

@@ -13,19 +13,19 @@
 namespace torchshare {
 namespace {
 
-constexpr std::size_t kDeleters = 64;  // owners beyond that share the first, which tells nothing
+constexpr std::size_t kDeleters = 64;  // further owners share the first, which identifies nobody
 
 struct OwnedBlock {
   Reservation reservation;
   c10::DeleterFnPtr release;  // torch's
 };
 
-/// The blocks of one owner: a thread that allocates and frees its own waits for no other owner's.
+/// The blocks of one owner: a thread that allocates and frees its own blocks never waits for another owner.
 struct alignas(64) Ledger {
-  std::atomic<std::size_t> size{0};  // of `blocks`: where it is 0, no block that anybody frees is in here
+  std::atomic<std::size_t> size{0};  // of `blocks`: if 0, no block that anybody frees is in here
   std::mutex mutex;                  // guards every field below
   std::unordered_map<void*, OwnedBlock> blocks;
-  std::shared_ptr<MemoryBudget> owner;  // null: its blocks are what former owners left
+  std::shared_ptr<MemoryBudget> owner;  // null: its blocks are left over from former owners
 };
 
 using Ledgers = std::array<Ledger, kDeleters>;
@@ -37,7 +37,7 @@ Ledgers& ledgers() {
 
 thread_local std::shared_ptr<MemoryOwner> thread_owner;
 
-// Around a fork: no ledger is locked in the child by a thread that it does not have.
+// Around a fork: otherwise a ledger could stay locked in the child by a thread that the child does not have.
 void lock_ledgers() {
   for (Ledger& ledger : ledgers()) {
     ledger.mutex.lock();
@@ -50,7 +50,7 @@ void unlock_ledgers() {
   }
 }
 
-/// A forked child (a DataLoader worker) is no job, and its memory is its own.
+/// A forked child (a DataLoader worker) belongs to no job, and its memory is its own.
 void forget_owner_after_fork() {
   unlock_ledgers();
   thread_owner.reset();
@@ -162,7 +162,7 @@ std::shared_ptr<MemoryBudget> MemoryOwner::other_owner(const c10::DataPtr& data)
   if (index == kDeleters) {
     return nullptr;
   }
-  // The deleter may be that of a job that has ended, and another one's since.
+  // The deleter may have belonged to a job that has ended, and to another one since.
   Ledger& ledger = ledgers()[index];
   std::lock_guard lock(ledger.mutex);
   const auto block = ledger.blocks.find(data.get_context());
@@ -206,7 +206,7 @@ void own(void* block, c10::DeleterFnPtr release, const MemoryOwner& owner, Reser
   ledger.size.store(ledger.blocks.size(), std::memory_order_relaxed);
 }
 
-/// A thread mostly frees what it has allocated, so its own ledger comes first.
+/// A thread mostly frees what it allocated, so its own ledger comes first.
 bool disown(void* block) {
   const std::size_t first = thread_owner != nullptr ? index_of(thread_owner->deleter()) : 0;
   for (std::size_t i = 0; i < kDeleters; ++i) {

@@ -11,15 +11,14 @@ namespace torchshare {
 /// A job as an owner of memory on one type of device. Any thread.
 ///
 /// Note [Owned memory]
-/// An allocator of ours stands before torch's. Where the thread belongs to a job, it reserves the bytes in the job's
-/// budget, lets torch's allocator do the work, writes the reservation down in the owner's ledger, and puts its own
-/// deleter in the place of torch's: so a block goes back to the budget that paid for it, whichever thread drops it.
-/// Each owner has a deleter of its own, all of them the same code: whose a tensor is can be told by comparing one
-/// pointer, which is how tensors that cross jobs are found. torch's pools (MemPool) could do the counting on CUDA.
-/// While one is in use, though, torch 2.11 behaves for all threads as if a graph were being captured: memory that other
-/// streams have used is not given back, and a full device is not answered by freeing what is cached (pytorch/pytorch
-/// issues 159674, 175015). Jobs' blocks are kept apart without them, for torch reuses a block on the stream that it was
-/// made for.
+/// An allocator of ours wraps torch's. On a job's thread it reserves the bytes in the job's budget, calls torch's
+/// allocator, records the reservation in the owner's ledger, and replaces torch's deleter by its own: a block is
+/// returned to the budget that paid for it, whichever thread frees it.
+/// Each owner has its own deleter, all of them the same code: comparing one pointer tells who owns a tensor, which is
+/// how tensors that cross jobs are found. torch's pools (MemPool) could do the counting on CUDA. But while one is in
+/// use, torch 2.11 behaves for all threads as if a graph were being captured: memory that other streams have used is
+/// not released, and the cache is not freed when the device is full (pytorch/pytorch issues 159674, 175015). Jobs'
+/// blocks stay apart without pools, because torch reuses a block only on the stream it was allocated on.
 class MemoryOwner {
  public:
   MemoryOwner(std::shared_ptr<MemoryBudget> budget, c10::DeviceType device);
@@ -30,7 +29,7 @@ class MemoryOwner {
   const std::shared_ptr<MemoryBudget>& budget() const { return budget_; }
   c10::DeviceType device() const { return device_; }
   c10::DeleterFnPtr deleter() const { return deleter_; }
-  /// The budget of another owner, not gone yet, of this memory; null: there is none.
+  /// The budget of the other owner of this memory that still exists; null if there is none.
   std::shared_ptr<MemoryBudget> other_owner(const c10::DataPtr& data) const;
 
  private:
@@ -39,7 +38,7 @@ class MemoryOwner {
   c10::DeleterFnPtr deleter_ = nullptr;
 };
 
-/// What the calling thread allocates is `owner`'s, until the destructor. Null: nobody's. Same thread.
+/// What the calling thread allocates belongs to `owner`, until the destructor. Null: to nobody. Same thread.
 class MemoryScope {
  public:
   explicit MemoryScope(std::shared_ptr<MemoryOwner> owner);
@@ -48,19 +47,19 @@ class MemoryScope {
   MemoryScope& operator=(const MemoryScope&) = delete;
 };
 
-/// Puts our allocator before torch's CPU allocator. Once per process; again does nothing.
+/// Wraps torch's CPU allocator in ours. Once per process; further calls do nothing.
 void install_cpu_memory();
 
 // For allocators. Any thread.
 
-/// The calling thread's owner, where it owns memory of this type of device; else null.
+/// The calling thread's owner if it owns memory of this type of device; else null.
 const MemoryOwner* memory_owner(c10::DeviceType device);
-/// It is one that `own` puts in the place of torch's.
+/// True if it is one of those that `own` sets.
 bool is_owners(c10::DeleterFnPtr deleter);
-/// What torch's allocator made for `owner`, which paid with `reservation`.
+/// Makes `owner` the owner of a block from torch's allocator, paid for with `reservation`.
 c10::DataPtr own(c10::DataPtr data, const MemoryOwner& owner, Reservation reservation);
 void own(void* block, c10::DeleterFnPtr release, const MemoryOwner& owner, Reservation reservation);
-/// Gives the block's bytes back to its budget, and the block to torch's allocator; false where it has no owner.
+/// Returns the block's bytes to its budget and the block to torch's allocator; false if it has no owner.
 bool disown(void* block);
 
 }  // namespace torchshare

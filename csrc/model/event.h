@@ -9,7 +9,7 @@
 
 namespace torchshare {
 
-/// What a timeline entry tells. Spans have a length; states and decisions are instants.
+/// The kinds of timeline entries. Spans have a length; states and decisions are instants.
 enum class EventKind : std::uint8_t { kStep, kSubBatch, kInput, kWait, kState, kDecision };
 
 /// One entry of the timeline. Times are nanoseconds of the device's clock.

@@ -4,7 +4,7 @@
 
 namespace torchshare {
 
-/// Which job: its place in the order of submission, or in the trace.
+/// Which job: its index in the order of submission, or in the workload.
 using JobId = std::uint32_t;
 
 }  // namespace torchshare

@@ -7,7 +7,7 @@
 
 namespace torchshare {
 
-/// Times by their size: four buckets to each doubling, from 1 ns on.
+/// A histogram of times: four buckets per doubling, from 1 ns on.
 class LogHistogram {
  public:
   static constexpr std::uint64_t kEnough = 20;

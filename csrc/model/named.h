@@ -10,7 +10,7 @@
 
 namespace torchshare {
 
-/// Something that is chosen by its name, and what makes it.
+/// A name and the factory of what it names.
 template <typename Maker>
 using Named = std::pair<std::string_view, Maker>;
 

@@ -45,7 +45,7 @@ std::uint32_t OpChain::find_or_add(std::uint64_t signature) {
   for (std::uint64_t i = 1; i <= kContext; ++i) {
     context = mix(context, recent_[(count_ + i) % kContext]);
   }
-  if (places_.size() > kMostPlaces && !by_context_.contains(context)) {
+  if (places_.size() > kMaxPlaces && !by_context_.contains(context)) {
     forget();
   }
   const auto [entry, is_new] = by_context_.emplace(context, places_.size());

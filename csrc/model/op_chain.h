@@ -9,41 +9,41 @@
 
 namespace torchshare {
 
-/// The ops of a job in the order in which they come, as far as they repeat. Not for several threads.
+/// The ops of a job in their order, as far as they repeat. Not thread-safe.
 ///
 /// Note [Places]
-/// A place is an op together with the `kContext - 1` ops before it. A training step repeats, so its places do, and each
-/// knows which one came after it the last time: on the beaten track, moving on costs one comparison. Where the job does
-/// something else (another shape, another branch) the place is looked up, or is new; after kContext ops of the old
-/// way it is back on known ground. Nobody has to say where a step begins. Who does (`restart`) has places that do not
-/// depend on the step before, and so knows requests of any size as soon as it has seen each size.
+/// A place is an op together with the `kContext - 1` ops before it. Training steps repeat, so places do, and each place
+/// remembers its successor: on the fast path, advancing costs one comparison. When the job takes another path (another
+/// shape, another branch), the place is looked up or added; kContext ops after returning to the old path, known places
+/// are found again. Step boundaries need not be marked. If they are (`restart`), places do not depend on the step
+/// before, so requests of mixed sizes are known as soon as each size was seen once.
 class OpChain {
  public:
   static constexpr std::size_t kContext = 32;
-  static constexpr std::size_t kMostPlaces = 1 << 16;  // then all is forgotten: these ops do not repeat
+  static constexpr std::size_t kMaxPlaces = 1 << 16;  // beyond that all is forgotten: these ops do not repeat
 
   struct Place {
     OpProfile profile;
-    OpKind kind = OpKind::kUnknown;  // by the profile's text
-    std::uint32_t next = 0;          // the place that came after it last; 0: nowhere
+    OpKind kind = OpKind::kUnknown;  // from the profile's text
+    std::uint32_t next = 0;          // the place that followed last time; 0: none
     std::uint32_t distance = 0;      // ops from one visit to the next
     std::uint64_t visited_at = 0;    // 0: not in this run
   };
 
   OpChain();
-  /// With what was measured before.
+  /// Starts with earlier measurements.
   explicit OpChain(const std::vector<OpProfile>& known);
 
-  /// Moves on to the op with this signature and returns its place, which stays where it is until the next call.
+  /// Advances to the op with this signature and returns its place, valid until the next call.
   Place& advance(std::uint64_t signature);
-  /// What comes next does not depend on what came before.
+  /// The next op does not depend on the ops before it.
   void restart();
   /// The place of the latest op.
   Place& here() { return places_[here_]; }
-  /// The place with that context, or null where it was forgotten since.
+  /// The place with that context, or null if it was forgotten since.
   Place* find(std::uint64_t context);
 
-  /// Ops from one visit of a place to the next, over the places of the latest round; 0 where nothing has repeated.
+  /// Ops from one visit of a place to the next, over the places of the latest round; 0 if nothing has repeated.
   std::size_t ops_per_step() const;
   /// The places visited more than once, by first visit.
   std::vector<OpProfile> profiles() const;
@@ -53,7 +53,7 @@ class OpChain {
   std::uint32_t find_or_add(std::uint64_t signature);
   void forget();
 
-  std::vector<Place> places_;  // the first is nowhere
+  std::vector<Place> places_;  // the first stands for none
   std::unordered_map<std::uint64_t, std::uint32_t> by_context_;
   std::array<std::uint64_t, kContext> recent_{};  // signatures, a ring
   std::uint64_t count_ = 0;

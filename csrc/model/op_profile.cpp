@@ -6,14 +6,14 @@
 namespace torchshare {
 
 void OpTime::add(double value) {
-  constexpr double kLeastWeight = 1.0 / 16;
-  constexpr double kFarOut = 8;          // spreads
-  constexpr double kLeastSpread = 0.02;  // of the mean, for the judgement of what is far out
+  constexpr double kMinWeight = 1.0 / 16;
+  constexpr double kFarOut = 8;        // spreads
+  constexpr double kMinSpread = 0.02;  // of the mean, for the judgement of what is far out
   if (known()) {
-    value = std::min(value, mean + kFarOut * std::max(spread, kLeastSpread * mean));
+    value = std::min(value, mean + kFarOut * std::max(spread, kMinSpread * mean));
   }
   ++count;
-  const double weight = std::max(1.0 / count, kLeastWeight);
+  const double weight = std::max(1.0 / count, kMinWeight);
   spread += weight * (std::abs(value - mean) * (count > 1) - spread);
   mean += weight * (value - mean);
 }

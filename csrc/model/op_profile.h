@@ -7,14 +7,14 @@
 
 namespace torchshare {
 
-/// What an op keeps busy, most of all.
+/// What an op mainly keeps busy.
 enum class OpKind : std::uint8_t { kUnknown, kCompute, kMemory };
 
 /// By the name with which an op's text begins: products, convolutions, attention and recurrent layers compute; the rest
 /// moves memory. An empty text is unknown.
 OpKind op_kind(std::string_view text);
 
-/// Folds `value` into the hash `seed`. Not for strangers' input.
+/// Folds `value` into the hash `seed`. Not for untrusted input.
 constexpr std::uint64_t mix(std::uint64_t seed, std::uint64_t value) {
   seed = (seed ^ value) * 0x9E3779B97F4A7C15ULL;
   return seed ^ (seed >> 32);

@@ -3,15 +3,18 @@
 #include <cstdint>
 #include <vector>
 
+#include "model/op_profile.h"
+
 namespace torchshare {
 
 /// Ops of a job in order, as they ran. Times in nanoseconds.
 struct OpTrace {
   struct Op {
     std::uint64_t context;  ///< of its place, see OpProfile
-    double gap;             ///< between the end of the op before it and its begin, at the gate or not
-    double idle;            ///< of that, waiting for input
+    double gap;             ///< from the end of the op before it to its begin, including time at the gate
+    double idle;            ///< the part of the gap spent waiting for input
     double duration;
+    OpKind kind = OpKind::kUnknown;
   };
   std::vector<Op> ops = {};
   std::vector<std::uint64_t> step_ends = {};  ///< how many ops were done when each step ended

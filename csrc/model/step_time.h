@@ -8,7 +8,7 @@ struct StepTimeModel {
   double alpha = 0;          ///< seconds per sub-batch, whatever its size
   double beta = 0;           ///< seconds per row
   double communication = 0;  ///< seconds per step
-  double delta = 1;  ///< how much communication hides behind computation: 1 nothing, much more: the shorter of both
+  double delta = 1;          ///< overlap of communication and computation: 1: none; large: the shorter one is hidden
 
   /// Seconds of a step over `batch` rows in `sub_batches` pieces.
   double step(double batch, int sub_batches) const;

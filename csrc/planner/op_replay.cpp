@@ -1,19 +1,18 @@
 #include "planner/op_replay.h"
 
 #include <algorithm>
-#include <limits>
 #include <stdexcept>
 #include <utility>
+
+#include "model/time.h"
 
 namespace torchshare {
 namespace {
 
 using std::chrono::nanoseconds;
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr double kLeastRate =
-    0.003;                     // what SCHED_IDLE leaves to a thread beside an ordinary one: its weight is 3 of 1024
-constexpr double kDone = 0.5;  // ns: work that is left over from rounding
+constexpr double kMinRate = 0.003;  // of a SCHED_IDLE thread beside an ordinary one: its weight is 3 of 1024
+constexpr double kDone = 0.5;       // ns: less is rounding
 
 nanoseconds whole(double time) {
   return nanoseconds(static_cast<std::int64_t>(time));
@@ -64,7 +63,7 @@ std::vector<Replayed> OpReplay::run() {
   while (first.done.ops < first.job.trace.ops.size()) {
     settle(now);
     const std::vector<double> rates = this->rates();
-    Time next = kNever;
+    Time next = kNeverVirtual;
     for (std::size_t i = 0; i < states_.size(); ++i) {
       const State& state = states_[i];
       if (rates[i] > 0) {
@@ -85,7 +84,7 @@ std::vector<Replayed> OpReplay::run() {
   return done;
 }
 
-/// The work that each phase gets done per time. 0: it waits for something else.
+/// Work per time of each job's phase. 0: it waits for something else.
 std::vector<double> OpReplay::rates() const {
   const auto demand = [](const State& state) -> double {
     if (state.phase == Phase::kInside) {
@@ -103,7 +102,7 @@ std::vector<double> OpReplay::rates() const {
   }
   const double cores = options_.cores;
   const double first_rate = first > 0 ? std::min(1.0, cores / first) : 1;
-  const double rest_rate = rest > 0 ? std::clamp((cores - first * first_rate) / rest, kLeastRate, 1.0) : 1;
+  const double rest_rate = rest > 0 ? std::clamp((cores - first * first_rate) / rest, kMinRate, 1.0) : 1;
   std::vector<double> rates;
   for (const State& state : states_) {
     const bool idle = state.phase == Phase::kIdle;
@@ -115,7 +114,7 @@ std::vector<double> OpReplay::rates() const {
 void OpReplay::begin_gap(State& state, Time now) {
   const OpTrace::Op& next = op_of(state);
   state.left_op_at = now;
-  // Its input comes first, then Python: the trace does not say in which order they were.
+  // Input first, then Python: the trace does not record their order.
   if (next.idle > 0) {
     state.phase = Phase::kIdle;
     state.left = next.idle;
@@ -137,7 +136,7 @@ void OpReplay::begin_python(State& state, Time now) {
   state.arrived = state.asks_at = now;
 }
 
-/// Of the gap after its last op, as the gate would hear of it.
+/// The forecast of the gap after its last op, as it would be announced to the gate.
 GapForecast OpReplay::forecast(const State& state) const {
   const std::size_t before = state.op == 0 ? state.job.trace.ops.size() - 1 : state.op - 1;
   const OpTime& gap = state.expected.at(state.job.trace.ops[before].context).gap;
@@ -145,7 +144,7 @@ GapForecast OpReplay::forecast(const State& state) const {
   return opens ? GapForecast{whole(gap.mean), whole(gap.spread)} : GapForecast{};
 }
 
-/// Moves every job that can move at this instant, until none can.
+/// Advances every job that can advance at this instant, until none can.
 void OpReplay::settle(Time now) {
   bool moved = true;
   while (moved) {
@@ -171,7 +170,7 @@ bool OpReplay::advance(State& state, Time now) {
       if (state.left > kDone) {
         return false;
       }
-      state.has_lock = false;  // ops run without it
+      state.has_lock = false;  // ops run without the GIL
       state.phase = Phase::kAtGate;
       state.arrived = state.asks_at = now;
       return true;
@@ -213,45 +212,36 @@ bool OpReplay::take_lock(State& state, Time now) {
   return true;
 }
 
-Rival OpReplay::rival(State& state, Time now) const {
-  const nanoseconds instant = whole(now);
-  Rival rival{.priority = state.job.priority,
-              .inside = state.phase == Phase::kInside,
-              .idle = state.phase == Phase::kIdle,
-              .quiet = state.sighting.look(state.activity, instant),
-              .waits = state.phase == Phase::kAtGate && now > state.arrived};
+JobSnapshot OpReplay::snapshot(const State& state) const {
+  JobSnapshot seen{.activity = state.activity,
+                   .inside = state.phase == Phase::kInside,
+                   .idle = state.phase == Phase::kIdle,
+                   .kind = op_of(state).kind};
   if (policy_->forecasts()) {
-    rival.gap = rival.inside ? GapForecast{} : forecast(state);
-    if (rival.gap.mean.count() > 0) {
-      rival.quiet = whole(now - state.left_op_at);
-    }
+    seen.gap = seen.inside ? GapForecast{} : forecast(state);
+    seen.left_at = whole(state.left_op_at);
     const OpTime& next = state.expected.at(op_of(state).context).duration;
-    rival.op = next.known() ? std::optional(whole(next.mean + next.spread)) : std::nullopt;
-    rival.left = rival.inside ? whole(std::max(0.0, state.expected_end - now)) : nanoseconds(0);
+    seen.op = next.known() ? std::optional(whole(next.mean + next.spread)) : std::nullopt;
   }
-  return rival;
+  return seen;
 }
 
 bool OpReplay::ask(State& state, Time now) {
-  std::vector<Rival> rivals;
-  bool concerned = false;
+  Admission admission(*policy_, state.job.priority, whole(now));
   for (State& other : states_) {
-    if (&other != &state && !outranks(state.job.priority, other.job.priority)) {
-      concerned |= policy_->concerns(state.job.priority, other.job.priority);
-      rivals.push_back(rival(other, now));
+    if (&other != &state && admission.regards(other.job.priority)) {
+      admission.add(other.job.priority, other.record, snapshot(other));
     }
   }
-  const std::optional<nanoseconds> op = policy_->forecasts() ? rival(state, now).op : std::nullopt;
-  if (concerned) {
-    const Asker asker{.priority = state.job.priority, .op = op, .waited = whole(now - state.arrived)};
-    const Verdict verdict = policy_->decide(asker, rivals);
-    if (!verdict.admit) {
-      state.asks_at = now + count(verdict.retry_after);
-      return false;
-    }
+  const JobSnapshot self = snapshot(state);
+  const Verdict verdict = admission.decide(self, whole(now - state.arrived));
+  if (!verdict.admit) {
+    state.record.waits = true;
+    state.asks_at = now + count(verdict.retry_after);
+    return false;
   }
+  state.record.admit(whole(now), self.op);
   state.done.waited += whole(now - state.arrived);
-  state.expected_end = now + count(op.value_or(nanoseconds(0)));
   ++state.activity;
   state.phase = Phase::kInside;
   state.left = op_of(state).duration;

@@ -6,28 +6,27 @@
 
 #include "model/op_profile.h"
 #include "model/op_trace.h"
-#include "policy/gate_policy.h"
-#include "policy/sighting.h"
+#include "policy/admission.h"
 
 namespace torchshare {
 
 /// A job to replay: its ops as they ran alone.
 struct ReplayJob {
   Priority priority = Priority::kSecondary;
-  int threads = 1;  ///< of an op
+  int threads = 1;  ///< cores that an op uses
   OpTrace trace = {};
 };
 
-/// The machine.
+/// The machine to replay on.
 struct ReplayOptions {
   int cores = 1;
-  bool device_priority = true;                          ///< the primary's threads first, as SCHED_IDLE does
-  std::chrono::nanoseconds shortest_gap{0};             ///< that the gate hears of
-  std::chrono::nanoseconds wake_latency{0};             ///< from the opening of a gap to who waits for it
-  std::chrono::nanoseconds switch_interval{5'000'000};  ///< after which the interpreter lock must be handed over
+  bool device_priority = true;                          ///< the primary's threads come first, as with SCHED_IDLE
+  std::chrono::nanoseconds shortest_gap{0};             ///< shorter gaps are not announced to the gate
+  std::chrono::nanoseconds wake_latency{0};             ///< from the opening of a gap until a waiting job runs
+  std::chrono::nanoseconds switch_interval{5'000'000};  ///< after which the GIL is handed over
 };
 
-/// What a job did until the first job was through its trace.
+/// What a job did until the first job finished its trace.
 struct Replayed {
   std::vector<double> step_ends;  ///< ns
   std::uint64_t ops = 0;
@@ -37,16 +36,16 @@ struct Replayed {
 /// Runs recorded ops of several jobs together in virtual time, with a gate policy between them.
 ///
 /// Note [What a replay knows]
-/// Between ops a job computes in Python, on one core and under the one interpreter lock, or waits for input on none; in
-/// an op it takes `threads` cores. Where cores are short they are shared evenly, or the primary has them first. The
-/// gate is asked as the real one: with forecasts by place, and with rivals that are only seen when somebody looks. What
-/// jobs do to each other's caches and memory bandwidth is not in the traces, and not here.
+/// Between ops a job computes in Python, on one core while holding the GIL, or waits for input on none; in an op it
+/// uses `threads` cores. If there are too few cores they are shared evenly, or the primary gets them first. Policies
+/// are asked as by the real gate (Admission): with forecasts by place, and with competitors that are only observed when
+/// a job asks. Contention for caches and memory bandwidth is not in the traces and not modelled.
 class OpReplay {
  public:
-  /// Throws std::invalid_argument for jobs without ops and a machine without cores.
+  /// Throws std::invalid_argument for jobs without ops or a machine without cores.
   OpReplay(std::vector<ReplayJob> jobs, std::unique_ptr<GatePolicy> policy, const ReplayOptions& options);
 
-  /// Until the first job is through its trace; the others begin theirs again as often as need be.
+  /// Runs until the first job has finished its trace; the others repeat theirs as often as needed.
   std::vector<Replayed> run();
 
  private:
@@ -66,14 +65,13 @@ class OpReplay {
     std::size_t op = 0;  // in the trace
     std::size_t step = 0;
     Phase phase = Phase::kIdle;
-    Time left = 0;          // of the phase, as work
-    bool has_lock = false;  // the interpreter's
-    Time asks_at = 0;       // the lock or the gate, next
-    Time arrived = 0;       // at the gate, or where the lock was asked for
+    Time left = 0;          // work left in the phase
+    bool has_lock = false;  // the GIL
+    Time asks_at = 0;       // when it next asks for the GIL or at the gate
+    Time arrived = 0;       // when it came to the gate, or asked for the GIL
     Time left_op_at = 0;
     std::uint64_t activity = 0;
-    Sighting sighting{};
-    Time expected_end = 0;  // of the op it is in
+    AdmissionRecord record{};
   };
 
   void learn(State& state);
@@ -84,7 +82,7 @@ class OpReplay {
   bool advance(State& state, Time now);
   bool take_lock(State& state, Time now);
   bool ask(State& state, Time now);
-  Rival rival(State& state, Time now) const;
+  JobSnapshot snapshot(const State& state) const;
   const OpTrace::Op& op_of(const State& state) const { return state.job.trace.ops[state.op]; }
   std::vector<double> rates() const;
 

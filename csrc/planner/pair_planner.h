@@ -11,13 +11,13 @@
 
 namespace torchshare {
 
-/// A job alone in some number of sub-batches, as measured.
+/// Measurements of a job alone in some number of sub-batches.
 struct MeasuredSize {
   double step;  ///< seconds
   double bytes;
 };
 
-/// What the planner knows of a job.
+/// A job as the planner knows it.
 struct PlannedJob {
   std::string name;
   double remaining_steps = 0;
@@ -37,23 +37,23 @@ struct PlannedJob {
   double alone(std::size_t k) const { return remaining_steps * step(k); }
 };
 
-/// Throws std::invalid_argument for numbers that make no sense.
+/// Throws std::invalid_argument for invalid numbers.
 void check(const PlannedJob& job);
-/// k of the fewest sub-batches, 2^k, in which `job` fits into `bytes` alone. Throws std::invalid_argument where none
+/// k of the fewest sub-batches, 2^k, in which `job` fits into `bytes` alone. Throws std::invalid_argument if none
 /// does.
 std::size_t split_alone(const PlannedJob& job, double bytes);
 /// Step time beside the other in 2^k sub-batches / alone in 2^alone of them.
 double slowdown(const PlannedJob& job, std::size_t k, std::size_t alone);
 
-/// From `from` seconds on, this much memory is there for the two.
+/// From `from` seconds on, the two have this much memory.
 struct MemoryFrom {
   double from;
   double bytes;
 };
 
 struct PlanOptions {
-  std::vector<MemoryFrom> memory = {};      ///< ascending in both; empty: memory is not looked at
-  std::optional<double> max_slowdown = {};  ///< of the running job: its time to its end / alone - 1
+  std::vector<MemoryFrom> memory = {};      ///< ascending in both; empty: memory is ignored
+  std::optional<double> max_slowdown = {};  ///< of the running job: time to its end / time alone - 1
   double suspend_cost = 0;                  ///< seconds to suspend the running job and resume it
 };
 
@@ -85,7 +85,7 @@ struct Plan {
 /// start, so only its corners are tried: now, the end of the running job, the start with which both end together, the
 /// first start that keeps the bound, and those at which memory comes free. Alone, a job runs in the fewest sub-batches
 /// that fit the memory there is now.
-/// Throws std::invalid_argument for numbers that make no sense, and where a job does not fit alone.
+/// Throws std::invalid_argument for invalid numbers, and if a job does not fit alone.
 Plan plan_pair(const PlannedJob& new_job, const PlannedJob& running, const PlanOptions& options);
 
 }  // namespace torchshare

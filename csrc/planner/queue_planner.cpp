@@ -12,12 +12,12 @@
 namespace torchshare {
 namespace {
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
 using Index = std::size_t;
 
-/// How a job runs beside another: its slowdown against alone, and the sub-batches.
+/// How a job runs beside another: its slowdown and its sub-batches.
 struct Together {
-  double slowdown = kNever;
+  double slowdown = kInfinite;
   int sub_batches = 1;
 };
 
@@ -27,7 +27,7 @@ class Search {
       : jobs_(jobs), options_(options), together_(jobs.size(), std::vector<Together>(jobs.size())) {
     for (const PlannedJob& job : jobs) {
       check(job);
-      alone_splits_.push_back(split_alone(job, options.memory.value_or(kNever)));
+      alone_splits_.push_back(split_alone(job, options.memory.value_or(kInfinite)));
       remaining_.push_back(job.alone(alone_splits_.back()));
     }
     for (const QueuedPair& pair : pairs) {
@@ -43,7 +43,7 @@ class Search {
 
   QueuePlan best() {
     run_next(std::nullopt, 0, 0);
-    best_.exact = nodes_ <= options_.most_nodes;
+    best_.exact = nodes_ <= options_.max_nodes;
     return std::move(best_);
   }
 
@@ -57,13 +57,14 @@ class Search {
     PlannedJob b = jobs_[pair.b];
     a.ratios = pair.a_ratios;
     b.ratios = pair.b_ratios;
-    double best = kNever;
+    double best = kInfinite;
     for (Index i = alone_splits_[pair.a]; i < a.ratios.size(); ++i) {
       for (Index j = alone_splits_[pair.b]; j < b.ratios.size(); ++j) {
         const double need = a.peak(i) + b.peak(j);
         const PairJob first{remaining_[pair.a], slowdown(a, i, alone_splits_[pair.a])};
         const PairJob second{remaining_[pair.b], slowdown(b, j, alone_splits_[pair.b])};
-        if (const double value = share_now(first, second); need <= options_.memory.value_or(kNever) && value < best) {
+        if (const double value = share_now(first, second);
+            need <= options_.memory.value_or(kInfinite) && value < best) {
           best = value;
           together_[pair.a][pair.b] = {first.ratio, 1 << i};
           together_[pair.b][pair.a] = {second.ratio, 1 << j};
@@ -72,14 +73,14 @@ class Search {
     }
   }
 
-  /// `resident` runs, or nobody; at `now`, with `sum` of the ends so far.
+  /// `resident` runs, if any; at `now`, with `sum` of the ends so far.
   void run_next(std::optional<Index> resident, double now, double sum) {
     const auto left = static_cast<double>(std::count(waits_.begin(), waits_.end(), true));
     if (!resident && left == 0) {
       keep(sum);
       return;
     }
-    if (++nodes_ > options_.most_nodes || lower_bound(resident, now, sum) >= best_sum_) {
+    if (++nodes_ > options_.max_nodes || lower_bound(resident, now, sum) >= best_sum_) {
       return;
     }
     for (const Index job : shortest_first_) {
@@ -89,7 +90,7 @@ class Search {
       waits_[job] = false;
       if (!resident) {
         run_next(job, now, sum);
-      } else if (together_[job][*resident].slowdown < kNever) {
+      } else if (together_[job][*resident].slowdown < kInfinite) {
         run_both(*resident, job, now, sum);
       }
       waits_[job] = true;
@@ -129,7 +130,7 @@ class Search {
     pieces_.pop_back();
   }
 
-  /// As if two devices did what is left, shortest first, without interference: the least sum of ends there is.
+  /// The smallest possible sum of ends: two devices do what is left, shortest first, without interference.
   double lower_bound(std::optional<Index> resident, double now, double sum) {
     left_.clear();
     for (Index job = 0; job < jobs_.size(); ++job) {
@@ -159,14 +160,14 @@ class Search {
   std::vector<Index> alone_splits_;
   std::vector<std::vector<Together>> together_;  // [job][partner]
   std::vector<Index> shortest_first_;
-  // Where the search is.
+  // The state of the search.
   std::vector<bool> waits_;
   std::vector<double> remaining_;  // seconds alone
   std::vector<double> ends_;
   std::vector<QueuePiece> pieces_;
   std::vector<double> left_;
   std::uint64_t nodes_ = 0;
-  double best_sum_ = kNever;
+  double best_sum_ = kInfinite;
   QueuePlan best_;
 };
 

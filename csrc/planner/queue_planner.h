@@ -9,7 +9,7 @@
 
 namespace torchshare {
 
-/// What two jobs of a queue suffer beside each other: [k] is the ratio in 2^k sub-batches. Empty: they cannot share.
+/// The interference ratios of two jobs beside each other: [k] in 2^k sub-batches. Empty: they cannot share.
 struct QueuedPair {
   std::size_t a;
   std::size_t b;
@@ -18,8 +18,8 @@ struct QueuedPair {
 };
 
 struct QueueOptions {
-  std::optional<double> memory = {};  ///< bytes of the device; empty: not looked at
-  std::uint64_t most_nodes = 2'000'000;
+  std::optional<double> memory = {};  ///< bytes of the device; empty: ignored
+  std::uint64_t max_nodes = 2'000'000;
 };
 
 /// A job for a while, alone or beside a partner. Seconds from now.
@@ -32,18 +32,18 @@ struct QueuePiece {
 };
 
 struct QueuePlan {
-  std::vector<QueuePiece> pieces = {};  ///< in order of their beginning
+  std::vector<QueuePiece> pieces = {};  ///< in order of their begin
   std::vector<double> ends = {};        ///< by job
-  bool exact = true;                    ///< else the search was cut short: the best that it found
+  bool exact = true;                    ///< false: the search was cut short, this is the best found
 
   double average() const;
 };
 
 /// The order and the pairs with the least average completion time, for jobs that all wait for one device on which at
-/// most two run at a time; who has begun runs to its end. A depth-first search over who runs next, alone or beside
-/// whom; cut where two devices without interference could not make it better than the best so far.
-/// Each pair shares in the sub-batches with the best value of SJF-BSBF that fit the memory.
-/// Throws std::invalid_argument for numbers that make no sense, and where a job does not fit alone.
+/// most two run at a time; a job that has begun runs to its end. A depth-first search over which job runs next, alone
+/// or beside which; pruned where two devices without interference could not beat the best so far. Each pair shares in
+/// the sub-batches with the best value of SJF-BSBF that fit the memory. Throws std::invalid_argument for invalid
+/// numbers, and if a job does not fit alone.
 QueuePlan plan_queue(const std::vector<PlannedJob>& jobs, const std::vector<QueuedPair>& pairs,
                      const QueueOptions& options);
 

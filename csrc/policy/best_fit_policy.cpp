@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/time.h"
 #include "policy/grace.h"
 
 namespace torchshare {
@@ -9,56 +10,55 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-constexpr nanoseconds kForever = nanoseconds::max();
-
 bool fits(const std::optional<nanoseconds>& op, nanoseconds room) {
-  return room == kForever || (op && *op <= room);
+  return room == kNever || (op && *op <= room);
 }
 
 }  // namespace
 
 BestFitPolicy::BestFitPolicy(nanoseconds grace) : grace_(checked_grace(grace)) {}
 
-BestFitPolicy::Room BestFitPolicy::room(const Rival& rival) const {
-  const auto [mean, spread] = rival.gap;
+BestFitPolicy::Room BestFitPolicy::room(const Competitor& competitor) const {
+  const auto [mean, spread] = competitor.gap;
   const nanoseconds wrong_at = mean + std::max(2 * spread, grace_);
-  if (mean.count() > 0 && rival.quiet < wrong_at) {
+  if (mean.count() > 0 && competitor.quiet < wrong_at) {
     const bool regular = 4 * spread <= mean;
-    if (regular || !rival.idle) {
-      return {std::max(nanoseconds(0), mean - spread - rival.quiet), wrong_at - rival.quiet};
+    if (regular || !competitor.idle) {
+      return {std::max(nanoseconds(0), mean - spread - competitor.quiet), wrong_at - competitor.quiet};
     }
   }
-  if (rival.idle || rival.quiet >= grace_) {
-    return {kForever, nanoseconds(0)};
+  if (competitor.idle || competitor.quiet >= grace_) {
+    return {kNever, nanoseconds(0)};
   }
-  return {nanoseconds(0), grace_ - rival.quiet};
+  return {nanoseconds(0), grace_ - competitor.quiet};
 }
 
-Verdict BestFitPolicy::decide(const Asker& asker, std::span<const Rival> rivals) const {
-  nanoseconds left = kForever;
+Verdict BestFitPolicy::decide(const Requester& requester, std::span<const Competitor> competitors) const {
+  nanoseconds left = kNever;
   nanoseconds look_again = kLookAgain;
-  for (const Rival& rival : rivals) {
-    if (!outranks(rival.priority, asker.priority) || rival.waits) {
+  for (const Competitor& competitor : competitors) {
+    if (!outranks(competitor.priority, requester.priority) || competitor.waits) {
       continue;
     }
-    if (rival.inside) {
+    if (competitor.inside) {
       return {.admit = false, .retry_after = std::max(grace_, kLookAgain)};
     }
-    const Room found = room(rival);
+    const Room found = room(competitor);
     left = std::min(left, found.left);
     look_again = std::max(look_again, found.look_again);
   }
-  if (left != kForever) {
-    for (const Rival& rival : rivals) {
-      left -= rival.inside ? rival.left : nanoseconds(0);  // what is in the gap already takes its part of it
+  if (left != kNever) {
+    for (const Competitor& competitor : competitors) {
+      left -= competitor.inside ? competitor.left : nanoseconds(0);  // ops already in the gap use up part of it
     }
   }
-  if (!fits(asker.op, left)) {
+  if (!fits(requester.op, left)) {
     return {.admit = false, .retry_after = std::min(look_again, kLongestRetry)};
   }
-  const bool another_first = std::any_of(rivals.begin(), rivals.end(), [&](const Rival& rival) {
-    const bool comes_before = outranks(rival.priority, asker.priority) || (left != kForever && rival.op > asker.op);
-    return rival.waits && comes_before && fits(rival.op, left);
+  const bool another_first = std::any_of(competitors.begin(), competitors.end(), [&](const Competitor& competitor) {
+    const bool comes_before =
+        outranks(competitor.priority, requester.priority) || (left != kNever && competitor.op > requester.op);
+    return competitor.waits && comes_before && fits(competitor.op, left);
   });
   return {.admit = !another_first, .retry_after = kLookAgain};
 }

@@ -8,25 +8,25 @@ namespace torchshare {
 /// before it returns, from the highest waiting priority to the lowest, the longest that fits first.
 ///
 /// Note [Gaps and their ends]
-/// A gap is trusted up to its mean less its spread. When the job has not come back two spreads after the mean, or a
-/// grace if that is longer, the forecast was wrong, and what is left is what StrictPolicy goes by: the job's word that
-/// it waits for input, or the grace. A job that waits for input irregularly (requests) is taken at its word from the
-/// beginning: the mean of such a gap says nothing about its end.
+/// A forecast gap is used up to its mean minus its spread. If the job has not returned two spreads after the mean, or
+/// one grace if that is longer, the forecast was wrong; then StrictPolicy's rule holds: the job reported that it waits
+/// for input, or the grace has passed. For a job that waits for input irregularly (requests) that rule holds from the
+/// start, because the mean of such gaps does not predict their end.
 class BestFitPolicy final : public GatePolicy {
  public:
   /// Throws std::invalid_argument when `grace` is negative or above one second.
   explicit BestFitPolicy(std::chrono::nanoseconds grace);
   bool concerns(Priority mine, Priority other) const override { return outranks(other, mine); }
   bool forecasts() const override { return true; }
-  Verdict decide(const Asker& asker, std::span<const Rival> rivals) const override;
+  Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const override;
 
  private:
-  /// For how long the rival will stay outside, and when to look again where that is not enough.
+  /// How long the competitor will stay outside, and when to look again if that is too short.
   struct Room {
     std::chrono::nanoseconds left;
     std::chrono::nanoseconds look_again;
   };
-  Room room(const Rival& rival) const;
+  Room room(const Competitor& competitor) const;
 
   std::chrono::nanoseconds grace_;
 };

@@ -13,47 +13,47 @@
 namespace torchshare {
 
 /// A job before an op, as a policy sees it.
-struct Asker {
+struct Requester {
   Priority priority = Priority::kSecondary;
-  std::optional<std::chrono::nanoseconds> op = {};  ///< how long its op is expected to take
+  std::optional<std::chrono::nanoseconds> op = {};  ///< expected duration of its op
   std::chrono::nanoseconds waited{0};               ///< with this op
   OpKind kind = OpKind::kUnknown;                   ///< of its op
-  std::chrono::nanoseconds ahead{0};                ///< what it launched and the device has not done, as expected
+  std::chrono::nanoseconds ahead{0};  ///< expected duration of what it launched and the device has not finished
 };
 
-/// How long a job is expected to stay outside ops, from the end of the last one on. A mean of 0: nothing is known.
+/// How long a job is expected to stay outside ops after the end of its last one. A mean of 0: unknown.
 struct GapForecast {
   std::chrono::nanoseconds mean{0};
   std::chrono::nanoseconds spread{0};
 };
 
-/// What the gate knows of another job that the asker does not outrank.
-struct Rival {
+/// What the gate knows of another job that the requester does not outrank.
+struct Competitor {
   Priority priority = Priority::kPrimary;
-  bool inside = false;                              ///< it is in an op now, or the device has work of it
-  bool idle = false;                                ///< it said that it waits for input
-  std::chrono::nanoseconds quiet{0};                ///< how long it has been outside any op, as far as is known
+  bool inside = false;                              ///< it is in an op, or the device still has work of it
+  bool idle = false;                                ///< it waits for its input
+  std::chrono::nanoseconds quiet{0};                ///< how long it has been outside any op, as far as known
   GapForecast gap = {};                             ///< after its last op
   bool waits = false;                               ///< at the gate, with `op`
-  std::optional<std::chrono::nanoseconds> op = {};  ///< as the asker's
-  std::chrono::nanoseconds left{0};                 ///< of the op that it is in, as expected when it was let in
+  std::optional<std::chrono::nanoseconds> op = {};  ///< as for the requester
+  std::chrono::nanoseconds left{0};                 ///< of the op it is in, as expected when it was admitted
   OpKind kind = OpKind::kUnknown;                   ///< of the op that it began last
 };
 
 struct Verdict {
   bool admit;
-  std::chrono::nanoseconds retry_after;  ///< when to ask again, where not admitted
+  std::chrono::nanoseconds retry_after;  ///< when to ask again, if not admitted
 };
 
-/// Decides whether an op may start. Pure: the gate asks with the real clock, the simulator with a virtual one.
+/// Decides whether an op may start. Pure: the gate asks with the real clock, the op replay with a virtual one.
 class GatePolicy {
  public:
   virtual ~GatePolicy() = default;
   /// True when an op of a job at `mine` may have to wait for a job at `other`.
   virtual bool concerns(Priority mine, Priority other) const = 0;
-  /// True when it wants to know how long ops and gaps will be.
+  /// True if it needs forecasts of ops and gaps.
   virtual bool forecasts() const { return false; }
-  virtual Verdict decide(const Asker& asker, std::span<const Rival> rivals) const = 0;
+  virtual Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const = 0;
 };
 
 /// Makes the policy of that name. Throws std::invalid_argument with the names there are.

@@ -7,9 +7,10 @@
 
 namespace torchshare {
 
-// A rival inside an op gives no sign when it leaves (its exit must cost nothing), so a waiter looks again this often.
+// A competitor inside an op notifies nobody when it leaves (its exit must cost nothing), so waiting jobs poll this
+// often.
 inline constexpr std::chrono::nanoseconds kLookAgain = std::chrono::microseconds(50);
-/// However sure a policy is: things change.
+/// An upper limit on every retry, whatever the forecast.
 inline constexpr std::chrono::nanoseconds kLongestRetry = std::chrono::milliseconds(100);
 
 /// Throws std::invalid_argument when `grace` is negative or above one second.

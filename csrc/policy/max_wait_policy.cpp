@@ -15,12 +15,12 @@ MaxWaitPolicy::MaxWaitPolicy(std::unique_ptr<GatePolicy> policy, std::chrono::na
   }
 }
 
-Verdict MaxWaitPolicy::decide(const Asker& asker, std::span<const Rival> rivals) const {
-  const Verdict verdict = policy_->decide(asker, rivals);
-  if (verdict.admit || asker.waited >= max_wait_) {
+Verdict MaxWaitPolicy::decide(const Requester& requester, std::span<const Competitor> competitors) const {
+  const Verdict verdict = policy_->decide(requester, competitors);
+  if (verdict.admit || requester.waited >= max_wait_) {
     return {.admit = true, .retry_after = {}};
   }
-  return {.admit = false, .retry_after = std::min(verdict.retry_after, max_wait_ - asker.waited)};
+  return {.admit = false, .retry_after = std::min(verdict.retry_after, max_wait_ - requester.waited)};
 }
 
 }  // namespace torchshare

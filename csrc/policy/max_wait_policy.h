@@ -4,14 +4,14 @@
 
 namespace torchshare {
 
-/// Another policy with an end to each wait: an op that has waited for `max_wait` is let in.
+/// Wraps another policy and bounds each wait: an op that has waited for `max_wait` is admitted.
 class MaxWaitPolicy final : public GatePolicy {
  public:
   /// Throws std::invalid_argument when `max_wait` is not above 0.
   MaxWaitPolicy(std::unique_ptr<GatePolicy> policy, std::chrono::nanoseconds max_wait);
   bool concerns(Priority mine, Priority other) const override { return policy_->concerns(mine, other); }
   bool forecasts() const override { return policy_->forecasts(); }
-  Verdict decide(const Asker& asker, std::span<const Rival> rivals) const override;
+  Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const override;
 
  private:
   std::unique_ptr<GatePolicy> policy_;

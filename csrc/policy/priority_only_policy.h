@@ -8,7 +8,9 @@ namespace torchshare {
 class PriorityOnlyPolicy final : public GatePolicy {
  public:
   bool concerns(Priority, Priority) const override { return false; }
-  Verdict decide(const Asker&, std::span<const Rival>) const override { return {.admit = true, .retry_after = {}}; }
+  Verdict decide(const Requester&, std::span<const Competitor>) const override {
+    return {.admit = true, .retry_after = {}};
+  }
 };
 
 }  // namespace torchshare

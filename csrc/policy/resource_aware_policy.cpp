@@ -5,15 +5,15 @@
 
 namespace torchshare {
 
-Verdict ResourceAwarePolicy::decide(const Asker& asker, std::span<const Rival> rivals) const {
-  const auto leaves_room = [&](const Rival& rival) {
-    return rival.inside && asker.op && asker.kind != OpKind::kUnknown && rival.kind != OpKind::kUnknown &&
-           asker.kind != rival.kind;
+Verdict ResourceAwarePolicy::decide(const Requester& requester, std::span<const Competitor> competitors) const {
+  const auto leaves_room = [&](const Competitor& competitor) {
+    return competitor.inside && requester.op && requester.kind != OpKind::kUnknown &&
+           competitor.kind != OpKind::kUnknown && requester.kind != competitor.kind;
   };
-  std::vector<Rival> in_the_way;
-  std::copy_if(rivals.begin(), rivals.end(), std::back_inserter(in_the_way),
-               [&](const Rival& rival) { return !leaves_room(rival); });
-  return gaps_.decide(asker, in_the_way);
+  std::vector<Competitor> in_the_way;
+  std::copy_if(competitors.begin(), competitors.end(), std::back_inserter(in_the_way),
+               [&](const Competitor& competitor) { return !leaves_room(competitor); });
+  return gaps_.decide(requester, in_the_way);
 }
 
 }  // namespace torchshare

@@ -9,11 +9,11 @@ namespace torchshare {
 /// doi 10.1145/3627703.3629578).
 class ResourceAwarePolicy final : public GatePolicy {
  public:
-  /// Throws std::invalid_argument as BestFitPolicy.
+  /// Throws std::invalid_argument like BestFitPolicy.
   explicit ResourceAwarePolicy(std::chrono::nanoseconds grace) : gaps_(grace) {}
   bool concerns(Priority mine, Priority other) const override { return gaps_.concerns(mine, other); }
   bool forecasts() const override { return true; }
-  Verdict decide(const Asker& asker, std::span<const Rival> rivals) const override;
+  Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const override;
 
  private:
   const BestFitPolicy gaps_;

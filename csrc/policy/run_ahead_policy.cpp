@@ -7,10 +7,10 @@
 
 namespace torchshare {
 
-RunAheadPolicy::RunAheadPolicy(std::unique_ptr<GatePolicy> policy, std::chrono::nanoseconds most)
-    : policy_(std::move(policy)), most_(most) {
-  if (most.count() <= 0) {
-    throw std::invalid_argument(fmt::format("run_ahead of {} ns: expected more than 0", most.count()));
+RunAheadPolicy::RunAheadPolicy(std::unique_ptr<GatePolicy> policy, std::chrono::nanoseconds limit)
+    : policy_(std::move(policy)), limit_(limit) {
+  if (limit.count() <= 0) {
+    throw std::invalid_argument(fmt::format("run_ahead of {} ns: expected more than 0", limit.count()));
   }
 }
 
@@ -18,11 +18,11 @@ bool RunAheadPolicy::concerns(Priority mine, Priority other) const {
   return outranks(other, mine) || policy_->concerns(mine, other);
 }
 
-Verdict RunAheadPolicy::decide(const Asker& asker, std::span<const Rival> rivals) const {
-  if (asker.ahead > most_) {
-    return {.admit = false, .retry_after = asker.ahead - most_};
+Verdict RunAheadPolicy::decide(const Requester& requester, std::span<const Competitor> competitors) const {
+  if (requester.ahead > limit_) {
+    return {.admit = false, .retry_after = requester.ahead - limit_};
   }
-  return policy_->decide(asker, rivals);
+  return policy_->decide(requester, competitors);
 }
 
 }  // namespace torchshare

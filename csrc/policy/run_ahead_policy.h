@@ -4,20 +4,20 @@
 
 namespace torchshare {
 
-/// Another policy, on a device that runs behind the host: beside a higher job, no more than so much predicted work may
-/// be launched and not yet have run. What is launched cannot be called back: this bounds how long a higher job that
-/// returns finds the device taken.
+/// Wraps another policy, for asynchronous devices: bounds the predicted work that a lower job may have launched and not
+/// finished beside a higher job. Launched work cannot be called back, so this bounds how long a returning higher job
+/// finds the device busy.
 class RunAheadPolicy final : public GatePolicy {
  public:
-  /// Throws std::invalid_argument when `most` is not above 0.
-  RunAheadPolicy(std::unique_ptr<GatePolicy> policy, std::chrono::nanoseconds most);
+  /// Throws std::invalid_argument unless `limit` is above 0.
+  RunAheadPolicy(std::unique_ptr<GatePolicy> policy, std::chrono::nanoseconds limit);
   bool concerns(Priority mine, Priority other) const override;
   bool forecasts() const override { return true; }
-  Verdict decide(const Asker& asker, std::span<const Rival> rivals) const override;
+  Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const override;
 
  private:
   std::unique_ptr<GatePolicy> policy_;
-  std::chrono::nanoseconds most_;
+  std::chrono::nanoseconds limit_;
 };
 
 }  // namespace torchshare

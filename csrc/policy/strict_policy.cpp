@@ -8,16 +8,16 @@ namespace torchshare {
 
 StrictPolicy::StrictPolicy(std::chrono::nanoseconds grace) : grace_(checked_grace(grace)) {}
 
-Verdict StrictPolicy::decide(const Asker& asker, std::span<const Rival> rivals) const {
+Verdict StrictPolicy::decide(const Requester& requester, std::span<const Competitor> competitors) const {
   std::chrono::nanoseconds wait{0};
-  for (const Rival& rival : rivals) {
-    if (!outranks(rival.priority, asker.priority)) {
+  for (const Competitor& competitor : competitors) {
+    if (!outranks(competitor.priority, requester.priority)) {
       continue;
     }
-    if (rival.inside) {
+    if (competitor.inside) {
       wait = std::max({wait, grace_, kLookAgain});
-    } else if (!rival.idle && rival.quiet < grace_) {
-      wait = std::max(wait, grace_ - rival.quiet);
+    } else if (!competitor.idle && competitor.quiet < grace_) {
+      wait = std::max(wait, grace_ - competitor.quiet);
     }
   }
   return {.admit = wait.count() == 0, .retry_after = wait};

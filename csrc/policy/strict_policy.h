@@ -5,13 +5,13 @@
 namespace torchshare {
 
 /// Strict priority: an op enters when no higher job is inside one, nor was within the grace period.
-/// A job that waits for input is taken at its word: the grace does not apply to it.
+/// The grace does not apply to a job that reports that it waits for input.
 class StrictPolicy final : public GatePolicy {
  public:
   /// Throws std::invalid_argument when `grace` is negative or above one second.
   explicit StrictPolicy(std::chrono::nanoseconds grace);
   bool concerns(Priority mine, Priority other) const override { return outranks(other, mine); }
-  Verdict decide(const Asker& asker, std::span<const Rival> rivals) const override;
+  Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const override;
 
  private:
   std::chrono::nanoseconds grace_;

@@ -10,13 +10,13 @@ namespace torchshare {
 
 namespace {
 
-constexpr std::uint64_t kWarmUpSteps = 3;  // of a job, that say nothing of the others
+constexpr std::uint64_t kWarmUpSteps = 3;  // of a job; they say nothing about the others
 
 double seconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<double>(time).count();
 }
 
-/// An instant that was given in seconds, which may be never.
+/// An instant given in seconds, which may be never.
 std::chrono::nanoseconds instant(double when) {
   return when < seconds(kNever) ? std::chrono::nanoseconds(static_cast<std::int64_t>(when * 1e9)) : kNever;
 }
@@ -30,8 +30,8 @@ Coordinator::Coordinator(Clock& clock, Timeline& timeline, Gate& gate, std::opti
   }
 }
 
-Coordinator::Registration Coordinator::add(Admission admission, Slot& slot, JobStatus& status) {
-  const std::string& name = admission.name;
+Coordinator::Registration Coordinator::add(NewJob new_job, Slot& slot, JobStatus& status) {
+  const std::string& name = new_job.name;
   if (name.empty()) {
     throw std::invalid_argument("job name is empty: expected a name that is not in use");
   }
@@ -42,8 +42,8 @@ Coordinator::Registration Coordinator::add(Admission admission, Slot& slot, JobS
   }
   const auto now = clock_.now();
   const auto job = static_cast<JobId>(entries_.size());
-  entries_.push_back({.told = std::move(admission), .slot = &slot, .status = &status, .arrival = now});
-  const Admission& told = entries_.back().told;
+  entries_.push_back({.told = std::move(new_job), .slot = &slot, .status = &status, .arrival = now});
+  const NewJob& told = entries_.back().told;
   try {
     if (open_) {
       check_starts(views());
@@ -140,13 +140,13 @@ void Coordinator::decide_waiting() {
 
 void Coordinator::share() {
   if (!open_) {
-    return;  // not everybody is here yet
+    return;  // more jobs may still be added
   }
   const double former_retry = sharing_.retry_at();
   for (const AutoSharing::Order& order : sharing_.decide(seconds(clock_.now()))) {
     Entry& entry = entries_[order.job];
     if (entry.start_cancelled || entry.slot == nullptr) {
-      continue;  // it is on its way out
+      continue;  // it is being cancelled
     }
     switch (order.action) {
       case AutoSharing::Action::kStart:
@@ -171,7 +171,7 @@ void Coordinator::share() {
     changed_.notify_all();
   }
   if (sharing_.retry_at() < former_retry) {
-    changed_.notify_all();  // those that wait must look earlier than they meant to
+    changed_.notify_all();  // waiting threads must look earlier than planned
     news_.notify_all();
   }
 }
@@ -190,10 +190,10 @@ void Coordinator::report(const JobReport& report) {
   }
 }
 
-/// A job that waits to start is to hear of each step; else a job that runs should not pay for a wake at each.
+/// While a job waits to start, each step is news; otherwise a running job should not pay for a wake at each step.
 void Coordinator::set_news() {
   const bool decides = max_slowdown_.has_value() || any_automatic_;
-  news_every_.store(starting_ > 0 ? std::chrono::nanoseconds(0) : decides ? kNewsForDecisions : kNewsNobodyNeeds);
+  news_every_.store(starting_ > 0 ? std::chrono::nanoseconds(0) : decides ? kNewsIntervalForDecisions : kNewsInterval);
 }
 
 void Coordinator::serve() {
@@ -222,7 +222,7 @@ void Coordinator::apply(const JobReport& report) {
   using Kind = JobReport::Kind;
   const JobId job = report.job;
   if (is_terminal(entries_[job].state)) {
-    return;  // it was given up
+    return;  // the job was given up
   }
   switch (report.kind) {
     case Kind::kStepped:

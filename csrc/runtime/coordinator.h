@@ -19,33 +19,33 @@
 
 namespace torchshare {
 
-/// What the coordinator is to know of a job when it comes.
-struct Admission {
+/// What the coordinator is told of a new job.
+struct NewJob {
   std::string name;
   Priority priority = Priority::kSecondary;
   StartCondition start = StartNow{};
-  std::optional<double> steps = {};  ///< of the whole job, where it is declared
+  std::optional<double> steps = {};  ///< of the whole job, if declared
   std::optional<ProfiledJob> profile = {};
 };
 
-/// How the primary was held to its bound.
+/// How well the bound on the primary's slowdown was kept.
 struct BoundStats {
-  std::uint64_t windows = 0;  ///< seconds in which others ran beside it
+  std::uint64_t windows = 0;  ///< of one second, in which others ran beside it
   std::uint64_t windows_inside = 0;
   double alone = 0;  ///< seconds of a step
-  double loss = 0;   ///< share of the time in which others may run that it loses to them
-  double share = 1;  ///< in which they may run, as last set
+  double loss = 0;   ///< share of the others' time that the primary loses to them
+  double share = 1;  ///< of the time that others may run, as last set
 };
 
-/// Knows the state and the steps of every job, when a waiting one may start, and which must wait for another's sake: to
-/// keep the bound on the primary's slowdown, or because `start="auto"` found it best. Any thread.
-/// Every change and every decision goes to the timeline.
+/// Keeps the state and the steps of every job, decides when a waiting job may start, and which jobs must wait for
+/// another: to keep the bound on the primary's slowdown, or because `start="auto"` found it best. Any thread.
+/// Every change and every decision is recorded in the timeline.
 ///
-/// Jobs that run take no part in deciding, and never wait for it: they leave reports, which a thread of ordinary
-/// priority applies, see `serve` and Note [Priority inversion].
+/// Running jobs take no part in decisions and never wait for them: they leave reports, which a thread of ordinary
+/// priority applies; see `serve` and Note [Priority inversion].
 class Coordinator {
  public:
-  /// A job's place at the coordinator; the destructor withdraws it. One that has not ended counts as cancelled then.
+  /// A job's registration; the destructor withdraws it. A job that has not ended then counts as cancelled.
   class Registration {
    public:
     Registration() = default;
@@ -80,42 +80,42 @@ class Coordinator {
   /// A new job, pending; `slot` and `status` must outlive its registration. Throws std::invalid_argument for a name
   /// that is empty or taken and a profile that makes no sense; after `open`, also for a start condition that cannot
   /// come true.
-  [[nodiscard]] Registration add(Admission admission, Slot& slot, JobStatus& status);
-  /// No more forward references: checks every start condition (see check_starts), now and at every later `add`.
+  [[nodiscard]] Registration add(NewJob new_job, Slot& slot, JobStatus& status);
+  /// All jobs are known: checks every start condition (see check_starts), now and at every later `add`.
   void open();
 
-  /// Waits, as delayed where need be, until the job may start; then it is running.
-  /// Returns false when the job was cancelled instead: then it is cancelled.
+  /// Waits, in state delayed if necessary, until the job may start; then its state is running.
+  /// Returns false if the job was cancelled instead; then its state is cancelled.
   bool wait_to_start(JobId job);
-  /// Ends `wait_to_start`, now or later, and holds the job no more. A job that is still pending is cancelled at once.
+  /// Ends `wait_to_start`, now or when it is called, and releases the job. A pending job is cancelled at once.
   void cancel_start(JobId job);
-  /// Counts a job as cancelled whatever its thread does, or will do.
+  /// Counts a job as cancelled, whatever its thread still does.
   void give_up(JobId job);
 
-  /// Takes no lock. What the job's life does not have is ignored, for it may have ended meanwhile.
+  /// Takes no lock. Reports that do not fit the job's state are ignored: it may have ended in the meantime.
   void report(const JobReport& report);
-  /// Applies reports, and decides when that is due, until `dismiss`: on a thread of its own, of ordinary priority.
+  /// Applies reports and makes the decisions that are due, until `dismiss`. On its own thread of ordinary priority.
   void serve();
   void dismiss();
-  /// Does it once. Returns when to look again though nothing is reported.
+  /// Does so once. Returns when to look again even if nothing is reported.
   std::chrono::nanoseconds attend();
 
   std::vector<std::string> names() const;
-  /// Nothing where the job was not held to a bound.
+  /// Nothing if the job had no bound to keep.
   std::optional<BoundStats> bound(JobId job) const;
 
   /// Waits until every job has ended, or until `deadline`; returns whether they have.
   bool wait_all(std::chrono::nanoseconds deadline);
 
  private:
-  // How often steps wake the thread in `serve`.
-  static constexpr std::chrono::nanoseconds kNewsNobodyNeeds = std::chrono::milliseconds(20);
-  static constexpr std::chrono::nanoseconds kNewsForDecisions = std::chrono::milliseconds(1);
+  // How often steps wake the thread in `serve`: without and with decisions that depend on them.
+  static constexpr std::chrono::nanoseconds kNewsInterval = std::chrono::milliseconds(20);
+  static constexpr std::chrono::nanoseconds kNewsIntervalForDecisions = std::chrono::milliseconds(1);
 
   enum class Wait { kNone, kForStart, kStarted };
 
   struct Entry {
-    Admission told;
+    NewJob told;
     Slot* slot;         // null once the job was withdrawn
     JobStatus* status;  // the same
     std::chrono::nanoseconds arrival;
@@ -123,18 +123,18 @@ class Coordinator {
     std::uint64_t steps = 0;
     Wait wait = Wait::kNone;
     bool start_cancelled = false;
-    bool sharing_started = false;  // by the word of sharing_
+    bool sharing_started = false;  // sharing_ decided so
     bool held = false;
-    std::chrono::nanoseconds last_step{0};   // when it ended; 0: none since the job's last move
-    std::unique_ptr<SlowdownBound> bound{};  // once it was the primary in a runtime with a bound
+    std::chrono::nanoseconds last_step{0};   // when it ended; 0: none since the job's last change of state
+    std::unique_ptr<SlowdownBound> bound{};  // once it is the primary of a runtime with a bound
   };
 
-  /// Starts `job` if it waits and may start now. Returns when to look again though nothing else changes.
+  /// Starts `job` if it waits and may start now. Returns when to look again even if nothing else changes.
   std::chrono::nanoseconds decide(JobId job);
-  /// A job's state or steps changed: decides for every waiting job here and now, so that a start is at the step it
-  /// waits for and not whenever the waiting thread, which may be an idle-priority one, gets to look.
+  /// A job's state or steps changed: decides for every waiting job here and now, so that a job starts at the step it
+  /// waits for, not when its own thread, possibly of idle priority, gets to run.
   void decide_waiting();
-  /// Carries out what sharing_ says now.
+  /// Carries out the current decisions of sharing_.
   void share();
   void withdraw(JobId job);
   std::unique_lock<std::mutex> lock_up_to_date();
@@ -155,11 +155,11 @@ class Coordinator {
   Gate& gate_;
   const std::optional<double> max_slowdown_;
   Inbox<JobReport> inbox_;  // emptied under the lock
-  EventCount news_;         // the inbox, where somebody cares, or dismissed_
+  EventCount news_;         // the inbox, if somebody needs it soon, or dismissed_
   std::atomic<std::chrono::nanoseconds> last_news_{std::chrono::nanoseconds(0)};
-  std::atomic<std::chrono::nanoseconds> news_every_{kNewsNobodyNeeds};
+  std::atomic<std::chrono::nanoseconds> news_every_{kNewsInterval};
   std::atomic<bool> dismissed_{false};
-  EventCount changed_;        // what is below
+  EventCount changed_;        // the fields below
   mutable std::mutex mutex_;  // guards every field below
   std::vector<Entry> entries_;
   bool open_ = false;

@@ -7,13 +7,13 @@
 
 namespace torchshare {
 
-/// What many threads put in and one at a time takes out. Putting takes no lock.
+/// A queue with many producers and one consumer at a time. `put` takes no lock.
 template <class Item>
 class Inbox {
  public:
   Inbox() = default;
   ~Inbox() { take(); }
-  Inbox(const Inbox&) = delete;  // others put into it
+  Inbox(const Inbox&) = delete;  // other threads put into it
   Inbox& operator=(const Inbox&) = delete;
 
   void put(Item item) {
@@ -22,7 +22,7 @@ class Inbox {
     }
   }
 
-  /// All there is, in the order in which it was put.
+  /// Takes all items, in the order in which they were put.
   std::vector<Item> take() {
     std::vector<Item> items;
     for (Node* node = newest_.exchange(nullptr, std::memory_order_acquire); node != nullptr;) {

@@ -34,27 +34,27 @@ JobSpec checked(JobSpec spec, const Device& device) {
 
 }  // namespace
 
-RuntimeJob::RuntimeJob(std::shared_ptr<Engine> engine, JobSpec spec, std::unique_ptr<Host> host)
+RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std::unique_ptr<LanguageBinding> language)
     : OpContext(spec.priority, at::detail::createCPUGenerator(spec.seed)),
-      engine_(std::move(engine)),
-      spec_(checked(std::move(spec), *engine_->device)),
-      host_(std::move(host)),
-      priority_(engine_->device->thread_priority(engine_->priority_of(spec_.priority))),
+      runtime_(std::move(runtime)),
+      spec_(checked(std::move(spec), *runtime_->device)),
+      language_(std::move(language)),
+      priority_(runtime_->device->thread_priority(runtime_->priority_of(spec_.priority))),
       budget_(std::make_shared<MemoryBudget>(spec_.name, spec_.memory_budget.value_or(MemoryBudget::kUnlimited))),
-      log_(engine_->timeline.open_log()) {
-  // A GPU's jobs always count theirs: it is little beside the launches, and tells when tensors cross jobs.
-  Device& device = *engine_->device;
+      log_(runtime_->timeline.open_log()) {
+  // A GPU's jobs always count their memory: it costs little beside the launches and shows when tensors cross jobs.
+  Device& device = *runtime_->device;
   if (spec_.meter_memory || spec_.memory_budget || device.is_asynchronous()) {
     device.install_memory();
     memory_ = std::make_shared<MemoryOwner>(budget_, device.memory_type());
     checks_owners_ = device.is_asynchronous();
   }
-  if (spec_.record_ops || engine_->gate.forecasts()) {
-    watch_ = std::make_unique<OpWatch>(slot_, engine_->gate, engine_->device->clock(),
-                                       WatchOptions{spec_.record_ops, engine_->shortest_gap, spec_.ops});
+  if (spec_.record_ops || runtime_->gate.forecasts()) {
+    watch_ = std::make_unique<OpWatch>(slot_, runtime_->gate, runtime_->device->clock(),
+                                       WatchOptions{spec_.record_ops, runtime_->shortest_gap, spec_.ops});
   }
   registration_ =
-      engine_->coordinator.add({spec_.name, spec_.priority, spec_.start, spec_.steps, spec_.profile}, slot_, status_);
+      runtime_->coordinator.add({spec_.name, spec_.priority, spec_.start, spec_.steps, spec_.profile}, slot_, status_);
 }
 
 std::optional<GapStats> RuntimeJob::gaps() const {
@@ -64,7 +64,7 @@ std::optional<GapStats> RuntimeJob::gaps() const {
 JobStats RuntimeJob::stats() const {
   const auto began = began_.load();
   const auto ended = ended_.load();
-  const auto until = ended.count() != 0 ? ended : engine_->now();
+  const auto until = ended.count() != 0 ? ended : runtime_->now();
   return {.steps = status_.steps.load(),
           .sub_batches = sub_batches_.load(),
           .ops = slot_.ops(),
@@ -79,58 +79,58 @@ std::string RuntimeJob::error() const {
 }
 
 void RuntimeJob::suspend() {
-  engine_->gate.set(slot_, kSuspend);
+  runtime_->gate.set(slot_, kSuspend);
 }
 
 void RuntimeJob::resume() {
-  engine_->gate.clear(slot_, kSuspend);
+  runtime_->gate.clear(slot_, kSuspend);
 }
 
 void RuntimeJob::cancel() {
   if (cancel_requested_.exchange(true)) {
     return;
   }
-  engine_->gate.set(slot_, kCancel);
-  priority_->raise_for_good();  // others wait for its end now
-  engine_->coordinator.cancel_start(id());
+  runtime_->gate.set(slot_, kCancel);
+  priority_->raise_for_good();  // others wait for it to end
+  runtime_->coordinator.cancel_start(id());
 }
 
 bool RuntimeJob::interrupt() {
   const bool reached = has_left() || (slot_.attention.load(std::memory_order_acquire) & kCancel) == 0;
-  return reached || host_->interrupt();
+  return reached || language_->interrupt();
 }
 
 void RuntimeJob::give_up() {
   given_up_.store(true);
-  engine_->gate.set(slot_, kCancel);
-  engine_->coordinator.give_up(id());
+  runtime_->gate.set(slot_, kCancel);
+  runtime_->coordinator.give_up(id());
 }
 
 void RuntimeJob::run(Body body) {
-  if (!engine_->coordinator.wait_to_start(id())) {
+  if (!runtime_->coordinator.wait_to_start(id())) {
     has_left_.store(true, std::memory_order_release);
     return;
   }
-  began_.store(engine_->now());
+  began_.store(runtime_->now());
   const JobState end = run_body(body);
-  body = nullptr;  // what it holds is free before anybody hears of the end
-  ended_.store(engine_->now());
+  body = nullptr;  // what it holds is released before the end is reported
+  ended_.store(runtime_->now());
   has_left_.store(true, std::memory_order_release);
   report(JobReport::Kind::kEnded, 0, end);
 }
 
 void RuntimeJob::report(JobReport::Kind kind, std::uint64_t steps, JobState state) {
-  engine_->coordinator.report({.job = id(), .kind = kind, .at = engine_->now(), .steps = steps, .state = state});
+  runtime_->coordinator.report({.job = id(), .kind = kind, .at = runtime_->now(), .steps = steps, .state = state});
 }
 
-/// What the job's thread has while its body runs: its seat at the device, and its places at those who watch it.
-class RuntimeJob::Seated {
+/// What the job's thread holds while its body runs: its device, its membership at the gate and at the stall watch.
+class RuntimeJob::InBody {
  public:
-  Seated(RuntimeJob& job, DeviceScope& device)
+  InBody(RuntimeJob& job, DeviceScope& device)
       : job_(job),
         stream_(device.stream()),
-        member_(job.engine_->gate, job.slot_, stream_),
-        watched_(job.engine_->stall_watch, job.slot_, *job.priority_) {
+        member_(job.runtime_->gate, job.slot_, stream_),
+        watched_(job.runtime_->stall_watch, job.slot_, *job.priority_) {
     if (stream_ != nullptr && job_.watch_ != nullptr) {
       job_.watch_->follow(stream_);
     }
@@ -139,9 +139,9 @@ class RuntimeJob::Seated {
     job_.sms_.store(device.sms().value_or(0));
     job_.in_body_.store(true);
   }
-  ~Seated() {
+  ~InBody() {
     job_.in_body_.store(false);
-    job_.priority_->raise();  // what is left to do takes locks that others want
+    job_.priority_->raise();  // the cleanup takes locks that others want
     try {
       if (job_.watch_ != nullptr) {
         job_.watch_->unfollow();
@@ -152,8 +152,8 @@ class RuntimeJob::Seated {
     job_.device_ = nullptr;
     job_.device_generator_ = {};
   }
-  Seated(const Seated&) = delete;  // bound to a thread
-  Seated& operator=(const Seated&) = delete;
+  InBody(const InBody&) = delete;  // bound to a thread
+  InBody& operator=(const InBody&) = delete;
 
  private:
   RuntimeJob& job_;
@@ -163,17 +163,17 @@ class RuntimeJob::Seated {
 };
 
 JobState RuntimeJob::run_body(const Body& body) {
-  const Seat seat{.priority = engine_->priority_of(spec_.priority), .seed = spec_.seed, .sms = spec_.sms};
+  const DeviceRequest request{.priority = runtime_->priority_of(spec_.priority), .seed = spec_.seed, .sms = spec_.sms};
   JobState end = JobState::kFinished;
   try {
-    JobThread thread(*engine_->device, *priority_, seat, *this, spec_.threads, memory_);
-    const Seated seated(*this, thread.device());
+    JobThread thread(*runtime_->device, *priority_, request, *this, spec_.threads, memory_);
+    const InBody in_body(*this, thread.device());
     body(*this);
     synchronize();
   } catch (const Cancelled&) {
     end = JobState::kCancelled;
   } catch (const std::exception& error) {
-    // TorchScript turns a cancellation into an error of its own.
+    // TorchScript turns a cancellation into its own error.
     end = cancel_requested() ? JobState::kCancelled : JobState::kFailed;
     error_ = error.what();
   }
@@ -190,7 +190,7 @@ void RuntimeJob::synchronize() {
 std::unique_ptr<DeviceGraph> RuntimeJob::capture(const std::function<void()>& work) {
   auto graph = device_->make_graph();
   if (graph == nullptr) {
-    throw std::logic_error(fmt::format("job '{}': device '{}' has no graphs", spec_.name, engine_->device->name()));
+    throw std::logic_error(fmt::format("job '{}': device '{}' has no graphs", spec_.name, runtime_->device->name()));
   }
   begin_capture(*graph);
   try {
@@ -199,7 +199,7 @@ std::unique_ptr<DeviceGraph> RuntimeJob::capture(const std::function<void()>& wo
     try {
       graph->end_capture();
     } catch (const std::exception&) {
-      // What `work` threw says more.
+      // The exception of `work` says more.
     }
     throw;
   }
@@ -207,15 +207,15 @@ std::unique_ptr<DeviceGraph> RuntimeJob::capture(const std::function<void()>& wo
   return graph;
 }
 
-/// A capture begins with ops of torch's own, under a lock that other jobs want: they must not wait at the gate, nor
-/// with the language's lock.
+/// A capture begins with ops of torch's own, under a lock that other jobs want: they must wait neither at the gate nor
+/// while holding the language's lock.
 void RuntimeJob::begin_capture(DeviceGraph& graph) {
   const Ungated here;
-  without_host([&] { graph.begin_capture(); });
+  without_language_lock([&] { graph.begin_capture(); });
 }
 
 void RuntimeJob::launch(DeviceGraph& graph, const std::string& name) {
-  run_op(this, GraphCall(hash_name(name), name), [&] { graph.launch(); });
+  run_op(this, NamedCall(hash_name(name), name), [&] { graph.launch(); });
 }
 
 std::optional<int> RuntimeJob::sms() const {
@@ -229,7 +229,7 @@ void RuntimeJob::attend() {
     if ((attention & kRaised) != 0) {
       lower_again(slot_, *priority_);
     }
-    if ((attention & (kCancel | kSuspend | kHold)) != 0 && !host_->may_stop()) {
+    if ((attention & (kCancel | kSuspend | kHold)) != 0 && !language_->may_stop()) {
       return;
     }
     if ((attention & kCancel) != 0) {
@@ -238,11 +238,11 @@ void RuntimeJob::attend() {
       wait_while(kSuspend, JobReport::Kind::kSuspended);
     } else if ((attention & kHold) != 0) {
       wait_while(kHold, JobReport::Kind::kHeld);
-    } else if ((attention & kContended) == 0 || engine_->gate.try_enter(slot_)) {
+    } else if ((attention & kContended) == 0 || runtime_->gate.try_enter(slot_)) {
       return;
     } else {
       bool admitted = false;
-      block([&] { admitted = engine_->gate.wait_turn(slot_); });
+      block([&] { admitted = runtime_->gate.wait_turn(slot_); });
       if (admitted) {
         return;
       }
@@ -252,7 +252,7 @@ void RuntimeJob::attend() {
 
 void RuntimeJob::wait_while(Attention bit, JobReport::Kind reason) {
   report(reason);
-  block([&] { engine_->gate.wait_while(slot_, bit); });
+  block([&] { runtime_->gate.wait_while(slot_, bit); });
   report(JobReport::Kind::kResumed);
 }
 
@@ -262,7 +262,7 @@ void RuntimeJob::checkpoint() {
     if (is_ungated()) {
       attention &= ~(kSuspend | kHold);  // others wait for what it does
     }
-    if ((cancel_requested() || (attention & (kSuspend | kHold)) != 0) && !host_->may_stop()) {
+    if ((cancel_requested() || (attention & (kSuspend | kHold)) != 0) && !language_->may_stop()) {
       return;
     }
     if (cancel_requested()) {
@@ -280,62 +280,61 @@ void RuntimeJob::checkpoint() {
 
 void RuntimeJob::acknowledge_cancel() {
   if (!given_up_.load()) {
-    engine_->gate.clear(slot_, kCancel);
+    runtime_->gate.clear(slot_, kCancel);
   }
 }
 
 void RuntimeJob::repeat_cancel() {
   if (cancel_requested()) {
-    engine_->gate.set(slot_, kCancel);
+    runtime_->gate.set(slot_, kCancel);
   }
 }
 
 void RuntimeJob::unwind() {
   acknowledge_cancel();
-  host_->raise_cancelled(fmt::format("job '{}' was cancelled", spec_.name));
+  language_->raise_cancelled(fmt::format("job '{}' was cancelled", spec_.name));
 }
 
 void RuntimeJob::sleep(std::chrono::nanoseconds duration) {
   const bool in_input = slot_.idle.load(std::memory_order_relaxed);
   if (!in_input) {
-    begin_idle(engine_->now());
+    begin_idle(runtime_->now());
   }
-  block([&] { engine_->gate.sleep(slot_, duration); });
+  block([&] { runtime_->gate.sleep(slot_, duration); });
   if (!in_input) {
-    end_idle(engine_->now());
+    end_idle(runtime_->now());
   }
   checkpoint();
 }
 
 template <class Wait>
 void RuntimeJob::block(Wait wait) {
-  const auto begin = engine_->now();
-  without_host(wait);
-  add_to(waited_, engine_->now() - begin);
+  const auto begin = runtime_->now();
+  without_language_lock(wait);
+  add_to(waited_, runtime_->now() - begin);
   record_span(EventKind::kWait, begin, 0);
 }
 
-/// Gives up what the job's language holds meanwhile, such as the interpreter lock, and has it again whatever `work`
-/// throws.
+/// Runs `work` without the language's lock, such as the GIL, and takes the lock again even if `work` throws.
 template <class Work>
-void RuntimeJob::without_host(Work work) {
-  host_->before_wait();
+void RuntimeJob::without_language_lock(Work work) {
+  language_->before_wait();
   try {
     work();
   } catch (...) {
-    host_->after_wait();
+    language_->after_wait();
     throw;
   }
-  host_->after_wait();
+  language_->after_wait();
 }
 
 void RuntimeJob::begin_input() {
-  input_begin_ = engine_->now();
+  input_begin_ = runtime_->now();
   begin_idle(input_begin_);
 }
 
 void RuntimeJob::end_input() {
-  const auto now = engine_->now();
+  const auto now = runtime_->now();
   end_idle(now);
   if (watch_ != nullptr) {
     watch_->begin_batch();
@@ -345,14 +344,14 @@ void RuntimeJob::end_input() {
 }
 
 void RuntimeJob::begin_idle(std::chrono::nanoseconds now) {
-  engine_->gate.set_idle(slot_, true);
+  runtime_->gate.set_idle(slot_, true);
   if (watch_ != nullptr) {
     watch_->begin_idle(now);
   }
 }
 
 void RuntimeJob::end_idle(std::chrono::nanoseconds now) {
-  engine_->gate.set_idle(slot_, false);
+  runtime_->gate.set_idle(slot_, false);
   if (watch_ != nullptr) {
     watch_->end_idle(now);
   }
@@ -363,7 +362,7 @@ void RuntimeJob::expect_steps(std::uint64_t more, bool for_good) {
 }
 
 void RuntimeJob::begin_step() {
-  step_begin_ = engine_->now();
+  step_begin_ = runtime_->now();
 }
 
 void RuntimeJob::end_step() {
@@ -377,7 +376,7 @@ void RuntimeJob::end_step() {
 }
 
 void RuntimeJob::begin_sub_batch() {
-  sub_batch_begin_ = engine_->now();
+  sub_batch_begin_ = runtime_->now();
 }
 
 void RuntimeJob::end_sub_batch() {
@@ -385,7 +384,7 @@ void RuntimeJob::end_sub_batch() {
 }
 
 void RuntimeJob::record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t index) {
-  log_.record({begin, engine_->now(), id(), kind, static_cast<std::uint32_t>(index), {}});
+  log_.record({begin, runtime_->now(), id(), kind, static_cast<std::uint32_t>(index), {}});
 }
 
 }  // namespace torchshare

@@ -9,8 +9,8 @@
 #include "device/device.h"
 #include "hook/op_context.h"
 #include "memory/owned_memory.h"
-#include "runtime/engine.h"
-#include "runtime/host.h"
+#include "runtime/language_binding.h"
+#include "runtime/runtime_state.h"
 #include "torchshare/job.h"
 
 namespace torchshare {
@@ -18,45 +18,46 @@ namespace torchshare {
 /// A job as the runtime and the bindings see it. Every Job is one.
 class RuntimeJob final : public Job, public OpContext, public std::enable_shared_from_this<RuntimeJob> {
  public:
-  /// Registers the job with the engine's coordinator. Throws std::invalid_argument.
-  RuntimeJob(std::shared_ptr<Engine> engine, JobSpec spec, std::unique_ptr<Host> host);
+  /// Registers the job with the runtime's coordinator. Throws std::invalid_argument.
+  RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std::unique_ptr<LanguageBinding> language);
 
   const JobSpec& spec() const override { return spec_; }
   JobState state() const override { return status_.state.load(); }
   JobStats stats() const override;
   /// See Coordinator::bound.
-  std::optional<BoundStats> bound() const { return engine_->coordinator.bound(id()); }
-  /// What its ops are, how long, and in which order; nothing where it is not watched. Once its thread has left.
+  std::optional<BoundStats> bound() const { return runtime_->coordinator.bound(id()); }
+  /// Its ops, their durations and order; null unless it is watched. To be read once its thread has left.
   const OpWatch* watch() const { return watch_.get(); }
-  /// The job's thread has done all that it does for the job; of one that was given up, that may be never.
+  /// The job's thread has finished its work for the job; for a job that was given up, that may be never.
   bool has_left() const { return has_left_.load(std::memory_order_acquire); }
-  /// Its body runs. At once, where `state` follows with a delay.
+  /// Its body runs. Changes at once, while `state` follows with a delay.
   bool is_in_body() const { return in_body_.load() && !given_up_.load(); }
-  /// Nothing where it is not watched.
+  /// Nothing unless it is watched.
   std::optional<GapStats> gaps() const;
   std::string error() const override;
-  /// Streaming multiprocessors that the job really has, once it runs; nothing where they are not divided.
+  /// Streaming multiprocessors that the driver granted, once the job runs; nothing unless they are divided.
   std::optional<int> sms() const;
 
   void suspend() override;
   void resume() override;
   void cancel() override;
-  /// Reaches a cancelled job that has run no op since: raises in its own language, where that can be done. False where
-  /// that cannot be done right now: it should be tried again.
+  /// Reaches a cancelled job that runs no ops: raises in its own language. False if that is impossible right now: try
+  /// again later.
   bool interrupt();
-  /// Counts a cancelled job as ended although its thread has not. If the thread comes to an op again, it is unwound
-  /// there, as often as need be; what it does until then changes nothing.
+  /// Counts a cancelled job as ended although its thread is not. Whenever the thread reaches an op again, it is unwound
+  /// there; what it does until then changes nothing.
   void give_up();
   bool cancel_requested() const override { return cancel_requested_.load(std::memory_order_acquire); }
 
   // On the job's own thread.
 
-  /// Waits for the start, runs `body` and drops it, ends. Called once, on the thread that becomes the job's.
+  /// Waits for the start, runs `body`, destroys it, and ends the job. Called once, on the thread that becomes the
+  /// job's.
   void run(Body body);
   void checkpoint() override;
-  /// The cancellation has reached the job's code: ops work again, so that it can clean up.
+  /// The cancellation has reached the job's code: ops work again, so the job can clean up.
   void acknowledge_cancel();
-  /// It reached the job's code in a place that loses exceptions: the next op throws again.
+  /// The cancellation was lost in code that swallows exceptions: the next op throws again.
   void repeat_cancel();
   void sleep(std::chrono::nanoseconds duration) override;
   void begin_input() override;
@@ -69,18 +70,17 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   void synchronize() override;
   /// See DeviceScope::open_stream.
   std::uintptr_t open_stream() { return device_->open_stream(); }
-  /// Captures what `work` launches. Throws std::logic_error where the device has no graphs, and what the capture
-  /// throws.
+  /// Captures what `work` launches. Throws std::logic_error if the device has no graphs, and what the capture throws.
   std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work);
-  /// Launches what was captured, as one op.
+  /// Launches a captured graph as one op.
   void launch(DeviceGraph& graph, const std::string& name);
 
-  void refuse_memory(const BudgetExceeded& error) override { host_->refuse_memory(error); }
+  void refuse_memory(const BudgetExceeded& error) override { language_->refuse_memory(error); }
   void raise_priority() override { priority_->raise(); }
   void lower_priority() override { priority_->lower(); }
 
  private:
-  class Seated;
+  class InBody;
 
   JobId id() const { return registration_.job(); }
   void attend() override;
@@ -91,15 +91,15 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   template <class Wait>
   void block(Wait wait);
   template <class Work>
-  void without_host(Work work);
+  void without_language_lock(Work work);
   void record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t index);
   void unwind();
   void begin_idle(std::chrono::nanoseconds now);
   void end_idle(std::chrono::nanoseconds now);
 
-  const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<RuntimeState> runtime_;
   const JobSpec spec_;
-  const std::unique_ptr<Host> host_;
+  const std::unique_ptr<LanguageBinding> language_;
   const std::unique_ptr<ThreadPriority> priority_;
   const std::shared_ptr<MemoryBudget> budget_;
   EventLog& log_;

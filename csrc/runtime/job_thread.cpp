@@ -9,7 +9,7 @@
 namespace torchshare {
 namespace {
 
-/// While the thread has ordinary priority: others may wait for the lock.
+/// Before the thread's priority is lowered: others may wait for the lock.
 ThreadPriority& with_threads_set(ThreadPriority& priority, int intra_op_threads) {
   set_intra_op_threads(intra_op_threads);
   return priority;
@@ -19,10 +19,10 @@ ThreadPriority& with_threads_set(ThreadPriority& priority, int intra_op_threads)
 
 // Autograd has one worker thread per device for all jobs; a lower job that waits on it would block the primary's
 // backward. With multithreading off, each job's backward runs on its own thread.
-JobThread::JobThread(Device& device, ThreadPriority& priority, const Seat& seat, OpContext& job, int intra_op_threads,
-                     std::shared_ptr<MemoryOwner> memory)
+JobThread::JobThread(Device& device, ThreadPriority& priority, const DeviceRequest& request, OpContext& job,
+                     int intra_op_threads, std::shared_ptr<MemoryOwner> memory)
     : priority_(with_threads_set(priority, intra_op_threads)),
-      device_(device.enter(seat)),
+      device_(device.enter(request)),
       autograd_multithreading_(c10::AutogradState::get_tls_state().get_multithreading_enabled()),
       context_(job),
       memory_(std::move(memory)) {

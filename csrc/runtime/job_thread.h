@@ -9,12 +9,12 @@
 
 namespace torchshare {
 
-/// Makes the calling thread a job's: priority, intra-op threads, autograd on this thread alone, no autocast cache, the
-/// op hook on, and its memory counted where it has an owner. The destructor undoes all of it. Same thread.
+/// Sets the calling thread up for a job: priority, intra-op threads, autograd on this thread alone, no autocast cache,
+/// the op hook on, memory counted if it has an owner. The destructor undoes all of it. Same thread.
 class JobThread {
  public:
-  JobThread(Device& device, ThreadPriority& priority, const Seat& seat, OpContext& job, int intra_op_threads,
-            std::shared_ptr<MemoryOwner> memory);
+  JobThread(Device& device, ThreadPriority& priority, const DeviceRequest& request, OpContext& job,
+            int intra_op_threads, std::shared_ptr<MemoryOwner> memory);
   ~JobThread();
   JobThread(const JobThread&) = delete;  // bound to a thread
   JobThread& operator=(const JobThread&) = delete;
@@ -30,8 +30,8 @@ class JobThread {
   const MemoryScope memory_;
 };
 
-/// As at::set_num_threads, one thread at a time: after a fork, torch makes its pool anew in the first call, and a
-/// second one at that time finds none ("Invalid thread pool").
+/// at::set_num_threads, by one thread at a time: after a fork, torch recreates its pool in the first call, and a
+/// concurrent second call fails ("Invalid thread pool").
 void set_intra_op_threads(int threads);
 
 }  // namespace torchshare

@@ -11,9 +11,9 @@
 
 #include "gate/wake_cost.h"
 #include "hook/op_hook.h"
-#include "runtime/engine.h"
 #include "runtime/job.h"
 #include "runtime/job_thread.h"
+#include "runtime/runtime_state.h"
 
 namespace torchshare {
 namespace {
@@ -22,7 +22,7 @@ constexpr std::chrono::nanoseconds kRunAhead = std::chrono::microseconds(500);
 constexpr std::chrono::nanoseconds kPatience = std::chrono::seconds(2);
 constexpr std::size_t kLongestThreadName = 15;  // Linux
 
-std::shared_ptr<Engine> make_engine(std::shared_ptr<Device> device, const RuntimeOptions& options) {
+std::shared_ptr<RuntimeState> make_state(std::shared_ptr<Device> device, const RuntimeOptions& options) {
   if (current_context != nullptr) {
     throw std::logic_error("a runtime cannot be opened inside a job: submit to the runtime that runs it");
   }
@@ -31,9 +31,9 @@ std::shared_ptr<Engine> make_engine(std::shared_ptr<Device> device, const Runtim
         "max_slowdown and secondary_share are both given; expected one: the bound sets the share");
   }
   if (options.gate.run_ahead && !device->is_asynchronous()) {
-    throw std::invalid_argument(fmt::format(
-        "run_ahead is given for device '{}', which runs with the host; expected a device that runs behind it (cuda)",
-        device->name()));
+    throw std::invalid_argument(
+        fmt::format("run_ahead is given for device '{}', which is synchronous; expected an asynchronous device (cuda)",
+                    device->name()));
   }
   GatePolicyOptions gate = options.gate;
   if (device->is_asynchronous() && options.policy != "priority") {
@@ -43,23 +43,23 @@ std::shared_ptr<Engine> make_engine(std::shared_ptr<Device> device, const Runtim
   const auto shortest_gap = options.shortest_gap || !policy->forecasts()
                                 ? options.shortest_gap.value_or(std::chrono::nanoseconds(0))
                                 : measure_wake_cost().shortest_gap();
-  auto engine = std::make_shared<Engine>(std::move(device), std::move(policy), options.timeline_capacity,
-                                         options.max_slowdown, shortest_gap, options.device_priority);
+  auto state = std::make_shared<RuntimeState>(std::move(device), std::move(policy), options.timeline_capacity,
+                                              options.max_slowdown, shortest_gap, options.device_priority);
   if (const auto share = options.secondary_share) {
     if (!(*share >= 0 && *share <= 1)) {
       throw std::invalid_argument(fmt::format("secondary_share is {}; expected 0 to 1", *share));
     }
-    engine->gate.set_pace({.share = *share});
+    state->gate.set_pace({.share = *share});
   }
-  return engine;
+  return state;
 }
 
 }  // namespace
 
 Runtime::Runtime(std::shared_ptr<Device> device, const RuntimeOptions& options)
-    : engine_(make_engine(std::move(device), options)), former_threads_(at::get_num_threads()), process_(getpid()) {
-  // Not in the first job's thread: a process that is forked meanwhile would have torch's locks for good, and torch's
-  // pool waits for ever for threads that it could not make.
+    : state_(make_state(std::move(device), options)), former_threads_(at::get_num_threads()), process_(getpid()) {
+  // Not in the first job's thread: a process forked in the meantime would inherit torch's locks in a locked state, and
+  // torch's pool waits forever for threads that it could not create.
   install_op_hook();
   set_intra_op_threads(former_threads_);
 }
@@ -69,8 +69,8 @@ Runtime::~Runtime() {
     close(kPatience);
     return;
   }
-  // The threads are the parent's, and what they hold stays as it was when the child was made.
-  new auto(engine_);
+  // The threads are the parent's; what they hold is leaked in the child.
+  new auto(state_);
   new auto(std::move(members_));
   new auto(std::move(coordinator_));
   new auto(std::move(stall_watch_));
@@ -84,16 +84,16 @@ void Runtime::check_process() const {
 }
 
 std::shared_ptr<Job> Runtime::submit(JobSpec spec, Job::Body body) {
-  return submit(std::move(spec), std::move(body), std::make_unique<Host>());
+  return submit(std::move(spec), std::move(body), std::make_unique<LanguageBinding>());
 }
 
-std::shared_ptr<RuntimeJob> Runtime::submit(JobSpec spec, Job::Body body, std::unique_ptr<Host> host) {
+std::shared_ptr<RuntimeJob> Runtime::submit(JobSpec spec, Job::Body body, std::unique_ptr<LanguageBinding> language) {
   check_process();
   std::lock_guard lock(mutex_);
   if (closed_) {
     throw std::logic_error("the runtime is closed: expected submit before close");
   }
-  members_.push_back({std::make_shared<RuntimeJob>(engine_, std::move(spec), std::move(host)), std::move(body), {}});
+  members_.push_back({std::make_shared<RuntimeJob>(state_, std::move(spec), std::move(language)), std::move(body), {}});
   if (started_) {
     try {
       launch(members_.back());
@@ -112,7 +112,7 @@ void Runtime::start() {
     return;
   }
   if (!started_) {
-    engine_->coordinator.open();
+    state_->coordinator.open();
     start_helpers();
     started_ = true;
   }
@@ -130,15 +130,15 @@ void Runtime::start_helpers() {
       pthread_setname_np(thread.native_handle(), name);
     }
   };
-  start(coordinator_, "ts-coordinator", [this] { engine_->coordinator.serve(); });
-  if (engine_->device_priority) {
-    start(stall_watch_, "ts-stall-watch", [this] { engine_->stall_watch.serve(); });
+  start(coordinator_, "ts-coordinator", [this] { state_->coordinator.serve(); });
+  if (state_->device_priority) {
+    start(stall_watch_, "ts-stall-watch", [this] { state_->stall_watch.serve(); });
   }
 }
 
 void Runtime::stop_helpers() {
-  engine_->coordinator.dismiss();
-  engine_->stall_watch.dismiss();
+  state_->coordinator.dismiss();
+  state_->stall_watch.dismiss();
   for (std::thread* const thread : {&coordinator_, &stall_watch_}) {
     if (thread->joinable()) {
       thread->join();
@@ -163,8 +163,8 @@ void Runtime::launch(Member& member) {
 
 bool Runtime::wait(std::chrono::nanoseconds timeout) {
   check_process();
-  const auto now = engine_->now();
-  return engine_->coordinator.wait_all(timeout < kNever - now ? now + timeout : kNever);
+  const auto now = state_->now();
+  return state_->coordinator.wait_all(timeout < kNever - now ? now + timeout : kNever);
 }
 
 void Runtime::cancel_all() {
@@ -216,9 +216,9 @@ std::vector<std::string> Runtime::close(std::chrono::nanoseconds patience) {
       member.thread.join();
     }
   }
-  engine_->coordinator.attend();
+  state_->coordinator.attend();
   if (was_started) {
-    set_intra_op_threads(former_threads_);  // torch keeps the last number given as the default of new threads
+    set_intra_op_threads(former_threads_);  // torch uses the last number set as the default of new threads
   }
   return given_up;
 }

@@ -11,16 +11,16 @@
 
 namespace torchshare {
 
-/// Looks, every few milliseconds, for a lower job that may hold a lock which a higher one waits for: between two ops,
-/// neither has used the processor since the last look. The lower one's thread is raised then, until its next op or
-/// until the higher one gets on. See Note [Priority inversion]. Any thread.
+/// Looks every few milliseconds for a lower job that may hold a lock that a higher one waits for: both are between two
+/// ops and neither has used the processor since the last look. The lower job's thread is then raised until its next op,
+/// or until the higher job makes progress. See Note [Priority inversion]. Any thread.
 class StallWatch {
  public:
   explicit StallWatch(Clock& clock) : clock_(clock) {}
   StallWatch(const StallWatch&) = delete;  // members point at it
   StallWatch& operator=(const StallWatch&) = delete;
 
-  /// A job that is watched, until the destructor; `slot` and `priority` must outlive that.
+  /// Watches a job until the destructor; `slot` and `priority` must outlive it.
   class Member {
    public:
     Member(StallWatch& watch, Slot& slot, ThreadPriority& priority);
@@ -56,7 +56,7 @@ class StallWatch {
   std::list<Member*> members_;
 };
 
-/// On the job's own thread, before an op: gives back what StallWatch gave it.
+/// On the job's own thread, before an op: gives back the priority that StallWatch lent it.
 void lower_again(Slot& slot, ThreadPriority& priority);
 
 }  // namespace torchshare

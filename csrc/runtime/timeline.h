@@ -8,15 +8,15 @@
 
 namespace torchshare {
 
-/// A bounded buffer of events: when it is full, the oldest goes. Any thread.
+/// A bounded buffer of events: when it is full, the oldest is dropped. Any thread.
 class EventLog {
  public:
   explicit EventLog(std::size_t capacity) : capacity_(capacity) {}
 
   void record(Event event);
-  /// Appends a copy of what it holds, in the order of recording.
+  /// Appends a copy of its events, in the order of recording.
   void copy_to(std::vector<Event>& events) const;
-  /// How many events had to go.
+  /// How many events were dropped.
   std::size_t dropped() const;
 
  private:
@@ -26,19 +26,19 @@ class EventLog {
   std::size_t dropped_ = 0;
 };
 
-/// What happened: a log of states and decisions, and one for what each job's own thread records, so that no job waits
-/// for another. Any thread.
+/// The events of a runtime: one log of states and decisions, and one per job for what its own thread records, so that
+/// no job waits for another. Any thread.
 class Timeline {
  public:
   /// `capacity`: events that each log keeps. Throws std::invalid_argument when it is 0.
   explicit Timeline(std::size_t capacity);
 
   void record(Event event) { shared_.record(std::move(event)); }
-  /// A new log, which stays as long as the timeline.
+  /// A new log, which lives as long as the timeline.
   EventLog& open_log();
   /// A copy of all events, in the order of their ends.
   std::vector<Event> events() const;
-  /// How many events had to go.
+  /// How many events were dropped.
   std::size_t dropped() const;
 
  private:

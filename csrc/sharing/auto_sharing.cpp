@@ -9,19 +9,18 @@
 namespace torchshare {
 namespace {
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kWarmUpSteps = 3;    // the first of a job, not counted
-constexpr double kStallSteps = 10;    // so many steps' time without one is a stall,
+constexpr double kStallSteps = 10;    // this many steps' time without a step is a stall,
 constexpr double kShortestStall = 1;  // seconds, but no less than this
 
 void check_positive(const SharedJob& job, std::string_view what, double value) {
-  if (!(value > 0 && value < kNever)) {
+  if (!(value > 0 && value < kNeverVirtual)) {
     throw std::invalid_argument(fmt::format("job '{}': {} is {}; expected a number above 0", job.name, what, value));
   }
 }
 
 void check(const SharedJob& job) {
-  if (job.steps && !(*job.steps >= 0 && *job.steps < kNever)) {
+  if (job.steps && !(*job.steps >= 0 && *job.steps < kNeverVirtual)) {
     throw std::invalid_argument(fmt::format("job '{}': steps is {}; expected at least 0", job.name, *job.steps));
   }
   if (job.profile) {
@@ -100,7 +99,7 @@ void AutoSharing::step(JobId id, double now) {
 
 std::vector<AutoSharing::Order> AutoSharing::decide(double now) {
   orders_.clear();
-  retry_at_ = kNever;
+  retry_at_ = kNeverVirtual;
   if (!any_automatic_) {
     return {};
   }
@@ -188,7 +187,7 @@ void AutoSharing::settle(Pair& pair, double now) {
   }
 }
 
-/// Whether the job runs without getting on: its partner may as well run meanwhile.
+/// Whether the job runs without progress: its partner may then run.
 bool AutoSharing::stalls(const SharedRun& run, double now) {
   if (run.state != State::kRunning) {
     return false;

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -8,54 +7,55 @@
 #include <vector>
 
 #include "model/job_id.h"
+#include "model/time.h"
 #include "sharing/pair_sharing.h"
 #include "sharing/shared_job.h"
 
 namespace torchshare {
 
 /// Decides which of a device's jobs run, at most two at a time: in the order of their priorities and arrivals, each as
-/// soon as PairSharing finds it best beside the one that runs. Decides again when a job arrives, ends or does a step; a
-/// job that runs alone and does not get on lets the other in meanwhile.
+/// soon as PairSharing finds it best beside the running one. Decides again when a job arrives, ends or does a step.
+/// While a job that runs alone makes no progress, the other may run.
 ///
-/// Pure: told what happens and when, in seconds of any clock that does not go back. Its orders are taken as carried
+/// Pure: it is told what happens and when, in seconds of any monotonic clock, and assumes that its orders are carried
 /// out.
 class AutoSharing {
  public:
-  enum class Action { kStart, kHold, kRelease, kStay };  ///< kStay: planned anew, nothing changes
+  enum class Action { kStart, kHold, kRelease, kStay };  ///< kStay: planned again, nothing changes
   struct Order {
     JobId job;
     Action action;
     std::string reason;  ///< with the numbers behind it
   };
 
-  /// With `max_slowdown`, somebody else holds the primary to that bound, and it is never held for a lower job.
+  /// With `max_slowdown`, SlowdownBound keeps that bound, and the primary is never held for a lower job.
   explicit AutoSharing(std::optional<double> max_slowdown) : max_slowdown_(max_slowdown) {}
 
   /// Ids ascend. Throws std::invalid_argument for a profile or a number of steps that makes no sense.
   void arrive(JobId id, SharedJob job);
-  /// A job that is not automatic runs.
+  /// A job that is not automatic has started.
   void start(JobId id, double now);
   void step(JobId id, double now);
-  /// Its user suspended the job, or lets it go on.
+  /// The user suspended or resumed the job.
   void suspend(JobId id, bool suspended);
   void end(JobId id);
-  /// Where its loader's length is known: the job will have done that many steps when this pass over it ends, or for
-  /// good.
+  /// The loader's length is known: the job will have done that many steps when this pass over it ends, or when the job
+  /// ends.
   void expect(JobId id, double steps, bool for_good);
 
   std::vector<Order> decide(double now);
-  /// When to decide again though nothing happens.
+  /// When to decide again even if nothing happens.
   double retry_at() const { return retry_at_; }
 
  private:
   using State = SharedRun::State;
 
-  /// The first came before the second.
+  /// The first arrived before the second.
   struct Pair {
     JobId first;
     JobId second;
     PairSharing sharing;
-    bool let_in = false;  // both run because the one that should does not get on
+    bool let_in = false;  // both run because the one that should makes no progress
   };
 
   Pair& pair(JobId first, JobId second);
@@ -69,10 +69,10 @@ class AutoSharing {
   const std::optional<double> max_slowdown_;
   std::map<JobId, SharedRun> runs_;
   std::map<std::pair<JobId, JobId>, Pair> pairs_;
-  std::uint64_t epoch_ = 1;  // counts changes of who runs
+  std::uint64_t epoch_ = 1;  // counts changes of the running jobs
   bool any_automatic_ = false;
   std::vector<Order> orders_;
-  double retry_at_ = std::numeric_limits<double>::infinity();
+  double retry_at_ = kNeverVirtual;
 };
 
 }  // namespace torchshare

@@ -12,22 +12,22 @@ namespace torchshare {
 namespace {
 
 constexpr double kRatioError = 0.03;    // standard error of a ratio at which a probe is over
-constexpr double kProbeShare = 0.05;    // of the remaining work, at which it is over, too
-constexpr double kProbeRest = 5;        // so many times its length until there may be another
-constexpr std::uint64_t kFewest = 3;    // steps of each kind that a probe needs
+constexpr double kProbeShare = 0.05;    // of the remaining work: more is not spent on a probe
+constexpr double kProbeRest = 5;        // times the length of a probe until the next one
+constexpr std::uint64_t kMinSteps = 3;  // steps of each kind that a probe needs
 constexpr double kShortestProbe = 0.1;  // seconds of each kind of step, unless that is too large a share
-constexpr double kPatience = 2;         // times that share, for a second that hardly gets on
-constexpr double kDrift = 0.10;         // change of a step's time that calls for a new plan
-constexpr std::uint64_t kSteady = 8;    // steps,
-constexpr double kSteadyTime = 0.5;     // and seconds of them, that show such a change
-constexpr double kHysteresis = 0.03;    // a new plan must be better by that
+constexpr double kPatience = 2;         // times that share, for a second job with little progress
+constexpr double kDrift = 0.10;         // change of a step's time that triggers a new plan
+constexpr std::uint64_t kSteady = 8;    // steps
+constexpr double kSteadyTime = 0.5;     // and seconds of them show such a change
+constexpr double kHysteresis = 0.03;    // a new plan must be better by this
 constexpr double kShortestStep = 1e-9;  // seconds
 
-/// Whether a meter need not run on: exact enough for a ratio of two, or `budget` seconds old. Steps that follow each
-/// other are alike, so a few short ones look more exact than they are.
+/// Whether a meter has measured enough: exact enough for a ratio of two, or `budget` seconds long. Consecutive steps
+/// are alike, so a few short ones look more exact than they are.
 bool is_enough(const StepMeter& meter, double budget) {
   const bool exact = meter.relative_error() <= kRatioError / std::sqrt(2.0) && meter.total() >= kShortestProbe;
-  return meter.count() >= kFewest && (exact || meter.total() >= budget);
+  return meter.count() >= kMinSteps && (exact || meter.total() >= budget);
 }
 
 double at_least_one(double ratio) {
@@ -39,7 +39,7 @@ std::optional<double> remaining_steps(const SharedRun& run) {
     return std::max(0.0, *run.job.steps - run.steps);
   }
   if (run.pass_ends) {
-    // Nobody said how many passes there will be: expect as much again as there was.
+    // The number of passes is unknown: expect as much work as was done so far.
     return std::max(*run.pass_ends - run.steps, run.steps);
   }
   return std::nullopt;
@@ -103,7 +103,7 @@ bool PairSharing::believe_profiles() {
   return true;
 }
 
-/// Who must run for what is not known yet; nothing once all is known.
+/// Which jobs must run to measure what is missing; nothing once all is known.
 std::optional<PairSharing::Running> PairSharing::probe(double now) {
   const SharedRun& first = *runs_[0];
   const SharedRun& second = *runs_[1];
@@ -133,7 +133,7 @@ std::optional<PairSharing::Running> PairSharing::probe(double now) {
   return std::nullopt;
 }
 
-/// A second that hardly gets a step done beside the first is not waited for: then its warm-up counts, too.
+/// Does not wait for a second job that makes almost no progress beside the first: then its warm-up counts as well.
 bool PairSharing::knows_both(double budget, double now) {
   const SharedRun& second = *runs_[1];
   if (second.state != SharedRun::State::kRunning || second.steps == 0) {
@@ -147,7 +147,7 @@ bool PairSharing::knows_both(double budget, double now) {
     return true;
   }
   const double time = now - both_began_;
-  if (together_[0].count() < kFewest || together_[1].count() >= kFewest ||
+  if (together_[0].count() < kMinSteps || together_[1].count() >= kMinSteps ||
       time < std::max(kShortestProbe, kPatience * budget)) {
     return false;
   }
@@ -155,7 +155,7 @@ bool PairSharing::knows_both(double budget, double now) {
   return true;
 }
 
-/// Takes over what the steps since the last plan show; returns whether it is another pace.
+/// Adopts what the steps since the last plan show; returns whether the pace has changed.
 bool PairSharing::changed_pace() {
   bool changed = false;
   for (const int which : {0, 1}) {
@@ -174,7 +174,7 @@ bool PairSharing::changed_pace() {
   return changed;
 }
 
-/// What was measured is of another pace. Beside the other, a job's time alone cannot be told from its ratio.
+/// The measurements belong to another pace. While both run, a job's time alone cannot be told apart from its ratio.
 void PairSharing::probe_again(double now) {
   planned_ = false;
   probed_ = true;
@@ -213,7 +213,7 @@ void PairSharing::plan() {
   const double staying = plan.average_of(kStarts[static_cast<int>(running_)]);
   const double waiting = plan.average_of(PlannedStart::kAfter);
   if (bounded && waiting <= plan.average() * (1 + kHysteresis)) {
-    running = Running::kFirst;  // a higher job is not disturbed for next to nothing
+    running = Running::kFirst;  // a higher job is not disturbed for a small gain
   }
   fresh_ = true;
   if (std::exchange(planned_, true) && staying <= plan.average() * (1 + kHysteresis)) {
@@ -228,7 +228,7 @@ void PairSharing::plan() {
   reason_ = fmt::format("ratios {:.3g} and {:.3g}; {}", ratios_[0], ratios_[1], fmt::join(plan.reasons, "; "));
 }
 
-/// Seconds; where nobody knows, as much as the other's.
+/// Seconds; if unknown, as much as the other's.
 double PairSharing::remaining_alone(int which) const {
   constexpr double kAnyTime = 60;
   if (const auto own = remaining_steps(*runs_[which])) {

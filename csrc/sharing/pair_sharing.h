@@ -8,26 +8,26 @@
 
 namespace torchshare {
 
-/// Decides which of two jobs run, so that their average completion time is least: with profiles by plan_pair at once;
-/// else after a probe, that is a few steps of the first alone, of both, and of the second alone. Decides again when
-/// their steps change their pace. The first came before the second. Pure; times in seconds.
+/// Decides which of two jobs run, so that their average completion time is minimal: from profiles at once (plan_pair),
+/// otherwise after a probe: a few steps of the first alone, of both, and of the second alone. Decides again when their
+/// pace changes. The first arrived before the second. Pure; times in seconds.
 class PairSharing {
  public:
   enum class Running { kFirst, kBoth, kSecond };
 
-  /// With `max_slowdown`, somebody else holds the primary to that bound.
+  /// With `max_slowdown`, SlowdownBound keeps that bound.
   PairSharing(SharedRun& first, SharedRun& second, std::optional<double> max_slowdown)
       : runs_{&first, &second}, max_slowdown_(max_slowdown) {}
 
-  /// `job` of the two did a step beside the other.
+  /// `job`, one of the two, did a step beside the other.
   void step_together(const SharedRun& job, double period);
-  /// Who should run from now on.
+  /// Which of them should run from now on.
   Running choose(double now);
-  /// With the numbers behind the choice.
+  /// The reason of the choice, with its numbers.
   const std::string& reason() const { return reason_; }
-  /// Whether there is a plan since the last call.
+  /// True if there is a new plan since the last call.
   bool take_fresh_plan() { return std::exchange(fresh_, false); }
-  /// One of them cannot run for a while: that time says nothing.
+  /// One of them cannot run for a while: that time is not measured.
   void pause();
 
  private:
@@ -43,16 +43,16 @@ class PairSharing {
   const std::optional<double> max_slowdown_;
   Running running_ = Running::kFirst;
   bool planned_ = false;
-  bool fresh_ = false;  // nobody was told of the plan yet
-  // Of the last probe, which goes through these kinds of steps in turn.
+  bool fresh_ = false;  // the plan was not reported yet
+  // The last probe, which goes through these kinds of steps in turn.
   bool probed_ = false;
   Running probing_ = Running::kFirst;
   double both_began_ = 0;  // when the second had its first step beside the first
-  double both_steps_ = 0;  // of the second, then
+  double both_steps_ = 0;  // the second's steps at that time
   double probe_began_ = 0;
   double probe_ended_ = 0;
   StepMeter together_[2] = {};
-  // As last planned with.
+  // What the last plan used.
   double alone_[2] = {};  // seconds a step
   double ratios_[2] = {};
   double assumed_[2] = {};  // seconds a step, as the plan has it; 0: not running in it

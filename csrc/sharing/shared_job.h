@@ -15,12 +15,12 @@ struct SharedJob {
   std::string name;
   Priority priority = Priority::kSecondary;
   bool automatic = false;            ///< it starts when AutoSharing says so
-  bool starts_now = false;           ///< nothing holds back its start
-  std::optional<double> steps = {};  ///< declared, of the whole job
+  bool starts_now = false;           ///< its start has no condition
+  std::optional<double> steps = {};  ///< of the whole job, if declared
   std::optional<ProfiledJob> profile = {};
 };
 
-/// The same while it runs, and what its steps have shown so far. Times in seconds.
+/// The same job at run time, with what its steps have shown so far. Times in seconds.
 struct SharedRun {
   enum class State { kNotStarted, kRunning, kHeld, kEnded };
 
@@ -29,11 +29,11 @@ struct SharedRun {
   bool suspended = false;                ///< by its user
   std::optional<double> pass_ends = {};  ///< steps
   double steps = 0;
-  double last_sign = 0;     ///< when it last started, went on or ended a step
+  double last_sign = 0;     ///< when it last started, resumed or ended a step
   double last_period = 0;   ///< of its last step, whatever ran beside it
-  std::uint64_t epoch = 0;  ///< of its last step: who ran then
+  std::uint64_t epoch = 0;  ///< of its last step: which jobs ran
   StepMeter alone = {};
-  StepMeter recent = {};  ///< since who runs last changed, or a plan was made
+  StepMeter recent = {};  ///< since the running jobs last changed, or a plan was made
 };
 
 }  // namespace torchshare

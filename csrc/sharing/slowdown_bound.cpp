@@ -12,25 +12,25 @@ namespace {
 using std::chrono::nanoseconds;
 using namespace std::chrono_literals;
 
-constexpr double kMemory = 10;        // after so many seconds, but not before
-constexpr double kMemorySteps = 64;   // so many steps, a step counts 1/e
-constexpr double kFirstMargin = 0.8;  // of the bound, that is aimed at; then as windows show:
-constexpr double kLeastMargin = 0.5;  // a machine that varies more is not the others' doing
-constexpr double kOutside = 0.85;     // factor when one was outside the bound
+constexpr double kMemory = 10;        // seconds after which a step counts 1/e, but not before
+constexpr double kMemorySteps = 64;   // this many steps
+constexpr double kFirstMargin = 0.8;  // the first target, as a share of the bound; then by the windows:
+constexpr double kMinMargin = 0.5;    // more variation than that is not caused by the other jobs
+constexpr double kOutside = 0.85;     // factor after a window outside the bound
 const double kInside = std::pow(1 / kOutside, SlowdownBound::kOutsideShare / (1 - SlowdownBound::kOutsideShare));
 constexpr double kLate = 2;           // seconds after which a step with the others held counts 1/e for a window
-constexpr double kHardlyOpen = 0.1;   // a step with less is one with the others held
-constexpr double kFewestHeld = 5;     // of them, to hold a window against
-constexpr double kFirstShare = 0.05;  // at least, until there is something to go by
-constexpr double kMostLoss = 0.95;
-constexpr double kLeastSpread = 1e-4;  // of the steps' open shares, squared
-constexpr double kMostShare = 0.9;     // see Note [Held slices]
-constexpr double kLeastShare = 0.02;   // less is not worth running for
-constexpr std::uint64_t kFewest = 16;  // steps to go by
-constexpr int kPriorSteps = 4;         // what a profile counts
-constexpr double kStall = 5;           // times the step alone: a stall, not the others' doing
-constexpr int kManyStalls = 8;         // one after the other
-constexpr double kStepsPerCycle = 4;   // at least, or every step would have seen the same share
+constexpr double kHardlyOpen = 0.1;   // a step with a smaller open share counts as one with the others held
+constexpr double kMinHeld = 5;        // of those, to compare a window with
+constexpr double kFirstShare = 0.05;  // at least, until enough is known
+constexpr double kMaxLoss = 0.95;
+constexpr double kMinSpread = 1e-4;      // of the steps' open shares, squared
+constexpr double kMaxShare = 0.9;        // see Note [Held slices]
+constexpr double kMinShare = 0.02;       // less is not worth starting for
+constexpr std::uint64_t kMinSteps = 16;  // steps before the pace is adjusted
+constexpr int kPriorSteps = 4;           // weight of a profile, in steps
+constexpr double kStall = 5;             // times the step alone: a stall, not caused by the others
+constexpr int kManyStalls = 8;           // in a row
+constexpr double kStepsPerCycle = 4;     // at least, or every step would see the same share
 constexpr nanoseconds kShortestCycle = 200ms;
 constexpr nanoseconds kWindow = 1s;
 constexpr nanoseconds kPatience = 3s;  // of evidence before the bound is given up
@@ -46,7 +46,7 @@ SlowdownBound::SlowdownBound(double bound, std::optional<double> alone)
   if (!(bound >= 0 && bound < 100)) {
     throw std::invalid_argument(fmt::format("max_slowdown is {}; expected 0 (not at all) to 100", bound));
   }
-  pace_.share = std::max(kFirstShare, bound / (1 + bound));  // the latter keeps the bound whatever the others do
+  pace_.share = std::max(kFirstShare, bound / (1 + bound));  // the latter keeps the bound in any case
   if (alone) {
     for (int step = 0; step < kPriorSteps; ++step) {
       learn(*alone, 0);
@@ -60,11 +60,11 @@ void SlowdownBound::step(nanoseconds begin, nanoseconds end, bool beside) {
   if (time <= 0) {
     return;
   }
-  if (alone_ > 0 && time > kStall * alone_ / (1 - std::min(loss_, kMostLoss))) {
+  if (alone_ > 0 && time > kStall * alone_ / (1 - std::min(loss_, kMaxLoss))) {
     if (++stalls_ < kManyStalls) {
       return;
     }
-    sums_ = {};  // that is its pace now, or what a profile said of it was wrong
+    sums_ = {};  // its pace has changed, or the profile was wrong
     alone_ = 0;
   }
   stalls_ = 0;
@@ -108,7 +108,7 @@ void SlowdownBound::fit() {
   const double x = sums_.x / sums_.weight;
   const double y = sums_.y / sums_.weight;
   const double xx = sums_.xx / sums_.weight - x * x;
-  if (sums_.count < 3 || xx < kLeastSpread) {
+  if (sums_.count < 3 || xx < kMinSpread) {
     alone_ = alone_ > 0 && x > kHardlyOpen ? alone_ : 1 / y;
     return;
   }
@@ -116,7 +116,7 @@ void SlowdownBound::fit() {
   const double slope = xy / xx;
   const double rate_alone = y - slope * x;
   if (rate_alone <= 0) {
-    return;  // too few steps to go by
+    return;  // too few steps
   }
   alone_ = 1 / rate_alone;
   loss_ = -slope * alone_;
@@ -125,15 +125,15 @@ void SlowdownBound::fit() {
 }
 
 void SlowdownBound::adjust(nanoseconds now) {
-  if (steps_ < kFewest || cannot_hold_) {
+  if (steps_ < kMinSteps || cannot_hold_) {
     return;
   }
   const double surely = loss_ - 2 * loss_error_;
-  cannot_hold_ = surely * kLeastShare > bound_ / (1 + bound_) && now - began_ > kPatience;
+  cannot_hold_ = surely * kMinShare > bound_ / (1 + bound_) && now - began_ > kPatience;
   const double aim = margin_ * bound_;
-  const double share = loss_ > loss_error_ ? aim / (1 + aim) / loss_ : kMostShare;  // else it may be noise
-  pace_.origin += (now - pace_.origin) / pace_.cycle * pace_.cycle;                 // where the present cycle began
-  pace_.share = cannot_hold_ ? 0 : std::clamp(share, kLeastShare, kMostShare);
+  const double share = loss_ > loss_error_ ? aim / (1 + aim) / loss_ : kMaxShare;  // otherwise it may be noise
+  pace_.origin += (now - pace_.origin) / pace_.cycle * pace_.cycle;                // begin of the current cycle
+  pace_.share = cannot_hold_ ? 0 : std::clamp(share, kMinShare, kMaxShare);
   pace_.cycle = std::max(kShortestCycle, nanoseconds(static_cast<std::int64_t>(kStepsPerCycle * alone_ * 1e9)));
 }
 
@@ -142,11 +142,11 @@ void SlowdownBound::count_window(nanoseconds begin, nanoseconds end) {
   window_time_ += seconds(end - begin);
   ++window_steps_;
   if (end - window_begin_ >= kWindow) {
-    const double alone = held_steps_ >= kFewestHeld ? held_time_ / held_steps_ : alone_;
+    const double alone = held_steps_ >= kMinHeld ? held_time_ / held_steps_ : alone_;
     const bool inside = window_time_ <= (1 + bound_) * alone * static_cast<double>(window_steps_);
     ++windows_;
     windows_inside_ += inside ? 1 : 0;
-    margin_ = std::clamp(margin_ * (inside ? kInside : kOutside), kLeastMargin, 1.0);
+    margin_ = std::clamp(margin_ * (inside ? kInside : kOutside), kMinMargin, 1.0);
     window_begin_ = end;
     window_time_ = 0;
     window_steps_ = 0;

@@ -7,35 +7,35 @@
 
 namespace torchshare {
 
-/// Holds the primary to a bound on its slowdown: from its own steps it learns how long one takes alone and what the
-/// others cost it, and sets how much they may run.
+/// Keeps a bound on the primary's slowdown: it learns from the primary's steps how long one takes alone and what the
+/// other jobs cost it, and limits how much they may run.
 ///
 /// Note [Held slices]
-/// Lower jobs run in slices of each cycle and are held in the rest, so that steps with and without them lie side by
-/// side and the machine's drift is in both. A line is fitted through the steps' rates (1 / time, weighted by time) over
-/// the share of each in which the others might run, old steps fading: rate = (1 - loss * share) / step alone. With a
-/// share s of all time open, the slowdown is 1 / (1 - s * loss) - 1. Some of each cycle is always held, or there would
-/// be nothing to compare.
-/// Steps vary, so the aim is a margin below the bound: it shrinks with each window of a second that was outside, and
-/// grows with those inside, so as to have 5 % outside. A window is held against the steps of its time with the others
-/// held, where there are enough, for machines get faster and slower within seconds.
+/// Lower jobs run in a slice of each cycle and are held for the rest of it, so that steps with and without them lie
+/// side by side and the machine's drift affects both. A line is fitted through the steps' rates (1 / time, weighted by
+/// time) over the share of each step in which the others could run, with old steps fading: rate = (1 - loss * share) /
+/// step alone. If the others may run for a share s of the time, the slowdown is 1 / (1 - s * loss) - 1. A part of each
+/// cycle is always held; otherwise there would be nothing to compare with. Steps vary, so the target is a margin below
+/// the bound: it shrinks with each one-second window outside the bound and grows with each inside, so that 5 % are
+/// outside. A window is compared with recent steps without the others, if there are enough, because a machine's speed
+/// changes within seconds.
 ///
-/// Pure: told of the primary's steps, in any order of real or virtual time that does not go back.
+/// Pure: it is told of the primary's steps, with the times of any monotonic clock, real or virtual.
 class SlowdownBound {
  public:
   static constexpr double kOutsideShare = 0.05;
 
-  /// `alone`: seconds of a step as a profile has it, to begin with. Throws std::invalid_argument.
+  /// `alone`: seconds of a step from a profile, as a start. Throws std::invalid_argument.
   explicit SlowdownBound(double bound, std::optional<double> alone = {});
 
   /// The primary did a step in [begin, end), with lower jobs beside it or not.
   void step(std::chrono::nanoseconds begin, std::chrono::nanoseconds end, bool beside);
 
   const Pace& pace() const { return pace_; }
-  /// Even hardly any of the others' running breaks the bound; the pace is 0 for good.
+  /// Even the smallest share breaks the bound; the pace is 0 for good.
   bool cannot_hold() const { return cannot_hold_; }
-  double alone() const { return alone_; }  ///< seconds of a step alone; 0: not known
-  /// Share of the time in which the others may run that the primary loses to them.
+  double alone() const { return alone_; }  ///< seconds of a step alone; 0: unknown
+  /// Share of the others' time that the primary loses to them.
   double loss() const { return loss_; }
 
   /// Windows of a second with others beside, and those of them in which the mean step was within the bound.
@@ -57,13 +57,13 @@ class SlowdownBound {
   Pace pace_;
   Sums sums_;
   double alone_;
-  double margin_;          // of the bound, that is aimed at
-  double held_steps_ = 0;  // of late, with the others held
+  double margin_;          // the target as a share of the bound
+  double held_steps_ = 0;  // recent, with the others held
   double held_time_ = 0;
   double loss_ = 0;
   double loss_error_ = 0;  // standard error
   std::uint64_t steps_ = 0;
-  int stalls_ = 0;  // one after the other, the last step included
+  int stalls_ = 0;  // in a row, including the last step
   bool cannot_hold_ = false;
   std::chrono::nanoseconds began_{-1};
   std::chrono::nanoseconds window_begin_{-1};

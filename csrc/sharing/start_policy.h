@@ -10,7 +10,7 @@
 
 namespace torchshare {
 
-/// What a start decision may look at, per job, in order of submission.
+/// What a start decision knows of a job; in order of submission.
 struct JobView {
   std::string_view name;
   Priority priority;
@@ -21,14 +21,14 @@ struct JobView {
 
 struct StartDecision {
   bool start;
-  std::optional<std::chrono::nanoseconds> retry_after;  ///< set when time alone can change the answer
+  std::optional<std::chrono::nanoseconds> retry_after;  ///< set if time alone can change the answer
   std::string reason;                                   ///< with its inputs, for the timeline
 };
 
 /// Whether `jobs[self]` may start, `since_arrival` after it arrived. Pure.
 StartDecision decide_start(std::span<const JobView> jobs, std::size_t self, std::chrono::nanoseconds since_arrival);
 
-/// Refuses conditions that can never come true: an unknown job, itself, a cycle, nobody's steps to count.
+/// Refuses conditions that can never come true: an unknown job, itself, a cycle, no job whose steps to count.
 /// Throws std::invalid_argument that names the job.
 void check_starts(std::span<const JobView> jobs);
 

@@ -1,5 +1,5 @@
 // Two training jobs in one process, without Python: a LibTorch loop as the primary, and beside it another one, or a
-// step that `NativeStep.save` wrote.
+// step that `CompiledStep.save` wrote.
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -45,9 +45,9 @@ void fit_a_line(Job& job) {
 
 /// Trains on the example batch that was saved with the step.
 void run_a_packaged_step(Job& job, const std::string& folder) {
-  torchshare::BoundGraph graph = torchshare::load_graph(folder);
-  const std::vector<at::Tensor> batch = graph.example;
-  const torchshare::NativeStep step({std::move(graph)}, {}, std::nullopt, {}, at::ones({}, at::kDouble));
+  torchshare::BoundPackage package = torchshare::load_package(folder);
+  const std::vector<at::Tensor> batch = package.example;
+  const torchshare::CompiledStep step({std::move(package)}, {}, std::nullopt, {}, at::ones({}, at::kDouble));
   const auto losses = run_steps(job, step, std::vector<std::vector<torchshare::Piece>>(kSteps, {{batch, 1.0}}));
   report(job, losses.front().item<double>(), losses.back().item<double>());
 }

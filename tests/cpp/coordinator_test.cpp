@@ -22,7 +22,7 @@ using ::testing::ThrowsMessage;
 /// What a job and its thread do at the coordinator.
 class Member {
  public:
-  Member(Coordinator& coordinator, Clock& clock, Admission told)
+  Member(Coordinator& coordinator, Clock& clock, NewJob told)
       : coordinator_(coordinator), clock_(clock), slot_(told.priority) {
     registration_ = coordinator.add(std::move(told), slot_, status_);
   }
@@ -54,7 +54,7 @@ class CoordinatorTest : public ::testing::Test {
   Member& add(const std::string& name, Priority priority, const std::string& start) {
     return add({.name = name, .priority = priority, .start = parse_start(start)});
   }
-  Member& add(Admission told) {
+  Member& add(NewJob told) {
     members_.push_back(std::make_unique<Member>(coordinator_, clock_, std::move(told)));
     return *members_.back();
   }
@@ -307,7 +307,7 @@ TEST_F(CoordinatorTest, AWithdrawnJobIsNotWaitedForAndItsNameIsFree) {
   EXPECT_EQ(add("a", Priority::kPrimary, "now").state(), JobState::kPending);
 }
 
-/// Keeps whoever looks at it, and with that the coordinator's lock.
+/// Blocks its caller, which holds the coordinator's lock.
 class KeepingClock final : public Clock {
  public:
   std::chrono::nanoseconds now() const override {

@@ -198,13 +198,13 @@ TEST(MakeDevice, SaysWhyThereIsNoGpu) {
                   ::testing::HasSubstr("device 'cuda:99': expected"), ::testing::HasSubstr(cuda_status()))));
 }
 
-TEST(FakeStream, ComesToAMarkWhenTheWorkBeforeItIsDone) {
+TEST(FakeStream, ReachesAMarkerWhenTheWorkBeforeItIsDone) {
   ManualClock clock;
   FakeStream stream(clock);
   stream.launch(3ms);
-  const auto first = stream.mark();
+  const auto first = stream.record_marker();
   stream.launch(2ms);
-  const auto second = stream.mark();
+  const auto second = stream.record_marker();
   EXPECT_LT(stream.passed(), first);
   clock.advance(3ms);
   EXPECT_EQ(stream.passed(), first);

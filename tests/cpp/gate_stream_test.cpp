@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kGrace = 200us;
 
-/// A primary and a secondary at a gate, on a device that runs behind the host, in virtual time.
+/// A primary and a secondary at a gate, on an asynchronous device, in virtual time.
 class GateStreamTest : public ::testing::Test {
  protected:
   explicit GateStreamTest(std::string_view policy = "strict", GatePolicyOptions options = {.grace = kGrace})
@@ -56,9 +56,9 @@ TEST_F(GateStreamTest, AJobIsInsideWhileItsStreamHasWork) {
   EXPECT_TRUE(gate_.try_enter(secondary_));
 }
 
-TEST_F(GateStreamTest, WorkLaunchedAfterTheMarkCounts) {
+TEST_F(GateStreamTest, WorkLaunchedAfterTheMarkerCounts) {
   primary_launches(1ms);
-  EXPECT_FALSE(gate_.try_enter(secondary_));  // puts the mark
+  EXPECT_FALSE(gate_.try_enter(secondary_));  // puts the marker
   primary_launches(5ms);
   clock_.advance(2ms);
   EXPECT_FALSE(gate_.try_enter(secondary_));
@@ -70,24 +70,24 @@ TEST_F(GateStreamTest, WorkLaunchedAfterTheMarkCounts) {
   EXPECT_TRUE(gate_.try_enter(secondary_));
 }
 
-TEST_F(GateStreamTest, OnlyWhoWaitsPutsMarksAndOnlyOneForEachState) {
+TEST_F(GateStreamTest, OnlyTheWaitingJobRecordsMarkersAndOneForEachState) {
   for (int i = 0; i < 100; ++i) {
     primary_launches(1us);
   }
-  EXPECT_EQ(primary_stream_->marks_put(), 0U) << "the primary pays nothing";
+  EXPECT_EQ(primary_stream_->markers_recorded(), 0U) << "the primary pays nothing";
   for (int i = 0; i < 10; ++i) {
     EXPECT_FALSE(gate_.try_enter(secondary_));
   }
-  EXPECT_EQ(primary_stream_->marks_put(), 1U);
-  EXPECT_EQ(secondary_stream_->marks_put(), 0U);
+  EXPECT_EQ(primary_stream_->markers_recorded(), 1U);
+  EXPECT_EQ(secondary_stream_->markers_recorded(), 0U);
 }
 
-TEST_F(GateStreamTest, AStreamThatIsCapturedIsBusyAndTakesNoMark) {
+TEST_F(GateStreamTest, AStreamThatIsCapturedIsBusyAndRecordsNoMarker) {
   primary_stream_->set_capturing(true);
   primary_launches(0ns);
   clock_.advance(1s);
   EXPECT_FALSE(gate_.try_enter(secondary_));
-  EXPECT_EQ(primary_stream_->marks_put(), 0U);
+  EXPECT_EQ(primary_stream_->markers_recorded(), 0U);
   primary_stream_->set_capturing(false);
   EXPECT_FALSE(gate_.try_enter(secondary_));
   clock_.advance(kGrace);
@@ -119,7 +119,7 @@ TEST_F(GateStreamTest, AWaiterIsStoppedWhileTheDeviceWorks) {
   EXPECT_FALSE(waiter.get());
 }
 
-TEST_F(GateStreamTest, AMemberMayLeaveWhileMarksArePut) {
+TEST_F(GateStreamTest, AMemberMayLeaveWhileMarkersAreRecorded) {
   std::atomic<bool> stop{false};
   std::thread waiter([&] {
     while (!stop.load()) {

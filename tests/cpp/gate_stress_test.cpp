@@ -20,15 +20,16 @@ class Checked final : public GatePolicy {
  public:
   bool concerns(Priority mine, Priority other) const override { return policy_->concerns(mine, other); }
   bool forecasts() const override { return true; }
-  Verdict decide(const Asker& asker, std::span<const Rival> rivals) const override {
-    const Verdict verdict = policy_->decide(asker, rivals);
+  Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const override {
+    const Verdict verdict = policy_->decide(requester, competitors);
     EXPECT_GT(verdict.admit ? 1ns : verdict.retry_after, 0ns);
     EXPECT_LE(verdict.admit ? 1ns : verdict.retry_after, 1s);
-    for (const Rival& rival : rivals) {
-      const bool higher = outranks(rival.priority, asker.priority);
-      EXPECT_FALSE(outranks(asker.priority, rival.priority));
-      EXPECT_FALSE(verdict.admit && higher && rival.inside) << "let in beside a higher job's op";
-      EXPECT_FALSE(verdict.admit && higher && rival.waits && rival.op && asker.op && *rival.op <= *asker.op)
+    for (const Competitor& competitor : competitors) {
+      const bool higher = outranks(competitor.priority, requester.priority);
+      EXPECT_FALSE(outranks(requester.priority, competitor.priority));
+      EXPECT_FALSE(verdict.admit && higher && competitor.inside) << "let in beside a higher job's op";
+      EXPECT_FALSE(verdict.admit && higher && competitor.waits && competitor.op && requester.op &&
+                   *competitor.op <= *requester.op)
           << "let in before a higher job whose op fits, too";
     }
     ++(verdict.admit ? admitted_ : refused_);
@@ -77,7 +78,7 @@ void busy_for(std::chrono::microseconds time) {
   }
 }
 
-/// How long the stress lasts; more where somebody has the time: TORCHSHARE_STRESS_SECONDS=120.
+/// How long the stress lasts. For longer runs: TORCHSHARE_STRESS_SECONDS=120.
 std::chrono::seconds stress_time() {
   const char* const given = std::getenv("TORCHSHARE_STRESS_SECONDS");
   return std::chrono::seconds(given != nullptr ? std::atoi(given) : 3);

@@ -99,7 +99,7 @@ TEST(Gate, LetsOutrankedJobsInForTheirShareOfEachCycle) {
   Slot secondary(Priority::kSecondary);
   gate.set_pace({.cycle = 100ms, .share = 0.3});
   gate.add(secondary);
-  EXPECT_EQ(secondary.attention.load(), 0U);  // nobody to wait for
+  EXPECT_EQ(secondary.attention.load(), 0U);  // no job to wait for
   gate.add(primary);
   EXPECT_EQ(primary.attention.load(), 0U);
   EXPECT_EQ(secondary.attention.load(), kContended);
@@ -150,12 +150,12 @@ TEST_F(GateTest, SleepEndsInTimeOrOnCancel) {
   sleeper.get();
 }
 
-/// A policy that keeps whoever asks it, and with that the gate's lock.
+/// A policy that blocks its caller, which holds the gate's lock.
 class Keeps final : public GatePolicy {
  public:
   Keeps(std::latch& asked, std::latch& release) : asked_(asked), release_(release) {}
   bool concerns(Priority mine, Priority other) const override { return outranks(other, mine); }
-  Verdict decide(const Asker&, std::span<const Rival>) const override {
+  Verdict decide(const Requester&, std::span<const Competitor>) const override {
     asked_.count_down();
     release_.wait();
     return {.admit = true, .retry_after = 0ns};

@@ -98,7 +98,7 @@ TEST(OpHook, WhatTheGateThrowsUnwindsTheOpAndLeavesTheJobOutside) {
   x.mul(x).sum().backward();  // autograd still works
 }
 
-TEST(OpHook, DrawsFromTheJobsEngineAndLeavesTheDefaultAlone) {
+TEST(OpHook, DrawsFromTheJobsGeneratorAndLeavesTheDefaultAlone) {
   FakeJob job;
   const at::Tensor before = at::detail::getDefaultCPUGenerator().get_state();
   at::Tensor in_job;
@@ -109,9 +109,9 @@ TEST(OpHook, DrawsFromTheJobsEngineAndLeavesTheDefaultAlone) {
   });
   EXPECT_TRUE(at::equal(before, at::detail::getDefaultCPUGenerator().get_state()));
   at::Generator same_seed = at::detail::createCPUGenerator(7);
-  const at::Tensor alone = at::cat({at::randn({8}, same_seed), at::rand({8}, same_seed), at::randperm(8, same_seed),
-                                    at::empty({8}).bernoulli_(0.5, same_seed).mul(2),
-                                    at::empty({8}).uniform_(0, 1, same_seed)});
+  const at::Tensor alone =
+      at::cat({at::randn({8}, same_seed), at::rand({8}, same_seed), at::randperm(8, same_seed),
+               at::empty({8}).bernoulli_(0.5, same_seed).mul(2), at::empty({8}).uniform_(0, 1, same_seed)});
   EXPECT_TRUE(at::equal(in_job, alone));
 }
 

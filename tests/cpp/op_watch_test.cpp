@@ -237,9 +237,9 @@ TEST_P(WrongProfile, IsCorrectedByWhatIsSeen) {
   };
   for (int i = 0; i < 20; ++i) {
     two_ops();
-    // The bound degrades, but whoever waits gets in: by the forecast or by the grace.
+    // The bound degrades, but the waiting job is admitted: by the forecast or by the grace.
     clock_.advance(100ms);
-    secondary_enters(5ms);  // sees where the primary is
+    secondary_enters(5ms);  // observes the primary
     clock_.advance(200us);
     EXPECT_TRUE(secondary_enters(5ms));
   }

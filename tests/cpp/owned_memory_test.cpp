@@ -193,7 +193,7 @@ TEST_F(OwnedMemoryTest, AForkedChildFreesWhatItHasWhileOtherThreadsAllocate) {
     at::Tensor held = thousand_floats();
     const pid_t child = fork();
     if (child == 0) {
-      alarm(20);  // it hangs where it inherits a locked ledger
+      alarm(20);  // it hangs if it inherits a locked ledger
       c10::Allocator& allocator = *c10::GetAllocator(c10::DeviceType::CPU);
       allocator.raw_deallocate(allocator.raw_allocate(64));
       held.reset();

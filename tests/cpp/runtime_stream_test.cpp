@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Jobs on a device that runs behind the host, in virtual time. Their tensors are the CPU's.
+/// Jobs on an asynchronous device, in virtual time. Their tensors are the CPU's.
 class RuntimeStreamTest : public ::testing::Test {
  protected:
   /// Waits in real time; virtual time stands still but for what the test does.
@@ -35,7 +35,7 @@ class RuntimeStreamTest : public ::testing::Test {
     return all_ended();
   }
 
-  std::shared_ptr<FakeDevice> device_ = std::make_shared<FakeDevice>(FakeDevice::Runs::kBehindHost);
+  std::shared_ptr<FakeDevice> device_ = std::make_shared<FakeDevice>(FakeDevice::Runs::kAsynchronous);
 };
 
 TEST_F(RuntimeStreamTest, AJobEndsWhenTheDeviceHasDoneItsWork) {
@@ -136,7 +136,7 @@ TEST_F(RuntimeStreamTest, AJobMayGoOnWithLessMemory) {
   EXPECT_EQ(job->state(), JobState::kFinished) << job->error();
 }
 
-TEST_F(RuntimeStreamTest, RunAheadIsForDevicesThatRunBehindTheHost) {
+TEST_F(RuntimeStreamTest, RunAheadIsForAsynchronousDevices) {
   EXPECT_THROW(Runtime(std::make_shared<FakeDevice>(), {.gate = {.run_ahead = 1ms}}), std::invalid_argument);
   EXPECT_NO_THROW(Runtime(device_, {.gate = {.run_ahead = 1ms}}));
 }
@@ -148,10 +148,10 @@ TEST_F(RuntimeStreamTest, AGraphIsLaunchedAsOneOp) {
     bool was_captured = false;
     const auto graph = runtime_job(job).capture([&] {
       at::ones({4}).add_(1);
-      was_captured = device_->stream().mark() == 0;
+      was_captured = device_->stream().record_marker() == 0;
     });
     EXPECT_TRUE(was_captured);
-    EXPECT_NE(device_->stream().mark(), 0U);
+    EXPECT_NE(device_->stream().record_marker(), 0U);
     const std::uint64_t before = job.stats().ops;
     runtime_job(job).launch(*graph, "graph");
     runtime_job(job).launch(*graph, "graph");
@@ -196,11 +196,11 @@ TEST_F(RuntimeStreamTest, WhatACaptureThrowsComesOutAndTheCaptureEnds) {
   Runtime runtime(device_);
   const auto job = runtime.submit({.name = "a"}, [&](Job& job) {
     EXPECT_THROW(runtime_job(job).capture([] { throw std::out_of_range("mine"); }), std::out_of_range);
-    EXPECT_NE(device_->stream().mark(), 0U);
+    EXPECT_NE(device_->stream().record_marker(), 0U);
     device_->let_captures_fail();
     EXPECT_THROW(runtime_job(job).capture([] {}), std::runtime_error);
     EXPECT_THROW(runtime_job(job).capture([] { throw std::out_of_range("mine"); }), std::out_of_range);
-    EXPECT_NE(device_->stream().mark(), 0U);
+    EXPECT_NE(device_->stream().record_marker(), 0U);
   });
   runtime.start();
   ASSERT_TRUE(have_ended({job}));

@@ -124,7 +124,7 @@ TEST(Runtime, KeepsASecondaryOutWhileTheFakePrimaryIsInsideAnOp) {
   std::latch inside(1);
   std::latch release(1);
   runtime.submit(primary("primary"), [&](Job& job) {
-    const Pass pass(&job, UnknownCall());
+    const Pass pass(&runtime_job(job), UnknownCall());
     inside.count_down();
     release.wait();
   });
@@ -210,7 +210,7 @@ class Uncountable final : public Device {
   std::string_view name() const override { return "uncountable"; }
   Clock& clock() override { return clock_; }
   void install_memory() override { throw std::runtime_error("no allocator"); }
-  std::unique_ptr<DeviceScope> enter(const Seat&) override { return std::make_unique<DeviceScope>(); }
+  std::unique_ptr<DeviceScope> enter(const DeviceRequest&) override { return std::make_unique<DeviceScope>(); }
 
  private:
   SteadyClock clock_;
@@ -265,7 +265,7 @@ TEST(Runtime, StartsNothingWhenAConditionCannotComeTrue) {
 /// An op that lasts as long as `body`.
 template <class Body>
 void op(Job& job, const Body& body) {
-  const Pass pass(&job, UnknownCall());
+  const Pass pass(&runtime_job(job), UnknownCall());
   body();
 }
 

@@ -8,7 +8,7 @@
 #include <sstream>
 #include <thread>
 
-#include "runtime/chrome_trace.h"
+#include "runtime/timeline_file.h"
 
 namespace torchshare {
 namespace {
@@ -73,7 +73,7 @@ TEST(Timeline, RefusesNoRoom) {
 TEST(ChromeTrace, WritesSpansInstantsAndEscapedNames) {
   const std::string path = ::testing::TempDir() + "/trace.json";
   const std::vector<Event> events = {step(1), {2us, 2us, 0, EventKind::kDecision, 0, "start: \"now\"\n"}};
-  write_chrome_trace(events, std::vector<std::string>{"a \\ b"}, path);
+  write_timeline_file(events, std::vector<std::string>{"a \\ b"}, path);
   std::stringstream text;
   text << std::ifstream(path).rdbuf();
   EXPECT_THAT(text.str(),
@@ -84,7 +84,7 @@ TEST(ChromeTrace, WritesSpansInstantsAndEscapedNames) {
 }
 
 TEST(ChromeTrace, NamesThePathItCannotWrite) {
-  EXPECT_THAT([] { write_chrome_trace({}, {}, "/no/such/folder/trace.json"); },
+  EXPECT_THAT([] { write_timeline_file({}, {}, "/no/such/folder/trace.json"); },
               ::testing::ThrowsMessage<std::runtime_error>(HasSubstr("'/no/such/folder/trace.json'")));
 }
 

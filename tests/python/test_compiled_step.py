@@ -481,16 +481,16 @@ def package_with(cache: Path, tmp_path: Path, what: str, value: str) -> str:
 def test_packages_that_do_not_fit_are_refused(cache: Path, tmp_path: Path) -> None:
     changed = package_with(cache, tmp_path, "torchshare.torch", "2.9.1")
     with pytest.raises(ValueError, match=r"was compiled for torch 2\.9\.1: expected 2\.11\.0"):
-        _C.StepGraph(changed)
+        _C.StepPackage(changed)
     (tmp_path / "no.pt2").write_text("no package")
-    with pytest.raises(ValueError, match="is no package of a compiled step"):
-        _C.StepGraph(str(tmp_path / "no.pt2"))
-    graph = _C.StepGraph(package_with(cache, tmp_path, "a", "b"))
-    with pytest.raises(ValueError, match="expected so many, there are 1"):
+    with pytest.raises(ValueError, match="is not the package of a compiled step"):
+        _C.StepPackage(str(tmp_path / "no.pt2"))
+    graph = _C.StepPackage(package_with(cache, tmp_path, "a", "b"))
+    with pytest.raises(ValueError, match=r"expects \d+ inputs, got 1"):
         graph.check([torch.ones(3)])
     one = "Double[1] strides [1] cpu"
-    graph = _C.StepGraph(package_with(cache, tmp_path, "torchshare.inputs", one))
-    with pytest.raises(ValueError, match=r"input 0 is Float\[1\] strides \[1\] cpu: expected Double\[1\]"):
+    graph = _C.StepPackage(package_with(cache, tmp_path, "torchshare.inputs", one))
+    with pytest.raises(ValueError, match=r"expects input 0 to be Double\[1\] strides \[1\] cpu, got Float\[1\]"):
         graph.check([torch.ones(1)])
 
 

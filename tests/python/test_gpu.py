@@ -336,7 +336,7 @@ def test_a_part_of_the_multiprocessors() -> None:
 
 def test_marks_are_cheap() -> None:
     for kind in ("write", "event"):
-        put, look = _C.measure_mark_cost(kind, 1000)
+        put, look = _C.measure_marker_cost(kind, 1000)
         assert 0 <= look < put < 1e-3
 
 

@@ -28,7 +28,7 @@ SOON_S = 10.0  # generous; the point is that it ends at all
 
 
 def ours(path: Path) -> None:
-    _C.StepGraph(str(path))
+    _C.StepPackage(str(path))
 
 
 def torchs(path: Path) -> None:

@@ -59,7 +59,7 @@ class CompiledStep:
         self._weight = torch.ones((), dtype=torch.float64, device=device)
         self._rates = [torch.zeros((), dtype=torch.float64, device=device) for _ in optimizer.param_groups]
         self._accumulators: list[Tensor] = []
-        self._bound: _C.NativeStep | None = None
+        self._bound: _C.CompiledStep | None = None
         self._bound_to: Any = None  # the optimizer's state, and what of it `_bound` works on
         self._bound_state: list[tuple[dict[str, Tensor], str, Tensor]] = []
         rule = rule_of(optimizer)
@@ -123,7 +123,7 @@ class CompiledStep:
         queue.clear()
         return losses
 
-    def _ready(self) -> _C.NativeStep:
+    def _ready(self) -> _C.CompiledStep:
         """The compiled step, with the learning rates of now."""
         assert self._bound is not None
         for rate, group in zip(self._rates, self._optimizer.param_groups, strict=True):
@@ -282,7 +282,7 @@ class CompiledStep:
             for kind, known in self._graphs.items()
         }
         try:
-            self._bound = _C.NativeStep(
+            self._bound = _C.CompiledStep(
                 graphs["step"], graphs["gradients"], graphs["update"], self._accumulators, self._weight
             )
         except ValueError as error:
@@ -315,7 +315,7 @@ class CompiledStep:
 class _Graph:
     """A compiled graph, and what `Traced` says of it."""
 
-    graph: _C.StepGraph
+    graph: _C.StepPackage
     package: Path
     captured: list[Tensor]
     noise: list[Noise]
@@ -385,9 +385,9 @@ def _alike(a: list[Tensor], b: list[Tensor]) -> bool:
     return len(a) == len(b) and all(_C.tensor_spec(x) == _C.tensor_spec(y) for x, y in zip(a, b, strict=True))
 
 
-def _load(package: Path) -> _C.StepGraph:
+def _load(package: Path) -> _C.StepPackage:
     try:
-        return _C.StepGraph(str(package))
+        return _C.StepPackage(str(package))
     except (ValueError, RuntimeError) as error:
         package.unlink(missing_ok=True)  # the next run makes it anew
         raise Untraceable(f"its package cannot be loaded: {error}") from None

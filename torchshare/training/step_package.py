@@ -48,7 +48,7 @@ def package_of(traced: Traced, threads: int, job: JobContext) -> Path:
     ):
         if not package.exists():
             made = _compile(request, Path(scratch), job)
-            traced.check(_C.StepGraph(str(made)).run)
+            traced.check(_C.StepPackage(str(made)).run)
             os.replace(made, package)
     return package
 

@@ -1,7 +1,8 @@
-#include <pybind11/pybind11.h>
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "planner/op_replay.h"
 #include "planner/queue_planner.h"
 #include "sharing/shared_job.h"
 
@@ -28,6 +29,71 @@ Plan plan_two(const PlannedJob& new_job, const PlannedJob& running, std::optiona
   return plan_pair(new_job, running, options);
 }
 
+template <typename T>
+using Column = py::array_t<T, py::array::c_style | py::array::forcecast>;
+
+OpTrace make_op_trace(const Column<std::uint64_t>& context, const Column<double>& gap, const Column<double>& idle,
+                      const Column<double>& duration, const std::vector<std::uint64_t>& step_ends,
+                      const std::optional<Column<std::uint8_t>>& kind) {
+  OpTrace trace{.step_ends = step_ends};
+  if (gap.size() != context.size() || idle.size() != context.size() || duration.size() != context.size() ||
+      (kind && kind->size() != context.size())) {
+    throw std::invalid_argument("the columns of the op trace differ in length");
+  }
+  for (py::ssize_t i = 0; i < context.size(); ++i) {
+    trace.ops.push_back({context.at(i), 1e9 * gap.at(i), 1e9 * idle.at(i), 1e9 * duration.at(i),
+                         kind ? static_cast<OpKind>(kind->at(i)) : OpKind::kUnknown});
+  }
+  return trace;
+}
+
+std::chrono::nanoseconds from_seconds(double seconds) {
+  return std::chrono::nanoseconds(static_cast<std::int64_t>(1e9 * seconds));
+}
+
+void bind_op_replay(py::module_& module) {
+  py::class_<OpTrace>(module, "OpTrace")
+      .def(py::init(&make_op_trace), py::arg("context"), py::arg("gap"), py::arg("idle"), py::arg("duration"),
+           py::arg("step_ends"), py::arg("kind") = py::none());
+  py::class_<Replayed>(module, "Replayed")
+      .def_property_readonly("step_ends",
+                             [](const Replayed& done) {
+                               std::vector<double> seconds;
+                               for (const double end : done.step_ends) {
+                                 seconds.push_back(1e-9 * end);
+                               }
+                               return seconds;
+                             })
+      .def_readonly("ops", &Replayed::ops)
+      .def_property_readonly("waited_s", [](const Replayed& done) { return 1e-9 * done.waited.count(); });
+  module.def(
+      "replay_ops",
+      [](const std::vector<std::tuple<std::string, int, OpTrace>>& jobs, const std::string& policy, double grace,
+         int cores, bool device_priority, double shortest_gap, double wake_latency, std::optional<double> max_wait,
+         std::optional<double> run_ahead) {
+        std::vector<ReplayJob> replayed;
+        for (const auto& [priority, threads, trace] : jobs) {
+          replayed.push_back({parse_priority(priority), threads, trace});
+        }
+        const ReplayOptions options{.cores = cores,
+                                    .device_priority = device_priority,
+                                    .shortest_gap = from_seconds(shortest_gap),
+                                    .wake_latency = from_seconds(wake_latency)};
+        GatePolicyOptions gate{.grace = from_seconds(grace)};
+        if (max_wait) {
+          gate.max_wait = from_seconds(*max_wait);
+        }
+        if (run_ahead) {
+          gate.run_ahead = from_seconds(*run_ahead);
+        }
+        const py::gil_scoped_release release;
+        return OpReplay(std::move(replayed), make_gate_policy(policy, gate), options).run();
+      },
+      py::arg("jobs"), py::arg("policy"), py::arg("grace"), py::arg("cores"), py::arg("device_priority"),
+      py::arg("shortest_gap"), py::arg("wake_latency"), py::arg("max_wait") = py::none(),
+      py::arg("run_ahead") = py::none());
+}
+
 }  // namespace
 
 void bind_planner(py::module_& module) {
@@ -40,6 +106,7 @@ void bind_planner(py::module_& module) {
              return profile;
            }),
            py::arg("name"), py::arg("step"), py::arg("beside"));
+  bind_op_replay(module);
   py::class_<StepTimeModel>(module, "StepTimeModel")
       .def(py::init<double, double, double, double>(), py::arg("alpha"), py::arg("beta"), py::arg("communication"),
            py::arg("delta"))

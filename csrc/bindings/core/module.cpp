@@ -4,5 +4,5 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The part of torchshare that needs no torch; its stub is _core.pyi.";
   torchshare::bindings::bind_model(module);
   torchshare::bindings::bind_planner(module);
-  torchshare::bindings::bind_simulator(module);
+  torchshare::bindings::bind_cluster(module);
 }

@@ -4,7 +4,7 @@
 namespace torchshare {
 namespace {
 
-/// First in, first out: nobody passes the first, even where the first has no room.
+/// First in, first out: no job overtakes the first, even if the first does not fit.
 class Fifo final : public ClusterPolicy {
  public:
   Rank rank(const Cluster& cluster, JobId job) const override { return {0, cluster.job(job).asked.arrival}; }

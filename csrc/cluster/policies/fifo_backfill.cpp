@@ -7,8 +7,8 @@ namespace {
 // How many waiting jobs of each kind are tried, as SLURM's bf_max_job_test bounds it.
 constexpr std::size_t kDepth = 50;
 
-/// First in, first out, with EASY backfill (Lifka, 1995): when the first has no room, it is promised the earliest
-/// instant at which enough GPUs come free, and later jobs may start that do not delay it.
+/// First in, first out, with EASY backfill (Lifka, 1995): if the first job does not fit, the earliest time at which
+/// enough GPUs become free is reserved for it, and later jobs may start if they do not delay it.
 class FifoBackfill final : public ClusterPolicy {
  public:
   Rank rank(const Cluster& cluster, JobId job) const override { return {0, cluster.job(job).asked.arrival}; }
@@ -47,7 +47,7 @@ class FifoBackfill final : public ClusterPolicy {
         return {end, spare};
       }
     }
-    return {kNoTime, 0};
+    return {kNeverVirtual, 0};
   }
 };
 

@@ -8,17 +8,17 @@
 namespace torchshare {
 namespace {
 
-/// GPU-seconds by which a job comes forward for each second it waits, per GPU of the cluster: who asks for S
-/// GPU-seconds is never passed by a job that arrives S / (kAging * GPUs) seconds after it.
+/// GPU-seconds by which a job's rank improves per second of waiting and GPU of the cluster: a job of S GPU-seconds is
+/// never overtaken by one that arrives S / (kAging * GPUs) seconds after it.
 constexpr double kAging = 1.0 / 64;
 
 /// Shortest remaining service first, with aging, with pairs and with suspension. A job takes, in this order: free GPUs;
 /// the second place beside jobs with which sharing now beats one after the other in either order; the place of jobs
-/// that rank behind it. Who shares though it could run alone moves to free GPUs.
+/// that rank behind it. Sharing jobs migrate when GPUs free up.
 class PairSrsf final : public ClusterPolicy {
  public:
   Rank rank(const Cluster& cluster, JobId job) const override {
-    const TraceJob& asked = cluster.job(job).asked;
+    const JobRecord& asked = cluster.job(job).asked;
     return {0, cluster.remaining(job) * asked.gpus + kAging * cluster.gpus().count() * asked.arrival};
   }
 
@@ -40,7 +40,7 @@ class PairSrsf final : public ClusterPolicy {
     return 1 / cluster.split_cost(cluster.job(job).sub_batches);
   }
 
-  /// What `other`, at `pace`, loses of it when `job` joins: nothing when it is that slow already.
+  /// The pace that `other`, now at `pace`, loses when `job` joins; nothing if it is that slow already.
   static double loss(const Cluster& cluster, JobId job, JobId other, double pace) {
     return std::max(0.0, pace - pace_alone(cluster, other) / cluster.ratio(other, job));
   }
@@ -52,7 +52,7 @@ class PairSrsf final : public ClusterPolicy {
     return share_now(beside, partner) <= std::min(one_after_other(alone, partner), one_after_other(partner, alone));
   }
 
-  /// First beside those who lose least for each GPU they offer.
+  /// Prefers partners that lose least per GPU they offer.
   static bool start_shared(Cluster& cluster, JobId job) {
     return share(cluster, job, [&](JobId other, int sub_batches) -> std::optional<double> {
       const ClusterJob& theirs = cluster.job(other);
@@ -65,7 +65,7 @@ class PairSrsf final : public ClusterPolicy {
   }
 
   /// Suspends jobs that rank behind `job`, the last first, until the GPUs it could have, free or shared, are enough.
-  /// Suspends nobody where that cannot be.
+  /// Suspends none if that is impossible.
   bool make_room(Cluster& cluster, JobId job) const {
     const std::vector<Ranked> behind = ranked_behind(cluster, *this, job, cluster.options().restart_cost);
     int missing = cluster.job(job).asked.gpus - cluster.gpus().free();
@@ -87,7 +87,7 @@ class PairSrsf final : public ClusterPolicy {
       for (const GpuId gpu : cluster.job(victim).gpus) {
         const JobId stays = cluster.gpus().partner(gpu, victim);
         if (stays == kNobody) {
-          missing -= would_share(victim, cluster.job(victim).pace) ? 0 : 1;  // else it counts already
+          missing -= would_share(victim, cluster.job(victim).pace) ? 0 : 1;  // otherwise it is counted already
         } else if (leaving.contains(stays)) {
           missing -= would_share(victim, pace_alone(cluster, victim)) ? 0 : 1;
         } else {
@@ -104,7 +104,7 @@ class PairSrsf final : public ClusterPolicy {
     return true;
   }
 
-  /// Moves jobs that share to free GPUs where that saves more than the restart costs.
+  /// Moves sharing jobs to free GPUs if that saves more than the restart costs.
   void spread(Cluster& cluster) const {
     std::vector<JobId> sharing;
     for (const JobId job : cluster.running()) {

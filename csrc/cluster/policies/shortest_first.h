@@ -4,7 +4,7 @@
 
 namespace torchshare {
 
-/// Shortest job first, without preemption; who finds no room is passed by.
+/// Shortest job first, without preemption; jobs that do not fit are skipped.
 class ShortestFirst : public ClusterPolicy {
  public:
   Rank rank(const Cluster& cluster, JobId job) const override { return {0, cluster.remaining(job)}; }
@@ -13,7 +13,7 @@ class ShortestFirst : public ClusterPolicy {
   }
 
  private:
-  /// For a job that has no room alone.
+  /// For a job that does not fit alone.
   virtual bool start_shared(Cluster& cluster, JobId job) const = 0;
 };
 

@@ -7,11 +7,11 @@
 namespace torchshare {
 namespace {
 
-constexpr double kThreshold = 57600;  // GPU-seconds a job has before it goes down to the second queue
+constexpr double kThreshold = 57600;  // GPU-seconds after which a job moves to the second queue
 constexpr Seconds kRound = 60;
 
-/// Tiresias (NSDI 19), discretized two-dimensional LAS: two queues by the service a job has had, first in first out in
-/// each, decided in rounds.
+/// Tiresias (NSDI 19), discretized two-dimensional LAS: two queues by attained service, first in first out in each,
+/// scheduled in rounds.
 class Tiresias final : public ClusterPolicy {
  public:
   Rank rank(const Cluster& cluster, JobId job) const override {
@@ -29,14 +29,14 @@ class Tiresias final : public ClusterPolicy {
   }
 
   Seconds look_again(const Cluster& cluster) const override {
-    // The next round matters when something happened since the last, or a running job will have come down.
+    // The next round matters only if something happened since the last, or a running job will have moved down.
     if (pending_) {
       return next_round_;
     }
     if (cluster.waiting().size() == 0) {
-      return kNoTime;
+      return kNeverVirtual;
     }
-    Seconds crossing = kNoTime;
+    Seconds crossing = kNeverVirtual;
     for (const JobId job : cluster.running()) {
       const double left = kThreshold - cluster.attained(job);
       if (left > 0) {

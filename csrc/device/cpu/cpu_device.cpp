@@ -5,7 +5,7 @@
 namespace torchshare {
 
 CpuDevice::CpuDevice() {
-  may_raise_priority();  // tried here, and not by a thread of idle priority
+  may_raise_priority();  // tried once here, not on a thread of idle priority
 }
 
 std::unique_ptr<ThreadPriority> CpuDevice::thread_priority(Priority priority) {

@@ -20,7 +20,7 @@ class CpuDevice final : public Device {
   std::string_view name() const override { return "cpu"; }
   Clock& clock() override { return clock_; }
   std::unique_ptr<ThreadPriority> thread_priority(Priority priority) override;
-  std::unique_ptr<DeviceScope> enter(const Seat&) override { return std::make_unique<DeviceScope>(); }
+  std::unique_ptr<DeviceScope> enter(const DeviceRequest&) override { return std::make_unique<DeviceScope>(); }
 
  private:
   SteadyClock clock_;

@@ -14,7 +14,7 @@
 namespace torchshare {
 namespace {
 
-/// Of one thread; 0: the calling one.
+/// Sets the policy of one thread; 0: the calling one.
 bool set_policy(int thread, int policy, const sched_param& param = {}) {
   return sched_setscheduler(thread, policy, &param) == 0;
 }
@@ -26,12 +26,12 @@ std::string name_of(const std::string& thread) {
   return name;
 }
 
-/// Visits the threads of idle priority that have this one's name: its workers inherited both. A job of the same name in
-/// another runtime loses its idle priority, too.
+/// Visits the threads of idle priority with this thread's name: its workers inherited both. A job of the same name in
+/// another runtime loses its idle priority as well.
 template <class Visit>
 void for_each_worker(int thread, Visit visit) {
   const std::string name = name_of(std::to_string(thread));
-  std::error_code ended;  // a thread may, meanwhile
+  std::error_code ended;  // a thread may end in between
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task", ended)) {
     const std::string text = entry.path().filename();
     int worker = 0;
@@ -42,7 +42,7 @@ void for_each_worker(int thread, Visit visit) {
   }
 }
 
-constexpr int kForGood = 1 << 16;  // raises that nobody takes back
+constexpr int kForGood = 1 << 16;  // never lowered again
 
 }  // namespace
 
@@ -82,7 +82,7 @@ void IdlePriority::change(int raises) {
   }
 }
 
-/// What counts is the number of raises: who sees that it has changed meanwhile applies it again.
+/// The number of raises decides: a thread that finds it changed after applying it applies it again.
 void IdlePriority::apply(int thread) {
   bool raised = false;
   do {

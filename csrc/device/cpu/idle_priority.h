@@ -10,8 +10,8 @@
 
 namespace torchshare {
 
-/// A thread of the CPU: SCHED_IDLE where `lowers`, which to the CPU is what stream priority is to the GPU: it runs on
-/// what the others leave. OpenMP workers inherit it, because they are started later.
+/// A CPU thread's priority: SCHED_IDLE if `lowers`, the CPU's counterpart of a low stream priority: it runs when no other
+/// thread wants the core. OpenMP workers inherit it because they start later.
 class IdlePriority final : public ThreadPriority {
  public:
   explicit IdlePriority(bool lowers) : lowers_(lowers) {}
@@ -28,12 +28,12 @@ class IdlePriority final : public ThreadPriority {
 
   const bool lowers_;
   std::atomic<int> raises_{0};  // above 0: ordinary priority
-  std::atomic<int> thread_{0};  // the kernel's name for it; 0: not there
+  std::atomic<int> thread_{0};  // the kernel's id; 0: not started
   // Written by `enter`, before `thread_`.
   int former_policy_ = SCHED_OTHER;
   sched_param former_param_{};
   clockid_t clock_{};
-  std::mutex mutex_;  // held by others while they reach for the thread, and by the thread while it enters or leaves
+  std::mutex mutex_;  // held while another thread changes this one's priority, and while this one enters or leaves
 };
 
 /// Whether this process may give a thread of idle priority ordinary priority again. Tried once.

@@ -20,7 +20,7 @@
 namespace torchshare {
 namespace {
 
-/// The primary gets the most urgent priority that the GPU has, each level below the next one, as far as there are any.
+/// The primary gets the GPU's most urgent priority, each lower level the next one, as far as there are any.
 int cuda_priority(Priority priority) {
   int lowest = 0;
   int highest = 0;
@@ -28,36 +28,36 @@ int cuda_priority(Priority priority) {
   return std::min(lowest, highest + static_cast<int>(priority));
 }
 
-at::Generator make_engine(int device, std::uint64_t seed) {
-  at::Generator engine = at::cuda::detail::createCUDAGenerator(static_cast<c10::DeviceIndex>(device));
-  engine.set_current_seed(seed);
-  return engine;
+at::Generator make_generator(int device, std::uint64_t seed) {
+  at::Generator generator = at::cuda::detail::createCUDAGenerator(static_cast<c10::DeviceIndex>(device));
+  generator.set_current_seed(seed);
+  return generator;
 }
 
-/// Short waits of the thread end when they should, not up to 50 us later.
+/// The thread's short waits end on time, not up to 50 us later.
 void wake_in_time() {
   prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
 }
 
 class CudaScope final : public DeviceScope {
  public:
-  CudaScope(int device, const Seat& seat)
+  CudaScope(int device, const DeviceRequest& request)
       : stream_(std::make_shared<CudaStream>(
-            StreamKind{static_cast<c10::DeviceIndex>(device), cuda_priority(seat.priority), seat.sms})),
-        engine_(make_engine(device, seat.seed)),
+            StreamKind{static_cast<c10::DeviceIndex>(device), cuda_priority(request.priority), request.sms})),
+        generator_(make_generator(device, request.seed)),
         guard_(stream_->torchs()) {
     wake_in_time();
   }
 
   std::shared_ptr<DeviceStream> stream() override { return stream_; }
-  at::Generator generator() override { return engine_; }
+  at::Generator generator() override { return generator_; }
   std::optional<int> sms() const override { return stream_->sms(); }
-  std::unique_ptr<DeviceGraph> make_graph() override { return std::make_unique<CudaGraph>(stream_, engine_); }
+  std::unique_ptr<DeviceGraph> make_graph() override { return std::make_unique<CudaGraph>(stream_, generator_); }
   std::uintptr_t open_stream() override { return reinterpret_cast<std::uintptr_t>(stream_->open()); }
 
  private:
   const std::shared_ptr<CudaStream> stream_;
-  const at::Generator engine_;
+  const at::Generator generator_;
   const c10::cuda::CUDAStreamGuard guard_;
 };
 
@@ -76,9 +76,9 @@ void CudaDevice::install_memory() {
   install_cuda_memory();
 }
 
-std::unique_ptr<DeviceScope> CudaDevice::enter(const Seat& seat) {
+std::unique_ptr<DeviceScope> CudaDevice::enter(const DeviceRequest& request) {
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(index_));
-  return std::make_unique<CudaScope>(index_, seat);
+  return std::make_unique<CudaScope>(index_, request);
 }
 
 }  // namespace torchshare

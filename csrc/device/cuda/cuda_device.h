@@ -6,17 +6,17 @@
 
 namespace torchshare {
 
-/// One GPU: each job launches into a stream of its own, of a CUDA priority that its level sets. Any thread.
+/// One GPU: each job launches into its own stream, whose CUDA priority follows the job's. Any thread.
 class CudaDevice final : public Device {
  public:
-  /// Throws std::invalid_argument where there is no such GPU.
+  /// Throws std::invalid_argument if there is no such GPU.
   explicit CudaDevice(int index);
   std::string_view name() const override { return name_; }
   Clock& clock() override { return clock_; }
   bool is_asynchronous() const override { return true; }
   c10::DeviceType memory_type() const override { return c10::DeviceType::CUDA; }
   void install_memory() override;
-  std::unique_ptr<DeviceScope> enter(const Seat& seat) override;
+  std::unique_ptr<DeviceScope> enter(const DeviceRequest& request) override;
 
  private:
   const int index_;

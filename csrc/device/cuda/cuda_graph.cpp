@@ -7,20 +7,20 @@
 
 #include <utility>
 
-#include "device/engine_swap.h"
+#include "device/generator_swap.h"
 
 namespace torchshare {
 
-CudaGraph::CudaGraph(std::shared_ptr<CudaStream> stream, at::Generator engine)
-    : stream_(std::move(stream)), engine_(std::move(engine)), pool_(at::cuda::MemPool::graph_pool_handle()) {}
+CudaGraph::CudaGraph(std::shared_ptr<CudaStream> stream, at::Generator generator)
+    : stream_(std::move(stream)), generator_(std::move(generator)), pool_(at::cuda::MemPool::graph_pool_handle()) {}
 
 void CudaGraph::begin_capture() {
-  seed_ = engine_.current_seed();
-  offset_ = engine_.get_offset();
+  seed_ = generator_.current_seed();
+  offset_ = generator_.get_offset();
   stream_->set_capturing(true);
   try {
-    // torch registers the default engine's state with the graph: it must be this job's while it does.
-    const EngineSwap swap(engine_);
+    // torch registers the state of the default generator with the graph: it must be this job's state.
+    const GeneratorSwap swap(generator_);
     graph_.capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
   } catch (...) {
     clean_up();
@@ -38,16 +38,16 @@ void CudaGraph::end_capture() {
   stream_->set_capturing(false);
 }
 
-/// When a capture fails, torch 2.11 goes on handing out memory by it, the host's too, with a filter that dies with the
-/// graph, and takes the random engine for one that is captured.
+/// After a failed capture torch 2.11 keeps allocating device and host memory from the graph's pool, with a filter that
+/// dies with the graph, and still treats the generator as captured.
 void CudaGraph::clean_up() {
   stream_->set_capturing(false);
-  const c10::DeviceIndex device = engine_.device().index();
+  const c10::DeviceIndex device = generator_.device().index();
   try {
     c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool_);
     c10::cuda::CUDACachingAllocator::releasePool(device, pool_);
   } catch (const c10::Error&) {
-    // It had not come as far, or had ended that already.
+    // The capture failed before it began, or this has ended already.
   }
   try {
     at::HostAllocator* const host = at::getHostAllocator(at::kCUDA);
@@ -59,7 +59,7 @@ void CudaGraph::clean_up() {
   at::Generator fresh = at::cuda::detail::createCUDAGenerator(device);
   fresh.set_current_seed(seed_);
   fresh.set_offset(offset_);
-  engine_.graphsafe_set_state(fresh);
+  generator_.graphsafe_set_state(fresh);
 }
 
 void CudaGraph::launch() {

@@ -8,11 +8,11 @@
 
 namespace torchshare {
 
-/// A CUDA graph of what a job's thread launches into its stream. Other threads may go on allocating and launching
-/// meanwhile (thread-local capture). It draws from the job's random engine, which moves on with each launch.
+/// A CUDA graph of what a job's thread launches into its stream. Other threads may allocate and launch during the
+/// capture (thread-local mode). It draws from the job's generator, which advances with each launch.
 class CudaGraph final : public DeviceGraph {
  public:
-  CudaGraph(std::shared_ptr<CudaStream> stream, at::Generator engine);
+  CudaGraph(std::shared_ptr<CudaStream> stream, at::Generator generator);
   CudaGraph(const CudaGraph&) = delete;  // torch's graph is registered by address
   CudaGraph& operator=(const CudaGraph&) = delete;
 
@@ -24,9 +24,9 @@ class CudaGraph final : public DeviceGraph {
   void clean_up();
 
   const std::shared_ptr<CudaStream> stream_;
-  at::Generator engine_;
+  at::Generator generator_;
   const c10::MempoolId_t pool_;
-  std::uint64_t seed_ = 0;    // of the engine, before the capture
+  std::uint64_t seed_ = 0;    // of the generator, before the capture
   std::uint64_t offset_ = 0;  // the same
   at::cuda::CUDAGraph graph_;
 };

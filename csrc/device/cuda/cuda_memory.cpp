@@ -1,6 +1,7 @@
 #include "device/cuda/cuda_memory.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <torch/version.h>
 
 #include <utility>
 
@@ -13,7 +14,8 @@ using namespace c10::cuda::CUDACachingAllocator;
 using c10::DeviceIndex;
 using c10::MempoolId_t;
 
-/// Torch's allocator with the owner's budget asked first. All else is handed through.
+/// Torch's allocator, asking the owner's budget first. Everything else is forwarded; a test compares the list with
+/// torch's header.
 class CudaMemory final : public CUDAAllocator {
  public:
   explicit CudaMemory(CUDAAllocator& torchs) : torchs_(torchs) {}
@@ -39,7 +41,7 @@ class CudaMemory final : public CUDAAllocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
 
-  /// Torch's allocator knows its blocks by its own deleter, and leaves alone what others made.
+  /// Torch's allocator recognizes its blocks by its own deleter and ignores all others.
   void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override {
     if (!is_owners(data.get_deleter())) {
       torchs_.recordStream(data, stream);
@@ -57,6 +59,7 @@ class CudaMemory final : public CUDAAllocator {
     }
   }
 
+  bool is_simple_data_ptr(const c10::DataPtr& data) const override { return torchs_.is_simple_data_ptr(data); }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { torchs_.copy_data(to, from, bytes); }
   bool initialized() override { return torchs_.initialized(); }
   void init(int devices) override { torchs_.init(devices); }
@@ -132,6 +135,28 @@ class CudaMemory final : public CUDAAllocator {
   CheckpointDelta setCheckpointPoolState(DeviceIndex device, std::shared_ptr<AllocatorState> state) override {
     return torchs_.setCheckpointPoolState(device, std::move(state));
   }
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+  void markCaptureBegin(DeviceIndex device) override { torchs_.markCaptureBegin(device); }
+  void markCaptureEnd(DeviceIndex device) override { torchs_.markCaptureEnd(device); }
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* pointer) override {
+    return torchs_.getContextForPointer(pointer);
+  }
+  bool supportsUserMetadata() override { return torchs_.supportsUserMetadata(); }
+  void annotateMemory(const void* pointer, const std::string& metadata) override {
+    torchs_.annotateMemory(pointer, metadata);
+  }
+  void attachOomRejectionObserver(OomRejectionObserver observer) override {
+    torchs_.attachOomRejectionObserver(std::move(observer));
+  }
+  c10::DataPtr allocateWithAddress(std::size_t bytes, void* address) override {
+    const MemoryOwner* const owner = owner_of(bytes);
+    if (owner == nullptr) {
+      return torchs_.allocateWithAddress(bytes, address);
+    }
+    Reservation reservation(owner->budget(), static_cast<std::int64_t>(bytes));
+    return own(torchs_.allocateWithAddress(bytes, address), *owner, std::move(reservation));
+  }
+#endif
 
  private:
   static const MemoryOwner* owner_of(std::size_t bytes) {

@@ -2,7 +2,7 @@
 
 namespace torchshare {
 
-/// Puts our allocator before torch's CUDA allocator. Once per process; again does nothing. See Note [Owned memory].
+/// Wraps torch's CUDA allocator in ours. Once per process; further calls do nothing. See Note [Owned memory].
 void install_cuda_memory();
 
 }  // namespace torchshare

@@ -21,8 +21,8 @@ KeptStreams& kept() {
   return *all;
 }
 
-/// A stream that uses no more than `sms` streaming multiprocessors, in a green context that lives as long as the
-/// process. Returns how many the driver gave.
+/// Creates a stream that uses at most `sms` streaming multiprocessors, in a green context that lives as long as the
+/// process. Returns how many the driver granted.
 int make_green_stream(const StreamKind& kind, cudaStream_t* stream) {
   const Driver& driver = Driver::get();
   CUdevice device = 0;
@@ -59,13 +59,13 @@ std::unique_ptr<OwnStream> OwnStream::take(const StreamKind& kind) {
     }
   }
   const c10::cuda::CUDAGuard guard(kind.device);
-  auto own = std::make_unique<OwnStream>(OwnStream{.kind = kind, .handle = nullptr, .sms = {}, .marks = nullptr});
+  auto own = std::make_unique<OwnStream>(OwnStream{.kind = kind, .handle = nullptr, .sms = {}, .markers = nullptr});
   if (kind.sms) {
     own->sms = make_green_stream(kind, &own->handle);
   } else {
     C10_CUDA_CHECK(cudaStreamCreateWithPriority(&own->handle, cudaStreamNonBlocking, kind.priority));
   }
-  own->marks = make_written_marks(own->handle);
+  own->markers = make_written_markers(own->handle);
   return own;
 }
 
@@ -108,7 +108,7 @@ cudaStream_t CudaStream::open() {
   if (is_capturing()) {
     return nullptr;
   }
-  const std::size_t index = 1 + opened_++ % kMostOpen;  // the first is the job's own
+  const std::size_t index = 1 + opened_++ % kMaxOpen;  // the first is the job's own
   std::unique_lock lock(mutex_);
   if (index == members_.size()) {
     const StreamKind kind = members_.front().stream->kind;
@@ -124,23 +124,23 @@ void CudaStream::set_capturing(bool capturing) {
   capturing_ = capturing;
 }
 
-DeviceStream::Mark CudaStream::mark() {
+DeviceStream::Marker CudaStream::record_marker() {
   std::lock_guard lock(mutex_);
   if (capturing_) {
     return 0;
   }
   ++latest_;
   for (Member& member : members_) {
-    member.stream->marks->put(++member.stream->marked);
+    member.stream->markers->record(++member.stream->marked);
   }
   return latest_;
 }
 
-DeviceStream::Mark CudaStream::passed() const {
+DeviceStream::Marker CudaStream::passed() const {
   std::lock_guard lock(mutex_);
-  Mark passed = latest_;
+  Marker passed = latest_;
   for (const Member& member : members_) {
-    passed = std::min(passed, member.stream->marks->passed() - member.offset);
+    passed = std::min(passed, member.stream->markers->passed() - member.offset);
   }
   return passed;
 }
@@ -165,7 +165,7 @@ DeviceStream::Stamp CudaStream::stamp() {
 }
 
 std::optional<std::chrono::nanoseconds> CudaStream::between(Stamp from, Stamp to) {
-  // To query an event on a thread that captures would spoil the capture.
+  // Querying an event on a capturing thread would invalidate the capture.
   if (last_stamp_ - from >= kStamps || is_capturing()) {
     return std::nullopt;
   }

@@ -7,16 +7,16 @@
 #include <optional>
 #include <vector>
 
-#include "device/cuda/cuda_marks.h"
+#include "device/cuda/cuda_markers.h"
 #include "device/device.h"
 
 namespace torchshare {
 
-/// What a stream is made for.
+/// The properties of a stream.
 struct StreamKind {
   c10::DeviceIndex device = 0;
   int priority = 0;             ///< CUDA's: lower is more urgent
-  std::optional<int> sms = {};  ///< that it may use
+  std::optional<int> sms = {};  ///< streaming multiprocessors it may use
 
   bool operator==(const StreamKind&) const = default;
 };
@@ -24,21 +24,21 @@ struct StreamKind {
 /// A CUDA stream of ours. Any thread.
 ///
 /// Note [Streams are kept]
-/// torch's streams come from pools of 32 that are handed out again and again, so two jobs could get the same one; ours
-/// are made for a job. They are not destroyed when it ends, but given to the next one of that kind: torch's allocator
-/// keeps blocks by stream, and tensors that outlive their job still point at it.
+/// torch's streams come from pools of 32 that are handed out round-robin, so two jobs could share one; ours are created
+/// for one job. They are not destroyed when it ends but reused by the next job of that kind: torch's allocator caches
+/// blocks per stream, and tensors that outlive their job still refer to it.
 struct OwnStream {
   StreamKind kind;
   cudaStream_t handle;
-  std::optional<int> sms;  ///< that the driver really gave
-  std::unique_ptr<CudaMarks> marks;
-  std::uint64_t marked = 0;  ///< number of the last mark
+  std::optional<int> sms;  ///< that the driver granted
+  std::unique_ptr<CudaMarkers> markers;
+  std::uint64_t marked = 0;  ///< number of the last marker
 
   static std::unique_ptr<OwnStream> take(const StreamKind& kind);
   static void give_back(std::unique_ptr<OwnStream> stream);
 };
 
-/// A job's streams: the one it begins with, and those that it opens.
+/// A job's streams: its main one and those that it opens.
 class CudaStream final : public DeviceStream {
  public:
   explicit CudaStream(const StreamKind& kind);
@@ -48,14 +48,14 @@ class CudaStream final : public DeviceStream {
 
   c10::cuda::CUDAStream torchs() const;
   std::optional<int> sms() const { return sms_; }
-  /// Another one of the same kind, for as long as the job runs; beyond kMostOpen, those there are, in turn. Null during
-  /// a capture. Its own thread.
+  /// Another stream of the same kind, for as long as the job runs; beyond kMaxOpen the existing ones are reused in
+  /// turn. Null during a capture. The job's own thread.
   cudaStream_t open();
-  /// A captured stream takes no marks.
+  /// While capturing, no markers are recorded.
   void set_capturing(bool capturing);
 
-  Mark mark() override;
-  Mark passed() const override;
+  Marker record_marker() override;
+  Marker passed() const override;
   Stamp stamp() override;
   std::optional<std::chrono::nanoseconds> between(Stamp from, Stamp to) override;
   std::size_t stamps() const override { return kStamps; }
@@ -63,24 +63,24 @@ class CudaStream final : public DeviceStream {
 
  private:
   static constexpr std::size_t kStamps = 4096;
-  static constexpr std::size_t kMostOpen = 32;  // as torch's pools; each mark goes into each of them
+  static constexpr std::size_t kMaxOpen = 32;  // as in torch's pools; each marker is recorded on each of them
 
   struct Member {
     std::unique_ptr<OwnStream> stream;
-    std::uint64_t offset;  // its number of a mark, less ours
+    std::uint64_t offset;  // its marker number minus ours
   };
 
   void add(const StreamKind& kind);
   bool is_capturing() const;
 
-  mutable std::mutex mutex_;  // guards members_, latest_, capturing_ and the order of marks
+  mutable std::mutex mutex_;  // guards members_, latest_, capturing_ and the order of markers
   std::vector<Member> members_;
-  Mark latest_ = 0;
+  Marker latest_ = 0;
   bool capturing_ = false;
   const cudaStream_t main_;
   std::optional<int> sms_;
   // The job's own thread only.
-  std::vector<cudaEvent_t> events_;  // a ring, made as it is needed
+  std::vector<cudaEvent_t> events_;  // a ring, created on demand
   Stamp last_stamp_ = 0;
   std::size_t opened_ = 0;
 };

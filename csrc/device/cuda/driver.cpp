@@ -20,7 +20,7 @@ Function find(const char* name, unsigned int version) {
 }
 
 Driver load() {
-  // The versions are those of the types' names.
+  // The versions are those in the names of the types.
   return {.get_error_string = find<PFN_cuGetErrorString_v6000>("cuGetErrorString", 6000),
           .stream_write_value = find<PFN_cuStreamWriteValue32_v11070>("cuStreamWriteValue32", 11070),
           .device_get = find<PFN_cuDeviceGet_v2000>("cuDeviceGet", 2000),

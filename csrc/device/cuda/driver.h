@@ -8,8 +8,8 @@
 
 namespace torchshare {
 
-/// Calls of the driver that the runtime library lacks, found in the driver when first needed: a process without one
-/// still loads us. Any thread.
+/// Driver functions that the runtime library lacks, looked up on first use, so that the library loads without a driver.
+/// Any thread.
 struct Driver {
   PFN_cuGetErrorString_v6000 get_error_string;
   PFN_cuStreamWriteValue32_v11070 stream_write_value;
@@ -21,9 +21,9 @@ struct Driver {
   PFN_cuGreenCtxDestroy_v12040 green_context_destroy;
   PFN_cuGreenCtxStreamCreate_v12050 green_context_stream_create;
 
-  /// Throws std::runtime_error that names the call that is missing.
+  /// Throws std::runtime_error that names the missing function.
   static const Driver& get();
-  /// Throws std::runtime_error with the driver's text where `result` is an error.
+  /// Throws std::runtime_error with the driver's text if `result` is an error.
   void check(CUresult result, const char* call) const;
 };
 

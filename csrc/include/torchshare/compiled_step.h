@@ -10,7 +10,7 @@
 namespace torchshare {
 
 class Job;
-class StepGraph;
+class StepPackage;
 
 /// Everything of a tensor that compiled code relies on.
 class TensorSpec {
@@ -27,7 +27,7 @@ class TensorSpec {
   std::vector<std::int64_t> strides_;
 };
 
-/// Random numbers among the inputs of a graph: drawn anew, from the job's own engine, before each run.
+/// Random numbers among the inputs of a package, drawn anew from the job's own generator before each run.
 struct Noise {
   enum class Kind { kBernoulli, kUniform, kNormal };  ///< their order is part of saved steps
   at::Tensor tensor;
@@ -36,56 +36,57 @@ struct Noise {
   double second;  ///< -, upper end, or standard deviation
 };
 
-/// A sub-batch: the tensors of its rows, and its share of the batch's loss.
+/// A sub-batch: the tensors of its rows and its weight in the batch's loss.
 struct Piece {
   std::vector<at::Tensor> data;
   double weight = 1.0;
 };
 
-/// A graph, and the tensors of the user that it works on: its inputs are `bound`, noise, and data.
-struct BoundGraph {
-  std::shared_ptr<StepGraph> graph;
-  std::vector<at::Tensor> bound;  ///< and noise
+/// A package and the user's tensors that it works on: its inputs are `bound`, the noise, and the data.
+struct BoundPackage {
+  std::shared_ptr<StepPackage> package;
+  std::vector<at::Tensor> bound;  ///< and the noise
   std::vector<Noise> noise;
-  std::vector<at::Tensor> example;  ///< of its data
+  std::vector<at::Tensor> example;  ///< of the data
   std::vector<TensorSpec> data;
 
-  /// Throws std::invalid_argument where the graph was compiled for others.
-  BoundGraph(std::shared_ptr<StepGraph> graph, std::vector<at::Tensor> bound, std::vector<Noise> noise,
-             std::vector<at::Tensor> example);
+  /// Throws std::invalid_argument if the package was compiled for other inputs.
+  BoundPackage(std::shared_ptr<StepPackage> package, std::vector<at::Tensor> bound, std::vector<Noise> noise,
+               std::vector<at::Tensor> example);
   bool takes(const std::vector<at::Tensor>& data) const;
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& data = {}) const;
 };
 
-/// A graph with all its tensors, as `NativeStep.save` of Python wrote them to `folder`. Throws std::invalid_argument.
-BoundGraph load_graph(const std::string& folder);
+/// A package with all its tensors, as `CompiledStep.save` in Python wrote them to `folder`. Throws
+/// std::invalid_argument.
+BoundPackage load_package(const std::string& folder);
 
-/// A training step that needs no interpreter. See Note [Native steps]. On one thread at a time.
-class NativeStep {
+/// A training step that runs without the interpreter. See Note [Compiled steps]. One thread at a time.
+class CompiledStep {
  public:
-  /// `whole`: forward, backward and update of a batch in one graph, for each shape that is known.
-  /// `gradients`: forward and backward of a sub-batch into accumulators, its loss times `weight`, which is one of its
-  /// bound tensors (one double). `update`: from the accumulators, which it clears.
-  NativeStep(std::vector<BoundGraph> whole, std::vector<BoundGraph> gradients, std::optional<BoundGraph> update,
-             std::vector<at::Tensor> accumulators, at::Tensor weight);
+  /// `whole`: forward, backward and update of a batch in one package, one per known shape.
+  /// `gradients`: forward and backward of a sub-batch into the accumulators, with its loss times `weight`, which is one
+  /// of its bound tensors (one double). `update`: from the accumulators, which it clears.
+  CompiledStep(std::vector<BoundPackage> whole, std::vector<BoundPackage> gradients, std::optional<BoundPackage> update,
+               std::vector<at::Tensor> accumulators, at::Tensor weight);
 
-  /// There is a graph for all of these.
+  /// True if there is a package for each of the pieces.
   bool covers(const std::vector<Piece>& pieces) const;
-  /// One step; returns the batch's loss. std::invalid_argument for what it does not cover, before anything is changed.
-  /// `job` may be null: no sub-batches are counted.
+  /// Runs one step and returns the batch's loss. Throws std::invalid_argument, before anything is changed, for pieces
+  /// it does not cover. `job` may be null: then no sub-batches are counted.
   at::Tensor run(Job* job, const std::vector<Piece>& pieces) const;
 
  private:
   at::Tensor run_pieces(const std::vector<Piece>& pieces, Job* job) const;
 
-  const std::vector<BoundGraph> whole_;
-  const std::vector<BoundGraph> gradients_;
-  const std::optional<BoundGraph> update_;
+  const std::vector<BoundPackage> whole_;
+  const std::vector<BoundPackage> gradients_;
+  const std::optional<BoundPackage> update_;
   const std::vector<at::Tensor> accumulators_;
   const at::Tensor weight_;
 };
 
 /// Trains `job` on the batches, one step each, and returns their losses. On the job's own thread.
-std::vector<at::Tensor> run_steps(Job& job, const NativeStep& step, const std::vector<std::vector<Piece>>& batches);
+std::vector<at::Tensor> run_steps(Job& job, const CompiledStep& step, const std::vector<std::vector<Piece>>& batches);
 
 }  // namespace torchshare

@@ -15,9 +15,9 @@
 
 namespace torchshare {
 
-class Host;
+class LanguageBinding;
 class RuntimeJob;
-struct Engine;
+struct RuntimeState;
 
 struct RuntimeOptions {
   std::string policy = "priority";                            ///< one of gate_policy_names()
@@ -41,7 +41,7 @@ class Runtime {
   /// Adds a job. Before `start` it stays pending; afterwards it starts by its own condition.
   std::shared_ptr<Job> submit(JobSpec spec, Job::Body body);
   /// The same for a job whose body is written in another language than C++.
-  std::shared_ptr<RuntimeJob> submit(JobSpec spec, Job::Body body, std::unique_ptr<Host> host);
+  std::shared_ptr<RuntimeJob> submit(JobSpec spec, Job::Body body, std::unique_ptr<LanguageBinding> language);
   /// Checks every start condition, then lets the jobs go. Throws std::runtime_error if a thread cannot be made: the
   /// jobs without one stay pending, and another call tries again. Calling it again otherwise does nothing.
   void start();
@@ -55,9 +55,9 @@ class Runtime {
   std::vector<std::string> close(std::chrono::nanoseconds patience);
 
   /// What its jobs share; for the bindings.
-  const Engine& engine() const {
+  const RuntimeState& state() const {
     check_process();
-    return *engine_;
+    return *state_;
   }
 
  private:
@@ -73,7 +73,7 @@ class Runtime {
   void stop_helpers();
   static void launch(Member& member);
 
-  const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<RuntimeState> state_;
   const int former_threads_;
   const pid_t process_;
   std::thread coordinator_;  // these two while started_

@@ -17,8 +17,6 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using Action = AutoSharing::Action;
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
-
 /// How a job of the test's world behaves.
 struct Behaviour {
   double step;  // seconds alone
@@ -34,7 +32,7 @@ struct Behaviour {
   std::function<double(int)> suffers = [](int) { return 1.0; };  // factor on the ratio in the i-th step
 };
 
-/// Two or more jobs in virtual time, run as AutoSharing says. Who runs beside another is slowed by its ratio.
+/// Two or more jobs in virtual time, run as AutoSharing says. A job beside another is slowed by its ratio.
 class World {
  public:
   World(std::vector<Behaviour> jobs, std::optional<double> bound = {}, double noise = 0)
@@ -64,7 +62,7 @@ class World {
           next = std::min(next, now + job.left * slowdown(job));
         }
       }
-      ASSERT_LT(next, kNever) << "nobody runs, nothing is to come";
+      ASSERT_LT(next, kNeverVirtual) << "nobody runs, nothing is to come";
       ASSERT_LT(++turns_, 2'000'000) << "it does not end";
       const double passed = std::max(next, now) - now;
       now += passed;

@@ -7,7 +7,7 @@
 #include <map>
 #include <stdexcept>
 
-#include "fakes/traces.h"
+#include "fakes/job_records.h"
 
 namespace torchshare {
 namespace {
@@ -82,7 +82,7 @@ class Auditor {
   std::vector<Seconds> restart_;
 };
 
-TEST_P(ClusterPolicyContract, ConservesGpusMemoryAndWorkOverAThousandTraces) {
+TEST_P(ClusterPolicyContract, ConservesGpusMemoryAndWorkOverAThousandWorkloads) {
   for (unsigned seed = 0; seed < 1000; ++seed) {
     std::mt19937_64 random(seed);
     const ClusterOptions options{.gpus = 8,
@@ -92,14 +92,14 @@ TEST_P(ClusterPolicyContract, ConservesGpusMemoryAndWorkOverAThousandTraces) {
                                  .durations_known = seed % 4 != 0};
     // Pairs from harmless to hopeless, one that never shares.
     const Interference interference(
-        2, {1 + static_cast<double>(seed % 11) / 10, 1.3, 2.5, seed % 2 == 0 ? Interference::kNever : 1.0});
-    const std::vector<TraceJob> trace = random_trace(random, 25, options.gpus, 2);
-    std::vector<Seconds> estimates = durations_of(trace);
+        2, {1 + static_cast<double>(seed % 11) / 10, 1.3, 2.5, seed % 2 == 0 ? Interference::kNeverShares : 1.0});
+    const std::vector<JobRecord> workload = random_workload(random, 25, options.gpus, 2);
+    std::vector<Seconds> estimates = durations_of(workload);
     std::lognormal_distribution<double> error(0, seed % 5 == 0 ? 0.5 : 0);
     for (Seconds& estimate : estimates) {
       estimate *= error(random);
     }
-    Simulator simulator(Cluster(options, interference, trace, estimates), make_cluster_policy(GetParam()));
+    Simulator simulator(Cluster(options, interference, workload, estimates), make_cluster_policy(GetParam()));
     Auditor auditor(simulator.cluster());
     int steps = 0;
     while (simulator.step()) {
@@ -107,21 +107,21 @@ TEST_P(ClusterPolicyContract, ConservesGpusMemoryAndWorkOverAThousandTraces) {
       ASSERT_FALSE(HasFatalFailure()) << "seed " << seed;
       ASSERT_LT(++steps, 100'000) << "seed " << seed << " goes on for ever";
     }
-    for (JobId job = 0; job < trace.size(); ++job) {
+    for (JobId job = 0; job < workload.size(); ++job) {
       const ClusterJob& entry = simulator.cluster().job(job);
       ASSERT_EQ(entry.phase, JobPhase::kEnded) << "seed " << seed;
-      ASSERT_NEAR(auditor.done(job), trace[job].duration, 1e-6 * trace[job].duration) << "seed " << seed;
-      ASSERT_NEAR(entry.waited + entry.run, entry.ended - trace[job].arrival, 1e-6) << "seed " << seed;
+      ASSERT_NEAR(auditor.done(job), workload[job].duration, 1e-6 * workload[job].duration) << "seed " << seed;
+      ASSERT_NEAR(entry.waited + entry.run, entry.ended - workload[job].arrival, 1e-6) << "seed " << seed;
     }
   }
 }
 
 TEST_P(ClusterPolicyContract, EqualInputGivesEqualOutput) {
   std::mt19937_64 random(3);
-  const std::vector<TraceJob> trace = random_trace(random, 200, 16, 1);
+  const std::vector<JobRecord> workload = random_workload(random, 200, 16, 1);
   const ClusterOptions options{.gpus = 16};
-  const auto once = ends_of(GetParam(), options, Interference(1.2), trace);
-  EXPECT_EQ(once, ends_of(GetParam(), options, Interference(1.2), trace));
+  const auto once = ends_of(GetParam(), options, Interference(1.2), workload);
+  EXPECT_EQ(once, ends_of(GetParam(), options, Interference(1.2), workload));
 }
 
 TEST_P(ClusterPolicyContract, AJobAloneTakesItsDuration) {
@@ -129,8 +129,8 @@ TEST_P(ClusterPolicyContract, AJobAloneTakesItsDuration) {
 }
 
 TEST_P(ClusterPolicyContract, JobsThatAllFitDoNotMeet) {
-  const std::vector<TraceJob> trace{{0, 100, 32, 0, 0}, {0, 50, 16, 0, 0}, {10, 70, 16, 0, 0}};
-  const auto ends = ends_of(GetParam(), {}, Interference(1.1), trace);
+  const std::vector<JobRecord> workload{{0, 100, 32, 0, 0}, {0, 50, 16, 0, 0}, {10, 70, 16, 0, 0}};
+  const auto ends = ends_of(GetParam(), {}, Interference(1.1), workload);
   EXPECT_EQ(ends[0], 100);
   EXPECT_EQ(ends[1], 50);
   EXPECT_LE(ends[2], GetParam() == "tiresias" ? 60 + 70 : 80) << "Tiresias decides in rounds of 60 s";
@@ -149,28 +149,28 @@ ClusterOptions one_gpu(Seconds restart_cost = 0) {
 
 TEST(ClusterPolicies, FifoLetsNobodyPass) {
   const ClusterOptions options{.gpus = 4};
-  const std::vector<TraceJob> trace{{0, 100, 3, 0, 0}, {1, 100, 2, 0, 0}, {2, 10, 1, 0, 0}};
-  EXPECT_THAT(ends_of("fifo", options, Interference(1), trace), ElementsAre(100, 200, 110));
-  EXPECT_THAT(ends_of("sjf", options, Interference(1), trace), ElementsAre(100, 200, 12));
+  const std::vector<JobRecord> workload{{0, 100, 3, 0, 0}, {1, 100, 2, 0, 0}, {2, 10, 1, 0, 0}};
+  EXPECT_THAT(ends_of("fifo", options, Interference(1), workload), ElementsAre(100, 200, 110));
+  EXPECT_THAT(ends_of("sjf", options, Interference(1), workload), ElementsAre(100, 200, 12));
 }
 
 TEST(ClusterPolicies, BackfillPassesOnlyWithoutDelayingTheFirst) {
   const ClusterOptions options{.gpus = 4};
   // The second is promised 4 GPUs at 100. The third ends by then and may pass; the fourth would not, and waits.
-  const std::vector<TraceJob> trace{{0, 100, 3, 0, 0}, {1, 50, 4, 0, 0}, {2, 90, 1, 0, 0}, {3, 200, 1, 0, 0}};
-  EXPECT_THAT(ends_of("fifo-backfill", options, Interference(1), trace), ElementsAre(100, 150, 92, 350));
+  const std::vector<JobRecord> workload{{0, 100, 3, 0, 0}, {1, 50, 4, 0, 0}, {2, 90, 1, 0, 0}, {3, 200, 1, 0, 0}};
+  EXPECT_THAT(ends_of("fifo-backfill", options, Interference(1), workload), ElementsAre(100, 150, 92, 350));
   // With a GPU to spare at 100, the long one passes too.
-  const std::vector<TraceJob> spare{{0, 100, 3, 0, 0}, {1, 50, 3, 0, 0}, {3, 200, 1, 0, 0}};
+  const std::vector<JobRecord> spare{{0, 100, 3, 0, 0}, {1, 50, 3, 0, 0}, {3, 200, 1, 0, 0}};
   EXPECT_THAT(ends_of("fifo-backfill", options, Interference(1), spare), ElementsAre(100, 150, 203));
 }
 
 TEST(ClusterPolicies, SrtfOnOneGpuIsTheBestWithoutSharing) {
   for (unsigned seed = 0; seed < 50; ++seed) {
     std::mt19937_64 random(seed);
-    const std::vector<TraceJob> trace = random_trace(random, 20, 1, 1);
+    const std::vector<JobRecord> workload = random_workload(random, 20, 1, 1);
     std::map<std::string_view, double> sum;
     for (const std::string_view policy : {"srtf", "srsf", "fifo", "fifo-backfill", "sjf", "tiresias"}) {
-      for (const Seconds end : ends_of(policy, one_gpu(), Interference(2), trace)) {
+      for (const Seconds end : ends_of(policy, one_gpu(), Interference(2), workload)) {
         sum[policy] += end;
       }
     }
@@ -183,22 +183,22 @@ TEST(ClusterPolicies, SrtfOnOneGpuIsTheBestWithoutSharing) {
 
 TEST(ClusterPolicies, TiresiasTakesTheGpuOfWhoHasHadItsShareAtARound) {
   // The first passes 57,600 GPU-seconds at 57,600; the second, which came later, goes first from that round on.
-  const std::vector<TraceJob> trace{{0, 60'000, 1, 0, 0}, {50'000, 1'000, 1, 0, 0}};
-  EXPECT_THAT(ends_of("tiresias", one_gpu(), Interference(1), trace), ElementsAre(61'000, 58'600));
-  EXPECT_THAT(ends_of("tiresias", one_gpu(10), Interference(1), trace), ElementsAre(61'010, 58'600));
+  const std::vector<JobRecord> workload{{0, 60'000, 1, 0, 0}, {50'000, 1'000, 1, 0, 0}};
+  EXPECT_THAT(ends_of("tiresias", one_gpu(), Interference(1), workload), ElementsAre(61'000, 58'600));
+  EXPECT_THAT(ends_of("tiresias", one_gpu(10), Interference(1), workload), ElementsAre(61'010, 58'600));
 }
 
 TEST(ClusterPolicies, SjfFfsSharesWithTheFirstGpusThatHaveRoom) {
   const ClusterOptions options{.gpus = 2, .gpus_per_node = 2};
-  const std::vector<TraceJob> trace{{0, 100, 1, 0, 0}, {0, 300, 1, 0, 0}, {1, 10, 1, 0, 0}};
+  const std::vector<JobRecord> workload{{0, 100, 1, 0, 0}, {0, 300, 1, 0, 0}, {1, 10, 1, 0, 0}};
   // Beside the shorter job on GPU 0, whatever that costs.
-  EXPECT_THAT(ends_of("sjf-ffs", options, Interference(2), trace), ElementsAre(110, 300, 21));
+  EXPECT_THAT(ends_of("sjf-ffs", options, Interference(2), workload), ElementsAre(110, 300, 21));
 }
 
 TEST(ClusterPolicies, SjfBsbfSharesWhereThePairGainsAndElseWaits) {
-  const std::vector<TraceJob> trace{{0, 100, 1, 0, 0}, {0, 100, 1, 0, 0}};
-  EXPECT_THAT(ends_of("sjf-bsbf", one_gpu(), Interference(1.4), trace), ElementsAre(140, 140));
-  EXPECT_THAT(ends_of("sjf-bsbf", one_gpu(), Interference(1.6), trace), ElementsAre(100, 200));
+  const std::vector<JobRecord> workload{{0, 100, 1, 0, 0}, {0, 100, 1, 0, 0}};
+  EXPECT_THAT(ends_of("sjf-bsbf", one_gpu(), Interference(1.4), workload), ElementsAre(140, 140));
+  EXPECT_THAT(ends_of("sjf-bsbf", one_gpu(), Interference(1.6), workload), ElementsAre(100, 200));
   // A short newcomer gains by sharing even at 1.6, for the policy cannot suspend the long one.
   EXPECT_THAT(ends_of("sjf-bsbf", one_gpu(), Interference(1.6), {{0, 100, 1, 0, 0}, {10, 10, 1, 0, 0}}),
               ElementsAre(106, 26));
@@ -207,8 +207,8 @@ TEST(ClusterPolicies, SjfBsbfSharesWhereThePairGainsAndElseWaits) {
 TEST(ClusterPolicies, SjfBsbfTakesThePartnerOfTheBestPair) {
   const ClusterOptions options{.gpus = 2, .gpus_per_node = 2};
   // The pair with the job that ends sooner has the lower average.
-  const std::vector<TraceJob> trace{{0, 300, 1, 0, 0}, {0, 100, 1, 0, 0}, {1, 500, 1, 0, 0}};
-  const auto ends = ends_of("sjf-bsbf", options, Interference(1.25), trace);
+  const std::vector<JobRecord> workload{{0, 300, 1, 0, 0}, {0, 100, 1, 0, 0}, {1, 500, 1, 0, 0}};
+  const auto ends = ends_of("sjf-bsbf", options, Interference(1.25), workload);
   EXPECT_EQ(ends[0], 300);
   EXPECT_DOUBLE_EQ(ends[1], 1 + 99 * 1.25);
 }
@@ -219,11 +219,11 @@ TEST(ClusterPolicies, PairSrsfTakesTheBestOfSharingAndEitherOrder) {
     std::uniform_real_distribution<double> duration(10, 100);
     std::uniform_real_distribution<double> ratio(1, 2);
     const double xi = ratio(random);
-    const std::vector<TraceJob> trace{{0, duration(random), 1, 0, 0}, {0, duration(random), 1, 0, 0}};
-    const auto [shorter, longer] = std::minmax(trace[0].duration, trace[1].duration);
+    const std::vector<JobRecord> workload{{0, duration(random), 1, 0, 0}, {0, duration(random), 1, 0, 0}};
+    const auto [shorter, longer] = std::minmax(workload[0].duration, workload[1].duration);
     const double shared = (xi * shorter + longer + (xi - 1) * shorter) / 2;
     const double in_turn = shorter + longer / 2;
-    const auto ends = ends_of("pair-srsf", one_gpu(), Interference(xi), trace);
+    const auto ends = ends_of("pair-srsf", one_gpu(), Interference(xi), workload);
     EXPECT_NEAR((ends[0] + ends[1]) / 2, std::min(shared, in_turn), 1e-9) << "seed " << seed;
   }
 }
@@ -235,21 +235,22 @@ TEST(ClusterPolicies, PairSrsfSuspendsALongJobForAShortOneWhenSharingDoesNotPay)
 
 TEST(ClusterPolicies, PairSrsfMovesASharingJobToFreeGpusWhenThatPays) {
   const ClusterOptions options{.gpus = 2, .gpus_per_node = 2, .restart_cost = 10};
-  const std::vector<TraceJob> trace{{0, 1000, 1, 0, 0}, {0, 50, 1, 0, 0}, {0, 1000, 1, 0, 0}};
-  const auto ends = ends_of("pair-srsf", options, Interference(1.2), trace);
+  const std::vector<JobRecord> workload{{0, 1000, 1, 0, 0}, {0, 50, 1, 0, 0}, {0, 1000, 1, 0, 0}};
+  const auto ends = ends_of("pair-srsf", options, Interference(1.2), workload);
   EXPECT_LT(std::max(ends[0], ends[2]), 1100) << "sharing to the end would take 1,200 s";
 }
 
 TEST(ClusterPolicies, PairSrsfAgesSoThatABigJobIsNotPassedForEver) {
   // Two jobs of 8 x 8 GPU-seconds arrive every 8 s: a full load on 16 GPUs, each shorter than the big one.
   const ClusterOptions options{.gpus = 16, .restart_cost = 0};
-  std::vector<TraceJob> trace{{0, 100, 16, 0, 0}};
+  std::vector<JobRecord> workload{{0, 100, 16, 0, 0}};
   for (int i = 0; i < 4000; ++i) {
-    trace.push_back({i * 8.0, 8, 8, 0, 0});
-    trace.push_back({i * 8.0, 8, 8, 0, 0});
+    workload.push_back({i * 8.0, 8, 8, 0, 0});
+    workload.push_back({i * 8.0, 8, 8, 0, 0});
   }
-  const auto big_ends = [&](std::string_view policy) { return ends_of(policy, options, Interference(2), trace)[0]; };
-  // 1,600 GPU-seconds less 64 of a small one, at 16 / 64 of them per second: after 6,144 s it is passed no more.
+  const auto big_ends = [&](std::string_view policy) { return ends_of(policy, options, Interference(2), workload)[0]; };
+  // 1,600 GPU-seconds less 64 of a small one, at 16 / 64 of them per second: after 6,144 s it is not overtaken any
+  // more.
   EXPECT_LT(big_ends("pair-srsf"), 6144 + 200);
   EXPECT_GT(big_ends("srsf"), 30'000) << "without aging it waits for the last";
 }

@@ -5,7 +5,7 @@
 
 #include <stdexcept>
 
-#include "fakes/traces.h"
+#include "fakes/job_records.h"
 
 namespace torchshare {
 namespace {
@@ -19,7 +19,7 @@ ClusterOptions four_gpus() {
 
 class ClusterTest : public ::testing::Test {
  protected:
-  Cluster make(const std::vector<TraceJob>& jobs, const Interference& interference = Interference(1.5)) {
+  Cluster make(const std::vector<JobRecord>& jobs, const Interference& interference = Interference(1.5)) {
     Cluster cluster(options_, interference, jobs, durations_of(jobs));
     for (JobId job = 0; job < jobs.size(); ++job) {
       cluster.arrive(job, {0, static_cast<double>(job)});
@@ -113,11 +113,11 @@ TEST_F(ClusterTest, WithoutDurationsAJobShowsOnlyHowOldItIs) {
 }
 
 TEST_F(ClusterTest, RefusesJobsThatNoClusterCouldRun) {
-  const auto refusal = [&](const TraceJob& job) { return [&, job] { make({job}); }; };
+  const auto refusal = [&](const JobRecord& job) { return [&, job] { make({job}); }; };
   using E = std::invalid_argument;
   EXPECT_THAT(refusal({0, 0, 1, 0, 0}), ThrowsMessage<E>(HasSubstr("duration 0 s")));
   EXPECT_THAT(refusal({-1, 1, 1, 0, 0}), ThrowsMessage<E>(HasSubstr("arrival -1 s")));
-  EXPECT_THAT(refusal({0, kNoTime, 1, 0, 0}), ThrowsMessage<E>(HasSubstr("duration inf s")));
+  EXPECT_THAT(refusal({0, kNeverVirtual, 1, 0, 0}), ThrowsMessage<E>(HasSubstr("duration inf s")));
   EXPECT_THAT(refusal({0, 1, 5, 0, 0}), ThrowsMessage<E>(HasSubstr("5 GPUs with 0 GiB; the cluster has 4")));
   EXPECT_THAT(refusal({0, 1, 1, 17, 0}), ThrowsMessage<E>(HasSubstr("17 GiB; the cluster has 4 with 16 GiB")));
   EXPECT_THAT(refusal({0, 1, 1, 0, 1}), ThrowsMessage<E>(HasSubstr("model 1; the interference table has 1")));
@@ -128,7 +128,7 @@ TEST(Interference, RefusesTablesThatAreNone) {
   EXPECT_THROW(Interference(0.9), std::invalid_argument);
   EXPECT_THROW(Interference(2, {1, 1, 1}), std::invalid_argument);
   EXPECT_THROW(Interference(1, {std::numeric_limits<double>::quiet_NaN()}), std::invalid_argument);
-  EXPECT_EQ(Interference(2, {1, 2, Interference::kNever, 4}).ratio(0, 1), 2);
+  EXPECT_EQ(Interference(2, {1, 2, Interference::kNeverShares, 4}).ratio(0, 1), 2);
 }
 
 }  // namespace

@@ -15,10 +15,10 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 constexpr auto kGrace = 200us;
-constexpr Rival kInside{.inside = true, .idle = false, .quiet = 0ns};
-constexpr Rival kJustLeft{.inside = false, .idle = false, .quiet = 50us};
-constexpr Rival kQuiet{.inside = false, .idle = false, .quiet = 200us};
-constexpr Rival kWaitsForInput{.inside = false, .idle = true, .quiet = 0ns};
+constexpr Competitor kInside{.inside = true, .idle = false, .quiet = 0ns};
+constexpr Competitor kJustLeft{.inside = false, .idle = false, .quiet = 50us};
+constexpr Competitor kQuiet{.inside = false, .idle = false, .quiet = 200us};
+constexpr Competitor kWaitsForInput{.inside = false, .idle = true, .quiet = 0ns};
 
 /// What every policy must keep, whatever it decides.
 class EveryGatePolicy : public ::testing::TestWithParam<std::string_view> {
@@ -35,8 +35,8 @@ TEST_P(EveryGatePolicy, AdmitsWhenNobodyIsInTheWay) {
 }
 
 TEST_P(EveryGatePolicy, SaysWhenToAskAgainWhereItRefuses) {
-  for (const Rival& rival : {kInside, kJustLeft, kQuiet, kWaitsForInput}) {
-    const Verdict verdict = policy_->decide({}, std::array{rival});
+  for (const Competitor& competitor : {kInside, kJustLeft, kQuiet, kWaitsForInput}) {
+    const Verdict verdict = policy_->decide({}, std::array{competitor});
     EXPECT_TRUE(verdict.admit || verdict.retry_after > 0ns);
     EXPECT_LT(verdict.retry_after, 1s + 1ns);
   }
@@ -65,20 +65,22 @@ TEST(StrictPolicy, AdmitsAfterTheGraceOrOnAnIdleHint) {
   EXPECT_TRUE(policy->decide({}, std::array{kWaitsForInput}).admit);
 }
 
-constexpr Asker kLow{.priority = Priority::kSecondary, .op = 1ms};
+constexpr Requester kLow{.priority = Priority::kSecondary, .op = 1ms};
 
 /// A job that left its last op `quiet` ago and is expected back after `mean`.
-Rival in_gap(std::chrono::nanoseconds quiet, std::chrono::nanoseconds mean, std::chrono::nanoseconds spread) {
+Competitor in_gap(std::chrono::nanoseconds quiet, std::chrono::nanoseconds mean, std::chrono::nanoseconds spread) {
   return {.quiet = quiet, .gap = {.mean = mean, .spread = spread}};
 }
 
-Rival waiting(int level, std::chrono::nanoseconds op) {
+Competitor waiting(int level, std::chrono::nanoseconds op) {
   return {.priority = static_cast<Priority>(level), .quiet = 1s, .waits = true, .op = op};
 }
 
 class BestFit : public ::testing::Test {
  protected:
-  bool admits(const Asker& asker, const std::vector<Rival>& rivals) { return policy_->decide(asker, rivals).admit; }
+  bool admits(const Requester& requester, const std::vector<Competitor>& competitors) {
+    return policy_->decide(requester, competitors).admit;
+  }
   std::unique_ptr<GatePolicy> policy_ = make_gate_policy("best_fit", {.grace = kGrace});
 };
 
@@ -90,17 +92,17 @@ TEST_F(BestFit, FillsAGapWithOpsThatEndBeforeItsMeanLessItsSpread) {
 }
 
 TEST_F(BestFit, ClosesAGapBeforeItsEndEvenForAJobThatSaysThatItWaits) {
-  Rival rival = in_gap(1500us, 2ms, 100us);
-  rival.idle = true;
-  EXPECT_FALSE(admits(kLow, {rival}));
-  EXPECT_EQ(policy_->decide(kLow, std::array{rival}).retry_after, 700us);  // two spreads after the mean
+  Competitor competitor = in_gap(1500us, 2ms, 100us);
+  competitor.idle = true;
+  EXPECT_FALSE(admits(kLow, {competitor}));
+  EXPECT_EQ(policy_->decide(kLow, std::array{competitor}).retry_after, 700us);  // two spreads after the mean
 }
 
 TEST_F(BestFit, TakesAJobThatWaitsIrregularlyAtItsWord) {
-  Rival rival = in_gap(1500us, 2ms, 1ms);
-  EXPECT_FALSE(admits(kLow, {rival}));
-  rival.idle = true;
-  EXPECT_TRUE(admits(kLow, {rival}));
+  Competitor competitor = in_gap(1500us, 2ms, 1ms);
+  EXPECT_FALSE(admits(kLow, {competitor}));
+  competitor.idle = true;
+  EXPECT_TRUE(admits(kLow, {competitor}));
 }
 
 TEST_F(BestFit, GoesByTheGraceWhereThereIsNoForecastOrItWasWrong) {
@@ -113,7 +115,7 @@ TEST_F(BestFit, GoesByTheGraceWhereThereIsNoForecastOrItWasWrong) {
 }
 
 TEST_F(BestFit, LetsAnOpOfUnknownLengthOnlyIntoGapsWithoutAForecast) {
-  const Asker unknown{.priority = Priority::kSecondary};
+  const Requester unknown{.priority = Priority::kSecondary};
   EXPECT_FALSE(admits(unknown, {in_gap(0ns, 1s, 0ns)}));
   EXPECT_TRUE(admits(unknown, {kQuiet}));
 }
@@ -124,22 +126,22 @@ TEST_F(BestFit, EveryHigherJobsGapMustHoldTheOp) {
 }
 
 TEST_F(BestFit, ScansFromTheHighestPriorityDownAndTakesTheLongestThatFits) {
-  const Rival gap = in_gap(0ns, 5ms, 0ns);
-  const auto asker = [](int level, std::chrono::nanoseconds op) {
-    return Asker{.priority = static_cast<Priority>(level), .op = op};
+  const Competitor gap = in_gap(0ns, 5ms, 0ns);
+  const auto requester = [](int level, std::chrono::nanoseconds op) {
+    return Requester{.priority = static_cast<Priority>(level), .op = op};
   };
   // Levels 1 and 2 wait with ops of 6, 2 and 3 ms: the first does not fit, of the others the longer goes first.
-  EXPECT_FALSE(admits(asker(1, 6ms), {gap}));
-  EXPECT_FALSE(admits(asker(2, 2ms), {gap, waiting(1, 6ms), waiting(2, 3ms)}));
-  EXPECT_TRUE(admits(asker(2, 3ms), {gap, waiting(1, 6ms), waiting(2, 2ms)}));
+  EXPECT_FALSE(admits(requester(1, 6ms), {gap}));
+  EXPECT_FALSE(admits(requester(2, 2ms), {gap, waiting(1, 6ms), waiting(2, 3ms)}));
+  EXPECT_TRUE(admits(requester(2, 3ms), {gap, waiting(1, 6ms), waiting(2, 2ms)}));
   // A shorter op of a higher level comes before a longer one of a lower.
-  EXPECT_FALSE(admits(asker(2, 3ms), {gap, waiting(1, 1ms)}));
-  EXPECT_TRUE(admits(asker(1, 1ms), {gap}));
+  EXPECT_FALSE(admits(requester(2, 3ms), {gap, waiting(1, 1ms)}));
+  EXPECT_TRUE(admits(requester(1, 1ms), {gap}));
 }
 
 TEST_F(BestFit, WhatIsInTheGapAlreadyTakesItsPart) {
-  const Rival gap = in_gap(1ms, 5ms, 0ns);
-  const Rival inside{.priority = Priority::kSecondary, .inside = true, .left = 2ms};
+  const Competitor gap = in_gap(1ms, 5ms, 0ns);
+  const Competitor inside{.priority = Priority::kSecondary, .inside = true, .left = 2ms};
   EXPECT_TRUE(admits({.priority = Priority::kSecondary, .op = 2ms}, {gap, inside}));
   EXPECT_FALSE(admits({.priority = Priority::kSecondary, .op = 2001us}, {gap, inside}));
 }
@@ -147,7 +149,7 @@ TEST_F(BestFit, WhatIsInTheGapAlreadyTakesItsPart) {
 TEST_F(BestFit, HigherJobsThatWaitThemselvesHoldNobodyWhoFitsWhereTheyDoNot) {
   EXPECT_TRUE(admits({.priority = Priority::kLowest, .op = 1ms}, {in_gap(0ns, 2ms, 0ns), waiting(1, 3ms)}));
   EXPECT_FALSE(admits({.priority = Priority::kLowest, .op = 1ms}, {kQuiet, waiting(1, 3ms)}));  // it fits there
-  Rival just_came = waiting(1, 3ms);
+  Competitor just_came = waiting(1, 3ms);
   just_came.quiet = 0ns;  // it does not run before its op fits
   EXPECT_TRUE(admits({.priority = Priority::kLowest, .op = 1ms}, {in_gap(0ns, 2ms, 0ns), just_came}));
 }
@@ -155,13 +157,13 @@ TEST_F(BestFit, HigherJobsThatWaitThemselvesHoldNobodyWhoFitsWhereTheyDoNot) {
 TEST(MaxWait, LetsAnOpInThatHasWaitedSoLong) {
   for (const char* name : {"strict", "best_fit"}) {
     const auto policy = make_gate_policy(name, {.grace = kGrace, .max_wait = 10ms});
-    Asker asker = kLow;
-    asker.waited = 9900us;
-    const Verdict verdict = policy->decide(asker, std::array{kInside});
+    Requester requester = kLow;
+    requester.waited = 9900us;
+    const Verdict verdict = policy->decide(requester, std::array{kInside});
     EXPECT_FALSE(verdict.admit);
     EXPECT_EQ(verdict.retry_after, 100us);
-    asker.waited = 10ms;
-    EXPECT_TRUE(policy->decide(asker, std::array{kInside}).admit);
+    requester.waited = 10ms;
+    EXPECT_TRUE(policy->decide(requester, std::array{kInside}).admit);
   }
   EXPECT_THROW(make_gate_policy("strict", {.max_wait = 0ns}), std::invalid_argument);
 }
@@ -171,11 +173,11 @@ TEST(RunAhead, HoldsWhoHasLaunchedTooMuchUntilSoMuchHasRun) {
   EXPECT_TRUE(policy->concerns(Priority::kSecondary, Priority::kPrimary));
   EXPECT_FALSE(policy->concerns(Priority::kPrimary, Priority::kSecondary));
   EXPECT_TRUE(policy->forecasts());
-  Asker asker = kLow;
-  asker.ahead = 500us;
-  EXPECT_TRUE(policy->decide(asker, std::array{kInside}).admit);
-  asker.ahead = 800us;
-  const Verdict verdict = policy->decide(asker, std::array{kQuiet});
+  Requester requester = kLow;
+  requester.ahead = 500us;
+  EXPECT_TRUE(policy->decide(requester, std::array{kInside}).admit);
+  requester.ahead = 800us;
+  const Verdict verdict = policy->decide(requester, std::array{kQuiet});
   EXPECT_FALSE(verdict.admit);
   EXPECT_EQ(verdict.retry_after, 300us);
   EXPECT_THROW(make_gate_policy("strict", {.run_ahead = 0ns}), std::invalid_argument);
@@ -189,9 +191,9 @@ TEST(RunAhead, LeavesTheRestToThePolicy) {
 
 TEST(ResourceAware, LetsMemoryBesideComputeAndTheOtherWayRound) {
   const auto policy = make_gate_policy("resource", {.grace = kGrace});
-  const auto admits = [&](OpKind mine, OpKind rivals, std::optional<std::chrono::nanoseconds> op = 1ms) {
-    const Rival rival{.inside = true, .kind = rivals};
-    return policy->decide({.priority = Priority::kSecondary, .op = op, .kind = mine}, std::array{rival}).admit;
+  const auto admits = [&](OpKind mine, OpKind competitors, std::optional<std::chrono::nanoseconds> op = 1ms) {
+    const Competitor competitor{.inside = true, .kind = competitors};
+    return policy->decide({.priority = Priority::kSecondary, .op = op, .kind = mine}, std::array{competitor}).admit;
   };
   EXPECT_TRUE(admits(OpKind::kMemory, OpKind::kCompute));
   EXPECT_TRUE(admits(OpKind::kCompute, OpKind::kMemory));
@@ -204,7 +206,7 @@ TEST(ResourceAware, LetsMemoryBesideComputeAndTheOtherWayRound) {
 
 TEST(ResourceAware, IsBestFitWhereNobodyIsInside) {
   const auto policy = make_gate_policy("resource", {.grace = kGrace});
-  const Rival gap{.quiet = 0ns, .gap = {5ms, 0ns}, .kind = OpKind::kCompute};
+  const Competitor gap{.quiet = 0ns, .gap = {5ms, 0ns}, .kind = OpKind::kCompute};
   EXPECT_TRUE(policy->decide({.op = 4ms, .kind = OpKind::kCompute}, std::array{gap}).admit);
   EXPECT_FALSE(policy->decide({.op = 6ms, .kind = OpKind::kMemory}, std::array{gap}).admit);
 }

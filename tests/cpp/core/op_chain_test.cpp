@@ -126,10 +126,10 @@ TEST(OpChain, KnowsWhatWasMeasuredBefore) {
 TEST(OpChain, ForgetsWhereNothingRepeatsAndStaysCorrect) {
   OpChain chain;
   std::mt19937_64 random(1);
-  for (std::size_t i = 0; i < 3 * OpChain::kMostPlaces; ++i) {
+  for (std::size_t i = 0; i < 3 * OpChain::kMaxPlaces; ++i) {
     const auto op = random();
     EXPECT_EQ(chain.advance(op).profile.signature, op);
-    EXPECT_LE(chain.size(), OpChain::kMostPlaces);
+    EXPECT_LE(chain.size(), OpChain::kMaxPlaces);
   }
   EXPECT_EQ(chain.ops_per_step(), 0U);
   const auto step = step_of(50);

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+
 namespace torchshare {
 namespace {
 
@@ -21,7 +23,8 @@ ReplayJob job(Priority priority, int steps, double gap, double idle, double dura
   return made;
 }
 
-std::vector<Replayed> replay(std::vector<ReplayJob> jobs, const char* policy, ReplayOptions options = {.cores = 2}) {
+std::vector<Replayed> replay(std::vector<ReplayJob> jobs, std::string_view policy,
+                             ReplayOptions options = {.cores = 2}) {
   return OpReplay(std::move(jobs), make_gate_policy(policy, {.grace = 200us}), options).run();
 }
 
@@ -33,7 +36,7 @@ constexpr auto kFirst = Priority::kPrimary;
 constexpr auto kSecond = Priority::kSecondary;
 
 TEST(OpReplay, AJobAloneTakesAsLongAsItsTrace) {
-  for (const char* policy : {"priority", "strict", "best_fit"}) {
+  for (const std::string_view policy : gate_policy_names()) {
     const auto done = replay({job(kFirst, 10, 5 * kMs, 4 * kMs, kMs)}, policy);
     EXPECT_EQ(done[0].ops, 20U);
     EXPECT_NEAR(step_of(done[0]), 7.01 * kMs, 1);
@@ -83,6 +86,47 @@ TEST(OpReplay, BestFitEntersGapsThatAreShorterThanTheGrace) {
   EXPECT_LT(replay(jobs, "strict")[1].ops, 5U);
   EXPECT_GT(replay(jobs, "best_fit")[1].ops,
             90U);  // one to a gap: before the next it needs the interpreter, which the primary has
+}
+
+/// What every gate policy must give a replay, alone and wrapped.
+class EveryReplayedPolicy : public ::testing::TestWithParam<std::string_view> {
+ protected:
+  static std::vector<Replayed> replay_with(const GatePolicyOptions& gate, std::vector<ReplayJob> jobs) {
+    return OpReplay(std::move(jobs), make_gate_policy(GetParam(), gate), {.cores = 2}).run();
+  }
+};
+
+TEST_P(EveryReplayedPolicy, RunsThePrimaryAtItsPaceAndTheSecondaryInItsGaps) {
+  const std::vector<ReplayJob> jobs{job(kFirst, 50, 10 * kMs, 10 * kMs, kMs), job(kSecond, 50, 1e4, 0, 0.2 * kMs)};
+  const std::vector<GatePolicyOptions> wrapped{
+      {}, {.max_wait = 100ms}, {.run_ahead = 500us}, {.max_wait = 100ms, .run_ahead = 500us}};
+  for (const GatePolicyOptions& gate : wrapped) {
+    const auto done = replay_with(gate, jobs);
+    EXPECT_NEAR(step_of(done[0]) / (12.01 * kMs), 1, 0.01);
+    EXPECT_GT(done[1].ops, 500U);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, EveryReplayedPolicy, ::testing::ValuesIn(gate_policy_names()),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(OpReplay, TheResourcePolicyFillsOpsOfTheOtherKind) {
+  std::vector<ReplayJob> jobs{job(kFirst, 100, 1e4, 0, kMs), job(kSecond, 100, 1e4, 0, 0.1 * kMs)};
+  for (OpTrace::Op& op : jobs[0].trace.ops) {
+    op.kind = OpKind::kCompute;
+  }
+  for (OpTrace::Op& op : jobs[1].trace.ops) {
+    op.kind = OpKind::kMemory;
+  }
+  EXPECT_LT(replay(jobs, "best_fit")[1].ops, 5U);
+  EXPECT_GT(replay(jobs, "resource")[1].ops, 500U);
+}
+
+TEST(OpReplay, MaxWaitEndsTheWaitBesideABusyPrimary) {
+  const std::vector<ReplayJob> jobs{job(kFirst, 100, 1e4, 0, kMs), job(kSecond, 100, 1e4, 0, kMs)};
+  const GatePolicyOptions gate{.grace = 200us, .max_wait = 5ms};
+  const auto done = OpReplay(jobs, make_gate_policy("strict", gate), {.cores = 2}).run();
+  EXPECT_NEAR(static_cast<double>(done[1].ops), 202 / 6.0, 4);
 }
 
 TEST(OpReplay, RefusesWhatCannotRun) {

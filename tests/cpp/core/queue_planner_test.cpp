@@ -138,7 +138,7 @@ TEST(QueuePlanner, SaysWhenItsSearchWasCutShort) {
       pairs.push_back({i, k, {1.3}, {1.3}});
     }
   }
-  const QueuePlan plan = plan_queue(jobs, pairs, {.most_nodes = 10'000});
+  const QueuePlan plan = plan_queue(jobs, pairs, {.max_nodes = 10'000});
   EXPECT_FALSE(plan.exact);
   EXPECT_EQ(plan.ends.size(), 12U);
   double one_by_one = 0;

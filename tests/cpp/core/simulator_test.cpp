@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "cluster/live_scheduler.h"
-#include "fakes/traces.h"
+#include "fakes/job_records.h"
 
 namespace torchshare {
 namespace {
@@ -17,8 +17,9 @@ using ::testing::IsEmpty;
 
 TEST(Simulator, CountsTheGpuTimeThatWasBusy) {
   const ClusterOptions options{.gpus = 4, .record_spans = true};
-  const std::vector<TraceJob> trace{{0, 100, 2, 0, 0}, {10, 50, 1, 0, 0}};
-  Simulator simulator(Cluster(options, Interference(1), trace, durations_of(trace)), make_cluster_policy("fifo"), true);
+  const std::vector<JobRecord> workload{{0, 100, 2, 0, 0}, {10, 50, 1, 0, 0}};
+  Simulator simulator(Cluster(options, Interference(1), workload, durations_of(workload)), make_cluster_policy("fifo"),
+                      true);
   while (simulator.step()) {
   }
   EXPECT_DOUBLE_EQ(simulator.busy_gpu_seconds(), 100 * 2 + 50);
@@ -31,15 +32,15 @@ TEST(Simulator, CountsTheGpuTimeThatWasBusy) {
   EXPECT_DOUBLE_EQ(simulator.cluster().spans()[0].end, 60);
 }
 
-TEST(Simulator, TakesATraceInAnyOrder) {
+TEST(Simulator, TakesAWorkloadInAnyOrder) {
   const ClusterOptions options{.gpus = 1, .gpus_per_node = 1};
   EXPECT_THAT(ends_of("fifo", options, Interference(1), {{50, 10, 1, 0, 0}, {0, 20, 1, 0, 0}}), ElementsAre(60, 20));
 }
 
 TEST(Simulator, GivesTheSameOnTwoThreadsAtOnce) {
   std::mt19937_64 random(7);
-  const std::vector<TraceJob> trace = random_trace(random, 300, 16, 1);
-  const auto run = [&] { return ends_of("pair-srsf", {.gpus = 16}, Interference(1.3), trace); };
+  const std::vector<JobRecord> workload = random_workload(random, 300, 16, 1);
+  const auto run = [&] { return ends_of("pair-srsf", {.gpus = 16}, Interference(1.3), workload); };
   auto other = std::async(std::launch::async, run);
   EXPECT_EQ(run(), other.get());
 }
@@ -52,16 +53,16 @@ class Idle final : public ClusterPolicy {
 };
 
 TEST(Simulator, SaysWhenAPolicyLetsJobsWaitForEver) {
-  const std::vector<TraceJob> trace{{0, 1, 1, 0, 0}};
-  Simulator simulator(Cluster({}, Interference(1), trace, {1}), std::make_unique<Idle>());
+  const std::vector<JobRecord> workload{{0, 1, 1, 0, 0}};
+  Simulator simulator(Cluster({}, Interference(1), workload, {1}), std::make_unique<Idle>());
   EXPECT_TRUE(simulator.step());
   EXPECT_THROW(simulator.step(), std::logic_error);
 }
 
 TEST(LiveScheduler, SaysWhoStartsAndWhoStops) {
   const ClusterOptions options{.gpus = 1, .gpus_per_node = 1, .restart_cost = 1};
-  const std::vector<TraceJob> trace{{0, 100, 1, 0, 0}, {0, 10, 1, 0, 0}};
-  LiveScheduler scheduler(Cluster(options, Interference(1.8), trace, durations_of(trace)),
+  const std::vector<JobRecord> workload{{0, 100, 1, 0, 0}, {0, 10, 1, 0, 0}};
+  LiveScheduler scheduler(Cluster(options, Interference(1.8), workload, durations_of(workload)),
                           make_cluster_policy("pair-srsf"));
   auto orders = scheduler.arrive(0, 0);
   EXPECT_THAT(orders.start, ElementsAre(0));

@@ -34,12 +34,12 @@ void FakeStream::set_capturing(bool capturing) {
   capturing_ = capturing;
 }
 
-std::size_t FakeStream::marks_put() const {
+std::size_t FakeStream::markers_recorded() const {
   std::lock_guard lock(mutex_);
-  return marks_.size();
+  return markers_.size();
 }
 
-std::uint64_t FakeStream::put_in(std::vector<std::chrono::nanoseconds>& times) {
+std::uint64_t FakeStream::append(std::vector<std::chrono::nanoseconds>& times) {
   std::lock_guard lock(mutex_);
   if (capturing_) {
     return 0;
@@ -48,9 +48,9 @@ std::uint64_t FakeStream::put_in(std::vector<std::chrono::nanoseconds>& times) {
   return times.size();
 }
 
-DeviceStream::Mark FakeStream::passed() const {
+DeviceStream::Marker FakeStream::passed() const {
   std::lock_guard lock(mutex_);
-  return static_cast<Mark>(std::upper_bound(marks_.begin(), marks_.end(), clock_.now()) - marks_.begin());
+  return static_cast<Marker>(std::upper_bound(markers_.begin(), markers_.end(), clock_.now()) - markers_.begin());
 }
 
 std::optional<std::chrono::nanoseconds> FakeStream::between(Stamp from, Stamp to) {
@@ -107,8 +107,8 @@ class FakeDevice::Scope final : public DeviceScope {
   std::shared_ptr<FakeStream> stream_;
 };
 
-std::unique_ptr<DeviceScope> FakeDevice::enter(const Seat& seat) {
-  return std::make_unique<Scope>(*this, seat.priority);
+std::unique_ptr<DeviceScope> FakeDevice::enter(const DeviceRequest& request) {
+  return std::make_unique<Scope>(*this, request.priority);
 }
 
 std::map<std::thread::id, Priority> FakeDevice::held() const {

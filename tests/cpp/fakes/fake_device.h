@@ -9,7 +9,7 @@
 
 namespace torchshare {
 
-/// A clock that stands still until it is told to move; waits look at it every millisecond of real time. Any thread.
+/// A clock that only moves by `advance`; waiting threads poll it every millisecond of real time. Any thread.
 class ManualClock final : public Clock {
  public:
   std::chrono::nanoseconds now() const override;
@@ -26,32 +26,33 @@ class FakeStream final : public DeviceStream {
  public:
   explicit FakeStream(Clock& clock) : clock_(clock) {}
 
-  /// Work that takes so long, behind what is there.
+  /// Launches work of that duration after everything launched before.
   void launch(std::chrono::nanoseconds work);
   void set_capturing(bool capturing);
-  std::size_t marks_put() const;
+  std::size_t markers_recorded() const;
 
-  Mark mark() override { return put_in(marks_); }
-  Mark passed() const override;
-  Stamp stamp() override { return put_in(stamps_); }
+  Marker record_marker() override { return append(markers_); }
+  Marker passed() const override;
+  Stamp stamp() override { return append(stamps_); }
   std::optional<std::chrono::nanoseconds> between(Stamp from, Stamp to) override;
   std::size_t stamps() const override { return 64; }
   /// Waits for virtual time.
   void synchronize() override;
 
  private:
-  /// When the device will come to what is launched after everything there is; returns its number, 0 during a capture.
-  std::uint64_t put_in(std::vector<std::chrono::nanoseconds>& times);
+  /// Appends the time at which the device will have finished what was launched so far; returns its number, 0 during a
+  /// capture.
+  std::uint64_t append(std::vector<std::chrono::nanoseconds>& times);
 
   Clock& clock_;
   mutable std::mutex mutex_;  // guards every field below
   std::chrono::nanoseconds free_at_{0};
   bool capturing_ = false;
-  std::vector<std::chrono::nanoseconds> marks_;   // when the device comes to each
-  std::vector<std::chrono::nanoseconds> stamps_;  // its time when it does
+  std::vector<std::chrono::nanoseconds> markers_;  // when the device reaches each
+  std::vector<std::chrono::nanoseconds> stamps_;   // the device's time then
 };
 
-/// A graph that is one piece of work. Its capture begins with ops, as torch's does, and fails where `fails`.
+/// A graph that launches one piece of work. Its capture begins with ops, as torch's does, and fails if `fails`.
 class FakeGraph final : public DeviceGraph {
  public:
   static constexpr std::chrono::nanoseconds kWork = std::chrono::milliseconds(1);
@@ -66,21 +67,21 @@ class FakeGraph final : public DeviceGraph {
   const bool fails_;
 };
 
-/// A device for tests: virtual time, and priorities that are only written down. Any thread.
+/// A device for tests: virtual time, and priorities that are only recorded. Any thread.
 class FakeDevice final : public Device {
  public:
-  enum class Runs { kWithHost, kBehindHost };
+  enum class Runs { kSynchronous, kAsynchronous };
 
-  explicit FakeDevice(Runs runs = Runs::kWithHost) : runs_(runs) {}
+  explicit FakeDevice(Runs runs = Runs::kSynchronous) : runs_(runs) {}
   std::string_view name() const override { return "fake"; }
   ManualClock& clock() override { return clock_; }
-  bool is_asynchronous() const override { return runs_ == Runs::kBehindHost; }
-  std::unique_ptr<DeviceScope> enter(const Seat& seat) override;
-  /// The priorities held now, by thread.
+  bool is_asynchronous() const override { return runs_ == Runs::kAsynchronous; }
+  std::unique_ptr<DeviceScope> enter(const DeviceRequest& request) override;
+  /// The current priorities, by thread.
   std::map<std::thread::id, Priority> held() const;
-  /// Of the calling thread, which is a job's.
+  /// The stream of the calling thread, which is a job's.
   FakeStream& stream();
-  /// From now on.
+  /// Captures fail from now on.
   void let_captures_fail() { captures_fail_.store(true); }
 
  private:

@@ -1,4 +1,4 @@
-#include "compiled/step_graph.h"
+#include "compiled/step_package.h"
 
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
@@ -20,7 +20,7 @@ std::unordered_map<std::string, std::string> read_metadata(const std::string& pa
   try {
     return Loader::load_metadata_from_package(path, "model");
   } catch (const std::exception& error) {
-    throw std::invalid_argument(fmt::format("'{}' is no package of a compiled step: {}", path, error.what()));
+    throw std::invalid_argument(fmt::format("'{}' is not the package of a compiled step: {}", path, error.what()));
   }
 }
 
@@ -28,7 +28,7 @@ std::string entry(const std::unordered_map<std::string, std::string>& metadata, 
                   const char* key) {
   const auto found = metadata.find(key);
   if (found == metadata.end()) {
-    throw std::invalid_argument(fmt::format("'{}' has no '{}': expected a package that torchshare made", path, key));
+    throw std::invalid_argument(fmt::format("'{}' has no '{}': expected a package made by torchshare", path, key));
   }
   return found->second;
 }
@@ -81,7 +81,7 @@ std::string TensorSpec::text() const {
                      fmt::join(strides_, ", "), c10::DeviceTypeName(device_, /*lower_case=*/true));
 }
 
-StepGraph::StepGraph(const std::string& path) : path_(path) {
+StepPackage::StepPackage(const std::string& path) : path_(path) {
   const PackageLoading here;
   const auto metadata = read_metadata(path);
   if (const std::string made_for = entry(metadata, path, package_key::kTorch); made_for != TORCH_VERSION) {
@@ -91,28 +91,28 @@ StepGraph::StepGraph(const std::string& path) : path_(path) {
   inputs_ = lines(entry(metadata, path, package_key::kInputs));
   name_ = entry(metadata, path, package_key::kName);
   signature_ = hash_name(name_, hash_name(entry(metadata, path, package_key::kInputs)));
-  // Single-threaded: no locks, and nothing that a CUDA graph could not capture.
+  // Single-threaded: no locks, and nothing that a CUDA graph cannot capture.
   loader_ = std::make_unique<Loader>(path, "model", /*run_single_threaded=*/true);
 }
 
-StepGraph::~StepGraph() = default;
+StepPackage::~StepPackage() = default;
 
-void StepGraph::check(const std::vector<at::Tensor>& inputs) const {
+void StepPackage::check(const std::vector<at::Tensor>& inputs) const {
   if (inputs.size() != inputs_.size()) {
-    throw std::invalid_argument(fmt::format("'{}' ({}) was compiled for {} inputs: expected so many, there are {}",
-                                            path_, name_, inputs_.size(), inputs.size()));
+    throw std::invalid_argument(
+        fmt::format("'{}' ({}) expects {} inputs, got {}", path_, name_, inputs_.size(), inputs.size()));
   }
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (const std::string text = TensorSpec(inputs[i]).text(); text != inputs_[i]) {
       throw std::invalid_argument(
-          fmt::format("'{}' ({}): input {} is {}: expected {}", path_, name_, i, text, inputs_[i]));
+          fmt::format("'{}' ({}) expects input {} to be {}, got {}", path_, name_, i, inputs_[i], text));
     }
   }
 }
 
-std::vector<at::Tensor> StepGraph::run(const std::vector<at::Tensor>& inputs, const std::vector<Noise>& noise) {
-  return run_op(current_context, GraphCall(signature_, name_), [&] {
-    const at::NoGradGuard no_grad;  // the backward pass is in the graph
+std::vector<at::Tensor> StepPackage::run(const std::vector<at::Tensor>& inputs, const std::vector<Noise>& noise) {
+  return run_op(current_context, NamedCall(signature_, name_), [&] {
+    const at::NoGradGuard no_grad;  // the backward pass is part of the compiled code
     for (const Noise& each : noise) {
       draw(each);
     }

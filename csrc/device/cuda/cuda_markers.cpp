@@ -1,4 +1,4 @@
-#include "device/cuda/cuda_marks.h"
+#include "device/cuda/cuda_markers.h"
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
@@ -12,21 +12,21 @@
 
 #include "device/cuda/driver.h"
 #include "device/cuda_status.h"
-#include "device/mark_cost.h"
+#include "device/marker_cost.h"
 
 namespace torchshare {
 namespace {
 
-class WrittenMarks final : public CudaMarks {
+class WrittenMarkers final : public CudaMarkers {
  public:
-  explicit WrittenMarks(cudaStream_t stream) : stream_(stream) {
+  explicit WrittenMarkers(cudaStream_t stream) : stream_(stream) {
     C10_CUDA_CHECK(cudaHostAlloc(reinterpret_cast<void**>(&word_), sizeof(std::uint32_t), cudaHostAllocMapped));
     *word_ = 0;
     C10_CUDA_CHECK(cudaHostGetDevicePointer(&device_word_, word_, 0));
   }
-  ~WrittenMarks() override { C10_CUDA_CHECK_WARN(cudaFreeHost(word_)); }
+  ~WrittenMarkers() override { C10_CUDA_CHECK_WARN(cudaFreeHost(word_)); }
 
-  void put(std::uint64_t number) override {
+  void record(std::uint64_t number) override {
     const Driver& driver = Driver::get();
     latest_.store(number, std::memory_order_relaxed);
     driver.check(driver.stream_write_value(stream_, reinterpret_cast<CUdeviceptr>(device_word_),
@@ -34,8 +34,8 @@ class WrittenMarks final : public CudaMarks {
                  "cuStreamWriteValue32");
   }
   std::uint64_t passed() const override {
-    // The word is the low half of a number that is no further from the latest than half its range. Read in this order:
-    // then the latest is no earlier than what the device has written.
+    // The word is the low half of a number less than half its range behind the latest. Read in this order, so that the
+    // latest is no earlier than what the device has written.
     const std::uint32_t written = std::atomic_ref(*word_).load(std::memory_order_acquire);
     const std::uint64_t latest = latest_.load(std::memory_order_relaxed);
     return latest - static_cast<std::uint32_t>(static_cast<std::uint32_t>(latest) - written);
@@ -48,20 +48,20 @@ class WrittenMarks final : public CudaMarks {
   std::atomic<std::uint64_t> latest_{0};
 };
 
-class EventMarks final : public CudaMarks {
+class EventMarkers final : public CudaMarkers {
  public:
-  explicit EventMarks(cudaStream_t stream) : stream_(stream), events_(kEvents) {
+  explicit EventMarkers(cudaStream_t stream) : stream_(stream), events_(kEvents) {
     for (cudaEvent_t& event : events_) {
       C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     }
   }
-  ~EventMarks() override {
+  ~EventMarkers() override {
     for (const cudaEvent_t event : events_) {
       C10_CUDA_CHECK_WARN(cudaEventDestroy(event));
     }
   }
 
-  void put(std::uint64_t number) override {
+  void record(std::uint64_t number) override {
     std::lock_guard lock(mutex_);
     if (number - passed_ >= kEvents) {  // the event is still in use
       C10_CUDA_CHECK(cudaEventSynchronize(events_[number % kEvents]));
@@ -90,37 +90,37 @@ class EventMarks final : public CudaMarks {
 
 }  // namespace
 
-std::unique_ptr<CudaMarks> make_written_marks(cudaStream_t stream) {
-  return std::make_unique<WrittenMarks>(stream);
+std::unique_ptr<CudaMarkers> make_written_markers(cudaStream_t stream) {
+  return std::make_unique<WrittenMarkers>(stream);
 }
 
-std::unique_ptr<CudaMarks> make_event_marks(cudaStream_t stream) {
-  return std::make_unique<EventMarks>(stream);
+std::unique_ptr<CudaMarkers> make_event_markers(cudaStream_t stream) {
+  return std::make_unique<EventMarkers>(stream);
 }
 
-MarkCost measure_mark_cost(std::string_view kind, int count) {
+MarkerCost measure_marker_cost(std::string_view kind, int count) {
   using std::chrono::steady_clock;
   if (kind != "write" && kind != "event") {
-    throw std::invalid_argument(fmt::format("marks of kind '{}': expected 'write' or 'event'", kind));
+    throw std::invalid_argument(fmt::format("kind must be 'write' or 'event', got '{}'", kind));
   }
   if (count < 1 || cuda_device_count() == 0) {
-    throw std::invalid_argument(fmt::format("{} marks: expected at least 1, and a GPU ({})", count, cuda_status()));
+    throw std::invalid_argument(fmt::format("{} markers: expected at least 1, and a GPU ({})", count, cuda_status()));
   }
   const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool();
-  const auto marks = kind == "write" ? make_written_marks(stream) : make_event_marks(stream);
+  const auto markers = kind == "write" ? make_written_markers(stream) : make_event_markers(stream);
   const auto begin = steady_clock::now();
   for (int number = 1; number <= count; ++number) {
-    marks->put(static_cast<std::uint64_t>(number));
+    markers->record(static_cast<std::uint64_t>(number));
   }
   const auto put = steady_clock::now();
   stream.synchronize();
-  std::uint64_t passed = marks->passed();  // whatever the first look has to catch up with
+  std::uint64_t passed = markers->passed();  // includes what the first call has to catch up with
   const auto synchronized = steady_clock::now();
   for (int look = 0; look < count; ++look) {
-    passed = std::min(passed, marks->passed());
+    passed = std::min(passed, markers->passed());
   }
   const auto looked = steady_clock::now();
-  TORCH_CHECK(passed == static_cast<std::uint64_t>(count), "of ", count, " marks, ", passed, " were passed");
+  TORCH_CHECK(passed == static_cast<std::uint64_t>(count), "of ", count, " markers, ", passed, " were passed");
   return {.put = (put - begin) / count, .look = (looked - synchronized) / count};
 }
 

@@ -1,4 +1,4 @@
-#include "bindings/python_host.h"
+#include "bindings/python_binding.h"
 
 #include <cxxabi.h>
 #include <torch/csrc/Exceptions.h>
@@ -14,7 +14,7 @@ namespace py = pybind11;
 namespace torchshare::bindings {
 namespace {
 
-/// torch's bindings turn this into an exception of `type`; anything else they would make a RuntimeError.
+/// torch's bindings translate this to an exception of `type`; anything else becomes a RuntimeError.
 class PythonError : public torch::PyTorchError {
  public:
   PythonError(PyObject* type, std::string message) : PyTorchError(std::move(message)), type_(type) {}
@@ -28,7 +28,7 @@ class PythonCancelled final : public PythonError {
   using PythonError::PythonError;
 };
 
-/// The interpreter ends, or has ended: no other thread may use it any more.
+/// The interpreter is finalizing or finalized: no other thread may use it any more.
 bool is_ending() {
 #if PY_VERSION_HEX >= 0x030D0000
   return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
@@ -37,7 +37,7 @@ bool is_ending() {
 #endif
 }
 
-[[noreturn]] void wait_for_ever() {
+[[noreturn]] void wait_forever() {
   while (true) {
     pause();
   }
@@ -45,7 +45,7 @@ bool is_ending() {
 
 void wait_if_ending() {
   if (is_ending()) {
-    wait_for_ever();
+    wait_forever();
   }
 }
 
@@ -62,7 +62,7 @@ bool wait_where_others_abort() {
   return true;
 }
 
-/// Leaves no C++ object of Python's on the stack meanwhile, whose destructor would need the interpreter.
+/// Keeps no C++ object on the stack whose destructor would need the interpreter.
 void call(const py::function& function, RuntimeJob& job) {
   PyObject* const handle = py::cast(job.shared_from_this()).release().ptr();
   PyObject* const result = PyObject_CallFunctionObjArgs(function.ptr(), handle, nullptr);
@@ -75,12 +75,12 @@ void call(const py::function& function, RuntimeJob& job) {
 
 }  // namespace
 
-PythonHost::PythonHost(PythonExceptions exceptions) : exceptions_(std::move(exceptions)) {
+PythonBinding::PythonBinding(PythonExceptions exceptions) : exceptions_(std::move(exceptions)) {
   static const bool once = wait_where_others_abort();
   (void)once;
 }
 
-PythonHost::~PythonHost() {
+PythonBinding::~PythonBinding() {
   if (is_ending()) {
     exceptions_.cancelled.release();
     exceptions_.budget_exceeded.release();
@@ -91,22 +91,22 @@ PythonHost::~PythonHost() {
   exceptions_.budget_exceeded = {};
 }
 
-void PythonHost::before_wait() {
+void PythonBinding::before_wait() {
   released_ = PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr;
 }
 
-void PythonHost::after_wait() {
+void PythonBinding::after_wait() {
   if (released_ != nullptr) {
     wait_if_ending();
     PyEval_RestoreThread(std::exchange(released_, nullptr));
   }
 }
 
-bool PythonHost::interrupt() {
+bool PythonBinding::interrupt() {
   TORCH_INTERNAL_ASSERT(PyGILState_Check() != 0);
   const unsigned long thread = thread_.load();
   if (thread == 0) {
-    return true;  // `run` looks before it calls the body
+    return true;  // `run` checks before it calls the body
   }
   if (exceptions_.process_code.is_run_by(thread)) {
     return false;
@@ -115,32 +115,32 @@ bool PythonHost::interrupt() {
   return true;
 }
 
-bool PythonHost::may_stop() {
+bool PythonBinding::may_stop() {
   wait_if_ending();
   const py::gil_scoped_acquire gil;
   return !exceptions_.process_code.is_run_by(PyThread_get_thread_ident());
 }
 
-void PythonHost::raise_cancelled(const std::string& message) {
+void PythonBinding::raise_cancelled(const std::string& message) {
   {
     const py::gil_scoped_acquire gil;
-    PyThreadState_SetAsyncExc(thread_.load(), nullptr);  // interrupt() may have been quicker; once is enough
+    PyThreadState_SetAsyncExc(thread_.load(), nullptr);  // interrupt() may have set it already; once is enough
   }
   throw PythonCancelled(exceptions_.cancelled.ptr(), message);
 }
 
-void PythonHost::refuse_memory(const BudgetExceeded& error) {
+void PythonBinding::refuse_memory(const BudgetExceeded& error) {
   throw PythonError(exceptions_.budget_exceeded.ptr(), error.what_without_backtrace());
 }
 
-void PythonHost::run(RuntimeJob& job, const py::function& function) {
+void PythonBinding::run(RuntimeJob& job, const py::function& function) {
   const py::gil_scoped_acquire gil;
   thread_.store(PyThread_get_thread_ident());
   try {
-    job.checkpoint();  // a cancel from before `thread_` was set
+    job.checkpoint();  // for a cancel before `thread_` was set
     call(function, job);
   } catch (const abi::__forced_unwind&) {
-    wait_for_ever();
+    wait_forever();
   } catch (py::error_already_set& error) {
     PyThreadState_SetAsyncExc(thread_.exchange(0), nullptr);
     if (error.matches(exceptions_.cancelled)) {

@@ -11,29 +11,29 @@
 #include <stdexcept>
 #include <utility>
 
-#include "compiled/step_graph.h"
+#include "compiled/step_package.h"
 #include "torchshare/job.h"
 
-// Note [Native steps]
-// A step of small ops is all interpreter and dispatcher, and two of them in one process take turns at the interpreter's
-// lock. Here the whole step is one or a few calls of compiled code: AOTInductor packages, made in Python from the
-// user's own model, loss function and optimizer (see torchshare/training/step_tracer.py). Parameters, buffers and optimizer
-// state are inputs that the code updates in place, so they stay the user's own objects; learning rates are inputs, too.
+// Note [Compiled steps]
+// A step of small ops spends its time in the interpreter and the dispatcher, and two such jobs in one process contend
+// for the GIL. Here the whole step is one or a few calls of compiled code: AOTInductor packages, made in Python from
+// the user's own model, loss function and optimizer. Parameters, buffers and optimizer state are inputs that the code
+// updates in place, so they stay the user's own objects; learning rates are inputs as well.
 //
-// A batch in one piece is one graph (`whole`). One in several is `gradients` for each piece and one `update`; cutting
-// it changes nothing but the order of additions. To the gate each of these calls is one op: a job waits, parks and is
-// cancelled between them, and the update follows its gradients or the batch has changed nothing but accumulators.
+// A batch in one piece runs one package (`whole`). A batch in several runs `gradients` for each piece and then
+// `update`; splitting changes only the order of additions. To the gate each of these calls is one op: a job waits,
+// parks and is cancelled between them. If `update` is not reached, the batch has changed nothing but the accumulators.
 //
-// Compiled code would draw random numbers from the process's default engine. So a graph has its noise as inputs: the
-// ops of eager fill them before it runs, in the same order, from the job's own engine.
+// Compiled code would draw random numbers from the process's default generator. So a package takes its noise as inputs:
+// eager ops fill them from the job's own generator before it runs, in the same order.
 
 namespace torchshare {
 namespace {
 
-const BoundGraph* find(const std::vector<BoundGraph>& graphs, const Piece& piece) {
-  const auto found =
-      std::find_if(graphs.begin(), graphs.end(), [&](const BoundGraph& graph) { return graph.takes(piece.data); });
-  return found != graphs.end() ? &*found : nullptr;
+const BoundPackage* find(const std::vector<BoundPackage>& packages, const Piece& piece) {
+  const auto found = std::find_if(packages.begin(), packages.end(),
+                                  [&](const BoundPackage& package) { return package.takes(piece.data); });
+  return found != packages.end() ? &*found : nullptr;
 }
 
 bool is_whole(const std::vector<Piece>& pieces) {
@@ -48,7 +48,7 @@ std::vector<at::Tensor> tensors_of(const c10::IValue& list) {
   return tensors;
 }
 
-/// `run` as a sub-batch of `job`, if there is one.
+/// Calls `run` as a sub-batch of `job`, if there is one.
 template <class Run>
 at::Tensor counted(Job* job, Run run) {
   if (job == nullptr) {
@@ -67,9 +67,9 @@ std::vector<at::Tensor> joined(std::vector<at::Tensor> first, const std::vector<
 
 }  // namespace
 
-BoundGraph::BoundGraph(std::shared_ptr<StepGraph> the_graph, std::vector<at::Tensor> the_bound,
-                       std::vector<Noise> the_noise, std::vector<at::Tensor> the_example)
-    : graph(std::move(the_graph)),
+BoundPackage::BoundPackage(std::shared_ptr<StepPackage> the_package, std::vector<at::Tensor> the_bound,
+                           std::vector<Noise> the_noise, std::vector<at::Tensor> the_example)
+    : package(std::move(the_package)),
       bound(std::move(the_bound)),
       noise(std::move(the_noise)),
       example(std::move(the_example)),
@@ -77,28 +77,28 @@ BoundGraph::BoundGraph(std::shared_ptr<StepGraph> the_graph, std::vector<at::Ten
   for (const Noise& each : noise) {
     bound.push_back(each.tensor);
   }
-  graph->check(joined(bound, example));
+  package->check(joined(bound, example));
 }
 
-bool BoundGraph::takes(const std::vector<at::Tensor>& tensors) const {
+bool BoundPackage::takes(const std::vector<at::Tensor>& tensors) const {
   return std::equal(data.begin(), data.end(), tensors.begin(), tensors.end(),
                     [](const TensorSpec& spec, const at::Tensor& tensor) { return spec.matches(tensor); });
 }
 
-std::vector<at::Tensor> BoundGraph::run(const std::vector<at::Tensor>& tensors) const {
-  std::vector<at::Tensor> outputs = graph->run(joined(bound, tensors), noise);
+std::vector<at::Tensor> BoundPackage::run(const std::vector<at::Tensor>& tensors) const {
+  std::vector<at::Tensor> outputs = package->run(joined(bound, tensors), noise);
   for (const at::Tensor& tensor : bound) {
-    tensor.unsafeGetTensorImpl()->bump_version();  // so that autograd notices, where someone has saved one
+    tensor.unsafeGetTensorImpl()->bump_version();  // so that autograd notices if a saved tensor was changed
   }
   return outputs;
 }
 
-BoundGraph load_graph(const std::string& folder) {
+BoundPackage load_package(const std::string& folder) {
   const std::string path = folder + "/tensors.pt";
   std::ifstream file(path, std::ios::binary);
   const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
   if (bytes.empty()) {
-    throw std::invalid_argument("'" + path + "' cannot be read: expected what NativeStep.save wrote");
+    throw std::invalid_argument("'" + path + "' cannot be read: expected a folder written by CompiledStep.save");
   }
   const auto saved = torch::jit::pickle_load(bytes).toGenericDict();
   const at::Tensor draws = saved.at("draws").toTensor();
@@ -108,38 +108,39 @@ BoundGraph load_graph(const std::string& folder) {
     noise.push_back(
         {tensor, static_cast<Noise::Kind>(row[0].item<double>()), row[1].item<double>(), row[2].item<double>()});
   }
-  return {std::make_shared<StepGraph>(folder + "/step.pt2"), tensors_of(saved.at("bound")), std::move(noise),
+  return {std::make_shared<StepPackage>(folder + "/step.pt2"), tensors_of(saved.at("bound")), std::move(noise),
           tensors_of(saved.at("data"))};
 }
 
-NativeStep::NativeStep(std::vector<BoundGraph> whole, std::vector<BoundGraph> gradients,
-                       std::optional<BoundGraph> update, std::vector<at::Tensor> accumulators, at::Tensor weight)
+CompiledStep::CompiledStep(std::vector<BoundPackage> whole, std::vector<BoundPackage> gradients,
+                           std::optional<BoundPackage> update, std::vector<at::Tensor> accumulators, at::Tensor weight)
     : whole_(std::move(whole)),
       gradients_(std::move(gradients)),
       update_(std::move(update)),
       accumulators_(std::move(accumulators)),
       weight_(std::move(weight)) {
   if (weight_.numel() != 1 || weight_.scalar_type() != at::kDouble) {
-    throw std::invalid_argument("the weight of a sub-batch: expected one double");
+    throw std::invalid_argument("the weight of a sub-batch must be one double");
   }
 }
 
-bool NativeStep::covers(const std::vector<Piece>& pieces) const {
-  const auto& graphs = is_whole(pieces) ? whole_ : gradients_;
+bool CompiledStep::covers(const std::vector<Piece>& pieces) const {
+  const auto& packages = is_whole(pieces) ? whole_ : gradients_;
   return !pieces.empty() && (is_whole(pieces) || update_.has_value()) &&
-         std::all_of(pieces.begin(), pieces.end(), [&](const Piece& piece) { return find(graphs, piece) != nullptr; });
+         std::all_of(pieces.begin(), pieces.end(),
+                     [&](const Piece& piece) { return find(packages, piece) != nullptr; });
 }
 
-at::Tensor NativeStep::run(Job* job, const std::vector<Piece>& pieces) const {
+at::Tensor CompiledStep::run(Job* job, const std::vector<Piece>& pieces) const {
   if (!covers(pieces)) {
-    throw std::invalid_argument("a native step was compiled for other shapes than these");
+    throw std::invalid_argument("the compiled step does not cover these shapes");
   }
   if (is_whole(pieces)) {
     return counted(job, [&] { return find(whole_, pieces.front())->run(pieces.front().data).at(0); });
   }
   try {
     return run_pieces(pieces, job);
-  } catch (...) {  // cancelled between two of them: what is left of this batch must not reach the next update
+  } catch (...) {  // cancelled between two pieces: their gradients must not reach the next update
     for (const at::Tensor& accumulator : accumulators_) {
       accumulator.zero_();
     }
@@ -147,7 +148,7 @@ at::Tensor NativeStep::run(Job* job, const std::vector<Piece>& pieces) const {
   }
 }
 
-at::Tensor NativeStep::run_pieces(const std::vector<Piece>& pieces, Job* job) const {
+at::Tensor CompiledStep::run_pieces(const std::vector<Piece>& pieces, Job* job) const {
   const at::NoGradGuard no_grad;
   at::Tensor total;
   for (const Piece& piece : pieces) {
@@ -161,7 +162,7 @@ at::Tensor NativeStep::run_pieces(const std::vector<Piece>& pieces, Job* job) co
   return total;
 }
 
-std::vector<at::Tensor> run_steps(Job& job, const NativeStep& step, const std::vector<std::vector<Piece>>& batches) {
+std::vector<at::Tensor> run_steps(Job& job, const CompiledStep& step, const std::vector<std::vector<Piece>>& batches) {
   std::vector<at::Tensor> losses;
   losses.reserve(batches.size());
   for (const std::vector<Piece>& batch : batches) {

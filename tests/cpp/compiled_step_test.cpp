@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "compiled/step_package.h"
 #include "hook/op_hook.h"
 
 // What needs compiled code is in tests/python/test_native.py: only Python can make some.
@@ -28,31 +29,32 @@ TEST(TensorSpec, TellsShapesStridesAndTypesApart) {
   EXPECT_FALSE(spec.matches(at::zeros({2, 3}, at::kDouble)));
 }
 
-TEST(StepGraph, RefusesWhatIsNoPackage) {
-  EXPECT_THAT([] { StepGraph graph("/nowhere/step.pt2"); },
-              ThrowsMessage<std::invalid_argument>(HasSubstr("'/nowhere/step.pt2' is no package of a compiled step")));
+TEST(StepPackage, RefusesWhatIsNoPackage) {
+  EXPECT_THAT([] { StepPackage package("/nowhere/step.pt2"); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("'/nowhere/step.pt2' is not the package of a compiled step")));
   const auto path = std::filesystem::temp_directory_path() / "torchshare_native_step_test.pt2";
   std::ofstream(path) << "text";
-  EXPECT_THAT([&] { StepGraph graph(path); }, ThrowsMessage<std::invalid_argument>(HasSubstr("is no package")));
+  EXPECT_THAT([&] { StepPackage package(path); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("is not the package")));
   std::filesystem::remove(path);
 }
 
 TEST(LoadGraph, RefusesAFolderWithoutAStep) {
-  EXPECT_THAT([] { load_graph("/nowhere"); },
+  EXPECT_THAT([] { load_package("/nowhere"); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("'/nowhere/tensors.pt' cannot be read")));
 }
 
-TEST(NativeStep, CoversNothingWithoutGraphs) {
-  const NativeStep step({}, {}, std::nullopt, {}, at::ones({}, at::kDouble));
+TEST(CompiledStep, CoversNothingWithoutGraphs) {
+  const CompiledStep step({}, {}, std::nullopt, {}, at::ones({}, at::kDouble));
   EXPECT_FALSE(step.covers({}));
   EXPECT_FALSE(step.covers({{{at::ones({2})}, 1.0}}));
   EXPECT_FALSE(step.covers({{{at::ones({2})}, 0.5}, {{at::ones({2})}, 0.5}}));
   EXPECT_THROW(step.run(nullptr, {{{at::ones({2})}, 1.0}}), std::invalid_argument);
 }
 
-TEST(NativeStep, WantsItsWeightToBeADouble) {
-  EXPECT_THROW(NativeStep({}, {}, std::nullopt, {}, at::ones({})), std::invalid_argument);
-  EXPECT_THROW(NativeStep({}, {}, std::nullopt, {}, at::ones({2}, at::kDouble)), std::invalid_argument);
+TEST(CompiledStep, WantsItsWeightToBeADouble) {
+  EXPECT_THROW(CompiledStep({}, {}, std::nullopt, {}, at::ones({})), std::invalid_argument);
+  EXPECT_THROW(CompiledStep({}, {}, std::nullopt, {}, at::ones({2}, at::kDouble)), std::invalid_argument);
 }
 
 class CountingContext final : public OpContext {

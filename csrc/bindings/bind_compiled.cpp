@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "bindings/bindings.h"
-#include "compiled/step_graph.h"
+#include "compiled/step_package.h"
 #include "runtime/job.h"
 #include "torchshare/compiled_step.h"
 
@@ -16,7 +16,7 @@ namespace {
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 using Tensors = std::vector<at::Tensor>;
 using Draw = std::tuple<at::Tensor, int, double, double>;
-using Graph = std::tuple<std::shared_ptr<StepGraph>, Tensors, std::vector<Draw>, Tensors>;  // see BoundGraph
+using Package = std::tuple<std::shared_ptr<StepPackage>, Tensors, std::vector<Draw>, Tensors>;  // see BoundPackage
 using Pieces = std::vector<std::pair<Tensors, double>>;
 
 std::vector<Noise> noise(const std::vector<Draw>& given) {
@@ -27,10 +27,10 @@ std::vector<Noise> noise(const std::vector<Draw>& given) {
   return noise;
 }
 
-std::vector<BoundGraph> bound(const std::vector<Graph>& graphs) {
-  std::vector<BoundGraph> bound;
-  for (const auto& [graph, tensors, draws, example] : graphs) {
-    bound.emplace_back(graph, tensors, noise(draws), example);
+std::vector<BoundPackage> bound(const std::vector<Package>& packages) {
+  std::vector<BoundPackage> bound;
+  for (const auto& [package, tensors, draws, example] : packages) {
+    bound.emplace_back(package, tensors, noise(draws), example);
   }
   return bound;
 }
@@ -43,14 +43,14 @@ std::vector<Piece> pieces(const Pieces& given) {
   return pieces;
 }
 
-std::unique_ptr<NativeStep> make_step(const std::vector<Graph>& whole, const std::vector<Graph>& gradients,
-                                      const std::vector<Graph>& update, Tensors accumulators, at::Tensor weight) {
-  return std::make_unique<NativeStep>(bound(whole), bound(gradients),
-                                      update.empty() ? std::nullopt : std::optional(bound(update).front()),
-                                      std::move(accumulators), std::move(weight));
+std::unique_ptr<CompiledStep> make_step(const std::vector<Package>& whole, const std::vector<Package>& gradients,
+                                        const std::vector<Package>& update, Tensors accumulators, at::Tensor weight) {
+  return std::make_unique<CompiledStep>(bound(whole), bound(gradients),
+                                        update.empty() ? std::nullopt : std::optional(bound(update).front()),
+                                        std::move(accumulators), std::move(weight));
 }
 
-Tensors run_batches(RuntimeJob& job, const NativeStep& step, const std::vector<Pieces>& given) {
+Tensors run_batches(RuntimeJob& job, const CompiledStep& step, const std::vector<Pieces>& given) {
   std::vector<std::vector<Piece>> batches;
   for (const Pieces& batch : given) {
     batches.push_back(pieces(batch));
@@ -70,7 +70,7 @@ struct PackageLoadingBlock {
 
 }  // namespace
 
-void bind_native(py::module_& module) {
+void bind_compiled(py::module_& module) {
   py::class_<Unhooked>(module, "Unhooked")
       .def(py::init())
       .def("__enter__", [](Unhooked& unhooked) { unhooked.pause.emplace(); })
@@ -81,25 +81,25 @@ void bind_native(py::module_& module) {
           "__enter__", [](PackageLoadingBlock& block) { block.loading.emplace(); }, ReleaseGil())
       .def("__exit__", [](PackageLoadingBlock& block, const py::args&) { block.loading.reset(); });
   module.def("tensor_spec", [](const at::Tensor& tensor) { return TensorSpec(tensor).text(); }, py::arg("tensor"));
-  py::class_<StepGraph, std::shared_ptr<StepGraph>>(module, "StepGraph")
+  py::class_<StepPackage, std::shared_ptr<StepPackage>>(module, "StepPackage")
       .def(py::init<const std::string&>(), py::arg("path"), ReleaseGil())
-      .def("check", &StepGraph::check, py::arg("inputs"))
+      .def("check", &StepPackage::check, py::arg("inputs"))
       .def(
           "run",
-          [](StepGraph& graph, const Tensors& inputs) {
-            graph.check(inputs);
-            return graph.run(inputs);
+          [](StepPackage& package, const Tensors& inputs) {
+            package.check(inputs);
+            return package.run(inputs);
           },
           py::arg("inputs"), ReleaseGil());
-  py::class_<NativeStep>(module, "NativeStep")
+  py::class_<CompiledStep>(module, "CompiledStep")
       .def(py::init(&make_step), py::arg("whole"), py::arg("gradients"), py::arg("update"), py::arg("accumulators"),
            py::arg("weight"))
       .def(
-          "covers", [](const NativeStep& step, const Pieces& given) { return step.covers(pieces(given)); },
+          "covers", [](const CompiledStep& step, const Pieces& given) { return step.covers(pieces(given)); },
           py::arg("pieces"))
       .def(
           "run",
-          [](const NativeStep& step, RuntimeJob* job, const Pieces& given) { return step.run(job, pieces(given)); },
+          [](const CompiledStep& step, RuntimeJob* job, const Pieces& given) { return step.run(job, pieces(given)); },
           py::arg("job").none(true), py::arg("pieces"), ReleaseGil());
   module.def("run_steps", &run_batches, py::arg("job"), py::arg("step"), py::arg("batches"), ReleaseGil());
 }

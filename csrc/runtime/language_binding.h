@@ -6,17 +6,16 @@
 
 namespace torchshare {
 
-/// The language a job is written in: what it needs around a wait, and how it is unwound. This one is C++; the bindings
-/// have Python's. Called on the job's own thread, but for `interrupt`.
-class Host {
+/// The language a job is written in: what to do around a wait, and how to unwind the job. This one is for C++; the
+/// bindings have Python's. Called on the job's own thread, except `interrupt`.
+class LanguageBinding {
  public:
-  virtual ~Host() = default;
+  virtual ~LanguageBinding() = default;
   virtual void before_wait() {}
   virtual void after_wait() {}
-  /// See Job::interrupt. From any thread.
+  /// See RuntimeJob::interrupt. From any thread.
   virtual bool interrupt() { return true; }
-  /// False where the job must neither be unwound nor stopped for long right here: it holds what the whole process
-  /// needs.
+  /// False while the job must be neither unwound nor parked: it holds a resource of the whole process.
   virtual bool may_stop() { return true; }
   [[noreturn]] virtual void raise_cancelled(const std::string& message) { throw Cancelled(message); }
   /// See OpContext::refuse_memory.

@@ -1,4 +1,4 @@
-#include "runtime/chrome_trace.h"
+#include "runtime/timeline_file.h"
 
 #include <fmt/format.h>
 
@@ -59,8 +59,8 @@ std::string names(std::size_t job, const std::string& name) {
 
 }  // namespace
 
-void write_chrome_trace(std::span<const Event> events, std::span<const std::string> job_names,
-                        const std::string& path) {
+void write_timeline_file(std::span<const Event> events, std::span<const std::string> job_names,
+                         const std::string& path) {
   const std::string unfinished = path + ".part";
   std::ofstream file(unfinished);
   file << "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";

@@ -5,7 +5,6 @@
 #include "cluster/cluster_policy.h"
 #include "cluster/live_scheduler.h"
 #include "cluster/simulator.h"
-#include "planner/op_replay.h"
 
 namespace py = pybind11;
 
@@ -15,19 +14,20 @@ namespace {
 template <typename T>
 using Column = py::array_t<T, py::array::c_style | py::array::forcecast>;
 
-/// A trace by columns, one row per job.
-std::vector<TraceJob> make_trace(const Column<double>& arrival, const Column<double>& duration, const Column<int>& gpus,
-                                 const Column<double>& memory_gib, const Column<int>& model) {
+/// A workload by columns, one row per job.
+std::vector<JobRecord> make_workload(const Column<double>& arrival, const Column<double>& duration,
+                                     const Column<int>& gpus, const Column<double>& memory_gib,
+                                     const Column<int>& model) {
   const py::ssize_t size = arrival.size();
   if (duration.size() != size || gpus.size() != size || memory_gib.size() != size || model.size() != size) {
-    throw std::invalid_argument("the columns of the trace differ in length");
+    throw std::invalid_argument("the columns of the workload differ in length");
   }
-  std::vector<TraceJob> trace;
-  trace.reserve(static_cast<std::size_t>(size));
+  std::vector<JobRecord> workload;
+  workload.reserve(static_cast<std::size_t>(size));
   for (py::ssize_t i = 0; i < size; ++i) {
-    trace.push_back({arrival.at(i), duration.at(i), gpus.at(i), memory_gib.at(i), model.at(i)});
+    workload.push_back({arrival.at(i), duration.at(i), gpus.at(i), memory_gib.at(i), model.at(i)});
   }
-  return trace;
+  return workload;
 }
 
 std::unique_ptr<Cluster> make_cluster(const ClusterOptions& options, int models, const std::vector<double>& ratios,
@@ -35,58 +35,8 @@ std::unique_ptr<Cluster> make_cluster(const ClusterOptions& options, int models,
                                       const Column<int>& gpus, const Column<double>& memory_gib,
                                       const Column<int>& model, const Column<double>& estimate) {
   return std::make_unique<Cluster>(options, Interference(models, ratios),
-                                   make_trace(arrival, duration, gpus, memory_gib, model),
+                                   make_workload(arrival, duration, gpus, memory_gib, model),
                                    std::vector<Seconds>(estimate.data(), estimate.data() + estimate.size()));
-}
-
-OpTrace make_op_trace(const Column<std::uint64_t>& context, const Column<double>& gap, const Column<double>& idle,
-                      const Column<double>& duration, const std::vector<std::uint64_t>& step_ends) {
-  OpTrace trace{.step_ends = step_ends};
-  if (gap.size() != context.size() || idle.size() != context.size() || duration.size() != context.size()) {
-    throw std::invalid_argument("the columns of the op trace differ in length");
-  }
-  for (py::ssize_t i = 0; i < context.size(); ++i) {
-    trace.ops.push_back({context.at(i), 1e9 * gap.at(i), 1e9 * idle.at(i), 1e9 * duration.at(i)});
-  }
-  return trace;
-}
-
-std::chrono::nanoseconds from_seconds(double seconds) {
-  return std::chrono::nanoseconds(static_cast<std::int64_t>(1e9 * seconds));
-}
-
-void bind_op_replay(py::module_& module) {
-  py::class_<OpTrace>(module, "OpTrace")
-      .def(py::init(&make_op_trace), py::arg("context"), py::arg("gap"), py::arg("idle"), py::arg("duration"),
-           py::arg("step_ends"));
-  py::class_<Replayed>(module, "Replayed")
-      .def_property_readonly("step_ends",
-                             [](const Replayed& done) {
-                               std::vector<double> seconds;
-                               for (const double end : done.step_ends) {
-                                 seconds.push_back(1e-9 * end);
-                               }
-                               return seconds;
-                             })
-      .def_readonly("ops", &Replayed::ops)
-      .def_property_readonly("waited_s", [](const Replayed& done) { return 1e-9 * done.waited.count(); });
-  module.def(
-      "replay_ops",
-      [](const std::vector<std::tuple<std::string, int, OpTrace>>& jobs, const std::string& policy, double grace,
-         int cores, bool device_priority, double shortest_gap, double wake_latency) {
-        std::vector<ReplayJob> replayed;
-        for (const auto& [priority, threads, trace] : jobs) {
-          replayed.push_back({parse_priority(priority), threads, trace});
-        }
-        const ReplayOptions options{.cores = cores,
-                                    .device_priority = device_priority,
-                                    .shortest_gap = from_seconds(shortest_gap),
-                                    .wake_latency = from_seconds(wake_latency)};
-        const py::gil_scoped_release release;
-        return OpReplay(std::move(replayed), make_gate_policy(policy, {.grace = from_seconds(grace)}), options).run();
-      },
-      py::arg("jobs"), py::arg("policy"), py::arg("grace"), py::arg("cores"), py::arg("device_priority"),
-      py::arg("shortest_gap"), py::arg("wake_latency"));
 }
 
 /// One column over all jobs.
@@ -149,8 +99,7 @@ Orders end(LiveScheduler& scheduler, JobId job, Seconds now) {
 
 }  // namespace
 
-void bind_simulator(py::module_& module) {
-  bind_op_replay(module);
+void bind_cluster(py::module_& module) {
   module.def("cluster_policy_names", &cluster_policy_names);
   py::class_<ClusterOptions>(module, "ClusterOptions")
       .def(py::init<>())

@@ -1,4 +1,4 @@
-#include "device/engine_swap.h"
+#include "device/generator_swap.h"
 
 #include <ATen/Context.h>
 
@@ -8,26 +8,26 @@ namespace {
 thread_local bool is_swapped_here = false;
 
 std::mutex& of_all_jobs() {
-  static std::mutex mutex;  // guards the state of the devices' default engines
+  static std::mutex mutex;  // guards the state of the devices' default generators
   return mutex;
 }
 
 }  // namespace
 
-EngineSwap::EngineSwap(const at::Generator& engine)
+GeneratorSwap::GeneratorSwap(const at::Generator& generator)
     : lock_(of_all_jobs()),
-      default_(at::globalContext().defaultGenerator(engine.device())),
+      default_(at::globalContext().defaultGenerator(generator.device())),
       former_(default_.graphsafe_get_state()) {
-  default_.graphsafe_set_state(engine);
+  default_.graphsafe_set_state(generator);
   is_swapped_here = true;
 }
 
-EngineSwap::~EngineSwap() {
+GeneratorSwap::~GeneratorSwap() {
   is_swapped_here = false;
   default_.graphsafe_set_state(former_);
 }
 
-bool EngineSwap::is_swapped() {
+bool GeneratorSwap::is_swapped() {
   return is_swapped_here;
 }
 

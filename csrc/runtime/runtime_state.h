@@ -10,10 +10,10 @@
 
 namespace torchshare {
 
-/// What all jobs of one runtime share. Lives as long as the last job, which may outlive a runtime that gave up on it.
-struct Engine {
-  Engine(std::shared_ptr<Device> the_device, std::unique_ptr<GatePolicy> policy, std::size_t timeline_capacity,
-         std::optional<double> max_slowdown, std::chrono::nanoseconds the_shortest_gap, bool uses_device_priority)
+/// What all jobs of one runtime share. Lives as long as the last job, which may outlive a runtime that gave it up.
+struct RuntimeState {
+  RuntimeState(std::shared_ptr<Device> the_device, std::unique_ptr<GatePolicy> policy, std::size_t timeline_capacity,
+               std::optional<double> max_slowdown, std::chrono::nanoseconds the_shortest_gap, bool uses_device_priority)
       : device(std::move(the_device)),
         shortest_gap(the_shortest_gap),
         device_priority(uses_device_priority),
@@ -23,11 +23,11 @@ struct Engine {
         stall_watch(device->clock()) {}
 
   std::chrono::nanoseconds now() const { return device->clock().now(); }
-  /// What the device is to know of a job's priority.
+  /// The priority that the device gives a job.
   Priority priority_of(Priority priority) const { return device_priority ? priority : Priority::kPrimary; }
 
   const std::shared_ptr<Device> device;
-  const std::chrono::nanoseconds shortest_gap;  // that is worth filling
+  const std::chrono::nanoseconds shortest_gap;  // worth filling
   const bool device_priority;
   Timeline timeline;
   Gate gate;

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "hook/op_context.h"
+#include "torchshare/compiled_step.h"
+
+namespace torch::inductor {
+class AOTIModelPackageLoader;
+}
+
+namespace torchshare {
+
+/// A compiled step or a part of one: an AOTInductor package that names the torch and the inputs it was compiled for.
+/// One thread at a time.
+class StepPackage {
+ public:
+  /// Throws std::invalid_argument if `path` is no such package, or one for another torch.
+  explicit StepPackage(const std::string& path);
+  ~StepPackage();
+  StepPackage(const StepPackage&) = delete;  // owns the loaded code
+  StepPackage& operator=(const StepPackage&) = delete;
+
+  /// Throws std::invalid_argument if these are not the inputs that it was compiled for.
+  void check(const std::vector<at::Tensor>& inputs) const;
+
+  /// Runs as one op of the calling thread's job, if it has one: waits for its turn, or throws to unwind the job. The
+  /// compiled code updates some inputs in place. They must have passed `check`, or have the same specs.
+  /// `noise` is drawn first; its tensors must be among the inputs.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, const std::vector<Noise>& noise = {});
+
+ private:
+  const std::string path_;
+  std::vector<std::string> inputs_;  // specs as text
+  std::string name_;                 // for profiles
+  std::uint64_t signature_ = 0;
+  std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader_;
+};
+
+/// The lock for reading or loading a package: AOTIModelPackageLoader is not thread-safe (in torch 2.11 its
+/// load_json_file parses into one static object). Held by StepPackage's constructor, and around torch's own loader in
+/// Python. Ops are not gated while it is held: other jobs may wait for it.
+class PackageLoading {
+ public:
+  PackageLoading();
+
+ private:
+  const Ungated ungated_;
+  const std::lock_guard<std::mutex> lock_;
+};
+
+/// What a package must carry in its metadata.
+namespace package_key {
+constexpr const char* kTorch = "torchshare.torch";    ///< the version
+constexpr const char* kInputs = "torchshare.inputs";  ///< TensorSpec::text of each, one per line
+constexpr const char* kName = "torchshare.name";      ///< "step", "gradients" or "update", and the rows
+}  // namespace package_key
+
+}  // namespace torchshare

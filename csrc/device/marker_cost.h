@@ -1,0 +1,18 @@
+#pragma once
+
+#include <chrono>
+#include <string_view>
+
+namespace torchshare {
+
+/// What a marker on a CUDA stream costs the host: recording it, and checking whether the device has reached it.
+struct MarkerCost {
+  std::chrono::nanoseconds put{0};
+  std::chrono::nanoseconds look{0};
+};
+
+/// Means over `count` markers on an empty stream of the current GPU. `kind`: "write", which the gate uses, or "event".
+/// Throws std::invalid_argument, also without a GPU.
+MarkerCost measure_marker_cost(std::string_view kind, int count);
+
+}  // namespace torchshare

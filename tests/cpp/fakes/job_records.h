@@ -1,0 +1,55 @@
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <string_view>
+#include <vector>
+
+#include "cluster/simulator.h"
+
+namespace torchshare {
+
+inline std::vector<Seconds> durations_of(const std::vector<JobRecord>& workload) {
+  std::vector<Seconds> durations;
+  for (const JobRecord& job : workload) {
+    durations.push_back(job.duration);
+  }
+  return durations;
+}
+
+inline Simulator simulator_of(std::string_view policy, const ClusterOptions& options, const Interference& interference,
+                              const std::vector<JobRecord>& workload) {
+  return {Cluster(options, interference, workload, durations_of(workload)), make_cluster_policy(policy)};
+}
+
+/// Runs a workload to its end; returns when each job ended.
+inline std::vector<Seconds> ends_of(std::string_view policy, const ClusterOptions& options,
+                                    const Interference& interference, const std::vector<JobRecord>& workload) {
+  Simulator simulator = simulator_of(policy, options, interference, workload);
+  while (simulator.step()) {
+  }
+  std::vector<Seconds> ends;
+  for (JobId job = 0; job < workload.size(); ++job) {
+    ends.push_back(simulator.cluster().job(job).ended);
+  }
+  return ends;
+}
+
+/// A workload of `jobs` jobs for a cluster of `gpus` GPUs of 16 GiB, heavy-tailed, with bursts and jobs that arrive at
+/// once.
+inline std::vector<JobRecord> random_workload(std::mt19937_64& random, int jobs, int gpus, int models) {
+  std::lognormal_distribution<double> duration(4, 1.5);
+  std::exponential_distribution<double> gap(0.02);
+  std::vector<JobRecord> workload;
+  Seconds now = 0;
+  for (int i = 0; i < jobs; ++i) {
+    now += random() % 3 == 0 ? 0 : gap(random);
+    const int asked = std::min(gpus, 1 << (random() % 4));
+    workload.push_back({now, duration(random), asked, static_cast<double>(random() % 17),
+                        static_cast<int>(random() % static_cast<unsigned>(models))});
+  }
+  return workload;
+}
+
+}  // namespace torchshare
