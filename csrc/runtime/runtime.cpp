@@ -195,9 +195,7 @@ std::vector<std::string> Runtime::close(std::chrono::nanoseconds patience) {
     std::lock_guard lock(mutex_);
     members.swap(members_);
     was_started = std::exchange(started_, false);
-  }
-  if (was_started) {
-    stop_helpers();
+    stop_helpers();  // also where `start` came no further than the first of them
   }
   std::vector<std::string> given_up;
   for (Member& member : members) {

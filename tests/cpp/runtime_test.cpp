@@ -4,8 +4,12 @@
 #include <c10/core/GradMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <latch>
 
 #include "device/cpu/cpu_device.h"
@@ -254,6 +258,56 @@ TEST(Runtime, StartsNothingWhenAConditionCannotComeTrue) {
   runtime.submit(primary("b"), [](Job&) {});
   runtime.start();
   EXPECT_TRUE(runtime.wait(30s));
+}
+
+/// Leaves the process memory for the stack of one more thread, and not of two, until the destructor.
+class RoomForOneThread {
+ public:
+  RoomForOneThread() {
+    constexpr std::size_t kStack = std::size_t{1} << 30;
+    pthread_getattr_default_np(&former_stack_);
+    getrlimit(RLIMIT_AS, &former_limit_);
+    std::size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    pthread_attr_t attributes = former_stack_;
+    pthread_attr_setstacksize(&attributes, kStack);
+    pthread_setattr_default_np(&attributes);
+    const rlimit limit{pages * static_cast<std::size_t>(getpagesize()) + kStack + kStack / 2, former_limit_.rlim_max};
+    setrlimit(RLIMIT_AS, &limit);
+  }
+  ~RoomForOneThread() {
+    setrlimit(RLIMIT_AS, &former_limit_);
+    pthread_setattr_default_np(&former_stack_);
+  }
+  RoomForOneThread(const RoomForOneThread&) = delete;  // of the process
+  RoomForOneThread& operator=(const RoomForOneThread&) = delete;
+
+ private:
+  pthread_attr_t former_stack_{};
+  rlimit former_limit_{};
+};
+
+TEST(Runtime, ClosesWhereOnlyOneOfItsHelpersCouldBeMade) {
+  Runtime runtime(std::make_shared<CpuDevice>());
+  auto job = runtime.submit(primary("a"), [](Job&) {});
+  {
+    const RoomForOneThread here;
+    EXPECT_THROW(runtime.start(), std::runtime_error);
+  }
+  EXPECT_TRUE(runtime.close(10s).empty());
+  EXPECT_EQ(job->state(), JobState::kCancelled);
+}
+
+TEST(Runtime, StartsAtTheSecondTryWhereOnlyOneOfItsHelpersCouldBeMade) {
+  Runtime runtime(std::make_shared<CpuDevice>());
+  auto job = runtime.submit(primary("a"), [](Job&) {});
+  {
+    const RoomForOneThread here;
+    EXPECT_THROW(runtime.start(), std::runtime_error);
+  }
+  runtime.start();
+  EXPECT_TRUE(runtime.wait(10s));
+  EXPECT_EQ(job->state(), JobState::kFinished);
 }
 
 /// An op that lasts as long as `body`.
