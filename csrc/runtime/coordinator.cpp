@@ -66,8 +66,8 @@ Coordinator::Registration Coordinator::add(Admission admission, Slot& slot, JobS
 
 void Coordinator::withdraw(JobId job) {
   const auto lock = lock_up_to_date();
+  entries_[job].slot = nullptr;  // first: others may start because of the move, and must not because of this job
   move(job, JobState::kCancelled, clock_.now());
-  entries_[job].slot = nullptr;
   entries_[job].status = nullptr;
 }
 
@@ -377,7 +377,12 @@ bool Coordinator::wait_all(std::chrono::nanoseconds deadline) {
 std::vector<JobView> Coordinator::views() const {
   std::vector<JobView> views;
   for (const Entry& entry : entries_) {
-    views.push_back({entry.told.name, entry.told.priority, entry.state, entry.steps, &entry.told.start});
+    views.push_back({.name = entry.told.name,
+                     .priority = entry.told.priority,
+                     .state = entry.state,
+                     .steps = entry.steps,
+                     .start = &entry.told.start,
+                     .withdrawn = entry.slot == nullptr});
   }
   return views;
 }

@@ -307,6 +307,43 @@ TEST_F(CoordinatorTest, AWithdrawnJobIsNotWaitedForAndItsNameIsFree) {
   EXPECT_EQ(add("a", Priority::kPrimary, "now").state(), JobState::kPending);
 }
 
+TEST_F(CoordinatorTest, StartsWaitForTheSuccessorOfAWithdrawnJob) {
+  coordinator_.open();
+  add("x", Priority::kPrimary, "now");
+  members_.clear();
+  Member& again = add("x", Priority::kPrimary, "now");
+  EXPECT_TRUE(start(again).get());
+  auto at_step = start(add("y", Priority::kSecondary, "step:1"));
+  auto after = start(add("z", Priority::kSecondary, "after:x"));
+  EXPECT_TRUE(still_waits(at_step));
+  EXPECT_TRUE(still_waits(after));
+  again.step();
+  EXPECT_TRUE(at_step.get());
+  again.end(JobState::kFinished);
+  EXPECT_TRUE(after.get());
+}
+
+TEST_F(CoordinatorTest, APrimaryThatIsWithdrawnStartsNobody) {
+  coordinator_.open();
+  Member& runs = add("a", Priority::kSecondary, "now");
+  EXPECT_TRUE(start(runs).get());
+  auto waiter = start(add("b", Priority::kSecondary, "step:1"));
+  EXPECT_TRUE(still_waits(waiter));
+  add("p", Priority::kPrimary, "now");
+  members_.pop_back();
+  EXPECT_TRUE(still_waits(waiter));
+  runs.step();
+  EXPECT_TRUE(waiter.get());
+}
+
+TEST_F(CoordinatorTest, WhatAWithdrawnJobWouldHaveWaitedForIsNotChecked) {
+  coordinator_.open();
+  add("a", Priority::kPrimary, "now");
+  add("b", Priority::kSecondary, "after:a");
+  members_.clear();
+  EXPECT_EQ(add("c", Priority::kPrimary, "now").state(), JobState::kPending);
+}
+
 /// Keeps whoever looks at it, and with that the coordinator's lock.
 class KeepingClock final : public Clock {
  public:
