@@ -73,10 +73,14 @@ void Coordinator::withdraw(JobId job) {
 
 std::unique_lock<std::mutex> Coordinator::lock_up_to_date() {
   std::unique_lock lock(mutex_);
+  take_reports();
+  return lock;
+}
+
+void Coordinator::take_reports() {
   for (const JobReport& report : inbox_.take()) {
     apply(report);
   }
-  return lock;
 }
 
 void Coordinator::open() {
@@ -86,9 +90,10 @@ void Coordinator::open() {
 }
 
 bool Coordinator::wait_to_start(JobId job) {
-  auto lock = lock_up_to_date();
+  std::unique_lock lock(mutex_);
   ++starting_;
   set_news();
+  take_reports();  // after set_news: from here on, a step that is not in yet is announced
   entries_[job].wait = Wait::kForStart;
   auto retry_at = decide(job);
   while (entries_[job].wait == Wait::kForStart && !entries_[job].start_cancelled) {

@@ -7,7 +7,8 @@
 
 namespace torchshare {
 
-/// What many threads put in and one at a time takes out. Putting takes no lock.
+/// What many threads put in and one at a time takes out. Putting takes no lock. Both are in the one order of all
+/// seq_cst operations: who stores a wish and then takes misses nothing of those who put and then look for wishes.
 template <class Item>
 class Inbox {
  public:
@@ -18,14 +19,14 @@ class Inbox {
 
   void put(Item item) {
     Node* const node = new Node{std::move(item), newest_.load(std::memory_order_relaxed)};
-    while (!newest_.compare_exchange_weak(node->older, node, std::memory_order_release, std::memory_order_relaxed)) {
+    while (!newest_.compare_exchange_weak(node->older, node, std::memory_order_seq_cst, std::memory_order_relaxed)) {
     }
   }
 
   /// All there is, in the order in which it was put.
   std::vector<Item> take() {
     std::vector<Item> items;
-    for (Node* node = newest_.exchange(nullptr, std::memory_order_acquire); node != nullptr;) {
+    for (Node* node = newest_.exchange(nullptr, std::memory_order_seq_cst); node != nullptr;) {
       items.push_back(std::move(node->item));
       delete std::exchange(node, node->older);
     }

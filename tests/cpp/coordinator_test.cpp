@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <future>
 #include <latch>
 #include <memory>
@@ -342,6 +343,45 @@ TEST_F(CoordinatorTest, WhatAWithdrawnJobWouldHaveWaitedForIsNotChecked) {
   add("b", Priority::kSecondary, "after:a");
   members_.clear();
   EXPECT_EQ(add("c", Priority::kPrimary, "now").state(), JobState::kPending);
+}
+
+/// Does `at_next_look` when somebody asks it for the time; says who waits.
+class AskedClock final : public Clock {
+ public:
+  std::chrono::nanoseconds now() const override {
+    if (const auto then = std::exchange(at_next_look, {})) {
+      then();
+    }
+    return 1ms;
+  }
+  void wait(EventCount& wake, std::uint32_t seen, std::chrono::nanoseconds) override {
+    ++waits;
+    wake.wait(seen, kNever);
+  }
+
+  mutable std::function<void()> at_next_look;
+  std::atomic<int> waits = 0;
+};
+
+TEST(Coordinator, AStepThatComesWhileAJobBeginsToWaitIsNotLost) {
+  AskedClock clock;
+  Timeline timeline(1000);
+  Gate gate(make_gate_policy("priority", {}), clock);
+  Coordinator coordinator(clock, timeline, gate);
+  Member primary(coordinator, clock, {.name = "a", .priority = Priority::kPrimary});
+  Member secondary(coordinator, clock, {.name = "b", .start = parse_start("step:2")});
+  coordinator.open();
+  EXPECT_TRUE(coordinator.wait_to_start(primary.id()));
+  std::jthread server([&] { coordinator.serve(); });
+  while (clock.waits == 0) {
+    std::this_thread::sleep_for(1ms);
+  }
+  coordinator.report({primary.id(), JobReport::Kind::kStepped, 1ms, 1});
+  clock.at_next_look = [&] { coordinator.report({primary.id(), JobReport::Kind::kStepped, 1ms, 2}); };
+  auto starts = std::async(std::launch::async, [&] { return coordinator.wait_to_start(secondary.id()); });
+  EXPECT_EQ(starts.wait_for(5s), std::future_status::ready) << "nobody was told of the second step";
+  coordinator.dismiss();
+  EXPECT_TRUE(starts.get());
 }
 
 /// Keeps whoever looks at it, and with that the coordinator's lock.
