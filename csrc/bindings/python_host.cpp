@@ -62,6 +62,12 @@ bool wait_where_others_abort() {
   return true;
 }
 
+/// Its type: its text is for its own `__str__` to say, which may raise in turn, and pybind would ask that one. Python's
+/// side has kept the exception itself.
+std::string name_of(const py::error_already_set& error) {
+  return reinterpret_cast<const PyTypeObject*>(error.type().ptr())->tp_name;
+}
+
 /// Leaves no C++ object of Python's on the stack meanwhile, whose destructor would need the interpreter.
 void call(const py::function& function, Job& job) {
   PyObject* const handle = py::cast(job.shared_from_this()).release().ptr();
@@ -144,9 +150,9 @@ void PythonHost::run(Job& job, const py::function& function) {
   } catch (py::error_already_set& error) {
     PyThreadState_SetAsyncExc(thread_.exchange(0), nullptr);
     if (error.matches(exceptions_.cancelled)) {
-      throw Cancelled(error.what());
+      throw Cancelled(name_of(error));
     }
-    throw std::runtime_error(error.what());
+    throw std::runtime_error(name_of(error));
   } catch (const PythonCancelled& error) {
     throw Cancelled(error.what());
   }

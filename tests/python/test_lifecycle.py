@@ -207,13 +207,19 @@ class Unprintable(Exception):
         raise RuntimeError("no words")
 
 
-def test_an_exception_that_cannot_be_printed_is_still_a_failure() -> None:
+class EndlesslyUnprintable(Exception):
+    def __str__(self) -> str:
+        raise EndlesslyUnprintable
+
+
+@pytest.mark.parametrize("error", [Unprintable, EndlesslyUnprintable])
+def test_an_exception_that_cannot_be_printed_is_still_a_failure(error: type[Exception]) -> None:
     def body(job: Job) -> None:
-        raise Unprintable
+        raise error
 
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(body, name="a")
-        with pytest.raises(JobFailed, match=r"job 'a' failed after 0 steps: Unprintable: \(its __str__ failed\)"):
+        with pytest.raises(JobFailed, match=rf"job 'a' failed after 0 steps: {error.__name__}: \(its __str__ failed\)"):
             runtime.wait(SOON_S)
 
 
