@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
@@ -50,6 +51,12 @@ std::shared_ptr<Engine> make_engine(std::shared_ptr<Device> device, const Runtim
     engine->gate.set_pace({.share = *share});
   }
   return engine;
+}
+
+/// "ts3-resnet". No other job's in this process: workers inherit it, see IdlePriority::raise_for_good.
+std::string thread_name(const std::string& job) {
+  static std::atomic<int> threads = 0;
+  return fmt::format("ts{}-{}", ++threads, job).substr(0, kLongestThreadName);
 }
 
 }  // namespace
@@ -144,8 +151,7 @@ void Runtime::launch(Member& member) {
   const auto body = std::make_shared<Job::Body>(std::move(member.body));
   try {
     member.thread = std::thread([job = member.job, body] {
-      // Workers inherit the name, see IdlePriority::raise_for_good.
-      pthread_setname_np(pthread_self(), job->spec().name.substr(0, kLongestThreadName).c_str());
+      pthread_setname_np(pthread_self(), thread_name(job->spec().name).c_str());
       job->run(std::move(*body));
     });
   } catch (const std::system_error& error) {

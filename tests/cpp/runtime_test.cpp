@@ -5,14 +5,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <latch>
+#include <map>
 
 #include "device/cpu/cpu_device.h"
+#include "device/cpu/idle_priority.h"
 #include "device/fake/fake_device.h"
 #include "fakes/unknown_call.h"
 
@@ -308,6 +311,60 @@ TEST(Runtime, StartsAtTheSecondTryWhereOnlyOneOfItsHelpersCouldBeMade) {
   runtime.start();
   EXPECT_TRUE(runtime.wait(10s));
   EXPECT_EQ(job->state(), JobState::kFinished);
+}
+
+/// The scheduling classes of the threads that have this one's name, but for this one: how many of each.
+std::map<int, int> workers_by_class() {
+  const auto name_of = [](const std::string& thread) {
+    std::string name;
+    std::getline(std::ifstream("/proc/self/task/" + thread + "/comm"), name);
+    return name;
+  };
+  const std::string self = std::to_string(gettid());
+  std::map<int, int> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+    const std::string thread = entry.path().filename();
+    if (thread != self && name_of(thread) == name_of(self)) {
+      ++found[sched_getscheduler(std::stoi(thread))];
+    }
+  }
+  return found;
+}
+
+TEST(Runtime, WorkersThatAreNeededFirstInWorkOfTheProcessHaveIdlePriority) {
+  Runtime runtime(std::make_shared<CpuDevice>());
+  JobSpec spec = secondary("a");
+  spec.threads = 3;
+  std::map<int, int> workers;
+  runtime.submit(spec, [&](Job&) {
+    const Ungated here;
+    at::ones({1 << 20}).add_(1);
+    workers = workers_by_class();
+  });
+  runtime.start();
+  EXPECT_TRUE(runtime.wait(10s));
+  EXPECT_THAT(workers, ::testing::ElementsAre(::testing::Pair(SCHED_IDLE, 2)));
+}
+
+TEST(Runtime, ACancelRaisesNoOtherJobThoughTheirNamesBeginAlike) {
+  if (!may_raise_priority()) {
+    GTEST_SKIP() << "no CAP_SYS_NICE and no RLIMIT_NICE";
+  }
+  Runtime runtime(std::make_shared<CpuDevice>());
+  std::atomic<int> other = 0;
+  const auto run = [&](Job& job) {
+    if (job.spec().name == "finetune-resnet50-lr2") {
+      other = gettid();
+    }
+    run_ops_for_ever(job);
+  };
+  auto cancelled = runtime.submit(secondary("finetune-resnet50-lr1"), run);
+  auto goes_on = runtime.submit(secondary("finetune-resnet50-lr2"), run);
+  runtime.start();
+  wait_for_ops(*cancelled, 10);
+  wait_for_ops(*goes_on, 10);
+  cancelled->cancel();
+  EXPECT_EQ(sched_getscheduler(other), SCHED_IDLE);
 }
 
 /// An op that lasts as long as `body`.

@@ -11,7 +11,7 @@
 namespace torchshare {
 
 /// A thread of the CPU: SCHED_IDLE where `lowers`, which to the CPU is what stream priority is to the GPU: it runs on
-/// what the others leave. OpenMP workers inherit it, because they are started later.
+/// what the others leave. OpenMP workers inherit it: `enter` has them made.
 class IdlePriority final : public ThreadPriority {
  public:
   explicit IdlePriority(bool lowers) : lowers_(lowers) {}
@@ -24,7 +24,7 @@ class IdlePriority final : public ThreadPriority {
 
  private:
   void change(int raises);
-  void apply(int thread);
+  bool apply(int thread);
 
   const bool lowers_;
   std::atomic<int> raises_{0};  // above 0: ordinary priority
@@ -33,7 +33,7 @@ class IdlePriority final : public ThreadPriority {
   int former_policy_ = SCHED_OTHER;
   sched_param former_param_{};
   clockid_t clock_{};
-  std::mutex mutex_;  // held by others while they reach for the thread, and by the thread while it enters or leaves
+  std::mutex mutex_;  // held by others while they reach for the thread, and by the thread when it comes and goes
 };
 
 /// Whether this process may give a thread of idle priority ordinary priority again. Tried once.
