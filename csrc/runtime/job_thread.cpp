@@ -3,12 +3,24 @@
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/AutogradState.h>
+#include <pthread.h>
 
 #include <mutex>
 #include <utility>
 
 namespace torchshare {
 namespace {
+
+constinit std::mutex pools;  // guards torch's pools of threads
+
+// Around a fork: in the child, nobody has the lock that it would wait for.
+void lock_pools() {
+  pools.lock();
+}
+
+void unlock_pools() {
+  pools.unlock();
+}
 
 /// While the thread has ordinary priority: others may wait for the lock.
 ThreadPriority& with_threads_set(ThreadPriority& priority, int intra_op_threads) {
@@ -35,8 +47,9 @@ JobThread::JobThread(Device& device, ThreadPriority& priority, const Seat& seat,
 }
 
 void set_intra_op_threads(int threads) {
-  static std::mutex mutex;  // guards torch's pools of threads
-  std::lock_guard lock(mutex);
+  static const int once = pthread_atfork(&lock_pools, &unlock_pools, &unlock_pools);
+  (void)once;
+  std::lock_guard lock(pools);
   at::set_num_threads(threads);
 }
 

@@ -1,12 +1,14 @@
 #include "runtime/runtime.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -18,6 +20,7 @@
 #include "device/cpu/idle_priority.h"
 #include "device/fake/fake_device.h"
 #include "fakes/unknown_call.h"
+#include "runtime/job_thread.h"
 
 namespace torchshare {
 namespace {
@@ -365,6 +368,29 @@ TEST(Runtime, ACancelRaisesNoOtherJobThoughTheirNamesBeginAlike) {
   wait_for_ops(*goes_on, 10);
   cancelled->cancel();
   EXPECT_EQ(sched_getscheduler(other), SCHED_IDLE);
+}
+
+TEST(JobThread, AForkedChildMaySetItsThreadsThoughAnotherThreadWasAboutTo) {
+  const int former = at::get_num_threads();
+  {
+    const std::jthread other([](const std::stop_token& stop) {
+      while (!stop.stop_requested()) {
+        set_intra_op_threads(2);
+      }
+    });
+    int status = 0;
+    for (int child = 0; child < 100 && status == 0; ++child) {
+      const pid_t id = fork();
+      if (id == 0) {
+        alarm(5);
+        set_intra_op_threads(1);
+        _exit(0);
+      }
+      ASSERT_EQ(waitpid(id, &status, 0), id);
+    }
+    EXPECT_EQ(status, 0) << "it waited for ever";
+  }
+  set_intra_op_threads(former);
 }
 
 /// An op that lasts as long as `body`.

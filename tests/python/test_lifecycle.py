@@ -504,6 +504,30 @@ def test_a_forked_child_may_have_a_runtime_of_its_own() -> None:
     assert (done.stdout.split(), done.stderr) == (["0"] * 3, "")
 
 
+def test_a_forked_child_may_load_a_compiled_package_while_its_parent_does(tmp_path: Path) -> None:
+    slow = tmp_path / "slow.pt2"
+    os.mkfifo(slow)  # what opens it waits
+    done = python(
+        "import os, signal, threading, time\n"
+        "from torchshare import _C\n"
+        "def load(path):\n"
+        "    try: _C.StepGraph(path)\n"
+        "    except ValueError: pass\n"
+        f"first = threading.Thread(target=load, args=({str(slow)!r},))\n"
+        "first.start()\n"
+        "time.sleep(0.3)\n"  # it is inside
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    signal.alarm(10)\n"
+        "    load('missing.pt2')\n"
+        "    os._exit(3)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        f"open({str(slow)!r}, 'w').close()\n"
+        "first.join()"
+    )
+    assert (done.stdout.strip(), done.stderr) == ("3", "")
+
+
 # The end of the interpreter
 
 ENDS_SLOWLY = """
