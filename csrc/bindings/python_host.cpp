@@ -7,7 +7,7 @@
 #include <exception>
 #include <utility>
 
-#include "gate/op_context.h"
+#include "runtime/job_thread.h"
 
 namespace py = pybind11;
 
@@ -28,15 +28,6 @@ class PythonCancelled final : public PythonError {
   using PythonError::PythonError;
 };
 
-/// The interpreter ends, or has ended: no other thread may use it any more.
-bool is_ending() {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
-#else
-  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
-#endif
-}
-
 [[noreturn]] void wait_for_ever() {
   while (true) {
     pause();
@@ -54,7 +45,7 @@ std::terminate_handler others_terminate = nullptr;  // written once, before it c
 /// See Note [The end of the interpreter].
 bool wait_where_others_abort() {
   others_terminate = std::set_terminate([] {
-    if (current_context != nullptr) {
+    if (is_jobs_thread()) {
       wait_if_ending();
     }
     others_terminate();
@@ -80,6 +71,14 @@ void call(const py::function& function, Job& job) {
 }
 
 }  // namespace
+
+bool is_ending() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
+#else
+  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
+#endif
+}
 
 PythonHost::PythonHost(PythonExceptions exceptions) : exceptions_(std::move(exceptions)) {
   static const bool once = wait_where_others_abort();

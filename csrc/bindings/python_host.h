@@ -10,6 +10,9 @@
 
 namespace torchshare::bindings {
 
+/// The interpreter ends, or has ended: no other thread may use it any more. See Note [The end of the interpreter].
+bool is_ending();
+
 /// What a job in Python is unwound with.
 struct PythonExceptions {
   pybind11::object cancelled;        ///< type: the job was cancelled
@@ -25,7 +28,8 @@ struct PythonExceptions {
 /// A thread that was left behind may come back when the interpreter has begun to end. CPython 3.10 to 3.13 then ends
 /// the thread by pthread_exit, which unwinds C++: a destructor that takes the interpreter lock, as torch's bindings
 /// have them, or a `catch (...)` makes that an abort of the process. CPython 3.14 has such threads wait for ever, and
-/// so do we: before they ask for the interpreter, where the unwinding reaches `run`, and in the terminate handler.
+/// so do we: before they ask for the interpreter, where the unwinding reaches `run`, and in the terminate handler, from
+/// the beginning of a job's thread to its end. What it would drop on its way out is left as it is.
 class PythonHost final : public Host {
  public:
   explicit PythonHost(PythonExceptions exceptions);

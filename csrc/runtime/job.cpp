@@ -107,6 +107,7 @@ void Job::give_up() {
 }
 
 void Job::run(Body body) {
+  become_jobs_thread();
   if (!engine_->coordinator.wait_to_start(id())) {
     has_left_.store(true, std::memory_order_release);
     return;

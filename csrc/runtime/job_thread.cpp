@@ -11,15 +11,22 @@
 namespace torchshare {
 namespace {
 
+thread_local constinit bool belongs_to_job = false;
+
 constinit std::mutex pools;  // guards torch's pools of threads
 
-// Around a fork: in the child, nobody has the lock that it would wait for.
+// Around a fork: in the child, nobody has the lock that it would wait for, and no thread is a job's.
 void lock_pools() {
   pools.lock();
 }
 
 void unlock_pools() {
   pools.unlock();
+}
+
+void forget_job_after_fork() {
+  unlock_pools();
+  belongs_to_job = false;
 }
 
 /// While the thread has ordinary priority: others may wait for the lock.
@@ -46,8 +53,16 @@ JobThread::JobThread(Device& device, ThreadPriority& priority, const Seat& seat,
   at::autocast::set_autocast_cache_enabled(false);
 }
 
+void become_jobs_thread() {
+  belongs_to_job = true;
+}
+
+bool is_jobs_thread() {
+  return belongs_to_job;
+}
+
 void set_intra_op_threads(int threads) {
-  static const int once = pthread_atfork(&lock_pools, &unlock_pools, &unlock_pools);
+  static const int once = pthread_atfork(&lock_pools, &unlock_pools, &forget_job_after_fork);
   (void)once;
   std::lock_guard lock(pools);
   at::set_num_threads(threads);

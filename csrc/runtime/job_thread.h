@@ -31,6 +31,10 @@ class JobThread {
   const MemoryScope memory_;
 };
 
+/// The calling thread becomes a job's, to its very end: what it drops on its way out of the job is part of that.
+void become_jobs_thread();
+bool is_jobs_thread();
+
 /// As at::set_num_threads, one thread at a time: after a fork, torch makes its pool anew in the first call, and a
 /// second one at that time finds none ("Invalid thread pool").
 void set_intra_op_threads(int threads);

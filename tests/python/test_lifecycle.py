@@ -533,6 +533,7 @@ def test_a_forked_child_may_load_a_compiled_package_while_its_parent_does(tmp_pa
 ENDS_SLOWLY = """
 import select, sys, threading, time, torch, torchshare
 began = threading.Event()
+big = torch.ones(500, 500)
 class Slow:
     def __init__(self): self.sleep = time.sleep
     def __del__(self): self.sleep(2.5)  # the interpreter ends meanwhile
@@ -550,10 +551,26 @@ began.wait()
         "select.select([], [], [], 2.5)",
         "while True:\n        try: select.select([], [], [], 0.02)\n        except BaseException: pass",
         "while True:\n        try: torch.ones(3)\n        except BaseException: pass",
-        "x = torch.ones(500, 500)\n    while True:\n        try: x @ x\n        except BaseException: pass",
+        "while True:\n        try: big @ big\n        except BaseException: pass",
+        "with torchshare._C.Unhooked():\n        while True:\n"
+        "            try: any(big @ big is None for _ in iter(int, 1))\n            except BaseException: pass",
     ],
-    ids=["sleeps", "swallows everything", "swallows everything, in ops", "in long ops"],
+    ids=["sleeps", "swallows everything", "swallows everything, in ops", "in long ops", "in ops that are not gated"],
 )
 def test_a_thread_that_was_left_behind_does_not_abort_the_interpreters_end(body: str) -> None:
     done = python(f"def body(job):\n    began.set()\n    {body}\n{ENDS_SLOWLY}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_nor_does_one_that_is_out_of_its_body() -> None:
+    done = python(
+        "class Body:\n"
+        "    def __call__(self, job):\n"
+        "        global body\n"
+        "        del body\n"
+        "        began.set()\n"
+        "    def __del__(self):\n"  # the job's thread drops it when it has left the body
+        "        select.select([], [], [], 2.5)\n"
+        f"body = Body(){ENDS_SLOWLY}"
+    )
     assert done.returncode == 0, done.stderr
