@@ -45,6 +45,9 @@ const OpWatch& watched(const RuntimeJob& job) {
 /// A Python object that a thread without the GIL may drop.
 std::shared_ptr<py::function> shared(py::function function) {
   return {new py::function(std::move(function)), [](py::function* held) {
+            if (is_ending()) {
+              return;  // it stays
+            }
             const py::gil_scoped_acquire gil;
             delete held;
           }};

@@ -7,7 +7,7 @@
 #include <exception>
 #include <utility>
 
-#include "hook/op_context.h"
+#include "runtime/job_thread.h"
 
 namespace py = pybind11;
 
@@ -28,15 +28,6 @@ class PythonCancelled final : public PythonError {
   using PythonError::PythonError;
 };
 
-/// The interpreter is finalizing or finalized: no other thread may use it any more.
-bool is_ending() {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
-#else
-  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
-#endif
-}
-
 [[noreturn]] void wait_forever() {
   while (true) {
     pause();
@@ -54,12 +45,18 @@ std::terminate_handler others_terminate = nullptr;  // written once, before it c
 /// See Note [The end of the interpreter].
 bool wait_where_others_abort() {
   others_terminate = std::set_terminate([] {
-    if (current_context != nullptr) {
+    if (is_jobs_thread()) {
       wait_if_ending();
     }
     others_terminate();
   });
   return true;
+}
+
+/// The type's name. Not the message: `__str__` may raise in turn, and pybind would ask that exception's `__str__` again
+/// and again. Python's side has kept the exception itself.
+std::string name_of(const py::error_already_set& error) {
+  return reinterpret_cast<const PyTypeObject*>(error.type().ptr())->tp_name;
 }
 
 /// Keeps no C++ object on the stack whose destructor would need the interpreter.
@@ -74,6 +71,14 @@ void call(const py::function& function, RuntimeJob& job) {
 }
 
 }  // namespace
+
+bool is_ending() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
+#else
+  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
+#endif
+}
 
 PythonBinding::PythonBinding(PythonExceptions exceptions) : exceptions_(std::move(exceptions)) {
   static const bool once = wait_where_others_abort();
@@ -144,9 +149,9 @@ void PythonBinding::run(RuntimeJob& job, const py::function& function) {
   } catch (py::error_already_set& error) {
     PyThreadState_SetAsyncExc(thread_.exchange(0), nullptr);
     if (error.matches(exceptions_.cancelled)) {
-      throw Cancelled(error.what());
+      throw Cancelled(name_of(error));
     }
-    throw std::runtime_error(error.what());
+    throw std::runtime_error(name_of(error));
   } catch (const PythonCancelled& error) {
     throw Cancelled(error.what());
   }

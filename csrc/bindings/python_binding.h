@@ -10,6 +10,9 @@
 
 namespace torchshare::bindings {
 
+/// The interpreter is finalizing or finalized: no other thread may use it any more.
+bool is_ending();
+
 /// The exceptions that unwind a job written in Python.
 struct PythonExceptions {
   pybind11::object cancelled;        ///< type: the job was cancelled
@@ -24,7 +27,8 @@ struct PythonExceptions {
 /// A thread that was given up may come back while the interpreter finalizes. CPython 3.10 to 3.13 then ends the thread
 /// by pthread_exit, which unwinds C++: a destructor that takes the GIL, as in torch's bindings, or a `catch (...)`
 /// turns that into an abort of the process. CPython 3.14 blocks such threads forever, and so do we: before they ask for
-/// the GIL, when the unwinding reaches `run`, and in the terminate handler.
+/// the GIL, when the unwinding reaches `run`, and in the terminate handler, from the beginning of a job's thread to its
+/// end. What such a thread would drop is leaked.
 class PythonBinding final : public LanguageBinding {
  public:
   explicit PythonBinding(PythonExceptions exceptions);

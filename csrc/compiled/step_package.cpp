@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <pthread.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/version.h>
 
@@ -42,8 +43,12 @@ std::vector<std::string> lines(const std::string& text) {
   return lines;
 }
 
-std::mutex& of_all_packages() {
-  static std::mutex mutex;  // see PackageLoading
+/// See PackageLoading. In a forked child it is a new one, for nobody there would give the old one back. To take it
+/// around the fork would not do: whoever has it may wait for the interpreter, which whoever forks may have.
+std::mutex*& of_all_packages() {
+  static std::mutex* mutex = new std::mutex;
+  static const int once = pthread_atfork(nullptr, nullptr, [] { of_all_packages() = new std::mutex; });
+  (void)once;
   return mutex;
 }
 
@@ -63,7 +68,7 @@ void draw(const Noise& noise) {
 
 }  // namespace
 
-PackageLoading::PackageLoading() : lock_(of_all_packages()) {}
+PackageLoading::PackageLoading() : lock_(*of_all_packages()) {}
 
 TensorSpec::TensorSpec(const at::Tensor& tensor)
     : dtype_(tensor.scalar_type()),

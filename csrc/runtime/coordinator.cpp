@@ -66,17 +66,21 @@ Coordinator::Registration Coordinator::add(NewJob new_job, Slot& slot, JobStatus
 
 void Coordinator::withdraw(JobId job) {
   const auto lock = lock_up_to_date();
+  entries_[job].slot = nullptr;  // first: others may start because of the move, and must not because of this job
   move(job, JobState::kCancelled, clock_.now());
-  entries_[job].slot = nullptr;
   entries_[job].status = nullptr;
 }
 
 std::unique_lock<std::mutex> Coordinator::lock_up_to_date() {
   std::unique_lock lock(mutex_);
+  take_reports();
+  return lock;
+}
+
+void Coordinator::take_reports() {
   for (const JobReport& report : inbox_.take()) {
     apply(report);
   }
-  return lock;
 }
 
 void Coordinator::open() {
@@ -86,9 +90,10 @@ void Coordinator::open() {
 }
 
 bool Coordinator::wait_to_start(JobId job) {
-  auto lock = lock_up_to_date();
+  std::unique_lock lock(mutex_);
   ++starting_;
   set_news();
+  take_reports();  // after set_news: from here on, a step that is not in yet is announced
   entries_[job].wait = Wait::kForStart;
   auto retry_at = decide(job);
   while (entries_[job].wait == Wait::kForStart && !entries_[job].start_cancelled) {
@@ -377,7 +382,12 @@ bool Coordinator::wait_all(std::chrono::nanoseconds deadline) {
 std::vector<JobView> Coordinator::views() const {
   std::vector<JobView> views;
   for (const Entry& entry : entries_) {
-    views.push_back({entry.told.name, entry.told.priority, entry.state, entry.steps, &entry.told.start});
+    views.push_back({.name = entry.told.name,
+                     .priority = entry.told.priority,
+                     .state = entry.state,
+                     .steps = entry.steps,
+                     .start = &entry.told.start,
+                     .withdrawn = entry.slot == nullptr});
   }
   return views;
 }

@@ -138,6 +138,7 @@ class Coordinator {
   void share();
   void withdraw(JobId job);
   std::unique_lock<std::mutex> lock_up_to_date();
+  void take_reports();
   void set_news();
   void apply(const JobReport& report);
   void count_step(const JobReport& report);

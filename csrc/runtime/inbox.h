@@ -7,7 +7,9 @@
 
 namespace torchshare {
 
-/// A queue with many producers and one consumer at a time. `put` takes no lock.
+/// A queue with many producers and one consumer at a time. `put` takes no lock. `put` and `take` are sequentially
+/// consistent: a consumer that stores a request and then takes misses no producer that puts and then looks for
+/// requests.
 template <class Item>
 class Inbox {
  public:
@@ -18,14 +20,14 @@ class Inbox {
 
   void put(Item item) {
     Node* const node = new Node{std::move(item), newest_.load(std::memory_order_relaxed)};
-    while (!newest_.compare_exchange_weak(node->older, node, std::memory_order_release, std::memory_order_relaxed)) {
+    while (!newest_.compare_exchange_weak(node->older, node, std::memory_order_seq_cst, std::memory_order_relaxed)) {
     }
   }
 
   /// Takes all items, in the order in which they were put.
   std::vector<Item> take() {
     std::vector<Item> items;
-    for (Node* node = newest_.exchange(nullptr, std::memory_order_acquire); node != nullptr;) {
+    for (Node* node = newest_.exchange(nullptr, std::memory_order_seq_cst); node != nullptr;) {
       items.push_back(std::move(node->item));
       delete std::exchange(node, node->older);
     }

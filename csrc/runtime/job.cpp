@@ -107,6 +107,7 @@ void RuntimeJob::give_up() {
 }
 
 void RuntimeJob::run(Body body) {
+  become_jobs_thread();
   if (!runtime_->coordinator.wait_to_start(id())) {
     has_left_.store(true, std::memory_order_release);
     return;

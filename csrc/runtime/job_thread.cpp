@@ -2,12 +2,31 @@
 
 #include <ATen/Parallel.h>
 #include <c10/core/AutogradState.h>
+#include <pthread.h>
 
 #include <mutex>
 #include <utility>
 
 namespace torchshare {
 namespace {
+
+thread_local constinit bool belongs_to_job = false;
+
+constinit std::mutex pools;  // guards torch's pools of threads
+
+// Around a fork: the child finds the lock free, and its thread is no job's.
+void lock_pools() {
+  pools.lock();
+}
+
+void unlock_pools() {
+  pools.unlock();
+}
+
+void forget_job_after_fork() {
+  unlock_pools();
+  belongs_to_job = false;
+}
 
 /// Before the thread's priority is lowered: others may wait for the lock.
 ThreadPriority& with_threads_set(ThreadPriority& priority, int intra_op_threads) {
@@ -29,9 +48,18 @@ JobThread::JobThread(Device& device, ThreadPriority& priority, const DeviceReque
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
 }
 
+void become_jobs_thread() {
+  belongs_to_job = true;
+}
+
+bool is_jobs_thread() {
+  return belongs_to_job;
+}
+
 void set_intra_op_threads(int threads) {
-  static std::mutex mutex;  // guards torch's pools of threads
-  std::lock_guard lock(mutex);
+  static const int once = pthread_atfork(&lock_pools, &unlock_pools, &forget_job_after_fork);
+  (void)once;
+  std::lock_guard lock(pools);
   at::set_num_threads(threads);
 }
 

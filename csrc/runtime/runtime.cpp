@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
@@ -52,6 +53,12 @@ std::shared_ptr<RuntimeState> make_state(std::shared_ptr<Device> device, const R
     state->gate.set_pace({.share = *share});
   }
   return state;
+}
+
+/// "ts3-resnet". No other job's in this process: workers inherit it, see IdlePriority::raise_for_good.
+std::string thread_name(const std::string& job) {
+  static std::atomic<int> threads = 0;
+  return fmt::format("ts{}-{}", ++threads, job).substr(0, kLongestThreadName);
 }
 
 }  // namespace
@@ -150,8 +157,7 @@ void Runtime::launch(Member& member) {
   const auto body = std::make_shared<Job::Body>(std::move(member.body));
   try {
     member.thread = std::thread([job = member.job, body] {
-      // Workers inherit the name, see IdlePriority::raise_for_good.
-      pthread_setname_np(pthread_self(), job->spec().name.substr(0, kLongestThreadName).c_str());
+      pthread_setname_np(pthread_self(), thread_name(job->spec().name).c_str());
       job->run(std::move(*body));
     });
   } catch (const std::system_error& error) {
@@ -201,9 +207,7 @@ std::vector<std::string> Runtime::close(std::chrono::nanoseconds patience) {
     std::lock_guard lock(mutex_);
     members.swap(members_);
     was_started = std::exchange(started_, false);
-  }
-  if (was_started) {
-    stop_helpers();
+    stop_helpers();  // also where `start` came no further than the first of them
   }
   std::vector<std::string> given_up;
   for (Member& member : members) {

@@ -11,7 +11,7 @@ using Index = std::optional<std::size_t>;
 
 Index find_job(std::span<const JobView> jobs, std::string_view name) {
   for (std::size_t i = 0; i < jobs.size(); ++i) {
-    if (jobs[i].name == name) {
+    if (!jobs[i].withdrawn && jobs[i].name == name) {
       return i;
     }
   }
@@ -22,7 +22,7 @@ Index find_job(std::span<const JobView> jobs, std::string_view name) {
 Index find_primary(std::span<const JobView> jobs, std::size_t self) {
   Index best;
   for (std::size_t i = 0; i < jobs.size(); ++i) {
-    if (i != self && (!best || outranks(jobs[i].priority, jobs[*best].priority))) {
+    if (i != self && !jobs[i].withdrawn && (!best || outranks(jobs[i].priority, jobs[*best].priority))) {
       best = i;
     }
   }
@@ -40,6 +40,9 @@ Index awaited(std::span<const JobView> jobs, std::size_t self) {
 
 void check_awaited(std::span<const JobView> jobs, std::size_t self) {
   const JobView& job = jobs[self];
+  if (job.withdrawn) {
+    return;
+  }
   const auto other = awaited(jobs, self);
   if (const auto* after = std::get_if<StartAfterJob>(job.start)) {
     if (!other) {

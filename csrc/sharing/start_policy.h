@@ -17,6 +17,7 @@ struct JobView {
   JobState state;
   std::uint64_t steps;
   const StartCondition* start;
+  bool withdrawn = false;  ///< it is gone, and its name may be another's: nobody waits for it
 };
 
 struct StartDecision {

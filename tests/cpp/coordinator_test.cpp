@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <future>
 #include <latch>
 #include <memory>
@@ -305,6 +306,82 @@ TEST_F(CoordinatorTest, AWithdrawnJobIsNotWaitedForAndItsNameIsFree) {
   members_.clear();
   EXPECT_TRUE(coordinator_.wait_all(kNever));
   EXPECT_EQ(add("a", Priority::kPrimary, "now").state(), JobState::kPending);
+}
+
+TEST_F(CoordinatorTest, StartsWaitForTheSuccessorOfAWithdrawnJob) {
+  coordinator_.open();
+  add("x", Priority::kPrimary, "now");
+  members_.clear();
+  Member& again = add("x", Priority::kPrimary, "now");
+  EXPECT_TRUE(start(again).get());
+  auto at_step = start(add("y", Priority::kSecondary, "step:1"));
+  auto after = start(add("z", Priority::kSecondary, "after:x"));
+  EXPECT_TRUE(still_waits(at_step));
+  EXPECT_TRUE(still_waits(after));
+  again.step();
+  EXPECT_TRUE(at_step.get());
+  again.end(JobState::kFinished);
+  EXPECT_TRUE(after.get());
+}
+
+TEST_F(CoordinatorTest, APrimaryThatIsWithdrawnStartsNobody) {
+  coordinator_.open();
+  Member& runs = add("a", Priority::kSecondary, "now");
+  EXPECT_TRUE(start(runs).get());
+  auto waiter = start(add("b", Priority::kSecondary, "step:1"));
+  EXPECT_TRUE(still_waits(waiter));
+  add("p", Priority::kPrimary, "now");
+  members_.pop_back();
+  EXPECT_TRUE(still_waits(waiter));
+  runs.step();
+  EXPECT_TRUE(waiter.get());
+}
+
+TEST_F(CoordinatorTest, WhatAWithdrawnJobWouldHaveWaitedForIsNotChecked) {
+  coordinator_.open();
+  add("a", Priority::kPrimary, "now");
+  add("b", Priority::kSecondary, "after:a");
+  members_.clear();
+  EXPECT_EQ(add("c", Priority::kPrimary, "now").state(), JobState::kPending);
+}
+
+/// Calls `at_next_look` when it is asked for the time; counts waits.
+class AskedClock final : public Clock {
+ public:
+  std::chrono::nanoseconds now() const override {
+    if (const auto then = std::exchange(at_next_look, {})) {
+      then();
+    }
+    return 1ms;
+  }
+  void wait(EventCount& wake, std::uint32_t seen, std::chrono::nanoseconds) override {
+    ++waits;
+    wake.wait(seen, kNever);
+  }
+
+  mutable std::function<void()> at_next_look;
+  std::atomic<int> waits = 0;
+};
+
+TEST(Coordinator, AStepThatComesWhileAJobBeginsToWaitIsNotLost) {
+  AskedClock clock;
+  Timeline timeline(1000);
+  Gate gate(make_gate_policy("priority", {}), clock);
+  Coordinator coordinator(clock, timeline, gate);
+  Member primary(coordinator, clock, {.name = "a", .priority = Priority::kPrimary});
+  Member secondary(coordinator, clock, {.name = "b", .start = parse_start("step:2")});
+  coordinator.open();
+  EXPECT_TRUE(coordinator.wait_to_start(primary.id()));
+  std::jthread server([&] { coordinator.serve(); });
+  while (clock.waits == 0) {
+    std::this_thread::sleep_for(1ms);
+  }
+  coordinator.report({primary.id(), JobReport::Kind::kStepped, 1ms, 1});
+  clock.at_next_look = [&] { coordinator.report({primary.id(), JobReport::Kind::kStepped, 1ms, 2}); };
+  auto starts = std::async(std::launch::async, [&] { return coordinator.wait_to_start(secondary.id()); });
+  EXPECT_EQ(starts.wait_for(5s), std::future_status::ready) << "nobody was told of the second step";
+  coordinator.dismiss();
+  EXPECT_TRUE(starts.get());
 }
 
 /// Blocks its caller, which holds the coordinator's lock.

@@ -1,5 +1,6 @@
 #include "torchshare/runtime.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/mm.h>
@@ -9,14 +10,23 @@
 #include <c10/core/GradMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <latch>
+#include <map>
 
 #include "device/cpu/cpu_device.h"
+#include "device/cpu/idle_priority.h"
 #include "fakes/fake_device.h"
 #include "fakes/unknown_call.h"
 #include "runtime/job.h"
+#include "runtime/job_thread.h"
 
 namespace torchshare {
 namespace {
@@ -260,6 +270,133 @@ TEST(Runtime, StartsNothingWhenAConditionCannotComeTrue) {
   runtime.submit(primary("b"), [](Job&) {});
   runtime.start();
   EXPECT_TRUE(runtime.wait(30s));
+}
+
+/// Leaves the process memory for the stack of one more thread, and not of two, until the destructor.
+class RoomForOneThread {
+ public:
+  RoomForOneThread() {
+    constexpr std::size_t kStack = std::size_t{1} << 30;
+    pthread_getattr_default_np(&former_stack_);
+    getrlimit(RLIMIT_AS, &former_limit_);
+    std::size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    pthread_attr_t attributes = former_stack_;
+    pthread_attr_setstacksize(&attributes, kStack);
+    pthread_setattr_default_np(&attributes);
+    const rlimit limit{pages * static_cast<std::size_t>(getpagesize()) + kStack + kStack / 2, former_limit_.rlim_max};
+    setrlimit(RLIMIT_AS, &limit);
+  }
+  ~RoomForOneThread() {
+    setrlimit(RLIMIT_AS, &former_limit_);
+    pthread_setattr_default_np(&former_stack_);
+  }
+  RoomForOneThread(const RoomForOneThread&) = delete;  // of the process
+  RoomForOneThread& operator=(const RoomForOneThread&) = delete;
+
+ private:
+  pthread_attr_t former_stack_{};
+  rlimit former_limit_{};
+};
+
+TEST(Runtime, ClosesWhereOnlyOneOfItsHelpersCouldBeMade) {
+  Runtime runtime(std::make_shared<CpuDevice>());
+  auto job = runtime.submit(primary("a"), [](Job&) {});
+  {
+    const RoomForOneThread here;
+    EXPECT_THROW(runtime.start(), std::runtime_error);
+  }
+  EXPECT_TRUE(runtime.close(10s).empty());
+  EXPECT_EQ(job->state(), JobState::kCancelled);
+}
+
+TEST(Runtime, StartsAtTheSecondTryWhereOnlyOneOfItsHelpersCouldBeMade) {
+  Runtime runtime(std::make_shared<CpuDevice>());
+  auto job = runtime.submit(primary("a"), [](Job&) {});
+  {
+    const RoomForOneThread here;
+    EXPECT_THROW(runtime.start(), std::runtime_error);
+  }
+  runtime.start();
+  EXPECT_TRUE(runtime.wait(10s));
+  EXPECT_EQ(job->state(), JobState::kFinished);
+}
+
+/// The scheduling classes of the threads that have this one's name, but for this one: how many of each.
+std::map<int, int> workers_by_class() {
+  const auto name_of = [](const std::string& thread) {
+    std::string name;
+    std::getline(std::ifstream("/proc/self/task/" + thread + "/comm"), name);
+    return name;
+  };
+  const std::string self = std::to_string(gettid());
+  std::map<int, int> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+    const std::string thread = entry.path().filename();
+    if (thread != self && name_of(thread) == name_of(self)) {
+      ++found[sched_getscheduler(std::stoi(thread))];
+    }
+  }
+  return found;
+}
+
+TEST(Runtime, WorkersThatAreNeededFirstInWorkOfTheProcessHaveIdlePriority) {
+  Runtime runtime(std::make_shared<CpuDevice>());
+  JobSpec spec = secondary("a");
+  spec.threads = 3;
+  std::map<int, int> workers;
+  runtime.submit(spec, [&](Job&) {
+    const Ungated here;
+    at::ones({1 << 20}).add_(1);
+    workers = workers_by_class();
+  });
+  runtime.start();
+  EXPECT_TRUE(runtime.wait(10s));
+  EXPECT_THAT(workers, ::testing::ElementsAre(::testing::Pair(SCHED_IDLE, 2)));
+}
+
+TEST(Runtime, ACancelRaisesNoOtherJobThoughTheirNamesBeginAlike) {
+  if (!may_raise_priority()) {
+    GTEST_SKIP() << "no CAP_SYS_NICE and no RLIMIT_NICE";
+  }
+  Runtime runtime(std::make_shared<CpuDevice>());
+  std::atomic<int> other = 0;
+  const auto run = [&](Job& job) {
+    if (job.spec().name == "finetune-resnet50-lr2") {
+      other = gettid();
+    }
+    run_ops_for_ever(job);
+  };
+  auto cancelled = runtime.submit(secondary("finetune-resnet50-lr1"), run);
+  auto goes_on = runtime.submit(secondary("finetune-resnet50-lr2"), run);
+  runtime.start();
+  wait_for_ops(*cancelled, 10);
+  wait_for_ops(*goes_on, 10);
+  cancelled->cancel();
+  EXPECT_EQ(sched_getscheduler(other), SCHED_IDLE);
+}
+
+TEST(JobThread, AForkedChildMaySetItsThreadsThoughAnotherThreadWasAboutTo) {
+  const int former = at::get_num_threads();
+  {
+    const std::jthread other([](const std::stop_token& stop) {
+      while (!stop.stop_requested()) {
+        set_intra_op_threads(2);
+      }
+    });
+    int status = 0;
+    for (int child = 0; child < 100 && status == 0; ++child) {
+      const pid_t id = fork();
+      if (id == 0) {
+        alarm(5);
+        set_intra_op_threads(1);
+        _exit(0);
+      }
+      ASSERT_EQ(waitpid(id, &status, 0), id);
+    }
+    EXPECT_EQ(status, 0) << "it waited for ever";
+  }
+  set_intra_op_threads(former);
 }
 
 /// An op that lasts as long as `body`.

@@ -208,13 +208,19 @@ class Unprintable(Exception):
         raise RuntimeError("no words")
 
 
-def test_an_exception_that_cannot_be_printed_is_still_a_failure() -> None:
+class EndlesslyUnprintable(Exception):
+    def __str__(self) -> str:
+        raise EndlesslyUnprintable
+
+
+@pytest.mark.parametrize("error", [Unprintable, EndlesslyUnprintable])
+def test_an_exception_that_cannot_be_printed_is_still_a_failure(error: type[Exception]) -> None:
     def body(job: Job) -> None:
-        raise Unprintable
+        raise error
 
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(body, name="a")
-        with pytest.raises(JobFailed, match=r"job 'a' failed after 0 steps: Unprintable: \(its __str__ failed\)"):
+        with pytest.raises(JobFailed, match=rf"job 'a' failed after 0 steps: {error.__name__}: \(its __str__ failed\)"):
             runtime.wait(SOON_S)
 
 
@@ -562,11 +568,36 @@ def test_a_forked_child_may_have_a_runtime_of_its_own() -> None:
     assert (done.stdout.split(), done.stderr) == (["0"] * 3, "")
 
 
+def test_a_forked_child_may_load_a_compiled_package_while_its_parent_does(tmp_path: Path) -> None:
+    slow = tmp_path / "slow.pt2"
+    os.mkfifo(slow)  # what opens it waits
+    done = python(
+        "import os, signal, threading, time\n"
+        "from torchshare import _C\n"
+        "def load(path):\n"
+        "    try: _C.StepGraph(path)\n"
+        "    except ValueError: pass\n"
+        f"first = threading.Thread(target=load, args=({str(slow)!r},))\n"
+        "first.start()\n"
+        "time.sleep(0.3)\n"  # it is inside
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    signal.alarm(10)\n"
+        "    load('missing.pt2')\n"
+        "    os._exit(3)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        f"open({str(slow)!r}, 'w').close()\n"
+        "first.join()"
+    )
+    assert (done.stdout.strip(), done.stderr) == ("3", "")
+
+
 # The end of the interpreter
 
 ENDS_SLOWLY = """
 import select, sys, threading, time, torch, torchshare
 began = threading.Event()
+big = torch.ones(500, 500)
 class Slow:
     def __init__(self): self.sleep = time.sleep
     def __del__(self): self.sleep(2.5)  # the interpreter ends meanwhile
@@ -584,10 +615,26 @@ began.wait()
         "select.select([], [], [], 2.5)",
         "while True:\n        try: select.select([], [], [], 0.02)\n        except BaseException: pass",
         "while True:\n        try: torch.ones(3)\n        except BaseException: pass",
-        "x = torch.ones(500, 500)\n    while True:\n        try: x @ x\n        except BaseException: pass",
+        "while True:\n        try: big @ big\n        except BaseException: pass",
+        "with torchshare._C.Unhooked():\n        while True:\n"
+        "            try: any(big @ big is None for _ in iter(int, 1))\n            except BaseException: pass",
     ],
-    ids=["sleeps", "swallows everything", "swallows everything, in ops", "in long ops"],
+    ids=["sleeps", "swallows everything", "swallows everything, in ops", "in long ops", "in ops that are not gated"],
 )
 def test_a_thread_that_was_left_behind_does_not_abort_the_interpreters_end(body: str) -> None:
     done = python(f"def body(job):\n    began.set()\n    {body}\n{ENDS_SLOWLY}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_nor_does_one_that_is_out_of_its_body() -> None:
+    done = python(
+        "class Body:\n"
+        "    def __call__(self, job):\n"
+        "        global body\n"
+        "        del body\n"
+        "        began.set()\n"
+        "    def __del__(self):\n"  # the job's thread drops it when it has left the body
+        "        select.select([], [], [], 2.5)\n"
+        f"body = Body(){ENDS_SLOWLY}"
+    )
     assert done.returncode == 0, done.stderr

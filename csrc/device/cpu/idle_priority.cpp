@@ -1,5 +1,8 @@
 #include "device/cpu/idle_priority.h"
 
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorIterator.h>
 #include <c10/util/Exception.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -26,8 +29,7 @@ std::string name_of(const std::string& thread) {
   return name;
 }
 
-/// Visits the threads of idle priority with this thread's name: its workers inherited both. A job of the same name in
-/// another runtime loses its idle priority as well.
+/// Visits the threads of idle priority with this thread's name: its workers inherited both.
 template <class Visit>
 void for_each_worker(int thread, Visit visit) {
   const std::string name = name_of(std::to_string(thread));
@@ -42,20 +44,34 @@ void for_each_worker(int thread, Visit visit) {
   }
 }
 
+/// Has OpenMP start the workers of the calling thread, by an op that is long enough to be divided: workers inherit the
+/// priority of now, and the thread may be raised later.
+void make_workers() {
+  if (at::get_num_threads() > 1) {
+    at::empty({2 * at::internal::GRAIN_SIZE}, at::kByte).fill_(0);
+  }
+}
+
 constexpr int kForGood = 1 << 16;  // never lowered again
 
 }  // namespace
 
 void IdlePriority::enter() {
-  std::lock_guard lock(mutex_);
-  former_policy_ = sched_getscheduler(0);
-  sched_getparam(0, &former_param_);
-  pthread_getcpuclockid(pthread_self(), &clock_);
-  thread_.store(gettid(), std::memory_order_release);
-  if (lowers_ && raises_.load() <= 0 && !set_policy(0, SCHED_IDLE)) {
+  {
+    std::lock_guard lock(mutex_);
+    former_policy_ = sched_getscheduler(0);
+    sched_getparam(0, &former_param_);
+    pthread_getcpuclockid(pthread_self(), &clock_);
+    thread_.store(gettid(), std::memory_order_release);
+  }
+  if (!lowers_) {
+    return;
+  }
+  if (!apply(0)) {  // without the lock, as in `change`
     TORCH_WARN("torchshare: cannot lower this thread to SCHED_IDLE (", std::strerror(errno),
                "); it keeps its priority");
   }
+  make_workers();
 }
 
 void IdlePriority::leave() {
@@ -83,12 +99,14 @@ void IdlePriority::change(int raises) {
 }
 
 /// The number of raises decides: a thread that finds it changed after applying it applies it again.
-void IdlePriority::apply(int thread) {
+bool IdlePriority::apply(int thread) {
   bool raised = false;
+  bool succeeds = false;
   do {
     raised = raises_.load() > 0;
-    raised ? set_policy(thread, former_policy_, former_param_) : set_policy(thread, SCHED_IDLE);
+    succeeds = raised ? set_policy(thread, former_policy_, former_param_) : set_policy(thread, SCHED_IDLE);
   } while (raised != (raises_.load() > 0));
+  return succeeds;
 }
 
 void IdlePriority::raise() {
@@ -100,9 +118,12 @@ void IdlePriority::lower() {
 }
 
 void IdlePriority::raise_for_good() {
+  if (!lowers_ || !may_raise_priority()) {
+    return;  // nor wait for the lock, which the thread may have while it leaves with idle priority
+  }
   change(kForGood);
   std::lock_guard lock(mutex_);
-  if (const int thread = thread_.load(std::memory_order_acquire); thread != 0 && lowers_ && may_raise_priority()) {
+  if (const int thread = thread_.load(std::memory_order_acquire); thread != 0) {
     for_each_worker(thread, [this](int worker) { set_policy(worker, former_policy_, former_param_); });
   }
 }

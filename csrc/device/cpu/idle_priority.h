@@ -10,8 +10,8 @@
 
 namespace torchshare {
 
-/// A CPU thread's priority: SCHED_IDLE if `lowers`, the CPU's counterpart of a low stream priority: it runs when no other
-/// thread wants the core. OpenMP workers inherit it because they start later.
+/// A CPU thread's priority: SCHED_IDLE if `lowers`, the CPU's counterpart of a low stream priority: it runs when no
+/// other thread wants the core. OpenMP workers inherit it: `enter` starts them.
 class IdlePriority final : public ThreadPriority {
  public:
   explicit IdlePriority(bool lowers) : lowers_(lowers) {}
@@ -24,7 +24,7 @@ class IdlePriority final : public ThreadPriority {
 
  private:
   void change(int raises);
-  void apply(int thread);
+  bool apply(int thread);
 
   const bool lowers_;
   std::atomic<int> raises_{0};  // above 0: ordinary priority

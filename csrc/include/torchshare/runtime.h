@@ -76,9 +76,9 @@ class Runtime {
   const std::shared_ptr<RuntimeState> state_;
   const int former_threads_;
   const pid_t process_;
-  std::thread coordinator_;  // these two while started_
-  std::thread stall_watch_;
   std::mutex mutex_;  // guards every field below
+  std::thread coordinator_;
+  std::thread stall_watch_;
   std::vector<Member> members_;
   bool started_ = false;
   bool closed_ = false;
