@@ -29,13 +29,23 @@ def policy(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+CACHE = Path(__file__).parents[2] / "build" / "test-cache"
+
+
 @pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One for all tests, and not the user's: compiling takes its time. Yields where compiled steps are kept."""
+def cache() -> Iterator[Path]:
+    """Of compiled steps, and not the user's. It stays from run to run: compiling takes minutes, and what is compiled
+    depends on the traced graph and on torch alone. Yields where packages are kept."""
     with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        yield folder / "torchshare" / "steps"
+        patch.setenv("XDG_CACHE_HOME", str(CACHE))
+        yield CACHE / "torchshare" / "steps"
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty one, for one test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "torchshare" / "steps"
 
 
 @pytest.fixture(autouse=True)

@@ -35,11 +35,6 @@ pytestmark = pytest.mark.timeout(2 * COMPILING_S)
 run_one = functools.partial(conftest.run_one, timeout=COMPILING_S)
 
 
-def forget(cache: Path) -> None:
-    for package in cache.glob("*.pt2"):
-        package.unlink()
-
-
 class Sequence(nn.Module):
     def __init__(self, layers: int = 1) -> None:
         super().__init__()
@@ -636,10 +631,10 @@ def test_rules_are_those_of_torch(make: Callable[..., torch.optim.Optimizer], ma
     assert set(rule.state(group)) == {name for name, value in optimizer.state[theirs].items() if value is not None}
 
 
-# The cache; last, for these empty it
+# The cache
 
 
-def test_the_cache_is_used_and_damage_to_it_repaired(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_cache_is_used_and_damage_to_it_repaired(own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "torchshare")
 
     def compilations(job: Job) -> int:
@@ -650,13 +645,13 @@ def test_the_cache_is_used_and_damage_to_it_repaired(cache: Path, caplog: pytest
 
     run_one(compilations)
     assert run_one(compilations).value == 0
-    forget(cache)
+    for package in own_cache.glob("*.pt2"):
+        package.unlink()
     assert run_one(compilations).value == 1
 
 
-def test_two_jobs_with_one_graph_compile_it_once(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_jobs_with_one_graph_compile_it_once(own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "torchshare")
-    forget(cache)
     with torchshare.Runtime() as runtime:
         for name in ("first", "second"):
             runtime.submit(compiled("mlp", steps=3), name=name, threads=1)
@@ -664,16 +659,14 @@ def test_two_jobs_with_one_graph_compile_it_once(cache: Path, caplog: pytest.Log
     assert sum("compiling" in record.message for record in caplog.records) == 1
 
 
-def test_a_cancel_ends_a_compilation(cache: Path) -> None:
-    forget(cache)
-
+def test_a_cancel_ends_a_compilation(own_cache: Path) -> None:
     def train(job: Job) -> None:
         Training("transformer").step(job)
 
     with torchshare.Runtime() as runtime:
         job = runtime.submit(train, threads=1)
         runtime.start()
-        wait_until(lambda: any(cache.glob("compile-*")))
+        wait_until(lambda: any(own_cache.glob("compile-*")))
         job.cancel()
         assert runtime.wait(timeout=10)["train"].state == "cancelled"
-    assert not any(cache.glob("compile-*"))
+    assert not any(own_cache.glob("compile-*"))
