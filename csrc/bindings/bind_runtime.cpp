@@ -77,6 +77,7 @@ py::dict op_trace(const RuntimeJob& job) {
   columns["gap"] = column([](const OpTrace::Op& op) { return 1e-9 * op.gap; });
   columns["idle"] = column([](const OpTrace::Op& op) { return 1e-9 * op.idle; });
   columns["duration"] = column([](const OpTrace::Op& op) { return 1e-9 * op.duration; });
+  columns["kind"] = column([](const OpTrace::Op& op) { return static_cast<std::uint8_t>(op.kind); });
   columns["step_ends"] = py::array_t<std::uint64_t>(py::cast(watched(job).trace().step_ends));
   return columns;
 }

@@ -251,10 +251,10 @@ def test_profile_writes_traces_and_replay_runs_them(jobs: Path):
         [policy, "a", priority] for policy in ("strict", "best_fit") for priority in ("primary", "secondary")
     ]
     done = torchshare_command("replay", "a.npz", "--json", "--no-device-priority", folder=jobs)
-    assert set(json.loads(done.stdout)) == {"best_fit", "priority", "strict"}
+    assert set(json.loads(done.stdout)) == {"best_fit", "priority", "resource", "strict"}
     for arguments, message in (
         (["none.npz"], "op trace none.npz: No such file"),
-        (["a.npz", "--policy", "fair"], "--policy fair: expected all, or one of best_fit, priority, strict"),
+        (["a.npz", "--policy", "fair"], "--policy fair: expected all, or one of best_fit, priority, resource, strict"),
         (["a.npz", "--cores", "0"], "--cores 0: expected at least 1"),
         (["a.npz", "--grace", "7"], "--grace 7: expected seconds, 0 to 1"),
         (["a.npz"] * 11, "11 op traces; expected 1 to 10"),

@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE.npz")
     parser.add_argument(
-        "--policy", action="append", metavar="NAME", help=f"all (default), or of {', '.join(replayed_policies())}"
+        "--policy", action="append", metavar="NAME", help=f"all (default), or of {', '.join(_core.gate_policy_names())}"
     )
     parser.add_argument("--cores", type=int, metavar="N", help="default: this machine's")
     parser.add_argument("--grace", type=float, default=Machine.grace_s, metavar="S", help="default: %(default)s")
@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb; returns the exit code."""
-    known = replayed_policies()
+    known = _core.gate_policy_names()
     wanted = [name for text in arguments.policy or ["all"] for name in text.split(",")]
     try:
         unknown = [name for name in wanted if name not in [*known, "all"]]
@@ -59,11 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _show(found)
     return 0
-
-
-def replayed_policies() -> list[str]:
-    """Those that go by what a trace knows of ops; it does not know what they keep busy."""
-    return [name for name in _core.gate_policy_names() if name != "resource"]
 
 
 def this_machine(cores: int | None = None, device_priority: bool = True, grace_s: float = Machine.grace_s) -> Machine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,6 +96,8 @@ class OpTrace:
     duration: NDArray[np.float64]
     step_ends: NDArray[np.uint64]
     """How many ops were done when each step ended."""
+    kind: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    """What each op keeps busy, see OpKind in csrc/model/op_profile.h; empty where the trace does not say."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
         with Path(path).open("wb") as file:
@@ -106,13 +108,14 @@ class OpTrace:
         """Raises ValueError that says what is wrong with the file."""
         try:
             with np.load(path, allow_pickle=False) as file:
-                columns: dict[str, Any] = {name: file[name] for name in OpTrace.__dataclass_fields__}
+                fields = [name for name in OpTrace.__dataclass_fields__ if name != "kind" or name in file]
+                columns: dict[str, Any] = {name: file[name] for name in fields}
         except OSError as error:
             raise ValueError(f"op trace {path}: {error.strerror or error}") from None
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path} is no op trace: {error}") from None
         trace = OpTrace(**{**columns, "job": str(columns["job"]), "threads": int(columns["threads"])})
         lengths = {len(column) for column in (trace.context, trace.gap, trace.idle, trace.duration)}
-        if len(lengths) != 1 or len(trace.step_ends) < 2:
+        if len(lengths) != 1 or len(trace.step_ends) < 2 or len(trace.kind) not in (0, *lengths):
             raise ValueError(f"op trace {path}: expected columns of one length and at least 2 steps")
         return trace

@@ -75,4 +75,5 @@ def step_alone_s(trace: OpTrace) -> float:
 
 
 def _op_trace(trace: OpTrace) -> _core.OpTrace:
-    return _core.OpTrace(trace.context, trace.gap, trace.idle, trace.duration, trace.step_ends.tolist())
+    kind = trace.kind if len(trace.kind) else None
+    return _core.OpTrace(trace.context, trace.gap, trace.idle, trace.duration, trace.step_ends.tolist(), kind)
