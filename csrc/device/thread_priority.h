@@ -9,11 +9,11 @@ namespace torchshare {
 /// thread starts and after it has ended. Any thread, unless it says otherwise. This one leaves priorities alone.
 ///
 /// Note [Priority inversion]
-/// A thread of idle priority that is preempted while it holds a lock keeps the lock until a processor is idle, which may
-/// take seconds; every thread that wants the lock waits as long. The primary's steps therefore take no lock that a lower
-/// job's thread takes, except one: the GIL. Where the system allows it (CAP_SYS_NICE, or RLIMIT_NICE of 20), a thread
-/// gets ordinary priority while others wait for it: by StallWatch, around work of the process (Ungated), and for good
-/// once its job is cancelled or has ended.
+/// A thread of idle priority that is preempted while it holds a lock keeps the lock until a processor is idle, which
+/// may take seconds; every thread that wants the lock waits as long. The primary's steps therefore take no lock that a
+/// lower job's thread takes, except one: the GIL. Where the system allows it (CAP_SYS_NICE, or RLIMIT_NICE of 20), a
+/// thread gets ordinary priority while others wait for it: by StallWatch, around work of the process (Ungated), and for
+/// good once its job is cancelled or has ended.
 class ThreadPriority {
  public:
   ThreadPriority() = default;

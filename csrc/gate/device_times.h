@@ -13,8 +13,8 @@ namespace torchshare {
 /// job's own thread.
 class DeviceTimes {
  public:
-  /// An op at the place `context`; `gap` is how long the stream was idle before it, if the op before it, at `before`, was
-  /// timed as well.
+  /// An op at the place `context`; `gap` is how long the stream was idle before it, if the op before it, at `before`,
+  /// was timed as well.
   struct Timed {
     std::uint64_t context;
     std::chrono::nanoseconds duration;

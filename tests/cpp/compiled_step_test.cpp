@@ -30,8 +30,9 @@ TEST(TensorSpec, TellsShapesStridesAndTypesApart) {
 }
 
 TEST(StepPackage, RefusesWhatIsNoPackage) {
-  EXPECT_THAT([] { StepPackage package("/nowhere/step.pt2"); },
-              ThrowsMessage<std::invalid_argument>(HasSubstr("'/nowhere/step.pt2' is not the package of a compiled step")));
+  EXPECT_THAT(
+      [] { StepPackage package("/nowhere/step.pt2"); },
+      ThrowsMessage<std::invalid_argument>(HasSubstr("'/nowhere/step.pt2' is not the package of a compiled step")));
   const auto path = std::filesystem::temp_directory_path() / "torchshare_native_step_test.pt2";
   std::ofstream(path) << "text";
   EXPECT_THAT([&] { StepPackage package(path); },

@@ -535,7 +535,7 @@ def test_a_cancelled_sub_batch_leaves_nothing_behind() -> None:
             pieces = step._pieces(batches[3])
             assert pieces is not None and step._native is not None
             broken = [pieces[0], ([torch.ones(1)], 0.5)]
-            with pytest.raises(ValueError, match="compiled for other shapes"):
+            with pytest.raises(ValueError, match="does not cover these shapes"):
                 step._native.run(job._native, broken)
             done = job.result.sub_batches
 

@@ -10,8 +10,8 @@
 
 namespace torchshare {
 
-/// A CPU thread's priority: SCHED_IDLE if `lowers`, the CPU's counterpart of a low stream priority: it runs when no other
-/// thread wants the core. OpenMP workers inherit it because they start later.
+/// A CPU thread's priority: SCHED_IDLE if `lowers`, the CPU's counterpart of a low stream priority: it runs when no
+/// other thread wants the core. OpenMP workers inherit it because they start later.
 class IdlePriority final : public ThreadPriority {
  public:
   explicit IdlePriority(bool lowers) : lowers_(lowers) {}
