@@ -91,6 +91,7 @@ def test_a_meter_counts_the_steps_of_its_window_only():
     assert (early.figures()["rate"], inside.figures()["rate"]) == (0.0, pytest.approx(1.0))
 
 
+@pytest.mark.slow
 def test_a_short_run_measures_and_its_table_prints(tmp_path: Path):
     options = [
         "--pairs",

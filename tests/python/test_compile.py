@@ -39,6 +39,7 @@ def train(batches: Callable[[list[Any]], Any]) -> dict[str, Tensor]:
     return model.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_both_jobs_compile_and_train_as_plain_torch_does() -> None:
     with torchshare.Runtime(device="cpu", policy="strict") as runtime:

@@ -176,12 +176,18 @@ def assert_identical(a: list[Tensor], b: list[Tensor]) -> None:
         assert torch.equal(x, y)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "cnn", "lstm", "transformer", "dropping"])
+SLOW = pytest.mark.slow  # to compile
+
+
+@pytest.mark.parametrize(
+    "kind", ["mlp", *(pytest.param(kind, marks=SLOW) for kind in ("cnn", "lstm", "transformer", "dropping"))]
+)
 def test_fifty_steps_are_those_of_eager(kind: str) -> None:
     """With dropout, too: the masks are eager's, from the job's own random state."""
     assert_close(run_one(compiled(kind)).value, run_one(eagerly(kind)).value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["encoder", "lstms"])
 def test_layers_with_ops_of_their_own_for_single_precision(kind: str) -> None:
     """torch's attention, and two LSTM layers with dropout between them."""
@@ -634,6 +640,7 @@ def test_rules_are_those_of_torch(make: Callable[..., torch.optim.Optimizer], ma
 # The cache
 
 
+@pytest.mark.slow
 def test_the_cache_is_used_and_damage_to_it_repaired(own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "torchshare")
 
@@ -650,6 +657,7 @@ def test_the_cache_is_used_and_damage_to_it_repaired(own_cache: Path, caplog: py
     assert run_one(compilations).value == 1
 
 
+@pytest.mark.slow
 def test_two_jobs_with_one_graph_compile_it_once(own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "torchshare")
     with torchshare.Runtime() as runtime:

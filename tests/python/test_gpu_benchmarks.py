@@ -66,6 +66,7 @@ def test_targets_that_were_not_measured_are_not_reached() -> None:
     assert all("not measured" in line for line in figures.targets({}))
 
 
+@pytest.mark.slow
 def test_it_runs_on_the_cpu_with_tiny_models(tmp_path: Path) -> None:
     script = GPU / "pairs.py"
     options = "--device cpu --tiny --window 0.3 --repetitions 1 --dtypes fp32 --modes torchshare-graphs"

@@ -9,6 +9,7 @@ import torch
 from conftest import run_one, run_ops_for_ever, wait_until
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchshare
@@ -119,3 +120,29 @@ def test_a_job_that_is_suspended_and_resumed_changes_no_bit():
             wait_until(lambda: job.state != "running")
             job.resume()
         assert identical(alone, runtime.wait(60)["train"].value)
+
+
+class Listens(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.heard.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_dispatch_mode_in_a_job_hears_what_it_hears_in_plain_torch():
+    def body(job: Job | None) -> tuple[list[str], torch.Tensor]:
+        generator = torch.Generator().manual_seed(7)
+        weights = torch.ones(4, 4, requires_grad=True)
+        with Listens() as mode:
+            x = torch.randn(4, 4, generator=generator)
+            F.relu(x @ weights).sum().backward()
+        assert weights.grad is not None
+        return mode.heard, weights.grad
+
+    heard, gradient = run_one(body).value
+    plain, expected = body(None)
+    assert heard == plain and "aten.mm.default" in heard
+    assert torch.equal(gradient, expected)

@@ -8,6 +8,7 @@ import weakref
 from pathlib import Path
 
 import psutil
+import pytest
 import torch
 from conftest import run_ops_for_ever
 
@@ -39,6 +40,7 @@ def timers_gone() -> None:
             thread.join()
 
 
+@pytest.mark.slow
 def test_a_thousand_starts_and_cancels_leak_neither_threads_nor_memory():
     process = psutil.Process()
     start_and_cancel(100)

@@ -246,7 +246,7 @@ def _route_profiler(replace: Replace) -> None:
 
 
 def _loading_in_turns(loader: Any) -> Any:
-    """See PackageLoading in csrc/native/step_graph.h."""
+    """See PackageLoading in csrc/compiled/step_package.h."""
 
     class Loader(loader):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:

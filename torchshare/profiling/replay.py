@@ -1,4 +1,4 @@
-"""Recorded ops of several jobs, run together in virtual time; see Note [What a replay knows] in csrc/simulator."""
+"""Recorded ops of several jobs, run together in virtual time; see Note [What a replay knows] in csrc/planner."""
 
 from __future__ import annotations
 

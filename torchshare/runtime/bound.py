@@ -21,7 +21,7 @@ class BoundReport:
     windows_inside: int
     """Those in which its mean step was within the bound."""
     step_alone_s: float
-    """As its own steps tell, with the others held; see SlowdownBound in csrc/policy."""
+    """As its own steps tell, with the others held; see SlowdownBound in csrc/sharing."""
     p50_s: float
     p95_s: float
     p99_s: float
