@@ -575,7 +575,7 @@ def test_a_forked_child_may_load_a_compiled_package_while_its_parent_does(tmp_pa
         "import os, signal, threading, time\n"
         "from torchshare import _C\n"
         "def load(path):\n"
-        "    try: _C.StepGraph(path)\n"
+        "    try: _C.StepPackage(path)\n"
         "    except ValueError: pass\n"
         f"first = threading.Thread(target=load, args=({str(slow)!r},))\n"
         "first.start()\n"
