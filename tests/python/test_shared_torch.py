@@ -464,6 +464,13 @@ def test_a_job_that_is_cancelled_while_it_waits_for_forward_mode_leaves_the_lock
         assert runtime.wait(30)["first"].value == "again"
 
 
+def test_a_level_of_forward_mode_may_be_older_than_the_runtime() -> None:
+    level = forward_ad.enter_dual_level()
+    with torchshare.Runtime(device="cpu"):
+        forward_ad.exit_dual_level(level=level)
+    assert forward_ad._current_level == -1
+
+
 def test_what_a_job_keeps_of_a_turn_is_given_back_at_its_end() -> None:
     def body(job: Job) -> None:
         forward_ad.enter_dual_level()

@@ -1,7 +1,7 @@
 """What torch keeps once for the process while it traces, scripts, differentiates forward or profiles: jobs take turns
 at it, and what one job's turn sets, the other's thread does not see.
 
-Tracing is done under dynamo's lock, as compiling is (see `_compiling`): the tables of `make_fx`, the methods that a
+Tracing is done under dynamo's lock, as compiling is (see `compiling`): the tables of `make_fx`, the methods that a
 symbolic trace puts into `nn.Module`, and the flags behind `torch.compiler.is_compiling` and the like are set by the
 thread that has the lock, so they are that thread's.
 """
@@ -155,8 +155,9 @@ def _route_forward_ad(replace: Replace, turns: _C.Turns) -> None:
         try:
             leave(level=level)  # type: ignore[no-untyped-call]
         finally:
-            _levels.entered.pop()
-            turns.__exit__()
+            if _levels.entered:  # else the level was entered before the runtime was opened
+                _levels.entered.pop()
+                turns.__exit__()
 
     replace(generator, "cell_contents", jvp_increment_nesting)  # dynamo knows the function itself
     replace(forward_ad, "enter_dual_level", enter_dual_level)
