@@ -8,30 +8,31 @@
 
 namespace torchshare::bindings {
 
-/// A Python RLock around what torch keeps once for the whole process; jobs take turns at it. The thread that has the
-/// turn passes the gate freely: if it were suspended, or had to wait for a higher job, every job that waits for its
-/// turn would wait with it. Called with the interpreter lock, by any thread.
+/// A Python RLock around torch's process-wide state (tracing, compiling, forward AD); jobs take turns. The thread that
+/// holds the lock is not gated: if it were suspended or waited for a higher job, every waiting job would wait with it.
+/// Any thread, with the GIL.
 ///
-/// In C++, since a cancellation may land before any bytecode: there is none between taking the lock and noting it.
+/// This is C++ because Python may raise a cancellation before any bytecode; here no bytecode runs between acquiring the
+/// lock and recording its owner.
 class Turns {
  public:
-  /// Whoever gives a last turn back calls `before_release`.
+  /// The owner calls `before_release` before it releases the lock.
   Turns(pybind11::object lock, pybind11::function before_release);
   Turns(const Turns&) = delete;  // a lock
   Turns& operator=(const Turns&) = delete;
 
-  /// Waits for a turn; a thread may take several. A cancelled job unwinds instead. A thread that imports a module waits
-  /// for a few seconds at most and then goes on without a turn: the one that has it may wait for the same module.
+  /// Acquires the lock; reentrant. A cancelled job unwinds instead. A thread that is importing a module waits at most
+  /// 3 s and then continues without the lock, because the owner may be waiting for that module.
   void enter();
   void exit();
-  /// Gives back what the thread still has: a cancellation came between a turn and the `with` that it was taken for.
+  /// Releases what the thread still holds: a cancellation came between `enter` and the `with` block it was for.
   void exit_all();
   /// By another thread.
   bool is_held_elsewhere() const;
-  /// In a forked child: the thread that had the turn is not there.
+  /// In a forked child: releases the lock if a thread that was not forked holds it.
   void forget_others();
 
-  /// The thread has a turn, at any.
+  /// Whether the thread holds the lock.
   static bool is_had_by(unsigned long thread) { return thread == latest_owner_; }
 
  private:

@@ -22,7 +22,6 @@ from torchshare.runtime import signals
 
 log = logging.getLogger("torchshare")
 
-_SIGNAL_CHECK_S = 0.05  # how long Ctrl-C may go unnoticed
 # The standard library's folder has site-packages in it.
 _LIBRARY = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]), "<frozen ")
 _IMPATIENT = 2  # signals during close() that end its waiting
@@ -36,7 +35,7 @@ class Closer:
 
     def __init__(self, handle: _C.Runtime) -> None:
         self._handle = handle
-        self._jobs: list[JobContext] = []
+        self.jobs: list[JobContext] = []
         self._interrupter = Interrupter()
         self._process = os.getpid()
         self._once = threading.Lock()
@@ -44,10 +43,6 @@ class Closer:
         self._closing_thread = 0
         self._done = threading.Event()
         self._is_open = False
-
-    @property
-    def jobs(self) -> list[JobContext]:
-        return self._jobs
 
     def cancel(self) -> None:
         """Cancels every job."""
@@ -59,7 +54,7 @@ class Closer:
         self._interrupter.watch(job)
 
     def _watch_cancels(self) -> None:
-        for job in self._jobs:
+        for job in self.jobs:
             self._interrupter.watch(job)
 
     def open(self) -> None:
@@ -83,7 +78,7 @@ class Closer:
             self._handle.begin_close()
             self._watch_cancels()
             self._wait(stops)
-            places = {job.name: _place_of(job) for job in self._jobs}
+            places = {job.name: _place_of(job) for job in self.jobs}
             for name in self._handle.close(0):
                 log.warning("job '%s' was cancelled, but its thread %s and was left behind", name, places[name])
         finally:
@@ -97,21 +92,21 @@ class Closer:
     def _wait_for_the_other(self, stops: signals.Stops) -> None:
         """Another thread closes the runtime, or has; on that thread, a collection dropped the Runtime meanwhile."""
         if self._closing_thread != threading.get_ident():
-            while not self._done.wait(_SIGNAL_CHECK_S) and stops.count < _IMPATIENT:
+            while not self._done.wait(signals.CHECK_S) and stops.count < _IMPATIENT:
                 pass
 
     def _wait(self, stops: signals.Stops) -> None:
         deadline = time.monotonic() + _PATIENCE_S
         told = False
-        while not self._handle.wait(_SIGNAL_CHECK_S) and time.monotonic() < deadline and stops.count < _IMPATIENT:
+        while not self._handle.wait(signals.CHECK_S) and time.monotonic() < deadline and stops.count < _IMPATIENT:
             if stops.count and not told:
                 told = True
-                names = ", ".join(job.name for job in self._jobs if job.handle.state not in ENDED)
+                names = ", ".join(job.name for job in self.jobs if job.handle.state not in ENDED)
                 log.warning("waiting for jobs to stop: %s. Ctrl-C again leaves them behind", names)
 
     def drop(self) -> None:
         """Its Runtime object is gone: perhaps on the thread of one of the jobs, which cannot wait for itself."""
-        if current.job() in self._jobs:
+        if current.job() in self.jobs:
             threading.Thread(target=self.drop, name="ts-closer", daemon=True).start()
             return
         with signals.deferred() as stops:

@@ -220,22 +220,18 @@ class Declared:
         return kinds.pop() if len(kinds) == 1 and kinds <= {int, float} else None
 
 
-def declared(options: type) -> Iterator[Declared]:
-    """What a class of options declares, in its order."""
-    from torchshare.profiles.profile import Profile
-
-    for name, hint in get_type_hints(options, localns={"Profile": Profile}, include_extras=True).items():
-        expected = next(value.text for value in _metadata(hint) if isinstance(value, Expected))
-        yield Declared(name, hint, _option(hint), expected)
+def declared(options: type, profile: type = object) -> Iterator[Declared]:
+    """What a class of options declares, in its order. `profile` stands for Profile, which takes a while to import."""
+    for name, hint in get_type_hints(options, localns={"Profile": profile}, include_extras=True).items():
+        found = list(_metadata(hint))
+        option = next(value for value in found if isinstance(value, Option))
+        expected = next(value.text for value in found if isinstance(value, Expected))
+        yield Declared(name, hint, option, expected)
 
 
 def on_the_command_line(options: type) -> list[Declared]:
     """Those that have a flag."""
     return [option for option in declared(options) if option.option.metavar is not None]
-
-
-def _option(hint: Any) -> Option:
-    return next(value for value in _metadata(hint) if isinstance(value, Option))
 
 
 def _metadata(hint: Any) -> Iterator[Any]:
@@ -260,7 +256,9 @@ def _kinds(hint: Any) -> Iterator[type]:
 def _checked(options: type) -> dict[str, tuple[Declared, TypeAdapter[Any]]]:
     from pydantic import TypeAdapter
 
-    return {each.name: (each, TypeAdapter(each.type, config={"strict": True})) for each in declared(options)}
+    from torchshare.profiles.profile import Profile
+
+    return {each.name: (each, TypeAdapter(each.type, config={"strict": True})) for each in declared(options, Profile)}
 
 
 def check(options: type, given: Mapping[str, Any], caller: str, job: str | None = None) -> None:
@@ -292,8 +290,7 @@ def documented(options: type) -> Callable[[_F], _F]:
     "{options}"."""
 
     def decorate(function: _F) -> _F:
-        hints = get_type_hints(options, localns={"Profile": object}, include_extras=True)
-        found = {name: _option(hint) for name, hint in hints.items()}
+        found = {each.name: each.option for each in declared(options)}
         signature = inspect.signature(function)
         keywords = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option.default)

@@ -29,8 +29,6 @@ from torchshare.runtime.options import JobOptions, RuntimeOptions, check, docume
 
 log = logging.getLogger("torchshare")
 
-_SIGNAL_CHECK_S = 0.05  # how long Ctrl-C may go unnoticed in wait()
-
 
 class Runtime:
     """Runs jobs together on one device, in this process."""
@@ -134,7 +132,7 @@ class Runtime:
         self.start()
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         try:
-            while not self._handle.wait(min(_SIGNAL_CHECK_S, max(0.0, deadline - time.monotonic()))):
+            while not self._handle.wait(min(signals.CHECK_S, max(0.0, deadline - time.monotonic()))):
                 if time.monotonic() >= deadline:
                     running = [job.name for job in self._jobs if job.state not in ENDED]
                     raise TimeoutError(f"after {timeout} s, still not ended: {', '.join(running)}")

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+CHECK_S = 0.05  # how long a signal may go unnoticed while the main thread waits
 _EXIT_CODE = 128  # plus the signal's number
 _lock = threading.Lock()  # guards _open
 _open = 0
