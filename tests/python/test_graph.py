@@ -93,6 +93,42 @@ def test_one_capture_for_each_shape_and_weight() -> None:
     assert launches[0].endswith("loss_fn, 8 rows")
 
 
+@pytest.mark.filterwarnings("ignore:.*takes its statistics")
+def test_a_compiled_model_trains_as_without_a_graph() -> None:
+    """Its warm-up leaves the buffers alone, and nothing is left to compile for the capture."""
+    compiled: list[bool] = []
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = make_model()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x)
+
+    def train_compiled(job: Job, graph: bool) -> dict[str, Tensor]:
+        model = Net()
+        in_warm_up = True
+
+        def backend(traced: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
+            compiled.append(in_warm_up)
+            return traced.forward
+
+        model.compile(backend=backend)
+        loss_fn = lambda x, y: F.cross_entropy(model(x), y)  # noqa: E731
+        loss = graphed(job, loss_fn) if graph else loss_fn
+        for batch in job.batches([(torch.randn(16, 8), torch.randint(0, 3, (16,))) for _ in range(3)], 8):
+            batch.backward(loss)
+            in_warm_up = False
+        return model.state_dict()
+
+    expected = run_one(lambda job: train_compiled(job, False)).value
+    compiled.clear()
+    found = run_one(lambda job: train_compiled(job, True)).value
+    assert compiled == [True]
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+
 def test_gradients_that_are_there_are_added_to() -> None:
     def train_twice(job: Job) -> Tensor:
         weights = torch.ones(4, requires_grad=True)
