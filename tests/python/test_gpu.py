@@ -312,6 +312,7 @@ def test_a_cancel_in_the_middle_of_a_queue_of_kernels() -> None:
     with torchshare.Runtime(device="cuda") as runtime:
         endless = runtime.submit(queues)
         runtime.submit(trainer(conv), name="other", priority="primary", threads=1, seed=0)
+        runtime.start()
         wait_until(lambda: endless.result.ops > 200)
         endless.cancel()
         results = runtime.wait(60)
