@@ -109,6 +109,8 @@ class _Graph:
         job.handle.synchronize()
         try:
             self._graph: _C.DeviceGraph = job.handle.capture(work)
+        except Exception as error:  # the warm-up has run `loss_fn` without one
+            raise _Uncapturable(str(error) or type(error).__name__) from error
         finally:
             for leaf, before in zip(leaves, former, strict=True):
                 leaf.grad = before
