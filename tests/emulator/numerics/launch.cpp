@@ -1,0 +1,95 @@
+#include "numerics/launch.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <cstdio>
+
+#include "numerics/one_thread.h"
+#include "numerics/random.h"
+#include "numerics/tensors.h"
+
+namespace emulator {
+
+Launch::Launch(const Operator& op, const c10::IValue* arguments) : op_(op) {
+  const size_t count = op.arguments.size();
+  arguments_.reserve(count);
+  accesses_.reserve(count + op.results.size());
+  for (size_t i = 0; i < count; ++i) {
+    const Argument& argument = op.arguments[i];
+    if (static_cast<int>(i) == op.generator) {
+      random_ = reserve_random(arguments[i]);
+      arguments_.emplace_back();
+      continue;
+    }
+    const bool written = argument.written && (argument.written_if < 0 || arguments[argument.written_if].toBool());
+    arguments_.push_back(map_tensors(arguments[i], [&](const at::Tensor& tensor) {
+      if (is_on_device(tensor) && tensor.numel() != 0) {
+        accesses_.push_back(access_of(tensor, written));
+      }
+      return kernel_argument(tensor, written);
+    }));
+  }
+  if (random_ && random_->captured_) {
+    accesses_.push_back({random_->seed_.ptr, sizeof(int64_t), false});
+    accesses_.push_back({random_->offset_.ptr, sizeof(int64_t), false});
+  }
+}
+
+void Launch::store_result(size_t position, const std::vector<at::Tensor>& into) {
+  stores_.resize(op_.results.size());
+  for (const at::Tensor& tensor : into) {
+    stores_[position].push_back(kernel_argument(tensor, true));
+    if (tensor.defined() && tensor.numel() != 0) {
+      accesses_.push_back(access_of(tensor, true));
+    }
+  }
+}
+
+void Launch::submit(std::unique_ptr<Launch> launch) {
+  const auto run = [](void* self) { static_cast<Launch*>(self)->run(); };
+  const auto destroy = [](void* self) { delete static_cast<Launch*>(self); };
+  Launch* raw = launch.release();  // the device destroys it, also where it refuses it
+  const auto stream = c10::cuda::getCurrentCUDAStream();
+  C10_CUDA_CHECK(static_cast<cudaError_t>(emulator_launch(stream.stream(), raw->op_.name.c_str(), run, raw, destroy,
+                                                          raw->accesses_.data(), raw->accesses_.size())));
+}
+
+void Launch::compute(torch::jit::Stack& stack) const {
+  const OneThread one_thread;
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  if (random_) {
+    stack[op_.generator] = generator_of(*random_);
+  }
+  op_.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+  for (size_t i = 0; i < stores_.size(); ++i) {
+    auto store = stores_[i].begin();
+    for_each_tensor(stack[i], [&](const at::Tensor& result) {
+      if (store != stores_[i].end() && store->defined() && result.defined()) {
+        store->copy_(result);
+      }
+      ++store;
+    });
+  }
+}
+
+void Launch::run() {
+  torch::jit::Stack stack = arguments_;
+  try {
+    compute(stack);
+    if (answer_) {
+      answer_->results = std::move(stack);
+    }
+  } catch (const std::exception& error) {
+    if (answer_) {
+      answer_->error = std::current_exception();
+      return;
+    }
+    // As a kernel's assertion: torch's CUDA kernels check indices so.
+    std::fprintf(stderr, "emulator: device-side assertion in %s: %.300s\n", op_.name.c_str(), error.what());
+    emulator_lose_device(cudaErrorAssert);
+  }
+}
+
+}  // namespace emulator
