@@ -12,6 +12,19 @@
 #include "numerics/tensors.h"
 
 namespace emulator {
+namespace {
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& e) {
+    return e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
+
+}  // namespace
 
 Launch::Launch(const Operator& op, const c10::IValue* arguments) : op_(op) {
   const size_t count = op.arguments.size();
@@ -104,15 +117,19 @@ void Launch::compute() {
 void Launch::run() {
   try {
     compute();
-  } catch (const std::exception& error) {
+  } catch (...) {
     if (answer_) {
       answer_->error = std::current_exception();
-      return;
+    } else {
+      fail(message_of(std::current_exception()));
     }
-    // As a kernel's assertion: torch's CUDA kernels check indices so.
-    std::fprintf(stderr, "emulator: device-side assertion in %s: %.300s\n", op_.name.c_str(), error.what());
-    emulator_lose_device(cudaErrorAssert);
   }
+}
+
+/// As a kernel's assertion, which is how torch's CUDA kernels check indices.
+void Launch::fail(const std::string& message) const {
+  std::fprintf(stderr, "emulator: device-side assertion in %s: %s\n", op_.name.c_str(), message.c_str());
+  emulator_lose_device(cudaErrorAssert);
 }
 
 }  // namespace emulator

@@ -4,8 +4,10 @@
 #include <ATen/core/stack.h>
 #include <ATen/cuda/PhiloxCudaState.h>
 
+#include <exception>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "emulator.h"
@@ -38,6 +40,7 @@ class Launch {
  private:
   void run();
   void compute();
+  void fail(const std::string& message) const;
   void store(const c10::IValue& values, const std::vector<at::Tensor>& into) const;
 
   const Operator& op_;
