@@ -9,11 +9,13 @@ CMAKE_BUILD := cmake --build
 # The generator of new build folders; setup.py does the same.
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
-.PHONY: help demo test test-slow build lint bench clean prerequisites test-cpp test-python test-tsan soak
+.PHONY: help demo test test-slow build lint bench clean prerequisites test-cpp test-python test-tsan soak \
+  build-emulator test-emulated test-emulated-all
 help:
 	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
 	@echo "make test   set up, build, lint, run the C++ tests and the Python tests that are not slow"
 	@echo "make test-slow   the slow ones: compilations, ThreadSanitizer, the soak"
+	@echo "make test-emulated   the GPU tests on an emulated CUDA device (tests/emulator/README.md)"
 	@echo "make build | lint | bench | clean | prerequisites"
 
 demo: build
@@ -21,7 +23,7 @@ demo: build
 
 test: lint test-cpp test-python
 
-test-slow: test-tsan soak
+test-slow: test-emulated test-tsan soak
 	$(PY) -m pytest -m slow
 
 build: $(VENV)/ready
@@ -47,6 +49,18 @@ test-cpp: build
 
 test-python: build
 	$(PY) -m pytest -m "not slow"
+
+# The tests marked gpu, on a CUDA device that is emulated: SLOTS:JITTER, kernels at a time and microseconds.
+build-emulator: build
+	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh test
+	cmake -B $(BUILD) -DTORCHSHARE_EMULATOR=ON >/dev/null
+	$(CMAKE_BUILD) $(BUILD) --target emulator --parallel $(JOBS)
+
+test-emulated: build-emulator
+	BUILD=$(BUILD) PY=$(PY) scripts/test_emulated.sh 4:0 1:200
+
+test-emulated-all: build-emulator
+	BUILD=$(BUILD) PY=$(PY) scripts/test_emulated.sh 1:0 1:200 1:2000 4:0 4:200 4:2000
 
 # Our own code under ThreadSanitizer: every C++ test that has threads, and one pair of Python jobs.
 TSAN = build/tsan

@@ -1,0 +1,23 @@
+#!/bin/sh
+# The tests marked gpu on the emulated CUDA device, once for each SLOTS:JITTER given (kernels at a time; microseconds), then
+# a table of what ran: test_emulated.sh 4:0 1:200. PYTEST_ARGUMENTS goes to pytest.
+set -eu
+: "${BUILD:?the build folder}" "${PY:?the interpreter}"
+if [ ! -e "$BUILD/tests/emulator/libtorchshare_emulator.so" ]; then
+  echo "skipped: the emulated CUDA device needs the CUDA toolkit (nvcc and headers) of torch's CUDA version"
+  exit 0
+fi
+"$BUILD/tests/emulator/torchshare_emulator_tests" --gtest_brief=1
+
+folder=$BUILD/tests/emulator/reports
+rm -rf "$folder" && mkdir -p "$folder"
+failed=0
+here=$PWD/tests/emulator
+for pair in "$@"; do
+  echo "emulated device: ${pair%:*} slots, jitter up to ${pair#*:} us"
+  EMULATOR_SLOTS=${pair%:*} EMULATOR_JITTER_US=${pair#*:} TORCHSHARE_REQUIRE_GPU=1 \
+    PYTEST_PLUGINS=emulated_device PYTHONPATH=$here:$PWD "$here/run.sh" \
+    "$PY" -m pytest -m gpu -p no:cacheprovider --junitxml "$folder/$pair.xml" -rs ${PYTEST_ARGUMENTS:-} tests/python tests/emulator || failed=1
+done
+"$PY" "$here/report.py" "$folder"
+exit $failed

@@ -1,0 +1,265 @@
+// The CUDA driver's calls: what torch and torchshare look up by name and version, and what Triton's kernels need.
+// docs.nvidia.com/cuda/cuda-driver-api
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+#include "calls.h"
+#include "emulator.h"
+#include "memory.h"
+
+using namespace emulator;
+
+namespace {
+
+CUcontext the_context() {
+  static int context;
+  return reinterpret_cast<CUcontext>(&context);
+}
+
+constexpr unsigned kPartition = 8;  // compute capability 9.0: SM counts are multiples of 8, and at least 8
+
+}  // namespace
+
+API CUresult cuInit(unsigned) {
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuGetErrorString(CUresult error, const char** text) {
+  *text = cudaGetErrorString(static_cast<cudaError_t>(error));
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  return driver_call(__func__, [&] {
+    *device = ordinal;
+    return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+  });
+}
+
+API CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  return static_cast<CUresult>(cudaDeviceGetAttribute(value, static_cast<cudaDeviceAttr>(attribute), device));
+}
+
+API CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
+  *flags = 0;
+  *active = 1;
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
+  *context = the_context();
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuCtxGetCurrent(CUcontext* context) {
+  *context = the_context();
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuCtxSetCurrent(CUcontext) {
+  return CUDA_SUCCESS;
+}
+API CUresult cuCtxPushCurrent(CUcontext) {
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuCtxPopCurrent(CUcontext* context) {
+  *context = the_context();
+  return CUDA_SUCCESS;
+}
+
+// ---- stream memory operations
+
+API CUresult cuStreamWriteValue32(CUstream handle, CUdeviceptr address, cuuint32_t value, unsigned) {
+  return driver_call(__func__, [&] {
+    const auto stream = Stream::of(handle);
+    if (!stream || address % sizeof value != 0 || !memory::contains(address, address + sizeof value)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (forbid_in_capture_of(*stream) != cudaSuccess) {
+      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    stream->enqueue({.name = "write value",
+                     .run = [=] { std::atomic_ref(*reinterpret_cast<std::uint32_t*>(address)).store(value); }});
+    return CUDA_SUCCESS;
+  });
+}
+
+// ---- green contexts
+
+API CUresult cuDeviceGetDevResource(CUdevice, CUdevResource* resource, CUdevResourceType type) {
+  return driver_call(__func__, [&] {
+    if (type != CU_DEV_RESOURCE_TYPE_SM) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    std::memset(resource, 0, sizeof *resource);
+    resource->type = type;
+    resource->sm.smCount = kMultiprocessors;
+    resource->sm.minSmPartitionSize = kPartition;
+    resource->sm.smCoscheduledAlignment = kPartition;
+    return CUDA_SUCCESS;
+  });
+}
+
+API CUresult cuDevSmResourceSplitByCount(CUdevResource* groups, unsigned* count, const CUdevResource* from,
+                                         CUdevResource* rest, unsigned, unsigned at_least) {
+  return driver_call(__func__, [&] {
+    if (from->type != CU_DEV_RESOURCE_TYPE_SM || at_least > from->sm.smCount) {
+      return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    }
+    const unsigned size = std::max(kPartition, (at_least + kPartition - 1) / kPartition * kPartition);
+    *count = std::min(*count, from->sm.smCount / size);
+    for (unsigned group = 0; groups != nullptr && group < *count; ++group) {
+      groups[group] = *from;
+      groups[group].sm.smCount = size;
+    }
+    if (rest != nullptr) {
+      *rest = *from;
+      rest->sm.smCount = from->sm.smCount - *count * size;
+    }
+    return CUDA_SUCCESS;
+  });
+}
+
+API CUresult cuDevResourceGenerateDesc(CUdevResourceDesc* description, CUdevResource* resources, unsigned count) {
+  return driver_call(__func__, [&] {
+    if (count != 1) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    *description = reinterpret_cast<CUdevResourceDesc>(new CUdevResource(*resources));
+    return CUDA_SUCCESS;
+  });
+}
+
+API CUresult cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc description, CUdevice, unsigned flags) {
+  return driver_call(__func__, [&] {
+    if (flags != CU_GREEN_CTX_DEFAULT_STREAM) {  // "flags must be set"
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    *context = reinterpret_cast<CUgreenCtx>(description);
+    return CUDA_SUCCESS;
+  });
+}
+
+API CUresult cuGreenCtxDestroy(CUgreenCtx context) {
+  delete reinterpret_cast<CUdevResource*>(context);
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuGreenCtxStreamCreate(CUstream* stream, CUgreenCtx, unsigned flags, int priority) {
+  return driver_call(__func__, [&] {
+    if ((flags & CU_STREAM_NON_BLOCKING) == 0) {  // "CU_STREAM_NON_BLOCKING: This must be specified"
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    *stream = Stream::create(priority, cudaStreamNonBlocking)->handle();
+    return CUDA_SUCCESS;
+  });
+}
+
+// ---- compiled kernels (Triton's, AOTInductor's): modules are empty, functions are their names, launches are hollow
+
+namespace {
+
+CUresult load_module(CUmodule* module) {
+  *module = reinterpret_cast<CUmodule>(new char);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+API CUresult cuModuleLoad(CUmodule* module, const char*) {
+  return load_module(module);
+}
+API CUresult cuModuleLoadData(CUmodule* module, const void*) {
+  return load_module(module);
+}
+API CUresult cuModuleLoadDataEx(CUmodule* module, const void*, unsigned, CUjit_option*, void**) {
+  return load_module(module);
+}
+
+API CUresult cuModuleUnload(CUmodule module) {
+  delete reinterpret_cast<char*>(module);
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
+  *function = reinterpret_cast<CUfunction>(strdup(name));
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction) {
+  *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024
+           : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS            ? 32
+                                                                : 0;
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) {
+  return CUDA_SUCCESS;
+}
+API CUresult cuFuncSetCacheConfig(CUfunction, CUfunc_cache) {
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction, int, std::size_t) {
+  *blocks = 2;
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CUlaunchConfig*) {
+  *clusters = 2;
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuCtxGetLimit(std::size_t* value, CUlimit) {
+  *value = 1 << 20;
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuCtxSetLimit(CUlimit, std::size_t) {
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuLaunchKernel(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                            CUstream stream, void**, void**) {
+  return static_cast<CUresult>(emulator_launch_hollow(stream, reinterpret_cast<const char*>(function)));
+}
+
+API CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void**, void**) {
+  return static_cast<CUresult>(emulator_launch_hollow(config->hStream, reinterpret_cast<const char*>(function)));
+}
+
+API CUresult cuPointerGetAttribute(void* value, CUpointer_attribute attribute, CUdeviceptr pointer) {
+  const bool known = memory::type_of(reinterpret_cast<void*>(pointer)) != cudaMemoryTypeUnregistered;
+  if (attribute != CU_POINTER_ATTRIBUTE_DEVICE_POINTER || !known) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  *static_cast<CUdeviceptr*>(value) = pointer;
+  return CUDA_SUCCESS;
+}
+
+// ---- entry points
+
+/// Any function of ours, or a stand-in that aborts with its name; of a version up to the emulated driver's.
+API cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
+                                                 unsigned long long, cudaDriverEntryPointQueryResult* found) {
+  const cudaError_t error = enter_without_device(__func__);
+  static void* const own = [] {
+    Dl_info info{};
+    dladdr(reinterpret_cast<const void*>(&load_numerics), &info);
+    return dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+  }();
+  const bool is_new = version > kVersion;
+  *function = error == cudaSuccess && !is_new ? dlsym(own, name) : nullptr;
+  if (found != nullptr) {
+    *found = *function != nullptr ? cudaDriverEntryPointSuccess
+             : is_new             ? cudaDriverEntryPointVersionNotSufficent
+                                  : cudaDriverEntryPointSymbolNotFound;
+  }
+  return leave(__func__, error);
+}

@@ -1,0 +1,39 @@
+"""pytest's plugin on the emulated device: after each test, no race was found and no kernel was hollow.
+
+A kernel is hollow if the numerics do not know it: it took its time and computed nothing, so what follows is wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch._inductor.config
+
+emulator = ctypes.CDLL(str(Path(os.environ["TORCHSHARE_EMULATOR"]) / "libtorchshare_emulator.so"))
+for take in (emulator.emulator_take_race, emulator.emulator_take_hollow):
+    take.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    take.restype = ctypes.c_size_t
+
+# Compiled kernels would be hollow: torch.compile calls torch's own ops in their place.
+torch._inductor.config.fallback_by_default = True
+
+
+def taken(take: Callable[..., int]) -> list[str]:
+    """All that was noted since the last call."""
+    text = ctypes.create_string_buffer(1024)
+    found = []
+    while take(text, len(text)):
+        found.append(text.value.decode())
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_raced() -> Iterator[None]:
+    yield
+    races, hollow = taken(emulator.emulator_take_race), taken(emulator.emulator_take_hollow)
+    assert not races, "\n".join(races)
+    assert not hollow, f"{len(hollow)} kernels computed nothing: {sorted(set(hollow))}"

@@ -1,0 +1,1 @@
+/* Empty: the symbols are those of the library that it links. */

@@ -1,0 +1,134 @@
+#include "memory.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "device.h"
+#include "race_check.h"
+
+namespace emulator::memory {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+
+struct Block {
+  std::uintptr_t end;
+  cudaMemoryType type;
+};
+
+struct Blocks {
+  std::mutex mutex;  // guards every field below
+  std::map<std::uintptr_t, Block> by_begin;
+  std::size_t used = 0;
+
+  /// With `mutex` held: the block that contains the address, or the end.
+  std::map<std::uintptr_t, Block>::iterator find(std::uintptr_t address) {
+    auto after = by_begin.upper_bound(address);
+    if (after == by_begin.begin() || (--after)->second.end <= address) {
+      return by_begin.end();
+    }
+    return after;
+  }
+};
+
+Blocks& blocks() {
+  static Blocks* const all = new Blocks;  // tensors of static objects outlive ours
+  return *all;
+}
+
+std::uintptr_t address(const void* pointer) {
+  return reinterpret_cast<std::uintptr_t>(pointer);
+}
+
+void forget(std::uintptr_t begin, std::uintptr_t end) {
+  std::lock_guard order(RaceCheck::get().mutex);
+  RaceCheck::get().forget(begin, end);
+}
+
+}  // namespace
+
+cudaError_t allocate(void** block, std::size_t bytes, cudaMemoryType type) {
+  *block = nullptr;
+  if (bytes == 0) {
+    return cudaSuccess;
+  }
+  const std::size_t size = (bytes + kPage - 1) / kPage * kPage;
+  std::lock_guard lock(blocks().mutex);
+  const bool on_device = type == cudaMemoryTypeDevice;
+  if (on_device && size > Settings::get().memory - blocks().used) {
+    return cudaErrorMemoryAllocation;
+  }
+  *block = std::aligned_alloc(kPage, size);
+  if (*block == nullptr) {
+    return cudaErrorMemoryAllocation;
+  }
+  std::memset(*block, 0xff, size);
+  blocks().by_begin[address(*block)] = {address(*block) + size, type};
+  blocks().used += on_device ? size : 0;
+  return cudaSuccess;
+}
+
+cudaError_t release(void* block) {
+  if (block == nullptr) {
+    return cudaSuccess;
+  }
+  std::uintptr_t end = 0;
+  {
+    std::lock_guard lock(blocks().mutex);
+    const auto found = blocks().by_begin.find(address(block));
+    if (found == blocks().by_begin.end()) {
+      return cudaErrorInvalidValue;
+    }
+    end = found->second.end;
+    blocks().used -= found->second.type == cudaMemoryTypeDevice ? end - address(block) : 0;
+    blocks().by_begin.erase(found);
+  }
+  forget(address(block), end);
+  std::free(block);
+  return cudaSuccess;
+}
+
+cudaError_t add(void* block, std::size_t bytes) {
+  std::lock_guard lock(blocks().mutex);
+  if (bytes == 0 || block == nullptr) {
+    return cudaErrorInvalidValue;
+  }
+  const bool added = blocks().by_begin.try_emplace(address(block), address(block) + bytes, cudaMemoryTypeHost).second;
+  return added ? cudaSuccess : cudaErrorHostMemoryAlreadyRegistered;
+}
+
+cudaError_t remove(void* block) {
+  std::uintptr_t end = 0;
+  {
+    std::lock_guard lock(blocks().mutex);
+    const auto found = blocks().by_begin.find(address(block));
+    if (found == blocks().by_begin.end()) {
+      return cudaErrorHostMemoryNotRegistered;
+    }
+    end = found->second.end;
+    blocks().by_begin.erase(found);
+  }
+  forget(address(block), end);
+  return cudaSuccess;
+}
+
+cudaMemoryType type_of(const void* pointer) {
+  std::lock_guard lock(blocks().mutex);
+  const auto found = blocks().find(address(pointer));
+  return found == blocks().by_begin.end() ? cudaMemoryTypeUnregistered : found->second.type;
+}
+
+bool contains(std::uintptr_t begin, std::uintptr_t end) {
+  std::lock_guard lock(blocks().mutex);
+  const auto found = blocks().find(begin);
+  return found != blocks().by_begin.end() && end <= found->second.end;
+}
+
+std::size_t used() {
+  std::lock_guard lock(blocks().mutex);
+  return blocks().used;
+}
+
+}  // namespace emulator::memory
