@@ -41,6 +41,7 @@ void bind_gate(py::module_& module) {
       },
       py::arg("kind"), py::arg("count"), py::call_guard<py::gil_scoped_release>());
   module.def("cuda_status", &cuda_status);
+  module.def("cuda_driver_version", &cuda_driver_version);
   module.def("keep_cuda_stand_in", &keep_cuda_stand_in);
   module.def("may_raise_priority", &may_raise_priority, py::call_guard<py::gil_scoped_release>());
   module.def("measure_wake_cost", &measure_wake_cost, py::call_guard<py::gil_scoped_release>());

@@ -126,7 +126,9 @@ void bind_job(py::module_& module) {
       .def_property_readonly("sms", &RuntimeJob::sms)
       .def("synchronize", &RuntimeJob::synchronize)
       .def("open_stream", &RuntimeJob::open_stream)
-      .def("capture", &RuntimeJob::capture, py::arg("work"))
+      .def(
+          "capture", [](RuntimeJob& job, const py::function& work) { return job.capture([&] { work(); }); },
+          py::arg("work"))
       .def("launch", &RuntimeJob::launch, py::arg("graph"), py::arg("name"), ReleaseGil())
       .def_property_readonly("cancel_requested", &RuntimeJob::cancel_requested)
       .def_property_readonly("is_in_body", &RuntimeJob::is_in_body)

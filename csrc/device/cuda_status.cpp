@@ -17,10 +17,9 @@ std::string cuda_status() {
   if (const cudaError_t error = cudaGetDeviceCount(&devices); error != cudaSuccess) {
     return fmt::format("{}; no device: {}", built, cudaGetErrorString(error));
   }
-  int driver = 0;
+  const int driver = cuda_driver_version();
   int lowest = 0;
   int highest = 0;
-  cudaDriverGetVersion(&driver);
   cudaDeviceGetStreamPriorityRange(&lowest, &highest);
   return fmt::format("{}; driver for CUDA {}.{}; devices: {}; stream priorities {} to {}", built, driver / kMajor,
                      driver % kMajor / 10, devices, lowest, highest);
@@ -31,6 +30,11 @@ int cuda_device_count() {
   return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
 }
 
+int cuda_driver_version() {
+  int version = 0;
+  return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
+}
+
 #else
 
 std::string cuda_status() {
@@ -38,6 +42,10 @@ std::string cuda_status() {
 }
 
 int cuda_device_count() {
+  return 0;
+}
+
+int cuda_driver_version() {
   return 0;
 }
 

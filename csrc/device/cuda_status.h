@@ -10,4 +10,8 @@ std::string cuda_status();
 /// How many GPUs this process can use; 0 if the build or the machine has no CUDA. Any thread.
 int cuda_device_count();
 
+/// The latest CUDA that the driver supports: 1000 * major + 10 * minor. 0 if the build or the machine has no CUDA. Any
+/// thread.
+int cuda_driver_version();
+
 }  // namespace torchshare

@@ -193,26 +193,27 @@ std::unique_ptr<DeviceGraph> RuntimeJob::capture(const std::function<void()>& wo
   if (graph == nullptr) {
     throw std::logic_error(fmt::format("job '{}': device '{}' has no graphs", spec_.name, runtime_->device->name()));
   }
-  begin_capture(*graph);
+  outside_gate([&] { graph->begin_capture(); });
   try {
     work();
   } catch (...) {
     try {
-      graph->end_capture();
+      outside_gate([&] { graph->end_capture(); });
     } catch (const std::exception&) {
       // The exception of `work` says more.
     }
     throw;
   }
-  graph->end_capture();
+  outside_gate([&] { graph->end_capture(); });
   return graph;
 }
 
-/// A capture begins with ops of torch's own, under a lock that other jobs want: they must wait neither at the gate nor
-/// while holding the language's lock.
-void RuntimeJob::begin_capture(DeviceGraph& graph) {
+/// For ops of torch's own under a lock that other jobs want: they must wait neither at the gate nor while holding the
+/// language's lock.
+template <class Work>
+void RuntimeJob::outside_gate(Work work) {
   const Ungated here;
-  without_language_lock([&] { graph.begin_capture(); });
+  without_language_lock(work);
 }
 
 void RuntimeJob::launch(DeviceGraph& graph, const std::string& name) {

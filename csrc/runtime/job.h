@@ -87,9 +87,10 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   void wait_while(Attention bit, JobReport::Kind reason);
   JobState run_body(const Body& body);
   void report(JobReport::Kind kind, std::uint64_t steps = 0, JobState state = JobState::kRunning);
-  void begin_capture(DeviceGraph& graph);
   template <class Wait>
   void block(Wait wait);
+  template <class Work>
+  void outside_gate(Work work);
   template <class Work>
   void without_language_lock(Work work);
   void record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t index);

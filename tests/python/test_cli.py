@@ -7,9 +7,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import launch, torchshare_command
+
+from torchshare import _C
 
 JOBS = """
 import time, torch
@@ -270,3 +274,17 @@ def test_run_with_best_fit_says_how_the_gaps_were_filled(jobs: Path):
     assert "a: gaps are " in done.stdout
     (gaps,) = json.loads(torchshare_command(*command, "--json", folder=jobs).stdout)["gaps"]
     assert gaps["job"] == "a" and gaps["ops"] > 0
+
+
+def test_doctor_says_what_a_gpu_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gpu = SimpleNamespace(name="H100", multi_processor_count=132, total_memory=80 * 2**30, major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    monkeypatch.setattr(torch.cuda.Stream, "priority_range", lambda: (0, -5))
+    for version, green in ((13000, "yes"), (12040, "no"), (0, "no")):
+        monkeypatch.setattr(_C, "cuda_driver_version", lambda version=version: version)
+        done = torchshare_command("doctor", folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "H100, 132 SMs, 80.0 GiB" in done.stdout
+        assert f"for CUDA {version // 1000}.{version % 1000 // 10}; green contexts: {green}" in done.stdout

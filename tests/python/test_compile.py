@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,6 +53,64 @@ def test_both_jobs_compile_and_train_as_plain_torch_does() -> None:
     torch.set_num_threads(former)
     for name in ("first", "second"):
         assert all(torch.equal(tensor, results[name].value[key]) for key, tensor in plain.items())
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.filterwarnings("ignore:Using `torch.compile\\(module\\)` when there are global hooks")
+@pytest.mark.parametrize("sub_batch", [None, 4])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_model_trains_in_sub_batches_as_in_plain_torch(backend: str, sub_batch: int | None) -> None:
+    def train(batches: Callable[[Any], Any]) -> dict[str, Tensor]:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.Linear(32, 4))
+        compiled = torch.compile(model, backend=backend)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for pieces in batches([(torch.randn(8, 16), torch.randint(0, 4, (8,))) for _ in range(4)]):
+            for (x, y), weight in pieces:
+                (F.cross_entropy(compiled(x), y) * weight).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model.state_dict()
+
+    def in_job(job: Job) -> dict[str, Tensor]:
+        batches = job.batches
+        return train(lambda data: (((s.data, s.weight) for s in batch) for batch in batches(data, sub_batch)))
+
+    def plain_batches(data: list[Any]) -> Any:
+        rows = sub_batch or 8
+        return ([((x[i : i + rows], y[i : i + rows]), rows / 8) for i in range(0, 8, rows)] for x, y in data)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trained = run_one(in_job, timeout=200).value
+    assert sum("job 'alone': BatchNorm1d takes its" in str(w.message) for w in caught) == (sub_batch is not None)
+    former = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    plain = train(plain_batches)
+    torch.set_num_threads(former)
+    assert all(torch.equal(tensor, trained[key]) for key, tensor in plain.items())
+
+
+def test_a_job_compiles_while_another_looks_for_batch_norm() -> None:
+    keeper = Gatekeeper()
+
+    def splits(job: Job) -> None:
+        for batch in job.batches([torch.randn(4, 4)], sub_batch=2):
+            batch.backward(lambda x: (x * torch.ones((), requires_grad=True)).sum() + (keeper.pause() or 0))
+
+    def compiles(_job: Job) -> Tensor:
+        assert keeper.reached.wait(20)
+        try:
+            return torch.compile(nn.Sequential(nn.ReLU()), backend="eager")(torch.ones(2))
+        finally:
+            keeper.release.set()
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(splits, priority="primary")
+        runtime.submit(compiles)
+        results = runtime.wait(60)
+    assert results["compiles"].value.tolist() == [1, 1]
 
 
 def test_a_job_that_is_suspended_while_it_compiles_holds_up_nobody() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import Gatekeeper, run_one, wait_until
+from conftest import Gatekeeper, run_one, torchshare_command, wait_until
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -87,6 +88,13 @@ def held_by_tensors() -> int:
 def test_a_gpu_is_found() -> None:
     with torchshare.Runtime() as runtime:
         assert runtime.device == "cuda:0"
+
+
+def test_doctor_knows_the_driver(tmp_path: Path) -> None:
+    done = torchshare_command("doctor", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "green contexts: " in done.stdout
+    assert _C.cuda_driver_version() >= 12000  # torch 2.11 needs it
 
 
 def check_a_pair(policy: str = "priority", timeout: float = 90, graph: bool = False, compiled: bool = False) -> None:
@@ -312,6 +320,7 @@ def test_a_cancel_in_the_middle_of_a_queue_of_kernels() -> None:
     with torchshare.Runtime(device="cuda") as runtime:
         endless = runtime.submit(queues)
         runtime.submit(trainer(conv), name="other", priority="primary", threads=1, seed=0)
+        runtime.start()
         wait_until(lambda: endless.result.ops > 200)
         endless.cancel()
         results = runtime.wait(60)

@@ -21,7 +21,7 @@ from torchshare.training import cuda_graph
 class Captures:
     """A C++ job whose graphs are the captured work, done again."""
 
-    def __init__(self, handle: Any, fails: str | None = None) -> None:
+    def __init__(self, handle: Any, fails: Exception | None = None) -> None:
         self._handle = handle
         self._fails = fails
         self.captured: list[Callable[[], None]] = []
@@ -32,7 +32,7 @@ class Captures:
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         if self._fails is not None:
-            raise RuntimeError(self._fails)
+            raise self._fails
         self.captured.append(work)
         return work
 
@@ -41,7 +41,7 @@ class Captures:
         graph()
 
 
-def graphed(job: Job, loss_fn: Callable[..., Tensor], fails: str | None = None) -> cuda_graph.Graphed:
+def graphed(job: Job, loss_fn: Callable[..., Tensor], fails: Exception | None = None) -> cuda_graph.Graphed:
     job._context.handle = Captures(job._context.handle, fails)  # type: ignore[assignment]
     return cuda_graph.Graphed(job._context, loss_fn, torch.device("cpu"))
 
@@ -93,6 +93,42 @@ def test_one_capture_for_each_shape_and_weight() -> None:
     assert launches[0].endswith("loss_fn, 8 rows")
 
 
+@pytest.mark.filterwarnings("ignore:.*takes its statistics")
+def test_a_compiled_model_trains_as_without_a_graph() -> None:
+    """Its warm-up leaves the buffers alone, and nothing is left to compile for the capture."""
+    compiled: list[bool] = []
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = make_model()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x)
+
+    def train_compiled(job: Job, graph: bool) -> dict[str, Tensor]:
+        model = Net()
+        in_warm_up = True
+
+        def backend(traced: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
+            compiled.append(in_warm_up)
+            return traced.forward
+
+        model.compile(backend=backend)
+        loss_fn = lambda x, y: F.cross_entropy(model(x), y)  # noqa: E731
+        loss = graphed(job, loss_fn) if graph else loss_fn
+        for batch in job.batches([(torch.randn(16, 8), torch.randint(0, 3, (16,))) for _ in range(3)], 8):
+            batch.backward(loss)
+            in_warm_up = False
+        return model.state_dict()
+
+    expected = run_one(lambda job: train_compiled(job, False)).value
+    compiled.clear()
+    found = run_one(lambda job: train_compiled(job, True)).value
+    assert compiled == [True]
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+
 def test_gradients_that_are_there_are_added_to() -> None:
     def train_twice(job: Job) -> Tensor:
         weights = torch.ones(4, requires_grad=True)
@@ -106,7 +142,9 @@ def test_gradients_that_are_there_are_added_to() -> None:
     assert run_one(train_twice).value.tolist() == [16.0] * 4
 
 
-def fallen_back(make_loss: Callable[[Job, Tensor], Callable[..., Tensor]], fails: str | None = None) -> tuple[str, int]:
+def fallen_back(
+    make_loss: Callable[[Job, Tensor], Callable[..., Tensor]], fails: Exception | None = None
+) -> tuple[str, int]:
     """Why it fell back, and how many launches there were; trains like eager all the same."""
 
     def run(job: Job) -> tuple[str | None, int, Tensor]:
@@ -127,9 +165,23 @@ def plain(_job: Job, weights: Tensor) -> Callable[..., Tensor]:
     return lambda x: (weights * x).sum()
 
 
-def test_what_cannot_be_captured_runs_in_eager() -> None:
-    why, launches = fallen_back(plain, fails="operation not permitted when stream is capturing\nmore")
-    assert (why, launches) == ("operation not permitted when stream is capturing", 0)
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("operation not permitted when stream is capturing\nmore"), "operation not permitted when stream"),
+        (TypeError("incompatible function arguments"), "incompatible function arguments"),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_what_cannot_be_captured_runs_in_eager(error: Exception, reason: str) -> None:
+    why, launches = fallen_back(plain, fails=error)
+    assert why.startswith(reason) and "\n" not in why
+    assert launches == 0
+
+
+def test_work_written_in_python_reaches_the_devices_capture() -> None:
+    with pytest.raises(RuntimeError, match="job 'alone': device 'cpu' has no graphs"):
+        run_one(lambda job: job._context.handle.capture(lambda: None))
 
 
 def test_random_numbers_of_the_host_are_no_part_of_a_graph() -> None:

@@ -71,7 +71,7 @@ def _gpus() -> Iterator[Finding]:
 
 
 def _sharing() -> Iterator[Finding]:
-    driver = int(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
+    driver = _C.cuda_driver_version()
     text = f"{driver // 1000}.{driver % 1000 // 10}"
     lack = "" if driver >= _GREEN_DRIVER else "submit(sms=...) needs a driver for CUDA 12.8"
     yield Finding("driver", f"for CUDA {text}; green contexts: {'no' if lack else 'yes'}", lack)

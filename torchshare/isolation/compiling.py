@@ -6,10 +6,12 @@ Here, jobs take turns at both, and at all tracing (see `tracing`): one lock, so 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -26,7 +28,7 @@ _INDUCTOR = "torch._inductor.compile_fx"
 def route(replace: Replace) -> _C.Turns:
     """Puts our lock in the place of dynamo's, and before Inductor as soon as that is there. Returns it."""
     import torch._dynamo
-    from torch._dynamo import convert_frame
+    from torch._dynamo import convert_frame, eval_frame
     from torch._functorch import config
 
     # On the first call of a compiled function it has a mode look for custom ops that are registered wrongly, and ops
@@ -44,7 +46,30 @@ def route(replace: Replace) -> _C.Turns:
     replace(convert_frame, "compile_lock", turns)
     for name in ("reset", "reset_code_caches"):
         replace(torch._dynamo, name, _outside_of_jobs(getattr(torch._dynamo, name)))
+    replace(eval_frame, "_callback_from_stance", _eager_by_thread(eval_frame._callback_from_stance))
     return turns
+
+
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def in_eager() -> Iterator[None]:
+    """Compiled functions that the calling thread calls run in eager. While a runtime is open; torch's own
+    `set_stance("force_eager")` is for all threads."""
+    former, _here.in_eager = getattr(_here, "in_eager", False), True
+    try:
+        yield
+    finally:
+        _here.in_eager = former
+
+
+def _eager_by_thread(callback_from_stance: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(callback_from_stance)
+    def callback(given: Any) -> Any:
+        return None if getattr(_here, "in_eager", False) else callback_from_stance(given)
+
+    return callback
 
 
 def take_turns(lock: AbstractContextManager[Any], function: Callable[..., Any]) -> Callable[..., Any]:

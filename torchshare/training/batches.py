@@ -228,17 +228,22 @@ class BatchNormWarning:
             self._hook.remove()
 
     def _look(self, module: torch.nn.Module, _: object) -> None:
-        if current.job() is not self._job or self._hook is None:
+        # Dynamo traces global hooks, too, and can guard on none of what follows.
+        if torch.compiler.is_compiling() or current.job() is not self._job or self._hook is None:
             return
-        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.training:
-            self._hook.remove()
-            self._hook = None
-            warnings.warn(
-                f"job '{self._job.name}': {type(module).__name__} takes its statistics from each sub-batch, not from "
-                "the whole batch, and updates its running mean and variance once per sub-batch: gradients differ from "
-                "the unsplit batch's. They are the same at the same sub_batch. GroupNorm and LayerNorm do not differ.",
-                stacklevel=2,
-            )
+        compiled = getattr(module, "_orig_mod", None)  # of torch.compile: its layers are not called one by one
+        for layer in (module,) if compiled is None else compiled.modules():
+            if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and layer.training:
+                self._hook.remove()
+                self._hook = None
+                warnings.warn(
+                    f"job '{self._job.name}': {type(layer).__name__} takes its statistics from each sub-batch, not "
+                    "from the whole batch, and updates its running mean and variance once per sub-batch: gradients "
+                    "differ from the unsplit batch's. They are the same at the same sub_batch. GroupNorm and LayerNorm "
+                    "do not differ.",
+                    stacklevel=2,
+                )
+                return
 
 
 def _described(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from torchshare import _C
 from torchshare.context import current
+from torchshare.isolation import compiling
 from torchshare.training import pytree
 
 if TYPE_CHECKING:
@@ -107,6 +109,8 @@ class _Graph:
         job.handle.synchronize()
         try:
             self._graph: _C.DeviceGraph = job.handle.capture(work)
+        except Exception as error:  # the warm-up has run `loss_fn` without one
+            raise _Uncapturable(str(error) or type(error).__name__) from error
         finally:
             for leaf, before in zip(leaves, former, strict=True):
                 leaf.grad = before
@@ -130,34 +134,44 @@ def _warm_up(job: JobContext, run: Callable[[], Tensor]) -> list[Tensor]:
     buffers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def remember(module: torch.nn.Module, _inputs: object) -> None:
-        if current.job() is job:
+        if not torch.compiler.is_compiling() and current.job() is job:  # another job's dynamo traces it, too
             for buffer in module.buffers():
                 buffers.setdefault(id(buffer), (buffer, buffer.detach().clone()))
 
     states = _RandomStates(job)
-    hook = torch.nn.modules.module.register_module_forward_pre_hook(remember)
     leaves: list[Tensor] = []
     gradients: list[Tensor | None] = []
     try:
         for round_number in range(_WARM_UP):
-            loss = run()
             if round_number == 0:
+                with _forward_pre_hook(remember), compiling.in_eager():  # compiled modules call no hooks
+                    loss = run()
                 leaves = list(_leaves(loss))
                 gradients = [leaf.grad for leaf in leaves]
                 for leaf in leaves:
                     leaf.grad = None
+            else:
+                loss = run()
             torch.autograd.backward(loss)
         if states.host_has_moved():
             raise _Uncapturable("the loss function draws random numbers on the host")
         return [leaf for leaf in leaves if leaf.grad is not None]
     finally:
-        hook.remove()
         for leaf, former in zip(leaves, gradients, strict=True):
             leaf.grad = former
         with torch.no_grad():
             for buffer, value in buffers.values():
                 buffer.copy_(value)
         states.restore()
+
+
+@contextlib.contextmanager
+def _forward_pre_hook(hook: Callable[[torch.nn.Module, object], None]) -> Iterator[None]:
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _leaves(loss: Tensor) -> Iterator[Tensor]:
