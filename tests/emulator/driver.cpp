@@ -6,7 +6,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <string_view>
+#include <string>
 
 #include "calls.h"
 #include "emulator.h"
@@ -255,7 +255,12 @@ API cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** functi
     return dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
   }();
   const bool is_new = version > kVersion;
-  *function = error == cudaSuccess && !is_new ? dlsym(own, name) : nullptr;
+  *function = nullptr;
+  for (const char* const suffix : {"_v2", ""}) {  // cuda.h defines cuStreamWriteValue32 as cuStreamWriteValue32_v2
+    if (error == cudaSuccess && !is_new && *function == nullptr) {
+      *function = dlsym(own, (std::string(name) + suffix).c_str());
+    }
+  }
   if (found != nullptr) {
     *found = *function != nullptr ? cudaDriverEntryPointSuccess
              : is_new             ? cudaDriverEntryPointVersionNotSufficent

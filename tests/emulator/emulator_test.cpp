@@ -336,7 +336,11 @@ TEST_F(EmulatorTest, TheDriverKnowsWhatItsVersionHas) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
   ASSERT_EQ(cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", &function, 11070, 0, &found), cudaSuccess);
-  EXPECT_TRUE(found == cudaDriverEntryPointSuccess && function != nullptr);
+  ASSERT_TRUE(found == cudaDriverEntryPointSuccess && function != nullptr);
+  const auto write = reinterpret_cast<decltype(&cuStreamWriteValue32)>(function);
+  ASSERT_EQ(write(first, reinterpret_cast<CUdeviceptr>(memory), 7, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cudaStreamSynchronize(first), cudaSuccess);
+  EXPECT_EQ(*static_cast<std::uint32_t*>(memory), 7U);
   ASSERT_EQ(cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", &function, 99000, 0, &found), cudaSuccess);
   EXPECT_TRUE(found == cudaDriverEntryPointVersionNotSufficent && function == nullptr);
   ASSERT_EQ(cudaGetDriverEntryPointByVersion("cuNoSuchThing", &function, 12000, 0, &found), cudaSuccess);

@@ -152,71 +152,8 @@ API cudaError_t cudaPeekAtLastError() {
   return lost_by() != 0 ? static_cast<cudaError_t>(lost_by()) : last_error();
 }
 
-namespace {
+// cudaGetErrorName and cudaGetErrorString are NVIDIA's own: tables that need no device.
 
-struct ErrorText {
-  cudaError_t error;
-  const char* name;
-  const char* text;
-};
-
-// The texts are those of the driver's cuGetErrorString.
-#define ERROR(name, text) {name, #name, text}
-constexpr ErrorText kErrors[] = {
-    ERROR(cudaSuccess, "no error"),
-    ERROR(cudaErrorInvalidValue, "invalid argument"),
-    ERROR(cudaErrorMemoryAllocation, "out of memory"),
-    ERROR(cudaErrorInitializationError, "initialization error"),
-    ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
-    ERROR(cudaErrorECCUncorrectable, "uncorrectable ECC error encountered"),
-    ERROR(cudaErrorPeerAccessUnsupported, "peer access is not supported between these two devices"),
-    ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),
-    ERROR(cudaErrorIllegalState, "the operation cannot be performed in the present state"),
-    ERROR(cudaErrorNotReady, "device not ready"),
-    ERROR(cudaErrorIllegalAddress, "an illegal memory access was encountered"),
-    ERROR(cudaErrorLaunchOutOfResources, "too many resources requested for launch"),
-    ERROR(cudaErrorLaunchTimeout, "the launch timed out and was terminated"),
-    ERROR(cudaErrorAssert, "device-side assert triggered"),
-    ERROR(cudaErrorHostMemoryAlreadyRegistered, "part or all of the requested memory range is already mapped"),
-    ERROR(cudaErrorHostMemoryNotRegistered, "pointer does not correspond to a registered memory region"),
-    ERROR(cudaErrorMisalignedAddress, "misaligned address"),
-    ERROR(cudaErrorIllegalInstruction, "an illegal instruction was encountered"),
-    ERROR(cudaErrorLaunchFailure, "unspecified launch failure"),
-    ERROR(cudaErrorNotPermitted, "operation not permitted"),
-    ERROR(cudaErrorNotSupported, "operation not supported"),
-    ERROR(cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing"),
-    ERROR(cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture"),
-    ERROR(cudaErrorStreamCaptureMerge, "operation would result in a merge of separate capture sequences"),
-    ERROR(cudaErrorStreamCaptureUnmatched, "capture was not ended in the same stream as it began"),
-    ERROR(cudaErrorStreamCaptureUnjoined, "capturing stream has unjoined work"),
-    ERROR(cudaErrorStreamCaptureIsolation, "dependency created on uncaptured work in another stream"),
-    ERROR(cudaErrorStreamCaptureImplicit,
-          "operation would make the legacy stream depend on a capturing blocking stream"),
-    ERROR(cudaErrorCapturedEvent, "operation not permitted on an event last recorded in a capturing stream"),
-    ERROR(cudaErrorStreamCaptureWrongThread,
-          "attempt to terminate a thread-local capture sequence from another thread"),
-    ERROR(cudaErrorUnknown, "unknown error"),
-};
-#undef ERROR
-
-const ErrorText& text_of(cudaError_t error) {
-  for (const ErrorText& known : kErrors) {
-    if (known.error == error) {
-      return known;
-    }
-  }
-  static constexpr ErrorText kUnnamed{cudaErrorUnknown, "cudaErrorUnnamed", "an error without a text in the emulator"};
-  return kUnnamed;
-}
-
-}  // namespace
-
-API const char* cudaGetErrorName(cudaError_t error) {
-  return text_of(error).name;
-}
-API const char* cudaGetErrorString(cudaError_t error) {
-  return text_of(error).text;
-}
 API cudaError_t cudaProfilerStart() {
   return cudaSuccess;
 }

@@ -27,7 +27,10 @@ void resize(const at::Tensor& out, const Shape& shape) {
     return;
   }
   at::native::resize_output(out, shape.sizes);
-  out.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes, shape.strides);
+  const size_t bytes = at::detail::computeStorageNbytes(shape.sizes, shape.strides, out.dtype().itemsize());
+  if (bytes == out.nbytes()) {  // dense, in another order
+    out.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes, shape.strides);
+  }
 }
 
 at::Tensor to_device(const at::Tensor& tensor) {
@@ -146,25 +149,18 @@ void BoxedKernel::run_synchronously(torch::jit::Stack& stack) {
   const c10::IValue* arguments = stack.data() + stack.size() - count;
   const auto answer = std::make_shared<Answer>();
   auto launch = std::make_unique<Launch>(op_, arguments);
-  std::vector<at::Tensor> outs;
-  for (size_t i = 0; i < count; ++i) {
-    if (op_.arguments[i].out) {
-      outs.push_back(at::detail::empty_cpu({0}, arguments[i].toTensor().scalar_type()));
-      launch->set_argument(i, outs.back());
-    }
-  }
   launch->answer(answer);
   Launch::submit(std::move(launch));
   synchronize();
   if (answer->error) {
     std::rethrow_exception(answer->error);
   }
-  auto out = outs.begin();
   for (size_t i = 0; i < count; ++i) {
     if (op_.arguments[i].out) {
-      resize(arguments[i].toTensor(), shapes_of(*out)[0]);
-      at::Tensor argument = arguments[i].toTensor();
-      at::native::copy_(argument, *out++);
+      at::Tensor out = arguments[i].toTensor();
+      const at::Tensor& value = answer->outs[i].toTensor();
+      resize(out, shapes_of(value)[0]);
+      at::native::copy_(out, value);
     }
   }
   std::vector<c10::IValue> new_results(op_.results.size());

@@ -48,14 +48,16 @@ bool is_not_strided(const std::string& name) {
   return false;
 }
 
-/// They have one kernel for all devices, which would call cuDNN.
-bool chooses_cudnn(const std::string& name) {
-  return name == "aten::convolution" || name == "aten::_convolution" || name == "aten::convolution_backward";
+/// They have one kernel for all devices, which calls cuDNN or a CUDA kernel itself.
+bool is_kernel_of_all_devices(const std::string& name) {
+  static const std::unordered_set<std::string> names = {
+      "aten::_convolution", "aten::conj_physical_", "aten::convolution", "aten::convolution_backward", "aten::mode"};
+  return names.count(name) != 0;
 }
 
 bool is_emulated(const c10::OperatorHandle& op) {
   const std::string& name = op.schema().name();
-  return (op.hasKernelForDispatchKey(c10::DispatchKey::CUDA) || chooses_cudnn(name)) &&
+  return (op.hasKernelForDispatchKey(c10::DispatchKey::CUDA) || is_kernel_of_all_devices(name)) &&
          op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) && !is_view(op.schema()) && !is_torchs_own(name) &&
          !is_not_strided(name);
 }

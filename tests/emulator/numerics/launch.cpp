@@ -1,5 +1,6 @@
 #include "numerics/launch.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
@@ -11,6 +12,19 @@
 #include "numerics/tensors.h"
 
 namespace emulator {
+namespace {
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& e) {
+    return e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
+
+}  // namespace
 
 Launch::Launch(const Operator& op, const c10::IValue* arguments) : op_(op) {
   const size_t count = op.arguments.size();
@@ -18,17 +32,26 @@ Launch::Launch(const Operator& op, const c10::IValue* arguments) : op_(op) {
   accesses_.reserve(count + op.results.size());
   for (size_t i = 0; i < count; ++i) {
     const Argument& argument = op.arguments[i];
+    const bool written = argument.written && (argument.written_if < 0 || arguments[argument.written_if].toBool());
     if (static_cast<int>(i) == op.generator) {
       random_ = reserve_random(arguments[i]);
       arguments_.emplace_back();
       continue;
     }
-    const bool written = argument.written && (argument.written_if < 0 || arguments[argument.written_if].toBool());
-    arguments_.push_back(map_tensors(arguments[i], [&](const at::Tensor& tensor) {
+    const auto take = [&](const at::Tensor& tensor) {
       if (is_on_device(tensor) && tensor.numel() != 0) {
         accesses_.push_back(access_of(tensor, written));
       }
       return kernel_argument(tensor, written);
+    };
+    if (!argument.out) {
+      arguments_.push_back(map_tensors(arguments[i], take));
+      continue;
+    }
+    outs_.resize(count);
+    arguments_.push_back(map_tensors(arguments[i], [&](const at::Tensor& tensor) {
+      outs_[i].push_back(take(tensor));
+      return at::Tensor(at::detail::empty_cpu({0}, tensor.scalar_type()));
     }));
   }
   if (random_ && random_->captured_) {
@@ -38,13 +61,18 @@ Launch::Launch(const Operator& op, const c10::IValue* arguments) : op_(op) {
 }
 
 void Launch::store_result(size_t position, const std::vector<at::Tensor>& into) {
-  stores_.resize(op_.results.size());
+  results_.resize(op_.results.size());
   for (const at::Tensor& tensor : into) {
-    stores_[position].push_back(kernel_argument(tensor, true));
+    results_[position].push_back(kernel_argument(tensor, true));
     if (tensor.defined() && tensor.numel() != 0) {
       accesses_.push_back(access_of(tensor, true));
     }
   }
+}
+
+void Launch::answer(std::shared_ptr<Answer> answer) {
+  answer_ = std::move(answer);
+  outs_.clear();
 }
 
 void Launch::submit(std::unique_ptr<Launch> launch) {
@@ -56,40 +84,52 @@ void Launch::submit(std::unique_ptr<Launch> launch) {
                                                           raw->accesses_.data(), raw->accesses_.size())));
 }
 
-void Launch::compute(torch::jit::Stack& stack) const {
+void Launch::store(const c10::IValue& values, const std::vector<at::Tensor>& into) const {
+  auto target = into.begin();
+  for_each_tensor(values, [&](const at::Tensor& value) {
+    if (target != into.end() && target->defined() && value.defined()) {
+      target->copy_(value);
+    }
+    target += target != into.end();
+  });
+}
+
+void Launch::compute() {
   const OneThread one_thread;
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  torch::jit::Stack stack = arguments_;
   if (random_) {
     stack[op_.generator] = generator_of(*random_);
   }
   op_.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
-  for (size_t i = 0; i < stores_.size(); ++i) {
-    auto store = stores_[i].begin();
-    for_each_tensor(stack[i], [&](const at::Tensor& result) {
-      if (store != stores_[i].end() && store->defined() && result.defined()) {
-        store->copy_(result);
-      }
-      ++store;
-    });
+  for (size_t i = 0; i < results_.size(); ++i) {
+    store(stack[i], results_[i]);
+  }
+  for (size_t i = 0; i < outs_.size(); ++i) {
+    store(arguments_[i], outs_[i]);
+  }
+  if (answer_) {
+    answer_->results = std::move(stack);
+    answer_->outs = arguments_;
   }
 }
 
 void Launch::run() {
-  torch::jit::Stack stack = arguments_;
   try {
-    compute(stack);
-    if (answer_) {
-      answer_->results = std::move(stack);
-    }
-  } catch (const std::exception& error) {
+    compute();
+  } catch (...) {
     if (answer_) {
       answer_->error = std::current_exception();
-      return;
+    } else {
+      fail(message_of(std::current_exception()));
     }
-    // As a kernel's assertion: torch's CUDA kernels check indices so.
-    std::fprintf(stderr, "emulator: device-side assertion in %s: %.300s\n", op_.name.c_str(), error.what());
-    emulator_lose_device(cudaErrorAssert);
   }
+}
+
+/// As a kernel's assertion, which is how torch's CUDA kernels check indices.
+void Launch::fail(const std::string& message) const {
+  std::fprintf(stderr, "emulator: device-side assertion in %s: %s\n", op_.name.c_str(), message.c_str());
+  emulator_lose_device(cudaErrorAssert);
 }
 
 }  // namespace emulator

@@ -4,8 +4,10 @@
 #include <ATen/core/stack.h>
 #include <ATen/cuda/PhiloxCudaState.h>
 
+#include <exception>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "emulator.h"
@@ -16,34 +18,36 @@ namespace emulator {
 /// What a kernel that the host waits for hands back.
 struct Answer {
   torch::jit::Stack results;
+  torch::jit::Stack outs;  // by position among the arguments
   std::exception_ptr error;
 };
 
 class Launch {
  public:
-  /// Takes the arguments as they are now: device memory by address, host values by copy.
+  /// Takes the arguments as they are now: device memory by address, host values by copy. An `out=` argument has its
+  /// final shape; the kernel gets an empty one, for CPU kernels resize them and mistake their strides.
   Launch(const Operator& op, const c10::IValue* arguments);
 
-  /// The kernel's new result at this position is copied into these device tensors.
+  /// Where the kernel's new result at this position goes, on the device.
   void store_result(size_t position, const std::vector<at::Tensor>& into);
 
-  /// The kernel writes this argument on the host: a tensor of any shape, found among `results` of the answer.
-  void set_argument(size_t position, c10::IValue value) { arguments_[position] = std::move(value); }
-
-  /// Instead of storing results, hand them to the host, and errors too.
-  void answer(std::shared_ptr<Answer> answer) { answer_ = std::move(answer); }
+  /// Hands results and errors to the host, which waits for them, and stores nothing.
+  void answer(std::shared_ptr<Answer> answer);
 
   /// Puts it into the current stream.
   static void submit(std::unique_ptr<Launch> launch);
 
  private:
   void run();
-  void compute(torch::jit::Stack& stack) const;
+  void compute();
+  void fail(const std::string& message) const;
+  void store(const c10::IValue& values, const std::vector<at::Tensor>& into) const;
 
   const Operator& op_;
   torch::jit::Stack arguments_;
+  std::vector<std::vector<at::Tensor>> outs_;     // device memory of the arguments that are `out`, by position
+  std::vector<std::vector<at::Tensor>> results_;  // ... and of new results, by position
   std::optional<at::PhiloxCudaState> random_;
-  std::vector<std::vector<at::Tensor>> stores_;  // by position of the result
   std::shared_ptr<Answer> answer_;
   std::vector<EmulatorAccess> accesses_;
 };

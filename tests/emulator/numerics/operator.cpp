@@ -87,6 +87,7 @@ Operator::Operator(const c10::OperatorHandle& op) : handle(op), name(c10::toStri
                          .any_value = is_number(argument.type()) && !has_shape_from_numbers(schema.name()),
                          .may_be_on_host = lengths || indices});
   }
+  takes_pivots = schema.argumentIndexWithName("pivots") || schema.argumentIndexWithName("LU_pivots");
   synchronous = has_shape_from_values(schema.name());
   for (const c10::Argument& result : schema.returns()) {
     results.push_back({argument_returned(schema, result), result.type()->isSubtypeOf(*c10::ListType::ofTensors())});

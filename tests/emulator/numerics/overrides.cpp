@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
 #include <ATen/ops/copy_native.h>
 
@@ -169,9 +170,9 @@ Tensor baddbmm_to(const Tensor& self, const Tensor& a, const Tensor& b, at::Scal
   return at::baddbmm(self.to(type), a.to(type), b.to(type), beta, alpha);
 }
 
-/// Attention from its parts: the fused kernels are CUDA's alone.
-int64_t fused_sdp_choice(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, double, bool,
-                         std::optional<double>, bool) {
+/// Attention from its parts: the fused kernels are CUDA's alone. Asked through a stub, and through an op.
+int64_t choose_math(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, double, bool,
+                    std::optional<double>, bool) {
   return static_cast<int64_t>(sdp::SDPBackend::math);
 }
 
@@ -194,7 +195,8 @@ void install_overrides(torch::Library& library) {
   library.impl("bmm.dtype", TORCH_FN(bmm_to));
   library.impl("addmm.dtype", TORCH_FN(addmm_to));
   library.impl("baddbmm.dtype", TORCH_FN(baddbmm_to));
-  library.impl("_fused_sdp_choice", TORCH_FN(fused_sdp_choice));
+  library.impl("_fused_sdp_choice", TORCH_FN(choose_math));
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose_math);
 }
 
 }  // namespace emulator

@@ -4,9 +4,9 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/thread_pool.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <future>
@@ -99,8 +99,8 @@ Shape shape_of(const at::Tensor& tensor) {
   return shape;
 }
 
-/// Indices of 0 are in range, numbers of 0.5 are probabilities and have logarithms.
-at::Tensor dummy(const at::Tensor& tensor) {
+/// Integers of 0 are indices in range, numbers of 0.5 are probabilities and have logarithms.
+at::Tensor dummy(const at::Tensor& tensor, int64_t integer) {
   if (!is_on_device(tensor)) {
     return kernel_argument(tensor, false);
   }
@@ -109,10 +109,16 @@ at::Tensor dummy(const at::Tensor& tensor) {
   const int64_t count = static_cast<int64_t>(bytes) / item;
   const bool half = (tensor.is_floating_point() && item > 1) || tensor.is_complex();
   const at::TensorOptions options(tensor.scalar_type());
-  const at::Tensor memory = half ? at::full({count}, 0.5, options) : at::zeros({count}, options);
+  const at::Tensor memory = half ? at::full({count}, 0.5, options) : at::full({count}, integer, options);
   at::Tensor made = at::as_strided(memory, tensor.sizes(), tensor.strides(), 0);
   copy_flags(tensor, made);
   return made;
+}
+
+bool same_sizes(const c10::IValue& value, const c10::IValue& other) {
+  const std::vector<Shape> shapes = shapes_of(value), others = shapes_of(other);
+  return std::equal(shapes.begin(), shapes.end(), others.begin(), others.end(),
+                    [](const Shape& shape, const Shape& other) { return shape.sizes == other.sizes; });
 }
 
 Shapes run_on_dummies(const Operator& op, const c10::IValue* arguments) {
@@ -123,9 +129,10 @@ Shapes run_on_dummies(const Operator& op, const c10::IValue* arguments) {
   const c10::WarningUtils::WarningHandlerGuard no_warnings(&quiet);  // the host warns when it resizes `out=` itself
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   torch::jit::Stack given;
+  const auto make_dummy = [&](const at::Tensor& tensor) { return dummy(tensor, op.takes_pivots); };
   for (size_t i = 0; i < op.arguments.size(); ++i) {
     const bool generator = static_cast<int>(i) == op.generator;
-    given.push_back(generator ? c10::IValue(generator_of(0, 0)) : map_tensors(arguments[i], dummy));
+    given.push_back(generator ? c10::IValue(generator_of(0, 0)) : map_tensors(arguments[i], make_dummy));
   }
   torch::jit::Stack stack = given;
   op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
@@ -134,7 +141,10 @@ Shapes run_on_dummies(const Operator& op, const c10::IValue* arguments) {
     shapes.results.push_back(shapes_of(result));
   }
   for (size_t i = 0; i < op.arguments.size(); ++i) {
-    shapes.outs.push_back(op.arguments[i].out ? shapes_of(given[i]) : std::vector<Shape>());
+    const Argument& argument = op.arguments[i];
+    shapes.outs.push_back(argument.out ? shapes_of(given[i]) : std::vector<Shape>());
+    TORCH_CHECK(argument.out || !argument.written || same_sizes(given[i], arguments[i]), "emulator: ", op.name,
+                " resizes the argument that it writes, which is not emulated");
   }
   return shapes;
 }

@@ -1,0 +1,108 @@
+"""Trains a pair of jobs while one CUDA call fails, each case in a forked process.
+
+Reads a case as JSON from each line of its input, {"policy", "call", "error", "skip"}, and writes what came of it:
+
+    {"status": exit status, "jobs": {name: digest of the weights or the error's text}, "runtime": error or null,
+     "left": names of threads that should have ended, "calls": {call: times} as far as the case asks for them}
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import torchshare
+from torchshare import Job
+
+LIMIT_S = 60
+emulator = ctypes.CDLL(str(Path(os.environ["TORCHSHARE_EMULATOR"]) / "libtorchshare_emulator.so"))
+emulator.emulator_calls.restype = ctypes.c_uint64
+emulator.emulator_inject.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64]
+
+
+def digest(tensors: list[Tensor]) -> str:
+    return hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in tensors)).hexdigest()
+
+
+def train(job: Job) -> str:
+    """A few steps with sub-batches and a graph, copies from pinned memory, a side stream and a host wait."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = [torch.randn(8, 8).pin_memory() for _ in range(4)]
+    side = torch.cuda.Stream()
+    loss = job.graph(lambda x: model(x).square().mean())
+    for batch in job.batches([x.to("cuda", non_blocking=True) for x in data], sub_batch=4):
+        batch.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        scaled = [parameter.detach() * 2 for parameter in model.parameters()]
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    return digest(scaled)
+
+
+def say(error: BaseException | None) -> str | None:
+    return None if error is None else f"{type(error).__name__}: {error}"
+
+
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    jobs: dict[str, str | None] = {}
+    failed = None
+    if case.get("call"):
+        emulator.emulator_inject(case["call"].encode(), case["error"], case["skip"], 1)
+    try:
+        with torchshare.Runtime(device="cuda", policy=case["policy"]) as runtime:
+            runtime.submit(train, name="first", priority="primary", threads=1, seed=0)
+            runtime.submit(train, name="second", threads=1, seed=1)
+            results = runtime.wait(LIMIT_S, check=False)
+            jobs = {
+                name: result.value if result.exception is None else say(result.exception)
+                for name, result in results.items()
+            }
+    except Exception as error:
+        failed = say(error)
+    left = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    calls = {name: emulator.emulator_calls(name.encode()) for name in case.get("count", [])}
+    return {"jobs": jobs, "runtime": failed, "left": left, "calls": calls}
+
+
+def in_fork(case: dict[str, Any]) -> dict[str, Any]:
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reads)
+        os.dup2(2, 1)  # our output is for outcomes
+        outcome = run(case)
+        os.write(writes, json.dumps(outcome).encode())
+        os.close(writes)
+        sys.stderr.flush()
+        os._exit(0)
+    os.close(writes)
+    timer = threading.Timer(LIMIT_S + 10, lambda: os.kill(child, 9))
+    timer.start()
+    with os.fdopen(reads, "rb") as stream:
+        text = stream.read()
+    _, status = os.waitpid(child, 0)
+    timer.cancel()
+    return {"status": os.waitstatus_to_exitcode(status), **(json.loads(text) if text else {})}
+
+
+def main() -> None:
+    assert torch.cuda.is_available()  # loads the numerics once, in the parent; no call yet touches the device
+    for line in sys.stdin:
+        print(json.dumps(in_fork(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
