@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from conftest import run_one
 from torch import Tensor, nn
@@ -16,6 +18,10 @@ from torchshare import Job, Results
 
 MIB = 2**20
 SLEEP_CYCLES = 1_000_000_000  # of torch.cuda._sleep: about half a second
+
+needs_kernels = pytest.mark.skipif(
+    "TORCHSHARE_EMULATOR" in os.environ, reason="compiles CUDA kernels, which the emulated device cannot run"
+)
 
 Make = Callable[[], nn.Module]
 Train = Callable[[Job], list[Tensor]]
@@ -39,7 +45,7 @@ def trainer(
     *,
     sub_batch: int | None = 8,
     last: int = 16,
-    epochs: int = 4,
+    epochs: int = 2,
     graph: bool = False,
     backend: str | None = None,
     at_step: Callable[[int], None] = lambda _: None,
