@@ -171,8 +171,8 @@ def captured(_job: Job | None = None) -> list[Tensor]:
 
 
 NOT_ISOLATED = (
-    "torch.cuda.graph in a job captures with the process's generator, in global mode, on a stream that it keeps for all "
-    "jobs, and the gate records markers there"
+    "torch.cuda.graph in a job captures with the process's generator, in global mode, on a stream that all "
+    "jobs share, and the gate records markers there"
 )
 
 
