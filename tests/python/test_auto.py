@@ -198,7 +198,10 @@ def test_lengths_come_from_the_loader_the_epochs_or_the_user():
 @pytest.mark.parametrize("steps", [-1, 1.5, "many", True])
 def test_lengths_that_are_none_are_refused(steps: Any):
     for what in ("steps", "epochs"):
-        with torchshare.Runtime() as runtime, pytest.raises(ValueError, match=f"job 'a': {what} is {steps!r}"):
+        with (
+            torchshare.Runtime() as runtime,
+            pytest.raises(ValueError, match=f"job 'a': {what} must be a non-negative integer, got {steps!r}"),
+        ):
             runtime.submit(training(1), name="a", **{what: steps})
 
 

@@ -128,5 +128,5 @@ def test_what_a_gpu_is_needed_for_is_refused_on_the_cpu() -> None:
     with torchshare.Runtime(device="cpu") as runtime, pytest.raises(ValueError, match="job 'a': sms is 8 on device"):
         runtime.submit(print, name="a", sms=8)
     for value in (0, -1.0, 2, float("nan")):
-        with pytest.raises(ValueError, match="run_ahead is"):
+        with pytest.raises(ValueError, match="run_ahead must be"):
             torchshare.Runtime(run_ahead=value)

@@ -400,7 +400,7 @@ def test_a_second_ctrl_c_does_not_break_off_the_close(tmp_path: Path, program: s
     process = launch("-c", CLEANS_UP + program, folder=tmp_path)
     out, err = signalled(process, *twice(gap))
     assert (process.returncode, out) == (-signal.SIGINT, "cleaned up\n"), err
-    assert "waiting for jobs to stop: body. Ctrl-C again leaves them behind" in err
+    assert "waiting for jobs to stop: body; Ctrl-C again leaves them behind" in err
     assert err.splitlines()[-1] == "KeyboardInterrupt"
 
 

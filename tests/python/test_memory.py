@@ -104,5 +104,5 @@ def test_a_profiler_works_in_a_job_that_is_counted() -> None:
 
 @pytest.mark.parametrize("budget", [0, -1, 1.5, "1GB", True])
 def test_budgets_that_make_no_sense(budget: Any) -> None:
-    with torchshare.Runtime() as runtime, pytest.raises(ValueError, match=r"job 'a': memory_budget is .*expected"):
+    with torchshare.Runtime() as runtime, pytest.raises(ValueError, match=r"job 'a': memory_budget must be"):
         runtime.submit(print, name="a", memory_budget=budget)

@@ -128,18 +128,26 @@ def test_a_queue_pairs_who_shares_well():
 def test_jobs_never_measured_together_do_not_share():
     found = plan([profile("a", 10), profile("b", 20), profile("c", 30)], NONE)
     assert found.ends == {"a": 10, "b": 30, "c": 60}
-    assert "'a' and 'b' were never measured together: they do not share" in found.reasons
+    assert "'a' and 'b' were not measured together, so they do not share" in found.reasons
 
 
 @pytest.mark.parametrize(
     ("profiles", "settings", "message"),
     [
-        ([profile("a", 1), profile("a", 1)], NONE, "two profiles are of job 'a'"),
+        ([profile("a", 1), profile("a", 1)], NONE, "profiles must be of different jobs, got two of 'a'"),
         ([profile("a", 1), profile("b", 1)], NONE, "no profile has 'a' beside 'b'"),
-        ([profile("a", 1), profile("b", 1)], PlanSettings(steps={"x": 1}), "steps names job 'x'; expected one of a, b"),
-        ([profile("a", 1, steps=None, partners={"b": (1, 1)}), profile("b", 1)], NONE, "job 'a': .* how many steps"),
+        ([profile("a", 1), profile("b", 1)], PlanSettings(steps={"x": 1}), "steps names job 'x', must be one of a, b"),
+        (
+            [profile("a", 1, steps=None, partners={"b": (1, 1)}), profile("b", 1)],
+            NONE,
+            "job 'a': its profile has no number of steps",
+        ),
         ([profile("a", 1), profile("b", 1, device="gpu")], NONE, "'a' .test, torch 2. and 'b' .gpu, torch 2."),
-        ([profile(name, 1) for name in "abc"], PlanSettings(max_slowdown=0.1), "are for two jobs; there are 3"),
+        (
+            [profile(name, 1) for name in "abc"],
+            PlanSettings(max_slowdown=0.1),
+            "max_slowdown and suspend_cost need two profiles, got 3",
+        ),
         (
             [profile("a", 1, {"b": (1, 1)}), profile("b", 1)],
             PlanSettings(max_slowdown=-1),
@@ -191,11 +199,11 @@ def test_the_verb_prints_the_plan_and_writes_what_was_asked(tmp_path: Path, caps
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["A"], "one profile; expected two or more"),
+        (["A"], "plan needs at least two profiles, got one"),
         (["A", "none.json"], "profile none.json: No such file"),
-        (["A", "B", "--steps", "b"], "--steps b: expected JOB=N"),
-        (["A", "B", "--done", "a=x"], "--done a=x: expected JOB=N"),
-        (["A", "B", "--png", "/nowhere/p.png"], "--png /nowhere/p.png: expected a file in a folder that exists"),
+        (["A", "B", "--steps", "b"], "--steps must be JOB=N with a non-negative integer N, got b"),
+        (["A", "B", "--done", "a=x"], "--done must be JOB=N with a non-negative integer N, got a=x"),
+        (["A", "B", "--png", "/nowhere/p.png"], "--png must be a file in an existing folder, got /nowhere/p.png"),
         (["A", "B", "--memory", "0.0001"], "job 'b' needs"),
     ],
 )

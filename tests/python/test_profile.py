@@ -173,14 +173,26 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text[: len(text) // 2], "cut short or no JSON"),
-        (lambda text: "", "cut short or no JSON"),
-        (lambda text: "[1]", "is of version None; expected 1"),
-        (lambda text: text.replace('"schema_version": 1', '"schema_version": 7'), "is of version 7; expected 1"),
-        (lambda text: text.replace('"median":', '"median": -1, "was":', 1), r"alone\.0\.step_s\.median is -1"),
-        (lambda text: text.replace('"median":', '"median": NaN, "was":', 1), r"alone\.0\.step_s\.median is nan"),
-        (lambda text: text.replace('"ratio":', '"ratio": 1e30, "was":', 1), r"partners\.0\.beside\.0\.ratio is 1e\+30"),
-        (lambda text: text.replace('"ratio":', '"ratio": 0, "was":', 1), r"partners\.0\.beside\.0\.ratio is 0"),
+        (lambda text: text[: len(text) // 2], "is not valid JSON"),
+        (lambda text: "", "is not valid JSON"),
+        (lambda text: "[1]", "must be of version 1, got None"),
+        (lambda text: text.replace('"schema_version": 1', '"schema_version": 7'), "must be of version 1, got 7"),
+        (
+            lambda text: text.replace('"median":', '"median": -1, "was":', 1),
+            r"invalid alone\.0\.step_s\.median, got -1",
+        ),
+        (
+            lambda text: text.replace('"median":', '"median": NaN, "was":', 1),
+            r"invalid alone\.0\.step_s\.median, got nan",
+        ),
+        (
+            lambda text: text.replace('"ratio":', '"ratio": 1e30, "was":', 1),
+            r"invalid partners\.0\.beside\.0\.ratio, got 1e\+30",
+        ),
+        (
+            lambda text: text.replace('"ratio":', '"ratio": 0, "was":', 1),
+            r"invalid partners\.0\.beside\.0\.ratio, got 0",
+        ),
         (lambda text: text.replace('"batch":', '"bitch":', 1), "batch"),
     ],
 )
@@ -207,8 +219,8 @@ def test_a_foreign_or_stale_profile_is_refused_at_submission(tmp_path: Path, mon
     with torchshare.Runtime() as runtime:
         for profile, message in (
             (good, "the job's code has changed since"),
-            (made_profile(device="cuda: H200"), "of another device: 'cuda: H200', this is 'cpu"),
-            (made_profile(torch="1.0"), "of torch 1.0; this is"),
+            (made_profile(device="cuda: H200"), "measured on device 'cuda: H200', this is 'cpu"),
+            (made_profile(torch="1.0"), "measured with torch 1.0, this is"),
         ):
             with pytest.raises(ValueError, match=f"job 'a': its profile cannot be used: .*{message}"):
                 runtime.submit(module.train, name="a", profile=profile)
@@ -226,11 +238,11 @@ def test_the_step_of_a_size_is_as_measured_else_by_the_fit():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"splits": 0}, "splits is 0; expected 1 to 16"),
-        ({"rounds": 0}, "rounds is 0; expected at least 1"),
-        ({"window": float("nan")}, "window is nan; expected seconds"),
-        ({"steps": -1}, "job 'linear': steps is -1; expected a whole number"),
-        ({"partner": linear}, "both jobs are named 'linear'"),
+        ({"splits": 0}, "splits must be from 1 to 16, got 0"),
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"window": float("nan")}, "window must be a positive number of seconds, got nan"),
+        ({"steps": -1}, "job 'linear': steps must be a non-negative integer, got -1"),
+        ({"partner": linear}, "job names must differ, both are 'linear'"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(options, message):
@@ -243,7 +255,7 @@ def test_a_job_too_short_to_measure_is_refused():
         for batch in job.batches([torch.ones(8, 2)] * 5):
             list(batch)
 
-    with pytest.raises(ValueError, match=r"job 'short' did 5 steps in .*; a profile needs 9"):
+    with pytest.raises(ValueError, match=r"job 'short' must do at least 9 steps, got 5 in"):
         torchshare.profile(short, **QUICK)
 
 
@@ -252,7 +264,10 @@ def test_a_job_that_splits_its_own_batches_is_refused():
         for batch in job.batches(endless(), sub_batch=2):
             list(batch)
 
-    with pytest.raises(ValueError, match=r"job 'splits' ran 4\.0 sub-batches a step where 1 were asked for"):
+    with pytest.raises(
+        ValueError,
+        match=r"job 'splits' must not pass sub_batch to job\.batches: it ran 4\.0 sub-batches per step instead of 1",
+    ):
         torchshare.profile(splits, **QUICK)
 
 

@@ -349,7 +349,7 @@ def test_a_second_profiler_is_refused_by_name() -> None:
 
     events, message = both(profiles, refused)
     assert events > 0
-    assert message == "job 'second': torch's profiler is in use by job 'first', and there is one for the process"
+    assert message == "job 'second': torch's profiler is in use by job 'first'; a process has only one"
 
 
 def test_a_job_is_not_suspended_inside_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,10 @@ def test_conditions_that_are_none_are_refused_at_submission(start):
         pytest.raises(ValueError, match=r"job 'a': start '.*': expected 'now', 'auto', 'after"),
     ):
         runtime.submit(steps(1), name="a", start=start)
-    with torchshare.Runtime() as runtime, pytest.raises(ValueError, match="job 'a': start is None"):
+    with (
+        torchshare.Runtime() as runtime,
+        pytest.raises(ValueError, match="job 'a': start must be a string or a number of seconds, got None"),
+    ):
         runtime.submit(steps(1), name="a", start=None)
 
 
