@@ -1,4 +1,4 @@
-"""Runs CMake once for the native part; everything else is in pyproject.toml.
+"""Runs CMake once for the C++ extensions; everything else is in pyproject.toml.
 
 Environment: TORCHSHARE_CUDA=ON|OFF|AUTO (default AUTO), TORCHSHARE_BUILD_DIR (default build/<python's tag>).
 """

@@ -2,7 +2,7 @@
 
 Each mode of each repetition is a fresh process (or two). Both jobs are built, then run through the same window of time.
 Rates are steps per second over those of the same kind in eager alone, in the same repetition: an aggregate of 2.00 is
-two jobs on two cores as fast as eager alone. Native jobs train with `job.fit`, in chunks of about 20 ms.
+two jobs on two cores as fast as eager alone. Compiled jobs train with `job.fit`, in chunks of about 20 ms.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@
 #include "compiled/step_package.h"
 #include "hook/op_hook.h"
 
-// What needs compiled code is in tests/python/test_native.py: only Python can make some.
+// Tests that need compiled code are in tests/python/test_compiled_step.py: only Python can compile it.
 
 namespace torchshare {
 namespace {
@@ -33,7 +33,7 @@ TEST(StepPackage, RefusesWhatIsNoPackage) {
   EXPECT_THAT(
       [] { StepPackage package("/nowhere/step.pt2"); },
       ThrowsMessage<std::invalid_argument>(HasSubstr("'/nowhere/step.pt2' is not the package of a compiled step")));
-  const auto path = std::filesystem::temp_directory_path() / "torchshare_native_step_test.pt2";
+  const auto path = std::filesystem::temp_directory_path() / "torchshare_compiled_step_test.pt2";
   std::ofstream(path) << "text";
   EXPECT_THAT([&] { StepPackage package(path); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("is not the package")));

@@ -338,8 +338,8 @@ def an_unknown_parameter(job: Job) -> str:
         (python_random, "draws from Python's or numpy's random state"),
         (a_counter, "the forward pass changes 'calls' of the model"),
         (a_parameter_from_elsewhere, "uses a tensor of the model other than through the model"),
-        (a_branch_in_training, "traced, the loss differs from eager by"),
-        (an_unknown_parameter, "the optimizer has a parameter that the model has not"),
+        (a_branch_in_training, "the traced loss differs from eager by"),
+        (an_unknown_parameter, "the optimizer has a parameter that the model lacks"),
     ],
 )
 def test_what_cannot_be_compiled_runs_in_eager(
@@ -398,16 +398,16 @@ def test_what_changes_after_compiling_runs_in_eager(caplog: pytest.LogCaptureFix
     assert_close(run_one(lambda job: train(job, True)).value, run_one(lambda job: train(job, False)).value)
     lines = [record.message for record in caplog.records if "runs in eager" in record.message]
     assert len(lines) == 3
-    assert "'momentum' in group 0 is 0.5 and was compiled as 0.9" in lines[1]
+    assert "'momentum' in group 0 is 0.5, but was 0.9 when compiled" in lines[1]
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"model": 3}, "job 'alone': model is a int; expected a Module"),
-        ({"loss_fn": None}, "job 'alone': loss_fn is None; expected a callable"),
-        ({"optimizer": None}, "job 'alone': optimizer is a NoneType; expected a Optimizer"),
-        ({"example_batch": []}, "job 'alone': example_batch has no tensor"),
+        ({"model": 3}, "job 'alone': model must be an nn.Module, got int"),
+        ({"loss_fn": None}, "job 'alone': loss_fn must be callable, got None"),
+        ({"optimizer": None}, "job 'alone': optimizer must be a torch.optim.Optimizer, got NoneType"),
+        ({"example_batch": []}, "job 'alone': example_batch must hold a tensor, got list"),
         ({"sub_batch": 0}, "job 'alone': sub_batch is 0"),
     ],
 )
@@ -436,11 +436,11 @@ def test_a_step_is_its_jobs_own() -> None:
         job.fit(steps[0], training.batches)
 
     run_one(train)
-    with pytest.raises(ValueError, match="the compiled step is of job 'alone'; expected one of its own"):
+    with pytest.raises(ValueError, match="the compiled step must be one of this job, got one of job 'alone'"):
         run_one(train)
-    with pytest.raises(ValueError, match="the compiled step is of job 'alone'; expected one of its own"):
+    with pytest.raises(ValueError, match="the compiled step must be one of this job, got one of job 'alone'"):
         run_one(lambda job: [steps[0](batch) for batch in job.batches(Training("mlp").batches)])
-    with pytest.raises(TypeError, match="job 'alone': step is a function; expected what compiled_step returned"):
+    with pytest.raises(TypeError, match="job 'alone': step must be a CompiledStep, got function"):
         run_one(lambda job: job.fit(train, []))  # type: ignore[arg-type]
 
 
