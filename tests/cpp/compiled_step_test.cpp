@@ -29,7 +29,7 @@ TEST(TensorSpec, TellsShapesStridesAndTypesApart) {
   EXPECT_FALSE(spec.matches(at::zeros({2, 3}, at::kDouble)));
 }
 
-TEST(StepPackage, RefusesWhatIsNoPackage) {
+TEST(StepPackage, RefusesFilesThatAreNoPackages) {
   EXPECT_THAT(
       [] { StepPackage package("/nowhere/step.pt2"); },
       ThrowsMessage<std::invalid_argument>(HasSubstr("'/nowhere/step.pt2' is not the package of a compiled step")));
@@ -40,12 +40,12 @@ TEST(StepPackage, RefusesWhatIsNoPackage) {
   std::filesystem::remove(path);
 }
 
-TEST(LoadGraph, RefusesAFolderWithoutAStep) {
+TEST(LoadPackage, RefusesAFolderWithoutAStep) {
   EXPECT_THAT([] { load_package("/nowhere"); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("'/nowhere/tensors.pt' cannot be read")));
 }
 
-TEST(CompiledStep, CoversNothingWithoutGraphs) {
+TEST(CompiledStep, CoversNothingWithoutPackages) {
   const CompiledStep step({}, {}, std::nullopt, {}, at::ones({}, at::kDouble));
   EXPECT_FALSE(step.covers({}));
   EXPECT_FALSE(step.covers({{{at::ones({2})}, 1.0}}));
@@ -53,7 +53,7 @@ TEST(CompiledStep, CoversNothingWithoutGraphs) {
   EXPECT_THROW(step.run(nullptr, {{{at::ones({2})}, 1.0}}), std::invalid_argument);
 }
 
-TEST(CompiledStep, WantsItsWeightToBeADouble) {
+TEST(CompiledStep, RequiresItsWeightToBeADouble) {
   EXPECT_THROW(CompiledStep({}, {}, std::nullopt, {}, at::ones({})), std::invalid_argument);
   EXPECT_THROW(CompiledStep({}, {}, std::nullopt, {}, at::ones({2}, at::kDouble)), std::invalid_argument);
 }

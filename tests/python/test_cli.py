@@ -54,7 +54,7 @@ def many(job):
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Path:
-    """A folder with a script and a module that it imports."""
+    """A folder with a script, and a module that it imports."""
     (tmp_path / "jobs.py").write_text(JOBS)
     (tmp_path / "helper.py").write_text("ROWS = 8\n")
     (tmp_path / "broken.py").write_text("import no_such_thing\n")
@@ -118,14 +118,14 @@ BAD_INPUT = {
     ),
     "primary": (["jobs.py:train", "--primary", "x"], "--primary names job 'x', must be one of train"),
     "start of nobody": (["jobs.py:train", "--start", "x=now"], "--start names job 'x', must be one of train"),
-    "start": (["jobs.py:train", "--start", "train=soon"], "job 'train': start 'soon': expected 'now'"),
+    "start": (["jobs.py:train", "--start", "train=soon"], "job 'train': start must be 'now'"),
     "start after": (["jobs.py:train", "--start", "train=after:x"], "job 'train': start 'after:x' names no job"),
     "sub-batch": (
         ["jobs.py:train", "--sub-batch", "0"],
         "job 'train': sub_batch must be a positive integer, got 0",
     ),
     "threads": (["jobs.py:train", "--threads", "two"], "--threads must be an integer from 1 to 1024, got two"),
-    "bound": (["jobs.py:train", "--max-slowdown", "-1"], "max_slowdown is -1; expected 0"),
+    "bound": (["jobs.py:train", "--max-slowdown", "-1"], "max_slowdown must be from 0 to 100, got -1"),
     "profile": (["jobs.py:train", "--profile", "no.json"], "job 'train': profile no.json: No such file"),
     "steps": (["jobs.py:train", "--steps", "-3"], "job 'train': steps must be a non-negative integer, got -3"),
     "timeline": (

@@ -1,4 +1,4 @@
-"""Profiles: what is measured, what is fitted to it, and which files are refused."""
+"""Profiles: measurements, fits, and invalid files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def linear_too(job: Job) -> None:
 
 
 def sizes(pieces: list[int], batch: int, model: Fit) -> list[Alone]:
-    """What a job that follows the model exactly would show."""
+    """The measurements of a job that follows the model exactly."""
     found = []
     for count in pieces:
         rows = batch // count
@@ -99,7 +99,7 @@ def test_a_pair_has_the_ratios_of_both_by_size(monkeypatch: pytest.MonkeyPatch):
     }
 
 
-def test_what_recording_costs_is_of_both_runs_of_each_round():
+def test_the_cost_of_recording_compares_the_runs_of_a_round():
     handle = SimpleNamespace(ops_per_step=lambda: 3, op_profiles=list)
     job: Any = SimpleNamespace(_context=SimpleNamespace(handle=handle))
 
@@ -118,7 +118,7 @@ def test_the_smallest_batch_has_one_size():
     assert [size.sub_batches for size in torchshare.profile(one_row, splits=3, **QUICK).alone] == [1]
 
 
-def test_a_job_that_did_no_step_beside_the_other_would_have_needed_the_window_for_one():
+def test_the_ratio_of_a_job_that_did_no_step_is_a_lower_bound():
     starved = measuring._Run(steps=[], sub_batches=[], set_up=0, window=2.0, memory=0, rows=8, per_step=1, job=None)
     assert measuring._ratio(starved, alone=0.1) == 20
 
@@ -135,7 +135,7 @@ def test_the_fit_finds_the_model_that_made_the_times(changes):
     assert found.memory_per_row == pytest.approx(5e4, rel=1e-3)
 
 
-def test_the_fit_says_how_far_off_it_is_where_the_model_does_not_hold():
+def test_the_fit_reports_its_error_if_the_model_does_not_hold():
     alone = sizes([1, 2, 4], 64, model())
     odd = alone[1].model_copy(update={"step_s": Spread(median=1.0, q25=1.0, q75=1.0)})
     assert max(fit([alone[0], odd, alone[2]]).left_out_errors) > 0.5
@@ -196,7 +196,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
         (lambda text: text.replace('"batch":', '"bitch":', 1), "batch"),
     ],
 )
-def test_a_file_that_is_no_profile_is_refused_with_the_reason(tmp_path: Path, saved: str, change, message: str):
+def test_an_invalid_file_is_refused_with_the_reason(tmp_path: Path, saved: str, change, message: str):
     path = tmp_path / "p.json"
     path.write_text(change(saved))
     with pytest.raises(ValueError, match=rf"profile .*p\.json.*{message}"):
@@ -245,7 +245,7 @@ def test_the_step_of_a_size_is_as_measured_else_by_the_fit():
         ({"partner": linear}, "job names must differ, both are 'linear'"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(options, message):
+def test_invalid_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         torchshare.profile(linear, **{**QUICK, **options})
 
@@ -284,7 +284,7 @@ def test_a_job_that_fails_and_a_partner_that_fails_are_named():
         measure([Candidate("a", linear, 1), Candidate("fails", fails, 1)], splits=1, window=0.1, rounds=1)
 
 
-def test_memory_is_the_jobs_own_and_only_where_it_is_metered():
+def test_memory_is_the_jobs_own_and_counted_only_if_metered():
     def holds(job: Job) -> int:
         block = torch.ones(1000, 250)
         return len(block)

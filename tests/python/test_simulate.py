@@ -214,7 +214,7 @@ def test_bad_arguments_are_named_before_anything_runs(capsys, trace_file, argume
 
 
 def test_ctrl_c_ends_a_long_simulation(tmp_path):
-    """A hundred thousand jobs and a strict queue: long enough to be interrupted in."""
+    """A hundred thousand jobs and a strict queue: long enough to be interrupted."""
     trace = random_trace(100_000)
     path = tmp_path / "long.csv"
     with path.open("w", newline="") as file:
@@ -246,7 +246,7 @@ def adaptdl(*more: str) -> list[str]:
 
 @needs_data
 def test_pair_srsf_beats_tiresias_and_sjf_bsbf_on_the_adaptdl_traces(capsys):
-    """The claim of the README on 240 jobs, at the ends and in the middle."""
+    """The claim of the README on 240 jobs, for small, medium and large ratios."""
     policies = "tiresias,sjf-bsbf,pair-srsf"
     code, out, _ = run(capsys, *adaptdl("--policy", policies, "--sweep", "interference=1.0:2.0:0.5"))
     assert code == 0

@@ -1,4 +1,4 @@
-"""Traces and interference tables: what is read, and what is refused with file, line, column and value."""
+"""Traces and interference tables: valid files are read, invalid ones refused with file, line, column and value."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_bad_row_is_refused_or_skipped_and_counted(tmp_path, row, message):
         (HEADER + "a,x,1,1,,\n", "column 'arrival_s'"),
     ],
 )
-def test_a_file_that_is_no_trace_is_refused(tmp_path, text, message):
+def test_an_invalid_file_is_refused(tmp_path, text, message):
     with pytest.raises(ValueError, match=message):
         read_trace(written(tmp_path, text), "csv", LIMITS)
 
