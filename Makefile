@@ -1,9 +1,9 @@
-# One word for each habit; see README.md. `make help` lists them.
+# The project's commands; see README.md. `make help` lists them.
 VENV := .venv
 PYTHON3 ?= python3
 PY := $(VENV)/bin/python
 JOBS := $(shell nproc)
-# Same folder as setup.py's, so that C++ tests and `_C` share their objects.
+# The folder of setup.py, so that C++ tests and `_C` share object files.
 BUILD = build/$(shell $(PYTHON3) -c 'import sys; print(sys.implementation.cache_tag)')
 CMAKE_BUILD := cmake --build
 # The generator of new build folders; setup.py does the same.
@@ -62,7 +62,7 @@ test-emulated: build-emulator
 test-emulated-all: build-emulator
 	BUILD=$(BUILD) PY=$(PY) scripts/test_emulated.sh 1:0 1:200 1:2000 4:0 4:200 4:2000
 
-# Our own code under ThreadSanitizer: every C++ test that has threads, and one pair of Python jobs.
+# torchshare under ThreadSanitizer: the C++ tests with threads, and a pair of Python jobs.
 TSAN = build/tsan
 test-tsan: build
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh test

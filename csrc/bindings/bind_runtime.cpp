@@ -37,12 +37,12 @@ void def_seconds(py::class_<Class>& type, const char* name, Field field) {
 const OpWatch& watched(const RuntimeJob& job) {
   if (job.watch() == nullptr || !job.has_left()) {
     throw std::logic_error(fmt::format(
-        "job '{}': its ops are known once they were watched and its thread has left the job", job.spec().name));
+        "job '{}': its ops are available only if they were watched and the job's thread has ended", job.spec().name));
   }
   return *job.watch();
 }
 
-/// A Python object that a thread without the GIL may drop.
+/// Holds a Python object; may be destroyed by a thread without the GIL.
 std::shared_ptr<py::function> shared(py::function function) {
   return {new py::function(std::move(function)), [](py::function* held) {
             if (is_ending()) {

@@ -8,7 +8,7 @@
 namespace torchshare {
 namespace {
 
-// A device does not notify anybody when it finishes. Polling reads one word of memory.
+// A device sends no notification when it finishes. A poll reads one word of memory.
 constexpr std::chrono::nanoseconds kPoll = std::chrono::microseconds(20);
 
 bool has(const Slot& slot, std::uint32_t bits) {

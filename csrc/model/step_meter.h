@@ -4,7 +4,7 @@
 
 namespace torchshare {
 
-/// Mean and spread of measured times, one by one (Welford's method). In seconds.
+/// Running mean and variance of measured times (Welford's method). In seconds.
 class StepMeter {
  public:
   void add(double seconds);
@@ -12,7 +12,7 @@ class StepMeter {
   std::uint64_t count() const { return count_; }
   double mean() const { return mean_; }
   double total() const { return mean_ * static_cast<double>(count_); }
-  /// Standard error of the mean / the mean; infinite below two values.
+  /// Standard error of the mean / mean; infinite for fewer than two values.
   double relative_error() const;
 
  private:

@@ -5,7 +5,7 @@
 
 namespace torchshare {
 
-/// A time that never comes. Clocks, the gate and the policies that run beside them use chrono.
+/// A time that is never reached. Clocks, the gate and the policies that run with them use chrono.
 inline constexpr std::chrono::nanoseconds kNever = std::chrono::nanoseconds::max();
 
 /// Virtual time: of a simulation, and of plans. A double, because plans multiply and divide times by ratios, rates and

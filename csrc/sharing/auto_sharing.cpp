@@ -9,19 +9,19 @@
 namespace torchshare {
 namespace {
 
-constexpr double kWarmUpSteps = 3;    // the first of a job, not counted
-constexpr double kStallSteps = 10;    // this many steps' time without a step is a stall,
-constexpr double kShortestStall = 1;  // seconds, but no less than this
+constexpr double kWarmUpSteps = 3;    // first steps of a job, not measured
+constexpr double kStallSteps = 10;    // a job stalls if it ends no step for the time of this many steps,
+constexpr double kShortestStall = 1;  // and for at least this many seconds
 
 void check_positive(const SharedJob& job, std::string_view what, double value) {
   if (!(value > 0 && value < kNeverVirtual)) {
-    throw std::invalid_argument(fmt::format("job '{}': {} is {}; expected a number above 0", job.name, what, value));
+    throw std::invalid_argument(fmt::format("job '{}': {} must be a positive number, got {}", job.name, what, value));
   }
 }
 
 void check(const SharedJob& job) {
   if (job.steps && !(*job.steps >= 0 && *job.steps < kNeverVirtual)) {
-    throw std::invalid_argument(fmt::format("job '{}': steps is {}; expected at least 0", job.name, *job.steps));
+    throw std::invalid_argument(fmt::format("job '{}': steps must be at least 0, got {}", job.name, *job.steps));
   }
   if (job.profile) {
     check_positive(job, "step time of its profile", job.profile->step);
@@ -78,7 +78,7 @@ void AutoSharing::step(JobId id, double now) {
   const double period = now - run.last_sign;
   run.last_sign = now;
   run.last_period = period;
-  const bool whole = std::exchange(run.epoch, epoch_) == epoch_;  // nothing changed since its last step
+  const bool whole = std::exchange(run.epoch, epoch_) == epoch_;  // the same jobs ran during the whole step
   if (!whole || run.steps <= kWarmUpSteps) {
     return;
   }
@@ -142,7 +142,7 @@ std::vector<JobId> AutoSharing::in_state(State state, State or_state) const {
   return found;
 }
 
-/// In the order in which they should get a place: higher ones first, then those that came first.
+/// Waiting jobs in order of priority, then arrival.
 std::vector<JobId> AutoSharing::waiting() const {
   std::vector<JobId> found;
   for (const auto& [id, run] : runs_) {
@@ -187,7 +187,7 @@ void AutoSharing::settle(Pair& pair, double now) {
   }
 }
 
-/// Whether the job runs without progress: its partner may then run.
+/// True if the job runs without progress, so that its partner may run.
 bool AutoSharing::stalls(const SharedRun& run, double now) {
   if (run.state != State::kRunning) {
     return false;

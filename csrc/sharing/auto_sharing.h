@@ -13,15 +13,14 @@
 
 namespace torchshare {
 
-/// Decides which of a device's jobs run, at most two at a time: in the order of their priorities and arrivals, each as
-/// soon as PairSharing finds it best beside the running one. Decides again when a job arrives, ends or does a step.
-/// While a job that runs alone makes no progress, the other may run.
+/// Decides which jobs run on a device, at most two at a time: in order of priority and arrival, each as soon as
+/// PairSharing finds it best beside the running one. Decides again when a job arrives, ends or does a step. While a job
+/// that runs alone makes no progress, the other may run.
 ///
-/// Pure: it is told what happens and when, in seconds of any monotonic clock, and assumes that its orders are carried
-/// out.
+/// Pure: the caller reports events with their times, in seconds of any monotonic clock, and carries out the orders.
 class AutoSharing {
  public:
-  enum class Action { kStart, kHold, kRelease, kStay };  ///< kStay: planned again, nothing changes
+  enum class Action { kStart, kHold, kRelease, kStay };  ///< kStay: a new plan without changes
   struct Order {
     JobId job;
     Action action;
@@ -31,16 +30,16 @@ class AutoSharing {
   /// With `max_slowdown`, SlowdownBound keeps that bound, and the primary is never held for a lower job.
   explicit AutoSharing(std::optional<double> max_slowdown) : max_slowdown_(max_slowdown) {}
 
-  /// Ids ascend. Throws std::invalid_argument for a profile or a number of steps that makes no sense.
+  /// Ids ascend. Throws std::invalid_argument for an invalid profile or number of steps.
   void arrive(JobId id, SharedJob job);
-  /// A job that is not automatic has started.
+  /// Called when a job that is not automatic has started.
   void start(JobId id, double now);
   void step(JobId id, double now);
-  /// The user suspended or resumed the job.
+  /// Called when the user suspended or resumed the job.
   void suspend(JobId id, bool suspended);
   void end(JobId id);
-  /// The loader's length is known: the job will have done that many steps when this pass over it ends, or when the job
-  /// ends.
+  /// Called when the loader's length is known: the job will have done `steps` steps when this pass over the loader
+  /// ends, or, with `for_good`, when the job ends.
   void expect(JobId id, double steps, bool for_good);
 
   std::vector<Order> decide(double now);
@@ -55,7 +54,7 @@ class AutoSharing {
     JobId first;
     JobId second;
     PairSharing sharing;
-    bool let_in = false;  // both run because the one that should makes no progress
+    bool let_in = false;  // both run because the chosen one makes no progress
   };
 
   Pair& pair(JobId first, JobId second);

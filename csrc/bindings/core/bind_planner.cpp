@@ -38,7 +38,7 @@ OpTrace make_op_trace(const Column<std::uint64_t>& context, const Column<double>
   OpTrace trace{.step_ends = step_ends};
   if (gap.size() != context.size() || idle.size() != context.size() || duration.size() != context.size() ||
       (kind && kind->size() != context.size())) {
-    throw std::invalid_argument("the columns of the op trace differ in length");
+    throw std::invalid_argument("the columns of an op trace must have equal lengths");
   }
   for (py::ssize_t i = 0; i < context.size(); ++i) {
     trace.ops.push_back({context.at(i), 1e9 * gap.at(i), 1e9 * idle.at(i), 1e9 * duration.at(i),
