@@ -6,6 +6,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/python_binding.h"
+#include "model/time.h"
 #include "runtime/job.h"
 #include "runtime/runtime_state.h"
 #include "runtime/timeline_file.h"
@@ -16,17 +17,7 @@ namespace py = pybind11;
 namespace torchshare::bindings {
 namespace {
 
-using Seconds = double;
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
-
-std::chrono::nanoseconds from_seconds(Seconds seconds) {
-  constexpr Seconds kLongest = 1e9;
-  return seconds < kLongest ? std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)) : kNever;
-}
-
-Seconds to_seconds(std::chrono::nanoseconds time) {
-  return std::chrono::duration<Seconds>(time).count();
-}
 
 /// A duration that Python sets in seconds.
 template <typename Class, typename Field>

@@ -173,7 +173,7 @@ class Search {
 
 }  // namespace
 
-double QueuePlan::average() const {
+Seconds QueuePlan::average() const {
   return ends.empty() ? 0 : std::accumulate(ends.begin(), ends.end(), 0.0) / static_cast<double>(ends.size());
 }
 

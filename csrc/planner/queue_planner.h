@@ -22,21 +22,21 @@ struct QueueOptions {
   std::uint64_t max_nodes = 2'000'000;
 };
 
-/// An interval in which a job runs, alone or beside a partner. Seconds from now.
+/// An interval in which a job runs, alone or beside a partner. Times count from now.
 struct QueuePiece {
   std::size_t job;
   std::optional<std::size_t> partner;
   int sub_batches;
-  double begin;
-  double end;
+  Seconds begin;
+  Seconds end;
 };
 
 struct QueuePlan {
   std::vector<QueuePiece> pieces = {};  ///< in order of their begin
-  std::vector<double> ends = {};        ///< by job
+  std::vector<Seconds> ends = {};       ///< by job
   bool exact = true;                    ///< false: the search was cut short; the plan may not be optimal
 
-  double average() const;
+  Seconds average() const;
 };
 
 /// The order and the pairs with the least average completion time, for jobs that wait for one device on which at most

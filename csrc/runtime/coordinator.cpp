@@ -12,15 +12,6 @@ namespace {
 
 constexpr std::uint64_t kWarmUpSteps = 3;  // of a job; not used to estimate slowdowns
 
-double seconds(std::chrono::nanoseconds time) {
-  return std::chrono::duration<double>(time).count();
-}
-
-/// Converts an instant in seconds, which may be kNeverVirtual.
-std::chrono::nanoseconds instant(double when) {
-  return when < seconds(kNever) ? std::chrono::nanoseconds(static_cast<std::int64_t>(when * 1e9)) : kNever;
-}
-
 }  // namespace
 
 Coordinator::Coordinator(Clock& clock, Timeline& timeline, Gate& gate, std::optional<double> max_slowdown)
@@ -123,7 +114,7 @@ std::chrono::nanoseconds Coordinator::decide(JobId job) {
     if (entry.sharing_started) {
       entry.wait = Wait::kStarted;
     }
-    return instant(sharing_.retry_at());
+    return sharing_.retry_at();
   }
   const auto now = clock_.now();
   const StartDecision decision = decide_start(views(), job, now - entry.arrival);
@@ -147,8 +138,8 @@ void Coordinator::share() {
   if (!open_) {
     return;  // not open yet: more jobs may be added
   }
-  const double former_retry = sharing_.retry_at();
-  for (const AutoSharing::Order& order : sharing_.decide(seconds(clock_.now()))) {
+  const auto former_retry = sharing_.retry_at();
+  for (const AutoSharing::Order& order : sharing_.decide(clock_.now())) {
     Entry& entry = entries_[order.job];
     if (entry.start_cancelled || entry.slot == nullptr) {
       continue;  // being cancelled
@@ -220,7 +211,7 @@ void Coordinator::dismiss() {
 std::chrono::nanoseconds Coordinator::attend() {
   const auto lock = lock_up_to_date();
   share();
-  return instant(sharing_.retry_at());
+  return sharing_.retry_at();
 }
 
 void Coordinator::apply(const JobReport& report) {
@@ -286,7 +277,7 @@ bool Coordinator::move(JobId job, JobState to, std::chrono::nanoseconds at) {
     sharing_.end(job);
   } else if (to == JobState::kRunning && from != JobState::kSuspended &&
              !std::holds_alternative<StartAuto>(entry.told.start)) {
-    sharing_.start(job, seconds(at));
+    sharing_.start(job, at);
   }
   decide_waiting();
   changed_.notify_all();
@@ -295,7 +286,7 @@ bool Coordinator::move(JobId job, JobState to, std::chrono::nanoseconds at) {
 
 void Coordinator::count_step(const JobReport& report) {
   entries_[report.job].steps = report.steps;
-  sharing_.step(report.job, seconds(report.at));
+  sharing_.step(report.job, report.at);
   keep_bound(report.job, report.at);
   decide_waiting();
 }

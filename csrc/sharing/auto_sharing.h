@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <optional>
 #include <string>
@@ -17,7 +18,7 @@ namespace torchshare {
 /// PairSharing finds it best beside the running one. Decides again when a job arrives, ends or does a step. While a job
 /// that runs alone makes no progress, the other may run.
 ///
-/// Pure: the caller reports events with their times, in seconds of any monotonic clock, and carries out the orders.
+/// Pure: the caller reports events with their times, of any monotonic clock, and carries out the orders.
 class AutoSharing {
  public:
   enum class Action { kStart, kHold, kRelease, kStay };  ///< kStay: a new plan without changes
@@ -33,8 +34,8 @@ class AutoSharing {
   /// Ids ascend. Throws std::invalid_argument for an invalid profile or number of steps.
   void arrive(JobId id, SharedJob job);
   /// Called when a job that is not automatic has started.
-  void start(JobId id, double now);
-  void step(JobId id, double now);
+  void start(JobId id, std::chrono::nanoseconds now);
+  void step(JobId id, std::chrono::nanoseconds now);
   /// Called when the user suspended or resumed the job.
   void suspend(JobId id, bool suspended);
   void end(JobId id);
@@ -42,9 +43,9 @@ class AutoSharing {
   /// ends, or, with `for_good`, when the job ends.
   void expect(JobId id, double steps, bool for_good);
 
-  std::vector<Order> decide(double now);
+  std::vector<Order> decide(std::chrono::nanoseconds now);
   /// When to decide again even if nothing happens.
-  double retry_at() const { return retry_at_; }
+  std::chrono::nanoseconds retry_at() const { return retry_at_; }
 
  private:
   using State = SharedRun::State;
@@ -58,9 +59,9 @@ class AutoSharing {
   };
 
   Pair& pair(JobId first, JobId second);
-  void settle(Pair& pair, double now);
-  bool stalls(const SharedRun& run, double now);
-  void order(JobId id, bool wanted, const std::string& reason, double now);
+  void settle(Pair& pair, std::chrono::nanoseconds now);
+  bool stalls(const SharedRun& run, std::chrono::nanoseconds now);
+  void order(JobId id, bool wanted, const std::string& reason, std::chrono::nanoseconds now);
   std::vector<JobId> in_state(State state, State or_state) const;
   std::vector<JobId> waiting() const;
   void change_who_runs();
@@ -71,7 +72,7 @@ class AutoSharing {
   std::uint64_t epoch_ = 1;  // counts changes of the running jobs
   bool any_automatic_ = false;
   std::vector<Order> orders_;
-  double retry_at_ = kNeverVirtual;
+  std::chrono::nanoseconds retry_at_ = kNever;
 };
 
 }  // namespace torchshare

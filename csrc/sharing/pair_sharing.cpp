@@ -11,21 +11,21 @@
 namespace torchshare {
 namespace {
 
-constexpr double kRatioError = 0.03;    // standard error of a ratio at which a probe is over
-constexpr double kProbeShare = 0.05;    // maximum cost of a probe / remaining work
-constexpr double kProbeRest = 5;        // pause after a probe / length of the probe
-constexpr std::uint64_t kMinSteps = 3;  // steps of each kind that a probe needs
-constexpr double kShortestProbe = 0.1;  // seconds per kind of step, if kProbeShare allows it
-constexpr double kPatience = 2;         // factor on a probe's budget if the second job makes little progress
-constexpr double kDrift = 0.10;         // relative change of step time that triggers a new plan
-constexpr std::uint64_t kSteady = 8;    // a change must show in this many steps
-constexpr double kSteadyTime = 0.5;     // and in this many seconds
-constexpr double kHysteresis = 0.03;    // a new plan must be better by this fraction
-constexpr double kShortestStep = 1e-9;  // seconds
+constexpr double kRatioError = 0.03;     // standard error of a ratio at which a probe is over
+constexpr double kProbeShare = 0.05;     // maximum cost of a probe / remaining work
+constexpr double kProbeRest = 5;         // pause after a probe / length of the probe
+constexpr std::uint64_t kMinSteps = 3;   // steps of each kind that a probe needs
+constexpr Seconds kShortestProbe = 0.1;  // time per kind of step, if kProbeShare allows it
+constexpr double kPatience = 2;          // factor on a probe's budget if the second job makes little progress
+constexpr double kDrift = 0.10;          // relative change of step time that triggers a new plan
+constexpr std::uint64_t kSteady = 8;     // a change must show in this many steps
+constexpr Seconds kSteadyTime = 0.5;     // and for this long
+constexpr double kHysteresis = 0.03;     // a new plan must be better by this fraction
+constexpr Seconds kShortestStep = 1e-9;
 
-/// True if a meter has measured enough: precisely enough for a ratio of two, or for `budget` seconds. Consecutive steps
-/// are correlated, so a few short ones look more precise than they are.
-bool is_enough(const StepMeter& meter, double budget) {
+/// True if a meter has measured enough: precisely enough for a ratio of two, or for a time of `budget`. Consecutive
+/// steps are correlated, so a few short ones look more precise than they are.
+bool is_enough(const StepMeter& meter, Seconds budget) {
   const bool exact = meter.relative_error() <= kRatioError / std::sqrt(2.0) && meter.total() >= kShortestProbe;
   return meter.count() >= kMinSteps && (exact || meter.total() >= budget);
 }
@@ -47,17 +47,17 @@ std::optional<double> remaining_steps(const SharedRun& run) {
 
 }  // namespace
 
-void PairSharing::step_together(const SharedRun& job, double period) {
+void PairSharing::step_together(const SharedRun& job, Seconds period) {
   together_[&job == runs_[0] ? 0 : 1].add(period);
 }
 
 void PairSharing::pause() {
-  both_began_ = 0;
+  both_began_.reset();
 }
 
-PairSharing::Running PairSharing::choose(double now) {
+PairSharing::Running PairSharing::choose(std::chrono::nanoseconds now) {
   if (planned_ && changed_step_time()) {
-    const double spent = probe_ended_ - probe_began_;
+    const auto spent = probe_ended_ - probe_began_;
     if (!max_slowdown_ && now - probe_ended_ > kProbeRest * spent) {
       probe_again(now);
     } else {
@@ -104,7 +104,7 @@ bool PairSharing::believe_profiles() {
 }
 
 /// The jobs that must run to measure what is missing; empty once everything is measured.
-std::optional<PairSharing::Running> PairSharing::probe(double now) {
+std::optional<PairSharing::Running> PairSharing::probe(std::chrono::nanoseconds now) {
   const SharedRun& first = *runs_[0];
   const SharedRun& second = *runs_[1];
   if (!std::exchange(probed_, true)) {
@@ -112,8 +112,8 @@ std::optional<PairSharing::Running> PairSharing::probe(double now) {
   }
   alone_[0] = first.alone.mean();
   alone_[1] = second.alone.count() > 0 ? second.alone.mean() : together_[1].mean();
-  const double work = remaining_alone(0) + remaining_alone(1);
-  const double budget = kProbeShare * work / 3;  // for each kind of step
+  const Seconds work = remaining_alone(0) + remaining_alone(1);
+  const Seconds budget = kProbeShare * work / 3;  // for each kind of step
   if (probing_ == Running::kFirst && is_enough(first.alone, budget)) {
     probing_ = Running::kBoth;
   }
@@ -134,19 +134,19 @@ std::optional<PairSharing::Running> PairSharing::probe(double now) {
 }
 
 /// If the second job makes almost no progress beside the first, its warm-up steps count as well.
-bool PairSharing::knows_both(double budget, double now) {
+bool PairSharing::knows_both(Seconds budget, std::chrono::nanoseconds now) {
   const SharedRun& second = *runs_[1];
   if (second.state != SharedRun::State::kRunning || second.steps == 0) {
     return false;
   }
-  if (both_began_ == 0) {
+  if (!both_began_) {
     both_began_ = now;
     both_steps_ = second.steps;
   }
   if (is_enough(together_[0], budget) && is_enough(together_[1], budget)) {
     return true;
   }
-  const double time = now - both_began_;
+  const Seconds time = to_seconds(now - *both_began_);
   if (together_[0].count() < kMinSteps || together_[1].count() >= kMinSteps ||
       time < std::max(kShortestProbe, kPatience * budget)) {
     return false;
@@ -176,11 +176,11 @@ bool PairSharing::changed_step_time() {
 
 /// Starts a new probe: the measurements are out of date, and while both run, a change of the step time alone cannot be
 /// distinguished from a change of the ratio.
-void PairSharing::probe_again(double now) {
+void PairSharing::probe_again(std::chrono::nanoseconds now) {
   planned_ = false;
   probed_ = true;
   probing_ = running_ == Running::kSecond ? Running::kBoth : Running::kFirst;
-  both_began_ = 0;
+  both_began_.reset();
   probe_began_ = now;
   together_[0] = together_[1] = {};
   for (const int which : {0, 1}) {
@@ -229,9 +229,9 @@ void PairSharing::plan() {
   reason_ = fmt::format("ratios {:.3g} and {:.3g}; {}", ratios_[0], ratios_[1], fmt::join(plan.reasons, "; "));
 }
 
-/// In seconds; if unknown, equal to the other job's.
-double PairSharing::remaining_alone(int which) const {
-  constexpr double kAnyTime = 60;
+/// If unknown, equal to the other job's.
+Seconds PairSharing::remaining_alone(int which) const {
+  constexpr Seconds kAnyTime = 60;
   if (const auto own = remaining_steps(*runs_[which])) {
     return *own * alone_[which];
   }

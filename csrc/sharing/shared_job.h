@@ -1,10 +1,12 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 
 #include "model/step_meter.h"
+#include "model/time.h"
 #include "torchshare/profile.h"
 #include "torchshare/values.h"
 
@@ -20,7 +22,7 @@ struct SharedJob {
   std::optional<ProfiledJob> profile = {};
 };
 
-/// A shared job at run time, with measurements of its steps. Times in seconds.
+/// A shared job at run time, with measurements of its steps.
 struct SharedRun {
   enum class State { kNotStarted, kRunning, kHeld, kEnded };
 
@@ -29,9 +31,9 @@ struct SharedRun {
   bool suspended = false;                ///< by its user
   std::optional<double> pass_ends = {};  ///< steps done when this pass over the loader ends
   double steps = 0;
-  double last_sign = 0;     ///< time of its last start, resumption or end of a step
-  double last_period = 0;   ///< time of its last step, alone or beside another job
-  std::uint64_t epoch = 0;  ///< AutoSharing's epoch at its last step
+  std::chrono::nanoseconds last_sign{0};  ///< time of its last start, resumption or end of a step
+  Seconds last_period = 0;                ///< duration of its last step, alone or beside another job
+  std::uint64_t epoch = 0;                ///< AutoSharing's epoch at its last step
   StepMeter alone = {};
   StepMeter recent = {};  ///< since the running jobs last changed, or a plan was made
 };

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "model/time.h"
+
 namespace torchshare {
 namespace {
 
@@ -35,10 +37,6 @@ constexpr nanoseconds kShortestCycle = 200ms;
 constexpr nanoseconds kWindow = 1s;
 constexpr nanoseconds kPatience = 3s;  // evidence needed to give up the bound
 
-double seconds(nanoseconds time) {
-  return std::chrono::duration<double>(time).count();
-}
-
 }  // namespace
 
 SlowdownBound::SlowdownBound(double bound, std::optional<double> alone)
@@ -56,7 +54,7 @@ SlowdownBound::SlowdownBound(double bound, std::optional<double> alone)
 }
 
 void SlowdownBound::step(nanoseconds begin, nanoseconds end, bool beside) {
-  const double time = seconds(end - begin);
+  const double time = to_seconds(end - begin);
   if (time <= 0) {
     return;
   }
@@ -68,7 +66,7 @@ void SlowdownBound::step(nanoseconds begin, nanoseconds end, bool beside) {
     alone_ = 0;
   }
   stalls_ = 0;
-  learn(time, beside ? seconds(pace_.open_within(std::max(begin, pace_.origin), end)) / time : 0);
+  learn(time, beside ? to_seconds(pace_.open_within(std::max(begin, pace_.origin), end)) / time : 0);
   fit();
   if (beside) {
     count_window(begin, end);
@@ -139,7 +137,7 @@ void SlowdownBound::adjust(nanoseconds now) {
 
 void SlowdownBound::count_window(nanoseconds begin, nanoseconds end) {
   window_begin_ = window_begin_ < 0ns ? begin : window_begin_;
-  window_time_ += seconds(end - begin);
+  window_time_ += to_seconds(end - begin);
   ++window_steps_;
   if (end - window_begin_ >= kWindow) {
     const double alone = held_steps_ >= kMinHeld ? held_time_ / held_steps_ : alone_;

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "model/time.h"
 #include "planner/op_replay.h"
 #include "planner/queue_planner.h"
 #include "sharing/shared_job.h"
@@ -45,10 +46,6 @@ OpTrace make_op_trace(const Column<std::uint64_t>& context, const Column<double>
                          kind ? static_cast<OpKind>(kind->at(i)) : OpKind::kUnknown});
   }
   return trace;
-}
-
-std::chrono::nanoseconds from_seconds(double seconds) {
-  return std::chrono::nanoseconds(static_cast<std::int64_t>(1e9 * seconds));
 }
 
 void bind_op_replay(py::module_& module) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <random>
 
@@ -32,6 +33,10 @@ struct Behaviour {
   std::function<double(int)> suffers = [](int) { return 1.0; };   // factor on the ratio in the i-th step
 };
 
+std::chrono::nanoseconds at(Seconds time) {
+  return std::chrono::nanoseconds(std::llround(1e9 * time));
+}
+
 /// Jobs in virtual time, directed by AutoSharing. A job beside another is slowed by its ratio.
 class World {
  public:
@@ -54,7 +59,7 @@ class World {
     while (std::any_of(jobs_.begin(), jobs_.end(), [](const Job& job) { return !job.ended; })) {
       arrivals(now);
       obey(now);
-      double next = sharing.retry_at();
+      double next = sharing.retry_at() == kNever ? kNeverVirtual : to_seconds(sharing.retry_at());
       for (const Job& job : jobs_) {
         if (!job.arrived) {
           next = std::min(next, job.arrives);
@@ -106,7 +111,7 @@ class World {
       begin_step(job);
     }
     if (tell) {
-      sharing.start(id, now);
+      sharing.start(id, at(now));
     }
   }
   void arrivals(double now) {
@@ -128,7 +133,7 @@ class World {
     }
   }
   void obey(double now) {
-    for (AutoSharing::Order& order : sharing.decide(now)) {
+    for (AutoSharing::Order& order : sharing.decide(at(now))) {
       if (order.action == Action::kStart) {
         begin(order.job, now, false);
       } else if (order.action != Action::kStay) {
@@ -149,7 +154,7 @@ class World {
     const bool was_step = job.set_up == 0 || std::exchange(job.set_up, 0.0) == 0;
     if (was_step) {
       ++job.done;
-      sharing.step(id, now);
+      sharing.step(id, at(now));
     }
     if (job.done >= job.steps || job.done >= job.fails_after) {
       job.runs = false;
@@ -338,14 +343,14 @@ TEST(AutoSharing, CountsNoStepsWhileTheUserHasTheOtherSuspended) {
   const auto steps = [&](JobId id, int count, double time) {
     std::vector<AutoSharing::Order> all;
     for (int i = 0; i < count; ++i) {
-      sharing.step(id, now += time);
-      for (AutoSharing::Order& order : sharing.decide(now)) {
+      sharing.step(id, at(now += time));
+      for (AutoSharing::Order& order : sharing.decide(at(now))) {
         all.push_back(std::move(order));
       }
     }
     return all;
   };
-  sharing.start(0, now);
+  sharing.start(0, at(now));
   ASSERT_EQ(steps(0, 20, 0.1).back().job, 1U);  // the probe of the first is over, both run
   sharing.suspend(0, true);
   EXPECT_TRUE(steps(1, 100, 0.1).empty());  // nothing measured of the two together
@@ -380,9 +385,9 @@ TEST(AutoSharing, HandlesUnknownLengths) {
 TEST(AutoSharing, TakesThePassOverTheLoaderAsALowerBound) {
   AutoSharing sharing({});
   sharing.arrive(0, {.name = "a"});
-  sharing.start(0, 0);
+  sharing.start(0, at(0));
   sharing.expect(0, 100, false);
-  EXPECT_TRUE(sharing.decide(1).empty());
+  EXPECT_TRUE(sharing.decide(at(1)).empty());
 }
 
 TEST(AutoSharing, HandlesNoRemainingWork) {
@@ -425,22 +430,22 @@ TEST(AutoSharing, WaitsForAJobThatIsAboutToStart) {
   AutoSharing sharing({});
   sharing.arrive(0, {.name = "a", .starts_now = true});
   sharing.arrive(1, {.name = "b", .automatic = true});
-  EXPECT_TRUE(sharing.decide(0).empty());
+  EXPECT_TRUE(sharing.decide(at(0)).empty());
   sharing.end(0);  // cancelled before it started
-  EXPECT_EQ(sharing.decide(0).size(), 1U);
+  EXPECT_EQ(sharing.decide(at(0)).size(), 1U);
 }
 
 TEST(AutoSharing, SurvivesAClockThatStandsStillOrJumps) {
   AutoSharing sharing({});
   sharing.arrive(0, {.name = "a", .starts_now = true, .steps = 1000});
   sharing.arrive(1, {.name = "b", .automatic = true, .steps = 1000});
-  sharing.start(0, 0);
+  sharing.start(0, at(0));
   double now = 0;
   for (int i = 0; i < 900; ++i) {
     now += i == 300 ? 3600 : 0;
-    sharing.step(0, now);
-    sharing.step(1, now);
-    EXPECT_NO_THROW(sharing.decide(now));
+    sharing.step(0, at(now));
+    sharing.step(1, at(now));
+    EXPECT_NO_THROW(sharing.decide(at(now)));
   }
 }
 
