@@ -121,6 +121,7 @@ OPS: dict[str, Callable[[], tuple]] = {
     "addcmul": lambda: (lambda x, y: (torch.addcmul(x, x, y), torch.addcdiv(x, x, y)), normal(5), positive(5)),
     "complex": lambda: (lambda x: (x.conj() * x, x.abs(), torch.view_as_real(x)), normal(4, dtype=torch.complex64)),
     "conjugated product": lambda: (lambda x: x.conj().t() @ x, normal(3, 4, dtype=torch.complex64)),
+    "conjugated in place": lambda: (lambda x: x.clone().conj_physical_(), normal(4, dtype=torch.complex64)),
     "negative bit": lambda: (lambda x: x.conj().imag + 1, normal(4, dtype=torch.complex64)),
     "fft": lambda: (lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2), normal(3, 8)),
     # shapes
@@ -221,6 +222,9 @@ ROUNDED: dict[str, Callable[[], tuple]] = {
     "attention": lambda: (F.scaled_dot_product_attention, normal(2, 2, 5, 4), normal(2, 2, 5, 4), normal(2, 2, 5, 4)),
     "causal attention": lambda: (lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), normal(2, 2, 5, 4)),
     "rms_norm": lambda: (lambda x, w: F.rms_norm(x, (4,), w), normal(2, 3, 4), normal(4)),
+    "pivots": lambda: (lambda a, b: (torch.linalg.ldl_solve(*torch.linalg.ldl_factor(a), b),
+                                     torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b)),
+                       definite(4).detach(), normal(4, 2).detach()),
     "eigenvalues": lambda: (torch.linalg.eigvalsh, definite(4)),
 }
 # fmt: on
@@ -356,9 +360,12 @@ def test_out_arguments_are_resized_and_written() -> None:
     strided = torch.zeros(2, 6, device="cuda")[:, ::2]
     assert torch.mul(x, 2, out=strided) is strided
     assert_same(torch.arange(0.0, 12.0, 2).view(2, 3), strided.contiguous())
+    assert torch.tril(x, out=strided).tolist() == [[0, 0, 0], [3, 4, 0]]  # the CPU's own mistakes the strides
     values, indices = torch.empty(0, device="cuda"), torch.empty(0, dtype=torch.long, device="cuda")
     torch.max(x, 1, out=(values, indices))
     assert (values.tolist(), indices.tolist()) == ([2, 5], [2, 2])
+    torch.mode(x - x, 1, out=(values, indices))
+    assert values.tolist() == [0, 0]
     assert torch.nonzero(x > 3, out=indices.resize_(0)).tolist() == [[1, 1], [1, 2]]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -374,6 +381,28 @@ def test_writes_through_views_reach_the_base() -> None:
     x[x > 6] = -1
     x[torch.tensor([0, 2], device="cuda"), 3] = 9
     assert x.tolist() == [[-1, 0, 0, 9], [-1, 1, 5, 1], [-1, 0, 0, 9]]
+
+
+def test_sparse_gradients_of_an_embedding() -> None:
+    weights = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        embedding = nn.Embedding(9, 4, sparse=True).to(device)
+        optimizer = torch.optim.SGD(embedding.parameters(), lr=0.5)
+        embedding(torch.tensor([1, 1, 5], device=device)).square().sum().backward()
+        optimizer.step()
+        weights.append(embedding.weight.detach())
+    assert_same(*weights, ROUNDING)
+
+
+def test_deterministic_algorithms_can_be_asked_for() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        check(*OPS["index_put"]())
+        check(*OPS["scatter_add"]())
+        assert torch.empty(3, device="cuda").isnan().all()
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_pinned_copies_go_both_ways() -> None:

@@ -3,7 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/cuda/EmptyTensor.h>
-#include <ATen/native/Resize.h>
+#include <ATen/ops/_resize_output_native.h>
 #include <ATen/ops/copy_native.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -27,7 +27,7 @@ void resize(const at::Tensor& out, const Shape& shape) {
   if (out.sizes() == c10::IntArrayRef(shape.sizes)) {
     return;
   }
-  at::native::resize_output(out, shape.sizes);
+  at::native::_resize_output_(out, shape.sizes, out.device());
   const size_t bytes = at::detail::computeStorageNbytes(shape.sizes, shape.strides, out.dtype().itemsize());
   if (bytes == out.nbytes()) {  // dense, in another order
     out.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes, shape.strides);
