@@ -28,6 +28,8 @@ class DeviceStream {
   virtual Marker record_marker() = 0;
   /// The latest marker that the device has reached. Reads one word.
   virtual Marker passed() const = 0;
+  /// Throws the device's error, if it has one: markers behind work that failed are never reached.
+  virtual void check() const = 0;
 
   // The job's own thread.
   /// Records a time stamp after everything launched so far; 0 while a graph is being captured.
@@ -93,6 +95,8 @@ class Device {
   /// Sets the calling thread up for a job: its stream, its generator. Throws std::invalid_argument for an unsupported
   /// request.
   [[nodiscard]] virtual std::unique_ptr<DeviceScope> enter(const DeviceRequest& request) = 0;
+  /// Throws std::runtime_error if an asynchronous error has made the device unusable for this process.
+  virtual void check() const {}
 };
 
 }  // namespace torchshare

@@ -10,6 +10,8 @@ namespace {
 
 // A device sends no notification when it finishes. A poll reads one word of memory.
 constexpr std::chrono::nanoseconds kPoll = std::chrono::microseconds(20);
+// How often a job that waits asks its device for an error, which costs a call of the driver.
+constexpr std::chrono::nanoseconds kCheck = std::chrono::milliseconds(10);
 
 bool has(const Slot& slot, std::uint32_t bits) {
   return (slot.attention.load(std::memory_order_acquire) & bits) != 0;
@@ -196,23 +198,52 @@ bool Gate::try_enter(const Slot& slot) {
   return admitted;
 }
 
+/// The member's record says that it waits, until the destructor. Both under the gate's lock, which the destructor takes
+/// if an exception comes from where it was released.
+class Gate::Waiting {
+ public:
+  Waiting(Gate& gate, std::unique_lock<std::mutex>& lock, const Slot& slot) : gate_(gate), lock_(lock), slot_(slot) {
+    gate_.member_of(slot_).record.waits = true;
+  }
+  ~Waiting() {
+    if (!lock_.owns_lock()) {
+      lock_.lock();
+    }
+    gate_.member_of(slot_).record.waits = false;
+  }
+  Waiting(const Waiting&) = delete;  // refers to a member
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  Gate& gate_;
+  std::unique_lock<std::mutex>& lock_;
+  const Slot& slot_;
+};
+
 bool Gate::wait_turn(const Slot& slot) {
   std::unique_lock lock(mutex_);
+  const Waiting waiting(*this, lock, slot);
+  return poll_turn(lock, slot);
+}
+
+bool Gate::poll_turn(std::unique_lock<std::mutex>& lock, const Slot& slot) {
   const auto began = clock_.now();
-  member_of(slot).record.waits = true;
-  bool admitted = false;
+  auto checked = began;
   while (true) {
     const std::uint32_t seen = changed_.value();
     if (has(slot, kCancel | kSuspend | kHold)) {
-      break;
+      return false;
     }
     record_markers(lock, slot);
     const auto now = clock_.now();
+    if (now - checked >= kCheck) {
+      check_streams(lock);
+      checked = now;
+    }
     const Verdict verdict = ask(slot, now, now - began);
-    admitted = verdict.admit;
-    if (admitted) {
+    if (verdict.admit) {
       let_in(slot, now);
-      break;
+      return true;
     }
     const bool polls =
         std::any_of(members_.begin(), members_.end(), [&](const Member& member) { return member.stream != nullptr; });
@@ -220,8 +251,21 @@ bool Gate::wait_turn(const Slot& slot) {
     clock_.wait(changed_, seen, now + (polls ? std::min(verdict.retry_after, kPoll) : verdict.retry_after));
     lock.lock();
   }
-  member_of(slot).record.waits = false;
-  return admitted;
+}
+
+/// Throws the error of a member's device.
+void Gate::check_streams(std::unique_lock<std::mutex>& lock) {
+  std::vector<std::shared_ptr<DeviceStream>> streams;
+  for (const Member& member : members_) {
+    if (member.stream != nullptr) {
+      streams.push_back(member.stream);
+    }
+  }
+  lock.unlock();
+  for (const auto& stream : streams) {
+    stream->check();
+  }
+  lock.lock();
 }
 
 void Gate::wait_while(Slot& slot, Attention bit) {

@@ -33,9 +33,13 @@ void OpWatch::follow(const std::shared_ptr<DeviceStream>& stream) {
   slot_.ahead = ahead_.get();
 }
 
-void OpWatch::unfollow() {
-  if (times_ != nullptr) {
-    settle();
+void OpWatch::unfollow() noexcept {
+  try {
+    if (times_ != nullptr) {
+      settle();
+    }
+  } catch (const std::exception&) {
+    // The device failed, and so did the job: its last ops stay untimed.
   }
   slot_.ahead = nullptr;
   ahead_.reset();
@@ -59,6 +63,9 @@ void OpWatch::settle() {
 }
 
 OpChain::Place& OpWatch::advance(std::uint64_t signature) {
+  if (failure_ != nullptr) {
+    std::rethrow_exception(std::exchange(failure_, nullptr));
+  }
   if (times_ != nullptr) {
     settle();
   }
@@ -125,7 +132,7 @@ void OpWatch::begin() {
   }
 }
 
-void OpWatch::end() {
+void OpWatch::end() noexcept {
   OpProfile& profile = chain_.here().profile;
   now_.reset();
   if (begin_) {
@@ -133,7 +140,11 @@ void OpWatch::end() {
     record(*now_ - *begin_);
   }
   if (times_ != nullptr) {
-    end_on_device(profile);
+    try {
+      end_on_device(profile);
+    } catch (const std::exception&) {
+      failure_ = std::current_exception();
+    }
   }
   const OpTime& gap = profile.gap;
   idle_ = nanoseconds(0);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -51,7 +52,7 @@ class OpWatch {
   /// The job's ops are launched on `stream` of an asynchronous device. Before the first op.
   void follow(const std::shared_ptr<DeviceStream>& stream);
   /// Releases the stream. After the last op.
-  void unfollow();
+  void unfollow() noexcept;
 
   template <class Call>
   void arrive(const Call& call) {
@@ -62,10 +63,10 @@ class OpWatch {
     }
     slot_.kind.store(place.kind, std::memory_order_relaxed);
   }
-  /// Admitted and inside the op.
+  /// Admitted; enters the op.
   void begin();
-  /// Leaves the op.
-  void end();
+  /// Leaves the op. An error of the device is thrown at the next `arrive`: this runs in destructors.
+  void end() noexcept;
 
   // Around a wait for input, which may contain ops.
   void begin_idle(std::chrono::nanoseconds now);
@@ -98,6 +99,7 @@ class OpWatch {
   OpTrace trace_;
   std::unique_ptr<DeviceTimes> times_;               // null on a synchronous device
   std::unique_ptr<RunAhead> ahead_;                  // the same
+  std::exception_ptr failure_;                       // of the device, at the end of the last op
   bool gap_wanted_ = false;                          // the gap after the last op is to be timed on the device
   std::optional<std::chrono::nanoseconds> now_;      // if the clock was read since `arrive`
   std::optional<std::chrono::nanoseconds> left_at_;  // end of the last op, if this gap is timed

@@ -67,10 +67,10 @@ class [[nodiscard]] Pass {
       if (context_->slot_.attention.load(std::memory_order_relaxed) != 0) [[unlikely]] {
         context_->attend();
       }
-      context_->slot_.enter();
       if (context_->watch_ != nullptr) [[unlikely]] {
-        context_->watch_->begin();
+        context_->watch_->begin();  // may throw the device's error
       }
+      context_->slot_.enter();
     }
     ++context_->depth_;
   }

@@ -143,12 +143,8 @@ class RuntimeJob::InBody {
   ~InBody() {
     job_.in_body_.store(false);
     job_.priority_->raise();  // the cleanup takes locks that other threads wait for
-    try {
-      if (job_.watch_ != nullptr) {
-        job_.watch_->unfollow();
-      }
-    } catch (const std::exception& error) {
-      TORCH_WARN("torchshare: job '", job_.spec_.name, "': its last ops could not be timed: ", error.what());
+    if (job_.watch_ != nullptr) {
+      job_.watch_->unfollow();
     }
     job_.device_ = nullptr;
     job_.device_generator_ = {};

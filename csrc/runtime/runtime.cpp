@@ -98,6 +98,7 @@ std::shared_ptr<RuntimeJob> Runtime::submit(JobSpec spec, Job::Body body, std::u
   if (closed_) {
     throw std::logic_error("the runtime is closed; submit before close");
   }
+  state_->device->check();
   members_.push_back({std::make_shared<RuntimeJob>(state_, std::move(spec), std::move(language)), std::move(body), {}});
   if (started_) {
     try {

@@ -119,6 +119,20 @@ TEST_F(GateStreamTest, AWaiterIsStoppedWhileTheDeviceWorks) {
   EXPECT_FALSE(waiter.get());
 }
 
+TEST_F(GateStreamTest, AWaiterIsToldThatTheDeviceHasFailed) {
+  primary_launches(10ms);
+  auto waiter = std::async(std::launch::async, [this] { return gate_.wait_turn(secondary_); });
+  while (primary_stream_->markers_recorded() == 0) {
+    std::this_thread::sleep_for(1ms);
+  }
+  primary_stream_->fail();
+  clock_.advance(1s);
+  ASSERT_EQ(waiter.wait_for(20s), std::future_status::ready);
+  EXPECT_THROW(waiter.get(), std::runtime_error);
+  gate_.set(secondary_, kCancel);
+  EXPECT_FALSE(gate_.wait_turn(secondary_)) << "it may come again while it unwinds";
+}
+
 TEST_F(GateStreamTest, AMemberMayLeaveWhileMarkersAreRecorded) {
   std::atomic<bool> stop{false};
   std::thread waiter([&] {
@@ -301,6 +315,20 @@ TEST_F(WatchedStreamTest, LearnsTheDevicesTimesNotTheHosts) {
   EXPECT_NEAR(profile(2).duration.mean, 100e3, 1);
   EXPECT_NEAR(profile(1).gap.mean, 0, 1) << "the second op was in the queue before the first had ended";
   EXPECT_NEAR(profile(2).gap.mean, 1502e3, 1e3);
+}
+
+TEST_F(WatchedStreamTest, AFailureAtTheEndOfAnOpIsThrownAtTheNext) {
+  watch_.arrive(UnknownCall{1});
+  watch_.begin();
+  slot_.enter();
+  stream_->fail();
+  watch_.end();
+  EXPECT_FALSE(slot_.inside());
+  EXPECT_THROW(watch_.arrive(UnknownCall{2}), std::runtime_error);
+  EXPECT_THROW(watch_.begin(), std::runtime_error);
+  EXPECT_FALSE(slot_.inside());
+  watch_.unfollow();
+  EXPECT_EQ(slot_.ahead, nullptr);
 }
 
 TEST_F(WatchedStreamTest, StampsInTheMeasuringStageOnly) {

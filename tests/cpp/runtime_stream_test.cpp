@@ -220,6 +220,66 @@ TEST_F(RuntimeStreamTest, AnExceptionInOneJobLeavesTheOtherAlone) {
   EXPECT_EQ(other->state(), JobState::kFinished) << other->error();
 }
 
+/// Its launch is the device's last.
+class LastGraph final : public DeviceGraph {
+ public:
+  explicit LastGraph(FakeStream& stream) : stream_(stream) {}
+  void begin_capture() override {}
+  void end_capture() override {}
+  void launch() override { stream_.fail(); }
+
+ private:
+  FakeStream& stream_;
+};
+
+TEST_F(RuntimeStreamTest, AFailureOfTheDeviceFailsTheJobsThatUseItAndNothingElse) {
+  for (const char* policy : {"priority", "strict", "best_fit", "resource"}) {
+    const auto device = std::make_shared<FakeDevice>(FakeDevice::Runs::kAsynchronous);
+    Runtime runtime(device, {.policy = policy});
+    const auto last =
+        runtime.submit({.name = "last", .priority = Priority::kPrimary, .record_ops = true}, [&](Job& job) {
+          at::ones({4});
+          LastGraph graph(device->stream());
+          runtime_job(job).launch(graph, "graph");
+          at::ones({4});
+        });
+    runtime.start();
+    ASSERT_TRUE(have_ended({last})) << policy;
+    EXPECT_EQ(last->error(), "the device failed") << policy;
+    device->lose();
+    EXPECT_THROW(runtime.submit({.name = "late"}, [](Job&) {}), std::runtime_error);
+    EXPECT_TRUE(runtime.close(20s).empty());
+  }
+}
+
+TEST_F(RuntimeStreamTest, AFailureOfTheDeviceReachesAJobThatWaitsAtTheGate) {
+  Runtime runtime(device_, {.policy = "strict"});
+  std::latch launched(1);
+  std::latch over(1);
+  const auto high = runtime.submit({.name = "high", .priority = Priority::kPrimary}, [&](Job&) {
+    at::ones({4});
+    device_->stream().launch(1h);
+    launched.count_down();
+    std::this_thread::sleep_for(50ms);  // the lower job waits
+    device_->stream().fail();
+    over.wait();  // busy on the host, with nothing for the device
+  });
+  const auto low = runtime.submit({.name = "low"}, [&](Job&) {
+    launched.wait();
+    at::ones({4});
+  });
+  runtime.start();
+  EXPECT_FALSE(have_ended({low}, 20ms));
+  while (!have_ended({low}, 5ms) && device_->clock().now() < 10s) {
+    device_->clock().advance(10ms);
+  }
+  EXPECT_EQ(low->state(), JobState::kFailed);
+  EXPECT_EQ(low->error(), "the device failed");
+  over.count_down();
+  EXPECT_TRUE(have_ended({high}));
+  EXPECT_EQ(high->error(), "the device failed");
+}
+
 TEST_F(RuntimeStreamTest, ACancelReachesAJobThatWaitsForTheDevice) {
   Runtime runtime(device_, {.policy = "strict"});
   std::latch launched(1);

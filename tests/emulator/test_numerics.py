@@ -123,7 +123,6 @@ OPS: dict[str, Callable[[], tuple]] = {
     "conjugated product": lambda: (lambda x: x.conj().t() @ x, normal(3, 4, dtype=torch.complex64)),
     "conjugated in place": lambda: (lambda x: x.clone().conj_physical_(), normal(4, dtype=torch.complex64)),
     "negative bit": lambda: (lambda x: x.conj().imag + 1, normal(4, dtype=torch.complex64)),
-    "fft": lambda: (lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2), normal(3, 8)),
     # shapes
     "empty": lambda: (lambda x: (x + 1, x.sum(), x @ x.t(), torch.cat([x, x])), normal(0, 3)),
     "cat": lambda: (lambda x, y: (torch.cat([x, y], 1), torch.stack([x, x])), normal(3, 4), normal(3, 2)),
@@ -215,6 +214,7 @@ OPS: dict[str, Callable[[], tuple]] = {
                                               (6, 6), (2, 2)), normal(6, 2, 4)),
 }
 ROUNDED: dict[str, Callable[[], tuple]] = {
+    "fft": lambda: (lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2), normal(3, 8)),
     "cholesky": lambda: (torch.linalg.cholesky, definite(4)),
     "solve": lambda: (lambda a, b: (torch.linalg.solve(a, b), torch.linalg.inv(a), a.det()), definite(4), normal(4, 2)),
     "lstsq": lambda: (lambda a, b: torch.linalg.lstsq(a, b).solution, definite(4).detach(), normal(4, 2).detach()),

@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "device/cuda/cuda_errors.h"
 #include "device/cuda/cuda_graph.h"
 #include "device/cuda/cuda_memory.h"
 #include "device/cuda/cuda_stream.h"
@@ -70,6 +71,14 @@ CudaDevice::CudaDevice(int index) : index_(index), name_(fmt::format("cuda:{}", 
         fmt::format("device 'cuda:{}': expected one of {} GPUs ({})", index, devices, cuda_status()));
   }
   at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
+  check();
+}
+
+void CudaDevice::check() const {
+  if (const auto error = lasting_error(static_cast<c10::DeviceIndex>(index_))) {
+    throw std::runtime_error(
+        fmt::format("device '{}' is lost to this process ({}): expected a new process", name_, *error));
+  }
 }
 
 void CudaDevice::install_memory() {
@@ -77,6 +86,7 @@ void CudaDevice::install_memory() {
 }
 
 std::unique_ptr<DeviceScope> CudaDevice::enter(const DeviceRequest& request) {
+  check();
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(index_));
   return std::make_unique<CudaScope>(index_, request);
 }

@@ -9,7 +9,7 @@ namespace torchshare {
 /// One GPU: each job launches into its own stream, whose CUDA priority follows the job's. Any thread.
 class CudaDevice final : public Device {
  public:
-  /// Throws std::invalid_argument if there is no such GPU.
+  /// Throws std::invalid_argument if there is no such GPU, and as `check`.
   explicit CudaDevice(int index);
   std::string_view name() const override { return name_; }
   Clock& clock() override { return clock_; }
@@ -17,6 +17,7 @@ class CudaDevice final : public Device {
   c10::DeviceType memory_type() const override { return c10::DeviceType::CUDA; }
   void install_memory() override;
   std::unique_ptr<DeviceScope> enter(const DeviceRequest& request) override;
+  void check() const override;
 
  private:
   const int index_;

@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "device/cuda/cuda_errors.h"
 #include "device/cuda/driver.h"
 #include "device/cuda_status.h"
 #include "device/marker_cost.h"
@@ -72,7 +73,7 @@ class EventMarkers final : public CudaMarkers {
   }
   std::uint64_t passed() const override {
     std::lock_guard lock(mutex_);
-    while (passed_ < latest_ && cudaEventQuery(events_[(passed_ + 1) % kEvents]) == cudaSuccess) {
+    while (passed_ < latest_ && is_done(cudaEventQuery(events_[(passed_ + 1) % kEvents]))) {
       ++passed_;
     }
     return passed_;

@@ -1,10 +1,20 @@
 #include "device/cuda/cuda_memory.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <torch/version.h>
 
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <type_traits>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
+#include "device/cuda/cuda_errors.h"
 #include "memory/owned_memory.h"
 
 namespace torchshare {
@@ -16,6 +26,13 @@ using c10::MempoolId_t;
 
 /// Torch's allocator, asking the owner's budget first. Everything else is forwarded; a test compares the list with
 /// torch's header.
+///
+/// Note [Uses during a capture]
+/// While any thread captures a graph, torch 2.11 takes each `recordStream` for a part of that graph. If the block is
+/// freed before the capture ends, the use is forgotten and the memory is handed out at once, although the stream may
+/// still have to read it, in a job that captures nothing. So a use of a job's block by a stream that is not captured is
+/// kept from torch until no thread captures, and so is the block if it is freed in the meantime. torch would not reuse
+/// it before then, either, had the use been recorded before the capture. Blocks of no job are left to torch.
 class CudaMemory final : public CUDAAllocator {
  public:
   explicit CudaMemory(CUDAAllocator& torchs) : torchs_(torchs) {}
@@ -23,16 +40,16 @@ class CudaMemory final : public CUDAAllocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     const MemoryOwner* const owner = owner_of(bytes);
     if (owner == nullptr) {
-      return torchs_.allocate(bytes);
+      return unless_lost([&] { return torchs_.allocate(bytes); });
     }
     Reservation reservation(owner->budget(), static_cast<std::int64_t>(bytes));
-    return own(torchs_.allocate(bytes), *owner, std::move(reservation));
+    return owned(unless_lost([&] { return torchs_.allocate(bytes); }), *owner, std::move(reservation));
   }
   void* raw_alloc(std::size_t bytes) override {
-    return raw(bytes, [&] { return torchs_.raw_alloc(bytes); });
+    return raw(bytes, [&] { return unless_lost([&] { return torchs_.raw_alloc(bytes); }); });
   }
   void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override {
-    return raw(bytes, [&] { return torchs_.raw_alloc_with_stream(bytes, stream); });
+    return raw(bytes, [&] { return unless_lost([&] { return torchs_.raw_alloc_with_stream(bytes, stream); }); });
   }
   void raw_delete(void* block) override {
     if (!disown(block)) {
@@ -41,21 +58,17 @@ class CudaMemory final : public CUDAAllocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
 
-  /// Torch's allocator recognizes its blocks by its own deleter and ignores all others.
   void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override {
+    has_events_.store(true);
     if (!is_owners(data.get_deleter())) {
       torchs_.recordStream(data, stream);
       return;
     }
-    c10::DataPtr as_torchs(data.get(), data.get_context(), &keep, data.device());
-    if (as_torchs.compare_exchange_deleter(&keep, torchs_.raw_deleter())) {
-      try {
-        torchs_.recordStream(as_torchs, stream);
-      } catch (...) {
-        as_torchs.release_context();
-        throw;
-      }
-      as_torchs.release_context();  // it is `data`'s
+    std::lock_guard lock(mutex_);
+    if (captures_.load() > 0 && !is_captured(stream)) {
+      late_uses_[data.get_context()].streams.push_back(stream);
+    } else {
+      record(data.get_context(), stream);
     }
   }
 
@@ -63,7 +76,9 @@ class CudaMemory final : public CUDAAllocator {
   void copy_data(void* to, const void* from, std::size_t bytes) const override { torchs_.copy_data(to, from, bytes); }
   bool initialized() override { return torchs_.initialized(); }
   void init(int devices) override { torchs_.init(devices); }
-  void emptyCache(MempoolId_t pool) override { torchs_.emptyCache(pool); }
+  void emptyCache(MempoolId_t pool) override {
+    unless_lost([&] { torchs_.emptyCache(pool); });
+  }
   void enable(bool value) override { torchs_.enable(value); }
   bool isEnabled() const override { return torchs_.isEnabled(); }
   std::string name() override { return torchs_.name(); }
@@ -88,9 +103,11 @@ class CudaMemory final : public CUDAAllocator {
     return torchs_.snapshot(pool, include_traces);
   }
   void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override {
-    torchs_.beginAllocateToPool(device, pool, std::move(filter));
+    begin_capture([&] { torchs_.beginAllocateToPool(device, pool, std::move(filter)); });
   }
-  void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override { torchs_.endAllocateToPool(device, pool); }
+  void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override {
+    end_capture([&] { torchs_.endAllocateToPool(device, pool); });
+  }
   void releasePool(DeviceIndex device, MempoolId_t pool) override { torchs_.releasePool(device, pool); }
   int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override { return torchs_.getPoolUseCount(device, pool); }
   void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, std::shared_ptr<CUDAAllocator> allocator) override {
@@ -136,8 +153,12 @@ class CudaMemory final : public CUDAAllocator {
     return torchs_.setCheckpointPoolState(device, std::move(state));
   }
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
-  void markCaptureBegin(DeviceIndex device) override { torchs_.markCaptureBegin(device); }
-  void markCaptureEnd(DeviceIndex device) override { torchs_.markCaptureEnd(device); }
+  void markCaptureBegin(DeviceIndex device) override {
+    begin_capture([&] { torchs_.markCaptureBegin(device); });
+  }
+  void markCaptureEnd(DeviceIndex device) override {
+    end_capture([&] { torchs_.markCaptureEnd(device); });
+  }
   std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* pointer) override {
     return torchs_.getContextForPointer(pointer);
   }
@@ -154,7 +175,7 @@ class CudaMemory final : public CUDAAllocator {
       return torchs_.allocateWithAddress(bytes, address);
     }
     Reservation reservation(owner->budget(), static_cast<std::int64_t>(bytes));
-    return own(torchs_.allocateWithAddress(bytes, address), *owner, std::move(reservation));
+    return owned(torchs_.allocateWithAddress(bytes, address), *owner, std::move(reservation));
   }
 #endif
 
@@ -170,13 +191,110 @@ class CudaMemory final : public CUDAAllocator {
     }
     Reservation reservation(owner->budget(), static_cast<std::int64_t>(bytes));
     void* const block = allocate();
-    own(block, torchs_.raw_deleter(), *owner, std::move(reservation));
+    own(block, &give_back, *owner, std::move(reservation));
     return block;
   }
-  static void keep(void*) {}
+  c10::DataPtr owned(c10::DataPtr data, const MemoryOwner& owner, Reservation reservation) {
+    (void)data.compare_exchange_deleter(torchs_.raw_deleter(), &give_back);
+    return own(std::move(data), owner, std::move(reservation));
+  }
   static void release(void* block);
+  static void give_back(void* block);
+
+  /// Returns an owner's block to torch, now or when no thread captures.
+  void free_or_keep(void* block) {
+    if (captures_.load() > 0) {
+      std::lock_guard lock(mutex_);
+      if (const auto late = late_uses_.find(block); late != late_uses_.end()) {
+        late->second.freed = true;
+        return;
+      }
+    }
+    free(block);
+  }
+  /// Called by destructors, but torch throws here if the device has failed.
+  void free(void* block) noexcept {
+    try {
+      torchs_.raw_deleter()(block);
+    } catch (const c10::Error& error) {
+      TORCH_WARN_ONCE("torchshare: memory is not returned to torch: ", error.what_without_backtrace());
+    }
+  }
+  /// Calls torch's allocator, but not again once it has found that the device has failed: torch 2.11 leaves a null
+  /// event in its list then, and the next call crashes. One call at a time, or that could be one that is already
+  /// waiting.
+  template <class Call>
+  std::invoke_result_t<Call> unless_lost(Call call) {
+    if (!has_events_.load(std::memory_order_relaxed) || torchs_.isHistoryEnabled()) {  // history may want the GIL
+      return call();
+    }
+    std::lock_guard lock(calls_);
+    const DeviceIndex device = c10::cuda::current_device();
+    if (const auto found = failures_.find(device); found != failures_.end()) {
+      std::rethrow_exception(found->second);
+    }
+    try {
+      return call();
+    } catch (const c10::AcceleratorError&) {
+      if (lasting_error(device)) {
+        failures_.emplace(device, std::current_exception());
+      }
+      throw;
+    }
+  }
+  /// Torch's allocator recognizes its blocks by its own deleter and ignores all others.
+  void record(void* block, c10::cuda::CUDAStream stream) {
+    c10::DataPtr as_torchs(block, block, torchs_.raw_deleter(), stream.device());
+    try {
+      torchs_.recordStream(as_torchs, stream);
+    } catch (...) {
+      as_torchs.release_context();
+      throw;
+    }
+    as_torchs.release_context();  // it is the owner's
+  }
+  static bool is_captured(c10::cuda::CUDAStream stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    C10_CUDA_CHECK_WARN(cudaStreamIsCapturing(stream.stream(), &status));
+    return status != cudaStreamCaptureStatusNone;
+  }
+  template <class Begin>
+  void begin_capture(Begin begin) {
+    std::lock_guard lock(mutex_);
+    begin();
+    captures_.fetch_add(1);
+  }
+  template <class End>
+  void end_capture(End end) {
+    std::lock_guard lock(mutex_);
+    end();
+    if (captures_.load() == 1) {
+      for (const auto& [block, use] : late_uses_) {
+        for (const c10::cuda::CUDAStream stream : use.streams) {
+          record(block, stream);
+        }
+        if (use.freed) {
+          free(block);
+        }
+      }
+      late_uses_.clear();
+    }
+    captures_.store(std::max(captures_.load() - 1, 0));  // one may have begun before there was this allocator
+  }
+
+  /// What torch is to be told once no thread captures.
+  struct LateUse {
+    std::vector<c10::cuda::CUDAStream> streams{};
+    bool freed = false;
+  };
 
   CUDAAllocator& torchs_;
+  std::atomic<bool> has_events_{false};  // torch's allocator may query some
+  std::mutex calls_;                     // guards failures_, and torch's allocator while it has events
+  std::unordered_map<DeviceIndex, std::exception_ptr> failures_;
+  std::atomic<int> captures_{0};  // under way; written under the lock
+  std::mutex mutex_;              // guards late_uses_, and that no capture begins or ends while torch is told of a use
+  std::unordered_map<void*, LateUse> late_uses_;  // by block; empty unless a thread captures
 };
 
 CudaMemory& cuda_memory() {
@@ -186,6 +304,10 @@ CudaMemory& cuda_memory() {
 
 void CudaMemory::release(void* block) {
   cuda_memory().raw_delete(block);
+}
+
+void CudaMemory::give_back(void* block) {
+  cuda_memory().free_or_keep(block);
 }
 
 bool install_once() {

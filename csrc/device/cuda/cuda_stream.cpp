@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "device/cuda/cuda_errors.h"
 #include "device/cuda/driver.h"
 
 namespace torchshare {
@@ -145,6 +146,13 @@ DeviceStream::Marker CudaStream::passed() const {
   return passed;
 }
 
+void CudaStream::check() const {
+  std::lock_guard lock(mutex_);
+  if (!capturing_) {  // a query would invalidate the capture
+    (void)is_done(cudaStreamQuery(main_));
+  }
+}
+
 bool CudaStream::is_capturing() const {
   std::lock_guard lock(mutex_);
   return capturing_;
@@ -170,11 +178,9 @@ std::optional<std::chrono::nanoseconds> CudaStream::between(Stamp from, Stamp to
     return std::nullopt;
   }
   const cudaEvent_t end = events_[to % kStamps];
-  const cudaError_t state = cudaEventQuery(end);
-  if (state == cudaErrorNotReady) {
+  if (!is_done(cudaEventQuery(end))) {
     return std::nullopt;
   }
-  C10_CUDA_CHECK(state);
   float ms = 0;
   C10_CUDA_CHECK(cudaEventElapsedTime(&ms, events_[from % kStamps], end));
   return std::chrono::nanoseconds(static_cast<std::int64_t>(1e6 * static_cast<double>(ms)));

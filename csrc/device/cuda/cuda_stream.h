@@ -56,6 +56,7 @@ class CudaStream final : public DeviceStream {
 
   Marker record_marker() override;
   Marker passed() const override;
+  void check() const override;
   Stamp stamp() override;
   std::optional<std::chrono::nanoseconds> between(Stamp from, Stamp to) override;
   std::size_t stamps() const override { return kStamps; }

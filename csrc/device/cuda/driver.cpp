@@ -13,6 +13,7 @@ Function find(const char* name, unsigned int version) {
   cudaDriverEntryPointQueryResult found{};
   const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found);
   if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) {
+    (void)cudaGetLastError();  // what is thrown here is not left to the thread's next kernel launch
     throw std::runtime_error(fmt::format("the CUDA driver has no {} of version {}: {}", name, version,
                                          error != cudaSuccess ? cudaGetErrorString(error) : "it is too old"));
   }

@@ -39,8 +39,25 @@ std::size_t FakeStream::markers_recorded() const {
   return markers_.size();
 }
 
+void FakeStream::fail() {
+  std::lock_guard lock(mutex_);
+  failed_at_ = clock_.now();
+}
+
+void FakeStream::check() const {
+  std::lock_guard lock(mutex_);
+  throw_if_failed();
+}
+
+void FakeStream::throw_if_failed() const {
+  if (failed_at_) {
+    throw std::runtime_error("the device failed");
+  }
+}
+
 std::uint64_t FakeStream::append(std::vector<std::chrono::nanoseconds>& times) {
   std::lock_guard lock(mutex_);
+  throw_if_failed();
   if (capturing_) {
     return 0;
   }
@@ -50,11 +67,13 @@ std::uint64_t FakeStream::append(std::vector<std::chrono::nanoseconds>& times) {
 
 DeviceStream::Marker FakeStream::passed() const {
   std::lock_guard lock(mutex_);
-  return static_cast<Marker>(std::upper_bound(markers_.begin(), markers_.end(), clock_.now()) - markers_.begin());
+  const auto reached = failed_at_.value_or(clock_.now());
+  return static_cast<Marker>(std::upper_bound(markers_.begin(), markers_.end(), reached) - markers_.begin());
 }
 
 std::optional<std::chrono::nanoseconds> FakeStream::between(Stamp from, Stamp to) {
   std::lock_guard lock(mutex_);
+  throw_if_failed();
   const auto end = stamps_.at(to - 1);
   const bool is_old = from + stamps() <= stamps_.size();
   return end <= clock_.now() && !is_old && !capturing_ ? std::optional(end - stamps_.at(from - 1)) : std::nullopt;
@@ -64,6 +83,7 @@ void FakeStream::synchronize() {
   EventCount never;
   const auto until = [&] {
     std::lock_guard own_lock(mutex_);
+    throw_if_failed();
     return free_at_;
   }();
   while (clock_.now() < until) {
@@ -109,6 +129,12 @@ class FakeDevice::Scope final : public DeviceScope {
 
 std::unique_ptr<DeviceScope> FakeDevice::enter(const DeviceRequest& request) {
   return std::make_unique<Scope>(*this, request.priority);
+}
+
+void FakeDevice::check() const {
+  if (lost_.load()) {
+    throw std::runtime_error("device 'fake' is lost");
+  }
 }
 
 std::map<std::thread::id, Priority> FakeDevice::held() const {

@@ -30,9 +30,12 @@ class FakeStream final : public DeviceStream {
   void launch(std::chrono::nanoseconds work);
   void set_capturing(bool capturing);
   std::size_t markers_recorded() const;
+  /// The device fails: it reaches no further marker, and calls throw "the device failed".
+  void fail();
 
   Marker record_marker() override { return append(markers_); }
   Marker passed() const override;
+  void check() const override;
   Stamp stamp() override { return append(stamps_); }
   std::optional<std::chrono::nanoseconds> between(Stamp from, Stamp to) override;
   std::size_t stamps() const override { return 64; }
@@ -43,11 +46,13 @@ class FakeStream final : public DeviceStream {
   /// Appends the time at which the device will have finished the work launched so far; returns its number, 0 during a
   /// capture.
   std::uint64_t append(std::vector<std::chrono::nanoseconds>& times);
+  void throw_if_failed() const;
 
   Clock& clock_;
   mutable std::mutex mutex_;  // guards every field below
   std::chrono::nanoseconds free_at_{0};
   bool capturing_ = false;
+  std::optional<std::chrono::nanoseconds> failed_at_;
   std::vector<std::chrono::nanoseconds> markers_;  // when the device reaches each
   std::vector<std::chrono::nanoseconds> stamps_;   // the device's time then
 };
@@ -81,6 +86,9 @@ class FakeDevice final : public Device {
   std::map<std::thread::id, Priority> held() const;
   /// The stream of the calling thread, which is a job's.
   FakeStream& stream();
+  void check() const override;
+  /// The device is lost: no job may begin.
+  void lose() { lost_.store(true); }
   /// Captures fail from now on.
   void let_captures_fail() { captures_fail_.store(true); }
 
@@ -89,6 +97,7 @@ class FakeDevice final : public Device {
   const Runs runs_;
   ManualClock clock_;
   std::atomic<bool> captures_fail_{false};
+  std::atomic<bool> lost_{false};
   mutable std::mutex mutex_;  // guards every field below
   std::map<std::thread::id, Priority> held_;
   std::map<std::thread::id, std::shared_ptr<FakeStream>> streams_;
