@@ -1,15 +1,15 @@
-# One word for each habit; see README.md. `make help` lists them.
+# The project's commands; see README.md. `make help` lists them.
 VENV := .venv
 PYTHON3 ?= python3
 PY := $(VENV)/bin/python
 JOBS := $(shell nproc)
-# Same folder as setup.py's, so that C++ tests and `_C` share their objects.
+# The folder of setup.py, so that C++ tests and `_C` share object files.
 BUILD = build/$(shell $(PYTHON3) -c 'import sys; print(sys.implementation.cache_tag)')
 CMAKE_BUILD := cmake --build
 # The generator of new build folders; setup.py does the same.
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
-.PHONY: help demo test test-slow build lint bench clean prerequisites test-cpp test-python test-tsan soak \
+.PHONY: help demo test test-slow build lint bench clean prerequisites test-cpp test-python test-tsan test-asan soak \
   build-emulator test-emulated test-emulated-all
 help:
 	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
@@ -60,16 +60,17 @@ test-emulated: build-emulator
 	BUILD=$(BUILD) PY=$(PY) scripts/test_emulated.sh 4:0 1:200
 
 test-emulated-all: build-emulator
-	BUILD=$(BUILD) PY=$(PY) scripts/test_emulated.sh 1:0 1:200 1:2000 4:0 4:200 4:2000
+	MARKED=gpu BUILD=$(BUILD) PY=$(PY) scripts/test_emulated.sh 1:0 1:200 1:2000 4:0 4:200 4:2000
 
-# Our own code under ThreadSanitizer: every C++ test that has threads, and one pair of Python jobs.
-TSAN = build/tsan
-test-tsan: build
-	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh test
-	cmake -S . -B $(TSAN) -DTORCHSHARE_PYTHON=$(abspath $(PY)) -DTORCHSHARE_CUDA=OFF -DTORCHSHARE_TESTS=ON \
-	  -DTORCHSHARE_SANITIZE=thread >/dev/null
-	$(CMAKE_BUILD) $(TSAN) --target torchshare_tests python_modules --parallel $(JOBS)
-	PY=$(PY) BUILD=$(TSAN) scripts/run_tsan.sh
+# torchshare and the emulated device with a sanitizer: the C++ tests with threads, and pairs of Python jobs.
+test-tsan test-asan: build-emulator
+	cmake -S . -B build/$(@:test-%=%) -DTORCHSHARE_PYTHON=$(abspath $(PY)) -DTORCHSHARE_TESTS=ON -DTORCHSHARE_EMULATOR=ON \
+	  -DTORCHSHARE_SANITIZE=$(SANITIZER) >/dev/null
+	$(CMAKE_BUILD) build/$(@:test-%=%) --target torchshare_tests python_modules emulated_device --parallel $(JOBS)
+	ln -sf $(abspath $(BUILD))/tests/emulator/libtorchshare_emulator_numerics.so build/$(@:test-%=%)/tests/emulator/
+	PY=$(PY) BUILD=build/$(@:test-%=%) scripts/run_sanitized.sh $(SANITIZER)
+test-tsan: SANITIZER = thread
+test-asan: SANITIZER = address
 
 # Jobs that start, suspend, resume, cancel and fail at random moments, and programs that are interrupted.
 soak: build

@@ -1,4 +1,4 @@
-"""Runs CMake once for the native part; everything else is in pyproject.toml.
+"""Runs CMake once for the C++ extensions; everything else is in pyproject.toml.
 
 Environment: TORCHSHARE_CUDA=ON|OFF|AUTO (default AUTO), TORCHSHARE_BUILD_DIR (default build/<python's tag>).
 """
@@ -18,17 +18,17 @@ OLDEST, NEWEST = (3, 10), (3, 13)
 
 
 class CMakeBuild(build_ext):
-    """Configures and builds in a folder that stays, so that the next build only does what changed."""
+    """Configures and builds in a persistent folder, so that builds are incremental."""
 
     def build_extension(self, extension: Extension) -> None:
         if extension.name != MODULES[0]:
-            return  # one build makes all of them
+            return  # one CMake build makes all extensions
         cuda = os.environ.get("TORCHSHARE_CUDA", "AUTO")
         if cuda not in ("ON", "OFF", "AUTO"):
-            sys.exit(f"TORCHSHARE_CUDA is '{cuda}'; expected ON, OFF or AUTO")
+            sys.exit(f"TORCHSHARE_CUDA must be ON, OFF or AUTO, got '{cuda}'")
         build = Path(os.environ.get("TORCHSHARE_BUILD_DIR", ROOT / "build" / sys.implementation.cache_tag))
         if shutil.which("ninja"):
-            os.environ.setdefault("CMAKE_GENERATOR", "Ninja")  # of a new build folder; one that exists keeps its own
+            os.environ.setdefault("CMAKE_GENERATOR", "Ninja")  # for a new build folder; an existing one keeps its own
         target = Path(self.get_ext_fullpath(extension.name)).resolve().parent
         self._run("-S", ROOT, "-B", build, f"-DTORCHSHARE_PYTHON={sys.executable}", f"-DTORCHSHARE_CUDA={cuda}")
         self._run("--build", build, "--target", "python_modules", "--parallel", os.cpu_count() or 1)
@@ -38,7 +38,7 @@ class CMakeBuild(build_ext):
     def _run(*arguments: object) -> None:
         code = subprocess.run(["cmake", *map(str, arguments)]).returncode
         if code != 0:
-            sys.exit(code)  # CMake has said why
+            sys.exit(code)  # CMake has printed the error
 
 
 if not OLDEST <= sys.version_info[:2] <= NEWEST:

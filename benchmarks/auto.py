@@ -1,6 +1,6 @@
-"""When to share: `start="auto"` against always now, always after and the secondary first, on pairs of known length.
+"""Compares `start="auto"` with always now, always after and the secondary first, on pairs of known length.
 
-All modes of a repetition run one after the other in this process; a figure is a ratio within a repetition. The best in
+All modes of a repetition run one after the other in this process; figures are ratios within a repetition. The best in
 hindsight is the least average JCT of the three fixed modes in that repetition. JCT counts from the start of both."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def profiles(pair: tuple[Job, Job], window: float) -> list[Profile]:
 
 
 def run(pair: tuple[Job, Job], steps: list[int], mode: str, known: list[Profile]) -> dict[str, Any]:
-    """JCT of both, in seconds, and what was decided."""
+    """The JCTs of both, in seconds, and the decisions."""
     starts = {
         "now": ("now", "now"),
         "after": ("now", "after:primary"),
@@ -102,7 +102,7 @@ def main() -> None:
     arguments = parser.parse_args()
     steady_malloc()
     for kind in ("conv", "tiny", "memory", "input_bound"):
-        train(kind, StepMeter(3))  # what torch sets up once
+        train(kind, StepMeter(3))  # warms up torch
     raw: dict[str, Any] = {}
     for name in arguments.pairs:
         pair = PAIRS[name]

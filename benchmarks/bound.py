@@ -1,9 +1,9 @@
-"""`max_slowdown`: how well it is kept, and what the secondary gets, against a knob turned by hand.
+"""Measures how well `max_slowdown` is kept, and compares the secondary's rate with the best fixed share.
 
-Per repetition: the primary alone, beside the secondary at each share of a sweep (`secondary_share`), and under each
-bound. The perfect knob of a bound is the largest share of the sweep with as many windows of a second inside as the
-primary alone has, or 95 %, whichever is less; the secondary's rates are compared. Windows are held against the primary
-alone in the same repetition: what they say of the primary alone is the noise of the machine.
+Each repetition measures the primary alone, beside the secondary at each share of a sweep (`secondary_share`), and under
+each bound. The perfect knob of a bound is the largest share of the sweep with as many 1 s windows within the bound as
+the primary alone has, or 95 %, whichever is less. Windows are compared with the primary alone in the same repetition;
+windows of the primary alone show the noise of the machine.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ PAIRS = {  # kind and threads of the primary and of the secondary
 BOUNDS = (0.02, 0.05, 0.10)
 SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
 WINDOW_S = 1.0
-WARM_UP_S = 3.0  # of the loop, too: it begins with a small share
+WARM_UP_S = 3.0  # also of the control loop, which begins with a small share
 ENDLESS = 1 << 40  # steps
-ENOUGH = 0.95  # of the windows
+ENOUGH = 0.95  # of windows within the bound
 
 
 def run(pair: str, seconds: float, options: dict[str, float] | None) -> dict[str, Any]:
-    """The primary for so many seconds after the warm-up, beside the secondary unless `options` is None."""
+    """Runs the primary for a window after the warm-up, beside the secondary unless `options` is None."""
     (kind, threads), (other, other_threads) = PAIRS[pair]
     with torchshare.Runtime(**(options or {})) as runtime:
         jobs = [("primary", kind, threads), ("secondary", other, other_threads)]
@@ -81,7 +81,7 @@ def inside(run: dict[str, Any], alone: float, bound: float) -> float:
 
 
 def repeat(pair: str, seconds: float) -> dict[str, Any]:
-    """One repetition: alone between the others, so that drift shows in it, too."""
+    """One repetition. Runs alone are spread between the others, so that they include drift."""
     alone = [run(pair, seconds, None)]
     sweep = {str(share): run(pair, seconds / 2, {"secondary_share": share}) for share in SHARES}
     alone.append(run(pair, seconds, None))
@@ -131,7 +131,7 @@ def main() -> None:
     arguments = parser.parse_args()
     steady_malloc()
     for kind in ("conv", "tiny", "memory"):
-        train(kind, StepMeter(3))  # what torch sets up once
+        train(kind, StepMeter(3))  # warms up torch
     raw = interleaved(arguments.pairs, arguments.repetitions, lambda pair: repeat(pair, arguments.seconds))
     summaries = {pair: summary(repetitions) for pair, repetitions in raw.items()}
     write("bound", {"summary": summaries, "repetitions": raw}, arguments.output)

@@ -1,8 +1,8 @@
-"""Compiled steps against eager ones: two processes, two threads or torchshare, interleaved.
+"""Compares compiled steps with eager ones, in two processes, two threads or torchshare, interleaved.
 
 Each mode of each repetition is a fresh process (or two). Both jobs are built, then run through the same window of time.
 Rates are steps per second over those of the same kind in eager alone, in the same repetition: an aggregate of 2.00 is
-two jobs on two cores as fast as eager alone. Native jobs train with `job.fit`, in chunks of about 20 ms.
+two jobs on two cores as fast as eager alone. Compiled jobs train with `job.fit`, in chunks of about 20 ms.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def compiled(kind: str, job: torchshare.Job) -> Run:
 
 
 def compiled_in_a_thread(kind: str) -> Run:
-    """The same compiled step in a plain thread: called for each batch, with nobody between the two jobs."""
+    """The same compiled step in a plain thread, called for each batch, without torchshare between the jobs."""
 
     def build(job: torchshare.Job) -> Any:
         training, step = compiled_step(kind, job)
@@ -88,7 +88,7 @@ def compiled_in_a_thread(kind: str) -> Run:
 
 
 def work(kinds: list[str], mode: str) -> list[dict[str, float]]:
-    """Runs one or two jobs in this process, in the window that the parent gives; returns their figures."""
+    """Runs one or two jobs in this process, in the window given by the parent; returns their figures."""
     warnings.simplefilter("ignore")
     how, where = mode.split(", ")
     built, go = threading.Barrier(len(kinds) + 1), threading.Barrier(len(kinds) + 1)
@@ -145,7 +145,7 @@ def measure(kinds: list[str], mode: str, window: float) -> list[float]:
 
 
 def build_seconds(kind: str) -> float:
-    """To trace, compile and load a compiled step of this kind."""
+    """Seconds to trace, compile and load a compiled step of this kind."""
     warnings.simplefilter("ignore")
     with torchshare.Runtime() as runtime:
         runtime.submit(lambda job: compiled_step(kind, job)[1].compile_s, name=kind, priority="primary", threads=1)
@@ -183,7 +183,7 @@ def repeat(pair: str, window: float) -> dict[str, Any]:
 
 
 def summary(repetitions: list[dict[str, Any]]) -> dict[str, Any]:
-    """Figures per mode over the repetitions, and what compiled steps bring to each kind alone."""
+    """Figures per mode over the repetitions, and the speedup of compiled steps for each kind alone."""
     modes = {}
     for mode in MODES:
         rates = [r["modes"][mode] for r in repetitions]

@@ -1,4 +1,4 @@
-"""How well the step-time model fits: each job alone in ever smaller sub-batches, and the error on sizes left out."""
+"""Measures the fit of the step-time model: each job alone in smaller and smaller sub-batches; leave-one-out errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main() -> None:
     errors: dict[str, list[float]] = {}
     profiles = {}
     for kind in KINDS:
-        train(kind, StepMeter(3))  # what torch sets up once
+        train(kind, StepMeter(3))  # warms up torch
         job = Candidate(kind, lambda job, kind=kind: train(kind, StepMeter(ENDLESS), job), threads=1)
         ((profile,), _) = measure([job], splits=arguments.splits, window=arguments.window, rounds=arguments.rounds)
         errors[kind] = profile.fit.left_out_errors

@@ -1,4 +1,4 @@
-"""Filling the primary's gaps: gate policies against what the operating system offers, modes interleaved.
+"""Compares gate policies with the operating system's means at filling the primary's gaps, modes interleaved.
 
 Primaries: two models that answer requests (Poisson arrivals at a share of what they can serve, batches of 1 to 8), an
 input-bound and a compute-bound training. The secondary is a training that wants both cores. All have two threads.
@@ -31,7 +31,7 @@ THREADS = 2
 SECONDARY = "conv"
 LARGEST_REQUEST = 8
 SEQUENCE = 64
-PRIMARIES: dict[str, tuple[str, float]] = {  # what it does, load
+PRIMARIES: dict[str, tuple[str, float]] = {  # kind, load
     "cnn, 30 % load": ("cnn", 0.3),
     "cnn, 60 % load": ("cnn", 0.6),
     "transformer, 30 % load": ("transformer", 0.3),
@@ -39,7 +39,7 @@ PRIMARIES: dict[str, tuple[str, float]] = {  # what it does, load
     "input-bound training": ("input_bound", 0.0),
     "compute-bound training": ("conv", 0.0),
 }
-MODES = {  # of the runtime; of others, how the secondary is run
+MODES = {  # options of the runtime; for others, how the secondary runs
     "two processes": {},
     "two processes, nice 19": {"nice": 19},
     "two processes, SCHED_IDLE": {"idle": True},
@@ -73,7 +73,7 @@ SERVED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 class Recorder:
-    """The times of what ended in a window, in seconds."""
+    """The times of requests or steps that ended in a window, in seconds."""
 
     def __init__(self, start: float, end: float) -> None:
         self._start, self._end = start, end
@@ -81,7 +81,7 @@ class Recorder:
         self.times: list[float] = []
 
     def step_done(self) -> bool:
-        """Of a training: the time since the step before. False ends it."""
+        """Called after a step of a training; records the time since the previous one. False ends the training."""
         now = time.monotonic()
         goes_on = self.answered(now if self._last is None else self._last, now)
         self._last = now
@@ -100,7 +100,7 @@ Request = tuple[float, torch.Tensor]
 
 
 def requests(shape: tuple[int, ...], per_second: float, start: float) -> Iterator[Request]:
-    """Arrival and rows of requests, each no sooner than it arrives. The same ones every time. 0: no waiting."""
+    """Yields arrival and rows of each request, not before its arrival. Deterministic. A rate of 0: no waiting."""
     random = np.random.default_rng(0)
     rows = torch.randn(LARGEST_REQUEST, *shape)
     arrival = start
@@ -136,9 +136,9 @@ def body(kind: str, recorder: Recorder, per_second: float, start: float) -> Call
 
 
 def work(kinds: list[str], mode: str, per_second: float) -> list[dict[str, Any]]:
-    """Runs one or two jobs in this process, in the window that the parent gives; returns their figures."""
+    """Runs one or two jobs in this process, in the window given by the parent; returns their figures."""
     warnings.simplefilter("ignore")
-    train(SECONDARY, StepMeter(3), threads=THREADS)  # torch imports a good deal of itself in the first step
+    train(SECONDARY, StepMeter(3), threads=THREADS)  # warms up torch: the first step imports many modules
     print("ready", flush=True)
     start, end = json.loads(input())
     recorders = [Recorder(start, end) for _ in kinds]
@@ -187,7 +187,7 @@ def repeat(primary: str, window: float, cores: int) -> dict[str, Any]:
 
 
 def condensed(job: dict[str, Any]) -> dict[str, Any]:
-    """Rate, mean and percentiles of the times, which are None where there are none."""
+    """Rate, mean and percentiles of the times; None without times."""
     times = job["times"]
     p50, p95, p99 = np.quantile(times, [0.5, 0.95, 0.99]).tolist() if times else (None,) * 3
     mean = float(np.mean(times)) if times else None
@@ -195,7 +195,7 @@ def condensed(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def summary(repetitions: list[dict[str, Any]]) -> dict[str, Any]:
-    """Per mode: the primary against alone, the secondary against alone and against plain sharing."""
+    """Per mode: the primary relative to alone, the secondary relative to alone and to plain sharing."""
     found: dict[str, Any] = {}
     for mode in repetitions[0]["modes"]:
         figures: dict[str, list[float]] = {}
@@ -215,7 +215,7 @@ def summary(repetitions: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _over(value: float | None, base: float | None) -> float:
-    """A job that did nothing in the window has no times: infinitely slow."""
+    """A job without times in the window is infinitely slow."""
     return value / base if value is not None and base else float("inf")
 
 

@@ -11,11 +11,15 @@ from typing import Any
 
 from record import RESULTS, shown, spread, write
 
-LEVELS = {"added_ns": ("1", "0"), "watching_adds_ns": ("2", "1"), "timing_adds_ns": ("3", "1")}  # over which other
+LEVELS = {
+    "added_ns": ("1", "0"),
+    "watching_adds_ns": ("2", "1"),
+    "timing_adds_ns": ("3", "1"),
+}  # level, compared with which
 
 
 def added(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Per op: nanoseconds off, and in each repetition what the hook adds, and on top of that watching or timing it."""
+    """Per op: nanoseconds without the hook; per repetition, the cost of the hook, of watching and of timing."""
     times: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in report["benchmarks"]:
         op, hook = run["run_name"].split("/hook:")

@@ -1,8 +1,8 @@
-"""Priority inversion: the primary's steps, and the runtime's end, on a machine whose cores ordinary processes take.
+"""Measures priority inversion: the primary's steps and close() on a machine whose cores run ordinary processes.
 
-A secondary of idle priority hardly runs there; what it holds when it is preempted, the interpreter's lock above all,
-the primary may wait for. Each window is a process of its own; builds and "alone" are interleaved in one run. `--before`
-names another checkout with a built `_C`, to compare with.
+A secondary of idle priority hardly runs there; the primary may wait for locks that it holds when preempted, such as the
+GIL. Each window is a process of its own; builds and "alone" are interleaved in one run. `--before` names another
+checkout with a built `_C` to compare with.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import numpy as np
 from record import RESULTS, interleaved, shown, spread, write
 
 HOG = "while True: pass"
-LONG_S = 0.05  # a step that took longer was stalled: it computes for 2 ms
+LONG_S = 0.05  # longer steps count as stalled; a step computes for 2 ms
 
 
 def window(seconds: float, shared: bool, metered: bool) -> dict[str, Any]:
-    """Step times of a primary (milliseconds), beside a secondary of tiny ops or alone, and how long close() took."""
+    """Step times of a primary in milliseconds, beside a secondary of tiny ops or alone, and the time of close()."""
     import torch
     from torch import nn
 
@@ -64,8 +64,8 @@ def window(seconds: float, shared: bool, metered: bool) -> dict[str, Any]:
 
 
 def measure(build: Path | None, seconds: float, metered: bool) -> dict[str, float]:
-    """One window in a process of its own; None: the primary alone, in this build. Without `check`: builds before
-    commit 69d0c23 crash in one of a few exits, after they have printed."""
+    """One window in its own process; None: the primary alone, in this build. Ignores the exit status, because builds
+    before commit 69d0c23 sometimes crash at exit, after printing."""
     command = [sys.executable, __file__, "--child", str(seconds), str(int(build is not None)), str(int(metered))]
     path = str(build or Path(__file__).parents[1])
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True)
@@ -73,7 +73,7 @@ def measure(build: Path | None, seconds: float, metered: bool) -> dict[str, floa
 
 
 def figures(found: dict[str, Any]) -> dict[str, float]:
-    """Milliseconds, but for `close_s`; `stalled`: the share of the time that went into steps of over 50 ms."""
+    """In milliseconds, except `close_s`; `stalled`: the fraction of time in steps of over 50 ms."""
     steps = np.array(found["steps"])
     return {
         **{f"p{quantile}": float(np.percentile(steps, quantile)) for quantile in (50, 99, 99.9)},

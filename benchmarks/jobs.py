@@ -1,4 +1,4 @@
-"""The jobs that benchmarks run: one training loop, alone, in a plain thread, in another process or in torchshare."""
+"""The jobs of the benchmarks: one training loop that runs in a plain thread, in another process or in torchshare."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Meter(Protocol):
 
 
 class StepMeter:
-    """Ends a training after so many steps."""
+    """Ends a training after a number of steps."""
 
     def __init__(self, steps: int) -> None:
         self.left = steps
@@ -43,7 +43,7 @@ def conv_net(channels: int) -> nn.Module:
 
 
 def tiny_net() -> nn.Module:
-    """20 layers of 32: launch-bound, all Python and dispatch."""
+    """20 layers of 32: bound by Python and dispatch."""
     return nn.Sequential(
         *(layer for _ in range(20) for layer in (nn.Linear(32, 32), nn.ReLU())), nn.Linear(32, CLASSES)
     )
@@ -102,13 +102,13 @@ def loader(shape: tuple[int, ...], sleep_s: float) -> Iterator[tuple[torch.Tenso
 
 
 def train(kind: str, meter: Meter, job: torchshare.Job | None = None, threads: int = 1) -> None:
-    """Trains until `meter` says stop, on so many intra-op threads. With `job`, through its dataloader hook."""
+    """Trains with `threads` intra-op threads until `meter` returns False. With `job`, through its dataloader hook."""
     torch.set_num_threads(threads)
     Training(kind).run(meter, job)
 
 
 class Training:
-    """What a job of some kind trains."""
+    """The model, optimizer and data of a kind of job."""
 
     def __init__(self, kind: str) -> None:
         make, shape, sleep_s = KINDS[kind]
@@ -120,14 +120,14 @@ class Training:
         return F.cross_entropy(self.model(x), y)
 
     def run(self, meter: Meter, job: torchshare.Job | None) -> None:
-        """Trains in eager until `meter` says stop."""
+        """Trains in eager until `meter` returns False."""
         step_through(self.batches if job is None else job.batches(self.batches), self.loss, self.optimizer, meter)
 
 
 def step_through(
     batches: Iterable[Any], loss: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, meter: Meter
 ) -> None:
-    """Trains on plain batches, or on those of a job's dataloader hook, until `meter` says stop."""
+    """Trains on plain batches, or on those of a job's dataloader hook, until `meter` returns False."""
     for batch in batches:
         if isinstance(batch, torchshare.Batch):
             batch.backward(loss)

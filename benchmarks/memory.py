@@ -1,7 +1,7 @@
-"""Memory: a pair in one process against two, a full timeline, and growth over many steps.
+"""Measures memory: a pair in one process and in two, a full timeline, and growth over many steps.
 
-Peaks are of the proportional set size (PSS), which divides pages shared between processes among them: the fair figure
-for two processes.
+Peaks are of the proportional set size (PSS), which divides shared pages among the processes: a fair comparison for two
+processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def pss() -> int:
 
 
 def peak_of(run: Any) -> int:
-    """The largest PSS seen while `run()` ran, in bytes."""
+    """The peak PSS during `run()`, in bytes."""
     seen = [pss()]
     stop = threading.Event()
 

@@ -1,8 +1,8 @@
-"""What the whole runtime costs a job that runs alone: blocks of steps inside a job and in a plain thread, in turn.
+"""Measures the overhead of the runtime on a job that runs alone: alternating blocks of steps in a job and in a thread.
 
-The same training step, model and thread count; the blocks alternate within one process, and neighbours give a ratio:
-a job against a plain thread, and against a job one whose ops are watched (policy="best_fit", the sharing stage) or all
-timed (the measuring stage). The controls are ratios of like blocks: what the machine's noise alone looks like.
+The training step, model and thread count are the same; adjacent blocks in one process give a ratio: a job / a plain
+thread, and a job whose ops are watched (policy="best_fit", the sharing stage) or all timed (the measuring stage) / a
+job. The controls are ratios of equal blocks; they show the machine's noise.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Pairs of jobs, and the ways to run two jobs on one machine, interleaved.
+"""Measures pairs of jobs in several ways to run two jobs on one machine, interleaved.
 
 Each mode of each repetition is a fresh process (or two). Both jobs warm up, then run through the same window of time,
-so that no tail runs alone; a job's rate is the number of steps that ended in the window.
+so that neither runs alone at the end; a job's rate is the number of steps that ended in the window.
 Rates are divided by the job's rate alone in the same repetition: 1.00 is as fast as alone, and an aggregate of 1.00 is
 what running one after the other gives. The input-bound pair runs on ONE core, so that its primary leaves that core idle
 while it waits; "of idle time" is the secondary's rate over the share of the core that the primary alone leaves idle.
@@ -48,21 +48,21 @@ class WindowMeter:
         return now < self._end
 
     def figures(self) -> dict[str, float]:
-        """Steps per second, and the share of the window that the thread was on a core. A starved job has zeros."""
+        """Steps per second, and the fraction of the window that the thread ran on a core. Zeros for a starved job."""
         window = self._end - self._start
         on_core = self._cpu[-1] - self._cpu[0] if self._cpu else 0.0
         return {"rate": self._steps / window, "cpu": on_core / window}
 
 
 def work(kinds: list[str], mode: str) -> list[dict[str, float]]:
-    """Runs one or two jobs in this process, in the window that the parent gives; returns their figures."""
+    """Runs one or two jobs in this process, in the window given by the parent; returns their figures."""
     import torchshare
 
     from jobs import StepMeter, train
 
     warnings.simplefilter("ignore")
     for kind in kinds:
-        train(kind, StepMeter(3))  # torch imports a good deal of itself in the first step
+        train(kind, StepMeter(3))  # warms up torch: the first step imports many modules
     print("ready", flush=True)
     start, end = json.loads(input())
     meters = [WindowMeter(start, end) for _ in kinds]
@@ -85,7 +85,7 @@ def work(kinds: list[str], mode: str) -> list[dict[str, float]]:
 
 
 def launch(script: str, what: Any, cores: int, nice: int = 0, idle: bool = False) -> subprocess.Popen[str]:
-    """A process that runs `script --work WHAT` on so many cores, at that niceness or as SCHED_IDLE."""
+    """Starts a process that runs `script --work WHAT` on a number of cores, with a niceness or as SCHED_IDLE."""
 
     def prepare() -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
@@ -140,7 +140,7 @@ def repeat(pair: str, modes: list[str], window: float) -> dict[str, Any]:
 def makespan(first: float, second: float) -> float:
     """Time to finish equal work of both jobs, relative to one after the other; computed from the relative rates."""
     faster, slower = max(first, second), min(first, second)
-    together = 1.0 / faster  # until the faster job has done its unit of work; then the other goes on alone
+    together = 1.0 / faster  # until the faster job has done its work; then the other continues alone
     return (together + max(0.0, 1.0 - slower * together)) / 2.0
 
 

@@ -1,4 +1,4 @@
-"""What every benchmark's JSON begins with, and the statistics that they report."""
+"""The environment and the statistics in every benchmark's JSON."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import torch
 
 RESULTS = Path(__file__).parent / "results"
 
-# Left to itself, glibc returns large blocks to the system and faults their pages in again, 300 to 6,300 times per step
-# of the conv job, by the luck of what else was allocated: up to a quarter of the step, in any mode. Held still for all.
+# By default, glibc returns large blocks to the system and faults their pages in again: 300 to 6,300 times per step of
+# the conv job, depending on other allocations, which costs up to a quarter of a step. Disabled in all modes.
 STEADY_MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
@@ -27,7 +27,7 @@ STEADY_MALLOC = {
 
 
 def steady_malloc() -> None:
-    """Starts this program again with `STEADY_MALLOC` where it is not set: glibc reads it once, at the start."""
+    """Restarts this program with `STEADY_MALLOC` if it is not set: glibc reads it only at the start."""
     if any(os.environ.get(name) != value for name, value in STEADY_MALLOC.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **STEADY_MALLOC})
 
@@ -55,7 +55,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def interleaved(names: Iterable[str], repetitions: int, measure: Callable[[str], Any]) -> dict[str, list[Any]]:
-    """What `measure(name)` returned for each name, by repetition: each of them goes through all names."""
+    """The results of `measure(name)` per name and repetition; each repetition measures all names."""
     raw: dict[str, list[Any]] = {name: [] for name in names}
     for number in range(1, repetitions + 1):
         for name, measured in raw.items():

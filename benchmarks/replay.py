@@ -1,4 +1,4 @@
-"""The op replay against jobs that really ran: step times predicted from ops recorded alone, per pair and gate policy.
+"""Compares the op replay with real runs: step times predicted from ops recorded alone, per pair and gate policy.
 
 Every repetition records both jobs alone, then runs them together under each policy, one after the other in one process.
 A prediction is compared with the job's mean step in a window in which both were warm."""
@@ -23,13 +23,13 @@ from record import RESULTS, shown, spread, steady_malloc, write
 
 PAIRS = (("conv", "conv"), ("conv", "tiny"), ("memory", "conv"), ("input_bound", "conv"), ("input_bound", "tiny"))
 POLICIES = ("priority", "strict", "best_fit")
-FEWEST_STEPS = 5  # for a mean
+FEWEST_STEPS = 5  # needed for a mean
 ENDLESS = 1 << 40
 WARM_UP_S = 1.0
 
 
 def run(kinds: tuple[str, ...], policy: str, window: float, record_ops: bool = False) -> list[Any]:
-    """Runs the jobs for a while: the runtime's jobs and the mean step of each in the window, None for a few."""
+    """Runs the jobs for a window; returns the runtime's jobs and the mean step time of each, None for too few steps."""
     with torchshare.Runtime(policy=policy) as runtime:
         jobs = [
             runtime.submit(
@@ -83,7 +83,7 @@ def repeat(pair: tuple[str, str], window: float, machine: Machine) -> dict[str, 
 
 
 def summary(repetitions: list[dict[str, Any]]) -> dict[str, Any]:
-    """Per policy: errors of the predictions; a job that is kept out both here and there is no error to be had."""
+    """Per policy: errors of the predictions, without jobs that are kept out in both."""
     found: dict[str, Any] = {}
     for policy in POLICIES:
         found[policy] = {}

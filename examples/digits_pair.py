@@ -31,7 +31,7 @@ def digits() -> tuple[TensorDataset, torch.Tensor, torch.Tensor]:
 
 
 class RowTransformer(nn.Module):
-    """Reads an image as a sequence of eight rows."""
+    """A transformer that reads an image as a sequence of eight rows."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Names what is missing, in one line with the command that installs it: check_prerequisites.sh build|test|bench|install
+# check_prerequisites.sh build|test|bench|install: lists what is missing in one line, with the command that installs it.
 set -u
 python=${PYTHON3:-python3}
 missing="" packages=""
@@ -11,7 +11,7 @@ command -v cmake >/dev/null || need CMake cmake
 "$python" -c 'import ensurepip, venv' 2>/dev/null || need "Python's venv module" python3-venv
 "$python" -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' \
   2>/dev/null || need "Python's headers" python3-dev
-if [ "$1" = install ]; then  # builds go without them, but slower
+if [ "$1" = install ]; then  # optional: builds are slower without them
   command -v ninja >/dev/null || need Ninja ninja-build
   command -v ccache >/dev/null || need ccache ccache
 fi

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The tests marked gpu on the emulated CUDA device, once for each SLOTS:JITTER given (kernels at a time; microseconds), then
-# a table of what ran: test_emulated.sh 4:0 1:200. PYTEST_ARGUMENTS goes to pytest.
+# a table of what ran: test_emulated.sh 4:0 1:200. PYTEST_ARGUMENTS and MARKED (an expression of markers) go to pytest.
 set -eu
 : "${BUILD:?the build folder}" "${PY:?the interpreter}"
 if [ ! -e "$BUILD/tests/emulator/libtorchshare_emulator.so" ]; then
@@ -13,11 +13,13 @@ folder=$BUILD/tests/emulator/reports
 rm -rf "$folder" && mkdir -p "$folder"
 failed=0
 here=$PWD/tests/emulator
+tests="tests/python tests/emulator"
 for pair in "$@"; do
   echo "emulated device: ${pair%:*} slots, jitter up to ${pair#*:} us"
   EMULATOR_SLOTS=${pair%:*} EMULATOR_JITTER_US=${pair#*:} TORCHSHARE_REQUIRE_GPU=1 \
     PYTEST_PLUGINS=emulated_device PYTHONPATH=$here:$PWD "$here/run.sh" \
-    "$PY" -m pytest -m gpu -p no:cacheprovider --junitxml "$folder/$pair.xml" -rs ${PYTEST_ARGUMENTS:-} tests/python tests/emulator || failed=1
+    "$PY" -m pytest -m "${MARKED:-gpu and not slow}" -p no:cacheprovider --junitxml "$folder/$pair.xml" -rs ${PYTEST_ARGUMENTS:-} $tests || failed=1
+  tests=tests/python  # of the device itself once is enough
 done
 "$PY" "$here/report.py" "$folder"
 exit $failed

@@ -1,6 +1,6 @@
-"""A thousand runtimes with random jobs, that are suspended, resumed, cancelled, and that fail, at random moments; and
-programs that get Ctrl-C up to three times. Weights must be those of a job alone; threads, file descriptors and memory
-must not grow; no program may crash.
+"""Runs a thousand runtimes with random jobs that are suspended, resumed, cancelled or fail at random moments, and
+programs that get Ctrl-C up to three times. Weights must equal those of a job alone; threads, file descriptors and
+memory must not grow; no program may crash.
 
 python tests/soak.py --rounds 1000 --programs 50 --seed 7 --device cuda
 """
@@ -30,12 +30,12 @@ from torchshare import Job
 POLICIES = ("priority", "strict", "best_fit", "resource")
 KINDS = ("linear", "dropout", "conv", "graph")  # the last: "linear" with Job.graph, which on the CPU is the same
 MIB = 1 << 20
-GROWTH_MIB = 48  # of the process over all rounds after the first tenth
+GROWTH_MIB = 48  # allowed growth after the first tenth of the rounds
 PATIENCE_S = 60
 
 
 class Broken(RuntimeError):
-    """What a job that fails raises."""
+    """Raised by jobs that are to fail."""
 
 
 def build(kind: str) -> tuple[nn.Module, tuple[int, ...]]:
@@ -89,7 +89,7 @@ class Baselines:
 
 
 def disturb(chance: random.Random, jobs: list[Job], stop: threading.Event) -> set[str]:
-    """Suspends, resumes and cancels at random until all is over; returns the names that it cancelled."""
+    """Suspends, resumes and cancels at random until all jobs have ended; returns the names of cancelled jobs."""
     cancelled: set[str] = set()
     while not stop.wait(chance.random() * 0.02):
         job = chance.choice(jobs)
@@ -129,7 +129,7 @@ def one_round(chance: random.Random, alone: Baselines) -> None:
         stop.set()
         disturber.join()
         if chance.random() < 0.2:
-            cancelled.update(plans)  # closed in the middle
+            cancelled.update(plans)  # closed while they run
             runtime.close()
         results = runtime.wait(PATIENCE_S, check=False)
     for name, (kind, steps, seed, fails_at) in plans.items():
@@ -187,7 +187,7 @@ def census() -> tuple[int, int, int]:
 
 
 def settled() -> tuple[int, int, int]:
-    """Once the threads of the last round are gone."""
+    """Measured after the threads of the last round have ended."""
     before = census()
     while (time.sleep(0.2), after := census())[1][0] < before[0]:
         before = after
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
-    logging.getLogger("torchshare").setLevel(logging.CRITICAL)  # jobs fail here all the time
+    logging.getLogger("torchshare").setLevel(logging.CRITICAL)  # failures of jobs are expected
     print(f"seed {arguments.seed}", flush=True)
     chance = random.Random(arguments.seed)
     alone = Baselines(arguments.device)

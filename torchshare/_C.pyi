@@ -121,7 +121,7 @@ class Job:
 
 class RuntimeOptions:
     policy: str
-    grace: float  # these three: written, not read
+    grace: float  # write-only, as are max_wait and run_ahead
     max_wait: float
     run_ahead: float
     device_priority: bool
@@ -132,7 +132,7 @@ class RuntimeOptions:
 class JobSpec:
     name: str
     priority: str
-    start: str | float  # written, not read
+    start: str | float  # write-only
     threads: int
     seed: int
     steps: float | None

@@ -1,4 +1,4 @@
-"""Two PyTorch training jobs in one process on one device: gated, coordinated, measured."""
+"""Runs two PyTorch training jobs in one process, on one device."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ __all__ = [
     "profile",
 ]
 
-# Imported when they are first used: `torchshare simulate` needs no torch, and most programs no compiled steps.
-_HOMES = {
+# Imported on first use: `torchshare simulate` needs no torch, and most programs need no compiled steps.
+_MODULES = {
     "Batch": "training.batches",
     "BoundReport": "runtime.bound",
     "BudgetExceeded": "context.errors",
@@ -65,11 +65,11 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     if name == "_C":
-        importlib.import_module("torch")  # it loads the libraries that _C needs
+        importlib.import_module("torch")  # loads the libraries that _C links to
         return importlib.import_module("torchshare._C")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'torchshare' has no attribute '{name}'")
-    value: object = getattr(importlib.import_module(f"torchshare.{_HOMES[name]}"), name)
+    value: object = getattr(importlib.import_module(f"torchshare.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

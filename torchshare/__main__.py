@@ -9,14 +9,14 @@ from typing import Any
 
 import torchshare
 
-# The module of a verb is imported where it is the one that was given: most import torch, which takes seconds.
+# Only the module of the given verb is imported: most of them import torch, which takes seconds.
 VERBS = {
     "run": "run jobs together in this process",
     "profile": "measure a job's steps and memory, alone and beside another",
     "plan": "decide from profiles which jobs share, in which sub-batches, and when",
     "simulate": "run scheduling policies over a trace of jobs",
-    "replay": "run recorded ops of jobs together, in virtual time, under each gate policy",
-    "doctor": "say what was found on this machine, and what will not work",
+    "replay": "replay recorded ops of jobs in virtual time, under each gate policy",
+    "doctor": "report what this machine has, and what will not work",
 }
 
 
@@ -27,16 +27,16 @@ class _Version(argparse.Action):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit code: 0 all well, 1 a job did not finish, 2 bad input, 130 Ctrl-C."""
+    """Runs the command line. Returns the exit code: 0 success, 1 a job did not finish, 2 invalid input, 130 Ctrl-C."""
     words = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="torchshare", description=torchshare.__doc__)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and what CUDA it was built for")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     given = next((word for word in words if not word.startswith("-")), None)
     for verb, text in VERBS.items():
-        of_verb = verbs.add_parser(verb, help=text)
+        subparser = verbs.add_parser(verb, help=text)
         if verb == given:
-            importlib.import_module(f"torchshare.cli.{verb}").configure(of_verb)
+            importlib.import_module(f"torchshare.cli.{verb}").configure(subparser)
     arguments = parser.parse_args(words)
     try:
         code: int = arguments.run(arguments)

@@ -1,3 +1,3 @@
-"""The one place that says the version; pyproject.toml, setup.py and CMakeLists.txt read it."""
+"""The package version, read by pyproject.toml, setup.py and CMakeLists.txt."""
 
 __version__ = "0.1.0"

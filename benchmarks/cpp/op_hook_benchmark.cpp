@@ -1,6 +1,5 @@
-// The cost of the op hook: each op with the hook off (0), on (1), watched as a primary is whose ops are known (2), and
-// with every op timed (3), on one thread. Run with random interleaving, and read the difference of the medians:
-// benchmarks/hook.py does both.
+// The cost of the op hook: each op with the hook off (0), on (1), watched like a primary with known ops (2), and with
+// every op timed (3), on one thread. benchmarks/hook.py runs it with random interleaving and compares the medians.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/conv2d.h>

@@ -1,5 +1,5 @@
-"""What the gate costs on a GPU: from the moment it lets the secondary in to the end of its first kernel, and what a
-mark in a stream costs the host. `python benchmarks/gpu/release.py`; writes benchmarks/results/h200/release.json.
+"""Measures the gate on a GPU: from the admission of the secondary to the end of its first kernel, and the CPU time of a
+marker. `python benchmarks/gpu/release.py`; writes benchmarks/results/h200/release.json.
 
 The primary keeps the GPU busy for 2 ms, then waits for its input for 3 ms, again and again. The secondary launches one
 small kernel at a time and looks at an event behind it without a pause. The gate's release is the end of the wait on the

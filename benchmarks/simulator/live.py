@@ -1,8 +1,8 @@
-"""The simulator against the runtime: a trace of 12 jobs run for real, and simulated from measured times and ratios.
+"""Compares the simulator with the runtime: a trace of 12 jobs, run and simulated from measured times and ratios.
 
-One device with two places: this machine's CPU. The policies are the very same objects in both: `LiveScheduler` is
-told of arrivals and ends as they happen, `Simulator` works them out. Jobs of tiny ops are left out: what two of them
-lose to the GIL changes from second to second (1.6 to 2.0 here), so that no one ratio describes them."""
+One device that runs two jobs at once: this machine's CPU. Both use the same policy objects: `LiveScheduler` is told of
+arrivals and ends as they happen, `Simulator` computes them. Jobs of tiny ops are left out: the cost of the GIL to a
+pair of them varies within seconds (1.6 to 2.0 here), so that no constant ratio describes it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class StepTimer:
 
     @property
     def set_up_s(self) -> float:
-        """What the job took before its steps took their usual time."""
+        """The job's set-up time, until its steps took their usual time."""
         return max(0.0, self.ends[0] - self._made - WARM_UP_STEPS * self.step_s)
 
 
@@ -83,11 +83,11 @@ def measure(kinds: tuple[str, ...], window_s: float) -> list[StepTimer]:
 class Profiles:
     step_s: dict[str, float]  # alone
     set_up_s: dict[str, float]
-    ratios: Ratios  # what each kind suffers beside each
+    ratios: Ratios  # of each kind beside each
 
 
 def measure_profiles(window_s: float) -> Profiles:
-    """Each pair between two runs alone; the median of these counts."""
+    """Measures each pair between two runs alone; uses the median."""
     alone: dict[str, list[StepTimer]] = {kind: [] for kind in KINDS}
     matrix = np.ones((len(KINDS), len(KINDS)))
     for (a, kind_a), (b, kind_b) in itertools.combinations_with_replacement(enumerate(KINDS), 2):
@@ -104,7 +104,7 @@ def measure_profiles(window_s: float) -> Profiles:
 
 
 def make_trace(profiles: Profiles, seed: int) -> tuple[Trace, list[int]]:
-    """Twelve jobs of 1 to 6 s that arrive faster than one device can do them, and the steps of each."""
+    """Twelve jobs of 1 to 6 s that arrive faster than one device can run them, and the steps of each."""
     random = np.random.default_rng(seed)
     models = [str(kind) for kind in random.permutation(np.repeat(list(KINDS), JOBS // len(KINDS)))]
     wanted = random.uniform(1, 6, JOBS)
@@ -125,7 +125,7 @@ def make_trace(profiles: Profiles, seed: int) -> tuple[Trace, list[int]]:
 
 
 def run_live(trace: Trace, steps: list[int], ratios: Ratios, policy: str) -> list[float]:
-    """JCT of each job when the trace is run for real under `policy`."""
+    """Runs the trace under `policy`; returns the JCT of each job."""
     scheduler = _core.LiveScheduler(make_cluster(trace, ratios, SETTING), policy)
     ended: dict[int, float] = {}
     jobs: dict[int, torchshare.Job] = {}
@@ -168,7 +168,7 @@ def main() -> None:
     arguments = parser.parse_args()
     steady_malloc()
     for kind in KINDS:
-        measure((kind,), 0.5)  # what torch sets up once
+        measure((kind,), 0.5)  # warms up torch
     rows: list[dict[str, Any]] = []
     for seed in range(arguments.seeds):
         profiles = measure_profiles(arguments.window)

@@ -1,4 +1,4 @@
-"""How long a simulation takes: the 240-job trace, Philly's 82,247 jobs, and generated traces of 1,000 to 1,000,000."""
+"""Measures the simulator's speed: the 240-job trace, Philly's 82,247 jobs, and generated traces of 1e3 to 1e6 jobs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from study import DATA, read_load
 
 POLICIES = _core.cluster_policy_names()
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
-OVERLOAD = 1.5  # GPU-seconds that arrive per GPU-second there is: the queue grows with the trace
+OVERLOAD = 1.5  # requested / available GPU-seconds: the queue grows with the trace
 
 
 def run(trace: Trace, policy: str, setting: Setting) -> float:
-    """Seconds from the trace in memory to the last end."""
+    """Seconds to simulate a trace in memory."""
     began = time.perf_counter()
     simulator = _core.Simulator(make_cluster(trace, uniform(1.25), setting), policy)
     while simulator.run(1_000):
@@ -38,7 +38,7 @@ def run(trace: Trace, policy: str, setting: Setting) -> float:
 
 
 def generated(jobs: int) -> Trace:
-    """Heavy-tailed jobs of 1 to 8 GPUs for 64 GPUs, more than these can do: the queue is about a third of the jobs."""
+    """Heavy-tailed jobs of 1 to 8 GPUs that overload 64 GPUs: about a third of the jobs is in the queue."""
     random = np.random.default_rng(jobs)
     gpus = (2 ** random.integers(0, 4, jobs)).astype(np.int32)
     duration = random.lognormal(5, 1.5, jobs)
@@ -69,7 +69,7 @@ def philly(data: Path, policy: str, gpus: int) -> dict[str, float]:
 
 
 def peak_gib() -> float:
-    """Peak resident memory of this process. Not ru_maxrss: that counts the process which started this one."""
+    """Peak resident memory of this process. Not ru_maxrss, which includes the process that started this one."""
     status = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 2**20
 

@@ -31,10 +31,10 @@ ALL_POLICIES = _core.cluster_policy_names()
 BASELINES = ("tiresias", "sjf-bsbf")
 OURS = "pair-srsf"
 FIGURES = ("avg_jct_s", "p99_jct_s", "avg_jct_small_s", "avg_jct_large_s")
-FEW_POLICIES = ["tiresias", "srsf", "sjf-bsbf", OURS]  # where all of them would say nothing more
+FEW_POLICIES = ["tiresias", "srsf", "sjf-bsbf", OURS]  # for parts in which the others show nothing new
 COMPARED = ("avg_jct_s", "p99_jct_s")
 SEEDS = 5  # of the estimates' errors
-# The AdaptDL applications do not stand in Gavel's table; each takes the ratios of the model nearest to its own.
+# The AdaptDL applications are not in Gavel's table; each gets the ratios of the most similar model.
 GAVEL_MODELS = {
     "bert": "Transformer (batch size 64)",
     "cifar10": "ResNet-18 (batch size 128)",
@@ -55,8 +55,8 @@ def read_load(data: Path, jobs: int) -> list[Trace]:
 def compare(
     traces: list[Trace], ratios: Ratios, settings: list[Setting], policies: list[str] = ALL_POLICIES
 ) -> dict[str, Any]:
-    """Per policy, every figure: its mean over traces and settings, and the change against each baseline, as the change
-    of the means and the spread over the traces."""
+    """Per policy and figure: the mean over traces and settings, and the change relative to each baseline, of the means
+    and as spread over the traces."""
     cases = [
         Case(trace, policy, ratios, each, "") for policy, trace, each in itertools.product(policies, traces, settings)
     ]
@@ -90,8 +90,8 @@ def change(mine: list[float], base: list[float]) -> dict[str, float]:
 
 
 def divisible_srsf(trace: Trace) -> float:
-    """Average JCT of shortest remaining service first if GPUs could be divided at no cost, without sharing and without
-    restarts: what gangs and restarts cost SRSF, and about the least that a policy which does not share can reach."""
+    """Average JCT of shortest remaining service first with divisible GPUs, without sharing and restart costs. Shows the
+    cost of gangs and restarts to SRSF, and approximates a lower bound for policies that do not share."""
     order = np.argsort(trace.arrival)
     to_come = [[trace.arrival[i], trace.gpus[i], trace.duration[i]] for i in order]
     now, total, active = 0.0, 0.0, []
@@ -164,7 +164,7 @@ def study(data: Path) -> dict[str, Any]:
 
 
 def targets(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of the targets, met or not."""
+    """One line per target, met or not."""
     lines = []
     for jobs in LOADS:
         mine = [row["policies"][OURS] for row in rows if row["jobs"] == jobs]

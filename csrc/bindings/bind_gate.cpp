@@ -9,17 +9,11 @@
 #include "gate/op_watch.h"
 #include "gate/wake_cost.h"
 #include "hook/op_context.h"
+#include "model/time.h"
 
 namespace py = pybind11;
 
 namespace torchshare::bindings {
-namespace {
-
-double to_seconds(std::chrono::nanoseconds time) {
-  return std::chrono::duration<double>(time).count();
-}
-
-}  // namespace
 
 void bind_gate(py::module_& module) {
   py::class_<Turns>(module, "Turns")

@@ -6,6 +6,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/python_binding.h"
+#include "model/time.h"
 #include "runtime/job.h"
 #include "runtime/runtime_state.h"
 #include "runtime/timeline_file.h"
@@ -16,17 +17,7 @@ namespace py = pybind11;
 namespace torchshare::bindings {
 namespace {
 
-using Seconds = double;
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
-
-std::chrono::nanoseconds from_seconds(Seconds seconds) {
-  constexpr Seconds kLongest = 1e9;
-  return seconds < kLongest ? std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)) : kNever;
-}
-
-Seconds to_seconds(std::chrono::nanoseconds time) {
-  return std::chrono::duration<Seconds>(time).count();
-}
 
 /// A duration that Python sets in seconds.
 template <typename Class, typename Field>
@@ -37,12 +28,12 @@ void def_seconds(py::class_<Class>& type, const char* name, Field field) {
 const OpWatch& watched(const RuntimeJob& job) {
   if (job.watch() == nullptr || !job.has_left()) {
     throw std::logic_error(fmt::format(
-        "job '{}': its ops are known once they were watched and its thread has left the job", job.spec().name));
+        "job '{}': its ops are available only if they were watched and the job's thread has ended", job.spec().name));
   }
   return *job.watch();
 }
 
-/// A Python object that a thread without the GIL may drop.
+/// Holds a Python object; may be destroyed by a thread without the GIL.
 std::shared_ptr<py::function> shared(py::function function) {
   return {new py::function(std::move(function)), [](py::function* held) {
             if (is_ending()) {

@@ -11,7 +11,7 @@ PYBIND11_MODULE(_C, module) {
       PyErr_SetString(error.python_type(), error.what());
     }
   });
-  pybind11::module_::import("torchshare._core");  // has types that are used here
+  pybind11::module_::import("torchshare._core");  // defines types used here
   torchshare::bindings::bind_gate(module);
   torchshare::bindings::bind_runtime(module);
   torchshare::bindings::bind_compiled(module);

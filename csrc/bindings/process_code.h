@@ -11,7 +11,7 @@ namespace torchshare::bindings {
 /// a prefix of "module.function".
 class ProcessCode {
  public:
-  /// `with_turn`: code that does so only where the thread has a turn (see Turns).
+  /// `with_turn`: code that does so only while the thread has a turn (see Turns).
   ProcessCode(std::vector<std::string> always, std::vector<std::string> with_turn)
       : always_(std::move(always)), with_turn_(std::move(with_turn)) {}
 

@@ -10,7 +10,7 @@
 
 namespace torchshare::bindings {
 
-/// The interpreter is finalizing or finalized: no other thread may use it any more.
+/// True if the interpreter is finalizing or finalized: other threads must not use it any more.
 bool is_ending();
 
 /// The exceptions that unwind a job written in Python.

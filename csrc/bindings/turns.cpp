@@ -12,7 +12,7 @@ namespace py = pybind11;
 namespace torchshare::bindings {
 namespace {
 
-constexpr double kLookS = 0.05;  // at whether the job that waits was cancelled
+constexpr double kCheckS = 0.05;  // how often a waiting job checks for a cancel
 constexpr std::chrono::seconds kImportWaits(3);
 
 // Whether each `enter` of this thread took the lock.
@@ -34,7 +34,7 @@ bool Turns::wait() {
   auto* const job = static_cast<RuntimeJob*>(current_context);
   const bool imports = is_importing();
   const auto begin = std::chrono::steady_clock::now();
-  while (!lock_.attr("acquire")(true, job == nullptr && !imports ? -1 : kLookS).cast<bool>()) {
+  while (!lock_.attr("acquire")(true, job == nullptr && !imports ? -1 : kCheckS).cast<bool>()) {
     if (job != nullptr) {
       job->checkpoint();
     }
@@ -88,7 +88,7 @@ void Turns::forget_others() {
     lock_.attr("_at_fork_reinit")();
     owner_ = latest_owner_ = 0;
     depth_ = 0;
-    (void)ungated_.release();  // of a thread that is not there
+    (void)ungated_.release();  // its thread does not exist here
   }
 }
 

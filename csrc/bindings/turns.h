@@ -27,7 +27,7 @@ class Turns {
   void exit();
   /// Releases what the thread still holds: a cancellation came between `enter` and the `with` block it was for.
   void exit_all();
-  /// By another thread.
+  /// True if another thread holds the lock.
   bool is_held_elsewhere() const;
   /// In a forked child: releases the lock if a thread that was not forked holds it.
   void forget_others();

@@ -20,7 +20,8 @@ Cluster::Cluster(const ClusterOptions& options, const Interference& interference
                  const std::vector<Seconds>& estimates)
     : options_(options), interference_(interference), gpus_(options.gpus, options.gpus_per_node) {
   if (estimates.size() != jobs.size()) {
-    throw std::invalid_argument(fmt::format("{} estimates for {} jobs", estimates.size(), jobs.size()));
+    throw std::invalid_argument(
+        fmt::format("a workload must have one estimate per job, got {} for {} jobs", estimates.size(), jobs.size()));
   }
   jobs_.reserve(jobs.size());
   for (std::size_t i = 0; i < jobs.size(); ++i) {
@@ -42,16 +43,18 @@ void Cluster::check(const JobRecord& job, Seconds estimate, std::size_t place) c
   constexpr double kUnlimited = std::numeric_limits<double>::infinity();
   const double memory = options_.gpu_memory_gib == 0 ? kUnlimited : options_.gpu_memory_gib;
   if (!positive(job.duration) || !positive(estimate) || !(job.arrival >= 0 && job.arrival < kNeverVirtual)) {
-    throw std::invalid_argument(fmt::format("job {} of the workload: arrival {} s, duration {} s, estimated as {} s",
-                                            place, job.arrival, job.duration, estimate));
+    throw std::invalid_argument(
+        fmt::format("job {}: arrival must be >= 0, duration and estimate > 0, all finite; got arrival {} s, duration "
+                    "{} s, estimate {} s",
+                    place, job.arrival, job.duration, estimate));
   }
   if (job.gpus < 1 || job.gpus > options_.gpus || !(job.memory_gib >= 0 && job.memory_gib <= memory)) {
     throw std::invalid_argument(
-        fmt::format("job {} of the workload: {} GPUs with {} GiB; the cluster has {} with {} GiB", place, job.gpus,
-                    job.memory_gib, options_.gpus, memory));
+        fmt::format("job {} must fit the cluster, got {} GPUs with {} GiB; the cluster has {} with {} GiB", place,
+                    job.gpus, job.memory_gib, options_.gpus, memory));
   }
   if (job.model < 0 || job.model >= interference_.models()) {
-    throw std::invalid_argument(fmt::format("job {} of the workload: model {}; the interference table has {}", place,
+    throw std::invalid_argument(fmt::format("job {}: model must be in the interference table, got {} of {}", place,
                                             job.model, interference_.models()));
   }
 }
@@ -71,7 +74,7 @@ Seconds Cluster::remaining(JobId job) const {
     return age;
   }
   const Seconds passed = now_ - entry.since - entry.restart_left;
-  const Seconds left = entry.work_left - std::max(0.0, passed) * entry.pace;
+  const Seconds left = entry.work_left - std::max(0.0, passed) * entry.speed;
   const Seconds done = entry.asked.duration - left;
   Seconds estimate = entry.estimate;
   while (estimate <= done) {
@@ -82,7 +85,7 @@ Seconds Cluster::remaining(JobId job) const {
 
 Seconds Cluster::ends_at(JobId job) const {
   const ClusterJob& entry = jobs_[job];
-  return entry.since + entry.restart_left + entry.work_left / entry.pace;
+  return entry.since + entry.restart_left + entry.work_left / entry.speed;
 }
 
 double Cluster::memory(const JobRecord& job, int sub_batches) const {
@@ -124,7 +127,7 @@ void Cluster::start(JobId job, std::vector<GpuId> gpus, int sub_batches) {
       touched.push_back(partner);
     }
   }
-  set_paces(std::move(touched));
+  set_speeds(std::move(touched));
 }
 
 void Cluster::suspend(JobId job, Rank rank) {
@@ -164,13 +167,13 @@ void Cluster::leave(JobId job) {
       touched.push_back(gpus_.on(gpu)[0]);
     }
   }
-  set_paces(std::move(touched));
+  set_speeds(std::move(touched));
   if (options_.record_spans) {
     spans_.push_back({job, entry.started, now_, entry.gpus});
   }
   entry.gpus.clear();
   entry.shared_gpus = 0;
-  entry.pace = 0;
+  entry.speed = 0;
 }
 
 void Cluster::settle(ClusterJob& job) {
@@ -181,13 +184,13 @@ void Cluster::settle(ClusterJob& job) {
   } else if (job.phase == JobPhase::kRunning) {
     const Seconds restarting = std::min(job.restart_left, passed);
     job.restart_left -= restarting;
-    job.work_left -= (passed - restarting) * job.pace;
+    job.work_left -= (passed - restarting) * job.speed;
     job.run += passed;
     job.shared += job.shared_gpus > 0 ? passed : 0;
   }
 }
 
-void Cluster::set_paces(std::vector<JobId> jobs) {
+void Cluster::set_speeds(std::vector<JobId> jobs) {
   std::sort(jobs.begin(), jobs.end());
   jobs.erase(std::unique(jobs.begin(), jobs.end()), jobs.end());
   for (const JobId job : jobs) {
@@ -205,7 +208,7 @@ void Cluster::set_paces(std::vector<JobId> jobs) {
     if (entry.shared_gpus == 0) {
       entry.sub_batches = 1;  // alone, its batches are whole again
     }
-    entry.pace = 1 / (ratio * split_cost(entry.sub_batches));
+    entry.speed = 1 / (ratio * split_cost(entry.sub_batches));
     changed_.push_back(job);
   }
 }

@@ -14,15 +14,15 @@ struct ClusterOptions {
   int gpus = 64;
   int gpus_per_node = 4;
   double gpu_memory_gib = 0;           ///< per GPU; 0: memory is ignored
-  Seconds restart_cost = 10;           ///< how long a resumed job holds its GPUs before it makes progress
-  bool durations_known = true;         ///< false: policies see a job's service so far, not what is left
-  int largest_split = 8;               ///< most sub-batches per batch of a sharing job: 1, 2, 4, ... this
-  double fixed_memory_fraction = 0.3;  ///< m0 / (m0 + m1 B): not reduced by smaller sub-batches
+  Seconds restart_cost = 10;           ///< time that a resumed job holds its GPUs before it makes progress
+  bool durations_known = true;         ///< false: policies know a job's service so far, not its remaining time
+  int largest_split = 8;               ///< maximum number of sub-batches of a sharing job: 1, 2, 4, ..., this
+  double fixed_memory_fraction = 0.3;  ///< m0 / (m0 + m1 B): does not scale with the sub-batch
   double fixed_time_fraction = 0.05;   ///< alpha / (alpha + beta B): cost of each further sub-batch
   bool record_spans = false;
 };
 
-/// A job on its GPUs from its start to its end or suspension.
+/// An interval in which a job ran, from its start to its end or suspension.
 struct Span {
   JobId job;
   Seconds begin;
@@ -32,22 +32,22 @@ struct Span {
 
 enum class JobPhase : std::uint8_t { kToCome, kWaiting, kRunning, kEnded };
 
-/// What the cluster knows of a job. Times and work are as of `since`.
+/// The state of a job in the cluster. Times and work are as of `since`.
 struct ClusterJob {
   JobRecord asked;
-  Seconds estimate = 0;  ///< of the duration; policies see only this
+  Seconds estimate = 0;  ///< of the duration; the only duration that policies see
   JobPhase phase = JobPhase::kToCome;
-  std::vector<GpuId> gpus;  ///< where it runs
+  std::vector<GpuId> gpus;  ///< the GPUs it runs on
   int sub_batches = 1;
-  int shared_gpus = 0;  ///< of its GPUs, how many have a partner on them
-  double pace = 0;      ///< work per second; 1: alone, with whole batches
-  Seconds started = 0;  ///< when it last did
+  int shared_gpus = 0;  ///< number of its GPUs that have a partner
+  double speed = 0;     ///< work per second; 1: alone, in whole batches
+  Seconds started = 0;  ///< time of its last start
   Seconds since = 0;
   Seconds work_left = 0;     ///< in seconds alone
-  Seconds restart_left = 0;  ///< before work goes on
+  Seconds restart_left = 0;  ///< until work continues
   Seconds waited = 0;
   Seconds run = 0;
-  Seconds shared = 0;  ///< of `run`, beside a partner
+  Seconds shared = 0;  ///< part of `run` beside a partner
   Seconds ended = kNeverVirtual;
   int preemptions = 0;
   Rank rank;  ///< its position in the queue while it waits
@@ -55,10 +55,10 @@ struct ClusterJob {
   WaitingQueue::Kind kind = 0;
 };
 
-/// A cluster at one instant of virtual time: what policies look at and act upon.
+/// A cluster at one instant of virtual time. Policies read and change it.
 class Cluster {
  public:
-  /// `estimates[i]` is the duration of `jobs[i]` as policies see it. Throws std::invalid_argument.
+  /// `estimates[i]` is the duration of `jobs[i]` as known to policies. Throws std::invalid_argument.
   Cluster(const ClusterOptions& options, const Interference& interference, const std::vector<JobRecord>& jobs,
           const std::vector<Seconds>& estimates);
 
@@ -71,14 +71,14 @@ class Cluster {
   WaitingQueue& waiting() { return waiting_; }
   const std::vector<JobId>& running() const { return running_; }
 
-  /// The time that a job still needs alone, as far as a policy can know. An estimate that proved too short is doubled
-  /// until it is not. If durations are unknown: the time the job has run, because old jobs tend to last longest,
-  /// rounded to powers of four times five minutes.
+  /// A policy's estimate of a job's remaining time alone. An estimate that proved too short is doubled until it is long
+  /// enough. If durations are unknown: the time the job has run, because old jobs tend to last longest, rounded to
+  /// powers of four times five minutes.
   Seconds remaining(JobId job) const;
   /// GPU-seconds that a job has used.
   double attained(JobId job) const { return run_time(job) * jobs_[job].asked.gpus; }
   Seconds run_time(JobId job) const;
-  /// When it ends if nothing changes.
+  /// The time at which it ends if nothing changes.
   Seconds ends_at(JobId job) const;
 
   /// The interference ratio of `job` beside `partner`.
@@ -88,14 +88,15 @@ class Cluster {
   bool may_share(JobId job, JobId partner) const {
     return ratio(job, partner) < Interference::kNeverShares && ratio(partner, job) < Interference::kNeverShares;
   }
-  /// The smallest number of sub-batches with which `job` fits beside `partner`; 0 when none does, or they never share.
+  /// The smallest number of sub-batches with which `job` fits beside `partner`; 0 if it never fits, or they never
+  /// share.
   int split_beside(JobId job, JobId partner) const;
-  /// How much longer a step takes in `sub_batches` pieces.
+  /// Step time in `sub_batches` sub-batches / step time in whole batches.
   double split_cost(int sub_batches) const { return 1 + options_.fixed_time_fraction * (sub_batches - 1); }
 
-  /// Starts a waiting job on as many GPUs as it asked for, each with at most one job on it and room in its memory.
+  /// Starts a waiting job on as many GPUs as it requested, each with at most one job and enough free memory.
   void start(JobId job, std::vector<GpuId> gpus, int sub_batches = 1);
-  /// Takes a running job off its GPUs; it waits again, at `rank`.
+  /// Suspends a running job; it waits again, at `rank`.
   void suspend(JobId job, Rank rank);
 
   const std::vector<Span>& spans() const { return spans_; }
@@ -104,15 +105,15 @@ class Cluster {
   void advance(Seconds now) { now_ = now; }
   void arrive(JobId job, Rank rank);
   void end(JobId job);
-  /// Jobs whose end moved since the last call.
+  /// Jobs whose end has changed since the last call.
   std::vector<JobId> take_changed() { return std::exchange(changed_, {}); }
 
  private:
   void check(const JobRecord& job, Seconds estimate, std::size_t place) const;
   void settle(ClusterJob& job);
   void leave(JobId job);
-  /// Updates the pace of these jobs.
-  void set_paces(std::vector<JobId> jobs);
+  /// Updates the speed of these jobs.
+  void set_speeds(std::vector<JobId> jobs);
   double memory(const JobRecord& job, int sub_batches) const;
 
   ClusterOptions options_;

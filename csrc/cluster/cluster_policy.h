@@ -16,11 +16,11 @@ class ClusterPolicy {
   virtual Rank rank(const Cluster& cluster, JobId job) const = 0;
   /// Starts and suspends jobs; called once per instant, after all its events.
   virtual void schedule(Cluster& cluster) = 0;
-  /// When to be called again even if no job arrives or ends; kNeverVirtual: not needed.
+  /// The time of the next call even if no job arrives or ends; kNeverVirtual: none.
   virtual Seconds look_again(const Cluster&) const { return kNeverVirtual; }
 };
 
-/// Makes the policy of that name. Throws std::invalid_argument with the names there are.
+/// Makes the policy of that name. Throws std::invalid_argument that lists the names.
 std::unique_ptr<ClusterPolicy> make_cluster_policy(std::string_view name);
 std::vector<std::string_view> cluster_policy_names();
 

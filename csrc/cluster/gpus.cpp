@@ -9,7 +9,7 @@ namespace torchshare {
 Gpus::Gpus(int gpus, int per_node) : per_node_(per_node), free_(gpus) {
   if (gpus < 1 || per_node < 1 || gpus % per_node != 0) {
     throw std::invalid_argument(
-        fmt::format("cluster of {} GPUs, {} per node: expected a positive number of whole nodes", gpus, per_node));
+        fmt::format("a cluster must have a positive number of whole nodes, got {} GPUs, {} per node", gpus, per_node));
   }
   slots_.assign(static_cast<std::size_t>(gpus), {kNobody, kNobody});
   free_on_node_.assign(static_cast<std::size_t>(gpus / per_node), per_node);

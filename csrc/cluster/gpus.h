@@ -11,7 +11,7 @@ namespace torchshare {
 using GpuId = int;
 inline constexpr JobId kNobody = static_cast<JobId>(-1);
 
-/// Which jobs are on which GPU, at most two on each, and which GPUs are free, by node.
+/// The jobs on each GPU, at most two, and the free GPUs by node.
 class Gpus {
  public:
   /// Throws std::invalid_argument unless both are positive and `gpus` is a multiple of `per_node`.
@@ -25,8 +25,8 @@ class Gpus {
   /// The other job on `gpu`, or kNobody.
   JobId partner(GpuId gpu, JobId job) const { return on(gpu)[0] == job ? on(gpu)[1] : on(gpu)[0]; }
 
-  /// `count` free GPUs on as few nodes as possible: the fullest node that has room, or whole nodes first.
-  /// `count` must be at most `free()`.
+  /// `count` free GPUs on as few nodes as possible: on the fullest node with enough free GPUs, else on whole nodes
+  /// first. `count` must be at most `free()`.
   std::vector<GpuId> pick_free(int count) const;
 
   void put(JobId job, GpuId gpu);

@@ -8,7 +8,7 @@ namespace torchshare {
 /// Interference ratios: step time beside a partner / step time alone, for every pair of models.
 class Interference {
  public:
-  /// The ratio of a pair that was never measured or does not fit: it never shares.
+  /// The ratio of a pair that was not measured or does not fit: it never shares.
   static constexpr double kNeverShares = std::numeric_limits<double>::infinity();
 
   /// One ratio for every pair.

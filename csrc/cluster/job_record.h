@@ -7,9 +7,9 @@ namespace torchshare {
 /// One job of a cluster's workload. Its GPUs run together or not at all (a gang).
 struct JobRecord {
   Seconds arrival = 0;
-  Seconds duration = 0;  ///< alone, with its batches whole
+  Seconds duration = 0;  ///< alone, in whole batches
   int gpus = 1;
-  double memory_gib = 0;  ///< per GPU, with its batches whole; 0: unknown
+  double memory_gib = 0;  ///< per GPU, in whole batches; 0: unknown
   int model = 0;          ///< its row of the interference table
 };
 

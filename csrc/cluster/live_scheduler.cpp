@@ -12,7 +12,7 @@ LiveScheduler::LiveScheduler(Cluster cluster, std::unique_ptr<ClusterPolicy> pol
 
 LiveScheduler::Orders LiveScheduler::arrive(JobId job, Seconds now) {
   if (job >= cluster_.jobs() || cluster_.job(job).phase != JobPhase::kToCome) {
-    throw std::invalid_argument(fmt::format("job {} is not to come", job));
+    throw std::invalid_argument(fmt::format("job {} has already arrived, or does not exist", job));
   }
   advance(now);
   cluster_.arrive(job, policy_->rank(cluster_, job));
@@ -31,7 +31,7 @@ LiveScheduler::Orders LiveScheduler::end(JobId job, Seconds now) {
 
 void LiveScheduler::advance(Seconds now) {
   if (now < cluster_.now()) {
-    throw std::invalid_argument(fmt::format("time went back from {} s to {} s", cluster_.now(), now));
+    throw std::invalid_argument(fmt::format("time must not decrease, got {} s after {} s", now, cluster_.now()));
   }
   cluster_.advance(now);
 }

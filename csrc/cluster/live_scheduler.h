@@ -8,17 +8,18 @@
 
 namespace torchshare {
 
-/// A cluster policy for real jobs: the caller reports events and times, and is told which jobs to start and to suspend.
+/// Applies a cluster policy to real jobs: the caller reports events with their times, and gets the jobs to start and to
+/// suspend.
 class LiveScheduler {
  public:
   struct Orders {
-    std::vector<JobId> suspend;  ///< first
+    std::vector<JobId> suspend;  ///< before `start`
     std::vector<JobId> start;    ///< or resume
   };
 
   LiveScheduler(Cluster cluster, std::unique_ptr<ClusterPolicy> policy);
 
-  /// Times in seconds since the beginning. Throws std::invalid_argument if time goes back or the job is in another
+  /// Times in seconds since the beginning. Throws std::invalid_argument if time decreases or the job is in another
   /// phase.
   Orders arrive(JobId job, Seconds now);
   Orders end(JobId job, Seconds now);

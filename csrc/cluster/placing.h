@@ -13,18 +13,18 @@ namespace torchshare {
 /// Starts `job` alone on free GPUs; false if there are too few.
 bool start_alone(Cluster& cluster, JobId job);
 
-/// A running job beside which another could run.
+/// A running job that another job could run beside.
 struct Partner {
   JobId job;
-  int sub_batches;  ///< what the newcomer must be split into to fit
-  double value;     ///< lower is better; its meaning is up to the policy
+  int sub_batches;  ///< number of sub-batches with which the new job fits
+  double value;     ///< lower is better; defined by the policy
 };
 
-/// Starts `job` on the free GPUs and beside `partners`, in their order; false if those are too few.
+/// Starts `job` on free GPUs and beside `partners`, in their order; false if they have too few GPUs.
 bool start_beside(Cluster& cluster, JobId job, const std::vector<Partner>& partners);
 
-/// Starts `job` on the free GPUs and beside running jobs with GPUs to share and memory for it, best first; false if
-/// those are too few. `value(partner, sub_batches)` is empty for those that the policy does not want.
+/// Starts `job` on free GPUs and beside running jobs that have GPUs to share and enough memory, best first; false if
+/// there are too few. `value(partner, sub_batches)` is empty for partners that the policy rejects.
 template <typename Value>
 bool share(Cluster& cluster, JobId job, const Value& value) {
   if (cluster.gpus().free() + cluster.gpus().half_free() < cluster.job(job).asked.gpus) {
@@ -52,13 +52,13 @@ struct Ranked {
   JobId job;
 };
 
-/// The running jobs that rank behind `job` by more than `restart_cost` seconds of its GPUs, the last first.
+/// The running jobs that rank behind `job` by more than `restart_cost` seconds of its GPUs, in descending rank.
 std::vector<Ranked> ranked_behind(const Cluster& cluster, const ClusterPolicy& policy, JobId job, Seconds restart_cost);
 
 enum class Offer { kRefused, kTaken, kTookFromOthers };
 
-/// Offers the waiting jobs by rank to `place(job)`; again from the first when one took GPUs from others, for those may
-/// fit where jobs before them did not.
+/// Offers waiting jobs by rank to `place(job)`. Starts again from the first if a job took GPUs from others, because
+/// these others may fit where earlier jobs did not.
 template <typename Place>
 void offer_until_settled(Cluster& cluster, const Place& place) {
   for (bool settled = false; !settled;) {

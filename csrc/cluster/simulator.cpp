@@ -21,7 +21,7 @@ bool Simulator::step() {
     return false;
   }
   if (events_.empty()) {
-    throw std::logic_error(fmt::format("the policy lets {} jobs wait for ever", cluster_.waiting().size()));
+    throw std::logic_error(fmt::format("deadlock: {} jobs wait and no event is pending", cluster_.waiting().size()));
   }
   const Seconds now = events_.top().time;
   advance(now);
@@ -48,7 +48,7 @@ bool Simulator::handle(const Event& event) {
   if (event.what == What::kArrival) {
     cluster_.arrive(event.job, policy_->rank(cluster_, event.job));
   } else if (event.what == What::kEnd) {
-    // The job's pace has changed since this event was scheduled: it ends at another time.
+    // The job's speed has changed since this event was scheduled, so it ends at another time.
     if (cluster_.job(event.job).phase != JobPhase::kRunning || cluster_.ends_at(event.job) > event.time) {
       return false;
     }

@@ -10,7 +10,7 @@
 
 namespace torchshare {
 
-/// How full the cluster is from `time` on.
+/// The usage of the cluster from `time` on.
 struct Usage {
   Seconds time;
   int busy;           ///< GPUs with a job
@@ -18,16 +18,15 @@ struct Usage {
   std::size_t queue;  ///< waiting jobs
 };
 
-/// Runs a policy over a workload in virtual time: goes from one instant at which something happens to the next, lets
-/// the policy decide, and notes when the jobs that run will end. Equal input gives equal output. Not for two threads at
-/// once.
+/// Simulates a policy on a workload in virtual time: advances to the next event, lets the policy decide, and schedules
+/// the ends of running jobs. Deterministic. One thread at a time.
 class Simulator {
  public:
   /// With `record_usage`, keeps the usage of the cluster after every step.
   Simulator(Cluster cluster, std::unique_ptr<ClusterPolicy> policy, bool record_usage = false);
 
-  /// Goes on to the next instant; false when every job has ended.
-  /// Throws std::logic_error if jobs wait and no further event will come.
+  /// Advances to the next instant; false if every job has ended.
+  /// Throws std::logic_error if jobs wait and no event is pending.
   bool step();
 
   const Cluster& cluster() const { return cluster_; }

@@ -19,26 +19,26 @@ struct Rank {
   auto operator<=>(const Rank&) const = default;
 };
 
-/// The waiting jobs, grouped by their request: all jobs of a kind request the same, so if the first of a kind does not
-/// fit, no other of its kind fits, nor does a job ranked behind it that requests at least as many GPUs and as much
-/// memory for the same model. A decision looks at a few kinds instead of all jobs.
+/// The waiting jobs, grouped into kinds with equal requests. If the first job of a kind does not fit, no other of its
+/// kind fits, and no job ranked behind it that requests at least as many GPUs and as much memory for the same model. So
+/// a decision considers a few kinds instead of all jobs.
 class WaitingQueue {
  public:
   using Kind = std::size_t;
 
-  /// The kind of such a job.
+  /// The kind of a job.
   Kind kind_of(const JobRecord& job);
 
   void insert(Kind kind, Rank rank, JobId job);
   void erase(Kind kind, Rank rank, JobId job);
   std::size_t size() const { return size_; }
 
-  /// Offers waiting jobs to `take`, the first of each kind in the order of their ranks, until none is taken any more.
-  /// `take(job)` returns whether it took the job out of the queue; it may also put others in.
+  /// Offers waiting jobs to `take`, the first of each kind in order of rank, until none is taken. `take(job)` returns
+  /// whether it removed the job from the queue; it may also add others.
   template <typename Take>
   void offer(const Take& take);
 
-  /// The first of all, by rank.
+  /// The first job by rank.
   std::optional<JobId> first() const;
   /// The first `count` jobs of each kind, by rank.
   std::vector<JobId> first_of_each_kind(std::size_t count) const;
@@ -56,7 +56,7 @@ class WaitingQueue {
     }
   };
 
-  /// The kind whose first job goes first, of those that `skip` has not.
+  /// The kind whose first job has the lowest rank, among those not in `skip`.
   std::optional<Kind> first_kind(const std::vector<bool>& skip) const;
 
   std::map<Kinship, Kind> kinds_;

@@ -98,7 +98,7 @@ BoundPackage load_package(const std::string& folder) {
   std::ifstream file(path, std::ios::binary);
   const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
   if (bytes.empty()) {
-    throw std::invalid_argument("'" + path + "' cannot be read: expected a folder written by CompiledStep.save");
+    throw std::invalid_argument("'" + path + "' cannot be read; the folder must be written by CompiledStep.save");
   }
   const auto saved = torch::jit::pickle_load(bytes).toGenericDict();
   const at::Tensor draws = saved.at("draws").toTensor();
@@ -120,7 +120,7 @@ CompiledStep::CompiledStep(std::vector<BoundPackage> whole, std::vector<BoundPac
       accumulators_(std::move(accumulators)),
       weight_(std::move(weight)) {
   if (weight_.numel() != 1 || weight_.scalar_type() != at::kDouble) {
-    throw std::invalid_argument("the weight of a sub-batch must be one double");
+    throw std::invalid_argument("weight must be a tensor of one double");
   }
 }
 
@@ -133,7 +133,7 @@ bool CompiledStep::covers(const std::vector<Piece>& pieces) const {
 
 at::Tensor CompiledStep::run(Job* job, const std::vector<Piece>& pieces) const {
   if (!covers(pieces)) {
-    throw std::invalid_argument("the compiled step does not cover these shapes");
+    throw std::invalid_argument("the compiled step has no package for these shapes");
   }
   if (is_whole(pieces)) {
     return counted(job, [&] { return find(whole_, pieces.front())->run(pieces.front().data).at(0); });

@@ -29,7 +29,7 @@ std::string entry(const std::unordered_map<std::string, std::string>& metadata, 
                   const char* key) {
   const auto found = metadata.find(key);
   if (found == metadata.end()) {
-    throw std::invalid_argument(fmt::format("'{}' has no '{}': expected a package made by torchshare", path, key));
+    throw std::invalid_argument(fmt::format("'{}' must be a package made by torchshare, has no '{}'", path, key));
   }
   return found->second;
 }
@@ -43,8 +43,9 @@ std::vector<std::string> lines(const std::string& text) {
   return lines;
 }
 
-/// See PackageLoading. In a forked child it is a new one, for nobody there would give the old one back. To take it
-/// around the fork would not do: whoever has it may wait for the interpreter, which whoever forks may have.
+/// See PackageLoading. A forked child gets a new lock, because the thread that holds the old one does not exist there.
+/// Acquiring the lock around the fork could deadlock: its owner may wait for the GIL, which the forking thread may
+/// hold.
 std::mutex*& of_all_packages() {
   static std::mutex* mutex = new std::mutex;
   static const int once = pthread_atfork(nullptr, nullptr, [] { of_all_packages() = new std::mutex; });
@@ -91,7 +92,7 @@ StepPackage::StepPackage(const std::string& path) : path_(path) {
   const auto metadata = read_metadata(path);
   if (const std::string made_for = entry(metadata, path, package_key::kTorch); made_for != TORCH_VERSION) {
     throw std::invalid_argument(
-        fmt::format("'{}' was compiled for torch {}: expected {}", path, made_for, TORCH_VERSION));
+        fmt::format("'{}' must be compiled for torch {}, got {}", path, TORCH_VERSION, made_for));
   }
   inputs_ = lines(entry(metadata, path, package_key::kInputs));
   name_ = entry(metadata, path, package_key::kName);

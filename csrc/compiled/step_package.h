@@ -52,7 +52,7 @@ class PackageLoading {
   const std::lock_guard<std::mutex> lock_;
 };
 
-/// What a package must carry in its metadata.
+/// Keys of a package's metadata.
 namespace package_key {
 constexpr const char* kTorch = "torchshare.torch";    ///< the version
 constexpr const char* kInputs = "torchshare.inputs";  ///< TensorSpec::text of each, one per line

@@ -7,13 +7,13 @@
 
 namespace torchshare {
 
-/// Monotonic time, and the one way to wait for it. Any thread.
+/// Monotonic time, and waiting for it. Any thread.
 class Clock {
  public:
   virtual ~Clock() = default;
   virtual std::chrono::nanoseconds now() const = 0;
-  /// Blocks until `wake` is notified after `seen` was read from it, or until `deadline`; may return early, so call it
-  /// in a loop over a predicate.
+  /// Blocks until `wake` is notified after `seen` was read from it, or until `deadline`. May return early: call it in a
+  /// loop over a predicate.
   virtual void wait(EventCount& wake, std::uint32_t seen, std::chrono::nanoseconds deadline) = 0;
 };
 

@@ -27,7 +27,7 @@ std::shared_ptr<Device> make_cuda_device([[maybe_unused]] int index) {
 
 #ifndef TORCHSHARE_WITH_CUDA
 MarkerCost measure_marker_cost(std::string_view, int) {
-  throw std::invalid_argument(fmt::format("markers need CUDA: {}", cuda_status()));
+  throw std::invalid_argument(fmt::format("markers need a GPU ({})", cuda_status()));
 }
 #endif
 
@@ -46,7 +46,7 @@ std::shared_ptr<Device> make_device(std::string_view name) {
       return make_cuda_device(index);
     }
   }
-  throw std::invalid_argument(fmt::format("device '{}': expected 'auto', 'cpu', 'cuda' or 'cuda:<n>'", name));
+  throw std::invalid_argument(fmt::format("device must be 'auto', 'cpu', 'cuda' or 'cuda:<n>', got '{}'", name));
 }
 
 }  // namespace torchshare

@@ -16,7 +16,7 @@
 
 namespace torchshare {
 
-/// A job's own queue on an asynchronous device. Any thread, unless it says otherwise.
+/// A job's own queue on an asynchronous device. Any thread unless noted otherwise.
 class DeviceStream {
  public:
   using Marker = std::uint64_t;
@@ -32,12 +32,12 @@ class DeviceStream {
   virtual void check() const = 0;
 
   // The job's own thread.
-  /// Records a time stamp after everything launched so far; 0 as above.
+  /// Records a time stamp after everything launched so far; 0 while a graph is being captured.
   virtual Stamp stamp() = 0;
-  /// Device time between two stamps, of which `to` is the later; nothing while the device has not reached it, while a
-  /// graph is being captured, or if one is so old that it was reused.
+  /// Device time between two stamps, of which `to` is the later; empty while the device has not reached it, while a
+  /// graph is being captured, or if a stamp is so old that it was reused.
   virtual std::optional<std::chrono::nanoseconds> between(Stamp from, Stamp to) = 0;
-  /// How many stamps are kept.
+  /// The number of stamps that are kept.
   virtual std::size_t stamps() const = 0;
   /// Waits for everything launched so far, on this stream and on the job's others. Throws the device's errors.
   virtual void synchronize() = 0;
@@ -53,26 +53,28 @@ class DeviceGraph {
   virtual void launch() = 0;
 };
 
-/// What a job asks of a device.
+/// A job's request to a device.
 struct DeviceRequest {
   Priority priority = Priority::kSecondary;
   std::uint64_t seed = 0;       ///< of the job's generator on the device
   std::optional<int> sms = {};  ///< streaming multiprocessors its work may use; default: all
 };
 
-/// What a job's thread holds of a device, until the destructor. On the thread that made it, except `stream`.
+/// The part of a device that a job's thread holds, until the destructor. Used on the thread that made it, except
+/// `stream`.
 class DeviceScope {
  public:
   virtual ~DeviceScope() = default;
   /// Null on a synchronous device.
   virtual std::shared_ptr<DeviceStream> stream() { return nullptr; }
-  /// The job's generator on the device; undefined on the CPU, where the job brings its own.
+  /// The job's generator on the device; undefined on the CPU, where the job has its own.
   virtual at::Generator generator() { return {}; }
-  /// Streaming multiprocessors that the driver granted; nothing unless they are divided.
+  /// Streaming multiprocessors that the driver granted; empty unless they are partitioned.
   virtual std::optional<int> sms() const { return std::nullopt; }
-  /// Null if the device has no graphs.
+  /// Null if the device does not support graphs.
   virtual std::unique_ptr<DeviceGraph> make_graph() { return nullptr; }
-  /// Another stream like the job's own, for as long as the job runs: the device's handle, or 0 if it has none.
+  /// Opens another stream like the job's own, until the job ends. Returns the device's handle, or 0 if it has no
+  /// streams.
   virtual std::uintptr_t open_stream() { return 0; }
 };
 
@@ -82,13 +84,13 @@ class Device {
   virtual ~Device() = default;
   virtual std::string_view name() const = 0;
   virtual Clock& clock() = 0;
-  /// Work is launched by the host and runs later, on streams.
+  /// True if work is launched by the CPU and runs later, on streams.
   virtual bool is_asynchronous() const { return false; }
   /// The type of device whose memory is counted.
   virtual c10::DeviceType memory_type() const { return c10::DeviceType::CPU; }
-  /// From now on, memory of this device that has an owner is counted.
+  /// Starts counting memory of this device that has an owner.
   virtual void install_memory() { install_cpu_memory(); }
-  /// For the thread of a job of that priority.
+  /// The priority object for the thread of a job of that priority.
   virtual std::unique_ptr<ThreadPriority> thread_priority(Priority) { return std::make_unique<ThreadPriority>(); }
   /// Sets the calling thread up for a job: its stream, its generator. Throws std::invalid_argument for an unsupported
   /// request.

@@ -6,14 +6,14 @@
 namespace torchshare {
 
 /// The priority of one job's thread, for the job's whole life: other threads may read and raise it, even before the
-/// thread starts and after it has ended. Any thread, unless it says otherwise. This one leaves priorities alone.
+/// thread starts and after it has ended. Any thread unless noted otherwise. The base class does not change priorities.
 ///
 /// Note [Priority inversion]
 /// A thread of idle priority that is preempted while it holds a lock keeps the lock until a processor is idle, which
-/// may take seconds; every thread that wants the lock waits as long. The primary's steps therefore take no lock that a
-/// lower job's thread takes, except one: the GIL. Where the system allows it (CAP_SYS_NICE, or RLIMIT_NICE of 20), a
-/// thread gets ordinary priority while others wait for it: by StallWatch, around work of the process (Ungated), and for
-/// good once its job is cancelled or has ended.
+/// may take seconds; every thread that waits for the lock waits as long. The primary's steps therefore take no lock
+/// that a lower job's thread takes, except one: the GIL. Where the system allows it (CAP_SYS_NICE, or RLIMIT_NICE of
+/// 20), a thread gets ordinary priority while others wait for it: by StallWatch, around work of the process (Ungated),
+/// and for good once its job is cancelled or has ended.
 class ThreadPriority {
  public:
   ThreadPriority() = default;
@@ -25,16 +25,16 @@ class ThreadPriority {
   virtual void enter() {}
   virtual void leave() {}
 
-  /// Ordinary priority, until `lower` has been called as often.
+  /// Gives the thread ordinary priority, until `lower` has been called as often.
   virtual void raise() {}
   virtual void lower() {}
-  /// Ordinary priority for good, for the thread's workers as well: its job is ending.
+  /// Gives the thread and its workers ordinary priority permanently: the job is ending.
   virtual void raise_for_good() {}
-  /// Processor time that the thread has used so far; nothing if unknown.
+  /// Processor time that the thread has used so far; empty if unknown.
   virtual std::optional<std::chrono::nanoseconds> used() const { return std::nullopt; }
 };
 
-/// The calling thread has `priority`, until the destructor. Same thread.
+/// Applies `priority` to the calling thread, until the destructor. Same thread.
 class PriorityScope {
  public:
   explicit PriorityScope(ThreadPriority& priority) : priority_(priority) { priority_.enter(); }

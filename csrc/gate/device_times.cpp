@@ -35,7 +35,7 @@ std::optional<DeviceTimes::Timed> DeviceTimes::next() {
       return Timed{op.context, *duration, former.context,
                    former.end != 0 ? stream_->between(former.end, op.begin) : std::nullopt};
     }
-    pending_.pop_front();  // the host was so far ahead that its stamps were reused
+    pending_.pop_front();  // launched so far ahead that the stamps were reused
   }
   return std::nullopt;
 }

@@ -13,8 +13,8 @@ namespace torchshare {
 /// job's own thread.
 class DeviceTimes {
  public:
-  /// An op at the place `context`; `gap` is how long the stream was idle before it, if the op before it, at `before`,
-  /// was timed as well.
+  /// A timed op at the place `context`; `gap` is the idle time of the stream before it, if the previous op, at
+  /// `before`, was timed as well.
   struct Timed {
     std::uint64_t context;
     std::chrono::nanoseconds duration;
@@ -24,10 +24,10 @@ class DeviceTimes {
 
   explicit DeviceTimes(std::shared_ptr<DeviceStream> stream) : stream_(std::move(stream)) {}
 
-  /// Around an op.
+  /// Called around an op.
   void begin(bool timed);
   void end(std::uint64_t context);
-  /// The next op, in order, that the device has finished.
+  /// The next op, in launch order, that the device has finished.
   std::optional<Timed> next();
 
  private:

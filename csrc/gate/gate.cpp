@@ -8,7 +8,7 @@
 namespace torchshare {
 namespace {
 
-// A device does not notify anybody when it finishes. Polling reads one word of memory.
+// A device sends no notification when it finishes. A poll reads one word of memory.
 constexpr std::chrono::nanoseconds kPoll = std::chrono::microseconds(20);
 // How often a job that waits asks its device for an error, which costs a call of the driver.
 constexpr std::chrono::nanoseconds kCheck = std::chrono::milliseconds(10);

@@ -15,27 +15,27 @@ namespace torchshare {
 
 /// Where jobs wait before an op: until the policy admits them, while suspended or held, or for a time. Any thread.
 /// Every wait ends at once when the job is cancelled.
-/// The lock is for members that wait for their turn; a job that no other outranks never takes it between its first op
-/// and its last (see Note [Priority inversion]).
+/// Only members that wait for their turn take the lock; a job that no other outranks never takes it between its first
+/// and its last op (see Note [Priority inversion]).
 ///
 /// Note [Asynchronous devices]
 /// On a GPU a job leaves an op as soon as it is launched, and counts as inside until its stream has no more work.
-/// Finding that out costs the job nothing: the waiting job records a marker on that stream, once per state of the job's
+/// Finding out costs that job nothing: the waiting job records a marker on that stream, once per state of the job's
 /// counter, and then reads how far the stream has come. A marker covers all work launched before it, so it is valid for
-/// the counter as read before it was recorded. Markers are recorded without the gate's lock: that calls the driver.
-/// A device that has failed reaches no marker any more, so a job that waits for long asks the device for its error.
-/// `try_enter` and `wait_turn` throw what these calls throw.
+/// the counter as read before it was recorded. Markers are recorded without the gate's lock, because recording calls
+/// the driver. A device that has failed reaches no marker any more, so a job that waits for long asks the device for its
+/// error. `try_enter` and `wait_turn` throw what these calls throw.
 class Gate {
  public:
   Gate(std::unique_ptr<GatePolicy> policy, Clock& clock);
   Gate(const Gate&) = delete;  // memberships refer to it
   Gate& operator=(const Gate&) = delete;
 
-  /// A slot takes part from `add` to `remove` and must outlive that. `stream` is the job's, on an asynchronous device.
+  /// Adds a slot, which must outlive its removal. `stream` is the job's, on an asynchronous device.
   void add(Slot& slot, std::shared_ptr<DeviceStream> stream = nullptr);
   void remove(Slot& slot);
 
-  /// A slot that takes part until the destructor.
+  /// Adds a slot; the destructor removes it.
   class Membership {
    public:
     Membership(Gate& gate, Slot& slot, std::shared_ptr<DeviceStream> stream) : gate_(gate), slot_(slot) {
@@ -53,26 +53,26 @@ class Gate {
   /// Sets or clears a bit of `slot.attention` and wakes its job.
   void set(Slot& slot, Attention bit);
   void clear(Slot& slot, Attention bit);
-  /// The job starts or stops waiting for its input; while it waits, lower jobs may enter at once.
+  /// Called when the job starts or stops waiting for input; while it waits, lower jobs may enter at once.
   void set_idle(Slot& slot, bool idle);
-  /// A job left an op for a gap that is worth filling: waiting jobs ask again.
+  /// Called when a job left an op for a gap that is worth filling: waiting jobs ask the policy again.
   void gap_opened();
 
-  /// The policy wants to know how long ops and gaps are.
+  /// True if the policy uses forecasts of ops and gaps.
   bool forecasts() const { return policy_->forecasts(); }
-  /// True when an op of `slot` may have to wait for a member.
+  /// True if an op of `slot` may have to wait for another member.
   bool is_lower(const Slot& slot) const { return (slot.attention.load(std::memory_order_relaxed) & kContended) != 0; }
-  // Around an op of a job that another outranks, where the policy forecasts.
+  // Called around an op of a job that another outranks, if the policy forecasts.
   void begin_filling() { fillers_.fetch_add(1, std::memory_order_acq_rel); }
   void end_filling() { fillers_.fetch_sub(1, std::memory_order_acq_rel); }
   bool is_filled() const { return fillers_.load(std::memory_order_acquire) > 0; }
 
-  /// When jobs that another one outranks may enter at all; within that time the policy decides.
+  /// Sets the part of each cycle in which jobs that another outranks may enter; within it, the policy decides.
   void set_pace(const Pace& pace);
 
   /// Asks the policy, once. On the job's own thread.
   [[nodiscard]] bool try_enter(const Slot& slot);
-  /// Waits until the policy admits the job: true; or until it is cancelled, suspended or held: false.
+  /// Waits until the policy admits the job (returns true) or until it is cancelled, suspended or held (false).
   [[nodiscard]] bool wait_turn(const Slot& slot);
   /// Waits while `bit` is set and the job is not cancelled.
   void wait_while(Slot& slot, Attention bit);
@@ -84,8 +84,8 @@ class Gate {
     Slot* slot;
     AdmissionRecord record;
     std::shared_ptr<DeviceStream> stream{};
-    DeviceStream::Marker marker = 0;    // after all work of `marker_activity`
-    std::uint64_t marker_activity = 0;  // activity
+    DeviceStream::Marker marker = 0;    // covers all work up to `marker_activity`
+    std::uint64_t marker_activity = 0;  // Slot::activity, read before recording
 
     bool has_marker(std::uint64_t activity) const { return marker != 0 && marker_activity == activity; }
     bool device_has_work(std::uint64_t activity) const {
@@ -111,7 +111,7 @@ class Gate {
   std::vector<Member> members_;
   Pace pace_;
   std::atomic<int> fillers_{0};
-  EventCount changed_;  // what a member in wait_turn waits for
+  EventCount changed_;  // members in wait_turn wait for it
 };
 
 }  // namespace torchshare

@@ -8,14 +8,14 @@
 
 namespace torchshare {
 
-/// How far a job's host thread is ahead of the device, in predicted time. The job's own thread.
+/// The predicted time of the work that a job has launched and the device has not finished. The job's own thread.
 class RunAhead {
  public:
   explicit RunAhead(std::shared_ptr<DeviceStream> stream) : stream_(std::move(stream)) {}
 
-  /// An op of that expected duration was launched.
+  /// Called when an op of that expected duration was launched.
   void launched(std::chrono::nanoseconds expected);
-  /// The expected duration of all that was launched and has not finished.
+  /// The expected duration of all launched work that has not finished.
   std::chrono::nanoseconds outstanding();
 
  private:

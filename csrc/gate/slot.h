@@ -12,17 +12,17 @@ namespace torchshare {
 
 class RunAhead;
 
-/// What makes a job stop before an op. Several may be set at once.
+/// Reasons for a job to stop before an op, as bits.
 enum Attention : std::uint32_t {
   kCancel = 1,     ///< raise at the next op
   kSuspend = 2,    ///< park at the next op
   kContended = 4,  ///< the policy must be asked before each op
   kHold = 8,       ///< wait at the next op until the coordinator releases the job
-  kFilled = 16,    ///< no reason to stop: a lower job was admitted since the last op
+  kFilled = 16,    ///< does not stop the job: a lower job was admitted since its last op
   kRaised = 32,    ///< give back the ordinary priority that StallWatch lent the thread
 };
 
-/// One job's side of the gate. `activity` is written by the job's own thread only; `attention` by anyone.
+/// One job's state at the gate. `activity` is written by the job's own thread only; `attention` by any thread.
 ///
 /// Note [Free exit]
 /// A job that leaves an op writes one counter and wakes nobody, which keeps the cost of sharing off the primary. A
@@ -36,15 +36,15 @@ struct alignas(64) Slot {
   const Priority priority;
   std::atomic<std::uint32_t> attention{0};
   EventCount changed;                      ///< `attention`; see Gate::set
-  std::atomic<bool> idle{false};           ///< the job waits for its input
+  std::atomic<bool> idle{false};           ///< the job waits for input
   std::atomic<std::uint64_t> activity{0};  ///< odd while inside an op; half of it is the number of ops
   // Nanoseconds, written by the job's own thread; see OpWatch.
   std::atomic<std::int64_t> left_at{0};   ///< when the gap of `gap_mean` began
   std::atomic<std::int64_t> gap_mean{0};  ///< 0: the gap after the last op is unknown
   std::atomic<std::int64_t> gap_spread{0};
-  std::atomic<std::int64_t> next_op{-1};       ///< expected duration of the op it is about to begin; -1: unknown
+  std::atomic<std::int64_t> next_op{-1};       ///< expected duration of its next op; -1: unknown
   std::atomic<OpKind> kind{OpKind::kUnknown};  ///< of that op
-  RunAhead* ahead = nullptr;                   ///< the job's own thread only; null on a synchronous device
+  RunAhead* ahead = nullptr;                   ///< used by the job's own thread; null on a synchronous device
 
   void enter() { activity.store(activity.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
   void leave() { enter(); }

@@ -23,8 +23,8 @@ nanoseconds WakeCost::shortest_gap() const {
 }
 
 WakeCost measure_wake_cost() {
-  EventCount turn;   // its value is the number of the wake
-  EventCount woken;  // the same
+  EventCount turn;   // counts wakes
+  EventCount woken;  // counts answers
   std::array<steady_clock::time_point, kWakes> woken_at;
   const auto wait_for = [](EventCount& count, std::uint32_t value) {
     while (count.value() < value) {

@@ -4,10 +4,10 @@
 
 namespace torchshare {
 
-/// What waking a waiting thread costs on this machine.
+/// The cost of waking a waiting thread on this machine.
 struct WakeCost {
-  std::chrono::nanoseconds notify;   ///< for the thread that notifies
-  std::chrono::nanoseconds latency;  ///< until the waiting thread runs
+  std::chrono::nanoseconds notify;   ///< time the notifying thread spends
+  std::chrono::nanoseconds latency;  ///< time until the waiting thread runs
 
   /// A gap is worth filling if notifying takes less than a hundredth of it and the latency less than half.
   std::chrono::nanoseconds shortest_gap() const;

@@ -68,8 +68,8 @@ void OwnerCheck::read(const at::Tensor& tensor) {
   const auto other = mine_.other_owner(tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks());
   TORCH_CHECK_VALUE(other == nullptr, "job '", mine_.budget()->job(), "': ", op_, " was given a tensor of job '",
                     other->job(),
-                    "', which is still running; expected tensors of its own, made before the jobs, or copied through "
-                    "the CPU: each job has its own stream, and the other's may not have written the tensor yet");
+                    "', which is still running and whose stream may not have written it yet; use tensors of this job, "
+                    "tensors made before the jobs, or a copy through the CPU");
 }
 
 void OwnerCheck::read(const c10::IValue& value) {

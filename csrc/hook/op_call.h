@@ -12,12 +12,12 @@
 #include "memory/owned_memory.h"
 #include "model/op_profile.h"
 
-// What an op is, for its profile: its name and the shapes, dtypes and devices of its tensors. Lists of numbers count
-// (the size of a factory's result), single numbers do not (a learning rate).
+// The identity of an op, for its profile: its name and the shapes, dtypes and devices of its tensors. It includes lists
+// of numbers (the size of a factory's result), but not single numbers (a learning rate).
 
 namespace torchshare {
 
-/// FNV-1a: the same in every process, so profiles can be saved.
+/// FNV-1a: equal in every process, so that profiles can be saved.
 constexpr std::uint64_t hash_name(std::string_view name, std::uint64_t seed = 0xcbf29ce484222325ULL) {
   for (const char c : name) {
     seed = (seed ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
@@ -76,7 +76,7 @@ class SignatureReader {
   std::uint64_t hash_;
 };
 
-/// Writes tensors out: "Float[32, 64]". Lists by their first element and their length.
+/// Prints tensors: "Float[32, 64]". Lists are printed as their first element and their length.
 class TextReader {
  public:
   explicit TextReader(std::string name) : text_(std::move(name) + "(") {}
@@ -161,7 +161,7 @@ class NamedCall {
   NamedCall(std::uint64_t signature, const std::string& name) : signature_(signature), name_(name) {}
   std::uint64_t signature() const { return signature_; }
   const std::string& text() const { return name_; }
-  void check_owners(const MemoryOwner&) const {}  // its tensors went through ops before
+  void check_owners(const MemoryOwner&) const {}  // its tensors were checked by earlier ops
 
  private:
   std::uint64_t signature_;

@@ -18,13 +18,13 @@ class OpContext {
 
   /// The job's own CPU generator; ops draw from it instead of the process-wide default.
   const at::Generator& generator() const { return generator_; }
-  /// The same on the job's device; undefined if the device has no generators of its own.
+  /// The job's own generator on its device; undefined if the device has no generators.
   const at::Generator& device_generator() const { return device_generator_; }
   const Slot& slot() const { return slot_; }
-  /// An op exceeded the job's memory budget: throws the exception of the job's language, or returns to let `error`
-  /// propagate.
+  /// Called when an op exceeded the job's memory budget: throws the exception of the job's language, or returns to let
+  /// `error` propagate.
   virtual void refuse_memory(const BudgetExceeded&) {}
-  /// Of the job's thread; see ThreadPriority.
+  /// The priority of the job's thread; see ThreadPriority.
   virtual void raise_priority() {}
   virtual void lower_priority() {}
 
@@ -33,7 +33,7 @@ class OpContext {
   friend class Ungated;
   /// Called before an op when `attention` is set: waits its turn, parks, or throws to unwind the job.
   virtual void attend() = 0;
-  /// Ungated, or inside an op. On the job's own thread.
+  /// True if ungated, or inside an op. On the job's own thread.
   bool is_ungated() const { return depth_ > 0; }
 
   Slot slot_;
@@ -44,7 +44,7 @@ class OpContext {
 
  private:
   at::Generator generator_;
-  int depth_ = 0;  // ops inside ops; touched by the job's thread only
+  int depth_ = 0;  // of nested ops; used by the job's thread only
 };
 
 /// The permission to run one op, held while it runs. A nested op runs on the outer op's pass.
@@ -79,7 +79,7 @@ class [[nodiscard]] Pass {
       leave();
     }
   }
-  Pass(const Pass&) = delete;  // one op, one pass
+  Pass(const Pass&) = delete;  // of one op
   Pass& operator=(const Pass&) = delete;
 
  private:
@@ -133,8 +133,8 @@ class ContextPause {
   OpContext* const context_;
 };
 
-/// Disables gating for the calling thread until the destructor, and gives it ordinary priority; other jobs see its job
-/// outside of any op. For work of the process that a job happens to do while others wait for it. Same thread.
+/// Disables gating for the calling thread until the destructor, and gives it ordinary priority; its job counts as
+/// outside any op. For process-wide work that a job does while other jobs wait for it. Same thread.
 class Ungated {
  public:
   Ungated() : context_(current_context) {

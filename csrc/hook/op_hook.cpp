@@ -23,7 +23,7 @@ thread_local constinit OpContext* current_context = nullptr;
 
 namespace {
 
-/// A composite op does all its work through other ops, which are hooked themselves.
+/// A composite op only calls other ops, which are hooked themselves.
 bool is_composite(const c10::OperatorHandle& op) {
   static const c10::DispatchKeySet kBackends({c10::DispatchKey::CPU, c10::DispatchKey::CUDA});
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
@@ -31,7 +31,7 @@ bool is_composite(const c10::OperatorHandle& op) {
 }
 
 void gate_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (is_composite(op)) {  // of an extension
+  if (is_composite(op)) {  // an extension's; torch's own fall through
     op.redispatchBoxed(after_hook(keys), stack);
     return;
   }
@@ -58,7 +58,7 @@ class RandomOp final : public c10::OperatorKernel {
       if (context != nullptr && keys.has_backend(c10::BackendComponent::CPUBit)) {
         give_generator(op, *stack, context->generator());
       } else if (context != nullptr && context->device_generator().defined() && !GeneratorSwap::is_swapped() &&
-                 !keys.has(c10::DispatchKey::Python)) {  // a mode runs Python, which must not wait behind that lock
+                 !keys.has(c10::DispatchKey::Python)) {  // a mode runs Python, which must not hold that lock
         swap.emplace(context->device_generator());
       }
       op.redispatchBoxed(after_hook(keys), stack);
@@ -100,7 +100,7 @@ bool is_view(const c10::FunctionSchema& schema) {
          std::none_of(schema.arguments().begin(), schema.arguments().end(), writes);
 }
 
-/// Registers the kernel that each op of torch needs by its schema. Ops of extensions take the boxed fallback.
+/// Registers a kernel for each op of torch, chosen by its schema. Ops of extensions take the boxed fallback.
 void install_by_schema() {
   torch::Library& library = *new torch::Library(torch::Library::IMPL, "aten", kHookKey, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();

@@ -17,7 +17,7 @@ void MemoryBudget::reserve(std::int64_t bytes) {
     if (bytes > limit_ - held) {
       throw BudgetExceeded(
           {__func__, __FILE__, __LINE__},
-          fmt::format("job '{}': memory budget exceeded: {:.2f} MiB more wanted, {:.2f} of {:.2f} MiB held", job_,
+          fmt::format("job '{}': memory budget exceeded: requested {:.2f} MiB, {:.2f} of {:.2f} MiB in use", job_,
                       mib(bytes), mib(held), mib(limit_)));
     }
   } while (!held_.compare_exchange_weak(held, held + bytes, std::memory_order_relaxed));

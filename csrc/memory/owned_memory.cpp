@@ -13,7 +13,7 @@
 namespace torchshare {
 namespace {
 
-constexpr std::size_t kDeleters = 64;  // further owners share the first, which identifies nobody
+constexpr std::size_t kDeleters = 64;  // further owners share the first, which identifies none
 
 struct OwnedBlock {
   Reservation reservation;
@@ -22,10 +22,10 @@ struct OwnedBlock {
 
 /// The blocks of one owner: a thread that allocates and frees its own blocks never waits for another owner.
 struct alignas(64) Ledger {
-  std::atomic<std::size_t> size{0};  // of `blocks`: if 0, no block that anybody frees is in here
+  std::atomic<std::size_t> size{0};  // of `blocks`; 0: a block to be freed is not here
   std::mutex mutex;                  // guards every field below
   std::unordered_map<void*, OwnedBlock> blocks;
-  std::shared_ptr<MemoryBudget> owner;  // null: its blocks are left over from former owners
+  std::shared_ptr<MemoryBudget> owner;  // null: the remaining blocks are of former owners
 };
 
 using Ledgers = std::array<Ledger, kDeleters>;
@@ -37,7 +37,7 @@ Ledgers& ledgers() {
 
 thread_local std::shared_ptr<MemoryOwner> thread_owner;
 
-// Around a fork: otherwise a ledger could stay locked in the child by a thread that the child does not have.
+// Held around a fork: otherwise the child could inherit a ledger locked by a thread that it does not have.
 void lock_ledgers() {
   for (Ledger& ledger : ledgers()) {
     ledger.mutex.lock();

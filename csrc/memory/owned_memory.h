@@ -29,7 +29,7 @@ class MemoryOwner {
   const std::shared_ptr<MemoryBudget>& budget() const { return budget_; }
   c10::DeviceType device() const { return device_; }
   c10::DeleterFnPtr deleter() const { return deleter_; }
-  /// The budget of the other owner of this memory that still exists; null if there is none.
+  /// The budget of another owner of this memory that still exists; null if there is none.
   std::shared_ptr<MemoryBudget> other_owner(const c10::DataPtr& data) const;
 
  private:
@@ -38,7 +38,7 @@ class MemoryOwner {
   c10::DeleterFnPtr deleter_ = nullptr;
 };
 
-/// What the calling thread allocates belongs to `owner`, until the destructor. Null: to nobody. Same thread.
+/// Memory that the calling thread allocates belongs to `owner`, until the destructor; to no owner if null. Same thread.
 class MemoryScope {
  public:
   explicit MemoryScope(std::shared_ptr<MemoryOwner> owner);
@@ -54,7 +54,7 @@ void install_cpu_memory();
 
 /// The calling thread's owner if it owns memory of this type of device; else null.
 const MemoryOwner* memory_owner(c10::DeviceType device);
-/// True if it is one of those that `own` sets.
+/// True if the deleter is one that `own` sets.
 bool is_owners(c10::DeleterFnPtr deleter);
 /// Makes `owner` the owner of a block from torch's allocator, paid for with `reservation`.
 c10::DataPtr own(c10::DataPtr data, const MemoryOwner& owner, Reservation reservation);

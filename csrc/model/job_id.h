@@ -4,7 +4,7 @@
 
 namespace torchshare {
 
-/// Which job: its index in the order of submission, or in the workload.
+/// Identifies a job: its index in order of submission, or in the workload.
 using JobId = std::uint32_t;
 
 }  // namespace torchshare

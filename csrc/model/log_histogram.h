@@ -13,7 +13,7 @@ class LogHistogram {
   static constexpr std::uint64_t kEnough = 20;
 
   void add(std::chrono::nanoseconds time);
-  /// The upper edge of the bucket that `share` of the times are below; nothing while there are fewer than kEnough.
+  /// The upper edge of the bucket below which `share` of the times lie; empty if there are fewer than kEnough times.
   std::optional<std::chrono::nanoseconds> quantile(double share) const;
 
  private:

@@ -10,7 +10,7 @@
 
 namespace torchshare {
 
-/// A name and the factory of what it names.
+/// An implementation: its name and its factory.
 template <typename Maker>
 using Named = std::pair<std::string_view, Maker>;
 
@@ -23,7 +23,7 @@ std::vector<std::string_view> names_of(const Named<Maker> (&all)[count]) {
   return names;
 }
 
-/// The maker of that name. Throws std::invalid_argument with the names there are; `what` is what they name.
+/// The factory of that name. Throws std::invalid_argument that lists the names; `what` says what they name.
 template <typename Maker, std::size_t count>
 Maker find_named(const Named<Maker> (&all)[count], std::string_view what, std::string_view name) {
   for (const auto& [known, maker] : all) {
@@ -31,7 +31,8 @@ Maker find_named(const Named<Maker> (&all)[count], std::string_view what, std::s
       return maker;
     }
   }
-  throw std::invalid_argument(fmt::format("{} '{}': expected one of {}", what, name, fmt::join(names_of(all), ", ")));
+  throw std::invalid_argument(
+      fmt::format("{} must be one of {}, got '{}'", what, fmt::join(names_of(all), ", "), name));
 }
 
 }  // namespace torchshare

@@ -9,7 +9,7 @@
 
 namespace torchshare {
 
-/// The ops of a job in their order, as far as they repeat. Not thread-safe.
+/// The repeating sequence of a job's ops. Not thread-safe.
 ///
 /// Note [Places]
 /// A place is an op together with the `kContext - 1` ops before it. Training steps repeat, so places do, and each place
@@ -20,7 +20,7 @@ namespace torchshare {
 class OpChain {
  public:
   static constexpr std::size_t kContext = 32;
-  static constexpr std::size_t kMaxPlaces = 1 << 16;  // beyond that all is forgotten: these ops do not repeat
+  static constexpr std::size_t kMaxPlaces = 1 << 16;  // with more places all are dropped: these ops do not repeat
 
   struct Place {
     OpProfile profile;
@@ -36,11 +36,11 @@ class OpChain {
 
   /// Advances to the op with this signature and returns its place, valid until the next call.
   Place& advance(std::uint64_t signature);
-  /// The next op does not depend on the ops before it.
+  /// Declares that the next op does not depend on the ops before it.
   void restart();
   /// The place of the latest op.
   Place& here() { return places_[here_]; }
-  /// The place with that context, or null if it was forgotten since.
+  /// The place with that context, or null if it was dropped.
   Place* find(std::uint64_t context);
 
   /// Ops from one visit of a place to the next, over the places of the latest round; 0 if nothing has repeated.
@@ -53,7 +53,7 @@ class OpChain {
   std::uint32_t find_or_add(std::uint64_t signature);
   void forget();
 
-  std::vector<Place> places_;  // the first stands for none
+  std::vector<Place> places_;  // the first one is a sentinel
   std::unordered_map<std::uint64_t, std::uint32_t> by_context_;
   std::array<std::uint64_t, kContext> recent_{};  // signatures, a ring
   std::uint64_t count_ = 0;

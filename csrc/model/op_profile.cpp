@@ -8,7 +8,7 @@ namespace torchshare {
 void OpTime::add(double value) {
   constexpr double kMinWeight = 1.0 / 16;
   constexpr double kFarOut = 8;        // spreads
-  constexpr double kMinSpread = 0.02;  // of the mean, for the judgement of what is far out
+  constexpr double kMinSpread = 0.02;  // lower limit of the spread / mean, for outliers
   if (known()) {
     value = std::min(value, mean + kFarOut * std::max(spread, kMinSpread * mean));
   }

@@ -7,11 +7,11 @@
 
 namespace torchshare {
 
-/// What an op mainly keeps busy.
+/// The part of the device that an op mainly uses.
 enum class OpKind : std::uint8_t { kUnknown, kCompute, kMemory };
 
-/// By the name with which an op's text begins: products, convolutions, attention and recurrent layers compute; the rest
-/// moves memory. An empty text is unknown.
+/// Classifies an op by the name at the beginning of its text: products, convolutions, attention and recurrent layers
+/// compute; all others move memory. An empty text is unknown.
 OpKind op_kind(std::string_view text);
 
 /// Folds `value` into the hash `seed`. Not for untrusted input.

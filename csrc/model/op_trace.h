@@ -7,7 +7,7 @@
 
 namespace torchshare {
 
-/// Ops of a job in order, as they ran. Times in nanoseconds.
+/// The ops of a job in order of execution. Times in nanoseconds.
 struct OpTrace {
   struct Op {
     std::uint64_t context;  ///< of its place, see OpProfile
@@ -17,7 +17,7 @@ struct OpTrace {
     OpKind kind = OpKind::kUnknown;
   };
   std::vector<Op> ops = {};
-  std::vector<std::uint64_t> step_ends = {};  ///< how many ops were done when each step ended
+  std::vector<std::uint64_t> step_ends = {};  ///< per step, the number of ops that had ended at its end
 };
 
 }  // namespace torchshare

@@ -5,7 +5,7 @@ namespace torchshare {
 PairEnds ends_when_sharing(const PairJob& a, const PairJob& b) {
   const double a_shared = a.ratio * a.remaining;
   const double b_shared = b.ratio * b.remaining;
-  // The shorter ends first; the longer has then done that time / ratio of its work and does the rest alone.
+  // The shorter job ends first. By then the longer one has done that time / ratio of its work; it does the rest alone.
   if (a_shared <= b_shared) {
     return {a_shared, a_shared + b.remaining - a_shared / b.ratio};
   }

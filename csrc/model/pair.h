@@ -13,14 +13,14 @@ struct PairEnds {
   double b;
 };
 
-/// When each ends, counted from now, when both run together until one ends and the other goes on alone.
+/// The ends of both, counted from now, if they run together until one ends and the other continues alone.
 PairEnds ends_when_sharing(const PairJob& a, const PairJob& b);
 
-/// Average completion time of the two, counted from now, when they share from now on. SJF-BSBF (arXiv 2407.13088),
+/// Average completion time of the two, counted from now, if they share from now on. SJF-BSBF (arXiv 2407.13088),
 /// equation for a sharing time point of 0.
 double share_now(const PairJob& a, const PairJob& b);
 
-/// The same when `first` runs alone and `second` after it.
+/// The same if `first` runs alone and `second` after it.
 double one_after_other(const PairJob& first, const PairJob& second);
 
 }  // namespace torchshare

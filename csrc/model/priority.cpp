@@ -18,7 +18,7 @@ Priority parse_priority(std::string_view text) {
     return static_cast<Priority>(text.back() - '0');
   }
   throw std::invalid_argument(
-      fmt::format("priority '{}': expected 'primary', 'secondary' or 'level-0' to 'level-9'", text));
+      fmt::format("priority must be 'primary', 'secondary' or 'level-0' to 'level-9', got '{}'", text));
 }
 
 std::string to_string(Priority priority) {

@@ -11,7 +11,7 @@ struct Rows {
   std::int64_t end;
 };
 
-/// Cuts `batch` rows into pieces of `sub_batch` rows; the last one may be smaller. Throws std::invalid_argument.
+/// Splits `batch` rows into sub-batches of `sub_batch` rows; the last one may be smaller. Throws std::invalid_argument.
 std::vector<Rows> split_rows(std::int64_t batch, std::int64_t sub_batch);
 
 }  // namespace torchshare

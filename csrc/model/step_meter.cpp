@@ -5,11 +5,11 @@
 
 namespace torchshare {
 
-void StepMeter::add(double seconds) {
+void StepMeter::add(Seconds time) {
   ++count_;
-  const double distance = seconds - mean_;
+  const double distance = time - mean_;
   mean_ += distance / static_cast<double>(count_);
-  squares_ += distance * (seconds - mean_);
+  squares_ += distance * (time - mean_);
 }
 
 double StepMeter::relative_error() const {

@@ -4,7 +4,7 @@
 
 namespace torchshare {
 
-double StepTimeModel::step(double batch, int sub_batches) const {
+Seconds StepTimeModel::step(double batch, int sub_batches) const {
   const double computation = alpha + beta * batch / sub_batches;
   const double last = communication == 0
                           ? computation

@@ -12,7 +12,7 @@ namespace {
 using std::chrono::nanoseconds;
 
 constexpr double kMinRate = 0.003;  // of a SCHED_IDLE thread beside an ordinary one: its weight is 3 of 1024
-constexpr double kDone = 0.5;       // ns: less is rounding
+constexpr double kDone = 0.5;       // ns; smaller amounts are rounding errors
 
 nanoseconds whole(double time) {
   return nanoseconds(static_cast<std::int64_t>(time));
@@ -27,16 +27,16 @@ double count(nanoseconds time) {
 OpReplay::OpReplay(std::vector<ReplayJob> jobs, std::unique_ptr<GatePolicy> policy, const ReplayOptions& options)
     : policy_(std::move(policy)), options_(options) {
   if (options.cores < 1) {
-    throw std::invalid_argument("a replay needs at least 1 core");
+    throw std::invalid_argument("replay needs at least 1 core");
   }
   for (ReplayJob& job : jobs) {
     if (job.trace.ops.empty() || job.threads < 1) {
-      throw std::invalid_argument("a replayed job needs at least 1 op and 1 thread");
+      throw std::invalid_argument("replay needs at least 1 op and 1 thread per job");
     }
     states_.push_back({.job = std::move(job)});
   }
   if (states_.empty()) {
-    throw std::invalid_argument("a replay needs at least 1 job");
+    throw std::invalid_argument("replay needs at least 1 job");
   }
   for (State& state : states_) {
     learn(state);
@@ -84,7 +84,7 @@ std::vector<Replayed> OpReplay::run() {
   return done;
 }
 
-/// Work per time of each job's phase. 0: it waits for something else.
+/// Progress per time of each job's phase; 0: it waits.
 std::vector<double> OpReplay::rates() const {
   const auto demand = [](const State& state) -> double {
     if (state.phase == Phase::kInside) {
@@ -114,7 +114,7 @@ std::vector<double> OpReplay::rates() const {
 void OpReplay::begin_gap(State& state, Time now) {
   const OpTrace::Op& next = op_of(state);
   state.left_op_at = now;
-  // Input first, then Python: the trace does not record their order.
+  // Assumes input first, then Python: the trace does not record their order.
   if (next.idle > 0) {
     state.phase = Phase::kIdle;
     state.left = next.idle;
@@ -144,7 +144,7 @@ GapForecast OpReplay::forecast(const State& state) const {
   return opens ? GapForecast{whole(gap.mean), whole(gap.spread)} : GapForecast{};
 }
 
-/// Advances every job that can advance at this instant, until none can.
+/// Advances jobs at this instant until none can advance.
 void OpReplay::settle(Time now) {
   bool moved = true;
   while (moved) {

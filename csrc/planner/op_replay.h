@@ -10,7 +10,7 @@
 
 namespace torchshare {
 
-/// A job to replay: its ops as they ran alone.
+/// A job to replay: its op trace, recorded alone.
 struct ReplayJob {
   Priority priority = Priority::kSecondary;
   int threads = 1;  ///< cores that an op uses
@@ -20,26 +20,26 @@ struct ReplayJob {
 /// The machine to replay on.
 struct ReplayOptions {
   int cores = 1;
-  bool device_priority = true;                          ///< the primary's threads come first, as with SCHED_IDLE
+  bool device_priority = true;                          ///< the primary's threads have precedence, as with SCHED_IDLE
   std::chrono::nanoseconds shortest_gap{0};             ///< shorter gaps are not announced to the gate
-  std::chrono::nanoseconds wake_latency{0};             ///< from the opening of a gap until a waiting job runs
+  std::chrono::nanoseconds wake_latency{0};             ///< from the beginning of a gap until a waiting job runs
   std::chrono::nanoseconds switch_interval{5'000'000};  ///< after which the GIL is handed over
 };
 
-/// What a job did until the first job finished its trace.
+/// The progress of a job until the first job finished its trace.
 struct Replayed {
   std::vector<double> step_ends;  ///< ns
   std::uint64_t ops = 0;
   std::chrono::nanoseconds waited{0};  ///< at the gate
 };
 
-/// Runs recorded ops of several jobs together in virtual time, with a gate policy between them.
+/// Replays recorded ops of several jobs together in virtual time, under a gate policy.
 ///
 /// Note [What a replay knows]
 /// Between ops a job computes in Python, on one core while holding the GIL, or waits for input on none; in an op it
 /// uses `threads` cores. If there are too few cores they are shared evenly, or the primary gets them first. Policies
-/// are asked as by the real gate (Admission): with forecasts by place, and with competitors that are only observed when
-/// a job asks. Contention for caches and memory bandwidth is not in the traces and not modelled.
+/// are asked through Admission, as in the real gate: with forecasts by place, and with competitors that are observed
+/// only when a job asks. Contention for caches and memory bandwidth is not modelled.
 class OpReplay {
  public:
   /// Throws std::invalid_argument for jobs without ops or a machine without cores.
@@ -68,7 +68,7 @@ class OpReplay {
     Time left = 0;          // work left in the phase
     bool has_lock = false;  // the GIL
     Time asks_at = 0;       // when it next asks for the GIL or at the gate
-    Time arrived = 0;       // when it came to the gate, or asked for the GIL
+    Time arrived = 0;       // when it arrived at the gate, or asked for the GIL
     Time left_op_at = 0;
     std::uint64_t activity = 0;
     AdmissionRecord record{};

@@ -12,22 +12,22 @@
 namespace torchshare {
 namespace {
 
-constexpr double kTolerance = 1e-12;  // relative, for bounds that a start is computed to just meet
+constexpr double kTolerance = 1e-12;  // relative; for starts computed to meet a bound exactly
 
 void check_number(const PlannedJob& job, std::string_view what, double value, double least) {
   if (!(value >= least && value < std::numeric_limits<double>::infinity())) {
     throw std::invalid_argument(
-        fmt::format("job '{}': {} is {}; expected a number, at least {}", job.name, what, value, least));
+        fmt::format("job '{}': {} must be a finite number >= {}, got {}", job.name, what, least, value));
   }
 }
 
-/// Two jobs by what matters of them: times alone, and slowdowns while they share.
+/// Two jobs: their remaining times alone, and their slowdowns while they share.
 struct Pair {
   PairJob new_job;
   PairJob running;
 };
 
-/// The corners of average completion time over the start, within [0, the end of the running job].
+/// The starts at which the slope of the average completion time changes, within [0, the end of the running job].
 std::vector<double> starts_to_try(const Pair& pair, const PlanOptions& options) {
   const double end = pair.running.remaining;
   std::vector<double> starts{0, end};
@@ -60,21 +60,20 @@ void check(const PlanOptions& options, const PlannedJob& running) {
     const auto& [from, bytes] = options.memory[i];
     const bool ascends = i == 0 ? from == 0 : from > options.memory[i - 1].from && bytes >= options.memory[i - 1].bytes;
     if (!ascends || !(bytes >= 0)) {
-      throw std::invalid_argument(fmt::format(
-          "memory step {} of {} bytes from {} s: expected the first from 0 s, and each later and no smaller", i, bytes,
-          from));
+      throw std::invalid_argument(
+          fmt::format("memory steps must begin at 0 s and ascend, got {} bytes from {} s as step {}", bytes, from, i));
     }
   }
   if (options.max_slowdown && !(*options.max_slowdown >= 0)) {
     throw std::invalid_argument(
-        fmt::format("max_slowdown of job '{}' is {}; expected at least 0", running.name, *options.max_slowdown));
+        fmt::format("max_slowdown of job '{}' must be at least 0, got {}", running.name, *options.max_slowdown));
   }
   if (!(options.suspend_cost >= 0)) {
-    throw std::invalid_argument(fmt::format("suspend_cost is {} s; expected at least 0", options.suspend_cost));
+    throw std::invalid_argument(fmt::format("suspend_cost must be at least 0 s, got {}", options.suspend_cost));
   }
 }
 
-/// Best of every split and start so far, with why the others were not.
+/// Searches all splits and starts. Keeps the best plan so far, and why the alternatives were worse.
 class Search {
  public:
   Search(const PlannedJob& new_job, const PlannedJob& running, const PlanOptions& options)
@@ -206,7 +205,7 @@ void check(const PlannedJob& job) {
     check_number(job, "memory", size.bytes, 0);
   }
   if (job.ratios.empty()) {
-    throw std::invalid_argument(fmt::format("job '{}': no interference ratio; expected one per split", job.name));
+    throw std::invalid_argument(fmt::format("job '{}' must have an interference ratio per split, got none", job.name));
   }
   for (const double ratio : job.ratios) {
     check_number(job, "interference ratio", ratio, 1);
@@ -220,7 +219,7 @@ std::size_t split_alone(const PlannedJob& job, double bytes) {
     }
   }
   const std::size_t most = job.ratios.size() - 1;
-  throw std::invalid_argument(fmt::format("job '{}' needs {:.4g} bytes alone in {} sub-batches; there are {:.4g}",
+  throw std::invalid_argument(fmt::format("job '{}' needs {:.4g} bytes alone in {} sub-batches, the device has {:.4g}",
                                           job.name, job.peak(most), 1 << most, bytes));
 }
 

@@ -1,60 +1,59 @@
 #pragma once
 
 #include <array>
-#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "model/step_time.h"
+#include "model/time.h"
 
 namespace torchshare {
 
 /// Measurements of a job alone in some number of sub-batches.
 struct MeasuredSize {
-  double step;  ///< seconds
+  Seconds step;
   double bytes;
 };
 
-/// A job as the planner knows it.
+/// The planner's model of a job.
 struct PlannedJob {
   std::string name;
   double remaining_steps = 0;
   double batch = 1;  ///< rows
   StepTimeModel time = {};
   MemoryModel memory = {};
-  /// [k]: step time beside the other job / alone, both times in 2^k sub-batches; as many entries as splits may be
-  /// tried.
+  /// [k]: step time beside the other job / alone, both in 2^k sub-batches. The number of entries limits the splits.
   std::vector<double> ratios = {1};
-  std::vector<MeasuredSize> measured = {};  ///< [k]: in 2^k sub-batches; the models are for those beyond its end
+  std::vector<MeasuredSize> measured = {};  ///< [k]: in 2^k sub-batches; the models cover larger k
 
-  /// Seconds of a step alone in 2^k sub-batches.
-  double step(std::size_t k) const { return k < measured.size() ? measured[k].step : time.step(batch, 1 << k); }
-  /// Bytes in 2^k sub-batches.
+  /// Step time alone in 2^k sub-batches.
+  Seconds step(std::size_t k) const { return k < measured.size() ? measured[k].step : time.step(batch, 1 << k); }
+  /// Peak memory in 2^k sub-batches, in bytes.
   double peak(std::size_t k) const { return k < measured.size() ? measured[k].bytes : memory.peak(batch, 1 << k); }
-  /// Seconds it still needs alone in 2^k sub-batches.
-  double alone(std::size_t k) const { return remaining_steps * step(k); }
+  /// Remaining time alone in 2^k sub-batches.
+  Seconds alone(std::size_t k) const { return remaining_steps * step(k); }
 };
 
 /// Throws std::invalid_argument for invalid numbers.
 void check(const PlannedJob& job);
-/// k of the fewest sub-batches, 2^k, in which `job` fits into `bytes` alone. Throws std::invalid_argument if none
-/// does.
+/// The smallest k such that `job` fits into `bytes` alone in 2^k sub-batches. Throws std::invalid_argument if there is
+/// none.
 std::size_t split_alone(const PlannedJob& job, double bytes);
 /// Step time beside the other in 2^k sub-batches / alone in 2^alone of them.
 double slowdown(const PlannedJob& job, std::size_t k, std::size_t alone);
 
-/// From `from` seconds on, the two have this much memory.
+/// From `from` on, counted from now, the two jobs have `bytes` of memory.
 struct MemoryFrom {
-  double from;
+  Seconds from;
   double bytes;
 };
 
 struct PlanOptions {
-  std::vector<MemoryFrom> memory = {};      ///< ascending in both; empty: memory is ignored
+  std::vector<MemoryFrom> memory = {};      ///< ascending in both fields; empty: unlimited
   std::optional<double> max_slowdown = {};  ///< of the running job: time to its end / time alone - 1
-  double suspend_cost = 0;                  ///< seconds to suspend the running job and resume it
+  Seconds suspend_cost = 0;                 ///< time to suspend the running job and resume it
 };
 
 enum class PlannedStart { kNow, kAtStep, kAfter, kFirst };
@@ -64,27 +63,27 @@ constexpr std::string_view to_string(PlannedStart start) {
   return kNames[static_cast<int>(start)];
 }
 
-/// When the new job starts and how both are split while they share. Times in seconds from now.
+/// The start of the new job, and the splits of both while they share. Times count from now.
 struct Plan {
   PlannedStart start = PlannedStart::kAfter;  ///< kFirst: now, alone, while the running job is suspended
-  double start_in = 0;
-  double at_step = 0;  ///< steps of the running job until then
+  Seconds start_in = 0;
+  double at_step = 0;  ///< steps of the running job until the start
   int new_sub_batches = 1;
   int running_sub_batches = 1;
-  double new_ends = 0;
-  double running_ends = 0;
+  Seconds new_ends = 0;
+  Seconds running_ends = 0;
   std::vector<std::string> reasons = {};
-  std::array<double, 4> averages = {kImpossible, kImpossible, kImpossible, kImpossible};  ///< the best of each start
+  std::array<Seconds, 4> averages = {kImpossible, kImpossible, kImpossible, kImpossible};  ///< the best of each start
 
-  double average() const { return (new_ends + running_ends) / 2; }
-  double average_of(PlannedStart other) const { return averages[static_cast<std::size_t>(other)]; }
-  static constexpr double kImpossible = std::numeric_limits<double>::infinity();
+  Seconds average() const { return (new_ends + running_ends) / 2; }
+  Seconds average_of(PlannedStart other) const { return averages[static_cast<std::size_t>(other)]; }
+  static constexpr Seconds kImpossible = kNeverVirtual;
 };
 
 /// The plan with the least average completion time of the two. For constant ratios that time is piecewise linear in the
-/// start, so only its corners are tried: now, the end of the running job, the start with which both end together, the
-/// first start that keeps the bound, and those at which memory comes free. Alone, a job runs in the fewest sub-batches
-/// that fit the memory there is now.
+/// start, so only its breakpoints are tried: now, the end of the running job, the start with which both end together,
+/// the first start that keeps the bound, and the times at which memory becomes free. Alone, a job runs in the fewest
+/// sub-batches that fit the current memory.
 /// Throws std::invalid_argument for invalid numbers, and if a job does not fit alone.
 Plan plan_pair(const PlannedJob& new_job, const PlannedJob& running, const PlanOptions& options);
 

@@ -15,7 +15,7 @@ namespace {
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 using Index = std::size_t;
 
-/// How a job runs beside another: its slowdown and its sub-batches.
+/// A job beside another: its slowdown and its sub-batches.
 struct Together {
   double slowdown = kInfinite;
   int sub_batches = 1;
@@ -51,7 +51,7 @@ class Search {
   void choose_splits(const QueuedPair& pair) {
     if (pair.a >= jobs_.size() || pair.b >= jobs_.size() || pair.a == pair.b) {
       throw std::invalid_argument(
-          fmt::format("pair of jobs {} and {}: expected two of the {} there are", pair.a, pair.b, jobs_.size()));
+          fmt::format("a pair must name two of the {} jobs, got {} and {}", jobs_.size(), pair.a, pair.b));
     }
     PlannedJob a = jobs_[pair.a];
     PlannedJob b = jobs_[pair.b];
@@ -130,7 +130,7 @@ class Search {
     pieces_.pop_back();
   }
 
-  /// The smallest possible sum of ends: two devices do what is left, shortest first, without interference.
+  /// A lower bound on the sum of ends: two devices do the remaining work, shortest first, without interference.
   double lower_bound(std::optional<Index> resident, double now, double sum) {
     left_.clear();
     for (Index job = 0; job < jobs_.size(); ++job) {
@@ -173,7 +173,7 @@ class Search {
 
 }  // namespace
 
-double QueuePlan::average() const {
+Seconds QueuePlan::average() const {
   return ends.empty() ? 0 : std::accumulate(ends.begin(), ends.end(), 0.0) / static_cast<double>(ends.size());
 }
 

@@ -9,33 +9,33 @@
 
 namespace torchshare {
 
-/// What can be seen of a job at one instant: the gate reads it from a slot, the op replay from its own state.
+/// The observable state of a job at one instant: the gate reads it from a slot, the op replay from its own state.
 struct JobSnapshot {
   std::uint64_t activity = 0;  ///< changes whenever the job enters or leaves an op, or its device runs out of work
   bool inside = false;
   bool idle = false;
   GapForecast gap = {};                                  ///< announced by the job as it left its last op
-  std::optional<std::chrono::nanoseconds> left_at = {};  ///< when that gap began; nothing if only the device knows
+  std::optional<std::chrono::nanoseconds> left_at = {};  ///< when that gap began; empty if only the device knows
   std::optional<std::chrono::nanoseconds> op = {};       ///< expected duration of its next op, or of the one it is in
   OpKind kind = OpKind::kUnknown;                        ///< of that op
-  std::chrono::nanoseconds ahead{0};  ///< expected duration of what it launched and the device has not finished
+  std::chrono::nanoseconds ahead{0};  ///< expected duration of launched work that the device has not finished
 };
 
-/// What admission remembers of a job from one question to the next.
+/// The state that admission keeps of a job between decisions.
 struct AdmissionRecord {
   QuietTimer quiet = {};
   bool waits = false;                        ///< it was refused and waits at the gate
-  std::chrono::nanoseconds expected_end{0};  ///< of the op it was last admitted with
+  std::chrono::nanoseconds expected_end{0};  ///< of its last admitted op
 
-  /// The job was admitted with an op of that expected duration.
+  /// Called when the job was admitted with an op of that expected duration.
   void admit(std::chrono::nanoseconds now, std::optional<std::chrono::nanoseconds> op) {
     waits = false;
     expected_end = now + op.value_or(std::chrono::nanoseconds(0));
   }
 };
 
-/// The question whether one job may start an op now, put to a policy. Pure: the gate and the op replay both ask it,
-/// with real and virtual time.
+/// Asks a policy whether a job may start an op now. Pure: used by the gate with real time and by the op replay with
+/// virtual time.
 ///
 ///     Admission admission(policy, priority, now);
 ///     for (each other job that admission.regards) admission.add(other's priority, record and snapshot);
@@ -45,7 +45,7 @@ class Admission {
   Admission(const GatePolicy& policy, Priority priority, std::chrono::nanoseconds now)
       : policy_(policy), priority_(priority), now_(now) {}
 
-  /// Jobs that this one outranks have no say.
+  /// False for jobs that this one outranks: they do not affect the decision.
   bool regards(Priority other) const { return !outranks(priority_, other); }
   void add(Priority priority, AdmissionRecord& record, const JobSnapshot& seen);
   Verdict decide(const JobSnapshot& self, std::chrono::nanoseconds waited) const;

@@ -49,7 +49,7 @@ Verdict BestFitPolicy::decide(const Requester& requester, std::span<const Compet
   }
   if (left != kNever) {
     for (const Competitor& competitor : competitors) {
-      left -= competitor.inside ? competitor.left : nanoseconds(0);  // ops already in the gap use up part of it
+      left -= competitor.inside ? competitor.left : nanoseconds(0);  // ops already in the gap use part of it
     }
   }
   if (!fits(requester.op, left)) {

@@ -14,14 +14,14 @@ namespace torchshare {
 /// start, because the mean of such gaps does not predict their end.
 class BestFitPolicy final : public GatePolicy {
  public:
-  /// Throws std::invalid_argument when `grace` is negative or above one second.
+  /// Throws std::invalid_argument if `grace` is negative or above one second.
   explicit BestFitPolicy(std::chrono::nanoseconds grace);
   bool concerns(Priority mine, Priority other) const override { return outranks(other, mine); }
   bool forecasts() const override { return true; }
   Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const override;
 
  private:
-  /// How long the competitor will stay outside, and when to look again if that is too short.
+  /// How long the competitor will stay outside, and when to ask again if that is too short.
   struct Room {
     std::chrono::nanoseconds left;
     std::chrono::nanoseconds look_again;

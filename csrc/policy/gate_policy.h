@@ -12,13 +12,13 @@
 
 namespace torchshare {
 
-/// A job before an op, as a policy sees it.
+/// A job that asks to enter an op.
 struct Requester {
   Priority priority = Priority::kSecondary;
   std::optional<std::chrono::nanoseconds> op = {};  ///< expected duration of its op
-  std::chrono::nanoseconds waited{0};               ///< with this op
+  std::chrono::nanoseconds waited{0};               ///< so far, with this op
   OpKind kind = OpKind::kUnknown;                   ///< of its op
-  std::chrono::nanoseconds ahead{0};  ///< expected duration of what it launched and the device has not finished
+  std::chrono::nanoseconds ahead{0};  ///< expected duration of launched work that the device has not finished
 };
 
 /// How long a job is expected to stay outside ops after the end of its last one. A mean of 0: unknown.
@@ -27,16 +27,16 @@ struct GapForecast {
   std::chrono::nanoseconds spread{0};
 };
 
-/// What the gate knows of another job that the requester does not outrank.
+/// Another job, which the requester does not outrank.
 struct Competitor {
   Priority priority = Priority::kPrimary;
-  bool inside = false;                              ///< it is in an op, or the device still has work of it
-  bool idle = false;                                ///< it waits for its input
-  std::chrono::nanoseconds quiet{0};                ///< how long it has been outside any op, as far as known
+  bool inside = false;                              ///< it is in an op, or the device has unfinished work of it
+  bool idle = false;                                ///< it waits for input
+  std::chrono::nanoseconds quiet{0};                ///< time it is known to have been outside any op
   GapForecast gap = {};                             ///< after its last op
   bool waits = false;                               ///< at the gate, with `op`
   std::optional<std::chrono::nanoseconds> op = {};  ///< as for the requester
-  std::chrono::nanoseconds left{0};                 ///< of the op it is in, as expected when it was admitted
+  std::chrono::nanoseconds left{0};                 ///< expected remaining time of the op it is in
   OpKind kind = OpKind::kUnknown;                   ///< of the op that it began last
 };
 
@@ -49,14 +49,14 @@ struct Verdict {
 class GatePolicy {
  public:
   virtual ~GatePolicy() = default;
-  /// True when an op of a job at `mine` may have to wait for a job at `other`.
+  /// True if an op of a job of priority `mine` may have to wait for a job of priority `other`.
   virtual bool concerns(Priority mine, Priority other) const = 0;
-  /// True if it needs forecasts of ops and gaps.
+  /// True if the policy uses forecasts of ops and gaps.
   virtual bool forecasts() const { return false; }
   virtual Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const = 0;
 };
 
-/// Makes the policy of that name. Throws std::invalid_argument with the names there are.
+/// Makes the policy of that name. Throws std::invalid_argument that lists the names.
 std::unique_ptr<GatePolicy> make_gate_policy(std::string_view name, const GatePolicyOptions& options);
 std::vector<std::string_view> gate_policy_names();
 

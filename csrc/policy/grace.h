@@ -13,10 +13,10 @@ inline constexpr std::chrono::nanoseconds kLookAgain = std::chrono::microseconds
 /// An upper limit on every retry, whatever the forecast.
 inline constexpr std::chrono::nanoseconds kLongestRetry = std::chrono::milliseconds(100);
 
-/// Throws std::invalid_argument when `grace` is negative or above one second.
+/// Throws std::invalid_argument if `grace` is negative or above one second.
 inline std::chrono::nanoseconds checked_grace(std::chrono::nanoseconds grace) {
   if (grace < std::chrono::nanoseconds(0) || grace > std::chrono::seconds(1)) {
-    throw std::invalid_argument(fmt::format("grace of {} ns: expected 0 to 1,000,000,000", grace.count()));
+    throw std::invalid_argument(fmt::format("grace must be from 0 to 1 s, got {} ns", grace.count()));
   }
   return grace;
 }

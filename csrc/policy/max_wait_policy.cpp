@@ -11,7 +11,7 @@ namespace torchshare {
 MaxWaitPolicy::MaxWaitPolicy(std::unique_ptr<GatePolicy> policy, std::chrono::nanoseconds max_wait)
     : policy_(std::move(policy)), max_wait_(max_wait) {
   if (max_wait.count() <= 0) {
-    throw std::invalid_argument(fmt::format("max_wait of {} ns: expected more than 0", max_wait.count()));
+    throw std::invalid_argument(fmt::format("max_wait must be positive, got {} ns", max_wait.count()));
   }
 }
 

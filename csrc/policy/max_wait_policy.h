@@ -7,7 +7,7 @@ namespace torchshare {
 /// Wraps another policy and bounds each wait: an op that has waited for `max_wait` is admitted.
 class MaxWaitPolicy final : public GatePolicy {
  public:
-  /// Throws std::invalid_argument when `max_wait` is not above 0.
+  /// Throws std::invalid_argument unless `max_wait` is positive.
   MaxWaitPolicy(std::unique_ptr<GatePolicy> policy, std::chrono::nanoseconds max_wait);
   bool concerns(Priority mine, Priority other) const override { return policy_->concerns(mine, other); }
   bool forecasts() const override { return policy_->forecasts(); }

@@ -4,7 +4,7 @@
 
 namespace torchshare {
 
-/// Lets every op enter: the device's own scheduler keeps the order (SCHED_IDLE on the CPU, stream priority on CUDA).
+/// Admits every op: the device's own scheduler orders jobs (SCHED_IDLE on the CPU, stream priorities on CUDA).
 class PriorityOnlyPolicy final : public GatePolicy {
  public:
   bool concerns(Priority, Priority) const override { return false; }

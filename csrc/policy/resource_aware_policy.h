@@ -4,8 +4,8 @@
 
 namespace torchshare {
 
-/// BestFitPolicy, but an op whose length is known may also run beside a higher job's op that keeps another part of the
-/// device busy: one that moves memory beside one that computes, or the other way round (Orion's admission,
+/// BestFitPolicy that also admits an op of known duration beside a higher job's op that uses another part of the
+/// device: one that moves memory beside one that computes, or vice versa (Orion's admission,
 /// doi 10.1145/3627703.3629578).
 class ResourceAwarePolicy final : public GatePolicy {
  public:

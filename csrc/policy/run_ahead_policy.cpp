@@ -10,7 +10,7 @@ namespace torchshare {
 RunAheadPolicy::RunAheadPolicy(std::unique_ptr<GatePolicy> policy, std::chrono::nanoseconds limit)
     : policy_(std::move(policy)), limit_(limit) {
   if (limit.count() <= 0) {
-    throw std::invalid_argument(fmt::format("run_ahead of {} ns: expected more than 0", limit.count()));
+    throw std::invalid_argument(fmt::format("run_ahead must be positive, got {} ns", limit.count()));
   }
 }
 

@@ -9,7 +9,7 @@ namespace torchshare {
 /// finds the device busy.
 class RunAheadPolicy final : public GatePolicy {
  public:
-  /// Throws std::invalid_argument unless `limit` is above 0.
+  /// Throws std::invalid_argument unless `limit` is positive.
   RunAheadPolicy(std::unique_ptr<GatePolicy> policy, std::chrono::nanoseconds limit);
   bool concerns(Priority mine, Priority other) const override;
   bool forecasts() const override { return true; }

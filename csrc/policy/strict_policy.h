@@ -8,7 +8,7 @@ namespace torchshare {
 /// The grace does not apply to a job that reports that it waits for input.
 class StrictPolicy final : public GatePolicy {
  public:
-  /// Throws std::invalid_argument when `grace` is negative or above one second.
+  /// Throws std::invalid_argument if `grace` is negative or above one second.
   explicit StrictPolicy(std::chrono::nanoseconds grace);
   bool concerns(Priority mine, Priority other) const override { return outranks(other, mine); }
   Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const override;

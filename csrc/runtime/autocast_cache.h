@@ -2,10 +2,10 @@
 
 namespace torchshare {
 
-/// The calling thread casts without autocast's cache of weights, until the destructor. Same thread.
+/// Disables autocast's weight cache for the calling thread, until the destructor. Same thread.
 ///
-/// The cache is one table for the process, under a lock that is held while a weight is cast, which is an op that may
-/// have to wait at the gate; and a job that leaves autocast drops the entries of all jobs.
+/// The cache is one table per process. Its lock is held while a weight is cast, which is an op that may have to wait at
+/// the gate; and a job that leaves autocast clears the entries of all jobs.
 class NoAutocastCache {
  public:
   NoAutocastCache();

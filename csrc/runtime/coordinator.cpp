@@ -10,16 +10,7 @@ namespace torchshare {
 
 namespace {
 
-constexpr std::uint64_t kWarmUpSteps = 3;  // of a job; they say nothing about the others
-
-double seconds(std::chrono::nanoseconds time) {
-  return std::chrono::duration<double>(time).count();
-}
-
-/// An instant given in seconds, which may be never.
-std::chrono::nanoseconds instant(double when) {
-  return when < seconds(kNever) ? std::chrono::nanoseconds(static_cast<std::int64_t>(when * 1e9)) : kNever;
-}
+constexpr std::uint64_t kWarmUpSteps = 3;  // of a job; not used to estimate slowdowns
 
 }  // namespace
 
@@ -33,12 +24,12 @@ Coordinator::Coordinator(Clock& clock, Timeline& timeline, Gate& gate, std::opti
 Coordinator::Registration Coordinator::add(NewJob new_job, Slot& slot, JobStatus& status) {
   const std::string& name = new_job.name;
   if (name.empty()) {
-    throw std::invalid_argument("job name is empty: expected a name that is not in use");
+    throw std::invalid_argument("job name must not be empty");
   }
   const auto lock = lock_up_to_date();
   if (std::any_of(entries_.begin(), entries_.end(),
                   [&](const Entry& entry) { return entry.slot != nullptr && entry.told.name == name; })) {
-    throw std::invalid_argument(fmt::format("job '{}': the name is taken by another job of this runtime", name));
+    throw std::invalid_argument(fmt::format("job names must be unique in a runtime, got '{}' twice", name));
   }
   const auto now = clock_.now();
   const auto job = static_cast<JobId>(entries_.size());
@@ -66,7 +57,7 @@ Coordinator::Registration Coordinator::add(NewJob new_job, Slot& slot, JobStatus
 
 void Coordinator::withdraw(JobId job) {
   const auto lock = lock_up_to_date();
-  entries_[job].slot = nullptr;  // first: others may start because of the move, and must not because of this job
+  entries_[job].slot = nullptr;  // first: the move may start other jobs, which must not count this one
   move(job, JobState::kCancelled, clock_.now());
   entries_[job].status = nullptr;
 }
@@ -93,7 +84,7 @@ bool Coordinator::wait_to_start(JobId job) {
   std::unique_lock lock(mutex_);
   ++starting_;
   set_news();
-  take_reports();  // after set_news: from here on, a step that is not in yet is announced
+  take_reports();  // after set_news: later steps notify
   entries_[job].wait = Wait::kForStart;
   auto retry_at = decide(job);
   while (entries_[job].wait == Wait::kForStart && !entries_[job].start_cancelled) {
@@ -123,7 +114,7 @@ std::chrono::nanoseconds Coordinator::decide(JobId job) {
     if (entry.sharing_started) {
       entry.wait = Wait::kStarted;
     }
-    return instant(sharing_.retry_at());
+    return sharing_.retry_at();
   }
   const auto now = clock_.now();
   const StartDecision decision = decide_start(views(), job, now - entry.arrival);
@@ -145,13 +136,13 @@ void Coordinator::decide_waiting() {
 
 void Coordinator::share() {
   if (!open_) {
-    return;  // more jobs may still be added
+    return;  // not open yet: more jobs may be added
   }
-  const double former_retry = sharing_.retry_at();
-  for (const AutoSharing::Order& order : sharing_.decide(seconds(clock_.now()))) {
+  const auto former_retry = sharing_.retry_at();
+  for (const AutoSharing::Order& order : sharing_.decide(clock_.now())) {
     Entry& entry = entries_[order.job];
     if (entry.start_cancelled || entry.slot == nullptr) {
-      continue;  // it is being cancelled
+      continue;  // being cancelled
     }
     switch (order.action) {
       case AutoSharing::Action::kStart:
@@ -176,7 +167,7 @@ void Coordinator::share() {
     changed_.notify_all();
   }
   if (sharing_.retry_at() < former_retry) {
-    changed_.notify_all();  // waiting threads must look earlier than planned
+    changed_.notify_all();  // waiting threads must decide earlier than planned
     news_.notify_all();
   }
 }
@@ -195,7 +186,7 @@ void Coordinator::report(const JobReport& report) {
   }
 }
 
-/// While a job waits to start, each step is news; otherwise a running job should not pay for a wake at each step.
+/// Whether each step wakes `serve`: only while a job waits to start, because a wake costs the running job time.
 void Coordinator::set_news() {
   const bool decides = max_slowdown_.has_value() || any_automatic_;
   news_every_.store(starting_ > 0 ? std::chrono::nanoseconds(0) : decides ? kNewsIntervalForDecisions : kNewsInterval);
@@ -220,7 +211,7 @@ void Coordinator::dismiss() {
 std::chrono::nanoseconds Coordinator::attend() {
   const auto lock = lock_up_to_date();
   share();
-  return instant(sharing_.retry_at());
+  return sharing_.retry_at();
 }
 
 void Coordinator::apply(const JobReport& report) {
@@ -286,7 +277,7 @@ bool Coordinator::move(JobId job, JobState to, std::chrono::nanoseconds at) {
     sharing_.end(job);
   } else if (to == JobState::kRunning && from != JobState::kSuspended &&
              !std::holds_alternative<StartAuto>(entry.told.start)) {
-    sharing_.start(job, seconds(at));
+    sharing_.start(job, at);
   }
   decide_waiting();
   changed_.notify_all();
@@ -295,7 +286,7 @@ bool Coordinator::move(JobId job, JobState to, std::chrono::nanoseconds at) {
 
 void Coordinator::count_step(const JobReport& report) {
   entries_[report.job].steps = report.steps;
-  sharing_.step(report.job, seconds(report.at));
+  sharing_.step(report.job, report.at);
   keep_bound(report.job, report.at);
   decide_waiting();
 }

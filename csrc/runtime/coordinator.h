@@ -19,7 +19,7 @@
 
 namespace torchshare {
 
-/// What the coordinator is told of a new job.
+/// Description of a new job.
 struct NewJob {
   std::string name;
   Priority priority = Priority::kSecondary;
@@ -30,22 +30,22 @@ struct NewJob {
 
 /// How well the bound on the primary's slowdown was kept.
 struct BoundStats {
-  std::uint64_t windows = 0;  ///< of one second, in which others ran beside it
+  std::uint64_t windows = 0;  ///< windows of one second in which others ran beside it
   std::uint64_t windows_inside = 0;
-  double alone = 0;  ///< seconds of a step
-  double loss = 0;   ///< share of the others' time that the primary loses to them
-  double share = 1;  ///< of the time that others may run, as last set
+  double alone = 0;  ///< seconds of a step alone
+  double loss = 0;   ///< fraction of the others' time that the primary loses to them
+  double share = 1;  ///< fraction of the time in which others may run, as last set
 };
 
-/// Keeps the state and the steps of every job, decides when a waiting job may start, and which jobs must wait for
-/// another: to keep the bound on the primary's slowdown, or because `start="auto"` found it best. Any thread.
-/// Every change and every decision is recorded in the timeline.
+/// Tracks the state and the steps of every job. Decides when a waiting job may start, and which jobs are held for
+/// another: to keep the bound on the primary's slowdown, or because `start="auto"` found it best. Records every change
+/// and every decision in the timeline. Any thread.
 ///
-/// Running jobs take no part in decisions and never wait for them: they leave reports, which a thread of ordinary
-/// priority applies; see `serve` and Note [Priority inversion].
+/// Running jobs never wait for decisions: they put reports into an inbox, and a thread of ordinary priority applies
+/// them; see `serve` and Note [Priority inversion].
 class Coordinator {
  public:
-  /// A job's registration; the destructor withdraws it. A job that has not ended then counts as cancelled.
+  /// The registration of a job; the destructor withdraws it. A job that has not ended by then counts as cancelled.
   class Registration {
    public:
     Registration() = default;
@@ -72,43 +72,43 @@ class Coordinator {
     JobId job_ = 0;
   };
 
-  /// Throws std::invalid_argument for a bound that makes no sense.
+  /// Throws std::invalid_argument for an invalid bound.
   Coordinator(Clock& clock, Timeline& timeline, Gate& gate, std::optional<double> max_slowdown = {});
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
 
-  /// A new job, pending; `slot` and `status` must outlive its registration. Throws std::invalid_argument for a name
-  /// that is empty or taken and a profile that makes no sense; after `open`, also for a start condition that cannot
-  /// come true.
+  /// Registers a pending job; `slot` and `status` must outlive the registration. Throws std::invalid_argument for a
+  /// name that is empty or in use and for an invalid profile; after `open`, also for a start condition that can never
+  /// hold.
   [[nodiscard]] Registration add(NewJob new_job, Slot& slot, JobStatus& status);
-  /// All jobs are known: checks every start condition (see check_starts), now and at every later `add`.
+  /// Ends the setup: checks every start condition (see check_starts), now and at every later `add`.
   void open();
 
-  /// Waits, in state delayed if necessary, until the job may start; then its state is running.
+  /// Waits until the job may start, in state delayed if necessary; then its state is running.
   /// Returns false if the job was cancelled instead; then its state is cancelled.
   bool wait_to_start(JobId job);
   /// Ends `wait_to_start`, now or when it is called, and releases the job. A pending job is cancelled at once.
   void cancel_start(JobId job);
-  /// Counts a job as cancelled, whatever its thread still does.
+  /// Counts a job as cancelled even if its thread is still running.
   void give_up(JobId job);
 
-  /// Takes no lock. Reports that do not fit the job's state are ignored: it may have ended in the meantime.
+  /// Takes no lock. Ignores reports that do not fit the job's state: it may have ended in the meantime.
   void report(const JobReport& report);
-  /// Applies reports and makes the decisions that are due, until `dismiss`. On its own thread of ordinary priority.
+  /// Applies reports and makes due decisions, until `dismiss`. On its own thread of ordinary priority.
   void serve();
   void dismiss();
-  /// Does so once. Returns when to look again even if nothing is reported.
+  /// One iteration of `serve`. Returns when to run the next one even if nothing is reported.
   std::chrono::nanoseconds attend();
 
   std::vector<std::string> names() const;
-  /// Nothing if the job had no bound to keep.
+  /// Empty if the job had no bound to keep.
   std::optional<BoundStats> bound(JobId job) const;
 
   /// Waits until every job has ended, or until `deadline`; returns whether they have.
   bool wait_all(std::chrono::nanoseconds deadline);
 
  private:
-  // How often steps wake the thread in `serve`: without and with decisions that depend on them.
+  // How often steps wake `serve`: without and with pending decisions that depend on them.
   static constexpr std::chrono::nanoseconds kNewsInterval = std::chrono::milliseconds(20);
   static constexpr std::chrono::nanoseconds kNewsIntervalForDecisions = std::chrono::milliseconds(1);
 
@@ -116,23 +116,23 @@ class Coordinator {
 
   struct Entry {
     NewJob told;
-    Slot* slot;         // null once the job was withdrawn
+    Slot* slot;         // null once the job is withdrawn
     JobStatus* status;  // the same
     std::chrono::nanoseconds arrival;
     JobState state = JobState::kPending;
     std::uint64_t steps = 0;
     Wait wait = Wait::kNone;
     bool start_cancelled = false;
-    bool sharing_started = false;  // sharing_ decided so
+    bool sharing_started = false;  // by a decision of sharing_
     bool held = false;
-    std::chrono::nanoseconds last_step{0};   // when it ended; 0: none since the job's last change of state
+    std::chrono::nanoseconds last_step{0};   // its end; 0: none since the job's last change of state
     std::unique_ptr<SlowdownBound> bound{};  // once it is the primary of a runtime with a bound
   };
 
-  /// Starts `job` if it waits and may start now. Returns when to look again even if nothing else changes.
+  /// Starts `job` if it waits and may start now. Returns when to call this again even if nothing else changes.
   std::chrono::nanoseconds decide(JobId job);
-  /// A job's state or steps changed: decides for every waiting job here and now, so that a job starts at the step it
-  /// waits for, not when its own thread, possibly of idle priority, gets to run.
+  /// Called when a job's state or steps changed. Decides for every waiting job on this thread, so that a job starts at
+  /// the step it waits for, not when its own thread, possibly of idle priority, is scheduled.
   void decide_waiting();
   /// Carries out the current decisions of sharing_.
   void share();
@@ -156,7 +156,7 @@ class Coordinator {
   Gate& gate_;
   const std::optional<double> max_slowdown_;
   Inbox<JobReport> inbox_;  // emptied under the lock
-  EventCount news_;         // the inbox, if somebody needs it soon, or dismissed_
+  EventCount news_;         // notified of urgent reports and of dismissed_
   std::atomic<std::chrono::nanoseconds> last_news_{std::chrono::nanoseconds(0)};
   std::atomic<std::chrono::nanoseconds> news_every_{kNewsInterval};
   std::atomic<bool> dismissed_{false};

@@ -8,8 +8,8 @@
 namespace torchshare {
 
 /// A queue with many producers and one consumer at a time. `put` takes no lock. `put` and `take` are sequentially
-/// consistent: a consumer that stores a request and then takes misses no producer that puts and then looks for
-/// requests.
+/// consistent: if a consumer stores a request and then takes, and a producer puts and then checks for requests, at
+/// least one of them sees the other.
 template <class Item>
 class Inbox {
  public:

@@ -19,14 +19,14 @@ void add_to(std::atomic<std::chrono::nanoseconds>& total, std::chrono::nanosecon
 
 JobSpec checked(JobSpec spec, const Device& device) {
   if (spec.threads < 1) {
-    throw std::invalid_argument(fmt::format("job '{}': threads is {}: expected at least 1", spec.name, spec.threads));
+    throw std::invalid_argument(fmt::format("job '{}': threads must be at least 1, got {}", spec.name, spec.threads));
   }
   if (spec.memory_budget && *spec.memory_budget < 1) {
     throw std::invalid_argument(
-        fmt::format("job '{}': memory_budget is {} bytes: expected at least 1", spec.name, *spec.memory_budget));
+        fmt::format("job '{}': memory_budget must be at least 1 byte, got {}", spec.name, *spec.memory_budget));
   }
   if (spec.sms && (*spec.sms < 1 || device.memory_type() != c10::DeviceType::CUDA)) {
-    throw std::invalid_argument(fmt::format("job '{}': sms is {} on device '{}': expected at least 1, on a GPU",
+    throw std::invalid_argument(fmt::format("job '{}': sms must be at least 1 and needs a GPU, got {} on device '{}'",
                                             spec.name, *spec.sms, device.name()));
   }
   return spec;
@@ -42,7 +42,7 @@ RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std:
       priority_(runtime_->device->thread_priority(runtime_->priority_of(spec_.priority))),
       budget_(std::make_shared<MemoryBudget>(spec_.name, spec_.memory_budget.value_or(MemoryBudget::kUnlimited))),
       log_(runtime_->timeline.open_log()) {
-  // A GPU's jobs always count their memory: it costs little beside the launches and shows when tensors cross jobs.
+  // Jobs on a GPU are always metered: it is cheap beside the launches, and detects tensors that cross jobs.
   Device& device = *runtime_->device;
   if (spec_.meter_memory || spec_.memory_budget || device.is_asynchronous()) {
     device.install_memory();
@@ -91,7 +91,7 @@ void RuntimeJob::cancel() {
     return;
   }
   runtime_->gate.set(slot_, kCancel);
-  priority_->raise_for_good();  // others wait for it to end
+  priority_->raise_for_good();  // other threads wait for the job to end
   runtime_->coordinator.cancel_start(id());
 }
 
@@ -114,7 +114,7 @@ void RuntimeJob::run(Body body) {
   }
   began_.store(runtime_->now());
   const JobState end = run_body(body);
-  body = nullptr;  // what it holds is released before the end is reported
+  body = nullptr;  // release its state before reporting the end
   ended_.store(runtime_->now());
   has_left_.store(true, std::memory_order_release);
   report(JobReport::Kind::kEnded, 0, end);
@@ -124,7 +124,7 @@ void RuntimeJob::report(JobReport::Kind kind, std::uint64_t steps, JobState stat
   runtime_->coordinator.report({.job = id(), .kind = kind, .at = runtime_->now(), .steps = steps, .state = state});
 }
 
-/// What the job's thread holds while its body runs: its device, its membership at the gate and at the stall watch.
+/// Held by the job's thread while its body runs: the device scope, memberships of the gate and the stall watch.
 class RuntimeJob::InBody {
  public:
   InBody(RuntimeJob& job, DeviceScope& device)
@@ -142,7 +142,7 @@ class RuntimeJob::InBody {
   }
   ~InBody() {
     job_.in_body_.store(false);
-    job_.priority_->raise();  // the cleanup takes locks that others want
+    job_.priority_->raise();  // the cleanup takes locks that other threads wait for
     if (job_.watch_ != nullptr) {
       job_.watch_->unfollow();
     }
@@ -170,7 +170,7 @@ JobState RuntimeJob::run_body(const Body& body) {
   } catch (const Cancelled&) {
     end = JobState::kCancelled;
   } catch (const std::exception& error) {
-    // TorchScript turns a cancellation into its own error.
+    // TorchScript converts a cancellation into its own error.
     end = cancel_requested() ? JobState::kCancelled : JobState::kFailed;
     error_ = error.what();
   }
@@ -187,7 +187,8 @@ void RuntimeJob::synchronize() {
 std::unique_ptr<DeviceGraph> RuntimeJob::capture(const std::function<void()>& work) {
   auto graph = device_->make_graph();
   if (graph == nullptr) {
-    throw std::logic_error(fmt::format("job '{}': device '{}' has no graphs", spec_.name, runtime_->device->name()));
+    throw std::logic_error(
+        fmt::format("job '{}': device '{}' does not support graphs", spec_.name, runtime_->device->name()));
   }
   outside_gate([&] { graph->begin_capture(); });
   try {
@@ -196,7 +197,7 @@ std::unique_ptr<DeviceGraph> RuntimeJob::capture(const std::function<void()>& wo
     try {
       outside_gate([&] { graph->end_capture(); });
     } catch (const std::exception&) {
-      // The exception of `work` says more.
+      // The exception of `work` is more specific.
     }
     throw;
   }
@@ -204,8 +205,8 @@ std::unique_ptr<DeviceGraph> RuntimeJob::capture(const std::function<void()>& wo
   return graph;
 }
 
-/// For ops of torch's own under a lock that other jobs want: they must wait neither at the gate nor while holding the
-/// language's lock.
+/// For torch's own ops, run under a lock that other jobs may wait for: they must wait neither at the gate nor while
+/// holding the language's lock.
 template <class Work>
 void RuntimeJob::outside_gate(Work work) {
   const Ungated here;
@@ -258,7 +259,7 @@ void RuntimeJob::checkpoint() {
   while (true) {
     std::uint32_t attention = slot_.attention.load(std::memory_order_acquire);
     if (is_ungated()) {
-      attention &= ~(kSuspend | kHold);  // others wait for what it does
+      attention &= ~(kSuspend | kHold);  // other threads wait for it
     }
     if ((cancel_requested() || (attention & (kSuspend | kHold)) != 0) && !language_->may_stop()) {
       return;

@@ -15,7 +15,7 @@
 
 namespace torchshare {
 
-/// A job as the runtime and the bindings see it. Every Job is one.
+/// The implementation of Job, as used by the runtime and the bindings.
 class RuntimeJob final : public Job, public OpContext, public std::enable_shared_from_this<RuntimeJob> {
  public:
   /// Registers the job with the runtime's coordinator. Throws std::invalid_argument.
@@ -26,26 +26,26 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   JobStats stats() const override;
   /// See Coordinator::bound.
   std::optional<BoundStats> bound() const { return runtime_->coordinator.bound(id()); }
-  /// Its ops, their durations and order; null unless it is watched. To be read once its thread has left.
+  /// Its ops, their durations and order; null unless it is watched. Read it only once the thread has left the job.
   const OpWatch* watch() const { return watch_.get(); }
-  /// The job's thread has finished its work for the job; for a job that was given up, that may be never.
+  /// True once the job's thread has finished its work for the job; for a job that was given up, possibly never.
   bool has_left() const { return has_left_.load(std::memory_order_acquire); }
-  /// Its body runs. Changes at once, while `state` follows with a delay.
+  /// True while its body runs. Unlike `state`, which lags behind, changes at once.
   bool is_in_body() const { return in_body_.load() && !given_up_.load(); }
-  /// Nothing unless it is watched.
+  /// Empty unless it is watched.
   std::optional<GapStats> gaps() const;
   std::string error() const override;
-  /// Streaming multiprocessors that the driver granted, once the job runs; nothing unless they are divided.
+  /// Streaming multiprocessors that the driver granted, once the job runs; empty unless they are partitioned.
   std::optional<int> sms() const;
 
   void suspend() override;
   void resume() override;
   void cancel() override;
-  /// Reaches a cancelled job that runs no ops: raises in its own language. False if that is impossible right now: try
-  /// again later.
+  /// Interrupts a cancelled job that runs no ops, by raising in its language. Returns false if that is not possible
+  /// now; the caller tries again later.
   bool interrupt();
-  /// Counts a cancelled job as ended although its thread is not. Whenever the thread reaches an op again, it is unwound
-  /// there; what it does until then changes nothing.
+  /// Gives up a cancelled job whose thread does not end: counts it as ended. If the thread reaches an op later, it is
+  /// unwound there; what it does until then has no effect on the job's result.
   void give_up();
   bool cancel_requested() const override { return cancel_requested_.load(std::memory_order_acquire); }
 
@@ -55,9 +55,9 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   /// job's.
   void run(Body body);
   void checkpoint() override;
-  /// The cancellation has reached the job's code: ops work again, so the job can clean up.
+  /// Called when the cancellation has reached the job's code: ops run again, so that the job can clean up.
   void acknowledge_cancel();
-  /// The cancellation was lost in code that swallows exceptions: the next op throws again.
+  /// Called when code that swallows exceptions has lost the cancellation: the next op throws again.
   void repeat_cancel();
   void sleep(std::chrono::nanoseconds duration) override;
   void begin_input() override;
@@ -105,8 +105,8 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   const std::shared_ptr<MemoryBudget> budget_;
   EventLog& log_;
   JobStatus status_;
-  DeviceScope* device_ = nullptr;  // while the job's thread is set up; on it
-  std::atomic<int> sms_{0};        // 0: not divided
+  DeviceScope* device_ = nullptr;  // non-null while the job's thread is set up; used on that thread
+  std::atomic<int> sms_{0};        // 0: not partitioned
   std::atomic<bool> cancel_requested_{false};
   std::atomic<bool> in_body_{false};
   std::atomic<bool> given_up_{false};
@@ -122,10 +122,10 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   std::chrono::nanoseconds input_begin_{0};
   std::string error_;  // read by others once the state is terminal
 
-  Coordinator::Registration registration_;  // last: it refers to what is above
+  Coordinator::Registration registration_;  // last: it refers to the members above
 };
 
-/// `job` as the runtime sees it.
+/// The implementation behind `job`.
 inline RuntimeJob& runtime_job(Job& job) {
   return static_cast<RuntimeJob&>(job);
 }

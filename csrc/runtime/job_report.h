@@ -9,16 +9,16 @@
 
 namespace torchshare {
 
-/// What a job's own thread tells the coordinator.
+/// A report from a job's own thread to the coordinator.
 struct JobReport {
   enum class Kind : std::uint8_t {
     kStepped,    ///< it has done `steps` steps
     kExpects,    ///< it will have done `steps` steps when this pass over its loader ends
-    kLength,     ///< the same, for good
-    kSuspended,  ///< it waits, as its user wants
-    kHeld,       ///< it waits, as the coordinator wants
-    kResumed,    ///< it goes on after either
-    kEnded,      ///< with `state`
+    kLength,     ///< it will have done `steps` steps when it ends
+    kSuspended,  ///< it waits because its user suspended it
+    kHeld,       ///< it waits because the coordinator holds it
+    kResumed,    ///< it continues after either
+    kEnded,      ///< in state `state`
   };
   JobId job;
   Kind kind;
@@ -27,7 +27,7 @@ struct JobReport {
   JobState state = JobState::kRunning;
 };
 
-/// How a job is doing, for anybody to read without a lock.
+/// The progress of a job. Any thread reads it without a lock.
 struct JobStatus {
   std::atomic<JobState> state{JobState::kPending};  ///< written by the coordinator
   std::atomic<std::uint64_t> steps{0};              ///< written by the job's own thread

@@ -12,9 +12,9 @@ namespace {
 
 thread_local constinit bool belongs_to_job = false;
 
-constinit std::mutex pools;  // guards torch's pools of threads
+constinit std::mutex pools;  // guards torch's thread pools
 
-// Around a fork: the child finds the lock free, and its thread is no job's.
+// Held around a fork, so that it is free in the child, whose thread belongs to no job.
 void lock_pools() {
   pools.lock();
 }
@@ -28,7 +28,7 @@ void forget_job_after_fork() {
   belongs_to_job = false;
 }
 
-/// Before the thread's priority is lowered: others may wait for the lock.
+/// Called before the thread's priority is lowered, because other threads may wait for the lock.
 ThreadPriority& with_threads_set(ThreadPriority& priority, int intra_op_threads) {
   set_intra_op_threads(intra_op_threads);
   return priority;

@@ -30,12 +30,12 @@ class JobThread {
   const MemoryScope memory_;
 };
 
-/// Marks the calling thread as a job's, until the thread ends: what it drops after the job's body is part of that.
+/// Marks the calling thread as a job's until the thread ends, so that destructors after the job's body are covered.
 void become_jobs_thread();
 bool is_jobs_thread();
 
-/// at::set_num_threads, by one thread at a time: after a fork, torch recreates its pool in the first call, and a
-/// concurrent second call fails ("Invalid thread pool").
+/// at::set_num_threads under a lock: after a fork, torch recreates its thread pool in the first call, and a concurrent
+/// second call fails ("Invalid thread pool").
 void set_intra_op_threads(int threads);
 
 }  // namespace torchshare

@@ -6,8 +6,8 @@
 
 namespace torchshare {
 
-/// The language a job is written in: what to do around a wait, and how to unwind the job. This one is for C++; the
-/// bindings have Python's. Called on the job's own thread, except `interrupt`.
+/// What depends on the language of a job: what to do around a wait, and how to unwind the job. This class is for C++;
+/// the bindings derive Python's. Called on the job's own thread, except `interrupt`.
 class LanguageBinding {
  public:
   virtual ~LanguageBinding() = default;
@@ -15,7 +15,7 @@ class LanguageBinding {
   virtual void after_wait() {}
   /// See RuntimeJob::interrupt. From any thread.
   virtual bool interrupt() { return true; }
-  /// False while the job must be neither unwound nor parked: it holds a resource of the whole process.
+  /// False while the job must be neither unwound nor parked, because it holds a process-wide resource.
   virtual bool may_stop() { return true; }
   [[noreturn]] virtual void raise_cancelled(const std::string& message) { throw Cancelled(message); }
   /// See OpContext::refuse_memory.

@@ -21,20 +21,18 @@ namespace {
 
 constexpr std::chrono::nanoseconds kRunAhead = std::chrono::microseconds(500);
 constexpr std::chrono::nanoseconds kPatience = std::chrono::seconds(2);
-constexpr std::size_t kLongestThreadName = 15;  // Linux
+constexpr std::size_t kMaxThreadName = 15;  // Linux
 
 std::shared_ptr<RuntimeState> make_state(std::shared_ptr<Device> device, const RuntimeOptions& options) {
   if (current_context != nullptr) {
-    throw std::logic_error("a runtime cannot be opened inside a job: submit to the runtime that runs it");
+    throw std::logic_error("a runtime cannot be opened inside a job; submit to the job's own runtime");
   }
   if (options.max_slowdown && options.secondary_share) {
     throw std::invalid_argument(
-        "max_slowdown and secondary_share are both given; expected one: the bound sets the share");
+        "max_slowdown and secondary_share must not be given together: the bound sets the share");
   }
   if (options.gate.run_ahead && !device->is_asynchronous()) {
-    throw std::invalid_argument(
-        fmt::format("run_ahead is given for device '{}', which is synchronous; expected an asynchronous device (cuda)",
-                    device->name()));
+    throw std::invalid_argument(fmt::format("run_ahead needs an asynchronous device (cuda), got '{}'", device->name()));
   }
   GatePolicyOptions gate = options.gate;
   if (device->is_asynchronous() && options.policy != "priority") {
@@ -48,17 +46,17 @@ std::shared_ptr<RuntimeState> make_state(std::shared_ptr<Device> device, const R
                                               options.max_slowdown, shortest_gap, options.device_priority);
   if (const auto share = options.secondary_share) {
     if (!(*share >= 0 && *share <= 1)) {
-      throw std::invalid_argument(fmt::format("secondary_share is {}; expected 0 to 1", *share));
+      throw std::invalid_argument(fmt::format("secondary_share must be from 0 to 1, got {}", *share));
     }
     state->gate.set_pace({.share = *share});
   }
   return state;
 }
 
-/// "ts3-resnet". No other job's in this process: workers inherit it, see IdlePriority::raise_for_good.
+/// For example "ts3-resnet". Unique in this process: workers inherit it, see IdlePriority::raise_for_good.
 std::string thread_name(const std::string& job) {
   static std::atomic<int> threads = 0;
-  return fmt::format("ts{}-{}", ++threads, job).substr(0, kLongestThreadName);
+  return fmt::format("ts{}-{}", ++threads, job).substr(0, kMaxThreadName);
 }
 
 }  // namespace
@@ -76,7 +74,7 @@ Runtime::~Runtime() {
     close(kPatience);
     return;
   }
-  // The threads are the parent's; what they hold is leaked in the child.
+  // The threads are the parent's; the child leaks their state.
   new auto(state_);
   new auto(std::move(members_));
   new auto(std::move(coordinator_));
@@ -85,8 +83,8 @@ Runtime::~Runtime() {
 
 void Runtime::check_process() const {
   if (process_ != getpid()) {
-    throw std::logic_error(fmt::format(
-        "the runtime belongs to process {}, this is a fork of it: expected a runtime of its own", process_));
+    throw std::logic_error(
+        fmt::format("the runtime belongs to process {}; a forked process must open its own", process_));
   }
 }
 
@@ -98,7 +96,7 @@ std::shared_ptr<RuntimeJob> Runtime::submit(JobSpec spec, Job::Body body, std::u
   check_process();
   std::lock_guard lock(mutex_);
   if (closed_) {
-    throw std::logic_error("the runtime is closed: expected submit before close");
+    throw std::logic_error("the runtime is closed; submit before close");
   }
   state_->device->check();
   members_.push_back({std::make_shared<RuntimeJob>(state_, std::move(spec), std::move(language)), std::move(body), {}});
@@ -164,7 +162,7 @@ void Runtime::launch(Member& member) {
   } catch (const std::system_error& error) {
     member.body = std::move(*body);
     throw std::runtime_error(
-        fmt::format("job '{}': no thread could be made for it: {}", member.job->spec().name, error.what()));
+        fmt::format("job '{}': its thread cannot be created: {}", member.job->spec().name, error.what()));
   }
 }
 
@@ -208,7 +206,7 @@ std::vector<std::string> Runtime::close(std::chrono::nanoseconds patience) {
     std::lock_guard lock(mutex_);
     members.swap(members_);
     was_started = std::exchange(started_, false);
-    stop_helpers();  // also where `start` came no further than the first of them
+    stop_helpers();  // `start` may have created only some of them
   }
   std::vector<std::string> given_up;
   for (Member& member : members) {

@@ -10,7 +10,7 @@
 
 namespace torchshare {
 
-/// What all jobs of one runtime share. Lives as long as the last job, which may outlive a runtime that gave it up.
+/// The state that all jobs of one runtime share. Outlives the runtime if a job was given up.
 struct RuntimeState {
   RuntimeState(std::shared_ptr<Device> the_device, std::unique_ptr<GatePolicy> policy, std::size_t timeline_capacity,
                std::optional<double> max_slowdown, std::chrono::nanoseconds the_shortest_gap, bool uses_device_priority)
@@ -27,7 +27,7 @@ struct RuntimeState {
   Priority priority_of(Priority priority) const { return device_priority ? priority : Priority::kPrimary; }
 
   const std::shared_ptr<Device> device;
-  const std::chrono::nanoseconds shortest_gap;  // worth filling
+  const std::chrono::nanoseconds shortest_gap;  // shorter gaps are not filled
   const bool device_priority;
   Timeline timeline;
   Gate gate;

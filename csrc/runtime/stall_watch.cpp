@@ -10,7 +10,7 @@ constexpr std::chrono::nanoseconds kLookEvery = std::chrono::milliseconds(4);
 
 }  // namespace
 
-/// The bit means that the thread was raised: the caller that clears it lowers the thread.
+/// The kRaised bit says that the thread was raised; the caller that clears it lowers the thread.
 void lower_again(Slot& slot, ThreadPriority& priority) {
   if ((slot.attention.fetch_and(~kRaised, std::memory_order_acq_rel) & kRaised) != 0) {
     priority.lower();
@@ -35,7 +35,7 @@ StallWatch::Member::~Member() {
   watch_.changed_.notify_all();
 }
 
-/// Whether the job was kept from running, outside of an op, since the last look. If its processor time is unknown: no.
+/// True if the job, outside ops, has used no processor time since the last check; false if that is unknown.
 bool StallWatch::Member::stands_still() {
   const std::uint64_t activity = slot_.activity.load(std::memory_order_acquire);
   const auto used = priority_.used();

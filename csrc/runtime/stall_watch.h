@@ -11,9 +11,9 @@
 
 namespace torchshare {
 
-/// Looks every few milliseconds for a lower job that may hold a lock that a higher one waits for: both are between two
-/// ops and neither has used the processor since the last look. The lower job's thread is then raised until its next op,
-/// or until the higher job makes progress. See Note [Priority inversion]. Any thread.
+/// Checks every few milliseconds for a lower job that may hold a lock that a higher job waits for: both are between two
+/// ops, and neither has used the processor since the last check. Raises the lower job's thread until its next op, or
+/// until the higher job makes progress. See Note [Priority inversion]. Any thread.
 class StallWatch {
  public:
   explicit StallWatch(Clock& clock) : clock_(clock) {}
@@ -35,15 +35,15 @@ class StallWatch {
     StallWatch& watch_;
     Slot& slot_;
     ThreadPriority& priority_;
-    std::uint64_t activity_ = 0;                      // at the last look
-    std::optional<std::chrono::nanoseconds> used_{};  // the same
+    std::uint64_t activity_ = 0;                      // at the last check
+    std::optional<std::chrono::nanoseconds> used_{};  // processor time, at the last check
     bool is_still_ = false;
   };
 
-  /// Looks until `dismiss`. On a thread of its own, of ordinary priority.
+  /// Checks until `dismiss`. On its own thread of ordinary priority.
   void serve();
   void dismiss();
-  /// Looks once.
+  /// Checks once.
   void look();
 
  private:

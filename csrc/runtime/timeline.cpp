@@ -27,7 +27,7 @@ std::size_t EventLog::dropped() const {
 
 Timeline::Timeline(std::size_t capacity) : capacity_(capacity), shared_(capacity) {
   if (capacity == 0) {
-    throw std::invalid_argument("timeline_capacity is 0 events: expected at least 1");
+    throw std::invalid_argument("timeline_capacity must be at least 1, got 0");
   }
 }
 

@@ -26,11 +26,11 @@ class EventLog {
   std::size_t dropped_ = 0;
 };
 
-/// The events of a runtime: one log of states and decisions, and one per job for what its own thread records, so that
-/// no job waits for another. Any thread.
+/// The events of a runtime: one log of states and decisions, and one log per job, written by its own thread, so that no
+/// job waits for another. Any thread.
 class Timeline {
  public:
-  /// `capacity`: events that each log keeps. Throws std::invalid_argument when it is 0.
+  /// `capacity`: events per log. Throws std::invalid_argument if it is 0.
   explicit Timeline(std::size_t capacity);
 
   void record(Event event) { shared_.record(std::move(event)); }

@@ -33,7 +33,7 @@ double microseconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<double, std::micro>(time).count();
 }
 
-// Spans of one kind never overlap within a job, so each kind has a track of its own.
+// Spans of one kind never overlap within a job, so each kind gets its own track.
 std::string entry(const Event& event, std::chrono::nanoseconds origin) {
   const auto kind = to_string(event.kind);
   const int track = static_cast<int>(event.kind);

@@ -9,19 +9,19 @@
 namespace torchshare {
 namespace {
 
-constexpr double kWarmUpSteps = 3;    // the first of a job, not counted
-constexpr double kStallSteps = 10;    // this many steps' time without a step is a stall,
-constexpr double kShortestStall = 1;  // seconds, but no less than this
+constexpr double kWarmUpSteps = 3;     // first steps of a job, not measured
+constexpr double kStallSteps = 10;     // a job stalls if it ends no step for the time of this many steps,
+constexpr Seconds kShortestStall = 1;  // and for at least this long
 
 void check_positive(const SharedJob& job, std::string_view what, double value) {
   if (!(value > 0 && value < kNeverVirtual)) {
-    throw std::invalid_argument(fmt::format("job '{}': {} is {}; expected a number above 0", job.name, what, value));
+    throw std::invalid_argument(fmt::format("job '{}': {} must be a positive number, got {}", job.name, what, value));
   }
 }
 
 void check(const SharedJob& job) {
   if (job.steps && !(*job.steps >= 0 && *job.steps < kNeverVirtual)) {
-    throw std::invalid_argument(fmt::format("job '{}': steps is {}; expected at least 0", job.name, *job.steps));
+    throw std::invalid_argument(fmt::format("job '{}': steps must be at least 0, got {}", job.name, *job.steps));
   }
   if (job.profile) {
     check_positive(job, "step time of its profile", job.profile->step);
@@ -40,7 +40,7 @@ void AutoSharing::arrive(JobId id, SharedJob job) {
   runs_[id].job = std::move(job);
 }
 
-void AutoSharing::start(JobId id, double now) {
+void AutoSharing::start(JobId id, std::chrono::nanoseconds now) {
   SharedRun& run = runs_.at(id);
   run.state = State::kRunning;
   run.last_sign = now;
@@ -72,13 +72,13 @@ void AutoSharing::expect(JobId id, double steps, bool for_good) {
   run.pass_ends = steps;
 }
 
-void AutoSharing::step(JobId id, double now) {
+void AutoSharing::step(JobId id, std::chrono::nanoseconds now) {
   SharedRun& run = runs_.at(id);
   ++run.steps;
-  const double period = now - run.last_sign;
+  const Seconds period = to_seconds(now - run.last_sign);
   run.last_sign = now;
   run.last_period = period;
-  const bool whole = std::exchange(run.epoch, epoch_) == epoch_;  // nothing changed since its last step
+  const bool whole = std::exchange(run.epoch, epoch_) == epoch_;  // the same jobs ran during the whole step
   if (!whole || run.steps <= kWarmUpSteps) {
     return;
   }
@@ -97,9 +97,9 @@ void AutoSharing::step(JobId id, double now) {
   }
 }
 
-std::vector<AutoSharing::Order> AutoSharing::decide(double now) {
+std::vector<AutoSharing::Order> AutoSharing::decide(std::chrono::nanoseconds now) {
   orders_.clear();
-  retry_at_ = kNeverVirtual;
+  retry_at_ = kNever;
   if (!any_automatic_) {
     return {};
   }
@@ -142,7 +142,7 @@ std::vector<JobId> AutoSharing::in_state(State state, State or_state) const {
   return found;
 }
 
-/// In the order in which they should get a place: higher ones first, then those that came first.
+/// Waiting jobs in order of priority, then arrival.
 std::vector<JobId> AutoSharing::waiting() const {
   std::vector<JobId> found;
   for (const auto& [id, run] : runs_) {
@@ -163,7 +163,7 @@ AutoSharing::Pair& AutoSharing::pair(JobId first, JobId second) {
   return pairs_.emplace(key, Pair{first, second, {runs_.at(first), runs_.at(second), max_slowdown_}}).first->second;
 }
 
-void AutoSharing::settle(Pair& pair, double now) {
+void AutoSharing::settle(Pair& pair, std::chrono::nanoseconds now) {
   for (const JobId id : {pair.first, pair.second}) {
     if (runs_.at(id).suspended) {
       pair.sharing.pause();
@@ -176,9 +176,9 @@ void AutoSharing::settle(Pair& pair, double now) {
   const Running wanted = pair.sharing.choose(now);
   const SharedRun& sole = runs_.at(wanted == Running::kSecond ? pair.second : pair.first);
   pair.let_in = wanted != Running::kBoth && stalls(sole, now);
-  const std::string reason =
-      pair.let_in ? fmt::format("'{}' has not ended a step for {:.3g} s", sole.job.name, now - sole.last_sign)
-                  : pair.sharing.reason();
+  const std::string reason = pair.let_in ? fmt::format("'{}' has not ended a step for {:.3g} s", sole.job.name,
+                                                       to_seconds(now - sole.last_sign))
+                                         : pair.sharing.reason();
   const std::size_t orders = orders_.size();
   order(pair.first, wanted != Running::kSecond || pair.let_in, reason, now);
   order(pair.second, wanted != Running::kFirst || pair.let_in, reason, now);
@@ -187,12 +187,12 @@ void AutoSharing::settle(Pair& pair, double now) {
   }
 }
 
-/// Whether the job runs without progress: its partner may then run.
-bool AutoSharing::stalls(const SharedRun& run, double now) {
+/// True if the job runs without progress, so that its partner may run.
+bool AutoSharing::stalls(const SharedRun& run, std::chrono::nanoseconds now) {
   if (run.state != State::kRunning) {
     return false;
   }
-  const double limit = std::max(kShortestStall, kStallSteps * std::max(run.alone.mean(), run.last_period));
+  const auto limit = from_seconds(std::max(kShortestStall, kStallSteps * std::max(run.alone.mean(), run.last_period)));
   if (now - run.last_sign < limit) {
     retry_at_ = std::min(retry_at_, run.last_sign + limit);
     return false;
@@ -200,7 +200,7 @@ bool AutoSharing::stalls(const SharedRun& run, double now) {
   return true;
 }
 
-void AutoSharing::order(JobId id, bool wanted, const std::string& reason, double now) {
+void AutoSharing::order(JobId id, bool wanted, const std::string& reason, std::chrono::nanoseconds now) {
   SharedRun& run = runs_.at(id);
   const bool runs = run.state == State::kRunning;
   if (run.state == State::kEnded || wanted == runs || (!wanted && !runs)) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <optional>
 #include <string>
@@ -13,15 +14,14 @@
 
 namespace torchshare {
 
-/// Decides which of a device's jobs run, at most two at a time: in the order of their priorities and arrivals, each as
-/// soon as PairSharing finds it best beside the running one. Decides again when a job arrives, ends or does a step.
-/// While a job that runs alone makes no progress, the other may run.
+/// Decides which jobs run on a device, at most two at a time: in order of priority and arrival, each as soon as
+/// PairSharing finds it best beside the running one. Decides again when a job arrives, ends or does a step. While a job
+/// that runs alone makes no progress, the other may run.
 ///
-/// Pure: it is told what happens and when, in seconds of any monotonic clock, and assumes that its orders are carried
-/// out.
+/// Pure: the caller reports events with their times, of any monotonic clock, and carries out the orders.
 class AutoSharing {
  public:
-  enum class Action { kStart, kHold, kRelease, kStay };  ///< kStay: planned again, nothing changes
+  enum class Action { kStart, kHold, kRelease, kStay };  ///< kStay: a new plan without changes
   struct Order {
     JobId job;
     Action action;
@@ -31,21 +31,21 @@ class AutoSharing {
   /// With `max_slowdown`, SlowdownBound keeps that bound, and the primary is never held for a lower job.
   explicit AutoSharing(std::optional<double> max_slowdown) : max_slowdown_(max_slowdown) {}
 
-  /// Ids ascend. Throws std::invalid_argument for a profile or a number of steps that makes no sense.
+  /// Ids ascend. Throws std::invalid_argument for an invalid profile or number of steps.
   void arrive(JobId id, SharedJob job);
-  /// A job that is not automatic has started.
-  void start(JobId id, double now);
-  void step(JobId id, double now);
-  /// The user suspended or resumed the job.
+  /// Called when a job that is not automatic has started.
+  void start(JobId id, std::chrono::nanoseconds now);
+  void step(JobId id, std::chrono::nanoseconds now);
+  /// Called when the user suspended or resumed the job.
   void suspend(JobId id, bool suspended);
   void end(JobId id);
-  /// The loader's length is known: the job will have done that many steps when this pass over it ends, or when the job
-  /// ends.
+  /// Called when the loader's length is known: the job will have done `steps` steps when this pass over the loader
+  /// ends, or, with `for_good`, when the job ends.
   void expect(JobId id, double steps, bool for_good);
 
-  std::vector<Order> decide(double now);
+  std::vector<Order> decide(std::chrono::nanoseconds now);
   /// When to decide again even if nothing happens.
-  double retry_at() const { return retry_at_; }
+  std::chrono::nanoseconds retry_at() const { return retry_at_; }
 
  private:
   using State = SharedRun::State;
@@ -55,13 +55,13 @@ class AutoSharing {
     JobId first;
     JobId second;
     PairSharing sharing;
-    bool let_in = false;  // both run because the one that should makes no progress
+    bool let_in = false;  // both run because the chosen one makes no progress
   };
 
   Pair& pair(JobId first, JobId second);
-  void settle(Pair& pair, double now);
-  bool stalls(const SharedRun& run, double now);
-  void order(JobId id, bool wanted, const std::string& reason, double now);
+  void settle(Pair& pair, std::chrono::nanoseconds now);
+  bool stalls(const SharedRun& run, std::chrono::nanoseconds now);
+  void order(JobId id, bool wanted, const std::string& reason, std::chrono::nanoseconds now);
   std::vector<JobId> in_state(State state, State or_state) const;
   std::vector<JobId> waiting() const;
   void change_who_runs();
@@ -72,7 +72,7 @@ class AutoSharing {
   std::uint64_t epoch_ = 1;  // counts changes of the running jobs
   bool any_automatic_ = false;
   std::vector<Order> orders_;
-  double retry_at_ = kNeverVirtual;
+  std::chrono::nanoseconds retry_at_ = kNever;
 };
 
 }  // namespace torchshare

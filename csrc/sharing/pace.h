@@ -4,7 +4,7 @@
 
 namespace torchshare {
 
-/// When lower jobs may enter: during the first `share` of each cycle.
+/// Lower jobs may enter ops during the first `share` of each cycle.
 struct Pace {
   std::chrono::nanoseconds origin{0};
   std::chrono::nanoseconds cycle = std::chrono::milliseconds(200);
@@ -12,9 +12,9 @@ struct Pace {
 
   bool operator==(const Pace&) const = default;
 
-  /// How long until they may enter; 0: now.
+  /// Time until they may enter; 0: now.
   std::chrono::nanoseconds wait(std::chrono::nanoseconds now) const;
-  /// How much of [begin, end) was open to them. `origin` must not be later than `begin`.
+  /// The part of [begin, end) in which they could enter. `origin` must not be later than `begin`.
   std::chrono::nanoseconds open_within(std::chrono::nanoseconds begin, std::chrono::nanoseconds end) const;
 
  private:

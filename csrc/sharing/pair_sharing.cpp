@@ -11,21 +11,21 @@
 namespace torchshare {
 namespace {
 
-constexpr double kRatioError = 0.03;    // standard error of a ratio at which a probe is over
-constexpr double kProbeShare = 0.05;    // of the remaining work: more is not spent on a probe
-constexpr double kProbeRest = 5;        // times the length of a probe until the next one
-constexpr std::uint64_t kMinSteps = 3;  // steps of each kind that a probe needs
-constexpr double kShortestProbe = 0.1;  // seconds of each kind of step, unless that is too large a share
-constexpr double kPatience = 2;         // times that share, for a second job with little progress
-constexpr double kDrift = 0.10;         // change of a step's time that triggers a new plan
-constexpr std::uint64_t kSteady = 8;    // steps
-constexpr double kSteadyTime = 0.5;     // and seconds of them show such a change
-constexpr double kHysteresis = 0.03;    // a new plan must be better by this
-constexpr double kShortestStep = 1e-9;  // seconds
+constexpr double kRatioError = 0.03;     // standard error of a ratio at which a probe is over
+constexpr double kProbeShare = 0.05;     // maximum cost of a probe / remaining work
+constexpr double kProbeRest = 5;         // pause after a probe / length of the probe
+constexpr std::uint64_t kMinSteps = 3;   // steps of each kind that a probe needs
+constexpr Seconds kShortestProbe = 0.1;  // time per kind of step, if kProbeShare allows it
+constexpr double kPatience = 2;          // factor on a probe's budget if the second job makes little progress
+constexpr double kDrift = 0.10;          // relative change of step time that triggers a new plan
+constexpr std::uint64_t kSteady = 8;     // a change must show in this many steps
+constexpr Seconds kSteadyTime = 0.5;     // and for this long
+constexpr double kHysteresis = 0.03;     // a new plan must be better by this fraction
+constexpr Seconds kShortestStep = 1e-9;
 
-/// Whether a meter has measured enough: exact enough for a ratio of two, or `budget` seconds long. Consecutive steps
-/// are alike, so a few short ones look more exact than they are.
-bool is_enough(const StepMeter& meter, double budget) {
+/// True if a meter has measured enough: precisely enough for a ratio of two, or for a time of `budget`. Consecutive
+/// steps are correlated, so a few short ones look more precise than they are.
+bool is_enough(const StepMeter& meter, Seconds budget) {
   const bool exact = meter.relative_error() <= kRatioError / std::sqrt(2.0) && meter.total() >= kShortestProbe;
   return meter.count() >= kMinSteps && (exact || meter.total() >= budget);
 }
@@ -39,7 +39,7 @@ std::optional<double> remaining_steps(const SharedRun& run) {
     return std::max(0.0, *run.job.steps - run.steps);
   }
   if (run.pass_ends) {
-    // The number of passes is unknown: expect as much work as was done so far.
+    // The number of passes is unknown: assume as much remaining work as was done so far.
     return std::max(*run.pass_ends - run.steps, run.steps);
   }
   return std::nullopt;
@@ -47,17 +47,17 @@ std::optional<double> remaining_steps(const SharedRun& run) {
 
 }  // namespace
 
-void PairSharing::step_together(const SharedRun& job, double period) {
+void PairSharing::step_together(const SharedRun& job, Seconds period) {
   together_[&job == runs_[0] ? 0 : 1].add(period);
 }
 
 void PairSharing::pause() {
-  both_began_ = 0;
+  both_began_.reset();
 }
 
-PairSharing::Running PairSharing::choose(double now) {
-  if (planned_ && changed_pace()) {
-    const double spent = probe_ended_ - probe_began_;
+PairSharing::Running PairSharing::choose(std::chrono::nanoseconds now) {
+  if (planned_ && changed_step_time()) {
+    const auto spent = probe_ended_ - probe_began_;
     if (!max_slowdown_ && now - probe_ended_ > kProbeRest * spent) {
       probe_again(now);
     } else {
@@ -103,8 +103,8 @@ bool PairSharing::believe_profiles() {
   return true;
 }
 
-/// Which jobs must run to measure what is missing; nothing once all is known.
-std::optional<PairSharing::Running> PairSharing::probe(double now) {
+/// The jobs that must run to measure what is missing; empty once everything is measured.
+std::optional<PairSharing::Running> PairSharing::probe(std::chrono::nanoseconds now) {
   const SharedRun& first = *runs_[0];
   const SharedRun& second = *runs_[1];
   if (!std::exchange(probed_, true)) {
@@ -112,8 +112,8 @@ std::optional<PairSharing::Running> PairSharing::probe(double now) {
   }
   alone_[0] = first.alone.mean();
   alone_[1] = second.alone.count() > 0 ? second.alone.mean() : together_[1].mean();
-  const double work = remaining_alone(0) + remaining_alone(1);
-  const double budget = kProbeShare * work / 3;  // for each kind of step
+  const Seconds work = remaining_alone(0) + remaining_alone(1);
+  const Seconds budget = kProbeShare * work / 3;  // for each kind of step
   if (probing_ == Running::kFirst && is_enough(first.alone, budget)) {
     probing_ = Running::kBoth;
   }
@@ -133,20 +133,20 @@ std::optional<PairSharing::Running> PairSharing::probe(double now) {
   return std::nullopt;
 }
 
-/// Does not wait for a second job that makes almost no progress beside the first: then its warm-up counts as well.
-bool PairSharing::knows_both(double budget, double now) {
+/// If the second job makes almost no progress beside the first, its warm-up steps count as well.
+bool PairSharing::knows_both(Seconds budget, std::chrono::nanoseconds now) {
   const SharedRun& second = *runs_[1];
   if (second.state != SharedRun::State::kRunning || second.steps == 0) {
     return false;
   }
-  if (both_began_ == 0) {
+  if (!both_began_) {
     both_began_ = now;
     both_steps_ = second.steps;
   }
   if (is_enough(together_[0], budget) && is_enough(together_[1], budget)) {
     return true;
   }
-  const double time = now - both_began_;
+  const Seconds time = to_seconds(now - *both_began_);
   if (together_[0].count() < kMinSteps || together_[1].count() >= kMinSteps ||
       time < std::max(kShortestProbe, kPatience * budget)) {
     return false;
@@ -155,8 +155,8 @@ bool PairSharing::knows_both(double budget, double now) {
   return true;
 }
 
-/// Adopts what the steps since the last plan show; returns whether the pace has changed.
-bool PairSharing::changed_pace() {
+/// Updates the step times from the steps since the last plan; returns whether a step time has changed.
+bool PairSharing::changed_step_time() {
   bool changed = false;
   for (const int which : {0, 1}) {
     const StepMeter& recent = runs_[which]->recent;
@@ -174,12 +174,13 @@ bool PairSharing::changed_pace() {
   return changed;
 }
 
-/// The measurements belong to another pace. While both run, a job's time alone cannot be told apart from its ratio.
-void PairSharing::probe_again(double now) {
+/// Starts a new probe: the measurements are out of date, and while both run, a change of the step time alone cannot be
+/// distinguished from a change of the ratio.
+void PairSharing::probe_again(std::chrono::nanoseconds now) {
   planned_ = false;
   probed_ = true;
   probing_ = running_ == Running::kSecond ? Running::kBoth : Running::kFirst;
-  both_began_ = 0;
+  both_began_.reset();
   probe_began_ = now;
   together_[0] = together_[1] = {};
   for (const int which : {0, 1}) {
@@ -199,7 +200,7 @@ void PairSharing::plan() {
     jobs[which].ratios = {at_least_one(ratios_[which])};
   }
   if (max_slowdown_ && jobs[0].ratios[0] > 1 + *max_slowdown_) {
-    // The first is held to its bound by letting the second run for a share of the time.
+    // SlowdownBound keeps the first within its bound by limiting the time in which the second may run.
     const double share = std::max(*max_slowdown_, 1e-6) / (jobs[0].ratios[0] - 1);
     jobs[0].ratios[0] = 1 + *max_slowdown_;
     jobs[1].ratios[0] /= share;
@@ -213,7 +214,7 @@ void PairSharing::plan() {
   const double staying = plan.average_of(kStarts[static_cast<int>(running_)]);
   const double waiting = plan.average_of(PlannedStart::kAfter);
   if (bounded && waiting <= plan.average() * (1 + kHysteresis)) {
-    running = Running::kFirst;  // a higher job is not disturbed for a small gain
+    running = Running::kFirst;  // does not slow down a higher job for a small gain
   }
   fresh_ = true;
   if (std::exchange(planned_, true) && staying <= plan.average() * (1 + kHysteresis)) {
@@ -228,9 +229,9 @@ void PairSharing::plan() {
   reason_ = fmt::format("ratios {:.3g} and {:.3g}; {}", ratios_[0], ratios_[1], fmt::join(plan.reasons, "; "));
 }
 
-/// Seconds; if unknown, as much as the other's.
-double PairSharing::remaining_alone(int which) const {
-  constexpr double kAnyTime = 60;
+/// If unknown, equal to the other job's.
+Seconds PairSharing::remaining_alone(int which) const {
+  constexpr Seconds kAnyTime = 60;
   if (const auto own = remaining_steps(*runs_[which])) {
     return *own * alone_[which];
   }

@@ -1,16 +1,18 @@
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "model/time.h"
 #include "sharing/shared_job.h"
 
 namespace torchshare {
 
 /// Decides which of two jobs run, so that their average completion time is minimal: from profiles at once (plan_pair),
 /// otherwise after a probe: a few steps of the first alone, of both, and of the second alone. Decides again when their
-/// pace changes. The first arrived before the second. Pure; times in seconds.
+/// step times change. The first arrived before the second. Pure.
 class PairSharing {
  public:
   enum class Running { kFirst, kBoth, kSecond };
@@ -19,43 +21,43 @@ class PairSharing {
   PairSharing(SharedRun& first, SharedRun& second, std::optional<double> max_slowdown)
       : runs_{&first, &second}, max_slowdown_(max_slowdown) {}
 
-  /// `job`, one of the two, did a step beside the other.
-  void step_together(const SharedRun& job, double period);
-  /// Which of them should run from now on.
-  Running choose(double now);
-  /// The reason of the choice, with its numbers.
+  /// Called when `job`, one of the two, did a step beside the other.
+  void step_together(const SharedRun& job, Seconds period);
+  /// The jobs that should run from now on.
+  Running choose(std::chrono::nanoseconds now);
+  /// The reason for the choice, with its numbers.
   const std::string& reason() const { return reason_; }
   /// True if there is a new plan since the last call.
   bool take_fresh_plan() { return std::exchange(fresh_, false); }
-  /// One of them cannot run for a while: that time is not measured.
+  /// Called when one of them cannot run for a while: that time is not measured.
   void pause();
 
  private:
   bool believe_profiles();
-  std::optional<Running> probe(double now);
-  bool knows_both(double budget, double now);
-  bool changed_pace();
-  void probe_again(double now);
+  std::optional<Running> probe(std::chrono::nanoseconds now);
+  bool knows_both(Seconds budget, std::chrono::nanoseconds now);
+  bool changed_step_time();
+  void probe_again(std::chrono::nanoseconds now);
   void plan();
-  double remaining_alone(int which) const;
+  Seconds remaining_alone(int which) const;
 
   SharedRun* const runs_[2];
   const std::optional<double> max_slowdown_;
   Running running_ = Running::kFirst;
   bool planned_ = false;
   bool fresh_ = false;  // the plan was not reported yet
-  // The last probe, which goes through these kinds of steps in turn.
+  // The last probe, which measures the first alone, both, and the second alone.
   bool probed_ = false;
   Running probing_ = Running::kFirst;
-  double both_began_ = 0;  // when the second had its first step beside the first
-  double both_steps_ = 0;  // the second's steps at that time
-  double probe_began_ = 0;
-  double probe_ended_ = 0;
+  std::optional<std::chrono::nanoseconds> both_began_{};  // when the second had its first step beside the first
+  double both_steps_ = 0;                                 // the second's steps at that time
+  std::chrono::nanoseconds probe_began_{0};
+  std::chrono::nanoseconds probe_ended_{0};
   StepMeter together_[2] = {};
   // What the last plan used.
-  double alone_[2] = {};  // seconds a step
+  Seconds alone_[2] = {};  // step times
   double ratios_[2] = {};
-  double assumed_[2] = {};  // seconds a step, as the plan has it; 0: not running in it
+  Seconds assumed_[2] = {};  // step times in the plan; 0: the job does not run in it
   std::string reason_;
 };
 

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 
 #include "model/step_meter.h"
+#include "model/time.h"
 #include "torchshare/profile.h"
 #include "torchshare/values.h"
 
@@ -14,24 +16,24 @@ namespace torchshare {
 struct SharedJob {
   std::string name;
   Priority priority = Priority::kSecondary;
-  bool automatic = false;            ///< it starts when AutoSharing says so
+  bool automatic = false;            ///< AutoSharing decides when it starts
   bool starts_now = false;           ///< its start has no condition
   std::optional<double> steps = {};  ///< of the whole job, if declared
   std::optional<ProfiledJob> profile = {};
 };
 
-/// The same job at run time, with what its steps have shown so far. Times in seconds.
+/// A shared job at run time, with measurements of its steps.
 struct SharedRun {
   enum class State { kNotStarted, kRunning, kHeld, kEnded };
 
   SharedJob job;
   State state = State::kNotStarted;
   bool suspended = false;                ///< by its user
-  std::optional<double> pass_ends = {};  ///< steps
+  std::optional<double> pass_ends = {};  ///< steps done when this pass over the loader ends
   double steps = 0;
-  double last_sign = 0;     ///< when it last started, resumed or ended a step
-  double last_period = 0;   ///< of its last step, whatever ran beside it
-  std::uint64_t epoch = 0;  ///< of its last step: which jobs ran
+  std::chrono::nanoseconds last_sign{0};  ///< time of its last start, resumption or end of a step
+  Seconds last_period = 0;                ///< duration of its last step, alone or beside another job
+  std::uint64_t epoch = 0;                ///< AutoSharing's epoch at its last step
   StepMeter alone = {};
   StepMeter recent = {};  ///< since the running jobs last changed, or a plan was made
 };

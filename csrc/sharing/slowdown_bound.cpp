@@ -6,47 +6,45 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "model/time.h"
+
 namespace torchshare {
 namespace {
 
 using std::chrono::nanoseconds;
 using namespace std::chrono_literals;
 
-constexpr double kMemory = 10;        // seconds after which a step counts 1/e, but not before
-constexpr double kMemorySteps = 64;   // this many steps
-constexpr double kFirstMargin = 0.8;  // the first target, as a share of the bound; then by the windows:
-constexpr double kMinMargin = 0.5;    // more variation than that is not caused by the other jobs
+constexpr double kMemory = 10;        // old steps fade with this time constant in seconds,
+constexpr double kMemorySteps = 64;   // or with this many steps if that is longer
+constexpr double kFirstMargin = 0.8;  // the first target / bound; windows then adapt it
+constexpr double kMinMargin = 0.5;    // lower limit of that: larger deviations have other causes
 constexpr double kOutside = 0.85;     // factor after a window outside the bound
 const double kInside = std::pow(1 / kOutside, SlowdownBound::kOutsideShare / (1 - SlowdownBound::kOutsideShare));
-constexpr double kLate = 2;           // seconds after which a step with the others held counts 1/e for a window
-constexpr double kHardlyOpen = 0.1;   // a step with a smaller open share counts as one with the others held
-constexpr double kMinHeld = 5;        // of those, to compare a window with
-constexpr double kFirstShare = 0.05;  // at least, until enough is known
+constexpr double kLate = 2;           // time constant in seconds of steps with the others held, as a window's reference
+constexpr double kHardlyOpen = 0.1;   // steps with a smaller open share count as held
+constexpr double kMinHeld = 5;        // held steps needed to compare a window with
+constexpr double kFirstShare = 0.05;  // minimum share until enough is measured
 constexpr double kMaxLoss = 0.95;
-constexpr double kMinSpread = 1e-4;      // of the steps' open shares, squared
+constexpr double kMinSpread = 1e-4;      // minimum variance of the steps' open shares
 constexpr double kMaxShare = 0.9;        // see Note [Held slices]
-constexpr double kMinShare = 0.02;       // less is not worth starting for
+constexpr double kMinShare = 0.02;       // smallest share, unless it is 0
 constexpr std::uint64_t kMinSteps = 16;  // steps before the pace is adjusted
 constexpr int kPriorSteps = 4;           // weight of a profile, in steps
-constexpr double kStall = 5;             // times the step alone: a stall, not caused by the others
-constexpr int kManyStalls = 8;           // in a row
-constexpr double kStepsPerCycle = 4;     // at least, or every step would see the same share
+constexpr double kStall = 5;             // a step that takes this many expected steps is a stall
+constexpr int kManyStalls = 8;           // consecutive stalls mean that the step time has changed
+constexpr double kStepsPerCycle = 4;     // minimum; otherwise all steps would have the same open share
 constexpr nanoseconds kShortestCycle = 200ms;
 constexpr nanoseconds kWindow = 1s;
-constexpr nanoseconds kPatience = 3s;  // of evidence before the bound is given up
-
-double seconds(nanoseconds time) {
-  return std::chrono::duration<double>(time).count();
-}
+constexpr nanoseconds kPatience = 3s;  // evidence needed to give up the bound
 
 }  // namespace
 
 SlowdownBound::SlowdownBound(double bound, std::optional<double> alone)
     : bound_(bound), alone_(alone.value_or(0)), margin_(kFirstMargin) {
   if (!(bound >= 0 && bound < 100)) {
-    throw std::invalid_argument(fmt::format("max_slowdown is {}; expected 0 (not at all) to 100", bound));
+    throw std::invalid_argument(fmt::format("max_slowdown must be from 0 to 100, got {}", bound));
   }
-  pace_.share = std::max(kFirstShare, bound / (1 + bound));  // the latter keeps the bound in any case
+  pace_.share = std::max(kFirstShare, bound / (1 + bound));  // the latter keeps the bound even at a loss of 1
   if (alone) {
     for (int step = 0; step < kPriorSteps; ++step) {
       learn(*alone, 0);
@@ -56,7 +54,7 @@ SlowdownBound::SlowdownBound(double bound, std::optional<double> alone)
 }
 
 void SlowdownBound::step(nanoseconds begin, nanoseconds end, bool beside) {
-  const double time = seconds(end - begin);
+  const double time = to_seconds(end - begin);
   if (time <= 0) {
     return;
   }
@@ -64,11 +62,11 @@ void SlowdownBound::step(nanoseconds begin, nanoseconds end, bool beside) {
     if (++stalls_ < kManyStalls) {
       return;
     }
-    sums_ = {};  // its pace has changed, or the profile was wrong
+    sums_ = {};  // the step time has changed, or the profile was wrong
     alone_ = 0;
   }
   stalls_ = 0;
-  learn(time, beside ? seconds(pace_.open_within(std::max(begin, pace_.origin), end)) / time : 0);
+  learn(time, beside ? to_seconds(pace_.open_within(std::max(begin, pace_.origin), end)) / time : 0);
   fit();
   if (beside) {
     count_window(begin, end);
@@ -131,7 +129,7 @@ void SlowdownBound::adjust(nanoseconds now) {
   const double surely = loss_ - 2 * loss_error_;
   cannot_hold_ = surely * kMinShare > bound_ / (1 + bound_) && now - began_ > kPatience;
   const double aim = margin_ * bound_;
-  const double share = loss_ > loss_error_ ? aim / (1 + aim) / loss_ : kMaxShare;  // otherwise it may be noise
+  const double share = loss_ > loss_error_ ? aim / (1 + aim) / loss_ : kMaxShare;  // a smaller loss may be noise
   pace_.origin += (now - pace_.origin) / pace_.cycle * pace_.cycle;                // begin of the current cycle
   pace_.share = cannot_hold_ ? 0 : std::clamp(share, kMinShare, kMaxShare);
   pace_.cycle = std::max(kShortestCycle, nanoseconds(static_cast<std::int64_t>(kStepsPerCycle * alone_ * 1e9)));
@@ -139,7 +137,7 @@ void SlowdownBound::adjust(nanoseconds now) {
 
 void SlowdownBound::count_window(nanoseconds begin, nanoseconds end) {
   window_begin_ = window_begin_ < 0ns ? begin : window_begin_;
-  window_time_ += seconds(end - begin);
+  window_time_ += to_seconds(end - begin);
   ++window_steps_;
   if (end - window_begin_ >= kWindow) {
     const double alone = held_steps_ >= kMinHeld ? held_time_ / held_steps_ : alone_;

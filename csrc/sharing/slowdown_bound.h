@@ -7,7 +7,7 @@
 
 namespace torchshare {
 
-/// Keeps a bound on the primary's slowdown: it learns from the primary's steps how long one takes alone and what the
+/// Keeps a bound on the primary's slowdown: learns from the primary's steps how long a step takes alone and what the
 /// other jobs cost it, and limits how much they may run.
 ///
 /// Note [Held slices]
@@ -20,25 +20,25 @@ namespace torchshare {
 /// outside. A window is compared with recent steps without the others, if there are enough, because a machine's speed
 /// changes within seconds.
 ///
-/// Pure: it is told of the primary's steps, with the times of any monotonic clock, real or virtual.
+/// Pure: the caller reports the primary's steps, with times of any monotonic clock, real or virtual.
 class SlowdownBound {
  public:
   static constexpr double kOutsideShare = 0.05;
 
-  /// `alone`: seconds of a step from a profile, as a start. Throws std::invalid_argument.
+  /// `alone`: step time from a profile in seconds, as a prior. Throws std::invalid_argument.
   explicit SlowdownBound(double bound, std::optional<double> alone = {});
 
-  /// The primary did a step in [begin, end), with lower jobs beside it or not.
+  /// Called when the primary did a step in [begin, end), with or without lower jobs beside it.
   void step(std::chrono::nanoseconds begin, std::chrono::nanoseconds end, bool beside);
 
   const Pace& pace() const { return pace_; }
-  /// Even the smallest share breaks the bound; the pace is 0 for good.
+  /// True once even the smallest share has exceeded the bound; the pace then stays 0.
   bool cannot_hold() const { return cannot_hold_; }
   double alone() const { return alone_; }  ///< seconds of a step alone; 0: unknown
-  /// Share of the others' time that the primary loses to them.
+  /// Fraction of the others' time that the primary loses to them.
   double loss() const { return loss_; }
 
-  /// Windows of a second with others beside, and those of them in which the mean step was within the bound.
+  /// Windows of one second with other jobs running, and those of them in which the mean step was within the bound.
   std::uint64_t windows() const { return windows_; }
   std::uint64_t windows_inside() const { return windows_inside_; }
 
@@ -48,7 +48,7 @@ class SlowdownBound {
   void adjust(std::chrono::nanoseconds now);
   void count_window(std::chrono::nanoseconds begin, std::chrono::nanoseconds end);
 
-  /// Over the steps, each weighted by its time and its age; x: share open, y: rate.
+  /// Sums over steps, weighted by duration and age; x: open share, y: rate.
   struct Sums {
     double weight = 0, x = 0, y = 0, xx = 0, xy = 0, yy = 0, count = 0;
   };

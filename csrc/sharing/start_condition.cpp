@@ -42,8 +42,8 @@ StartCondition parse_start(std::string_view text) {
     return StartAfterDelay{std::chrono::nanoseconds(static_cast<std::int64_t>(*seconds * 1e9))};
   }
   throw std::invalid_argument(
-      fmt::format("start '{}': expected 'now', 'auto', 'after:<job>', 'step:<k>' (steps of the primary, k >= 0) or "
-                  "seconds (0 to 1e9)",
+      fmt::format("start must be 'now', 'auto', 'after:<job>', 'step:<k>' (steps of the primary, k >= 0) or 0 to 1e9 "
+                  "seconds, got '{}'",
                   text));
 }
 

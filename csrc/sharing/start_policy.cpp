@@ -29,7 +29,7 @@ Index find_primary(std::span<const JobView> jobs, std::size_t self) {
   return best && !outranks(jobs[self].priority, jobs[*best].priority) ? best : std::nullopt;
 }
 
-/// The job that `jobs[self]` waits for, where its condition names one.
+/// The job that `jobs[self]` waits for, if any.
 Index awaited(std::span<const JobView> jobs, std::size_t self) {
   const StartCondition& start = *jobs[self].start;
   if (const auto* after = std::get_if<StartAfterJob>(&start)) {
@@ -54,8 +54,8 @@ void check_awaited(std::span<const JobView> jobs, std::size_t self) {
     }
   } else if (std::holds_alternative<StartAtStep>(*job.start) && !other) {
     throw std::invalid_argument(
-        fmt::format("job '{}': start '{}' counts the steps of a job of its own or higher priority, and there is none",
-                    job.name, to_string(*job.start)));
+        fmt::format("job '{}': start '{}' needs a job of the same or higher priority whose steps to count", job.name,
+                    to_string(*job.start)));
   }
 }
 

@@ -10,26 +10,26 @@
 
 namespace torchshare {
 
-/// What a start decision knows of a job; in order of submission.
+/// The input of start decisions, one entry per job in order of submission.
 struct JobView {
   std::string_view name;
   Priority priority;
   JobState state;
   std::uint64_t steps;
   const StartCondition* start;
-  bool withdrawn = false;  ///< it is gone, and its name may be another's: nobody waits for it
+  bool withdrawn = false;  ///< the job is gone; its name may be reused, so no job waits for it
 };
 
 struct StartDecision {
   bool start;
-  std::optional<std::chrono::nanoseconds> retry_after;  ///< set if time alone can change the answer
+  std::optional<std::chrono::nanoseconds> retry_after;  ///< set if the decision depends on time
   std::string reason;                                   ///< with its inputs, for the timeline
 };
 
 /// Whether `jobs[self]` may start, `since_arrival` after it arrived. Pure.
 StartDecision decide_start(std::span<const JobView> jobs, std::size_t self, std::chrono::nanoseconds since_arrival);
 
-/// Refuses conditions that can never come true: an unknown job, itself, a cycle, no job whose steps to count.
+/// Refuses conditions that can never hold: an unknown job, the job itself, a cycle, or no job whose steps to count.
 /// Throws std::invalid_argument that names the job.
 void check_starts(std::span<const JobView> jobs);
 

@@ -1,5 +1,5 @@
-// Two training jobs in one process, without Python: a LibTorch loop as the primary, and beside it another one, or a
-// step that `CompiledStep.save` wrote.
+// Two training jobs in one process, without Python: a LibTorch loop as the primary, and as the secondary another loop,
+// or a step written by `CompiledStep.save`.
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>

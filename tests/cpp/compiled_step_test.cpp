@@ -12,7 +12,7 @@
 #include "compiled/step_package.h"
 #include "hook/op_hook.h"
 
-// What needs compiled code is in tests/python/test_native.py: only Python can make some.
+// Tests that need compiled code are in tests/python/test_compiled_step.py: only Python can compile it.
 
 namespace torchshare {
 namespace {
@@ -29,23 +29,23 @@ TEST(TensorSpec, TellsShapesStridesAndTypesApart) {
   EXPECT_FALSE(spec.matches(at::zeros({2, 3}, at::kDouble)));
 }
 
-TEST(StepPackage, RefusesWhatIsNoPackage) {
+TEST(StepPackage, RefusesFilesThatAreNoPackages) {
   EXPECT_THAT(
       [] { StepPackage package("/nowhere/step.pt2"); },
       ThrowsMessage<std::invalid_argument>(HasSubstr("'/nowhere/step.pt2' is not the package of a compiled step")));
-  const auto path = std::filesystem::temp_directory_path() / "torchshare_native_step_test.pt2";
+  const auto path = std::filesystem::temp_directory_path() / "torchshare_compiled_step_test.pt2";
   std::ofstream(path) << "text";
   EXPECT_THAT([&] { StepPackage package(path); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("is not the package")));
   std::filesystem::remove(path);
 }
 
-TEST(LoadGraph, RefusesAFolderWithoutAStep) {
+TEST(LoadPackage, RefusesAFolderWithoutAStep) {
   EXPECT_THAT([] { load_package("/nowhere"); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("'/nowhere/tensors.pt' cannot be read")));
 }
 
-TEST(CompiledStep, CoversNothingWithoutGraphs) {
+TEST(CompiledStep, CoversNothingWithoutPackages) {
   const CompiledStep step({}, {}, std::nullopt, {}, at::ones({}, at::kDouble));
   EXPECT_FALSE(step.covers({}));
   EXPECT_FALSE(step.covers({{{at::ones({2})}, 1.0}}));
@@ -53,7 +53,7 @@ TEST(CompiledStep, CoversNothingWithoutGraphs) {
   EXPECT_THROW(step.run(nullptr, {{{at::ones({2})}, 1.0}}), std::invalid_argument);
 }
 
-TEST(CompiledStep, WantsItsWeightToBeADouble) {
+TEST(CompiledStep, RequiresItsWeightToBeADouble) {
   EXPECT_THROW(CompiledStep({}, {}, std::nullopt, {}, at::ones({})), std::invalid_argument);
   EXPECT_THROW(CompiledStep({}, {}, std::nullopt, {}, at::ones({2}, at::kDouble)), std::invalid_argument);
 }

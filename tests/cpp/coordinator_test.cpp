@@ -20,7 +20,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-/// What a job and its thread do at the coordinator.
+/// A job, with the calls of its thread to the coordinator.
 class Member {
  public:
   Member(Coordinator& coordinator, Clock& clock, NewJob told)
@@ -31,7 +31,7 @@ class Member {
   Slot& slot() { return slot_; }
   JobState state() const { return status_.state.load(); }
   bool has_hold() const { return (slot_.attention.load() & kHold) != 0; }
-  /// Leaves a report, and has it applied.
+  /// Puts a report, and applies it.
   void report(JobReport::Kind kind, JobState state = JobState::kRunning) {
     coordinator_.report({id(), kind, clock_.now(), status_.steps.load(), state});
     coordinator_.attend();
@@ -73,7 +73,7 @@ class CoordinatorTest : public ::testing::Test {
     return found;
   }
 
-  /// A job that has run elsewhere before, and what it suffered beside "p<other>".
+  /// The profile of a job, with its ratios beside "p<other>".
   Member& add_profiled(const std::string& name, Priority priority, const std::string& start, double step, double steps,
                        const std::string& other, double ratio) {
     return add({.name = name,
@@ -90,7 +90,7 @@ class CoordinatorTest : public ::testing::Test {
   std::vector<std::unique_ptr<Member>> members_;
 };
 
-TEST_F(CoordinatorTest, StartsAtTheStepThatWasAskedFor) {
+TEST_F(CoordinatorTest, StartsAtTheRequestedStep) {
   Member& primary = add("a", Priority::kPrimary, "now");
   Member& secondary = add("b", Priority::kSecondary, "step:2");
   EXPECT_TRUE(start(primary).get());
@@ -104,7 +104,7 @@ TEST_F(CoordinatorTest, StartsAtTheStepThatWasAskedFor) {
   EXPECT_THAT(details(secondary, EventKind::kDecision), ElementsAre("start: step:2: job 'a' has done 2 steps"));
 }
 
-TEST_F(CoordinatorTest, DecidesAtTheStepThoughTheWaitingThreadLooksLater) {
+TEST_F(CoordinatorTest, DecidesAtTheStepBeforeTheWaitingThreadWakes) {
   Member& primary = add("a", Priority::kPrimary, "now");
   Member& secondary = add("b", Priority::kSecondary, "step:2");
   EXPECT_TRUE(start(primary).get());
@@ -155,12 +155,12 @@ TEST_F(CoordinatorTest, CancelsAPendingJobAtOnce) {
 TEST_F(CoordinatorTest, RefusesTakenNamesAndAfterOpeningBadStarts) {
   add("a", Priority::kPrimary, "now");
   EXPECT_THAT([&] { add("a", Priority::kPrimary, "now"); },
-              ThrowsMessage<std::invalid_argument>(HasSubstr("job 'a': the name is taken")));
+              ThrowsMessage<std::invalid_argument>(HasSubstr("job names must be unique in a runtime, got 'a' twice")));
   EXPECT_THAT([&] { add("", Priority::kPrimary, "now"); },
-              ThrowsMessage<std::invalid_argument>(HasSubstr("name is empty")));
+              ThrowsMessage<std::invalid_argument>(HasSubstr("job name must not be empty")));
   coordinator_.open();
   EXPECT_THROW(add("b", Priority::kSecondary, "after:c"), std::invalid_argument);
-  EXPECT_EQ(add("b", Priority::kSecondary, "after:a").id(), 1U);  // the refused one left nothing behind
+  EXPECT_EQ(add("b", Priority::kSecondary, "after:a").id(), 1U);  // the refused job left no entry
 }
 
 TEST_F(CoordinatorTest, WaitsForAllToEndOrForItsDeadline) {
@@ -178,7 +178,7 @@ TEST_F(CoordinatorTest, StartsAnAutomaticJobAtOnceBesideOneItSharesWellWith) {
   Member& secondary = add_profiled("b", Priority::kSecondary, "auto", 0.1, 100, "a", 1.1);
   coordinator_.open();
   auto waiter = start(secondary);
-  EXPECT_TRUE(still_waits(waiter));  // for the one that is about to start
+  EXPECT_TRUE(still_waits(waiter));  // for the job that is about to start
   EXPECT_TRUE(start(primary).get());
   EXPECT_TRUE(waiter.get());
   EXPECT_THAT(details(secondary, EventKind::kDecision), ElementsAre(HasSubstr("start: auto: ratios 1.1 and 1.1")));
@@ -197,7 +197,7 @@ TEST_F(CoordinatorTest, HoldsBackAnAutomaticJobThatWouldShareBadly) {
 
 class SwappedTest : public CoordinatorTest {
  protected:
-  /// The primary is long, the secondary short, and together they are slow: the primary is held.
+  /// A long primary and a short secondary that share badly: the primary is held.
   SwappedTest() {
     coordinator_.open();
     EXPECT_TRUE(start(primary_).get());
@@ -243,7 +243,7 @@ TEST_F(SwappedTest, CancelReachesAHeldJobAndNothingHoldsItAgain) {
   }
 }
 
-TEST_F(SwappedTest, AJobThatDoesNotGetOnLetsTheHeldOneRunMeanwhile) {
+TEST_F(SwappedTest, AStalledJobLetsTheHeldOneRun) {
   auto waiter = primary_waits();
   EXPECT_EQ(waiter.wait_for(20ms), std::future_status::timeout);
   clock_.advance(2s);  // without a step of the secondary: the coordinator's own thread must notice
@@ -252,9 +252,10 @@ TEST_F(SwappedTest, AJobThatDoesNotGetOnLetsTheHeldOneRunMeanwhile) {
   EXPECT_TRUE(primary_.has_hold());
 }
 
-TEST_F(CoordinatorTest, RefusesProfilesThatMakeNoSenseAndKeepsNothingOfThem) {
+TEST_F(CoordinatorTest, RefusesInvalidProfilesAndKeepsNothingOfThem) {
   EXPECT_THAT([&] { add_profiled("a", Priority::kPrimary, "now", -1, 10, "b", 1); },
-              ThrowsMessage<std::invalid_argument>(HasSubstr("job 'a': step time of its profile is -1")));
+              ThrowsMessage<std::invalid_argument>(
+                  HasSubstr("job 'a': step time of its profile must be a positive number, got -1")));
   EXPECT_THAT(coordinator_.names(), ElementsAre());
 }
 
@@ -324,7 +325,7 @@ TEST_F(CoordinatorTest, StartsWaitForTheSuccessorOfAWithdrawnJob) {
   EXPECT_TRUE(after.get());
 }
 
-TEST_F(CoordinatorTest, APrimaryThatIsWithdrawnStartsNobody) {
+TEST_F(CoordinatorTest, AWithdrawnPrimaryStartsNoJob) {
   coordinator_.open();
   Member& runs = add("a", Priority::kSecondary, "now");
   EXPECT_TRUE(start(runs).get());
@@ -337,7 +338,7 @@ TEST_F(CoordinatorTest, APrimaryThatIsWithdrawnStartsNobody) {
   EXPECT_TRUE(waiter.get());
 }
 
-TEST_F(CoordinatorTest, WhatAWithdrawnJobWouldHaveWaitedForIsNotChecked) {
+TEST_F(CoordinatorTest, TheConditionOfAWithdrawnJobIsNotChecked) {
   coordinator_.open();
   add("a", Priority::kPrimary, "now");
   add("b", Priority::kSecondary, "after:a");
@@ -345,7 +346,7 @@ TEST_F(CoordinatorTest, WhatAWithdrawnJobWouldHaveWaitedForIsNotChecked) {
   EXPECT_EQ(add("c", Priority::kPrimary, "now").state(), JobState::kPending);
 }
 
-/// Calls `at_next_look` when it is asked for the time; counts waits.
+/// Calls `at_next_look` when the time is read; counts waits.
 class AskedClock final : public Clock {
  public:
   std::chrono::nanoseconds now() const override {
@@ -379,7 +380,7 @@ TEST(Coordinator, AStepThatComesWhileAJobBeginsToWaitIsNotLost) {
   coordinator.report({primary.id(), JobReport::Kind::kStepped, 1ms, 1});
   clock.at_next_look = [&] { coordinator.report({primary.id(), JobReport::Kind::kStepped, 1ms, 2}); };
   auto starts = std::async(std::launch::async, [&] { return coordinator.wait_to_start(secondary.id()); });
-  EXPECT_EQ(starts.wait_for(5s), std::future_status::ready) << "nobody was told of the second step";
+  EXPECT_EQ(starts.wait_for(5s), std::future_status::ready) << "the second step woke no thread";
   coordinator.dismiss();
   EXPECT_TRUE(starts.get());
 }
@@ -401,7 +402,7 @@ class KeepingClock final : public Clock {
   mutable std::latch release{1};
 };
 
-TEST(Coordinator, AThreadThatKeepsTheLockHoldsUpNoJobThatReports) {
+TEST(Coordinator, AThreadThatHoldsTheLockDelaysNoJobThatReports) {
   KeepingClock clock;
   Timeline timeline(1000);
   Gate gate(make_gate_policy("priority", {}), clock);
@@ -421,7 +422,7 @@ TEST(Coordinator, AThreadThatKeepsTheLockHoldsUpNoJobThatReports) {
   clock.release.count_down();
 }
 
-TEST_F(CoordinatorTest, ServesReportsThatNobodyWaitsFor) {
+TEST_F(CoordinatorTest, ServesReportsWithoutWaitingJobs) {
   Member& job = add("a", Priority::kPrimary, "now");
   EXPECT_TRUE(coordinator_.wait_to_start(job.id()));
   {

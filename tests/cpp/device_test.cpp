@@ -52,7 +52,7 @@ TEST(CpuDevice, ThreadsStartedLaterInherit) {
   }).join();
 }
 
-/// A thread of idle priority, and a worker that it started, until the destructor.
+/// A thread of idle priority and a worker that it started.
 class IdlePriorityTest : public ::testing::Test {
  protected:
   IdlePriorityTest() {
@@ -123,7 +123,7 @@ TEST_F(IdlePriorityTest, TellsTheTimeThatItsThreadUsed) {
   }
 }
 
-TEST(IdlePriority, AThreadThatIsNotThereCannotBeReached) {
+TEST(IdlePriority, AThreadThatHasEndedCannotBeReached) {
   IdlePriority priority(/*lowers=*/true);
   EXPECT_FALSE(priority.used().has_value());
   priority.raise_for_good();
@@ -174,7 +174,7 @@ TEST(ManualClock, StandsStillUntilMoved) {
   EXPECT_EQ(clock.now(), before + 3ns);
 }
 
-TEST(FakeDevice, WritesDownWhoHoldsWhichPriority) {
+TEST(FakeDevice, RecordsThePriorityOfEachThread) {
   FakeDevice device;
   {
     const auto scope = device.enter({.priority = Priority::kSecondary});
@@ -187,7 +187,7 @@ TEST(CudaStatus, SaysWhatItWasBuiltWith) {
   EXPECT_THAT(cuda_status(), ::testing::StartsWith("built with"));
 }
 
-TEST(MakeDevice, TakesAGpuWhereThereIsOne) {
+TEST(MakeDevice, TakesAGpuIfThereIsOne) {
   EXPECT_EQ(make_device("auto")->name(), cuda_device_count() > 0 ? "cuda:0" : "cpu");
   EXPECT_EQ(make_device("cpu")->name(), "cpu");
 }
@@ -215,8 +215,8 @@ TEST(FakeStream, ReachesAMarkerWhenTheWorkBeforeItIsDone) {
 TEST(MakeDevice, RefusesUnknownNames) {
   EXPECT_THROW(make_device("cuda:"), std::invalid_argument);
   EXPECT_THROW(make_device("cuda:1x"), std::invalid_argument);
-  EXPECT_THAT([] { make_device("tpu"); },
-              ::testing::ThrowsMessage<std::invalid_argument>(::testing::HasSubstr("device 'tpu': expected")));
+  EXPECT_THAT([] { make_device("tpu"); }, ::testing::ThrowsMessage<std::invalid_argument>(::testing::HasSubstr(
+                                              "device must be 'auto', 'cpu', 'cuda' or 'cuda:<n>', got 'tpu'")));
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace {
 using namespace std::chrono_literals;
 using std::chrono::steady_clock;
 
-/// The best-fit policy, and a look at what it lets through. The gate asks it under its lock.
+/// The best-fit policy, with checks of its decisions. The gate calls it under its lock.
 class Checked final : public GatePolicy {
  public:
   bool concerns(Priority mine, Priority other) const override { return policy_->concerns(mine, other); }
@@ -78,7 +78,7 @@ void busy_for(std::chrono::microseconds time) {
   }
 }
 
-/// How long the stress lasts. For longer runs: TORCHSHARE_STRESS_SECONDS=120.
+/// The duration of the test; TORCHSHARE_STRESS_SECONDS overrides it.
 std::chrono::seconds stress_time() {
   const char* const given = std::getenv("TORCHSHARE_STRESS_SECONDS");
   return std::chrono::seconds(given != nullptr ? std::atoi(given) : 3);

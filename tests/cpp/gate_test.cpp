@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kGrace = 200us;
 
-/// A primary and a secondary at a strict gate, under a clock that the test moves.
+/// A primary and a secondary at a strict gate, with a manual clock.
 class GateTest : public ::testing::Test {
  protected:
   GateTest() {
@@ -82,7 +82,7 @@ TEST_F(GateTest, AnIdleHintOpensAtOnceAndItsEndCloses) {
   EXPECT_FALSE(gate_.try_enter(secondary_));
 }
 
-TEST_F(GateTest, TheEndOfTheHigherJobOpensForGood) {
+TEST_F(GateTest, TheEndOfTheHigherJobOpensTheGatePermanently) {
   primary_.enter();
   auto waiter = secondary_waits();
   EXPECT_TRUE(still_waits(waiter));
@@ -166,7 +166,7 @@ class Keeps final : public GatePolicy {
   std::latch& release_;
 };
 
-TEST(Gate, ALowerJobThatKeepsTheLockHoldsUpNoHigherOne) {
+TEST(Gate, ALowerJobThatHoldsTheLockDelaysNoHigherOne) {
   std::latch asked(1);
   std::latch release(1);
   SteadyClock clock;
@@ -192,7 +192,7 @@ TEST(Gate, ALowerJobThatKeepsTheLockHoldsUpNoHigherOne) {
 
 TEST(Gate, LosesNoWakeUpWhenTheHigherJobEndsWhileTheOtherWaits) {
   SteadyClock clock;
-  Gate gate(make_gate_policy("strict", {.grace = 1s}), clock);  // longer than the test may take
+  Gate gate(make_gate_policy("strict", {.grace = 1s}), clock);  // longer than the test
   for (int round = 0; round < 2'000; ++round) {
     Slot primary(Priority::kPrimary);
     Slot secondary(Priority::kSecondary);

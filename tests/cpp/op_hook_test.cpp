@@ -19,7 +19,7 @@
 namespace torchshare {
 namespace {
 
-/// A job that counts how often it was asked to attend, and throws when told to.
+/// A job that counts calls of `attend`, and throws if told to.
 class FakeJob final : public OpContext {
  public:
   FakeJob() : OpContext(Priority::kSecondary, at::detail::createCPUGenerator(7)) { install_op_hook(); }
@@ -51,7 +51,7 @@ TEST(OpHook, CountsHotBoxedAndRandomOpsOnceEach) {
   EXPECT_EQ(ops_of(job, [&] { at::conv2d(at::ones({1, 1, 4, 4}), at::ones({1, 1, 2, 2})); }), 3U);  // two factories
 }
 
-TEST(OpHook, LetsViewsThrough) {
+TEST(OpHook, DoesNotGateViews) {
   FakeJob job;
   at::Tensor x = at::ones({4, 4});
   EXPECT_EQ(ops_of(job,

@@ -57,7 +57,7 @@ TEST_F(OwnedMemoryTest, CountsItsOwnThreadOnlyAndOnlyInsideTheScope) {
   EXPECT_EQ(mine->budget()->peak(), 0);
 }
 
-TEST_F(OwnedMemoryTest, GivesABlockBackToWhoPaidWhoeverDropsIt) {
+TEST_F(OwnedMemoryTest, ReturnsABlockToItsBudgetFromAnyThread) {
   const auto first = owner("first");
   at::Tensor kept;
   {
@@ -72,13 +72,13 @@ TEST_F(OwnedMemoryTest, GivesABlockBackToWhoPaidWhoeverDropsIt) {
   EXPECT_EQ(second->budget()->held(), 0);
 }
 
-TEST_F(OwnedMemoryTest, RefusesWhatGoesOverTheBudgetAndChangesNothing) {
+TEST_F(OwnedMemoryTest, RefusesRequestsBeyondTheBudgetAndChangesNothing) {
   const auto mine = owner("small", 3 * kBytes);
   const MemoryScope scope(mine);
   const at::Tensor a = thousand_floats();
   std::optional<at::Tensor> b = at::empty({2, 1000});
   EXPECT_THAT([] { thousand_floats(); },
-              ThrowsMessage<BudgetExceeded>(AllOf(HasSubstr("job 'small'"), HasSubstr("0.01 of 0.01 MiB held"))));
+              ThrowsMessage<BudgetExceeded>(AllOf(HasSubstr("job 'small'"), HasSubstr("0.01 of 0.01 MiB in use"))));
   EXPECT_EQ(mine->budget()->held(), 3 * kBytes);
   b.reset();
   EXPECT_NO_THROW(thousand_floats());
@@ -113,7 +113,7 @@ TEST_F(OwnedMemoryTest, ManyThreadsNeverHoldMoreThanTheLimit) {
           const at::Tensor a = at::empty({3, 1000});
           const at::Tensor b = at::empty({3, 1000});
         } catch (const BudgetExceeded&) {
-          continue;  // as it should be, now and then
+          continue;  // expected for some of them
         }
       }
     });
@@ -126,7 +126,7 @@ TEST_F(OwnedMemoryTest, ManyThreadsNeverHoldMoreThanTheLimit) {
   EXPECT_GE(mine->budget()->peak(), 6 * kBytes);
 }
 
-TEST_F(OwnedMemoryTest, TellsWhoseATensorIs) {
+TEST_F(OwnedMemoryTest, KnowsTheOwnerOfATensor) {
   auto first = owner("first");
   const auto second = owner("second");
   const at::Tensor before = thousand_floats();
@@ -147,7 +147,7 @@ TEST_F(OwnedMemoryTest, TellsWhoseATensorIs) {
   EXPECT_EQ(owner_of(*second, firsts), "") << "an owner that is gone owns nothing";
 }
 
-TEST_F(OwnedMemoryTest, WhatAnEarlierJobLeftIsNotTheNextOnes) {
+TEST_F(OwnedMemoryTest, BlocksOfAnEndedJobAreNotTheNextOnes) {
   auto first = owner("first");
   at::Tensor left;
   {
@@ -155,7 +155,7 @@ TEST_F(OwnedMemoryTest, WhatAnEarlierJobLeftIsNotTheNextOnes) {
     left = thousand_floats();
   }
   first.reset();
-  const auto next = owner("next");  // has the deleter that the first had
+  const auto next = owner("next");  // reuses the first one's deleter
   const auto other = owner("other");
   EXPECT_EQ(other->other_owner(left.storage().data_ptr()), nullptr);
   at::Tensor nexts;

@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 /// Jobs on an asynchronous device, in virtual time. Their tensors are the CPU's.
 class RuntimeStreamTest : public ::testing::Test {
  protected:
-  /// Waits in real time; virtual time stands still but for what the test does.
+  /// Waits in real time; only the test advances virtual time.
   static bool have_ended(const std::vector<std::shared_ptr<Job>>& jobs, std::chrono::milliseconds patience = 20s) {
     const auto all_ended = [&] {
       return std::all_of(jobs.begin(), jobs.end(), [](const auto& job) { return is_terminal(job->state()); });
@@ -64,7 +64,7 @@ TEST_F(RuntimeStreamTest, ALowerJobWaitsForTheStreamOfAHigherOne) {
   EXPECT_FALSE(have_ended({low}, 50ms));
   EXPECT_EQ(low->stats().ops, 0U);
   while (!have_ended({low}, 5ms)) {
-    device_->clock().advance(1ms);  // the work, then the grace, from when that is seen
+    device_->clock().advance(1ms);  // the work, then the grace after it was observed
   }
   EXPECT_GE(low->stats().ops, 2U);
 }
@@ -82,7 +82,7 @@ TEST_F(RuntimeStreamTest, TensorsThatCrossRunningJobsAreRefused) {
   });
   const auto taker = runtime.submit({.name = "taker"}, [&](Job&) {
     made.wait();
-    before.add(1);  // made before the jobs: everybody's
+    before.add(1);  // made before the jobs: any job may use it
     try {
       at::cat({before, crossing.view({4})});
     } catch (...) {
@@ -98,7 +98,7 @@ TEST_F(RuntimeStreamTest, TensorsThatCrossRunningJobsAreRefused) {
                                     HasSubstr("still running")));
 }
 
-TEST_F(RuntimeStreamTest, TensorsOfAJobThatHasEndedAreEverybodys) {
+TEST_F(RuntimeStreamTest, TensorsOfAnEndedJobMayBeUsedByAnyJob) {
   Runtime runtime(device_);
   at::Tensor left;
   runtime.submit({.name = "first"}, [&](Job&) { left = at::ones({4}); });
@@ -109,20 +109,20 @@ TEST_F(RuntimeStreamTest, TensorsOfAJobThatHasEndedAreEverybodys) {
   EXPECT_EQ(second->state(), JobState::kFinished) << second->error();
 }
 
-TEST_F(RuntimeStreamTest, ABudgetIsOneJobsAndItsFailureToo) {
+TEST_F(RuntimeStreamTest, OnlyTheJobThatExceedsItsBudgetFails) {
   Runtime runtime(device_);
   const auto poor = runtime.submit({.name = "poor", .memory_budget = 1 << 20}, [](Job&) { at::ones({1 << 20}); });
   const auto rich = runtime.submit({.name = "rich"}, [](Job&) { at::ones({1 << 20}); });
   runtime.start();
   ASSERT_TRUE(have_ended({poor, rich}));
   EXPECT_EQ(poor->state(), JobState::kFailed);
-  EXPECT_THAT(poor->error(), HasSubstr("job 'poor': memory budget exceeded: 4.00 MiB more wanted"));
+  EXPECT_THAT(poor->error(), HasSubstr("job 'poor': memory budget exceeded: requested 4.00 MiB"));
   EXPECT_EQ(rich->state(), JobState::kFinished);
   EXPECT_EQ(rich->stats().memory_peak, 4 << 20);
   EXPECT_EQ(poor->stats().memory_peak, 0);
 }
 
-TEST_F(RuntimeStreamTest, AJobMayGoOnWithLessMemory) {
+TEST_F(RuntimeStreamTest, AJobMayContinueWithLessMemory) {
   Runtime runtime(device_);
   const auto job = runtime.submit({.name = "poor", .memory_budget = 1 << 20}, [](Job&) {
     try {
@@ -192,7 +192,7 @@ TEST_F(RuntimeStreamTest, ACaptureBeginsWithoutWaitingForAHigherJob) {
   }());
 }
 
-TEST_F(RuntimeStreamTest, WhatACaptureThrowsComesOutAndTheCaptureEnds) {
+TEST_F(RuntimeStreamTest, AnExceptionEndsACaptureAndPropagates) {
   Runtime runtime(device_);
   const auto job = runtime.submit({.name = "a"}, [&](Job& job) {
     EXPECT_THROW(runtime_job(job).capture([] { throw std::out_of_range("mine"); }), std::out_of_range);
@@ -304,7 +304,7 @@ TEST_F(RuntimeStreamTest, ACancelReachesAJobThatWaitsForTheDevice) {
   EXPECT_TRUE(have_ended({high}));
 }
 
-TEST_F(RuntimeStreamTest, GraphsAreRefusedWhereThereAreNone) {
+TEST_F(RuntimeStreamTest, GraphsAreRefusedIfUnsupported) {
   Runtime runtime(std::make_shared<FakeDevice>());
   const auto job = runtime.submit({.name = "a"}, [](Job& job) { runtime_job(job).capture([] {}); });
   runtime.start();

@@ -139,7 +139,7 @@ TEST(Runtime, KeepsASecondaryOutWhileTheFakePrimaryIsInsideAnOp) {
     release.wait();
   });
   runtime.start();
-  inside.wait();  // or the secondary might be through before
+  inside.wait();  // otherwise the secondary might end before
   auto lower = runtime.submit(secondary("secondary"), [](Job&) { at::ones({4}); });
   while (device->held().size() < 2) {
     std::this_thread::sleep_for(1ms);
@@ -152,7 +152,7 @@ TEST(Runtime, KeepsASecondaryOutWhileTheFakePrimaryIsInsideAnOp) {
   EXPECT_EQ(lower->stats().ops, 1U);
 }
 
-TEST(Runtime, AFailureIsTheJobsOwn) {
+TEST(Runtime, AFailureStaysInItsJob) {
   Runtime runtime(std::make_shared<CpuDevice>());
   auto bad = runtime.submit(primary("bad"), [](Job&) { at::ones({2}).view({3}); });
   auto good = runtime.submit(secondary("good"), [](Job& job) { train(job, 5); });
@@ -179,7 +179,7 @@ TEST(Runtime, LeavesBehindAJobThatIsBlockedElsewhere) {
   release->count_down();
 }
 
-TEST(Runtime, UnwindsAJobThatWasGivenUpWheneverItComesBack) {
+TEST(Runtime, UnwindsAGivenUpJobAtItsNextOp) {
   const auto release = std::make_shared<std::latch>(1);
   const auto unwound = std::make_shared<std::atomic<int>>(0);
   std::shared_ptr<Job> blocked;
@@ -214,7 +214,7 @@ TEST(Runtime, UnwindsAJobThatWasGivenUpWheneverItComesBack) {
   EXPECT_EQ(runtime_job(*blocked).watch()->stats().ops, 1U);
 }
 
-/// A CPU that cannot count memory.
+/// A CPU device that cannot count memory.
 class Uncountable final : public Device {
  public:
   std::string_view name() const override { return "uncountable"; }
@@ -226,7 +226,7 @@ class Uncountable final : public Device {
   SteadyClock clock_;
 };
 
-TEST(Runtime, KeepsNothingOfAJobThatCouldNotBeMade) {
+TEST(Runtime, KeepsNothingOfAJobThatCouldNotBeCreated) {
   Runtime runtime(std::make_shared<Uncountable>());
   EXPECT_THROW(runtime.submit({.name = "a", .meter_memory = true}, [](Job&) {}), std::runtime_error);
   auto job = runtime.submit(primary("a"), [](Job&) {});
@@ -262,7 +262,7 @@ TEST(Runtime, RefusesToOpenInsideAJob) {
   EXPECT_THAT(nested->error(), HasSubstr("cannot be opened inside a job"));
 }
 
-TEST(Runtime, StartsNothingWhenAConditionCannotComeTrue) {
+TEST(Runtime, StartsNothingIfAConditionCanNeverHold) {
   Runtime runtime(std::make_shared<CpuDevice>());
   auto job = runtime.submit(secondary("a", "after:b"), [](Job&) {});
   EXPECT_THROW(runtime.start(), std::invalid_argument);
@@ -272,7 +272,7 @@ TEST(Runtime, StartsNothingWhenAConditionCannotComeTrue) {
   EXPECT_TRUE(runtime.wait(30s));
 }
 
-/// Leaves the process memory for the stack of one more thread, and not of two, until the destructor.
+/// Limits the process's memory to the stack of one more thread, until the destructor.
 class RoomForOneThread {
  public:
   RoomForOneThread() {
@@ -299,7 +299,7 @@ class RoomForOneThread {
   rlimit former_limit_{};
 };
 
-TEST(Runtime, ClosesWhereOnlyOneOfItsHelpersCouldBeMade) {
+TEST(Runtime, ClosesIfOnlyOneHelperThreadWasCreated) {
   Runtime runtime(std::make_shared<CpuDevice>());
   auto job = runtime.submit(primary("a"), [](Job&) {});
   {
@@ -310,7 +310,7 @@ TEST(Runtime, ClosesWhereOnlyOneOfItsHelpersCouldBeMade) {
   EXPECT_EQ(job->state(), JobState::kCancelled);
 }
 
-TEST(Runtime, StartsAtTheSecondTryWhereOnlyOneOfItsHelpersCouldBeMade) {
+TEST(Runtime, StartsAtTheSecondTryIfOnlyOneHelperThreadWasCreated) {
   Runtime runtime(std::make_shared<CpuDevice>());
   auto job = runtime.submit(primary("a"), [](Job&) {});
   {
@@ -322,7 +322,7 @@ TEST(Runtime, StartsAtTheSecondTryWhereOnlyOneOfItsHelpersCouldBeMade) {
   EXPECT_EQ(job->state(), JobState::kFinished);
 }
 
-/// The scheduling classes of the threads that have this one's name, but for this one: how many of each.
+/// Counts the scheduling classes of the other threads with this thread's name.
 std::map<int, int> workers_by_class() {
   const auto name_of = [](const std::string& thread) {
     std::string name;
@@ -406,7 +406,7 @@ void op(Job& job, const Body& body) {
   body();
 }
 
-TEST(BestFitRuntime, AnEndlessOpOfALowerJobHoldsThePrimaryNowhere) {
+TEST(BestFitRuntime, AnEndlessOpOfALowerJobDoesNotBlockThePrimary) {
   Runtime runtime(std::make_shared<CpuDevice>(), {.policy = "best_fit"});
   std::latch inside(1);
   std::latch release(1);
@@ -428,7 +428,7 @@ TEST(BestFitRuntime, AnEndlessOpOfALowerJobHoldsThePrimaryNowhere) {
   EXPECT_EQ(first->stats().waited, 0ns);
 }
 
-TEST(BestFitRuntime, GoesOnWhenThePrimaryDiesInsideAnOp) {
+TEST(BestFitRuntime, ContinuesWhenThePrimaryDiesInsideAnOp) {
   Runtime runtime(std::make_shared<CpuDevice>(), {.policy = "best_fit"});
   auto first = runtime.submit(primary("first"), [](Job& job) {
     train(job, 20);

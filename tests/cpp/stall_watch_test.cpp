@@ -11,7 +11,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// A thread whose time the test sets.
+/// A thread whose processor time the test sets.
 class FakePriority final : public ThreadPriority {
  public:
   void raise() override { ++raises_; }
@@ -47,7 +47,7 @@ TEST_F(StallWatchTest, RaisesALowerJobThatStandsStillWhileAHigherOneDoes) {
   EXPECT_EQ(lower_.raises(), 1) << "once";
 }
 
-TEST_F(StallWatchTest, LowersItAgainWhenTheHigherOneGetsOn) {
+TEST_F(StallWatchTest, LowersItAgainWhenTheHigherOneMakesProgress) {
   watch_.look();
   higher_.run();
   watch_.look();
@@ -63,7 +63,7 @@ TEST_F(StallWatchTest, TheJobItselfIsLoweredAtItsNextOp) {
   EXPECT_EQ(lower_.raises(), 0);
 }
 
-TEST_F(StallWatchTest, LeavesJobsAloneThatGetOn) {
+TEST_F(StallWatchTest, LeavesJobsAloneThatMakeProgress) {
   lower_.run();
   watch_.look();
   EXPECT_EQ(lower_.raises(), 0);

@@ -20,7 +20,7 @@ Event step(std::uint32_t index) {
   return {index * 1us, index * 1us + 500ns, 0, EventKind::kStep, index, {}};
 }
 
-TEST(Timeline, KeepsTheNewestAndCountsWhatWent) {
+TEST(Timeline, KeepsTheNewestAndCountsDroppedEvents) {
   Timeline timeline(3);
   for (std::uint32_t i = 0; i < 5; ++i) {
     timeline.record(step(i));
@@ -66,7 +66,7 @@ TEST(Timeline, PutsTheLogsOfAllJobsInOneOrder) {
   EXPECT_EQ(timeline.dropped(), 1U);
 }
 
-TEST(Timeline, RefusesNoRoom) {
+TEST(Timeline, RefusesZeroCapacity) {
   EXPECT_THROW(Timeline(0), std::invalid_argument);
 }
 

@@ -1,4 +1,4 @@
-"""Ways to run jobs that most tests share."""
+"""Shared fixtures and helpers that run jobs."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ CACHE = Path(__file__).parents[2] / "build" / "test-cache"
 
 @pytest.fixture(scope="session", autouse=True)
 def cache() -> Iterator[Path]:
-    """Of compiled steps, and not the user's. It stays from run to run: compiling takes minutes, and what is compiled
-    depends on the traced graph and on torch alone. Yields where packages are kept."""
+    """A cache of compiled steps other than the user's. Kept between test runs, because compiling takes minutes and
+    depends only on the traced graph and on torch. Yields the folder of the packages."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(CACHE))
         yield CACHE / "torchshare" / "steps"
@@ -43,14 +43,14 @@ def cache() -> Iterator[Path]:
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty one, for one test."""
+    """An empty cache of compiled steps for one test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "torchshare" / "steps"
 
 
 @pytest.fixture(autouse=True)
 def gpu(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests marked `gpu` are skipped without one; with TORCHSHARE_REQUIRE_GPU=1 they fail. They use deterministic
+    """Skips tests marked `gpu` if there is no GPU; with TORCHSHARE_REQUIRE_GPU=1 they fail. They use deterministic
     algorithms, so that weights can be compared bit for bit."""
     if request.node.get_closest_marker("gpu") is None:
         yield
@@ -64,7 +64,7 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def run_one(function: Callable[[Job], Any], timeout: float = 60, device: str = "cpu", **options: Any) -> Result:
-    """Runs a job alone, one intra-op thread unless told otherwise; raises what it raised."""
+    """Runs a job alone, by default with one intra-op thread; re-raises its exception."""
     with torchshare.Runtime(device=device) as runtime:
         job = runtime.submit(function, **{"name": "alone", "threads": 1, **options})
         results = runtime.wait(timeout=timeout, check=False)
@@ -74,15 +74,15 @@ def run_one(function: Callable[[Job], Any], timeout: float = 60, device: str = "
 
 
 def python(code: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    """Runs a program of its own to its end."""
+    """Runs a program in its own process to its end."""
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout)
 
 
 def torchshare_command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The `torchshare` command from `folder`, in this process: a new one takes seconds to import torch."""
+    """Runs the `torchshare` command from `folder`, in this process: a new one takes seconds to import torch."""
     out, err = io.StringIO(), io.StringIO()
     modules, path = set(sys.modules), list(sys.path)
-    log = logging.StreamHandler(err)  # as without pytest's own
+    log = logging.StreamHandler(err)  # replaces pytest's handler
     with (
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
@@ -92,7 +92,7 @@ def torchshare_command(*arguments: str, folder: Path) -> subprocess.CompletedPro
         patch.setattr(logging.getLogger(), "handlers", [log])
         try:
             code = main(list(arguments))
-        except SystemExit as error:  # of argparse
+        except SystemExit as error:  # raised by argparse
             code = error.code if isinstance(error.code, int) else 1
         except Exception:
             traceback.print_exc()
@@ -105,7 +105,7 @@ def torchshare_command(*arguments: str, folder: Path) -> subprocess.CompletedPro
 
 
 def launch(*arguments: str, folder: Path) -> subprocess.Popen[str]:
-    """Python, as from a terminal: where the tests run in the background, the shell has them ignore Ctrl-C."""
+    """Starts Python as from a terminal: if the tests run in the background, the shell makes them ignore Ctrl-C."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=folder,
@@ -117,7 +117,7 @@ def launch(*arguments: str, folder: Path) -> subprocess.Popen[str]:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Polls until `condition` holds; fails the test if it does not in time."""
+    """Polls until `condition` holds; fails the test on a timeout."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not in {seconds} s"
@@ -131,7 +131,7 @@ def run_ops_for_ever(job: Job) -> None:
 
 
 class Gatekeeper:
-    """Holds a job at a place until the test lets it go."""
+    """Blocks a job at a certain place until the test releases it."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()

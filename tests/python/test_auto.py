@@ -129,7 +129,7 @@ def test_a_held_job_can_be_cancelled():
         wait_until(lambda: runtime.jobs[1].state == "cancelled")
 
 
-def test_a_partner_that_fails_in_the_probe_leaves_the_other_going():
+def test_a_job_survives_the_failure_of_its_partner_in_the_probe():
     def fails(job: Job) -> None:
         for number, batch in enumerate(job.batches(itertools.repeat(torch.ones(4, 2)))):
             list(batch)
@@ -147,7 +147,7 @@ def test_a_partner_that_fails_in_the_probe_leaves_the_other_going():
 
 def test_only_automatic_jobs_run_one_or_two_at_a_time():
     lock = threading.Lock()
-    running = [0, 0]  # now, most
+    running = [0, 0]  # now, maximum
 
     def counted(job: Job) -> None:
         with lock:
@@ -196,13 +196,16 @@ def test_lengths_come_from_the_loader_the_epochs_or_the_user():
 
 
 @pytest.mark.parametrize("steps", [-1, 1.5, "many", True])
-def test_lengths_that_are_none_are_refused(steps: Any):
+def test_invalid_lengths_are_refused(steps: Any):
     for what in ("steps", "epochs"):
-        with torchshare.Runtime() as runtime, pytest.raises(ValueError, match=f"job 'a': {what} is {steps!r}"):
+        with (
+            torchshare.Runtime() as runtime,
+            pytest.raises(ValueError, match=f"job 'a': {what} must be a non-negative integer, got {steps!r}"),
+        ):
             runtime.submit(training(1), name="a", **{what: steps})
 
 
-def test_a_share_of_none_keeps_lower_jobs_out_until_the_primary_ends():
+def test_a_share_of_zero_keeps_lower_jobs_out_until_the_primary_ends():
     with torchshare.Runtime(secondary_share=0.0) as runtime:
         runtime.submit(training(200), name="a", priority="primary")
         runtime.submit(training(5), name="b", start="step:20")
@@ -245,12 +248,12 @@ def test_without_a_bound_there_is_no_report():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_slowdown": -0.1}, "max_slowdown is -0.1; expected 0"),
-        ({"max_slowdown": float("nan")}, "max_slowdown is nan"),
-        ({"secondary_share": 1.5}, "secondary_share is 1.5; expected 0 to 1"),
-        ({"secondary_share": 0.5, "max_slowdown": 0.1}, "max_slowdown and secondary_share are both given"),
+        ({"max_slowdown": -0.1}, "max_slowdown must be from 0 to 100, got -0.1"),
+        ({"max_slowdown": float("nan")}, "max_slowdown must be from 0 to 100, got nan"),
+        ({"secondary_share": 1.5}, "secondary_share must be from 0 to 1, got 1.5"),
+        ({"secondary_share": 0.5, "max_slowdown": 0.1}, "max_slowdown and secondary_share must not be given together"),
     ],
 )
-def test_bounds_that_make_no_sense_are_refused(options: dict[str, float], message: str):
+def test_invalid_bounds_are_refused(options: dict[str, float], message: str):
     with pytest.raises(ValueError, match=message):
         torchshare.Runtime(**options)

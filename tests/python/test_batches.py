@@ -90,7 +90,7 @@ def test_pieces_cover_the_rows_once_in_order(rows, sub_batch, columns):
 def test_x_and_y_name_the_parts_and_say_when_there_are_none():
     sub = pieces((X, Y), None)[0]
     assert sub.x is X and sub.y is Y and sub.weight == 1.0
-    with pytest.raises(AttributeError, match="a batch of type dict has no part 0: use `data`"):
+    with pytest.raises(AttributeError, match="a batch of type dict has no element 0; use `data`"):
         _ = pieces({"x": X}, None)[0].x
 
 
@@ -137,7 +137,10 @@ def test_every_kind_of_loader_is_read_to_its_end(name, make):
 def test_sub_batch_must_be_a_whole_number_of_rows(value):
     with pytest.raises(ValueError, match=rf"job 'alone': sub_batch is {value!r}; expected a whole number of rows"):
         pieces(X, value)
-    with torchshare.Runtime() as runtime, pytest.raises(ValueError, match="job 'early': sub_batch is"):
+    with (
+        torchshare.Runtime() as runtime,
+        pytest.raises(ValueError, match="job 'early': sub_batch must be a positive integer, got"),
+    ):
         runtime.submit(lambda job: None, name="early", sub_batch=value)
 
 

@@ -1,4 +1,4 @@
-"""The measuring code, on numbers whose answer is known."""
+"""The benchmarks' measuring code, on inputs with known results."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_hook_adds_what_lies_between_off_and_on():
 
 def test_a_meter_counts_the_steps_of_its_window_only():
     starved = pairs.WindowMeter(0.0, 1.0)
-    assert not starved.step_done()  # long past
+    assert not starved.step_done()  # long after the window
     assert starved.figures() == {"rate": 0.0, "cpu": 0.0}
     now = time.monotonic()
     early, inside = pairs.WindowMeter(now + 60, now + 61), pairs.WindowMeter(now - 1, now + 1)
@@ -120,12 +120,12 @@ def test_divisible_gpus_leave_no_gang_behind():
     trace = speed.generated(50)
     alone = float(trace.duration.mean())
     assert study.divisible_srsf(trace) >= alone * (1 - 1e-9)
-    # Two gangs of 48 that cannot run side by side: a third of the second runs beside the first.
+    # Two gangs of 48 GPUs cannot run at once on 64: divisible, a third of the second runs beside the first.
     gangs = speed.Trace("two", ["a", "b"], np.zeros(2), np.full(2, 90.0), np.array([48, 48]), np.zeros(2), ["", ""])
     assert study.divisible_srsf(gangs) == pytest.approx((90 + 150) / 2)
 
 
-def test_generated_traces_ask_for_more_than_there_is():
+def test_generated_traces_overload_the_cluster():
     trace = speed.generated(2000)
     assert (trace.gpus * trace.duration).sum() == pytest.approx(64 * 1.5 * trace.arrival[-1], rel=0.02)
 
@@ -150,7 +150,7 @@ def test_gavels_table_has_a_model_for_every_application():
     assert 0 < shared.figures["shared_fraction"] < 1
 
 
-def test_auto_is_held_against_the_best_fixed_mode_of_its_own_repetition():
+def test_auto_is_compared_with_the_best_fixed_mode_of_its_own_repetition():
     def modes(now: float, after: float, chosen: float) -> dict[str, dict[str, list[float]]]:
         jct = {"now": now, "after": after, "secondary first": 99.0, "auto, cold": chosen, "auto, profiles": chosen}
         return {mode: {"jct": [time - 1, time + 1]} for mode, time in jct.items()}
@@ -161,7 +161,7 @@ def test_auto_is_held_against_the_best_fixed_mode_of_its_own_repetition():
     assert figures["average_jct_s"]["median"] == 6.5
 
 
-def test_a_bound_is_held_against_the_primary_alone_and_the_best_share_that_holds_it():
+def test_a_bound_is_compared_with_the_primary_alone_and_the_best_share_within_it():
     def run(mean: float, rate: float = 0.0) -> dict[str, object]:
         return {"windows": [mean] * 10, "mean": mean, "p99": 2 * mean, "secondary_rate": rate}
 
@@ -178,7 +178,7 @@ def test_a_bound_is_held_against_the_primary_alone_and_the_best_share_that_holds
     assert figures["0.05"]["slowdown_without_bound"]["median"] == pytest.approx(0.2)
     assert figures["0.05"]["secondary_vs_no_bound"]["median"] == pytest.approx(0.45)
     assert figures["0.1"]["windows_inside"]["median"] == 0.0
-    assert figures["0.02"]["secondary_vs_perfect_knob"]["median"] == 1.0  # no share of the sweep holds it
+    assert figures["0.02"]["secondary_vs_perfect_knob"]["median"] == 1.0  # no share of the sweep is within it
 
 
 def test_every_kind_of_job_trains():
@@ -186,7 +186,7 @@ def test_every_kind_of_job_trains():
         jobs.train(kind, jobs.StepMeter(2))
 
 
-def test_gaps_are_held_against_alone_and_against_plain_sharing():
+def test_gaps_are_compared_with_alone_and_with_plain_sharing():
     def job(rate: float, times: list[float]) -> dict[str, object]:
         return gaps.condensed({"rate": rate, "times": times})
 

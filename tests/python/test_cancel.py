@@ -18,7 +18,7 @@ from torch import nn
 import torchshare
 from torchshare import Cancelled, Job
 
-SOON_S = 5.0  # generous; the point is that it ends at all
+SOON_S = 5.0  # generous: the test is that it ends
 
 
 def python_for_ever(job: Job) -> None:
@@ -104,7 +104,9 @@ def test_cancel_reaches_a_job_anywhere(function: Callable[[Job], None], policy):
         results = runtime.wait(SOON_S)
         assert time.monotonic() - began < SOON_S
     assert {name: result.state for name, result in results.items()} == {job.name: "cancelled", "partner": "finished"}
-    assert results[job.name].exception is None or function is script_for_ever  # TorchScript changes the type
+    assert (
+        results[job.name].exception is None or function is script_for_ever
+    )  # TorchScript changes the exception's type
 
 
 def test_cancel_reaches_a_job_that_waits_to_run():
@@ -154,7 +156,7 @@ def test_clean_up_runs_undisturbed(loop):
                     x.add_(1)
         except Cancelled as error:
             raised.append(type(error))
-            deadline = time.monotonic() + 0.3  # longer than the interrupt takes to come
+            deadline = time.monotonic() + 0.3  # longer than the delay of the interrupt
             while time.monotonic() < deadline:
                 x.add_(1)
             job.log(cleaned=1)

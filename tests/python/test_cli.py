@@ -58,7 +58,7 @@ def many(job):
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Path:
-    """A folder with a script and a module that it imports."""
+    """A folder with a script, and a module that it imports."""
     (tmp_path / "jobs.py").write_text(JOBS)
     (tmp_path / "helper.py").write_text("ROWS = 8\n")
     (tmp_path / "broken.py").write_text("import no_such_thing\n")
@@ -111,27 +111,30 @@ def test_ctrl_c_stops_both_and_writes_the_timeline(jobs: Path, functions: tuple[
 
 
 BAD_INPUT = {
-    "unknown function": (["jobs.py:trian"], "jobs.py has no function 'trian'; it has fail, for_ever, many, sleep,"),
+    "unknown function": (["jobs.py:trian"], "jobs.py has no function 'trian', only fail, for_ever, many, sleep,"),
     "not a function": (["jobs.py:model_count"], "jobs.py has no function 'model_count'"),
-    "no file": (["gone.py:train"], "no file gone.py"),
+    "no file": (["gone.py:train"], "no such file gone.py"),
     "no module": (["gone.jobs:train"], "no module named 'gone'"),
-    "no function": (["jobs.py"], "expected pkg.module:function or file.py:function"),
-    "two of one name": (["jobs.py:train", "jobs.py:train"], "two jobs are named 'train'; give one another name: NAME="),
-    "primary": (["jobs.py:train", "--primary", "x"], "--primary names job 'x'; expected one of train"),
-    "start of nobody": (["jobs.py:train", "--start", "x=now"], "--start names job 'x'; expected one of train"),
-    "start": (["jobs.py:train", "--start", "train=soon"], "job 'train': start 'soon': expected 'now'"),
+    "no function": (["jobs.py"], "target must be pkg.module:function or file.py:function"),
+    "two of one name": (
+        ["jobs.py:train", "jobs.py:train"],
+        "job names must be unique, got 'train' twice; name one with NAME=",
+    ),
+    "primary": (["jobs.py:train", "--primary", "x"], "--primary names job 'x', must be one of train"),
+    "start of nobody": (["jobs.py:train", "--start", "x=now"], "--start names job 'x', must be one of train"),
+    "start": (["jobs.py:train", "--start", "train=soon"], "job 'train': start must be 'now'"),
     "start after": (["jobs.py:train", "--start", "train=after:x"], "job 'train': start 'after:x' names no job"),
     "sub-batch": (
         ["jobs.py:train", "--sub-batch", "0"],
-        "job 'train': sub_batch is 0; expected a whole number of rows",
+        "job 'train': sub_batch must be a positive integer, got 0",
     ),
-    "threads": (["jobs.py:train", "--threads", "two"], "--threads two: expected a whole number"),
-    "bound": (["jobs.py:train", "--max-slowdown", "-1"], "max_slowdown is -1; expected 0"),
+    "threads": (["jobs.py:train", "--threads", "two"], "--threads must be an integer from 1 to 1024, got two"),
+    "bound": (["jobs.py:train", "--max-slowdown", "-1"], "max_slowdown must be from 0 to 100, got -1"),
     "profile": (["jobs.py:train", "--profile", "no.json"], "job 'train': profile no.json: No such file"),
-    "steps": (["jobs.py:train", "--steps", "-3"], "job 'train': steps is -3; expected a whole number, at least 0"),
+    "steps": (["jobs.py:train", "--steps", "-3"], "job 'train': steps must be a non-negative integer, got -3"),
     "timeline": (
         ["jobs.py:train", "--timeline", "no/t.json"],
-        "--timeline no/t.json: expected a file in a folder that",
+        "--timeline must be a file in an existing folder, got no/t.json",
     ),
 }
 
@@ -173,7 +176,7 @@ def test_profiles_are_measured_kept_used_and_measured_again_when_the_code_change
     assert len(list((jobs / "cache").iterdir())) == 2
 
     again = torchshare_command(*pair, "--json", folder=jobs)
-    assert "from the cache" in again.stderr
+    assert "using cached profiles" in again.stderr
     assert json.loads(again.stdout) == json.loads((jobs / "a.json").read_text())
 
     planned = torchshare_command("plan", "a.json", "b.json", folder=jobs)
@@ -197,10 +200,10 @@ def test_profiles_are_measured_kept_used_and_measured_again_when_the_code_change
     ("arguments", "code", "message"),
     [
         (["jobs.py:trian"], 2, "jobs.py has no function 'trian'"),
-        (["jobs.py:steps", "--with", "jobs.py:steps"], 2, "both jobs are named 'steps'"),
-        (["jobs.py:steps", "--splits", "0"], 2, "splits is 0; expected 1 to 16"),
-        (["jobs.py:steps", "--partner-output", "b.json"], 2, "there is no partner; expected --with"),
-        (["jobs.py:steps", "--output", "no/p.json"], 2, "--output no/p.json: expected a file in a folder that exists"),
+        (["jobs.py:steps", "--with", "jobs.py:steps"], 2, "job names must differ, both are 'steps'"),
+        (["jobs.py:steps", "--splits", "0"], 2, "splits must be from 1 to 16, got 0"),
+        (["jobs.py:steps", "--partner-output", "b.json"], 2, "--partner-output needs a partner, pass --with"),
+        (["jobs.py:steps", "--output", "no/p.json"], 2, "--output must be a file in an existing folder, got no/p.json"),
         (["jobs.py:fail"], 1, "job 'fail' failed after 0 steps: RuntimeError: broken on purpose"),
     ],
 )
@@ -258,10 +261,10 @@ def test_profile_writes_traces_and_replay_runs_them(jobs: Path):
     assert set(json.loads(done.stdout)) == {"best_fit", "priority", "resource", "strict"}
     for arguments, message in (
         (["none.npz"], "op trace none.npz: No such file"),
-        (["a.npz", "--policy", "fair"], "--policy fair: expected all, or one of best_fit, priority, resource, strict"),
-        (["a.npz", "--cores", "0"], "--cores 0: expected at least 1"),
-        (["a.npz", "--grace", "7"], "--grace 7: expected seconds, 0 to 1"),
-        (["a.npz"] * 11, "11 op traces; expected 1 to 10"),
+        (["a.npz", "--policy", "fair"], "--policy must be all or one of best_fit, priority, resource, strict"),
+        (["a.npz", "--cores", "0"], "--cores must be at least 1, got 0"),
+        (["a.npz", "--grace", "7"], "--grace must be between 0 and 1 seconds, got 7"),
+        (["a.npz"] * 11, "replay needs 1 to 10 op traces, got 11"),
     ):
         done = torchshare_command("replay", *arguments, folder=jobs)
         assert (done.returncode, message in done.stderr) == (2, True), done.stderr

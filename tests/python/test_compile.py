@@ -113,13 +113,13 @@ def test_a_job_compiles_while_another_looks_for_batch_norm() -> None:
     assert results["compiles"].value.tolist() == [1, 1]
 
 
-def test_a_job_that_is_suspended_while_it_compiles_holds_up_nobody() -> None:
+def test_a_job_suspended_while_it_compiles_does_not_block_others() -> None:
     keeper = Gatekeeper()
     compiled = threading.Event()
 
     def slow(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
         keeper.pause()
-        torch.ones(2).add(1)  # where it would park, with the lock
+        torch.ones(2).add(1)  # it would park here, holding the lock
         return graph.forward
 
     def second(_job: Job) -> float:
@@ -164,7 +164,7 @@ def test_a_job_that_waits_to_compile_can_be_cancelled() -> None:
         runtime.wait(30)
 
 
-def test_the_lock_is_put_back() -> None:
+def test_the_lock_is_restored() -> None:
     from torch._dynamo import convert_frame
 
     former = convert_frame.compile_lock

@@ -1,4 +1,4 @@
-"""Compiled steps against eager: the same weights, and eager wherever that cannot be."""
+"""Compiled steps train like eager ones, and fall back to eager if they cannot be compiled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from torchshare.training.compiled_step import CompiledStep
 from torchshare.training.optimizer_rules import rule_of
 
 ROWS, STEPS = 10, 50
-COMPILING_S = 300.0  # for a few graphs, on a busy machine
+COMPILING_S = 300.0  # for a few packages, on a busy machine
 pytestmark = pytest.mark.timeout(2 * COMPILING_S)
 run_one = functools.partial(conftest.run_one, timeout=COMPILING_S)
 
@@ -52,14 +52,14 @@ def mlp() -> nn.Module:
 
 def cnn() -> nn.Module:
     return nn.Sequential(
-        # A bias here would have no gradient but noise, which AdamW blows up.
+        # A bias would get a gradient of rounding errors only, which AdamW amplifies.
         *(nn.Conv2d(2, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU()),
         *(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 4)),
     )
 
 
 class Attention(nn.Module):
-    """Of one head, by its formula: torch's own cannot be compiled in double precision."""
+    """Attention with one head, as a formula: torch's own op cannot be compiled in double precision."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def eagerly(kind: str, steps: int = STEPS, **options: Any) -> Callable[[Job], li
 
 
 def compiled(kind: str, steps: int = STEPS, fit: bool = False, **options: Any) -> Callable[[Job], list[Tensor]]:
-    """The same with a compiled step, and no step in eager but the first."""
+    """The same with a compiled step; only the first step runs in eager."""
 
     def train(job: Job) -> list[Tensor]:
         training = Training(kind, **options)
@@ -164,7 +164,7 @@ def compiled(kind: str, steps: int = STEPS, fit: bool = False, **options: Any) -
 
 
 def assert_close(a: list[Tensor], b: list[Tensor]) -> None:
-    """Within 1e-10 of the largest number of each tensor."""
+    """Tolerance: 1e-10 times the largest element of each tensor."""
     assert len(a) == len(b)
     for x, y in zip(a, b, strict=True):
         assert x.dtype == y.dtype
@@ -177,14 +177,14 @@ def assert_identical(a: list[Tensor], b: list[Tensor]) -> None:
         assert torch.equal(x, y)
 
 
-SLOW = pytest.mark.slow  # to compile
+SLOW = pytest.mark.slow  # compiles
 
 
 @pytest.mark.parametrize(
     "kind", ["mlp", *(pytest.param(kind, marks=SLOW) for kind in ("cnn", "lstm", "transformer", "dropping"))]
 )
 def test_fifty_steps_are_those_of_eager(kind: str) -> None:
-    """With dropout, too: the masks are eager's, from the job's own random state."""
+    """Including dropout: the masks are those of eager, from the job's own random state."""
     assert_close(run_one(compiled(kind)).value, run_one(eagerly(kind)).value)
 
 
@@ -224,7 +224,7 @@ def test_shared_is_alone_bit_for_bit(policy: str) -> None:
 
 
 def test_schedulers_state_dicts_and_eager_steps_between() -> None:
-    """A learning rate that changes every step, evaluation, a checkpoint put back, and a step of the user's own."""
+    """A learning rate that changes every step, evaluation, a restored checkpoint, and an eager step in between."""
 
     def train(job: Job, compile: bool) -> list[Tensor]:
         training = Training("mlp")
@@ -249,7 +249,7 @@ def test_schedulers_state_dicts_and_eager_steps_between() -> None:
                 model.train()
             if number == 20:
                 model.load_state_dict(saved[0])
-                optimizer.load_state_dict(saved[1])  # which replaces every tensor of the state
+                optimizer.load_state_dict(saved[1])  # replaces every tensor of the state
         assert not compile or step.fallback is None
         return training.tensors()
 
@@ -260,10 +260,10 @@ def test_schedulers_state_dicts_and_eager_steps_between() -> None:
 
 
 def reasons(job: Job, training: Training, loss: Callable[..., Tensor] | None = None) -> str:
-    """Why that step falls back; it must still train as eager does."""
+    """Returns why the step falls back; it must still train like eager."""
     before = training.tensors()
     step = job.compiled_step(training.model, loss or training.loss, training.optimizer, training.batches[0])
-    assert_identical(training.tensors(), before)  # building it trains nothing
+    assert_identical(training.tensors(), before)  # making the step trains nothing
     losses = job.fit(step, training.batches)
     assert losses.shape == (len(training.batches),) and losses.isfinite().all()
     assert not torch.equal(training.tensors()[0], before[0])
@@ -318,7 +318,7 @@ def a_parameter_from_elsewhere(job: Job) -> str:
 
 
 def a_branch_in_training(job: Job) -> str:
-    """Seen only by running the loss function beside its trace: what it does depends on whether it is traced."""
+    """Found only by running the loss function beside its trace: its result depends on whether it is traced."""
     training = Training("mlp")
     scale = {True: 2.0, False: 1.0}
     return reasons(job, training, lambda x, y: training.loss(x, y) * scale[is_fx_tracing()])
@@ -339,8 +339,8 @@ def an_unknown_parameter(job: Job) -> str:
         (python_random, "draws from Python's or numpy's random state"),
         (a_counter, "the forward pass changes 'calls' of the model"),
         (a_parameter_from_elsewhere, "uses a tensor of the model other than through the model"),
-        (a_branch_in_training, "traced, the loss differs from eager by"),
-        (an_unknown_parameter, "the optimizer has a parameter that the model has not"),
+        (a_branch_in_training, "the traced loss differs from eager by"),
+        (an_unknown_parameter, "the optimizer has a parameter that the model lacks"),
     ],
 )
 def test_what_cannot_be_compiled_runs_in_eager(
@@ -352,7 +352,7 @@ def test_what_cannot_be_compiled_runs_in_eager(
 
 
 def test_a_tensor_of_the_loss_function_is_an_input() -> None:
-    """Class weights that change between steps: not those of when it was compiled."""
+    """Class weights that change between steps: the step uses the current ones."""
 
     def train(job: Job, compile: bool) -> list[Tensor]:
         training = Training("mlp")
@@ -378,7 +378,7 @@ def test_a_tensor_of_the_loss_function_is_an_input() -> None:
 
 
 def test_what_changes_after_compiling_runs_in_eager(caplog: pytest.LogCaptureFixture) -> None:
-    """Frozen layers, other hyperparameters, evaluation mode; and compiled again afterwards."""
+    """Frozen layers, other hyperparameters, evaluation mode; compiled steps resume afterwards."""
 
     def train(job: Job, compile: bool) -> list[Tensor]:
         training = Training("mlp")
@@ -399,16 +399,16 @@ def test_what_changes_after_compiling_runs_in_eager(caplog: pytest.LogCaptureFix
     assert_close(run_one(lambda job: train(job, True)).value, run_one(lambda job: train(job, False)).value)
     lines = [record.message for record in caplog.records if "runs in eager" in record.message]
     assert len(lines) == 3
-    assert "'momentum' in group 0 is 0.5 and was compiled as 0.9" in lines[1]
+    assert "'momentum' in group 0 is 0.5, but was 0.9 when compiled" in lines[1]
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"model": 3}, "job 'alone': model is a int; expected a Module"),
-        ({"loss_fn": None}, "job 'alone': loss_fn is None; expected a callable"),
-        ({"optimizer": None}, "job 'alone': optimizer is a NoneType; expected a Optimizer"),
-        ({"example_batch": []}, "job 'alone': example_batch has no tensor"),
+        ({"model": 3}, "job 'alone': model must be an nn.Module, got int"),
+        ({"loss_fn": None}, "job 'alone': loss_fn must be callable, got None"),
+        ({"optimizer": None}, "job 'alone': optimizer must be a torch.optim.Optimizer, got NoneType"),
+        ({"example_batch": []}, "job 'alone': example_batch must hold a tensor, got list"),
         ({"sub_batch": 0}, "job 'alone': sub_batch is 0"),
     ],
 )
@@ -432,23 +432,27 @@ def test_a_step_is_its_jobs_own() -> None:
 
     def train(job: Job) -> None:
         training = Training("mlp")
-        training.optimizer = torch.optim.RMSprop(training.model.parameters())  # eager is enough here
+        training.optimizer = torch.optim.RMSprop(
+            training.model.parameters()
+        )  # falls back to eager, which is enough here
         steps.append(training.step(job))
         job.fit(steps[0], training.batches)
 
     run_one(train)
-    with pytest.raises(ValueError, match="the compiled step is of job 'alone'; expected one of its own"):
+    with pytest.raises(ValueError, match="the compiled step must be one of this job, got one of job 'alone'"):
         run_one(train)
-    with pytest.raises(ValueError, match="the compiled step is of job 'alone'; expected one of its own"):
+    with pytest.raises(ValueError, match="the compiled step must be one of this job, got one of job 'alone'"):
         run_one(lambda job: [steps[0](batch) for batch in job.batches(Training("mlp").batches)])
-    with pytest.raises(TypeError, match="job 'alone': step is a function; expected what compiled_step returned"):
+    with pytest.raises(TypeError, match="job 'alone': step must be a CompiledStep, got function"):
         run_one(lambda job: job.fit(train, []))  # type: ignore[arg-type]
 
 
 def test_no_steps_are_no_losses() -> None:
     def train(job: Job) -> Tensor:
         training = Training("mlp")
-        training.optimizer = torch.optim.RMSprop(training.model.parameters())  # eager is enough here
+        training.optimizer = torch.optim.RMSprop(
+            training.model.parameters()
+        )  # falls back to eager, which is enough here
         return job.fit(training.step(job), training.batches, steps=0)
 
     assert run_one(train).value.shape == (0,)
@@ -467,7 +471,7 @@ def test_a_loader_that_is_used_up() -> None:
 
 
 def package_with(cache: Path, tmp_path: Path, what: str, value: str) -> str:
-    """A package of the cache whose metadata say something else."""
+    """A package of the cache with changed metadata."""
     run_one(compiled("mlp", steps=2))
     old = next(iter(sorted(cache.glob("*.pt2"))))
     made = tmp_path / "changed.pt2"
@@ -482,7 +486,7 @@ def package_with(cache: Path, tmp_path: Path, what: str, value: str) -> str:
 
 def test_packages_that_do_not_fit_are_refused(cache: Path, tmp_path: Path) -> None:
     changed = package_with(cache, tmp_path, "torchshare.torch", "2.9.1")
-    with pytest.raises(ValueError, match=r"was compiled for torch 2\.9\.1: expected 2\.11\.0"):
+    with pytest.raises(ValueError, match=r"must be compiled for torch 2\.11\.0, got 2\.9\.1"):
         _C.StepPackage(changed)
     (tmp_path / "no.pt2").write_text("no package")
     with pytest.raises(ValueError, match="is not the package of a compiled step"):
@@ -496,7 +500,7 @@ def test_packages_that_do_not_fit_are_refused(cache: Path, tmp_path: Path) -> No
         graph.check([torch.ones(1)])
 
 
-# The runtime's hold on compiled steps
+# Cancel and suspend
 
 
 def test_cancel_and_suspend_reach_a_job_in_fit() -> None:
@@ -525,7 +529,7 @@ def test_cancel_and_suspend_reach_a_job_in_fit() -> None:
 
 
 def test_a_cancelled_sub_batch_leaves_nothing_behind() -> None:
-    """Cancelled between the sub-batches of a step; a job that goes on trains as if that step had not been."""
+    """Cancelled between the sub-batches of a step; a job that continues trains as if that step had not begun."""
 
     def train(job: Job, cancel: bool) -> list[Tensor]:
         training = Training("mlp")
@@ -538,7 +542,7 @@ def test_a_cancelled_sub_batch_leaves_nothing_behind() -> None:
             pieces = step._pieces(fetched[3])
             assert pieces is not None and step._bound is not None
             broken = [pieces[0], ([torch.ones(1)], 0.5)]
-            with pytest.raises(ValueError, match="does not cover these shapes"):
+            with pytest.raises(ValueError, match="has no package for these shapes"):
                 step._bound.run(job._context.handle, broken)
             done = job.result.sub_batches
 
@@ -568,7 +572,7 @@ def test_a_cancelled_sub_batch_leaves_nothing_behind() -> None:
 @pytest.mark.gpu
 @needs_kernels
 def test_a_cuda_step_runs_on_the_jobs_stream_and_in_a_cuda_graph() -> None:
-    """On the current stream, as eager would; then captured, in thread-local mode, and replayed."""
+    """Runs on the current stream, like eager; then is captured in thread-local mode, and replayed."""
 
     def train(job: Job, compile: bool) -> list[Tensor]:
         training = Training("mlp", dtype=torch.float32)
@@ -624,7 +628,7 @@ def test_rules_are_those_of_torch(make: Callable[..., torch.optim.Optimizer], ma
     theirs = nn.Parameter(torch.randn(5, dtype=torch.float64))
     optimizer = make([theirs], maximize=maximize)
     theirs.grad = torch.randn(5, dtype=torch.float64)
-    optimizer.step()  # makes the state
+    optimizer.step()  # creates the state
     ours = theirs.detach().clone()
     state = copy.deepcopy(optimizer.state[theirs])
     rule = rule_of(optimizer)
@@ -660,7 +664,7 @@ def test_the_cache_is_used_and_damage_to_it_repaired(own_cache: Path, caplog: py
 
 
 @pytest.mark.slow
-def test_two_jobs_with_one_graph_compile_it_once(own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_jobs_with_the_same_step_compile_it_once(own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "torchshare")
     with torchshare.Runtime() as runtime:
         for name in ("first", "second"):

@@ -1,4 +1,4 @@
-"""examples/cpp, built against what `cmake --install` makes, as a C++ program of somebody else's would be."""
+"""examples/cpp, built against an installation, like a user's C++ program."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_pair_of_libtorch_loops(example: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_step_saved_by_python_trains_on_in_cpp(example: Path, tmp_path: Path) -> None:
-    """The losses that C++ prints are those with which Python goes on from the same place."""
+    """C++ prints the losses that Python gets when it continues from the same state."""
 
     def train(job: Job) -> torch.Tensor:
         model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))

@@ -1,4 +1,4 @@
-"""Our CUDA allocator stands before torch's: what it does not forward would silently be the base class's."""
+"""Our CUDA allocator wraps torch's: a virtual function that it does not forward would silently be the base class's."""
 
 import re
 from pathlib import Path

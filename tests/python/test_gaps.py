@@ -1,4 +1,4 @@
-"""policy="best_fit": op profiles, gaps filled by them, what is reported, and replays of recorded ops."""
+"""policy="best_fit": op profiles, filled gaps, the report, and replays of recorded ops."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def test_both_jobs_have_the_weights_that_they_have_alone():
         assert torch.equal(results[name].value, run_one(training(60, pause), seed=seed).value)
 
 
-def test_the_report_says_what_the_gaps_were_good_for():
+def test_the_report_says_how_the_gaps_were_filled():
     results, report = pair(steps=150)
     assert report.job == "a"
     assert report.ops == results["a"].ops
     assert 0 < report.unknown_ops < report.ops / 2
-    assert 0.3 * report.ran_s < report.capacity_s < 1.5 * report.ran_s  # three milliseconds of each step
+    assert 0.3 * report.ran_s < report.capacity_s < 1.5 * report.ran_s  # 3 ms of each step
     assert report.gaps_opened > 50
     assert report.gaps_filled > 0
     assert report.filled_s > 0
@@ -79,7 +79,7 @@ def test_the_report_says_what_the_gaps_were_good_for():
     assert 0 <= report.cost_s < report.ran_s
     text = str(report)
     assert text.startswith("a: gaps are ")
-    assert f"of {report.ops} ops were still to be measured" in text
+    assert f"of {report.ops} ops were not yet measured" in text
 
 
 def test_other_policies_have_no_forecasts_and_no_report():
@@ -107,7 +107,7 @@ def test_ops_are_saved_and_loaded_with_the_profile(profile: Profile, tmp_path: P
     data = json.loads((tmp_path / "p.json").read_text())
     data["ops"]["ops"][0]["context"] = "xyz"
     (tmp_path / "p.json").write_text(json.dumps(data))
-    with pytest.raises(ValueError, match=r"ops\.ops\.0\.context is 'xyz'"):
+    with pytest.raises(ValueError, match=r"invalid ops\.ops\.0\.context, got 'xyz'"):
         Profile.load(tmp_path / "p.json")
 
 
@@ -118,7 +118,7 @@ def test_with_a_profile_nothing_is_left_to_measure(profile: Profile):
 
 
 @pytest.mark.parametrize("factor", [0.1, 10.0])
-def test_a_profile_that_is_wrong_by_ten_hangs_nothing_and_changes_no_bits(profile: Profile, factor: float):
+def test_a_profile_that_is_wrong_by_a_factor_of_ten_hangs_nothing_and_changes_no_bits(profile: Profile, factor: float):
     def scaled(time: Time) -> Time:
         return time.model_copy(update={"mean": time.mean * factor, "spread": time.spread * factor})
 
@@ -152,13 +152,13 @@ def test_a_starving_job_gets_in_after_max_wait():
 
 
 @pytest.mark.parametrize("max_wait", [0, -1, float("inf"), float("nan")])
-def test_a_max_wait_that_makes_no_sense_is_refused(max_wait: float):
-    with pytest.raises(ValueError, match=r"max_wait is .*; expected seconds, above 0"):
+def test_an_invalid_max_wait_is_refused(max_wait: float):
+    with pytest.raises(ValueError, match=r"max_wait must be a positive number of seconds, got"):
         torchshare.Runtime(policy="best_fit", max_wait=max_wait)
 
 
 def trace(job: str, steps: int, gap: float, idle: float, duration: float) -> OpTrace:
-    """Steps of two ops, as op_replay_test.cpp has them."""
+    """Steps of two ops, as in op_replay_test.cpp."""
     return OpTrace(
         job=job,
         threads=1,
@@ -197,7 +197,7 @@ def test_recorded_ops_add_up_to_the_job_that_they_are_of():
     assert alone.ratio == pytest.approx(1.0, abs=0.02)
 
 
-def test_op_traces_are_saved_and_loaded_and_what_is_none_is_refused(tmp_path: Path):
+def test_op_traces_are_saved_and_loaded_and_other_files_refused(tmp_path: Path):
     good = trace("a", 5, 1e-3, 0.0, 1e-3)
     good.save(tmp_path / "a.npz")
     loaded = OpTrace.load(tmp_path / "a.npz")
@@ -208,18 +208,18 @@ def test_op_traces_are_saved_and_loaded_and_what_is_none_is_refused(tmp_path: Pa
     trace("a", 1, 1e-3, 0.0, 1e-3).save(tmp_path / "short.npz")
     for name, message in (
         ("none", "No such file"),
-        ("cut", "is no op trace"),
-        ("text", "is no op trace"),
-        ("other", "is no op trace"),
-        ("short", "expected columns of one length and at least 2 steps"),
+        ("cut", "is not an op trace"),
+        ("text", "is not an op trace"),
+        ("other", "is not an op trace"),
+        ("short", "must have columns of equal length and at least 2 steps"),
     ):
         with pytest.raises(ValueError, match=rf"{name}\.npz.*{message}"):
             OpTrace.load(tmp_path / f"{name}.npz")
 
 
-def test_ops_are_asked_for_only_of_jobs_that_were_watched_and_have_ended():
+def test_ops_are_available_only_of_watched_jobs_that_have_ended():
     with torchshare.Runtime() as runtime:
         job = runtime.submit(training(2), name="a")
         runtime.wait(30)
-        with pytest.raises(RuntimeError, match="job 'a': its ops are known once they were watched"):
+        with pytest.raises(RuntimeError, match="job 'a': its ops are available only if they were watched"):
             job._context.handle.op_profiles()

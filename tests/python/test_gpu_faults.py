@@ -82,8 +82,7 @@ with torchshare.Runtime(device="cpu") as runtime:
 """
 
 
-@pytest.mark.parametrize("host_s", [0, 0.5])
-@pytest.mark.parametrize(("first", "second"), [("primary", "secondary"), ("secondary", "primary")])
+@pytest.mark.parametrize(("first", "second", "host_s"), [("primary", "secondary", 0.5), ("secondary", "primary", 0)])
 @pytest.mark.parametrize("policy", _core.gate_policy_names())
 def test_an_asynchronous_error_fails_both_jobs_and_the_process_goes_on(
     policy: str, first: str, second: str, host_s: float

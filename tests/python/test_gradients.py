@@ -119,7 +119,7 @@ def test_a_mean_over_tokens_counts_the_batchs_tokens():
     labels = ids.clone()
     for row in range(ROWS):
         labels[row, row + 1 :] = -100  # row k keeps k + 1 tokens
-    labels[3] = -100  # and one row keeps none
+    labels[3] = -100  # and one row has none
 
     def loss_of(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return F.cross_entropy(model(batch["ids"]).flatten(0, 1), batch["labels"].flatten(), ignore_index=-100)
@@ -136,7 +136,7 @@ def test_a_mean_over_tokens_counts_the_batchs_tokens():
             assert difference(gradients(model), expected) <= TOLERANCE, size
         model.zero_grad()
         for batch in job.batches(data, sub_batch=1):
-            assert not batch.backward(loss_of).isfinite()  # by rows, the masked piece would ruin it
+            assert not batch.backward(loss_of).isfinite()  # weighted by rows, the fully masked sub-batch makes it NaN
 
     in_job(body)
 
@@ -160,7 +160,7 @@ def with_clipping(job: Job, model: nn.Module, sub_batch: int | None) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for batch in job.batches(data(), sub_batch=sub_batch):
         batch.backward(lambda x, y: F.cross_entropy(model(x), y))
-        assert torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05) > 0.05  # it does clip
+        assert torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05) > 0.05  # so that it clips
         optimizer.step()
         optimizer.zero_grad()
 

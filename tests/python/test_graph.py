@@ -226,7 +226,7 @@ def test_on_the_cpu_everything_is_eager_without_a_warning() -> None:
 
 
 def test_arguments_that_make_no_sense() -> None:
-    with pytest.raises(TypeError, match=r"job 'alone': the loss function is None; expected a callable"):
+    with pytest.raises(TypeError, match=r"job 'alone': loss_fn must be callable, got None"):
         run_one(lambda job: job.graph(None))  # type: ignore[arg-type]
 
     def wrong_loss(job: Job) -> None:

@@ -101,7 +101,7 @@ def test_a_partner_that_ends_badly_changes_no_bit(what, function, priority):
             partner.suspend()
             wait_until(lambda: partner.state == "suspended")
             partner.resume()
-        if what != "fails":  # that one ends by itself, when it gets to run
+        if what != "fails":  # this job ends by itself
             partner.cancel()
         results = runtime.wait(60, check=False)
     assert results["partner"].state == ("failed" if what == "fails" else "cancelled")
@@ -132,7 +132,7 @@ class Listens(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_dispatch_mode_in_a_job_hears_what_it_hears_in_plain_torch():
+def test_a_dispatch_mode_in_a_job_sees_the_same_ops_as_in_plain_torch():
     def body(job: Job | None) -> tuple[list[str], torch.Tensor]:
         generator = torch.Generator().manual_seed(7)
         weights = torch.ones(4, 4, requires_grad=True)

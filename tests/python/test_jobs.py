@@ -1,4 +1,4 @@
-"""The life of a job: its states, its result, its failure, and what a caller may get wrong."""
+"""The life of a job: its states, its result, its failure; and invalid arguments."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_change_of_state_is_on_the_timeline():
         assert states(runtime, "a") == ["pending", "delayed", "running", "suspended", "running", "finished"]
 
 
-def test_a_suspended_job_does_no_op_and_a_resumed_one_goes_on(policy):
+def test_a_suspended_job_runs_no_op_and_a_resumed_one_continues(policy):
     with torchshare.Runtime(policy=policy) as runtime:
         job = runtime.submit(run_ops_for_ever, threads=1)
         runtime.start()
@@ -88,7 +88,7 @@ def test_a_failure_names_its_job_and_carries_the_traceback(caplog):
     assert "job 'broken' failed" in record.message and "in broken" in caplog.text
 
 
-def test_the_secondary_goes_on_when_the_primary_fails(policy):
+def test_the_secondary_continues_when_the_primary_fails(policy):
     gatekeeper = Gatekeeper()
 
     def primary(job: Job) -> None:
@@ -145,7 +145,7 @@ def test_a_job_that_is_never_started_is_cancelled_at_close():
     job = runtime.submit(lambda job: None)
     runtime.close()
     assert job.state == "cancelled"
-    runtime.close()  # again is a no-op
+    runtime.close()  # a second call is a no-op
     with pytest.raises(RuntimeError, match="the runtime is closed"):
         runtime.submit(lambda job: None)
 
@@ -166,19 +166,27 @@ def test_leaving_the_with_waits_for_the_jobs_and_raises_their_failures():
 def test_wait_gives_up_after_its_timeout():
     with torchshare.Runtime() as runtime:
         runtime.submit(run_ops_for_ever, name="slow", threads=1)
-        with pytest.raises(TimeoutError, match=r"after 0.05 s, still not ended: slow"):
+        with pytest.raises(TimeoutError, match=r"jobs have not ended after 0.05 s: slow"):
             runtime.wait(0.05)
         runtime.cancel()
 
 
 BAD_SUBMISSIONS = {
-    "name taken": ({"name": "taken"}, ValueError, "job 'taken': the name is taken"),
-    "empty name": ({"name": ""}, ValueError, "job name is empty"),
-    "name no string": ({"name": 3}, ValueError, "job '3': name is 3; expected a string"),
-    "no such option": ({"nmae": "a"}, TypeError, r"submit\(\) has no option 'nmae'; expected one of name, priority, "),
-    "priority": ({"name": "a", "priority": "high"}, ValueError, "job 'a': priority 'high': expected 'primary'"),
-    "threads 0": ({"name": "a", "threads": 0}, ValueError, "job 'a': threads is 0; expected a whole number, 1 to"),
-    "threads 1.5": ({"name": "a", "threads": 1.5}, ValueError, "job 'a': threads is 1.5"),
+    "name taken": ({"name": "taken"}, ValueError, "job names must be unique in a runtime, got 'taken' twice"),
+    "empty name": ({"name": ""}, ValueError, "job name must not be empty"),
+    "name no string": ({"name": 3}, ValueError, "job '3': name must be a string, got 3"),
+    "no such option": (
+        {"nmae": "a"},
+        TypeError,
+        r"submit\(\) got an unknown option 'nmae'; the options are name, priority, ",
+    ),
+    "priority": ({"name": "a", "priority": "high"}, ValueError, "job 'a': priority must be 'primary'"),
+    "threads 0": ({"name": "a", "threads": 0}, ValueError, "job 'a': threads must be an integer from 1 to 1024, got 0"),
+    "threads 1.5": (
+        {"name": "a", "threads": 1.5},
+        ValueError,
+        "job 'a': threads must be an integer from 1 to 1024, got 1.5",
+    ),
 }
 
 
@@ -188,7 +196,7 @@ def test_bad_submissions_are_refused_and_nothing_is_lost(options, error, message
         runtime.submit(lambda job: "kept", name="taken")
         with pytest.raises(error, match=message):
             runtime.submit(lambda job: None, **options)
-        with pytest.raises(TypeError, match="the job's function is 3; expected a callable"):
+        with pytest.raises(TypeError, match="function must be a callable that takes a Job, got 3"):
             runtime.submit(3)
         assert [result.value for result in runtime.wait(30).values()] == ["kept"]
 
@@ -196,11 +204,11 @@ def test_bad_submissions_are_refused_and_nothing_is_lost(options, error, message
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "tpu"}, "device 'tpu': expected 'auto', 'cpu'"),
-        ({"policy": "fair"}, "policy 'fair': expected one of best_fit, priority, resource, strict"),
-        ({"grace": -1.0}, "grace is -1.0; expected seconds, 0 to 1"),
-        ({"grace": float("nan")}, "grace is nan"),
-        ({"timeline_capacity": 0}, "timeline_capacity is 0; expected"),
+        ({"device": "tpu"}, "device must be 'auto', 'cpu', .*, got 'tpu'"),
+        ({"policy": "fair"}, "policy must be one of best_fit, priority, resource, strict, got 'fair'"),
+        ({"grace": -1.0}, "grace must be between 0 and 1 seconds, got -1.0"),
+        ({"grace": float("nan")}, "grace must be between 0 and 1 seconds, got nan"),
+        ({"timeline_capacity": 0}, "timeline_capacity must be a positive integer, got 0"),
     ],
 )
 def test_bad_runtimes_are_refused(options, message):

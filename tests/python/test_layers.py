@@ -1,5 +1,4 @@
-"""The folders of csrc/, and the packages of torchshare/, may use only what is below them. The order is the design's,
-bottom first."""
+"""Folders of csrc/ and packages of torchshare/ may use only those below them. Lists them bottom first."""
 
 import ast
 import re
@@ -11,7 +10,7 @@ CSRC = Path(__file__).parents[2] / "csrc"
 TORCH_FREE = ["model", "policy", "planner", "sharing", "cluster"]
 LAYERS = ["torchshare", *TORCH_FREE, "memory", "device", "gate", "hook", "compiled", "runtime", "bindings"]
 PYTHON_FREE = set(LAYERS) - {"bindings"}
-VALUES = {"torchshare/values.h", "torchshare/profile.h"}  # the public headers that know no torch
+VALUES = {"torchshare/values.h", "torchshare/profile.h"}  # public headers without torch
 SOURCES = sorted(path for path in CSRC.rglob("*") if path.suffix in (".h", ".cpp", ".cu"))
 
 
@@ -60,14 +59,14 @@ def test_an_upward_include_is_found() -> None:
 PACKAGES = ["context", "isolation", "training", "profiles", "runtime", "profiling", "cluster", "cli"]
 PACKAGE = Path(__file__).parents[2] / "torchshare"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE)
-# `Job` and `Runtime` are for users; features know a JobContext.
+# `Job` and `Runtime` are for users; features use JobContext.
 FACADES = ["torchshare.runtime.job", "torchshare.runtime.runtime"]
 FACADE_USERS = {"runtime", "profiling", "cli"}
 TORCH_FREE_PACKAGES = {"cluster"}
 
 
 def imports(tree: ast.AST) -> set[str]:
-    """The modules that a file imports, in functions and for type checking, too."""
+    """The modules that a file imports, including imports in functions and for type checking."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -78,7 +77,7 @@ def imports(tree: ast.AST) -> set[str]:
 
 
 def import_faults(package: str, text: str) -> list[str]:
-    """What a module of `package` must not import."""
+    """The imports that a module of `package` must not have."""
     found = []
     for name in imports(ast.parse(text)):
         parts = name.split(".")
@@ -105,7 +104,7 @@ def test_imports_point_downwards(path: Path) -> None:
 
 
 def test_modules_import_each_other_in_no_circle() -> None:
-    """Within a package, too."""
+    """Including modules of the same package."""
     names = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in MODULES}
     uses = {
         name: {

@@ -1,4 +1,4 @@
-"""Nothing is left of a runtime when it is closed."""
+"""A closed runtime leaks nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def start_and_cancel(rounds: int) -> None:
             runtime.submit(run_ops_for_ever, name="b", start="after:a" if index % 3 else "now", threads=1)
             runtime.start()
             while index % 2 and first.result.ops == 0:
-                pass  # every other round is cancelled in the middle of its work
+                pass  # every other round is cancelled while it works
             runtime.cancel()
             assert {result.state for result in runtime.wait(20).values()} == {"cancelled"}
 
@@ -54,10 +54,10 @@ def test_a_thousand_starts_and_cancels_leak_neither_threads_nor_memory():
 
 
 class Marker:
-    """Something that a job's function holds."""
+    """An object that a job's function references."""
 
 
-def test_a_closed_runtime_lets_go_of_what_its_jobs_held():
+def test_a_closed_runtime_releases_the_objects_of_its_jobs():
     def submit(runtime: torchshare.Runtime, **options: object) -> weakref.ref[Marker]:
         marker = Marker()
 

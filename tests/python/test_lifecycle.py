@@ -1,4 +1,4 @@
-"""Starting, stopping and ending beside each other: whatever comes when, nothing crashes, hangs or is lost."""
+"""Concurrent starts, stops, forks and signals: nothing crashes, hangs or is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import torchshare
 from torchshare import _C, Job, JobFailed
 from torchshare.runtime import signals
 
-SOON_S = 10.0  # generous; the point is that it ends at all
+SOON_S = 10.0  # generous: the test is that it ends
 
 
 # Loading
@@ -37,9 +37,9 @@ def torchs(path: Path) -> None:
 
 @pytest.mark.parametrize("loader", [ours, torchs])
 def test_compiled_packages_are_loaded_one_at_a_time(tmp_path: Path, loader: Callable[[Path], None]) -> None:
-    """torch 2.11 reads every package into one static object; two threads at once crash, once in a thousand times."""
+    """torch 2.11 reads every package into one static object; two concurrent threads crash once in a thousand times."""
     slow = tmp_path / "slow.pt2"
-    os.mkfifo(slow)  # what opens it waits
+    os.mkfifo(slow)  # opening it blocks
     ended: list[str] = []
 
     def load(path: Path, loader: Callable[[Path], None]) -> None:
@@ -50,7 +50,7 @@ def test_compiled_packages_are_loaded_one_at_a_time(tmp_path: Path, loader: Call
     with torchshare.Runtime(device="cpu"):
         first = threading.Thread(target=load, args=(slow, ours))
         first.start()
-        time.sleep(0.2)  # it is inside
+        time.sleep(0.2)  # it is loading
         second = threading.Thread(target=load, args=(tmp_path / "missing.pt2", loader))
         second.start()
         second.join(0.5)
@@ -65,7 +65,7 @@ def test_compiled_packages_are_loaded_one_at_a_time(tmp_path: Path, loader: Call
 
 
 class SlowToReturn:
-    """A C++ runtime whose `submit` comes back long after the job began."""
+    """A C++ runtime whose `submit` returns long after the job has begun."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -143,7 +143,7 @@ def test_the_ops_of_a_job_that_was_left_behind_are_not_read() -> None:
         runtime.start()
         wait_until(lambda: job.result.ops > 0)
         runtime.close()
-        with pytest.raises(RuntimeError, match="job 'stuck': its ops are known once they were"):
+        with pytest.raises(RuntimeError, match="job 'stuck': its ops are available only if they were"):
             job._context.handle.op_profiles()
         release.set()
         wait_until(lambda: job._context.handle.has_left)
@@ -232,7 +232,7 @@ def test_sys_exit_in_a_job_keeps_its_message(caplog: pytest.LogCaptureFixture) -
     assert "job 'a' called sys.exit('no data at /mnt') after 0 steps" in caplog.text
 
 
-# Cancelling where locks of the process are held
+# Cancelling while process-wide locks are held
 
 
 def cancel_inside(body: Callable[[Job], Any], inside: threading.Event) -> torchshare.Result:
@@ -290,7 +290,7 @@ def test_a_cancel_does_not_land_inside_a_fork() -> None:
         "    hooks.append('before')\n"
         "os.register_at_fork(before=slow, after_in_parent=lambda: hooks.append('after'))\n"
         "def body(job):\n"
-        "    os.fork() or os._exit(7)\n"  # the cancel is due when the fork is done
+        "    os.fork() or os._exit(7)\n"  # the cancel is due after the fork
         "    while True: pass\n"
         "with torchshare.Runtime(device='cpu') as runtime:\n"
         "    job = runtime.submit(body, threads=1)\n"
@@ -304,13 +304,13 @@ def test_a_cancel_does_not_land_inside_a_fork() -> None:
     assert (done.stdout.strip(), done.stderr) == ("cancelled ['before', 'after', 7]", "")
 
 
-def test_a_cancel_that_is_lost_in_a_finalizer_comes_again() -> None:
+def test_a_cancel_that_is_lost_in_a_finalizer_is_repeated() -> None:
     inside = threading.Event()
 
     class Dropped:
         def __del__(self) -> None:
             inside.set()
-            spin(SOON_S)  # the cancel ends this, and Python forgets it
+            spin(SOON_S)  # the cancel ends this, and Python drops it
 
     def body(job: Job) -> None:
         dropped = Dropped()
@@ -322,9 +322,11 @@ def test_a_cancel_that_is_lost_in_a_finalizer_comes_again() -> None:
     assert time.monotonic() - began < SOON_S
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a half-made iterator
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # raised by a partially constructed iterator
 def test_a_cancel_while_workers_start_leaves_no_lock_behind() -> None:
-    """Fork hooks of the standard library take and give back logging's lock around every fork."""
+    """At-fork handlers of the standard library hold logging's lock around every fork."""
 
     def body(job: Job) -> None:
         while True:
@@ -379,7 +381,7 @@ runtime.wait()
 
 
 def signalled(process: subprocess.Popen[str], *signals: tuple[str, float, int]) -> tuple[str, str]:
-    """Sends each of the signals so long after the process has printed such a line; returns what else it printed."""
+    """Sends each signal with a delay after the process has printed a certain line; returns its other output."""
     assert process.stdout is not None
     for line, delay, number in signals:
         printed = process.stdout.readline() if line else ""
@@ -390,22 +392,22 @@ def signalled(process: subprocess.Popen[str], *signals: tuple[str, float, int]) 
 
 
 def twice(gap: float) -> tuple[tuple[str, float, int], ...]:
-    """Two Ctrl-C, the second after the first has reached the job: Python joins two that come at once."""
+    """Two Ctrl-C, the second after the first has reached the job: Python merges simultaneous ones."""
     return ("began", 0.1, signal.SIGINT), ("cancelled", gap, signal.SIGINT)
 
 
 @pytest.mark.parametrize("gap", [0.05, 0.1, 0.2])
 @pytest.mark.parametrize("program", [BY_THE_API, WITHOUT_WITH], ids=["with", "without"])
-def test_a_second_ctrl_c_does_not_break_off_the_close(tmp_path: Path, program: str, gap: float) -> None:
+def test_a_second_ctrl_c_does_not_interrupt_close(tmp_path: Path, program: str, gap: float) -> None:
     process = launch("-c", CLEANS_UP + program, folder=tmp_path)
     out, err = signalled(process, *twice(gap))
     assert (process.returncode, out) == (-signal.SIGINT, "cleaned up\n"), err
-    assert "waiting for jobs to stop: body. Ctrl-C again leaves them behind" in err
+    assert "waiting for jobs to stop: body; Ctrl-C again leaves them behind" in err
     assert err.splitlines()[-1] == "KeyboardInterrupt"
 
 
 @pytest.mark.parametrize("gap", [0.05, 0.1, 0.2])
-def test_a_second_ctrl_c_at_the_command_line_does_not_either(tmp_path: Path, gap: float) -> None:
+def test_a_second_ctrl_c_at_the_command_line_does_not_interrupt_close(tmp_path: Path, gap: float) -> None:
     (tmp_path / "job.py").write_text(CLEANS_UP)
     process = launch("-m", "torchshare", "run", "job.py:body", "--timeline", "out.json", folder=tmp_path)
     out, err = signalled(process, *twice(gap))
@@ -437,7 +439,7 @@ def test_sigterm_unwinds_a_program_with_a_runtime(tmp_path: Path) -> None:
     assert (process.returncode, out, err) == (143, "cancelled\ncleaned up\n", "")
 
 
-def test_a_closed_runtime_gives_the_signals_back() -> None:
+def test_a_closed_runtime_restores_the_signal_handlers() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     before = signal.getsignal(signal.SIGINT)
     run_one(lambda job: None)
@@ -445,7 +447,7 @@ def test_a_closed_runtime_gives_the_signals_back() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_signal_while_handlers_are_put_back_breaks_nothing_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_handlers_are_restored_interrupts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGINT)
     set_handler, came = signal.signal, False
 
@@ -539,13 +541,13 @@ def test_a_forked_child_is_refused_its_parents_runtime_and_ends() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert last.startswith("child 3 of ")
     parent = last.split()[-1]
-    message = f"the runtime belongs to process {parent}, this is a fork of it: expected a runtime of its own"
+    message = f"the runtime belongs to process {parent}; a forked process must open its own"
     assert refused == [message] * 3
 
 
 def test_a_forked_child_may_have_a_runtime_of_its_own() -> None:
-    """torch makes its pool of threads anew in the first call that sets their number; jobs that came at that time failed
-    with "Invalid thread pool" (six jobs: in 2,096 of 2,230 children)."""
+    """torch recreates its thread pool in the first call that sets the number of threads; concurrent jobs failed with
+    "Invalid thread pool" (six jobs: in 2,096 of 2,230 children)."""
     done = python(
         "import os, sys, torch, torchshare\n"
         "torch.set_num_threads(2)\n"
@@ -570,7 +572,7 @@ def test_a_forked_child_may_have_a_runtime_of_its_own() -> None:
 
 def test_a_forked_child_may_load_a_compiled_package_while_its_parent_does(tmp_path: Path) -> None:
     slow = tmp_path / "slow.pt2"
-    os.mkfifo(slow)  # what opens it waits
+    os.mkfifo(slow)  # opening it blocks
     done = python(
         "import os, signal, threading, time\n"
         "from torchshare import _C\n"
@@ -579,7 +581,7 @@ def test_a_forked_child_may_load_a_compiled_package_while_its_parent_does(tmp_pa
         "    except ValueError: pass\n"
         f"first = threading.Thread(target=load, args=({str(slow)!r},))\n"
         "first.start()\n"
-        "time.sleep(0.3)\n"  # it is inside
+        "time.sleep(0.3)\n"  # it is loading
         "child = os.fork()\n"
         "if child == 0:\n"
         "    signal.alarm(10)\n"
@@ -626,14 +628,14 @@ def test_a_thread_that_was_left_behind_does_not_abort_the_interpreters_end(body:
     assert done.returncode == 0, done.stderr
 
 
-def test_nor_does_one_that_is_out_of_its_body() -> None:
+def test_a_thread_left_behind_outside_its_body_does_not_abort_it_either() -> None:
     done = python(
         "class Body:\n"
         "    def __call__(self, job):\n"
         "        global body\n"
         "        del body\n"
         "        began.set()\n"
-        "    def __del__(self):\n"  # the job's thread drops it when it has left the body
+        "    def __del__(self):\n"  # dropped by the job's thread after the body
         "        select.select([], [], [], 2.5)\n"
         f"body = Body(){ENDS_SLOWLY}"
     )

@@ -1,4 +1,4 @@
-"""Plans from profiles, on numbers whose answer is known."""
+"""Plans from profiles, on inputs with known results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def spread(time: float) -> Spread:
 def profile(
     job: str, seconds: float, partners: dict[str, tuple[float, float]] | None = None, **changes: Any
 ) -> Profile:
-    """A job of 100 steps that takes so many seconds alone; 100 MiB whole, half of it in two sub-batches 10 % slower."""
+    """A job of 100 steps; alone it takes 100 MiB in whole batches, half of that in two sub-batches, 10 % slower."""
     step = seconds / 100
     alone = [
         Alone(sub_batches=k, rows=8 // k, steps=9, step_s=spread(step * slow), sub_batch_s=spread(step / k),
@@ -50,7 +50,7 @@ def profile(
 NONE = PlanSettings()
 
 
-def test_two_that_share_well_start_together():
+def test_jobs_that_share_well_start_together():
     found = plan([profile("a", 100, {"b": (1.1, 1.2)}), profile("b", 50)], NONE)
     assert found.decision == "'b' starts now"
     assert found.ends == pytest.approx({"b": 60, "a": 60 + 100 - 60 / 1.1})
@@ -60,7 +60,7 @@ def test_two_that_share_well_start_together():
     assert "ratios measured with 'a' as the primary" in found.reasons
 
 
-def test_two_that_share_badly_run_one_after_the_other():
+def test_jobs_that_share_badly_run_one_after_the_other():
     found = plan([profile("a", 50, {"b": (2.0, 2.0)}), profile("b", 100)], NONE)
     assert found.decision == "'b' starts after 'a'"
     assert found.ends == {"a": 50, "b": 150}
@@ -81,7 +81,7 @@ def test_a_bound_starts_the_new_job_later():
     assert found.ends["a"] == pytest.approx(110)
 
 
-def test_what_was_done_counts():
+def test_steps_that_were_done_count():
     found = plan(
         [profile("a", 100, {"b": (1.2, 1.0)}), profile("b", 100)], PlanSettings(max_slowdown=0.1, done={"a": 50})
     )
@@ -111,12 +111,12 @@ def test_ratios_may_come_from_either_profile():
     assert "ratios measured with 'b' as the primary" in swapped.reasons
 
 
-def test_nothing_left_to_do_ends_at_once():
+def test_a_job_without_remaining_steps_ends_at_once():
     found = plan([profile("a", 100, {"b": (1.5, 1.5)}), profile("b", 50)], PlanSettings(done={"a": 100}))
     assert found.ends == {"a": 0, "b": 50}
 
 
-def test_a_queue_pairs_who_shares_well():
+def test_a_queue_pairs_jobs_that_share_well():
     a = profile("a", 100, {"b": (1.0, 1.0), "c": (3.0, 3.0)})
     found = plan([a, profile("b", 100, {"c": (3.0, 3.0)}), profile("c", 10)], NONE)
     assert found.ends == pytest.approx({"a": 110, "b": 110, "c": 10})
@@ -128,22 +128,30 @@ def test_a_queue_pairs_who_shares_well():
 def test_jobs_never_measured_together_do_not_share():
     found = plan([profile("a", 10), profile("b", 20), profile("c", 30)], NONE)
     assert found.ends == {"a": 10, "b": 30, "c": 60}
-    assert "'a' and 'b' were never measured together: they do not share" in found.reasons
+    assert "'a' and 'b' were not measured together, so they do not share" in found.reasons
 
 
 @pytest.mark.parametrize(
     ("profiles", "settings", "message"),
     [
-        ([profile("a", 1), profile("a", 1)], NONE, "two profiles are of job 'a'"),
+        ([profile("a", 1), profile("a", 1)], NONE, "profiles must be of different jobs, got two of 'a'"),
         ([profile("a", 1), profile("b", 1)], NONE, "no profile has 'a' beside 'b'"),
-        ([profile("a", 1), profile("b", 1)], PlanSettings(steps={"x": 1}), "steps names job 'x'; expected one of a, b"),
-        ([profile("a", 1, steps=None, partners={"b": (1, 1)}), profile("b", 1)], NONE, "job 'a': .* how many steps"),
+        ([profile("a", 1), profile("b", 1)], PlanSettings(steps={"x": 1}), "steps names job 'x', must be one of a, b"),
+        (
+            [profile("a", 1, steps=None, partners={"b": (1, 1)}), profile("b", 1)],
+            NONE,
+            "job 'a': its profile has no number of steps",
+        ),
         ([profile("a", 1), profile("b", 1, device="gpu")], NONE, "'a' .test, torch 2. and 'b' .gpu, torch 2."),
-        ([profile(name, 1) for name in "abc"], PlanSettings(max_slowdown=0.1), "are for two jobs; there are 3"),
+        (
+            [profile(name, 1) for name in "abc"],
+            PlanSettings(max_slowdown=0.1),
+            "max_slowdown and suspend_cost need two profiles, got 3",
+        ),
         (
             [profile("a", 1, {"b": (1, 1)}), profile("b", 1)],
             PlanSettings(max_slowdown=-1),
-            "max_slowdown of job 'a' is -1",
+            "max_slowdown of job 'a' must be at least 0, got -1",
         ),
     ],
 )
@@ -175,7 +183,7 @@ def written(folder: Path, *profiles: Profile) -> list[str]:
     return [str(folder / f"{each.job}.json") for each in profiles]
 
 
-def test_the_verb_prints_the_plan_and_writes_what_was_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_verb_prints_the_plan_and_writes_its_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     paths = written(tmp_path, profile("a", 100, {"b": (1.1, 1.2)}), profile("b", 50, steps=None))
     outputs = ["--png", str(tmp_path / "p.png"), "--ratios", str(tmp_path / "r.csv")]
     assert main(["plan", *paths, "--steps", "b=100", *outputs]) == 0
@@ -191,15 +199,15 @@ def test_the_verb_prints_the_plan_and_writes_what_was_asked(tmp_path: Path, caps
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["A"], "one profile; expected two or more"),
+        (["A"], "plan needs at least two profiles, got one"),
         (["A", "none.json"], "profile none.json: No such file"),
-        (["A", "B", "--steps", "b"], "--steps b: expected JOB=N"),
-        (["A", "B", "--done", "a=x"], "--done a=x: expected JOB=N"),
-        (["A", "B", "--png", "/nowhere/p.png"], "--png /nowhere/p.png: expected a file in a folder that exists"),
+        (["A", "B", "--steps", "b"], "--steps must be JOB=N with a non-negative integer N, got b"),
+        (["A", "B", "--done", "a=x"], "--done must be JOB=N with a non-negative integer N, got a=x"),
+        (["A", "B", "--png", "/nowhere/p.png"], "--png must be a file in an existing folder, got /nowhere/p.png"),
         (["A", "B", "--memory", "0.0001"], "job 'b' needs"),
     ],
 )
-def test_the_verb_refuses_what_makes_no_sense(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments, message):
+def test_the_verb_refuses_invalid_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments, message):
     files = dict(zip("AB", written(tmp_path, profile("a", 1, {"b": (1, 1)}), profile("b", 1)), strict=True))
     assert main(["plan", *(files.get(argument, argument) for argument in arguments)]) == 2
     assert message in capsys.readouterr().err

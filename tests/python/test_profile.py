@@ -1,4 +1,4 @@
-"""Profiles: what is measured, what is fitted to it, and which files are refused."""
+"""Profiles: measurements, fits, and invalid files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def linear_too(job: Job) -> None:
 
 
 def sizes(pieces: list[int], batch: int, model: Fit) -> list[Alone]:
-    """What a job that follows the model exactly would show."""
+    """The measurements of a job that follows the model exactly."""
     found = []
     for count in pieces:
         rows = batch // count
@@ -99,7 +99,7 @@ def test_a_pair_has_the_ratios_of_both_by_size(monkeypatch: pytest.MonkeyPatch):
     }
 
 
-def test_what_recording_costs_is_of_both_runs_of_each_round():
+def test_the_cost_of_recording_compares_the_runs_of_a_round():
     handle = SimpleNamespace(ops_per_step=lambda: 3, op_profiles=list)
     job: Any = SimpleNamespace(_context=SimpleNamespace(handle=handle))
 
@@ -118,7 +118,7 @@ def test_the_smallest_batch_has_one_size():
     assert [size.sub_batches for size in torchshare.profile(one_row, splits=3, **QUICK).alone] == [1]
 
 
-def test_a_job_that_did_no_step_beside_the_other_would_have_needed_the_window_for_one():
+def test_the_ratio_of_a_job_that_did_no_step_is_a_lower_bound():
     starved = measuring._Run(steps=[], sub_batches=[], set_up=0, window=2.0, memory=0, rows=8, per_step=1, job=None)
     assert measuring._ratio(starved, alone=0.1) == 20
 
@@ -135,7 +135,7 @@ def test_the_fit_finds_the_model_that_made_the_times(changes):
     assert found.memory_per_row == pytest.approx(5e4, rel=1e-3)
 
 
-def test_the_fit_says_how_far_off_it_is_where_the_model_does_not_hold():
+def test_the_fit_reports_its_error_if_the_model_does_not_hold():
     alone = sizes([1, 2, 4], 64, model())
     odd = alone[1].model_copy(update={"step_s": Spread(median=1.0, q25=1.0, q75=1.0)})
     assert max(fit([alone[0], odd, alone[2]]).left_out_errors) > 0.5
@@ -173,18 +173,30 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text[: len(text) // 2], "cut short or no JSON"),
-        (lambda text: "", "cut short or no JSON"),
-        (lambda text: "[1]", "is of version None; expected 1"),
-        (lambda text: text.replace('"schema_version": 1', '"schema_version": 7'), "is of version 7; expected 1"),
-        (lambda text: text.replace('"median":', '"median": -1, "was":', 1), r"alone\.0\.step_s\.median is -1"),
-        (lambda text: text.replace('"median":', '"median": NaN, "was":', 1), r"alone\.0\.step_s\.median is nan"),
-        (lambda text: text.replace('"ratio":', '"ratio": 1e30, "was":', 1), r"partners\.0\.beside\.0\.ratio is 1e\+30"),
-        (lambda text: text.replace('"ratio":', '"ratio": 0, "was":', 1), r"partners\.0\.beside\.0\.ratio is 0"),
+        (lambda text: text[: len(text) // 2], "is not valid JSON"),
+        (lambda text: "", "is not valid JSON"),
+        (lambda text: "[1]", "must be of version 1, got None"),
+        (lambda text: text.replace('"schema_version": 1', '"schema_version": 7'), "must be of version 1, got 7"),
+        (
+            lambda text: text.replace('"median":', '"median": -1, "was":', 1),
+            r"invalid alone\.0\.step_s\.median, got -1",
+        ),
+        (
+            lambda text: text.replace('"median":', '"median": NaN, "was":', 1),
+            r"invalid alone\.0\.step_s\.median, got nan",
+        ),
+        (
+            lambda text: text.replace('"ratio":', '"ratio": 1e30, "was":', 1),
+            r"invalid partners\.0\.beside\.0\.ratio, got 1e\+30",
+        ),
+        (
+            lambda text: text.replace('"ratio":', '"ratio": 0, "was":', 1),
+            r"invalid partners\.0\.beside\.0\.ratio, got 0",
+        ),
         (lambda text: text.replace('"batch":', '"bitch":', 1), "batch"),
     ],
 )
-def test_a_file_that_is_no_profile_is_refused_with_the_reason(tmp_path: Path, saved: str, change, message: str):
+def test_an_invalid_file_is_refused_with_the_reason(tmp_path: Path, saved: str, change, message: str):
     path = tmp_path / "p.json"
     path.write_text(change(saved))
     with pytest.raises(ValueError, match=rf"profile .*p\.json.*{message}"):
@@ -207,8 +219,8 @@ def test_a_foreign_or_stale_profile_is_refused_at_submission(tmp_path: Path, mon
     with torchshare.Runtime() as runtime:
         for profile, message in (
             (good, "the job's code has changed since"),
-            (made_profile(device="cuda: H200"), "of another device: 'cuda: H200', this is 'cpu"),
-            (made_profile(torch="1.0"), "of torch 1.0; this is"),
+            (made_profile(device="cuda: H200"), "measured on device 'cuda: H200', this is 'cpu"),
+            (made_profile(torch="1.0"), "measured with torch 1.0, this is"),
         ):
             with pytest.raises(ValueError, match=f"job 'a': its profile cannot be used: .*{message}"):
                 runtime.submit(module.train, name="a", profile=profile)
@@ -226,14 +238,14 @@ def test_the_step_of_a_size_is_as_measured_else_by_the_fit():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"splits": 0}, "splits is 0; expected 1 to 16"),
-        ({"rounds": 0}, "rounds is 0; expected at least 1"),
-        ({"window": float("nan")}, "window is nan; expected seconds"),
-        ({"steps": -1}, "job 'linear': steps is -1; expected a whole number"),
-        ({"partner": linear}, "both jobs are named 'linear'"),
+        ({"splits": 0}, "splits must be from 1 to 16, got 0"),
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"window": float("nan")}, "window must be a positive number of seconds, got nan"),
+        ({"steps": -1}, "job 'linear': steps must be a non-negative integer, got -1"),
+        ({"partner": linear}, "job names must differ, both are 'linear'"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(options, message):
+def test_invalid_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         torchshare.profile(linear, **{**QUICK, **options})
 
@@ -243,7 +255,7 @@ def test_a_job_too_short_to_measure_is_refused():
         for batch in job.batches([torch.ones(8, 2)] * 5):
             list(batch)
 
-    with pytest.raises(ValueError, match=r"job 'short' did 5 steps in .*; a profile needs 9"):
+    with pytest.raises(ValueError, match=r"job 'short' must do at least 9 steps, got 5 in"):
         torchshare.profile(short, **QUICK)
 
 
@@ -252,7 +264,10 @@ def test_a_job_that_splits_its_own_batches_is_refused():
         for batch in job.batches(endless(), sub_batch=2):
             list(batch)
 
-    with pytest.raises(ValueError, match=r"job 'splits' ran 4\.0 sub-batches a step where 1 were asked for"):
+    with pytest.raises(
+        ValueError,
+        match=r"job 'splits' must not pass sub_batch to job\.batches: it ran 4\.0 sub-batches per step instead of 1",
+    ):
         torchshare.profile(splits, **QUICK)
 
 
@@ -269,7 +284,7 @@ def test_a_job_that_fails_and_a_partner_that_fails_are_named():
         measure([Candidate("a", linear, 1), Candidate("fails", fails, 1)], splits=1, window=0.1, rounds=1)
 
 
-def test_memory_is_the_jobs_own_and_only_where_it_is_metered():
+def test_memory_is_the_jobs_own_and_counted_only_if_metered():
     def holds(job: Job) -> int:
         block = torch.ones(1000, 250)
         return len(block)

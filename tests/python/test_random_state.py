@@ -1,4 +1,4 @@
-"""Each job has random state of its own: what it draws is what it draws alone, and what plain torch draws."""
+"""Each job has its own random state: it draws the same numbers as alone, and as plain torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WorkerDraws(torch.utils.data.Dataset):
 
 
 def draw_everything(rounds: int = 3) -> list[Any]:
-    """Numbers from every source that a training uses."""
+    """Random numbers from every source that a training uses."""
     drawn: list[Any] = []
     lstm = nn.LSTM(4, 4, num_layers=2, dropout=0.5)
     for _ in range(rounds):
@@ -92,7 +92,7 @@ def test_two_jobs_draw_what_each_draws_in_plain_torch(policy):
 
 
 def test_two_plain_threads_do_not():
-    """The control: what the test above would see without isolation."""
+    """The control: without isolation, the test above fails."""
     turn = threading.Barrier(2)
     drawn: dict[str, list[float]] = {}
 
@@ -115,7 +115,7 @@ def test_worker_processes_are_seeded_by_their_job():
         runtime.submit(lambda job: draw_in_workers(), name="a", seed=5, threads=1)
         runtime.submit(lambda job: [torch.rand(3) for _ in range(2000)], name="b")
         assert torch.equal(runtime.wait(60)["a"].value, alone)
-    assert alone.unique().numel() == alone.numel()  # and differently from each other
+    assert alone.unique().numel() == alone.numel()  # and different from each other
     assert not torch.equal(run_one(lambda job: draw_in_workers(), seed=6).value, alone)
 
 
@@ -138,7 +138,7 @@ def test_seeding_inside_a_job_reaches_that_job_only():
         after_fork = torch.rand(2)
         torch.manual_seed(1)
         assert torch.equal(torch.rand(6)[4:], after_fork)
-        torch.rand(2, generator=torch.default_generator)  # names the default: gets the job's
+        torch.rand(2, generator=torch.default_generator)  # the default generator is replaced by the job's
         random.seed(1)
         assert random.random() == random.Random(1).random()
         numpy.random.seed(1)
@@ -165,7 +165,7 @@ def random_ops() -> list[Any]:
 
 
 def arguments(op: Any) -> dict[str, Any]:
-    """A guess by the schema; good enough for most."""
+    """Arguments guessed from the schema; sufficient for most ops."""
     tensor = torch.full((4, 4), -0.5 if "rrelu" in op.name() else 0.5)
     by_type = {"Tensor": tensor, "int": 4, "List[int]": [4, 4], "float": 0.5, "number": 0.5, "bool": True}
     by_name = {"low": 0, "generator": None, "names": None, "train": True}
@@ -178,7 +178,7 @@ def arguments(op: Any) -> dict[str, Any]:
     return made
 
 
-def test_no_random_op_of_torch_moves_the_default_engine():
+def test_no_random_op_of_torch_moves_the_default_generator():
     ops = random_ops()
     assert len(ops) > 100
     drew: list[str] = []
@@ -199,10 +199,10 @@ def test_no_random_op_of_torch_moves_the_default_engine():
 
     run_one(body)
     assert moved == []
-    assert len(drew) >= 90, len(drew)  # so the sweep did run most of them
+    assert len(drew) >= 90, len(drew)  # the sweep ran most of them
 
 
-def test_everything_is_put_back_when_the_last_runtime_closes():
+def test_everything_is_restored_when_the_last_runtime_closes():
     def snapshot() -> list[Any]:
         return [
             {name: getattr(random, name) for name in random.__all__},
@@ -218,7 +218,10 @@ def test_everything_is_put_back_when_the_last_runtime_closes():
     assert snapshot() == before
 
 
-def test_a_seed_must_be_a_whole_number():
+def test_a_seed_must_be_an_integer():
     for seed in (-1, 2**64, 1.5, "x", True):
-        with torchshare.Runtime() as runtime, pytest.raises(ValueError, match=r"seed is .*; expected a whole number"):
+        with (
+            torchshare.Runtime() as runtime,
+            pytest.raises(ValueError, match=r"seed must be an integer from 0 to 2\*\*64 - 1, got"),
+        ):
             runtime.submit(lambda job: None, name="a", seed=seed)

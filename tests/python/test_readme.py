@@ -1,4 +1,4 @@
-"""The documents tell the truth: the example runs, and what they name exists."""
+"""The documents are correct: the example runs, and files, targets and links exist."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ def test_every_public_name_has_a_docstring():
 
 
 def test_the_demo_can_be_imported() -> None:
-    """`make demo` runs it; what it names must be there."""
+    """`make demo` runs it; its imports must work."""
     code = f"import runpy; runpy.run_path({str(ROOT / 'examples' / 'digits_pair.py')!r}, run_name='imported')"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

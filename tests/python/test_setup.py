@@ -1,4 +1,4 @@
-"""The build's switches and the scripts beside it."""
+"""The build's switches, and scripts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_wrong_cuda_switch_is_refused():
         text=True,
         env={**os.environ, "TORCHSHARE_CUDA": "maybe"},
     )
-    assert "TORCHSHARE_CUDA is 'maybe'; expected ON, OFF or AUTO" in done.stderr
+    assert "TORCHSHARE_CUDA must be ON, OFF or AUTO, got 'maybe'" in done.stderr
 
 
 def test_missing_prerequisites_are_one_line_with_the_command(tmp_path: Path):

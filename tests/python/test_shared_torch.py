@@ -1,5 +1,5 @@
-"""Parts of torch that are there once for the process: what one job does with them is not seen by the other, and breaks
-nothing when both do it at once. Each test holds one job inside, so that the other surely comes meanwhile."""
+"""Process-wide state of torch: jobs do not see each other's changes, and may use it at the same time. Each test holds
+one job inside, so that the other certainly arrives meanwhile."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from torchshare import Job
 from torchshare.training import optimizer_rules, step_package, step_tracer
 
 SOON_S = 10.0
-A_WHILE_S = 0.5  # for what may also not come
+A_WHILE_S = 0.5  # timeout for events that need not occur
 
 
 class Meeting:
-    """One job is inside something; the other comes, and lets it go on."""
+    """One job is inside a section; the other arrives, and lets it continue."""
 
     def __init__(self) -> None:
         self.inside = threading.Event()
         self.leave = threading.Event()
 
     def stay(self, seconds: float = SOON_S) -> None:
-        """Inside; once."""
+        """Called inside the section, once."""
         if not self.inside.is_set():
             self.inside.set()
             self.leave.wait(seconds)
@@ -52,7 +52,7 @@ class Meeting:
 
 
 def both(first: Callable[[Job], Any], second: Callable[[Job], Any]) -> list[Any]:
-    """What two jobs return that run together."""
+    """Runs two jobs together; returns their results."""
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(first, name="first", priority="primary", threads=1)
         runtime.submit(second, name="second", threads=1)
@@ -68,7 +68,7 @@ def trace_step(model: nn.Module, loss_fn: Callable[..., Tensor]) -> str:
 
 
 class Slow(nn.Module):
-    """Whoever runs it stays in the meeting."""
+    """A job that runs this stays inside."""
 
     def __init__(self, meeting: Meeting) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ def test_two_kinds_of_traces_take_turns() -> None:
 
         def loss_fn(x: Tensor, y: Tensor) -> Tensor:
             compiled.inside.set()
-            symbolic.inside.wait(A_WHILE_S)  # comes only where the two are inside at once
+            symbolic.inside.wait(A_WHILE_S)  # set only if both are inside at once
             return F.cross_entropy(model(x), y)
 
         try:
@@ -216,7 +216,7 @@ def asks(x: Tensor) -> Tensor:
     return x if torch.compiler.is_compiling() else x + 1
 
 
-def test_what_asks_whether_it_is_compiled_can_be_scripted_in_a_job() -> None:
+def test_a_function_that_checks_is_compiling_can_be_scripted_in_a_job() -> None:
     def body(job: Job) -> list[float]:
         compiled = torch.compile(asks, backend="eager", fullgraph=True)
         return [function(torch.ones(1)).item() for function in (asks, torch.jit.script(asks), compiled)]
@@ -253,7 +253,7 @@ def test_forward_mode_differentiation_is_each_jobs_own(differentiate: Callable[[
 
     def second(x: Tensor) -> Tensor:
         meeting.leave.set()
-        time.sleep(0.1)  # the other one leaves its level meanwhile, where they share one
+        time.sleep(0.1)  # the other job leaves its level meanwhile, if they share one
         return x.sin() * x
 
     values = both(lambda job: differentiate(first), lambda job: meeting.visit(lambda: differentiate(second)))
@@ -292,7 +292,7 @@ def test_cached_parametrizations_are_each_jobs_own() -> None:
 
 
 def tied(seed: int, steps: int) -> Callable[[Job], Tensor]:
-    """Trains a layer that each forward pass uses several times, under autocast."""
+    """Trains a layer that is used several times in each forward pass, under autocast."""
 
     def train(job: Job) -> Tensor:
         torch.manual_seed(seed)
@@ -316,7 +316,7 @@ def test_autocast_gives_the_weights_that_it_gives_alone() -> None:
     assert torch.equal(both(tied(0, 60), tied(1, 200))[0], alone)
 
 
-def test_autocast_keeps_no_weights_in_jobs_and_is_as_before_elsewhere() -> None:
+def test_autocast_caches_no_weights_in_jobs_and_is_unchanged_elsewhere() -> None:
     def body(job: Job) -> list[bool]:
         seen = [torch.is_autocast_cache_enabled()]
         with torch.autocast("cpu", torch.bfloat16):
@@ -349,7 +349,7 @@ def test_a_second_profiler_is_refused_by_name() -> None:
 
     events, message = both(profiles, refused)
     assert events > 0
-    assert message == "job 'second': torch's profiler is in use by job 'first', and there is one for the process"
+    assert message == "job 'second': torch's profiler is in use by job 'first'; a process has only one"
 
 
 def test_a_job_is_not_suspended_inside_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,7 +411,7 @@ def test_the_stand_in_for_cuda_outlives_the_thread_that_asked_first() -> None:
 
 
 def test_a_job_with_the_turn_is_not_suspended() -> None:
-    """Else all jobs that wait for their turn would be suspended with it."""
+    """Otherwise all jobs that wait for their turn would be suspended with it."""
     inside = threading.Event()
 
     def lower(job: Job) -> None:
@@ -471,7 +471,7 @@ def test_a_level_of_forward_mode_may_be_older_than_the_runtime() -> None:
     assert forward_ad._current_level == -1
 
 
-def test_what_a_job_keeps_of_a_turn_is_given_back_at_its_end() -> None:
+def test_a_turn_that_a_job_still_holds_is_released_at_its_end() -> None:
     def body(job: Job) -> None:
         forward_ad.enter_dual_level()
         torch._dynamo.convert_frame.compile_lock.__enter__()
@@ -487,7 +487,7 @@ def test_what_a_job_keeps_of_a_turn_is_given_back_at_its_end() -> None:
 def test_a_job_that_imports_does_not_wait_for_the_one_that_waits_for_its_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An import's lock and the turn at tracing, taken in both orders."""
+    """The lock of an import and the turn at tracing, acquired in both orders."""
     (tmp_path / "scripts_itself.py").write_text(
         "import time, torch\ntime.sleep(0.3)\n@torch.jit.script\ndef double(x: torch.Tensor):\n    return 2 * x\n"
     )

@@ -1,4 +1,4 @@
-"""When a job starts, and which conditions are refused before anything does."""
+"""Start conditions: when jobs start, and which conditions are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_jobs_start_together_by_default():
         assert decisions(runtime, "b") == ["start: now"]
 
 
-def test_after_starts_when_the_other_has_ended_even_badly():
+def test_after_starts_when_the_other_has_ended_or_failed():
     for function, state in ((steps(2), "finished"), (lambda job: 1 / 0, "failed")):
         with torchshare.Runtime() as runtime:
             runtime.submit(lambda job, f=function: f(job), name="second", start="after:first")  # a forward reference
@@ -49,7 +49,7 @@ def test_step_starts_at_that_step_of_the_primary():
         for index, batch in enumerate(job.batches([BATCH] * 10)):
             list(batch)
             if index == 4:
-                gatekeeper.pause()  # in the fifth step: four are done
+                gatekeeper.pause()  # in the fifth step, after four
 
     with torchshare.Runtime() as runtime:
         runtime.submit(primary, priority="primary")
@@ -79,13 +79,16 @@ def test_seconds_count_from_submission():
 
 
 @pytest.mark.parametrize("start", ["soon", "after:", "step:x", "step:-1", "-1", -1, float("nan"), float("inf")])
-def test_conditions_that_are_none_are_refused_at_submission(start):
+def test_invalid_conditions_are_refused_at_submission(start):
     with (
         torchshare.Runtime() as runtime,
-        pytest.raises(ValueError, match=r"job 'a': start '.*': expected 'now', 'auto', 'after"),
+        pytest.raises(ValueError, match=r"job 'a': start must be 'now', 'auto', 'after"),
     ):
         runtime.submit(steps(1), name="a", start=start)
-    with torchshare.Runtime() as runtime, pytest.raises(ValueError, match="job 'a': start is None"):
+    with (
+        torchshare.Runtime() as runtime,
+        pytest.raises(ValueError, match="job 'a': start must be a string or a number of seconds, got None"),
+    ):
         runtime.submit(steps(1), name="a", start=None)
 
 
@@ -96,10 +99,10 @@ def test_conditions_that_are_none_are_refused_at_submission(start):
         ({"a": "after:a"}, "job 'a': start 'after:a' waits for itself"),
         ({"a": "after:b", "b": "after:a"}, "'a' -> 'b' -> 'a'"),
         ({"a": "after:b", "b": "after:c", "c": "after:a"}, "'a' -> 'b' -> 'c' -> 'a'"),
-        ({"a": "step:1"}, "counts the steps of a job of its own or higher priority, and there is none"),
+        ({"a": "step:1"}, "needs a job of the same or higher priority whose steps to count"),
     ],
 )
-def test_conditions_that_cannot_come_true_are_refused_before_any_job_starts(starts, message):
+def test_conditions_that_can_never_hold_are_refused_before_any_job_starts(starts, message):
     with torchshare.Runtime() as runtime:
         runtime.submit(steps(1), name="innocent", priority="level-3") if "step:1" not in starts.values() else None
         for name, start in starts.items():
@@ -110,7 +113,7 @@ def test_conditions_that_cannot_come_true_are_refused_before_any_job_starts(star
         runtime.cancel()
 
 
-def test_a_job_submitted_later_goes_by_its_own_condition():
+def test_a_job_submitted_later_follows_its_own_condition():
     gatekeeper = Gatekeeper()
     with torchshare.Runtime() as runtime:
         runtime.submit(lambda job: gatekeeper.pause(), name="first", priority="primary")

@@ -39,7 +39,7 @@ def loads(job: Job) -> None:
 
 
 def ops_in(seconds: float, primary, expected: int = 0) -> int:
-    """How many ops a secondary gets to run beside `primary`; waits longer for those that are expected."""
+    """The number of ops that a secondary runs beside `primary`; waits for at least `expected` ops."""
     with torchshare.Runtime(policy="strict", grace=0.005) as runtime:
         first = runtime.submit(primary, name="first", priority="primary", threads=1)
         second = runtime.submit(run_ops_for_ever, name="second", threads=1)

@@ -1,4 +1,4 @@
-"""The stubs of the C++ modules say what the modules have."""
+"""The stubs of the C++ modules match the modules."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the timeline records, how it is bounded, and the file it becomes."""
+"""The timeline: its events, its capacity, and its file."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def test_every_step_sub_batch_and_input_is_recorded_with_its_times():
     of = {kind: [event for event in events if event[0] == kind] for kind in ("step", "sub_batch", "input", "wait")}
     assert [event[4] for event in of["step"]] == [0, 1, 2]
     assert [event[4] for event in of["sub_batch"]] == list(range(6))
-    assert len(of["input"]) == 5  # starting the loader, three batches, and its end
+    assert len(of["input"]) == 5  # the loader's start, three batches, and its end
     assert sum(end - begin >= 5_000_000 for _, _, begin, end, _, _ in of["input"]) == 3
-    assert len(of["wait"]) == 3  # the loader's sleeps, which another job may use
+    assert len(of["wait"]) == 3  # the loader's sleeps, in which another job may run
     for sub in of["sub_batch"]:
         step = of["step"][sub[4] // 2]
         assert step[2] <= sub[2] <= sub[3] <= step[3]

@@ -1,1 +1,1 @@
-"""The `torchshare` command: a file per verb."""
+"""The verbs of the `torchshare` command, one per file."""

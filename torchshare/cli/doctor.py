@@ -1,4 +1,4 @@
-"""`torchshare doctor`: what this machine has, and what will not work on it."""
+"""`torchshare doctor`: reports what this machine has, and what will not work on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchshare import _C
 from torchshare.cli.outputs import print_table
 from torchshare.version import __version__
 
-_GREEN_DRIVER = 12080  # the first driver whose green contexts torch uses, too
+_GREEN_DRIVER = 12080  # first driver version with green contexts as torch needs them
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Finding:
     what: str
     found: str
     lack: str = ""
-    """What does not work for it; empty where all does."""
+    """What will not work because of it; empty if everything works."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(_arguments: argparse.Namespace) -> int:
-    """Runs the verb; returns the exit code: 0 whatever is missing, for jobs run on the CPU all the same."""
+    """Runs the verb. Returns exit code 0 whatever is missing: jobs run on the CPU anyway."""
     table = Table("what", "found", "what will not work", title="torchshare doctor")
     for finding in findings():
         table.add_row(finding.what, finding.found, finding.lack or "-")
@@ -43,14 +43,16 @@ def run(_arguments: argparse.Namespace) -> int:
 
 
 def findings() -> Iterator[Finding]:
-    """What there is, from the versions up."""
+    """Versions, CPU, GPUs and sharing features of this machine."""
     yield Finding("torchshare", f"{__version__}, {_C.cuda_status()}")
     yield Finding("torch", f"{torch.__version__}, Python {platform.python_version()}")
     cores = len(os.sched_getaffinity(0))
-    lack = "" if cores > 1 else "two jobs on the CPU share one core: no gain from sharing"
+    lack = "" if cores > 1 else "jobs on the CPU share one core: sharing gains nothing"
     yield Finding("CPU", f"{cores} cores", lack)
     may = _C.may_raise_priority()
-    lack = "" if may else "a busy machine may stall the primary where it waits for a lower job, and delay a job's end"
+    lack = (
+        "" if may else "on a busy machine, the primary may stall while it waits for a lower job, and a job may end late"
+    )
     yield Finding("priorities", "can be raised" if may else "no CAP_SYS_NICE, and RLIMIT_NICE is below 20", lack)
     if not torch.cuda.is_available():
         yield Finding("GPU", "none", "device='cuda', Job.graph, sms, run_ahead; jobs run on the CPU")
@@ -66,7 +68,7 @@ def _gpus() -> Iterator[Finding]:
         yield Finding(f"cuda:{index}", f"{text}, compute capability {gpu.major}.{gpu.minor}")
     lowest, highest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]
     levels = lowest - highest + 1
-    lack = "" if levels > 1 else "stream priorities: policy='priority' protects nobody; use 'strict' or 'best_fit'"
+    lack = "" if levels > 1 else "policy='priority' does not protect the primary; use 'strict' or 'best_fit'"
     yield Finding("stream priorities", f"{levels}, from {highest} (first) to {lowest}", lack)
 
 
@@ -79,5 +81,5 @@ def _sharing() -> Iterator[Finding]:
     control = shutil.which("nvidia-cuda-mps-control")
     found = f"this process is a client at {pipes}" if pipes else "not in use by this process"
     yield Finding("MPS", f"{found}; {'can be started' if control else 'no nvidia-cuda-mps-control here'}")
-    lack = "two jobs that disagree on it give other results than alone" if torch.backends.cudnn.benchmark else ""
+    lack = "results of jobs that disagree on it may differ from running alone" if torch.backends.cudnn.benchmark else ""
     yield Finding("cudnn.benchmark", "on" if torch.backends.cudnn.benchmark else "off", lack)

@@ -1,4 +1,4 @@
-"""What a command says and writes: refusals, tables, and its files, which are checked before it does any work."""
+"""Output of the verbs: error messages, tables, and files, whose paths are checked before any work."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-_WIDEST = 1000  # columns of a table
+_MAX_WIDTH = 1000  # of a table, in characters
 
 
 def check_output(option: str, path: Path | None) -> None:
-    """Raises ValueError where `path`, given by `option`, is a folder or in a folder that is not there."""
+    """Raises ValueError if `path`, given by `option`, is a folder or is in a folder that does not exist."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise ValueError(f"{option} {path}: expected a file in a folder that exists")
+        raise ValueError(f"{option} must be a file in an existing folder, got {path}")
 
 
 def refuse(error: Exception) -> int:
-    """Says what is wrong with the input; returns the exit code for that."""
+    """Prints the error; returns the exit code for invalid input."""
     print(f"torchshare: error: {error}", file=sys.stderr)
     return 2
 
 
 def print_table(table: Table) -> None:
-    """Prints it whole, wider than the terminal where it must be."""
+    """Prints the table in full, wider than the terminal if necessary."""
     console = Console()
-    room = console.options.update(max_width=_WIDEST)
+    room = console.options.update(max_width=_MAX_WIDTH)
     console.width = max(console.width, Measurement.get(console, room, table).maximum)
     console.print(table)

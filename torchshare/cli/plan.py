@@ -1,4 +1,4 @@
-"""`torchshare plan`: when to share, from profiles."""
+"""`torchshare plan`: plans from profiles when jobs share."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ _GIB = 2**30
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
     parser.description = (
-        "Two profiles: the first job runs, the second is new; when should it start? More: all wait; in "
-        "which order and pairs should they run? At most two at a time. Profiles come from `torchshare profile`."
+        "Plans from profiles, made by `torchshare profile`. Two: when should the second job start beside "
+        "the first, which is running? More: in which order and pairs should waiting jobs run, at most two at a time?"
     )
     parser.add_argument("profiles", nargs="+", type=Path, metavar="PROFILE.json")
     parser.add_argument(
         "--steps", action="append", default=[], metavar="JOB=N", help="steps of a job (default: its profile's)"
     )
-    parser.add_argument("--done", action="append", default=[], metavar="JOB=N", help="steps that it has done")
-    parser.add_argument("--memory", type=float, metavar="GIB", help="of the device (default: no limit)")
-    parser.add_argument("--max-slowdown", type=float, metavar="X", help="bound on the running job's, 0.05 for 5 %%")
-    parser.add_argument("--suspend-cost", type=float, default=0.0, metavar="S", help="seconds to suspend and resume")
+    parser.add_argument("--done", action="append", default=[], metavar="JOB=N", help="steps that a job has done")
+    parser.add_argument("--memory", type=float, metavar="GIB", help="memory of the device (default: unlimited)")
+    parser.add_argument(
+        "--max-slowdown", type=float, metavar="X", help="bound on the running job's slowdown, 0.05 for 5 %%"
+    )
+    parser.add_argument(
+        "--suspend-cost", type=float, default=0.0, metavar="S", help="seconds to suspend and resume a job"
+    )
     parser.add_argument("--png", type=Path, metavar="OUT.png", help="draw the plan")
     parser.add_argument("--ratios", type=Path, metavar="OUT.csv", help="write the table for `simulate --interference`")
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON document")
@@ -37,12 +41,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the verb; returns the exit code."""
+    """Runs the verb. Returns the exit code."""
     try:
         check_output("--png", arguments.png)
         check_output("--ratios", arguments.ratios)
         if len(arguments.profiles) < 2:
-            raise ValueError("one profile; expected two or more to plan with")
+            raise ValueError("plan needs at least two profiles, got one")
         profiles = [Profile.load(path) for path in arguments.profiles]
         settings = PlanSettings(
             steps=dict(_count("--steps", text) for text in arguments.steps),
@@ -55,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         return refuse(error)
     if arguments.png is not None:
-        from torchshare.profiling import plots  # matplotlib takes a while to load, and only this needs it
+        from torchshare.profiling import plots  # slow to import
 
         plots.gantt(found).savefig(arguments.png, dpi=120)
     if arguments.ratios is not None:
@@ -70,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _count(option: str, text: str) -> tuple[str, int]:
     job, equals, value = text.rpartition("=")
     if not (equals and job and value.isdecimal()):
-        raise ValueError(f"{option} {text}: expected JOB=N with a whole number, at least 0")
+        raise ValueError(f"{option} must be JOB=N with a non-negative integer N, got {text}")
     return job, int(value)
 
 
@@ -91,5 +95,5 @@ def _show(found: DevicePlan) -> None:
         *(f"- {reason}" for reason in found.reasons),
     ]
     if not found.exact:
-        lines.insert(1, "The search was cut short: this is the best it found, there may be better.")
+        lines.insert(1, "The search was cut short; there may be better plans.")
     print("", *lines, sep="\n")

@@ -1,4 +1,4 @@
-"""`torchshare profile`: measure a job, alone and beside another."""
+"""`torchshare profile`: measures a job, alone and beside another."""
 
 from __future__ import annotations
 
@@ -22,41 +22,48 @@ from torchshare.profiling.measure import Candidate, measure
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
     parser.description = (
-        "Runs a job again and again for a few seconds: alone in ever smaller sub-batches, then as the "
-        "primary beside another. What is measured is kept in a cache and used again until the job's file, torch or the "
-        "device changes."
+        "Runs a job repeatedly for a few seconds: alone in smaller and smaller sub-batches, then as the "
+        "primary beside another job. Profiles are cached until the job's file, torch or the device changes."
     )
     parser.add_argument("job", metavar="[NAME=]TARGET", help="pkg.module:function or file.py:function")
-    parser.add_argument("--with", dest="partner", metavar="[NAME=]TARGET", help="the secondary beside it")
+    parser.add_argument("--with", dest="partner", metavar="[NAME=]TARGET", help="the secondary to run beside it")
     parser.add_argument("--threads", type=int, metavar="N", help="intra-op threads (default: torch's)")
-    parser.add_argument("--partner-threads", type=int, metavar="N", help="of the partner (default: as --threads)")
-    parser.add_argument("--steps", type=int, metavar="N", help="of the whole job, for plans")
-    parser.add_argument("--partner-steps", type=int, metavar="N", help="of the whole partner")
+    parser.add_argument("--partner-threads", type=int, metavar="N", help="those of the partner (default: as --threads)")
+    parser.add_argument("--steps", type=int, metavar="N", help="steps of the whole job, for plans")
+    parser.add_argument("--partner-steps", type=int, metavar="N", help="those of the partner")
     parser.add_argument(
-        "--splits", type=int, default=3, metavar="N", help="sizes tried: B, B/2, B/4, ... (default: %(default)s)"
+        "--splits",
+        type=int,
+        default=3,
+        metavar="N",
+        help="sub-batch sizes to measure: B, B/2, B/4, ... (default: %(default)s)",
     )
-    parser.add_argument("--window", type=float, default=2.0, metavar="S", help="seconds of each (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=2, metavar="N", help="of everything (default: %(default)s)")
+    parser.add_argument(
+        "--window", type=float, default=2.0, metavar="S", help="seconds per measurement (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=2, metavar="N", help="repetitions of all measurements (default: %(default)s)"
+    )
     parser.add_argument(
         "--cache", type=Path, default=cache_folder("profiles"), metavar="DIR", help="default: %(default)s"
     )
-    parser.add_argument("--again", action="store_true", help="measure though the cache has it")
-    parser.add_argument("--output", type=Path, metavar="OUT.json", help="write the job's profile here, too")
-    parser.add_argument("--partner-output", type=Path, metavar="OUT.json", help="the partner's")
-    parser.add_argument("--trace", type=Path, metavar="OUT.npz", help="write the job's ops as they ran, for `replay`")
-    parser.add_argument("--partner-trace", type=Path, metavar="OUT.npz", help="the partner's")
+    parser.add_argument("--again", action="store_true", help="measure even if the cache has the profile")
+    parser.add_argument("--output", type=Path, metavar="OUT.json", help="also write the job's profile here")
+    parser.add_argument("--partner-output", type=Path, metavar="OUT.json", help="that of the partner")
+    parser.add_argument("--trace", type=Path, metavar="OUT.npz", help="write the job's op trace, for `replay`")
+    parser.add_argument("--partner-trace", type=Path, metavar="OUT.npz", help="that of the partner")
     parser.add_argument("--json", action="store_true", help="print the profile as one JSON document")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the verb; returns the exit code."""
+    """Runs the verb. Returns the exit code."""
     try:
         for option in ("output", "partner_output", "trace", "partner_trace"):
             name, path = f"--{option.replace('_', '-')}", getattr(arguments, option)
             check_output(name, path)
             if path is not None and option.startswith("partner") and arguments.partner is None:
-                raise ValueError(f"{name} {path}: there is no partner; expected --with")
+                raise ValueError(f"{name} needs a partner, pass --with")
         found, paths = _profiles(arguments)
     except ValueError as error:
         return refuse(error)
@@ -76,12 +83,12 @@ def run(arguments: argparse.Namespace) -> int:
         for profile in found:
             _show(profile)
     for path in [*(path for _, path in wanted), *paths]:
-        print(f"in {path}", file=sys.stderr)
+        print(f"wrote {path}", file=sys.stderr)
     return 0
 
 
 def _profiles(arguments: argparse.Namespace) -> tuple[list[Profile], list[Path]]:
-    """From the cache, where it has all of them, else measured; and where they are."""
+    """The profiles and their files: from the cache if it has all of them, else measured."""
     threads = torch.get_num_threads() if arguments.threads is None else arguments.threads
     wanted = [(arguments.job, threads, arguments.steps)]
     if arguments.partner is not None:
@@ -92,13 +99,13 @@ def _profiles(arguments: argparse.Namespace) -> tuple[list[Profile], list[Path]]
         candidates.append(Candidate(name, targets.load(target), each_threads, steps=steps))
         paths.append(cache_path(arguments.cache, name, target, each_threads, arguments.splits))
     traces = (arguments.trace, arguments.partner_trace)
-    again = arguments.again or any(path is not None for path in traces)  # the cache has no traces
+    again = arguments.again or any(path is not None for path in traces)  # traces are not cached
     known = [_cached(path, each) for path, each in zip(paths, candidates, strict=True)] if not again else []
     first = known[0] if known else None
     if first is not None and all(known):
         partner = candidates[1].name if len(candidates) > 1 else None
         if partner is None or any(each.job == partner for each in first.partners):
-            print("torchshare: from the cache; --again measures", file=sys.stderr)
+            print("torchshare: using cached profiles; pass --again to measure", file=sys.stderr)
             found = [
                 each.model_copy(update={"steps": candidate.steps or each.steps})
                 for each, candidate in zip(known, candidates, strict=True)
@@ -123,7 +130,7 @@ def _profiles(arguments: argparse.Namespace) -> tuple[list[Profile], list[Path]]
 
 
 def cache_path(folder: Path, name: str, target: str, threads: int, splits: int) -> Path:
-    """One file per job, device and sizes of sub-batch."""
+    """One file per job, device, number of threads and splits."""
     place, _, function = target.rpartition(":")
     where = str(Path(place).resolve()) if place.endswith(".py") else place
     key = "\n".join([name, where, function, device_name(), str(threads), str(splits)])
@@ -131,7 +138,7 @@ def cache_path(folder: Path, name: str, target: str, threads: int, splits: int) 
 
 
 def _cached(path: Path, candidate: Candidate) -> Profile | None:
-    """What the cache has, unless it is of another device, torch or code; then it says why."""
+    """The cached profile; None, after printing why, if it is of another device, torch version or code."""
     if not path.exists():
         return None
     try:
@@ -146,7 +153,7 @@ def _cached(path: Path, candidate: Candidate) -> Profile | None:
 
 
 def _with_former_partners(profile: Profile, former: Profile | None) -> Profile:
-    """Keeps what was measured before beside others."""
+    """Keeps earlier measurements beside other partners."""
     if former is None:
         return profile
     new = {partner.job for partner in profile.partners}

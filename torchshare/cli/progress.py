@@ -1,4 +1,4 @@
-"""Shows how jobs get on: a live table on a terminal, plain lines when piped. On stderr; stdout is for results."""
+"""Shows the progress of jobs on stderr: a live table on a terminal, plain lines when piped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLAIN_EVERY_S = 2.0
 
 
 class Progress:
-    """Call `update` now and then inside the `with`."""
+    """A context manager; call `update` regularly inside it."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -42,7 +42,7 @@ class Progress:
             self._next_line = time.monotonic() + _PLAIN_EVERY_S
 
     def __enter__(self) -> Progress:
-        # Log lines go above the table, not through it. They tell of compilations, too, which take their time.
+        # Prints log lines above the table. INFO includes compilations, which take long.
         self._handler = RichHandler(console=self._console, show_path=False) if self._live else logging.StreamHandler()
         log.addHandler(self._handler)
         log.propagate = False
@@ -58,7 +58,7 @@ class Progress:
         self.update()
         if self._live is not None:
             self._live.__exit__(kind, error, traceback)
-        assert self._handler is not None  # __enter__ has been called
+        assert self._handler is not None  # set by __enter__
         log.removeHandler(self._handler)
         log.propagate = True
         log.setLevel(logging.NOTSET)

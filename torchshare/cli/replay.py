@@ -1,4 +1,4 @@
-"""`torchshare replay`: what gate policies would do to two jobs, from their recorded ops."""
+"""`torchshare replay`: simulates gate policies on recorded ops of jobs."""
 
 from __future__ import annotations
 
@@ -20,34 +20,37 @@ from torchshare.profiling.replay import JobReplay, Machine, replay
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
     parser.description = (
-        "Op traces come from `torchshare profile --trace`. The first job is the primary, the second the "
-        "secondary, further ones are below."
+        "Replays op traces, made by `torchshare profile --trace`. The first job is the primary, the "
+        "second the secondary; further jobs have lower priorities."
     )
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE.npz")
     parser.add_argument(
-        "--policy", action="append", metavar="NAME", help=f"all (default), or of {', '.join(_core.gate_policy_names())}"
+        "--policy",
+        action="append",
+        metavar="NAME",
+        help=f"all (default), or one of {', '.join(_core.gate_policy_names())}; repeatable",
     )
     parser.add_argument("--cores", type=int, metavar="N", help="default: this machine's")
     parser.add_argument("--grace", type=float, default=Machine.grace_s, metavar="S", help="default: %(default)s")
     parser.add_argument(
-        "--no-device-priority", action="store_true", help="cores are shared evenly: no SCHED_IDLE for lower jobs"
+        "--no-device-priority", action="store_true", help="share cores evenly, without SCHED_IDLE for lower jobs"
     )
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON document")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the verb; returns the exit code."""
+    """Runs the verb. Returns the exit code."""
     known = _core.gate_policy_names()
     wanted = [name for text in arguments.policy or ["all"] for name in text.split(",")]
     try:
         unknown = [name for name in wanted if name not in [*known, "all"]]
         if unknown:
-            raise ValueError(f"--policy {unknown[0]}: expected all, or one of {', '.join(known)}")
+            raise ValueError(f"--policy must be all or one of {', '.join(known)}, got {unknown[0]}")
         if arguments.cores is not None and arguments.cores < 1:
-            raise ValueError(f"--cores {arguments.cores}: expected at least 1")
+            raise ValueError(f"--cores must be at least 1, got {arguments.cores}")
         if not 0 <= arguments.grace <= 1:
-            raise ValueError(f"--grace {arguments.grace:g}: expected seconds, 0 to 1")
+            raise ValueError(f"--grace must be between 0 and 1 seconds, got {arguments.grace:g}")
         traces = [OpTrace.load(path) for path in arguments.traces]
         machine = this_machine(arguments.cores, not arguments.no_device_priority, arguments.grace)
         policies = known if "all" in wanted else list(dict.fromkeys(wanted))
@@ -62,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def this_machine(cores: int | None = None, device_priority: bool = True, grace_s: float = Machine.grace_s) -> Machine:
-    """With the cost of waking a thread as measured now."""
+    """This machine, with the cost of waking a thread measured now."""
     wake = _C.measure_wake_cost()
     return Machine(
         cores=len(os.sched_getaffinity(0)) if cores is None else cores,

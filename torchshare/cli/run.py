@@ -1,4 +1,4 @@
-"""`torchshare run`: two jobs from the command line."""
+"""`torchshare run`: runs jobs from the command line."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from torchshare.runtime.gaps import GapReport
 from torchshare.runtime.options import Declared, JobOptions, RuntimeOptions, on_the_command_line
 from torchshare.runtime.runtime import Runtime
 
-_LOOK_S = 0.1  # how often the progress display looks at the jobs
+_UPDATE_S = 0.1  # how often the progress display is updated
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
-    parser.description = "Runs functions that take a Job, together in this process. The first is the primary."
+    parser.description = "Runs functions that take a Job together, in this process. The first job is the primary."
     parser.add_argument("jobs", nargs="+", metavar="[NAME=]TARGET", help="pkg.module:function or file.py:function")
     parser.add_argument("--primary", metavar="NAME", help="the job that is protected (default: the first)")
     of_jobs = parser.add_argument_group(
-        "options of jobs", "repeatable: of all jobs (--start: of all but the primary), or of one with NAME="
+        "options of jobs", "repeatable; apply to all jobs (--start: all but the primary), or with NAME= to one job"
     )
     for option in on_the_command_line(JobOptions):
         of_jobs.add_argument(
@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         )
     together = parser.add_argument_group("options of the runtime")
     together.add_argument(
-        "--device", default="auto", metavar="D", help="auto (default: a GPU if any), cpu, cuda, cuda:1"
+        "--device", default="auto", metavar="D", help="auto (default: a GPU if there is one), cpu, cuda, cuda:1"
     )
     for option in on_the_command_line(RuntimeOptions):
         together.add_argument(option.flag, metavar=option.option.metavar, help=option.option.flag_help())
@@ -60,7 +60,7 @@ class _Submission:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the verb; returns the exit code. Everything that can be checked is, before any job starts."""
+    """Runs the verb. Returns the exit code. Checks all input before any job starts."""
     try:
         submissions = _submissions(arguments)
         check_output("--timeline", arguments.timeline)
@@ -88,9 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _watch(runtime: Runtime, stops: signals.Stops) -> None:
-    """Shows the jobs until all have ended, by themselves or since a signal came."""
+    """Shows progress until all jobs have ended, or until a signal closes the runtime."""
     with Progress(runtime) as progress:
-        while not stops.count and not runtime._handle.wait(_LOOK_S):
+        while not stops.count and not runtime._handle.wait(_UPDATE_S):
             progress.update()
         runtime.close()
 
@@ -105,24 +105,24 @@ def _submissions(arguments: argparse.Namespace) -> list[_Submission]:
     for text in arguments.jobs:
         name, target = targets.named(text)
         if name in jobs:
-            raise ValueError(f"two jobs are named '{name}'; give one another name: NAME={target}")
+            raise ValueError(f"job names must be unique, got '{name}' twice; name one with NAME={target}")
         jobs[name] = _Submission(targets.load(target), JobOptions(name=name))
     primary = arguments.primary or next(iter(jobs))
     _check_name(primary, jobs, "--primary")
     jobs[primary].options["priority"] = "primary"
     for option in on_the_command_line(JobOptions):
-        # The primary starts at once unless it is told otherwise by its name.
-        everybody = [name for name in jobs if option.name != "start" or name != primary]
-        _apply(option, getattr(arguments, option.name), jobs, everybody)
+        # --start without a name does not apply to the primary.
+        all_jobs = [name for name in jobs if option.name != "start" or name != primary]
+        _apply(option, getattr(arguments, option.name), jobs, all_jobs)
     return list(jobs.values())
 
 
-def _apply(option: Declared, texts: list[str], jobs: dict[str, _Submission], everybody: list[str]) -> None:
-    """Sets the option from each `[NAME=]VALUE`; values without a name go to `everybody`, those with one come after."""
+def _apply(option: Declared, texts: list[str], jobs: dict[str, _Submission], all_jobs: list[str]) -> None:
+    """Sets the option from each `[NAME=]VALUE`: without a name for `all_jobs`; named values take precedence."""
     for name, text in sorted(map(targets.split_name, texts), key=lambda pair: pair[0] is not None):
         if name is not None:
             _check_name(name, jobs, option.flag)
-        for each in everybody if name is None else [name]:
+        for each in all_jobs if name is None else [name]:
             cast(dict[str, Any], jobs[each].options)[option.name] = _value(option, text)
 
 
@@ -130,12 +130,12 @@ def _value(option: Declared, text: str) -> Any:
     try:
         return text if option.number is None else option.number(text)
     except ValueError:
-        raise ValueError(f"{option.flag} {text}: expected {option.expected}") from None
+        raise ValueError(f"{option.flag} must be {option.expected}, got {text}") from None
 
 
 def _check_name(name: str, jobs: dict[str, _Submission], option: str) -> None:
     if name not in jobs:
-        raise ValueError(f"{option} names job '{name}'; expected one of {', '.join(jobs)}")
+        raise ValueError(f"{option} names job '{name}', must be one of {', '.join(jobs)}")
 
 
 def _as_json(results: Results, bounds: list[BoundReport], gaps: list[GapReport]) -> str:

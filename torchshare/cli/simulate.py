@@ -1,4 +1,4 @@
-"""`torchshare simulate`: what sharing would do to a queue."""
+"""`torchshare simulate`: simulates scheduling policies on a queue of jobs."""
 
 from __future__ import annotations
 
@@ -25,25 +25,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, nargs="+", required=True, metavar="FILE", help="one or several traces")
     parser.add_argument("--trace-format", choices=FORMATS, default="csv", help="default: %(default)s")
     parser.add_argument(
-        "--runtimes", type=Path, metavar="FILE", help="durations of the applications of an adaptdl trace"
+        "--runtimes", type=Path, metavar="FILE", help="durations of the applications in an adaptdl trace"
     )
-    parser.add_argument("--skip-bad-rows", action="store_true", help="leave out rows that are wrong, and count them")
-    parser.add_argument("--gpus", type=int, default=64, metavar="N", help="of the cluster (default: %(default)s)")
+    parser.add_argument("--skip-bad-rows", action="store_true", help="skip and count invalid rows")
+    parser.add_argument("--gpus", type=int, default=64, metavar="N", help="GPUs of the cluster (default: %(default)s)")
     parser.add_argument("--gpus-per-node", type=int, default=4, metavar="N", help="default: %(default)s")
-    parser.add_argument("--gpu-memory", type=float, default=0, metavar="GIB", help="of a GPU (default: not looked at)")
+    parser.add_argument(
+        "--gpu-memory", type=float, default=0, metavar="GIB", help="memory of a GPU (default: unlimited)"
+    )
     parser.add_argument(
         "--fixed-memory",
         type=float,
         default=Setting.fixed_memory,
         metavar="SHARE",
-        help="of a job's memory, what smaller sub-batches do not shrink (default: %(default)s)",
+        help="fraction of a job's memory that does not scale with its sub-batch (default: %(default)s)",
     )
     parser.add_argument(
         "--fixed-time",
         type=float,
         default=Setting.fixed_time,
         metavar="SHARE",
-        help="of a step, what each further sub-batch costs (default: %(default)s)",
+        help="cost of each further sub-batch / step time (default: %(default)s)",
     )
     parser.add_argument(
         "--policy",
@@ -57,13 +59,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="RATIO|FILE",
         help="step time beside a partner / alone, or a CSV of job_a,job_b,xi_a,xi_b[,gpu] (default: %(default)s)",
     )
-    parser.add_argument("--gpu-type", metavar="NAME", help="which rows of the interference table count")
+    parser.add_argument("--gpu-type", metavar="NAME", help="GPU type whose rows of the interference table to use")
     parser.add_argument(
         "--model-as",
         action="append",
         default=[],
         metavar="MODEL=OTHER",
-        help="a model of the trace has the ratios of a model of the table; repeatable",
+        help="give a model of the trace the ratios of a model of the table; repeatable",
     )
     parser.add_argument(
         "--restart-cost", type=float, default=10, metavar="S", help="seconds to resume a job (default: %(default)s)"
@@ -72,9 +74,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--estimate-error",
         default="0",
         metavar="SIGMA|none",
-        help="log-normal error of the durations that policies see; none: they see no durations (default: %(default)s)",
+        help="log-normal error of the durations that policies know; none: durations unknown (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the estimates (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the estimates (default: %(default)s)")
     parser.add_argument(
         "--sweep", metavar="NAME=FROM:TO:STEP", help=f"run for each value of one of {', '.join(Sweep.NAMES)}"
     )
@@ -85,7 +87,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the verb; returns the exit code. Everything that can be checked is, before anything is simulated."""
+    """Runs the verb. Returns the exit code. Checks all input before the simulation."""
     try:
         setting = _setting(arguments)
         limits = Limits(setting.gpus, setting.gpu_memory_gib or math.inf)
@@ -114,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print_table(report.table(rows))
     if arguments.plot:
-        from torchshare.cluster import plots  # matplotlib takes a while to load, and only this needs it
+        from torchshare.cluster import plots  # slow to import
 
         plots.simulation(outcomes, rows).savefig(arguments.plot, dpi=110)
     if arguments.timeline:
@@ -126,19 +128,21 @@ def _setting(arguments: argparse.Namespace) -> Setting:
     _positive("--gpus", arguments.gpus)
     _positive("--gpus-per-node", arguments.gpus_per_node)
     if arguments.gpus % arguments.gpus_per_node:
-        raise ValueError(f"--gpus {arguments.gpus}: expected a multiple of {arguments.gpus_per_node} GPUs per node")
+        raise ValueError(
+            f"--gpus must be a multiple of the {arguments.gpus_per_node} GPUs per node, got {arguments.gpus}"
+        )
     _not_negative("--gpu-memory", arguments.gpu_memory)
     _not_negative("--restart-cost", arguments.restart_cost)
     for option, share in (("--fixed-memory", arguments.fixed_memory), ("--fixed-time", arguments.fixed_time)):
         if not 0 <= share <= 1:
-            raise ValueError(f"{option} {share:g}: expected a number from 0 to 1")
+            raise ValueError(f"{option} must be from 0 to 1, got {share:g}")
     _not_negative("--seed", arguments.seed)
     error = None
     if arguments.estimate_error != "none":
         try:
             error = float(arguments.estimate_error)
         except ValueError:
-            raise ValueError(f"--estimate-error {arguments.estimate_error}: expected a number or none") from None
+            raise ValueError(f"--estimate-error must be a number or none, got {arguments.estimate_error}") from None
         _not_negative("--estimate-error", error)
     return Setting(
         gpus=arguments.gpus,
@@ -154,12 +158,12 @@ def _setting(arguments: argparse.Namespace) -> Setting:
 
 def _positive(option: str, value: int) -> None:
     if value < 1:
-        raise ValueError(f"{option} {value}: expected at least 1")
+        raise ValueError(f"{option} must be at least 1, got {value}")
 
 
 def _not_negative(option: str, value: float) -> None:
     if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{option} {value:g}: expected a number, at least 0")
+        raise ValueError(f"{option} must be a finite number >= 0, got {value:g}")
 
 
 def _cases(arguments: argparse.Namespace, setting: Setting, traces: list[Trace]) -> list[Case]:
@@ -167,7 +171,7 @@ def _cases(arguments: argparse.Namespace, setting: Setting, traces: list[Trace])
     wanted = [name for text in arguments.policy or ["all"] for name in text.split(",")]
     unknown = [name for name in wanted if name not in [*known, "all"]]
     if unknown:
-        raise ValueError(f"--policy {unknown[0]}: expected all, or one of {', '.join(known)}")
+        raise ValueError(f"--policy must be all or one of {', '.join(known)}, got {unknown[0]}")
     policies = known if "all" in wanted else list(dict.fromkeys(wanted))
     sweep = Sweep.parse(arguments.sweep) if arguments.sweep else None
     record = bool(arguments.plot or arguments.timeline)
@@ -200,7 +204,7 @@ def _ratios(arguments: argparse.Namespace) -> Ratios:
 def _alias(text: str) -> tuple[str, str]:
     model, equals, other = text.partition("=")
     if not (model and equals and other):
-        raise ValueError(f"--model-as {text}: expected MODEL=OTHER")
+        raise ValueError(f"--model-as must be MODEL=OTHER, got {text}")
     return model, other
 
 
@@ -208,11 +212,9 @@ def _check_outputs(arguments: argparse.Namespace, cases: list[Case]) -> None:
     check_output("--plot", arguments.plot)
     check_output("--timeline", arguments.timeline)
     if arguments.plot is not None and arguments.plot.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"--plot {arguments.plot}: expected a name that ends in .png, .svg or .pdf")
+        raise ValueError(f"--plot must end in .png, .svg or .pdf, got {arguments.plot}")
     if arguments.timeline is not None and len(cases) > 1:
-        raise ValueError(
-            f"--timeline: expected one trace and one --policy, for it shows one run; there are {len(cases)}"
-        )
+        raise ValueError(f"--timeline needs a single simulation (one trace, one --policy), got {len(cases)}")
 
 
 def _simulate(cases: list[Case]) -> list[Outcome]:
@@ -238,4 +240,4 @@ def _warn(traces: list[Trace], cases: list[Case]) -> None:
             )
     raised = max(case.ratios.raised for case in cases)
     if raised:
-        print(f"torchshare: {raised} ratios of the interference table are below 1: taken as 1", file=sys.stderr)
+        print(f"torchshare: raised {raised} ratios of the interference table to 1", file=sys.stderr)

@@ -1,1 +1,1 @@
-"""Many jobs on many devices: job traces, the simulator, its reports."""
+"""Clusters of many jobs and devices: job traces, the simulator, reports."""

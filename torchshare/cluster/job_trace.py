@@ -18,21 +18,21 @@ _Key = tuple[str, int, int]  # application, GPUs, global batch
 
 @dataclass(frozen=True)
 class Trace:
-    """Jobs by order of arrival, one entry of every column per job. Times in seconds from the beginning."""
+    """Jobs in order of arrival, one entry of every column per job. Times in seconds from the beginning."""
 
     source: str
     names: list[str]
     arrival: Column
     duration: Column  # alone, on its GPUs
     gpus: NDArray[np.int32]
-    memory_gib: Column  # per GPU; 0 where nobody knows
-    models: list[str]  # for the interference table; "" where nobody knows
-    bad_rows: list[str] = field(default_factory=list)  # why each row that was skipped was
+    memory_gib: Column  # per GPU; 0 if unknown
+    models: list[str]  # names in the interference table; "" if unknown
+    bad_rows: list[str] = field(default_factory=list)  # error messages of the skipped rows
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a job may ask for at most."""
+    """The resources of the cluster that bound a job's request."""
 
     gpus: int
     memory_gib: float = math.inf
@@ -49,11 +49,11 @@ class _Job:
 
 
 class BadValue(ValueError):
-    """A value that a row must not have; the message has no place yet."""
+    """An invalid value in a row; the message does not name the file and line yet."""
 
 
 class Row:
-    """One row of a CSV file, whose values check themselves."""
+    """One row of a CSV file, with checked access to its values."""
 
     def __init__(self, values: dict[str, str]) -> None:
         self._values = values
@@ -61,7 +61,7 @@ class Row:
     def text(self, column: str) -> str:
         value = self._values[column].strip()
         if not value:
-            raise BadValue(f"column '{column}' is empty: expected a value")
+            raise BadValue(f"column '{column}' must not be empty")
         return value
 
     def optional(self, column: str) -> str:
@@ -72,19 +72,19 @@ class Row:
         if default is not None and not self.optional(column):
             return default
         value = self.text(column)
-        wanted = "at least 0" if above is None else f"more than {above:g}"
+        wanted = ">= 0" if above is None else f"> {above:g}"
         try:
             number = float(value)
         except ValueError:
             number = math.nan
         if not math.isfinite(number) or (number < 0 if above is None else number <= above):
-            raise BadValue(f"column '{column}' is '{value}': expected a number, {wanted}")
+            raise BadValue(f"column '{column}' must be a number {wanted}, got '{value}'")
         return number
 
     def count(self, column: str) -> int:
         value = self.text(column)
         if not value.isascii() or not value.isdigit() or int(value) < 1:
-            raise BadValue(f"column '{column}' is '{value}': expected a whole number, at least 1")
+            raise BadValue(f"column '{column}' must be a positive integer, got '{value}'")
         return int(value)
 
     def instant(self, column: str) -> float:
@@ -92,14 +92,14 @@ class Row:
         try:
             return datetime.fromisoformat(value).replace(tzinfo=timezone.utc).timestamp()
         except ValueError:
-            raise BadValue(f"column '{column}' is '{value}': expected a date and time, YYYY-MM-DD HH:MM:SS") from None
+            raise BadValue(f"column '{column}' must be YYYY-MM-DD HH:MM:SS, got '{value}'") from None
 
 
 @dataclass(frozen=True)
 class _Format:
-    columns: list[str]  # that the header must have
+    columns: list[str]  # required in the header
     job: Callable[[Row, int], _Job]  # from a row and its line number
-    arrival: str  # its column, for messages
+    arrival: str  # name of the column, for messages
     gpus: str
     sorted: bool = True
 
@@ -130,7 +130,7 @@ def _adaptdl(runtimes: dict[_Key, float]) -> Callable[[Row, int], _Job]:
         if key not in runtimes:
             application, gpus, batch = key
             raise BadValue(
-                f"column 'application' is '{application}': no runtime for {gpus} GPUs and batch {batch} in --runtimes"
+                f"application '{application}' has no runtime for {gpus} GPUs and batch {batch} in --runtimes"
             )
         return _Job(row.text("name"), row.number("time"), runtimes[key], key[1], model=key[0])
 
@@ -145,7 +145,7 @@ def read_trace(
     path: Path, kind: str, limits: Limits, *, runtimes: Path | None = None, skip_bad_rows: bool = False
 ) -> Trace:
     """Reads a trace; `kind` is one of FORMATS. Raises ValueError with file, line, column and value of the first bad
-    row, or leaves bad rows out and says why in `bad_rows`."""
+    row, or skips bad rows and lists their errors in `bad_rows`."""
     form = _format(kind, runtimes)
     jobs: list[_Job] = []
     bad: list[str] = []
@@ -162,7 +162,7 @@ def read_trace(
             names.add(job.name)
             jobs.append(job)
     if not jobs:
-        raise ValueError(f"{path}: no job in it ({len(bad)} bad rows)")
+        raise ValueError(f"{path} must have at least one valid job, got {len(bad)} bad rows")
     jobs.sort(key=lambda job: job.arrival)
     begin = 0.0 if form.sorted else jobs[0].arrival
     return Trace(
@@ -183,23 +183,21 @@ def _format(kind: str, runtimes: Path | None) -> _Format:
     if kind == "philly":
         return _Format(["timestamp", "duration", "num_gpus"], _philly, "timestamp", "num_gpus", sorted=False)
     if runtimes is None:
-        raise ValueError("--trace-format adaptdl: expected --runtimes FILE, for its traces have no durations")
+        raise ValueError("--trace-format adaptdl needs --runtimes FILE: its traces have no durations")
     columns = ["name", "time", "application", "num_replicas", "batch_size"]
     return _Format(columns, _adaptdl(_read_runtimes(runtimes)), "time", "num_replicas")
 
 
 def _check(job: _Job, before: _Job | None, names: set[str], limits: Limits, form: _Format) -> None:
     if job.name in names:
-        raise BadValue(f"job '{job.name}' stands in the trace twice: expected names that differ")
+        raise BadValue(f"job names must be unique, got '{job.name}' twice")
     if before is not None and job.arrival < before.arrival:
-        raise BadValue(
-            f"column '{form.arrival}' is {job.arrival:g}: expected at least {before.arrival:g}, that of the row before"
-        )
+        raise BadValue(f"column '{form.arrival}' must ascend, got {job.arrival:g} after {before.arrival:g}")
     if job.gpus > limits.gpus:
-        raise BadValue(f"column '{form.gpus}' is {job.gpus}: expected at most {limits.gpus}, the GPUs of the cluster")
+        raise BadValue(f"column '{form.gpus}' must be at most {limits.gpus}, the GPUs of the cluster, got {job.gpus}")
     if job.memory_gib > limits.memory_gib:
         raise BadValue(
-            f"column 'memory_gib' is {job.memory_gib:g}: expected at most {limits.memory_gib:g}, the memory of a GPU"
+            f"column 'memory_gib' must be at most {limits.memory_gib:g}, the memory of a GPU, got {job.memory_gib:g}"
         )
 
 
@@ -216,16 +214,18 @@ def _read_runtimes(path: Path) -> dict[_Key, float]:
 
 
 def read_rows(path: Path, columns: list[str]) -> Iterator[tuple[int, Row]]:
-    """The rows of a CSV file with their line numbers. Raises ValueError where it is none or lacks a column."""
+    """The rows of a CSV file with their line numbers. Raises ValueError for an invalid file or a missing column."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restval="")
             missing = [column for column in columns if column not in (reader.fieldnames or [])]
             if missing:
-                raise ValueError(f"{path}:1: no column '{missing[0]}': expected the header {','.join(columns)}")
+                raise ValueError(
+                    f"{path}:1: the header must have the columns {','.join(columns)}, '{missing[0]}' is missing"
+                )
             for values in reader:
                 yield reader.line_num, Row(values)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path}: not a CSV file: {error}") from None
+        raise ValueError(f"{path} is not a CSV file: {error}") from None

@@ -1,4 +1,4 @@
-"""Pictures of a simulation."""
+"""Plots of a simulation."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from matplotlib.figure import Figure
 
 from torchshare.cluster.simulate import Outcome, swept
 
-_BINS = 60  # of time, for averages over it
-_FIRST_TRACE = 0  # utilization over time is that of one trace, for an average of several shows none of them
+_BINS = 60  # intervals of time that utilization is averaged over
+_FIRST_TRACE = 0  # utilization is plotted for one trace: an average would represent none
 
 
 def simulation(outcomes: Sequence[Outcome], rows: Sequence[dict[str, Any]]) -> Figure:
     """Job completion times and utilization of every policy; for a sweep, the average over the swept values."""
     figure = Figure(figsize=(12, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2)
-    settings = swept(rows)  # one sweep goes through one of them
+    settings = swept(rows)  # at most one
     if settings:
         for axes, name, title in ((left, "avg_jct_s", "average JCT"), (right, "p99_jct_s", "p99 JCT")):
             _sweep(axes, rows, settings[0], name)
@@ -44,7 +44,7 @@ def _completion(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     for policy in _policies(outcomes):
         jct = np.sort(np.concatenate([outcome.jct for outcome in outcomes if outcome.case.policy == policy]))
         axes.plot(jct, np.arange(1, len(jct) + 1) / len(jct), label=policy)
-    axes.set(xscale="log", xlabel="JCT (s)", ylabel="share of jobs done by then", title="Job completion time")
+    axes.set(xscale="log", xlabel="JCT (s)", ylabel="fraction of jobs completed", title="Job completion time")
     axes.grid(alpha=0.3)
 
 

@@ -14,38 +14,38 @@ from torchshare.cluster.job_trace import BadValue, read_rows
 
 @dataclass(frozen=True)
 class Ratios:
-    """`matrix[i, j]` is what `models[i]` suffers beside `models[j]`, infinite for pairs that cannot share.
-    Without `models`, the one ratio of every pair."""
+    """`matrix[i, j]` is the ratio of `models[i]` beside `models[j]`, infinite for pairs that cannot share.
+    If `models` is empty, one ratio applies to every pair."""
 
     models: list[str]
     matrix: NDArray[np.float64]
-    raised: int = 0  # ratios measured below 1, which are noise: taken as 1
+    raised: int = 0  # number of measured ratios below 1 (noise), raised to 1
 
     def rows(self, models: list[str]) -> NDArray[np.int32]:
-        """The row of the matrix for the model of each job. Raises ValueError for models that the table lacks."""
+        """The row of the matrix for the model of each job. Raises ValueError for models that are not in the table."""
         if not self.models:
             return np.zeros(len(models), dtype=np.int32)
         row = {model: index for index, model in enumerate(self.models)}
         missing = sorted({model for model in models if model not in row})
         if missing:
             raise ValueError(
-                f"the interference table has no model {', '.join(map(repr, missing))}; "
-                f"it has {', '.join(map(repr, self.models))} (--model-as gives a model the ratios of another)"
+                f"the interference table has no model {', '.join(map(repr, missing))}, only "
+                f"{', '.join(map(repr, self.models))}; --model-as gives a model the ratios of another"
             )
         return np.array([row[model] for model in models], dtype=np.int32)
 
 
 def uniform(ratio: float) -> Ratios:
-    """One ratio for every pair. Raises ValueError where it is below 1 or not finite."""
+    """One ratio for every pair. Raises ValueError unless it is finite and at least 1."""
     if not (math.isfinite(ratio) and ratio >= 1):
-        raise ValueError(f"interference ratio {ratio:g}: expected a number, at least 1")
+        raise ValueError(f"interference ratio must be a finite number >= 1, got {ratio:g}")
     return Ratios([], np.array([[ratio]]))
 
 
 def read_ratios(path: Path, gpu_type: str | None, aliases: dict[str, str]) -> Ratios:
-    """A table of pairs with the columns job_a, job_b, xi_a, xi_b and, for several kinds of GPU, gpu; of several ratios
-    for one pair the greatest counts.
-    `aliases` gives models of the trace the ratios of models of the table. Raises ValueError."""
+    """Reads a table of pairs with the columns job_a, job_b, xi_a, xi_b and, for several GPU types, gpu. If a pair has
+    several ratios, uses the largest. `aliases` gives models of the trace the ratios of models of the table. Raises
+    ValueError."""
     pairs: dict[tuple[str, str], float] = {}
     kinds: set[str] = set()
     raised = 0
@@ -63,13 +63,13 @@ def read_ratios(path: Path, gpu_type: str | None, aliases: dict[str, str]) -> Ra
             raised += ratio < 1
             pairs[pair] = max(ratio, pairs.get(pair, 1.0))
     if gpu_type is None and len(kinds) > 1:
-        raise ValueError(f"{path} has ratios for {', '.join(sorted(kinds))}: expected --gpu-type with one of them")
+        raise ValueError(f"{path} has ratios for {', '.join(sorted(kinds))}, choose one with --gpu-type")
     if not pairs:
-        raise ValueError(f"{path}: no pair in it for GPU '{gpu_type}'; it has {', '.join(sorted(kinds)) or 'none'}")
+        raise ValueError(f"{path} has no pair for GPU '{gpu_type}', only for {', '.join(sorted(kinds)) or 'none'}")
     models = sorted({model for pair in pairs for model in pair})
     for model, other in aliases.items():
         if other not in models:
-            raise ValueError(f"--model-as {model}={other}: the table has {', '.join(map(repr, models))}")
+            raise ValueError(f"--model-as {model}={other}: '{other}' must be one of {', '.join(map(repr, models))}")
     named = {model: model for model in models} | aliases
     matrix = np.array([[pairs.get((named[a], named[b]), math.inf) for b in named] for a in named])
     return Ratios(list(named), matrix, raised)

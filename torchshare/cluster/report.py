@@ -1,4 +1,4 @@
-"""What came out of a simulation, for the terminal and for https://ui.perfetto.dev."""
+"""Reports of a simulation, for the terminal and for https://ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rich.table import Table
 
 from torchshare.cluster.simulate import Outcome, swept
 
-_BASELINE = "tiresias"  # what the table compares with, where it was run
+_BASELINE = "tiresias"  # the policy that the table compares with, if it was simulated
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    """One line per row of `summarize`; a column for what a sweep goes through."""
+    """One line per row of `summarize`, with a column for the swept parameter."""
     lines = Table(
         box=None,
         padding=(0, 2, 0, 0),
@@ -52,10 +52,10 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 
 def timeline(outcome: Outcome) -> list[dict[str, Any]]:
-    """Chrome trace events: a process per node, two threads per GPU, one for each job that it holds at once."""
+    """Chrome trace events: a process per node, two threads per GPU, one for each of its concurrent jobs."""
     per_node = outcome.case.setting.gpus_per_node
     names = outcome.case.trace.names
-    busy_until: dict[int, float] = {}  # by thread
+    busy_until: dict[int, float] = {}  # per thread
     events = []
     for job, begin, end, gpus in sorted(outcome.spans, key=lambda span: span[1]):
         for gpu in gpus:

@@ -1,4 +1,4 @@
-"""Runs cluster policies over traces in virtual time, and sums up what came out."""
+"""Runs cluster policies over traces in virtual time, and summarizes the outcomes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torchshare import _core
 from torchshare.cluster.job_trace import Trace
 from torchshare.cluster.ratios import Ratios
 
-SMALL_JOB_GPUS = 4  # a job of at most this many counts as small
-_CHUNK = 2_000  # instants between two looks at progress, Ctrl-C and failures
+SMALL_JOB_GPUS = 4  # a job with at most so many GPUs counts as small
+_CHUNK = 2_000  # simulated instants between checks for progress and Ctrl-C
 
 Column = NDArray[np.float64]
 Span = tuple[int, float, float, list[int]]  # job, begin, end, GPUs
@@ -26,15 +26,15 @@ Usage = tuple[float, int, int, int]  # time, GPUs with a job, GPUs with two, wai
 
 @dataclass(frozen=True)
 class Setting:
-    """The cluster, and what policies know."""
+    """The cluster, and the knowledge of policies."""
 
     gpus: int = 64
     gpus_per_node: int = 4
-    gpu_memory_gib: float = 0.0  # 0: memory is not looked at
-    fixed_memory: float = 0.3  # m0 / (m0 + m1 B): the share of a job's memory that smaller sub-batches do not shrink
-    fixed_time: float = 0.05  # alpha / (alpha + beta B): what each further sub-batch costs, as a share of a step
+    gpu_memory_gib: float = 0.0  # 0: unlimited
+    fixed_memory: float = 0.3  # m0 / (m0 + m1 B): the fraction of memory that does not scale with the sub-batch
+    fixed_time: float = 0.05  # alpha / (alpha + beta B): the cost of each further sub-batch / step time
     restart_cost: float = 10.0  # seconds
-    estimate_error: float | None = 0.0  # sigma of the log-normal error of estimates; None: no durations at all
+    estimate_error: float | None = 0.0  # sigma of the log-normal error of estimates; None: durations unknown
     seed: int = 0
 
 
@@ -46,13 +46,13 @@ class Case:
     policy: str
     ratios: Ratios
     setting: Setting
-    interference: str  # what the ratios are called in the output
-    record: bool = False  # spans and usage, for a plot or a timeline
+    interference: str  # name of the ratios in the output
+    record: bool = False  # record spans and usage, for a plot or a timeline
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of a case. Columns have one entry per job of the trace."""
+    """The outcome of a case. Columns have one entry per job of the trace."""
 
     case: Case
     figures: dict[str, float]  # see `figures_of`
@@ -62,7 +62,7 @@ class Outcome:
 
 
 def make_cluster(trace: Trace, ratios: Ratios, setting: Setting, record_spans: bool = False) -> _core.Cluster:
-    """The cluster with all jobs of the trace still to come. Raises ValueError where they do not fit each other."""
+    """A cluster before the first arrival of the trace. Raises ValueError if trace, ratios and setting do not fit."""
     options = _core.ClusterOptions()
     options.gpus, options.gpus_per_node = setting.gpus, setting.gpus_per_node
     options.gpu_memory_gib = setting.gpu_memory_gib
@@ -85,7 +85,7 @@ def make_cluster(trace: Trace, ratios: Ratios, setting: Setting, record_spans: b
 
 
 def simulate(case: Case, progress: Callable[[int], object] = lambda ended: None) -> Outcome:
-    """Runs one case to its end; `progress(jobs ended)` is called on the way and may raise to stop it."""
+    """Simulates one case. Calls `progress(number of ended jobs)` regularly, which may raise to stop it."""
     cluster = make_cluster(case.trace, case.ratios, case.setting, case.record)
     simulator = _core.Simulator(cluster, case.policy, record_usage=case.record)
     while simulator.run(_CHUNK):
@@ -97,8 +97,9 @@ def simulate(case: Case, progress: Callable[[int], object] = lambda ended: None)
 
 
 def figures_of(case: Case, jobs: dict[str, Column], busy_gpu_seconds: float) -> dict[str, float]:
-    """Seconds, but for: gpu_utilization, the share of GPU time from the first arrival to the last end with a job on the
-    GPU; shared_fraction, the share of running time beside a partner; preemptions and jobs, which are counts."""
+    """The figures of an outcome, in seconds, except: gpu_utilization, the fraction of GPU time with a job on the GPU,
+    from the first arrival to the last end; shared_fraction, the fraction of running time beside a partner; preemptions
+    and jobs, which are counts."""
     trace = case.trace
     jct = jobs["ended"] - trace.arrival
     makespan = float(jobs["ended"].max() - trace.arrival.min())
@@ -122,7 +123,7 @@ def figures_of(case: Case, jobs: dict[str, Column], busy_gpu_seconds: float) -> 
 def simulate_all(
     cases: Sequence[Case], progress: Callable[[int, int], object] = lambda case, ended: None
 ) -> list[Outcome]:
-    """Runs all cases, as many at once as there are cores; `progress(index of the case, its jobs ended)`."""
+    """Simulates all cases, one per core at a time. Calls `progress(index of a case, number of its ended jobs)`."""
     stopped = False
 
     def run(index: int) -> Outcome:
@@ -144,8 +145,8 @@ def simulate_all(
 
 
 def summarize(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """One row per policy, interference and setting: the figures, averaged over the traces; with several traces also
-    the least and the greatest of each as NAME_spread."""
+    """One row per policy, interference and setting: the figures, averaged over the traces; for several traces, also
+    their minimum and maximum as NAME_spread."""
     rows = []
     for _, group in itertools.groupby(outcomes, key=_row_key):
         same = list(group)
@@ -167,7 +168,7 @@ def summarize(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def swept(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Which of their settings the rows of `summarize` differ in."""
+    """The settings in which the rows of `summarize` differ."""
     settings = ("interference", "restart_cost_s", "estimate_error")
     return [name for name in settings if len({row[name] for row in rows}) > 1]
 
@@ -179,7 +180,7 @@ def _row_key(outcome: Outcome) -> tuple[str, str, float, str]:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One parameter and the values it goes through."""
+    """A parameter and its values."""
 
     name: str
     values: list[float]
@@ -188,7 +189,7 @@ class Sweep:
 
     @classmethod
     def parse(cls, text: str) -> Sweep:
-        """From NAME=FROM:TO:STEP, both ends included. Raises ValueError."""
+        """Parses NAME=FROM:TO:STEP, both ends included. Raises ValueError."""
         name, _, numbers = text.partition("=")
         try:
             first, last, step = map(float, numbers.split(":"))
@@ -196,11 +197,11 @@ class Sweep:
         except (ValueError, ZeroDivisionError, OverflowError):
             count = -1
         if name not in cls.NAMES or count < 0 or step <= 0:
-            raise ValueError(f"--sweep {text}: expected NAME=FROM:TO:STEP, NAME one of {', '.join(cls.NAMES)}")
+            raise ValueError(f"--sweep must be NAME=FROM:TO:STEP with NAME one of {', '.join(cls.NAMES)}, got {text}")
         return cls(name, [round(first + index * step, 9) for index in range(count + 1)])
 
     def apply(self, setting: Setting, value: float) -> Setting:
-        """The setting with this value; the interference is no part of it."""
+        """The setting with this value; interference is not part of a setting."""
         if self.name == "restart-cost":
             return replace(setting, restart_cost=value)
         return replace(setting, estimate_error=value) if self.name == "estimate-error" else setting

@@ -1,1 +1,1 @@
-"""What the other packages know of a job: its name, its C++ half, its random states; errors and results."""
+"""What the other packages share about a job: name, C++ handle and random states; errors and results."""

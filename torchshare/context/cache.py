@@ -5,5 +5,5 @@ from pathlib import Path
 
 
 def cache_folder(what: str) -> Path:
-    """Where `what` is kept for the next run."""
+    """The folder in which `what` is cached between runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchshare" / what

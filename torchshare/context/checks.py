@@ -2,6 +2,6 @@ from __future__ import annotations
 
 
 def check_count(job: str, what: str, count: object) -> None:
-    """Raises ValueError unless `count` is None or a whole number, at least 0."""
+    """Raises ValueError unless `count` is None or a non-negative integer."""
     if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 0):
-        raise ValueError(f"job '{job}': {what} is {count!r}; expected a whole number, at least 0")
+        raise ValueError(f"job '{job}': {what} must be a non-negative integer, got {count!r}")

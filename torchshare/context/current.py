@@ -1,4 +1,4 @@
-"""Which job the calling thread belongs to."""
+"""The job of the calling thread."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _thread = _Thread()
 
 
 def job() -> JobContext | None:
-    """The job whose thread calls, or None: in other threads, and in what a job forks (DataLoader workers)."""
+    """The job of the calling thread. None in other threads, and in processes that a job forks (DataLoader workers)."""
     return _thread.job
 
 
 @contextlib.contextmanager
 def entered(job: JobContext) -> Iterator[None]:
-    """Makes `job` the calling thread's."""
+    """Makes `job` the job of the calling thread."""
     _thread.job = job
     try:
         yield

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class Cancelled(BaseException):
-    """Unwinds a cancelled job: before its next op, or, where none comes, before its next bytecode.
+    """Unwinds a cancelled job. Raised before its next op or, if it runs no op, before its next bytecode.
 
-    Not an `Exception`, so `except Exception` lets it pass. It is raised once, and again at the next batch; ops in
-    `finally` blocks work.
+    Not an `Exception`, so `except Exception` does not catch it. It is raised once, and again at the next batch; ops in
+    `finally` blocks run.
     """
 
     def __init__(self, *args: object) -> None:
@@ -25,12 +25,12 @@ class Cancelled(BaseException):
 
 
 class BudgetExceeded(torch.OutOfMemoryError):
-    """A job's tensors would take more memory than its `memory_budget`. Raised by the op that asked for it, in that job
-    alone; nothing was allocated, and the job may go on with less."""
+    """A job's tensors would exceed its `memory_budget`. Raised by the op that allocates, in that job only; nothing was
+    allocated, and the job may continue with less memory."""
 
 
 def described(error: BaseException | None) -> str:
-    """Type and message, whatever the exception's own code does."""
+    """Type and message of an exception, even if its `__str__` raises."""
     try:
         message = str(error)
     except Exception:
@@ -39,7 +39,7 @@ def described(error: BaseException | None) -> str:
 
 
 class JobFailed(RuntimeError):
-    """At least one job failed. `results` has every job's; the first failure is the `__cause__`."""
+    """At least one job failed. `results` holds the results of all jobs; the first failure is the `__cause__`."""
 
     def __init__(self, message: str, results: Results) -> None:
         super().__init__(message)

@@ -17,26 +17,26 @@ _NUMPY_SEEDS = 2**32
 
 @dataclass(eq=False)
 class JobContext:
-    """What the parts of torchshare know of a job; `Job` is what its user sees of it."""
+    """The state of a job that torchshare's packages share. Users see `Job`."""
 
     name: str
     seed: int
     sub_batch: int | None
-    """The default of `Job.batches`, in rows."""
+    """Default of `Job.batches`, in rows."""
     epochs_left: int | None
-    """Passes over a loader that are to come; None where nobody said."""
+    """Remaining passes over the loader; None if not declared."""
     watch_cancel: Callable[[JobContext], None]
-    """Has a cancellation reach the job where it runs no op."""
+    """Delivers a cancellation to the job even if it runs no op."""
     largest_batch: int = 0
-    """Rows."""
+    """Rows of the largest batch so far."""
     warns_of_batch_norm: bool = True
-    """When a layer first takes its statistics from a sub-batch."""
+    """Whether to warn when a layer first computes its statistics over a sub-batch."""
     thread: int = 0
-    """Python's identifier of the job's thread, while it runs."""
+    """`threading.get_ident()` of the job's thread, while it runs."""
     random: random.Random = field(init=False)
     numpy_random: numpy.random.RandomState = field(init=False)
     handle: _C.Job = field(init=False)
-    """Set by Runtime.submit and, where it is quicker, by the job's own thread."""
+    """Set by Runtime.submit or by the job's own thread, whichever comes first."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -44,6 +44,6 @@ class JobContext:
 
     @property
     def device(self) -> torch.device | None:
-        """Where its stream is; None on the CPU. In its own thread."""
+        """The device of the job's stream; None on the CPU. Called in the job's thread."""
         own = self.handle.device_generator
         return None if own is None else own.device

@@ -9,26 +9,26 @@ ENDED = ("finished", "failed", "cancelled")
 
 @dataclass(frozen=True)
 class Result:
-    """What one job did. Times in seconds."""
+    """The outcome of a job, or its progress so far. Times in seconds."""
 
     name: str
     priority: str
     state: str
     value: Any = field(repr=False)
-    """What its function returned."""
+    """The return value of its function."""
     exception: BaseException | None
-    """What its function raised, with its traceback."""
+    """The exception that its function raised, with the traceback."""
     steps: int
     sub_batches: int
     ops: int
     ran_s: float
-    """From its start to its end, or to now."""
+    """From its start to its end, or until now."""
     waited_s: float
-    """Of that, at the gate, suspended or asleep."""
+    """Part of `ran_s` spent at the gate, suspended or asleep."""
     input_s: float
-    """Of that, waiting for the loader."""
+    """Part of `ran_s` spent waiting for the loader."""
     memory_peak: int
-    """Bytes of its tensors at most; 0 where it was not metered."""
+    """Peak bytes of its tensors; 0 if they were not metered."""
     metrics: dict[str, float]
 
 
@@ -66,7 +66,7 @@ class Results(Mapping[str, Result]):
                 )
             )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        texts = 3  # the first columns; numbers go right
+        texts = 3  # leading columns of text; numbers are right-aligned
         return "\n".join(
             "  ".join(
                 cell.ljust(width) if i < texts else cell.rjust(width)

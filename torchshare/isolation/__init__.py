@@ -1,1 +1,1 @@
-"""Every patch of torch, Python and numpy that keeps jobs apart. Installed while a runtime is open."""
+"""All patches of torch, Python and numpy that isolate jobs from each other. Installed while a runtime is open."""

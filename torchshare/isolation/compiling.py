@@ -1,7 +1,7 @@
-"""torch.compile inside jobs: one compilation at a time, and nothing holds up the job that is at it.
+"""torch.compile inside jobs: one compilation at a time, and the compiling job is neither gated nor suspended.
 
-Dynamo has one lock for its part; the backward pass is compiled outside of it, and Inductor's settings are process-wide.
-Here, jobs take turns at both, and at all tracing (see `tracing`): one lock, so that no two jobs wait for each other.
+Dynamo holds a lock while it compiles, but the backward pass is compiled outside it, and Inductor's settings are
+process-wide. Jobs take turns at both, and at all tracing (see `tracing`), with one lock, so that they cannot deadlock.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _INDUCTOR = "torch._inductor.compile_fx"
 
 
 def route(replace: Replace) -> _C.Turns:
-    """Puts our lock in the place of dynamo's, and before Inductor as soon as that is there. Returns it."""
+    """Replaces dynamo's lock by ours, and takes it around Inductor once that is imported. Returns our lock."""
     import torch._dynamo
     from torch._dynamo import convert_frame, eval_frame
     from torch._functorch import config
 
-    # On the first call of a compiled function it has a mode look for custom ops that are registered wrongly, and ops
-    # inside a mode draw from the process's random engine (see the README's limits).
+    # With this check, the first call of a compiled function runs inside a TorchDispatchMode, where random ops draw from
+    # the process's generator (see the README's limits).
     replace(config, "check_custom_op_aliasing", False)
     guarded: list[Any] = []
 
     def guard_inductor() -> None:
         inductor = sys.modules.get(_INDUCTOR)
-        if inductor is not None and not guarded:  # it was imported by the first compilation
+        if inductor is not None and not guarded:  # imported by the first compilation
             guarded.append(inductor)
             replace(inductor, "_compile_fx_inner", take_turns(turns, inductor._compile_fx_inner))
 
@@ -73,7 +73,7 @@ def _eager_by_thread(callback_from_stance: Callable[[Any], Any]) -> Callable[[An
 
 
 def take_turns(lock: AbstractContextManager[Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, one thread at a time."""
+    """Holds `lock` around `function`."""
 
     @functools.wraps(function)
     def locked(*args: Any, **kwargs: Any) -> Any:
@@ -84,7 +84,7 @@ def take_turns(lock: AbstractContextManager[Any], function: Callable[..., Any]) 
 
 
 def _outside_of_jobs(function: Callable[[], None]) -> Callable[[], None]:
-    """It drops what other jobs may be running; in a job it only says so."""
+    """`function` drops code that other jobs may be running, so in a job it only logs a warning."""
 
     @functools.wraps(function)
     def guarded() -> None:

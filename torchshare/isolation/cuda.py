@@ -1,4 +1,4 @@
-"""What a job's code sees of torch.cuda: its own streams to wait for, its own random engine."""
+"""torch.cuda inside jobs: synchronization with the job's own streams, and the job's own random state."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Replace = Callable[[Any, str, object], None]
 
 
 def route(replace: Replace) -> None:
-    """Makes the calls that reach the whole device, or the whole process, reach the calling job only. CUDA must have
-    been initialized: that sets what is replaced here."""
+    """Makes calls that affect the whole device or process affect the calling job only. CUDA must be initialized, which
+    creates the default generators."""
     replace(torch.cuda, "synchronize", _routed_synchronize(torch.cuda.synchronize))
     replace(torch.cuda, "default_generators", _RoutedGenerators(torch.cuda.default_generators))
     replace(torch.cuda.Stream, "__new__", _routed_stream(torch.cuda.Stream.__new__))
@@ -52,7 +52,7 @@ def _routed_stream(original: Callable[..., torch.cuda.Stream]) -> Callable[..., 
 
 
 class _RoutedGenerators:
-    """Stands for torch.cuda's default generators: that of the job's device is the job's."""
+    """Replaces torch.cuda.default_generators: inside a job, the generator of its device is the job's."""
 
     def __init__(self, defaults: tuple[torch.Generator, ...]) -> None:
         self._defaults = defaults

@@ -1,4 +1,4 @@
-"""Reaches cancelled jobs that run no op, and says where no job may be unwound."""
+"""Interrupts cancelled jobs that run no op, outside of code that must not be unwound."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INTERRUPT_AFTER_S = 0.1
 
 PROCESS_CODE = _C.ProcessCode(
     always=[
-        "importlib.",  # a module whose import is cut short stays half made
+        "importlib.",  # an interrupted import leaves a partial module
         "_frozen_importlib.",
         "logging.",
         "threading.start",
@@ -30,7 +30,7 @@ PROCESS_CODE = _C.ProcessCode(
         "multiprocessing.util.",
         "multiprocessing.resource_tracker.",
         "subprocess.__init__",
-        "torchshare.isolation.interrupt.fork",  # functions that others have registered run then
+        "torchshare.isolation.interrupt.fork",  # runs at-fork handlers of other modules
     ],
     with_turn=[
         "torch.fx._symbolic_trace.",
@@ -38,25 +38,25 @@ PROCESS_CODE = _C.ProcessCode(
         "torch.autograd.forward_ad.",
     ],
 )
-"""Code that holds locks, or half-made state, of the whole process, as beginnings of "module.function": a job is not
-unwound while it runs some. The second list is of code that does so while the job has its turn (see `compiling`)."""
+"""Prefixes of "module.function" of code that holds process-wide locks or partial state: a job is not unwound inside
+it. The second list holds only while the job has its turn (see `compiling`)."""
 
 
 class Interrupter:
-    """Gives cancelled jobs time to reach an op, where they unwind in order, and then interrupts them wherever they are,
-    as soon as that harms nobody. A thread of its own, from `start` to `close`."""
+    """Interrupts cancelled jobs that do not reach an op in time, as soon as they are outside PROCESS_CODE. Runs in its
+    own thread from `start` to `close`."""
 
     def __init__(self) -> None:
-        self._cancelled: queue.SimpleQueue[JobContext | None] = queue.SimpleQueue()  # its `put` may be called anywhere
+        self._cancelled: queue.SimpleQueue[JobContext | None] = queue.SimpleQueue()  # its `put` is reentrant
         self._thread = threading.Thread(target=self._serve, name="ts-interrupter", daemon=True)
 
     def start(self) -> None:
-        """RuntimeError where no thread can be made."""
+        """Starts the thread. Raises RuntimeError if it cannot be created."""
         if not self._thread.is_alive():
             self._thread.start()
 
     def watch(self, job: JobContext) -> None:
-        """The job was cancelled."""
+        """Called when the job was cancelled."""
         self._cancelled.put(job)
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class Interrupter:
 
 
 def route(replace: Any) -> None:
-    """Has a cancellation that is lost, in a `__del__` or a callback, come again; makes forks known by their name."""
+    """Repeats a cancellation that is lost in a `__del__` or a callback; gives os.fork a frame, see PROCESS_CODE."""
     replace(sys, "unraisablehook", _routed_unraisable(sys.unraisablehook))
     replace(os, "fork", _routed_fork(os.fork))
 

@@ -1,8 +1,8 @@
-"""Process-wide functions that must reach the calling job's own state: random numbers and sleep.
+"""Routes process-wide functions to the calling job's own state: random numbers and sleep.
 
-Ops draw from the job's engine through the op hook; what is here are the calls that pass no op: `torch.manual_seed` and
-its kin, Python's `random`, `numpy.random`, and `time.sleep`. Installed while a Runtime is open, for jobs' threads only.
-Names bound before that escape in three cases: `from random import random`, `from numpy.random import ...` and
+The op hook makes ops draw from the job's generator. This module covers calls that run no op: `torch.manual_seed` and
+the like, Python's `random`, `numpy.random`, and `time.sleep`. Installed while a Runtime is open; affects jobs' threads
+only. Names bound before escape in three cases: `from random import random`, `from numpy.random import ...` and
 `from time import sleep`.
 """
 
@@ -23,15 +23,15 @@ from torchshare import _C
 from torchshare.context import current
 from torchshare.isolation import compiling, cuda, interrupt, tracing
 
-_lock = threading.Lock()  # guards the rest
+_lock = threading.Lock()  # guards the variables below
 _open = 0
 _cuda_is_routed = False
 _undo: list[Callable[[], None]] = []
-_turns: _C.Turns | None = None  # at compiling and tracing
+_turns: _C.Turns | None = None  # jobs take turns at compiling and tracing
 
 
 def install() -> None:
-    """Once per Runtime; the first one routes, and the first one on a GPU what is CUDA's."""
+    """Called once per Runtime. The first one installs the patches, the first one on a GPU those of CUDA."""
     global _open, _cuda_is_routed, _turns
     with _lock:
         _open += 1
@@ -49,7 +49,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Once per Runtime; the last one puts everything back."""
+    """Called once per Runtime. The last one restores everything."""
     global _open, _cuda_is_routed
     with _lock:
         _open -= 1
@@ -60,13 +60,13 @@ def uninstall() -> None:
 
 
 def leave_job() -> None:
-    """At the end of a job, in its thread."""
+    """Called at the end of a job, in its thread."""
     if _turns is not None:
         tracing.leave(_turns)
 
 
 def _forget_other_threads() -> None:
-    """In a forked child."""
+    """Called in a forked child."""
     if _turns is not None:
         _turns.forget_others()
 
@@ -82,7 +82,7 @@ def _replace(owner: Any, name: str, value: object) -> None:
 
 
 class _RoutedGenerator:
-    """Stands for torch.random's default generator: its methods are the calling job's."""
+    """Replaces torch.random.default_generator; forwards to the generator of the calling job."""
 
     def __init__(self, default: torch.Generator) -> None:
         self._default = default
@@ -93,7 +93,7 @@ class _RoutedGenerator:
 
 
 class _RoutedRandom(random.Random):
-    """The class of Python's hidden global instance: every method comes down to these six."""
+    """The class of Python's hidden global instance; all its other methods call these six."""
 
     def random(self) -> float:
         job = current.job()
@@ -153,7 +153,7 @@ def _routed_sleep(original: Callable[[float], None]) -> Callable[[float], None]:
     def sleep(seconds: float, /) -> None:
         job = current.job()
         if job is None or not 0 <= seconds < float("inf"):
-            original(seconds)  # also raises what it raises
+            original(seconds)  # raises for an invalid time
         else:
             job.handle.sleep(seconds)
 

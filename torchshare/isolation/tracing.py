@@ -1,9 +1,9 @@
-"""What torch keeps once for the process while it traces, scripts, differentiates forward or profiles: jobs take turns
-at it, and what one job's turn sets, the other's thread does not see.
+"""Process-wide state of torch's tracing, scripting, forward-mode differentiation and profiler: jobs take turns at it,
+and the state that a job sets in its turn is hidden from other threads.
 
-Tracing is done under dynamo's lock, as compiling is (see `compiling`): the tables of `make_fx`, the methods that a
-symbolic trace puts into `nn.Module`, and the flags behind `torch.compiler.is_compiling` and the like are set by the
-thread that has the lock, so they are that thread's.
+Tracing takes dynamo's lock, as compiling does (see `compiling`). The thread that holds it owns the tables of `make_fx`,
+the methods that a symbolic trace patches in `nn.Module`, and the flags behind `torch.compiler.is_compiling` and the
+like.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from torchshare import _C
 from torchshare.context import current
 from torchshare.isolation.compiling import Replace, take_turns
 
-_patching = threading.Lock()  # of optimizer classes
+_patching = threading.Lock()  # guards the patching of optimizer classes
 os.register_at_fork(after_in_child=_patching._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def route(replace: Replace, turns: _C.Turns) -> None:
-    """`turns`: at dynamo's lock."""
+    """`turns` is dynamo's lock."""
     _route_fx(replace, turns)
     _route_export(replace, turns)
     _route_forward_ad(replace, turns)
@@ -38,7 +38,7 @@ def route(replace: Replace, turns: _C.Turns) -> None:
     for name in ("trace", "trace_module", "freeze"):  # they share tables of types and modules
         replace(torch.jit, name, take_turns(turns, getattr(torch.jit, name)))
     replace(torch.jit, "script", _scripting_in_turns(turns, torch.jit.script))
-    patch_step = torch.optim.Optimizer._patch_step_function  # looks at its class whether it was there before
+    patch_step = torch.optim.Optimizer._patch_step_function  # checks whether its class is patched already
     replace(torch.optim.Optimizer, "_patch_step_function", take_turns(_patching, patch_step))
     replace(torch._C._aoti, "AOTIModelPackageLoader", _loading_in_turns(torch._C._aoti.AOTIModelPackageLoader))
     _route_autocast(replace)
@@ -59,8 +59,8 @@ def _route_fx(replace: Replace, turns: _C.Turns) -> None:
 
 
 def _answer_by_thread(replace: Replace, module: Any, name: str, turns: _C.Turns) -> None:
-    """A function that asks for a flag of the thread that traces says False in all others. It is bound early, by the
-    wrappers of compiled functions and in dynamo's tables, so it stays, and its code is replaced."""
+    """Makes a function that returns a flag of the tracing thread return False in other threads. Wrappers of compiled
+    functions and dynamo's tables hold the function itself, so its code is replaced."""
     function = getattr(module, name)
     code = function.__code__
     original = types.FunctionType(code, function.__globals__)
@@ -68,13 +68,13 @@ def _answer_by_thread(replace: Replace, module: Any, name: str, turns: _C.Turns)
     replace(module, own_name, lambda: not turns.is_held_elsewhere() and original())
     namespace: dict[str, Any] = {}
     exec(f"def {name}(): return {own_name}()", namespace)
-    # TorchScript reads the source.
+    # TorchScript reads the function's source.
     place = {"co_filename": code.co_filename, "co_firstlineno": code.co_firstlineno}
     replace(function, "__code__", namespace[name].__code__.replace(**place))
 
 
 def _patching_for_one_thread(original: Callable[..., None]) -> Callable[..., None]:
-    """A method that is patched while one thread traces is what it was in all others."""
+    """Applies a patch of a method in the tracing thread only."""
 
     @functools.wraps(original)
     def patch_method(self: Any, owner: type, name: str, new: Callable[..., Any], deduplicate: bool = True) -> None:
@@ -113,7 +113,7 @@ def _route_export(replace: Replace, turns: _C.Turns) -> None:
 
 
 def _scripting_in_turns(turns: _C.Turns, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Names in a class are looked up so many frames up; this is one more."""
+    """torch.jit.script with turns. It resolves names `_frames_up` frames up, and this wrapper is one more frame."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -127,7 +127,7 @@ def _scripting_in_turns(turns: _C.Turns, original: Callable[..., Any]) -> Callab
 
 
 def _route_forward_ad(replace: Replace, turns: _C.Turns) -> None:
-    """Levels of forward-mode differentiation are numbered for the whole process."""
+    """Levels of forward-mode differentiation are numbered per process."""
     import torch._functorch.eager_transforms as transforms
     from torch.autograd import forward_ad
 
@@ -155,17 +155,17 @@ def _route_forward_ad(replace: Replace, turns: _C.Turns) -> None:
         try:
             leave(level=level)  # type: ignore[no-untyped-call]
         finally:
-            if _levels.entered:  # else the level was entered before the runtime was opened
+            if _levels.entered:  # otherwise the level was entered before the runtime was opened
                 _levels.entered.pop()
                 turns.__exit__()
 
-    replace(generator, "cell_contents", jvp_increment_nesting)  # dynamo knows the function itself
+    replace(generator, "cell_contents", jvp_increment_nesting)  # dynamo's tables hold the function itself
     replace(forward_ad, "enter_dual_level", enter_dual_level)
     replace(forward_ad, "exit_dual_level", exit_dual_level)
 
 
 class _Levels(threading.local):
-    """Of forward-mode differentiation, that the thread has entered."""
+    """Levels of forward-mode differentiation that the thread has entered."""
 
     def __init__(self) -> None:
         self.entered: list[int] = []
@@ -175,7 +175,7 @@ _levels = _Levels()
 
 
 def leave(turns: _C.Turns) -> None:
-    """At the end of a job, in its thread: gives back what a cancellation in the wrong place has kept."""
+    """Called at the end of a job, in its thread: releases turns that a cancellation left unreleased."""
     from torch.autograd import forward_ad
 
     while _levels.entered:
@@ -184,7 +184,7 @@ def leave(turns: _C.Turns) -> None:
 
 
 class _ThreadCache(threading.local):
-    """Of one thread, what `torch.nn.utils.parametrize` has in two variables of its module."""
+    """Per thread, the state that `torch.nn.utils.parametrize` keeps in two module variables."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -221,7 +221,7 @@ def _route_parametrize(replace: Replace) -> None:
 
 
 def _route_profiler(replace: Replace) -> None:
-    """torch has one profiler; a second one that starts beside it crashes the process."""
+    """torch has one profiler per process; starting a second one crashes the process."""
     profiler: Any = importlib.import_module("torch.autograd.profiler")
     owner: list[str] = []
     prepare, disable = profiler._prepare_profiler, profiler._disable_profiler
@@ -231,7 +231,7 @@ def _route_profiler(replace: Replace) -> None:
         job = current.job()
         name = "the main program" if job is None else f"job '{job.name}'"
         if owner and owner[0] != name:
-            raise RuntimeError(f"{name}: torch's profiler is in use by {owner[0]}, and there is one for the process")
+            raise RuntimeError(f"{name}: torch's profiler is in use by {owner[0]}; a process has only one")
         owner[:] = [name]
         return prepare(*args, **kwargs)
 
@@ -247,7 +247,7 @@ def _route_profiler(replace: Replace) -> None:
 
 
 def _loading_in_turns(loader: Any) -> Any:
-    """See PackageLoading in csrc/compiled/step_package.h."""
+    """Serializes loading of packages, see PackageLoading in csrc/compiled/step_package.h."""
 
     class Loader(loader):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -263,8 +263,8 @@ def _loading_in_turns(loader: Any) -> Any:
 
 
 def _route_autocast(replace: Replace) -> None:
-    """Autocast's cache of weights is the process's: what one job leaves, it drops for all. Jobs do without (see
-    JobThread), and what switches it on for a region leaves it off for them."""
+    """Autocast has one weight cache per process, and leaving a region in one job clears it for all. So jobs run without
+    it (see JobThread), and a region cannot enable it for them."""
     original = torch.set_autocast_cache_enabled
 
     @functools.wraps(original)

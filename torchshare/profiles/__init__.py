@@ -1,1 +1,1 @@
-"""What was measured of a job, as values and files."""
+"""Measurements of a job, as values and files."""

@@ -1,4 +1,4 @@
-"""The op profile of a job: FIKIT's SK and SG (arXiv 2311.10359), and the trace they were made from."""
+"""The op profile of a job: FIKIT's SK and SG (arXiv 2311.10359), and the op trace that they are computed from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Value(BaseModel):
 
 
 class Time(_Value):
-    """A measured time in nanoseconds: mean, mean distance from it, number of measurements."""
+    """A measured time in nanoseconds: mean, mean absolute deviation, number of measurements."""
 
     mean: Number
     spread: Number
@@ -31,37 +31,37 @@ class Time(_Value):
 
 
 class Op(_Value):
-    """An op in its place in the step."""
+    """An op at its place in the step."""
 
     op: str
     """Name, shapes and dtypes."""
     signature: Hash
-    """Of these."""
+    """Hash of `op`."""
     context: Hash
-    """Of the op and those before it."""
+    """Hash of the op and those before it."""
     duration: Time
     """SK."""
     gap: Time
-    """SG: from its end to the next op's begin."""
+    """SG: from its end to the beginning of the next op."""
 
 
 class Ops(_Value):
-    """The ops of a job, alone, in whole batches."""
+    """The ops of a job that runs alone, in whole batches."""
 
     per_step: Annotated[int, Field(ge=0)]
-    """Ops after which they repeat; 0: they do not."""
+    """Period of the sequence of ops; 0 if it is not periodic."""
     measuring_cost: float
-    """Step time with every op timed / without - 1."""
+    """Step time with every op timed / step time without - 1."""
     ops: list[Op]
 
     @staticmethod
     def of(per_step: int, measuring_cost: float, ops: list[_core.OpProfile]) -> Ops:
-        """From what was measured."""
+        """Converts the C++ values."""
         return Ops(per_step=per_step, measuring_cost=measuring_cost, ops=[_op(op) for op in ops])
 
     @property
     def gap_share(self) -> float:
-        """Of the job's time: the sum of SG over the step time."""
+        """Fraction of the job's time that is gaps: the sum of SG / step time."""
         gaps = sum(op.gap.mean * op.duration.count for op in self.ops)
         durations = sum(op.duration.mean * op.duration.count for op in self.ops)
         return gaps / (gaps + durations) if gaps > 0 else 0.0
@@ -84,20 +84,20 @@ def _op(op: _core.OpProfile) -> Op:
 
 @dataclass(frozen=True)
 class OpTrace:
-    """Ops of a job as they ran, alone; arrays over the ops, times in seconds. A .npz file."""
+    """The ops of a job that ran alone, in order. One array entry per op, times in seconds. Stored as a .npz file."""
 
     job: str
     threads: int
     context: NDArray[np.uint64]
     gap: NDArray[np.float64]
-    """Between the end of the op before and its begin."""
+    """From the end of the previous op to its beginning."""
     idle: NDArray[np.float64]
-    """Of that, waiting for input."""
+    """Part of `gap` spent waiting for input."""
     duration: NDArray[np.float64]
     step_ends: NDArray[np.uint64]
-    """How many ops were done when each step ended."""
+    """Per step, the number of ops that had ended at its end."""
     kind: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
-    """What each op keeps busy, see OpKind in csrc/model/op_profile.h; empty where the trace does not say."""
+    """See OpKind in csrc/model/op_profile.h; empty if not recorded."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
         with Path(path).open("wb") as file:
@@ -105,7 +105,7 @@ class OpTrace:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> OpTrace:
-        """Raises ValueError that says what is wrong with the file."""
+        """Raises ValueError for an invalid file."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 fields = [name for name in OpTrace.__dataclass_fields__ if name != "kind" or name in file]
@@ -113,9 +113,9 @@ class OpTrace:
         except OSError as error:
             raise ValueError(f"op trace {path}: {error.strerror or error}") from None
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{path} is no op trace: {error}") from None
+            raise ValueError(f"{path} is not an op trace: {error}") from None
         trace = OpTrace(**{**columns, "job": str(columns["job"]), "threads": int(columns["threads"])})
         lengths = {len(column) for column in (trace.context, trace.gap, trace.idle, trace.duration)}
         if len(lengths) != 1 or len(trace.step_ends) < 2 or len(trace.kind) not in (0, *lengths):
-            raise ValueError(f"op trace {path}: expected columns of one length and at least 2 steps")
+            raise ValueError(f"op trace {path} must have columns of equal length and at least 2 steps")
         return trace

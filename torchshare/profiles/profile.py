@@ -1,4 +1,4 @@
-"""What was measured of a job: its steps alone, its memory, and what it suffers beside others. One JSON file."""
+"""The profile of a job: step times alone, memory, and slowdowns beside other jobs. Stored as one JSON file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torchshare import _core
 from torchshare.profiles.ops import Ops
 
-VERSION: Literal[1] = 1  # of the file's schema
+VERSION: Literal[1] = 1  # version of the file's schema
 Seconds = Annotated[float, Field(gt=0)]
 Ratio = Annotated[float, Field(gt=0, le=1e6)]
 Count = Annotated[int, Field(ge=1)]
@@ -29,7 +29,7 @@ class _Value(BaseModel):
 
 
 class Spread(_Value):
-    """Of measured times: the median and the quartiles."""
+    """Median and quartiles of measured times."""
 
     median: Seconds
     q25: Seconds
@@ -37,44 +37,44 @@ class Spread(_Value):
 
 
 class Alone(_Value):
-    """A job alone, in so many sub-batches."""
+    """Measurements of a job alone, with `sub_batches` sub-batches per step."""
 
     sub_batches: Count
     rows: Count
-    """Of a sub-batch."""
+    """Rows of a sub-batch."""
     steps: Count
-    """Measured, after the warm-up."""
+    """Steps measured, after the warm-up."""
     step_s: Spread
-    """From the end of one step to the end of the next, the wait for input included."""
+    """From the end of one step to the end of the next, including the wait for input."""
     sub_batch_s: Spread
     memory_bytes: Annotated[int, Field(ge=0)]
-    """Of tensors, at most."""
+    """Peak memory of tensors."""
 
 
 class Beside(_Value):
-    """Two jobs together, each in so many sub-batches."""
+    """Measurements of two jobs together, each with its number of sub-batches per step."""
 
     sub_batches: Count
     partner_sub_batches: Count
     ratio: Ratio
-    """Step time beside the partner / alone in as many sub-batches. Below 1 is noise."""
+    """Interference ratio: step time beside the partner / alone, at the same sub-batch size. Below 1 is noise."""
     partner_ratio: Ratio
     starved: bool = False
-    """One of them did no step: its ratio is at least this."""
+    """One of the jobs did no step: its ratio is a lower bound."""
 
 
 class Partner(_Value):
     job: str
     role: Role
-    """Of the profiled job; the partner had the other one."""
+    """The role of the profiled job; the partner had the other role."""
     beside: list[Beside]
 
 
 class Fit(_Value):
-    """The step-time model of SJF-BSBF (arXiv 2407.13088) and a line for memory, fitted to `alone`.
+    """The step-time model of SJF-BSBF (arXiv 2407.13088) and a linear memory model, fitted to `alone`.
 
     step = (s - 1) c + (c ** delta + communication ** delta) ** (1 / delta), c = alpha + beta * rows of a sub-batch;
-    `communication_s` is whatever a step needs once: input, optimizer, all-reduce.
+    `communication_s` is the time that a step spends once: input, optimizer, all-reduce.
     """
 
     alpha_s: Annotated[float, Field(ge=0)]
@@ -84,79 +84,79 @@ class Fit(_Value):
     memory_fixed: Annotated[float, Field(ge=0)]
     memory_per_row: Annotated[float, Field(ge=0)]
     left_out_errors: list[float]
-    """Per size: |predicted / measured step - 1| by a fit without that size. Empty below three sizes."""
+    """Per size: |predicted / measured step time - 1| of a fit without that size. Empty for fewer than three sizes."""
 
 
 class Profile(_Value):
-    """What was measured of a job on a device. Made by `torchshare.profile`; `save` and `load` are exact inverses."""
+    """Measurements of a job on a device. Made by `torchshare.profile`; `load` restores exactly what `save` wrote."""
 
     schema_version: Literal[1] = VERSION
     job: str
     code: str
-    """Digest of the file that the job's function is in; empty where there is none."""
+    """Digest of the source file of the job's function; empty if there is none."""
     device: str
     torch: str
     created: str
     threads: Count
     batch: Count
-    """Rows."""
+    """Rows of a batch."""
     steps: Annotated[int, Field(ge=0)] | None
-    """Of the whole job, where that was said."""
+    """Steps of the whole job, if known."""
     set_up_s: Annotated[float, Field(ge=0)]
-    """From its start to its first step, warm-up included."""
+    """From the job's start to the end of its first step."""
     alone: Annotated[list[Alone], Field(min_length=1)]
     partners: list[Partner] = []
     fit: Fit
     ops: Ops | None = None
-    """For policy="best_fit"."""
+    """Used by policy="best_fit"."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file whole or not at all."""
+        """Writes the file atomically."""
         unfinished = Path(f"{os.fspath(path)}.part")
         unfinished.write_text(self.model_dump_json(indent=2) + "\n")
         unfinished.replace(path)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
-        """Raises ValueError that says what is wrong with the file."""
+        """Raises ValueError for an invalid file."""
         try:
             data = json.loads(Path(path).read_text())
         except OSError as error:
             raise ValueError(f"profile {path}: {error.strerror}") from None
         except ValueError as error:
-            raise ValueError(f"profile {path} is cut short or no JSON: {error}") from None
+            raise ValueError(f"profile {path} is not valid JSON: {error}") from None
         version = data.get("schema_version") if isinstance(data, dict) else None
         if version != VERSION:
-            raise ValueError(f"profile {path} is of version {version!r}; expected {VERSION}: measure the job again")
+            raise ValueError(f"profile {path} must be of version {VERSION}, got {version!r}; measure the job again")
         try:
             return Profile.model_validate(data)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise ValueError(f"profile {path}: {where} is {first['input']!r}: {first['msg']}") from None
+            raise ValueError(f"profile {path}: invalid {where}, got {first['input']!r}: {first['msg']}") from None
 
     def refusal(self, function: Callable[..., Any] | None = None) -> str | None:
-        """Why this profile says nothing about `function` here and now; None where it does."""
+        """Why this profile does not apply to `function` in this process; None if it applies."""
         here = device_name()
         if self.device != here:
-            return f"it is of another device: '{self.device}', this is '{here}'"
+            return f"it was measured on device '{self.device}', this is '{here}'"
         import torch
 
         if self.torch != torch.__version__:
-            return f"it is of torch {self.torch}; this is {torch.__version__}"
+            return f"it was measured with torch {self.torch}, this is {torch.__version__}"
         code = code_digest(function) if function is not None else ""
         if self.code and code and self.code != code:
             return f"the job's code has changed since {self.created}"
         return None
 
     def step_s(self, sub_batch: int | None) -> float:
-        """Seconds of a step alone, where so many rows run at once: as measured, else by the fit."""
+        """Step time alone in sub-batches of `sub_batch` rows: measured, else predicted by the fit."""
         pieces = 1 if sub_batch is None else -(-self.batch // sub_batch)
         measured = {alone.sub_batches: alone.step_s.median for alone in self.alone}
         return measured[pieces] if pieces in measured else predict(self.fit, pieces, self.batch / pieces)
 
     def profiled_job(self, sub_batch: int | None, priority: str) -> _core.ProfiledJob:
-        """What the coordinator needs of it for a job of that priority."""
+        """The part that the coordinator uses, for a job of that priority."""
         pieces = 1 if sub_batch is None else -(-self.batch // sub_batch)
         beside: dict[str, tuple[float, float]] = {}
         for partner in self.partners:
@@ -168,17 +168,17 @@ class Profile(_Value):
 
 
 def step_time(fit: Fit) -> _core.StepTimeModel:
-    """The fitted model as the planner has it."""
+    """The fitted model in the planner's type."""
     return _core.StepTimeModel(fit.alpha_s, fit.beta_s, fit.communication_s, fit.delta)
 
 
 def predict(fit: Fit, sub_batches: int, rows: float) -> float:
-    """Seconds of a step in that many sub-batches of so many rows; see Fit."""
+    """Predicted step time in seconds with `sub_batches` sub-batches of `rows` rows; see Fit."""
     return step_time(fit).step(sub_batches * rows, sub_batches)
 
 
 def as_profile(job: str, profile: Profile | str | os.PathLike[str], function: Callable[..., Any]) -> Profile:
-    """The profile, read where it is a path. Raises ValueError, naming the job, where it cannot be used here."""
+    """The profile, loaded if given as a path. Raises ValueError if it does not apply to the job."""
     try:
         known = profile if isinstance(profile, Profile) else Profile.load(profile)
     except ValueError as error:
@@ -191,7 +191,7 @@ def as_profile(job: str, profile: Profile | str | os.PathLike[str], function: Ca
 
 @functools.cache
 def device_name() -> str:
-    """The device that jobs run on, as profiles name it."""
+    """The name of the device that jobs run on, as stored in profiles."""
     import torch
 
     if torch.cuda.is_available():
@@ -208,7 +208,7 @@ def _cpu_lines() -> list[str]:
 
 
 def code_digest(function: Callable[..., Any]) -> str:
-    """Of the file that `function` is in; empty where there is none."""
+    """Digest of the source file of `function`; empty if there is none."""
     try:
         file = inspect.getsourcefile(inspect.unwrap(function))
     except TypeError:  # a callable object, a builtin

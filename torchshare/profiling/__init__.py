@@ -1,1 +1,1 @@
-"""Measures jobs, and plans and replays from what was measured."""
+"""Measures jobs; plans and replays from the measurements."""

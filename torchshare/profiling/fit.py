@@ -1,4 +1,4 @@
-"""Fits the step-time and memory models of a profile to what was measured."""
+"""Fits the step-time and memory models of a profile to its measurements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchshare.profiles.profile import Alone, Fit, predict
 
 
 def fit(alone: list[Alone]) -> Fit:
-    """Fits both models to all sizes, and says how far off a fit without each size is there."""
+    """Fits both models to all sizes. Also computes the leave-one-out errors."""
     errors = []
     if len(alone) > 2:
         for left_out in alone:
@@ -22,7 +22,7 @@ def fit(alone: list[Alone]) -> Fit:
 
 
 def _fit(alone: list[Alone]) -> Fit:
-    from scipy.optimize import least_squares, nnls  # a quarter of a second that `import torchshare` can do without
+    from scipy.optimize import least_squares, nnls  # slow to import: 0.25 s
 
     pieces = np.array([size.sub_batches for size in alone], dtype=float)
     rows = np.array([size.rows for size in alone], dtype=float)
@@ -31,7 +31,7 @@ def _fit(alone: list[Alone]) -> Fit:
     (alpha, beta), _ = nnls(np.stack([1 / compute, rows / compute], axis=1), np.ones_like(rows))
     once = max(float(np.median(step - pieces * compute)), 0.0)
 
-    # Relative errors of the sub-batches and of the steps, each parameter in units of a sub-batch or as it is.
+    # Minimizes the relative errors of sub-batch and step times. Times are in units of the longest sub-batch.
     unit = float(compute.max())
 
     def residuals(parameters: Any) -> Any:

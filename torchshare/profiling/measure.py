@@ -1,4 +1,4 @@
-"""Measures jobs for their profiles: each alone in ever more sub-batches, then beside another."""
+"""Measures jobs for their profiles: each alone with 1, 2, 4, ... sub-batches, then beside another."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from torchshare.runtime.runtime import Runtime
 
 WARM_UP_STEPS = 3
 FEWEST_STEPS = 5
-_PATIENCE = 5  # windows that a job may take for its fewest steps, or for its warm-up beside another
+_MAX_WINDOWS = 5  # how long to wait for FEWEST_STEPS, or for a warm-up beside another job
 _POLL_S = 0.01
 
 Report = Callable[[str], None]
@@ -48,7 +48,7 @@ class Candidate:
 
 @dataclass
 class _Run:
-    """What one job did in the window of one run."""
+    """What one job did in the measured window of one run."""
 
     steps: list[float]
     sub_batches: list[float]
@@ -56,17 +56,17 @@ class _Run:
     window: float
     memory: int
     rows: int
-    per_step: float  # sub-batches
+    per_step: float  # sub-batches per step
     job: Job
 
 
 @dataclass
 class _Measured:
-    """The runs of a job alone by number of sub-batches."""
+    """The runs of a job alone, by number of sub-batches."""
 
     batch: int = 0
     alone: dict[int, list[_Run]] = field(default_factory=dict)
-    recorded: list[_Run] = field(default_factory=list)  # alone, in whole batches, every op timed
+    recorded: list[_Run] = field(default_factory=list)  # alone, in whole batches, with every op timed
 
     def latest_step(self, sub_batches: int) -> float:
         return float(np.median(self.alone[sub_batches][-1].steps))
@@ -86,22 +86,22 @@ def profile(
     rounds: int = 2,
     seed: int = 0,
 ) -> Profile:
-    """Measures a job, alone and, as the primary, beside a secondary `partner`.
+    """Measures a job alone and, as the primary, beside a secondary `partner`.
 
-    The job is started again for each measurement and cancelled when it is done; it must not fix `sub_batch` itself.
+    Each measurement starts the job again and cancels it at the end. The job must not pass `sub_batch` to `batches`.
 
     Args:
         function: as for `Runtime.submit`.
         name, partner_name: default: the functions' names.
         threads, partner_threads: intra-op threads. Default: `torch.get_num_threads()`.
-        steps: how long the job is, for plans.
-        splits: sizes of sub-batch tried: the whole batch, a half, a quarter, ...
-        window: seconds of each measurement, after the first steps.
-        rounds: how often all is measured; a ratio is of two runs of one round.
+        steps: steps of the whole job, for plans.
+        splits: number of sub-batch sizes to measure: the whole batch, 1/2, 1/4, ...
+        window: seconds of each measurement, after the warm-up.
+        rounds: repetitions of all measurements; ratios compare runs of the same round.
 
     Raises:
-        ValueError: for arguments that make no sense, a job too short to measure, or one that splits its own batches.
-        JobFailed: where the job fails.
+        ValueError: for invalid arguments, a job that is too short, or one that splits its own batches.
+        JobFailed: if the job fails.
     """
     candidates = [_candidate(function, name, threads, seed, steps)]
     if partner is not None:
@@ -121,15 +121,15 @@ def _candidate(
 def measure(
     candidates: list[Candidate], *, splits: int, window: float, rounds: int, report: Report = lambda line: None
 ) -> tuple[list[Profile], list[OpTrace]]:
-    """Of one job, or of a primary and a secondary; the first profile has the ratios of the pair. See `profile`."""
+    """Measures one job, or a primary and a secondary; the first profile has the pair's ratios. See `profile`."""
     if not 1 <= splits <= 16:
-        raise ValueError(f"splits is {splits}; expected 1 to 16")
+        raise ValueError(f"splits must be from 1 to 16, got {splits}")
     if rounds < 1:
-        raise ValueError(f"rounds is {rounds}; expected at least 1")
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
     if not 0 < window < float("inf"):
-        raise ValueError(f"window is {window}; expected seconds, above 0")
+        raise ValueError(f"window must be a positive number of seconds, got {window}")
     if len({candidate.name for candidate in candidates}) < len(candidates):
-        raise ValueError(f"both jobs are named '{candidates[0].name}'; give one another name")
+        raise ValueError(f"job names must differ, both are '{candidates[0].name}'")
     measured = [_Measured() for _ in candidates]
     pairs: dict[tuple[int, int], list[tuple[float, float, bool]]] = {}
     for number in range(rounds):
@@ -165,14 +165,14 @@ def measure(
 
 
 def _pieces(known: _Measured, splits: int) -> Iterator[int]:
-    """1, 2, 4, ...: as many numbers of sub-batches as `splits`, and as the batch has rows for."""
+    """Numbers of sub-batches: 1, 2, 4, ...; at most `splits` of them, and at most the rows of a batch."""
     for k in range(splits):
         if k == 0 or 2**k <= known.batch:
             yield 2**k
 
 
 def _combinations(measured: list[_Measured], splits: int) -> Iterator[tuple[int, int]]:
-    """Each in ever more sub-batches beside the whole batches of the other."""
+    """Each job in 1, 2, 4, ... sub-batches beside the other in whole batches."""
     for pieces in _pieces(measured[0], splits):
         yield pieces, 1
     for pieces in list(_pieces(measured[1], splits))[1:]:
@@ -186,8 +186,8 @@ def _sub_batch(known: _Measured, pieces: int) -> int | None:
 def _run(
     candidates: list[Candidate], sub_batches: list[int | None], window: float, record_ops: bool = False
 ) -> list[_Run]:
-    """Runs the jobs together until each has done enough steps, or cannot; what they did from the time on at which all
-    were warm."""
+    """Runs the jobs together until each has done enough steps, or time is up. Returns what they did after all had
+    warmed up."""
     with Runtime() as runtime:
         for index, (candidate, sub_batch) in enumerate(zip(candidates, sub_batches, strict=True)):
             job = runtime.submit(
@@ -200,17 +200,17 @@ def _run(
                 meter_memory=True,
                 record_ops=record_ops,
             )
-            job._context.warns_of_batch_norm = False  # what is trained here is thrown away
+            job._context.warns_of_batch_norm = False  # the trained weights are discarded
         runtime.start()
         jobs = runtime.jobs
-        _wait(jobs, WARM_UP_STEPS, 0, _PATIENCE * max(window, 1.0) if len(jobs) > 1 else float("inf"))
+        _wait(jobs, WARM_UP_STEPS, 0, _MAX_WINDOWS * max(window, 1.0) if len(jobs) > 1 else float("inf"))
         warm = time.monotonic()
         steps_then = [job.result.steps for job in jobs]
         _wait(jobs, 0, window, window)
-        _wait(jobs, FEWEST_STEPS, 0, _PATIENCE * window, steps_then)
+        _wait(jobs, FEWEST_STEPS, 0, _MAX_WINDOWS * window, steps_then)
         ended = time.monotonic()
         runtime.cancel()
-        results = runtime.wait()  # raises where a job failed by itself
+        results = runtime.wait()  # raises if a job failed
         events = runtime.events()
     runs = []
     for job in jobs:
@@ -218,15 +218,15 @@ def _run(
         run = _figures(own, warm, ended, results[job.name].memory_peak, job)
         if len(jobs) == 1 and len(run.steps) < FEWEST_STEPS:
             raise ValueError(
-                f"job '{job.name}' did {results[job.name].steps} steps in {results[job.name].ran_s:.1f} s; a profile "
-                f"needs {WARM_UP_STEPS + FEWEST_STEPS + 1}: give it more, or a longer --window"
+                f"job '{job.name}' must do at least {WARM_UP_STEPS + FEWEST_STEPS + 1} steps, got "
+                f"{results[job.name].steps} in {results[job.name].ran_s:.1f} s; a longer --window may help"
             )
         runs.append(run)
     return runs
 
 
 def _wait(jobs: tuple[Job, ...], steps: int, least: float, most: float, since: list[int] | None = None) -> None:
-    """Until every job has done so many steps and `least` seconds are over, or `most`, or until one has ended."""
+    """Waits until every job has done `steps` steps and `least` seconds are over, or `most` are, or a job has ended."""
     began = time.monotonic()
     since = [0] * len(jobs) if since is None else since
     while time.monotonic() - began < most and not any(job.state in ENDED for job in jobs):
@@ -237,12 +237,14 @@ def _wait(jobs: tuple[Job, ...], steps: int, least: float, most: float, since: l
 
 
 def _figures(events: list[Any], warm: float, ended: float, memory: int, job: Job) -> _Run:
-    """What the timeline says of a job between the two instants of time.monotonic()."""
+    """Extracts a job's figures from the timeline, between two instants of time.monotonic()."""
     begins = [begin / 1e9 for kind, _, begin, _, _, detail in events if kind == "state" and detail == "running"]
     ends = [end / 1e9 for kind, _, _, end, _, _ in events if kind == "step"]
     window = [end for end in ends[WARM_UP_STEPS - 1 :] if warm <= end <= ended]
     if len(ends) >= WARM_UP_STEPS and not any(end < warm for end in ends[WARM_UP_STEPS:]):
-        window = [end for end in ends[WARM_UP_STEPS - 1 :] if end <= ended]  # the warm-up's last step opens the window
+        window = [
+            end for end in ends[WARM_UP_STEPS - 1 :] if end <= ended
+        ]  # the window begins with the warm-up's last step
     pieces = [(end - begin) / 1e9 for kind, _, begin, end, _, _ in events if kind == "sub_batch" and end / 1e9 > warm]
     return _Run(
         steps=np.diff(window).tolist(),
@@ -258,16 +260,16 @@ def _figures(events: list[Any], warm: float, ended: float, memory: int, job: Job
 
 def _check_split(candidate: Candidate, run: _Run, pieces: int) -> None:
     if run.rows == 0:
-        raise ValueError(f"job '{candidate.name}': its batches have no rows; expected tensors in them, to be split")
+        raise ValueError(f"job '{candidate.name}': batches must hold tensors with rows")
     if abs(run.per_step - pieces) > 0.5 * pieces:
         raise ValueError(
-            f"job '{candidate.name}' ran {run.per_step:.1f} sub-batches a step where {pieces} were asked for: expected "
-            "`job.batches(loader)` without a `sub_batch` of its own"
+            f"job '{candidate.name}' must not pass sub_batch to job.batches: it ran {run.per_step:.1f} sub-batches per "
+            f"step instead of {pieces}"
         )
 
 
 def _ratio(run: _Run, alone: float) -> float:
-    """Beside / alone. A job that did no step would have needed at least the window for one."""
+    """Step time beside / alone. For a job that did no step, the window is a lower bound of its step time."""
     beside = float(np.median(run.steps)) if run.steps else run.window
     return beside / alone
 
@@ -320,7 +322,7 @@ def _make_profile(candidate: Candidate, known: _Measured) -> Profile:
 
 
 def _ops(known: _Measured) -> Ops:
-    """The ops of the last recorded run; what recording costs is of both runs of each round."""
+    """The ops of the last recorded run. The cost of recording compares the two runs of each round."""
     costs = [
         float(np.median(recorded.steps) / np.median(plain.steps)) - 1
         for recorded, plain in zip(known.recorded, known.alone[1], strict=True)

@@ -1,4 +1,4 @@
-"""Plans from profiles: when a new job starts beside a running one, and in which order and pairs a queue runs."""
+"""Plans from profiles: when a new job starts beside a running one; in which order and pairs a queue runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchshare.profiles.profile import Beside, Profile, step_time
 
 @dataclass(frozen=True)
 class Piece:
-    """A job for a while, alone or beside a partner; seconds from now."""
+    """An interval in which a job runs, alone or beside a partner. Seconds from now."""
 
     job: str
     partner: str | None
@@ -25,45 +25,45 @@ class Piece:
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """What runs when on one device."""
+    """A schedule of one device."""
 
     pieces: list[Piece]
     ends: dict[str, float]
     average_s: float
     one_by_one_s: float
-    """The average when all run alone, shortest first."""
+    """Average completion time if all jobs run alone, shortest first."""
     decision: str
     reasons: list[str]
     exact: bool = True
-    """False: the best that a search cut short has found."""
+    """False if the search was cut short: the plan may not be optimal."""
 
 
 @dataclass(frozen=True)
 class PlanSettings:
     steps: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Of the whole job, by name; default: what the profile says."""
+    """Steps of whole jobs, by name. Default: those of the profile."""
     done: Mapping[str, int] = dataclasses.field(default_factory=dict)
     memory: float | None = None
-    """Bytes of the device; None: not looked at."""
+    """Bytes of the device; None: unlimited."""
     max_slowdown: float | None = None
-    """Of the running job."""
+    """Bound on the slowdown of the running job."""
     suspend_cost: float = 0.0
     """Seconds to suspend the running job and resume it."""
 
 
 def plan(profiles: Sequence[Profile], settings: PlanSettings) -> DevicePlan:
-    """For two profiles, when the second starts beside the first, which runs; for more, the best order and pairs of jobs
-    that all wait. Raises ValueError that names the job and what is missing."""
+    """For two profiles, when the second job starts beside the first, which is running; for more, the best order and
+    pairs of waiting jobs. Raises ValueError that names the job and what is missing."""
     _check(profiles, settings)
     if len(profiles) == 2:
         return _plan_pair(profiles[1], profiles[0], settings)
     if settings.max_slowdown is not None or settings.suspend_cost > 0:
-        raise ValueError(f"max_slowdown and suspend_cost are for two jobs; there are {len(profiles)}")
+        raise ValueError(f"max_slowdown and suspend_cost need two profiles, got {len(profiles)}")
     return _plan_queue(profiles, settings)
 
 
 def write_ratios(profiles: Sequence[Profile], path: Path) -> None:
-    """The measured pairs as the table that `torchshare simulate --interference` reads."""
+    """Writes the measured pairs as a table for `torchshare simulate --interference`."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["job_a", "job_b", "xi_a", "xi_b"])
@@ -77,24 +77,24 @@ def _check(profiles: Sequence[Profile], settings: PlanSettings) -> None:
     names = [profile.job for profile in profiles]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"two profiles are of job '{name}'; expected one of each")
+            raise ValueError(f"profiles must be of different jobs, got two of '{name}'")
     for what in ("steps", "done"):
         for name in getattr(settings, what):
             if name not in names:
-                raise ValueError(f"{what} names job '{name}'; expected one of {', '.join(names)}")
+                raise ValueError(f"{what} names job '{name}', must be one of {', '.join(names)}")
     first = profiles[0]
     for other in profiles[1:]:
         if (first.device, first.torch) != (other.device, other.torch):
             raise ValueError(
-                f"profiles of '{first.job}' ({first.device}, torch {first.torch}) and '{other.job}' ({other.device}, "
-                f"torch {other.torch}) are not of one device and version; measure them on one"
+                f"profiles must be of one device and torch version, got '{first.job}' ({first.device}, torch "
+                f"{first.torch}) and '{other.job}' ({other.device}, torch {other.torch})"
             )
 
 
 def _job(profile: Profile, settings: PlanSettings, ratios: list[float]) -> _core.PlannedJob:
     steps = settings.steps.get(profile.job, profile.steps)
     if steps is None:
-        raise ValueError(f"job '{profile.job}': its profile does not say how many steps it has; expected --steps")
+        raise ValueError(f"job '{profile.job}': its profile has no number of steps, pass --steps")
     fit = profile.fit
     sizes = {alone.sub_batches: alone for alone in profile.alone}
     measured: list[tuple[float, float]] = []
@@ -112,13 +112,13 @@ def _job(profile: Profile, settings: PlanSettings, ratios: list[float]) -> _core
 
 
 def _no_ratios(profile: Profile) -> list[float]:
-    """For a job alone: one entry per size that it may take."""
+    """Ratios of a job alone: one entry per sub-batch size."""
     return [1.0] * len(profile.alone)
 
 
 def _ratios(a: Profile, b: Profile) -> tuple[list[float], list[float], str] | None:
-    """What each suffers beside the other by its own number of sub-batches (1, 2, 4, ...; the other whole), and the
-    roles in which that was measured. As primary and secondary in that order, where there is a choice."""
+    """The ratios of each job by its number of sub-batches (1, 2, 4, ...; the other in whole batches), and a note on the
+    roles in which they were measured. Prefers measurements with `a` as the primary."""
     found: list[tuple[bool, tuple[list[float], list[float], str]]] = []
     for first, second in ((a, b), (b, a)):
         for partner in first.partners:
@@ -136,7 +136,9 @@ def _ratios(a: Profile, b: Profile) -> tuple[list[float], list[float], str] | No
 
 
 def _starved(beside: list[Beside]) -> str:
-    return "; one did no step beside the other: its ratio is at least that" if any(p.starved for p in beside) else ""
+    return (
+        "; one job did no step beside the other: its ratio is a lower bound" if any(p.starved for p in beside) else ""
+    )
 
 
 def _by_size(ratios: list[tuple[int, float]]) -> list[float]:
@@ -155,7 +157,7 @@ def _plan_pair(new: Profile, running: Profile, settings: PlanSettings) -> Device
     ratios = _ratios(running, new)
     if ratios is None:
         raise ValueError(
-            f"no profile has '{running.job}' beside '{new.job}'; measure them together: torchshare profile --with"
+            f"no profile has '{running.job}' beside '{new.job}'; measure them with torchshare profile --with"
         )
     of_running, of_new, note = ratios
     jobs = _job(new, settings, of_new), _job(running, settings, of_running)
@@ -199,7 +201,7 @@ def _plan_queue(profiles: Sequence[Profile], settings: PlanSettings) -> DevicePl
         for a, first in enumerate(profiles[:b]):
             ratios = _ratios(first, second)
             if ratios is None:
-                reasons.append(f"'{first.job}' and '{second.job}' were never measured together: they do not share")
+                reasons.append(f"'{first.job}' and '{second.job}' were not measured together, so they do not share")
             else:
                 pairs.append(_core.QueuedPair(a, b, ratios[0], ratios[1]))
                 shown = f"{ratios[0][0]:.3g} and {ratios[1][0]:.3g}" if ratios[0] and ratios[1] else "none whole"

@@ -1,4 +1,4 @@
-"""The picture of a plan."""
+"""Plots of a plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torchshare.profiling.plan import DevicePlan
 
 
 def gantt(plan: DevicePlan) -> Figure:
-    """When each job of a plan runs: full height alone, half beside another."""
+    """Gantt chart of a plan: bars of full height where a job runs alone, of half height beside another."""
     figure = Figure(figsize=(10, 1.2 + 0.45 * len(plan.ends)), layout="constrained")
     axes = figure.subplots()
     names = list(plan.ends)

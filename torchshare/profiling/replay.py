@@ -1,4 +1,4 @@
-"""Recorded ops of several jobs, run together in virtual time; see Note [What a replay knows] in csrc/planner."""
+"""Replays recorded ops of several jobs in virtual time; see Note [What a replay knows] in csrc/planner."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torchshare.profiles.ops import OpTrace
 
 @dataclass(frozen=True)
 class Machine:
-    """What a replay is to know of the machine and the gate. Times in seconds."""
+    """Parameters of the machine and the gate. Times in seconds."""
 
     cores: int
     shortest_gap_s: float
-    """That the gate of policy="best_fit" hears of."""
+    """Shortest gap that the gate of policy="best_fit" is told of."""
     wake_latency_s: float
     device_priority: bool = True
     grace_s: float = 200e-6
@@ -25,16 +25,16 @@ class Machine:
 
 @dataclass(frozen=True)
 class JobReplay:
-    """One job of a replay. Step times are means: a median hides the steps that wait."""
+    """The outcome of one job. Step times are means: a median would hide the steps that wait."""
 
     job: str
     priority: str
     step_alone_s: float
     step_s: float | None
-    """None: it did less than two steps."""
+    """None if it did fewer than two steps."""
     steps: int
     waited_s: float
-    """At the gate."""
+    """Time spent waiting at the gate."""
 
     @property
     def ratio(self) -> float | None:
@@ -42,10 +42,10 @@ class JobReplay:
 
 
 def replay(traces: Sequence[OpTrace], policy: str, machine: Machine) -> list[JobReplay]:
-    """Runs the jobs until the first is through its trace; it is the primary, the others are below it in their order."""
+    """Replays until the first job, the primary, ends its trace. The others have descending priorities."""
     priorities = ["primary", "secondary", *(f"level-{level}" for level in range(2, 10))]
     if not 1 <= len(traces) <= len(priorities):
-        raise ValueError(f"{len(traces)} op traces; expected 1 to {len(priorities)}")
+        raise ValueError(f"replay needs 1 to {len(priorities)} op traces, got {len(traces)}")
     done = _core.replay_ops(
         [(priority, trace.threads, _op_trace(trace)) for priority, trace in zip(priorities, traces, strict=False)],
         policy,
@@ -69,7 +69,7 @@ def replay(traces: Sequence[OpTrace], policy: str, machine: Machine) -> list[Job
 
 
 def step_alone_s(trace: OpTrace) -> float:
-    """The mean step of the trace, as it was recorded."""
+    """The mean step time of the trace, as recorded."""
     ends = np.cumsum(trace.gap + trace.duration)[trace.step_ends.astype(int) - 1]
     return float(np.diff(ends).mean())
 

@@ -1,1 +1,1 @@
-"""Runtime and Job, which users meet."""
+"""The public facades Runtime and Job."""

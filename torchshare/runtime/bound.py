@@ -1,4 +1,4 @@
-"""How a bound on the primary's slowdown was kept."""
+"""Reports how well a bound on the primary's slowdown was kept."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from torchshare.context.job_context import JobContext
 
 @dataclass(frozen=True)
 class BoundReport:
-    """Of one job that lower jobs ran beside. Times in seconds; a step is from the end of the one before."""
+    """The bound on one job's slowdown while lower jobs ran beside it. A step lasts from the end of the previous one."""
 
     job: str
     max_slowdown: float
     windows: int
-    """Seconds in which lower jobs ran beside it."""
+    """Windows of 1 s in which lower jobs ran beside it."""
     windows_inside: int
-    """Those in which its mean step was within the bound."""
+    """Windows in which its mean step time was within the bound."""
     step_alone_s: float
-    """As its own steps tell, with the others held; see SlowdownBound in csrc/sharing."""
+    """Estimated from its own steps while the others were held; see SlowdownBound in csrc/sharing."""
     p50_s: float
     p95_s: float
     p99_s: float
     loss: float
-    """Share of the time in which the others may run that it loses to them."""
+    """Fraction of the time in which the others may run that the job loses to them."""
     share: float
-    """Of the time in which the others may run, as last set."""
+    """Fraction of the time in which the others may run, as last set."""
     others: dict[str, int]
-    """Steps of the lower jobs between its first step and its last."""
+    """Steps that each lower job did between the job's first and last step."""
 
     def __str__(self) -> str:
         inside = f"{self.windows_inside / self.windows:.0%} of {self.windows} s"
         steps = ", ".join(f"{1e3 * time:.2f}" for time in (self.p50_s, self.p95_s, self.p99_s))
-        others = ", ".join(f"{name} {count} steps" for name, count in self.others.items()) or "nobody"
+        others = ", ".join(f"{name} {count} steps" for name, count in self.others.items()) or "none"
         return (
             f"{self.job}: slowdown within {self.max_slowdown:.3g} in {inside}; a step takes "
-            f"{1e3 * self.step_alone_s:.2f} ms alone, {steps} ms here (p50, p95, p99); others may run "
+            f"{1e3 * self.step_alone_s:.2f} ms alone, {steps} ms shared (p50, p95, p99); others may run "
             f"{self.share:.0%} of the time: {others}"
         )
 
 
 def report(job: JobContext, jobs: list[JobContext], events: list[_C.Event], max_slowdown: float) -> BoundReport | None:
-    """Nothing for a job that no lower one ran beside for a second."""
+    """None unless lower jobs ran beside the job for at least one window."""
     stats = job.handle.bound()
     ends = np.array([end for kind, name, _, end, _, _ in events if kind == "step" and name == job.name]) / 1e9
     if stats is None or stats.windows == 0 or len(ends) < 2:

@@ -1,4 +1,4 @@
-"""The end of a runtime: at close, when it is dropped, or when the interpreter ends; whichever comes first."""
+"""Closes a runtime at `close`, when it is dropped, or at interpreter exit, whichever comes first."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from torchshare.runtime import signals
 
 log = logging.getLogger("torchshare")
 
-# The standard library's folder has site-packages in it.
+# Prefixes of files that are not the user's code. The standard library's folder contains site-packages.
 _LIBRARY = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]), "<frozen ")
-_IMPATIENT = 2  # signals during close() that end its waiting
-_PATIENCE_S = 1.6  # for jobs that are blocked outside torch, in close()
+_GIVE_UP_SIGNALS = 2  # so many signals during close() end its wait
+_PATIENCE_S = 1.6  # how long close() waits for jobs that are blocked outside torch
 
 
 class Closer:
-    """What ends a runtime, once; it outlives the Runtime object."""
+    """Closes a runtime, once. Outlives the Runtime object."""
 
-    _all: ClassVar[set[Closer]] = set()  # of started runtimes
+    _all: ClassVar[set[Closer]] = set()  # closers of started runtimes
 
     def __init__(self, handle: _C.Runtime) -> None:
         self._handle = handle
@@ -50,7 +50,7 @@ class Closer:
         self._watch_cancels()
 
     def watch_cancel(self, job: JobContext) -> None:
-        """Has the cancellation of a job reach it where it runs no op."""
+        """Delivers the cancellation of a job even if it runs no op."""
         self._interrupter.watch(job)
 
     def _watch_cancels(self) -> None:
@@ -58,7 +58,7 @@ class Closer:
             self._interrupter.watch(job)
 
     def open(self) -> None:
-        """Jobs may run from here on. RuntimeError where no thread can be made."""
+        """Called before jobs may run. Raises RuntimeError if no thread can be created."""
         with self._opening:
             if not self._is_open and not self._once.locked():
                 self._interrupter.start()
@@ -67,7 +67,7 @@ class Closer:
                 signals.install()
 
     def close(self, stops: signals.Stops) -> None:
-        """A forked child has nothing to close: threads and signals are its parent's."""
+        """Closes the runtime. A forked child has nothing to close: threads and signal handlers are its parent's."""
         if os.getpid() != self._process:
             return
         if not self._once.acquire(blocking=False):
@@ -90,22 +90,22 @@ class Closer:
             self._done.set()
 
     def _wait_for_the_other(self, stops: signals.Stops) -> None:
-        """Another thread closes the runtime, or has; on that thread, a collection dropped the Runtime meanwhile."""
+        """Waits for the thread that closes the runtime. That thread itself may get here, if it collects the Runtime."""
         if self._closing_thread != threading.get_ident():
-            while not self._done.wait(signals.CHECK_S) and stops.count < _IMPATIENT:
+            while not self._done.wait(signals.CHECK_S) and stops.count < _GIVE_UP_SIGNALS:
                 pass
 
     def _wait(self, stops: signals.Stops) -> None:
         deadline = time.monotonic() + _PATIENCE_S
         told = False
-        while not self._handle.wait(signals.CHECK_S) and time.monotonic() < deadline and stops.count < _IMPATIENT:
+        while not self._handle.wait(signals.CHECK_S) and time.monotonic() < deadline and stops.count < _GIVE_UP_SIGNALS:
             if stops.count and not told:
                 told = True
                 names = ", ".join(job.name for job in self.jobs if job.handle.state not in ENDED)
-                log.warning("waiting for jobs to stop: %s. Ctrl-C again leaves them behind", names)
+                log.warning("waiting for jobs to stop: %s; Ctrl-C again leaves them behind", names)
 
     def drop(self) -> None:
-        """Its Runtime object is gone: perhaps on the thread of one of the jobs, which cannot wait for itself."""
+        """Called when the Runtime is collected, possibly on the thread of a job, which cannot wait for itself."""
         if current.job() in self.jobs:
             threading.Thread(target=self.drop, name="ts-closer", daemon=True).start()
             return
@@ -114,7 +114,7 @@ class Closer:
 
     @classmethod
     def close_all(cls) -> None:
-        """At the interpreter's end."""
+        """Closes all started runtimes at interpreter exit."""
         with signals.deferred(forget=True) as stops:
             for closer in list(cls._all):
                 closer.close(stops)
@@ -124,7 +124,7 @@ atexit.register(Closer.close_all)
 
 
 def _place_of(job: JobContext) -> str:
-    """Where in its own code the job's thread is, in words."""
+    """The location of the job's thread in the user's code, for messages."""
     frame = sys._current_frames().get(job.thread)
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY) and frame.f_back is not None:
         frame = frame.f_back

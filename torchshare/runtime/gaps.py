@@ -1,4 +1,4 @@
-"""What the gaps between a job's ops were good for."""
+"""Reports how the gaps between a job's ops were filled."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from torchshare.context.job_context import JobContext
 
 @dataclass(frozen=True)
 class GapReport:
-    """Of one job that outranks another, under policy="best_fit". Times are sums, in seconds."""
+    """The gaps of one job that outranks another, under policy="best_fit". Times are sums, in seconds."""
 
     job: str
     ran_s: float
     capacity_s: float
-    """Of its gaps, as expected: the sum of FIKIT's SG over its ops."""
+    """Expected length of its gaps: the sum of FIKIT's SG over its ops."""
     filled_s: float
-    """What ops of lower jobs took, from the gate on."""
+    """Duration of the ops of lower jobs, from their admission."""
     ops: int
     unknown_ops: int
-    """Whose duration or gap was still to be measured."""
+    """Ops whose duration or gap had not been measured yet."""
     gaps_opened: int
-    """Long enough to be filled, and forecast."""
+    """Gaps that were forecast and long enough to fill."""
     gaps_filled: int
-    """In which a lower job was let in, by a forecast or for the job was quiet or waited for input."""
+    """Gaps into which a lower job was admitted: by a forecast, or because the job was quiet or waited for input."""
     returns_into_filler: int
-    """It came back while a lower job was still inside an op: a misprediction."""
+    """Mispredictions: the job returned while a lower job was still inside an op."""
     cost_s: float
-    """What its own ops took above their mean then, until the lower job was out."""
+    """Time that its own ops then took above their mean, until the lower job had left."""
 
     def __str__(self) -> str:
         ran = max(self.ran_s, 1e-9)
@@ -36,15 +36,15 @@ class GapReport:
         filled = self.filled_s / self.capacity_s if self.capacity_s > 0 else 0.0
         each = 1e6 * self.cost_s / self.returns_into_filler if self.returns_into_filler else 0.0
         return (
-            f"{self.job}: gaps are {self.capacity_s / ran:.0%} of its time, lower jobs' ops took {filled:.0%} of "
-            f"that; they were let into {self.gaps_filled} gaps, {self.gaps_opened} were forecast; it returned into an "
-            f"op of theirs {self.returns_into_filler} times, which cost {each:.0f} us each, {cost:.2%} of its time; "
-            f"{self.unknown_ops} of {self.ops} ops were still to be measured"
+            f"{self.job}: gaps are {self.capacity_s / ran:.0%} of its time; lower jobs filled {filled:.0%} of that; "
+            f"{self.gaps_filled} gaps were filled, {self.gaps_opened} were forecast; it returned "
+            f"{self.returns_into_filler} times while a lower job was inside an op, at {each:.0f} us each, "
+            f"{cost:.2%} of its time; {self.unknown_ops} of {self.ops} ops were not yet measured"
         )
 
 
 def gap_reports(jobs: list[JobContext]) -> list[GapReport]:
-    """Of the jobs that outrank another, where there is a forecast."""
+    """One report per job that outranks another, if the policy forecasts gaps."""
     reports = []
     for job in jobs:
         lower = [other for other in jobs if _core.outranks(job.handle.priority, other.handle.priority)]

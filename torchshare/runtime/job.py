@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """One training run: a thread with a priority, intra-op threads and random state of its own.
+    """One training run: a thread with its own priority, intra-op threads and random state.
 
-    Made by `Runtime.submit` and handed to the submitted function, which runs in the job's thread.
+    Created by `Runtime.submit` and passed to the submitted function, which runs in the job's thread.
     """
 
     def __init__(self, context: JobContext) -> None:
@@ -45,12 +45,12 @@ class Job:
 
     @property
     def sms(self) -> int | None:
-        """Streaming multiprocessors that the driver gave the running job; None where they are not divided."""
+        """Streaming multiprocessors that the driver granted the running job; None if they are not partitioned."""
         return self._context.handle.sms
 
     @property
     def result(self) -> Result:
-        """What the job has done so far; final once `state` is one of the last three."""
+        """What the job has done so far; final once `state` is "finished", "failed" or "cancelled"."""
         handle = self._context.handle
         stats = handle.stats()
         return Result(
@@ -80,16 +80,16 @@ class Job:
         """The loader's batches; each is one step. The dataloader hook.
 
         Args:
-            loader: anything that yields batches: tensors, or tuples, lists, mappings and dataclasses of them, nested.
-                The first dimension of every tensor is the rows; other leaves go to each sub-batch as they are.
-            sub_batch: rows that run at once. Default: what `submit` was given, else the whole batch.
+            loader: any iterable of batches: tensors, or nested tuples, lists, mappings and dataclasses of tensors. The
+                first dimension of every tensor is the rows; other leaves are passed to each sub-batch unchanged.
+            sub_batch: rows that run at once. Default: the `sub_batch` of `submit`, else the whole batch.
             reduction: how the loss reduces over rows, "mean" or "sum".
-            count: for means over something else than rows, how much of it a tree of rows holds, as a number or tensor:
-                `lambda data: (data["labels"] != -100).sum()` for a mean over tokens.
+            count: for a mean over something other than rows: returns how many of it a sub-batch holds, as a number or
+                tensor. For a mean over tokens, `lambda data: (data["labels"] != -100).sum()`.
 
         Raises:
-            ValueError: for arguments that make no sense, and while iterating for a batch that has no rows, tensors that
-                disagree on their rows, nothing to count, or a loader that yields nothing.
+            ValueError: for invalid arguments; while iterating, for a batch without rows, tensors that differ in their
+                number of rows, a count of 0, or a loader that yields no batch.
         """
         return batches.iterate(self._context, loader, self._options(loader, sub_batch, reduction, count))
 
@@ -110,42 +110,42 @@ class Job:
         *,
         sub_batch: int | None = None,
     ) -> CompiledStep:
-        """A training step, `step(batch)`, compiled for batches like `example_batch`: forward, backward and the
-        optimizer's update in C++, without the interpreter. For `job.batches`, or for `job.fit`.
+        """Compiles a training step, `step(batch)`, for batches like `example_batch`: forward, backward and the
+        optimizer's update run from C++, without the GIL. Use it with `job.batches` or `job.fit`.
 
-        Compiled in another process, once per model, shape, number of threads and version of torch, and kept in
-        `~/.cache/torchshare`. Batches of other shapes are compiled when they come.
+        Compilation runs in another process, once per model, shape, number of threads and version of torch; the result
+        is cached in `~/.cache/torchshare`. Batches of other shapes are compiled on first use.
 
         Args:
-            model: whose parameters and buffers are trained; of several, an `nn.ModuleList`.
-            loss_fn: as for `Batch.backward`: it calls `model`, and returns the loss of the rows it is given.
+            model: the module to train; for several modules, an `nn.ModuleList`.
+            loss_fn: as for `Batch.backward`: calls `model` and returns the loss of the given rows.
             optimizer: SGD, Adam or AdamW. Learning rates may change from step to step.
-            example_batch: as the loader yields it. Its numbers do not matter, and nothing is trained.
-            sub_batch: rows that will run at once. Default: what `submit` was given, else the whole batch.
+            example_batch: a batch as the loader yields it. Its values do not matter, and it is not trained on.
+            sub_batch: rows that run at once. Default: the `sub_batch` of `submit`, else the whole batch.
 
-        What cannot be compiled (data-dependent control flow, hooks, another optimizer) runs in eager instead, after one
+        A step that cannot be compiled (data-dependent control flow, hooks, another optimizer) runs in eager, after one
         warning that says why; see `CompiledStep.fallback`.
 
         Raises:
-            TypeError, ValueError: for arguments that make no sense.
+            TypeError, ValueError: for invalid arguments.
         """
-        from torchshare.training import compiled_step  # it has torch's compiler loaded, for a second or two
+        from torchshare.training import compiled_step  # imports torch's compiler, which takes 1 to 2 s
 
         return compiled_step.make(
             self._context, model, loss_fn, optimizer, example_batch, self._sub_batch_or(sub_batch)
         )
 
     def graph(self, loss_fn: Callable[..., torch.Tensor]) -> Graphed:
-        """A loss function for `Batch.backward` whose forward and backward are captured as a CUDA graph, once for each
-        shape of a sub-batch, and then launched as one op: the way out for jobs that are bound by launches.
+        """Returns a loss function for `Batch.backward` whose forward and backward are captured as a CUDA graph, once
+        per shape of a sub-batch, and launched as one op. For jobs that are bound by kernel launches.
 
-        Weights, buffers and random numbers are those of the eager run. `loss_fn` must do the same each time: no control
-        flow that depends on values of tensors, no waiting for the device, no random numbers from the host; Python in it
-        runs while it is captured, and not again. What cannot be captured runs in eager, after one warning that says
-        why; on the CPU everything does. See `Graphed.fallback`.
+        Weights, buffers and random numbers equal those of the eager run. `loss_fn` must do the same work each time: no
+        control flow that depends on tensor values, no synchronization with the device, no random numbers on the CPU.
+        Its Python code runs during capture only. A loss that cannot be captured runs in eager, after one warning that
+        says why; on the CPU, all do. See `Graphed.fallback`.
         """
         if not callable(loss_fn):
-            raise TypeError(f"job '{self.name}': the loss function is {loss_fn!r}; expected a callable")
+            raise TypeError(f"job '{self.name}': loss_fn must be callable, got {loss_fn!r}")
         return Graphed(self._context, loss_fn, self._context.device)
 
     def fit(
@@ -159,30 +159,30 @@ class Job:
         count: Count | None = None,
         prefetch: int = 8,
     ) -> torch.Tensor:
-        """Trains with a compiled step, and returns the loss of each step, shape (steps,). Same as
-        `for batch in job.batches(loader): step(batch)`, but the interpreter is only needed for the loader: it yields
-        `prefetch` batches, which are then trained on from C++.
+        """Trains with a compiled step and returns the loss of each step, shape (steps,). Equivalent to
+        `for batch in job.batches(loader): step(batch)`, but holds the GIL for the loader only: the loader yields
+        `prefetch` batches, and C++ trains on them.
 
         Args:
-            step: what `compiled_step` returned.
+            step: a step made by `compiled_step`.
             loader, sub_batch, reduction, count: as for `batches`.
-            steps: goes over the loader again where need be. Default: one pass.
-            prefetch: batches held at once, at least 1.
+            steps: number of steps; iterates over the loader again as needed. Default: one pass.
+            prefetch: batches fetched ahead, at least 1.
 
         Raises:
-            ValueError, TypeError: as `batches`, and where the loader has nothing more to yield.
+            ValueError, TypeError: as for `batches`, and if the loader yields nothing on a further pass.
         """
         from torchshare.training import compiled_step
 
         check_count(self.name, "steps", steps)
         check_count(self.name, "prefetch", prefetch)
         if not prefetch:
-            raise ValueError(f"job '{self.name}': prefetch is {prefetch!r}; expected at least 1")
+            raise ValueError(f"job '{self.name}': prefetch must be a positive integer, got {prefetch!r}")
         options = self._options(loader, sub_batch, reduction, count)
         return compiled_step.fit(self._context, step, loader, steps, options, prefetch)
 
     def log(self, **metrics: float) -> None:
-        """Keeps the latest value of each metric for the progress display and the result."""
+        """Records the latest value of each metric, for the progress display and the result."""
         self._metrics.update({name: float(value) for name, value in metrics.items()})
 
     def suspend(self) -> None:
@@ -190,11 +190,11 @@ class Job:
         self._context.handle.suspend()
 
     def resume(self) -> None:
-        """Lets a suspended job go on."""
+        """Lets a suspended job continue."""
         self._context.handle.resume()
 
     def cancel(self) -> None:
-        """Raises `Cancelled` in the job: before its next op, or, without one for 0.1 s, before its next bytecode."""
+        """Raises `Cancelled` in the job: before its next op or, if it runs none for 0.1 s, before its next bytecode."""
         self._context.handle.cancel()
         self._context.watch_cancel(self._context)
 

@@ -1,7 +1,7 @@
-"""The options of Runtime and Runtime.submit, each said once: its type, what it must be, and its text.
+"""The options of Runtime and Runtime.submit, each declared once: type, constraint and help text.
 
-From here come the checks, the signatures with their "Args:", and the flags of `torchshare run`. What C++ is to know of
-an option is a field of RuntimeOptions or JobSpec with the same name (csrc/runtime, csrc/bindings/bind_runtime.cpp).
+The checks, the signatures with their "Args:", and the flags of `torchshare run` are generated from here. An option that
+C++ uses is also a field of RuntimeOptions or JobSpec with the same name (csrc/runtime, csrc/bindings/bind_runtime.cpp).
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _INDENT = 12 * " "  # of a docstring's arguments
 
 @dataclass(frozen=True)
 class Expected:
-    """What a value of this type is to be, for messages."""
+    """The constraint on a value, for error messages: "must be {text}"."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Option:
-    """The text of an option."""
+    """The help text of an option."""
 
     help: str
     default: object = None
-    """As the signature shows it."""
+    """Shown in the signature."""
     metavar: str | None = None
-    """Of its flag; an option without one is not on the command line."""
+    """Placeholder of its flag; an option without one has no flag."""
 
     def flag_help(self) -> str:
         """The first sentence, for `--help`."""
@@ -50,8 +50,8 @@ class Option:
         return first if self.default is None else f"{first} (default: {self.default})"
 
 
-WholeNumber = Annotated[int, Interval(ge=0), Expected("a whole number, at least 0")]
-SecondsAboveZero = Annotated[float, Interval(gt=0, lt=float("inf")), Expected("seconds, above 0")]
+WholeNumber = Annotated[int, Interval(ge=0), Expected("a non-negative integer")]
+SecondsAboveZero = Annotated[float, Interval(gt=0, lt=float("inf")), Expected("a positive number of seconds")]
 Text = Annotated[str, Expected("a string")]
 Flag = Annotated[bool, Expected("True or False")]
 
@@ -62,13 +62,13 @@ class RuntimeOptions(TypedDict, total=False):
     policy: Annotated[
         Text,
         Option(
-            'who may enter an op. "priority": everybody, the device\'s scheduler keeps the order (SCHED_IDLE for lower '
-            'jobs on the CPU, the streams\' priorities on a GPU). "strict": a job waits while a higher one is inside '
-            "an op, or was within `grace` seconds; on a GPU, also while the higher one's stream has work. "
-            '"best_fit": also into shorter gaps, where its op is expected to end before the higher job returns, and '
-            "not into longer ones where it is not (FIKIT, arXiv 2311.10359). It learns how long ops and gaps are, or "
-            'has it from the jobs\' profiles. See `gap_report`. "resource": as "best_fit", and an op that moves memory '
-            "may run beside one that computes, or the other way round.",
+            'which job may enter an op. "priority": any; the device\'s scheduler orders them (SCHED_IDLE for lower '
+            'jobs on the CPU, stream priorities on a GPU). "strict": a job waits while a higher one is inside an op '
+            "or was within `grace` seconds; on a GPU, also while the higher one's stream has work. "
+            '"best_fit": fills a gap if the op is expected to end before the higher job returns, however short the '
+            "gap (FIKIT, arXiv 2311.10359). It learns the durations of ops and gaps, or reads them from the jobs' "
+            'profiles. See `gap_report`. "resource": as "best_fit", and an op that moves memory may run beside one '
+            "that computes, or vice versa.",
             "priority",
             metavar="NAME",
         ),
@@ -76,62 +76,62 @@ class RuntimeOptions(TypedDict, total=False):
     grace: Annotated[
         float,
         Interval(ge=0, le=1),
-        Expected("seconds, 0 to 1"),
-        Option("seconds for which a higher job must be outside of ops before a lower one may enter.", 200e-6, "S"),
+        Expected("between 0 and 1 seconds"),
+        Option("seconds that a higher job must have been outside ops before a lower job may enter one.", 200e-6, "S"),
     ]
     max_wait: Annotated[
         SecondsAboveZero | None,
         Option(
-            "seconds after which an op of a lower job is let in whatever the policy says. Default: never.", metavar="S"
-        ),
-    ]
-    run_ahead: Annotated[
-        Annotated[float, Interval(gt=0, le=1), Expected("seconds, above 0, at most 1")] | None,
-        Option(
-            "on a GPU, seconds of work that a lower job may have launched and the GPU not done yet, as predicted: a "
-            "higher job that comes back waits for no more. Default there: 500 us with policies that make jobs wait.",
+            "seconds after which an op of a lower job is admitted regardless of the policy. Default: never.",
             metavar="S",
         ),
     ]
-    device_priority: Annotated[Flag, Option("False leaves the order to the policy alone.", True)]
+    run_ahead: Annotated[
+        Annotated[float, Interval(gt=0, le=1), Expected("a positive number of seconds, at most 1")] | None,
+        Option(
+            "on a GPU, seconds of predicted work that a lower job may have launched and the GPU has not finished; a "
+            "returning higher job waits for no more than that. Default: 500 us, with policies that make jobs wait.",
+            metavar="S",
+        ),
+    ]
+    device_priority: Annotated[
+        Flag, Option("also order jobs by the device's own priorities; False leaves the order to the policy.", True)
+    ]
     max_slowdown: Annotated[
         float | None,
         Expected("a number"),
         Option(
-            "a bound on the primary's slowdown, 0.05 for 5 %: its own steps, with and without the others beside it, "
-            "set how much the others may run. See `bound_report`.",
+            "bound on the primary's slowdown, 0.05 for 5 %. Its step times, with and without the others, determine how "
+            "much the others may run. See `bound_report`.",
             metavar="X",
         ),
     ]
     secondary_share: Annotated[
         float | None,
         Expected("a number"),
-        Option(
-            "instead of a bound, the share of the time in which jobs that another outranks may run.", metavar="SHARE"
-        ),
+        Option("fraction of the time in which lower jobs may run, instead of `max_slowdown`.", metavar="SHARE"),
     ]
     timeline_capacity: Annotated[
         int,
         Interval(ge=1),
-        Expected("a whole number, at least 1"),
-        Option("events kept of each job, and of all states and decisions; the oldest go first.", 1_000_000),
+        Expected("a positive integer"),
+        Option("events kept per job, and of states and decisions; the oldest are dropped first.", 1_000_000),
     ]
 
 
 class JobOptions(TypedDict, total=False):
     """The keywords of Runtime.submit."""
 
-    name: Annotated[Text | None, Option("default: the function's name. Unique in this runtime.")]
+    name: Annotated[Text | None, Option("unique in this runtime. Default: the function's name.")]
     priority: Annotated[Text, Option('"primary", "secondary" or "level-0" (= primary) to "level-9".', "secondary")]
     start: Annotated[
         str | float,
-        Expected("a string or seconds"),
+        Expected("a string or a number of seconds"),
         Option(
-            'when it starts: "now", "after:<job>" (when that job has ended), "step:<k>" (when the primary has done k '
-            'steps or has ended), seconds after submission, or "auto": when that makes the average completion time of '
-            "the pair least. With profiles that is planned; without, found out by a probe of a few steps of each job "
-            'alone and of both. An "auto" job may be held meanwhile, and so may the one beside it, unless there is a '
-            "`max_slowdown`.",
+            'when the job starts: "now", "after:<job>" (when that job has ended), "step:<k>" (when the primary has '
+            'done k steps or has ended), seconds after submission, or "auto": when the average completion time of '
+            'the pair is least. "auto" plans from profiles; without them, it first runs a few steps of each job alone '
+            "and of both. It may hold either job; with `max_slowdown`, only the lower one.",
             "now",
             metavar="WHEN",
         ),
@@ -139,13 +139,13 @@ class JobOptions(TypedDict, total=False):
     sub_batch: Annotated[
         int | None,
         Interval(ge=1),
-        Expected("a whole number of rows, at least 1"),
-        Option("rows that run at once: the default of `job.batches`.", metavar="N"),
+        Expected("a positive integer"),
+        Option("rows that run at once; the default of `job.batches`.", metavar="N"),
     ]
     threads: Annotated[
         int | None,
         Interval(ge=1, le=1024),
-        Expected("a whole number, 1 to 1024"),
+        Expected("an integer from 1 to 1024"),
         Option(
             "intra-op threads. Default: `torch.get_num_threads()`. Bit-identity holds at equal `threads`.", metavar="N"
         ),
@@ -153,47 +153,47 @@ class JobOptions(TypedDict, total=False):
     seed: Annotated[
         int,
         Interval(ge=0, lt=2**64),
-        Expected("a whole number, 0 to 2**64 - 1"),
+        Expected("an integer from 0 to 2**64 - 1"),
         Option(
-            "of the job's random state: torch, `random` and `numpy.random` start as if seeded with it.", 0, metavar="N"
+            "seed of the job's random state: torch, `random` and `numpy.random` start as if seeded with it.",
+            0,
+            metavar="N",
         ),
     ]
     steps: Annotated[
         WholeNumber | None,
         Option(
-            'steps of the whole job, where that is known; "auto" goes by it. Without `steps` or `epochs`, by the '
-            "length of its loader, else it takes the job to be as long as the other.",
+            'steps of the whole job, if known; "auto" uses it. Without `steps` or `epochs`, "auto" uses the length of '
+            "the loader, else assumes that the job is as long as the other.",
             metavar="N",
         ),
     ]
-    epochs: Annotated[
-        WholeNumber | None, Option("passes over its loader, where that is known; see `steps`.", metavar="N")
-    ]
+    epochs: Annotated[WholeNumber | None, Option("passes over the loader, if known; see `steps`.", metavar="N")]
     profile: Annotated[
         Profile | str | os.PathLike[str] | None,
-        Expected("a Profile, or the file of one"),
-        Option("what `torchshare.profile` measured, or the file it is in.", metavar="FILE"),
+        Expected("a Profile or the path of one"),
+        Option("a profile measured by `torchshare.profile`, or its file.", metavar="FILE"),
     ]
     meter_memory: Annotated[
         Flag,
         Option(
-            "count the job's tensors for `Result.memory_peak`; costs a lock per allocation. Jobs on a GPU always do.",
+            "count the job's tensors for `Result.memory_peak`; costs a lock per allocation. Always on on a GPU.",
             False,
         ),
     ]
     memory_budget: Annotated[
         WholeNumber | None,
         Option(
-            "bytes that the job's tensors may take on the device, workspaces of cuBLAS and cuDNN included. What goes "
-            "over it raises `BudgetExceeded` in this job.",
+            "bytes that the job's tensors may occupy on the device, including workspaces of cuBLAS and cuDNN. An "
+            "allocation beyond it raises `BudgetExceeded` in this job.",
             metavar="BYTES",
         ),
     ]
     sms: Annotated[
         WholeNumber | None,
         Option(
-            "streaming multiprocessors of the GPU that the job's work may use (a green context). The driver rounds; "
-            "`Job.sms` is what it gave.",
+            "streaming multiprocessors of the GPU that the job's work may use (a green context). The driver rounds the "
+            "number; `Job.sms` is the result.",
             metavar="N",
         ),
     ]
@@ -202,7 +202,7 @@ class JobOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Declared:
-    """An option as it is declared."""
+    """A declared option."""
 
     name: str
     type: Any
@@ -215,13 +215,13 @@ class Declared:
 
     @property
     def number(self) -> type | None:
-        """int or float, for an option that is nothing else."""
+        """int or float, if the option takes only that type."""
         kinds = set(_kinds(self.type)) - {type(None)}
         return kinds.pop() if len(kinds) == 1 and kinds <= {int, float} else None
 
 
 def declared(options: type, profile: type = object) -> Iterator[Declared]:
-    """What a class of options declares, in its order. `profile` stands for Profile, which takes a while to import."""
+    """The options that a class declares, in order. `profile` stands in for Profile, which is slow to import."""
     for name, hint in get_type_hints(options, localns={"Profile": profile}, include_extras=True).items():
         found = list(_metadata(hint))
         option = next(value for value in found if isinstance(value, Option))
@@ -230,12 +230,12 @@ def declared(options: type, profile: type = object) -> Iterator[Declared]:
 
 
 def on_the_command_line(options: type) -> list[Declared]:
-    """Those that have a flag."""
+    """The options that have a flag."""
     return [option for option in declared(options) if option.option.metavar is not None]
 
 
 def _metadata(hint: Any) -> Iterator[Any]:
-    """What a type is annotated with, and then what the types inside of it are."""
+    """The annotations of a type, then those of the types inside it."""
     yield from getattr(hint, "__metadata__", ())
     for argument in get_args(hint):
         yield from _metadata(argument)
@@ -262,23 +262,23 @@ def _checked(options: type) -> dict[str, tuple[Declared, TypeAdapter[Any]]]:
 
 
 def check(options: type, given: Mapping[str, Any], caller: str, job: str | None = None) -> None:
-    """Raises TypeError for a keyword that there is not, ValueError for a value that is not as declared."""
+    """Raises TypeError for an unknown option, ValueError for a value that violates its declaration."""
     from pydantic import ValidationError
 
     known = _checked(options)
     for name, value in given.items():
         if name not in known:
-            raise TypeError(f"{caller}() has no option '{name}'; expected one of {', '.join(known)}")
+            raise TypeError(f"{caller}() got an unknown option '{name}'; the options are {', '.join(known)}")
         option, adapter = known[name]
         try:
             adapter.validate_python(value)
         except ValidationError:
             of_job = "" if job is None else f"job '{job}': "
-            raise ValueError(f"{of_job}{name} is {value!r}; expected {option.expected}") from None
+            raise ValueError(f"{of_job}{name} must be {option.expected}, got {value!r}") from None
 
 
 def fill(spec: _S, given: Mapping[str, Any]) -> _S:
-    """Sets the fields that `spec`, of C++, has of the options given; None is its own default."""
+    """Sets the fields of the C++ struct `spec` that have an option of the same name; None keeps the field's default."""
     for name, value in given.items():
         if value is not None and hasattr(type(spec), name):
             setattr(spec, name, value)
@@ -286,8 +286,7 @@ def fill(spec: _S, given: Mapping[str, Any]) -> _S:
 
 
 def documented(options: type) -> Callable[[_F], _F]:
-    """Shows the options behind a function's `**options` in its signature, and in its docstring in the place of
-    "{options}"."""
+    """Expands a function's `**options` in its signature, and "{options}" in its docstring."""
 
     def decorate(function: _F) -> _F:
         found = {each.name: each.option for each in declared(options)}
@@ -298,7 +297,7 @@ def documented(options: type) -> Callable[[_F], _F]:
         ]
         own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
         function.__signature__ = signature.replace(parameters=[*own, *keywords])  # type: ignore[attr-defined]
-        if function.__doc__ is not None:  # as `python -OO` has it
+        if function.__doc__ is not None:  # None under `python -OO`
             texts = [
                 textwrap.fill(f"{name}: {option.help}", 120, initial_indent=_INDENT, subsequent_indent=_INDENT + "    ")
                 for name, option in found.items()

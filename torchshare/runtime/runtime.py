@@ -37,16 +37,16 @@ class Runtime:
     def __init__(self, device: str = "auto", **options: Unpack[RuntimeOptions]) -> None:
         """
         Args:
-            device: "cuda" or "cuda:1" for a GPU, "cpu", or "auto": the first GPU where there is one. On a GPU, every
-                job has a CUDA stream of its own, with the priority of its level, and that is its current stream.
+            device: "cuda" or "cuda:1" for a GPU, "cpu", or "auto": the first GPU, else the CPU. On a GPU, every job
+                gets its own CUDA stream, with the priority of its level, as its current stream.
             {options}
 
         Raises:
-            ValueError, TypeError: for an argument that makes no sense, before any work starts.
-            RuntimeError: inside a job.
+            ValueError, TypeError: for an invalid argument, before any work starts.
+            RuntimeError: if called inside a job.
         """
         check(RuntimeOptions, options, "Runtime")
-        # The first optimizer would import it, inside a job: a second or two that is not the job's own time.
+        # Otherwise the first optimizer imports it inside a job, for 1 to 2 s.
         importlib.import_module("torch._dynamo")
         _C.keep_cuda_stand_in()
         if device != "cpu" and torch.cuda.is_available():
@@ -55,7 +55,7 @@ class Runtime:
         self._max_slowdown = options.get("max_slowdown")
         self._jobs: list[Job] = []
         routing.install()
-        # Runs at close, when the runtime is dropped, or when the interpreter ends; whichever comes first.
+        # Runs at close, when the runtime is dropped, or at interpreter exit, whichever comes first.
         self._closer = Closer(self._handle)
         weakref.finalize(self, self._closer.drop).atexit = False  # type: ignore[misc]  # a property
 
@@ -74,18 +74,18 @@ class Runtime:
 
     @documented(JobOptions)
     def submit(self, function: Callable[[Job], Any], **options: Unpack[JobOptions]) -> Job:
-        """Adds a job that calls `function(job)` in a thread of its own.
+        """Adds a job that calls `function(job)` in its own thread.
 
-        It is pending until `start()` or `wait()`; in a runtime that was started, it goes by its own `start` at once.
+        The job is pending until `start()` or `wait()`; in a started runtime, its `start` condition applies at once.
 
         Args:
             {options}
 
         Raises:
-            ValueError, TypeError: naming the job, the value and what was expected.
+            ValueError, TypeError: for an invalid option; the message names the job, the option and the value.
         """
         if not callable(function):
-            raise TypeError(f"the job's function is {function!r}; expected a callable that takes a Job")
+            raise TypeError(f"function must be a callable that takes a Job, got {function!r}")
         name = options.get("name")
         if name is None:
             name = getattr(function, "__name__", "job")
@@ -110,23 +110,23 @@ class Runtime:
         return job
 
     def start(self) -> None:
-        """Checks every job's `start` condition, then lets the jobs go. Until the runtime is closed, SIGTERM ends the
-        program as `sys.exit(143)` does, unless it has a handler of its own.
+        """Checks every job's `start` condition, then starts the jobs. Until the runtime is closed, SIGTERM ends the
+        program as `sys.exit(143)` does, unless the program handles it.
 
         Raises:
-            ValueError: for a condition that names an unknown job, or the job itself, or a cycle.
-            RuntimeError: where no thread can be made. The jobs that have none stay pending; another call tries again.
+            ValueError: for a condition that names an unknown job or its own job, or that closes a cycle.
+            RuntimeError: if a thread cannot be created. Jobs without a thread stay pending; call `start` again.
         """
         self._closer.open()
         self._handle.start()
 
     def wait(self, timeout: float | None = None, *, check: bool = True) -> Results:
-        """Starts the jobs where need be and waits until all have ended. Ctrl-C cancels them and is raised again.
+        """Starts the jobs if needed and waits until all have ended. Ctrl-C cancels them and is raised again.
 
         Raises:
-            JobFailed: after all have ended, if one failed, unless `check` is False.
-            TimeoutError: after `timeout` seconds; the jobs go on.
-            RuntimeError: inside one of its jobs, which would wait for itself.
+            JobFailed: if a job failed, after all have ended, unless `check` is False.
+            TimeoutError: after `timeout` seconds; the jobs continue.
+            RuntimeError: if called inside one of its jobs, which would wait for itself.
         """
         self._refuse_inside("wait")
         self.start()
@@ -135,7 +135,7 @@ class Runtime:
             while not self._handle.wait(min(signals.CHECK_S, max(0.0, deadline - time.monotonic()))):
                 if time.monotonic() >= deadline:
                     running = [job.name for job in self._jobs if job.state not in ENDED]
-                    raise TimeoutError(f"after {timeout} s, still not ended: {', '.join(running)}")
+                    raise TimeoutError(f"jobs have not ended after {timeout} s: {', '.join(running)}")
         except (KeyboardInterrupt, SystemExit):
             self.close()
             raise
@@ -149,13 +149,13 @@ class Runtime:
         self._closer.cancel()
 
     def close(self) -> None:
-        """Cancels the jobs that have not ended, and waits for them; one that does not stop is left behind. The results
-        and the timeline can still be read.
+        """Cancels the jobs that have not ended and waits for them; a job that does not stop is left behind. Results
+        and timeline stay readable.
 
-        Ctrl-C during that is raised when it is done. A second one leaves behind what has not stopped by then.
+        Ctrl-C during the wait is raised at its end. A second Ctrl-C leaves behind the jobs that have not stopped.
 
         Raises:
-            RuntimeError: inside one of its jobs, which would wait for itself.
+            RuntimeError: if called inside one of its jobs, which would wait for itself.
         """
         self._refuse_inside("close")
         with signals.deferred() as stops:
@@ -167,14 +167,14 @@ class Runtime:
             raise RuntimeError(f"job '{job.name}': {what}() would wait for this job itself; call it outside the jobs")
 
     def write_timeline(self, path: str | os.PathLike[str]) -> None:
-        """Writes what happened as a Chrome trace, for https://ui.perfetto.dev. OSError when it cannot."""
+        """Writes the timeline as a Chrome trace, for https://ui.perfetto.dev. Raises OSError on failure."""
         try:
             self._handle.write_timeline(os.fspath(path))
         except RuntimeError as error:
             raise OSError(str(error)) from None
 
     def bound_report(self) -> list[BoundReport]:
-        """How `max_slowdown` was kept: one for each job that lower jobs ran beside. Prints as a line."""
+        """How `max_slowdown` was kept: one report per job that lower jobs ran beside. A report prints as one line."""
         if self._max_slowdown is None:
             return []
         events = self.events()
@@ -183,7 +183,7 @@ class Runtime:
         return [found for found in reports if found is not None]
 
     def gap_report(self) -> list[GapReport]:
-        """With policy="best_fit", what the gaps of each job that outranks another were good for. Prints as a line."""
+        """With policy="best_fit", how the gaps of each job that outranks another were filled. Prints as one line."""
         return gap_reports(self._closer.jobs)
 
     def events(self) -> list[_C.Event]:
@@ -220,13 +220,13 @@ def _spec(name: str, options: JobOptions, function: Callable[..., Any]) -> _C.Jo
 
 
 def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any]) -> None:
-    """The body of a job, in its thread. What it raises decides the job's state."""
-    job._context.handle = handle  # Runtime.submit may not have come to it yet
+    """The body of a job, in its thread. The exception that it raises determines the job's state."""
+    job._context.handle = handle  # Runtime.submit may not have set it yet
     job._context.thread = threading.get_ident()
     with current.entered(job._context):
         try:
             value = function(job)
-            if handle.is_in_body:  # else it was given up, and its result is final
+            if handle.is_in_body:  # otherwise close() left the job behind, and its result is final
                 job._value = value
         except Cancelled:
             raise

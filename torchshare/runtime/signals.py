@@ -1,5 +1,5 @@
-"""Ctrl-C and SIGTERM while jobs run. Python calls signal handlers in the main thread; elsewhere, all of this does
-nothing."""
+"""Ctrl-C and SIGTERM while jobs run. Python runs signal handlers in the main thread; in other threads, the functions
+below leave them alone."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-CHECK_S = 0.05  # how long a signal may go unnoticed while the main thread waits
+CHECK_S = 0.05  # how often the main thread checks for signals while it waits
 _EXIT_CODE = 128  # plus the signal's number
 _lock = threading.Lock()  # guards _open
 _open = 0
 
 
 class Stops:
-    """The signals that came meanwhile."""
+    """The signals that arrived inside `deferred`."""
 
     def __init__(self) -> None:
         self._seen: list[int] = []
@@ -28,7 +28,7 @@ class Stops:
 
     @property
     def exit_code(self) -> int:
-        """130 for Ctrl-C, 143 for SIGTERM, by the first that came; 0 where none did."""
+        """130 for Ctrl-C, 143 for SIGTERM, according to the first signal; 0 without one."""
         return _EXIT_CODE + self._seen[0] if self._seen else 0
 
     def add(self, number: int, _frame: FrameType | None = None) -> None:
@@ -37,14 +37,14 @@ class Stops:
 
 @contextmanager
 def deferred(*, forget: bool = False) -> Iterator[Stops]:
-    """Signals that come meanwhile are counted. At the end, the former handler hears of the first, unless `forget`."""
+    """Counts signals instead of handling them. At the end, calls the former handler for the first, unless `forget`."""
     stops = Stops()
     former = _handlers() if threading.current_thread() is threading.main_thread() else {}
     try:
         _set(dict.fromkeys(former, stops.add), stops)
         yield stops
     finally:
-        if _open == 0:  # the last runtime was closed meanwhile
+        if _open == 0:  # the last runtime was closed inside the block
             former = {n: signal.SIG_DFL if handler is _terminate else handler for n, handler in former.items()}
         _set(former, stops)
     if stops.count and not forget:
@@ -54,13 +54,13 @@ def deferred(*, forget: bool = False) -> Iterator[Stops]:
 
 
 def _handlers() -> dict[int, Any]:
-    """Those that can be put back, and that are not there to ignore the signal."""
+    """The handlers that can be restored; ignored signals stay ignored."""
     found = {int(number): signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     return {n: handler for n, handler in found.items() if callable(handler) or handler is signal.SIG_DFL}
 
 
 def _set(handlers: Mapping[int, Any], stops: Stops) -> None:
-    """All of them, though a signal comes in between whose handler raises: it counts as one that came meanwhile."""
+    """Sets all handlers. A signal whose handler raises meanwhile is counted in `stops`."""
     while True:
         try:
             for number, handler in handlers.items():
@@ -73,8 +73,8 @@ def _set(handlers: Mapping[int, Any], stops: Stops) -> None:
 
 
 def install() -> None:
-    """Once per started runtime: SIGTERM ends the program as `sys.exit(143)` does, so that jobs are unwound and files
-    are written, unless the program handles it already."""
+    """Called once per started runtime. SIGTERM then ends the program as `sys.exit(143)` does, so that jobs unwind and
+    files are written, unless the program handles it already."""
     global _open
     with _lock:
         _open += 1
@@ -83,7 +83,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Once per started runtime; the last one gives SIGTERM back."""
+    """Called once per started runtime; the last call restores SIGTERM."""
     global _open
     with _lock:
         _open -= 1

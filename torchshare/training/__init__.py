@@ -1,1 +1,1 @@
-"""What a job's loop uses: batches, CUDA graphs, compiled steps."""
+"""The parts of a job's training loop: batches, CUDA graphs, compiled steps."""

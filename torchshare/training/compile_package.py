@@ -1,7 +1,7 @@
-"""Compiles a traced graph, in a process of its own: `python compile_package.py REQUEST PACKAGE`.
+"""Compiles a traced graph in its own process: `python compile_package.py REQUEST PACKAGE`.
 
-Inductor has process-wide state, takes the interpreter lock for seconds and cannot be cancelled; a process has none of
-these problems. It imports torch alone.
+Inductor has process-wide state, holds the GIL for seconds and cannot be cancelled, so it runs outside the jobs'
+process. This file imports torch only.
 """
 
 import sys
@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # before torch.export, which otherwise finds half of it
+import torch._dynamo  # before torch.export, which otherwise sees it half imported
 from torch._inductor import config, cpu_vec_isa
 
 
 def compile_request(request: dict[str, Any], package: Path) -> None:
-    """`request`: see `step_package.request_of`."""
+    """Compiles `request`, made by `step_package.request_of`, to the file `package`."""
     inputs = tuple(
         torch.empty_strided(size, stride, dtype=dtype, device=device)
         for size, stride, dtype, device in request["inputs"]
     )
     torch.set_num_threads(request["threads"])
-    # Inductor compiles a program for each vector extension, and runs Python to load it: 12 s. The processor's own word
-    # is enough; what only those programs tell (bfloat16, AMX) is left alone.
+    # Inductor compiles and runs a test program for each vector extension, which takes 12 s. The CPU's feature flags are
+    # enough; extensions that only the test programs detect (bfloat16, AMX) stay unused.
     config.cpp.vec_isa_ok = True
     cpu_vec_isa.VecISA.check_build = lambda *_: False  # type: ignore[method-assign]
     exported = torch.export.export(request["graph"], inputs, strict=False)

@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("torchshare")
 
-_MOST_SHAPES = 8  # of batches and sub-batches that are compiled; others run in eager
+_MAX_PACKAGES = 8  # batches of further shapes run in eager
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_TENSOR = object()  # stands for any tensor in a batch's form
+_TENSOR = object()  # stands for any tensor in the structure of a batch
 _PLAIN = (int, float, bool, str, bytes, type(None))
 Pieces = list[tuple[list[Tensor], float]]
 
 
 class CompiledStep:
-    """A training step, `step(batch)`: what `batch.backward(loss_fn)`, `optimizer.step()` and `optimizer.zero_grad()`
-    do, compiled. Made by `Job.compiled_step`.
+    """A compiled training step: `step(batch)` does the work of `batch.backward(loss_fn)`, `optimizer.step()` and
+    `optimizer.zero_grad()`. Made by `Job.compiled_step`.
 
-    Parameters, buffers and optimizer state are the user's own, updated in place; `.grad` is not touched. What cannot be
-    compiled runs in eager: for good (`fallback` says why), for the first step of an optimizer that has no state yet, or
-    while the model or optimizer is not as it was compiled (another `training` mode, other hyperparameters).
+    Updates the user's own parameters, buffers and optimizer state in place; `.grad` is not touched. Runs in eager for
+    good if it cannot be compiled (see `fallback`), for the first step of an optimizer that has no state yet, and while
+    the model or optimizer differs from when it was compiled (`training` mode, hyperparameters).
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class CompiledStep:
         self._model = model
         self._loss_fn = loss_fn
         self._optimizer = optimizer
-        self._told: set[str] = set()  # reasons that have been logged
+        self._logged: set[str] = set()  # reasons for running in eager
         self._fallback: str | None = None
         self._compile_s = 0.0
-        self._form: Any = None  # of a batch: its tree without the tensors
-        self._graphs: dict[Kind, list[_Graph]] = {"step": [], "gradients": [], "update": []}
+        self._structure: Any = None  # of a batch: its tree with _TENSOR for each tensor
+        self._packages: dict[Kind, list[_LoadedPackage]] = {"step": [], "gradients": [], "update": []}
         device = next((parameter.device for group in optimizer.param_groups for parameter in group["params"]), None)
         self._weight = torch.ones((), dtype=torch.float64, device=device)
         self._rates = [torch.zeros((), dtype=torch.float64, device=device) for _ in optimizer.param_groups]
         self._accumulators: list[Tensor] = []
         self._bound: _C.CompiledStep | None = None
-        self._bound_to: Any = None  # the optimizer's state, and what of it `_bound` works on
+        self._bound_to: Any = None  # the optimizer's state that `_bound` updates, and its tensors
         self._bound_state: list[tuple[dict[str, Tensor], str, Tensor]] = []
         rule = rule_of(optimizer)
         try:
@@ -74,7 +74,7 @@ class CompiledStep:
 
     @property
     def fallback(self) -> str | None:
-        """Why the step runs in eager for good; None where it is compiled."""
+        """Why the step runs in eager for good; None if it is compiled."""
         return self._fallback
 
     @property
@@ -91,15 +91,15 @@ class CompiledStep:
         return self._ready().run(self._job.handle, pieces)
 
     def check_owner(self, job: JobContext) -> None:
-        """Raises ValueError unless the step is that job's."""
+        """Raises ValueError unless the step was made by `job`."""
         if job is not self._job:
             raise ValueError(
-                f"job '{job.name}': the compiled step is of job '{self._job.name}'; expected one of its own"
+                f"job '{job.name}': the compiled step must be one of this job, got one of job '{self._job.name}'"
             )
 
     def run_steps(self, batches: list[Batch]) -> list[Tensor]:
-        """Trains on batches that have not begun as steps, and returns their losses. The interpreter is left alone as
-        long as they run compiled."""
+        """Trains on batches that have not begun as steps, and returns their losses. Releases the GIL while they run
+        compiled."""
         losses: list[Tensor] = []
         handle = self._job.handle
         is_as_compiled = self._is_as_compiled()
@@ -124,39 +124,39 @@ class CompiledStep:
         return losses
 
     def _ready(self) -> _C.CompiledStep:
-        """The compiled step, with the learning rates of now."""
+        """The compiled step, with the current learning rates."""
         assert self._bound is not None
         for rate, group in zip(self._rates, self._optimizer.param_groups, strict=True):
             rate.fill_(float(group["lr"]))
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # learning rate schedulers look for it
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # checked by learning-rate schedulers
         return self._bound
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the step for C++ programs (see examples/cpp): `step.pt2`, the compiled code for whole batches, and
-        `tensors.pt`, copies of all that it works on.
+        """Writes the step for C++ programs (see examples/cpp): `step.pt2`, the package for whole batches, and
+        `tensors.pt`, copies of the tensors that it reads and updates.
 
         Raises:
-            RuntimeError: where there is no such code, or the optimizer has no state yet.
+            RuntimeError: if no package for whole batches exists, or the optimizer has no state yet.
         """
-        if not self._graphs["step"] or not self._bind():
+        if not self._packages["step"] or not self._bind():
             reason = self._fallback or "no whole batch has been compiled, or none trained on"
             raise RuntimeError(f"job '{self._job.name}': the step cannot be saved: {reason}")
         self._ready()
-        graph = self._graphs["step"][0]
+        package = self._packages["step"][0]
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(graph.package, target / "step.pt2")
-        bound = [*self._bound_tensors()["step"], *graph.captured]
+        shutil.copyfile(package.path, target / "step.pt2")
+        bound = [*self._bound_tensors()["step"], *package.captured]
         saved = {
             "bound": [tensor.detach().clone() for tensor in bound],
-            "noise": [tensor for tensor, *_ in graph.noise],
-            "draws": torch.tensor([rest for _, *rest in graph.noise], dtype=torch.float64).reshape(-1, 3),
-            "data": graph.data,
+            "noise": [tensor for tensor, *_ in package.noise],
+            "draws": torch.tensor([rest for _, *rest in package.noise], dtype=torch.float64).reshape(-1, 3),
+            "data": package.data,
         }
         torch.save(saved, target / "tensors.pt")
 
     def prepare(self, data: Any, sub_batch: int | None) -> None:
-        """Compiles what a batch like `data` takes, in sub-batches of so many rows."""
+        """Compiles the packages for batches like `data`, in sub-batches of `sub_batch` rows."""
         if self._fallback is None:
             options = batches.Options(sub_batch, "mean", None)
             self._cover(list(_pieces_of(Batch(self._job, data, 0, options))))
@@ -168,45 +168,45 @@ class CompiledStep:
         return loss
 
     def _is_as_compiled(self) -> bool:
-        """Whether model and optimizer are as they were compiled; says why not."""
+        """Whether model and optimizer are as they were compiled; logs the difference if not."""
         if self._fallback is not None:
             return False
         settings = self._current_settings()
         if settings == self._settings:
             return True
-        what = next(key for key, value in settings.items() if value != self._settings[key])
-        self._tell(f"{what} is {settings[what]!r} and was compiled as {self._settings[what]!r}")
+        name = next(key for key, value in settings.items() if value != self._settings[key])
+        self._log_once(f"{name} is {settings[name]!r}, but was {self._settings[name]!r} when compiled")
         return False
 
     def _pieces(self, batch: Batch) -> Pieces | None:
-        """What the compiled step takes of the batch; None where it must run in eager, after saying why."""
+        """The sub-batches as arguments of the compiled step; None if the batch must run in eager, after logging why."""
         subs = list(_pieces_of(batch))
         pieces = [(pytree.all_tensors(data), weight) for data, weight in subs]
-        known = self._bound is not None and self._bound.covers(pieces) and all(map(self._has_form, subs))
+        known = self._bound is not None and self._bound.covers(pieces) and all(map(self._has_structure, subs))
         if (not known and not self._cover(subs)) or not self._bind():
             return None
         batch._trained = True
         return pieces
 
     def _cover(self, subs: list[tuple[Any, float]]) -> bool:
-        """Compiles what these sub-batches take and is not there yet; False where that cannot be."""
+        """Compiles the packages that these sub-batches lack; False if the batch must run in eager."""
         try:
             for data, _ in subs:
-                self._check_form(data)
+                self._check_structure(data)
             kind: Kind = "step" if len(subs) == 1 and subs[0][1] == 1.0 else "gradients"
             for data, _ in subs:
-                if not any(_alike(known.data, pytree.all_tensors(data)) for known in self._graphs[kind]):
+                if not any(_alike(known.data, pytree.all_tensors(data)) for known in self._packages[kind]):
                     self._add(kind, data)
         except Untraceable as reason:
             self._fall_back(reason)
-        except _Odd as reason:
-            self._tell(str(reason))
+        except _UnsupportedBatch as reason:
+            self._log_once(str(reason))
             return False
         return self._fallback is None
 
     def _add(self, kind: Kind, data: Any) -> None:
-        if sum(map(len, self._graphs.values())) >= _MOST_SHAPES:
-            raise _Odd(f"a batch has yet another shape; {_MOST_SHAPES} graphs are compiled at most")
+        if sum(map(len, self._packages.values())) >= _MAX_PACKAGES:
+            raise _UnsupportedBatch(f"the batch has a new shape, and at most {_MAX_PACKAGES} packages are compiled")
         begin = time.monotonic()
         randoms = self._job.random.getstate(), _numpy_state(self._job)
         with batches.BatchNormWarning(self._job, lambda: kind == "gradients"):
@@ -214,35 +214,36 @@ class CompiledStep:
         if randoms != (self._job.random.getstate(), _numpy_state(self._job)):
             raise Untraceable("the loss function draws from Python's or numpy's random state")
         self._tracer.check(traced[0], data, self._job.handle.generator)
-        if kind == "gradients" and not self._graphs["update"]:
+        if kind == "gradients" and not self._packages["update"]:
             traced.append(self._tracer.update())
         for each in traced:
-            package = package_of(each, torch.get_num_threads(), self._job)
-            self._graphs[each.kind].append(_Graph(_load(package), package, each.captured, each.noise, each.data))
+            path = package_of(each, torch.get_num_threads(), self._job)
+            self._packages[each.kind].append(_LoadedPackage(_load(path), path, each.captured, each.noise, each.data))
         if kind == "gradients" and not self._accumulators:
             self._accumulators = [torch.zeros_like(parameter) for parameter in self._tracer.parameters]
-        self._bound = None  # to be bound again
+        self._bound = None  # _bind() binds the new packages
         self._compile_s += time.monotonic() - begin
 
-    def _has_form(self, sub: tuple[Any, float]) -> bool:
-        """The quick way for batches of tensors and nothing else."""
+    def _has_structure(self, sub: tuple[Any, float]) -> bool:
+        """Fast path for flat batches of tensors only; False otherwise."""
         data = sub[0]
-        return type(data) is type(self._form) and type(data) in (tuple, list) and all(map(_is_tensor, data))
+        return type(data) is type(self._structure) and type(data) in (tuple, list) and all(map(_is_tensor, data))
 
-    def _check_form(self, data: Any) -> None:
-        """All that is no tensor is part of the graph: it must be the same in every batch."""
-        form = pytree.map_leaves(lambda leaf: _TENSOR if isinstance(leaf, Tensor) else leaf, data)
-        odd: list[Any] = []
-        pytree.map_leaves(lambda leaf: None if leaf is _TENSOR or isinstance(leaf, _PLAIN) else odd.append(leaf), form)
-        if odd:
-            raise Untraceable(f"a batch holds a {type(odd[0]).__name__}; expected tensors, numbers and strings")
-        if self._form is None:
-            self._form = form
-        elif form != self._form:
-            raise _Odd("a batch is not built like the one that was compiled, or differs in what is no tensor")
+    def _check_structure(self, data: Any) -> None:
+        """Non-tensor leaves are compile-time constants: they must be equal in every batch."""
+        structure = pytree.map_leaves(lambda leaf: _TENSOR if isinstance(leaf, Tensor) else leaf, data)
+        leaves: list[Any] = []
+        pytree.map_leaves(leaves.append, structure)
+        for leaf in leaves:
+            if leaf is not _TENSOR and not isinstance(leaf, _PLAIN):
+                raise Untraceable(f"a batch must hold tensors, numbers and strings, got {type(leaf).__name__}")
+        if self._structure is None:
+            self._structure = structure
+        elif structure != self._structure:
+            raise _UnsupportedBatch("the batch differs from the compiled one in its structure or in a non-tensor leaf")
 
     def _current_settings(self) -> dict[str, Any]:
-        """What the graphs take for granted and a user may change."""
+        """Settings that are compile-time constants of the packages, but that the user may change."""
         groups = self._optimizer.param_groups
         settings: dict[str, Any] = {
             "the model's training mode": self._model.training,
@@ -259,7 +260,7 @@ class CompiledStep:
         return settings
 
     def _bind(self) -> bool:
-        """Has the compiled step work on the optimizer's state as it is now; False where there is none yet."""
+        """Binds the packages to the optimizer's current state; False if there is none yet."""
         states = self._optimizer.state
         if (
             self._bound is not None
@@ -272,18 +273,18 @@ class CompiledStep:
                 (states[parameter], name, states[parameter][name]) for parameter, name in self._tracer.state_names()
             ]
         except KeyError:
-            return False  # the first step makes it, in eager
+            return False  # the first step creates it, in eager
         if any(tensor is None for _, _, tensor in self._bound_state):
             return False
         self._bound_to = states
         bound = self._bound_tensors()
-        graphs = {
-            kind: [(each.graph, [*bound[kind], *each.captured], each.noise, each.data) for each in known]
-            for kind, known in self._graphs.items()
+        packages = {
+            kind: [(each.package, [*bound[kind], *each.captured], each.noise, each.data) for each in known]
+            for kind, known in self._packages.items()
         }
         try:
             self._bound = _C.CompiledStep(
-                graphs["step"], graphs["gradients"], graphs["update"], self._accumulators, self._weight
+                packages["step"], packages["gradients"], packages["update"], self._accumulators, self._weight
             )
         except ValueError as error:
             self._fall_back(error)
@@ -291,7 +292,7 @@ class CompiledStep:
         return True
 
     def _bound_tensors(self) -> dict[Kind, list[Tensor]]:
-        """See StepTracer."""
+        """The bound tensors of each kind of package, see StepTracer."""
         tracer, rates, accumulators = self._tracer, self._rates, self._accumulators
         state = [tensor for _, _, tensor in self._bound_state]
         return {
@@ -302,28 +303,27 @@ class CompiledStep:
 
     def _fall_back(self, reason: Exception) -> None:
         self._fallback = str(reason)
-        self._tell(self._fallback)
+        self._log_once(self._fallback)
 
-    def _tell(self, reason: str) -> None:
-        """Once per reason."""
-        if reason not in self._told:
-            self._told.add(reason)
-            log.warning("job '%s': a compiled step runs in eager: %s", self._job.name, reason)
+    def _log_once(self, reason: str) -> None:
+        if reason not in self._logged:
+            self._logged.add(reason)
+            log.warning("job '%s': the compiled step runs in eager: %s", self._job.name, reason)
 
 
 @dataclass(frozen=True)
-class _Graph:
-    """A compiled graph, and what `Traced` says of it."""
+class _LoadedPackage:
+    """A package, with the inputs of `Traced` that it was compiled for."""
 
-    graph: _C.StepPackage
-    package: Path
+    package: _C.StepPackage
+    path: Path
     captured: list[Tensor]
     noise: list[Noise]
     data: list[Tensor]
 
 
-class _Odd(Exception):
-    """A batch that must run in eager, and why."""
+class _UnsupportedBatch(Exception):
+    """A batch that must run in eager; the message says why."""
 
 
 def make(
@@ -335,13 +335,14 @@ def make(
     sub_batch: int | None,
 ) -> CompiledStep:
     """See Job.compiled_step."""
-    for what, value, kind in (("model", model, nn.Module), ("optimizer", optimizer, torch.optim.Optimizer)):
-        if not isinstance(value, kind):
-            raise TypeError(f"job '{job.name}': {what} is a {type(value).__name__}; expected a {kind.__name__}")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"job '{job.name}': model must be an nn.Module, got {type(model).__name__}")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"job '{job.name}': optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if not callable(loss_fn):
-        raise TypeError(f"job '{job.name}': loss_fn is {loss_fn!r}; expected a callable that returns the loss")
+        raise TypeError(f"job '{job.name}': loss_fn must be callable, got {loss_fn!r}")
     if not pytree.all_tensors(example_batch):
-        raise ValueError(f"job '{job.name}': example_batch has no tensor; expected a batch as the loader yields it")
+        raise ValueError(f"job '{job.name}': example_batch must hold a tensor, got {type(example_batch).__name__}")
     step = CompiledStep(job, model, loss_fn, optimizer)
     step.prepare(example_batch, batches.check_sub_batch(job.name, sub_batch))
     return step
@@ -357,19 +358,19 @@ def fit(
 ) -> Tensor:
     """See Job.fit."""
     if not isinstance(step, CompiledStep):
-        raise TypeError(f"job '{job.name}': step is a {type(step).__name__}; expected what compiled_step returned")
+        raise TypeError(f"job '{job.name}': step must be a CompiledStep, got {type(step).__name__}")
     step.check_owner(job)
     losses: list[Tensor] = []
     while steps is None or len(losses) < steps:
         before = len(losses)
-        left = None if steps is None else steps - before
-        fetched = itertools.islice(batches.fetch(job, loader, options), left)
+        remaining = None if steps is None else steps - before
+        fetched = itertools.islice(batches.fetch(job, loader, options), remaining)
         while chunk := list(itertools.islice(fetched, prefetch)):
             losses += step.run_steps(chunk)
         if steps is None:
             break
         if len(losses) == before:
-            raise ValueError(f"job '{job.name}': the loader ended after {before} of {steps} steps; expected a new pass")
+            raise ValueError(f"job '{job.name}': the loader yielded nothing after {before} of {steps} steps")
     return torch.stack(losses) if losses else torch.empty(0)
 
 
@@ -385,11 +386,11 @@ def _alike(a: list[Tensor], b: list[Tensor]) -> bool:
     return len(a) == len(b) and all(_C.tensor_spec(x) == _C.tensor_spec(y) for x, y in zip(a, b, strict=True))
 
 
-def _load(package: Path) -> _C.StepPackage:
+def _load(path: Path) -> _C.StepPackage:
     try:
-        return _C.StepPackage(str(package))
+        return _C.StepPackage(str(path))
     except (ValueError, RuntimeError) as error:
-        package.unlink(missing_ok=True)  # the next run makes it anew
+        path.unlink(missing_ok=True)  # the next run compiles it again
         raise Untraceable(f"its package cannot be loaded: {error}") from None
 
 
@@ -399,7 +400,7 @@ def _numpy_state(job: JobContext) -> Any:
 
 
 def _refuse_hooks(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Hooks would run once, while the step is traced, and never again."""
+    """Raises Untraceable for a model or optimizer with hooks: they would run only once, during tracing."""
     for name, module in model.named_modules():
         if isinstance(module, nn.parallel.DistributedDataParallel):
             raise Untraceable("the model is DistributedDataParallel")

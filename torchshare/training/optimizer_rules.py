@@ -1,5 +1,5 @@
-"""What an optimizer does to a parameter, as ops that can be compiled: its own formulas, with the learning rate and the
-number of steps as tensors. In the order of torch.optim's single-tensor code, so that only roundings differ."""
+"""Optimizer updates as ops that can be compiled, with the learning rate and the number of steps as tensors. They follow
+the order of ops of torch.optim's single-tensor implementations, so that results differ by rounding only."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Group = dict[str, Any]  # of torch.optim: hyperparameters, and "params"
+Group = dict[str, Any]  # a parameter group of torch.optim
 State = dict[str, Tensor]  # of one parameter
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How an optimizer updates a parameter in place, and what it keeps of it."""
+    """How an optimizer updates a parameter in place, and the state that it keeps."""
 
     state: Callable[[Group], tuple[str, ...]]
-    """The names of what it keeps. "step" is one number; all others are like the parameter."""
+    """Names of the state tensors. "step" is a scalar; all others have the shape of the parameter."""
     update: Callable[[Group, Tensor, Tensor, State, Tensor], None]
     """(group, parameter, gradient, state, learning rate)"""
 
@@ -56,7 +56,7 @@ def _adam(group: Group, parameter: Tensor, gradient: Tensor, state: State, lr: T
     mean, square = state["exp_avg"], state["exp_avg_sq"]
     mean.lerp_(gradient, 1 - beta1)
     square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    step = state["step"].add_(1).double()  # kept in single precision, but eager computes with a Python number
+    step = state["step"].add_(1).double()  # stored in single precision, but eager computes with a Python float
     if group["amsgrad"]:
         square = state["max_exp_avg_sq"].copy_(torch.maximum(state["max_exp_avg_sq"], square))
     denominator = (square.sqrt() / (1 - beta2**step).sqrt()).add(group["eps"])
@@ -69,7 +69,7 @@ _RULES: dict[type, Rule] = {torch.optim.SGD: _SGD, torch.optim.Adam: _ADAM, torc
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> Rule | str:
-    """The optimizer's rule, or why it has none."""
+    """The optimizer's rule, or why it is not supported."""
     kind = type(optimizer)
     if kind not in _RULES:
         return f"the optimizer is {kind.__name__}; supported are {', '.join(known.__name__ for known in _RULES)}"

@@ -20,12 +20,12 @@ def tensors(tree: object, path: str = "batch") -> Iterator[tuple[str, torch.Tens
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
-    """A tree of the same shape with `function` of each tensor that has rows; all other leaves are passed through."""
+    """Applies `function` to each tensor with rows, and returns a tree of the same structure with all other leaves."""
     return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) and leaf.dim() > 0 else leaf, tree)
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """A tree of the same shape with `function` of each leaf, in order."""
+    """Applies `function` to each leaf, in order. Returns a tree of the same structure."""
     if isinstance(tree, torch.Tensor):
         return function(tree)
     if isinstance(tree, Mapping):
@@ -52,8 +52,8 @@ def all_tensors(tree: Any) -> list[torch.Tensor]:
 
 def with_tensors(tree: Any, tensors: list[torch.Tensor]) -> Any:
     """`tree` with its tensors replaced, in order."""
-    left = iter(tensors)
-    return map_leaves(lambda leaf: next(left) if isinstance(leaf, torch.Tensor) else leaf, tree)
+    remaining = iter(tensors)
+    return map_leaves(lambda leaf: next(remaining) if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
 def _children(tree: object) -> Iterator[tuple[str, object]]:
@@ -70,7 +70,7 @@ def _is_dataclass_instance(tree: Any) -> bool:
 
 
 def _rebuilt_mapping(tree: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, Any]:
-    # A defaultdict, an OrderedDict or a BatchEncoding: a copy of its own type, then the new values.
+    # Keeps the type and attributes of a defaultdict, an OrderedDict or a BatchEncoding.
     if type(tree) is dict or not hasattr(tree, "copy"):
         return items
     copied = tree.copy()

@@ -1,4 +1,4 @@
-"""Packages of compiled graphs: a cache on disk, and the process that fills it."""
+"""Packages of compiled steps: a cache on disk, and the process that fills it."""
 
 from __future__ import annotations
 
@@ -27,34 +27,35 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("torchshare")
 
-_FORMAT = 1  # of packages; another one is another key
+_FORMAT = 1  # part of the cache key
 _POLL_S = 0.02
 
 
 def package_of(traced: Traced, threads: int, job: JobContext) -> Path:
-    """The package of a graph; where the cache has none, compiled and checked against eager. In the job's own thread.
+    """The package of a traced step. If the cache has none, compiles it and checks it against eager. Called in the job's
+    thread.
 
     Raises:
-        Untraceable: where the compiler fails, or what it made differs from eager.
+        Untraceable: if the compiler fails, or the compiled step differs from eager.
     """
     request = request_of(traced, threads)
     folder = cache_folder("steps")
     folder.mkdir(parents=True, exist_ok=True)
     package = folder / f"{_key(request)}.pt2"
-    # A cancel ends each sleep; lower jobs may use the time.
+    # handle.sleep() ends at a cancel, and lets lower jobs run.
     with (
         _locked(package.with_suffix(".lock"), job.handle.sleep),
         tempfile.TemporaryDirectory(dir=folder, prefix="compile-") as scratch,
     ):
         if not package.exists():
-            made = _compile(request, Path(scratch), job)
-            traced.check(_C.StepPackage(str(made)).run)
-            os.replace(made, package)
+            compiled = _compile(request, Path(scratch), job)
+            traced.check(_C.StepPackage(str(compiled)).run)
+            os.replace(compiled, package)
     return package
 
 
 def request_of(traced: Traced, threads: int) -> dict[str, Any]:
-    """All that the compiler is told, and all that the key is made of."""
+    """The input of compile_package.py; also determines the cache key."""
     rows = f" of {traced.data[0].shape[0]} rows" if traced.data and traced.data[0].dim() > 0 else ""
     return {
         "graph": traced.graph,
@@ -87,18 +88,18 @@ def _compile(request: dict[str, Any], folder: Path, job: JobContext) -> Path:
     name = request["options"]["aot_inductor.metadata"]["torchshare.name"]
     log.info("job '%s': compiling '%s' (%d ops), once", job.name, name, len(request["graph"].graph.nodes))
     begin = time.monotonic()
-    asked, made, said = folder / "request.pt", folder / "step.pt2", folder / "log"
-    torch.save(request, asked)
-    with said.open("w") as output:
-        # A file of its own, not `-m torchshare...`: the compiler needs torch, not us.
+    request_file, package, output_file = folder / "request.pt", folder / "step.pt2", folder / "log"
+    torch.save(request, request_file)
+    with output_file.open("w") as output:
+        # Run as a file, not as `-m torchshare...`, which would import torchshare.
         process = subprocess.Popen(
-            [sys.executable, compile_package.__file__, str(asked), str(made)],
+            [sys.executable, compile_package.__file__, str(request_file), str(package)],
             stdout=output,
             stderr=output,
             cwd=folder,
             env={
                 **os.environ,
-                "TORCHINDUCTOR_CACHE_DIR": str(cache_folder("steps") / "inductor"),  # keeps its compiled headers
+                "TORCHINDUCTOR_CACHE_DIR": str(cache_folder("steps") / "inductor"),  # caches precompiled headers
                 "TORCHINDUCTOR_COMPILE_THREADS": "1",
             },
         )
@@ -108,16 +109,16 @@ def _compile(request: dict[str, Any], folder: Path, job: JobContext) -> Path:
         finally:
             process.kill()
             process.wait()
-    if process.returncode != 0 or not made.exists():
-        lines = said.read_text().strip().splitlines()
+    if process.returncode != 0 or not package.exists():
+        lines = output_file.read_text().strip().splitlines()
         raise Untraceable(f"the compiler failed: {lines[-1][:200] if lines else process.returncode}")
     log.info("job '%s': compiled '%s' in %.0f s", job.name, name, time.monotonic() - begin)
-    return made
+    return package
 
 
 @contextmanager
 def _locked(path: Path, sleep: Callable[[float], None]) -> Iterator[None]:
-    """One at a time, over all processes: two jobs with one graph compile it once."""
+    """Holds a file lock, across processes: two jobs with the same step compile it once."""
     with path.open("w") as file:
         while True:
             try:
@@ -128,5 +129,5 @@ def _locked(path: Path, sleep: Callable[[float], None]) -> Iterator[None]:
         try:
             yield
         finally:
-            # Closing is not enough: a process that was forked meanwhile, such as a DataLoader worker, has the file too.
+            # Closing is not enough: a process forked meanwhile, such as a DataLoader worker, has the file open too.
             fcntl.flock(file, fcntl.LOCK_UN)

@@ -28,19 +28,19 @@ Kind = Literal["step", "gradients", "update"]
 aten = torch.ops.aten
 _UNFILLED = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty)
 _MISSING = object()
-_HALF = 0.5  # the weight of a sub-batch, where one stands for all
+_HALF = 0.5  # the weight of a sub-batch while tracing and checking
 _gather_params: Any = decompositions.gather_params
 _run_layer: Any = decompositions._rnn_helper
-_RNN_LISTS = ("_flat_weights", "_flat_weight_refs")  # of the layer's parameters, made anew where one was swapped
+_RNN_LISTS = ("_flat_weights", "_flat_weight_refs")  # lists of parameters, rebuilt when one is swapped
 
 
 class Untraceable(Exception):
-    """A training step that cannot be compiled, and why."""
+    """A training step that cannot be compiled; the message says why."""
 
 
-BERNOULLI, UNIFORM, NORMAL = range(3)  # as in C++, see Noise::Kind
+BERNOULLI, UNIFORM, NORMAL = range(3)  # values of Noise::Kind in C++
 Noise = tuple[Tensor, int, float, float]
-"""A tensor of random numbers, drawn anew before each run: BERNOULLI (p, unused), UNIFORM (from, to) or NORMAL (mean,
+"""A tensor of random numbers, drawn before each run: BERNOULLI (p, unused), UNIFORM (from, to) or NORMAL (mean,
 standard deviation)."""
 
 
@@ -51,34 +51,34 @@ class Traced:
     kind: Kind
     graph: GraphModule
     captured: list[Tensor]
-    """Tensors that the loss function has from elsewhere."""
+    """Tensors that the loss function reads and that are neither the model's nor the batch's."""
     noise: list[Noise]
     data: list[Tensor]
     bound: list[Tensor]
-    """Like those that it will be bound to; the optimizer's state may not be there yet."""
+    """Examples of the bound tensors; the optimizer's state may not exist yet."""
 
     @property
     def inputs(self) -> list[Tensor]:
         return [*self.bound, *self.captured, *(tensor for tensor, *_ in self.noise), *self.data]
 
     def check(self, compiled: Callable[[list[Tensor]], list[Tensor]]) -> None:
-        """Runs the compiled graph, beside this one in eager, on copies. Raises Untraceable where they differ."""
+        """Runs the compiled graph and this one on copies of the inputs. Raises Untraceable if the results differ."""
         outcomes = []
-        for run in (lambda inputs: self.graph(*inputs), compiled, compiled):  # twice: it must not remember
+        for run in (lambda inputs: self.graph(*inputs), compiled, compiled):  # twice: it must be stateless
             inputs = [_copy(tensor) for tensor in self.inputs]
             try:
                 with torch.no_grad():
                     outcomes.append([*run(inputs), *inputs])
             except RuntimeError as error:
-                raise Untraceable(f"compiled, '{self.kind}' fails: {_first_line(error)}") from error
+                raise Untraceable(f"the compiled '{self.kind}' fails: {_first_line(error)}") from error
         for eager, _, result in zip(*outcomes, strict=True):
-            off = _difference(result, eager)
-            if off is not None:
-                raise Untraceable(f"compiled, '{self.kind}' differs from eager by {off}")
+            difference = _difference(result, eager)
+            if difference is not None:
+                raise Untraceable(f"the compiled '{self.kind}' differs from eager by {difference}")
 
 
 class StepTracer:
-    """The tensors of a training step by their parts in it, and its graphs.
+    """Traces the parts of a training step, and knows the tensors that they are bound to.
 
     Bound tensors: "step": `tensors`, optimizer state, learning rates. "gradients": `tensors`, accumulators, weight.
     "update": `parameters`, optimizer state, accumulators, learning rates.
@@ -104,15 +104,15 @@ class StepTracer:
         ]
         known = {id(tensor) for tensor in self.tensors}
         if any(id(parameter) not in known for _, parameter in self._groups):
-            raise Untraceable("the optimizer has a parameter that the model has not")
+            raise Untraceable("the optimizer has a parameter that the model lacks")
         if not self._groups:
             raise Untraceable("the optimizer has no parameter that requires a gradient")
         self._device = self._groups[0][1].device
-        self._used: list[bool] | None = None  # which of _groups the loss depends on; others the optimizer leaves alone
+        self._used: list[bool] | None = None  # which of _groups the loss depends on; the optimizer skips the others
 
     @property
     def parameters(self) -> list[Tensor]:
-        """What is updated; known once a loss has been traced."""
+        """The parameters that the step updates; known once a loss has been traced."""
         return [parameter for _, parameter in self._updated()]
 
     def _updated(self) -> list[tuple[int, Tensor]]:
@@ -142,8 +142,8 @@ class StepTracer:
         return self._trace("update", self._update_from_accumulators, bound, ())
 
     def check(self, traced: Traced, data: Any, random_state: torch.Generator) -> None:
-        """Compares the loss of a traced step with that of the user's own code, on copies and with the same random
-        numbers. Raises Untraceable where they differ. In the job's own thread."""
+        """Compares the loss of a traced step with that of the user's code, on copies and with the same random numbers.
+        Raises Untraceable if they differ. Called in the job's thread."""
         drawn = random_state.get_state()
         captured = [_copy(tensor) for tensor in traced.captured]
         copies = dict(zip(map(id, self.tensors), map(_copy, self.tensors), strict=True))
@@ -154,14 +154,14 @@ class StepTracer:
             for noise in traced.noise:
                 draw(noise)
             for tensor, before in zip(traced.captured, captured, strict=True):
-                tensor.copy_(before)  # a teacher's running statistics, say
+                tensor.copy_(before)  # e.g. the running statistics of a teacher model
             loss = traced.graph(*map(_copy, traced.inputs))[0]
         random_state.set_state(drawn)
         if traced.kind == "gradients":
             loss = loss / _HALF
-        off = _difference(loss, eager)
-        if off is not None:
-            raise Untraceable(f"traced, the loss differs from eager by {off}")
+        difference = _difference(loss, eager)
+        if difference is not None:
+            raise Untraceable(f"the traced loss differs from eager by {difference}")
 
     def _loss_of(self, data: Any) -> Tensor:
         return self._loss_fn(*data) if isinstance(data, (tuple, list)) else self._loss_fn(data)
@@ -179,17 +179,17 @@ class StepTracer:
         return [self._number(0.01) for _ in self._optimizer.param_groups]
 
     def _number(self, value: float) -> Tensor:
-        """On the parameters' device, so that a CUDA graph of the step need not ask the host."""
+        """A scalar on the parameters' device, so that a CUDA graph of the step copies nothing from the CPU."""
         return torch.tensor(value, dtype=torch.float64, device=self._device)
 
-    # What is traced. `bound` are stand-ins for the bound tensors.
+    # The functions to trace. `bound` are proxies of the bound tensors.
 
     def _step(self, bound: list[Tensor], data: Any) -> Tensor:
         tensors, rest = _cut(bound, len(self.tensors))
         state, rates = _cut(rest, len(self.state_names()))
         loss, gradients = self._loss_gradients(tensors, data)
-        stand_in = dict(zip(map(id, self.tensors), tensors, strict=True))
-        self._update([stand_in[id(parameter)] for parameter in self.parameters], gradients, state, rates)
+        proxies = dict(zip(map(id, self.tensors), tensors, strict=True))
+        self._update([proxies[id(parameter)] for parameter in self.parameters], gradients, state, rates)
         return loss.detach()
 
     def _gradients(self, bound: list[Tensor], data: Any) -> Tensor:
@@ -207,13 +207,13 @@ class StepTracer:
         self._update(parameters, accumulators, state, rates)
         for accumulator in accumulators:
             accumulator.zero_()
-        return rates[0].clone()  # a graph has an output
+        return rates[0].clone()  # a graph needs an output
 
     def _loss_gradients(
         self, tensors: list[Tensor], data: Any, weight: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        stand_in = dict(zip(map(id, self.tensors), tensors, strict=True))
-        swapped = {name: stand_in[id(tensor)] for name, tensor in self._named.items()}
+        proxies = dict(zip(map(id, self.tensors), tensors, strict=True))
+        swapped = {name: proxies[id(tensor)] for name, tensor in self._named.items()}
         inside = dict(swapped)
         with torch.enable_grad(), _reparametrize_module(self._model, inside):
             loss = self._loss_of(data)
@@ -221,7 +221,7 @@ class StepTracer:
                 raise Untraceable("the loss is not a tensor with one element")
             if weight is not None:
                 loss = loss * weight.to(loss.dtype)
-            gradients = torch.autograd.grad(loss, [stand_in[id(p)] for _, p in self._groups], allow_unused=True)
+            gradients = torch.autograd.grad(loss, [proxies[id(p)] for _, p in self._groups], allow_unused=True)
         for name, tensor in swapped.items():
             if inside[name] is not tensor:
                 raise Untraceable(f"the forward pass replaces '{name}' of the model")
@@ -253,7 +253,7 @@ class StepTracer:
                 graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(bound, leaves)
         except Untraceable:
             raise
-        except Exception as error:  # whatever the user's code and torch raise
+        except Exception as error:  # the user's code and torch may raise anything
             raise Untraceable(f"{type(error).__name__}: {_first_line(error)}") from error
         _spell_out_alpha(graph)
         captured = _lift_captured(graph, len(bound))
@@ -265,19 +265,19 @@ class StepTracer:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """With the same strides. A tensor whose elements share memory (expanded) stands for itself: nobody writes to it."""
+    """A copy with the same strides. An expanded tensor, which no op may write to, is returned as it is."""
     copy = tensor.detach().clone()
     return copy if copy.stride() == tensor.stride() else tensor.detach()
 
 
 def _plausible(like: Tensor) -> Tensor:
-    """Stands for a tensor that is not there yet: numbers from 0 to 1, and none from the job's random state."""
+    """An example of a tensor that does not exist yet: values in [0, 1), not drawn from the job's random state."""
     numbers = torch.rand(like.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return torch.empty_like(like).copy_(numbers).detach()
 
 
 def draw(noise: Noise) -> None:
-    """Fills a tensor of noise as C++ does before a graph runs."""
+    """Fills a noise tensor as C++ does before a compiled step runs."""
     tensor, kind, first, second = noise
     if kind == BERNOULLI:
         tensor.bernoulli_(first)
@@ -288,13 +288,13 @@ def draw(noise: Noise) -> None:
 
 
 def _difference(result: Tensor, eager: Tensor) -> str | None:
-    """By how much they differ, where that is more than half of the digits: that is no rounding."""
+    """The largest difference, if beyond sqrt(eps) tolerance; else None."""
     if eager.numel() == 0 or not torch.isfinite(eager).all():
         return None
     largest = eager.abs().max()
     allowed = torch.finfo(eager.dtype).eps ** 0.5 * largest if eager.is_floating_point() else 0
-    off = (result - eager).abs().max()
-    return None if off <= allowed else f"{off:.3g} of {largest:.3g}"
+    difference = (result - eager).abs().max()
+    return None if difference <= allowed else f"{difference:.3g} of {largest:.3g}"
 
 
 def _cut(tensors: list[Tensor], size: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -307,11 +307,11 @@ def _first_line(error: Exception) -> str:
 
 
 class _PlainRecurrence(TorchFunctionMode):
-    """LSTMs as plain ops. In single precision torch has one op for a layer, whose backward pass AOTInductor of torch
-    2.11 cannot call."""
+    """Decomposes LSTMs. In single precision torch runs a layer as one op, and AOTInductor of torch 2.11 cannot call its
+    backward."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.lstm and isinstance(args[1], (tuple, list)):  # the other form is for packed sequences
+        if func is torch.lstm and isinstance(args[1], (tuple, list)):  # the other overload is for packed sequences
             return _lstm(*args)
         return func(*args, **(kwargs or {}))
 
@@ -327,7 +327,7 @@ def _lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """As torch.lstm. Layer by layer, for torch 2.11's decomposition of several forgets the dropout between them."""
+    """torch.lstm, layer by layer: the decomposition of torch 2.11 omits the dropout between layers."""
     parameters = _gather_params(weights, has_biases, state[0].size(2) != state[1].size(2))
     hidden = list(zip(*state, strict=True))
     directions = 2 if bidirectional else 1
@@ -347,8 +347,8 @@ def _lstm(
 
 
 def _spell_out_alpha(graph: GraphModule) -> None:
-    """a + alpha * b as two ops. Inductor of torch 2.11 makes an addmm of `add(mm(x, y), b, alpha=alpha)` and forgets
-    the alpha."""
+    """Splits a + alpha * b into two ops: Inductor of torch 2.11 fuses `add(mm(x, y), b, alpha=alpha)` into an addmm
+    without alpha."""
     for node in graph.graph.nodes:
         if (
             node.target in (aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor)
@@ -360,7 +360,7 @@ def _spell_out_alpha(graph: GraphModule) -> None:
 
 
 def _lift_captured(graph: GraphModule, first: int) -> list[Tensor]:
-    """Makes the tensors that the graph holds inputs, after the `first` ones; returns them."""
+    """Turns the tensors that the graph holds into inputs, after the first `first` ones. Returns them."""
     graph.graph.set_codegen(CodeGen())  # type: ignore[no-untyped-call]  # flat arguments
     captured: list[Tensor] = []
     inputs: dict[str, Node] = {}
@@ -376,8 +376,8 @@ def _lift_captured(graph: GraphModule, first: int) -> list[Tensor]:
 
 
 def _lift_noise(graph: GraphModule, first: int) -> list[Noise]:
-    """Makes what random ops fill inputs, after the `first` ones. Compiled code would draw from the process's random
-    state, past the op hook; so the same ops draw the same numbers in the same order, but before the graph runs."""
+    """Turns the results of random ops into inputs, after the first `first` ones. Compiled code would bypass the op hook
+    and draw from the process's random state. The same ops draw these inputs in the same order, before each run."""
     noise: list[Noise] = []
     for node in list(graph.graph.nodes):
         if not _is_random(node):
@@ -391,7 +391,7 @@ def _lift_noise(graph: GraphModule, first: int) -> list[Noise]:
         noise.append((tensor.fill_(0.5), *distribution))
         node.replace_all_uses_with(new)
         graph.graph.erase_node(node)
-    for node in reversed(list(graph.graph.nodes)):  # what was to be filled
+    for node in reversed(list(graph.graph.nodes)):  # the tensors that random ops filled
         if not node.users and getattr(node.target, "overloadpacket", None) in _UNFILLED:
             graph.graph.erase_node(node)
     graph.recompile()
@@ -403,11 +403,11 @@ def _is_random(node: Node) -> bool:
         return False
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0  # attention is tagged for its dropout
+    return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0  # attention has the tag because of its dropout
 
 
 def _distribution(node: Node) -> tuple[int, float, float] | None:
-    """What a random op draws from; None where that depends on other tensors."""
+    """The distribution of a random op; None if it depends on other tensors."""
     op = getattr(node.target, "overloadpacket", None)
     numbers = [argument for argument in node.args[1:] if isinstance(argument, (int, float))]
     if node.target is aten.bernoulli_.float:
@@ -430,7 +430,7 @@ def _new_input(graph: GraphModule, place: int, name: str) -> Node:
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Puts the attributes of the model's modules back; raises Untraceable where the body changed one."""
+    """Restores the attributes of the model's modules; raises Untraceable if the body changed one."""
     before = {name: dict(module.__dict__) for name, module in model.named_modules()}
     sizes = {(name, key): len(value) for name, key, value in _containers(before)}
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SubBatch:
-    """Some rows of a batch. Multiply its loss by `weight` before `backward`, and the gradients sum to the batch's."""
+    """Rows of a batch that run at once. Multiply the loss by `weight`: gradients then sum to those of the batch."""
 
     data: Any
     """The batch's tree, each tensor narrowed to these rows (views, no copies)."""
@@ -16,15 +16,15 @@ class SubBatch:
 
     @property
     def x(self) -> Any:
-        """The first of the batch's parts."""
+        """The first element of a tuple or list batch."""
         return self._part(0)
 
     @property
     def y(self) -> Any:
-        """The second of the batch's parts."""
+        """The second element of a tuple or list batch."""
         return self._part(1)
 
     def _part(self, index: int) -> Any:
         if not isinstance(self.data, (tuple, list)) or len(self.data) <= index:
-            raise AttributeError(f"a batch of type {type(self.data).__name__} has no part {index}: use `data`")
+            raise AttributeError(f"a batch of type {type(self.data).__name__} has no element {index}; use `data`")
         return self.data[index]

@@ -20,7 +20,7 @@ std::vector<JobRecord> make_workload(const Column<double>& arrival, const Column
                                      const Column<int>& model) {
   const py::ssize_t size = arrival.size();
   if (duration.size() != size || gpus.size() != size || memory_gib.size() != size || model.size() != size) {
-    throw std::invalid_argument("the columns of the workload differ in length");
+    throw std::invalid_argument("the columns of a workload must have equal lengths");
   }
   std::vector<JobRecord> workload;
   workload.reserve(static_cast<std::size_t>(size));
@@ -49,7 +49,7 @@ py::array_t<double> per_job(const Cluster& cluster, const Value& value) {
   return column;
 }
 
-/// Steps until `instants` of them are done; returns whether any are left.
+/// Simulates up to `instants` instants; returns whether any remain.
 bool run(Simulator& simulator, std::size_t instants) {
   const py::gil_scoped_release release;
   while (instants > 0 && simulator.step()) {

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "model/time.h"
 #include "planner/op_replay.h"
 #include "planner/queue_planner.h"
 #include "sharing/shared_job.h"
@@ -38,17 +39,13 @@ OpTrace make_op_trace(const Column<std::uint64_t>& context, const Column<double>
   OpTrace trace{.step_ends = step_ends};
   if (gap.size() != context.size() || idle.size() != context.size() || duration.size() != context.size() ||
       (kind && kind->size() != context.size())) {
-    throw std::invalid_argument("the columns of the op trace differ in length");
+    throw std::invalid_argument("the columns of an op trace must have equal lengths");
   }
   for (py::ssize_t i = 0; i < context.size(); ++i) {
     trace.ops.push_back({context.at(i), 1e9 * gap.at(i), 1e9 * idle.at(i), 1e9 * duration.at(i),
                          kind ? static_cast<OpKind>(kind->at(i)) : OpKind::kUnknown});
   }
   return trace;
-}
-
-std::chrono::nanoseconds from_seconds(double seconds) {
-  return std::chrono::nanoseconds(static_cast<std::int64_t>(1e9 * seconds));
 }
 
 void bind_op_replay(py::module_& module) {

@@ -1,7 +1,7 @@
 #include "bindings/bindings.h"
 
 PYBIND11_MODULE(_core, module) {
-  module.doc() = "The part of torchshare that needs no torch; its stub is _core.pyi.";
+  module.doc() = "The part of torchshare that works without torch; its stub is _core.pyi.";
   torchshare::bindings::bind_model(module);
   torchshare::bindings::bind_planner(module);
   torchshare::bindings::bind_cluster(module);

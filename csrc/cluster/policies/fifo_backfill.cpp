@@ -4,7 +4,7 @@
 namespace torchshare {
 namespace {
 
-// How many waiting jobs of each kind are tried, as SLURM's bf_max_job_test bounds it.
+// Number of waiting jobs of each kind to try, like SLURM's bf_max_job_test.
 constexpr std::size_t kDepth = 50;
 
 /// First in, first out, with EASY backfill (Lifka, 1995): if the first job does not fit, the earliest time at which
@@ -31,7 +31,7 @@ class FifoBackfill final : public ClusterPolicy {
  private:
   struct Promise {
     Seconds when;
-    int spare;  ///< GPUs free then that the first does not need
+    int spare;  ///< GPUs free at that time that the first job does not need
   };
 
   static Promise promise(const Cluster& cluster, JobId first) {

@@ -12,9 +12,9 @@ namespace {
 /// never overtaken by one that arrives S / (kAging * GPUs) seconds after it.
 constexpr double kAging = 1.0 / 64;
 
-/// Shortest remaining service first, with aging, with pairs and with suspension. A job takes, in this order: free GPUs;
-/// the second place beside jobs with which sharing now beats one after the other in either order; the place of jobs
-/// that rank behind it. Sharing jobs migrate when GPUs free up.
+/// Shortest remaining service first, with aging, pair sharing and suspension. A job takes, in this order: free GPUs;
+/// GPUs of jobs with which sharing now beats running one after the other in either order; GPUs of jobs that rank behind
+/// it, which it suspends. Sharing jobs migrate when GPUs free up.
 class PairSrsf final : public ClusterPolicy {
  public:
   Rank rank(const Cluster& cluster, JobId job) const override {
@@ -36,46 +36,46 @@ class PairSrsf final : public ClusterPolicy {
   }
 
  private:
-  static double pace_alone(const Cluster& cluster, JobId job) {
+  static double speed_alone(const Cluster& cluster, JobId job) {
     return 1 / cluster.split_cost(cluster.job(job).sub_batches);
   }
 
-  /// The pace that `other`, now at `pace`, loses when `job` joins; nothing if it is that slow already.
-  static double loss(const Cluster& cluster, JobId job, JobId other, double pace) {
-    return std::max(0.0, pace - pace_alone(cluster, other) / cluster.ratio(other, job));
+  /// The speed that `other`, now at `speed`, loses if `job` joins; 0 if it is already that slow.
+  static double loss(const Cluster& cluster, JobId job, JobId other, double speed) {
+    return std::max(0.0, speed - speed_alone(cluster, other) / cluster.ratio(other, job));
   }
 
-  static bool worth_sharing(const Cluster& cluster, JobId job, JobId other, double pace, int sub_batches) {
+  static bool worth_sharing(const Cluster& cluster, JobId job, JobId other, double speed, int sub_batches) {
     const PairJob alone{cluster.remaining(job), 1};
     const PairJob beside{alone.remaining * cluster.split_cost(sub_batches), cluster.ratio(job, other)};
-    const PairJob partner{cluster.remaining(other) / pace, pace / (pace - loss(cluster, job, other, pace))};
+    const PairJob partner{cluster.remaining(other) / speed, speed / (speed - loss(cluster, job, other, speed))};
     return share_now(beside, partner) <= std::min(one_after_other(alone, partner), one_after_other(partner, alone));
   }
 
-  /// Prefers partners that lose least per GPU they offer.
+  /// Prefers the partners with the smallest loss per GPU.
   static bool start_shared(Cluster& cluster, JobId job) {
     return share(cluster, job, [&](JobId other, int sub_batches) -> std::optional<double> {
       const ClusterJob& theirs = cluster.job(other);
-      if (!worth_sharing(cluster, job, other, theirs.pace, sub_batches)) {
+      if (!worth_sharing(cluster, job, other, theirs.speed, sub_batches)) {
         return std::nullopt;
       }
       const int offered = std::min(cluster.job(job).asked.gpus, theirs.asked.gpus - theirs.shared_gpus);
-      return loss(cluster, job, other, theirs.pace) / offered;
+      return loss(cluster, job, other, theirs.speed) / offered;
     });
   }
 
-  /// Suspends jobs that rank behind `job`, the last first, until the GPUs it could have, free or shared, are enough.
-  /// Suspends none if that is impossible.
+  /// Suspends jobs that rank behind `job`, in descending rank, until it has enough GPUs, free or shared. Suspends none
+  /// if that is impossible.
   bool make_room(Cluster& cluster, JobId job) const {
     const std::vector<Ranked> behind = ranked_behind(cluster, *this, job, cluster.options().restart_cost);
     int missing = cluster.job(job).asked.gpus - cluster.gpus().free();
-    const auto would_share = [&](JobId other, double pace) {
+    const auto would_share = [&](JobId other, double speed) {
       const int sub_batches = cluster.split_beside(job, other);
-      return sub_batches > 0 && worth_sharing(cluster, job, other, pace, sub_batches);
+      return sub_batches > 0 && worth_sharing(cluster, job, other, speed, sub_batches);
     };
     for (const JobId other : cluster.running()) {
       const ClusterJob& theirs = cluster.job(other);
-      if (theirs.shared_gpus < theirs.asked.gpus && would_share(other, theirs.pace)) {
+      if (theirs.shared_gpus < theirs.asked.gpus && would_share(other, theirs.speed)) {
         missing -= theirs.asked.gpus - theirs.shared_gpus;
       }
     }
@@ -87,11 +87,11 @@ class PairSrsf final : public ClusterPolicy {
       for (const GpuId gpu : cluster.job(victim).gpus) {
         const JobId stays = cluster.gpus().partner(gpu, victim);
         if (stays == kNobody) {
-          missing -= would_share(victim, cluster.job(victim).pace) ? 0 : 1;  // otherwise it is counted already
+          missing -= would_share(victim, cluster.job(victim).speed) ? 0 : 1;  // otherwise already counted
         } else if (leaving.contains(stays)) {
-          missing -= would_share(victim, pace_alone(cluster, victim)) ? 0 : 1;
+          missing -= would_share(victim, speed_alone(cluster, victim)) ? 0 : 1;
         } else {
-          missing -= would_share(stays, pace_alone(cluster, stays)) ? 1 : 0;
+          missing -= would_share(stays, speed_alone(cluster, stays)) ? 1 : 0;
         }
       }
     }
@@ -118,15 +118,15 @@ class PairSrsf final : public ClusterPolicy {
       if (mine.shared_gpus == 0 || mine.asked.gpus > cluster.gpus().free()) {
         continue;
       }
-      const Seconds left = cluster.remaining(job) / mine.pace;
+      const Seconds left = cluster.remaining(job) / mine.speed;
       Seconds together = 0;
       for (const GpuId gpu : mine.gpus) {
         const JobId other = cluster.gpus().partner(gpu, job);
         if (other != kNobody) {
-          together = std::max(together, std::min(left, cluster.remaining(other) / cluster.job(other).pace));
+          together = std::max(together, std::min(left, cluster.remaining(other) / cluster.job(other).speed));
         }
       }
-      if (together * (1 - mine.pace) > cluster.options().restart_cost) {
+      if (together * (1 - mine.speed) > cluster.options().restart_cost) {
         cluster.suspend(job, rank(cluster, job));
         start_alone(cluster, job);
       }

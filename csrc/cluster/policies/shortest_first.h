@@ -13,7 +13,7 @@ class ShortestFirst : public ClusterPolicy {
   }
 
  private:
-  /// For a job that does not fit alone.
+  /// Called for a job that does not fit alone.
   virtual bool start_shared(Cluster& cluster, JobId job) const = 0;
 };
 

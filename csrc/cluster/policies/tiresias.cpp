@@ -29,7 +29,7 @@ class Tiresias final : public ClusterPolicy {
   }
 
   Seconds look_again(const Cluster& cluster) const override {
-    // The next round matters only if something happened since the last, or a running job will have moved down.
+    // The next round is needed only if something has changed since the last, or a running job will move down.
     if (pending_) {
       return next_round_;
     }

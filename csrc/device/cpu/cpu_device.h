@@ -13,7 +13,7 @@ class SteadyClock final : public Clock {
   }
 };
 
-/// Real jobs on the CPU. The primary keeps the priority that it has; the threads of lower jobs get idle priority.
+/// The CPU. The primary's thread keeps its priority; the threads of lower jobs get idle priority.
 class CpuDevice final : public Device {
  public:
   CpuDevice();

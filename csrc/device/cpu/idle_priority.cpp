@@ -17,7 +17,7 @@
 namespace torchshare {
 namespace {
 
-/// Sets the policy of one thread; 0: the calling one.
+/// Sets the scheduling policy of one thread; 0: the calling thread.
 bool set_policy(int thread, int policy, const sched_param& param = {}) {
   return sched_setscheduler(thread, policy, &param) == 0;
 }
@@ -44,8 +44,8 @@ void for_each_worker(int thread, Visit visit) {
   }
 }
 
-/// Has OpenMP start the workers of the calling thread, by an op that is long enough to be divided: workers inherit the
-/// priority of now, and the thread may be raised later.
+/// Makes OpenMP start the workers of the calling thread, with an op that is large enough to be parallelized: workers
+/// inherit the current priority, and the thread may be raised later.
 void make_workers() {
   if (at::get_num_threads() > 1) {
     at::empty({2 * at::internal::GRAIN_SIZE}, at::kByte).fill_(0);
@@ -98,7 +98,7 @@ void IdlePriority::change(int raises) {
   }
 }
 
-/// The number of raises decides: a thread that finds it changed after applying it applies it again.
+/// Applies the priority given by the number of raises, and again if that number has changed meanwhile.
 bool IdlePriority::apply(int thread) {
   bool raised = false;
   bool succeeds = false;
@@ -119,7 +119,7 @@ void IdlePriority::lower() {
 
 void IdlePriority::raise_for_good() {
   if (!lowers_ || !may_raise_priority()) {
-    return;  // nor wait for the lock, which the thread may have while it leaves with idle priority
+    return;  // without the lock, which the thread may hold while it leaves with idle priority
   }
   change(kForGood);
   std::lock_guard lock(mutex_);

@@ -10,8 +10,8 @@
 
 namespace torchshare {
 
-/// A CPU thread's priority: SCHED_IDLE if `lowers`, the CPU's counterpart of a low stream priority: it runs when no
-/// other thread wants the core. OpenMP workers inherit it: `enter` starts them.
+/// A CPU thread's priority: SCHED_IDLE if `lowers`, the counterpart of a low stream priority: the thread runs if no
+/// other thread needs the core. OpenMP workers inherit it: `enter` starts them.
 class IdlePriority final : public ThreadPriority {
  public:
   explicit IdlePriority(bool lowers) : lowers_(lowers) {}
@@ -36,7 +36,7 @@ class IdlePriority final : public ThreadPriority {
   std::mutex mutex_;  // held while another thread changes this one's priority, and while this one enters or leaves
 };
 
-/// Whether this process may give a thread of idle priority ordinary priority again. Tried once.
+/// True if this process may restore ordinary priority to a thread of idle priority. Tested once.
 bool may_raise_priority();
 
 }  // namespace torchshare

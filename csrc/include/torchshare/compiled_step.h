@@ -12,7 +12,7 @@ namespace torchshare {
 class Job;
 class StepPackage;
 
-/// Everything of a tensor that compiled code relies on.
+/// The properties of a tensor that compiled code depends on.
 class TensorSpec {
  public:
   explicit TensorSpec(const at::Tensor& tensor);
@@ -27,7 +27,7 @@ class TensorSpec {
   std::vector<std::int64_t> strides_;
 };
 
-/// Random numbers among the inputs of a package, drawn anew from the job's own generator before each run.
+/// Random numbers among the inputs of a package, drawn from the job's own generator before each run.
 struct Noise {
   enum class Kind { kBernoulli, kUniform, kNormal };  ///< their order is part of saved steps
   at::Tensor tensor;
@@ -42,7 +42,7 @@ struct Piece {
   double weight = 1.0;
 };
 
-/// A package and the user's tensors that it works on: its inputs are `bound`, the noise, and the data.
+/// A package and the user's tensors that it is bound to: its inputs are `bound`, the noise, and the data.
 struct BoundPackage {
   std::shared_ptr<StepPackage> package;
   std::vector<at::Tensor> bound;  ///< and the noise
@@ -57,7 +57,7 @@ struct BoundPackage {
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& data = {}) const;
 };
 
-/// A package with all its tensors, as `CompiledStep.save` in Python wrote them to `folder`. Throws
+/// Loads a package with its tensors, written to `folder` by `CompiledStep.save` in Python. Throws
 /// std::invalid_argument.
 BoundPackage load_package(const std::string& folder);
 
@@ -65,15 +65,15 @@ BoundPackage load_package(const std::string& folder);
 class CompiledStep {
  public:
   /// `whole`: forward, backward and update of a batch in one package, one per known shape.
-  /// `gradients`: forward and backward of a sub-batch into the accumulators, with its loss times `weight`, which is one
-  /// of its bound tensors (one double). `update`: from the accumulators, which it clears.
+  /// `gradients`: forward and backward of a sub-batch into the accumulators, with its loss times `weight`, one of its
+  /// bound tensors (one double). `update`: updates from the accumulators, and clears them.
   CompiledStep(std::vector<BoundPackage> whole, std::vector<BoundPackage> gradients, std::optional<BoundPackage> update,
                std::vector<at::Tensor> accumulators, at::Tensor weight);
 
   /// True if there is a package for each of the pieces.
   bool covers(const std::vector<Piece>& pieces) const;
-  /// Runs one step and returns the batch's loss. Throws std::invalid_argument, before anything is changed, for pieces
-  /// it does not cover. `job` may be null: then no sub-batches are counted.
+  /// Runs one step and returns the batch's loss. Throws std::invalid_argument, before any change, for sub-batches that
+  /// have no package. If `job` is null, no sub-batches are counted.
   at::Tensor run(Job* job, const std::vector<Piece>& pieces) const;
 
  private:

@@ -11,7 +11,7 @@ class Cancelled : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A job asked for more memory than its budget has left. A torch.OutOfMemoryError, in that job alone.
+/// A job requested more memory than remains in its budget. A torch.OutOfMemoryError, raised in that job only.
 class BudgetExceeded final : public c10::OutOfMemoryError {
   using c10::OutOfMemoryError::OutOfMemoryError;
 };

@@ -12,7 +12,7 @@
 
 namespace torchshare {
 
-/// What the user says of a job.
+/// The user's description of a job.
 struct JobSpec {
   std::string name;
   Priority priority = Priority::kSecondary;
@@ -25,21 +25,21 @@ struct JobSpec {
   std::optional<std::int64_t> memory_budget = {};  ///< bytes of tensors on the device
   std::optional<int> sms = {};                     ///< streaming multiprocessors that the job may use
   bool record_ops = false;                         ///< time every op
-  std::vector<OpProfile> ops = {};                 ///< measured before
+  std::vector<OpProfile> ops = {};                 ///< from an earlier measurement
 };
 
-/// What a job has done so far.
+/// The progress of a job so far.
 struct JobStats {
   std::uint64_t steps = 0;
   std::uint64_t sub_batches = 0;
   std::uint64_t ops = 0;
-  std::chrono::nanoseconds waited{0};  ///< at the gate, or suspended
-  std::chrono::nanoseconds input{0};   ///< for its loader
-  std::chrono::nanoseconds ran{0};     ///< from running to its end, or to now
+  std::chrono::nanoseconds waited{0};  ///< spent at the gate, suspended or asleep
+  std::chrono::nanoseconds input{0};   ///< spent waiting for its loader
+  std::chrono::nanoseconds ran{0};     ///< from its start to its end, or until now
   std::int64_t memory_peak = 0;        ///< bytes of tensors, if metered
 };
 
-/// One training run: a thread with a priority, intra-op threads and random state of its own. Made by Runtime::submit.
+/// One training run: a thread with its own priority, intra-op threads and random state. Made by Runtime::submit.
 class Job {
  public:
   using Body = std::function<void(Job&)>;
@@ -62,14 +62,14 @@ class Job {
   virtual bool cancel_requested() const = 0;
 
   // On the job's own thread.
-  /// A place to stop between ops: waits while suspended; throws Cancelled if the job is cancelled.
+  /// Waits while the job is suspended; throws Cancelled if it is cancelled.
   virtual void checkpoint() = 0;
-  /// As std::this_thread::sleep_for, but a cancel ends it, and lower jobs may use the time.
+  /// Like std::this_thread::sleep_for, but a cancel ends it, and lower jobs may run meanwhile.
   virtual void sleep(std::chrono::nanoseconds duration) = 0;
-  /// Around the loader's work: the job waits for its input, so lower jobs may enter at once.
+  /// Called around the loader's work: while the job waits for input, lower jobs may enter at once.
   virtual void begin_input() = 0;
   virtual void end_input() = 0;
-  /// `more` steps from now on, this pass over the loader ends; `for_good`: the job ends.
+  /// Declares that after `more` further steps this pass over the loader ends, or, with `for_good`, the job.
   virtual void expect_steps(std::uint64_t more, bool for_good) = 0;
   virtual void begin_step() = 0;
   virtual void end_step() = 0;

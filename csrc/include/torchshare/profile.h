@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-// What was measured of a job in an earlier run.
+// Measurements of a job in an earlier run.
 
 namespace torchshare {
 
@@ -24,11 +24,11 @@ struct OpTime {
   bool operator==(const OpTime&) const = default;
 };
 
-/// One op at its place in the step: what it is, by name, shapes and dtypes, and which ops came before it.
+/// One op at its place in the step: its name, shapes and dtypes, and the ops before it.
 struct OpProfile {
   std::uint64_t signature = 0;  ///< of the op
-  std::uint64_t context = 0;    ///< of the op and those before it: its place in the step
-  std::string text = {};        ///< the signature in words; empty if the op was seen only once
+  std::uint64_t context = 0;    ///< hash of the op and those before it: its place in the step
+  std::string text = {};        ///< readable signature; empty if the op was seen only once
   OpTime duration = {};         ///< FIKIT's SK
   OpTime gap = {};              ///< FIKIT's SG: from its end to the begin of the next op
 

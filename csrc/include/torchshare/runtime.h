@@ -20,41 +20,42 @@ class RuntimeJob;
 struct RuntimeState;
 
 struct RuntimeOptions {
-  std::string policy = "priority";                            ///< one of gate_policy_names()
-  GatePolicyOptions gate = {};                                ///< `run_ahead`: on an asynchronous device only
-  std::optional<std::chrono::nanoseconds> shortest_gap = {};  ///< worth filling; default: measured, see WakeCost
-  bool device_priority = true;                                ///< false: the gate alone keeps the order
-  std::optional<double> max_slowdown = {};                    ///< of the primary: step time / alone - 1
-  std::optional<double> secondary_share = {};  ///< of the time, in which jobs that another outranks may run
+  std::string policy = "priority";  ///< one of gate_policy_names()
+  GatePolicyOptions gate = {};      ///< `run_ahead`: on an asynchronous device only
+  std::optional<std::chrono::nanoseconds> shortest_gap =
+      {};                                      ///< shortest gap worth filling; default: measured, see WakeCost
+  bool device_priority = true;                 ///< false: only the gate orders jobs
+  std::optional<double> max_slowdown = {};     ///< bound on the primary's step time / step time alone - 1
+  std::optional<double> secondary_share = {};  ///< fraction of the time in which jobs that another outranks may run
   std::size_t timeline_capacity = 1'000'000;   ///< events
 };
 
 /// Runs jobs together on one device. Any thread, but not a job's own; a forked child cannot use its parent's.
 class Runtime {
  public:
-  /// Throws std::invalid_argument for options that make no sense, std::logic_error inside a job.
+  /// Throws std::invalid_argument for invalid options, std::logic_error inside a job.
   explicit Runtime(std::shared_ptr<Device> device, const RuntimeOptions& options = {});
   ~Runtime();
   Runtime(const Runtime&) = delete;  // its jobs' threads are its own
   Runtime& operator=(const Runtime&) = delete;
 
-  /// Adds a job. Before `start` it stays pending; afterwards it starts by its own condition.
+  /// Adds a job. It stays pending until `start`; in a started runtime, its start condition applies at once.
   std::shared_ptr<Job> submit(JobSpec spec, Job::Body body);
   /// The same for a job whose body is written in another language than C++.
   std::shared_ptr<RuntimeJob> submit(JobSpec spec, Job::Body body, std::unique_ptr<LanguageBinding> language);
-  /// Checks every start condition, then lets the jobs go. Throws std::runtime_error if a thread cannot be made: the
-  /// jobs without one stay pending, and another call tries again. Calling it again otherwise does nothing.
+  /// Checks every start condition, then starts the jobs. Throws std::runtime_error if a thread cannot be created: jobs
+  /// without a thread stay pending, and another call tries again. Otherwise further calls do nothing.
   void start();
   /// Waits until every job has ended, for at most `timeout`; returns whether they have.
   bool wait(std::chrono::nanoseconds timeout);
   void cancel_all();
-  /// From here on, no job is added or started; cancels what has not ended.
+  /// Cancels jobs that have not ended. From then on, no job is added or started.
   void begin_close();
-  /// Cancels what has not ended and joins the threads. A job that is blocked outside torch for longer than `patience`
-  /// is given up: it counts as cancelled, its thread is left alone, and its name is returned.
+  /// Cancels jobs that have not ended and joins their threads. Gives up a job that is blocked outside torch for longer
+  /// than `patience`: it counts as cancelled, its thread is left behind, and its name is returned.
   std::vector<std::string> close(std::chrono::nanoseconds patience);
 
-  /// What its jobs share; for the bindings.
+  /// The state that its jobs share; for the bindings.
   const RuntimeState& state() const {
     check_process();
     return *state_;
@@ -63,7 +64,7 @@ class Runtime {
  private:
   struct Member {
     std::shared_ptr<RuntimeJob> job;
-    Job::Body body;  // until the thread has it
+    Job::Body body;  // moved to the thread at its start
     std::thread thread;
   };
 

@@ -7,14 +7,14 @@
 #include <string_view>
 #include <variant>
 
-// The words of the project as values. Text comes in, checked values go out.
+// The terms of the project as types. Input is text, output is checked values.
 
 namespace torchshare {
 
-/// How much a job is protected: ten levels, `kPrimary` first. Converted to the system's own numbers once, in device/.
+/// The protection of a job: ten levels, `kPrimary` first. Converted to the system's own numbers once, in device/.
 enum class Priority : std::uint8_t { kPrimary = 0, kSecondary = 1, kLowest = 9 };
 
-/// True when a job of priority `a` comes before one of priority `b`.
+/// True if a job of priority `a` takes precedence over one of priority `b`.
 constexpr bool outranks(Priority a, Priority b) {
   return a < b;
 }
@@ -30,38 +30,38 @@ constexpr bool is_terminal(JobState state) {
   return state >= JobState::kFinished;
 }
 
-/// True when the life above has an edge from `from` to `to`.
+/// True if a job in state `from` may change to state `to`.
 bool can_become(JobState from, JobState to);
 std::string_view to_string(JobState state);
 
 struct StartNow {};
-/// When the named job has ended, however it ended.
+/// Starts when the named job has ended, in any state.
 struct StartAfterJob {
   std::string job;
 };
-/// When the primary has done `step` steps, or has ended.
+/// Starts when the primary has done `step` steps, or has ended.
 struct StartAtStep {
   std::uint64_t step;
 };
-/// `delay` after the job's arrival.
+/// Starts `delay` after the job's arrival.
 struct StartAfterDelay {
   std::chrono::nanoseconds delay;
 };
-/// When the coordinator finds it best.
+/// Starts when AutoSharing finds it best.
 struct StartAuto {};
 
-/// What a job waits for before it runs: its sharing time point, as given by the user.
+/// The condition that a job waits for before it runs: its sharing time point, as given by the user.
 using StartCondition = std::variant<StartNow, StartAfterJob, StartAtStep, StartAfterDelay, StartAuto>;
 
 /// Reads "now", "auto", "after:<job>", "step:<k>" or a number of seconds. Throws std::invalid_argument.
 StartCondition parse_start(std::string_view text);
 std::string to_string(const StartCondition& condition);
 
-/// What gate policies can be told.
+/// Options of gate policies.
 struct GatePolicyOptions {
-  /// How long a higher job must be quiet before a lower one may enter; without it a busy primary is not protected.
+  /// Time that a higher job must be quiet before a lower one may enter; without it, a busy primary is not protected.
   std::chrono::nanoseconds grace = std::chrono::microseconds(200);
-  /// An op that has waited this long is admitted whatever the policy says.
+  /// An op that has waited this long is admitted regardless of the policy.
   std::optional<std::chrono::nanoseconds> max_wait = {};
   /// Predicted time of the work that a lower job may have launched and not finished, on an asynchronous device.
   std::optional<std::chrono::nanoseconds> run_ahead = {};

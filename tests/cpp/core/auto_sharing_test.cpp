@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <random>
 
@@ -17,22 +18,26 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using Action = AutoSharing::Action;
 
-/// How a job of the test's world behaves.
+/// The behaviour of a job in the simulated world.
 struct Behaviour {
   double step;  // seconds alone
   int steps;
   double ratio = 1;  // beside another
   double arrives = 0;
   bool automatic = true;
-  bool declared = true;  // how many steps it will do
+  bool declared = true;  // its number of steps
   std::optional<ProfiledJob> profile = {};
-  double set_up = 0;                                             // seconds before its first step
-  int fails_after = 1 << 30;                                     // steps
-  std::function<double(int)> pace = [](int) { return 1.0; };     // factor on the time of the i-th step
-  std::function<double(int)> suffers = [](int) { return 1.0; };  // factor on the ratio in the i-th step
+  double set_up = 0;                                              // seconds before its first step
+  int fails_after = 1 << 30;                                      // steps
+  std::function<double(int)> slowness = [](int) { return 1.0; };  // factor on the time of the i-th step
+  std::function<double(int)> suffers = [](int) { return 1.0; };   // factor on the ratio in the i-th step
 };
 
-/// Two or more jobs in virtual time, run as AutoSharing says. A job beside another is slowed by its ratio.
+std::chrono::nanoseconds at(Seconds time) {
+  return std::chrono::nanoseconds(std::llround(1e9 * time));
+}
+
+/// Jobs in virtual time, directed by AutoSharing. A job beside another is slowed by its ratio.
 class World {
  public:
   World(std::vector<Behaviour> jobs, std::optional<double> bound = {}, double noise = 0)
@@ -44,7 +49,7 @@ class World {
     bool runs = false;
     bool ended = false;
     int done = 0;
-    double left = 0;  // of the step it is in, seconds alone
+    double left = 0;  // of the current step, in seconds alone
     double end = 0;
     double ran_alone = 0;
   };
@@ -54,7 +59,7 @@ class World {
     while (std::any_of(jobs_.begin(), jobs_.end(), [](const Job& job) { return !job.ended; })) {
       arrivals(now);
       obey(now);
-      double next = sharing.retry_at();
+      double next = sharing.retry_at() == kNever ? kNeverVirtual : to_seconds(sharing.retry_at());
       for (const Job& job : jobs_) {
         if (!job.arrived) {
           next = std::min(next, job.arrives);
@@ -62,7 +67,7 @@ class World {
           next = std::min(next, now + job.left * slowdown(job));
         }
       }
-      ASSERT_LT(next, kNeverVirtual) << "nobody runs, nothing is to come";
+      ASSERT_LT(next, kNeverVirtual) << "no job runs and no event is pending";
       ASSERT_LT(++turns_, 2'000'000) << "it does not end";
       const double passed = std::max(next, now) - now;
       now += passed;
@@ -96,7 +101,7 @@ class World {
   }
   void begin_step(Job& job) {
     std::lognormal_distribution<double> factor(-noise_ * noise_ / 2, noise_);
-    job.left = job.step * job.pace(job.done) * (noise_ > 0 ? factor(random_) : 1.0);
+    job.left = job.step * job.slowness(job.done) * (noise_ > 0 ? factor(random_) : 1.0);
   }
   void begin(JobId id, double now, bool tell) {
     Job& job = jobs_[id];
@@ -106,7 +111,7 @@ class World {
       begin_step(job);
     }
     if (tell) {
-      sharing.start(id, now);
+      sharing.start(id, at(now));
     }
   }
   void arrivals(double now) {
@@ -128,7 +133,7 @@ class World {
     }
   }
   void obey(double now) {
-    for (AutoSharing::Order& order : sharing.decide(now)) {
+    for (AutoSharing::Order& order : sharing.decide(at(now))) {
       if (order.action == Action::kStart) {
         begin(order.job, now, false);
       } else if (order.action != Action::kStay) {
@@ -149,7 +154,7 @@ class World {
     const bool was_step = job.set_up == 0 || std::exchange(job.set_up, 0.0) == 0;
     if (was_step) {
       ++job.done;
-      sharing.step(id, now);
+      sharing.step(id, at(now));
     }
     if (job.done >= job.steps || job.done >= job.fails_after) {
       job.runs = false;
@@ -177,7 +182,7 @@ ProfiledJob profile(const std::string& name, double step, const std::string& oth
   return profile;
 }
 
-/// The best of now, one after the other, and the second first.
+/// The best of: now, one after the other, the second first.
 double best_in_hindsight(const Behaviour& a, const Behaviour& b) {
   const PairJob first{a.step * a.steps, a.ratio};
   const PairJob second{b.step * b.steps, b.ratio};
@@ -251,14 +256,14 @@ TEST(AutoSharing, StartsWithTheProfilesAloneAndProbesNothing) {
   Behaviour a{0.02, 600, 1.1, 0, false};
   Behaviour b{0.02, 600, 1.1};
   a.profile = profile("pa", 0.02);
-  b.profile = profile("pb", 0.02, "pa", 1.1, 1.1);  // measured from the other side
+  b.profile = profile("pb", 0.02, "pa", 1.1, 1.1);  // measured in b's profile
   World world({a, b});
   world.run();
   ASSERT_EQ(world.orders().size(), 1U);
   EXPECT_THAT(world.orders()[0].reason, HasSubstr("ratios 1.1 and 1.1; after:"));
 }
 
-TEST(AutoSharing, ProbesWhereAProfileDoesNotKnowTheOther) {
+TEST(AutoSharing, ProbesIfAProfileLacksTheOther) {
   Behaviour a{0.02, 600, 1.1, 0, false};
   Behaviour b{0.02, 600, 1.1};
   a.profile = profile("pa", 0.02, "px", 2, 2);
@@ -269,7 +274,7 @@ TEST(AutoSharing, ProbesWhereAProfileDoesNotKnowTheOther) {
 }
 
 TEST(AutoSharing, TheProbeTakesAtMostItsShareOfNoisyJobs) {
-  // So noisy that the ratio never gets exact: the probe must end by its share of the work.
+  // Too noisy for an exact ratio: the probe must end after its share of the work.
   World world({{0.02, 2000, 2.0, 0, false}, {0.02, 2000, 2.0}}, {}, 1.0);
   world.run();
   const double best = one_after_other({40, 2}, {40, 2});
@@ -290,7 +295,7 @@ TEST(AutoSharing, FindsOutThatAProfileIsWrong) {
 TEST(AutoSharing, AdaptsWhenAnInputStallIsOver) {
   // The primary waits for input at first, and shares well; then it computes, and shares badly.
   Behaviour a{0.02, 1200, 2.0, 0, false};
-  a.pace = [](int step) { return step < 200 ? 4.0 : 1.0; };
+  a.slowness = [](int step) { return step < 200 ? 4.0 : 1.0; };
   a.suffers = [](int step) { return step < 200 ? 0.5 : 1.0; };
   World world({a, {0.02, 3000, 2.0}});
   world.run();
@@ -305,7 +310,7 @@ TEST(AutoSharing, DoesNotFlapAtTheBorder) {
 
 TEST(AutoSharing, LetsTheOtherInWhileThePrimaryStallsAndHoldsItAgain) {
   Behaviour a{0.02, 600, 2.0, 0, false};
-  a.pace = [](int step) { return step == 300 ? 1500.0 : 1.0; };  // 30 s
+  a.slowness = [](int step) { return step == 300 ? 1500.0 : 1.0; };  // 30 s
   a.profile = profile("pa", 0.02, "pb", 2.0, 2.0);
   Behaviour b{0.02, 800, 2.0};
   b.profile = profile("pb", 0.02);
@@ -338,17 +343,17 @@ TEST(AutoSharing, CountsNoStepsWhileTheUserHasTheOtherSuspended) {
   const auto steps = [&](JobId id, int count, double time) {
     std::vector<AutoSharing::Order> all;
     for (int i = 0; i < count; ++i) {
-      sharing.step(id, now += time);
-      for (AutoSharing::Order& order : sharing.decide(now)) {
+      sharing.step(id, at(now += time));
+      for (AutoSharing::Order& order : sharing.decide(at(now))) {
         all.push_back(std::move(order));
       }
     }
     return all;
   };
-  sharing.start(0, now);
+  sharing.start(0, at(now));
   ASSERT_EQ(steps(0, 20, 0.1).back().job, 1U);  // the probe of the first is over, both run
   sharing.suspend(0, true);
-  EXPECT_TRUE(steps(1, 100, 0.1).empty());  // nothing learned of the two together
+  EXPECT_TRUE(steps(1, 100, 0.1).empty());  // nothing measured of the two together
   sharing.suspend(0, false);
 }
 
@@ -367,7 +372,7 @@ TEST(AutoSharing, AJobThatEndsOrFailsInTheProbeLeavesTheOtherRunning) {
   }
 }
 
-TEST(AutoSharing, HandlesLengthsThatNobodyKnows) {
+TEST(AutoSharing, HandlesUnknownLengths) {
   for (const double ratio : {1.05, 2.0}) {
     Behaviour a{0.02, 600, ratio, 0, false, false};
     Behaviour b{0.02, 600, ratio, 0, true, false};
@@ -377,12 +382,12 @@ TEST(AutoSharing, HandlesLengthsThatNobodyKnows) {
   }
 }
 
-TEST(AutoSharing, TakesThePassOverTheLoaderForALowerBound) {
+TEST(AutoSharing, TakesThePassOverTheLoaderAsALowerBound) {
   AutoSharing sharing({});
   sharing.arrive(0, {.name = "a"});
-  sharing.start(0, 0);
+  sharing.start(0, at(0));
   sharing.expect(0, 100, false);
-  EXPECT_TRUE(sharing.decide(1).empty());
+  EXPECT_TRUE(sharing.decide(at(1)).empty());
 }
 
 TEST(AutoSharing, HandlesNoRemainingWork) {
@@ -390,7 +395,7 @@ TEST(AutoSharing, HandlesNoRemainingWork) {
   Behaviour b{0.02, 600, 1.1};
   a.profile = profile("pa", 0.02, "pb", 1.1, 1.1);
   b.profile = profile("pb", 0.02);
-  a.steps = 0;  // does one step all the same
+  a.steps = 0;  // does one step nevertheless
   World world({a, b});
   world.run();
   EXPECT_LE(world.jct(1), 600 * 0.02 + 0.1);
@@ -415,7 +420,7 @@ TEST(AutoSharing, DecidesAgainWhenAJobArrives) {
   EXPECT_LT(world.jct(1), 1.3 * 300 * 0.02);
 }
 
-TEST(AutoSharing, LeavesJobsAloneThatWereStartedByHand) {
+TEST(AutoSharing, LeavesManuallyStartedJobsAlone) {
   World world({{0.02, 300, 2, 0, false}, {0.02, 300, 2, 0, false}, {0.02, 10, 2}});
   world.run();
   EXPECT_EQ(world.count(0, Action::kHold) + world.count(1, Action::kHold), 0);
@@ -425,34 +430,36 @@ TEST(AutoSharing, WaitsForAJobThatIsAboutToStart) {
   AutoSharing sharing({});
   sharing.arrive(0, {.name = "a", .starts_now = true});
   sharing.arrive(1, {.name = "b", .automatic = true});
-  EXPECT_TRUE(sharing.decide(0).empty());
+  EXPECT_TRUE(sharing.decide(at(0)).empty());
   sharing.end(0);  // cancelled before it started
-  EXPECT_EQ(sharing.decide(0).size(), 1U);
+  EXPECT_EQ(sharing.decide(at(0)).size(), 1U);
 }
 
 TEST(AutoSharing, SurvivesAClockThatStandsStillOrJumps) {
   AutoSharing sharing({});
   sharing.arrive(0, {.name = "a", .starts_now = true, .steps = 1000});
   sharing.arrive(1, {.name = "b", .automatic = true, .steps = 1000});
-  sharing.start(0, 0);
+  sharing.start(0, at(0));
   double now = 0;
   for (int i = 0; i < 900; ++i) {
     now += i == 300 ? 3600 : 0;
-    sharing.step(0, now);
-    sharing.step(1, now);
-    EXPECT_NO_THROW(sharing.decide(now));
+    sharing.step(0, at(now));
+    sharing.step(1, at(now));
+    EXPECT_NO_THROW(sharing.decide(at(now)));
   }
 }
 
-TEST(AutoSharing, RefusesProfilesThatMakeNoSense) {
+TEST(AutoSharing, RefusesInvalidProfiles) {
   AutoSharing sharing({});
   const double nan = std::numeric_limits<double>::quiet_NaN();
   EXPECT_THAT([&] { sharing.arrive(0, {.name = "a", .profile = profile("p", -1)}); },
-              ThrowsMessage<std::invalid_argument>(HasSubstr("job 'a': step time of its profile is -1")));
-  EXPECT_THAT([&] { sharing.arrive(0, {.name = "a", .profile = profile("p", 1, "q", nan, 1)}); },
-              ThrowsMessage<std::invalid_argument>(HasSubstr("job 'a': ratio beside q is nan")));
+              ThrowsMessage<std::invalid_argument>(
+                  HasSubstr("job 'a': step time of its profile must be a positive number, got -1")));
+  EXPECT_THAT(
+      [&] { sharing.arrive(0, {.name = "a", .profile = profile("p", 1, "q", nan, 1)}); },
+      ThrowsMessage<std::invalid_argument>(HasSubstr("job 'a': ratio beside q must be a positive number, got nan")));
   EXPECT_THAT([&] { sharing.arrive(0, {.name = "a", .steps = -3}); },
-              ThrowsMessage<std::invalid_argument>(HasSubstr("job 'a': steps is -3")));
+              ThrowsMessage<std::invalid_argument>(HasSubstr("job 'a': steps must be at least 0, got -3")));
 }
 
 }  // namespace

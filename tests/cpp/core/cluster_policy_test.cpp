@@ -16,13 +16,13 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-/// What every policy must keep to. A new one is tested by its line in cluster_policies.cpp.
+/// The contract of every policy in cluster_policies.cpp.
 class ClusterPolicyContract : public ::testing::TestWithParam<std::string_view> {};
 
-/// No GPU over two jobs or its memory, gangs whole, counters true; and the work that each job did since the last look.
+/// Checks that no GPU exceeds two jobs or its memory, that gangs are complete, counters correct, and work conserved.
 class Auditor {
  public:
-  explicit Auditor(const Cluster& cluster) : done_(cluster.jobs()), pace_(cluster.jobs()), restart_(cluster.jobs()) {}
+  explicit Auditor(const Cluster& cluster) : done_(cluster.jobs()), speed_(cluster.jobs()), restart_(cluster.jobs()) {}
 
   void look(const Cluster& cluster) {
     const Seconds passed = cluster.now() - last_;
@@ -32,16 +32,16 @@ class Auditor {
     for (JobId job = 0; job < cluster.jobs(); ++job) {
       const ClusterJob& entry = cluster.job(job);
       const Seconds restarting = std::min(restart_[job], passed);
-      done_[job] += (passed - restarting) * pace_[job];
-      pace_[job] = entry.pace;
+      done_[job] += (passed - restarting) * speed_[job];
+      speed_[job] = entry.speed;
       restart_[job] = entry.phase == JobPhase::kRunning ? entry.restart_left : 0;
       waiting += entry.phase == JobPhase::kWaiting ? 1 : 0;
       if (entry.phase != JobPhase::kRunning) {
-        ASSERT_TRUE(entry.gpus.empty() && entry.pace == 0);
+        ASSERT_TRUE(entry.gpus.empty() && entry.speed == 0);
         continue;
       }
       ASSERT_EQ(std::ssize(entry.gpus), entry.asked.gpus) << "job " << job << " runs in part";
-      // `restart_left` is as of `since`: a job that was not touched since has paid some of it.
+      // `restart_left` is as of `since`: an unchanged job has paid part of it.
       restart_[job] = std::max(0.0, restart_[job] - (cluster.now() - entry.since));
       for (const GpuId gpu : entry.gpus) {
         on[gpu].push_back(job);
@@ -57,7 +57,7 @@ class Auditor {
       if (jobs.size() == 2) {
         ASSERT_NE(jobs[0], jobs[1]);
         ASSERT_TRUE(cluster.may_share(jobs[0], jobs[1]));
-        ASSERT_LE(cluster.job(jobs[0]).pace, 1 / cluster.ratio(jobs[0], jobs[1]) + 1e-12);
+        ASSERT_LE(cluster.job(jobs[0]).speed, 1 / cluster.ratio(jobs[0], jobs[1]) + 1e-12);
       }
     }
     ASSERT_EQ(cluster.gpus().half_free(), half_free);
@@ -78,7 +78,7 @@ class Auditor {
 
   Seconds last_ = 0;
   std::vector<double> done_;
-  std::vector<double> pace_;
+  std::vector<double> speed_;
   std::vector<Seconds> restart_;
 };
 
@@ -90,7 +90,7 @@ TEST_P(ClusterPolicyContract, ConservesGpusMemoryAndWorkOverAThousandWorkloads) 
                                  .gpu_memory_gib = 16,
                                  .restart_cost = static_cast<double>(seed % 3) * 10,
                                  .durations_known = seed % 4 != 0};
-    // Pairs from harmless to hopeless, one that never shares.
+    // Ratios from small to large, and a pair that never shares.
     const Interference interference(
         2, {1 + static_cast<double>(seed % 11) / 10, 1.3, 2.5, seed % 2 == 0 ? Interference::kNeverShares : 1.0});
     const std::vector<JobRecord> workload = random_workload(random, 25, options.gpus, 2);
@@ -142,24 +142,25 @@ INSTANTIATE_TEST_SUITE_P(All, ClusterPolicyContract, ::testing::ValuesIn(cluster
   return name;
 });
 
-/// One GPU, and no cost of a restart unless a test says so.
+/// One GPU; restarts cost nothing unless a test sets a cost.
 ClusterOptions one_gpu(Seconds restart_cost = 0) {
   return {.gpus = 1, .gpus_per_node = 1, .restart_cost = restart_cost};
 }
 
-TEST(ClusterPolicies, FifoLetsNobodyPass) {
+TEST(ClusterPolicies, FifoLetsNoJobOvertake) {
   const ClusterOptions options{.gpus = 4};
   const std::vector<JobRecord> workload{{0, 100, 3, 0, 0}, {1, 100, 2, 0, 0}, {2, 10, 1, 0, 0}};
   EXPECT_THAT(ends_of("fifo", options, Interference(1), workload), ElementsAre(100, 200, 110));
   EXPECT_THAT(ends_of("sjf", options, Interference(1), workload), ElementsAre(100, 200, 12));
 }
 
-TEST(ClusterPolicies, BackfillPassesOnlyWithoutDelayingTheFirst) {
+TEST(ClusterPolicies, BackfillOvertakesOnlyWithoutDelayingTheFirst) {
   const ClusterOptions options{.gpus = 4};
-  // The second is promised 4 GPUs at 100. The third ends by then and may pass; the fourth would not, and waits.
+  // 4 GPUs are reserved for the second at 100. The third ends by then and may overtake; the fourth would not, and
+  // waits.
   const std::vector<JobRecord> workload{{0, 100, 3, 0, 0}, {1, 50, 4, 0, 0}, {2, 90, 1, 0, 0}, {3, 200, 1, 0, 0}};
   EXPECT_THAT(ends_of("fifo-backfill", options, Interference(1), workload), ElementsAre(100, 150, 92, 350));
-  // With a GPU to spare at 100, the long one passes too.
+  // With a spare GPU at 100, the long job overtakes as well.
   const std::vector<JobRecord> spare{{0, 100, 3, 0, 0}, {1, 50, 3, 0, 0}, {3, 200, 1, 0, 0}};
   EXPECT_THAT(ends_of("fifo-backfill", options, Interference(1), spare), ElementsAre(100, 150, 203));
 }
@@ -181,8 +182,8 @@ TEST(ClusterPolicies, SrtfOnOneGpuIsTheBestWithoutSharing) {
   }
 }
 
-TEST(ClusterPolicies, TiresiasTakesTheGpuOfWhoHasHadItsShareAtARound) {
-  // The first passes 57,600 GPU-seconds at 57,600; the second, which came later, goes first from that round on.
+TEST(ClusterPolicies, TiresiasSuspendsAJobOfTheSecondQueueAtARound) {
+  // The first exceeds 57,600 GPU-seconds at 57,600; the second, which came later, precedes it from that round on.
   const std::vector<JobRecord> workload{{0, 60'000, 1, 0, 0}, {50'000, 1'000, 1, 0, 0}};
   EXPECT_THAT(ends_of("tiresias", one_gpu(), Interference(1), workload), ElementsAre(61'000, 58'600));
   EXPECT_THAT(ends_of("tiresias", one_gpu(10), Interference(1), workload), ElementsAre(61'010, 58'600));
@@ -191,15 +192,15 @@ TEST(ClusterPolicies, TiresiasTakesTheGpuOfWhoHasHadItsShareAtARound) {
 TEST(ClusterPolicies, SjfFfsSharesWithTheFirstGpusThatHaveRoom) {
   const ClusterOptions options{.gpus = 2, .gpus_per_node = 2};
   const std::vector<JobRecord> workload{{0, 100, 1, 0, 0}, {0, 300, 1, 0, 0}, {1, 10, 1, 0, 0}};
-  // Beside the shorter job on GPU 0, whatever that costs.
+  // Beside the shorter job on GPU 0, regardless of the ratio.
   EXPECT_THAT(ends_of("sjf-ffs", options, Interference(2), workload), ElementsAre(110, 300, 21));
 }
 
-TEST(ClusterPolicies, SjfBsbfSharesWhereThePairGainsAndElseWaits) {
+TEST(ClusterPolicies, SjfBsbfSharesIfThePairGainsAndElseWaits) {
   const std::vector<JobRecord> workload{{0, 100, 1, 0, 0}, {0, 100, 1, 0, 0}};
   EXPECT_THAT(ends_of("sjf-bsbf", one_gpu(), Interference(1.4), workload), ElementsAre(140, 140));
   EXPECT_THAT(ends_of("sjf-bsbf", one_gpu(), Interference(1.6), workload), ElementsAre(100, 200));
-  // A short newcomer gains by sharing even at 1.6, for the policy cannot suspend the long one.
+  // A short new job gains by sharing even at 1.6, because the policy cannot suspend the long one.
   EXPECT_THAT(ends_of("sjf-bsbf", one_gpu(), Interference(1.6), {{0, 100, 1, 0, 0}, {10, 10, 1, 0, 0}}),
               ElementsAre(106, 26));
 }
@@ -240,7 +241,7 @@ TEST(ClusterPolicies, PairSrsfMovesASharingJobToFreeGpusWhenThatPays) {
   EXPECT_LT(std::max(ends[0], ends[2]), 1100) << "sharing to the end would take 1,200 s";
 }
 
-TEST(ClusterPolicies, PairSrsfAgesSoThatABigJobIsNotPassedForEver) {
+TEST(ClusterPolicies, PairSrsfAgesSoThatABigJobIsNotOvertakenForever) {
   // Two jobs of 8 x 8 GPU-seconds arrive every 8 s: a full load on 16 GPUs, each shorter than the big one.
   const ClusterOptions options{.gpus = 16, .restart_cost = 0};
   std::vector<JobRecord> workload{{0, 100, 16, 0, 0}};
@@ -249,15 +250,15 @@ TEST(ClusterPolicies, PairSrsfAgesSoThatABigJobIsNotPassedForEver) {
     workload.push_back({i * 8.0, 8, 8, 0, 0});
   }
   const auto big_ends = [&](std::string_view policy) { return ends_of(policy, options, Interference(2), workload)[0]; };
-  // 1,600 GPU-seconds less 64 of a small one, at 16 / 64 of them per second: after 6,144 s it is not overtaken any
-  // more.
+  // 1,600 GPU-seconds less 64 of a small job, at 16 / 64 of them per second: not overtaken after 6,144 s.
   EXPECT_LT(big_ends("pair-srsf"), 6144 + 200);
   EXPECT_GT(big_ends("srsf"), 30'000) << "without aging it waits for the last";
 }
 
-TEST(ClusterPolicies, AnUnknownNameIsRefusedWithThoseThereAre) {
-  EXPECT_THAT([] { make_cluster_policy("best"); },
-              ThrowsMessage<std::invalid_argument>(HasSubstr("'best': expected one of fifo, fifo-backfill, sjf")));
+TEST(ClusterPolicies, AnUnknownNameIsRefusedWithTheKnownOnes) {
+  EXPECT_THAT(
+      [] { make_cluster_policy("best"); },
+      ThrowsMessage<std::invalid_argument>(HasSubstr("cluster policy must be one of fifo, fifo-backfill, sjf")));
 }
 
 }  // namespace

@@ -30,17 +30,17 @@ class ClusterTest : public ::testing::Test {
   ClusterOptions options_ = four_gpus();
 };
 
-TEST_F(ClusterTest, AGangGoesAtThePaceOfItsSlowestGpu) {
-  // Model 0 suffers 1.2 beside itself and 3 beside model 1; model 1 suffers 2 beside model 0.
+TEST_F(ClusterTest, AGangRunsAtTheSpeedOfItsSlowestGpu) {
+  // Ratios: model 0 has 1.2 beside itself and 3 beside model 1; model 1 has 2 beside model 0.
   Cluster cluster = make({{0, 100, 4, 0, 0}, {0, 100, 1, 0, 0}, {0, 100, 1, 0, 1}}, Interference(2, {1.2, 3, 2, 1}));
   cluster.start(0, {0, 1, 2, 3});
-  EXPECT_DOUBLE_EQ(cluster.job(0).pace, 1);
+  EXPECT_DOUBLE_EQ(cluster.job(0).speed, 1);
   cluster.start(1, {0});
-  EXPECT_DOUBLE_EQ(cluster.job(0).pace, 1 / 1.2);
-  EXPECT_DOUBLE_EQ(cluster.job(1).pace, 1 / 1.2);
+  EXPECT_DOUBLE_EQ(cluster.job(0).speed, 1 / 1.2);
+  EXPECT_DOUBLE_EQ(cluster.job(1).speed, 1 / 1.2);
   cluster.start(2, {3});
-  EXPECT_DOUBLE_EQ(cluster.job(0).pace, 1 / 3.0);
-  EXPECT_DOUBLE_EQ(cluster.job(2).pace, 1 / 2.0);
+  EXPECT_DOUBLE_EQ(cluster.job(0).speed, 1 / 3.0);
+  EXPECT_DOUBLE_EQ(cluster.job(2).speed, 1 / 2.0);
   EXPECT_EQ(cluster.job(0).shared_gpus, 2);
   cluster.advance(30);  // job 0 has done 10 s of its work
   cluster.end(2);
@@ -69,7 +69,7 @@ TEST_F(ClusterTest, AResumedJobPaysItsRestartFirst) {
   EXPECT_EQ(cluster.job(0).preemptions, 1);
 }
 
-TEST_F(ClusterTest, SplitsANewcomerUntilItFits) {
+TEST_F(ClusterTest, SplitsANewJobUntilItFits) {
   options_.fixed_memory_fraction = 0.25;
   options_.fixed_time_fraction = 0.1;
   Cluster cluster = make({{0, 100, 1, 8, 0}, {0, 100, 1, 8, 0}, {0, 100, 1, 14, 0}, {0, 100, 1, 16, 0}});
@@ -77,11 +77,11 @@ TEST_F(ClusterTest, SplitsANewcomerUntilItFits) {
   EXPECT_EQ(cluster.split_beside(1, 0), 1);
   EXPECT_EQ(cluster.split_beside(2, 0), 4);  // 14 * (0.25 + 0.75 / 4) is 6.1 GiB; with 2 pieces it is 8.75
   cluster.start(2, {0}, 4);
-  EXPECT_DOUBLE_EQ(cluster.job(2).pace, 1 / (1.5 * 1.3));
-  EXPECT_DOUBLE_EQ(cluster.job(0).pace, 1 / 1.5);
+  EXPECT_DOUBLE_EQ(cluster.job(2).speed, 1 / (1.5 * 1.3));
+  EXPECT_DOUBLE_EQ(cluster.job(0).speed, 1 / 1.5);
   cluster.end(0);
   EXPECT_EQ(cluster.job(2).sub_batches, 1) << "alone, its batches are whole again";
-  EXPECT_DOUBLE_EQ(cluster.job(2).pace, 1);
+  EXPECT_DOUBLE_EQ(cluster.job(2).speed, 1);
   cluster.start(3, {1});
   EXPECT_EQ(cluster.split_beside(1, 3), 0) << "nothing fits beside a job that fills the memory";
 }
@@ -112,7 +112,7 @@ TEST_F(ClusterTest, WithoutDurationsAJobShowsOnlyHowOldItIs) {
   EXPECT_DOUBLE_EQ(cluster.attained(0), 10'000);
 }
 
-TEST_F(ClusterTest, RefusesJobsThatNoClusterCouldRun) {
+TEST_F(ClusterTest, RefusesInvalidJobs) {
   const auto refusal = [&](const JobRecord& job) { return [&, job] { make({job}); }; };
   using E = std::invalid_argument;
   EXPECT_THAT(refusal({0, 0, 1, 0, 0}), ThrowsMessage<E>(HasSubstr("duration 0 s")));
@@ -120,11 +120,12 @@ TEST_F(ClusterTest, RefusesJobsThatNoClusterCouldRun) {
   EXPECT_THAT(refusal({0, kNeverVirtual, 1, 0, 0}), ThrowsMessage<E>(HasSubstr("duration inf s")));
   EXPECT_THAT(refusal({0, 1, 5, 0, 0}), ThrowsMessage<E>(HasSubstr("5 GPUs with 0 GiB; the cluster has 4")));
   EXPECT_THAT(refusal({0, 1, 1, 17, 0}), ThrowsMessage<E>(HasSubstr("17 GiB; the cluster has 4 with 16 GiB")));
-  EXPECT_THAT(refusal({0, 1, 1, 0, 1}), ThrowsMessage<E>(HasSubstr("model 1; the interference table has 1")));
+  EXPECT_THAT(refusal({0, 1, 1, 0, 1}),
+              ThrowsMessage<E>(HasSubstr("model must be in the interference table, got 1 of 1")));
   EXPECT_THROW(Cluster(options_, Interference(1), {{0, 1, 1, 0, 0}}, {}), E);
 }
 
-TEST(Interference, RefusesTablesThatAreNone) {
+TEST(Interference, RefusesInvalidTables) {
   EXPECT_THROW(Interference(0.9), std::invalid_argument);
   EXPECT_THROW(Interference(2, {1, 1, 1}), std::invalid_argument);
   EXPECT_THROW(Interference(1, {std::numeric_limits<double>::quiet_NaN()}), std::invalid_argument);

@@ -20,7 +20,7 @@ constexpr Competitor kJustLeft{.inside = false, .idle = false, .quiet = 50us};
 constexpr Competitor kQuiet{.inside = false, .idle = false, .quiet = 200us};
 constexpr Competitor kWaitsForInput{.inside = false, .idle = true, .quiet = 0ns};
 
-/// What every policy must keep, whatever it decides.
+/// The contract of every gate policy.
 class EveryGatePolicy : public ::testing::TestWithParam<std::string_view> {
  protected:
   std::unique_ptr<GatePolicy> policy_ = make_gate_policy(GetParam(), {.grace = kGrace});
@@ -30,11 +30,11 @@ TEST_P(EveryGatePolicy, NeverHoldsTheHighestJobForALowerOne) {
   EXPECT_FALSE(policy_->concerns(Priority::kPrimary, Priority::kSecondary));
 }
 
-TEST_P(EveryGatePolicy, AdmitsWhenNobodyIsInTheWay) {
+TEST_P(EveryGatePolicy, AdmitsWithoutCompetitors) {
   EXPECT_TRUE(policy_->decide({}, {}).admit);
 }
 
-TEST_P(EveryGatePolicy, SaysWhenToAskAgainWhereItRefuses) {
+TEST_P(EveryGatePolicy, SaysWhenToAskAgainIfItRefuses) {
   for (const Competitor& competitor : {kInside, kJustLeft, kQuiet, kWaitsForInput}) {
     const Verdict verdict = policy_->decide({}, std::array{competitor});
     EXPECT_TRUE(verdict.admit || verdict.retry_after > 0ns);
@@ -45,7 +45,7 @@ TEST_P(EveryGatePolicy, SaysWhenToAskAgainWhereItRefuses) {
 INSTANTIATE_TEST_SUITE_P(Policies, EveryGatePolicy, ::testing::ValuesIn(gate_policy_names()),
                          [](const auto& info) { return std::string(info.param); });
 
-TEST(PriorityOnlyPolicy, MakesNobodyWait) {
+TEST(PriorityOnlyPolicy, NeverMakesAJobWait) {
   const auto policy = make_gate_policy("priority", {});
   EXPECT_FALSE(policy->concerns(Priority::kLowest, Priority::kPrimary));
 }
@@ -98,14 +98,14 @@ TEST_F(BestFit, ClosesAGapBeforeItsEndEvenForAJobThatSaysThatItWaits) {
   EXPECT_EQ(policy_->decide(kLow, std::array{competitor}).retry_after, 700us);  // two spreads after the mean
 }
 
-TEST_F(BestFit, TakesAJobThatWaitsIrregularlyAtItsWord) {
+TEST_F(BestFit, TrustsTheIdleHintOfAJobThatWaitsIrregularly) {
   Competitor competitor = in_gap(1500us, 2ms, 1ms);
   EXPECT_FALSE(admits(kLow, {competitor}));
   competitor.idle = true;
   EXPECT_TRUE(admits(kLow, {competitor}));
 }
 
-TEST_F(BestFit, GoesByTheGraceWhereThereIsNoForecastOrItWasWrong) {
+TEST_F(BestFit, UsesTheGraceWithoutAForecastOrIfItWasWrong) {
   EXPECT_FALSE(admits(kLow, {in_gap(150us, 0ns, 0ns)}));
   EXPECT_TRUE(admits(kLow, {in_gap(200us, 0ns, 0ns)}));
   EXPECT_FALSE(admits(kLow, {in_gap(2199us, 2ms, 100us)}));
@@ -130,31 +130,31 @@ TEST_F(BestFit, ScansFromTheHighestPriorityDownAndTakesTheLongestThatFits) {
   const auto requester = [](int level, std::chrono::nanoseconds op) {
     return Requester{.priority = static_cast<Priority>(level), .op = op};
   };
-  // Levels 1 and 2 wait with ops of 6, 2 and 3 ms: the first does not fit, of the others the longer goes first.
+  // Levels 1 and 2 wait with ops of 6, 2 and 3 ms: the first does not fit; the longer of the others goes first.
   EXPECT_FALSE(admits(requester(1, 6ms), {gap}));
   EXPECT_FALSE(admits(requester(2, 2ms), {gap, waiting(1, 6ms), waiting(2, 3ms)}));
   EXPECT_TRUE(admits(requester(2, 3ms), {gap, waiting(1, 6ms), waiting(2, 2ms)}));
-  // A shorter op of a higher level comes before a longer one of a lower.
+  // A shorter op of a higher level precedes a longer one of a lower level.
   EXPECT_FALSE(admits(requester(2, 3ms), {gap, waiting(1, 1ms)}));
   EXPECT_TRUE(admits(requester(1, 1ms), {gap}));
 }
 
-TEST_F(BestFit, WhatIsInTheGapAlreadyTakesItsPart) {
+TEST_F(BestFit, OpsAlreadyInTheGapUsePartOfIt) {
   const Competitor gap = in_gap(1ms, 5ms, 0ns);
   const Competitor inside{.priority = Priority::kSecondary, .inside = true, .left = 2ms};
   EXPECT_TRUE(admits({.priority = Priority::kSecondary, .op = 2ms}, {gap, inside}));
   EXPECT_FALSE(admits({.priority = Priority::kSecondary, .op = 2001us}, {gap, inside}));
 }
 
-TEST_F(BestFit, HigherJobsThatWaitThemselvesHoldNobodyWhoFitsWhereTheyDoNot) {
+TEST_F(BestFit, WaitingHigherJobsDoNotBlockAnOpThatFitsWhereTheirsDoNot) {
   EXPECT_TRUE(admits({.priority = Priority::kLowest, .op = 1ms}, {in_gap(0ns, 2ms, 0ns), waiting(1, 3ms)}));
   EXPECT_FALSE(admits({.priority = Priority::kLowest, .op = 1ms}, {kQuiet, waiting(1, 3ms)}));  // it fits there
   Competitor just_came = waiting(1, 3ms);
-  just_came.quiet = 0ns;  // it does not run before its op fits
+  just_came.quiet = 0ns;  // it does not enter before its op fits
   EXPECT_TRUE(admits({.priority = Priority::kLowest, .op = 1ms}, {in_gap(0ns, 2ms, 0ns), just_came}));
 }
 
-TEST(MaxWait, LetsAnOpInThatHasWaitedSoLong) {
+TEST(MaxWait, AdmitsAnOpThatHasWaitedSoLong) {
   for (const char* name : {"strict", "best_fit"}) {
     const auto policy = make_gate_policy(name, {.grace = kGrace, .max_wait = 10ms});
     Requester requester = kLow;
@@ -168,7 +168,7 @@ TEST(MaxWait, LetsAnOpInThatHasWaitedSoLong) {
   EXPECT_THROW(make_gate_policy("strict", {.max_wait = 0ns}), std::invalid_argument);
 }
 
-TEST(RunAhead, HoldsWhoHasLaunchedTooMuchUntilSoMuchHasRun) {
+TEST(RunAhead, HoldsAJobThatHasLaunchedTooMuchUntilEnoughHasRun) {
   const auto policy = make_gate_policy("priority", {.run_ahead = 500us});
   EXPECT_TRUE(policy->concerns(Priority::kSecondary, Priority::kPrimary));
   EXPECT_FALSE(policy->concerns(Priority::kPrimary, Priority::kSecondary));
@@ -189,7 +189,7 @@ TEST(RunAhead, LeavesTheRestToThePolicy) {
   EXPECT_TRUE(policy->decide(kLow, std::array{kQuiet}).admit);
 }
 
-TEST(ResourceAware, LetsMemoryBesideComputeAndTheOtherWayRound) {
+TEST(ResourceAware, AdmitsMemoryBesideComputeAndViceVersa) {
   const auto policy = make_gate_policy("resource", {.grace = kGrace});
   const auto admits = [&](OpKind mine, OpKind competitors, std::optional<std::chrono::nanoseconds> op = 1ms) {
     const Competitor competitor{.inside = true, .kind = competitors};
@@ -204,7 +204,7 @@ TEST(ResourceAware, LetsMemoryBesideComputeAndTheOtherWayRound) {
   EXPECT_FALSE(admits(OpKind::kMemory, OpKind::kCompute, std::nullopt)) << "of unknown length";
 }
 
-TEST(ResourceAware, IsBestFitWhereNobodyIsInside) {
+TEST(ResourceAware, IsBestFitIfNoJobIsInside) {
   const auto policy = make_gate_policy("resource", {.grace = kGrace});
   const Competitor gap{.quiet = 0ns, .gap = {5ms, 0ns}, .kind = OpKind::kCompute};
   EXPECT_TRUE(policy->decide({.op = 4ms, .kind = OpKind::kCompute}, std::array{gap}).admit);
@@ -214,9 +214,9 @@ TEST(ResourceAware, IsBestFitWhereNobodyIsInside) {
 TEST(GatePolicy, RefusesUnknownNamesAndGraces) {
   EXPECT_THAT([] { make_gate_policy("fair", {}); },
               ThrowsMessage<std::invalid_argument>(
-                  HasSubstr("policy 'fair': expected one of best_fit, priority, resource, strict")));
+                  HasSubstr("policy must be one of best_fit, priority, resource, strict, got 'fair'")));
   EXPECT_THAT([] { make_gate_policy("strict", {.grace = -1ns}); },
-              ThrowsMessage<std::invalid_argument>(HasSubstr("grace of -1 ns")));
+              ThrowsMessage<std::invalid_argument>(HasSubstr("grace must be from 0 to 1 s, got -1 ns")));
 }
 
 }  // namespace

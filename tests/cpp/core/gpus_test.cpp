@@ -57,7 +57,7 @@ TEST(Gpus, CountsFreeAndHalfFree) {
   EXPECT_EQ(gpus.half_free(), 0);
 }
 
-TEST(Gpus, RefusesClustersThatAreNone) {
+TEST(Gpus, RefusesInvalidClusters) {
   EXPECT_THROW(Gpus(0, 4), std::invalid_argument);
   EXPECT_THROW(Gpus(6, 4), std::invalid_argument);
   EXPECT_THROW(Gpus(4, 0), std::invalid_argument);

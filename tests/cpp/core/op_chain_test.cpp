@@ -44,7 +44,7 @@ TEST(OpChain, FindsTheSamePlacesInEveryStepAndItsLength) {
   EXPECT_EQ(chain.size(), places);
 }
 
-TEST(OpChain, TellsPlacesOfOneOpApartByWhatCameBefore) {
+TEST(OpChain, DistinguishesPlacesOfOneOpByTheOpsBefore) {
   OpChain chain;
   const std::vector<std::uint64_t> step{1, 2, 7, 3, 7, 4, 7};
   run(chain, step);
@@ -115,7 +115,7 @@ TEST(OpChain, KnowsWhatWasMeasuredBefore) {
     run(first, step);
   }
   OpChain second(first.profiles());
-  run(second, step);  // one step to find its way
+  run(second, step);  // one step to find the places
   const auto places = second.size();
   for (const std::uint64_t op : step) {
     EXPECT_TRUE(second.advance(op).profile.duration.known());
@@ -123,7 +123,7 @@ TEST(OpChain, KnowsWhatWasMeasuredBefore) {
   EXPECT_EQ(second.size(), places);
 }
 
-TEST(OpChain, ForgetsWhereNothingRepeatsAndStaysCorrect) {
+TEST(OpChain, DropsPlacesIfNothingRepeatsAndStaysCorrect) {
   OpChain chain;
   std::mt19937_64 random(1);
   for (std::size_t i = 0; i < 3 * OpChain::kMaxPlaces; ++i) {
@@ -151,10 +151,10 @@ TEST(OpTime, HasMeanAndSpreadOfEqualValues) {
   EXPECT_DOUBLE_EQ(time.spread, 0);
 }
 
-TEST(OpTime, FindsTheMeanAndTheMeanDistance) {
+TEST(OpTime, FindsTheMeanAndTheMeanAbsoluteDeviation) {
   OpTime time;
   std::mt19937 random(1);
-  std::uniform_real_distribution<double> uniform(0, 200);  // mean 100, mean distance 50
+  std::uniform_real_distribution<double> uniform(0, 200);  // mean 100, mean absolute deviation 50
   double mean = 0;
   double spread = 0;
   for (int i = 0; i < 20'000; ++i) {
@@ -166,7 +166,7 @@ TEST(OpTime, FindsTheMeanAndTheMeanDistance) {
   EXPECT_NEAR(spread, 50, 4);
 }
 
-TEST(OpTime, OnePreemptionIsNoNewsButAChangeTenfoldIsFollowed) {
+TEST(OpTime, ClampsOneOutlierButFollowsATenfoldChange) {
   OpTime time;
   for (int i = 0; i < 100; ++i) {
     time.add(100 + i % 2);
@@ -200,7 +200,7 @@ TEST(LogHistogram, QuantilesAreUpperEdgesWithinAFifth) {
   histogram.add(std::chrono::hours(1000));
 }
 
-TEST(OpKind, GoesByTheWordsOfTheName) {
+TEST(OpKind, IsGivenByTheOpsName) {
   for (const char* text : {"aten::mm(f32[4, 4], f32[4, 4])", "aten::addmm(", "aten::convolution_backward(f32)", "mm",
                            "aten::_scaled_dot_product_flash_attention(", "aten::lstm.input(", "aten::mm.out("}) {
     EXPECT_EQ(op_kind(text), OpKind::kCompute) << text;

@@ -70,7 +70,7 @@ TEST(OpReplay, TheStrictGateKeepsTheSecondaryOutOfABusyPrimary) {
 }
 
 TEST(OpReplay, BestFitEndsItsFillingBeforeTheGapDoes) {
-  // On one core, without the device's help: what is in the gap when it ends costs the primary.
+  // On one core without device priority: an op still in the gap at its end delays the primary.
   const std::vector<ReplayJob> jobs{job(kFirst, 100, 10 * kMs, 10 * kMs, kMs), job(kSecond, 100, 1e4, 0, 1.9 * kMs)};
   const ReplayOptions one_core{.cores = 1, .device_priority = false};
   const auto strict = replay(jobs, "strict", one_core);
@@ -85,10 +85,10 @@ TEST(OpReplay, BestFitEntersGapsThatAreShorterThanTheGrace) {
   const std::vector<ReplayJob> jobs{job(kFirst, 100, 0.17 * kMs, 0, kMs), job(kSecond, 100, 1e3, 0, 0.05 * kMs)};
   EXPECT_LT(replay(jobs, "strict")[1].ops, 5U);
   EXPECT_GT(replay(jobs, "best_fit")[1].ops,
-            90U);  // one to a gap: before the next it needs the interpreter, which the primary has
+            90U);  // one per gap: the next one needs the GIL, which the primary holds
 }
 
-/// What every gate policy must give a replay, alone and wrapped.
+/// The contract of every gate policy in a replay, alone and wrapped.
 class EveryReplayedPolicy : public ::testing::TestWithParam<std::string_view> {
  protected:
   static std::vector<Replayed> replay_with(const GatePolicyOptions& gate, std::vector<ReplayJob> jobs) {
@@ -96,7 +96,7 @@ class EveryReplayedPolicy : public ::testing::TestWithParam<std::string_view> {
   }
 };
 
-TEST_P(EveryReplayedPolicy, RunsThePrimaryAtItsPaceAndTheSecondaryInItsGaps) {
+TEST_P(EveryReplayedPolicy, RunsThePrimaryAtItsSpeedAndTheSecondaryInItsGaps) {
   const std::vector<ReplayJob> jobs{job(kFirst, 50, 10 * kMs, 10 * kMs, kMs), job(kSecond, 50, 1e4, 0, 0.2 * kMs)};
   const std::vector<GatePolicyOptions> wrapped{
       {}, {.max_wait = 100ms}, {.run_ahead = 500us}, {.max_wait = 100ms, .run_ahead = 500us}};
@@ -129,7 +129,7 @@ TEST(OpReplay, MaxWaitEndsTheWaitBesideABusyPrimary) {
   EXPECT_NEAR(static_cast<double>(done[1].ops), 202 / 6.0, 4);
 }
 
-TEST(OpReplay, RefusesWhatCannotRun) {
+TEST(OpReplay, RefusesInvalidJobs) {
   EXPECT_THROW(replay({}, "strict"), std::invalid_argument);
   EXPECT_THROW(replay({ReplayJob{}}, "strict"), std::invalid_argument);
   EXPECT_THROW(replay({job(kFirst, 1, 0, 0, 1)}, "strict", {.cores = 0}), std::invalid_argument);

@@ -15,7 +15,7 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-/// Two jobs stepped from event to event: what the planner's closed form must agree with.
+/// Simulates two jobs from event to event; the planner's closed form must agree.
 struct Stepped {
   double new_ends = 0;
   double running_ends = 0;
@@ -88,7 +88,7 @@ double memory_at(const PlanOptions& options, double when) {
   return bytes;
 }
 
-/// Sub-batches and seconds of a job alone, with the memory there is at first.
+/// Sub-batches and time of a job alone, with the initial memory.
 std::pair<int, double> alone(const PlannedJob& job, const PlanOptions& options) {
   int pieces = 1;
   while (job.memory.peak(job.batch, pieces) > memory_at(options, 0)) {
@@ -179,7 +179,7 @@ TEST(PairPlanner, SharesNowUpToARatioOfOneAndAHalf) {
   EXPECT_EQ(plan_pair(job("a", 10, 1.6), job("b", 100, 1.6), {.suspend_cost = 1000}).start, PlannedStart::kNow);
 }
 
-TEST(PairPlanner, ABoundPutsTheStartInBetween) {
+TEST(PairPlanner, ABoundDelaysTheStart) {
   const Plan plan = plan_pair(job("a", 1000, 1.2), job("b", 100, 1.2), {.max_slowdown = 0.05});
   EXPECT_EQ(plan.start, PlannedStart::kAtStep);
   EXPECT_DOUBLE_EQ(plan.at_step, 75);  // 25 of its seconds take 30
@@ -187,7 +187,7 @@ TEST(PairPlanner, ABoundPutsTheStartInBetween) {
   EXPECT_THAT(plan.reasons, Contains(HasSubstr("beyond the bound")));
 }
 
-TEST(PairPlanner, MemoryThatComesFreePutsTheStartInBetween) {
+TEST(PairPlanner, MemoryThatBecomesFreeDelaysTheStart) {
   const Plan plan = plan_pair(job("a", 100, 1.1, 6), job("b", 100, 1.1, 6), {.memory = {{0, 10}, {40, 12}}});
   EXPECT_EQ(plan.start, PlannedStart::kAtStep);
   EXPECT_DOUBLE_EQ(plan.start_in, 40);
@@ -204,12 +204,12 @@ TEST(PairPlanner, SplitsTheBatchesThatDoNotFitTogether) {
   EXPECT_EQ(plan.new_sub_batches, 4);  // 1 + 6.4 / 4 is 2.6; halves would need 4.2
 }
 
-TEST(PairPlanner, NothingLeftToDoIsNoTrouble) {
+TEST(PairPlanner, HandlesNoRemainingWork) {
   EXPECT_DOUBLE_EQ(plan_pair(job("a", 0, 1.2), job("b", 100, 1.2), {}).average(), 50);
   EXPECT_DOUBLE_EQ(plan_pair(job("a", 10, 1.2), job("b", 0, 1.2), {}).average(), 5);
 }
 
-TEST(PairPlanner, RefusesNumbersThatMakeNoSense) {
+TEST(PairPlanner, RefusesInvalidNumbers) {
   using E = std::invalid_argument;
   const auto refusal = [](auto change) {
     return [change] {
@@ -221,22 +221,23 @@ TEST(PairPlanner, RefusesNumbersThatMakeNoSense) {
   };
   const double nan = std::nan("");
   EXPECT_THAT(refusal([](auto& a, auto&) { a.ratios = {0.9}; }),
-              ThrowsMessage<E>(HasSubstr("'a': interference ratio is 0.9")));
+              ThrowsMessage<E>(HasSubstr("'a': interference ratio must be a finite number >= 1, got 0.9")));
   EXPECT_THAT(refusal([](auto& a, auto&) { a.ratios = {}; }),
-              ThrowsMessage<E>(HasSubstr("'a': no interference ratio")));
-  EXPECT_THAT(refusal([=](auto& a, auto&) { a.time.alpha = nan; }), ThrowsMessage<E>(HasSubstr("'a': alpha is nan")));
-  EXPECT_THAT(refusal([](auto& a, auto&) { a.time.alpha = 0; }), ThrowsMessage<E>(HasSubstr("'a': step time is 0")));
+              ThrowsMessage<E>(HasSubstr("'a' must have an interference ratio per split")));
+  EXPECT_THAT(refusal([=](auto& a, auto&) { a.time.alpha = nan; }),
+              ThrowsMessage<E>(HasSubstr("'a': alpha must be a finite number >= 0, got nan")));
+  EXPECT_THAT(refusal([](auto& a, auto&) { a.time.alpha = 0; }), ThrowsMessage<E>(HasSubstr("'a': step time must be")));
   EXPECT_THAT(refusal([](auto& a, auto&) { a.remaining_steps = -1; }),
-              ThrowsMessage<E>(HasSubstr("remaining_steps is -1")));
+              ThrowsMessage<E>(HasSubstr("remaining_steps must be a finite number >= 0, got -1")));
   EXPECT_THAT(refusal([](auto&, auto& o) { o.max_slowdown = -0.1; }),
-              ThrowsMessage<E>(HasSubstr("max_slowdown of job 'b' is -0.1")));
+              ThrowsMessage<E>(HasSubstr("max_slowdown of job 'b' must be at least 0, got -0.1")));
   EXPECT_THAT(refusal([](auto&, auto& o) { o.memory = {{0, 5}, {1, 4}}; }),
-              ThrowsMessage<E>(HasSubstr("memory step 1")));
+              ThrowsMessage<E>(HasSubstr("memory steps must begin at 0 s and ascend")));
   EXPECT_THAT(refusal([](auto& a, auto& o) {
                 a.memory.fixed = 9;
                 o.memory = {{0, 5}};
               }),
-              ThrowsMessage<E>(HasSubstr("'a' needs 9 bytes alone in 1 sub-batches; there are 5")));
+              ThrowsMessage<E>(HasSubstr("'a' needs 9 bytes alone in 1 sub-batches, the device has 5")));
 }
 
 TEST(StepTimeModel, AddsUpItsPieces) {
@@ -249,7 +250,7 @@ TEST(StepTimeModel, AddsUpItsPieces) {
   EXPECT_NEAR(ranks.step(100, 2), 0.06 + 0.06, 1e-3) << "a large delta: the shorter hides behind the longer";
 }
 
-TEST(PairPlanner, GoesByWhatWasMeasuredWhereItWas) {
+TEST(PairPlanner, UsesMeasurementsIfThereAreAny) {
   PlannedJob job;
   job.name = "a";
   job.remaining_steps = 10;

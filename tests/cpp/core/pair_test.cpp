@@ -8,7 +8,7 @@
 namespace torchshare {
 namespace {
 
-/// The same by stepping through time in pieces of work.
+/// The same, simulated in small pieces of work.
 double share_now_by_steps(PairJob a, PairJob b, double step) {
   double now = 0;
   double ends = 0;

@@ -22,8 +22,8 @@ PlannedJob job(const std::string& name, double seconds) {
   return made;
 }
 
-/// Every order of the jobs with every choice of joining the one that runs or waiting for its end, stepped through in
-/// small pieces of time; written without a look at the planner.
+/// Simulates every order of the jobs with every choice between joining the running job and waiting for its end, in
+/// small pieces of time. Independent of the planner's code.
 class Reference {
  public:
   Reference(std::vector<double> alone, std::vector<std::vector<double>> slow)
@@ -55,16 +55,16 @@ class Reference {
                                                          slow_[order[next]][running[0]] < 1e100))) {
         running.push_back(order[next++]);
       }
-      auto pace = [&](std::size_t job) {
+      auto speed = [&](std::size_t job) {
         return running.size() == 2 ? 1 / slow_[job][job == running[0] ? running[1] : running[0]] : 1.0;
       };
       std::size_t first = running[0];
       for (const std::size_t job : running) {
-        first = left[job] / pace(job) < left[first] / pace(first) ? job : first;
+        first = left[job] / speed(job) < left[first] / speed(first) ? job : first;
       }
-      const double time = left[first] / pace(first);
+      const double time = left[first] / speed(first);
       for (const std::size_t job : running) {
-        left[job] -= time * pace(job);
+        left[job] -= time * speed(job);
       }
       now += time;
       sum += now;
@@ -104,7 +104,7 @@ TEST(QueuePlanner, IsAsGoodAsTryingEverything) {
   }
 }
 
-TEST(QueuePlanner, SharesWhoSharesWellAndRunsTheOthersShortestFirst) {
+TEST(QueuePlanner, PairsJobsThatShareWellAndRunsTheOthersShortestFirst) {
   const std::vector<PlannedJob> jobs{job("a", 100), job("b", 100), job("c", 10)};
   const QueuePlan plan = plan_queue(jobs, {{0, 1, {1.0}, {1.0}}, {0, 2, {3}, {3}}, {1, 2, {3}, {3}}}, {});
   EXPECT_THAT(plan.ends, ElementsAre(110, 110, 10));
@@ -149,11 +149,12 @@ TEST(QueuePlanner, SaysWhenItsSearchWasCutShort) {
   EXPECT_LT(plan.average(), one_by_one / 12);
 }
 
-TEST(QueuePlanner, RefusesPairsOfJobsThatAreNotThere) {
+TEST(QueuePlanner, RefusesPairsOfUnknownJobs) {
   EXPECT_THAT([] { plan_queue({job("a", 1)}, {{0, 1, {1}, {1}}}, {}); },
-              ThrowsMessage<std::invalid_argument>(HasSubstr("pair of jobs 0 and 1")));
-  EXPECT_THAT([] { plan_queue({job("a", -1)}, {}, {}); },
-              ThrowsMessage<std::invalid_argument>(HasSubstr("job 'a': remaining_steps is -1")));
+              ThrowsMessage<std::invalid_argument>(HasSubstr("a pair must name two of the")));
+  EXPECT_THAT(
+      [] { plan_queue({job("a", -1)}, {}, {}); },
+      ThrowsMessage<std::invalid_argument>(HasSubstr("job 'a': remaining_steps must be a finite number >= 0, got -1")));
   EXPECT_TRUE(plan_queue({}, {}, {}).ends.empty());
 }
 

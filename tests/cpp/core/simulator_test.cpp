@@ -52,14 +52,14 @@ class Idle final : public ClusterPolicy {
   void schedule(Cluster&) override {}
 };
 
-TEST(Simulator, SaysWhenAPolicyLetsJobsWaitForEver) {
+TEST(Simulator, ThrowsIfAPolicyLetsJobsWaitForever) {
   const std::vector<JobRecord> workload{{0, 1, 1, 0, 0}};
   Simulator simulator(Cluster({}, Interference(1), workload, {1}), std::make_unique<Idle>());
   EXPECT_TRUE(simulator.step());
   EXPECT_THROW(simulator.step(), std::logic_error);
 }
 
-TEST(LiveScheduler, SaysWhoStartsAndWhoStops) {
+TEST(LiveScheduler, ReturnsTheJobsToStartAndToSuspend) {
   const ClusterOptions options{.gpus = 1, .gpus_per_node = 1, .restart_cost = 1};
   const std::vector<JobRecord> workload{{0, 100, 1, 0, 0}, {0, 10, 1, 0, 0}};
   LiveScheduler scheduler(Cluster(options, Interference(1.8), workload, durations_of(workload)),

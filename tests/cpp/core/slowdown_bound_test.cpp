@@ -33,7 +33,7 @@ TEST(Pace, KnowsHowMuchOfATimeWasOpen) {
   EXPECT_EQ((Pace{.share = 0}).wait(1s), 200ms);
 }
 
-/// A primary whose step takes `alone`, and `ratio` times that while the others run.
+/// A primary whose step takes `alone`, or `ratio` times that while the others run.
 class Primary {
  public:
   double alone = 0.02;
@@ -64,7 +64,7 @@ class Primary {
   double open() const { return open_; }  ///< share of the last run in which the others might run
 
  private:
-  /// Lets a step pass in small pieces of time; returns how many seconds of it the others ran.
+  /// Simulates a step in small pieces of time; returns for how many seconds of it the others ran.
   double step(const Pace& pace, bool beside) {
     std::lognormal_distribution<double> factor(0, noise);
     double left = alone * factor(random_);
@@ -92,7 +92,7 @@ TEST_P(EveryBound, IsKeptAndUsed) {
   primary.alone = step;
   const double slowdown = primary.run(bound, 10s, 60s);
   const double loss = 1 - 1 / ratio;
-  // What leaves 5 % of the windows outside, for steps that vary.
+  // Noise leaves 5 % of the windows outside.
   const double aim = std::max(0.0, limit - 1.65 * primary.noise * std::sqrt(step));
   const double perfect = std::min(1.0, aim / (1 + aim) / loss);
   const double error = primary.noise * std::sqrt(step / 60);  // of the mean of a minute of steps
@@ -127,12 +127,12 @@ TEST(SlowdownBound, FollowsADriftOfTheStepAlone) {
   SlowdownBound bound(0.05);
   Primary primary;
   primary.run(bound, 10s, 10s);
-  primary.alone = 0.03;  // and the machine is that much slower now
+  primary.alone = 0.03;  // the machine has become slower
   primary.run(bound, 20s, 30s);
   EXPECT_NEAR(bound.alone(), 0.03, 0.001);
 }
 
-TEST(SlowdownBound, GivesUpWhatNothingCanHold) {
+TEST(SlowdownBound, GivesUpABoundThatCannotBeKept) {
   SlowdownBound none(0);
   Primary primary;
   primary.run(none, 10s, 20s);
@@ -145,7 +145,7 @@ TEST(SlowdownBound, GivesUpWhatNothingCanHold) {
   EXPECT_TRUE(bound.cannot_hold());
 }
 
-TEST(SlowdownBound, DoesNotTakeAStallForTheOthersDoing) {
+TEST(SlowdownBound, DoesNotAttributeAStallToTheOthers) {
   SlowdownBound bound(0.05);
   Primary primary;
   primary.run(bound, 10s, 10s);
@@ -190,13 +190,13 @@ TEST(SlowdownBound, FindsOutThatAProfileIsWrong) {
   }
 }
 
-TEST(SlowdownBound, LearnsTheStepAloneWhileNobodyIsBeside) {
+TEST(SlowdownBound, LearnsTheStepAloneWhileNoOtherJobRuns) {
   SlowdownBound bound(0.05, 0.03);
   Primary primary;
   primary.run(bound, 0s, 500ms);
   primary.run(bound, 0s, 60s, false);
   EXPECT_NEAR(bound.alone(), 0.02, 0.0005);
-  bound.step(primary.now, primary.now + 20ms, true);  // one step beside is not a window, however long it has been
+  bound.step(primary.now, primary.now + 20ms, true);  // one step beside another job is no window
   EXPECT_EQ(bound.windows(), 0U);
 }
 
@@ -204,9 +204,10 @@ TEST(SlowdownBound, BeginsWithTheProfilesStep) {
   EXPECT_EQ(SlowdownBound(0.05, 0.02).alone(), 0.02);
 }
 
-TEST(SlowdownBound, RefusesBoundsThatAreNone) {
+TEST(SlowdownBound, RefusesInvalidBounds) {
   for (const double bad : {-0.1, 100.0, std::numeric_limits<double>::quiet_NaN()}) {
-    EXPECT_THAT([&] { SlowdownBound bound(bad); }, ThrowsMessage<std::invalid_argument>(HasSubstr("max_slowdown is")));
+    EXPECT_THAT([&] { SlowdownBound bound(bad); },
+                ThrowsMessage<std::invalid_argument>(HasSubstr("max_slowdown must be")));
   }
 }
 

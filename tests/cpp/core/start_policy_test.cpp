@@ -46,7 +46,7 @@ TEST(StartPolicy, SecondsCountFromArrival) {
   EXPECT_TRUE(jobs.decide(0, 2s).start);
 }
 
-TEST(StartPolicy, AfterWaitsForTheEndHoweverItComes) {
+TEST(StartPolicy, AfterWaitsForAnyKindOfEnd) {
   for (const JobState state : {JobState::kPending, JobState::kDelayed, JobState::kRunning, JobState::kSuspended}) {
     EXPECT_FALSE(Jobs().add("a", kPrimary, "now", state).add("b", kSecondary, "after:a").decide(1).start);
   }
@@ -74,10 +74,10 @@ TEST(StartPolicy, RefusesUnknownJobsItselfAndCycles) {
               ThrowsMessage<std::invalid_argument>(HasSubstr("'a' -> 'b' -> 'a'")));
 }
 
-TEST(StartPolicy, RefusesStepsThatNobodyCounts) {
+TEST(StartPolicy, RefusesStepsWithoutAJobToCountThem) {
   EXPECT_THAT([] { Jobs().add("a", kPrimary, "step:5").add("b", kSecondary, "now").check(); },
-              ThrowsMessage<std::invalid_argument>(HasSubstr("there is none")));
-  Jobs().add("a", kSecondary, "now").add("b", kSecondary, "step:5").check();  // equals will do
+              ThrowsMessage<std::invalid_argument>(HasSubstr("needs a job of the same or higher priority")));
+  Jobs().add("a", kSecondary, "now").add("b", kSecondary, "step:5").check();  // equal priority suffices
 }
 
 }  // namespace

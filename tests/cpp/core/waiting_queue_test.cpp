@@ -13,7 +13,7 @@ class WaitingQueueTest : public ::testing::Test {
   void add(JobId job, double rank, int gpus, int model = 0) {
     queue_.insert(queue_.kind_of({0, 1, gpus, 0, model}), {0, rank}, job);
   }
-  /// Whom `offer` offers, when jobs on at most `most` GPUs are taken.
+  /// The jobs that `offer` offers if jobs of at most `most` GPUs are taken.
   std::vector<JobId> offered(int most) {
     std::vector<JobId> jobs;
     queue_.offer([&](JobId job) {
@@ -32,7 +32,7 @@ class WaitingQueueTest : public ::testing::Test {
   std::map<JobId, std::pair<int, double>> asked_;
 };
 
-TEST_F(WaitingQueueTest, OffersByRankAndSkipsWhoAsksForWhatWasRefused) {
+TEST_F(WaitingQueueTest, OffersByRankAndSkipsRequestsThatWereRefused) {
   asked_ = {{0, {4, 1.0}}, {1, {4, 2.0}}, {2, {8, 3.0}}, {3, {1, 4.0}}, {4, {1, 5.0}}, {5, {2, 0.5}}};
   for (const auto& [job, asked] : asked_) {
     add(job, asked.second, asked.first);
@@ -43,14 +43,14 @@ TEST_F(WaitingQueueTest, OffersByRankAndSkipsWhoAsksForWhatWasRefused) {
   EXPECT_THAT(offered(8), ElementsAre(0, 1, 2));
 }
 
-TEST_F(WaitingQueueTest, ARefusalSaysNothingOfAnotherModel) {
+TEST_F(WaitingQueueTest, ARefusalDoesNotApplyToAnotherModel) {
   asked_ = {{0, {4, 1.0}}, {1, {8, 2.0}}};
   add(0, 1.0, 4);
   add(1, 2.0, 8, /*model=*/1);
   EXPECT_THAT(offered(0), ElementsAre(0, 1));
 }
 
-TEST_F(WaitingQueueTest, ARefusalIsOneForAllWhoNeedMoreMemory) {
+TEST_F(WaitingQueueTest, ARefusalAppliesToJobsThatNeedMoreMemory) {
   const auto kind = [&](double memory_gib) { return queue_.kind_of({0, 1, 1, memory_gib, 0}); };
   queue_.insert(kind(8), {0, 1}, 0);
   queue_.insert(kind(9), {0, 2}, 1);

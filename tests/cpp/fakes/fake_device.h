@@ -43,7 +43,7 @@ class FakeStream final : public DeviceStream {
   void synchronize() override;
 
  private:
-  /// Appends the time at which the device will have finished what was launched so far; returns its number, 0 during a
+  /// Appends the time at which the device will have finished the work launched so far; returns its number, 0 during a
   /// capture.
   std::uint64_t append(std::vector<std::chrono::nanoseconds>& times);
   void throw_if_failed() const;

@@ -23,7 +23,7 @@ inline Simulator simulator_of(std::string_view policy, const ClusterOptions& opt
   return {Cluster(options, interference, workload, durations_of(workload)), make_cluster_policy(policy)};
 }
 
-/// Runs a workload to its end; returns when each job ended.
+/// Simulates a workload; returns the end of each job.
 inline std::vector<Seconds> ends_of(std::string_view policy, const ClusterOptions& options,
                                     const Interference& interference, const std::vector<JobRecord>& workload) {
   Simulator simulator = simulator_of(policy, options, interference, workload);
@@ -36,8 +36,8 @@ inline std::vector<Seconds> ends_of(std::string_view policy, const ClusterOption
   return ends;
 }
 
-/// A workload of `jobs` jobs for a cluster of `gpus` GPUs of 16 GiB, heavy-tailed, with bursts and jobs that arrive at
-/// once.
+/// A workload of `jobs` jobs for a cluster of `gpus` GPUs of 16 GiB: heavy-tailed, with bursts of simultaneous
+/// arrivals.
 inline std::vector<JobRecord> random_workload(std::mt19937_64& random, int jobs, int gpus, int models) {
   std::lognormal_distribution<double> duration(4, 1.5);
   std::exponential_distribution<double> gap(0.02);

@@ -7,7 +7,7 @@
 
 namespace torchshare {
 
-/// A call of an op that has no name; with a signature, if it matters.
+/// A call of an op without a name; the signature is optional.
 struct UnknownCall {
   std::uint64_t hash = 1;
   std::uint64_t signature() const { return hash; }

@@ -1,8 +1,9 @@
 #include "numerics/boxed.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/cuda/EmptyTensor.h>
-#include <ATen/native/Resize.h>
+#include <ATen/ops/_resize_output_native.h>
 #include <ATen/ops/copy_native.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -26,7 +27,7 @@ void resize(const at::Tensor& out, const Shape& shape) {
   if (out.sizes() == c10::IntArrayRef(shape.sizes)) {
     return;
   }
-  at::native::resize_output(out, shape.sizes);
+  at::native::_resize_output_(out, shape.sizes, out.device());
   const size_t bytes = at::detail::computeStorageNbytes(shape.sizes, shape.strides, out.dtype().itemsize());
   if (bytes == out.nbytes()) {  // dense, in another order
     out.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes, shape.strides);
@@ -79,6 +80,20 @@ void check_devices(const Operator& op, const c10::IValue* arguments) {
   }
 }
 
+/// As TensorIterator does; the CPU's kernel cannot, for its arguments seem to have memory of their own.
+void check_overlap(const Operator& op, const c10::IValue* arguments) {
+  for (size_t i = 0; i < op.arguments.size(); ++i) {
+    if (!op.arguments[i].written || !arguments[i].isTensor()) {
+      continue;
+    }
+    for (size_t j = 0; j < op.arguments.size(); ++j) {
+      if (j != i && arguments[j].isTensor() && arguments[j].toTensor().defined()) {
+        at::assert_no_partial_overlap(arguments[i].toTensor(), arguments[j].toTensor());
+      }
+    }
+  }
+}
+
 /// The results, in the order of the schema: an argument that was written, or new tensors.
 torch::jit::Stack results_of(const Operator& op, const c10::IValue* arguments,
                              const std::vector<c10::IValue>& new_results) {
@@ -101,6 +116,9 @@ void BoxedKernel::launch(torch::jit::Stack& stack) {
   const size_t count = op_.arguments.size();
   const c10::IValue* arguments = stack.data() + stack.size() - count;
   check_devices(op_, arguments);
+  if (op_.elementwise) {
+    check_overlap(op_, arguments);
+  }
   const bool masked = op_.takes_indices && has_mask(arguments, count);
   if (op_.synchronous || (masked && op_.returns_new)) {
     return run_synchronously(stack);

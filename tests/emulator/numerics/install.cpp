@@ -4,7 +4,6 @@
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
-#include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <memory>
@@ -12,6 +11,7 @@
 #include <unordered_set>
 
 #include "numerics/boxed.h"
+#include "numerics/no_warnings.h"
 #include "numerics/overrides.h"
 
 namespace emulator {
@@ -62,13 +62,8 @@ bool is_emulated(const c10::OperatorHandle& op) {
          !is_not_strided(name);
 }
 
-struct Quiet : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
-
 bool install() {
-  Quiet quiet;
-  const c10::WarningUtils::WarningHandlerGuard no_warnings(&quiet);  // that kernels are registered anew
+  const NoWarnings no_warnings;  // that kernels are registered anew
   auto& library = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {

@@ -1,5 +1,6 @@
 #include "numerics/operator.h"
 
+#include <ATen/core/enum_tag.h>
 #include <ATen/core/jit_type.h>
 
 #include <algorithm>
@@ -87,6 +88,7 @@ Operator::Operator(const c10::OperatorHandle& op) : handle(op), name(c10::toStri
                          .any_value = is_number(argument.type()) && !has_shape_from_numbers(schema.name()),
                          .may_be_on_host = lengths || indices});
   }
+  elementwise = op.hasTag(at::Tag::pointwise) || schema.name() == "aten::copy_";
   takes_pivots = schema.argumentIndexWithName("pivots") || schema.argumentIndexWithName("LU_pivots");
   synchronous = has_shape_from_values(schema.name());
   for (const c10::Argument& result : schema.returns()) {

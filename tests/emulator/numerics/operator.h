@@ -31,6 +31,7 @@ struct Operator {
   int generator = -1;          // the position of that argument
   bool returns_new = false;    // at least one result is new
   bool synchronous = false;    // a result is a number, or a shape depends on values: CUDA's kernel waits for the stream
+  bool elementwise = false;    // what is written must not overlap what is read
   bool takes_pivots = false;   // of LAPACK, which counts from 1 and does not check them
   bool takes_indices = false;  // index and index_put: boolean masks among them have to be counted first
 };

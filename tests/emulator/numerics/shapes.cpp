@@ -12,6 +12,7 @@
 #include <future>
 #include <mutex>
 
+#include "numerics/no_warnings.h"
 #include "numerics/one_thread.h"
 #include "numerics/random.h"
 #include "numerics/tensors.h"
@@ -123,10 +124,7 @@ bool same_sizes(const c10::IValue& value, const c10::IValue& other) {
 
 Shapes run_on_dummies(const Operator& op, const c10::IValue* arguments) {
   const OneThread one_thread;
-  struct Quiet : c10::WarningHandler {
-    void process(const c10::Warning&) override {}
-  } quiet;
-  const c10::WarningUtils::WarningHandlerGuard no_warnings(&quiet);  // the host warns when it resizes `out=` itself
+  const NoWarnings no_warnings;  // the host itself warns where it resizes `out=`
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   torch::jit::Stack given;
   const auto make_dummy = [&](const at::Tensor& tensor) { return dummy(tensor, op.takes_pivots); };

@@ -1,5 +1,7 @@
-"""Two Python jobs under ThreadSanitizer: training, suspend, resume, cancel, every gate policy, an automatic start with
-its probe, a bound. See scripts/run_tsan.sh."""
+"""Two Python jobs under a sanitizer, `sanitized_pair.py cpu|cuda`: training, suspend, resume, cancel, every gate policy, an
+automatic start with its probe, a bound. See scripts/run_sanitized.sh."""
+
+import sys
 
 import torch
 from torch import nn
@@ -7,10 +9,13 @@ from torch import nn
 import torchshare
 
 
+DEVICE = sys.argv[1]
+
+
 def train(job: torchshare.Job, steps: int = 10) -> None:
-    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 2))
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 2)).to(DEVICE)
     optimizer = torch.optim.Adam(model.parameters())
-    data = [(torch.randn(8, 8), torch.randint(0, 2, (8,))) for _ in range(steps)]
+    data = [(torch.randn(8, 8, device=DEVICE), torch.randint(0, 2, (8,), device=DEVICE)) for _ in range(steps)]
     for batch in job.batches(data, sub_batch=3):
         batch.backward(lambda x, y: nn.functional.cross_entropy(model(x), y))
         optimizer.step()
@@ -23,9 +28,9 @@ def train_for_ever(job: torchshare.Job) -> None:
 
 
 def main() -> None:
-    assert "/build/tsan/" in torchshare._C.__file__, torchshare._C.__file__
+    assert "/build/cpython" not in torchshare._C.__file__, torchshare._C.__file__
     for policy in ("priority", "strict", "best_fit"):
-        with torchshare.Runtime(policy=policy) as runtime:
+        with torchshare.Runtime(device=DEVICE, policy=policy) as runtime:
             runtime.submit(train, name="primary", priority="primary", threads=1)
             partner = runtime.submit(train_for_ever, name="secondary", start="step:3", threads=1)
             runtime.start()
@@ -36,7 +41,7 @@ def main() -> None:
             partner.cancel()
             print(runtime.wait())
     for options in ({}, {"max_slowdown": 0.1}):
-        with torchshare.Runtime(**options) as runtime:
+        with torchshare.Runtime(device=DEVICE, **options) as runtime:
             for name, priority in (("primary", "primary"), ("secondary", "secondary")):
                 runtime.submit(
                     lambda job: train(job, 60), name=name, priority=priority, start="auto", threads=1, meter_memory=True

@@ -1,0 +1,37 @@
+#!/bin/sh
+# Runs a build with a sanitizer: run_sanitized.sh thread|address. The C++ tests with threads, then a pair of Python jobs on
+# the CPU and, where it was built, on the emulated CUDA device.
+# torch and Python are not instrumented: faults inside them are not reported, nor are locks that only they use.
+set -eu
+: "${BUILD:?the instrumented build folder}" "${PY:?the interpreter}"
+export OMP_NUM_THREADS=1
+plain() { setarch "$(uname -m)" -R "$@"; }  # sanitizers' shadow memory and high-entropy ASLR do not agree
+emulator=$BUILD/tests/emulator/libtorchshare_emulator.so
+
+case $1 in
+  thread)
+    export TSAN_OPTIONS="ignore_noninstrumented_modules=1 report_signal_unsafe=0 halt_on_error=0 exitcode=66"
+    preload=$(gcc -print-file-name=libtsan.so)
+    # A fork acquires every ledger's lock, and ThreadSanitizer supports 64 locks per thread.
+    filter='-*ForkedChild*' ;;
+  address)
+    export ASAN_OPTIONS="detect_leaks=0"  # Python's and torch's own, at exit
+    preload="$(gcc -print-file-name=libasan.so):$(gcc -print-file-name=libstdc++.so)"
+    filter='*' ;;
+esac
+
+plain "$BUILD/tests/cpp/torchshare_tests" --gtest_brief=1 --gtest_filter="$filter"
+
+package=$BUILD/python/torchshare
+mkdir -p "$package"
+for entry in torchshare/*; do
+  case $entry in *.so | */__pycache__) ;; *) ln -sfn "$PWD/$entry" "$package/" ;; esac
+done
+cp "$BUILD"/_C.*.so "$BUILD"/_core.*.so "$package"
+export PYTHONPATH="$BUILD/python"
+plain env LD_PRELOAD="$preload" "$PY" tests/sanitized_pair.py cpu
+if [ -e "$emulator" ]; then
+  plain "$BUILD/tests/emulator/torchshare_emulator_tests" --gtest_brief=1
+  plain env LD_PRELOAD="$preload" tests/emulator/run.sh "$PY" tests/sanitized_pair.py cuda
+fi
+echo "$1 sanitizer: no fault in the C++ tests, none in pairs of Python jobs"
