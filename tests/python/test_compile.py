@@ -92,6 +92,36 @@ def test_a_compiled_model_trains_in_sub_batches_as_in_plain_torch(backend: str, 
     assert all(torch.equal(tensor, trained[key]) for key, tensor in plain.items())
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="the global hook that looks for BatchNorm (batches.py; cuda_graph.py has one, too) is removed while dynamo "
+    "makes guards on it for another job: KeyError",
+)
+def test_a_job_compiles_while_another_ends_its_search_for_batch_norm() -> None:
+    keeper = Gatekeeper()
+    ended = threading.Event()
+
+    def splits(job: Job) -> None:
+        for batch in job.batches([torch.randn(4, 4)], sub_batch=2):
+            batch.backward(lambda x: (x * torch.ones((), requires_grad=True)).sum() + (keeper.pause() or 0))
+        ended.set()
+
+    def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
+        keeper.release.set()  # the trace has seen the hook; guards are made after this
+        assert ended.wait(20)
+        return graph.forward
+
+    def compiles(_job: Job) -> Tensor:
+        assert keeper.reached.wait(20)
+        return torch.compile(nn.Sequential(nn.ReLU()), backend=backend)(torch.ones(2))
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(splits, priority="primary")
+        runtime.submit(compiles)
+        results = runtime.wait(60)
+    assert results["compiles"].value.tolist() == [1, 1]
+
+
 def test_a_job_compiles_while_another_looks_for_batch_norm() -> None:
     keeper = Gatekeeper()
 
