@@ -2,7 +2,7 @@
 programs that get Ctrl-C up to three times. Weights must equal those of a job alone; threads, file descriptors and
 memory must not grow; no program may crash.
 
-python tests/soak.py --rounds 1000 --programs 50 --seed 7
+python tests/soak.py --rounds 1000 --programs 50 --seed 7 --device cuda
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ from torch import nn
 import torchshare
 from torchshare import Job
 
-logging.getLogger("torchshare").setLevel(logging.CRITICAL)  # failures of jobs are expected
-
 POLICIES = ("priority", "strict", "best_fit", "resource")
-KINDS = ("linear", "dropout", "conv")
+KINDS = ("linear", "dropout", "conv", "graph")  # the last: "linear" with Job.graph, which on the CPU is the same
 MIB = 1 << 20
 GROWTH_MIB = 48  # allowed growth after the first tenth of the rounds
 PATIENCE_S = 60
@@ -48,33 +46,44 @@ def build(kind: str) -> tuple[nn.Module, tuple[int, ...]]:
     return nn.Sequential(*layers), (12,)
 
 
-def train(kind: str, steps: int, fails_at: int | None = None) -> Callable[[Job], list[torch.Tensor]]:
+def train(
+    kind: str, steps: int, fails_at: int | None = None, device: str = "cpu"
+) -> Callable[[Job], list[torch.Tensor]]:
     def body(job: Job) -> list[torch.Tensor]:
-        model, shape = build(kind)
+        with torch.device(device):
+            model, shape = build(kind)
+            loader = [(torch.randn(8, *shape), torch.randint(0, 3, (8,))) for _ in range(steps)]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        loader = [(torch.randn(8, *shape), torch.randint(0, 3, (8,))) for _ in range(steps)]
+
+        def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(model(x), y)
+
+        loss = job.graph(loss_fn) if kind == "graph" else loss_fn
         for step, batch in enumerate(job.batches(loader, sub_batch=3)):
             if step == fails_at:
                 raise Broken
-            batch.backward(lambda x, y: nn.functional.cross_entropy(model(x), y))
+            batch.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
+        assert loss is loss_fn or device == "cpu" or loss.fallback is None, loss.fallback
         return [parameter.detach().clone() for parameter in model.parameters()]
 
     return body
 
 
 class Baselines:
-    """The weights of each job alone, computed once."""
+    """The weights of each job alone on a device, computed once."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
+        self.device = device
         self._known: dict[tuple[str, int, int], list[torch.Tensor]] = {}
 
     def of(self, kind: str, steps: int, seed: int) -> list[torch.Tensor]:
         key = kind, steps, seed
         if key not in self._known:
-            with torchshare.Runtime(device="cpu") as runtime:
-                runtime.submit(train(kind, steps), name="alone", threads=1, seed=seed)
+            eager = "linear" if kind == "graph" else kind
+            with torchshare.Runtime(device=self.device) as runtime:
+                runtime.submit(train(eager, steps, device=self.device), name="alone", threads=1, seed=seed)
                 self._known[key] = runtime.wait(PATIENCE_S)["alone"].value
         return self._known[key]
 
@@ -96,7 +105,7 @@ def disturb(chance: random.Random, jobs: list[Job], stop: threading.Event) -> se
 
 def one_round(chance: random.Random, alone: Baselines) -> None:
     plans = {}
-    with torchshare.Runtime(device="cpu", policy=chance.choice(POLICIES), timeline_capacity=1000) as runtime:
+    with torchshare.Runtime(device=alone.device, policy=chance.choice(POLICIES), timeline_capacity=1000) as runtime:
         jobs = []
         for index in range(chance.choice((1, 2, 2, 2, 3))):
             kind, steps, seed = chance.choice(KINDS), chance.choice((2, 10, 30)), chance.randrange(2)
@@ -108,7 +117,8 @@ def one_round(chance: random.Random, alone: Baselines) -> None:
                 "priority": f"level-{index * chance.choice((0, 1, 4))}",
                 "seed": seed,
             }
-            jobs.append(runtime.submit(train(kind, steps, fails_at), name=name, threads=1, **options))
+            function = train(kind, steps, fails_at, alone.device)
+            jobs.append(runtime.submit(function, name=name, threads=1, **options))
         runtime.start()
         stop = threading.Event()
         cancelled: set[str] = set()
@@ -141,16 +151,17 @@ from soak import train
 def endless(job):
     print("began", flush=True)
     while True:
-        train({kind!r}, 30)(job)
-with torchshare.Runtime(device="cpu", policy={policy!r}) as runtime:
+        train({kind!r}, 30, device={device!r})(job)
+with torchshare.Runtime(device={device!r}, policy={policy!r}) as runtime:
     runtime.submit(endless, name="a", priority="primary", threads=1)
     runtime.submit(endless, name="b", threads=1)
     runtime.wait()
 """
 
 
-def one_program(chance: random.Random) -> None:
-    code = PROGRAM.format(folder=os.path.dirname(__file__), kind=chance.choice(KINDS), policy=chance.choice(POLICIES))
+def one_program(chance: random.Random, device: str) -> None:
+    kind, policy = chance.choice(KINDS), chance.choice(POLICIES)
+    code = PROGRAM.format(folder=os.path.dirname(__file__), kind=kind, policy=policy, device=device)
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
@@ -188,10 +199,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--programs", type=int, default=50)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
+    logging.getLogger("torchshare").setLevel(logging.CRITICAL)  # failures of jobs are expected
     print(f"seed {arguments.seed}", flush=True)
     chance = random.Random(arguments.seed)
-    alone = Baselines()
+    alone = Baselines(arguments.device)
     torch.set_num_threads(1)
     for round_number in range(arguments.rounds):
         try:
@@ -206,7 +219,7 @@ def main() -> None:
     assert after[0] <= before[0] and after[1] <= before[1], "threads or file descriptors grow"
     assert after[2] - before[2] < GROWTH_MIB * MIB, "memory grows"
     for _ in range(arguments.programs):
-        one_program(chance)
+        one_program(chance, arguments.device)
     print(f"{arguments.programs} programs ended by Ctrl-C")
 
 

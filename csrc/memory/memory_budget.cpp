@@ -21,8 +21,12 @@ void MemoryBudget::reserve(std::int64_t bytes) {
                       mib(bytes), mib(held), mib(limit_)));
     }
   } while (!held_.compare_exchange_weak(held, held + bytes, std::memory_order_relaxed));
+}
+
+void MemoryBudget::record_peak() noexcept {
+  const std::int64_t held = this->held();
   std::int64_t peak = peak_.load(std::memory_order_relaxed);
-  while (peak < held + bytes && !peak_.compare_exchange_weak(peak, held + bytes, std::memory_order_relaxed)) {
+  while (peak < held && !peak_.compare_exchange_weak(peak, held, std::memory_order_relaxed)) {
   }
 }
 

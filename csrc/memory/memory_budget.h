@@ -24,6 +24,8 @@ class MemoryBudget {
   std::int64_t limit() const { return limit_; }
   std::int64_t held() const { return held_.load(std::memory_order_relaxed); }
   std::int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
+  /// Called once reserved bytes are allocated: the device may refuse what the budget admits.
+  void record_peak() noexcept;
 
  private:
   friend class Reservation;

@@ -200,6 +200,7 @@ c10::DataPtr own(c10::DataPtr data, const MemoryOwner& owner, Reservation reserv
 }
 
 void own(void* block, c10::DeleterFnPtr release, const MemoryOwner& owner, Reservation reservation) {
+  owner.budget()->record_peak();
   Ledger& ledger = ledgers()[index_of(owner.deleter())];
   std::lock_guard lock(ledger.mutex);
   ledger.blocks.insert_or_assign(block, OwnedBlock{std::move(reservation), release});

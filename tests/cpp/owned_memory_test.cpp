@@ -84,6 +84,15 @@ TEST_F(OwnedMemoryTest, RefusesRequestsBeyondTheBudgetAndChangesNothing) {
   EXPECT_NO_THROW(thousand_floats());
 }
 
+TEST_F(OwnedMemoryTest, WhatTorchCannotAllocateIsNeverHeld) {
+  const auto mine = owner();
+  const MemoryScope scope(mine);
+  const at::Tensor a = thousand_floats();
+  EXPECT_THROW(at::empty({std::int64_t{1} << 55}), c10::Error);
+  EXPECT_EQ(mine->budget()->held(), kBytes);
+  EXPECT_EQ(mine->budget()->peak(), kBytes);
+}
+
 TEST_F(OwnedMemoryTest, TensorsThatGrowAreCounted) {
   const auto mine = owner("grows", 2 * kBytes);
   const MemoryScope scope(mine);

@@ -49,10 +49,18 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def gpu(request: pytest.FixtureRequest) -> None:
-    """Skips tests marked `gpu` if there is no GPU; with TORCHSHARE_REQUIRE_GPU=1 they fail."""
-    if request.node.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+def gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Skips tests marked `gpu` if there is no GPU; with TORCHSHARE_REQUIRE_GPU=1 they fail. They use deterministic
+    algorithms, so that weights can be compared bit for bit."""
+    if request.node.get_closest_marker("gpu") is None:
+        yield
+        return
+    if not torch.cuda.is_available():
         (pytest.fail if os.environ.get("TORCHSHARE_REQUIRE_GPU") == "1" else pytest.skip)("there is no GPU")
+    former = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(former)
 
 
 def run_one(function: Callable[[Job], Any], timeout: float = 60, device: str = "cpu", **options: Any) -> Result:

@@ -19,6 +19,7 @@ import conftest
 import pytest
 import torch
 from conftest import Gatekeeper, wait_until
+from gpu_jobs import needs_kernels
 from torch import Tensor, nn
 from torch.fx._symbolic_trace import is_fx_tracing
 from torch.nn import functional as F
@@ -569,6 +570,7 @@ def test_a_cancelled_sub_batch_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.gpu
+@needs_kernels
 def test_a_cuda_step_runs_on_the_jobs_stream_and_in_a_cuda_graph() -> None:
     """Runs on the current stream, like eager; then is captured in thread-local mode, and replayed."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from conftest import Gatekeeper, run_one, torchshare_command, wait_until
+from conftest import Gatekeeper, torchshare_command, wait_until
+from gpu_jobs import MIB, SLEEP_CYCLES, alone, attention, conv, held_by_tensors, identical, on_gpu, trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,71 +18,6 @@ import torchshare
 from torchshare import _C, Job, _core
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*takes its statistics")]
-
-MIB = 2**20
-SLEEP_CYCLES = 1_000_000_000  # of torch.cuda._sleep: about half a second
-
-
-@pytest.fixture(autouse=True)
-def deterministic() -> Iterator[None]:
-    former = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(former)
-
-
-def on_gpu(function: Callable[[Job], Any], **options: Any) -> Any:
-    return run_one(function, device="cuda", **options).value
-
-
-def conv() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(16 * 36, 4)
-    )
-
-
-def attention() -> nn.Module:
-    layer = nn.TransformerEncoderLayer(8, 2, 32, dropout=0.2, batch_first=True)
-    return nn.Sequential(
-        nn.Flatten(2), nn.Linear(64, 8), nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(24, 4)
-    )
-
-
-def trainer(
-    make: Callable[[], nn.Module], graph: bool = False, compiled: bool = False
-) -> Callable[[Job], list[Tensor]]:
-    def train(job: Job) -> list[Tensor]:
-        with torch.device("cuda"):
-            model = make()
-            data = [(torch.randn(16, 3, 8, 8), torch.randint(0, 4, (16,))) for _ in range(8)]
-        called = torch.compile(model) if compiled else model
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-
-        def loss_fn(x: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(called(x), y)
-
-        loss = job.graph(loss_fn) if graph else loss_fn
-        for _ in range(4):
-            for batch in job.batches(data, sub_batch=8):
-                batch.backward(loss)
-                optimizer.step()
-                optimizer.zero_grad()
-        if graph:
-            assert loss.fallback is None, loss.fallback  # type: ignore[attr-defined]
-        return [*model.state_dict().values(), torch.rand(4, device="cuda")]
-
-    return train
-
-
-def identical(a: list[Tensor], b: list[Tensor]) -> bool:
-    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def held_by_tensors() -> int:
-    """Bytes, without the workspaces that cuBLAS keeps by stream."""
-    torch.cuda.synchronize()
-    torch._C._cuda_clearCublasWorkspaces()
-    return torch.cuda.memory_allocated()
 
 
 def test_a_gpu_is_found() -> None:
@@ -97,33 +32,9 @@ def test_doctor_knows_the_driver(tmp_path: Path) -> None:
     assert _C.cuda_driver_version() >= 12000  # torch 2.11 needs it
 
 
-def check_a_pair(policy: str = "priority", timeout: float = 90, graph: bool = False, compiled: bool = False) -> None:
-    """Both jobs end with the weights that they have alone, compiled or not as here, but without graphs."""
-    alone = [
-        on_gpu(trainer(make, compiled=compiled), seed=seed, timeout=timeout)
-        for seed, make in enumerate((conv, attention))
-    ]
-    with torchshare.Runtime(device="cuda", policy=policy) as runtime:
-        runtime.submit(trainer(conv, graph, compiled), name="first", priority="primary", threads=1, seed=0)
-        runtime.submit(trainer(attention, graph, compiled), name="second", threads=1, seed=1)
-        results = runtime.wait(timeout)
-    assert identical(alone[0], results["first"].value)
-    assert identical(alone[1], results["second"].value)
-
-
-@pytest.mark.parametrize("policy", _core.gate_policy_names())
-def test_both_jobs_end_with_the_weights_they_have_alone(policy: str) -> None:
-    check_a_pair(policy)
-    assert not identical(on_gpu(trainer(conv), seed=0), on_gpu(trainer(conv), seed=9))
-
-
 @pytest.mark.parametrize("make", [conv, attention])
 def test_a_graph_trains_as_eager_does(make: Callable[[], nn.Module]) -> None:
-    assert identical(on_gpu(trainer(make), seed=3), on_gpu(trainer(make, graph=True), seed=3))
-
-
-def test_both_jobs_may_have_graphs() -> None:
-    check_a_pair(graph=True)
+    assert identical(alone(make, 3), on_gpu(trainer(make, graph=True), seed=3))
 
 
 def test_a_graph_that_waits_for_the_device_falls_back() -> None:
@@ -138,10 +49,6 @@ def test_a_graph_that_waits_for_the_device_falls_back() -> None:
 
     with pytest.warns(UserWarning, match="run in eager, not as a graph"):
         assert on_gpu(train) is not None
-
-
-def test_compiled_models_in_both_jobs() -> None:
-    check_a_pair(compiled=True, timeout=300)
 
 
 def test_each_job_has_a_stream_of_its_own_with_its_priority() -> None:
@@ -237,45 +144,6 @@ def test_a_lower_job_waits_for_the_stream_of_a_higher_one() -> None:
     assert results["low"].waited_s > 0.2  # for most of the sleep
 
 
-def test_memory_over_the_budget_is_refused_in_that_job_alone() -> None:
-    before = held_by_tensors()
-
-    def greedy(_job: Job) -> int:
-        kept = [torch.empty(4 * MIB, device="cuda", dtype=torch.uint8)]
-        with pytest.raises(torchshare.BudgetExceeded, match="job 'greedy': memory budget exceeded"):
-            kept.append(torch.empty(64 * MIB, device="cuda", dtype=torch.uint8))
-        kept.append(torch.empty(2 * MIB, device="cuda", dtype=torch.uint8))
-        return len(kept)
-
-    with torchshare.Runtime(device="cuda") as runtime:
-        runtime.submit(greedy, memory_budget=8 * MIB)
-        runtime.submit(trainer(conv), name="other", priority="primary", threads=1, seed=0)
-        results = runtime.wait(60)
-    assert results["greedy"].value == 2
-    assert results["greedy"].memory_peak == 6 * MIB
-    assert identical(results["other"].value, on_gpu(trainer(conv), seed=0))
-    assert results["other"].memory_peak > MIB / 16
-    del results
-    assert held_by_tensors() <= before + MIB
-
-
-def test_memory_used_on_another_stream_is_not_taken_too_early() -> None:
-    def job(_job: Job) -> bool:
-        side = torch.cuda.Stream()
-        x = torch.ones(MIB, device="cuda") * 1  # loads the kernel, which may wait for the whole device
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(SLEEP_CYCLES // 10)
-            y = x * 2
-        x.record_stream(side)
-        del x
-        torch.zeros(MIB, device="cuda")  # must not be x's memory yet
-        torch.cuda.synchronize()
-        return bool((y == 2).all())
-
-    assert on_gpu(job)
-
-
 def test_tensors_that_cross_running_jobs_are_refused() -> None:
     keeper = Gatekeeper()
     shared: list[Tensor] = []
@@ -308,7 +176,7 @@ def test_an_exception_in_one_job_leaves_the_other_alone() -> None:
         runtime.submit(trainer(attention), name="other", threads=1, seed=2)
         results = runtime.wait(60, check=False)
     assert isinstance(results["fails"].exception, RuntimeError)
-    assert identical(results["other"].value, on_gpu(trainer(attention), seed=2))
+    assert identical(results["other"].value, alone(attention, 2))
 
 
 def test_a_cancel_in_the_middle_of_a_queue_of_kernels() -> None:
@@ -325,7 +193,7 @@ def test_a_cancel_in_the_middle_of_a_queue_of_kernels() -> None:
         endless.cancel()
         results = runtime.wait(60)
     assert results["queues"].state == "cancelled"
-    assert identical(results["other"].value, on_gpu(trainer(conv), seed=0))
+    assert identical(results["other"].value, alone(conv, 0))
 
 
 def test_a_part_of_the_multiprocessors() -> None:
@@ -336,8 +204,8 @@ def test_a_part_of_the_multiprocessors() -> None:
 
     sms, weights = on_gpu(look, sms=16, seed=0)
     assert 16 <= sms < whole
-    whole_gpu = on_gpu(trainer(conv), seed=0)  # libraries may choose other kernels for another number
-    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(weights, whole_gpu, strict=True))
+    whole_gpu = alone(conv, 0)  # libraries may choose other kernels for another number
+    assert all(torch.allclose(a.cpu(), b, atol=1e-4) for a, b in zip(weights, whole_gpu, strict=True))
     with torchshare.Runtime(device="cuda") as runtime:
         runtime.submit(look, name="much", sms=100_000)
         assert runtime.wait(30, check=False)["much"].state == "failed"
@@ -357,7 +225,7 @@ def test_devices_without_a_gpu_of_that_number() -> None:
 @pytest.mark.timeout(180)
 def test_a_minute_of_everything() -> None:
     """Jobs come, share, are suspended and cancelled; memory is given back, and the last ones train as the first."""
-    expected = on_gpu(trainer(conv), seed=0)
+    expected = alone(conv, 0)
     deadline = time.monotonic() + 60
     held = []
     rounds = 0

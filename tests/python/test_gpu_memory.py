@@ -1,0 +1,180 @@
+"""Memory on a GPU: budgets, a full device, and what is given back."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+from conftest import Gatekeeper
+from gpu_jobs import MIB, alone, attention, conv, held_by_tensors, identical, on_gpu, run_pair, trainer
+from torch import nn
+from torch.nn import functional as F
+
+import torchshare
+from torchshare import Job
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*takes its statistics")]
+
+
+def test_memory_over_the_budget_is_refused_in_that_job_alone() -> None:
+    before = held_by_tensors()
+
+    def greedy(_job: Job) -> int:
+        kept = [torch.empty(4 * MIB, device="cuda", dtype=torch.uint8)]
+        with pytest.raises(torchshare.BudgetExceeded, match="job 'greedy': memory budget exceeded"):
+            kept.append(torch.empty(64 * MIB, device="cuda", dtype=torch.uint8))
+        kept.append(torch.empty(2 * MIB, device="cuda", dtype=torch.uint8))
+        return len(kept)
+
+    with torchshare.Runtime(device="cuda") as runtime:
+        runtime.submit(greedy, memory_budget=8 * MIB)
+        runtime.submit(trainer(conv), name="other", priority="primary", threads=1, seed=0)
+        results = runtime.wait(60)
+    assert results["greedy"].value == 2
+    assert results["greedy"].memory_peak == 6 * MIB
+    assert identical(results["other"].value, alone(conv, 0))
+    assert results["other"].memory_peak > MIB / 16
+    del results
+    assert held_by_tensors() <= before + MIB
+
+
+def wide(job: Job, sub_batch: int | None = None) -> float:
+    """Trains a layer whose activations are 2 MiB for each 16 rows; returns the last loss."""
+    with torch.device("cuda"):
+        model = nn.Sequential(nn.Linear(16, 32768), nn.Tanh(), nn.Linear(32768, 1))
+        data = [(torch.randn(64, 16), torch.randn(64, 1)) for _ in range(3)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for batch in job.batches(data, sub_batch):
+        loss = batch.backward(lambda x, y: F.mse_loss(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.item()
+
+
+@pytest.mark.parametrize("over", ["first", "second"])
+def test_a_job_that_outgrows_its_budget_fails_alone(over: str, policy: str) -> None:
+    with torchshare.Runtime(device="cuda", policy=policy) as runtime:
+        for name, priority in (("first", "primary"), ("second", "secondary")):
+            function, budget = (wide, 16 * MIB) if name == over else (trainer(attention), 256 * MIB)
+            runtime.submit(function, name=name, priority=priority, threads=1, seed=4, memory_budget=budget)
+        results = runtime.wait(60, check=False)
+    error = results[over].exception
+    assert isinstance(error, torchshare.BudgetExceeded)
+    assert isinstance(error, torch.OutOfMemoryError)
+    assert str(error).startswith(f"job '{over}': memory budget exceeded: ")
+    assert results[over].memory_peak <= 16 * MIB
+    (other,) = {"first", "second"} - {over}
+    assert identical(alone(attention, 4), results[other].value)
+    assert 0 < results[other].memory_peak <= 256 * MIB
+
+
+def test_smaller_sub_batches_fit_the_budget() -> None:
+    peaks = {}
+    for sub_batch in (None, 8):
+        with torchshare.Runtime(device="cuda") as runtime:
+            runtime.submit(lambda job, size=sub_batch: wide(job, size), name="wide", threads=1)
+            peaks[sub_batch] = runtime.wait(60)["wide"].memory_peak
+    assert peaks[8] < peaks[None] - 8 * MIB
+    budget = (peaks[8] + peaks[None]) // 2
+    with pytest.raises(torchshare.BudgetExceeded):
+        on_gpu(wide, memory_budget=budget)
+    assert on_gpu(lambda job: wide(job, 8), memory_budget=budget) > 0
+
+
+def test_a_request_larger_than_the_device_fails_alone() -> None:
+    """cudaMalloc itself refuses it, with every cached block given back first."""
+    total = torch.cuda.get_device_properties(0).total_memory
+
+    def greedy(_job: Job) -> None:
+        for _ in range(3):
+            with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+                torch.empty(2 * total, device="cuda", dtype=torch.uint8)
+        torch.empty(2 * total, device="cuda", dtype=torch.uint8)
+
+    results = run_pair(trainer(conv), greedy, check=False)
+    assert identical(alone(conv, 0), results["first"].value)
+    assert type(results["second"].exception) is torch.OutOfMemoryError
+    assert results["second"].memory_peak < total  # what was refused was never held
+
+
+@pytest.fixture
+def small_device() -> Iterator[int]:
+    """torch may take 64 MiB more than it has reserved now; yields how much that is. torch does what it does where
+    cudaMalloc refuses."""
+    torch.cuda.empty_cache()
+    size = torch.cuda.memory_reserved() + 64 * MIB
+    torch.cuda.set_per_process_memory_fraction(size / torch.cuda.get_device_properties(0).total_memory)
+    yield size
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_a_full_device_fails_the_job_that_fills_it(small_device: int) -> None:
+    keeper = Gatekeeper()
+    held: list[int] = []
+
+    def fills(_job: Job) -> None:
+        assert keeper.reached.wait(60)  # the other has what it needs
+        blocks = []
+        try:
+            while True:
+                blocks.append(torch.ones(MIB, device="cuda", dtype=torch.uint8))
+                held[:] = [len(blocks) * MIB]
+        finally:
+            blocks.clear()  # the exception keeps this frame
+            keeper.release.set()
+
+    results = run_pair(trainer(conv, at_step=lambda step: keeper.pause() if step == 4 else None), fills, check=False)
+    error = results["second"].exception
+    assert isinstance(error, torch.OutOfMemoryError)
+    assert not isinstance(error, torchshare.BudgetExceeded)
+    assert held[0] <= small_device
+    assert results["second"].memory_peak < held[0] + 2 * MIB
+    assert identical(alone(conv, 0), results["first"].value)
+
+
+def test_memory_is_given_back_however_jobs_end(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "torchshare")  # a log record keeps the exception, and that the job's frames
+    gc.collect()
+    before = held_by_tensors()
+
+    def fails(job: Job) -> None:
+        kept = [torch.ones(MIB, device="cuda") for _ in range(4)]
+        raise ValueError(f"{len(kept)} blocks")
+
+    def cancelled(job: Job) -> None:
+        kept = [torch.ones(MIB, device="cuda") for _ in range(4)]
+        job.cancel()
+        while True:
+            kept[0].add_(1)
+
+    for function, state in ((fails, "failed"), (cancelled, "cancelled")):
+        results = run_pair(trainer(conv, graph=True), function, check=False)
+        assert results["second"].state == state
+        assert results["second"].memory_peak >= 16 * MIB
+        del results
+        gc.collect()
+        assert held_by_tensors() <= before + MIB
+
+
+def test_torchs_own_reports_work_in_a_job() -> None:
+    def look(_job: Job) -> tuple[int, int, str]:
+        before = torch.cuda.memory_allocated()
+        kept = torch.ones(4 * MIB, device="cuda", dtype=torch.uint8)
+        return torch.cuda.memory_allocated() - before, kept.numel(), torch.cuda.memory_summary()
+
+    allocated, size, summary = on_gpu(look)
+    assert allocated >= size
+    assert "PyTorch CUDA memory summary" in summary
+
+
+def test_the_cache_may_be_emptied_while_another_job_trains() -> None:
+    def empties(_job: Job) -> None:
+        for _ in range(20):
+            torch.ones(MIB, device="cuda").add_(1)
+            torch.cuda.empty_cache()
+
+    results = run_pair(trainer(conv), empties)
+    assert identical(alone(conv, 0), results["first"].value)

@@ -1,0 +1,192 @@
+"""Streams, events and graphs that a job's own code makes with torch.cuda, beside another job."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from gpu_jobs import MIB, SLEEP_CYCLES, alone, attention, conv, identical, on_gpu, run_pair, trainer
+from torch import Tensor, nn
+
+from torchshare import Job
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*takes its statistics")]
+
+
+def test_memory_used_on_another_stream_is_not_taken_too_early() -> None:
+    def job(_job: Job) -> bool:
+        side = torch.cuda.Stream()
+        x = torch.ones(MIB, device="cuda") * 1  # loads the kernel, which may wait for the whole device
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(SLEEP_CYCLES // 10)
+            y = x * 2
+        x.record_stream(side)
+        del x
+        torch.zeros(MIB, device="cuda")  # must not be x's memory yet
+        torch.cuda.synchronize()
+        return bool((y == 2).all())
+
+    assert on_gpu(job)
+
+
+def on_side_streams(_job: Job) -> list[Tensor]:
+    """Trains two halves of a model on streams of their own, in the order that events and waits give."""
+    with torch.device("cuda"):
+        left, right = nn.Linear(32, 32), nn.Linear(32, 32)
+        data = [torch.randn(16, 32) for _ in range(12)]
+    optimizer = torch.optim.SGD([*left.parameters(), *right.parameters()], lr=0.1)
+    main, streams = torch.cuda.current_stream(), (torch.cuda.Stream(), torch.cuda.Stream())
+    for x in data:
+        parts = []
+        for stream, half in zip(streams, (left, right), strict=True):
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                y = half(x * 2).relu()
+                parts.append(y)
+            x.record_stream(stream)
+        for stream, y in zip(streams, parts, strict=True):
+            main.wait_event(stream.record_event())
+            y.record_stream(main)
+        (parts[0] * parts[1]).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*left.parameters(), *right.parameters()]
+
+
+def test_side_streams_train_as_alone(policy: str) -> None:
+    expected = [tensor.cpu() for tensor in on_gpu(on_side_streams, seed=1)]
+    results = run_pair(trainer(conv), on_side_streams, policy=policy)
+    assert identical(alone(conv, 0), results["first"].value)
+    assert identical(expected, results["second"].value)
+
+
+def test_more_streams_than_there_are() -> None:
+    """Beyond 32 they are taken again in turn; work on each is waited for."""
+
+    def job(_job: Job) -> list[float]:
+        totals = []
+        for number in range(40):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                torch.cuda._sleep(SLEEP_CYCLES // 1000)
+                totals.append(torch.full((8,), float(number), device="cuda").sum())
+        torch.cuda.synchronize()
+        return [total.item() for total in totals]
+
+    for result in run_pair(job, job).values():
+        assert result.value == [8.0 * number for number in range(40)]
+
+
+def test_the_current_stream_of_a_job_and_of_the_program() -> None:
+    before = torch.cuda.current_stream()
+
+    def look(_job: Job) -> list[int]:
+        own, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            inside = torch.cuda.current_stream()
+        assert inside == side != own == torch.cuda.current_stream()
+        assert torch.cuda.default_stream().cuda_stream == 0
+        return [own.cuda_stream, side.cuda_stream]
+
+    results = run_pair(look, look)
+    used = [handle for result in results.values() for handle in result.value]
+    assert len({0, *used}) == 5
+    assert torch.cuda.current_stream() == before
+
+
+def test_events_order_work_across_jobs(policy: str) -> None:
+    """A buffer of neither job goes to and fro; only events say when its value is there."""
+    shared = torch.zeros(MIB, device="cuda")
+    torch.cuda.synchronize()
+    to, fro = queue.Queue[torch.cuda.Event](), queue.Queue[torch.cuda.Event]()
+    rounds = 10
+
+    def player(mine: queue.Queue[torch.cuda.Event], theirs: queue.Queue[torch.cuda.Event], begins: bool) -> None:
+        for number in range(rounds):
+            if number or not begins:
+                torch.cuda.current_stream().wait_event(mine.get(timeout=30))
+            torch.cuda._sleep(SLEEP_CYCLES // 500)
+            shared.mul_(2).add_(1)
+            theirs.put(torch.cuda.current_stream().record_event())
+
+    run_pair(lambda _: player(to, fro, True), lambda _: player(fro, to, False), policy=policy)
+    assert shared.unique().tolist() == [2.0 ** (2 * rounds) - 1]
+
+
+def test_a_job_that_always_synchronizes_trains_as_alone(policy: str) -> None:
+    waits = trainer(conv, at_step=lambda _: torch.cuda.synchronize())
+    results = run_pair(waits, trainer(attention, at_step=lambda _: torch.cuda.synchronize("cuda")), policy=policy)
+    assert identical(alone(conv, 0), results["first"].value)
+    assert identical(alone(attention, 1), results["second"].value)
+
+
+def test_events_time_the_jobs_own_work() -> None:
+    def times(_job: Job) -> tuple[float, float]:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start = time.monotonic()
+        begin.record()
+        torch.cuda._sleep(SLEEP_CYCLES // 10)
+        end.record()
+        was_done = end.query()
+        end.synchronize()
+        assert not was_done
+        assert end.query()
+        return begin.elapsed_time(end) / 1e3, time.monotonic() - start
+
+    results = run_pair(trainer(conv), times)
+    on_device, by_clock = results["second"].value
+    assert 0.01 < on_device < by_clock
+    assert identical(alone(conv, 0), results["first"].value)
+
+
+def captured(_job: Job | None = None) -> list[Tensor]:
+    """Trains with a torch.cuda.graph of the user's own: the whole step, with dropout in it."""
+    with torch.device("cuda"):
+        model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 1))
+        data = [torch.randn(32, 16) for _ in range(20)]
+        static = torch.zeros(32, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(static).square().mean().backward()
+        optimizer.step()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for x in data:
+        static.copy_(x)
+        graph.replay()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+NOT_ISOLATED = (
+    "torch.cuda.graph in a job captures with the process's generator, in global mode, on a stream that all "
+    "jobs share, and the gate records markers there"
+)
+
+
+@pytest.mark.xfail(strict=True, reason=NOT_ISOLATED)
+def test_a_graph_that_a_job_captures_itself() -> None:
+    in_job = on_gpu(captured, seed=1)
+    torch.manual_seed(1)
+    assert identical(in_job, captured())
+
+
+@pytest.mark.xfail(run=False, reason=NOT_ISOLATED)  # what it leaves behind may fail the tests that follow
+@pytest.mark.parametrize("first", [trainer(conv), captured], ids=["beside a job in eager", "in both jobs"])
+def test_graphs_that_jobs_capture_themselves(first: Callable[[Job], list[Tensor]], policy: str) -> None:
+    expected = [[tensor.cpu() for tensor in on_gpu(job, seed=seed)] for seed, job in enumerate((first, captured))]
+    results = run_pair(first, captured, policy=policy)
+    assert identical(expected[0], results["first"].value)
+    assert identical(expected[1], results["second"].value)
