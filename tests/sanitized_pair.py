@@ -1,4 +1,4 @@
-"""Two Python jobs under a sanitizer, `sanitized_pair.py cpu|cuda`: training, suspend, resume, cancel, every gate policy, an
+"""Two Python jobs under a sanitizer, `sanitized_pair.py cpu|cuda`: training, suspend, resume, cancel, gate policies, an
 automatic start with its probe, a bound. See scripts/run_sanitized.sh."""
 
 import sys
@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import torchshare
-
 
 DEVICE = sys.argv[1]
 

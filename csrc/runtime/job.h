@@ -70,7 +70,8 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   void synchronize() override;
   /// See DeviceScope::open_stream.
   std::uintptr_t open_stream() { return device_->open_stream(); }
-  /// Captures what `work` launches. Throws std::logic_error if the device has no graphs, and what the capture throws.
+  /// Captures what `work` launches. Throws std::logic_error if the device does not support graphs, and the exceptions
+  /// of `work`.
   std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work);
   /// Launches a captured graph as one op.
   void launch(DeviceGraph& graph, const std::string& name);

@@ -309,7 +309,7 @@ TEST_F(RuntimeStreamTest, GraphsAreRefusedIfUnsupported) {
   const auto job = runtime.submit({.name = "a"}, [](Job& job) { runtime_job(job).capture([] {}); });
   runtime.start();
   ASSERT_TRUE(have_ended({job}));
-  EXPECT_EQ(job->error(), "job 'a': device 'fake' has no graphs");
+  EXPECT_EQ(job->error(), "job 'a': device 'fake' does not support graphs");
 }
 
 }  // namespace

@@ -113,6 +113,8 @@ cudaError_t enter(const char* call) {
   return error != cudaSuccess ? error : static_cast<cudaError_t>(lost_by());
 }
 
+// NotReady is remembered too: the programming guide ("Error Checking") says that it is not, but torch clears it after
+// every query, and so do we. Code that does so is right on either.
 cudaError_t leave(const char* call, cudaError_t error) {
   if (error != cudaSuccess) {
     last_error() = error;

@@ -25,6 +25,9 @@ import torchshare
 from torchshare import Job
 
 LIMIT_S = 60
+kept: list[
+    list[Tensor]
+] = []  # torch aborts if no event can be recorded where pinned memory is freed, with or without us
 emulator = ctypes.CDLL(str(Path(os.environ["TORCHSHARE_EMULATOR"]) / "libtorchshare_emulator.so"))
 emulator.emulator_calls.restype = ctypes.c_uint64
 emulator.emulator_inject.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64]
@@ -39,6 +42,7 @@ def train(job: Job) -> str:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = [torch.randn(8, 8).pin_memory() for _ in range(4)]
+    kept.append(data)
     side = torch.cuda.Stream()
     loss = job.graph(lambda x: model(x).square().mean())
     for batch in job.batches([x.to("cuda", non_blocking=True) for x in data], sub_batch=4):
@@ -57,6 +61,14 @@ def say(error: BaseException | None) -> str | None:
     return None if error is None else f"{type(error).__name__}: {error}"
 
 
+def name_of(task: Path) -> str:
+    """Of a job's thread, and of its autograd's: ts1-first. Empty for a thread that has just ended."""
+    try:
+        return (task / "comm").read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
 def run(case: dict[str, Any]) -> dict[str, Any]:
     jobs: dict[str, str | None] = {}
     failed = None
@@ -73,8 +85,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             }
     except Exception as error:
         failed = say(error)
-    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
-    left = [name for name in names if re.match(r"ts\d+-", name)]  # a job's thread and its autograd's
+    left = [name for name in map(name_of, Path("/proc/self/task").iterdir()) if re.match(r"ts\d+-", name)]
     calls = {name: emulator.emulator_calls(name.encode()) for name in case.get("count", [])}
     return {"jobs": jobs, "runtime": failed, "left": left, "calls": calls}
 

@@ -50,12 +50,13 @@ API cudaError_t cudaStreamCreate(cudaStream_t* stream) {
 }
 
 API cudaError_t cudaStreamDestroy(cudaStream_t handle) {
-  const auto stream = Stream::of(handle);
-  if (!stream || stream == Stream::legacy()) {
-    return leave(__func__, cudaErrorInvalidResourceHandle);
-  }
-  stream->destroy();
-  return leave(__func__, enter(__func__));
+  return stream_call(__func__, handle, [](const auto& stream) {
+    if (stream == Stream::legacy()) {
+      return cudaErrorInvalidResourceHandle;
+    }
+    stream->destroy();
+    return cudaSuccess;
+  });
 }
 
 API cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
@@ -139,8 +140,10 @@ API cudaError_t cudaEventCreate(cudaEvent_t* event) {
 }
 
 API cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  delete &event_of(event);
-  return leave(__func__, enter(__func__));
+  return call(__func__, [&] {
+    delete &event_of(event);
+    return cudaSuccess;
+  });
 }
 
 API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle, unsigned flags) {
@@ -312,13 +315,17 @@ API cudaError_t cudaGraphExecUpdate(cudaGraphExec_t executable, cudaGraph_t grap
 }
 
 API cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-  delete &graph_of(graph);
-  return leave(__func__, enter(__func__));
+  return call(__func__, [&] {
+    delete &graph_of(graph);
+    return cudaSuccess;
+  });
 }
 
 API cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
-  delete &graph_of(executable);
-  return leave(__func__, enter(__func__));
+  return call(__func__, [&] {
+    delete &graph_of(executable);
+    return cudaSuccess;
+  });
 }
 
 API cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, std::size_t* count) {

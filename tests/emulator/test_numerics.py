@@ -1,9 +1,10 @@
 """The emulated device computes what the CPU computes: ops, modules, optimizers, captured graphs, random numbers."""
 
 import copy
-import ctypes
 import io
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -615,25 +616,34 @@ def test_wrong_arguments_fail_in_the_call() -> None:
     assert x.sum().item() == 3
 
 
-@pytest.mark.parametrize(
-    "op",
-    [
-        lambda i: F.embedding(i, torch.ones(3, 2, device="cuda")),
-        lambda i: torch.ones(3, device="cuda")[i],
-        lambda i: torch.ones(3, device="cuda").index_put_((i,), torch.ones((), device="cuda")),
-        lambda i: torch.ones(3, device="cuda").gather(0, i),
-        lambda i: F.cross_entropy(torch.ones(1, 3, device="cuda"), i),
-    ],
-    ids=["embedding", "index", "index_put", "gather", "cross_entropy"],
-)
-def test_an_index_out_of_range_is_an_assertion_on_the_device(op: Callable[[torch.Tensor], torch.Tensor]) -> None:
+OUT_OF_RANGE = """
+import ctypes
+
+import torch
+from torch.nn import functional as F
+
+for op in (
+    lambda i: F.embedding(i, torch.ones(3, 2, device="cuda")),
+    lambda i: torch.ones(3, device="cuda")[i],
+    lambda i: torch.ones(3, device="cuda").index_put_((i,), torch.ones((), device="cuda")),
+    lambda i: torch.ones(3, device="cuda").gather(0, i),
+    lambda i: F.cross_entropy(torch.ones(1, 3, device="cuda"), i),
+):
     indices = torch.tensor([5], device="cuda")
-    try:
-        with pytest.raises(RuntimeError, match="device-side assert"):
-            op(indices)
+    for use in (lambda: op(indices), lambda: indices.sum().item()):
+        try:
+            use()
             torch.cuda.synchronize()
-        with pytest.raises(RuntimeError, match="device-side assert"):
-            indices.sum().item()
-    finally:
-        ctypes.CDLL(None).emulator_restore()
+        except RuntimeError as error:
+            assert "device-side assert" in str(error), error
+        else:
+            raise AssertionError("no error")
+    ctypes.CDLL(None).emulator_restore()
     assert (indices + 1).item() == 6
+"""
+
+
+def test_an_index_out_of_range_is_an_assertion_on_the_device() -> None:
+    # In a process of its own: torchshare's allocator remembers, rightly, that the device was lost.
+    done = subprocess.run([sys.executable, "-c", OUT_OF_RANGE], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr

@@ -123,7 +123,7 @@ def test_invalid_devices_are_refused(device: str) -> None:
 
 
 def test_options_that_need_a_gpu_are_refused_on_the_cpu() -> None:
-    with pytest.raises(ValueError, match="run_ahead needs an asynchronous device \(cuda\), got 'cpu'"):
+    with pytest.raises(ValueError, match=r"run_ahead needs an asynchronous device \(cuda\), got 'cpu'"):
         torchshare.Runtime(device="cpu", run_ahead=1e-3)
     with (
         torchshare.Runtime(device="cpu") as runtime,

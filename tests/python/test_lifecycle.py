@@ -130,7 +130,7 @@ def test_start_without_room_for_threads_says_so_and_can_be_tried_again() -> None
         "runtime.close()"
     )
     assert done.stdout.splitlines()[1:] == ["True", "True"], done.stderr
-    assert "no thread could be made for it" in done.stdout or "can't start new thread" in done.stdout
+    assert "its thread cannot be created" in done.stdout or "can't start new thread" in done.stdout
 
 
 # Ending

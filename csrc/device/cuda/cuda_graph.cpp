@@ -15,8 +15,9 @@ CudaGraph::CudaGraph(std::shared_ptr<CudaStream> stream, at::Generator generator
     : stream_(std::move(stream)), generator_(std::move(generator)), pool_(at::cuda::MemPool::graph_pool_handle()) {}
 
 void CudaGraph::begin_capture() {
-  seed_ = generator_.current_seed();
-  offset_ = generator_.get_offset();
+  fresh_ = at::cuda::detail::createCUDAGenerator(generator_.device().index());  // torch makes none during a capture
+  fresh_.set_current_seed(generator_.current_seed());
+  fresh_.set_offset(generator_.get_offset());
   stream_->set_capturing(true);
   try {
     // torch registers the state of the default generator with the graph: it must be this job's state.
@@ -56,10 +57,7 @@ void CudaGraph::clean_up() {
   } catch (const c10::Error&) {
     // The same.
   }
-  at::Generator fresh = at::cuda::detail::createCUDAGenerator(device);
-  fresh.set_current_seed(seed_);
-  fresh.set_offset(offset_);
-  generator_.graphsafe_set_state(fresh);
+  generator_.graphsafe_set_state(fresh_);
 }
 
 void CudaGraph::launch() {

@@ -26,8 +26,7 @@ class CudaGraph final : public DeviceGraph {
   const std::shared_ptr<CudaStream> stream_;
   at::Generator generator_;
   const c10::MempoolId_t pool_;
-  std::uint64_t seed_ = 0;    // of the generator, before the capture
-  std::uint64_t offset_ = 0;  // the same
+  at::Generator fresh_;  // as generator_ was before the capture
   at::cuda::CUDAGraph graph_;
 };
 
