@@ -180,7 +180,7 @@ def test_what_cannot_be_captured_runs_in_eager(error: Exception, reason: str) ->
 
 
 def test_work_written_in_python_reaches_the_devices_capture() -> None:
-    with pytest.raises(RuntimeError, match="job 'alone': device 'cpu' has no graphs"):
+    with pytest.raises(RuntimeError, match="job 'alone': device 'cpu' does not support graphs"):
         run_one(lambda job: job._context.handle.capture(lambda: None))
 
 

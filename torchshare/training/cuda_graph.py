@@ -54,7 +54,8 @@ class Graphed:
                     raise _Uncapturable(f"more than {_MOST_GRAPHS} shapes or weights of sub-batches")
                 self._graphs[key] = _Graph(self._job, self._loss_fn, sub, self._device, self._gradients)
             except (RuntimeError, _Uncapturable) as error:
-                if torch.cuda.is_current_stream_capturing():  # the capture could not be ended: eager ops would not run
+                if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+                    # The capture could not be ended: eager ops would not run.
                     raise (error.__cause__ or error) from None
                 self._give_up(str(error).split("\n", 1)[0])
                 return None
