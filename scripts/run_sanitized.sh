@@ -10,12 +10,12 @@ emulator=$BUILD/tests/emulator/libtorchshare_emulator.so
 
 case $1 in
   thread)
-    export TSAN_OPTIONS="ignore_noninstrumented_modules=1 report_signal_unsafe=0 halt_on_error=0 exitcode=66"
+    export TSAN_OPTIONS="ignore_noninstrumented_modules=1 report_signal_unsafe=0 halt_on_error=0 exitcode=66 allocator_may_return_null=1"
     preload=$(gcc -print-file-name=libtsan.so)
     # A fork acquires every ledger's lock, and ThreadSanitizer supports 64 locks per thread.
     filter='-*ForkedChild*' ;;
   address)
-    export ASAN_OPTIONS="detect_leaks=0"  # Python's and torch's own, at exit
+    export ASAN_OPTIONS="detect_leaks=0 allocator_may_return_null=1"  # Python's and torch's own, at exit
     preload="$(gcc -print-file-name=libasan.so):$(gcc -print-file-name=libstdc++.so)"
     filter='*' ;;
 esac

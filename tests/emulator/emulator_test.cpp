@@ -201,6 +201,7 @@ TEST_F(EmulatorTest, ACapturedGraphRunsAtEachLaunch) {
   EXPECT_EQ(take_race(), "");
   ASSERT_EQ(cudaGraphLaunch(executable, first), cudaSuccess);
   EXPECT_NE(take_race().find("outside"), std::string::npos);
+  ASSERT_EQ(cudaStreamSynchronize(first), cudaSuccess);  // the kernels count in `runs`
   cudaGraphExecDestroy(executable);
   cudaGraphDestroy(graph);
   cudaEventDestroy(join);

@@ -25,9 +25,7 @@ import torchshare
 from torchshare import Job
 
 LIMIT_S = 60
-kept: list[
-    list[Tensor]
-] = []  # torch aborts if no event can be recorded where pinned memory is freed, with or without us
+kept: list[Tensor] = []
 emulator = ctypes.CDLL(str(Path(os.environ["TORCHSHARE_EMULATOR"]) / "libtorchshare_emulator.so"))
 emulator.emulator_calls.restype = ctypes.c_uint64
 emulator.emulator_inject.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64]
@@ -37,12 +35,17 @@ def digest(tensors: list[Tensor]) -> str:
     return hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
+def pinned(tensor: Tensor) -> Tensor:
+    """Never freed: where pinned memory is, torch records an event in a destructor, and aborts if that fails."""
+    kept.append(tensor.pin_memory())
+    return kept[-1]
+
+
 def train(job: Job) -> str:
     """A few steps with sub-batches and a graph, copies from pinned memory, a side stream and a host wait."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = [torch.randn(8, 8).pin_memory() for _ in range(4)]
-    kept.append(data)
+    data = [pinned(torch.randn(8, 8)) for _ in range(4)]
     side = torch.cuda.Stream()
     loss = job.graph(lambda x: model(x).square().mean())
     for batch in job.batches([x.to("cuda", non_blocking=True) for x in data], sub_batch=4):

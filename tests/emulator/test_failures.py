@@ -30,6 +30,10 @@ STICKY = {  # "any further CUDA work will return the same error", as driver_type
 }
 
 
+# torch's device guards call these in their destructors, which must not throw: plain torch aborts, too.
+TORCH_ABORTS = {"cudaGetDevice", "cudaSetDevice"}
+
+
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
     """Runs one case; see failure_cases.py."""
@@ -79,7 +83,7 @@ def check_every_call(run: Run, policy: str, positions: list[float]) -> None:
     clean = first["jobs"]
     assert first == {**first, "runtime": None, "left": []}
     assert all(len(digest) == 64 for digest in clean.values()), clean
-    calls = {call: count for call, count in first["calls"].items() if count > 0}
+    calls = {call: count for call, count in first["calls"].items() if count > 0 and call not in TORCH_ABORTS}
     complaints = []
     for call, count in calls.items():
         for name, error in errors[call].items():

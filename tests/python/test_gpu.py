@@ -222,6 +222,7 @@ def test_devices_without_a_gpu_of_that_number() -> None:
         torchshare.Runtime(device="cuda:99")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_minute_of_everything() -> None:
     """Jobs come, share, are suspended and cancelled; memory is given back, and the last ones train as the first."""

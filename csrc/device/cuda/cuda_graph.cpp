@@ -22,8 +22,10 @@ void CudaGraph::begin_capture() {
   try {
     // torch registers the state of the default generator with the graph: it must be this job's state.
     const GeneratorSwap swap(generator_);
-    graph_.capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
+    graph_->capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
   } catch (...) {
+    // torch's destructor throws if the generator was not registered before the capture failed: this one is not run.
+    (void)graph_.release();
     clean_up();
     throw;
   }
@@ -31,7 +33,7 @@ void CudaGraph::begin_capture() {
 
 void CudaGraph::end_capture() {
   try {
-    graph_.capture_end();
+    graph_->capture_end();
   } catch (...) {
     clean_up();
     throw;
@@ -61,7 +63,7 @@ void CudaGraph::clean_up() {
 }
 
 void CudaGraph::launch() {
-  graph_.replay();
+  graph_->replay();
 }
 
 }  // namespace torchshare

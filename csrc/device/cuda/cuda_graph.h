@@ -27,7 +27,7 @@ class CudaGraph final : public DeviceGraph {
   at::Generator generator_;
   const c10::MempoolId_t pool_;
   at::Generator fresh_;  // as generator_ was before the capture
-  at::cuda::CUDAGraph graph_;
+  std::unique_ptr<at::cuda::CUDAGraph> graph_ = std::make_unique<at::cuda::CUDAGraph>();
 };
 
 }  // namespace torchshare
