@@ -84,13 +84,16 @@ CudaStream::CudaStream(const StreamKind& kind)
 }
 
 CudaStream::~CudaStream() {
+  cudaError_t error = cudaSuccess;
+  const auto keep_first = [&](cudaError_t result) { error = error == cudaSuccess ? result : error; };
   for (Member& member : members_) {
-    C10_CUDA_CHECK_WARN(cudaStreamSynchronize(member.stream->handle));
+    keep_first(cudaStreamSynchronize(member.stream->handle));
     OwnStream::give_back(std::move(member.stream));
   }
   for (const cudaEvent_t event : events_) {
-    C10_CUDA_CHECK_WARN(cudaEventDestroy(event));
+    keep_first(cudaEventDestroy(event));
   }
+  C10_CUDA_CHECK_WARN(error);  // once: of a lost device, thousands of events say the same
 }
 
 void CudaStream::add(const StreamKind& kind) {
