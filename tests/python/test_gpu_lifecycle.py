@@ -59,6 +59,7 @@ def test_a_suspended_job_launches_nothing(policy: str) -> None:
             wait_until(lambda: len(runtime.jobs) > 1 and runtime.jobs[-1].state == "finished")
             assert counter.item() == before > 0
             job.resume()
+            wait_until(lambda: job.state == "running")  # the state follows the job; it may still say "suspended"
         job.cancel()
         results = runtime.wait(60)
     assert results["counts"].state == "cancelled"
