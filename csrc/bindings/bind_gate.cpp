@@ -21,6 +21,7 @@ void bind_gate(py::module_& module) {
       .def("__enter__", &Turns::enter)
       .def("__exit__", [](Turns& turns, const py::args&) { turns.exit(); })
       .def("exit_all", &Turns::exit_all)
+      .def("call_if_free", &Turns::call_if_free, py::arg("function"))
       .def("is_held_elsewhere", &Turns::is_held_elsewhere)
       .def("forget_others", &Turns::forget_others);
   py::class_<WakeCost>(module, "WakeCost")

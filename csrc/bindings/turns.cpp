@@ -79,6 +79,21 @@ void Turns::exit_all() {
   }
 }
 
+bool Turns::call_if_free(const py::function& function) {
+  const py::object release = lock_.attr("release");
+  if (!lock_.attr("acquire")(false).cast<bool>()) {
+    return false;
+  }
+  try {
+    function();
+  } catch (...) {
+    release();
+    throw;
+  }
+  release();
+  return true;
+}
+
 bool Turns::is_held_elsewhere() const {
   return owner_ != 0 && owner_ != PyThread_get_thread_ident();
 }

@@ -27,6 +27,8 @@ class Turns {
   void exit();
   /// Releases what the thread still holds: a cancellation came between `enter` and the `with` block it was for.
   void exit_all();
+  /// Calls `function` with the lock held; false, without the call, if another thread holds it.
+  bool call_if_free(const pybind11::function& function);
   /// True if another thread holds the lock.
   bool is_held_elsewhere() const;
   /// In a forked child: releases the lock if a thread that was not forked holds it.

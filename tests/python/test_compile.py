@@ -12,6 +12,7 @@ import torch
 from conftest import Gatekeeper, run_one, wait_until
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import _global_forward_pre_hooks
 
 import torchshare
 from torchshare import Job
@@ -92,11 +93,6 @@ def test_a_compiled_model_trains_in_sub_batches_as_in_plain_torch(backend: str, 
     assert all(torch.equal(tensor, trained[key]) for key, tensor in plain.items())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the global hook that looks for BatchNorm (batches.py; cuda_graph.py has one, too) is removed while dynamo "
-    "makes guards on it for another job: KeyError",
-)
 def test_a_job_compiles_while_another_ends_its_search_for_batch_norm() -> None:
     keeper = Gatekeeper()
     ended = threading.Event()
@@ -120,6 +116,43 @@ def test_a_job_compiles_while_another_ends_its_search_for_batch_norm() -> None:
         runtime.submit(compiles)
         results = runtime.wait(60)
     assert results["compiles"].value.tolist() == [1, 1]
+    assert not _global_forward_pre_hooks  # removed once the compilation was over
+
+
+def test_a_job_looks_for_batch_norm_once_no_other_job_compiles() -> None:
+    keeper, compiled = Gatekeeper(), threading.Event()
+    hooks: list[int] = []
+
+    def splits(job: Job) -> None:
+        assert keeper.reached.wait(20)
+        model = nn.BatchNorm1d(4)
+        for number, batch in enumerate(job.batches([torch.randn(4, 4)] * 2, sub_batch=2)):
+            batch.backward(lambda x: (hooks.append(len(_global_forward_pre_hooks)) or model(x)).sum())
+            if number == 0:
+                keeper.release.set()
+                assert compiled.wait(20)
+
+    def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
+        keeper.pause()
+        return graph.forward
+
+    def compiles(_job: Job) -> Tensor:
+        try:
+            return torch.compile(nn.Sequential(nn.ReLU()), backend=backend)(torch.ones(2))
+        finally:
+            compiled.set()
+
+    with (
+        torchshare.Runtime(device="cpu") as runtime,
+        pytest.warns(UserWarning, match="BatchNorm1d takes its") as caught,
+    ):
+        runtime.submit(splits, priority="primary")
+        runtime.submit(compiles)
+        results = runtime.wait(60)
+    assert results["compiles"].value.tolist() == [1, 1]
+    assert sum("takes its" in str(warning.message) for warning in caught) == 1
+    assert hooks == [0, 0, 1, 0]  # for each sub-batch; it has been found by the last
+    assert not _global_forward_pre_hooks
 
 
 def test_a_job_compiles_while_another_looks_for_batch_norm() -> None:

@@ -591,10 +591,11 @@ def test_a_cuda_step_runs_on_the_jobs_stream_and_in_a_cuda_graph() -> None:
             if compile:
                 assert step.fallback is None and step._bound is not None
                 pieces = [(list(training.batches[0]), 1.0)]
-                graph = torch.cuda.CUDAGraph()
+                graph = torch._C._CUDAGraph()  # torch.cuda.CUDAGraph refuses in a job
                 torch.cuda.current_stream().synchronize()
-                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                    step._bound.run(None, pieces)
+                graph.capture_begin(None, "thread_local")
+                step._bound.run(None, pieces)
+                graph.capture_end()
                 graph.replay()
             else:
                 training.loss(*training.batches[0]).backward()

@@ -78,9 +78,7 @@ def test_graphs_of_the_primary_beside_an_eager_secondary(policy: str) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:Using `torch.compile\\(module\\)` when there are global hooks")
-@pytest.mark.parametrize(
-    "sub_batch", [None, pytest.param(8, marks=pytest.mark.xfail(strict=False, reason="see test_compile.py: KeyError"))]
-)
+@pytest.mark.parametrize("sub_batch", [None, 8])
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_models_in_both_jobs(backend: str, sub_batch: int | None) -> None:
     torch._dynamo.reset()  # else a second size of batch is compiled with dynamic shapes

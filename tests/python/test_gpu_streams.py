@@ -11,6 +11,7 @@ import torch
 from gpu_jobs import MIB, SLEEP_CYCLES, alone, attention, conv, identical, on_gpu, run_pair, trainer
 from torch import Tensor, nn
 
+import torchshare
 from torchshare import Job
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*takes its statistics")]
@@ -142,51 +143,39 @@ def test_events_time_the_jobs_own_work() -> None:
     assert identical(alone(conv, 0), results["first"].value)
 
 
-def captured(_job: Job | None = None) -> list[Tensor]:
-    """Trains with a torch.cuda.graph of the user's own: the whole step, with dropout in it."""
-    with torch.device("cuda"):
-        model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 1))
-        data = [torch.randn(32, 16) for _ in range(20)]
-        static = torch.zeros(32, 16)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def test_a_job_that_captures_itself_is_told_to_use_job_graph() -> None:
+    """Nothing is captured, and nothing of it is left: the job and the one beside it train on as alone."""
+    message = (
+        r"job '{}': torch.cuda.graph is not supported in a job; job.graph\(loss_fn\) captures forward and backward"
+    )
 
-    def step() -> None:
-        optimizer.zero_grad()
-        model(static).square().mean().backward()
-        optimizer.step()
+    def tries(make: Callable[[], nn.Module]) -> Callable[[Job], list[Tensor]]:
+        def job(job: Job) -> list[Tensor]:
+            def capture(step: int) -> None:
+                stream = torch.cuda.current_stream()
+                for begin in (
+                    lambda: torch.cuda.graph(torch.cuda.CUDAGraph()).__enter__(),
+                    lambda: torch.cuda.CUDAGraph().capture_begin(),
+                ):
+                    with pytest.raises(RuntimeError, match=message.format(job.name)):
+                        begin()
+                assert torch.cuda.current_stream() == stream
+                assert not torch.cuda.is_current_stream_capturing()
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
+            return trainer(make, graph=True, at_step=capture)(job)
+
+        return job
+
+    results = run_pair(tries(conv), tries(attention))
+    assert identical(alone(conv, 0), results["first"].value)
+    assert identical(alone(attention, 1), results["second"].value)
+    results = run_pair(tries(conv), trainer(attention))
+    assert identical(alone(attention, 1), results["second"].value)
+
+    x = torch.ones(8, device="cuda")
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    for x in data:
-        static.copy_(x)
-        graph.replay()
-    return [parameter.detach().clone() for parameter in model.parameters()]
-
-
-NOT_ISOLATED = (
-    "torch.cuda.graph in a job captures with the process's generator, in global mode, on a stream that all "
-    "jobs share, and the gate records markers there"
-)
-
-
-@pytest.mark.xfail(strict=True, reason=NOT_ISOLATED)
-def test_a_graph_that_a_job_captures_itself() -> None:
-    in_job = on_gpu(captured, seed=1)
-    torch.manual_seed(1)
-    assert identical(in_job, captured())
-
-
-@pytest.mark.xfail(run=False, reason=NOT_ISOLATED)  # what it leaves behind may fail the tests that follow
-@pytest.mark.parametrize("first", [trainer(conv), captured], ids=["beside a job in eager", "in both jobs"])
-def test_graphs_that_jobs_capture_themselves(first: Callable[[Job], list[Tensor]], policy: str) -> None:
-    expected = [[tensor.cpu() for tensor in on_gpu(job, seed=seed)] for seed, job in enumerate((first, captured))]
-    results = run_pair(first, captured, policy=policy)
-    assert identical(expected[0], results["first"].value)
-    assert identical(expected[1], results["second"].value)
+    with torchshare.Runtime(device="cuda"), torch.cuda.graph(graph):
+        y = x * 2
+    x.fill_(3)
+    graph.replay()
+    assert y.tolist() == [6.0] * 8

@@ -4,17 +4,19 @@ the real thing."""
 from __future__ import annotations
 
 import random
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from conftest import run_one
+from conftest import Gatekeeper, run_one
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchshare import Job
+from torchshare.isolation import routing
 from torchshare.training import cuda_graph
 
 
@@ -79,6 +81,32 @@ def test_it_trains_as_eager_does(set_to_none: bool) -> None:
     assert losses == eager_losses
     assert all(torch.equal(eager[name], tensor) for name, tensor in weights.items())
     assert torch.equal(eager_random, after)
+
+
+def test_while_another_job_compiles_it_runs_in_eager_and_is_captured_later() -> None:
+    """Its warm-up needs a global hook, which dynamo cannot bear in the middle of a compilation."""
+    keeper = Gatekeeper()
+
+    def compiles() -> None:
+        with routing._turns:  # type: ignore[union-attr]
+            keeper.pause()
+
+    def job(job: Job) -> list[list[str]]:
+        loss = graphed(job, lambda x: (x * torch.ones((), requires_grad=True)).sum())
+        other = threading.Thread(target=compiles)
+        other.start()
+        assert keeper.reached.wait(20)
+        launches = []
+        for batch in job.batches([torch.randn(4, 4)] * 2):
+            batch.backward(loss)
+            launches.append(list(job._context.handle.launches))  # type: ignore[attr-defined]
+            keeper.release.set()
+            other.join()
+        assert loss.fallback is None
+        return launches
+
+    during, after = run_one(job).value
+    assert (len(during), len(after)) == (0, 1)
 
 
 @pytest.mark.filterwarnings("ignore:.*takes its statistics")

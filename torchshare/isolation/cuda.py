@@ -19,6 +19,9 @@ def route(replace: Replace) -> None:
     replace(torch.cuda, "synchronize", _routed_synchronize(torch.cuda.synchronize))
     replace(torch.cuda, "default_generators", _RoutedGenerators(torch.cuda.default_generators))
     replace(torch.cuda.Stream, "__new__", _routed_stream(torch.cuda.Stream.__new__))
+    # `graph` first: it would make the job's stream the one that all captures of the process use.
+    replace(torch.cuda.graph, "__init__", _outside_of_jobs(torch.cuda.graph.__init__))
+    replace(torch.cuda.CUDAGraph, "capture_begin", _outside_of_jobs(torch.cuda.CUDAGraph.capture_begin))
 
 
 def _routed_synchronize(original: Callable[..., None]) -> Callable[..., None]:
@@ -49,6 +52,22 @@ def _routed_stream(original: Callable[..., torch.cuda.Stream]) -> Callable[..., 
         return original(cls, device, priority, **kwargs)
 
     return new
+
+
+def _outside_of_jobs(original: Callable[..., None]) -> Callable[..., None]:
+    """Refuses captures in a job: they would take the process's generator, and fail or end with what other jobs do."""
+
+    @functools.wraps(original)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        job = current.job()
+        if job is not None:
+            raise RuntimeError(
+                f"job '{job.name}': torch.cuda.graph is not supported in a job; "
+                "job.graph(loss_fn) captures forward and backward"
+            )
+        original(*args, **kwargs)
+
+    return guarded
 
 
 class _RoutedGenerators:

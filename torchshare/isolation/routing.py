@@ -14,14 +14,18 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
 
 from torchshare import _C
 from torchshare.context import current
-from torchshare.isolation import compiling, cuda, interrupt, tracing
+from torchshare.isolation import compiling, cuda, forward_hook, interrupt, tracing
+
+if TYPE_CHECKING:
+    from torchshare.context.job_context import JobContext
 
 _lock = threading.Lock()  # guards the variables below
 _open = 0
@@ -55,6 +59,8 @@ def uninstall() -> None:
         _open -= 1
         if _open == 0:
             _cuda_is_routed = False
+            assert _turns is not None
+            forward_hook.remove_ended(_turns)
             while _undo:
                 _undo.pop()()
 
@@ -63,6 +69,13 @@ def leave_job() -> None:
     """Called at the end of a job, in its thread."""
     if _turns is not None:
         tracing.leave(_turns)
+        forward_hook.remove_ended(_turns)
+
+
+def before_forward(job: JobContext, look: Callable[[torch.nn.Module], bool]) -> AbstractContextManager[bool]:
+    """See forward_hook.registered. In a job."""
+    assert _turns is not None
+    return forward_hook.registered(_turns, job, look)
 
 
 def _forget_other_threads() -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from torchshare import _core
-from torchshare.context import current
+from torchshare.isolation import routing
 from torchshare.training import pytree
 from torchshare.training.cuda_graph import Graphed
 from torchshare.training.sub_batch import SubBatch
@@ -42,7 +42,7 @@ class Batch:
     def __iter__(self) -> Iterator[SubBatch]:
         """The sub-batches in order. One with nothing to count (all its tokens masked) is left out."""
         handle = self._job.handle
-        with BatchNormWarning(self._job, self._is_split):
+        with batch_norm_warning(self._job, self._is_split):
             for sub_batch in self._split():
                 handle.begin_sub_batch()
                 yield sub_batch
@@ -209,41 +209,31 @@ def _expect_steps(job: JobContext, loader: Iterable[Any]) -> None:
         job.epochs_left -= 1
 
 
-class BatchNormWarning:
-    """Around the forward passes of a batch: says once per job, during its first split one, when a layer computes
-    statistics over the rows it sees."""
+@contextlib.contextmanager
+def batch_norm_warning(job: JobContext, is_split: Callable[[], bool]) -> Iterator[None]:
+    """Around the forward passes of a batch: says once per job, during its first split one (or the first while no other
+    job compiles), when a layer computes statistics over the rows it sees."""
+    if not (job.warns_of_batch_norm and is_split()):
+        yield
+        return
 
-    def __init__(self, job: JobContext, is_split: Callable[[], bool]) -> None:
-        self._job = job
-        self._is_split = is_split
-        self._hook: RemovableHandle | None = None
-
-    def __enter__(self) -> None:
-        if self._job.warns_of_batch_norm and self._is_split():
-            self._job.warns_of_batch_norm = False
-            self._hook = torch.nn.modules.module.register_module_forward_pre_hook(self._look)
-
-    def __exit__(self, *exception: object) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-
-    def _look(self, module: torch.nn.Module, _: object) -> None:
-        # Dynamo traces global hooks, too, and can guard on none of what follows.
-        if torch.compiler.is_compiling() or current.job() is not self._job or self._hook is None:
-            return
+    def look(module: torch.nn.Module) -> bool:
         compiled = getattr(module, "_orig_mod", None)  # of torch.compile: its layers are not called one by one
         for layer in (module,) if compiled is None else compiled.modules():
             if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and layer.training:
-                self._hook.remove()
-                self._hook = None
                 warnings.warn(
-                    f"job '{self._job.name}': {type(layer).__name__} takes its statistics from each sub-batch, not "
+                    f"job '{job.name}': {type(layer).__name__} takes its statistics from each sub-batch, not "
                     "from the whole batch, and updates its running mean and variance once per sub-batch: gradients "
                     "differ from the unsplit batch's. They are the same at the same sub_batch. GroupNorm and LayerNorm "
                     "do not differ.",
-                    stacklevel=2,
+                    stacklevel=3,
                 )
-                return
+                return True
+        return False
+
+    with routing.before_forward(job, look) as looks:
+        job.warns_of_batch_norm = not looks
+        yield
 
 
 def _described(value: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,8 +11,7 @@ import torch
 from torch import Tensor
 
 from torchshare import _C
-from torchshare.context import current
-from torchshare.isolation import compiling
+from torchshare.isolation import compiling, routing
 from torchshare.training import pytree
 
 if TYPE_CHECKING:
@@ -53,9 +51,11 @@ class Graphed:
                 if len(self._graphs) == _MOST_GRAPHS:
                     raise _Uncapturable(f"more than {_MOST_GRAPHS} shapes or weights of sub-batches")
                 self._graphs[key] = _Graph(self._job, self._loss_fn, sub, self._device, self._gradients)
+            except _Busy:
+                return None
             except (RuntimeError, _Uncapturable) as error:
-                if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-                    # The capture could not be ended: eager ops would not run.
+                # The capture could not be ended: eager ops would not run.
+                if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
                     raise (error.__cause__ or error) from None
                 self._give_up(str(error).split("\n", 1)[0])
                 return None
@@ -71,6 +71,10 @@ class Graphed:
 
 class _Uncapturable(Exception):
     """Something that a graph cannot repeat."""
+
+
+class _Busy(Exception):
+    """Another job compiles. A later sub-batch may be captured."""
 
 
 class _Graph:
@@ -136,10 +140,10 @@ def _warm_up(job: JobContext, run: Callable[[], Tensor]) -> list[Tensor]:
     before. Returns the leaves that got gradients."""
     buffers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def remember(module: torch.nn.Module, _inputs: object) -> None:
-        if not torch.compiler.is_compiling() and current.job() is job:  # another job's dynamo traces it, too
-            for buffer in module.buffers():
-                buffers.setdefault(id(buffer), (buffer, buffer.detach().clone()))
+    def remember(module: torch.nn.Module) -> bool:
+        for buffer in module.buffers():
+            buffers.setdefault(id(buffer), (buffer, buffer.detach().clone()))
+        return False
 
     states = _RandomStates(job)
     leaves: list[Tensor] = []
@@ -147,7 +151,10 @@ def _warm_up(job: JobContext, run: Callable[[], Tensor]) -> list[Tensor]:
     try:
         for round_number in range(_WARM_UP):
             if round_number == 0:
-                with _forward_pre_hook(remember), compiling.in_eager():  # compiled modules call no hooks
+                # compiled modules call no hooks
+                with routing.before_forward(job, remember) as remembers, compiling.in_eager():
+                    if not remembers:
+                        raise _Busy
                     loss = run()
                 leaves = list(_leaves(loss))
                 gradients = [leaf.grad for leaf in leaves]
@@ -166,15 +173,6 @@ def _warm_up(job: JobContext, run: Callable[[], Tensor]) -> list[Tensor]:
             for buffer, value in buffers.values():
                 buffer.copy_(value)
         states.restore()
-
-
-@contextlib.contextmanager
-def _forward_pre_hook(hook: Callable[[torch.nn.Module, object], None]) -> Iterator[None]:
-    handle = torch.nn.modules.module.register_module_forward_pre_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _leaves(loss: Tensor) -> Iterator[Tensor]:
