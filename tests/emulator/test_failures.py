@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import queue
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,6 @@ pytestmark = [
 ]
 
 Outcome = dict[str, Any]
-Run = Callable[..., Outcome]
 
 HEADERS = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
 STICKY = {  # "any further CUDA work will return the same error", as driver_types.h says of them
@@ -34,21 +35,42 @@ STICKY = {  # "any further CUDA work will return the same error", as driver_type
 TORCH_ABORTS = {"cudaGetDevice", "cudaSetDevice"}
 
 
+class Cases:
+    """Runs cases, as many at a time as there are cores; see failure_cases.py."""
+
+    def __init__(self) -> None:
+        program = Path(__file__).with_name("failure_cases.py")
+        self._idle: queue.Queue[subprocess.Popen[str]] = queue.Queue()
+        self._processes = [
+            subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for _ in range(os.cpu_count() or 1)
+        ]
+        for process in self._processes:
+            self._idle.put(process)
+
+    def run(self, case: dict[str, Any]) -> Outcome:
+        process = self._idle.get()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(json.dumps(case), file=process.stdin, flush=True)
+        outcome: Outcome = json.loads(process.stdout.readline())
+        self._idle.put(process)
+        return outcome
+
+    def run_all(self, cases: list[dict[str, Any]]) -> list[Outcome]:
+        with ThreadPoolExecutor(len(self._processes)) as pool:
+            return list(pool.map(self.run, cases))
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.communicate()
+
+
 @pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
-    """Runs one case; see failure_cases.py."""
-    program = Path(__file__).with_name("failure_cases.py")
-    with subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as cases:
-        assert cases.stdin is not None
-        assert cases.stdout is not None
-
-        def send(**case: Any) -> Outcome:
-            print(json.dumps(case), file=cases.stdin, flush=True)
-            outcome: Outcome = json.loads(cases.stdout.readline())
-            return outcome
-
-        yield send
-        cases.stdin.close()
+def cases() -> Iterator[Cases]:
+    cases = Cases()
+    yield cases
+    cases.close()
 
 
 def text_of(error: int) -> str:
@@ -76,31 +98,36 @@ def complaint(outcome: Outcome, clean: dict[str, str], name: str, error: int) ->
     return None
 
 
-def check_every_call(run: Run, policy: str, positions: list[float]) -> None:
+def check_every_call(cases: Cases, policy: str, positions: list[float]) -> None:
     errors = documented(HEADERS)
-    first = run(policy=policy, count=sorted(errors))
-    assert first["status"] == 0, first
+    first = cases.run({"policy": policy, "count": sorted(errors)})
+    assert first == {**first, "status": 0, "runtime": None, "left": []}
     clean = first["jobs"]
-    assert first == {**first, "runtime": None, "left": []}
     assert all(len(digest) == 64 for digest in clean.values()), clean
     calls = {call: count for call, count in first["calls"].items() if count > 0 and call not in TORCH_ABORTS}
-    complaints = []
-    for call, count in calls.items():
-        for name, error in errors[call].items():
-            for skip in sorted({int(position * (count - 1)) for position in positions}):
-                outcome = run(policy=policy, call=call, error=error, skip=skip)
-                wrong = complaint(outcome, clean, name, error)
-                if wrong is not None:
-                    complaints.append(f"{call} {skip + 1} of {count} returns {name}: {wrong}")
     assert len(calls) > 20
-    assert not complaints, f"{len(complaints)} cases:\n" + "\n".join(complaints)
+    failures = [
+        (call, name, error, skip)
+        for call, count in calls.items()
+        for name, error in errors[call].items()
+        for skip in sorted({int(position * (count - 1)) for position in positions})
+    ]
+    outcomes = cases.run_all(
+        [{"policy": policy, "call": call, "error": error, "skip": skip} for call, _, error, skip in failures]
+    )
+    complaints = [
+        f"{call} {skip + 1} of {calls[call]} returns {name}: {wrong}"
+        for (call, name, error, skip), outcome in zip(failures, outcomes, strict=True)
+        if (wrong := complaint(outcome, clean, name, error)) is not None
+    ]
+    assert not complaints, f"{len(complaints)} of {len(failures)} cases:\n" + "\n".join(complaints)
 
 
-def test_a_call_that_fails_fails_its_job_alone(run: Run) -> None:
-    check_every_call(run, "priority", [0.5])
+def test_a_call_that_fails_fails_its_job_alone(cases: Cases) -> None:
+    check_every_call(cases, "priority", [0.5])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["priority", "strict", "best_fit", "resource"])
-def test_a_call_that_fails_anywhere_fails_its_job_alone(run: Run, policy: str) -> None:
-    check_every_call(run, policy, [0, 0.25, 0.5, 0.75, 1])
+def test_a_call_that_fails_anywhere_fails_its_job_alone(cases: Cases, policy: str) -> None:
+    check_every_call(cases, policy, [0, 0.25, 0.5, 0.75, 1])
