@@ -23,8 +23,8 @@ namespace torchshare {
 /// Finding out costs that job nothing: the waiting job records a marker on that stream, once per state of the job's
 /// counter, and then reads how far the stream has come. A marker covers all work launched before it, so it is valid for
 /// the counter as read before it was recorded. Markers are recorded without the gate's lock, because recording calls
-/// the driver. A device that has failed reaches no marker any more, so a job that waits for long asks the device for its
-/// error. `try_enter` and `wait_turn` throw what these calls throw.
+/// the driver. A device that has failed reaches no marker any more, so a job that waits for long asks the device for
+/// its error. `try_enter` and `wait_turn` throw what these calls throw.
 class Gate {
  public:
   Gate(std::unique_ptr<GatePolicy> policy, Clock& clock);
