@@ -26,13 +26,14 @@ test: lint test-cpp test-python
 test-slow: test-emulated test-tsan soak
 	$(PY) -m pytest -m slow
 
+# The first build takes minutes and shows its progress.
 build: $(VENV)/ready
-	$(PY) -m pip install --quiet --no-build-isolation --no-deps -e .
+	$(PY) -m pip install $(if $(wildcard $(BUILD)/CMakeCache.txt),--quiet,--verbose) --no-build-isolation --no-deps -e .
 
 $(VENV)/ready: requirements.txt
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh build
 	$(PYTHON3) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(PY) -m pip install --disable-pip-version-check -r requirements.txt
 	@touch $@
 
 lint: build

@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import queue
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ pytestmark = [
 
 Outcome = dict[str, Any]
 
-HEADERS = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
+HEADERS = Path(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc").resolve().parents[1] / "include"
 STICKY = {  # "any further CUDA work will return the same error", as driver_types.h says of them
     *("cudaErrorLaunchFailure", "cudaErrorLaunchTimeout", "cudaErrorIllegalAddress", "cudaErrorAssert"),
     *("CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_LAUNCH_TIMEOUT", "CUDA_ERROR_ILLEGAL_ADDRESS"),
