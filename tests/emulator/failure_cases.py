@@ -26,7 +26,7 @@ from torchshare import Job
 
 LIMIT_S = 60
 kept: list[Tensor] = []
-emulator = ctypes.CDLL(str(Path(os.environ["TORCHSHARE_EMULATOR"]) / "libtorchshare_emulator.so"))
+emulator = ctypes.CDLL(None)  # preloaded by run.sh
 emulator.emulator_calls.restype = ctypes.c_uint64
 emulator.emulator_inject.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64]
 
@@ -68,7 +68,7 @@ def name_of(task: Path) -> str:
     """Of a job's thread, and of its autograd's: ts1-first. Empty for a thread that has just ended."""
     try:
         return (task / "comm").read_text().strip()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return ""
 
 
