@@ -77,7 +77,7 @@ CudaDevice::CudaDevice(int index) : index_(index), name_(fmt::format("cuda:{}", 
 void CudaDevice::check() const {
   if (const auto error = lasting_error(static_cast<c10::DeviceIndex>(index_))) {
     throw std::runtime_error(
-        fmt::format("device '{}' is lost to this process ({}): expected a new process", name_, *error));
+        fmt::format("device '{}' is lost to this process ({}); start a new process", name_, *error));
   }
 }
 

@@ -38,18 +38,13 @@ class CudaMemory final : public CUDAAllocator {
   explicit CudaMemory(CUDAAllocator& torchs) : torchs_(torchs) {}
 
   c10::DataPtr allocate(std::size_t bytes) override {
-    const MemoryOwner* const owner = owner_of(bytes);
-    if (owner == nullptr) {
-      return unless_lost([&] { return torchs_.allocate(bytes); });
-    }
-    Reservation reservation(owner->budget(), static_cast<std::int64_t>(bytes));
-    return owned(unless_lost([&] { return torchs_.allocate(bytes); }), *owner, std::move(reservation));
+    return data(bytes, [&] { return torchs_.allocate(bytes); });
   }
   void* raw_alloc(std::size_t bytes) override {
-    return raw(bytes, [&] { return unless_lost([&] { return torchs_.raw_alloc(bytes); }); });
+    return raw(bytes, [&] { return torchs_.raw_alloc(bytes); });
   }
   void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override {
-    return raw(bytes, [&] { return unless_lost([&] { return torchs_.raw_alloc_with_stream(bytes, stream); }); });
+    return raw(bytes, [&] { return torchs_.raw_alloc_with_stream(bytes, stream); });
   }
   void raw_delete(void* block) override {
     if (!disown(block)) {
@@ -170,12 +165,7 @@ class CudaMemory final : public CUDAAllocator {
     torchs_.attachOomRejectionObserver(std::move(observer));
   }
   c10::DataPtr allocateWithAddress(std::size_t bytes, void* address) override {
-    const MemoryOwner* const owner = owner_of(bytes);
-    if (owner == nullptr) {
-      return torchs_.allocateWithAddress(bytes, address);
-    }
-    Reservation reservation(owner->budget(), static_cast<std::int64_t>(bytes));
-    return owned(torchs_.allocateWithAddress(bytes, address), *owner, std::move(reservation));
+    return data(bytes, [&] { return torchs_.allocateWithAddress(bytes, address); });
   }
 #endif
 
@@ -187,16 +177,23 @@ class CudaMemory final : public CUDAAllocator {
   void* raw(std::size_t bytes, Allocate allocate) {
     const MemoryOwner* const owner = owner_of(bytes);
     if (owner == nullptr) {
-      return allocate();
+      return unless_lost(allocate);
     }
     Reservation reservation(owner->budget(), static_cast<std::int64_t>(bytes));
-    void* const block = allocate();
+    void* const block = unless_lost(allocate);
     own(block, &give_back, *owner, std::move(reservation));
     return block;
   }
-  c10::DataPtr owned(c10::DataPtr data, const MemoryOwner& owner, Reservation reservation) {
-    (void)data.compare_exchange_deleter(torchs_.raw_deleter(), &give_back);
-    return own(std::move(data), owner, std::move(reservation));
+  template <class Allocate>
+  c10::DataPtr data(std::size_t bytes, Allocate allocate) {
+    const MemoryOwner* const owner = owner_of(bytes);
+    if (owner == nullptr) {
+      return unless_lost(allocate);
+    }
+    Reservation reservation(owner->budget(), static_cast<std::int64_t>(bytes));
+    c10::DataPtr block = unless_lost(allocate);
+    (void)block.compare_exchange_deleter(torchs_.raw_deleter(), &give_back);
+    return own(std::move(block), *owner, std::move(reservation));
   }
   static void release(void* block);
   static void give_back(void* block);
