@@ -54,6 +54,15 @@ class EmulatorTest : public testing::Test {
     while (!take_race().empty()) {
     }
   }
+  /// Ends the capture of `first`.
+  cudaGraphExec_t end_capture() const {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    EXPECT_EQ(cudaStreamEndCapture(first, &graph), cudaSuccess);
+    EXPECT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    return executable;
+  }
   EmulatorAccess all(int write) const { return {memory, 4096, write}; }
   EmulatorAccess half(int which, int write) const { return {static_cast<char*>(memory) + 2048 * which, 2048, write}; }
 
@@ -186,10 +195,7 @@ TEST_F(EmulatorTest, ACapturedGraphRunsAtEachLaunch) {
   ASSERT_EQ(cudaEventCreate(&join), cudaSuccess);
   ASSERT_EQ(cudaEventRecord(join, second), cudaSuccess);
   ASSERT_EQ(cudaStreamWaitEvent(first, join, 0), cudaSuccess);
-  cudaGraph_t graph = nullptr;
-  ASSERT_EQ(cudaStreamEndCapture(first, &graph), cudaSuccess);
-  cudaGraphExec_t executable = nullptr;
-  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  const cudaGraphExec_t executable = end_capture();
   EXPECT_EQ(runs, 0);
   for (int launched = 0; launched < 3; ++launched) {
     ASSERT_EQ(cudaGraphLaunch(executable, first), cudaSuccess);
@@ -203,7 +209,6 @@ TEST_F(EmulatorTest, ACapturedGraphRunsAtEachLaunch) {
   EXPECT_NE(take_race().find("outside"), std::string::npos);
   ASSERT_EQ(cudaStreamSynchronize(first), cudaSuccess);  // the kernels count in `runs`
   cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
   cudaEventDestroy(join);
 }
 
@@ -215,13 +220,9 @@ TEST_F(EmulatorTest, BranchesOfAGraphMustNotConflict) {
   launch(second, "right", {all(0)});
   ASSERT_EQ(cudaEventRecord(event, second), cudaSuccess);
   ASSERT_EQ(cudaStreamWaitEvent(first, event, 0), cudaSuccess);
-  cudaGraph_t graph = nullptr;
-  ASSERT_EQ(cudaStreamEndCapture(first, &graph), cudaSuccess);
-  cudaGraphExec_t executable = nullptr;
-  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  const cudaGraphExec_t executable = end_capture();
   EXPECT_NE(take_race().find("right"), std::string::npos);
   cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
 }
 
 TEST_F(EmulatorTest, ACaptureForbidsWhatItsModeSays) {

@@ -103,11 +103,6 @@ cudaError_t Capture::end(const std::shared_ptr<Stream>& stream, std::shared_ptr<
   return cudaSuccess;
 }
 
-std::size_t Capture::under_way() {
-  std::lock_guard lock(mutex);
-  return captures().size();
-}
-
 cudaError_t submit(const std::shared_ptr<Stream>& stream, Work work) {
   {
     std::lock_guard lock(Capture::mutex);

@@ -41,7 +41,6 @@ struct Capture {
 
   static cudaError_t begin(const std::shared_ptr<Stream>& stream, cudaStreamCaptureMode mode);
   static cudaError_t end(const std::shared_ptr<Stream>& stream, std::shared_ptr<Graph>* graph);
-  static std::size_t under_way();
 };
 
 struct Event {

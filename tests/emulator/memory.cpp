@@ -42,9 +42,22 @@ std::uintptr_t address(const void* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer);
 }
 
-void forget(std::uintptr_t begin, std::uintptr_t end) {
+/// Forgets the block that begins there, and who has accessed it. False if there is none.
+bool take_out(const void* block) {
+  std::uintptr_t end = 0;
+  {
+    std::lock_guard lock(blocks().mutex);
+    const auto found = blocks().by_begin.find(address(block));
+    if (found == blocks().by_begin.end()) {
+      return false;
+    }
+    end = found->second.end;
+    blocks().used -= found->second.type == cudaMemoryTypeDevice ? end - address(block) : 0;
+    blocks().by_begin.erase(found);
+  }
   std::lock_guard order(RaceCheck::get().mutex);
-  RaceCheck::get().forget(begin, end);
+  RaceCheck::get().forget(address(block), end);
+  return true;
 }
 
 }  // namespace
@@ -74,18 +87,9 @@ cudaError_t release(void* block) {
   if (block == nullptr) {
     return cudaSuccess;
   }
-  std::uintptr_t end = 0;
-  {
-    std::lock_guard lock(blocks().mutex);
-    const auto found = blocks().by_begin.find(address(block));
-    if (found == blocks().by_begin.end()) {
-      return cudaErrorInvalidValue;
-    }
-    end = found->second.end;
-    blocks().used -= found->second.type == cudaMemoryTypeDevice ? end - address(block) : 0;
-    blocks().by_begin.erase(found);
+  if (!take_out(block)) {
+    return cudaErrorInvalidValue;
   }
-  forget(address(block), end);
   std::free(block);
   return cudaSuccess;
 }
@@ -100,18 +104,7 @@ cudaError_t add(void* block, std::size_t bytes) {
 }
 
 cudaError_t remove(void* block) {
-  std::uintptr_t end = 0;
-  {
-    std::lock_guard lock(blocks().mutex);
-    const auto found = blocks().by_begin.find(address(block));
-    if (found == blocks().by_begin.end()) {
-      return cudaErrorHostMemoryNotRegistered;
-    }
-    end = found->second.end;
-    blocks().by_begin.erase(found);
-  }
-  forget(address(block), end);
-  return cudaSuccess;
+  return take_out(block) ? cudaSuccess : cudaErrorHostMemoryNotRegistered;
 }
 
 cudaMemoryType type_of(const void* pointer) {

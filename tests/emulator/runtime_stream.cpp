@@ -35,6 +35,18 @@ cudaError_t lost() {
   return static_cast<cudaError_t>(lost_by());
 }
 
+/// A call that cannot be made for a stream while it is captured.
+template <class Body>
+cudaError_t uncaptured_call(const char* name, cudaStream_t handle, const Body& body) {
+  return stream_call(name, handle, [&](const auto& stream) {
+    cudaError_t error = forbid_in_capture_of(*stream);
+    if (error == cudaSuccess) {
+      error = unsafe_in_capture();
+    }
+    return error == cudaSuccess ? body(*stream) : error;
+  });
+}
+
 }  // namespace
 
 API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
@@ -74,26 +86,12 @@ API cudaError_t cudaStreamGetFlags(cudaStream_t handle, unsigned* flags) {
 }
 
 API cudaError_t cudaStreamQuery(cudaStream_t handle) {
-  return stream_call(__func__, handle, [](const auto& stream) {
-    if (const auto error = forbid_in_capture_of(*stream); error != cudaSuccess) {
-      return error;
-    }
-    if (const auto error = unsafe_in_capture(); error != cudaSuccess) {
-      return error;
-    }
-    return stream->query() ? lost() : cudaErrorNotReady;
-  });
+  return uncaptured_call(__func__, handle, [](Stream& stream) { return stream.query() ? lost() : cudaErrorNotReady; });
 }
 
 API cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
-  return stream_call(__func__, handle, [](const auto& stream) {
-    if (const auto error = forbid_in_capture_of(*stream); error != cudaSuccess) {
-      return error;
-    }
-    if (const auto error = unsafe_in_capture(); error != cudaSuccess) {
-      return error;
-    }
-    stream->synchronize();
+  return uncaptured_call(__func__, handle, [](Stream& stream) {
+    stream.synchronize();
     return lost();
   });
 }

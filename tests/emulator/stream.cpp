@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "memory.h"
+
 namespace emulator {
 namespace {
 
@@ -17,6 +19,12 @@ struct Registry {
 Registry& registry() {
   static Registry* const all = new Registry;  // streams outlive static objects
   return *all;
+}
+
+/// Whether all memory that the kernel touches is allocated.
+bool can_access(const Work& work) {
+  return std::all_of(work.accesses.begin(), work.accesses.end(),
+                     [](const Access& access) { return memory::contains(access.begin, access.end); });
 }
 
 }  // namespace
@@ -52,6 +60,9 @@ void execute(const Work& work, int priority, std::optional<Slots::Claim> claim, 
   }
   if (work.takes_slot) {
     Slots::get().take(claim ? *claim : Slots::get().claim(priority));
+  }
+  if (work.takes_slot && !can_access(work)) {
+    lose_device(cudaErrorIllegalAddress);
   }
   if (lost_by() == 0) {
     const auto begin = std::chrono::steady_clock::now();
