@@ -114,10 +114,11 @@ def test_submit_while_the_runtime_closes_is_refused() -> None:
 
 
 def test_start_without_room_for_threads_says_so_and_can_be_tried_again() -> None:
+    """One thread per job: libgomp ends the process if it cannot create an intra-op thread."""
     done = python(
         "import resource, torchshare\n"
         "runtime = torchshare.Runtime(device='cpu')\n"
-        "jobs = [runtime.submit(lambda job: job.name, name=f'job{i}') for i in range(40)]\n"
+        "jobs = [runtime.submit(lambda job: job.name, name=f'job{i}', threads=1) for i in range(40)]\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))\n"
         "try:\n"
