@@ -9,6 +9,7 @@ from torchshare.version import __version__
 
 if TYPE_CHECKING:
     from torchshare import _C as _C
+    from torchshare.context.cache_memory import cache_memory
     from torchshare.context.errors import BudgetExceeded, Cancelled, JobFailed
     from torchshare.context.results import Result, Results
     from torchshare.profiles.profile import Profile
@@ -39,6 +40,7 @@ __all__ = [
     "RuntimeOptions",
     "SubBatch",
     "__version__",
+    "cache_memory",
     "profile",
 ]
 
@@ -59,6 +61,7 @@ _MODULES = {
     "Runtime": "runtime.runtime",
     "RuntimeOptions": "runtime.options",
     "SubBatch": "training.sub_batch",
+    "cache_memory": "context.cache_memory",
     "profile": "profiling.measure",
 }
 

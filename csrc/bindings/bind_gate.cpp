@@ -9,6 +9,7 @@
 #include "gate/op_watch.h"
 #include "gate/wake_cost.h"
 #include "hook/op_context.h"
+#include "memory/cpu_memory.h"
 #include "model/time.h"
 
 namespace py = pybind11;
@@ -35,6 +36,13 @@ void bind_gate(py::module_& module) {
         return std::pair(to_seconds(cost.put), to_seconds(cost.look));
       },
       py::arg("kind"), py::arg("count"), py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "cache_memory_of_process",
+      [](bool enabled) {
+        install_cpu_memory();
+        cache_memory_of_process(enabled);
+      },
+      py::arg("enabled"), py::call_guard<py::gil_scoped_release>());
   module.def("cuda_status", &cuda_status);
   module.def("cuda_driver_version", &cuda_driver_version);
   module.def("keep_cuda_stand_in", &keep_cuda_stand_in);

@@ -98,6 +98,7 @@ void bind_job(py::module_& module) {
       .def_readonly("sub_batches", &JobStats::sub_batches)
       .def_readonly("ops", &JobStats::ops)
       .def_readonly("memory_peak", &JobStats::memory_peak)
+      .def_readonly("memory_cached", &JobStats::memory_cached)
       .def_property_readonly("waited_s", [](const JobStats& stats) { return to_seconds(stats.waited); })
       .def_property_readonly("input_s", [](const JobStats& stats) { return to_seconds(stats.input); })
       .def_property_readonly("ran_s", [](const JobStats& stats) { return to_seconds(stats.ran); });
@@ -175,6 +176,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("profile", &JobSpec::profile)
       .def_readwrite("meter_memory", &JobSpec::meter_memory)
       .def_readwrite("memory_budget", &JobSpec::memory_budget)
+      .def_readwrite("cache_memory", &JobSpec::cache_memory)
       .def_readwrite("sms", &JobSpec::sms)
       .def_readwrite("record_ops", &JobSpec::record_ops)
       .def_readwrite("ops", &JobSpec::ops);

@@ -10,7 +10,7 @@
 
 #include "device/clock.h"
 #include "device/thread_priority.h"
-#include "memory/owned_memory.h"
+#include "memory/cpu_memory.h"
 #include "torchshare/device.h"
 #include "torchshare/values.h"
 

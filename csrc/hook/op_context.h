@@ -39,7 +39,7 @@ class OpContext {
   Slot slot_;
   std::unique_ptr<OpWatch> watch_;  // null unless op timing is on
   at::Generator device_generator_{};
-  std::shared_ptr<MemoryOwner> memory_;  // null unless memory is metered
+  std::shared_ptr<MemoryOwner> memory_;  // null unless memory is metered or cached
   bool checks_owners_ = false;           // refuse tensors of other jobs: their streams may not have written them yet
 
  private:

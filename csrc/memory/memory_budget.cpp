@@ -31,7 +31,9 @@ void MemoryBudget::record_peak() noexcept {
 }
 
 Reservation::Reservation(std::shared_ptr<MemoryBudget> budget, std::int64_t bytes) : budget_(std::move(budget)) {
-  budget_->reserve(bytes);
+  if (budget_ != nullptr) {
+    budget_->reserve(bytes);
+  }
   bytes_ = bytes;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -10,7 +11,8 @@
 
 namespace torchshare {
 
-/// The bytes of tensors that a job holds, its peak, and its limit. Any thread; a refused request changes nothing.
+/// The bytes of tensors that a job holds, its peak, and its limit; and the most that was cached for it. Any thread; a
+/// refused request changes nothing.
 class MemoryBudget {
  public:
   static constexpr std::int64_t kUnlimited = INT64_MAX;
@@ -26,6 +28,11 @@ class MemoryBudget {
   std::int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
   /// Called once reserved bytes are allocated: the device may refuse what the budget admits.
   void record_peak() noexcept;
+  std::int64_t peak_cached() const { return peak_cached_.load(std::memory_order_relaxed); }
+  /// Called under the lock of the cache.
+  void record_cached(std::int64_t bytes) noexcept {
+    peak_cached_.store(std::max(bytes, peak_cached()), std::memory_order_relaxed);
+  }
 
  private:
   friend class Reservation;
@@ -36,9 +43,10 @@ class MemoryBudget {
   const std::int64_t limit_;
   std::atomic<std::int64_t> held_{0};
   std::atomic<std::int64_t> peak_{0};
+  std::atomic<std::int64_t> peak_cached_{0};
 };
 
-/// Bytes of a budget, until the destructor.
+/// Bytes of a budget, until the destructor; of none if `budget` is null.
 class [[nodiscard]] Reservation {
  public:
   Reservation() = default;
@@ -54,6 +62,7 @@ class [[nodiscard]] Reservation {
   }
 
   const std::shared_ptr<MemoryBudget>& budget() const { return budget_; }
+  std::int64_t bytes() const { return bytes_; }
 
  private:
   std::shared_ptr<MemoryBudget> budget_;

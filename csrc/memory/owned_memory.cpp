@@ -6,18 +6,21 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
 
+#include "memory/block_cache.h"
+
 namespace torchshare {
 namespace {
 
-constexpr std::size_t kDeleters = 64;  // further owners share the first, which identifies none
+constexpr std::size_t kDeleters = 64;  // the process and further owners share the first, which identifies none
 
 struct OwnedBlock {
   Reservation reservation;
-  c10::DeleterFnPtr release;  // torch's
+  c10::DeleterFnPtr release;  // torch's; null if the block is of the ledger's cache
 };
 
 /// The blocks of one owner: a thread that allocates and frees its own blocks never waits for another owner.
@@ -26,6 +29,20 @@ struct alignas(64) Ledger {
   std::mutex mutex;                  // guards every field below
   std::unordered_map<void*, OwnedBlock> blocks;
   std::shared_ptr<MemoryBudget> owner;  // null: the remaining blocks are of former owners
+  BlockCache cache;
+  std::uint64_t shortages = 0;  // that were known when the cache was trimmed last
+
+  Ledger() { cache.reset(0); }
+  void add(void* block, OwnedBlock owned) {
+    blocks.insert_or_assign(block, std::move(owned));
+    size.store(blocks.size(), std::memory_order_relaxed);
+  }
+  void trim_if_short(BlockCache::Time now) {
+    if (const std::uint64_t found = shortage_count().look(now); found != shortages) {
+      shortages = found;
+      cache.trim(0);
+    }
+  }
 };
 
 using Ledgers = std::array<Ledger, kDeleters>;
@@ -36,6 +53,8 @@ Ledgers& ledgers() {
 }
 
 thread_local std::shared_ptr<MemoryOwner> thread_owner;
+std::atomic<const MemoryOwner*> process_owner = nullptr;
+std::atomic<std::size_t> used_ledgers = 1;  // the first ones
 
 // Held around a fork: otherwise the child could inherit a ledger locked by a thread that it does not have.
 void lock_ledgers() {
@@ -56,7 +75,11 @@ void forget_owner_after_fork() {
   thread_owner.reset();
 }
 
+/// False if the ledger does not have the block.
 bool release_from(Ledger& ledger, void* block) {
+  if (ledger.size.load(std::memory_order_relaxed) == 0) {
+    return false;
+  }
   OwnedBlock owned;
   {
     std::lock_guard lock(ledger.mutex);
@@ -66,6 +89,16 @@ bool release_from(Ledger& ledger, void* block) {
     }
     owned = std::move(found.mapped());
     ledger.size.store(ledger.blocks.size(), std::memory_order_relaxed);
+    if (owned.release == nullptr) {
+      c10::profiledCPUMemoryReporter().Delete(block);
+      const auto now = BlockCache::Time::clock::now();
+      ledger.cache.free(block, static_cast<std::size_t>(owned.reservation.bytes()), now);
+      ledger.trim_if_short(now);
+      if (ledger.owner != nullptr) {
+        ledger.owner->record_cached(static_cast<std::int64_t>(ledger.cache.cached()));
+      }
+      return true;
+    }
   }
   owned.release(block);
   return true;
@@ -87,62 +120,28 @@ std::size_t index_of(c10::DeleterFnPtr deleter) {
   return static_cast<std::size_t>(std::find(kAllDeleters.begin(), kAllDeleters.end(), deleter) - kAllDeleters.begin());
 }
 
-class CpuMemory final : public c10::Allocator {
- public:
-  explicit CpuMemory(c10::Allocator& torchs) : torchs_(torchs) {}
-
-  c10::DataPtr allocate(std::size_t bytes) override {
-    const MemoryOwner* const owner = bytes > 0 ? memory_owner(c10::DeviceType::CPU) : nullptr;
-    if (owner == nullptr) {
-      return torchs_.allocate(bytes);
-    }
-    Reservation reservation(owner->budget(), static_cast<std::int64_t>(bytes));
-    return own(torchs_.allocate(bytes), *owner, std::move(reservation));
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { torchs_.copy_data(to, from, bytes); }
-
- private:
-  static void release(void* block);
-
-  c10::Allocator& torchs_;
-};
-
-CpuMemory& cpu_memory() {
-  static CpuMemory* const memory = new CpuMemory(*c10::GetCPUAllocator());
-  return *memory;
-}
-
-c10::DeleterFnPtr torchs_cpu_deleter = nullptr;  // written once, before `release` can be called
-
-void CpuMemory::release(void* block) {
-  if (!disown(block)) {
-    torchs_cpu_deleter(block);
-  }
-}
-
-bool install_cpu_memory_once() {
-  constexpr std::uint8_t kPriority = 255;  // torch's own is 0
-  torchs_cpu_deleter = c10::GetCPUAllocator()->raw_deleter();
-  c10::SetCPUAllocator(&cpu_memory(), kPriority);
-  return true;
+Ledger& ledger_of(const MemoryOwner& owner) {
+  return ledgers()[index_of(owner.deleter())];
 }
 
 }  // namespace
 
-MemoryOwner::MemoryOwner(std::shared_ptr<MemoryBudget> budget, c10::DeviceType device)
-    : budget_(std::move(budget)), device_(device), deleter_(kAllDeleters[0]) {
+MemoryOwner::MemoryOwner(std::shared_ptr<MemoryBudget> budget, c10::DeviceType device, Options options)
+    : budget_(std::move(budget)), device_(device), deleter_(kAllDeleters[0]), options_(options) {
   static const int once = pthread_atfork(&lock_ledgers, &unlock_ledgers, &forget_owner_after_fork);
   (void)once;
-  for (std::size_t index = 1; index < kDeleters; ++index) {
+  for (std::size_t index = 1; index < kDeleters && !options_.shared; ++index) {
     Ledger& ledger = ledgers()[index];
     std::lock_guard lock(ledger.mutex);
     if (ledger.owner == nullptr) {
       ledger.owner = budget_;
+      ledger.cache.reset(options_.caches ? static_cast<std::size_t>(budget_->limit()) : 0);
       deleter_ = kAllDeleters[index];
+      used_ledgers.store(std::max(used_ledgers.load(), index + 1));
       return;
     }
   }
+  options_.caches = options_.caches && options_.shared;
 }
 
 MemoryOwner::~MemoryOwner() {
@@ -150,7 +149,14 @@ MemoryOwner::~MemoryOwner() {
     Ledger& ledger = ledgers()[index];
     std::lock_guard lock(ledger.mutex);
     ledger.owner = nullptr;
+    ledger.cache.reset(0);
   }
+}
+
+void MemoryOwner::trim() const {
+  Ledger& ledger = ledger_of(*this);
+  std::lock_guard lock(ledger.mutex);
+  ledger.cache.trim(0);
 }
 
 std::shared_ptr<MemoryBudget> MemoryOwner::other_owner(const c10::DataPtr& data) const {
@@ -178,17 +184,29 @@ MemoryScope::~MemoryScope() {
   thread_owner.reset();
 }
 
-void install_cpu_memory() {
-  static const bool installed = install_cpu_memory_once();
-  (void)installed;
+ShortageCount& shortage_count() {
+  static ShortageCount* const count = new ShortageCount;  // lives as long as the ledgers
+  return *count;
 }
 
 bool is_owners(c10::DeleterFnPtr deleter) {
   return index_of(deleter) < kDeleters;
 }
 
+void cache_memory_of_process(bool enabled) {
+  static const MemoryOwner owner(std::make_shared<MemoryBudget>("process"), c10::DeviceType::CPU,
+                                 {.meters = false, .caches = true, .shared = true});
+  Ledger& ledger = ledgers()[0];
+  std::lock_guard lock(ledger.mutex);
+  ledger.cache.reset(enabled ? SIZE_MAX : 0);
+  process_owner.store(enabled ? &owner : nullptr);
+}
+
 const MemoryOwner* memory_owner(c10::DeviceType device) {
-  return thread_owner != nullptr && thread_owner->device() == device ? thread_owner.get() : nullptr;
+  if (thread_owner != nullptr && thread_owner->device() == device) {
+    return thread_owner.get();
+  }
+  return device == c10::DeviceType::CPU ? process_owner.load(std::memory_order_relaxed) : nullptr;
 }
 
 c10::DataPtr own(c10::DataPtr data, const MemoryOwner& owner, Reservation reservation) {
@@ -201,22 +219,51 @@ c10::DataPtr own(c10::DataPtr data, const MemoryOwner& owner, Reservation reserv
 
 void own(void* block, c10::DeleterFnPtr release, const MemoryOwner& owner, Reservation reservation) {
   owner.budget()->record_peak();
-  Ledger& ledger = ledgers()[index_of(owner.deleter())];
+  Ledger& ledger = ledger_of(owner);
   std::lock_guard lock(ledger.mutex);
-  ledger.blocks.insert_or_assign(block, OwnedBlock{std::move(reservation), release});
-  ledger.size.store(ledger.blocks.size(), std::memory_order_relaxed);
+  ledger.add(block, {std::move(reservation), release});
+}
+
+void* allocate_cached(std::size_t bytes, const MemoryOwner& owner, Reservation& reservation) {
+  if (!owner.caches() || bytes < BlockCache::kSmallest) {
+    return nullptr;
+  }
+  const auto now = BlockCache::Time::clock::now();
+  Ledger& ledger = ledger_of(owner);
+  std::lock_guard lock(ledger.mutex);
+  ledger.trim_if_short(now);
+  void* const block = ledger.cache.allocate(bytes, now);
+  if (block != nullptr) {
+    ledger.add(block, {std::move(reservation), nullptr});
+    owner.budget()->record_peak();
+    c10::profiledCPUMemoryReporter().New(block, bytes);
+  }
+  return block;
 }
 
 /// A thread mostly frees what it allocated, so its own ledger comes first.
 bool disown(void* block) {
-  const std::size_t first = thread_owner != nullptr ? index_of(thread_owner->deleter()) : 0;
-  for (std::size_t i = 0; i < kDeleters; ++i) {
-    Ledger& ledger = ledgers()[(first + i) % kDeleters];
-    if (ledger.size.load(std::memory_order_relaxed) > 0 && release_from(ledger, block)) {
+  const std::size_t own = thread_owner != nullptr ? index_of(thread_owner->deleter()) : 0;
+  if (release_from(ledgers()[own], block)) {
+    return true;
+  }
+  const std::size_t used = used_ledgers.load(std::memory_order_relaxed);
+  for (std::size_t i = 0; i < used; ++i) {
+    if (i != own && release_from(ledgers()[i], block)) {
       return true;
     }
   }
   return false;
+}
+
+bool trim_caches() {
+  bool trimmed = false;
+  for (Ledger& ledger : ledgers()) {
+    std::lock_guard lock(ledger.mutex);
+    trimmed |= ledger.cache.cached() > 0;
+    ledger.cache.trim(0);
+  }
+  return trimmed;
 }
 
 }  // namespace torchshare

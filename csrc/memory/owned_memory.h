@@ -2,9 +2,11 @@
 
 #include <c10/core/Allocator.h>
 
+#include <cstddef>
 #include <memory>
 
 #include "memory/memory_budget.h"
+#include "memory/system_memory.h"
 
 namespace torchshare {
 
@@ -19,9 +21,19 @@ namespace torchshare {
 /// use, torch 2.11 behaves for all threads as if a graph were being captured: memory that other streams have used is
 /// not released, and the cache is not freed when the device is full (pytorch/pytorch issues 159674, 175015). Jobs'
 /// blocks stay apart without pools, because torch reuses a block only on the stream it was allocated on.
+/// On the CPU, an owner also has a cache of large blocks, see Note [Block cache]. Blocks that it hands out are in the
+/// ledger as well, so a block returns to the cache it came from, whichever thread frees it.
 class MemoryOwner {
  public:
-  MemoryOwner(std::shared_ptr<MemoryBudget> budget, c10::DeviceType device);
+  struct Options {
+    bool meters = true;   ///< reserve bytes in the budget
+    bool caches = false;  ///< keep large blocks that are freed, below the budget's limit
+    bool shared = false;  ///< not identified by its deleter
+  };
+
+  MemoryOwner(std::shared_ptr<MemoryBudget> budget, c10::DeviceType device, Options options);
+  MemoryOwner(std::shared_ptr<MemoryBudget> budget, c10::DeviceType device)
+      : MemoryOwner(std::move(budget), device, Options()) {}
   ~MemoryOwner();
   MemoryOwner(const MemoryOwner&) = delete;  // its deleter is its own
   MemoryOwner& operator=(const MemoryOwner&) = delete;
@@ -29,6 +41,10 @@ class MemoryOwner {
   const std::shared_ptr<MemoryBudget>& budget() const { return budget_; }
   c10::DeviceType device() const { return device_; }
   c10::DeleterFnPtr deleter() const { return deleter_; }
+  bool meters() const { return options_.meters; }
+  bool caches() const { return options_.caches; }
+  /// Returns all cached memory to the kernel.
+  void trim() const;
   /// The budget of another owner of this memory that still exists; null if there is none.
   std::shared_ptr<MemoryBudget> other_owner(const c10::DataPtr& data) const;
 
@@ -36,6 +52,7 @@ class MemoryOwner {
   const std::shared_ptr<MemoryBudget> budget_;
   const c10::DeviceType device_;
   c10::DeleterFnPtr deleter_ = nullptr;
+  Options options_;
 };
 
 /// Memory that the calling thread allocates belongs to `owner`, until the destructor; to no owner if null. Same thread.
@@ -47,19 +64,26 @@ class MemoryScope {
   MemoryScope& operator=(const MemoryScope&) = delete;
 };
 
-/// Wraps torch's CPU allocator in ours. Once per process; further calls do nothing.
-void install_cpu_memory();
+/// Caches large blocks also for threads that have no owner, or no longer: trims the cache then.
+void cache_memory_of_process(bool enabled);
 
 // For allocators. Any thread.
 
-/// The calling thread's owner if it owns memory of this type of device; else null.
+/// The calling thread's owner if it owns memory of this type of device; else that of the process, or null.
 const MemoryOwner* memory_owner(c10::DeviceType device);
 /// True if the deleter is one that `own` sets.
 bool is_owners(c10::DeleterFnPtr deleter);
 /// Makes `owner` the owner of a block from torch's allocator, paid for with `reservation`.
 c10::DataPtr own(c10::DataPtr data, const MemoryOwner& owner, Reservation reservation);
 void own(void* block, c10::DeleterFnPtr release, const MemoryOwner& owner, Reservation reservation);
-/// Returns the block's bytes to its budget and the block to torch's allocator; false if it has no owner.
+/// A block from the owner's cache, paid for with `reservation`. Null, with the reservation unchanged, if the owner has
+/// none, the block is too small for it, or the kernel refuses.
+void* allocate_cached(std::size_t bytes, const MemoryOwner& owner, Reservation& reservation);
+/// Returns the block's bytes to its budget and the block to its allocator or cache; false if it has no owner.
 bool disown(void* block);
+/// Each owner trims its cache in its next use after a shortage.
+ShortageCount& shortage_count();
+/// Returns the cached memory of all owners to the kernel; false if there was none.
+bool trim_caches();
 
 }  // namespace torchshare

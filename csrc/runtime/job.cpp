@@ -44,9 +44,13 @@ RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std:
       log_(runtime_->timeline.open_log()) {
   // Jobs on a GPU are always metered: it is cheap beside the launches, and detects tensors that cross jobs.
   Device& device = *runtime_->device;
-  if (spec_.meter_memory || spec_.memory_budget || device.is_asynchronous()) {
+  const MemoryOwner::Options options{
+      .meters = spec_.meter_memory || spec_.memory_budget || device.is_asynchronous(),
+      .caches = spec_.cache_memory && device.memory_type() == c10::DeviceType::CPU,
+  };
+  if (options.meters || options.caches) {
     device.install_memory();
-    memory_ = std::make_shared<MemoryOwner>(budget_, device.memory_type());
+    memory_ = std::make_shared<MemoryOwner>(budget_, device.memory_type(), options);
     checks_owners_ = device.is_asynchronous();
   }
   if (spec_.record_ops || runtime_->gate.forecasts()) {
@@ -71,7 +75,8 @@ JobStats RuntimeJob::stats() const {
           .waited = waited_.load(),
           .input = input_.load(),
           .ran = began.count() != 0 ? until - began : began,
-          .memory_peak = budget_->peak()};
+          .memory_peak = budget_->peak(),
+          .memory_cached = budget_->peak_cached()};
 }
 
 std::string RuntimeJob::error() const {
@@ -251,6 +256,9 @@ void RuntimeJob::attend() {
 
 void RuntimeJob::wait_while(Attention bit, JobReport::Kind reason) {
   report(reason);
+  if (bit == kSuspend && memory_ != nullptr) {
+    memory_->trim();
+  }
   block([&] { runtime_->gate.wait_while(slot_, bit); });
   report(JobReport::Kind::kResumed);
 }

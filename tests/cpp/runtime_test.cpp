@@ -229,7 +229,7 @@ class Uncountable final : public Device {
 TEST(Runtime, KeepsNothingOfAJobThatCouldNotBeCreated) {
   Runtime runtime(std::make_shared<Uncountable>());
   EXPECT_THROW(runtime.submit({.name = "a", .meter_memory = true}, [](Job&) {}), std::runtime_error);
-  auto job = runtime.submit(primary("a"), [](Job&) {});
+  auto job = runtime.submit({.name = "a", .cache_memory = false}, [](Job&) {});
   runtime.start();
   EXPECT_TRUE(runtime.wait(10s));
   EXPECT_EQ(job->state(), JobState::kFinished);

@@ -29,6 +29,8 @@ class Result:
     """Part of `ran_s` spent waiting for the loader."""
     memory_peak: int
     """Peak bytes of its tensors; 0 if they were not metered."""
+    memory_cached: int
+    """Peak bytes of freed blocks that were cached for it; they are no part of `memory_peak`."""
     metrics: dict[str, float]
 
 

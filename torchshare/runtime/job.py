@@ -66,6 +66,7 @@ class Job:
             waited_s=stats.waited_s,
             input_s=stats.input_s,
             memory_peak=stats.memory_peak,
+            memory_cached=stats.memory_cached,
             metrics=dict(self._metrics),
         )
 

@@ -189,6 +189,15 @@ class JobOptions(TypedDict, total=False):
             metavar="BYTES",
         ),
     ]
+    cache_memory: Annotated[
+        Flag,
+        Option(
+            "on the CPU, keep blocks of 256 KiB and more that the job's tensors free, for its next ones. What is in "
+            "use and what is cached stay below the peak of the last 20 s plus an eighth (at least 32 MiB), and below "
+            "`memory_budget`; see `torchshare.cache_memory`.",
+            True,
+        ),
+    ]
     sms: Annotated[
         WholeNumber | None,
         Option(

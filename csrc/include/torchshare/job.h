@@ -23,6 +23,7 @@ struct JobSpec {
   std::optional<ProfiledJob> profile = {};
   bool meter_memory = false;                       ///< count the job's memory even without a budget
   std::optional<std::int64_t> memory_budget = {};  ///< bytes of tensors on the device
+  bool cache_memory = true;                        ///< keep large blocks that its tensors free, on the CPU
   std::optional<int> sms = {};                     ///< streaming multiprocessors that the job may use
   bool record_ops = false;                         ///< time every op
   std::vector<OpProfile> ops = {};                 ///< from an earlier measurement
@@ -37,6 +38,7 @@ struct JobStats {
   std::chrono::nanoseconds input{0};   ///< spent waiting for its loader
   std::chrono::nanoseconds ran{0};     ///< from its start to its end, or until now
   std::int64_t memory_peak = 0;        ///< bytes of tensors, if metered
+  std::int64_t memory_cached = 0;      ///< bytes of freed blocks that were kept, at most
 };
 
 /// One training run: a thread with its own priority, intra-op threads and random state. Made by Runtime::submit.
