@@ -69,6 +69,20 @@ def mlp_net() -> nn.Module:
     )
 
 
+class TransformerNet(nn.Module):
+    """Two encoder layers over 64 vectors of 128: products of many sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(128, 4, 512, batch_first=True)
+        self.encode = nn.TransformerEncoder(layer, 2)
+        self.classify = nn.Linear(128, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        classes: torch.Tensor = self.classify(self.encode(x).mean(1))
+        return classes
+
+
 class StreamingNet(nn.Module):
     """Bound by memory: every step streams a vector of 32 MiB through a few cheap ops, forward, backward and update."""
 
@@ -88,13 +102,14 @@ KINDS: dict[str, Build] = {
     "tiny": (tiny_net, (32,), 0.0),
     "lstm": (SequenceNet, (20, 32), 0.0),
     "mlp": (mlp_net, (784,), 0.0),
+    "transformer": (TransformerNet, (64, 128), 0.0),
     "memory": (StreamingNet, (32,), 0.0),
     "input_bound": (lambda: conv_net(16), (3, 32, 32), FETCH_S),
 }
 
 
-def loader(shape: tuple[int, ...], sleep_s: float) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    x, y = torch.randn(ROWS, *shape), torch.randint(0, CLASSES, (ROWS,))
+def loader(shape: tuple[int, ...], sleep_s: float, rows: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    x, y = torch.randn(rows, *shape), torch.randint(0, CLASSES, (rows,))
     while True:
         if sleep_s > 0:
             time.sleep(sleep_s)
@@ -108,13 +123,14 @@ def train(kind: str, meter: Meter, job: torchshare.Job | None = None, threads: i
 
 
 class Training:
-    """The model, optimizer and data of a kind of job."""
+    """The model, optimizer and data of a kind of job; "conv:128" has batches of 128."""
 
     def __init__(self, kind: str) -> None:
+        kind, _, rows = kind.partition(":")
         make, shape, sleep_s = KINDS[kind]
         self.model = make()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-        self.batches = loader(shape, sleep_s)
+        self.batches = loader(shape, sleep_s, int(rows or ROWS))
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(self.model(x), y)

@@ -3,8 +3,10 @@
 Each mode of each repetition is a fresh process (or two). Both jobs warm up, then run through the same window of time,
 so that neither runs alone at the end; a job's rate is the number of steps that ended in the window.
 Rates are divided by the job's rate alone in the same repetition: 1.00 is as fast as alone, and an aggregate of 1.00 is
-what running one after the other gives. The input-bound pair runs on ONE core, so that its primary leaves that core idle
-while it waits; "of idle time" is the secondary's rate over the share of the core that the primary alone leaves idle.
+what running one after the other gives. glibc's malloc is tuned to keep large blocks (`STEADY_MALLOC`), except in
+torchshare, which keeps them itself, and in "two processes, as users have them".
+The input-bound pair runs on ONE core, so that its primary leaves that core idle while it waits; "of idle time" is the
+secondary's rate over the share of the core that the primary alone leaves idle.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from record import RESULTS, interleaved, shown, spread, steady_malloc, write
+from record import RESULTS, STEADY_MALLOC, interleaved, shown, spread, steady_malloc, write
 
 PAIRS = {
     "conv+conv": ("conv", "conv", 2),
@@ -28,7 +30,10 @@ PAIRS = {
     "tiny+tiny": ("tiny", "tiny", 2),
     "input_bound+conv": ("input_bound", "conv", 1),
 }  # primary, secondary, cores
-MODES = ["two processes", "two processes, nice 19", "two threads", "torchshare", "torchshare strict"]
+MODES = [
+    *("two processes", "two processes, as users have them", "two processes, nice 19"),
+    *("two threads", "torchshare", "torchshare strict"),
+]
 WARM_UP_S = 1.5  # from when every process has trained a step to the window
 
 
@@ -84,7 +89,14 @@ def work(kinds: list[str], mode: str) -> list[dict[str, float]]:
     return [meter.figures() for meter in meters]
 
 
-def launch(script: str, what: Any, cores: int, nice: int = 0, idle: bool = False) -> subprocess.Popen[str]:
+def launch(
+    script: str,
+    what: Any,
+    cores: int,
+    nice: int = 0,
+    idle: bool = False,
+    environment: dict[str, str] | None = None,
+) -> subprocess.Popen[str]:
     """Starts a process that runs `script --work WHAT` on a number of cores, with a niceness or as SCHED_IDLE."""
 
     def prepare() -> None:
@@ -98,17 +110,23 @@ def launch(script: str, what: Any, cores: int, nice: int = 0, idle: bool = False
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        env=environment,
         preexec_fn=prepare,
     )
 
 
 def measure(kinds: list[str], mode: str, window: float, cores: int) -> list[dict[str, float]]:
     """The figures of each job in that mode."""
+    untuned = mode.startswith("torchshare") or mode.endswith("as users have them")
+    environment = {name: value for name, value in os.environ.items() if name not in STEADY_MALLOC or not untuned}
     if mode.startswith("two processes"):
         nices = (0, 19 if mode.endswith("19") else 0)
-        processes = [launch(__file__, [[kind], "alone"], cores, nice) for kind, nice in zip(kinds, nices, strict=True)]
+        processes = [
+            launch(__file__, [[kind], "alone"], cores, nice, environment=environment)
+            for kind, nice in zip(kinds, nices, strict=True)
+        ]
     else:
-        processes = [launch(__file__, [kinds, mode], cores)]
+        processes = [launch(__file__, [kinds, mode], cores, environment=environment)]
     return collect(processes, window)
 
 
@@ -174,10 +192,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    steady_malloc()
     if arguments.work:
         print(json.dumps(work(*json.loads(arguments.work))))
         return
+    steady_malloc()
     raw = interleaved(
         arguments.pairs, arguments.repetitions, lambda pair: repeat(pair, arguments.modes, arguments.window)
     )

@@ -17,11 +17,11 @@ import torch
 
 RESULTS = Path(__file__).parent / "results"
 
-# By default, glibc returns large blocks to the system and faults their pages in again: 300 to 6,300 times per step of
-# the conv job, depending on other allocations, which costs up to a quarter of a step. Disabled in all modes.
+# By default, glibc returns large blocks to the system and faults their pages in again: 300 to 6,500 times per step of
+# the conv job, depending on other allocations (benchmarks/allocator.py). Tuned so, it keeps them.
 STEADY_MALLOC = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
 

@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 "$PY" benchmarks/overhead.py
 "$PY" benchmarks/memory.py
 "$PY" benchmarks/pairs.py
+"$PY" benchmarks/allocator.py
 "$PY" benchmarks/compiled.py
 "$PY" benchmarks/gaps.py
 "$PY" benchmarks/replay.py

@@ -38,6 +38,22 @@ def pairs(summary: dict[str, Any]) -> str:
     return table(headings, rows)
 
 
+def allocator(summary: dict[str, Any]) -> str:
+    rows = [
+        [
+            jobs,
+            mode.removesuffix(", glibc") if mode.startswith("torchshare") else mode,
+            shown(figures["rate"], 1),
+            shown(figures["relative"]),
+            f"{figures['faults_per_step']['median']:,.0f}",
+            f"{figures['peak_mib']['median']:,.0f}",
+        ]
+        for jobs, modes in summary.items()
+        for mode, figures in modes.items()
+    ]
+    return table(["jobs", "mode, allocator", "steps/s", "relative", "page faults per step", "peak MiB"], rows)
+
+
 def compiled(summary: dict[str, Any]) -> str:
     columns = ["primary", "secondary", "aggregate", "vs_two_processes", "vs_eager_sharing"]
     rows = [
@@ -218,6 +234,7 @@ def inversion(summary: dict[str, Any]) -> str:
 
 TABLES = {
     "pairs": pairs,
+    "allocator": allocator,
     "overhead": overhead,
     "hook": hook,
     "memory": memory,
