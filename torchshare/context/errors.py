@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import itertools
+import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,6 +39,23 @@ def described(error: BaseException | None) -> str:
     except Exception:
         message = "(its __str__ failed)"
     return f"{type(error).__name__}: {message}"
+
+
+_OWN = str(Path(__file__).parents[1])
+_PATCHES = str(Path(_OWN, "isolation"))
+
+
+def users_traceback(error: BaseException) -> str:
+    """The traceback as plain Python prints it: from the user's first frame on, without imports' and patches' frames."""
+    report = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = report
+    while part is not None:
+        frames = list(itertools.dropwhile(lambda frame: frame.filename.startswith(_OWN), part.stack))
+        hidden = ("<frozen importlib", _PATCHES)
+        kept = [frame for frame in frames if not frame.filename.startswith(hidden)]
+        part.stack = traceback.StackSummary.from_list(kept or list(part.stack))
+        part = part.__cause__ or part.__context__
+    return "".join(report.format()).rstrip()
 
 
 class JobFailed(RuntimeError):

@@ -23,6 +23,7 @@ import torch
 from torchshare import _C
 from torchshare.context import current
 from torchshare.isolation import compiling, cuda, forward_hook, interrupt, tracing
+from torchshare.isolation.patches import Patches
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 _lock = threading.Lock()  # guards the variables below
 _open = 0
 _cuda_is_routed = False
-_undo: list[Callable[[], None]] = []
+_patches = Patches()
+_replace = _patches.replace
 _turns: _C.Turns | None = None  # jobs take turns at compiling and tracing
 
 
@@ -61,8 +63,7 @@ def uninstall() -> None:
             _cuda_is_routed = False
             assert _turns is not None
             forward_hook.remove_ended(_turns)
-            while _undo:
-                _undo.pop()()
+            _patches.undo()
 
 
 def leave_job() -> None:
@@ -85,13 +86,6 @@ def _forget_other_threads() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_other_threads)
-_MISSING = object()
-
-
-def _replace(owner: Any, name: str, value: object) -> None:
-    original = getattr(owner, name, _MISSING)
-    setattr(owner, name, value)
-    _undo.append(lambda: delattr(owner, name) if original is _MISSING else setattr(owner, name, original))
 
 
 class _RoutedGenerator:

@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from torchshare import _C
 from torchshare.context import current
-from torchshare.context.errors import BudgetExceeded, Cancelled, JobFailed, described
+from torchshare.context.errors import BudgetExceeded, Cancelled, JobFailed, described, users_traceback
 from torchshare.context.job_context import JobContext
 from torchshare.context.results import ENDED, Results
 from torchshare.isolation import routing
@@ -238,7 +238,7 @@ def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any]) -> None:
         except BaseException as error:
             job._exception = error
             if not handle.cancel_requested:
-                log.error("job '%s' failed after %d steps", job.name, job.result.steps, exc_info=True)
+                log.error("job '%s' failed after %d steps\n%s", job.name, job.result.steps, users_traceback(error))
             raise
         finally:
             routing.leave_job()
