@@ -97,11 +97,9 @@ def run(arguments: argparse.Namespace) -> int:
         return refuse(error)
     with signals.deferred(forget=True) as stops:
         try:
-            runtime.start()
+            _watch(runtime, stops, shows_progress=output.mode != "plain")
         except (ValueError, RuntimeError) as error:
-            runtime.close()
             return refuse(error)
-        _watch(runtime, stops, shows_progress=output.mode != "plain")
     if arguments.timeline is not None:
         runtime.write_timeline(arguments.timeline)
     bounds, gaps = runtime.bound_report(), runtime.gap_report()
@@ -133,14 +131,17 @@ def _submit(runtime: Runtime, submission: _Submission) -> None:
 
 
 def _watch(runtime: Runtime, stops: signals.Stops, shows_progress: bool) -> None:
-    """Shows progress until all jobs have ended, or until a signal closes the runtime."""
+    """Runs the jobs until all have ended, or until a signal closes the runtime. Shows their progress."""
     from torchshare.cli.progress import Progress
 
     with Progress(runtime) if shows_progress else contextlib.nullcontext() as progress:
-        while not stops.count and not runtime._handle.wait(_UPDATE_S):
-            if progress is not None:
-                progress.update()
-        runtime.close()
+        try:
+            runtime.start()
+            while not stops.count and not runtime._handle.wait(_UPDATE_S):
+                if progress is not None:
+                    progress.update()
+        finally:
+            runtime.close()
 
 
 def _runtime_options(arguments: argparse.Namespace) -> RuntimeOptions:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy
 
+from torchshare.context.step_counter import StepCounter
+
 if TYPE_CHECKING:
     import torch
 
@@ -31,6 +33,9 @@ class JobContext:
     """Rows of the largest batch so far."""
     warns_of_batch_norm: bool = True
     """Whether to warn when a layer first computes its statistics over a sub-batch."""
+    uses_batches: bool = False
+    """Whether its loop counts the steps; otherwise its optimizer's steps are counted."""
+    step_counter: StepCounter = field(default_factory=StepCounter)
     thread: int = 0
     """`threading.get_ident()` of the job's thread, while it runs."""
     random: random.Random = field(init=False)

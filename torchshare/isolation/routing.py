@@ -22,7 +22,7 @@ import torch
 
 from torchshare import _C
 from torchshare.context import current
-from torchshare.isolation import compiling, cuda, forward_hook, interrupt, tracing
+from torchshare.isolation import compiling, cuda, forward_hook, interrupt, steps, tracing
 from torchshare.isolation.patches import Patches
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def install() -> None:
             _turns = compiling.route(_replace)
             tracing.route(_replace, _turns)
             interrupt.route(_replace)
+            steps.route(_patches)
         if not _cuda_is_routed and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _cuda_is_routed = True
             cuda.route(_replace)

@@ -59,20 +59,20 @@ def route(patches: Patches) -> None:
     patches.replace(threading.Thread, "_bootstrap_inner", _inheriting_bootstrap(bootstrap))
 
 
-class _Environ(type(os.environ)):
+class _Environ(os._Environ):  # type: ignore[type-arg]  # not subscriptable in Python 3.10
     """os.environ: a script's changes are its own, and those of the processes that it starts."""
 
     @property
-    def _data(self) -> dict[bytes, bytes]:
+    def _data(self) -> Any:
         script = current.script()
-        return self.__dict__["_data"] if script is None else script.environ  # type: ignore[no-any-return]
+        return self.__dict__["_data"] if script is None else script.environ
 
     def __setitem__(self, key: str, value: str) -> None:
         script = current.script()
         if script is None:
             super().__setitem__(key, value)
             return
-        name, text = self.encodekey(key), self.encodevalue(value)
+        name, text = os.fsencode(key), os.fsencode(value)
         if key in _READ_AT_START and script.environ.get(name) != text and current.job() is not None:
             log.warning(
                 "job '%s': setting %s has no effect on the job, because torch has read it already; set it for "
@@ -88,7 +88,7 @@ class _Environ(type(os.environ)):
             super().__delitem__(key)
             return
         try:
-            del script.environ[self.encodekey(key)]
+            del script.environ[os.fsencode(key)]
         except KeyError:
             raise KeyError(key) from None
 

@@ -111,15 +111,18 @@ class _OfLogger:
         return _attributes(logger)[self._name]
 
     def __set__(self, logger: logging.Logger, value: object) -> None:
+        # A logger that a script makes is every job's.
+        logger.__dict__.setdefault(self._name, value.copy() if isinstance(value, (dict, list)) else value)
         _attributes(logger)[self._name] = value
 
 
+_OURS = logging.getLogger("torchshare")
 _LOGGER_ATTRIBUTES = ("handlers", "filters", "level", "propagate", "disabled", "_cache")
 
 
 def _attributes(logger: logging.Logger) -> dict[str, Any]:
     script = current.script()
-    if script is None:
+    if script is None or logger is _OURS:
         return logger.__dict__
     if logger not in script.loggers:
         found = {name: logger.__dict__[name] for name in _LOGGER_ATTRIBUTES if name in logger.__dict__}

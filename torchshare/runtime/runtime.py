@@ -225,7 +225,10 @@ def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any]) -> None:
     job._context.thread = threading.get_ident()
     with current.entered(job._context):
         try:
+            handle.begin_step()
+            handle.begin_sub_batch()
             value = function(job)
+            _warn_of_options_without_effect(job._context)
             if handle.is_in_body:  # otherwise close() left the job behind, and its result is final
                 job._value = value
         except Cancelled:
@@ -242,6 +245,15 @@ def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any]) -> None:
             raise
         finally:
             routing.leave_job()
+
+
+def _warn_of_options_without_effect(job: JobContext) -> None:
+    if job.sub_batch is not None and not job.uses_batches:
+        log.warning(
+            "job '%s': sub_batch=%d had no effect: only job.batches and torchshare.batches split batches",
+            job.name,
+            job.sub_batch,
+        )
 
 
 def _raise_failures(results: Results) -> None:

@@ -48,21 +48,26 @@ class LineStream(io.TextIOBase):
         self._outer = outer
         self._line = ""
         self._bar_due = 0.0
+        self._bar: str | None = None  # the version of the current line that was written last
 
     def write(self, text: str, /) -> int:
         with _lock:
             *lines, rest = (self._line + text).split("\n")
+            self._put([_visible(line) for line in lines])
             if "\r" in rest:
-                rest = "\r" + _visible(rest)
-                if time.monotonic() >= self._bar_due and rest.strip():
+                bar = _visible(rest)
+                rest = f"\r{bar}" + "\r" * rest.endswith("\r")
+                if bar and time.monotonic() >= self._bar_due:
                     self._bar_due = time.monotonic() + _BAR_EVERY_S
-                    lines.append(rest)
-                    rest = "\r"
+                    self._put([bar])
+                    self._bar = bar
             self._line = rest
-            self._put([_visible(line) for line in lines if line != "\r"])
         return len(text)
 
     def _put(self, lines: list[str]) -> None:
+        if self._bar is not None and lines:
+            lines = lines[lines[0] == self._bar :]  # its last version has been written
+            self._bar = None
         if lines:
             self._outer.write("".join(f"{self._prefix}{line}\n" for line in lines))
             self._outer.flush()

@@ -176,6 +176,7 @@ def fetch(job: JobContext, loader: Iterable[Any], options: Options) -> Iterator[
     """The loader's batches, not yet begun as steps."""
     handle = job.handle
     end = object()
+    job.uses_batches = True
     _expect_steps(job, loader)
     handle.begin_input()  # starting worker processes is waiting for input, too
     iterator = iter(loader)
