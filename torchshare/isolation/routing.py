@@ -22,7 +22,7 @@ import torch
 
 from torchshare import _C
 from torchshare.context import current
-from torchshare.isolation import compiling, cuda, forward_hook, interrupt, steps, tracing
+from torchshare.isolation import compiling, cuda, forward_hook, hooks, interrupt, settings, steps, tracing
 from torchshare.isolation.patches import Patches
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ def install() -> None:
             tracing.route(_replace, _turns)
             interrupt.route(_replace)
             steps.route(_patches)
+            settings.route(_patches)
+            hooks.route(_patches)
         if not _cuda_is_routed and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _cuda_is_routed = True
             cuda.route(_replace)
@@ -67,8 +69,15 @@ def uninstall() -> None:
             _patches.undo()
 
 
-def leave_job() -> None:
+def enter_job(job: JobContext) -> None:
+    """Called at the start of a job, in its thread."""
+    settings.enter(job)
+
+
+def leave_job(job: JobContext) -> None:
     """Called at the end of a job, in its thread."""
+    settings.leave(job)
+    hooks.leave(job)
     if _turns is not None:
         tracing.leave(_turns)
         forward_hook.remove_ended(_turns)

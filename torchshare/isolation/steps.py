@@ -7,19 +7,30 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
 from torchshare.context import current
+from torchshare.isolation import settings
 from torchshare.isolation.patches import Patches
 
 
 def route(patches: Patches) -> None:
+    patches.at_undo(register_optimizer_step_pre_hook(_before_step).remove)
     patches.at_undo(register_optimizer_step_post_hook(_after_step).remove)
     iterator = dataloader._BaseDataLoaderIter
     patches.replace(iterator, "__next__", _as_input(iterator.__next__))
     loader = dataloader.DataLoader
     patches.replace(loader, "_get_iterator", _as_input(loader._get_iterator))  # starts worker processes
+
+
+def _before_step(_optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    job = current.job()
+    if job is not None and not job.has_stepped:
+        settings.check(job)
+        job.has_stepped = True
 
 
 def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:

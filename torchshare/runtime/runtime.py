@@ -225,6 +225,7 @@ def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any]) -> None:
     job._context.thread = threading.get_ident()
     with current.entered(job._context):
         try:
+            routing.enter_job(job._context)
             handle.begin_step()
             handle.begin_sub_batch()
             value = function(job)
@@ -244,7 +245,7 @@ def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any]) -> None:
                 log.error("job '%s' failed after %d steps\n%s", job.name, job.result.steps, users_traceback(error))
             raise
         finally:
-            routing.leave_job()
+            routing.leave_job(job._context)
 
 
 def _warn_of_options_without_effect(job: JobContext) -> None:
