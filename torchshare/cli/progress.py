@@ -49,13 +49,13 @@ class Progress:
         log.setLevel(logging.INFO)
         if self._live is not None:
             self._live.__enter__()
-        self.update()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.update()
+        if error is None:
+            self.update()
         if self._live is not None:
             self._live.__exit__(kind, error, traceback)
         assert self._handler is not None  # set by __enter__

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from torchshare.runtime.gaps import GapReport
     from torchshare.runtime.runtime import Runtime
 
+_CTRL_C = 130  # the exit code
 _UPDATE_S = 0.1  # how often the progress display is updated
 
 options_first = targets.options_first
@@ -97,7 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
         return refuse(error)
     with signals.deferred(forget=True) as stops:
         try:
-            _watch(runtime, stops, shows_progress=output.mode != "plain")
+            has_scripts = any(isinstance(each.function, Script) for each in submissions)
+            _watch(runtime, stops, has_scripts=has_scripts, shows_progress=output.mode != "plain")
         except (ValueError, RuntimeError) as error:
             return refuse(error)
     if arguments.timeline is not None:
@@ -130,7 +133,7 @@ def _submit(runtime: Runtime, submission: _Submission) -> None:
     runtime.submit(submission.function, **submission.options)
 
 
-def _watch(runtime: Runtime, stops: signals.Stops, shows_progress: bool) -> None:
+def _watch(runtime: Runtime, stops: signals.Stops, *, has_scripts: bool, shows_progress: bool) -> None:
     """Runs the jobs until all have ended, or until a signal closes the runtime. Shows their progress."""
     from torchshare.cli.progress import Progress
 
@@ -140,8 +143,20 @@ def _watch(runtime: Runtime, stops: signals.Stops, shows_progress: bool) -> None
             while not stops.count and not runtime._handle.wait(_UPDATE_S):
                 if progress is not None:
                     progress.update()
+            if stops.exit_code == _CTRL_C and has_scripts:
+                _let_scripts_end(runtime, stops)
         finally:
             runtime.close()
+
+
+def _let_scripts_end(runtime: Runtime, stops: signals.Stops) -> None:
+    """Raises KeyboardInterrupt in the scripts, which may evaluate or save; again at the second Ctrl-C."""
+    print("torchshare: waiting for the scripts to end; Ctrl-C again stops them", file=sys.stderr)
+    runtime.cancel()
+    while stops.count == 1 and not runtime._handle.wait(_UPDATE_S):
+        pass
+    for job in runtime.jobs if stops.count > 1 else ():
+        job._context.handle.repeat_cancel()
 
 
 def _runtime_options(arguments: argparse.Namespace) -> RuntimeOptions:

@@ -27,6 +27,16 @@ class Cancelled(BaseException):
             job.handle.acknowledge_cancel()
 
 
+class Interrupted(Cancelled, KeyboardInterrupt):
+    """Unwinds a cancelled script, which may catch KeyboardInterrupt, evaluate or save, and end."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        job = current.job()
+        if job is not None:
+            job.is_ending = True
+
+
 class BudgetExceeded(torch.OutOfMemoryError):
     """A job's tensors would exceed its `memory_budget`. Raised by the op that allocates, in that job only; nothing was
     allocated, and the job may continue with less memory."""

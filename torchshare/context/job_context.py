@@ -33,6 +33,8 @@ class JobContext:
     """Rows of the largest batch so far."""
     warns_of_batch_norm: bool = True
     """Whether to warn when a layer first computes its statistics over a sub-batch."""
+    is_ending: bool = False
+    """Whether it is a script that was interrupted: it is not unwound again at its next batch or sleep."""
     has_stepped: bool = False
     """Whether an optimizer has made a step."""
     uses_batches: bool = False

@@ -169,7 +169,7 @@ def _routed_sleep(original: Callable[[float], None]) -> Callable[[float], None]:
     @functools.wraps(original)
     def sleep(seconds: float, /) -> None:
         job = current.job()
-        if job is None or not 0 <= seconds < float("inf"):
+        if job is None or job.is_ending or not 0 <= seconds < float("inf"):
             original(seconds)  # raises for an invalid time
         else:
             job.handle.sleep(seconds)

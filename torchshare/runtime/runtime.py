@@ -98,7 +98,7 @@ class Runtime:
             context.handle = self._handle.submit(
                 lambda handle: _run(job, handle, function),
                 _spec(name, options, function),
-                Cancelled,
+                getattr(function, "cancelled_type", Cancelled),
                 BudgetExceeded,
                 PROCESS_CODE,
             )

@@ -42,6 +42,13 @@ class Script:
         else:
             self._find_file(command)
 
+    @property
+    def cancelled_type(self) -> type[BaseException]:
+        """What a cancellation raises in the script."""
+        from torchshare.context.errors import Interrupted  # imports torch
+
+        return Interrupted
+
     def _find_file(self, command: list[str]) -> None:
         path = Path(command[0])
         file = path / "__main__.py" if path.is_dir() else path

@@ -183,7 +183,8 @@ def fetch(job: JobContext, loader: Iterable[Any], options: Options) -> Iterator[
     handle.end_input()
     number = 0
     while True:
-        handle.checkpoint()
+        if not job.is_ending:
+            handle.checkpoint()
         handle.begin_input()
         try:
             data = next(iterator, end)
