@@ -92,7 +92,12 @@ class Modules(MutableMapping[str, ModuleType]):
         return not self.owns(name) and type(_process.get(name)) is not _PerScript
 
     def __getitem__(self, name: str) -> ModuleType:
-        return self._own[name] if name in self._own else _shared_table(name)[name]
+        if name in self._own:
+            return self._own[name]
+        module = _shared_table(name)[name]
+        if self.owns(name):
+            raise KeyError(name)  # its own is not loaded yet
+        return module
 
     def __setitem__(self, name: str, module: ModuleType) -> None:
         if not self.owns(name):

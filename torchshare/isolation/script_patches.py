@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from torchshare.context import current
 from torchshare.context.script import ScriptContext
-from torchshare.isolation import script_modules, script_process, script_state
+from torchshare.isolation import monkeypatches, script_modules, script_process, script_state
 from torchshare.isolation.patches import Patches
 
 _lock = threading.Lock()  # guards the variables below
@@ -25,12 +25,13 @@ def entered(script: ScriptContext) -> Iterator[None]:
     with _lock:
         _running += 1
         if _running == 1:
-            for module in (script_state, script_modules, script_process):
+            for module in (script_state, script_modules, script_process, monkeypatches):
                 module.route(_patches)
     current.set_script(script)
     try:
         yield
     finally:
+        monkeypatches.restore(script)
         current.set_script(None)
         with _lock:
             _running -= 1

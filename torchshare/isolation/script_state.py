@@ -102,7 +102,7 @@ class _RoutedFilters(list[Any]):
 
 
 class _OfLogger:
-    """An attribute of a logger. A script's starts as a copy of the process's."""
+    """An attribute of a logger. A script's starts as a copy of the process's; the root logger has no handlers."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -128,6 +128,8 @@ def _attributes(logger: logging.Logger) -> dict[str, Any]:
         found = {name: logger.__dict__[name] for name in _LOGGER_ATTRIBUTES if name in logger.__dict__}
         copied = {name: value.copy() for name, value in found.items() if isinstance(value, list)}
         script.loggers[logger] = {**found, **copied, "_cache": {}}
+        if logger is logging.root:
+            script.loggers[logger] |= {"handlers": [], "level": logging.WARNING}
     return script.loggers[logger]
 
 

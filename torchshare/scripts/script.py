@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from torchshare.context import current
 from torchshare.context.script import ScriptContext
-from torchshare.isolation import script_patches, script_process
+from torchshare.isolation import script_process
 from torchshare.isolation.script_modules import Modules, installed_folders
 from torchshare.scripts.output import Output
 
@@ -94,6 +94,8 @@ class Script:
 
     def __call__(self, _job: object) -> None:
         """Runs the script as the job of the calling thread."""
+        from torchshare.isolation import script_patches  # imports torch
+
         job = current.job()
         assert job is not None
         process = os.getpid()
