@@ -29,14 +29,22 @@ class _Version(argparse.Action):
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line. Returns the exit code: 0 success, 1 a job did not finish, 2 invalid input, 130 Ctrl-C."""
     words = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(prog="torchshare", description=torchshare.__doc__)
+    parser = argparse.ArgumentParser(prog="torchshare", description=torchshare.__doc__, allow_abbrev=False)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and what CUDA it was built for")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     given = next((word for word in words if not word.startswith("-")), None)
     for verb, text in VERBS.items():
-        subparser = verbs.add_parser(verb, help=text)
+        subparser = verbs.add_parser(verb, help=text, allow_abbrev=False)
         if verb == given:
-            importlib.import_module(f"torchshare.cli.{verb}").configure(subparser)
+            module = importlib.import_module(f"torchshare.cli.{verb}")
+            module.configure(subparser)
+            if hasattr(module, "options_first"):
+                after = words.index(verb) + 1
+                try:
+                    words = [*words[:after], *module.options_first(subparser, words[after:])]
+                except ValueError as error:
+                    print(f"torchshare: error: {error}", file=sys.stderr)
+                    return 2
     arguments = parser.parse_args(words)
     try:
         code: int = arguments.run(arguments)

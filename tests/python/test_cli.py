@@ -115,7 +115,7 @@ BAD_INPUT = {
     "not a function": (["jobs.py:model_count"], "jobs.py has no function 'model_count'"),
     "no file": (["gone.py:train"], "no such file gone.py"),
     "no module": (["gone.jobs:train"], "no module named 'gone'"),
-    "no function": (["jobs.py"], "target must be pkg.module:function or file.py:function"),
+    "no target": (["jobs"], 'target must be "train.py --epochs 3", '),
     "two of one name": (
         ["jobs.py:train", "jobs.py:train"],
         "job names must be unique, got 'train' twice; name one with NAME=",

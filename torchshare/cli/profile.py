@@ -95,7 +95,8 @@ def _profiles(arguments: argparse.Namespace) -> tuple[list[Profile], list[Path]]
         wanted.append((arguments.partner, arguments.partner_threads or threads, arguments.partner_steps))
     candidates, paths = [], []
     for text, each_threads, steps in wanted:
-        name, target = targets.named(text)
+        given, target = targets.split_name(text)
+        name = given or targets.default_name(target)
         candidates.append(Candidate(name, targets.load(target), each_threads, steps=steps))
         paths.append(cache_path(arguments.cache, name, target, each_threads, arguments.splits))
     traces = (arguments.trace, arguments.partner_trace)

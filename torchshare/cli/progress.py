@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.logging import RichHandler
 from rich.table import Table
 
-from torchshare.context.results import Result
+from torchshare.context.results import ENDED, Result
 from torchshare.runtime.runtime import Runtime, log
 
 _PLAIN_EVERY_S = 2.0
@@ -35,7 +35,8 @@ class Progress:
             return
         due = time.monotonic() >= self._next_line
         for result in results:
-            if due or self._states.get(result.name) != result.state:
+            former = self._states.get(result.name)
+            if former != result.state or (due and result.state not in ENDED):
                 self._states[result.name] = result.state
                 self._console.print(_line(result), markup=False, highlight=False, soft_wrap=True)
         if due:
@@ -49,13 +50,13 @@ class Progress:
         log.setLevel(logging.INFO)
         if self._live is not None:
             self._live.__enter__()
-        self.update()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.update()
+        if error is None:
+            self.update()
         if self._live is not None:
             self._live.__exit__(kind, error, traceback)
         assert self._handler is not None  # set by __enter__

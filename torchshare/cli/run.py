@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torchshare.cli import targets
 from torchshare.cli.outputs import check_output, refuse
-from torchshare.cli.progress import Progress
-from torchshare.context.errors import described
-from torchshare.context.results import Result, Results
-from torchshare.runtime import signals
-from torchshare.runtime.bound import BoundReport
-from torchshare.runtime.gaps import GapReport
 from torchshare.runtime.options import Declared, JobOptions, RuntimeOptions, on_the_command_line
-from torchshare.runtime.runtime import Runtime
+from torchshare.scripts.output import Output
+from torchshare.scripts.script import Script
 
+if TYPE_CHECKING:
+    from torchshare.context.results import Result, Results
+    from torchshare.runtime import signals
+    from torchshare.runtime.bound import BoundReport
+    from torchshare.runtime.gaps import GapReport
+    from torchshare.runtime.runtime import Runtime
+
+_CTRL_C = 130  # the exit code
 _UPDATE_S = 0.1  # how often the progress display is updated
+
+options_first = targets.options_first
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
-    parser.description = "Runs functions that take a Job together, in this process. The first job is the primary."
-    parser.add_argument("jobs", nargs="+", metavar="[NAME=]TARGET", help="pkg.module:function or file.py:function")
+    parser.description = (
+        "Runs scripts, or functions that take a Job, together in this process. The first job is the primary. Options "
+        "come first. A script with arguments is one word in quotes; or `run [options] -- a.py --x -- b.py --y`."
+    )
+    parser.add_argument("jobs", nargs="+", metavar="[NAME=]TARGET", help=targets.FORMS)
     parser.add_argument("--primary", metavar="NAME", help="the job that is protected (default: the first)")
     of_jobs = parser.add_argument_group(
         "options of jobs", "repeatable; apply to all jobs (--start: all but the primary), or with NAME= to one job"
@@ -46,6 +57,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     for option in on_the_command_line(RuntimeOptions):
         together.add_argument(option.flag, metavar=option.option.metavar, help=option.option.flag_help())
+    parser.add_argument(
+        "--output",
+        metavar="MODE",
+        help="where scripts print: prefix (each line with the job's name; default for several jobs), plain (default "
+        "for one), or a folder that gets NAME.log per job",
+    )
     parser.add_argument("--timeline", type=Path, metavar="OUT.json", help="write a trace for https://ui.perfetto.dev")
     parser.add_argument("--json", action="store_true", help="print the results as one JSON document")
     parser.set_defaults(run=run)
@@ -62,20 +79,30 @@ class _Submission:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb. Returns the exit code. Checks all input before any job starts."""
     try:
-        submissions = _submissions(arguments)
         check_output("--timeline", arguments.timeline)
+        output = _output(arguments)
+        submissions = _submissions(arguments, output)
+    except ValueError as error:
+        return refuse(error)
+    except SyntaxError as error:
+        traceback.print_exception(error.with_traceback(None))
+        return 2
+    # Imports torch, which takes seconds.
+    from torchshare.runtime import signals
+    from torchshare.runtime.runtime import Runtime
+
+    try:
         runtime = Runtime(arguments.device, **_runtime_options(arguments))
         for submission in submissions:
-            runtime.submit(submission.function, **submission.options)
+            _submit(runtime, submission)
     except ValueError as error:
         return refuse(error)
     with signals.deferred(forget=True) as stops:
         try:
-            runtime.start()
+            has_scripts = any(isinstance(each.function, Script) for each in submissions)
+            _watch(runtime, stops, has_scripts=has_scripts, shows_progress=output.mode != "plain")
         except (ValueError, RuntimeError) as error:
-            runtime.close()
             return refuse(error)
-        _watch(runtime, stops)
     if arguments.timeline is not None:
         runtime.write_timeline(arguments.timeline)
     bounds, gaps = runtime.bound_report(), runtime.gap_report()
@@ -87,12 +114,49 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if all(result.state == "finished" for result in runtime.results.values()) else 1
 
 
-def _watch(runtime: Runtime, stops: signals.Stops) -> None:
-    """Shows progress until all jobs have ended, or until a signal closes the runtime."""
-    with Progress(runtime) as progress:
-        while not stops.count and not runtime._handle.wait(_UPDATE_S):
-            progress.update()
-        runtime.close()
+def _output(arguments: argparse.Namespace) -> Output:
+    one_script = len(arguments.jobs) == 1 and not targets.is_function(arguments.jobs[0])
+    mode = arguments.output or ("plain" if one_script else "prefix")
+    if mode not in ("plain", "prefix"):
+        try:
+            Path(mode).mkdir(exist_ok=True)
+        except OSError:
+            raise ValueError(f"--output must be prefix, plain or a folder, got {mode}") from None
+    return Output(mode, all_to_stderr=arguments.json)
+
+
+def _submit(runtime: Runtime, submission: _Submission) -> None:
+    import torch
+
+    if isinstance(submission.function, Script):
+        submission.options.setdefault("seed", torch.initial_seed())  # as in plain Python
+    runtime.submit(submission.function, **submission.options)
+
+
+def _watch(runtime: Runtime, stops: signals.Stops, *, has_scripts: bool, shows_progress: bool) -> None:
+    """Runs the jobs until all have ended, or until a signal closes the runtime. Shows their progress."""
+    from torchshare.cli.progress import Progress
+
+    with Progress(runtime) if shows_progress else contextlib.nullcontext() as progress:
+        try:
+            runtime.start()
+            while not stops.count and not runtime._handle.wait(_UPDATE_S):
+                if progress is not None:
+                    progress.update()
+            if stops.exit_code == _CTRL_C and has_scripts:
+                _let_scripts_end(runtime, stops)
+        finally:
+            runtime.close()
+
+
+def _let_scripts_end(runtime: Runtime, stops: signals.Stops) -> None:
+    """Raises KeyboardInterrupt in the scripts, which may evaluate or save; again at the second Ctrl-C."""
+    print("torchshare: waiting for the scripts to end; Ctrl-C again stops them", file=sys.stderr)
+    runtime.cancel()
+    while stops.count == 1 and not runtime._handle.wait(_UPDATE_S):
+        pass
+    for job in runtime.jobs if stops.count > 1 else ():
+        job._context.handle.repeat_cancel()
 
 
 def _runtime_options(arguments: argparse.Namespace) -> RuntimeOptions:
@@ -100,13 +164,14 @@ def _runtime_options(arguments: argparse.Namespace) -> RuntimeOptions:
     return cast(RuntimeOptions, {o.name: _value(o, text) for o, text in given.items() if text is not None})
 
 
-def _submissions(arguments: argparse.Namespace) -> list[_Submission]:
+def _submissions(arguments: argparse.Namespace, output: Output) -> list[_Submission]:
     jobs: dict[str, _Submission] = {}
     for text in arguments.jobs:
-        name, target = targets.named(text)
+        given, target = targets.split_name(text)
+        name = given or targets.default_name(target, taken=jobs)
         if name in jobs:
             raise ValueError(f"job names must be unique, got '{name}' twice; name one with NAME={target}")
-        jobs[name] = _Submission(targets.load(target), JobOptions(name=name))
+        jobs[name] = _Submission(targets.load(target, output), JobOptions(name=name))
     primary = arguments.primary or next(iter(jobs))
     _check_name(primary, jobs, "--primary")
     jobs[primary].options["priority"] = "primary"
@@ -148,6 +213,8 @@ def _as_json(results: Results, bounds: list[BoundReport], gaps: list[GapReport])
 
 
 def _plain(result: Result) -> dict[str, Any]:
+    from torchshare.context.errors import described
+
     fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     del fields["value"]
     error = fields.pop("exception")

@@ -1,34 +1,114 @@
-"""Finds the function that `torchshare run` is given: `pkg.module:function` or `file.py:function`."""
+"""What the verbs run: a script with its arguments, or a function of a file or module."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import inspect
+import itertools
+import re
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torchshare.scripts.output import Output
+from torchshare.scripts.script import Script
+
+FORMS = '"train.py --epochs 3", "-m pkg.train --lr 0.1", file.py:function or pkg.module:function'
+_NAMED = re.compile(r"([^\s=/:]+)=(.*)", re.DOTALL)
+_FUNCTION = re.compile(r"[^\s=]+:\w+")
+
 
 def split_name(text: str) -> tuple[str | None, str]:
     """The parts of `[NAME=]VALUE`."""
-    name, equals, value = text.partition("=")
-    return (name, value) if equals else (None, text)
+    match = _NAMED.fullmatch(text)
+    return (match[1], match[2]) if match else (None, text)
 
 
-def named(text: str) -> tuple[str, str]:
-    """The job's name and the target of `[NAME=]TARGET`. The name defaults to the function's."""
-    name, target = split_name(text)
-    return name or target.rpartition(":")[2], target
+def is_function(target: str) -> bool:
+    return _FUNCTION.fullmatch(split_name(target)[1]) is not None
 
 
-def load(target: str) -> Callable[..., Any]:
-    """Loads the function. Raises ValueError for an invalid target; exceptions of the user's module propagate."""
-    place, colon, name = target.rpartition(":")
-    if not (colon and place and name):
-        raise ValueError(f"target must be pkg.module:function or file.py:function, got '{target}'")
+def default_name(target: str, taken: Container[str] = ()) -> str:
+    """A job's name: the function's; the script's, with a number if it is taken."""
+    if is_function(target):
+        return target.rpartition(":")[2]
+    words = shlex.split(target)
+    name = words[1].rpartition(".")[2] if words[0] == "-m" and len(words) > 1 else Path(words[0]).stem
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain([name], numbered) if each not in taken)
+
+
+def load(target: str, output: Output | None = None) -> Callable[..., Any]:
+    """Loads a function, or a script, which is not run yet. Raises ValueError for an invalid target; exceptions of the
+    user's module propagate."""
+    return _load_function(target) if is_function(target) else _load_script(target, output)
+
+
+def options_first(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
+    """The words of a command line with the parser's options first, then `--`, then one word per target.
+
+    Options end at the first script: what follows it is its arguments (`train.py --epochs 3`), or more targets, each one
+    word. Scripts with arguments may also be separated by `--`. Raises ValueError for an option after a script.
+    """
+    options: list[str] = []
+    found: list[str] = []
+    at = 0
+    while at < len(words):
+        word = words[at]
+        if word == "--" or not (_is_option(word) or is_function(word) or word.endswith(".toml")):
+            found += _commands(words[at:])
+            break
+        (options if _is_option(word) else found).append(word)
+        action = parser._option_string_actions.get(word)
+        if action is not None and action.nargs is None:  # its value is the next word
+            at += 1
+            options += words[at : at + 1]
+        at += 1
+    return [*options, "--", *found]
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and word not in ("-m", "--") and " " not in word
+
+
+def _commands(words: list[str]) -> Iterator[str]:
+    """The targets in words that begin with a script or `--`."""
+    groups: list[list[str]] = [[]]
+    for word in words:
+        if word == "--":
+            groups.append([])
+        else:
+            groups[-1].append(word)
+    groups = [group for group in groups if group]
+    first = groups[0] if groups else []
+    if len(groups) > 1 or words[0] == "--" or first[0] == "-m" or (len(first) > 1 and _is_option(first[1])):
+        yield from (group[0] if len(group) == 1 else shlex.join(group) for group in groups)
+        return
+    for word in first:
+        if _is_option(word):
+            raise ValueError(
+                f"options come before the targets, and a script's arguments in quotes with it; got '{word}' after one"
+            )
+        yield word
+
+
+def _load_script(target: str, output: Output | None) -> Script:
+    command = shlex.split(target)
+    if not command or not (command[0] == "-m" or command[0].endswith(".py") or Path(command[0]).exists()):
+        raise ValueError(f"target must be {FORMS}, got '{target}'")
+    try:
+        return Script(command, output)
+    except ValueError as error:
+        raise ValueError(f"target '{target}': {error}") from None
+
+
+def _load_function(target: str) -> Callable[..., Any]:
+    place, _, name = target.rpartition(":")
     module = _load_file(Path(place), target) if place.endswith(".py") else _load_module(place, target)
     function = getattr(module, name, None)
     if not callable(function):

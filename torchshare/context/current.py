@@ -1,4 +1,4 @@
-"""The job of the calling thread."""
+"""The job and the script of the calling thread."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
+    from torchshare.context.script import ScriptContext
 
 
 class _Thread(threading.local):
     job: JobContext | None = None
+    script: ScriptContext | None = None
 
 
 _thread = _Thread()
@@ -32,6 +34,15 @@ def entered(job: JobContext) -> Iterator[None]:
         yield
     finally:
         _thread.job = None
+
+
+def script() -> ScriptContext | None:
+    """The script that the calling thread runs, or whose code started the thread or forked the process."""
+    return _thread.script
+
+
+def set_script(script: ScriptContext | None) -> None:
+    _thread.script = script
 
 
 def _forget() -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import itertools
+import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +27,16 @@ class Cancelled(BaseException):
             job.handle.acknowledge_cancel()
 
 
+class Interrupted(Cancelled, KeyboardInterrupt):
+    """Unwinds a cancelled script, which may catch KeyboardInterrupt, evaluate or save, and end."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        job = current.job()
+        if job is not None:
+            job.is_ending = True
+
+
 class BudgetExceeded(torch.OutOfMemoryError):
     """A job's tensors would exceed its `memory_budget`. Raised by the op that allocates, in that job only; nothing was
     allocated, and the job may continue with less memory."""
@@ -36,6 +49,23 @@ def described(error: BaseException | None) -> str:
     except Exception:
         message = "(its __str__ failed)"
     return f"{type(error).__name__}: {message}"
+
+
+_OWN = str(Path(__file__).parents[1])
+_PATCHES = str(Path(_OWN, "isolation"))
+
+
+def users_traceback(error: BaseException) -> str:
+    """The traceback as plain Python prints it: from the user's first frame on, without imports' and patches' frames."""
+    report = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = report
+    while part is not None:
+        frames = list(itertools.dropwhile(lambda frame: frame.filename.startswith(_OWN), part.stack))
+        hidden = ("<frozen importlib", _PATCHES)
+        kept = [frame for frame in frames if not frame.filename.startswith(hidden)]
+        part.stack = traceback.StackSummary.from_list(kept or list(part.stack))
+        part = part.__cause__ or part.__context__
+    return "".join(report.format()).rstrip()
 
 
 class JobFailed(RuntimeError):

@@ -3,9 +3,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy
+
+from torchshare.context.step_counter import StepCounter
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +33,15 @@ class JobContext:
     """Rows of the largest batch so far."""
     warns_of_batch_norm: bool = True
     """Whether to warn when a layer first computes its statistics over a sub-batch."""
+    is_ending: bool = False
+    """Whether it is a script that was interrupted: it is not unwound again at its next batch or sleep."""
+    has_stepped: bool = False
+    """Whether an optimizer has made a step."""
+    uses_batches: bool = False
+    """Whether its loop counts the steps; otherwise its optimizer's steps are counted."""
+    step_counter: StepCounter = field(default_factory=StepCounter)
+    global_hooks: list[Any] = field(default_factory=list)
+    """Handles of the hooks on all modules or optimizers that it has registered."""
     thread: int = 0
     """`threading.get_ident()` of the job's thread, while it runs."""
     random: random.Random = field(init=False)

@@ -22,7 +22,8 @@ import torch
 
 from torchshare import _C
 from torchshare.context import current
-from torchshare.isolation import compiling, cuda, forward_hook, interrupt, tracing
+from torchshare.isolation import compiling, cuda, forward_hook, hooks, interrupt, settings, steps, tracing
+from torchshare.isolation.patches import Patches
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 _lock = threading.Lock()  # guards the variables below
 _open = 0
 _cuda_is_routed = False
-_undo: list[Callable[[], None]] = []
+_patches = Patches()
+_replace = _patches.replace
 _turns: _C.Turns | None = None  # jobs take turns at compiling and tracing
 
 
@@ -47,6 +49,9 @@ def install() -> None:
             _turns = compiling.route(_replace)
             tracing.route(_replace, _turns)
             interrupt.route(_replace)
+            steps.route(_patches)
+            settings.route(_patches)
+            hooks.route(_patches)
         if not _cuda_is_routed and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _cuda_is_routed = True
             cuda.route(_replace)
@@ -61,12 +66,18 @@ def uninstall() -> None:
             _cuda_is_routed = False
             assert _turns is not None
             forward_hook.remove_ended(_turns)
-            while _undo:
-                _undo.pop()()
+            _patches.undo()
 
 
-def leave_job() -> None:
+def enter_job(job: JobContext) -> None:
+    """Called at the start of a job, in its thread."""
+    settings.enter(job)
+
+
+def leave_job(job: JobContext) -> None:
     """Called at the end of a job, in its thread."""
+    settings.leave(job)
+    hooks.leave(job)
     if _turns is not None:
         tracing.leave(_turns)
         forward_hook.remove_ended(_turns)
@@ -85,13 +96,6 @@ def _forget_other_threads() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_other_threads)
-_MISSING = object()
-
-
-def _replace(owner: Any, name: str, value: object) -> None:
-    original = getattr(owner, name, _MISSING)
-    setattr(owner, name, value)
-    _undo.append(lambda: delattr(owner, name) if original is _MISSING else setattr(owner, name, original))
 
 
 class _RoutedGenerator:
@@ -165,7 +169,7 @@ def _routed_sleep(original: Callable[[float], None]) -> Callable[[float], None]:
     @functools.wraps(original)
     def sleep(seconds: float, /) -> None:
         job = current.job()
-        if job is None or not 0 <= seconds < float("inf"):
+        if job is None or job.is_ending or not 0 <= seconds < float("inf"):
             original(seconds)  # raises for an invalid time
         else:
             job.handle.sleep(seconds)

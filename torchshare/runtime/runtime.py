@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from torchshare import _C
 from torchshare.context import current
-from torchshare.context.errors import BudgetExceeded, Cancelled, JobFailed, described
+from torchshare.context.errors import BudgetExceeded, Cancelled, JobFailed, described, users_traceback
 from torchshare.context.job_context import JobContext
 from torchshare.context.results import ENDED, Results
 from torchshare.isolation import routing
@@ -98,7 +98,7 @@ class Runtime:
             context.handle = self._handle.submit(
                 lambda handle: _run(job, handle, function),
                 _spec(name, options, function),
-                Cancelled,
+                getattr(function, "cancelled_type", Cancelled),
                 BudgetExceeded,
                 PROCESS_CODE,
             )
@@ -225,7 +225,11 @@ def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any]) -> None:
     job._context.thread = threading.get_ident()
     with current.entered(job._context):
         try:
+            routing.enter_job(job._context)
+            handle.begin_step()
+            handle.begin_sub_batch()
             value = function(job)
+            _warn_of_options_without_effect(job._context)
             if handle.is_in_body:  # otherwise close() left the job behind, and its result is final
                 job._value = value
         except Cancelled:
@@ -238,10 +242,19 @@ def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any]) -> None:
         except BaseException as error:
             job._exception = error
             if not handle.cancel_requested:
-                log.error("job '%s' failed after %d steps", job.name, job.result.steps, exc_info=True)
+                log.error("job '%s' failed after %d steps\n%s", job.name, job.result.steps, users_traceback(error))
             raise
         finally:
-            routing.leave_job()
+            routing.leave_job(job._context)
+
+
+def _warn_of_options_without_effect(job: JobContext) -> None:
+    if job.sub_batch is not None and not job.uses_batches:
+        log.warning(
+            "job '%s': sub_batch=%d had no effect: only job.batches and torchshare.batches split batches",
+            job.name,
+            job.sub_batch,
+        )
 
 
 def _raise_failures(results: Results) -> None:

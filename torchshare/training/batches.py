@@ -176,13 +176,15 @@ def fetch(job: JobContext, loader: Iterable[Any], options: Options) -> Iterator[
     """The loader's batches, not yet begun as steps."""
     handle = job.handle
     end = object()
+    job.uses_batches = True
     _expect_steps(job, loader)
     handle.begin_input()  # starting worker processes is waiting for input, too
     iterator = iter(loader)
     handle.end_input()
     number = 0
     while True:
-        handle.checkpoint()
+        if not job.is_ending:
+            handle.checkpoint()
         handle.begin_input()
         try:
             data = next(iterator, end)

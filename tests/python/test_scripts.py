@@ -1,0 +1,280 @@
+"""`torchshare run train.py`: unmodified programs as jobs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import launch, torchshare_command
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "scripts"
+
+
+class Ran:
+    """What `torchshare run --json` did with scripts."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        done = torchshare_command("run", "--json", "--threads", "1", *arguments, folder=folder)
+        self.code = done.returncode
+        self.lines = done.stderr.splitlines()
+        self.jobs = {job["name"]: job for job in json.loads(done.stdout)["jobs"]} if done.stdout else {}
+
+    def states(self) -> list[str]:
+        return [job["state"] for job in self.jobs.values()]
+
+    def of(self, job: str) -> list[str]:
+        """The lines that a job has printed."""
+        lines = [line.removeprefix(f"{job}: ") for line in self.lines if line.startswith(f"{job}: ")]
+        return [line for line in lines if not line.endswith("steps/s")]  # progress
+
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+def script(folder: Path, name: str, text: str) -> str:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    return name
+
+
+LOOP = """
+import sys, torch
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(steps, model=model, optimizer=optimizer):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_examples_in_a_pair_write_the_files_of_plain_python(tmp_path: Path):
+    """The checkpoints are equal byte for byte: a pickled model of a class in `__main__`, and weights."""
+    vision = [str(EXAMPLES / "vision" / "train.py"), "--epochs", "1", "--start-method", "spawn", "--workers", "1"]
+    text = [str(EXAMPLES / "text" / "train.py"), "--steps", "30"]
+    for command in (vision, text):
+        subprocess.run(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            check=True,
+            timeout=60,
+            env={"OMP_NUM_THREADS": "1"},
+        )
+    plain = {name: (tmp_path / name).read_bytes() for name in ("vision.pt", "text.pt")}
+    for name in plain:
+        (tmp_path / name).unlink()
+    ran = Ran(tmp_path, "--start", "text=step:2", f"vision={' '.join(vision)}", f"text={' '.join(text)}")
+    assert ran.code == 0, ran.text()
+    assert {name: (tmp_path / name).read_bytes() == data for name, data in plain.items()} == dict.fromkeys(plain, True)
+    assert [ran.jobs["vision"]["steps"], ran.jobs["text"]["steps"]] == [16, 30]
+    assert "INFO step 0: loss 4" in ran.of("text")[0] and "epoch 0: loss" in ran.of("vision")[-1]
+
+
+WORLD = """
+import atexit, logging, os, pickle, signal, subprocess, sys, threading, warnings
+import torch, utils
+from package import part
+name = sys.argv[1]
+assert __name__ == "__main__" and os.path.basename(__file__) == "world.py" and sys.path[0] == os.path.dirname(__file__)
+import __main__
+assert __main__.name == name and sys.modules["__main__"].name == name
+
+os.environ["WORLD"] = name
+os.makedirs(name)
+os.chdir(name)
+child = [sys.executable, "-c", "import os; print(os.environ['WORLD'], os.path.basename(os.getcwd()))"]
+print("child", subprocess.run(child, capture_output=True, text=True).stdout.strip())
+
+class Pickled:
+    pass
+for kind in (Pickled, utils.Setting, part.Part):
+    assert type(pickle.loads(pickle.dumps(kind()))) is kind
+assert utils is sys.modules["utils"]
+print("utils", utils.NAME, part.NAME)
+
+logging.basicConfig(level=logging.INFO, format=f"{name} %(message)s")
+logging.getLogger("shared").info("logged")
+warnings.simplefilter("error" if name == "first" else "ignore")
+try:
+    warnings.warn("warned")
+    print("no error")
+except UserWarning as error:
+    print("error", error)
+atexit.register(print, "at exit", name)
+signal.signal(signal.SIGUSR1, lambda *_: None)
+threading.Thread(target=lambda: print("thread", name, os.environ["WORLD"], sys.argv[1])).start()
+sys.argv = ["changed"]
+print("stdin", repr(sys.stdin.read()))
+pid = os.fork()
+if pid == 0:
+    print("forked", flush=True)
+    sys.exit(3)
+print("fork", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+print("rand", torch.rand(1).item(), flush=True)
+for percent in (0, 50, 100):
+    print(f"\\r{percent}%", end="", file=sys.stderr)
+print(file=sys.stderr)
+"""
+
+
+def test_each_script_has_a_world_of_its_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """The same file in two folders, each with its own modules; together with what a process has once."""
+    for folder in ("first", "second"):
+        script(tmp_path, f"{folder}/world.py", WORLD)
+        script(tmp_path, f"{folder}/utils.py", f"NAME = '{folder}'\nclass Setting:\n    pass\n")
+        (tmp_path / folder / "package").mkdir()
+        script(tmp_path, f"{folder}/package/__init__.py", "")
+        script(tmp_path, f"{folder}/package/base.py", f"NAME = 'part of {folder}'")
+        text = "from .base import NAME\nfrom package import base\nclass Part:\n    pass\n"
+        script(tmp_path, f"{folder}/package/part.py", text)
+    former = dict(sys.modules)
+    work = tmp_path / "work"
+    work.mkdir()
+    ran = Ran(work, "a=../first/world.py first", "b=../second/world.py second")
+    assert ran.code == 0, ran.text()
+    for job, name, error in (("a", "first", "error warned"), ("b", "second", "no error")):
+        printed = [line for line in ran.of(job) if not line.startswith("rand")]
+        assert printed == [
+            f"child {name} {name}",
+            f"utils {name} part of {name}",
+            f"{name} logged",
+            error,
+            f"thread {name} {name} {name}",
+            "stdin ''",
+            "fork 3",
+            "0%",
+            "100%",
+            f"at exit {name}",
+        ]
+        assert f"job '{job}': signal.signal(SIGUSR1) has no effect in a job" in ran.text()
+    forked = capfd.readouterr().err.splitlines()  # the stream of the process, not of this test
+    assert sorted(forked) == ["a: at exit first", "a: forked", "b: at exit second", "b: forked"]
+    rand = [line for job in "ab" for line in ran.of(job) if line.startswith("rand")]
+    assert rand[0] == rand[1]  # torch's own first number
+    assert sys.modules["__main__"] is former["__main__"] and "utils" not in sys.modules
+    assert type(sys).__name__ == "module"
+
+
+def test_a_module_that_only_one_script_has_of_its_own(tmp_path: Path):
+    """The other script gets the installed module of that name, whoever comes first."""
+    own = script(tmp_path, "own/a.py", "import colorsys\nprint(colorsys.OWN)\nimport time; time.sleep(0.3)")
+    script(tmp_path, "own/colorsys.py", "OWN = 'mine'")
+    other = script(tmp_path, "other/b.py", "import colorsys, sys\nprint(colorsys.rgb_to_hsv(0, 0, 0))\n" + "x" * 0)
+    for jobs in ((f"a={own}", f"b={other}"), (f"b={other}", f"a={own}")):
+        ran = Ran(tmp_path, *jobs)
+        assert ran.code == 0, ran.text()
+        assert "mine" in ran.of("a") and "(0.0, 0.0, 0)" in ran.of("b")
+
+
+FAULTS = {
+    "import": ("import no_such_thing", "ModuleNotFoundError: No module named 'no_such_thing'"),
+    "own import": ("import broken", 'broken.py", line 1, in <module>'),
+    "exit": ("import sys; sys.exit('this is the end')", "this is the end"),
+    "_exit": ("import os; os._exit(7)", "os._exit(7) ends the job, not the process"),
+    "input": ("input()", "EOFError: EOF when reading a line"),
+    "raise": ("def f():\n    raise ValueError('wrong')\nf()", "ValueError: wrong"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), FAULTS.values(), ids=FAULTS)
+def test_a_script_that_fails_leaves_the_other_alone(tmp_path: Path, text: str, message: str):
+    script(tmp_path, "broken.py", "1 / 0")
+    script(tmp_path, "bad.py", text)
+    script(tmp_path, "good.py", LOOP + "train(20)\nprint('trained')")
+    ran = Ran(tmp_path, "bad.py", "good.py")
+    assert (ran.code, ran.states()) == (1, ["failed", "finished"])
+    assert message in ran.text() and "trained" in ran.of("good")
+    assert ran.jobs["good"]["steps"] == 20
+    files = [line.split('"')[1] for line in ran.lines if line.startswith("  File ")]
+    assert all(str(tmp_path) in file for file in files)  # none of ours, nor of importlib
+
+
+def test_a_missing_file_or_a_syntax_error_is_found_before_any_work(tmp_path: Path):
+    script(tmp_path, "good.py", "print('ran')")
+    script(tmp_path, "unfinished.py", "x = (\n")
+    for bad, message in (
+        ("gone.py", "target 'gone.py': no such file gone.py"),
+        ("-m gone.train --x", "target '-m gone.train --x': no module named 'gone'"),
+        ("-m email.gone", "no module named 'email.gone'"),
+        ("unfinished.py", "SyntaxError: '(' was never closed"),
+        ("good", "target must be"),
+    ):
+        done = torchshare_command("run", "good.py", bad, folder=tmp_path)
+        assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False)
+        assert message in done.stderr
+
+
+def test_modules_and_packages_run_with_python_m(tmp_path: Path):
+    script(tmp_path, "pkg/__init__.py", "print('package')")
+    script(tmp_path, "pkg/__main__.py", "from .train import NAME\nprint('main', NAME, __package__)")
+    script(tmp_path, "pkg/train.py", "import sys\nNAME = __name__\nprint(__name__, sys.argv[1:], __spec__.name)")
+    ran = Ran(tmp_path, "a=-m pkg.train --lr 0.1", "b=-m pkg", "c=pkg --x")
+    assert [ran.of("a"), ran.of("b")] == [
+        ["package", "__main__ ['--lr', '0.1'] pkg.train"],
+        ["package", "pkg.train [] pkg.train", "main pkg.train pkg"],
+    ], ran.text()
+    assert "attempted relative import with no known parent package" in ran.text()  # as in plain Python
+
+
+def test_megabytes_of_output_arrive_whole_or_in_files(tmp_path: Path):
+    script(tmp_path, "loud.py", "import sys\nfor i in range(50000): print(sys.argv[1], i, 'x' * 40)")
+    ran = Ran(tmp_path, "a=loud.py 1", "b=loud.py 2")
+    for job, number in (("a", 1), ("b", 2)):
+        printed = [line for line in ran.of(job) if line.endswith("xx")]
+        assert printed == [f"{number} {i} {'x' * 40}" for i in range(50000)]
+    ran = Ran(tmp_path, "--output", "logs", "a=loud.py 1", "b=loud.py 2")
+    assert [len((tmp_path / "logs" / f"{job}.log").read_text().splitlines()) for job in "ab"] == [50000, 50000]
+    assert len(ran.lines) < 50
+
+
+def test_one_script_prints_as_in_plain_python(tmp_path: Path):
+    script(tmp_path, "a.py", "import sys\nprint('x', end='\\r')\nprint(sys.argv)")
+    done = torchshare_command("run", "a.py", "--steps=3", "-x", "--json", folder=tmp_path)
+    assert done.stderr == ""
+    assert done.stdout.startswith("x\r['a.py', '--steps=3', '-x', '--json']\njob ")
+
+
+def test_steps_are_counted_by_the_optimizer(tmp_path: Path):
+    """So that start conditions and the timeline work. Of several optimizers, one counts."""
+    script(tmp_path, "loop.py", LOOP + "train(int(sys.argv[1]))")
+    script(
+        tmp_path,
+        "gan.py",
+        LOOP + "other = torch.nn.Linear(3, 2)\nsecond = torch.optim.Adam(other.parameters())\n"
+        "for _ in range(5):\n    train(1)\n    train(1, other, second)\ntrain(3, other, second)\n",
+    )
+    timeline = tmp_path / "t.json"
+    ran = Ran(tmp_path, "--start", "step:9", "--timeline", str(timeline), "--sub-batch", "2", "loop.py 12", "gan.py")
+    assert ran.code == 0, ran.text()
+    assert [job["steps"] for job in ran.jobs.values()] == [12, 8]
+    events = json.loads(timeline.read_text())["traceEvents"]
+    assert sum(event.get("cat") == "step" or event.get("name", "").startswith("step") for event in events) >= 19
+    assert "job 'loop': sub_batch=2 had no effect" in ran.text()
+
+
+def test_ctrl_c_is_a_keyboard_interrupt_in_scripts(tmp_path: Path):
+    """A script may catch it and go on; the second Ctrl-C stops it."""
+    stop = "print('go', flush=True)\ntry:\n    train(10**9)\nexcept KeyboardInterrupt:\n    pass\n"
+    script(tmp_path, "stops.py", LOOP + "import time\n" + stop + "time.sleep(0.2)\ntrain(3)\nprint('evaluated')")
+    script(tmp_path, "goes_on.py", LOOP + stop * 2)
+    script(tmp_path, "waits.py", "print('go', flush=True)\nimport time\ntime.sleep(1000)")
+    process = launch("-m", "torchshare", "run", "stops.py", "goes_on.py", "waits.py", folder=tmp_path)
+    for _ in range(3):
+        while not process.stdout.readline().endswith(": go\n"):
+            pass
+    process.send_signal(signal.SIGINT)
+    lines = []
+    while not lines or "evaluated" not in lines[-1]:
+        lines.append(process.stdout.readline())
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    states = {
+        line.split()[0]: line.split()[2] for line in out.splitlines() if line.startswith(("stops", "goes", "wait"))
+    }
+    assert process.returncode == 130 and "Traceback" not in err
+    assert states == {"stops": "finished", "goes_on": "finished", "waits": "cancelled"}

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field
+from threading import Thread
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    import logging
+
+
+@dataclass(eq=False)
+class ScriptContext:
+    """What a script that runs as a job has of its own, where a program has one per process. Its threads share it."""
+
+    name: str
+    """The job's."""
+    argv: list[str]
+    path: list[str]
+    """Its `sys.path`: the script's folder first."""
+    stdin: TextIO
+    stdout: TextIO
+    stderr: TextIO
+    environ: dict[bytes, bytes]
+    own_modules: dict[str, ModuleType] = field(default_factory=dict)
+    """Its `__main__`, and the modules that it finds outside of what is installed."""
+    modules: MutableMapping[str, ModuleType] = field(init=False)
+    """Its `sys.modules`: its own and the shared ones."""
+    filters: list[Any] = field(default_factory=list)
+    """Its `warnings.filters`."""
+    loggers: dict[logging.Logger, dict[str, Any]] = field(default_factory=dict)
+    """Attributes of loggers, by logger."""
+    at_exit: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+    """Functions registered with `atexit`, and their arguments."""
+    threads: list[Thread] = field(default_factory=list)
+    """Those that it has started, and that its end waits for."""
+
+    replaced: dict[tuple[str, str], Any] = field(default_factory=dict)
+    """Functions of torch that it has replaced, by place and name."""
+    has_own_folder: bool = False
+    """Whether `os.chdir` has no effect on other jobs."""
+
+    def owns(self, namespace: dict[str, Any]) -> bool:
+        """Whether `namespace` is that of one of its modules."""
+        module = self.own_modules.get(namespace.get("__name__", ""))
+        return module is not None and module.__dict__ is namespace

@@ -1,0 +1,169 @@
+"""Modules of scripts: each has its own `__main__`, and its own copy of what it finds outside of installed folders.
+
+An import of such a module in a script's thread goes through importlib's Python code, which reads `sys.path` and
+`sys.modules`: those are the script's (see `script_state`). The C code of CPython reads the process's table of modules,
+in which each of these names stands for a `_PerScript`, so pickle and multiprocessing find the classes of the script
+that calls.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from importlib.machinery import EXTENSION_SUFFIXES, BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+from torchshare.context import current
+from torchshare.context.script import ScriptContext
+from torchshare.isolation.patches import Patches
+
+_process: dict[str, ModuleType] = sys.modules  # the table that CPython's C code reads
+_former: dict[str, ModuleType] = {}  # what _PerScript modules replaced in it
+
+
+def installed_folders() -> frozenset[str]:
+    """The entries of `sys.path` that are not the program's own: neither its folder nor from PYTHONPATH."""
+    own = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    entries = sys.path if getattr(sys.flags, "safe_path", False) else sys.path[1:]
+    return frozenset(entry for entry in entries if entry and os.path.abspath(entry) not in own)
+
+
+class _PerScript(ModuleType):
+    """Stands for the module of this name of the script that asks."""
+
+    def __getattribute__(self, name: str) -> Any:
+        return getattr(_of_this_script(super().__getattribute__("__dict__")["__name__"]), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(_of_this_script(super().__getattribute__("__dict__")["__name__"]), name, value)
+
+
+def _of_this_script(name: str) -> ModuleType:
+    script = current.script()
+    if script is not None and name in script.own_modules:
+        return script.own_modules[name]
+    if name in _former:
+        return _former[name]
+    raise AttributeError(f"module '{name}' was imported by jobs, but not by this one")
+
+
+class Modules(MutableMapping[str, ModuleType]):
+    """A script's `sys.modules`."""
+
+    def __init__(self, script: ScriptContext, installed: frozenset[str]) -> None:
+        self._script = script
+        self._own = script.own_modules
+        self._installed = installed
+        self._shared: set[str] = set()  # top-level names of loaded modules that are not the script's own
+
+    def owns(self, name: str) -> bool:
+        """Whether the script has, or finds, its own module of this name."""
+        top = name.partition(".")[0]
+        if top in self._shared:
+            return False
+        if top in self._own:
+            return True
+        own = self._finds(top)
+        if not own and top in _process:
+            self._shared.add(top)
+        return own
+
+    def _finds(self, top: str) -> bool:
+        if BuiltinImporter.find_spec(top) is not None or FrozenImporter.find_spec(top) is not None:
+            return False
+        spec = PathFinder.find_spec(top, self._script.path)
+        if spec is None or not (place := _place(spec)) or place.endswith(tuple(EXTENSION_SUFFIXES)):
+            return False
+        loaded = _process.get(top)
+        if type(loaded) is ModuleType and getattr(loaded.__spec__, "origin", None) == place:
+            return False  # torchshare itself, in a script in its folder
+        is_package = spec.submodule_search_locations is not None and spec.origin is not None
+        entry = os.path.dirname(os.path.dirname(place) if is_package else place)
+        first = os.path.abspath(self._script.path[0]) if self._script.path else ""
+        return os.path.abspath(entry) == first or entry not in self._installed
+
+    def is_in_process(self, name: str) -> bool:
+        """Whether the process's table has the module that the script means."""
+        return not self.owns(name) and type(_process.get(name)) is not _PerScript
+
+    def __getitem__(self, name: str) -> ModuleType:
+        if name in self._own:
+            return self._own[name]
+        module = _shared_table(name)[name]
+        if self.owns(name):
+            raise KeyError(name)  # its own is not loaded yet
+        return module
+
+    def __setitem__(self, name: str, module: ModuleType) -> None:
+        if not self.owns(name):
+            _shared_table(name)[name] = module
+            return
+        self._own[name] = module
+        if name in _process and type(_process[name]) is not _PerScript:
+            _former[name] = _process[name]
+        _process[name] = _PerScript(name)
+
+    def __delitem__(self, name: str) -> None:
+        del (self._own if name in self._own else _shared_table(name))[name]
+
+    def _visible(self) -> dict[str, ModuleType]:
+        shared = {name: module for name, module in _process.copy().items() if type(module) is not _PerScript}
+        return shared | _former | self._own
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._visible())
+
+    def __len__(self) -> int:
+        return len(self._visible())
+
+    def copy(self) -> dict[str, ModuleType]:
+        return self._visible()
+
+
+def _shared_table(name: str) -> dict[str, ModuleType]:
+    """Where the module of this name is that belongs to no script."""
+    return _former if type(_process.get(name)) is _PerScript else _process
+
+
+def _place(spec: ModuleSpec) -> str:
+    """The file of a module, or the folder of a namespace package."""
+    if spec.has_location:
+        return spec.origin or ""
+    return next(iter(spec.submodule_search_locations or ()), "")
+
+
+def route(patches: Patches) -> None:
+    original = builtins.__import__
+
+    @functools.wraps(original)
+    def import_in_script(
+        name: str,
+        globals: Mapping[str, Any] | None = None,
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Any = (),
+        level: int = 0,
+    ) -> ModuleType:
+        script = current.script()
+        if script is None:
+            return original(name, globals, locals, fromlist, level)
+        full = name if level == 0 or globals is None else globals.get("__package__") or ""
+        if script.modules.is_in_process(full.partition(".")[0]):  # type: ignore[attr-defined]
+            return original(name, globals, locals, fromlist, level)
+        return importlib.__import__(name, globals, locals, fromlist, level)
+
+    patches.replace(builtins, "__import__", import_in_script)
+    patches.at_undo(_forget)
+
+
+def _forget() -> None:
+    """Takes all _PerScript modules out of the process's table."""
+    for name, module in _process.copy().items():
+        if type(module) is _PerScript:
+            del _process[name]
+    _process.update(_former)
+    _former.clear()

@@ -1,0 +1,204 @@
+"""What a process has one of, and scripts use: environment, working folder, exit handlers, signals, threads."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torchshare.context import current
+from torchshare.context.script import ScriptContext
+from torchshare.isolation.patches import Patches
+
+log = logging.getLogger("torchshare")
+
+_CLONE_FS = 0x200
+_ENVIRONMENT_ARGUMENT = 5  # of fork_exec
+_READ_AT_START = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_VISIBLE_DEVICES",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)
+
+
+def separate_folder() -> bool:
+    """Gives the calling thread, and those that it starts, a working folder of their own. Linux only."""
+    try:
+        return bool(ctypes.CDLL(None).unshare(_CLONE_FS) == 0)
+    except (AttributeError, OSError):
+        return False
+
+
+def route(patches: Patches) -> None:
+    patches.replace(os.environ, "__class__", _Environ)
+    if hasattr(subprocess, "_fork_exec"):
+        patches.replace(subprocess, "_fork_exec", _with_environment(subprocess._fork_exec))
+    posix = sys.modules["_posixsubprocess"]
+    patches.replace(posix, "fork_exec", _with_environment(posix.fork_exec))
+    patches.replace(os, "chdir", _routed_chdir(os.chdir))
+    patches.replace(os, "_exit", _routed_exit(os._exit))
+    patches.replace(atexit, "register", _routed_register(atexit.register))
+    patches.replace(atexit, "unregister", _routed_unregister(atexit.unregister))
+    patches.replace(signal, "signal", _routed_signal(signal.signal))
+    patches.replace(threading.Thread, "start", _inheriting_start(threading.Thread.start))
+    # `run` may be overridden, or be an attribute of the thread.
+    bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+    patches.replace(threading.Thread, "_bootstrap_inner", _inheriting_bootstrap(bootstrap))
+
+
+class _Environ(os._Environ):  # type: ignore[type-arg]  # not subscriptable in Python 3.10
+    """os.environ: a script's changes are its own, and those of the processes that it starts."""
+
+    @property
+    def _data(self) -> Any:
+        script = current.script()
+        return self.__dict__["_data"] if script is None else script.environ
+
+    def __setitem__(self, key: str, value: str) -> None:
+        script = current.script()
+        if script is None:
+            super().__setitem__(key, value)
+            return
+        name, text = os.fsencode(key), os.fsencode(value)
+        if key in _READ_AT_START and script.environ.get(name) != text and current.job() is not None:
+            log.warning(
+                "job '%s': setting %s has no effect on the job, because torch has read it already; set it for "
+                "`torchshare run`",
+                script.name,
+                key,
+            )
+        script.environ[name] = text
+
+    def __delitem__(self, key: str) -> None:
+        script = current.script()
+        if script is None:
+            super().__delitem__(key)
+            return
+        try:
+            del script.environ[os.fsencode(key)]
+        except KeyError:
+            raise KeyError(key) from None
+
+
+def _with_environment(original: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(original)
+    def fork_exec(*args: Any) -> int:
+        script = current.script()
+        if script is not None and args[_ENVIRONMENT_ARGUMENT] is None:
+            own = [name + b"=" + value for name, value in script.environ.items()]
+            args = (*args[:_ENVIRONMENT_ARGUMENT], own, *args[_ENVIRONMENT_ARGUMENT + 1 :])
+        return original(*args)
+
+    return fork_exec
+
+
+def _routed_chdir(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(original)
+    def chdir(path: Any) -> None:
+        script = current.script()
+        if script is not None and not script.has_own_folder:
+            log.warning("job '%s': os.chdir(%r) changes the working folder of all jobs", script.name, path)
+        original(path)
+
+    return chdir
+
+
+def _routed_exit(original: Callable[[int], Any]) -> Callable[[int], Any]:
+    @functools.wraps(original)
+    def _exit(status: int) -> Any:
+        script, job = current.script(), current.job()
+        if script is None or job is None:  # a process that the job forked
+            return original(status)
+        log.warning("job '%s': os._exit(%r) ends the job, not the process", script.name, status)
+        raise SystemExit(status)
+
+    return _exit
+
+
+def _calling_script() -> ScriptContext | None:
+    """The script whose own code called the caller of this function. Libraries serve all jobs of the process."""
+    script = current.script()
+    return script if script is not None and script.owns(sys._getframe(2).f_globals) else None
+
+
+def _routed_register(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def register(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        script = _calling_script()
+        if script is None:
+            return original(function, *args, **kwargs)
+        script.at_exit.append((function, args, kwargs))
+        return function
+
+    return register
+
+
+def _routed_unregister(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def unregister(function: Callable[..., Any], /) -> None:
+        script = current.script()
+        if script is not None:
+            script.at_exit[:] = [each for each in script.at_exit if each[0] != function]
+        original(function)
+
+    return unregister
+
+
+def run_exit_handlers(script: ScriptContext) -> None:
+    """Joins the script's threads, and calls what it registered with `atexit`, as the end of a program does."""
+    for thread in script.threads:
+        thread.join()
+    while script.at_exit:
+        function, args, kwargs = script.at_exit.pop()
+        try:
+            function(*args, **kwargs)
+        except Exception:
+            log.error("job '%s': error in an atexit function", script.name, exc_info=True)
+
+
+def _routed_signal(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def set_signal(signalnum: int, handler: Any) -> Any:
+        script = current.script()
+        if script is None or current.job() is None:
+            return original(signalnum, handler)
+        name = signal.Signals(signalnum).name
+        log.warning("job '%s': signal.signal(%s) has no effect in a job: signals go to torchshare", script.name, name)
+        return signal.getsignal(signalnum)
+
+    return set_signal
+
+
+def _inheriting_start(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def start(self: threading.Thread) -> None:
+        script = current.script()
+        if script is not None:
+            self._torchshare_script = script  # type: ignore[attr-defined]
+            if not self.daemon:
+                script.threads.append(self)
+        original(self)
+
+    return start
+
+
+def _inheriting_bootstrap(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def _bootstrap_inner(self: threading.Thread) -> None:
+        current.set_script(getattr(self, "_torchshare_script", None))
+        original(self)
+
+    return _bootstrap_inner

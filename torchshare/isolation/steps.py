@@ -1,0 +1,66 @@
+"""Steps and waits for input of training loops that do not use `Job.batches`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import dataloader
+
+from torchshare.context import current
+from torchshare.isolation import monkeypatches, settings
+from torchshare.isolation.patches import Patches
+
+
+def route(patches: Patches) -> None:
+    patches.at_undo(register_optimizer_step_pre_hook(_before_step).remove)
+    patches.at_undo(register_optimizer_step_post_hook(_after_step).remove)
+    iterator = dataloader._BaseDataLoaderIter
+    patches.replace(iterator, "__next__", _as_input(iterator.__next__))
+    loader = dataloader.DataLoader
+    patches.replace(loader, "_get_iterator", _as_input(loader._get_iterator))  # starts worker processes
+
+
+def _before_step(_optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    job = current.job()
+    if job is not None and not job.has_stepped:
+        settings.check(job)
+        script = current.script()
+        if script is not None:
+            monkeypatches.check(script)
+        job.has_stepped = True
+
+
+def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    job = current.job()
+    if job is None or job.uses_batches or not job.step_counter.counts(optimizer):
+        return
+    job.handle.end_sub_batch()
+    job.handle.end_step()
+    job.handle.begin_step()
+    job.handle.begin_sub_batch()
+
+
+def _as_input(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The call waits for input, unless a loop of `Job.batches` says itself when it does."""
+
+    @functools.wraps(original)
+    def fetch(self: Any) -> Any:
+        job = current.job()
+        if job is None or job.uses_batches:
+            return original(self)
+        job.largest_batch = max(job.largest_batch, getattr(self, "batch_size", None) or 0)
+        job.handle.begin_input()
+        try:
+            return original(self)
+        finally:
+            job.handle.end_input()
+
+    return fetch

@@ -1,0 +1,1 @@
+"""Script mode: unmodified programs run as jobs."""

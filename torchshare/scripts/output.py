@@ -1,0 +1,149 @@
+"""The standard output and error of scripts that run together: lines with the job's name, or a file per job."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from torchshare.isolation.script_state import process_stream
+
+_BAR_EVERY_S = 2.0  # how often a progress bar, which overwrites its line, is printed as a line
+_CURSOR_MOVES = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")
+
+_lock = threading.Lock()  # keeps lines whole
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+class _Outer:
+    """The process's own stream of this name, as it is at the time. In a forked process, that with which the program
+    began: a display that jobs' lines go through may have been locked by another thread."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._process = os.getpid()
+
+    def __getattr__(self, attribute: str) -> Any:
+        forked = os.getpid() != self._process
+        return getattr(getattr(sys, f"__{self._name}__") if forked else process_stream(self._name), attribute)
+
+
+class LineStream(io.TextIOBase):
+    """A text stream that writes whole lines to another, each after `prefix`.
+
+    Of a line that carriage returns overwrite, such as a progress bar, it writes the last version, and while that
+    changes one every 2 s.
+    """
+
+    def __init__(self, prefix: str, outer: _Outer) -> None:
+        self.buffer = _Bytes(self)
+        self._prefix = prefix
+        self._outer = outer
+        self._line = ""
+        self._bar_due = 0.0
+        self._bar: str | None = None  # the version of the current line that was written last
+
+    def write(self, text: str, /) -> int:
+        with _lock:
+            *lines, rest = (self._line + text).split("\n")
+            self._put([_visible(line) for line in lines])
+            if "\r" in rest:
+                bar = _visible(rest)
+                rest = f"\r{bar}" + "\r" * rest.endswith("\r")
+                if bar and time.monotonic() >= self._bar_due:
+                    self._bar_due = time.monotonic() + _BAR_EVERY_S
+                    self._put([bar])
+                    self._bar = bar
+            self._line = rest
+        return len(text)
+
+    def _put(self, lines: list[str]) -> None:
+        if self._bar is not None and lines:
+            lines = lines[lines[0] == self._bar :]  # its last version has been written
+            self._bar = None
+        if lines:
+            self._outer.write("".join(f"{self._prefix}{line}\n" for line in lines))
+            self._outer.flush()
+
+    def finish(self) -> None:
+        """Writes an unfinished line."""
+        with _lock:
+            line, self._line = _visible(self._line), ""
+            self._put([line] if line else [])
+
+    def flush(self) -> None:
+        self._outer.flush()
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return int(self._outer.fileno())
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    @property
+    def errors(self) -> str:  # type: ignore[override]
+        return "replace"
+
+    def reconfigure(self, **_options: Any) -> None:
+        """Does nothing: the stream is line-buffered UTF-8."""
+
+    def close(self) -> None:
+        """Does nothing: other jobs use the stream below."""
+
+
+class _Bytes(io.RawIOBase):
+    """`sys.stdout.buffer`."""
+
+    def __init__(self, text: LineStream) -> None:
+        self._text = text
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        self._text.write(bytes(data).decode(errors="replace"))
+        return len(data)
+
+
+def _visible(line: str) -> str:
+    """What a terminal would show of a line: of the versions between carriage returns, the last that is not blank."""
+    versions = [version for version in line.split("\r") if version.strip()]
+    return _CURSOR_MOVES.sub("", versions[-1]).rstrip() if versions else ""
+
+
+class Output:
+    """Where the output of scripts goes."""
+
+    def __init__(self, mode: str = "prefix", *, all_to_stderr: bool = False) -> None:
+        """`mode` is "prefix", "plain", or a folder that gets a file per job."""
+        self.mode = mode
+        self._all_to_stderr = all_to_stderr
+
+    @contextlib.contextmanager
+    def opened(self, job: str) -> Iterator[tuple[TextIO, TextIO]]:
+        """The standard output and error of a job."""
+        if self.mode not in ("prefix", "plain"):
+            with (Path(self.mode) / f"{job.replace(os.sep, '_')}.log").open("w", buffering=1) as file:
+                yield file, file
+            return
+        out, err = _Outer("stderr" if self._all_to_stderr else "stdout"), _Outer("stderr")
+        if self.mode == "plain":
+            yield out, err  # type: ignore[misc]
+            return
+        lines = LineStream(f"{job}: ", out), LineStream(f"{job}: ", err)
+        try:
+            yield lines  # type: ignore[misc]
+        finally:
+            for stream in lines:
+                stream.finish()

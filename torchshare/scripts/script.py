@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, NoReturn
+
+from torchshare.context import current
+from torchshare.context.script import ScriptContext
+from torchshare.isolation import script_process
+from torchshare.isolation.script_modules import Modules, installed_folders
+from torchshare.scripts.output import Output
+
+
+class Script:
+    """A program that runs as a job: the function to submit.
+
+    Module-level code runs inside the job. Each job has its own `__main__`, `sys.argv`, `sys.path`, environment,
+    working folder, standard streams, and modules other than installed ones.
+    """
+
+    def __init__(self, command: list[str], output: Output | None = None) -> None:
+        """`command` is what would follow `python`: `train.py --epochs 3`, or `-m pkg.train --lr 0.1`.
+
+        Raises:
+            ValueError: if there is no such file or module.
+            SyntaxError: if it cannot be compiled.
+        """
+        self._output = output or Output()
+        self._folders = installed_folders()
+        self._base = [entry for entry in sys.path[0 if getattr(sys.flags, "safe_path", False) else 1 :] if entry]
+        if command[0] == "-m":
+            self._find_module(command)
+        else:
+            self._find_file(command)
+
+    @property
+    def cancelled_type(self) -> type[BaseException]:
+        """What a cancellation raises in the script."""
+        from torchshare.context.errors import Interrupted  # imports torch
+
+        return Interrupted
+
+    def _find_file(self, command: list[str]) -> None:
+        path = Path(command[0])
+        file = path / "__main__.py" if path.is_dir() else path
+        if not file.is_file():
+            raise ValueError(f"no such file {file}")
+        self.__name__ = path.stem
+        self._argv = command
+        self._path0 = os.path.abspath(path if path.is_dir() else os.path.realpath(path.parent))
+        self._file = os.path.abspath(file)
+        self._spec: ModuleSpec | None = None
+        self._loader: Any = SourceFileLoader("__main__", self._file)
+        self._code = _compiled(self._loader, "__main__")
+
+    def _find_module(self, command: list[str]) -> None:
+        if len(command) < 2:
+            raise ValueError("-m must be followed by a module")
+        self._path0 = os.getcwd()
+        spec = self._spec_of(command[1])
+        if spec.submodule_search_locations is not None:
+            spec = self._spec_of(f"{command[1]}.__main__")
+        if spec.origin is None or spec.loader is None or not hasattr(spec.loader, "get_code"):
+            raise ValueError(f"module '{command[1]}' has no code to run")
+        self.__name__ = command[1].rpartition(".")[2]
+        self._spec, self._loader, self._file = spec, spec.loader, spec.origin
+        self._argv = [self._file, *command[2:]]
+        self._code = _compiled(spec.loader, spec.name)
+
+    def _spec_of(self, name: str) -> ModuleSpec:
+        """Finds a module without importing its packages: their code belongs into the job."""
+        path: Any = [self._path0, *self._base]
+        spec: ModuleSpec | None = None
+        parts = name.split(".")
+        for count in range(1, len(parts) + 1):
+            full = ".".join(parts[:count])
+            spec = PathFinder.find_spec(full, path)
+            for finder in sys.meta_path if spec is None and count == 1 else ():
+                spec = spec or finder.find_spec(full, None)
+            if spec is None or (count < len(parts) and spec.submodule_search_locations is None):
+                raise ValueError(f"no module named '{full if spec is None else name}'")
+            path = spec.submodule_search_locations
+        assert spec is not None
+        return spec
+
+    def __call__(self, _job: object) -> None:
+        """Runs the script as the job of the calling thread."""
+        from torchshare.isolation import script_patches  # imports torch
+
+        job = current.job()
+        assert job is not None
+        process = os.getpid()
+        try:
+            with self._context(job.name) as script, script_patches.entered(script):
+                self._run(script)
+        except BaseException as error:
+            if os.getpid() == process:
+                raise
+            _end_forked(error)
+        if os.getpid() != process:
+            _end_forked(None)
+
+    def _run(self, script: ScriptContext) -> None:
+        script.has_own_folder = script_process.separate_folder()
+        main = ModuleType("__main__")
+        vars(main).update(
+            __builtins__=builtins, __file__=self._file, __loader__=self._loader, __spec__=self._spec, __cached__=None
+        )
+        script.own_modules["__main__"] = main
+        script.modules["__main__"] = main  # and in the process's table
+        try:
+            if self._spec is not None:
+                main.__package__ = self._spec.parent
+                if self._spec.parent:
+                    importlib.import_module(self._spec.parent)
+            exec(self._code, vars(main))
+        except SystemExit as error:
+            if error.code is not None and not isinstance(error.code, int):
+                print(error.code, file=sys.stderr)
+            raise
+        finally:
+            script_process.run_exit_handlers(script)
+
+    @contextlib.contextmanager
+    def _context(self, job: str) -> Iterator[ScriptContext]:
+        with self._output.opened(job) as (stdout, stderr), open(os.devnull) as stdin:
+            script = ScriptContext(
+                name=job,
+                argv=list(self._argv),
+                path=[self._path0, *self._base],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                environ=dict(os.environ._data),  # type: ignore[attr-defined]
+                filters=list(warnings.filters),
+            )
+            script.modules = Modules(script, self._folders)
+            yield script
+
+
+def _compiled(loader: Any, name: str) -> CodeType:
+    code = loader.get_code(name)
+    assert code is not None  # the file exists
+    return code  # type: ignore[no-any-return]
+
+
+def _end_forked(error: BaseException | None) -> NoReturn:
+    """Ends a process that the script forked and that came to the script's end, as the end of a program does."""
+    status = 0
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        traceback.print_exception(error)
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
