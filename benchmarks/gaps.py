@@ -45,8 +45,8 @@ MODES = {  # options of the runtime; for others, how the secondary runs
     "two processes, SCHED_IDLE": {"idle": True},
     "two threads": {},
     "torchshare": {"policy": "priority"},
-    "strict": {"policy": "strict", "device_priority": False},
-    "best fit": {"policy": "best_fit", "device_priority": False},
+    "strict": {"policy": "strict", "device_priority": "none"},
+    "best fit": {"policy": "best_fit", "device_priority": "none"},
     "best fit + SCHED_IDLE": {"policy": "best_fit"},
 }
 PLAIN = "two processes"

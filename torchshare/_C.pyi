@@ -28,6 +28,8 @@ class JobStats:
     @property
     def waited_s(self) -> float: ...
     @property
+    def core_wait_s(self) -> float: ...
+    @property
     def input_s(self) -> float: ...
     @property
     def ran_s(self) -> float: ...
@@ -127,7 +129,7 @@ class RuntimeOptions:
     grace: float  # write-only, as are max_wait and run_ahead
     max_wait: float
     run_ahead: float
-    device_priority: bool
+    device_priority: str
     max_slowdown: float | None
     secondary_share: float | None
     timeline_capacity: int

@@ -2,7 +2,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/turns.h"
-#include "device/cpu/idle_priority.h"
+#include "device/cpu/low_priority.h"
 #include "device/cuda_stand_in.h"
 #include "device/cuda_status.h"
 #include "device/marker_cost.h"

@@ -100,6 +100,7 @@ void bind_job(py::module_& module) {
       .def_readonly("memory_peak", &JobStats::memory_peak)
       .def_readonly("memory_cached", &JobStats::memory_cached)
       .def_property_readonly("waited_s", [](const JobStats& stats) { return to_seconds(stats.waited); })
+      .def_property_readonly("core_wait_s", [](const JobStats& stats) { return to_seconds(stats.core_wait); })
       .def_property_readonly("input_s", [](const JobStats& stats) { return to_seconds(stats.input); })
       .def_property_readonly("ran_s", [](const JobStats& stats) { return to_seconds(stats.ran); });
   py::class_<BoundStats>(module, "BoundStats")
@@ -154,7 +155,11 @@ void bind_options(py::module_& module) {
   py::class_<RuntimeOptions> options(module, "RuntimeOptions");
   options.def(py::init<>())
       .def_readwrite("policy", &RuntimeOptions::policy)
-      .def_readwrite("device_priority", &RuntimeOptions::device_priority)
+      .def_property(
+          "device_priority", [](const RuntimeOptions& options) { return to_string(options.device_priority); },
+          [](RuntimeOptions& options, const std::string& text) {
+            options.device_priority = parse_device_priority(text);
+          })
       .def_readwrite("max_slowdown", &RuntimeOptions::max_slowdown)
       .def_readwrite("secondary_share", &RuntimeOptions::secondary_share)
       .def_readwrite("timeline_capacity", &RuntimeOptions::timeline_capacity);

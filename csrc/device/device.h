@@ -91,7 +91,9 @@ class Device {
   /// Starts counting memory of this device that has an owner.
   virtual void install_memory() { install_cpu_memory(); }
   /// The priority object for the thread of a job of that priority.
-  virtual std::unique_ptr<ThreadPriority> thread_priority(Priority) { return std::make_unique<ThreadPriority>(); }
+  virtual std::unique_ptr<ThreadPriority> thread_priority(Priority, DevicePriority) {
+    return std::make_unique<ThreadPriority>();
+  }
   /// Sets the calling thread up for a job: its stream, its generator. Throws std::invalid_argument for an unsupported
   /// request.
   [[nodiscard]] virtual std::unique_ptr<DeviceScope> enter(const DeviceRequest& request) = 0;

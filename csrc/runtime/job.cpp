@@ -39,7 +39,7 @@ RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std:
       runtime_(std::move(runtime)),
       spec_(checked(std::move(spec), *runtime_->device)),
       language_(std::move(language)),
-      priority_(runtime_->device->thread_priority(runtime_->priority_of(spec_.priority))),
+      priority_(runtime_->device->thread_priority(spec_.priority, runtime_->device_priority)),
       budget_(std::make_shared<MemoryBudget>(spec_.name, spec_.memory_budget.value_or(MemoryBudget::kUnlimited))),
       log_(runtime_->timeline.open_log()) {
   // Jobs on a GPU are always metered: it is cheap beside the launches, and detects tensors that cross jobs.
@@ -74,6 +74,7 @@ JobStats RuntimeJob::stats() const {
           .ops = slot_.ops(),
           .waited = waited_.load(),
           .input = input_.load(),
+          .core_wait = priority_->waited().value_or(core_wait_.load()),
           .ran = began.count() != 0 ? until - began : began,
           .memory_peak = budget_->peak(),
           .memory_cached = budget_->peak_cached()};
@@ -147,6 +148,7 @@ class RuntimeJob::InBody {
   }
   ~InBody() {
     job_.in_body_.store(false);
+    job_.core_wait_.store(job_.priority_->waited().value_or(std::chrono::nanoseconds(0)));
     job_.priority_->raise();  // the cleanup takes locks that other threads wait for
     if (job_.watch_ != nullptr) {
       job_.watch_->unfollow();

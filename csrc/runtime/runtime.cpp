@@ -53,7 +53,7 @@ std::shared_ptr<RuntimeState> make_state(std::shared_ptr<Device> device, const R
   return state;
 }
 
-/// For example "ts3-resnet". Unique in this process: workers inherit it, see IdlePriority::raise_for_good.
+/// For example "ts3-resnet". Unique in this process: workers inherit it, see LowPriority::raise_for_good.
 std::string thread_name(const std::string& job) {
   static std::atomic<int> threads = 0;
   return fmt::format("ts{}-{}", ++threads, job).substr(0, kMaxThreadName);
@@ -137,7 +137,7 @@ void Runtime::start_helpers() {
     }
   };
   start(coordinator_, "ts-coordinator", [this] { state_->coordinator.serve(); });
-  if (state_->device_priority) {
+  if (state_->device_priority != DevicePriority::kNone) {
     start(stall_watch_, "ts-stall-watch", [this] { state_->stall_watch.serve(); });
   }
 }

@@ -13,10 +13,11 @@ namespace torchshare {
 /// The state that all jobs of one runtime share. Outlives the runtime if a job was given up.
 struct RuntimeState {
   RuntimeState(std::shared_ptr<Device> the_device, std::unique_ptr<GatePolicy> policy, std::size_t timeline_capacity,
-               std::optional<double> max_slowdown, std::chrono::nanoseconds the_shortest_gap, bool uses_device_priority)
+               std::optional<double> max_slowdown, std::chrono::nanoseconds the_shortest_gap,
+               DevicePriority the_device_priority)
       : device(std::move(the_device)),
         shortest_gap(the_shortest_gap),
-        device_priority(uses_device_priority),
+        device_priority(the_device_priority),
         timeline(timeline_capacity),
         gate(std::move(policy), device->clock()),
         coordinator(device->clock(), timeline, gate, max_slowdown),
@@ -24,11 +25,13 @@ struct RuntimeState {
 
   std::chrono::nanoseconds now() const { return device->clock().now(); }
   /// The priority that the device gives a job.
-  Priority priority_of(Priority priority) const { return device_priority ? priority : Priority::kPrimary; }
+  Priority priority_of(Priority priority) const {
+    return device_priority == DevicePriority::kNone ? Priority::kPrimary : priority;
+  }
 
   const std::shared_ptr<Device> device;
   const std::chrono::nanoseconds shortest_gap;  // shorter gaps are not filled
-  const bool device_priority;
+  const DevicePriority device_priority;
   Timeline timeline;
   Gate gate;
   Coordinator coordinator;

@@ -3,13 +3,15 @@
 #include <omp.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <latch>
 #include <thread>
 
 #include "device/cpu/cpu_device.h"
-#include "device/cpu/idle_priority.h"
+#include "device/cpu/cpu_load.h"
+#include "device/cpu/low_priority.h"
 #include "device/cuda_status.h"
 #include "fakes/fake_device.h"
 
@@ -27,7 +29,7 @@ TEST(CpuDevice, LowersSecondariesToIdleAndGivesThePriorityBack) {
   std::thread([&] {
     const int former = scheduling_class();
     {
-      const auto priority = device.thread_priority(Priority::kSecondary);
+      const auto priority = device.thread_priority(Priority::kSecondary, DevicePriority::kIdle);
       const PriorityScope scope(*priority);
       EXPECT_EQ(scheduling_class(), SCHED_IDLE);
     }
@@ -38,7 +40,7 @@ TEST(CpuDevice, LowersSecondariesToIdleAndGivesThePriorityBack) {
 TEST(CpuDevice, LeavesThePrimaryAlone) {
   CpuDevice device;
   const int former = scheduling_class();
-  const auto priority = device.thread_priority(Priority::kPrimary);
+  const auto priority = device.thread_priority(Priority::kPrimary, DevicePriority::kIdle);
   const PriorityScope scope(*priority);
   EXPECT_EQ(scheduling_class(), former);
 }
@@ -46,16 +48,16 @@ TEST(CpuDevice, LeavesThePrimaryAlone) {
 TEST(CpuDevice, ThreadsStartedLaterInherit) {
   CpuDevice device;
   std::thread([&] {
-    const auto priority = device.thread_priority(Priority::kLowest);
+    const auto priority = device.thread_priority(Priority::kLowest, DevicePriority::kIdle);
     const PriorityScope scope(*priority);
     std::thread([] { EXPECT_EQ(scheduling_class(), SCHED_IDLE); }).join();
   }).join();
 }
 
 /// A thread of idle priority and a worker that it started.
-class IdlePriorityTest : public ::testing::Test {
+class LowPriorityTest : public ::testing::Test {
  protected:
-  IdlePriorityTest() {
+  LowPriorityTest() {
     if (!may_raise_priority()) {
       return;
     }
@@ -78,7 +80,7 @@ class IdlePriorityTest : public ::testing::Test {
       GTEST_SKIP() << "no CAP_SYS_NICE and no RLIMIT_NICE";
     }
   }
-  ~IdlePriorityTest() override {
+  ~LowPriorityTest() override {
     done_.count_down();
     if (thread_.joinable()) {
       thread_.join();
@@ -87,7 +89,7 @@ class IdlePriorityTest : public ::testing::Test {
   bool is_idle() const { return sched_getscheduler(id_) == SCHED_IDLE; }
   bool worker_is_idle() const { return sched_getscheduler(worker_) == SCHED_IDLE; }
 
-  IdlePriority priority_{/*lowers=*/true};
+  LowPriority priority_{DevicePriority::kIdle};
   std::atomic<int> id_{0};
   std::atomic<int> worker_{0};
   std::latch there_{1};
@@ -95,7 +97,7 @@ class IdlePriorityTest : public ::testing::Test {
   std::thread thread_;
 };
 
-TEST_F(IdlePriorityTest, IsRaisedByOthersUntilAsManyHaveLoweredIt) {
+TEST_F(LowPriorityTest, IsRaisedByOthersUntilAsManyHaveLoweredIt) {
   EXPECT_TRUE(is_idle());
   priority_.raise();
   priority_.raise();
@@ -107,14 +109,64 @@ TEST_F(IdlePriorityTest, IsRaisedByOthersUntilAsManyHaveLoweredIt) {
   EXPECT_TRUE(worker_is_idle());
 }
 
-TEST_F(IdlePriorityTest, IsRaisedForGoodWithItsWorkers) {
+TEST_F(LowPriorityTest, IsRaisedForGoodWithItsWorkers) {
   priority_.raise_for_good();
   priority_.lower();
   EXPECT_FALSE(is_idle());
   EXPECT_FALSE(worker_is_idle());
 }
 
-TEST_F(IdlePriorityTest, TellsTheTimeThatItsThreadUsed) {
+TEST(LowPriority, OfNiceIsOrdinaryTimeWithASmallerShare) {
+  std::thread([] {
+    const int former = getpriority(PRIO_PROCESS, 0);
+    LowPriority priority(DevicePriority::kNice);
+    {
+      const PriorityScope scope(priority);
+      EXPECT_EQ(scheduling_class(), SCHED_OTHER);
+      EXPECT_EQ(getpriority(PRIO_PROCESS, 0), former + 10);
+      if (may_raise_priority()) {
+        priority.raise();
+        EXPECT_EQ(getpriority(PRIO_PROCESS, 0), former);
+        priority.lower();
+        EXPECT_EQ(getpriority(PRIO_PROCESS, 0), former + 10);
+      }
+      EXPECT_TRUE(priority.waited().has_value());
+    }
+    EXPECT_EQ(getpriority(PRIO_PROCESS, 0), may_raise_priority() ? former : former + 10);
+    EXPECT_FALSE(priority.waited().has_value());
+  }).join();
+}
+
+TEST(LowPriority, OfAutoIsOneOfTheTwo) {
+  std::thread([] {
+    LowPriority priority(DevicePriority::kAuto);
+    const PriorityScope scope(priority);
+    EXPECT_NE(scheduling_class() == SCHED_IDLE, getpriority(PRIO_PROCESS, 0) == 10);
+  }).join();
+}
+
+TEST(CpuLoad, CountsTheProcessorsThatThisProcessMayUse) {
+  const std::string stat =
+      "cpu  999 0 0 999 0 0 0 0 0 0\ncpu0 100 20 30 4000 500 6 7 80 0 0\ncpu1 1 0 0 9 0 0 0 0 0 0\nintr 5\n";
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(0, &set);
+  const auto tick = std::chrono::nanoseconds(1s) / sysconf(_SC_CLK_TCK);
+  EXPECT_EQ(busy_time(stat, set), 163 * tick) << "neither idle nor stolen";
+  CPU_SET(1, &set);
+  EXPECT_EQ(busy_time(stat, set), 164 * tick);
+}
+
+TEST(CpuLoad, IsBusyWhereNoProcessorIsLeftForASecondJob) {
+  EXPECT_FALSE(is_busy(0.2, 1));
+  EXPECT_TRUE(is_busy(0.6, 1));
+  EXPECT_FALSE(is_busy(0.4, 2));
+  EXPECT_TRUE(is_busy(1.0, 2));
+  EXPECT_FALSE(is_busy(2.0, 16));
+  EXPECT_TRUE(is_busy(15.0, 16));
+}
+
+TEST_F(LowPriorityTest, TellsTheTimeThatItsThreadUsed) {
   auto used = priority_.used();
   ASSERT_TRUE(used.has_value());
   EXPECT_GT(*used, 0ns);
@@ -123,8 +175,8 @@ TEST_F(IdlePriorityTest, TellsTheTimeThatItsThreadUsed) {
   }
 }
 
-TEST(IdlePriority, AThreadThatHasEndedCannotBeReached) {
-  IdlePriority priority(/*lowers=*/true);
+TEST(LowPriority, AThreadThatHasEndedCannotBeReached) {
+  LowPriority priority(DevicePriority::kIdle);
   EXPECT_FALSE(priority.used().has_value());
   priority.raise_for_good();
   std::thread([&] {

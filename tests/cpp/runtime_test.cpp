@@ -22,7 +22,7 @@
 #include <map>
 
 #include "device/cpu/cpu_device.h"
-#include "device/cpu/idle_priority.h"
+#include "device/cpu/low_priority.h"
 #include "fakes/fake_device.h"
 #include "fakes/unknown_call.h"
 #include "runtime/job.h"
@@ -340,8 +340,8 @@ std::map<int, int> workers_by_class() {
   return found;
 }
 
-TEST(Runtime, WorkersThatAreNeededFirstInWorkOfTheProcessHaveIdlePriority) {
-  Runtime runtime(std::make_shared<CpuDevice>());
+TEST(Runtime, WorkersThatAreNeededFirstInWorkOfTheProcessHaveLowPriority) {
+  Runtime runtime(std::make_shared<CpuDevice>(), {.device_priority = DevicePriority::kIdle});
   JobSpec spec = secondary("a");
   spec.threads = 3;
   std::map<int, int> workers;
@@ -359,7 +359,7 @@ TEST(Runtime, ACancelRaisesNoOtherJobThoughTheirNamesBeginAlike) {
   if (!may_raise_priority()) {
     GTEST_SKIP() << "no CAP_SYS_NICE and no RLIMIT_NICE";
   }
-  Runtime runtime(std::make_shared<CpuDevice>());
+  Runtime runtime(std::make_shared<CpuDevice>(), {.device_priority = DevicePriority::kIdle});
   std::atomic<int> other = 0;
   const auto run = [&](Job& job) {
     if (job.spec().name == "finetune-resnet50-lr2") {

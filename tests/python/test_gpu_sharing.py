@@ -44,7 +44,7 @@ def test_other_seeds_have_other_weights() -> None:
         {"policy": "strict", "grace": 0.0},
         {"policy": "strict", "max_wait": 1e-3},
         {"policy": "best_fit", "run_ahead": 1e-6},
-        {"policy": "priority", "device_priority": False},
+        {"policy": "priority", "device_priority": "none"},
         {"max_slowdown": 0.05},
         {"secondary_share": 0.5},
     ],

@@ -36,6 +36,29 @@ def test_a_result_has_the_value_the_metrics_and_the_counts():
     assert result.metrics == {"loss": 0.5, "accuracy": 1.0}
 
 
+def test_a_job_without_a_core_is_named_with_its_wait():
+    """Beside two ordinary processes on one core; in a process of its own, because it pins itself to that core."""
+    done = python(
+        "import os, subprocess, sys, time, torch, torchshare\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "def run(job):\n"
+        "    end = time.monotonic() + 2\n"
+        "    while time.monotonic() < end: torch.ones(100)\n"
+        "others = [subprocess.Popen([sys.executable, '-c', 'while True: pass']) for _ in range(2)]\n"
+        "try:\n"
+        "    with torchshare.Runtime(device='cpu', device_priority='idle') as runtime:\n"
+        "        runtime.submit(run, name='starves', threads=1)\n"
+        "        results = runtime.wait(60)\n"
+        "    print(results)\n"
+        "    assert 1 < results['starves'].core_wait_s <= results['starves'].ran_s\n"
+        "finally:\n"
+        "    for other in others: other.kill()"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "job 'starves' was ready to run for " in done.stdout
+    assert "while other threads of the machine had the cores" in done.stdout
+
+
 def test_every_change_of_state_is_on_the_timeline():
     gatekeeper = Gatekeeper()
 
@@ -206,6 +229,7 @@ def test_bad_submissions_are_refused_and_nothing_is_lost(options, error, message
     [
         ({"device": "tpu"}, "device must be 'auto', 'cpu', .*, got 'tpu'"),
         ({"policy": "fair"}, "policy must be one of best_fit, priority, resource, strict, got 'fair'"),
+        ({"device_priority": "low"}, "device_priority must be one of auto, idle, nice, none, got 'low'"),
         ({"grace": -1.0}, "grace must be between 0 and 1 seconds, got -1.0"),
         ({"grace": float("nan")}, "grace must be between 0 and 1 seconds, got nan"),
         ({"timeline_capacity": 0}, "timeline_capacity must be a positive integer, got 0"),

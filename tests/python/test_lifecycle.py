@@ -165,7 +165,7 @@ def test_a_job_that_is_to_end_has_ordinary_priority(end: str) -> None:
         finally:
             seen.append(os.sched_getscheduler(threading.get_native_id()))
 
-    with torchshare.Runtime(device="cpu") as runtime:
+    with torchshare.Runtime(device="cpu", device_priority="idle") as runtime:
         job = runtime.submit(body, threads=1)
         runtime.start()
         assert gatekeeper.reached.wait(SOON_S)

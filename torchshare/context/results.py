@@ -27,6 +27,8 @@ class Result:
     """Part of `ran_s` spent at the gate, suspended or asleep."""
     input_s: float
     """Part of `ran_s` spent waiting for the loader."""
+    core_wait_s: float
+    """Part of `ran_s` in which its thread was ready to run, but other threads had the cores; 0 if unknown."""
     memory_peak: int
     """Peak bytes of its tensors; 0 if they were not metered."""
     memory_cached: int
@@ -69,10 +71,22 @@ class Results(Mapping[str, Result]):
             )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         texts = 3  # leading columns of text; numbers are right-aligned
-        return "\n".join(
+        table = [
             "  ".join(
                 cell.ljust(width) if i < texts else cell.rjust(width)
                 for i, (cell, width) in enumerate(zip(row, widths, strict=True))
             ).rstrip()
             for row in rows
-        )
+        ]
+        return "\n".join(table + [_core_wait(r) for r in self.values() if _starved(r)])
+
+
+def _starved(result: Result) -> bool:
+    return result.core_wait_s > max(1.0, 0.25 * result.ran_s)
+
+
+def _core_wait(result: Result) -> str:
+    return (
+        f"job '{result.name}' was ready to run for {result.core_wait_s:.1f} of {result.ran_s:.1f} s while other threads "
+        "of the machine had the cores (see device_priority)"
+    )

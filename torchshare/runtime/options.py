@@ -95,7 +95,15 @@ class RuntimeOptions(TypedDict, total=False):
         ),
     ]
     device_priority: Annotated[
-        Flag, Option("also order jobs by the device's own priorities; False leaves the order to the policy.", True)
+        Text,
+        Option(
+            'how the device itself orders jobs. On a CPU, "idle": threads of lower jobs run when no other thread of '
+            'the machine wants the core (SCHED_IDLE); "nice": they get about a tenth of the share of an ordinary thread; '
+            '"auto": "nice" where other processes keep the cores busy when a lower job starts, else "idle". "none" '
+            'leaves the order to the policy. A GPU orders streams unless it is "none".',
+            "auto",
+            metavar="HOW",
+        ),
     ]
     max_slowdown: Annotated[
         float | None,

@@ -1,6 +1,6 @@
 #include "device/cpu/cpu_device.h"
 
-#include "device/cpu/idle_priority.h"
+#include "device/cpu/low_priority.h"
 
 namespace torchshare {
 
@@ -8,8 +8,8 @@ CpuDevice::CpuDevice() {
   may_raise_priority();  // tried once here, not on a thread of idle priority
 }
 
-std::unique_ptr<ThreadPriority> CpuDevice::thread_priority(Priority priority) {
-  return std::make_unique<IdlePriority>(priority != Priority::kPrimary);
+std::unique_ptr<ThreadPriority> CpuDevice::thread_priority(Priority priority, DevicePriority how) {
+  return std::make_unique<LowPriority>(priority == Priority::kPrimary ? DevicePriority::kNone : how);
 }
 
 }  // namespace torchshare

@@ -13,13 +13,13 @@ class SteadyClock final : public Clock {
   }
 };
 
-/// The CPU. The primary's thread keeps its priority; the threads of lower jobs get idle priority.
+/// The CPU. The primary's thread keeps its priority; the threads of lower jobs get a LowPriority.
 class CpuDevice final : public Device {
  public:
   CpuDevice();
   std::string_view name() const override { return "cpu"; }
   Clock& clock() override { return clock_; }
-  std::unique_ptr<ThreadPriority> thread_priority(Priority priority) override;
+  std::unique_ptr<ThreadPriority> thread_priority(Priority priority, DevicePriority how) override;
   std::unique_ptr<DeviceScope> enter(const DeviceRequest&) override { return std::make_unique<DeviceScope>(); }
 
  private:

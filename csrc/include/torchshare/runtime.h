@@ -23,8 +23,8 @@ struct RuntimeOptions {
   std::string policy = "priority";  ///< one of gate_policy_names()
   GatePolicyOptions gate = {};      ///< `run_ahead`: on an asynchronous device only
   std::optional<std::chrono::nanoseconds> shortest_gap =
-      {};                                      ///< shortest gap worth filling; default: measured, see WakeCost
-  bool device_priority = true;                 ///< false: only the gate orders jobs
+      {};  ///< shortest gap worth filling; default: measured, see WakeCost
+  DevicePriority device_priority = DevicePriority::kAuto;
   std::optional<double> max_slowdown = {};     ///< bound on the primary's step time / step time alone - 1
   std::optional<double> secondary_share = {};  ///< fraction of the time in which jobs that another outranks may run
   std::size_t timeline_capacity = 1'000'000;   ///< events

@@ -23,6 +23,16 @@ constexpr bool outranks(Priority a, Priority b) {
 Priority parse_priority(std::string_view text);
 std::string to_string(Priority priority);
 
+/// How a device orders the threads of jobs below the primary: on a CPU, `kIdle` is SCHED_IDLE, below every thread of
+/// the machine; `kNice` is a niceness of 10, about a tenth of an ordinary thread's share; `kAuto` is `kNice` where
+/// other processes keep the processors busy, else `kIdle`. `kNone`: jobs are not ordered. A GPU orders streams unless
+/// `kNone`.
+enum class DevicePriority : std::uint8_t { kAuto, kIdle, kNice, kNone };
+
+/// Reads "auto", "idle", "nice" or "none". Throws std::invalid_argument.
+DevicePriority parse_device_priority(std::string_view text);
+std::string_view to_string(DevicePriority priority);
+
 /// The life of a job: pending -> delayed -> running <-> suspended -> finished | failed | cancelled.
 enum class JobState : std::uint8_t { kPending, kDelayed, kRunning, kSuspended, kFinished, kFailed, kCancelled };
 
