@@ -1,6 +1,8 @@
 #include "compiled/step_package.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/native_dropout.h>
+#include <ATen/ops/ones_like.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <pthread.h>
@@ -63,6 +65,9 @@ void draw(const Noise& noise) {
       break;
     case Noise::Kind::kNormal:
       noise.tensor.normal_(noise.first, noise.second);
+      break;
+    case Noise::Kind::kDropout:
+      noise.tensor.copy_(std::get<0>(at::native_dropout(at::ones_like(noise.tensor), noise.first, /*train=*/true)));
       break;
   }
 }

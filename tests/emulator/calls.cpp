@@ -141,7 +141,8 @@ void load_numerics() {
   dladdr(reinterpret_cast<const void*>(&load_numerics), &own);
   const std::string path(own.dli_fname);
   const std::string numerics = path.substr(0, path.rfind('/') + 1) + "libtorchshare_emulator_numerics.so";
-  if (dlopen(numerics.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
+  // Global, so that compiled packages find its shims before torch's.
+  if (dlopen(numerics.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
     fmt::print(stderr, "emulator: {}: kernels compute nothing\n", dlerror());
   }
 }

@@ -7,17 +7,33 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch._inductor.config
+from without_kernels import OPTIONS
+
+from torchshare.training import step_package
+from torchshare.training.step_tracer import Traced
 
 emulator = ctypes.CDLL(None)  # preloaded by run.sh
 for take in (emulator.emulator_take_race, emulator.emulator_take_hollow):
     take.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
     take.restype = ctypes.c_size_t
 
-# Compiled kernels would be hollow: torch.compile calls torch's own ops instead.
-torch._inductor.config.fallback_by_default = True
+# Compiled kernels would be hollow.
+for option, value in OPTIONS.items():
+    setattr(torch._inductor.config, option, value)
+request_of = step_package.request_of
+
+
+def request_without_kernels(traced: Traced, threads: int) -> dict[str, Any]:
+    request = request_of(traced, threads)
+    request["options"].update(OPTIONS)
+    return request
+
+
+step_package.request_of = request_without_kernels
 
 
 def taken(take: Callable[..., int]) -> list[str]:

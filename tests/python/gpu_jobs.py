@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from conftest import run_one
 from torch import Tensor, nn
@@ -18,10 +16,6 @@ from torchshare import Job, Results
 
 MIB = 2**20
 SLEEP_CYCLES = 1_000_000_000  # of torch.cuda._sleep: about half a second
-
-needs_kernels = pytest.mark.skipif(
-    "TORCHSHARE_EMULATOR" in os.environ, reason="compiles CUDA kernels, which the emulated device cannot run"
-)
 
 Make = Callable[[], nn.Module]
 Train = Callable[[Job], list[Tensor]]

@@ -19,7 +19,6 @@ import conftest
 import pytest
 import torch
 from conftest import Gatekeeper, wait_until
-from gpu_jobs import needs_kernels
 from torch import Tensor, nn
 from torch.fx._symbolic_trace import is_fx_tracing
 from torch.nn import functional as F
@@ -29,6 +28,7 @@ from torchshare import _C, Job
 from torchshare.training import batches
 from torchshare.training.compiled_step import CompiledStep
 from torchshare.training.optimizer_rules import rule_of
+from torchshare.training.step_tracer import StepTracer
 
 ROWS, STEPS = 10, 50
 COMPILING_S = 300.0  # for a few packages, on a busy machine
@@ -110,12 +110,21 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Callable[[Any],
 class Training:
     """A model of one of KINDS, its optimizer, and data in batches of ROWS."""
 
-    def __init__(self, kind: str, dtype: torch.dtype = torch.float64, batches: int = 5, last: int = ROWS) -> None:
+    def __init__(
+        self,
+        kind: str,
+        dtype: torch.dtype = torch.float64,
+        batches: int = 5,
+        last: int = ROWS,
+        device: str = "cpu",
+    ) -> None:
         make, shape, optimize = KINDS[kind]
-        self.model = make().to(dtype)
+        self.model = make().to(device, dtype)
         self.optimizer = optimize(self.model.parameters())
         sizes = [ROWS] * (batches - 1) + [last]
-        self.batches = [(torch.randn(n, *shape, dtype=dtype), torch.randint(0, 4, (n,))) for n in sizes]
+        self.batches = [
+            (torch.randn(n, *shape, dtype=dtype).to(device), torch.randint(0, 4, (n,)).to(device)) for n in sizes
+        ]
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(self.model(x), y)
@@ -570,15 +579,11 @@ def test_a_cancelled_sub_batch_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.gpu
-@needs_kernels
 def test_a_cuda_step_runs_on_the_jobs_stream_and_in_a_cuda_graph() -> None:
     """Runs on the current stream, like eager; then is captured in thread-local mode, and replayed."""
 
     def train(job: Job, compile: bool) -> list[Tensor]:
-        training = Training("mlp", dtype=torch.float32)
-        training.model.cuda()
-        training.optimizer = sgd(training.model.parameters())
-        training.batches = [(x.cuda(), y.cuda()) for x, y in training.batches]
+        training = Training("mlp", dtype=torch.float32, device="cuda")
         with torch.cuda.stream(torch.cuda.Stream()):
             step = training.step(job)
             for batch in itertools.islice(job.batches(training.endless()), 20):
@@ -606,6 +611,34 @@ def test_a_cuda_step_runs_on_the_jobs_stream_and_in_a_cuda_graph() -> None:
     done = run_one(lambda job: train(job, True)).value
     for x, y in zip(done, run_one(lambda job: train(job, False)).value, strict=True):
         assert torch.allclose(x, y, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["cnn", "lstm", "transformer", "dropping"])
+def test_fifty_steps_on_a_gpu_are_those_of_eager(kind: str) -> None:
+    compile, eager = (run_one(make(kind, device="cuda"), device="cuda").value for make in (compiled, eagerly))
+    assert_close(compile, eager)
+
+
+@pytest.mark.gpu
+def test_a_trace_draws_the_masks_of_cudas_dropout() -> None:
+    """And its check leaves the job's random state as it was."""
+
+    def job(job: Job) -> None:
+        training = Training("dropping", device="cuda")
+        rule = rule_of(training.optimizer)
+        assert not isinstance(rule, str)
+        tracer = StepTracer(training.model, training.loss, training.optimizer, rule)
+        traced = tracer.step(training.batches[0])
+        handle = job._context.handle
+        assert handle.device_generator is not None
+        generators = [handle.generator, handle.device_generator]
+        before = [generator.get_state() for generator in generators]
+        tracer.check(traced, training.batches[0], generators)
+        assert_identical([generator.get_state() for generator in generators], before)
+
+    run_one(job, device="cuda")
 
 
 # The update rules, without compiling

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Gatekeeper
-from gpu_jobs import Train, alone, attention, conv, identical, needs_kernels, on_gpu, run_pair, trainer
+from gpu_jobs import Train, alone, attention, conv, identical, on_gpu, run_pair, trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -223,7 +223,6 @@ def test_a_step_that_cannot_be_compiled_trains_as_eager_does() -> None:
     assert identical(alone(attention, 1), results["second"].value)
 
 
-@needs_kernels
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_compiled_steps_in_both_jobs() -> None:

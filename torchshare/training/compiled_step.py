@@ -19,7 +19,7 @@ from torchshare import _C
 from torchshare.training import batches, pytree
 from torchshare.training.batches import Batch
 from torchshare.training.optimizer_rules import rule_of
-from torchshare.training.step_package import package_of
+from torchshare.training.step_package import load_package, package_of
 from torchshare.training.step_tracer import Kind, Noise, StepTracer, Untraceable
 
 if TYPE_CHECKING:
@@ -213,12 +213,15 @@ class CompiledStep:
             traced = [self._tracer.step(data) if kind == "step" else self._tracer.gradients(data)]
         if randoms != (self._job.random.getstate(), _numpy_state(self._job)):
             raise Untraceable("the loss function draws from Python's or numpy's random state")
-        self._tracer.check(traced[0], data, self._job.handle.generator)
+        generators = self._job.handle.generator, self._job.handle.device_generator
+        self._tracer.check(traced[0], data, [generator for generator in generators if generator is not None])
         if kind == "gradients" and not self._packages["update"]:
             traced.append(self._tracer.update())
         for each in traced:
             path = package_of(each, torch.get_num_threads(), self._job)
-            self._packages[each.kind].append(_LoadedPackage(_load(path), path, each.captured, each.noise, each.data))
+            self._packages[each.kind].append(
+                _LoadedPackage(load_package(path), path, each.captured, each.noise, each.data)
+            )
         if kind == "gradients" and not self._accumulators:
             self._accumulators = [torch.zeros_like(parameter) for parameter in self._tracer.parameters]
         self._bound = None  # _bind() binds the new packages
@@ -384,14 +387,6 @@ def _is_tensor(value: Any) -> bool:
 
 def _alike(a: list[Tensor], b: list[Tensor]) -> bool:
     return len(a) == len(b) and all(_C.tensor_spec(x) == _C.tensor_spec(y) for x, y in zip(a, b, strict=True))
-
-
-def _load(path: Path) -> _C.StepPackage:
-    try:
-        return _C.StepPackage(str(path))
-    except (ValueError, RuntimeError) as error:
-        path.unlink(missing_ok=True)  # the next run compiles it again
-        raise Untraceable(f"its package cannot be loaded: {error}") from None
 
 
 def _numpy_state(job: JobContext) -> Any:

@@ -36,7 +36,7 @@ def package_of(traced: Traced, threads: int, job: JobContext) -> Path:
     thread.
 
     Raises:
-        Untraceable: if the compiler fails, or the compiled step differs from eager.
+        Untraceable: if the compiler fails, its package does not load, or the compiled step differs from eager.
     """
     request = request_of(traced, threads)
     folder = cache_folder("steps")
@@ -49,9 +49,17 @@ def package_of(traced: Traced, threads: int, job: JobContext) -> Path:
     ):
         if not package.exists():
             compiled = _compile(request, Path(scratch), job)
-            traced.check(_C.StepPackage(str(compiled)).run)
+            traced.check(load_package(compiled).run)
             os.replace(compiled, package)
     return package
+
+
+def load_package(path: Path) -> _C.StepPackage:
+    try:
+        return _C.StepPackage(str(path))
+    except (ValueError, RuntimeError) as error:
+        path.unlink(missing_ok=True)  # the next run compiles it again
+        raise Untraceable(f"its package cannot be loaded: {error}") from None
 
 
 def request_of(traced: Traced, threads: int) -> dict[str, Any]:

@@ -38,10 +38,10 @@ class Untraceable(Exception):
     """A training step that cannot be compiled; the message says why."""
 
 
-BERNOULLI, UNIFORM, NORMAL = range(3)  # values of Noise::Kind in C++
+BERNOULLI, UNIFORM, NORMAL, DROPOUT = range(4)  # values of Noise::Kind in C++
 Noise = tuple[Tensor, int, float, float]
-"""A tensor of random numbers, drawn before each run: BERNOULLI (p, unused), UNIFORM (from, to) or NORMAL (mean,
-standard deviation)."""
+"""A tensor of random numbers, drawn before each run: BERNOULLI (p, unused), UNIFORM (from, to), NORMAL (mean, standard
+deviation) or DROPOUT (p, unused), what CUDA's dropout turns ones into."""
 
 
 @dataclass(frozen=True)
@@ -141,22 +141,27 @@ class StepTracer:
         bound = [*self.parameters, *self._state_like(), *gradients, *self._rates_like()]
         return self._trace("update", self._update_from_accumulators, bound, ())
 
-    def check(self, traced: Traced, data: Any, random_state: torch.Generator) -> None:
-        """Compares the loss of a traced step with that of the user's code, on copies and with the same random numbers.
-        Raises Untraceable if they differ. Called in the job's thread."""
-        drawn = random_state.get_state()
+    def check(self, traced: Traced, data: Any, generators: list[torch.Generator]) -> None:
+        """Compares the loss of a traced step with that of the user's code, on copies and with the same random numbers
+        from the job's generators. Raises Untraceable if they differ. Called in the job's thread."""
+        states = [(generator, generator.get_state()) for generator in generators]
+
+        def rewind() -> None:
+            for generator, state in states:
+                generator.set_state(state)
+
         captured = [_copy(tensor) for tensor in traced.captured]
         copies = dict(zip(map(id, self.tensors), map(_copy, self.tensors), strict=True))
         with torch.no_grad(), _unchanged(self._model):
             with _reparametrize_module(self._model, {name: copies[id(tensor)] for name, tensor in self._named.items()}):
                 eager = self._loss_of(data)
-            random_state.set_state(drawn)
+            rewind()
             for noise in traced.noise:
                 draw(noise)
             for tensor, before in zip(traced.captured, captured, strict=True):
                 tensor.copy_(before)  # e.g. the running statistics of a teacher model
             loss = traced.graph(*map(_copy, traced.inputs))[0]
-        random_state.set_state(drawn)
+        rewind()
         if traced.kind == "gradients":
             loss = loss / _HALF
         difference = _difference(loss, eager)
@@ -283,8 +288,10 @@ def draw(noise: Noise) -> None:
         tensor.bernoulli_(first)
     elif kind == UNIFORM:
         tensor.uniform_(first, second)
-    else:
+    elif kind == NORMAL:
         tensor.normal_(first, second)
+    else:
+        tensor.copy_(torch.native_dropout(torch.ones_like(tensor), first, True)[0])
 
 
 def _difference(result: Tensor, eager: Tensor) -> str | None:
@@ -387,15 +394,31 @@ def _lift_noise(graph: GraphModule, first: int) -> list[Noise]:
             raise Untraceable(f"random numbers of {node.target} cannot be compiled")
         new = _new_input(graph, first + len(noise), "noise")
         like = node.meta["val"]
+        if distribution[0] == DROPOUT:
+            like = like[0]
+            _apply_dropout(graph, node, new)
+        else:
+            node.replace_all_uses_with(new)
         tensor = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
         noise.append((tensor.fill_(0.5), *distribution))
-        node.replace_all_uses_with(new)
         graph.graph.erase_node(node)
     for node in reversed(list(graph.graph.nodes)):  # the tensors that random ops filled
         if not node.users and getattr(node.target, "overloadpacket", None) in _UNFILLED:
             graph.graph.erase_node(node)
     graph.recompile()
     return noise
+
+
+def _apply_dropout(graph: GraphModule, node: Node, factors: Node) -> None:
+    """Replaces CUDA's dropout, which returns its result and the mask, by a product with what it turns ones into."""
+    for part in list(node.users):
+        with graph.graph.inserting_before(part):
+            if part.args[1] == 0:
+                value = graph.graph.call_function(aten.mul.Tensor, (node.args[0], factors))
+            else:
+                value = graph.graph.call_function(aten.ne.Scalar, (factors, 0))
+        part.replace_all_uses_with(value)
+        graph.graph.erase_node(part)
 
 
 def _is_random(node: Node) -> bool:
@@ -416,6 +439,8 @@ def _distribution(node: Node) -> tuple[int, float, float] | None:
         return UNIFORM, 0.0, 1.0
     if op in (aten.randn, aten.randn_like):
         return NORMAL, 0.0, 1.0
+    if op is aten.native_dropout:
+        return DROPOUT, numbers[0], 0.0
     if op in (aten.uniform_, aten.normal_):
         first, second = itertools.chain(numbers, (0.0, 1.0)[len(numbers) :])
         return UNIFORM if op is aten.uniform_ else NORMAL, first, second

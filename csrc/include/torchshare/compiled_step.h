@@ -29,7 +29,7 @@ class TensorSpec {
 
 /// Random numbers among the inputs of a package, drawn from the job's own generator before each run.
 struct Noise {
-  enum class Kind { kBernoulli, kUniform, kNormal };  ///< their order is part of saved steps
+  enum class Kind { kBernoulli, kUniform, kNormal, kDropout };  ///< their order is part of saved steps
   at::Tensor tensor;
   Kind kind;
   double first;   ///< probability, lower end, or mean

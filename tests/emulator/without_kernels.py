@@ -1,0 +1,60 @@
+"""Inductor's options for a GPU that runs no compiled kernels: torch's own ops are called instead.
+
+The process that compiles a step imports this too, with its options.
+"""
+
+from typing import Any
+
+import torch
+from torch._export.serde import serialize
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.fx import Graph, Node
+
+aten = torch.ops.aten
+# In the order of c10::ScalarType: the package's loader reads dtypes as these, but export's own numbers are one higher.
+DTYPES = (
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.float32, torch.float64),
+    *(torch.complex32, torch.complex64, torch.complex128, torch.bool),
+)
+
+
+class SpellOut(CustomGraphPass):
+    """Makes explicit what packages of torch 2.11 lose when they call an op by name: default values, sizes without
+    dimensions, booleans as numbers, and numbers that stand for tensors as in `sub.Tensor(1.0, x)`."""
+
+    def __call__(self, graph: Graph) -> None:
+        serialize._TORCH_TO_SERIALIZE_DTYPE.update((dtype, number) for number, dtype in enumerate(DTYPES))
+        for node in graph.nodes:
+            if node.target is aten.full.default and not node.args[0]:
+                node.target, node.args = aten.scalar_tensor.default, (node.args[1],)
+            if isinstance(node.target, torch._ops.OpOverload):
+                spell_out(node, node.target._schema.arguments)
+
+    def uuid(self) -> str:
+        return "numbers and default values spelt out"
+
+    def __repr__(self) -> str:  # part of the key of compiled steps
+        return self.uuid()
+
+
+def spell_out(node: Node, parameters: Any) -> None:
+    given = dict(zip((parameter.name for parameter in parameters), node.args, strict=False)) | node.kwargs
+    for parameter in parameters:
+        value = given.setdefault(parameter.name, parameter.default_value)
+        if isinstance(parameter.type, torch.TensorType) and isinstance(value, (int, float)):
+            given[parameter.name] = as_tensor(node, value)
+        elif isinstance(parameter.type, torch.NumberType) and isinstance(value, bool):
+            given[parameter.name] = int(value)
+    node.args = tuple(given[parameter.name] for parameter in parameters if not parameter.kwarg_only)
+    node.kwargs = {parameter.name: given[parameter.name] for parameter in parameters if parameter.kwarg_only}
+
+
+def as_tensor(node: Node, value: float) -> Node:
+    # As the op promotes types: a number is weaker than a tensor.
+    dtype = torch.result_type(node.all_input_nodes[0].meta["val"], value)
+    with node.graph.inserting_before(node):
+        return node.graph.call_function(aten.scalar_tensor.default, (value,), {"dtype": dtype})
+
+
+OPTIONS = {"fallback_by_default": True, "post_grad_custom_post_pass": SpellOut()}
