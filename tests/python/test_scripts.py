@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import launch, torchshare_command
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scripts"
@@ -278,3 +279,12 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_scripts(tmp_path: Path):
     }
     assert process.returncode == 130 and "Traceback" not in err
     assert states == {"stops": "finished", "goes_on": "finished", "waits": "cancelled"}
+
+
+def test_a_warning_names_the_script_that_replaces_a_function_of_torch(tmp_path: Path):
+    patch = "import torch.nn.functional as F\ndef relu(x): return x * 2\nF.relu = relu\n"
+    script(tmp_path, "a.py", patch + LOOP + "train(2)")
+    script(tmp_path, "b.py", LOOP + "train(2)")
+    ran = Ran(tmp_path, "a.py", "b.py")
+    assert ran.code == 0 and ran.text().count("job 'a' has replaced torch.nn.functional.relu for all jobs") == 1
+    assert torch.nn.functional.relu(torch.ones(1)).item() == 1.0  # restored

@@ -69,9 +69,9 @@ def uninstall() -> None:
             _patches.undo()
 
 
-def enter_job(job: JobContext) -> None:
-    """Called at the start of a job, in its thread."""
-    settings.enter(job)
+def expect_job(job: JobContext) -> None:
+    """Called when a job has been submitted."""
+    settings.expect(job)
 
 
 def leave_job(job: JobContext) -> None:
