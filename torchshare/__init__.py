@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torchshare.runtime.runtime import Runtime
     from torchshare.training.batches import Batch
     from torchshare.training.compiled_step import CompiledStep
+    from torchshare.training.plain_loop import accumulate, batches
     from torchshare.training.sub_batch import SubBatch
 
 __all__ = [
@@ -39,6 +40,8 @@ __all__ = [
     "RuntimeOptions",
     "SubBatch",
     "__version__",
+    "accumulate",
+    "batches",
     "profile",
 ]
 
@@ -59,6 +62,8 @@ _MODULES = {
     "Runtime": "runtime.runtime",
     "RuntimeOptions": "runtime.options",
     "SubBatch": "training.sub_batch",
+    "accumulate": "training.plain_loop",
+    "batches": "training.plain_loop",
     "profile": "profiling.measure",
 }
 
