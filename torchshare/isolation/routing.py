@@ -22,7 +22,7 @@ import torch
 
 from torchshare import _C
 from torchshare.context import current
-from torchshare.isolation import compiling, cuda, forward_hook, hooks, interrupt, settings, steps, tracing
+from torchshare.isolation import accumulation, compiling, cuda, forward_hook, hooks, interrupt, settings, steps, tracing
 from torchshare.isolation.patches import Patches
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def install() -> None:
             steps.route(_patches)
             settings.route(_patches)
             hooks.route(_patches)
+            accumulation.route(_patches)
         if not _cuda_is_routed and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _cuda_is_routed = True
             cuda.route(_replace)
@@ -69,9 +70,9 @@ def uninstall() -> None:
             _patches.undo()
 
 
-def enter_job(job: JobContext) -> None:
-    """Called at the start of a job, in its thread."""
-    settings.enter(job)
+def expect_job(job: JobContext) -> None:
+    """Called when a job has been submitted."""
+    settings.expect(job)
 
 
 def leave_job(job: JobContext) -> None:
