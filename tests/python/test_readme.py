@@ -21,9 +21,8 @@ def test_the_example_runs_and_prints_what_the_readme_shows():
     assert len([line for line in example.splitlines() if line.strip()]) <= 20
     done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=110, check=True)
     columns = slice(0, 6)  # job, priority, state, steps, sub-batches, ops: the rest are times
-    assert [line.split()[columns] for line in done.stdout.splitlines()] == [
-        line.split()[columns] for line in output.splitlines()
-    ]
+    table = [line for line in done.stdout.splitlines() if not line.startswith("job '")]  # no core on a busy machine
+    assert [line.split()[columns] for line in table] == [line.split()[columns] for line in output.splitlines()]
 
 
 def test_every_make_target_that_is_named_exists():

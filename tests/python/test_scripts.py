@@ -339,7 +339,10 @@ def test_a_file_of_jobs_the_environment_and_flags_in_this_order(tmp_path: Path, 
 
 def test_an_unknown_key_of_a_file_is_named_with_its_line(tmp_path: Path):
     for text, message in (
-        (JOBS.replace("seed", "sede"), "jobs.toml, line 6: unknown key 'sede'; the keys of a job are epochs, memory_"),
+        (
+            JOBS.replace("seed", "sede"),
+            "jobs.toml, line 6: unknown key 'sede'; the keys of a job are cache_memory, epochs",
+        ),
         (JOBS.replace("on_failure", "polcy"), "jobs.toml, line 2: unknown key 'polcy'; the keys outside of jobs are"),
         (JOBS.replace("5", "five five"), "jobs.toml: "),
         ("policy = 'strict'", "jobs.toml: must have a table [jobs.NAME] per job"),
@@ -357,5 +360,5 @@ def test_the_exit_status_is_that_of_all_jobs_or_of_the_primary(tmp_path: Path):
     assert Ran(tmp_path, "good.py", "bad.py").code == 1
     assert Ran(tmp_path, "--success", "primary", "good.py", "bad.py").code == 0
     assert Ran(tmp_path, "--success", "primary", "--primary", "bad", "good.py", "bad.py").code == 1
-    done = torchshare_command("run", "--device-priority", "maybe", "good.py", folder=tmp_path)
-    assert "--device-priority must be yes or no, got maybe" in done.stderr
+    done = torchshare_command("run", "--cache-memory", "maybe", "good.py", folder=tmp_path)
+    assert "--cache-memory must be yes or no, got maybe" in done.stderr

@@ -87,6 +87,6 @@ def _starved(result: Result) -> bool:
 
 def _core_wait(result: Result) -> str:
     return (
-        f"job '{result.name}' was ready to run for {result.core_wait_s:.1f} of {result.ran_s:.1f} s while other threads "
-        "of the machine had the cores (see device_priority)"
+        f"job '{result.name}' was ready to run for {result.core_wait_s:.1f} of {result.ran_s:.1f} s while other "
+        "threads of the machine had the cores (see device_priority)"
     )

@@ -99,9 +99,9 @@ class RuntimeOptions(TypedDict, total=False):
         Text,
         Option(
             'how the device itself orders jobs. On a CPU, "idle": threads of lower jobs run when no other thread of '
-            'the machine wants the core (SCHED_IDLE); "nice": they get about a tenth of the share of an ordinary thread; '
-            '"auto": "nice" where other processes keep the cores busy when a lower job starts, else "idle". "none" '
-            'leaves the order to the policy. A GPU orders streams unless it is "none".',
+            'the machine wants the core (SCHED_IDLE); "nice": they get about a tenth of the share of an ordinary '
+            'thread; "auto": "nice" where other processes keep the cores busy when a lower job starts, else "idle". '
+            '"none" leaves the order to the policy. A GPU orders streams unless it is "none".',
             "auto",
             metavar="HOW",
         ),
