@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,10 @@ def name_of(task: Path) -> str:
         return ""
 
 
+def jobs_threads() -> list[str]:
+    return [name for name in map(name_of, Path("/proc/self/task").iterdir()) if re.match(r"ts\d+-", name)]
+
+
 def run(case: dict[str, Any]) -> dict[str, Any]:
     jobs: dict[str, str | None] = {}
     failed = None
@@ -88,7 +93,11 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             }
     except Exception as error:
         failed = say(error)
-    left = [name for name in map(name_of, Path("/proc/self/task").iterdir()) if re.match(r"ts\d+-", name)]
+    left = jobs_threads()
+    for _ in range(100):  # a thread that was joined may be listed for a moment
+        if left:
+            time.sleep(0.05)
+            left = jobs_threads()
     calls = {name: emulator.emulator_calls(name.encode()) for name in case.get("count", [])}
     return {"jobs": jobs, "runtime": failed, "left": left, "calls": calls}
 

@@ -44,7 +44,7 @@ void CudaGraph::end_capture() {
 /// After a failed capture torch 2.11 keeps allocating device and host memory from the graph's pool, with a filter that
 /// dies with the graph, and still treats the generator as captured.
 void CudaGraph::clean_up() {
-  stream_->set_capturing(false);
+  stream_->abandon_capture();
   const c10::DeviceIndex device = generator_.device().index();
   try {
     c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool_);

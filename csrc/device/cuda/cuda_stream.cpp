@@ -128,6 +128,19 @@ void CudaStream::set_capturing(bool capturing) {
   capturing_ = capturing;
 }
 
+/// A stream that still captures after its capture failed to end would fail the other jobs' markers.
+void CudaStream::abandon_capture() {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(main_, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone) {
+    cudaGraph_t graph = nullptr;
+    if (cudaStreamEndCapture(main_, &graph) == cudaSuccess && graph != nullptr) {
+      cudaGraphDestroy(graph);
+    }
+  }
+  cudaGetLastError();  // the capture's own error is reported already
+  set_capturing(false);
+}
+
 DeviceStream::Marker CudaStream::record_marker() {
   std::lock_guard lock(mutex_);
   if (capturing_) {

@@ -53,6 +53,8 @@ class CudaStream final : public DeviceStream {
   cudaStream_t open();
   /// While capturing, no markers are recorded.
   void set_capturing(bool capturing);
+  /// Ends a capture that has failed, without its graph.
+  void abandon_capture();
 
   Marker record_marker() override;
   Marker passed() const override;
