@@ -359,3 +359,14 @@ def test_the_exit_status_is_that_of_all_jobs_or_of_the_primary(tmp_path: Path):
     assert Ran(tmp_path, "--success", "primary", "--primary", "bad", "good.py", "bad.py").code == 1
     done = torchshare_command("run", "--device-priority", "maybe", "good.py", folder=tmp_path)
     assert "--device-priority must be yes or no, got maybe" in done.stderr
+
+
+def test_a_script_is_profiled_in_whole_batches(tmp_path: Path):
+    loop = "loader = torch.utils.data.DataLoader(torch.ones(64, 3), 16)\nfor _ in range(10**6):\n    for x in loader:\n"
+    script(tmp_path, "loop.py", LOOP + loop + "        train(1)\n        print('x')")
+    quick = ["--window", "0.1", "--rounds", "1", "--threads", "1", "--cache", str(tmp_path / "cache"), "--json"]
+    done = torchshare_command("profile", "loop.py --x", *quick, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    profile = json.loads(done.stdout)
+    assert (profile["job"], profile["batch"], [each["sub_batches"] for each in profile["alone"]]) == ("loop", 16, [1])
+    assert "using cached profiles" in torchshare_command("profile", "loop.py --x", *quick, folder=tmp_path).stderr
