@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -370,3 +374,22 @@ def test_a_script_is_profiled_in_whole_batches(tmp_path: Path):
     profile = json.loads(done.stdout)
     assert (profile["job"], profile["batch"], [each["sub_batches"] for each in profile["alone"]]) == ("loop", 16, [1])
     assert "using cached profiles" in torchshare_command("profile", "loop.py --x", *quick, folder=tmp_path).stderr
+
+
+def test_on_a_terminal_lines_are_printed_above_the_table(tmp_path: Path):
+    script(
+        tmp_path, "bar.py", "import sys\nfor i in range(200): print(f'\\r{i}', end='', file=sys.stderr)\nprint('end')"
+    )
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-m", "torchshare", "run", "bar.py", "bar.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdin=end, stdout=end, stderr=end) as process:
+        os.close(end)
+        shown = b""
+        with contextlib.suppress(OSError):  # at its end
+            while data := os.read(terminal, 1000):
+                shown += data
+        os.close(terminal)
+        assert process.wait(timeout=60) == 0
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "\n").splitlines()
+    assert {"bar: 0", "bar: 199", "bar: end", "bar-2: 0", "bar-2: 199", "bar-2: end"} <= set(lines)
+    assert any(line.split()[:3] == ["bar", "primary", "finished"] for line in lines)
