@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -362,3 +366,33 @@ def test_the_exit_status_is_that_of_all_jobs_or_of_the_primary(tmp_path: Path):
     assert Ran(tmp_path, "--success", "primary", "--primary", "bad", "good.py", "bad.py").code == 1
     done = torchshare_command("run", "--cache-memory", "maybe", "good.py", folder=tmp_path)
     assert "--cache-memory must be yes or no, got maybe" in done.stderr
+
+
+def test_a_script_is_profiled_in_whole_batches(tmp_path: Path):
+    loop = "loader = torch.utils.data.DataLoader(torch.ones(64, 3), 16)\nfor _ in range(10**6):\n    for x in loader:\n"
+    script(tmp_path, "loop.py", LOOP + loop + "        train(1)\n        print('x')")
+    quick = ["--window", "0.1", "--rounds", "1", "--threads", "1", "--cache", str(tmp_path / "cache"), "--json"]
+    done = torchshare_command("profile", "loop.py --x", *quick, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    profile = json.loads(done.stdout)
+    assert (profile["job"], profile["batch"], [each["sub_batches"] for each in profile["alone"]]) == ("loop", 16, [1])
+    assert "using cached profiles" in torchshare_command("profile", "loop.py --x", *quick, folder=tmp_path).stderr
+
+
+def test_on_a_terminal_lines_are_printed_above_the_table(tmp_path: Path):
+    script(
+        tmp_path, "bar.py", "import sys\nfor i in range(200): print(f'\\r{i}', end='', file=sys.stderr)\nprint('end')"
+    )
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-m", "torchshare", "run", "bar.py", "bar.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdin=end, stdout=end, stderr=end) as process:
+        os.close(end)
+        shown = b""
+        with contextlib.suppress(OSError):  # at its end
+            while data := os.read(terminal, 1000):
+                shown += data
+        os.close(terminal)
+        assert process.wait(timeout=60) == 0
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "\n").splitlines()
+    assert {"bar: 0", "bar: 199", "bar: end", "bar-2: 0", "bar-2: 199", "bar-2: end"} <= set(lines)
+    assert any(line.split()[:3] == ["bar", "primary", "finished"] for line in lines)

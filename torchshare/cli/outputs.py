@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _MAX_WIDTH = 1000  # of a table, in characters
 
@@ -26,6 +26,9 @@ def refuse(error: Exception) -> int:
 
 def print_table(table: Table) -> None:
     """Prints the table in full, wider than the terminal if necessary."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
     console = Console()
     room = console.options.update(max_width=_MAX_WIDTH)
     console.width = max(console.width, Measurement.get(console, room, table).maximum)

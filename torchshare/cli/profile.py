@@ -17,6 +17,7 @@ from torchshare.context.errors import JobFailed
 from torchshare.profiles.ops import Ops
 from torchshare.profiles.profile import Profile, device_name
 from torchshare.profiling.measure import Candidate, measure
+from torchshare.scripts.output import Output
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "Runs a job repeatedly for a few seconds: alone in smaller and smaller sub-batches, then as the "
         "primary beside another job. Profiles are cached until the job's file, torch or the device changes."
     )
-    parser.add_argument("job", metavar="[NAME=]TARGET", help="pkg.module:function or file.py:function")
+    parser.add_argument("job", metavar="[NAME=]TARGET", help=targets.FORMS)
     parser.add_argument("--with", dest="partner", metavar="[NAME=]TARGET", help="the secondary to run beside it")
     parser.add_argument("--threads", type=int, metavar="N", help="intra-op threads (default: torch's)")
     parser.add_argument("--partner-threads", type=int, metavar="N", help="those of the partner (default: as --threads)")
@@ -97,7 +98,7 @@ def _profiles(arguments: argparse.Namespace) -> tuple[list[Profile], list[Path]]
     for text, each_threads, steps in wanted:
         given, target = targets.split_name(text)
         name = given or targets.default_name(target)
-        candidates.append(Candidate(name, targets.load(target), each_threads, steps=steps))
+        candidates.append(Candidate(name, targets.load(target, Output(all_to_stderr=True)), each_threads, steps=steps))
         paths.append(cache_path(arguments.cache, name, target, each_threads, arguments.splits))
     traces = (arguments.trace, arguments.partner_trace)
     again = arguments.again or any(path is not None for path in traces)  # traces are not cached
@@ -132,8 +133,8 @@ def _profiles(arguments: argparse.Namespace) -> tuple[list[Profile], list[Path]]
 
 def cache_path(folder: Path, name: str, target: str, threads: int, splits: int) -> Path:
     """One file per job, device, number of threads and splits."""
-    place, _, function = target.rpartition(":")
-    where = str(Path(place).resolve()) if place.endswith(".py") else place
+    place, _, function = target.rpartition(":") if targets.is_function(target) else (".", "", target)
+    where = str(Path(place).resolve()) if place.endswith((".", ".py")) else place
     key = "\n".join([name, where, function, device_name(), str(threads), str(splits)])
     return folder / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
 

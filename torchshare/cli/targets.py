@@ -101,7 +101,7 @@ def _commands(words: list[str]) -> Iterator[str]:
 def _load_script(target: str, output: Output | None) -> Script:
     command = shlex.split(target)
     if not command or not (command[0] == "-m" or command[0].endswith(".py") or Path(command[0]).exists()):
-        raise ValueError(f"target must be {FORMS}, got '{target}'")
+        raise ValueError(f"target must be {FORMS}, a script with its arguments in quotes; got '{target}'")
     try:
         return Script(command, output)
     except ValueError as error:

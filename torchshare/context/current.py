@@ -45,6 +45,16 @@ def set_script(script: ScriptContext | None) -> None:
     _thread.script = script
 
 
+@contextlib.contextmanager
+def outside_script() -> Iterator[None]:
+    """For code of the process that reads `sys.stdout` and the like in a script's thread."""
+    script, _thread.script = _thread.script, None
+    try:
+        yield
+    finally:
+        _thread.script = script
+
+
 def _forget() -> None:
     _thread.job = None
 

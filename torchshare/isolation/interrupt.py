@@ -30,6 +30,7 @@ PROCESS_CODE = _C.ProcessCode(
         "multiprocessing.util.",
         "multiprocessing.resource_tracker.",
         "subprocess.__init__",
+        "torchshare.scripts.output.",
         "torchshare.isolation.interrupt.fork",  # runs at-fork handlers of other modules
     ],
     with_turn=[

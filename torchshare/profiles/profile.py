@@ -208,9 +208,9 @@ def _cpu_lines() -> list[str]:
 
 
 def code_digest(function: Callable[..., Any]) -> str:
-    """Digest of the source file of `function`; empty if there is none."""
+    """Digest of the source file of `function`, or of a script; empty if there is none."""
     try:
-        file = inspect.getsourcefile(inspect.unwrap(function))
+        file = getattr(function, "script_file", None) or inspect.getsourcefile(inspect.unwrap(function))
     except TypeError:  # a callable object, a builtin
         return ""
     if file is None or not Path(file).is_file():

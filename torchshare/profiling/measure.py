@@ -65,6 +65,7 @@ class _Measured:
     """The runs of a job alone, by number of sub-batches."""
 
     batch: int = 0
+    splits: bool = True  # its loop runs in sub-batches where it is given a size
     alone: dict[int, list[_Run]] = field(default_factory=dict)
     recorded: list[_Run] = field(default_factory=list)  # alone, in whole batches, with every op timed
 
@@ -138,6 +139,7 @@ def measure(
                 run = _run([candidate], [_sub_batch(known, pieces)], window)[0]
                 _check_split(candidate, run, pieces)
                 known.batch = max(known.batch, run.rows)
+                known.splits = run.job._context.uses_batches
                 known.alone.setdefault(pieces, []).append(run)
                 report(f"round {number + 1}: {candidate.name} alone in {pieces}: {_shown(run)}")
             run = _run([candidate], [None], window, record_ops=True)[0]
@@ -167,7 +169,7 @@ def measure(
 def _pieces(known: _Measured, splits: int) -> Iterator[int]:
     """Numbers of sub-batches: 1, 2, 4, ...; at most `splits` of them, and at most the rows of a batch."""
     for k in range(splits):
-        if k == 0 or 2**k <= known.batch:
+        if k == 0 or (known.splits and 2**k <= known.batch):
             yield 2**k
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from torchshare.context import current
 from torchshare.isolation.script_state import process_stream
 
 _BAR_EVERY_S = 2.0  # how often a progress bar, which overwrites its line, is printed as a line
@@ -69,8 +70,9 @@ class LineStream(io.TextIOBase):
             lines = lines[lines[0] == self._bar :]  # its last version has been written
             self._bar = None
         if lines:
-            self._outer.write("".join(f"{self._prefix}{line}\n" for line in lines))
-            self._outer.flush()
+            with current.outside_script():  # a progress display asks for `sys.stderr`
+                self._outer.write("".join(f"{self._prefix}{line}\n" for line in lines))
+                self._outer.flush()
 
     def finish(self) -> None:
         """Writes an unfinished line."""

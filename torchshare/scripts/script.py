@@ -57,9 +57,9 @@ class Script:
         self.__name__ = path.stem
         self._argv = command
         self._path0 = os.path.abspath(path if path.is_dir() else os.path.realpath(path.parent))
-        self._file = os.path.abspath(file)
+        self.script_file = os.path.abspath(file)
         self._spec: ModuleSpec | None = None
-        self._loader: Any = SourceFileLoader("__main__", self._file)
+        self._loader: Any = SourceFileLoader("__main__", self.script_file)
         self._code = _compiled(self._loader, "__main__")
 
     def _find_module(self, command: list[str]) -> None:
@@ -72,8 +72,8 @@ class Script:
         if spec.origin is None or spec.loader is None or not hasattr(spec.loader, "get_code"):
             raise ValueError(f"module '{command[1]}' has no code to run")
         self.__name__ = command[1].rpartition(".")[2]
-        self._spec, self._loader, self._file = spec, spec.loader, spec.origin
-        self._argv = [self._file, *command[2:]]
+        self._spec, self._loader, self.script_file = spec, spec.loader, spec.origin
+        self._argv = [self.script_file, *command[2:]]
         self._code = _compiled(spec.loader, spec.name)
 
     def _spec_of(self, name: str) -> ModuleSpec:
@@ -113,7 +113,11 @@ class Script:
         script.has_own_folder = script_process.separate_folder()
         main = ModuleType("__main__")
         vars(main).update(
-            __builtins__=builtins, __file__=self._file, __loader__=self._loader, __spec__=self._spec, __cached__=None
+            __builtins__=builtins,
+            __file__=self.script_file,
+            __loader__=self._loader,
+            __spec__=self._spec,
+            __cached__=None,
         )
         script.own_modules["__main__"] = main
         script.modules["__main__"] = main  # and in the process's table
