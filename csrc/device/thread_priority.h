@@ -28,6 +28,8 @@ class ThreadPriority {
   /// Gives the thread ordinary priority, until `lower` has been called as often.
   virtual void raise() {}
   virtual void lower() {}
+  /// Gives the thread and its workers ordinary priority while `unopposed`: no job runs that they could disturb.
+  virtual void set_unopposed(bool /*unopposed*/) {}
   /// Gives the thread and its workers ordinary priority permanently: the job is ending.
   virtual void raise_for_good() {}
   /// Processor time that the thread has used so far; empty if unknown.

@@ -73,9 +73,26 @@ bool StallWatch::has_pair() {
   });
 }
 
+void StallWatch::update_unopposed() {
+  std::lock_guard lock(mutex_);
+  for (Member* const member : members_) {
+    const bool unopposed = std::none_of(members_.begin(), members_.end(), [&](const Member* other) {
+      return outranks(other->slot_.priority, member->slot_.priority);
+    });
+    if (std::exchange(member->is_unopposed_, unopposed) != unopposed) {
+      member->priority_.set_unopposed(unopposed);
+    }
+  }
+}
+
 void StallWatch::serve() {
+  std::optional<std::uint32_t> known;
   while (!dismissed_.load()) {
     const std::uint32_t seen = changed_.value();
+    if (known != seen) {
+      update_unopposed();
+      known = seen;
+    }
     const bool looks = has_pair();
     if (looks) {
       look();

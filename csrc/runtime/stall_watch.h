@@ -13,7 +13,8 @@ namespace torchshare {
 
 /// Checks every few milliseconds for a lower job that may hold a lock that a higher job waits for: both are between two
 /// ops, and neither has used the processor since the last check. Raises the lower job's thread until its next op, or
-/// until the higher job makes progress. See Note [Priority inversion]. Any thread.
+/// until the higher job makes progress. See Note [Priority inversion]. Also gives ordinary priority to jobs while none
+/// runs that outranks them. Any thread.
 class StallWatch {
  public:
   explicit StallWatch(Clock& clock) : clock_(clock) {}
@@ -38,6 +39,7 @@ class StallWatch {
     std::uint64_t activity_ = 0;                      // at the last check
     std::optional<std::chrono::nanoseconds> used_{};  // processor time, at the last check
     bool is_still_ = false;
+    bool is_unopposed_ = false;
   };
 
   /// Checks until `dismiss`. On its own thread of ordinary priority.
@@ -45,6 +47,8 @@ class StallWatch {
   void dismiss();
   /// Checks once.
   void look();
+  /// Tells the priorities which jobs have no higher one beside them.
+  void update_unopposed();
 
  private:
   bool has_pair();

@@ -109,6 +109,15 @@ TEST_F(LowPriorityTest, IsRaisedByOthersUntilAsManyHaveLoweredIt) {
   EXPECT_TRUE(worker_is_idle());
 }
 
+TEST_F(LowPriorityTest, IsOrdinaryWithItsWorkersWhileUnopposed) {
+  priority_.set_unopposed(true);
+  EXPECT_FALSE(is_idle());
+  EXPECT_FALSE(worker_is_idle());
+  priority_.set_unopposed(false);
+  EXPECT_TRUE(is_idle());
+  EXPECT_TRUE(worker_is_idle());
+}
+
 TEST_F(LowPriorityTest, IsRaisedForGoodWithItsWorkers) {
   priority_.raise_for_good();
   priority_.lower();

@@ -340,15 +340,26 @@ std::map<int, int> workers_by_class() {
   return found;
 }
 
+/// Until it has idle priority, once a higher job runs.
+void wait_until_idle(int thread) {
+  while (sched_getscheduler(thread) != SCHED_IDLE) {
+    std::this_thread::sleep_for(1ms);
+  }
+}
+
 TEST(Runtime, WorkersThatAreNeededFirstInWorkOfTheProcessHaveLowPriority) {
   Runtime runtime(std::make_shared<CpuDevice>(), {.device_priority = DevicePriority::kIdle});
   JobSpec spec = secondary("a");
   spec.threads = 3;
   std::map<int, int> workers;
+  std::latch done(1);
+  runtime.submit(primary("above"), [&](Job&) { done.wait(); });
   runtime.submit(spec, [&](Job&) {
+    wait_until_idle(0);
     const Ungated here;
     at::ones({1 << 20}).add_(1);
     workers = workers_by_class();
+    done.count_down();
   });
   runtime.start();
   EXPECT_TRUE(runtime.wait(10s));
@@ -369,11 +380,15 @@ TEST(Runtime, ACancelRaisesNoOtherJobThoughTheirNamesBeginAlike) {
   };
   auto cancelled = runtime.submit(secondary("finetune-resnet50-lr1"), run);
   auto goes_on = runtime.submit(secondary("finetune-resnet50-lr2"), run);
+  std::latch done(1);
+  runtime.submit(primary("above"), [&](Job&) { done.wait(); });
   runtime.start();
   wait_for_ops(*cancelled, 10);
   wait_for_ops(*goes_on, 10);
+  wait_until_idle(other);
   cancelled->cancel();
   EXPECT_EQ(sched_getscheduler(other), SCHED_IDLE);
+  done.count_down();
 }
 
 TEST(JobThread, AForkedChildMaySetItsThreadsThoughAnotherThreadWasAboutTo) {

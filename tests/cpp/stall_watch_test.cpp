@@ -17,10 +17,13 @@ class FakePriority final : public ThreadPriority {
   void raise() override { ++raises_; }
   void lower() override { --raises_; }
   std::optional<std::chrono::nanoseconds> used() const override { return used_.load(); }
+  void set_unopposed(bool unopposed) override { is_unopposed_ = unopposed; }
+  bool is_unopposed() const { return is_unopposed_; }
   void run() { used_ = used_.load() + 1ms; }
   int raises() const { return raises_; }
 
  private:
+  std::atomic<bool> is_unopposed_{false};
   std::atomic<int> raises_{0};
   std::atomic<std::chrono::nanoseconds> used_{0ns};
 };
@@ -45,6 +48,25 @@ TEST_F(StallWatchTest, RaisesALowerJobThatStandsStillWhileAHigherOneDoes) {
   EXPECT_EQ(higher_.raises(), 0);
   watch_.look();
   EXPECT_EQ(lower_.raises(), 1) << "once";
+}
+
+TEST_F(StallWatchTest, AJobIsUnopposedUntilAHigherOneRuns) {
+  watch_.update_unopposed();
+  EXPECT_TRUE(higher_.is_unopposed());
+  EXPECT_FALSE(lower_.is_unopposed());
+  Slot lowest_slot(Priority::kLowest);
+  FakePriority lowest;
+  StallWatch alone(clock_);
+  const StallWatch::Member member(alone, lowest_slot, lowest);
+  alone.update_unopposed();
+  EXPECT_TRUE(lowest.is_unopposed());
+  {
+    const StallWatch::Member beside(alone, lower_slot_, lower_);
+    alone.update_unopposed();
+    EXPECT_FALSE(lowest.is_unopposed());
+  }
+  alone.update_unopposed();
+  EXPECT_TRUE(lowest.is_unopposed());
 }
 
 TEST_F(StallWatchTest, LowersItAgainWhenTheHigherOneMakesProgress) {

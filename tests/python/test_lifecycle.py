@@ -157,16 +157,22 @@ def test_a_job_that_is_to_end_has_ordinary_priority(end: str) -> None:
     seen: list[int] = []
     gatekeeper = Gatekeeper()
 
+    ended = threading.Event()
+
     def body(job: Job) -> None:
-        seen.append(os.sched_getscheduler(threading.get_native_id()))
+        thread = threading.get_native_id()
+        wait_until(lambda: os.sched_getscheduler(thread) == os.SCHED_IDLE)  # once the other runs
+        seen.append(os.sched_getscheduler(thread))
         gatekeeper.reached.set()
         try:
             run_ops_for_ever(job)
         finally:
-            seen.append(os.sched_getscheduler(threading.get_native_id()))
+            seen.append(os.sched_getscheduler(thread))
+            ended.set()
 
     with torchshare.Runtime(device="cpu", device_priority="idle") as runtime:
         job = runtime.submit(body, threads=1)
+        runtime.submit(lambda job: ended.wait(), name="above", priority="primary", threads=1)
         runtime.start()
         assert gatekeeper.reached.wait(SOON_S)
         job.cancel() if end == "cancel" else runtime.close()

@@ -65,12 +65,7 @@ bool LowPriority::restore_thread(int thread) const {
                                        : set_policy(thread, former_policy_, former_param_);
 }
 
-bool LowPriority::is_lowered(int thread) const {
-  return how_ == DevicePriority::kNice ? niceness(thread) == former_nice_ + kNiceness
-                                       : sched_getscheduler(thread) == SCHED_IDLE;
-}
-
-/// Visits the threads of low priority with this thread's name: its workers inherited both.
+/// Visits the threads with this thread's name: its workers inherited it, and its priority.
 template <class Visit>
 void LowPriority::for_each_worker(int thread, Visit visit) const {
   const std::string name = name_of(std::to_string(thread));
@@ -79,7 +74,7 @@ void LowPriority::for_each_worker(int thread, Visit visit) const {
     const std::string text = entry.path().filename();
     int worker = 0;
     std::from_chars(text.data(), text.data() + text.size(), worker);
-    if (worker != thread && is_lowered(worker) && name_of(text) == name) {
+    if (worker != thread && name_of(text) == name) {
       visit(worker);
     }
   }
@@ -147,6 +142,17 @@ void LowPriority::raise() {
 
 void LowPriority::lower() {
   change(-1);
+}
+
+void LowPriority::set_unopposed(bool unopposed) {
+  if (!lowers() || !may_raise_priority()) {
+    return;
+  }
+  change(unopposed ? 1 : -1);
+  std::lock_guard lock(mutex_);
+  if (const int thread = thread_.load(std::memory_order_acquire); thread != 0) {
+    for_each_worker(thread, [&](int worker) { unopposed ? restore_thread(worker) : lower_thread(worker); });
+  }
 }
 
 void LowPriority::raise_for_good() {

@@ -21,6 +21,7 @@ class LowPriority final : public ThreadPriority {
   void leave() override;
   void raise() override;
   void lower() override;
+  void set_unopposed(bool unopposed) override;
   void raise_for_good() override;
   std::optional<std::chrono::nanoseconds> used() const override;
   std::optional<std::chrono::nanoseconds> waited() const override;
@@ -31,7 +32,6 @@ class LowPriority final : public ThreadPriority {
   bool apply(int thread);
   bool lower_thread(int thread) const;
   bool restore_thread(int thread) const;
-  bool is_lowered(int thread) const;
   template <class Visit>
   void for_each_worker(int thread, Visit visit) const;
 
