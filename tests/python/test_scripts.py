@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,26 +16,43 @@ from conftest import LOOP, Ran, launch, script, torchshare_command
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scripts"
 
 
+def plain_python(folder: Path, *commands: list[str]) -> dict[str, bytes]:
+    """Runs scripts with plain Python. Returns the checkpoints, and deletes them."""
+    for command in commands:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run([sys.executable, *command], cwd=folder, check=True, timeout=100, env=environment)
+    written = {file.name: file.read_bytes() for file in folder.glob("*.pt")}
+    for name in written:
+        (folder / name).unlink()
+    return written
+
+
 def test_examples_in_a_pair_write_the_files_of_plain_python(tmp_path: Path):
     """The checkpoints are equal byte for byte: a pickled model of a class in `__main__`, and weights."""
     vision = [str(EXAMPLES / "vision" / "train.py"), "--epochs", "1", "--start-method", "spawn", "--workers", "1"]
     text = [str(EXAMPLES / "text" / "train.py"), "--steps", "30"]
-    for command in (vision, text):
-        subprocess.run(
-            [sys.executable, *command],
-            cwd=tmp_path,
-            check=True,
-            timeout=60,
-            env={"OMP_NUM_THREADS": "1"},
-        )
-    plain = {name: (tmp_path / name).read_bytes() for name in ("vision.pt", "text.pt")}
-    for name in plain:
-        (tmp_path / name).unlink()
+    plain = plain_python(tmp_path, vision, text)
     ran = Ran(tmp_path, "--start", "text=step:2", f"vision={' '.join(vision)}", f"text={' '.join(text)}")
     assert ran.code == 0, ran.text()
     assert {name: (tmp_path / name).read_bytes() == data for name, data in plain.items()} == dict.fromkeys(plain, True)
     assert [ran.jobs["vision"]["steps"], ran.jobs["text"]["steps"]] == [16, 30]
     assert "INFO step 0: loss 4" in ran.of("text")[0] and "epoch 0: loss" in ran.of("vision")[-1]
+
+
+def test_frameworks_scripts_write_the_files_of_plain_python(tmp_path: Path):
+    """Two of each, so that what Lightning and Accelerate keep in variables of classes is each script's own."""
+    pytest.importorskip("lightning")
+    pytest.importorskip("accelerate")
+    commands = [
+        [str(EXAMPLES / "frameworks" / f"with_{name}.py"), "--seed", str(seed), "--checkpoint", f"{name}{seed}.pt"]
+        for name in ("lightning", "accelerate")
+        for seed in (1, 2)
+    ]
+    plain = plain_python(tmp_path, *commands)
+    ran = Ran(tmp_path, *(" ".join(command) for command in commands))
+    assert ran.code == 0, ran.text()
+    assert {name: (tmp_path / name).read_bytes() == data for name, data in plain.items()} == dict.fromkeys(plain, True)
+    assert [job["steps"] for job in ran.jobs.values()] == [32, 32, 24, 24]
 
 
 WORLD = """
