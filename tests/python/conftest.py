@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import os
 import signal
@@ -140,3 +141,42 @@ class Gatekeeper:
     def pause(self) -> None:
         self.reached.set()
         assert self.release.wait(30)
+
+
+class Ran:
+    """What `torchshare run --json` did with scripts."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        done = torchshare_command("run", "--json", "--threads", "1", *arguments, folder=folder)
+        self.code = done.returncode
+        self.lines = done.stderr.splitlines()
+        self.jobs = {job["name"]: job for job in json.loads(done.stdout)["jobs"]} if done.stdout else {}
+
+    def states(self) -> list[str]:
+        return [job["state"] for job in self.jobs.values()]
+
+    def of(self, job: str) -> list[str]:
+        """The lines that a job has printed."""
+        lines = [line.removeprefix(f"{job}: ") for line in self.lines if line.startswith(f"{job}: ")]
+        return [line for line in lines if not line.endswith("steps/s")]  # progress
+
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+def script(folder: Path, name: str, text: str) -> str:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    return name
+
+
+LOOP = """
+import sys, torch
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(steps, model=model, optimizer=optimizer):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+"""

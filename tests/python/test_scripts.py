@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
 import os
-import pty
-import re
 import signal
 import subprocess
 import sys
@@ -15,72 +11,48 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import launch, torchshare_command
-
-from torchshare.cli import run
+from conftest import LOOP, Ran, launch, script, torchshare_command
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scripts"
 
 
-class Ran:
-    """What `torchshare run --json` did with scripts."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        done = torchshare_command("run", "--json", "--threads", "1", *arguments, folder=folder)
-        self.code = done.returncode
-        self.lines = done.stderr.splitlines()
-        self.jobs = {job["name"]: job for job in json.loads(done.stdout)["jobs"]} if done.stdout else {}
-
-    def states(self) -> list[str]:
-        return [job["state"] for job in self.jobs.values()]
-
-    def of(self, job: str) -> list[str]:
-        """The lines that a job has printed."""
-        lines = [line.removeprefix(f"{job}: ") for line in self.lines if line.startswith(f"{job}: ")]
-        return [line for line in lines if not line.endswith("steps/s")]  # progress
-
-    def text(self) -> str:
-        return "\n".join(self.lines)
-
-
-def script(folder: Path, name: str, text: str) -> str:
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_text(text)
-    return name
-
-
-LOOP = """
-import sys, torch
-model = torch.nn.Linear(3, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-def train(steps, model=model, optimizer=optimizer):
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.ones(4, 3)).sum().backward()
-        optimizer.step()
-"""
+def plain_python(folder: Path, *commands: list[str]) -> dict[str, bytes]:
+    """Runs scripts with plain Python. Returns the checkpoints, and deletes them."""
+    for command in commands:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run([sys.executable, *command], cwd=folder, check=True, timeout=100, env=environment)
+    written = {file.name: file.read_bytes() for file in folder.glob("*.pt")}
+    for name in written:
+        (folder / name).unlink()
+    return written
 
 
 def test_examples_in_a_pair_write_the_files_of_plain_python(tmp_path: Path):
     """The checkpoints are equal byte for byte: a pickled model of a class in `__main__`, and weights."""
     vision = [str(EXAMPLES / "vision" / "train.py"), "--epochs", "1", "--start-method", "spawn", "--workers", "1"]
     text = [str(EXAMPLES / "text" / "train.py"), "--steps", "30"]
-    for command in (vision, text):
-        subprocess.run(
-            [sys.executable, *command],
-            cwd=tmp_path,
-            check=True,
-            timeout=60,
-            env={"OMP_NUM_THREADS": "1"},
-        )
-    plain = {name: (tmp_path / name).read_bytes() for name in ("vision.pt", "text.pt")}
-    for name in plain:
-        (tmp_path / name).unlink()
+    plain = plain_python(tmp_path, vision, text)
     ran = Ran(tmp_path, "--start", "text=step:2", f"vision={' '.join(vision)}", f"text={' '.join(text)}")
     assert ran.code == 0, ran.text()
     assert {name: (tmp_path / name).read_bytes() == data for name, data in plain.items()} == dict.fromkeys(plain, True)
     assert [ran.jobs["vision"]["steps"], ran.jobs["text"]["steps"]] == [16, 30]
     assert "INFO step 0: loss 4" in ran.of("text")[0] and "epoch 0: loss" in ran.of("vision")[-1]
+
+
+def test_frameworks_scripts_write_the_files_of_plain_python(tmp_path: Path):
+    """Two of each, so that what Lightning and Accelerate keep in variables of classes is each script's own."""
+    pytest.importorskip("lightning")
+    pytest.importorskip("accelerate")
+    commands = [
+        [str(EXAMPLES / "frameworks" / f"with_{name}.py"), "--seed", str(seed), "--checkpoint", f"{name}{seed}.pt"]
+        for name in ("lightning", "accelerate")
+        for seed in (1, 2)
+    ]
+    plain = plain_python(tmp_path, *commands)
+    ran = Ran(tmp_path, *(" ".join(command) for command in commands))
+    assert ran.code == 0, ran.text()
+    assert {name: (tmp_path / name).read_bytes() == data for name, data in plain.items()} == dict.fromkeys(plain, True)
+    assert [job["steps"] for job in ran.jobs.values()] == [32, 32, 24, 24]
 
 
 WORLD = """
@@ -103,6 +75,8 @@ class Pickled:
 for kind in (Pickled, utils.Setting, part.Part):
     assert type(pickle.loads(pickle.dumps(kind()))) is kind
 assert utils is sys.modules["utils"]
+made = type(sys)("made")
+assert type(made) is type(os) and isinstance(os, type(sys)) and not hasattr(made, "path")
 print("utils", utils.NAME, part.NAME)
 
 logging.basicConfig(level=logging.INFO, format=f"{name} %(message)s")
@@ -295,104 +269,3 @@ def test_a_warning_names_the_script_that_replaces_a_function_of_torch(tmp_path: 
     ran = Ran(tmp_path, "a.py", "b.py")
     assert ran.code == 0 and ran.text().count("job 'a' has replaced torch.nn.functional.relu for all jobs") == 1
     assert torch.nn.functional.relu(torch.ones(1)).item() == 1.0  # restored
-
-
-def split(*words: str) -> list[str]:
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    run.configure(parser)
-    return run.options_first(parser, list(words))
-
-
-def test_nothing_after_a_script_is_an_option_of_ours():
-    assert split("--seed", "1", "--json", "a.py --x", "n=b.py") == ["--seed", "1", "--json", "--", "a.py --x", "n=b.py"]
-    assert split("--seed=1", "a.py", "--seed", "2", "c.py") == ["--seed=1", "--", "a.py --seed 2 c.py"]
-    assert split("a.py:f", "b:g", "--start", "now") == ["--start", "now", "--", "a.py:f", "b:g"]
-    assert split("-m", "pkg.a", "--r=16") == ["--", "-m pkg.a --r=16"]
-    assert split("-m pkg.a --r=16", "a.py") == ["--", "-m pkg.a --r=16", "a.py"]
-    assert split("--json", "--", "n=a.py", "--x", "y z", "--", "b.py") == ["--json", "--", "n=a.py --x 'y z'", "b.py"]
-    assert split("a.py", "--x", "--", "b.py", "--y") == ["--", "a.py --x", "b.py --y"]
-    for words in (("a.py", "b.py", "--json"), ("a.py --x", "--json")):
-        with pytest.raises(ValueError, match=r"options come before the targets, .* got '--json' after one"):
-            split(*words)
-
-
-JOBS = """
-on_failure = "stop"   # 2
-
-[jobs.a]
-run = "loop.py 2 a"
-seed = 5
-
-[jobs.b]
-run = "loop.py 10000000 b"
-start = "step:1"
-threads = 1
-"""
-
-
-def test_a_file_of_jobs_the_environment_and_flags_in_this_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    script(tmp_path, "loop.py", LOOP + "print('first', torch.initial_seed())\ntrain(int(sys.argv[1]))\nsys.exit(3)")
-    script(tmp_path, "jobs.toml", JOBS)
-    ran = Ran(tmp_path, "jobs.toml")
-    assert (ran.code, ran.states()) == (1, ["failed", "cancelled"]), ran.text()
-    assert ran.of("a") == ["first 5"]
-    monkeypatch.setenv("TORCHSHARE_SEED", "a=6")
-    assert Ran(tmp_path, "jobs.toml").of("a") == ["first 6"]
-    assert Ran(tmp_path, "--seed", "7", "jobs.toml").of("a") == ["first 7"]
-
-
-def test_an_unknown_key_of_a_file_is_named_with_its_line(tmp_path: Path):
-    for text, message in (
-        (
-            JOBS.replace("seed", "sede"),
-            "jobs.toml, line 6: unknown key 'sede'; the keys of a job are cache_memory, epochs",
-        ),
-        (JOBS.replace("on_failure", "polcy"), "jobs.toml, line 2: unknown key 'polcy'; the keys outside of jobs are"),
-        (JOBS.replace("5", "five five"), "jobs.toml: "),
-        ("policy = 'strict'", "jobs.toml: must have a table [jobs.NAME] per job"),
-        ("[jobs.a]\nseed = 1", "jobs.toml: [jobs.a] must have run ="),
-        ("[jobs.a]\nrun = 'x.py'", "target 'x.py': no such file x.py"),
-    ):
-        script(tmp_path, "jobs.toml", text)
-        done = torchshare_command("run", "jobs.toml", folder=tmp_path)
-        assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
-
-
-def test_the_exit_status_is_that_of_all_jobs_or_of_the_primary(tmp_path: Path):
-    script(tmp_path, "good.py", "print('good')")
-    script(tmp_path, "bad.py", "1 / 0")
-    assert Ran(tmp_path, "good.py", "bad.py").code == 1
-    assert Ran(tmp_path, "--success", "primary", "good.py", "bad.py").code == 0
-    assert Ran(tmp_path, "--success", "primary", "--primary", "bad", "good.py", "bad.py").code == 1
-    done = torchshare_command("run", "--cache-memory", "maybe", "good.py", folder=tmp_path)
-    assert "--cache-memory must be yes or no, got maybe" in done.stderr
-
-
-def test_a_script_is_profiled_in_whole_batches(tmp_path: Path):
-    loop = "loader = torch.utils.data.DataLoader(torch.ones(64, 3), 16)\nfor _ in range(10**6):\n    for x in loader:\n"
-    script(tmp_path, "loop.py", LOOP + loop + "        train(1)\n        print('x')")
-    quick = ["--window", "0.1", "--rounds", "1", "--threads", "1", "--cache", str(tmp_path / "cache"), "--json"]
-    done = torchshare_command("profile", "loop.py --x", *quick, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    profile = json.loads(done.stdout)
-    assert (profile["job"], profile["batch"], [each["sub_batches"] for each in profile["alone"]]) == ("loop", 16, [1])
-    assert "using cached profiles" in torchshare_command("profile", "loop.py --x", *quick, folder=tmp_path).stderr
-
-
-def test_on_a_terminal_lines_are_printed_above_the_table(tmp_path: Path):
-    script(
-        tmp_path, "bar.py", "import sys\nfor i in range(200): print(f'\\r{i}', end='', file=sys.stderr)\nprint('end')"
-    )
-    terminal, end = pty.openpty()
-    command = [sys.executable, "-m", "torchshare", "run", "bar.py", "bar.py"]
-    with subprocess.Popen(command, cwd=tmp_path, stdin=end, stdout=end, stderr=end) as process:
-        os.close(end)
-        shown = b""
-        with contextlib.suppress(OSError):  # at its end
-            while data := os.read(terminal, 1000):
-                shown += data
-        os.close(terminal)
-        assert process.wait(timeout=60) == 0
-    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "\n").splitlines()
-    assert {"bar: 0", "bar: 199", "bar: end", "bar-2: 0", "bar-2: 199", "bar-2: end"} <= set(lines)
-    assert any(line.split()[:3] == ["bar", "primary", "finished"] for line in lines)

@@ -10,6 +10,7 @@ import torch
 
 from torchshare.context.script import ScriptContext
 from torchshare.isolation.patches import Patches
+from torchshare.isolation.script_modules import STATEFUL
 
 log = logging.getLogger("torchshare")
 
@@ -39,7 +40,8 @@ def check(script: ScriptContext) -> None:
         changed = [name for name, value in before.items() if now.get(name) is not value]
         for name in changed:
             namespace = getattr(now.get(name), "__globals__", {})
-            if (place, name) not in script.replaced and script.owns(namespace):
+            installed = namespace.get("__name__", "").partition(".")[0] in STATEFUL
+            if (place, name) not in script.replaced and script.owns(namespace) and not installed:
                 script.replaced[place, name] = now[name]
                 log.warning("job '%s' has replaced %s.%s for all jobs", script.name, place, name)
 

@@ -26,6 +26,12 @@ _process: dict[str, ModuleType] = sys.modules  # the table that CPython's C code
 _former: dict[str, ModuleType] = {}  # what _PerScript modules replaced in it
 
 
+# Installed packages that keep the state of a run in variables of modules or classes.
+STATEFUL = frozenset(
+    ("absl", "accelerate", "hydra", "lightning", "lightning_fabric", "pytorch_lightning", "transformers")
+)
+
+
 def installed_folders() -> frozenset[str]:
     """The entries of `sys.path` that are not the program's own: neither its folder nor from PYTHONPATH."""
     own = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
@@ -79,6 +85,8 @@ class Modules(MutableMapping[str, ModuleType]):
         spec = PathFinder.find_spec(top, self._script.path)
         if spec is None or not (place := _place(spec)) or place.endswith(tuple(EXTENSION_SUFFIXES)):
             return False
+        if top in STATEFUL:
+            return True
         loaded = _process.get(top)
         if type(loaded) is ModuleType and getattr(loaded.__spec__, "origin", None) == place:
             return False  # torchshare itself, in a script in its folder

@@ -48,7 +48,17 @@ class _OfScriptRouted(_OfScript):
         module.__dict__[self._name].outer = value
 
 
-class _Sys(ModuleType):
+class _AnyModule(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, ModuleType)
+
+
+class _Sys(ModuleType, metaclass=_AnyModule):
+    """The class of `sys`. As `type(sys)` it is ModuleType: importlib makes modules with it."""
+
+    def __new__(cls, name: str, doc: str | None = None) -> Any:
+        return ModuleType(name, doc)
+
     argv = _OfScript("argv")
     path = _OfScript("path")
     modules = _OfScript("modules")
