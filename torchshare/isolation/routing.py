@@ -22,7 +22,17 @@ import torch
 
 from torchshare import _C
 from torchshare.context import current
-from torchshare.isolation import compiling, cuda, forward_hook, hooks, interrupt, settings, steps, tracing
+from torchshare.isolation import (
+    compiling,
+    cuda,
+    forward_hook,
+    hooks,
+    interrupt,
+    process_groups,
+    settings,
+    steps,
+    tracing,
+)
 from torchshare.isolation.patches import Patches
 
 if TYPE_CHECKING:
@@ -52,6 +62,7 @@ def install() -> None:
             steps.route(_patches)
             settings.route(_patches)
             hooks.route(_patches)
+            process_groups.route(_patches)
         if not _cuda_is_routed and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _cuda_is_routed = True
             cuda.route(_replace)
@@ -72,11 +83,13 @@ def uninstall() -> None:
 def enter_job(job: JobContext) -> None:
     """Called at the start of a job, in its thread."""
     settings.enter(job)
+    process_groups.enter(job)
 
 
 def leave_job(job: JobContext) -> None:
     """Called at the end of a job, in its thread."""
     settings.leave(job)
+    process_groups.leave(job)
     hooks.leave(job)
     if _turns is not None:
         tracing.leave(_turns)
