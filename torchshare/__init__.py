@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torchshare.runtime.runtime import Runtime
     from torchshare.training.batches import Batch
     from torchshare.training.compiled_step import CompiledStep
+    from torchshare.training.plain_loop import accumulate, batches
     from torchshare.training.sub_batch import SubBatch
 
 __all__ = [
@@ -40,6 +41,8 @@ __all__ = [
     "RuntimeOptions",
     "SubBatch",
     "__version__",
+    "accumulate",
+    "batches",
     "cache_memory",
     "profile",
 ]
@@ -61,6 +64,8 @@ _MODULES = {
     "Runtime": "runtime.runtime",
     "RuntimeOptions": "runtime.options",
     "SubBatch": "training.sub_batch",
+    "accumulate": "training.plain_loop",
+    "batches": "training.plain_loop",
     "cache_memory": "context.cache_memory",
     "profile": "profiling.measure",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import signal
 import subprocess
@@ -9,7 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import launch, torchshare_command
+
+from torchshare.cli import run
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scripts"
 
@@ -278,3 +282,80 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_scripts(tmp_path: Path):
     }
     assert process.returncode == 130 and "Traceback" not in err
     assert states == {"stops": "finished", "goes_on": "finished", "waits": "cancelled"}
+
+
+def test_a_warning_names_the_script_that_replaces_a_function_of_torch(tmp_path: Path):
+    patch = "import torch.nn.functional as F\ndef relu(x): return x * 2\nF.relu = relu\n"
+    script(tmp_path, "a.py", patch + LOOP + "train(2)")
+    script(tmp_path, "b.py", LOOP + "train(2)")
+    ran = Ran(tmp_path, "a.py", "b.py")
+    assert ran.code == 0 and ran.text().count("job 'a' has replaced torch.nn.functional.relu for all jobs") == 1
+    assert torch.nn.functional.relu(torch.ones(1)).item() == 1.0  # restored
+
+
+def split(*words: str) -> list[str]:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    run.configure(parser)
+    return run.options_first(parser, list(words))
+
+
+def test_nothing_after_a_script_is_an_option_of_ours():
+    assert split("--seed", "1", "--json", "a.py --x", "n=b.py") == ["--seed", "1", "--json", "--", "a.py --x", "n=b.py"]
+    assert split("--seed=1", "a.py", "--seed", "2", "c.py") == ["--seed=1", "--", "a.py --seed 2 c.py"]
+    assert split("a.py:f", "b:g", "--start", "now") == ["--start", "now", "--", "a.py:f", "b:g"]
+    assert split("-m", "pkg.a", "--r=16") == ["--", "-m pkg.a --r=16"]
+    assert split("-m pkg.a --r=16", "a.py") == ["--", "-m pkg.a --r=16", "a.py"]
+    assert split("--json", "--", "n=a.py", "--x", "y z", "--", "b.py") == ["--json", "--", "n=a.py --x 'y z'", "b.py"]
+    assert split("a.py", "--x", "--", "b.py", "--y") == ["--", "a.py --x", "b.py --y"]
+    for words in (("a.py", "b.py", "--json"), ("a.py --x", "--json")):
+        with pytest.raises(ValueError, match=r"options come before the targets, .* got '--json' after one"):
+            split(*words)
+
+
+JOBS = """
+on_failure = "stop"   # 2
+
+[jobs.a]
+run = "loop.py 2 a"
+seed = 5
+
+[jobs.b]
+run = "loop.py 10000000 b"
+start = "step:1"
+threads = 1
+"""
+
+
+def test_a_file_of_jobs_the_environment_and_flags_in_this_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    script(tmp_path, "loop.py", LOOP + "print('first', torch.initial_seed())\ntrain(int(sys.argv[1]))\nsys.exit(3)")
+    script(tmp_path, "jobs.toml", JOBS)
+    ran = Ran(tmp_path, "jobs.toml")
+    assert (ran.code, ran.states()) == (1, ["failed", "cancelled"]), ran.text()
+    assert ran.of("a") == ["first 5"]
+    monkeypatch.setenv("TORCHSHARE_SEED", "a=6")
+    assert Ran(tmp_path, "jobs.toml").of("a") == ["first 6"]
+    assert Ran(tmp_path, "--seed", "7", "jobs.toml").of("a") == ["first 7"]
+
+
+def test_an_unknown_key_of_a_file_is_named_with_its_line(tmp_path: Path):
+    for text, message in (
+        (JOBS.replace("seed", "sede"), "jobs.toml, line 6: unknown key 'sede'; the keys of a job are epochs, memory_"),
+        (JOBS.replace("on_failure", "polcy"), "jobs.toml, line 2: unknown key 'polcy'; the keys outside of jobs are"),
+        (JOBS.replace("5", "five five"), "jobs.toml: "),
+        ("policy = 'strict'", "jobs.toml: must have a table [jobs.NAME] per job"),
+        ("[jobs.a]\nseed = 1", "jobs.toml: [jobs.a] must have run ="),
+        ("[jobs.a]\nrun = 'x.py'", "target 'x.py': no such file x.py"),
+    ):
+        script(tmp_path, "jobs.toml", text)
+        done = torchshare_command("run", "jobs.toml", folder=tmp_path)
+        assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_the_exit_status_is_that_of_all_jobs_or_of_the_primary(tmp_path: Path):
+    script(tmp_path, "good.py", "print('good')")
+    script(tmp_path, "bad.py", "1 / 0")
+    assert Ran(tmp_path, "good.py", "bad.py").code == 1
+    assert Ran(tmp_path, "--success", "primary", "good.py", "bad.py").code == 0
+    assert Ran(tmp_path, "--success", "primary", "--primary", "bad", "good.py", "bad.py").code == 1
+    done = torchshare_command("run", "--device-priority", "maybe", "good.py", folder=tmp_path)
+    assert "--device-priority must be yes or no, got maybe" in done.stderr

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,7 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torchshare.cli import targets
 from torchshare.cli.outputs import check_output, refuse
-from torchshare.runtime.options import Declared, JobOptions, RuntimeOptions, on_the_command_line
+from torchshare.runtime.options import YES_NO, Declared, JobOptions, RuntimeOptions, on_the_command_line
+from torchshare.scripts.job_file import words_of_environment, words_of_file
 from torchshare.scripts.output import Output
 from torchshare.scripts.script import Script
 
@@ -40,6 +43,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("jobs", nargs="+", metavar="[NAME=]TARGET", help=targets.FORMS)
     parser.add_argument("--primary", metavar="NAME", help="the job that is protected (default: the first)")
+    parser.add_argument(
+        "--success", choices=("all", "primary"), help="the jobs that must finish for exit status 0 (default: all)"
+    )
+    parser.add_argument(
+        "--on-failure", choices=("continue", "stop"), help="what the other jobs do if one fails (default: continue)"
+    )
     of_jobs = parser.add_argument_group(
         "options of jobs", "repeatable; apply to all jobs (--start: all but the primary), or with NAME= to one job"
     )
@@ -47,14 +56,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         of_jobs.add_argument(
             option.flag,
             action="append",
-            default=[],
             metavar=f"[NAME=]{option.option.metavar}",
             help=option.option.flag_help(),
         )
     together = parser.add_argument_group("options of the runtime")
-    together.add_argument(
-        "--device", default="auto", metavar="D", help="auto (default: a GPU if there is one), cpu, cuda, cuda:1"
-    )
+    together.add_argument("--device", metavar="D", help="auto (default: a GPU if there is one), cpu, cuda, cuda:1")
     for option in on_the_command_line(RuntimeOptions):
         together.add_argument(option.flag, metavar=option.option.metavar, help=option.option.flag_help())
     parser.add_argument(
@@ -65,7 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--timeline", type=Path, metavar="OUT.json", help="write a trace for https://ui.perfetto.dev")
     parser.add_argument("--json", action="store_true", help="print the results as one JSON document")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=functools.partial(run, parser))
 
 
 @dataclass
@@ -76,9 +82,10 @@ class _Submission:
     options: JobOptions
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     """Runs the verb. Returns the exit code. Checks all input before any job starts."""
     try:
+        arguments = _all_arguments(parser, given)
         check_output("--timeline", arguments.timeline)
         output = _output(arguments)
         submissions = _submissions(arguments, output)
@@ -92,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     from torchshare.runtime.runtime import Runtime
 
     try:
-        runtime = Runtime(arguments.device, **_runtime_options(arguments))
+        runtime = Runtime(arguments.device or "auto", **_runtime_options(arguments))
         for submission in submissions:
             _submit(runtime, submission)
     except ValueError as error:
@@ -100,7 +107,8 @@ def run(arguments: argparse.Namespace) -> int:
     with signals.deferred(forget=True) as stops:
         try:
             has_scripts = any(isinstance(each.function, Script) for each in submissions)
-            _watch(runtime, stops, has_scripts=has_scripts, shows_progress=output.mode != "plain")
+            watch = _Watch(runtime, stops, has_scripts, stops_on_failure=arguments.on_failure == "stop")
+            watch.run(shows_progress=output.mode != "plain")
         except (ValueError, RuntimeError) as error:
             return refuse(error)
     if arguments.timeline is not None:
@@ -111,7 +119,29 @@ def run(arguments: argparse.Namespace) -> int:
         print("", *bounds, *gaps, sep="\n")
     if stops.count:
         return stops.exit_code
-    return 0 if all(result.state == "finished" for result in runtime.results.values()) else 1
+    results = list(runtime.results.values())
+    decisive = [result for result in results if arguments.success != "primary" or result.priority == "primary"]
+    return 0 if all(result.state == "finished" for result in decisive) else 1
+
+
+def _all_arguments(parser: argparse.ArgumentParser, given: argparse.Namespace) -> argparse.Namespace:
+    """The arguments given, then those of the environment, then those of a jobs.toml. Options of jobs become lists of
+    the three, the least important first."""
+    of_jobs = [option.name for option in on_the_command_line(JobOptions)]
+    single = ["primary", "success", "on_failure", "device", "output", "timeline"]
+    single += [option.name for option in on_the_command_line(RuntimeOptions)]
+    sources = [given, parser.parse_args([*words_of_environment(os.environ, [*single, *of_jobs]), "--", "-"])]
+    files = [word for word in given.jobs if word.endswith(".toml")]
+    if files:
+        if len(given.jobs) > 1:
+            raise ValueError(f"{files[0]} must be the only target; got {len(given.jobs)}")
+        sources.append(parser.parse_args(words_of_file(Path(files[0]), single, of_jobs)))
+    merged = argparse.Namespace(json=given.json, jobs=sources[-1].jobs if files else given.jobs)
+    for name in single:
+        setattr(merged, name, next((value for each in sources if (value := getattr(each, name)) is not None), None))
+    for name in of_jobs:
+        setattr(merged, name, [getattr(each, name) or [] for each in reversed(sources)])
+    return merged
 
 
 def _output(arguments: argparse.Namespace) -> Output:
@@ -133,30 +163,42 @@ def _submit(runtime: Runtime, submission: _Submission) -> None:
     runtime.submit(submission.function, **submission.options)
 
 
-def _watch(runtime: Runtime, stops: signals.Stops, *, has_scripts: bool, shows_progress: bool) -> None:
-    """Runs the jobs until all have ended, or until a signal closes the runtime. Shows their progress."""
-    from torchshare.cli.progress import Progress
+@dataclass
+class _Watch:
+    """Runs the jobs until all have ended, or until a signal closes the runtime."""
 
-    with Progress(runtime) if shows_progress else contextlib.nullcontext() as progress:
-        try:
-            runtime.start()
-            while not stops.count and not runtime._handle.wait(_UPDATE_S):
-                if progress is not None:
-                    progress.update()
-            if stops.exit_code == _CTRL_C and has_scripts:
-                _let_scripts_end(runtime, stops)
-        finally:
-            runtime.close()
+    runtime: Runtime
+    stops: signals.Stops
+    has_scripts: bool
+    stops_on_failure: bool
 
+    def run(self, shows_progress: bool) -> None:
+        from torchshare.cli.progress import Progress
 
-def _let_scripts_end(runtime: Runtime, stops: signals.Stops) -> None:
-    """Raises KeyboardInterrupt in the scripts, which may evaluate or save; again at the second Ctrl-C."""
-    print("torchshare: waiting for the scripts to end; Ctrl-C again stops them", file=sys.stderr)
-    runtime.cancel()
-    while stops.count == 1 and not runtime._handle.wait(_UPDATE_S):
-        pass
-    for job in runtime.jobs if stops.count > 1 else ():
-        job._context.handle.repeat_cancel()
+        with Progress(self.runtime) if shows_progress else contextlib.nullcontext() as progress:
+            try:
+                self.runtime.start()
+                while not self.stops.count and not self._wait():
+                    if progress is not None:
+                        progress.update()
+                if self.stops.exit_code == _CTRL_C and self.has_scripts:
+                    self._let_scripts_end()
+            finally:
+                self.runtime.close()
+
+    def _wait(self) -> bool:
+        """Waits a moment. Returns whether all jobs have ended, or one has failed and the others are to stop."""
+        failed = self.stops_on_failure and any(job.state == "failed" for job in self.runtime.jobs)
+        return failed or self.runtime._handle.wait(_UPDATE_S)
+
+    def _let_scripts_end(self) -> None:
+        """Raises KeyboardInterrupt in the scripts, which may evaluate or save; again at the second Ctrl-C."""
+        print("torchshare: waiting for the scripts to end; Ctrl-C again stops them", file=sys.stderr)
+        self.runtime.cancel()
+        while self.stops.count == 1 and not self.runtime._handle.wait(_UPDATE_S):
+            pass
+        for job in self.runtime.jobs if self.stops.count > 1 else ():
+            job._context.handle.repeat_cancel()
 
 
 def _runtime_options(arguments: argparse.Namespace) -> RuntimeOptions:
@@ -178,7 +220,8 @@ def _submissions(arguments: argparse.Namespace, output: Output) -> list[_Submiss
     for option in on_the_command_line(JobOptions):
         # --start without a name does not apply to the primary.
         all_jobs = [name for name in jobs if option.name != "start" or name != primary]
-        _apply(option, getattr(arguments, option.name), jobs, all_jobs)
+        for texts in getattr(arguments, option.name):
+            _apply(option, texts, jobs, all_jobs)
     return list(jobs.values())
 
 
@@ -193,9 +236,10 @@ def _apply(option: Declared, texts: list[str], jobs: dict[str, _Submission], all
 
 def _value(option: Declared, text: str) -> Any:
     try:
-        return text if option.number is None else option.number(text)
+        return option.parse(text)
     except ValueError:
-        raise ValueError(f"{option.flag} must be {option.expected}, got {text}") from None
+        expected = "yes or no" if option.option.metavar == YES_NO else option.expected
+        raise ValueError(f"{option.flag} must be {expected}, got {text}") from None
 
 
 def _check_name(name: str, jobs: dict[str, _Submission], option: str) -> None:

@@ -86,7 +86,8 @@ def _commands(words: list[str]) -> Iterator[str]:
             groups[-1].append(word)
     groups = [group for group in groups if group]
     first = groups[0] if groups else []
-    if len(groups) > 1 or words[0] == "--" or first[0] == "-m" or (len(first) > 1 and _is_option(first[1])):
+    has_arguments = len(first) > 1 and _is_option(first[1]) and " " not in first[0]
+    if len(groups) > 1 or words[0] == "--" or first[0] == "-m" or has_arguments:
         yield from (group[0] if len(group) == 1 else shlex.join(group) for group in groups)
         return
     for word in first:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from torchshare.context.accumulation import Accumulation
 from torchshare.context.step_counter import StepCounter
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class JobContext:
     uses_batches: bool = False
     """Whether its loop counts the steps; otherwise its optimizer's steps are counted."""
     step_counter: StepCounter = field(default_factory=StepCounter)
+    accumulation: Accumulation = field(default_factory=Accumulation)
     global_hooks: list[Any] = field(default_factory=list)
     """Handles of the hooks on all modules or optimizers that it has registered."""
     thread: int = 0

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from torchshare.context import current
 from torchshare.context.job_context import JobContext
 from torchshare.isolation.patches import Patches
@@ -48,8 +50,6 @@ _made: Counter[str] = Counter()  # default groups that jobs of a name have made:
 
 
 def route(patches: Patches) -> None:
-    import torch.distributed
-
     if not torch.distributed.is_available():
         return
     from torch.distributed import distributed_c10d
@@ -64,37 +64,31 @@ def route(patches: Patches) -> None:
     patches.replace(sys, "excepthook", sys.excepthook)  # init_process_group replaces it
 
 
-def enter(job: JobContext) -> None:
-    """Called at the start of a job."""
-    _of_jobs[job.name] = _Groups()
-
-
 def leave(job: JobContext) -> None:
     """Called at the end of a job. Drops its groups, so that ranks that wait for the job in a collective get an error.
     Gloo closes a group's connections when nothing refers to it, and an exception refers to the variables of the
     functions that it has left."""
-    import torch.distributed
-
-    groups = _of_jobs[job.name]
-    had_groups = bool(groups.pg_map)
+    groups = _of_jobs.get(job.name)
+    if groups is None:
+        return
     try:
         if groups.default_pg is not None:
             torch.distributed.destroy_process_group()
     finally:
-        del _of_jobs[job.name]
-    if had_groups:
-        error = sys.exc_info()[1]
-        while error is not None:
-            traceback.clear_frames(error.__traceback__)
-            error = error.__cause__ or error.__context__
-        del groups
-        gc.collect()
+        del _of_jobs[job.name], groups
+    error = sys.exc_info()[1]
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+    gc.collect()
 
 
 def _own() -> _Groups | None:
     """The groups of the calling thread's job, or of the script that started the thread."""
-    owner = current.job() or current.script()
-    return None if owner is None else _of_jobs.get(owner.name)
+    job, script = current.job(), current.script()
+    if job is not None:
+        return _of_jobs.setdefault(job.name, _Groups())
+    return None if script is None else _of_jobs.get(script.name)
 
 
 def _routed(world: type) -> type:

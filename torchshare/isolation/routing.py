@@ -23,6 +23,7 @@ import torch
 from torchshare import _C
 from torchshare.context import current
 from torchshare.isolation import (
+    accumulation,
     compiling,
     cuda,
     forward_hook,
@@ -63,6 +64,7 @@ def install() -> None:
             settings.route(_patches)
             hooks.route(_patches)
             process_groups.route(_patches)
+            accumulation.route(_patches)
         if not _cuda_is_routed and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _cuda_is_routed = True
             cuda.route(_replace)
@@ -80,10 +82,9 @@ def uninstall() -> None:
             _patches.undo()
 
 
-def enter_job(job: JobContext) -> None:
-    """Called at the start of a job, in its thread."""
-    settings.enter(job)
-    process_groups.enter(job)
+def expect_job(job: JobContext) -> None:
+    """Called when a job has been submitted."""
+    settings.expect(job)
 
 
 def leave_job(job: JobContext) -> None:

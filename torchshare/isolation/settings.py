@@ -7,10 +7,12 @@ step, and then fails; a job that has not set what the others run with fails at i
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +44,8 @@ class _Setting:
 
 _lock = threading.Lock()  # guards the variables below
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
-_running: list[JobContext] = []
+_numbers = itertools.count()
+_jobs: weakref.WeakKeyDictionary[JobContext, int] = weakref.WeakKeyDictionary()  # and their order
 _settings: list[_Setting] = []
 
 
@@ -91,16 +94,16 @@ def _guard(
     patches.replace(owner, attribute, guarded)
 
 
-def enter(job: JobContext) -> None:
-    """Called at the start of a job."""
+def expect(job: JobContext) -> None:
+    """Called when a job has been submitted."""
     with _lock:
-        _running.append(job)
+        _jobs[job] = next(_numbers)
 
 
 def leave(job: JobContext) -> None:
     """Called at the end of a job. The last of those that have set a value restores the former one."""
     with _lock:
-        _running.remove(job)
+        _jobs.pop(job, None)
         for setting in _settings:
             if job in setting.set_by:
                 setting.set_by.remove(job)
@@ -113,7 +116,7 @@ def check(job: JobContext) -> None:
     with _lock:
         for setting in _settings:
             if setting.set_by and job not in setting.set_by:
-                raise RuntimeError(_conflict(job, setting, min(setting.set_by, key=_running.index), setting.former))
+                raise RuntimeError(_conflict(job, setting, min(setting.set_by, key=_order), setting.former))
 
 
 def _agree(setting: _Setting, job: JobContext, value: Any) -> None:
@@ -125,7 +128,7 @@ def _agree(setting: _Setting, job: JobContext, value: Any) -> None:
                 if setting.set_by:
                     setting.set_by.add(job)
                 return
-            opposed = [other for other in _running if other is not job and _opposes(other, job, setting)]
+            opposed = [other for other in _jobs if _opposes(other, job)]
             if not opposed:
                 _take(setting, job)
                 return
@@ -135,10 +138,15 @@ def _agree(setting: _Setting, job: JobContext, value: Any) -> None:
         job.handle.sleep(_POLL_S)
 
 
-def _opposes(other: JobContext, job: JobContext, setting: _Setting) -> bool:
-    """Whether `other` runs with the present value and outranks the job; of two equal jobs, the earlier one does."""
+def _opposes(other: JobContext, job: JobContext) -> bool:
+    """Whether `other` runs, or may be about to, and outranks the job; of two equal jobs, the earlier one does."""
     priority, others = job.handle.priority, other.handle.priority
-    return _core.outranks(others, priority) or (others == priority and _running.index(other) < _running.index(job))
+    outranks = _core.outranks(others, priority) or (others == priority and _order(other) < _order(job))
+    return outranks and other.handle.state in ("pending", "running", "suspended")
+
+
+def _order(job: JobContext) -> int:
+    return _jobs.get(job, -1)
 
 
 def _take(setting: _Setting, job: JobContext) -> None:
@@ -146,7 +154,7 @@ def _take(setting: _Setting, job: JobContext) -> None:
     if not setting.set_by:
         setting.former = setting.value()
     setting.set_by = {job}
-    for other in _running:
+    for other in list(_jobs):
         if other is not job and other.handle.stats().steps > 0:
             log.error("job '%s' is cancelled: %s", other.name, _conflict(other, setting, job, setting.former))
             other.handle.cancel()

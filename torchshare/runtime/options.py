@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _S = TypeVar("_S")
+YES_NO = "yes|no"
 _INDENT = 12 * " "  # of a docstring's arguments
 
 
@@ -95,7 +96,12 @@ class RuntimeOptions(TypedDict, total=False):
         ),
     ]
     device_priority: Annotated[
-        Flag, Option("also order jobs by the device's own priorities; False leaves the order to the policy.", True)
+        Flag,
+        Option(
+            "also order jobs by the device's own priorities; False leaves the order to the policy.",
+            True,
+            metavar=YES_NO,
+        ),
     ]
     max_slowdown: Annotated[
         float | None,
@@ -115,7 +121,7 @@ class RuntimeOptions(TypedDict, total=False):
         int,
         Interval(ge=1),
         Expected("a positive integer"),
-        Option("events kept per job, and of states and decisions; the oldest are dropped first.", 1_000_000),
+        Option("events kept per job, and of states and decisions; the oldest are dropped first.", 1_000_000, "N"),
     ]
 
 
@@ -123,7 +129,7 @@ class JobOptions(TypedDict, total=False):
     """The keywords of Runtime.submit."""
 
     name: Annotated[Text | None, Option("unique in this runtime. Default: the function's name.")]
-    priority: Annotated[Text, Option('"primary", "secondary" or "level-0" (= primary) to "level-9".', "secondary")]
+    priority: Annotated[Text, Option('"primary", "secondary" or "level-0" (= primary) to "level-9".', "secondary", "P")]
     start: Annotated[
         str | float,
         Expected("a string or a number of seconds"),
@@ -179,6 +185,7 @@ class JobOptions(TypedDict, total=False):
         Option(
             "count the job's tensors for `Result.memory_peak`; costs a lock per allocation. Always on on a GPU.",
             False,
+            metavar=YES_NO,
         ),
     ]
     memory_budget: Annotated[
@@ -222,11 +229,15 @@ class Declared:
     def flag(self) -> str:
         return f"--{self.name.replace('_', '-')}"
 
-    @property
-    def number(self) -> type | None:
-        """int or float, if the option takes only that type."""
+    def parse(self, text: str) -> Any:
+        """The value that a flag's text stands for. Raises ValueError for a text that is none."""
         kinds = set(_kinds(self.type)) - {type(None)}
-        return kinds.pop() if len(kinds) == 1 and kinds <= {int, float} else None
+        kind = kinds.pop() if len(kinds) == 1 else str
+        if kind is bool:
+            if text not in ("yes", "no"):
+                raise ValueError(text)
+            return text == "yes"
+        return kind(text) if kind in (int, float) else text
 
 
 def declared(options: type, profile: type = object) -> Iterator[Declared]:

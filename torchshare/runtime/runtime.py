@@ -105,6 +105,7 @@ class Runtime:
         except ValueError as error:
             text = str(error)
             raise ValueError(text if f"'{name}'" in text else f"job '{name}': {text}") from None
+        routing.expect_job(context)
         self._closer.jobs.append(context)
         self._jobs.append(job)
         return job
@@ -225,7 +226,6 @@ def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any]) -> None:
     job._context.thread = threading.get_ident()
     with current.entered(job._context):
         try:
-            routing.enter_job(job._context)
             handle.begin_step()
             handle.begin_sub_batch()
             value = function(job)

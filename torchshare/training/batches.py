@@ -43,34 +43,41 @@ class Batch:
         """The sub-batches in order. One with nothing to count (all its tokens masked) is left out."""
         handle = self._job.handle
         with batch_norm_warning(self._job, self._is_split):
-            for sub_batch in self._split():
+            for sub_batch in self.split():
                 handle.begin_sub_batch()
                 yield sub_batch
                 handle.end_sub_batch()
         self._trained = True
 
-    def backward(
-        self, loss_fn: Callable[..., torch.Tensor], *, scaler: torch.amp.grad_scaler.GradScaler | None = None
-    ) -> torch.Tensor:
+    def backward(self, loss_fn: Callable[..., Any], *, scaler: torch.amp.grad_scaler.GradScaler | None = None) -> Any:
         """Runs forward and backward for each sub-batch; the gradients accumulate to those of the whole batch.
 
         `loss_fn` takes the parts of a tuple or list batch as arguments, any other batch as one, and returns the loss of
         those rows: one number, with the `reduction` given to `batches`. Clip and step afterwards, as ever.
         What `Job.graph` made of a loss function is replayed. With `scaler`, each loss is scaled by it, in eager.
-        Returns the batch's loss, detached and unscaled.
+        Returns the batch's loss, detached and unscaled. If `loss_fn` returns `(loss, extra)`, such as outputs for a
+        metric, returns the loss and the list of what it returned beside it, one entry per sub-batch.
         """
         total: torch.Tensor | None = None
+        extras: list[Any] = []
         for sub in self:
             replayed = loss_fn.backward(sub) if isinstance(loss_fn, Graphed) and scaler is None else None
-            loss = self._backward(loss_fn, sub, scaler) if replayed is None else replayed
+            loss = self._backward(loss_fn, sub, scaler, extras) if replayed is None else replayed
             total = loss if total is None else total + loss
-        assert total is not None  # _split yields at least one piece
-        return total
+        assert total is not None  # split yields at least one piece
+        return (total, extras) if extras else total
 
     def _backward(
-        self, loss_fn: Callable[..., torch.Tensor], sub: SubBatch, scaler: torch.amp.grad_scaler.GradScaler | None
+        self,
+        loss_fn: Callable[..., Any],
+        sub: SubBatch,
+        scaler: torch.amp.grad_scaler.GradScaler | None,
+        extras: list[Any],
     ) -> torch.Tensor:
         loss = loss_fn(*sub.data) if isinstance(sub.data, (tuple, list)) else loss_fn(sub.data)
+        if isinstance(loss, tuple) and len(loss) == 2:
+            loss, extra = loss
+            extras.append(extra)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise TypeError(f"{self._where()}: the loss is {_described(loss)}; expected a tensor with one element")
         if sub.weight != 1.0:
@@ -81,7 +88,8 @@ class Batch:
     def _is_split(self) -> bool:
         return self._options.sub_batch is not None and self._rows() > self._options.sub_batch
 
-    def _split(self) -> Iterator[SubBatch]:
+    def split(self) -> Iterator[SubBatch]:
+        """The sub-batches, none of which is counted as run."""
         options = self._options
         rows = self._rows()
         self._job.largest_batch = max(self._job.largest_batch, rows)

@@ -162,7 +162,7 @@ class CompiledStep:
             self._cover(list(_pieces_of(Batch(self._job, data, 0, options))))
 
     def _eager(self, batch: Batch) -> Tensor:
-        loss = batch.backward(self._loss_fn)
+        loss: Tensor = batch.backward(self._loss_fn)
         self._optimizer.step()
         self._optimizer.zero_grad()
         return loss
@@ -375,7 +375,7 @@ def fit(
 
 
 def _pieces_of(batch: Batch) -> Iterable[tuple[Any, float]]:
-    return ((sub.data, sub.weight) for sub in batch._split())
+    return ((sub.data, sub.weight) for sub in batch.split())
 
 
 def _is_tensor(value: Any) -> bool:

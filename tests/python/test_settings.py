@@ -1,0 +1,115 @@
+"""torch's process-wide settings, hooks and functions, changed by one of two jobs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import torchshare
+from torchshare import Job, Result
+
+Train = Callable[[Job], torch.dtype]
+
+
+def training(before: Callable[[], None] | None = None, late: bool = False) -> Train:
+    """A job that calls `before` at its start, or 0.2 s later, and returns the type of its weights."""
+
+    def train(job: Job) -> torch.dtype:
+        time.sleep(0.2 * late)
+        if before is not None:
+            before()
+        time.sleep(0.2 * (not late))
+        layer = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        for _ in range(20):
+            layer(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+            time.sleep(0.005)
+        return layer.weight.dtype
+
+    return train
+
+
+def run_pair(primary: Train, secondary: Train) -> tuple[Result, Result]:
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(primary, name="a", priority="primary", threads=1)
+        runtime.submit(secondary, name="b", threads=1)
+        results = runtime.wait(timeout=60, check=False)
+    return results["a"], results["b"]
+
+
+def double() -> None:
+    torch.set_default_dtype(torch.float64)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_jobs_that_set_the_same_run_with_it(late: bool):
+    a, b = run_pair(training(double, late), training(double, not late))
+    assert (a.value, b.value) == (torch.float64, torch.float64)
+    assert torch.get_default_dtype() == torch.float32  # restored
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (double, "torch.set_default_dtype is one per process, and job 'a' runs with torch.float32, not torch.float64"),
+        (lambda: torch.set_default_tensor_type(torch.DoubleTensor), "torch.set_default_dtype is one per process"),
+        (lambda: torch.use_deterministic_algorithms(True), "torch.use_deterministic_algorithms"),
+        (lambda: torch.set_float32_matmul_precision("medium"), "torch.set_float32_matmul_precision"),
+        (lambda: setattr(torch.backends.cudnn, "benchmark", True), "torch.backends.cudnn.benchmark"),
+        (lambda: setattr(torch.backends.mkldnn, "enabled", False), "torch.backends.mkldnn.enabled"),
+        (lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True), "torch.backends.cuda.matmul.allow_tf32"),
+    ],
+)
+def test_a_secondary_that_sets_something_else_fails_alone(change: Callable[[], None], name: str):
+    a, b = run_pair(training(), training(change))
+    assert (a.state, b.state) == ("finished", "failed")
+    assert name in str(b.exception) and "job 'b'" in str(b.exception)
+
+
+def test_a_secondary_fails_at_its_first_step_beside_a_primary_that_has_set_something_else():
+    a, b = run_pair(training(double), training())
+    assert (a.state, a.value, b.state, b.steps) == ("finished", torch.float64, "failed", 0)
+    assert "job 'a' runs with torch.float64, not torch.float32" in str(b.exception)
+
+
+def test_a_secondary_that_has_done_steps_is_cancelled(caplog: pytest.LogCaptureFixture):
+    def late(job: Job) -> torch.dtype:
+        while other.result.steps < 3:
+            time.sleep(0.01)
+        double()
+        return torch.get_default_dtype()
+
+    with torchshare.Runtime(device="cpu") as runtime, caplog.at_level(logging.ERROR, "torchshare"):
+        runtime.submit(late, name="a", priority="primary", threads=1)
+        other = runtime.submit(training(), name="b", threads=1)
+        results = runtime.wait(timeout=60)
+    assert (results["a"].value, results["b"].state) == (torch.float64, "cancelled")
+    assert "job 'b' is cancelled: job 'b': torch.set_default_dtype" in caplog.text
+
+
+def test_hooks_on_all_modules_and_optimizers_are_for_the_job_that_registers_them():
+    def job(factor: float) -> Callable[[Job], tuple[float, int]]:
+        def train(job: Job) -> tuple[float, int]:
+            from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+            steps = []
+            nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output * factor)
+            register_optimizer_step_pre_hook(lambda *_: steps.append(1))
+            time.sleep(0.1)
+            layer = nn.Linear(1, 1, bias=False)
+            optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+            layer(torch.ones(1)).backward()
+            optimizer.step()
+            return (layer(torch.ones(1)) / layer.weight).item(), len(steps)
+
+        return train
+
+    a, b = run_pair(job(3.0), job(5.0))
+    assert (a.value, b.value) == ((3.0, 1), (5.0, 1))
+    assert nn.Identity()(torch.ones(1)).item() == 1.0

@@ -1,0 +1,57 @@
+"""What a loop does once per batch, left out while sub-batches are still to come (see context/accumulation.py)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler
+
+from torchshare.context import current
+from torchshare.context.accumulation import Accumulation
+from torchshare.isolation.patches import Patches
+
+
+def route(patches: Patches) -> None:
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        clip = _at_the_last(getattr(torch.nn.utils, name), instead=lambda: torch.zeros(()))
+        patches.replace(torch.nn.utils, name, clip)
+        patches.replace(torch.nn.utils.clip_grad, name, clip)
+    for name in ("unscale_", "step", "update"):
+        scaler = torch.amp.grad_scaler.GradScaler
+        patches.replace(scaler, name, _at_the_last(getattr(scaler, name)))
+    for kind in vars(lr_scheduler).values():
+        if inspect.isclass(kind) and issubclass(kind, lr_scheduler.LRScheduler) and "step" in vars(kind):
+            patches.replace(kind, "step", _at_the_last(vars(kind)["step"]))
+    patches.replace(torch.nn.Module, "zero_grad", _when_zeroing(torch.nn.Module.zero_grad))
+
+
+def _accumulation() -> Accumulation | None:
+    job = current.job()
+    return None if job is None or not job.accumulation.optimizers else job.accumulation
+
+
+def _at_the_last(original: Callable[..., Any], instead: Callable[[], Any] = lambda: None) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        accumulation = _accumulation()
+        if accumulation is None or accumulation.is_last:
+            return original(*args, **kwargs)
+        if original.__name__ == "step":
+            accumulation.step()
+        return instead()
+
+    return guarded
+
+
+def _when_zeroing(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def zero_grad(*args: Any, **kwargs: Any) -> None:
+        accumulation = _accumulation()
+        if accumulation is None or accumulation.may_zero():
+            original(*args, **kwargs)
+
+    return zero_grad

@@ -1,0 +1,83 @@
+"""jobs.toml and the environment, as words of the command line.
+
+max_slowdown = 0.05
+
+[jobs.cnn]
+run = "train_a.py --epochs 3"
+
+[jobs.text]
+run = "-m pkg.train_b --lr 0.1"
+start = "step:50"
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+_PREFIX = "TORCHSHARE_"
+
+
+def words_of_file(path: Path, options: Collection[str], job_options: Collection[str]) -> list[str]:
+    """The command line that a file stands for. Keys are flags, with underscores.
+
+    Raises:
+        ValueError: for a file that cannot be read; for an unknown key, with its line and the allowed ones.
+    """
+    try:
+        import tomllib
+    except ImportError:
+        raise ValueError(f"{path}: job files need Python 3.11 or later") from None
+    try:
+        text = path.read_text()
+        document = tomllib.loads(text)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    jobs = document.pop("jobs", {})
+    if not isinstance(jobs, dict) or not jobs or not all(isinstance(job, dict) for job in jobs.values()):
+        raise ValueError(f"{path}: must have a table [jobs.NAME] per job")
+    words = _options(path, text, None, document, options)
+    targets = []
+    for name, job in jobs.items():
+        target = job.pop("run", None)
+        if not isinstance(target, str):
+            raise ValueError(f'{path}: [jobs.{name}] must have run = "train.py --epochs 3" or the like')
+        targets.append(f"{name}={target}")
+        words += _options(path, text, name, job, job_options)
+    return [*words, "--", *targets]
+
+
+def _options(path: Path, text: str, job: str | None, table: Mapping[str, Any], allowed: Collection[str]) -> list[str]:
+    words = []
+    for key, value in table.items():
+        if key not in allowed:
+            where = f"{path}, line {_line(text, job, key)}: unknown key '{key}'"
+            extra = ["run"] if job is not None else ["jobs"]
+            raise ValueError(f"{where}; the keys {_place(job)} are {', '.join(sorted([*allowed, *extra]))}")
+        shown = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+        words.append(f"--{key.replace('_', '-')}={shown if job is None else f'{job}={shown}'}")
+    return words
+
+
+def _place(job: str | None) -> str:
+    return "outside of jobs" if job is None else "of a job"
+
+
+def _line(text: str, job: str | None, key: str) -> int:
+    """The line that has the key, in the job's table."""
+    inside = job is None
+    for number, line in enumerate(text.splitlines(), 1):
+        header = re.match(r"\s*\[([^\]]*)\]", line)
+        if header is not None:
+            inside = job is not None and re.sub(r"[\s\"']", "", header[1]) == f"jobs.{job}"
+        if inside and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", line):
+            return number
+    return 1
+
+
+def words_of_environment(environment: Mapping[str, str], options: Collection[str]) -> list[str]:
+    """The options that variables such as TORCHSHARE_MAX_SLOWDOWN stand for."""
+    given = {option: environment.get(_PREFIX + option.upper()) for option in options}
+    return [f"--{option.replace('_', '-')}={value}" for option, value in given.items() if value is not None]
