@@ -122,6 +122,7 @@ def _make_like(outer: Any) -> None:
     if outer is None:
         return
     backend, store = distributed_c10d._World.pg_map.__get__(distributed_c10d._world)[outer]
+    store = store.clone()  # a connection of its own: another job may hold the program's while it waits for its ranks
     distributed_c10d.init_process_group(
         backend, store=store, rank=outer.rank(), world_size=outer.size(), device_id=outer.bound_device_id
     )
