@@ -194,6 +194,7 @@ class _Watch:
 
     def _wait(self) -> bool:
         """Waits a moment. Returns whether all jobs have ended, or one has failed and the others are to stop."""
+        self.runtime.check_ranks()
         failed = self.stops_on_failure and any(job.state == "failed" for job in self.runtime.jobs)
         return failed or self.runtime._handle.wait(_UPDATE_S)
 

@@ -30,6 +30,8 @@ class JobContext:
     """Remaining passes over the loader; None if not declared."""
     watch_cancel: Callable[[JobContext], None]
     """Delivers a cancellation to the job even if it runs no op."""
+    tell_ranks: Callable[[JobContext, str, str], None]
+    """Tells the job's other ranks that it is "ended", and how, or that they too must "suspend" or "resume" it."""
     largest_batch: int = 0
     """Rows of the largest batch so far."""
     warns_of_batch_norm: bool = True
