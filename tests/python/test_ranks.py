@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,34 @@ def test_jobs_have_default_groups_of_their_own_and_ddp_is_bit_identical(tmp_path
     assert ran.returncode == 0, ran.stderr
     for what in ("priority: [True, True]", "strict: [True, True]", "best_fit: [True, True]", "inherits: True"):
         assert ran.stdout.splitlines().count(what) == 2  # ranks
+
+
+def test_what_holds_on_one_rank_holds_on_all(tmp_path: Path):
+    """Suspend, cancel, failure; sub-batches may differ; other jobs are refused."""
+    ran = torchrun(str(PROGRAMS / "agree.py"), folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    checks = ["failure_on_one_rank", "other_jobs", "ranks_may_differ_in_sub_batches", "suspend_and_cancel"]
+    assert sorted(ran.stdout.splitlines()) == sorted(2 * checks)
+    assert "job 'a' ends on rank 0: it failed with ValueError: no data on rank 1" in ran.stderr
+
+
+DYING = """
+import os, signal, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(10**6):
+    dist.all_reduce(torch.ones(4))
+    if step == 100 and dist.get_rank() == 1 and sys.argv[1:]:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_killed_in_a_collective_ends_all_jobs(tmp_path: Path):
+    (tmp_path / "dying.py").write_text(DYING)
+    began = time.monotonic()
+    ran = torchrun("dying.py kill", "dying.py", folder=tmp_path, launcher="torchshare launch")
+    assert ran.returncode == 1 and "Signal 9 (SIGKILL)" in ran.stderr
+    assert time.monotonic() - began < 40
 
 
 def test_launch_runs_ddp_scripts_on_all_ranks_as_torchrun_does(tmp_path: Path):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,8 @@ class JobContext:
     """Whether its loop counts the steps; otherwise its optimizer's steps are counted."""
     step_counter: StepCounter = field(default_factory=StepCounter)
     accumulation: Accumulation = field(default_factory=Accumulation)
+    data_parallel: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    """Its models that average gradients over ranks."""
     global_hooks: list[Any] = field(default_factory=list)
     """Handles of the hooks on all modules or optimizers that it has registered."""
     thread: int = 0

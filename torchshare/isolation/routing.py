@@ -27,6 +27,7 @@ from torchshare.isolation import (
     compiling,
     cuda,
     forward_hook,
+    gradient_sync,
     hooks,
     interrupt,
     process_groups,
@@ -64,6 +65,7 @@ def install() -> None:
             settings.route(_patches)
             hooks.route(_patches)
             process_groups.route(_patches)
+            gradient_sync.route(_patches)
             accumulation.route(_patches)
         if not _cuda_is_routed and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _cuda_is_routed = True
