@@ -142,6 +142,8 @@ void bind_job(py::module_& module) {
           "sleep", [](RuntimeJob& job, Seconds seconds) { job.sleep(from_seconds(seconds)); }, py::arg("seconds"))
       .def("begin_input", &RuntimeJob::begin_input)
       .def("end_input", &RuntimeJob::end_input)
+      .def("begin_wait", &RuntimeJob::begin_wait)
+      .def("end_wait", &RuntimeJob::end_wait)
       .def("expect_steps", &RuntimeJob::expect_steps, py::arg("more"), py::arg("for_good"))
       .def("begin_step", &RuntimeJob::begin_step)
       .def("end_step", &RuntimeJob::end_step)

@@ -24,6 +24,7 @@ from torchshare import _C
 from torchshare.context import current
 from torchshare.isolation import (
     accumulation,
+    collectives,
     compiling,
     cuda,
     forward_hook,
@@ -66,6 +67,7 @@ def install() -> None:
             hooks.route(_patches)
             process_groups.route(_patches)
             gradient_sync.route(_patches)
+            collectives.route(_patches)
             accumulation.route(_patches)
         if not _cuda_is_routed and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _cuda_is_routed = True

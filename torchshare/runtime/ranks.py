@@ -24,7 +24,7 @@ from torchshare.context.results import ENDED
 log = logging.getLogger("torchshare")
 
 _JOIN_S = 60.0  # how long a rank waits for the others to start
-_POLL_S = 0.05  # how often a rank looks for messages: `Store.wait` logs a warning when it times out
+_POLL_S = 0.05  # how often a rank looks for news: no signal is handled during `Store.wait`, which logs a warning
 _BEAT_S = 1.0  # how often a rank says that it is alive
 _DEAD_S = 20.0  # a rank that has not said so for this long has died
 _NEWS_S = 1.0  # how long a job whose collective failed waits to hear that it failed on another rank first
@@ -81,10 +81,10 @@ class Ranks:
         self._store.set(f"jobs/{self._place.rank}", own)
         deadline = time.monotonic() + _JOIN_S
         for rank in range(self._place.ranks):
-            try:
-                self._store.wait([f"jobs/{rank}"], timedelta(seconds=max(1.0, deadline - time.monotonic())))
-            except DistError:
-                raise RuntimeError(f"rank {rank} has not started its jobs within {_JOIN_S:.0f} s") from None
+            while not self._store.check([f"jobs/{rank}"]):
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"rank {rank} has not started its jobs within {_JOIN_S:.0f} s")
+                time.sleep(_POLL_S)
             others = self._store.get(f"jobs/{rank}").decode()
             if others != own:
                 raise RuntimeError(

@@ -46,13 +46,15 @@ def suspend_and_cancel() -> None:
         runtime.submit(finish, name="other", priority="primary")
         job = runtime.submit(work_for_ever, name="a")
         runtime.start()
-        until(lambda: job.result.ops > 50)
         if RANK == 0:
+            until(lambda: job.result.ops > 50)
             job.suspend()
         until(lambda: job.state == "suspended")
+        time.sleep(0.5)  # until the other rank has seen it
         if RANK == 1:
             job.resume()
         until(lambda: job.state == "running")
+        time.sleep(0.5)
         if RANK == 1:
             job.cancel()
         results = runtime.wait(timeout=20)
