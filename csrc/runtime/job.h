@@ -125,7 +125,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   std::chrono::nanoseconds input_begin_{0};
   std::chrono::nanoseconds wait_begin_{0};
   bool wait_is_inner_ = false;  // of a wait for input
-  std::string error_;  // read by others once the state is terminal
+  std::string error_;           // read by others once the state is terminal
 
   Coordinator::Registration registration_;  // last: it refers to the members above
 };

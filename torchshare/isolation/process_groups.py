@@ -29,6 +29,7 @@ from torchshare.isolation.patches import Patches
 class _Groups:
     """What torch's _World keeps, for one job."""
 
+    job: JobContext
     default_pg: Any = None
     pg_map: dict[Any, Any] = field(default_factory=dict)
     pg_names: dict[Any, str] = field(default_factory=dict)
@@ -69,7 +70,7 @@ def leave(job: JobContext) -> None:
     Gloo closes a group's connections when nothing refers to it, and an exception refers to the variables of the
     functions that it has left."""
     groups = _of_jobs.get(job.name)
-    if groups is None:
+    if groups is None or groups.job is not job:
         return
     try:
         if groups.default_pg is not None:
@@ -87,7 +88,9 @@ def _own() -> _Groups | None:
     """The groups of the calling thread's job, or of the script that started the thread."""
     job, script = current.job(), current.script()
     if job is not None:
-        return _of_jobs.setdefault(job.name, _Groups())
+        if job.name not in _of_jobs or _of_jobs[job.name].job is not job:
+            _of_jobs[job.name] = _Groups(job)
+        return _of_jobs[job.name]
     return None if script is None else _of_jobs.get(script.name)
 
 

@@ -67,7 +67,7 @@ class Closer:
         if self.ranks is None and place().ranks > 1 and not self._once.locked():
             from torchshare.runtime.ranks import Ranks
 
-            self.ranks = Ranks(self.jobs, self._cancel_job)
+            self.ranks = Ranks(self._handle, self.jobs, self._cancel_job)
 
     def _cancel_job(self, job: JobContext) -> None:
         job.handle.cancel()

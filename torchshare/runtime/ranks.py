@@ -1,5 +1,6 @@
 """What runtimes of several ranks agree on, through the store of their rendezvous: the list of jobs; that a job which
-fails or is cancelled on one rank ends on all; suspend and resume; and that all jobs end when a rank dies."""
+fails or is cancelled on one rank ends on all; suspend, resume and the decisions of `start="auto"`; and that all jobs
+end when a rank dies."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import DistError
 from torch.distributed.rendezvous import rendezvous
 
+from torchshare import _C
 from torchshare.context.job_context import JobContext
 from torchshare.context.place import Place, place
 from torchshare.context.results import ENDED
@@ -27,6 +29,7 @@ _JOIN_S = 60.0  # how long a rank waits for the others to start
 _POLL_S = 0.05  # how often a rank looks for news: no signal is handled during `Store.wait`, which logs a warning
 _BEAT_S = 1.0  # how often a rank says that it is alive
 _DEAD_S = 20.0  # a rank that has not said so for this long has died
+_LEAVE_S = 10.0  # a job that is blocked for this long after it was to end on all ranks is left behind
 _NEWS_S = 1.0  # how long a job whose collective failed waits to hear that it failed on another rank first
 
 _numbers = itertools.count()  # of this process's runtimes, which ranks start in the same order
@@ -35,24 +38,28 @@ _numbers = itertools.count()  # of this process's runtimes, which ranks start in
 class Ranks:
     """This rank's side. A message is for all ranks, its sender included."""
 
-    def __init__(self, jobs: list[JobContext], cancel: Callable[[JobContext], None]) -> None:
+    def __init__(self, runtime: _C.Runtime, jobs: list[JobContext], cancel: Callable[[JobContext], None]) -> None:
         """Waits until all ranks have got here with the same jobs.
 
         Raises:
             RuntimeError: if a rank has other jobs, or does not come.
         """
         self._place: Place = place()
+        self._runtime = runtime
         self._jobs = jobs
         self._cancel = cancel
         self._ended_on: dict[str, int] = {}  # job: the rank on which it ended first, unsuccessfully
         self._news = threading.Condition()  # notified of _ended_on
         self._left: set[int] = set()
+        self._leaving: dict[JobContext, float] = {}  # jobs that end on all ranks: when they are left behind
         self.failure: str | None = None
         """Why all jobs must end: a rank has died."""
         host = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_S)))[0]
         prefix = f"torchshare/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_numbers)}"
         self._store: Any = PrefixStore(prefix, host)
         self._compare()
+        if not self._place.is_first:
+            runtime.follow_orders()
         self._watcher = threading.Thread(target=self._watch, name="ts-ranks", daemon=True)
         self._watcher.start()
 
@@ -111,10 +118,13 @@ class Ranks:
 
     def _serve(self) -> None:
         """Handles the messages that have come, waits a moment, and says that this rank is alive."""
+        for order in self._runtime.take_orders() if self._place.is_first else ():
+            self._send("order", "", json.dumps(order))
         while self._reader.check([f"message/{self._next}"]):
             message = self._reader.get(f"message/{self._next}")
             self._next += 1
             self._handle(*json.loads(message))
+        self._leave_behind()
         time.sleep(_POLL_S)
         if time.monotonic() >= self._next_beat:
             self._next_beat = time.monotonic() + _BEAT_S
@@ -127,16 +137,32 @@ class Ranks:
             with self._news:
                 self._ended_on.setdefault(name, rank)
                 self._news.notify_all()
-        for job in self._jobs if rank != self._place.rank else ():
+        if what == "order" and rank != self._place.rank:
+            self._runtime.obey(*json.loads(text))
+        for job in self._jobs:
             if job.name != name or job.handle.state in ENDED:
                 continue
-            if what == "suspend":
-                job.handle.suspend()
-            elif what == "resume":
-                job.handle.resume()
-            elif what == "ended" and not job.handle.cancel_requested:
-                log.error("job '%s' ends on rank %d: it %s on rank %d", name, self._place.rank, text, rank)
-                self._cancel(job)
+            if what == "ended":
+                self._leaving.setdefault(job, time.monotonic() + _LEAVE_S)
+            if rank != self._place.rank:
+                self._follow(job, what, f"{text} on rank {rank}")
+
+    def _follow(self, job: JobContext, what: str, text: str) -> None:
+        if what == "suspend":
+            job.handle.suspend()
+        elif what == "resume":
+            job.handle.resume()
+        elif what == "ended" and not job.handle.cancel_requested:
+            log.error("job '%s' ends on rank %d: it %s", job.name, self._place.rank, text)
+            self._cancel(job)
+
+    def _leave_behind(self) -> None:
+        """A job may wait in C++ for a rank that has not come to the rendezvous, and will not."""
+        for job in [job for job, at in self._leaving.items() if at < time.monotonic()]:
+            del self._leaving[job]
+            if job.handle.state not in ENDED:
+                log.warning("job '%s' is blocked on rank %d and is left behind", job.name, self._place.rank)
+                job.handle.give_up()
 
     def _check_beats(self) -> None:
         """Says that this rank is alive. The first rank looks after all others, and they look after it."""
