@@ -12,6 +12,7 @@ import torchshare
 # Only the module of the given verb is imported: most of them import torch, which takes seconds.
 VERBS = {
     "run": "run jobs together in this process",
+    "launch": "run jobs together on several ranks, with torchrun",
     "profile": "measure a job's steps and memory, alone and beside another",
     "plan": "decide from profiles which jobs share, in which sub-batches, and when",
     "simulate": "run scheduling policies over a trace of jobs",

@@ -54,6 +54,21 @@ std::shared_ptr<RuntimeJob> submit(Runtime& runtime, py::function function, JobS
   return runtime.submit(std::move(spec), std::move(body), std::move(python));
 }
 
+using Order = std::tuple<JobId, int, std::string>;  // job, action, reason; see AutoSharing::Order
+
+std::vector<Order> take_orders(const Runtime& runtime) {
+  const py::gil_scoped_release no_gil;
+  std::vector<Order> orders;
+  for (AutoSharing::Order& order : runtime.state().coordinator.take_orders()) {
+    orders.emplace_back(order.job, static_cast<int>(order.action), std::move(order.reason));
+  }
+  return orders;
+}
+
+void obey(const Runtime& runtime, JobId job, int action, std::string reason) {
+  runtime.state().coordinator.obey({job, static_cast<AutoSharing::Action>(action), std::move(reason)});
+}
+
 /// The recorded ops as columns; times in seconds.
 py::dict op_trace(const RuntimeJob& job) {
   const std::vector<OpTrace::Op>& ops = watched(job).trace().ops;
@@ -142,7 +157,10 @@ void bind_job(py::module_& module) {
       .def(
           "sleep", [](RuntimeJob& job, Seconds seconds) { job.sleep(from_seconds(seconds)); }, py::arg("seconds"))
       .def("begin_input", &RuntimeJob::begin_input)
+      .def("give_up", &RuntimeJob::give_up, ReleaseGil())
       .def("end_input", &RuntimeJob::end_input)
+      .def("begin_wait", &RuntimeJob::begin_wait)
+      .def("end_wait", &RuntimeJob::end_wait)
       .def("expect_steps", &RuntimeJob::expect_steps, py::arg("more"), py::arg("for_good"))
       .def("begin_step", &RuntimeJob::begin_step)
       .def("end_step", &RuntimeJob::end_step)
@@ -213,6 +231,10 @@ void bind_runtime(py::module_& module) {
       .def_property_readonly("device", [](const Runtime& runtime) { return runtime.state().device->name(); })
       .def_property_readonly("dropped_events",
                              [](const Runtime& runtime) { return runtime.state().timeline.dropped(); })
+      .def(
+          "follow_orders", [](const Runtime& runtime) { runtime.state().coordinator.follow_orders(); }, ReleaseGil())
+      .def("take_orders", &take_orders)
+      .def("obey", &obey, py::arg("job"), py::arg("action"), py::arg("reason"), ReleaseGil())
       .def("events", &events)
       .def("write_timeline", &write_timeline, py::arg("path"), ReleaseGil());
 }

@@ -27,6 +27,9 @@ class OpContext {
   /// The priority of the job's thread; see ThreadPriority.
   virtual void raise_priority() {}
   virtual void lower_priority() {}
+  // Called around a wait for the job's other ranks: meanwhile lower jobs may enter at once. On the job's own thread.
+  virtual void begin_wait() {}
+  virtual void end_wait() {}
 
  protected:
   friend class Pass;
@@ -128,6 +131,27 @@ class ContextPause {
   ~ContextPause();
   ContextPause(const ContextPause&) = delete;  // bound to a thread
   ContextPause& operator=(const ContextPause&) = delete;
+
+ private:
+  OpContext* const context_;
+};
+
+/// The calling thread's job waits for its other ranks until the destructor. Same thread; does nothing on a thread
+/// without a job.
+class WaitForRanks {
+ public:
+  WaitForRanks() : context_(current_context) {
+    if (context_ != nullptr) {
+      context_->begin_wait();
+    }
+  }
+  ~WaitForRanks() {
+    if (context_ != nullptr) {
+      context_->end_wait();
+    }
+  }
+  WaitForRanks(const WaitForRanks&) = delete;  // bound to a thread
+  WaitForRanks& operator=(const WaitForRanks&) = delete;
 
  private:
   OpContext* const context_;

@@ -38,6 +38,12 @@ void gate_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
   run_op(current_context, BoxedCall(op, *stack), [&] { op.redispatchBoxed(after_hook(keys), stack); });
 }
 
+/// For ops that wait for other ranks. They do not count as ops: a job inside an op keeps lower jobs out.
+void wait_for_ranks(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const WaitForRanks here;
+  op.redispatchBoxed(after_hook(keys), stack);
+}
+
 // Note [Random state]
 // Each job has a generator of its own. Ops with a generator argument get it here, at any depth: an op without that
 // argument (native_dropout, randn) calls one that has it (bernoulli_, normal_) from inside its kernel.
@@ -120,6 +126,14 @@ void install_by_schema() {
   }
 }
 
+void install_waits() {
+  torch::Library& functional =
+      *new torch::Library(torch::Library::IMPL, "_c10d_functional", kHookKey, __FILE__, __LINE__);
+  functional.impl("wait_tensor", torch::CppFunction::makeFromBoxedFunction<&wait_for_ranks>());
+  torch::Library& c10d = *new torch::Library(torch::Library::IMPL, "c10d", kHookKey, __FILE__, __LINE__);
+  c10d.impl("monitored_barrier_", torch::CppFunction::makeFromBoxedFunction<&wait_for_ranks>());
+}
+
 void set_context(OpContext* context) {
   current_context = context;
   c10::impl::tls_set_dispatch_key_included(kHookKey, context != nullptr);
@@ -136,6 +150,7 @@ bool register_everything() {
   fallback.fallback(torch::CppFunction::makeFromBoxedFunction<&gate_op>());
   install_hot_ops();
   install_by_schema();
+  install_waits();
   pthread_atfork(nullptr, nullptr, &forget_job_after_fork);
   return true;
 }

@@ -114,7 +114,7 @@ std::chrono::nanoseconds Coordinator::decide(JobId job) {
     if (entry.sharing_started) {
       entry.wait = Wait::kStarted;
     }
-    return sharing_.retry_at();
+    return follows_ ? kNever : sharing_.retry_at();
   }
   const auto now = clock_.now();
   const StartDecision decision = decide_start(views(), job, now - entry.arrival);
@@ -135,41 +135,63 @@ void Coordinator::decide_waiting() {
 }
 
 void Coordinator::share() {
-  if (!open_) {
+  if (!open_ || follows_) {
     return;  // not open yet: more jobs may be added
   }
   const auto former_retry = sharing_.retry_at();
-  for (const AutoSharing::Order& order : sharing_.decide(clock_.now())) {
-    Entry& entry = entries_[order.job];
-    if (entry.start_cancelled || entry.slot == nullptr) {
-      continue;  // being cancelled
-    }
-    switch (order.action) {
-      case AutoSharing::Action::kStart:
-        entry.sharing_started = true;
-        entry.wait = entry.wait == Wait::kForStart ? Wait::kStarted : entry.wait;
-        record_decision(order.job, "start: auto: " + order.reason);
-        break;
-      case AutoSharing::Action::kStay:
-        record_decision(order.job, "stay: auto: " + order.reason);
-        break;
-      case AutoSharing::Action::kHold:
-        entry.held = true;
-        gate_.set(*entry.slot, kHold);
-        record_decision(order.job, "hold: auto: " + order.reason);
-        break;
-      case AutoSharing::Action::kRelease:
-        entry.held = false;
-        gate_.clear(*entry.slot, kHold);
-        record_decision(order.job, "release: auto: " + order.reason);
-        break;
-    }
-    changed_.notify_all();
+  for (AutoSharing::Order& order : sharing_.decide(clock_.now())) {
+    carry_out(order);
+    orders_.push_back(std::move(order));
   }
   if (sharing_.retry_at() < former_retry) {
     changed_.notify_all();  // waiting threads must decide earlier than planned
     news_.notify_all();
   }
+}
+
+void Coordinator::carry_out(const AutoSharing::Order& order) {
+  Entry& entry = entries_[order.job];
+  if (entry.start_cancelled || entry.slot == nullptr || is_terminal(entry.state)) {
+    return;  // being cancelled, or ended
+  }
+  switch (order.action) {
+    case AutoSharing::Action::kStart:
+      entry.sharing_started = true;
+      entry.wait = entry.wait == Wait::kForStart ? Wait::kStarted : entry.wait;
+      record_decision(order.job, "start: auto: " + order.reason);
+      break;
+    case AutoSharing::Action::kStay:
+      record_decision(order.job, "stay: auto: " + order.reason);
+      break;
+    case AutoSharing::Action::kHold:
+      entry.held = true;
+      gate_.set(*entry.slot, kHold);
+      record_decision(order.job, "hold: auto: " + order.reason);
+      break;
+    case AutoSharing::Action::kRelease:
+      entry.held = false;
+      gate_.clear(*entry.slot, kHold);
+      record_decision(order.job, "release: auto: " + order.reason);
+      break;
+  }
+  changed_.notify_all();
+}
+
+void Coordinator::follow_orders() {
+  const auto lock = lock_up_to_date();
+  follows_ = true;
+}
+
+void Coordinator::obey(const AutoSharing::Order& order) {
+  const auto lock = lock_up_to_date();
+  if (order.job < entries_.size()) {
+    carry_out(order);
+  }
+}
+
+std::vector<AutoSharing::Order> Coordinator::take_orders() {
+  const auto lock = lock_up_to_date();
+  return std::exchange(orders_, {});
 }
 
 void Coordinator::record_decision(JobId job, std::string what) {
@@ -211,7 +233,7 @@ void Coordinator::dismiss() {
 std::chrono::nanoseconds Coordinator::attend() {
   const auto lock = lock_up_to_date();
   share();
-  return sharing_.retry_at();
+  return follows_ ? kNever : sharing_.retry_at();
 }
 
 void Coordinator::apply(const JobReport& report) {

@@ -84,6 +84,14 @@ class Coordinator {
   /// Ends the setup: checks every start condition (see check_starts), now and at every later `add`.
   void open();
 
+  // With several ranks, the first one decides about jobs with start="auto" for all: ranks that hold different jobs
+  // would wait for each other.
+  /// Called before `open` on the other ranks: leaves these decisions to `obey`.
+  void follow_orders();
+  void obey(const AutoSharing::Order& order);
+  /// The decisions made since the last call.
+  std::vector<AutoSharing::Order> take_orders();
+
   /// Waits until the job may start, in state delayed if necessary; then its state is running.
   /// Returns false if the job was cancelled instead; then its state is cancelled.
   bool wait_to_start(JobId job);
@@ -136,6 +144,7 @@ class Coordinator {
   void decide_waiting();
   /// Carries out the current decisions of sharing_.
   void share();
+  void carry_out(const AutoSharing::Order& order);
   void withdraw(JobId job);
   std::unique_lock<std::mutex> lock_up_to_date();
   void take_reports();
@@ -165,7 +174,9 @@ class Coordinator {
   std::vector<Entry> entries_;
   bool open_ = false;
   bool any_automatic_ = false;
-  int starting_ = 0;  // jobs inside wait_to_start
+  bool follows_ = false;
+  std::vector<AutoSharing::Order> orders_;  // not taken yet
+  int starting_ = 0;                        // jobs inside wait_to_start
   AutoSharing sharing_;
 };
 

@@ -352,6 +352,23 @@ void RuntimeJob::end_input() {
   record_span(EventKind::kInput, input_begin_, status_.steps.load());
 }
 
+void RuntimeJob::begin_wait() {
+  wait_begin_ = runtime_->now();
+  wait_is_inner_ = slot_.idle.load(std::memory_order_relaxed);
+  if (!wait_is_inner_) {
+    begin_idle(wait_begin_);
+  }
+}
+
+void RuntimeJob::end_wait() {
+  const auto now = runtime_->now();
+  if (!wait_is_inner_) {
+    end_idle(now);
+  }
+  add_to(waited_, now - wait_begin_);
+  record_span(EventKind::kWait, wait_begin_, 0);
+}
+
 void RuntimeJob::begin_idle(std::chrono::nanoseconds now) {
   runtime_->gate.set_idle(slot_, true);
   if (watch_ != nullptr) {

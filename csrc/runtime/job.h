@@ -79,6 +79,8 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   void refuse_memory(const BudgetExceeded& error) override { language_->refuse_memory(error); }
   void raise_priority() override { priority_->raise(); }
   void lower_priority() override { priority_->lower(); }
+  void begin_wait() override;
+  void end_wait() override;
 
  private:
   class InBody;
@@ -122,7 +124,9 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   std::chrono::nanoseconds step_begin_{0};
   std::chrono::nanoseconds sub_batch_begin_{0};
   std::chrono::nanoseconds input_begin_{0};
-  std::string error_;  // read by others once the state is terminal
+  std::chrono::nanoseconds wait_begin_{0};
+  bool wait_is_inner_ = false;  // of a wait for input
+  std::string error_;           // read by others once the state is terminal
 
   Coordinator::Registration registration_;  // last: it refers to the members above
 };

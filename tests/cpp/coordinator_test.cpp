@@ -182,6 +182,9 @@ TEST_F(CoordinatorTest, StartsAnAutomaticJobAtOnceBesideOneItSharesWellWith) {
   EXPECT_TRUE(start(primary).get());
   EXPECT_TRUE(waiter.get());
   EXPECT_THAT(details(secondary, EventKind::kDecision), ElementsAre(HasSubstr("start: auto: ratios 1.1 and 1.1")));
+  const auto orders = coordinator_.take_orders();  // for other ranks
+  ASSERT_EQ(orders.size(), 1U);
+  EXPECT_EQ(orders[0].job, secondary.id());
 }
 
 TEST_F(CoordinatorTest, HoldsBackAnAutomaticJobThatWouldShareBadly) {
@@ -193,6 +196,20 @@ TEST_F(CoordinatorTest, HoldsBackAnAutomaticJobThatWouldShareBadly) {
   EXPECT_TRUE(still_waits(waiter));
   primary.end(JobState::kFinished);
   EXPECT_TRUE(waiter.get());
+}
+
+TEST_F(CoordinatorTest, FollowsAnotherRanksDecisionsAboutAutomaticJobs) {
+  Member& primary = add_profiled("a", Priority::kPrimary, "now", 0.1, 100, "b", 1.1);
+  Member& secondary = add_profiled("b", Priority::kSecondary, "auto", 0.1, 100, "a", 1.1);
+  coordinator_.follow_orders();
+  coordinator_.open();
+  EXPECT_TRUE(start(primary).get());
+  auto waiter = start(secondary);
+  EXPECT_TRUE(still_waits(waiter));  // alone, it would start
+  EXPECT_TRUE(coordinator_.take_orders().empty());
+  coordinator_.obey({.job = secondary.id(), .action = AutoSharing::Action::kStart, .reason = "rank 0 says so"});
+  EXPECT_TRUE(waiter.get());
+  EXPECT_THAT(details(secondary, EventKind::kDecision), ElementsAre("start: auto: rank 0 says so"));
 }
 
 class SwappedTest : public CoordinatorTest {

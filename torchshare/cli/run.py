@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torchshare.cli import targets
 from torchshare.cli.outputs import check_output, refuse
+from torchshare.context.place import place
 from torchshare.runtime.options import YES_NO, Declared, JobOptions, RuntimeOptions, on_the_command_line
 from torchshare.scripts.job_file import words_of_environment, words_of_file
 from torchshare.scripts.output import Output
@@ -108,20 +109,25 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         try:
             has_scripts = any(isinstance(each.function, Script) for each in submissions)
             watch = _Watch(runtime, stops, has_scripts, stops_on_failure=arguments.on_failure == "stop")
-            watch.run(shows_progress=output.mode != "plain")
+            watch.run(shows_progress=output.mode != "plain" and place().is_first)
         except (ValueError, RuntimeError) as error:
             return refuse(error)
     if arguments.timeline is not None:
-        runtime.write_timeline(arguments.timeline)
-    bounds, gaps = runtime.bound_report(), runtime.gap_report()
-    print(_as_json(runtime.results, bounds, gaps) if arguments.json else runtime.results)
-    if (bounds or gaps) and not arguments.json:
-        print("", *bounds, *gaps, sep="\n")
+        runtime.write_timeline(place().file(arguments.timeline))
+    if place().is_first:
+        _print(runtime, as_json=arguments.json)
     if stops.count:
         return stops.exit_code
     results = list(runtime.results.values())
     decisive = [result for result in results if arguments.success != "primary" or result.priority == "primary"]
     return 0 if all(result.state == "finished" for result in decisive) else 1
+
+
+def _print(runtime: Runtime, as_json: bool) -> None:
+    bounds, gaps = runtime.bound_report(), runtime.gap_report()
+    print(_as_json(runtime.results, bounds, gaps) if as_json else runtime.results)
+    if (bounds or gaps) and not as_json:
+        print("", *bounds, *gaps, sep="\n")
 
 
 def _all_arguments(parser: argparse.ArgumentParser, given: argparse.Namespace) -> argparse.Namespace:
@@ -188,6 +194,7 @@ class _Watch:
 
     def _wait(self) -> bool:
         """Waits a moment. Returns whether all jobs have ended, or one has failed and the others are to stop."""
+        self.runtime.check_ranks()
         failed = self.stops_on_failure and any(job.state == "failed" for job in self.runtime.jobs)
         return failed or self.runtime._handle.wait(_UPDATE_S)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ class JobContext:
     """Remaining passes over the loader; None if not declared."""
     watch_cancel: Callable[[JobContext], None]
     """Delivers a cancellation to the job even if it runs no op."""
+    tell_ranks: Callable[[JobContext, str, str], None]
+    """Tells the job's other ranks that it is "ended", and how, or that they too must "suspend" or "resume" it."""
     largest_batch: int = 0
     """Rows of the largest batch so far."""
     warns_of_batch_norm: bool = True
@@ -42,6 +45,8 @@ class JobContext:
     """Whether its loop counts the steps; otherwise its optimizer's steps are counted."""
     step_counter: StepCounter = field(default_factory=StepCounter)
     accumulation: Accumulation = field(default_factory=Accumulation)
+    data_parallel: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    """Its models that average gradients over ranks."""
     global_hooks: list[Any] = field(default_factory=list)
     """Handles of the hooks on all modules or optimizers that it has registered."""
     thread: int = 0

@@ -24,7 +24,7 @@ class Result:
     ran_s: float
     """From its start to its end, or until now."""
     waited_s: float
-    """Part of `ran_s` spent at the gate, suspended or asleep."""
+    """Part of `ran_s` spent at the gate, suspended, asleep, or waiting for other ranks in collectives."""
     input_s: float
     """Part of `ran_s` spent waiting for the loader."""
     core_wait_s: float

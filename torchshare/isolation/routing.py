@@ -22,7 +22,20 @@ import torch
 
 from torchshare import _C
 from torchshare.context import current
-from torchshare.isolation import accumulation, compiling, cuda, forward_hook, hooks, interrupt, settings, steps, tracing
+from torchshare.isolation import (
+    accumulation,
+    collectives,
+    compiling,
+    cuda,
+    forward_hook,
+    gradient_sync,
+    hooks,
+    interrupt,
+    process_groups,
+    settings,
+    steps,
+    tracing,
+)
 from torchshare.isolation.patches import Patches
 
 if TYPE_CHECKING:
@@ -52,6 +65,9 @@ def install() -> None:
             steps.route(_patches)
             settings.route(_patches)
             hooks.route(_patches)
+            process_groups.route(_patches)
+            gradient_sync.route(_patches)
+            collectives.route(_patches)
             accumulation.route(_patches)
         if not _cuda_is_routed and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _cuda_is_routed = True
@@ -78,6 +94,7 @@ def expect_job(job: JobContext) -> None:
 def leave_job(job: JobContext) -> None:
     """Called at the end of a job, in its thread."""
     settings.leave(job)
+    process_groups.leave(job)
     hooks.leave(job)
     if _turns is not None:
         tracing.leave(_turns)

@@ -10,15 +10,19 @@ import sysconfig
 import threading
 import time
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torchshare import _C
 from torchshare.context import current
 from torchshare.context.job_context import JobContext
+from torchshare.context.place import place
 from torchshare.context.results import ENDED
 from torchshare.isolation import routing
 from torchshare.isolation.interrupt import Interrupter
 from torchshare.runtime import signals
+
+if TYPE_CHECKING:
+    from torchshare.runtime.ranks import Ranks
 
 log = logging.getLogger("torchshare")
 
@@ -36,6 +40,7 @@ class Closer:
     def __init__(self, handle: _C.Runtime) -> None:
         self._handle = handle
         self.jobs: list[JobContext] = []
+        self.ranks: Ranks | None = None
         self._interrupter = Interrupter()
         self._process = os.getpid()
         self._once = threading.Lock()
@@ -56,6 +61,26 @@ class Closer:
     def _watch_cancels(self) -> None:
         for job in self.jobs:
             self._interrupter.watch(job)
+
+    def join_ranks(self) -> None:
+        """Called before jobs may run. Raises RuntimeError if other ranks run other jobs."""
+        if self.ranks is None and place().ranks > 1 and not self._once.locked():
+            from torchshare.runtime.ranks import Ranks
+
+            self.ranks = Ranks(self._handle, self.jobs, self._cancel_job)
+
+    def _cancel_job(self, job: JobContext) -> None:
+        job.handle.cancel()
+        self._interrupter.watch(job)
+
+    def tell_ranks(self, job: JobContext, what: str, text: str) -> None:
+        """Tells other ranks what has happened to a job."""
+        if self.ranks is not None:
+            self.ranks.tell(job, what, text)
+
+    def ended_elsewhere(self, job: JobContext) -> bool:
+        """Whether the job has ended on another rank, unsuccessfully."""
+        return self.ranks is not None and self.ranks.ended_elsewhere(job)
 
     def open(self) -> None:
         """Called before jobs may run. Raises RuntimeError if no thread can be created."""
@@ -82,6 +107,8 @@ class Closer:
             for name in self._handle.close(0):
                 log.warning("job '%s' was cancelled, but its thread %s and was left behind", name, places[name])
         finally:
+            if self.ranks is not None:
+                self.ranks.close()
             self._interrupter.close()
             routing.uninstall()
             if self._is_open:

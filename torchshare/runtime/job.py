@@ -188,17 +188,21 @@ class Job:
         self._metrics.update({name: float(value) for name, value in metrics.items()})
 
     def suspend(self) -> None:
-        """Parks the job before its next op, until `resume`."""
+        """Parks the job before its next op, until `resume`; on all ranks."""
         self._context.handle.suspend()
+        self._context.tell_ranks(self._context, "suspend", "")
 
     def resume(self) -> None:
-        """Lets a suspended job continue."""
+        """Lets a suspended job continue; on all ranks."""
         self._context.handle.resume()
+        self._context.tell_ranks(self._context, "resume", "")
 
     def cancel(self) -> None:
-        """Raises `Cancelled` in the job: before its next op or, if it runs none for 0.1 s, before its next bytecode."""
+        """Raises `Cancelled` in the job: before its next op or, if it runs none for 0.1 s, before its next bytecode;
+        on all ranks."""
         self._context.handle.cancel()
         self._context.watch_cancel(self._context)
+        self._context.tell_ranks(self._context, "ended", "was cancelled")
 
     def __repr__(self) -> str:
         return f"<Job '{self.name}' {self.priority}, {self.state}>"

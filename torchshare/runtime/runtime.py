@@ -91,12 +91,18 @@ class Runtime:
             name = getattr(function, "__name__", "job")
         check(JobOptions, options, "submit", job=name)
         context = JobContext(
-            name, options.get("seed", 0), options.get("sub_batch"), options.get("epochs"), self._closer.watch_cancel
+            name,
+            options.get("seed", 0),
+            options.get("sub_batch"),
+            options.get("epochs"),
+            self._closer.watch_cancel,
+            self._closer.tell_ranks,
         )
         job = Job(context)
+        closer = self._closer
         try:
             context.handle = self._handle.submit(
-                lambda handle: _run(job, handle, function),
+                lambda handle: _run(job, handle, function, closer),
                 _spec(name, options, function),
                 getattr(function, "cancelled_type", Cancelled),
                 BudgetExceeded,
@@ -116,9 +122,11 @@ class Runtime:
 
         Raises:
             ValueError: for a condition that names an unknown job or its own job, or that closes a cycle.
-            RuntimeError: if a thread cannot be created. Jobs without a thread stay pending; call `start` again.
+            RuntimeError: if a thread cannot be created. Jobs without a thread stay pending; call `start` again. Also if
+                torchrun started this process and its other ranks do not start the same jobs within 60 s.
         """
         self._closer.open()
+        self._closer.join_ranks()
         self._handle.start()
 
     def wait(self, timeout: float | None = None, *, check: bool = True) -> Results:
@@ -137,6 +145,7 @@ class Runtime:
                 if time.monotonic() >= deadline:
                     running = [job.name for job in self._jobs if job.state not in ENDED]
                     raise TimeoutError(f"jobs have not ended after {timeout} s: {', '.join(running)}")
+                self.check_ranks()
         except (KeyboardInterrupt, SystemExit):
             self.close()
             raise
@@ -144,6 +153,13 @@ class Runtime:
         if check:
             _raise_failures(results)
         return results
+
+    def check_ranks(self) -> None:
+        """Raises RuntimeError if another rank has died; called by `wait`. Closes the runtime."""
+        ranks = self._closer.ranks
+        if ranks is not None and ranks.failure is not None:
+            self.close()
+            raise RuntimeError(ranks.failure)
 
     def cancel(self) -> None:
         """Cancels every job; see Job.cancel."""
@@ -220,7 +236,7 @@ def _spec(name: str, options: JobOptions, function: Callable[..., Any]) -> _C.Jo
     return spec
 
 
-def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any]) -> None:
+def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any], closer: Closer) -> None:
     """The body of a job, in its thread. The exception that it raises determines the job's state."""
     job._context.handle = handle  # Runtime.submit may not have set it yet
     job._context.thread = threading.get_ident()
@@ -233,19 +249,29 @@ def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any]) -> None:
             if handle.is_in_body:  # otherwise close() left the job behind, and its result is final
                 job._value = value
         except Cancelled:
+            closer.tell_ranks(job._context, "ended", "was cancelled")
             raise
         except SystemExit as error:
             if error.code:
                 job._exception = error
                 log.error("job '%s' called sys.exit(%r) after %d steps", job.name, error.code, job.result.steps)
+                closer.tell_ranks(job._context, "ended", f"called sys.exit({error.code!r})")
                 raise
         except BaseException as error:
             job._exception = error
-            if not handle.cancel_requested:
-                log.error("job '%s' failed after %d steps\n%s", job.name, job.result.steps, users_traceback(error))
+            _report_failure(job, error, closer)
             raise
         finally:
             routing.leave_job(job._context)
+
+
+def _report_failure(job: Job, error: BaseException, closer: Closer) -> None:
+    handle = job._context.handle
+    if isinstance(error, RuntimeError) and not handle.cancel_requested and closer.ended_elsewhere(job._context):
+        handle.cancel()  # a collective of it failed for that reason
+    if not handle.cancel_requested:
+        log.error("job '%s' failed after %d steps\n%s", job.name, job.result.steps, users_traceback(error))
+    closer.tell_ranks(job._context, "ended", f"failed with {described(error)}")
 
 
 def _warn_of_options_without_effect(job: JobContext) -> None:

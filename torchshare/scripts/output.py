@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from torchshare.context import current
+from torchshare.context.place import place
 from torchshare.isolation.script_state import process_stream
 
 _BAR_EVERY_S = 2.0  # how often a progress bar, which overwrites its line, is printed as a line
@@ -136,14 +137,16 @@ class Output:
     def opened(self, job: str) -> Iterator[tuple[TextIO, TextIO]]:
         """The standard output and error of a job."""
         if self.mode not in ("prefix", "plain"):
-            with (Path(self.mode) / f"{job.replace(os.sep, '_')}.log").open("w", buffering=1) as file:
+            path = Path(self.mode) / f"{job.replace(os.sep, '_')}.log"
+            with place().file(path).open("w", buffering=1) as file:
                 yield file, file
             return
         out, err = _Outer("stderr" if self._all_to_stderr else "stdout"), _Outer("stderr")
         if self.mode == "plain":
             yield out, err  # type: ignore[misc]
             return
-        lines = LineStream(f"{job}: ", out), LineStream(f"{job}: ", err)
+        prefix = f"{job}: " if place().ranks == 1 else f"{job}[{place().rank}]: "
+        lines = LineStream(prefix, out), LineStream(prefix, err)
         try:
             yield lines  # type: ignore[misc]
         finally:

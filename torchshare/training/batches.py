@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from torchshare import _core
-from torchshare.isolation import routing
+from torchshare.isolation import gradient_sync, routing
 from torchshare.training import pytree
 from torchshare.training.cuda_graph import Graphed
 from torchshare.training.sub_batch import SubBatch
@@ -43,9 +43,11 @@ class Batch:
         """The sub-batches in order. One with nothing to count (all its tokens masked) is left out."""
         handle = self._job.handle
         with batch_norm_warning(self._job, self._is_split):
-            for sub_batch in self.split():
+            sub_batches = list(self.split())
+            for sub_batch in sub_batches:
                 handle.begin_sub_batch()
-                yield sub_batch
+                with gradient_sync.in_sub_batch(self._job, sub_batch is sub_batches[-1]):
+                    yield sub_batch
                 handle.end_sub_batch()
         self._trained = True
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from torchshare.context import current
+from torchshare.isolation import gradient_sync
 from torchshare.training.batches import Count, Options, Reduction, batch_norm_warning, fetch, options_of
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ class _SplitLoader:
                     for index, piece in enumerate(pieces):
                         accumulation.begin_sub_batch(index, index == len(pieces) - 1, piece.weight)
                         job.handle.begin_sub_batch()
-                        yield piece.data
+                        with gradient_sync.in_sub_batch(job, index == len(pieces) - 1):
+                            yield piece.data
                         job.handle.end_sub_batch()
             finally:
                 accumulation.between_batches()

@@ -34,7 +34,7 @@ struct JobStats {
   std::uint64_t steps = 0;
   std::uint64_t sub_batches = 0;
   std::uint64_t ops = 0;
-  std::chrono::nanoseconds waited{0};     ///< spent at the gate, suspended or asleep
+  std::chrono::nanoseconds waited{0};     ///< spent at the gate, suspended, asleep or in collectives
   std::chrono::nanoseconds input{0};      ///< spent waiting for its loader
   std::chrono::nanoseconds core_wait{0};  ///< spent ready to run, while other threads had the cores
   std::chrono::nanoseconds ran{0};        ///< from its start to its end, or until now

@@ -56,7 +56,7 @@ class Runtime {
   std::vector<std::string> close(std::chrono::nanoseconds patience);
 
   /// The state that its jobs share; for the bindings.
-  const RuntimeState& state() const {
+  RuntimeState& state() const {
     check_process();
     return *state_;
   }

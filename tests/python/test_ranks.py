@@ -1,0 +1,122 @@
+"""Jobs on several ranks: process groups, and what ranks must agree on. Each test starts two processes with torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import torchshare_command
+from torch.distributed import run
+
+from torchshare.cli import launch
+
+PROGRAMS = Path(__file__).parent / "ranks"
+TWO_RANKS = ["--standalone", "--nproc-per-node=2"]
+SCRIPT = Path(__file__).parents[2] / "examples" / "scripts" / "ddp" / "train.py"
+
+
+def torchrun(
+    *arguments: str, folder: Path, timeout: float = 60, launcher: str = "torch.distributed.run"
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program on two ranks. Kills them all on a timeout."""
+    run = subprocess.Popen(
+        [sys.executable, "-m", *launcher.split(), *TWO_RANKS, *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        out, err = run.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        _kill_all(run)
+        out, err = run.communicate()
+        pytest.fail(f"not in {timeout} s\n{out}\n{err}")
+    return subprocess.CompletedProcess(run.args, run.returncode, out, err)
+
+
+def _kill_all(run: subprocess.Popen[str]) -> None:
+    """Kills torchrun and the ranks, which have sessions of their own."""
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    for pid in (run.pid, *map(int, children)):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_jobs_have_default_groups_of_their_own_and_ddp_is_bit_identical(tmp_path: Path):
+    ran = torchrun(str(PROGRAMS / "groups.py"), folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    for what in ("priority: [True, True]", "strict: [True, True]", "best_fit: [True, True]", "inherits: True"):
+        assert ran.stdout.splitlines().count(what) == 2  # ranks
+
+
+def test_what_holds_on_one_rank_holds_on_all(tmp_path: Path):
+    """Suspend, cancel, failure; sub-batches may differ; other jobs are refused."""
+    ran = torchrun(str(PROGRAMS / "agree.py"), folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    checks = ["failure_on_one_rank", "other_jobs", "ranks_may_differ_in_sub_batches", "suspend_and_cancel"]
+    assert sorted(ran.stdout.splitlines()) == sorted(2 * checks)
+    assert "job 'a' ends on rank 0: it failed with ValueError: no data on rank 1" in ran.stderr
+
+
+DYING = """
+import os, signal, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(10**6):
+    dist.all_reduce(torch.ones(4))
+    if step == 100 and dist.get_rank() == 1 and sys.argv[1:]:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_killed_in_a_collective_ends_all_jobs(tmp_path: Path):
+    (tmp_path / "dying.py").write_text(DYING)
+    began = time.monotonic()
+    ran = torchrun("dying.py kill", "dying.py", folder=tmp_path, launcher="torchshare launch")
+    assert ran.returncode == 1 and "Signal 9 (SIGKILL)" in ran.stderr
+    assert time.monotonic() - began < 40
+
+
+def test_launch_runs_ddp_scripts_on_all_ranks_as_torchrun_does(tmp_path: Path):
+    """Bit-identical, although the other job has groups too. Only the first rank prints results."""
+    (tmp_path / "plain").mkdir()
+    plain = torchrun(str(SCRIPT), "--seed", "2", "--epochs", "1", "--checkpoint", "plain/2.pt", folder=tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    commands = [f"{SCRIPT} --seed {seed} --epochs 1 --checkpoint {seed}.pt" for seed in (1, 2)]
+    options = ["--policy", "strict", "--timeline", "trace.json"]
+    ran = torchrun(*options, *commands, folder=tmp_path, launcher="torchshare launch")
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "2.pt").read_bytes() == (tmp_path / "plain" / "2.pt").read_bytes()
+    assert [line.split()[:4] for line in ran.stdout.splitlines() if "[" not in line] == [
+        ["job", "priority", "state", "steps"],
+        ["train", "primary", "finished", "16"],
+        ["train-2", "secondary", "finished", "16"],
+    ]
+    assert f"train-2[0]: {plain.stdout.strip()}" in ran.stdout.splitlines()
+    assert (tmp_path / "trace.json").exists() and (tmp_path / "trace.rank1.json").exists()
+
+
+def test_launch_checks_the_options_before_it_starts_processes(tmp_path: Path):
+    for words, message in (
+        (["--frob", "2", "a.py"], "unrecognized arguments: --frob"),
+        (["a.py", "b.py", "--frob"], "options come before the targets"),
+    ):
+        ran = torchshare_command("launch", "--nproc-per-node=2", *words, folder=tmp_path)
+        assert ran.returncode == 2 and message in ran.stderr, ran.stderr
+    assert "torchrun's options" in torchshare_command("launch", "--help", folder=tmp_path).stdout
+
+
+def test_launch_takes_torchruns_options_up_to_the_first_other_word():
+    parser = run.get_args_parser()
+    assert launch.split(parser, ["--nnodes", "2", "--standalone", "-r", "3", "--seed", "1", "a.py", "--role", "x"]) == (
+        ["--nnodes", "2", "--standalone", "-r", "3"],
+        ["--seed", "1", "a.py", "--role", "x"],
+    )
+    assert launch.split(parser, ["--role=x", "-m", "train"]) == (["--role=x"], ["-m", "train"])
