@@ -47,6 +47,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   /// Gives up a cancelled job whose thread does not end: counts it as ended. If the thread reaches an op later, it is
   /// unwound there; what it does until then has no effect on the job's result.
   void give_up();
+  bool is_given_up() const { return given_up_.load(); }
   bool cancel_requested() const override { return cancel_requested_.load(std::memory_order_acquire); }
 
   // On the job's own thread.

@@ -210,7 +210,7 @@ std::vector<std::string> Runtime::close(std::chrono::nanoseconds patience) {
   }
   std::vector<std::string> given_up;
   for (Member& member : members) {
-    const bool ends = member.job->has_left() || is_terminal(member.job->state());
+    const bool ends = member.job->has_left() || (is_terminal(member.job->state()) && !member.job->is_given_up());
     if (member.thread.joinable() && !ends) {
       given_up.push_back(member.job->spec().name);
       member.job->give_up();

@@ -84,6 +84,14 @@ def test_a_rank_killed_in_a_collective_ends_all_jobs(tmp_path: Path):
     assert time.monotonic() - began < 40
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_200_rounds_do_not_deadlock(tmp_path: Path):
+    ran = torchrun(str(PROGRAMS / "rounds.py"), "200", folder=tmp_path, timeout=1100)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("round ") == 200
+
+
 def test_launch_runs_ddp_scripts_on_all_ranks_as_torchrun_does(tmp_path: Path):
     """Bit-identical, although the other job has groups too. Only the first rank prints results."""
     (tmp_path / "plain").mkdir()

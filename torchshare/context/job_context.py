@@ -29,6 +29,8 @@ class JobContext:
     """Default of `Job.batches`, in rows."""
     epochs_left: int | None
     """Remaining passes over the loader; None if not declared."""
+    runtime: int
+    """The number of its runtime among those of this process; the same on all ranks."""
     watch_cancel: Callable[[JobContext], None]
     """Delivers a cancellation to the job even if it runs no op."""
     tell_ranks: Callable[[JobContext, str, str], None]

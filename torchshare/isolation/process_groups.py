@@ -13,7 +13,6 @@ import functools
 import gc
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,12 +41,13 @@ class _Groups:
     comms: list[Any] = field(default_factory=list)
     registered: set[Any] = field(default_factory=set)
     """Names that C++ resolves."""
+    made: int = 0
+    """Default groups that the job has made: the store keeps the keys of ended groups."""
     is_decided: bool = False
     """Whether the job has set its default group, or asked for it."""
 
 
 _of_jobs: dict[str, _Groups] = {}  # by the job's name
-_made: Counter[str] = Counter()  # default groups that jobs of a name have made: the store keeps keys of ended groups
 
 
 def route(patches: Patches) -> None:
@@ -135,12 +135,11 @@ def _named_after_job(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def process_group_name(*args: Any, **kwargs: Any) -> Any:
         name = original(*args, **kwargs)
-        owner = current.job() or current.script()
         own = _own()
-        if owner is None or own is None:
+        if own is None:
             return name
-        _made[owner.name] += own.default_pg is None
-        return f"{owner.name}/{_made[owner.name]}/{name}"
+        own.made += own.default_pg is None
+        return f"{own.job.runtime}/{own.job.name}/{own.made}/{name}"
 
     return process_group_name
 

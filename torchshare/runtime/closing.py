@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import os
 import sys
 import sysconfig
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -37,8 +39,11 @@ class Closer:
 
     _all: ClassVar[set[Closer]] = set()  # closers of started runtimes
 
+    _numbers: ClassVar[Iterator[int]] = itertools.count()
+
     def __init__(self, handle: _C.Runtime) -> None:
         self._handle = handle
+        self.number = next(self._numbers)
         self.jobs: list[JobContext] = []
         self.ranks: Ranks | None = None
         self._interrupter = Interrupter()
@@ -67,7 +72,7 @@ class Closer:
         if self.ranks is None and place().ranks > 1 and not self._once.locked():
             from torchshare.runtime.ranks import Ranks
 
-            self.ranks = Ranks(self._handle, self.jobs, self._cancel_job)
+            self.ranks = Ranks(self._handle, self.number, self.jobs, self._cancel_job)
 
     def _cancel_job(self, job: JobContext) -> None:
         job.handle.cancel()

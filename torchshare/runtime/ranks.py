@@ -4,7 +4,6 @@ end when a rank dies."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
@@ -32,14 +31,14 @@ _DEAD_S = 20.0  # a rank that has not said so for this long has died
 _LEAVE_S = 10.0  # a job that is blocked for this long after it was to end on all ranks is left behind
 _NEWS_S = 1.0  # how long a job whose collective failed waits to hear that it failed on another rank first
 
-_numbers = itertools.count()  # of this process's runtimes, which ranks start in the same order
-
 
 class Ranks:
     """This rank's side. A message is for all ranks, its sender included."""
 
-    def __init__(self, runtime: _C.Runtime, jobs: list[JobContext], cancel: Callable[[JobContext], None]) -> None:
-        """Waits until all ranks have got here with the same jobs.
+    def __init__(
+        self, runtime: _C.Runtime, number: int, jobs: list[JobContext], cancel: Callable[[JobContext], None]
+    ) -> None:
+        """Waits until all ranks have got here with the same jobs. `number` is the same for runtimes that run together.
 
         Raises:
             RuntimeError: if a rank has other jobs, or does not come.
@@ -55,7 +54,7 @@ class Ranks:
         self.failure: str | None = None
         """Why all jobs must end: a rank has died."""
         host = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_S)))[0]
-        prefix = f"torchshare/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_numbers)}"
+        prefix = f"torchshare/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{number}"
         self._store: Any = PrefixStore(prefix, host)
         self._compare()
         if not self._place.is_first:

@@ -95,6 +95,7 @@ class Runtime:
             options.get("seed", 0),
             options.get("sub_batch"),
             options.get("epochs"),
+            self._closer.number,
             self._closer.watch_cancel,
             self._closer.tell_ranks,
         )
