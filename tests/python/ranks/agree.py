@@ -4,6 +4,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from lines import line
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
@@ -129,4 +130,4 @@ def other_jobs() -> None:
 
 for check in (suspend_and_cancel, failure_on_one_rank, ranks_may_differ_in_sub_batches, other_jobs):
     check()
-    print(check.__name__, flush=True)
+    line(check.__name__)

@@ -4,6 +4,7 @@ import os
 
 import torch
 import torch.distributed as dist
+from lines import line
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -64,7 +65,7 @@ for policy in ("priority", "strict", "best_fit"):
         results = runtime.wait(timeout=30)
     assert not dist.is_initialized()
     same = [results[str(seed)].value == alone[seed] for seed in (1, 2)]
-    print(f"{policy}: {same}", flush=True)
+    line(f"{policy}: {same}")
     assert all(same)
 
 dist.init_process_group("gloo")
@@ -76,5 +77,5 @@ with torchshare.Runtime(device="cpu") as runtime:
 assert [results[name].value for name in ("3", "4")] == [3 * 2**10, 4 * 2**10]
 assert dist.distributed_c10d._get_default_group() is outer
 dist.barrier()
-print("inherits: True", flush=True)
+line("inherits: True")
 dist.destroy_process_group()

@@ -7,6 +7,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from lines import line
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -51,7 +52,7 @@ def one_round(number: int) -> None:
     assert results["a"].state == "finished", results
     assert results["b"].state == "finished" or cancelled_on is not None, results
     if RANK == 0:
-        print(f"round {number}: {policy}, {start}, cancelled on {cancelled_on}: {results['b'].state}", flush=True)
+        line(f"round {number}: {policy}, {start}, cancelled on {cancelled_on}: {results['b'].state}")
 
 
 for number in range(int(sys.argv[1])):
