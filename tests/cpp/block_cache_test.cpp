@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sanitizer/asan_interface.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -236,6 +237,20 @@ TEST_F(BlockCacheTest, UnmapsWhatItHasNoMemoryToRemember) {
     cache_.trim(0);
     EXPECT_EQ(cache_.cached(), 0u);
   }
+}
+
+TEST_F(BlockCacheTest, WhatIsCachedIsPoisonedForAddressSanitizer) {
+#ifndef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "without AddressSanitizer";
+#else
+  char* const block = allocate(kMiB);
+  EXPECT_EQ(__asan_region_is_poisoned(block, kMiB), nullptr);
+  free(block, kMiB);
+  EXPECT_EQ(__asan_region_is_poisoned(block, kMiB), block);
+  EXPECT_EQ(allocate(kMiB), block);
+  EXPECT_EQ(__asan_region_is_poisoned(block, kMiB), nullptr);
+  free(block, kMiB);
+#endif
 }
 
 /// Random requests against a model: no two blocks overlap, none loses its contents, the sums are right.
