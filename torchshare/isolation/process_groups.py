@@ -43,6 +43,8 @@ class _Groups:
     """Names that C++ resolves."""
     made: int = 0
     """Default groups that the job has made: the store keeps the keys of ended groups."""
+    destroyed: list[Any] = field(default_factory=list)
+    """Held until the job's end, see `_held`."""
     is_decided: bool = False
     """Whether the job has set its default group, or asked for it."""
 
@@ -62,6 +64,8 @@ def route(patches: Patches) -> None:
         ("_unregister_all_process_groups", _of_the_job),
     ):
         patches.replace(distributed_c10d, name, routed(getattr(distributed_c10d, name)))
+    for module in (distributed_c10d, torch.distributed):
+        patches.replace(module, "destroy_process_group", _held(module.destroy_process_group))
     patches.replace(sys, "excepthook", sys.excepthook)  # init_process_group replaces it
 
 
@@ -76,12 +80,13 @@ def leave(job: JobContext) -> None:
         if groups.default_pg is not None:
             torch.distributed.destroy_process_group()
     finally:
-        del _of_jobs[job.name], groups
+        del _of_jobs[job.name]
     error = sys.exc_info()[1]
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
-    gc.collect()
+    gc.collect()  # what refers to the groups, before the groups themselves
+    groups.destroyed.clear()
 
 
 def _own() -> _Groups | None:
@@ -129,6 +134,21 @@ def _make_like(outer: Any) -> None:
     distributed_c10d.init_process_group(
         backend, store=store, rank=outer.rank(), world_size=outer.size(), device_id=outer.bound_device_id
     )
+
+
+def _held(destroy: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps the job's groups until its end. torch 2.11 deadlocks if the last reference to a group is a DDP module's:
+    the module's destructor joins gloo's threads with the GIL, for which they may wait to free a tensor. Python's own
+    reference is dropped without the GIL."""
+
+    @functools.wraps(destroy)
+    def destroy_process_group(group: Any = None) -> None:
+        own = _own()
+        if own is not None:
+            own.destroyed += [group] if group is not None else [*own.pg_map]
+        destroy(group)
+
+    return destroy_process_group
 
 
 def _named_after_job(original: Callable[..., Any]) -> Callable[..., Any]:
