@@ -85,11 +85,11 @@ def test_a_rank_killed_in_a_collective_ends_all_jobs(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_200_rounds_do_not_deadlock(tmp_path: Path):
-    ran = torchrun(str(PROGRAMS / "rounds.py"), "200", folder=tmp_path, timeout=1100)
+@pytest.mark.timeout(600)
+def test_rounds_do_not_deadlock(tmp_path: Path):
+    ran = torchrun(str(PROGRAMS / "rounds.py"), "50", folder=tmp_path, timeout=550)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.count("round ") == 200
+    assert ran.stdout.count("round ") == 50
 
 
 def test_launch_runs_ddp_scripts_on_all_ranks_as_torchrun_does(tmp_path: Path):
