@@ -28,6 +28,10 @@ thread_local int news_left = -1;  // until operator new fails; negative: never
   return block != nullptr ? block : throw std::bad_alloc();
 }
 
+[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  return std::malloc(bytes);
+}
+
 [[gnu::noinline]] void operator delete(void* block) noexcept {
   std::free(block);
 }
