@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torchshare.cli import targets
 from torchshare.cli.outputs import check_output, refuse
-from torchshare.context.place import place
+from torchshare.context.rank import this_rank
 from torchshare.runtime.options import YES_NO, Declared, JobOptions, RuntimeOptions, on_the_command_line
 from torchshare.scripts.job_file import words_of_environment, words_of_file
 from torchshare.scripts.output import Output
@@ -109,12 +109,12 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         try:
             has_scripts = any(isinstance(each.function, Script) for each in submissions)
             watch = _Watch(runtime, stops, has_scripts, stops_on_failure=arguments.on_failure == "stop")
-            watch.run(shows_progress=output.mode != "plain" and place().is_first)
+            watch.run(shows_progress=output.mode != "plain" and this_rank().is_first)
         except (ValueError, RuntimeError) as error:
             return refuse(error)
     if arguments.timeline is not None:
-        runtime.write_timeline(place().file(arguments.timeline))
-    if place().is_first:
+        runtime.write_timeline(this_rank().file(arguments.timeline))
+    if this_rank().is_first:
         _print(runtime, as_json=arguments.json)
     if stops.count:
         return stops.exit_code

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torchshare import _C
 from torchshare.context import current
 from torchshare.context.job_context import JobContext
-from torchshare.context.place import place
+from torchshare.context.rank import this_rank
 from torchshare.context.results import ENDED
 from torchshare.isolation import routing
 from torchshare.isolation.interrupt import Interrupter
@@ -69,7 +69,7 @@ class Closer:
 
     def join_ranks(self) -> None:
         """Called before jobs may run. Raises RuntimeError if other ranks run other jobs."""
-        if self.ranks is None and place().ranks > 1 and not self._once.locked():
+        if self.ranks is None and this_rank().count > 1 and not self._once.locked():
             from torchshare.runtime.ranks import Ranks
 
             self.ranks = Ranks(self._handle, self.number, self.jobs, self._cancel_job)

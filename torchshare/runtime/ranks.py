@@ -19,7 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from torchshare import _C
 from torchshare.context.job_context import JobContext
-from torchshare.context.place import Place, place
+from torchshare.context.rank import Rank, this_rank
 from torchshare.context.results import ENDED
 
 log = logging.getLogger("torchshare")
@@ -43,7 +43,7 @@ class Ranks:
         Raises:
             RuntimeError: if a rank has other jobs, or does not come.
         """
-        self._place: Place = place()
+        self._rank: Rank = this_rank()
         self._runtime = runtime
         self._jobs = jobs
         self._cancel = cancel
@@ -57,7 +57,7 @@ class Ranks:
         prefix = f"torchshare/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{number}"
         self._store: Any = PrefixStore(prefix, host)
         self._compare()
-        if not self._place.is_first:
+        if not self._rank.is_first:
             runtime.follow_orders()
         self._watcher = threading.Thread(target=self._watch, name="ts-ranks", daemon=True)
         self._watcher.start()
@@ -72,21 +72,21 @@ class Ranks:
         collective hears of it from the connection, too."""
         with self._news:
             self._news.wait_for(lambda: job.name in self._ended_on or self.failure is not None, _NEWS_S)
-            return self._ended_on.get(job.name, self._place.rank) != self._place.rank
+            return self._ended_on.get(job.name, self._rank.number) != self._rank.number
 
     def close(self) -> None:
         """Leaves. A rank that hosts the store stays until all others have left."""
         self._send("left", "", "")
         self._watcher.join(_DEAD_S)
-        hosts = self._place.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        while hosts and self.failure is None and len(self._left) < self._place.ranks:
+        hosts = self._rank.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        while hosts and self.failure is None and len(self._left) < self._rank.count:
             self._serve()
 
     def _compare(self) -> None:
         own = ", ".join(f"'{job.name}' {job.handle.priority}" for job in self._jobs)
-        self._store.set(f"jobs/{self._place.rank}", own)
+        self._store.set(f"jobs/{self._rank.number}", own)
         deadline = time.monotonic() + _JOIN_S
-        for rank in range(self._place.ranks):
+        for rank in range(self._rank.count):
             while not self._store.check([f"jobs/{rank}"]):
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"rank {rank} has not started its jobs within {_JOIN_S:.0f} s")
@@ -94,12 +94,12 @@ class Ranks:
             others = self._store.get(f"jobs/{rank}").decode()
             if others != own:
                 raise RuntimeError(
-                    f"ranks must run the same jobs, got {own} on rank {self._place.rank} and {others} on rank {rank}"
+                    f"ranks must run the same jobs, got {own} on rank {self._rank.number} and {others} on rank {rank}"
                 )
 
     def _send(self, what: str, job: str, text: str) -> None:
         if self.failure is None:
-            message = json.dumps([self._place.rank, what, job, text])
+            message = json.dumps([self._rank.number, what, job, text])
             try:
                 self._store.set(f"message/{self._store.add('messages', 1)}", message)
             except DistError as error:
@@ -110,14 +110,14 @@ class Ranks:
         self._beats: dict[int, tuple[Any, float]] = {}  # rank: its last beat, and when it was seen
         self._reader = self._store.clone()  # a connection of its own: `wait` keeps it to itself
         try:
-            while self.failure is None and self._place.rank not in self._left:
+            while self.failure is None and self._rank.number not in self._left:
                 self._serve()
         except DistError as error:
             self._fail(f"the store of the ranks is lost: {error}")
 
     def _serve(self) -> None:
         """Handles the messages that have come, waits a moment, and says that this rank is alive."""
-        for order in self._runtime.take_orders() if self._place.is_first else ():
+        for order in self._runtime.take_orders() if self._rank.is_first else ():
             self._send("order", "", json.dumps(order))
         while self._reader.check([f"message/{self._next}"]):
             message = self._reader.get(f"message/{self._next}")
@@ -136,14 +136,14 @@ class Ranks:
             with self._news:
                 self._ended_on.setdefault(name, rank)
                 self._news.notify_all()
-        if what == "order" and rank != self._place.rank:
+        if what == "order" and rank != self._rank.number:
             self._runtime.obey(*json.loads(text))
         for job in self._jobs:
             if job.name != name or job.handle.state in ENDED:
                 continue
             if what == "ended":
                 self._leaving.setdefault(job, time.monotonic() + _LEAVE_S)
-            if rank != self._place.rank:
+            if rank != self._rank.number:
                 self._follow(job, what, f"{text} on rank {rank}")
 
     def _follow(self, job: JobContext, what: str, text: str) -> None:
@@ -152,7 +152,7 @@ class Ranks:
         elif what == "resume":
             job.handle.resume()
         elif what == "ended" and not job.handle.cancel_requested:
-            log.error("job '%s' ends on rank %d: it %s", job.name, self._place.rank, text)
+            log.error("job '%s' ends on rank %d: it %s", job.name, self._rank.number, text)
             self._cancel(job)
 
     def _leave_behind(self) -> None:
@@ -160,14 +160,14 @@ class Ranks:
         for job in [job for job, at in self._leaving.items() if at < time.monotonic()]:
             del self._leaving[job]
             if job.handle.state not in ENDED:
-                log.warning("job '%s' is blocked on rank %d and is left behind", job.name, self._place.rank)
+                log.warning("job '%s' is blocked on rank %d and is left behind", job.name, self._rank.number)
                 job.handle.give_up()
 
     def _check_beats(self) -> None:
         """Says that this rank is alive. The first rank looks after all others, and they look after it."""
-        self._reader.set(f"beat/{self._place.rank}", str(time.monotonic()))
+        self._reader.set(f"beat/{self._rank.number}", str(time.monotonic()))
         now = time.monotonic()
-        for rank in range(1, self._place.ranks) if self._place.is_first else [0]:
+        for rank in range(1, self._rank.count) if self._rank.is_first else [0]:
             key = f"beat/{rank}"
             beat = self._reader.get(key) if self._reader.check([key]) else b""
             last, seen = self._beats.get(rank, (None, now))
@@ -179,7 +179,7 @@ class Ranks:
     def _fail(self, why: str) -> None:
         if self.failure is None:
             self.failure = why
-            log.error("all jobs end on rank %d: %s", self._place.rank, why)
+            log.error("all jobs end on rank %d: %s", self._rank.number, why)
             with self._news:
                 self._news.notify_all()
             for job in self._jobs:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from torchshare.context import current
-from torchshare.context.place import place
+from torchshare.context.rank import this_rank
 from torchshare.isolation.script_state import process_stream
 
 _BAR_EVERY_S = 2.0  # how often a progress bar, which overwrites its line, is printed as a line
@@ -138,14 +138,14 @@ class Output:
         """The standard output and error of a job."""
         if self.mode not in ("prefix", "plain"):
             path = Path(self.mode) / f"{job.replace(os.sep, '_')}.log"
-            with place().file(path).open("w", buffering=1) as file:
+            with this_rank().file(path).open("w", buffering=1) as file:
                 yield file, file
             return
         out, err = _Outer("stderr" if self._all_to_stderr else "stdout"), _Outer("stderr")
         if self.mode == "plain":
             yield out, err  # type: ignore[misc]
             return
-        prefix = f"{job}: " if place().ranks == 1 else f"{job}[{place().rank}]: "
+        prefix = f"{job}: " if this_rank().count == 1 else f"{job}[{this_rank().number}]: "
         lines = LineStream(prefix, out), LineStream(prefix, err)
         try:
             yield lines  # type: ignore[misc]

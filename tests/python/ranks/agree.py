@@ -10,9 +10,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import torchshare
-from torchshare.context.place import place
+from torchshare.context.rank import this_rank
 
-RANK = place().rank
+RANK = this_rank().number
 
 
 def reduce_for_ever(job) -> None:

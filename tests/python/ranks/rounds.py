@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import torchshare
-from torchshare.context.place import place
+from torchshare.context.rank import this_rank
 
-RANK = place().rank
+RANK = this_rank().number
 alike, own = random.Random(0), random.Random(1 + RANK)
 
 

@@ -1,4 +1,4 @@
-"""This process among the ranks that a launcher such as torchrun has started."""
+"""Which rank this process is, of those that a launcher such as torchrun has started."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Place:
-    rank: int
-    ranks: int
+class Rank:
+    number: int
+    count: int
+    """Of all ranks."""
 
     @property
     def is_first(self) -> bool:
-        return self.rank == 0
+        return self.number == 0
 
     def file(self, path: Path) -> Path:
         """Where this rank writes what the first one writes to `path`."""
-        return path if self.is_first else path.with_suffix(f".rank{self.rank}{path.suffix}")
+        return path if self.is_first else path.with_suffix(f".rank{self.number}{path.suffix}")
 
 
-def place() -> Place:
+def this_rank() -> Rank:
     """From the variables that `torch.distributed` reads for `env://`. Without them, the only rank."""
     needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if not all(os.environ.get(name) for name in needed):
-        return Place(0, 1)
-    return Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        return Rank(0, 1)
+    return Rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
