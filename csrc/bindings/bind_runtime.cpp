@@ -150,6 +150,7 @@ void bind_job(py::module_& module) {
       .def("suspend", &RuntimeJob::suspend)
       .def("resume", &RuntimeJob::resume)
       .def("cancel", &RuntimeJob::cancel, ReleaseGil())
+      .def("give_up", &RuntimeJob::give_up, ReleaseGil())
       .def("interrupt", &RuntimeJob::interrupt)
       .def("checkpoint", &RuntimeJob::checkpoint)
       .def("acknowledge_cancel", &RuntimeJob::acknowledge_cancel)
@@ -157,7 +158,6 @@ void bind_job(py::module_& module) {
       .def(
           "sleep", [](RuntimeJob& job, Seconds seconds) { job.sleep(from_seconds(seconds)); }, py::arg("seconds"))
       .def("begin_input", &RuntimeJob::begin_input)
-      .def("give_up", &RuntimeJob::give_up, ReleaseGil())
       .def("end_input", &RuntimeJob::end_input)
       .def("begin_wait", &RuntimeJob::begin_wait)
       .def("end_wait", &RuntimeJob::end_wait)
@@ -233,6 +233,8 @@ void bind_runtime(py::module_& module) {
                              [](const Runtime& runtime) { return runtime.state().timeline.dropped(); })
       .def(
           "follow_orders", [](const Runtime& runtime) { runtime.state().coordinator.follow_orders(); }, ReleaseGil())
+      .def(
+          "keep_orders", [](const Runtime& runtime) { runtime.state().coordinator.keep_orders(); }, ReleaseGil())
       .def("take_orders", &take_orders)
       .def("obey", &obey, py::arg("job"), py::arg("action"), py::arg("reason"), ReleaseGil())
       .def("events", &events)

@@ -141,7 +141,9 @@ void Coordinator::share() {
   const auto former_retry = sharing_.retry_at();
   for (AutoSharing::Order& order : sharing_.decide(clock_.now())) {
     carry_out(order);
-    orders_.push_back(std::move(order));
+    if (keeps_orders_) {
+      orders_.push_back(std::move(order));
+    }
   }
   if (sharing_.retry_at() < former_retry) {
     changed_.notify_all();  // waiting threads must decide earlier than planned
@@ -180,6 +182,11 @@ void Coordinator::carry_out(const AutoSharing::Order& order) {
 void Coordinator::follow_orders() {
   const auto lock = lock_up_to_date();
   follows_ = true;
+}
+
+void Coordinator::keep_orders() {
+  const auto lock = lock_up_to_date();
+  keeps_orders_ = true;
 }
 
 void Coordinator::obey(const AutoSharing::Order& order) {

@@ -89,6 +89,8 @@ class Coordinator {
   /// Called before `open` on the other ranks: leaves these decisions to `obey`.
   void follow_orders();
   void obey(const AutoSharing::Order& order);
+  /// Called before `open` on the first rank: its decisions are kept for `take_orders`.
+  void keep_orders();
   /// The decisions made since the last call.
   std::vector<AutoSharing::Order> take_orders();
 
@@ -175,6 +177,7 @@ class Coordinator {
   bool open_ = false;
   bool any_automatic_ = false;
   bool follows_ = false;
+  bool keeps_orders_ = false;
   std::vector<AutoSharing::Order> orders_;  // not taken yet
   int starting_ = 0;                        // jobs inside wait_to_start
   AutoSharing sharing_;

@@ -176,6 +176,7 @@ TEST_F(CoordinatorTest, WaitsForAllToEndOrForItsDeadline) {
 TEST_F(CoordinatorTest, StartsAnAutomaticJobAtOnceBesideOneItSharesWellWith) {
   Member& primary = add_profiled("a", Priority::kPrimary, "now", 0.1, 100, "b", 1.1);
   Member& secondary = add_profiled("b", Priority::kSecondary, "auto", 0.1, 100, "a", 1.1);
+  coordinator_.keep_orders();
   coordinator_.open();
   auto waiter = start(secondary);
   EXPECT_TRUE(still_waits(waiter));  // for the job that is about to start
@@ -196,6 +197,7 @@ TEST_F(CoordinatorTest, HoldsBackAnAutomaticJobThatWouldShareBadly) {
   EXPECT_TRUE(still_waits(waiter));
   primary.end(JobState::kFinished);
   EXPECT_TRUE(waiter.get());
+  EXPECT_TRUE(coordinator_.take_orders().empty()) << "kept only where other ranks take them";
 }
 
 TEST_F(CoordinatorTest, FollowsAnotherRanksDecisionsAboutAutomaticJobs) {

@@ -57,7 +57,9 @@ class Ranks:
         prefix = f"torchshare/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{number}"
         self._store: Any = PrefixStore(prefix, host)
         self._compare()
-        if not self._rank.is_first:
+        if self._rank.is_first:
+            runtime.keep_orders()
+        else:
             runtime.follow_orders()
         self._watcher = threading.Thread(target=self._watch, name="ts-ranks", daemon=True)
         self._watcher.start()
