@@ -10,20 +10,17 @@ Rates are relative to the first mode of a repetition: plain Python, or two proce
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
 import statistics
-import sys
-import threading
 import time
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pairs import collect, launch
-from record import RESULTS, STEADY_MALLOC, shown, spread, write
+from pairs import collect, in_threads, in_torchshare, launch, ready
+from record import RESULTS, STEADY_MALLOC, interleaved, shown, spread, write
 
 SOLO = ("memory", "conv", "transformer", "lstm", "mlp", "tiny", "conv:8", "conv:128", "conv:512")
 PAIRS = ("memory+memory", "conv+conv", "transformer+transformer", "conv+tiny", "mlp+mlp")
@@ -36,7 +33,11 @@ ALLOCATORS: dict[str, dict[str, str]] = {
     "jemalloc that keeps": {"LD_PRELOAD": str(LIBRARIES / "libjemalloc.so.2"), "MALLOC_CONF": "dirty_decay_ms:-1"},
     "mimalloc": {"LD_PRELOAD": str(LIBRARIES / "libmimalloc.so.2")},
 }
-OURS = {"torchshare": {}, "torchshare, sub-batches": {"sub_batch": 8}, "torchshare, no cache": {"cache_memory": False}}
+OURS: dict[str, dict[str, Any]] = {
+    "torchshare": {},
+    "torchshare, sub-batches": {"sub_batch": 8},
+    "torchshare, no cache": {"cache_memory": False},
+}
 
 
 class FaultMeter:
@@ -61,43 +62,11 @@ class FaultMeter:
 
 def work(kinds: list[str], mode: str) -> list[dict[str, float]]:
     """Runs one or two jobs in this process, in the window given by the parent; returns their figures."""
-    import torch
-
-    from jobs import StepMeter, Training, step_through, train
-
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    for kind in kinds:
-        train(kind, StepMeter(3))
-    print("ready", flush=True)
-    start, end = json.loads(input())
-    meters = [FaultMeter(start, end) for _ in kinds]
-    if mode not in OURS:
-        threads = [threading.Thread(target=train, args=pair) for pair in zip(kinds, meters, strict=True)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return [meter.figures() for meter in meters]
-
-    import torchshare
-
-    options: dict[str, Any] = dict(OURS[mode])
-    sub_batch = options.pop("sub_batch", None)
-
-    def body(kind: str, meter: FaultMeter) -> Callable[[torchshare.Job], None]:
-        def run(job: torchshare.Job) -> None:
-            training = Training(kind)
-            batches = job.batches(training.batches, sub_batch=sub_batch)
-            step_through(batches, training.loss, training.optimizer, meter)
-
-        return run
-
-    with torchshare.Runtime() as runtime:
-        for index, (kind, meter) in enumerate(zip(kinds, meters, strict=True)):
-            priority = "secondary" if index else "primary"
-            runtime.submit(body(kind, meter), name=f"{index} {kind}", priority=priority, threads=1, **options)
-        runtime.wait()
+    meters = ready(kinds, FaultMeter)
+    if mode in OURS:
+        in_torchshare(kinds, meters, {}, **OURS[mode])
+    else:
+        in_threads(kinds, meters)
     return [meter.figures() for meter in meters]
 
 
@@ -178,14 +147,14 @@ def main() -> None:
     if arguments.work:
         print(json.dumps(work(*json.loads(arguments.work))))
         return
-    raw: dict[str, list[dict[str, dict[str, float]]]] = {jobs: [] for jobs in arguments.jobs}
-    for number in range(arguments.repetitions):
-        for jobs, measured in raw.items():
-            found = modes(jobs, jobs in arguments.all_allocators)
-            order = found if number % 2 == 0 else found[::-1]
-            figures = {each: measure(jobs.split("+"), *each, arguments.window) for each in order}
-            measured.append({f"{mode}, {allocator}": figures[mode, allocator] for mode, allocator in found})
-            print(f"{jobs}: repetition {number + 1} of {arguments.repetitions}", file=sys.stderr)
+    directions = {jobs: itertools.cycle((1, -1)) for jobs in arguments.jobs}
+
+    def repeat(jobs: str) -> dict[str, dict[str, float]]:
+        found = modes(jobs, jobs in arguments.all_allocators)
+        figures = {each: measure(jobs.split("+"), *each, arguments.window) for each in found[:: next(directions[jobs])]}
+        return {f"{mode}, {allocator}": figures[mode, allocator] for mode, allocator in found}
+
+    raw = interleaved(arguments.jobs, arguments.repetitions, repeat)
     summaries = {jobs: summary(repetitions) for jobs, repetitions in raw.items()}
     write("allocator", {"summary": summaries, "repetitions": raw}, arguments.output)
     plot(summaries, arguments.output / "allocator.png")

@@ -19,10 +19,16 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from record import RESULTS, STEADY_MALLOC, interleaved, shown, spread, steady_malloc, write
+
+if TYPE_CHECKING:
+    import torchshare
+
+    from jobs import Meter
 
 PAIRS = {
     "conv+conv": ("conv", "conv", 2),
@@ -59,10 +65,11 @@ class WindowMeter:
         return {"rate": self._steps / window, "cpu": on_core / window}
 
 
-def work(kinds: list[str], mode: str) -> list[dict[str, float]]:
-    """Runs one or two jobs in this process, in the window given by the parent; returns their figures."""
-    import torchshare
+_Meter = TypeVar("_Meter", bound="Meter")
 
+
+def ready(kinds: list[str], meter: Callable[[float, float], _Meter]) -> list[_Meter]:
+    """Warms up, and waits for the parent's window. Returns a meter of it for each job."""
     from jobs import StepMeter, train
 
     warnings.simplefilter("ignore")
@@ -70,22 +77,45 @@ def work(kinds: list[str], mode: str) -> list[dict[str, float]]:
         train(kind, StepMeter(3))  # warms up torch: the first step imports many modules
     print("ready", flush=True)
     start, end = json.loads(input())
-    meters = [WindowMeter(start, end) for _ in kinds]
+    return [meter(start, end) for _ in kinds]
+
+
+def in_threads(kinds: list[str], meters: Sequence[Meter]) -> None:
+    """Trains the jobs, each in a thread."""
+    from jobs import train
+
+    threads = [threading.Thread(target=train, args=pair) for pair in zip(kinds, meters, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def in_torchshare(
+    kinds: list[str], meters: Sequence[Meter], of_runtime: torchshare.RuntimeOptions, **options: Any
+) -> None:
+    """Trains the jobs in a runtime; `options` are those of every job."""
+    import torchshare
+
+    from jobs import train
+
+    with torchshare.Runtime(**of_runtime) as runtime:
+        for index, (kind, meter) in enumerate(zip(kinds, meters, strict=True)):
+            priority = "secondary" if index else "primary"
+            runtime.submit(
+                lambda job, kind=kind, meter=meter: train(kind, meter, job),
+                name=f"{index} {kind}", priority=priority, threads=1, **options,
+            )  # fmt: skip
+        runtime.wait()
+
+
+def work(kinds: list[str], mode: str) -> list[dict[str, float]]:
+    """Runs one or two jobs in this process, in the window given by the parent; returns their figures."""
+    meters = ready(kinds, WindowMeter)
     if mode.startswith("torchshare"):
-        with torchshare.Runtime(policy="strict" if mode.endswith("strict") else "priority") as runtime:
-            for index, (kind, meter) in enumerate(zip(kinds, meters, strict=True)):
-                priority = "secondary" if index else "primary"
-                runtime.submit(
-                    lambda job, kind=kind, meter=meter: train(kind, meter, job),
-                    name=f"{index} {kind}", priority=priority, threads=1,
-                )  # fmt: skip
-            runtime.wait()
+        in_torchshare(kinds, meters, {"policy": "strict" if mode.endswith("strict") else "priority"})
     else:
-        threads = [threading.Thread(target=train, args=pair) for pair in zip(kinds, meters, strict=True)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(kinds, meters)
     return [meter.figures() for meter in meters]
 
 

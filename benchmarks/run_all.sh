@@ -15,6 +15,7 @@ cd "$(dirname "$0")/.."
 "$PY" benchmarks/auto.py
 "$PY" benchmarks/bound.py
 "$PY" benchmarks/inversion.py
+"$PY" benchmarks/priority.py
 "$PY" benchmarks/simulator/study.py
 "$PY" benchmarks/simulator/speed.py
 "$PY" benchmarks/simulator/live.py
