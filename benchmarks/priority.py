@@ -1,7 +1,7 @@
 """Measures what a secondary's priority is worth beside ordinary processes that keep every core busy, and without them.
 
-The priorities of `device_priority`, interleaved; each run is a fresh process. Rates are divided by the rate alone in the
-same repetition, beside the same processes.
+The priorities of `device_priority`, interleaved; each run is a fresh process. Rates are divided by the rate alone in
+the same repetition, beside the same processes.
 """
 
 from __future__ import annotations
