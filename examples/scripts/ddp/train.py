@@ -17,13 +17,6 @@ def main() -> None:
     args = parser.parse_args()
 
     dist.init_process_group("gloo")
-    train(args)
-    dist.barrier()
-    # The module is freed by now: torch 2.11 may hang or abort if it has the last reference to the group.
-    dist.destroy_process_group()
-
-
-def train(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     data = TensorDataset(torch.randn(1024, 32), torch.randint(0, 4, (1024,)))
     net = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 4))
@@ -44,6 +37,8 @@ def train(args: argparse.Namespace) -> None:
             print(f"epoch {epoch}: loss {mean.item() / dist.get_world_size():.4f}")
     if dist.get_rank() == 0:
         torch.save(model.module.state_dict(), args.checkpoint)
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

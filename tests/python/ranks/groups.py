@@ -1,5 +1,6 @@
 """Run by torchrun: DDP jobs in their own default groups, compared with the same functions without torchshare."""
 
+import gc
 import os
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import torchshare
 
 kept: list[dist.ProcessGroup] = []
+"""Groups of runs without torchshare: torch 2.11 may hang or abort if a DDP module has the last reference to one."""
 
 
 def train(seed: int, steps: int = 12, **rendezvous) -> bytes:
@@ -36,7 +38,7 @@ def train(seed: int, steps: int = 12, **rendezvous) -> bytes:
     assert total.tolist() == [1, 2 * seed]
     assert dist.get_group_rank(group, rank) == rank and dist.get_process_group_ranks(group) == [0, 1]
     dist.barrier()
-    if rendezvous:  # plain torch may hang or abort if the module has the last reference to the group; a job does not
+    if rendezvous:
         kept.append(dist.group.WORLD)
     dist.destroy_process_group()
     assert not dist.is_initialized()
@@ -56,7 +58,10 @@ def alone_train(seed: int) -> bytes:
     """Plain torch does not make its default group twice from one store."""
     store = next(dist.rendezvous("env://"))[0]
     place = {"rank": int(os.environ["RANK"]), "world_size": 2}
-    return train(seed, store=dist.PrefixStore(f"alone {seed}", store), **place)
+    weights = train(seed, store=dist.PrefixStore(f"alone {seed}", store), **place)
+    gc.collect()  # the module
+    kept.clear()
+    return weights
 
 
 alone = {seed: alone_train(seed) for seed in (1, 2)}
