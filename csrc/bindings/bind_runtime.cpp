@@ -132,6 +132,13 @@ void bind_job(py::module_& module) {
       .def_property_readonly("generator", &RuntimeJob::generator)
       .def_property_readonly("device_generator", &device_generator)
       .def_property_readonly("sms", &RuntimeJob::sms)
+      .def_property_readonly("limits_memory", &RuntimeJob::limits_memory)
+      .def(
+          "set_flexible", [](RuntimeJob& job, bool flexible) { job.budget().set_flexible(flexible); },
+          py::arg("flexible"))
+      .def(
+          "refuse_memory_after", [](RuntimeJob& job, std::int64_t requests) { job.budget().refuse_after(requests); },
+          py::arg("requests"))
       .def("synchronize", &RuntimeJob::synchronize)
       .def("open_stream", &RuntimeJob::open_stream)
       .def(

@@ -12,15 +12,22 @@ double mib(std::int64_t bytes) {
 }  // namespace
 
 void MemoryBudget::reserve(std::int64_t bytes) {
+  const std::int64_t limit = limit_now();
+  const bool refused = until_refusal_.load(std::memory_order_relaxed) >= 0 && until_refusal_.fetch_sub(1) == 0;
   std::int64_t held = held_.load(std::memory_order_relaxed);
   do {
-    if (bytes > limit_ - held) {
+    if (bytes > limit - held || refused) {
       throw BudgetExceeded(
           {__func__, __FILE__, __LINE__},
           fmt::format("job '{}': memory budget exceeded: requested {:.2f} MiB, {:.2f} of {:.2f} MiB in use", job_,
-                      mib(bytes), mib(held), mib(limit_)));
+                      mib(bytes), mib(held), mib(limit)));
     }
   } while (!held_.compare_exchange_weak(held, held + bytes, std::memory_order_relaxed));
+}
+
+std::int64_t MemoryBudget::limit_now() const noexcept {
+  const std::int64_t limit = this->limit();
+  return limit != kUnlimited && flexible_.load(std::memory_order_relaxed) ? limit - limit / 16 : limit;
 }
 
 void MemoryBudget::record_peak() noexcept {

@@ -13,6 +13,9 @@ namespace torchshare {
 
 /// The bytes of tensors that a job holds, its peak, and its limit; and the most that was cached for it. Any thread; a
 /// refused request changes nothing.
+///
+/// While the job could do with less, by smaller sub-batches, it is refused the last sixteenth: its next optimizer step,
+/// which cannot be repeated, finds some memory left.
 class MemoryBudget {
  public:
   static constexpr std::int64_t kUnlimited = INT64_MAX;
@@ -23,7 +26,13 @@ class MemoryBudget {
   MemoryBudget& operator=(const MemoryBudget&) = delete;
 
   const std::string& job() const { return job_; }
-  std::int64_t limit() const { return limit_; }
+  std::int64_t limit() const { return limit_.load(std::memory_order_relaxed); }
+  /// What is already held stays.
+  void set_limit(std::int64_t limit) noexcept { limit_.store(limit, std::memory_order_relaxed); }
+  /// Whether the job could do with less. The job's own thread.
+  void set_flexible(bool flexible) noexcept { flexible_.store(flexible, std::memory_order_relaxed); }
+  /// For tests: refuses one request, once `requests` more have been granted.
+  void refuse_after(std::int64_t requests) noexcept { until_refusal_.store(requests, std::memory_order_relaxed); }
   std::int64_t held() const { return held_.load(std::memory_order_relaxed); }
   std::int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
   /// Called once reserved bytes are allocated: the device may refuse what the budget admits.
@@ -37,10 +46,13 @@ class MemoryBudget {
  private:
   friend class Reservation;
   void reserve(std::int64_t bytes);
+  std::int64_t limit_now() const noexcept;
   void release(std::int64_t bytes) noexcept { held_.fetch_sub(bytes, std::memory_order_relaxed); }
 
   const std::string job_;
-  const std::int64_t limit_;
+  std::atomic<std::int64_t> limit_;
+  std::atomic<bool> flexible_{false};
+  std::atomic<std::int64_t> until_refusal_{-1};  // negative: never
   std::atomic<std::int64_t> held_{0};
   std::atomic<std::int64_t> peak_{0};
   std::atomic<std::int64_t> peak_cached_{0};

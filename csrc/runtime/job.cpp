@@ -65,6 +65,10 @@ std::optional<GapStats> RuntimeJob::gaps() const {
   return watch_ != nullptr ? std::optional(watch_->stats()) : std::nullopt;
 }
 
+bool RuntimeJob::limits_memory() const {
+  return runtime_->device->is_asynchronous() || budget_->limit() != MemoryBudget::kUnlimited;
+}
+
 JobStats RuntimeJob::stats() const {
   const auto began = began_.load();
   const auto ended = ended_.load();

@@ -38,6 +38,10 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   /// Streaming multiprocessors that the driver granted, once the job runs; empty unless they are partitioned.
   std::optional<int> sms() const;
 
+  /// True if the job may run out of memory that others still have: it has a budget, or runs on a GPU.
+  bool limits_memory() const;
+  MemoryBudget& budget() const { return *budget_; }
+
   void suspend() override;
   void resume() override;
   void cancel() override;

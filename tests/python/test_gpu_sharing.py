@@ -155,23 +155,25 @@ def test_a_lower_job_launches_no_further_ahead_than_it_may() -> None:
 def test_ops_are_timed_on_the_device() -> None:
     """A long kernel is known as long although its launch is short, and the shorter one as shorter."""
 
-    def work(job: Job) -> float:
+    def work(job: Job) -> list[float]:
         large = torch.ones(1024, 1024, device="cuda")
         small = torch.ones(16, 16, device="cuda")
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        times = []
         for _ in job.batches([[large]] * 8):
             begin.record()
             large @ large
             end.record()
             small @ small
             end.synchronize()
-        return begin.elapsed_time(end) / 1e3
+            times.append(begin.elapsed_time(end) / 1e3)
+        return times
 
     with torchshare.Runtime(device="cuda", policy="best_fit") as runtime:
         job = runtime.submit(work, name="first", priority="primary", threads=1, record_ops=True)
         expected = runtime.wait(60)["first"].value
     long, short = sorted((p.duration.mean / 1e9 for p in job._context.handle.op_profiles()), reverse=True)[:2]
-    assert expected / 3 < long < expected * 3
+    assert min(expected) / 3 < long < max(expected) * 3
     assert short < long / 2
 
 

@@ -29,7 +29,7 @@ def step(job: Job, width: int, rows: int = 64) -> float:
 
 def test_an_allocation_beyond_the_budget_is_refused_in_that_job_only() -> None:
     with torchshare.Runtime() as runtime:
-        runtime.submit(lambda job: step(job, 100_000), name="large", memory_budget=8 * MIB, threads=1)
+        runtime.submit(lambda job: step(job, 100_000), name="large", memory_budget=8 * MIB, resplit=False, threads=1)
         runtime.submit(lambda job: step(job, 200), name="small", priority="primary", memory_budget=8 * MIB, threads=1)
         results = runtime.wait(60, check=False)
     error = results["large"].exception
@@ -79,7 +79,7 @@ def test_a_smaller_sub_batch_fits() -> None:
         raise AssertionError
 
     with pytest.raises(torchshare.BudgetExceeded):
-        run_one(lambda job: train(job, None), memory_budget=12 * MIB)
+        run_one(lambda job: train(job, None), memory_budget=12 * MIB, resplit=False)
     assert run_one(lambda job: train(job, 64), memory_budget=12 * MIB).value > 0
 
 

@@ -1,22 +1,21 @@
 from __future__ import annotations
 
-import random
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy
-
 from torchshare.context.accumulation import Accumulation
+from torchshare.context.host_random import HostRandom
 from torchshare.context.step_counter import StepCounter
 
 if TYPE_CHECKING:
+    import random
+
+    import numpy
     import torch
 
     from torchshare import _C
-
-_NUMPY_SEEDS = 2**32
 
 
 @dataclass(eq=False)
@@ -45,6 +44,12 @@ class JobContext:
     """Whether an optimizer has made a step."""
     uses_batches: bool = False
     """Whether its loop counts the steps; otherwise its optimizer's steps are counted."""
+    resplit: bool = True
+    """Whether batches that run out of memory are repeated in smaller sub-batches."""
+    regrow_after: int = 100
+    """Batches after which sub-batches grow again; 0: never."""
+    retry: Any = None
+    """How it repeats batches: a training.retry.Retry, from the first batch that it may have to repeat."""
     step_counter: StepCounter = field(default_factory=StepCounter)
     accumulation: Accumulation = field(default_factory=Accumulation)
     data_parallel: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
@@ -53,14 +58,20 @@ class JobContext:
     """Handles of the hooks on all modules or optimizers that it has registered."""
     thread: int = 0
     """`threading.get_ident()` of the job's thread, while it runs."""
-    random: random.Random = field(init=False)
-    numpy_random: numpy.random.RandomState = field(init=False)
+    host_random: HostRandom = field(init=False)
     handle: _C.Job = field(init=False)
     """Set by Runtime.submit or by the job's own thread, whichever comes first."""
 
     def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)
-        self.numpy_random = numpy.random.RandomState(self.seed % _NUMPY_SEEDS)
+        self.host_random = HostRandom(self.seed)
+
+    @property
+    def random(self) -> random.Random:
+        return self.host_random.python
+
+    @property
+    def numpy_random(self) -> numpy.random.RandomState:
+        return self.host_random.numpy
 
     @property
     def device(self) -> torch.device | None:

@@ -199,6 +199,24 @@ class JobOptions(TypedDict, total=False):
             metavar="BYTES",
         ),
     ]
+    resplit: Annotated[
+        Flag,
+        Option(
+            "repeat a batch that runs out of memory in sub-batches of half the rows, and go on with those: "
+            "`Batch.backward`, `Job.graph` and compiled steps of a job with a `memory_budget` or on a GPU.",
+            True,
+            metavar=YES_NO,
+        ),
+    ]
+    regrow_after: Annotated[
+        WholeNumber,
+        Option(
+            "batches after which sub-batches that were halved grow again; 0: never. Doubled each time they grew too "
+            "early.",
+            100,
+            metavar="N",
+        ),
+    ]
     cache_memory: Annotated[
         Flag,
         Option(

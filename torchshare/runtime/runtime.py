@@ -98,6 +98,8 @@ class Runtime:
             self._closer.number,
             self._closer.watch_cancel,
             self._closer.tell_ranks,
+            resplit=options.get("resplit", True),
+            regrow_after=options.get("regrow_after", 100),
         )
         job = Job(context)
         closer = self._closer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +14,7 @@ from torchshare import _core
 from torchshare.isolation import gradient_sync, routing
 from torchshare.training import pytree
 from torchshare.training.cuda_graph import Graphed
+from torchshare.training.retry import Attempt, Retry
 from torchshare.training.sub_batch import SubBatch
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Batch:
         self._trained = True
         return self._data
 
-    def __iter__(self) -> Iterator[SubBatch]:
+    def __iter__(self) -> Generator[SubBatch, None, None]:
         """The sub-batches in order. One with nothing to count (all its tokens masked) is left out."""
         handle = self._job.handle
         with batch_norm_warning(self._job, self._is_split):
@@ -59,13 +60,31 @@ class Batch:
         What `Job.graph` made of a loss function is replayed. With `scaler`, each loss is scaled by it, in eager.
         Returns the batch's loss, detached and unscaled. If `loss_fn` returns `(loss, extra)`, such as outputs for a
         metric, returns the loss and the list of what it returned beside it, one entry per sub-batch.
+
+        If the job has a `memory_budget`, or runs on a GPU, and the batch runs out of memory, it is undone (gradients,
+        buffers, random states) and repeated with half the rows at a time, and so are the next ones; see `resplit` and
+        `regrow_after`. Weights are those of a run that had used that `sub_batch` from this batch on. Other effects of
+        `loss_fn` happen again.
         """
+        job = self._job
+        if not job.handle.limits_memory:
+            return self._passes(loss_fn, scaler, None)
+        if job.retry is None:
+            job.retry = Retry(job)
+        return job.retry.run(
+            loss_fn, lambda attempt: self._passes(loss_fn, scaler, attempt), self._rows_at_once, self._options.reduction
+        )
+
+    def _passes(
+        self, loss_fn: Callable[..., Any], scaler: torch.amp.grad_scaler.GradScaler | None, attempt: Attempt | None
+    ) -> Any:
         total: torch.Tensor | None = None
         extras: list[Any] = []
-        for sub in self:
-            replayed = loss_fn.backward(sub) if isinstance(loss_fn, Graphed) and scaler is None else None
-            loss = self._backward(loss_fn, sub, scaler, extras) if replayed is None else replayed
-            total = loss if total is None else total + loss
+        with contextlib.closing(self.__iter__()) as sub_batches:
+            for sub in sub_batches:
+                replayed = loss_fn.backward(sub, attempt) if isinstance(loss_fn, Graphed) and scaler is None else None
+                loss = self._backward(loss_fn, sub, scaler, attempt, extras) if replayed is None else replayed
+                total = loss if total is None else total + loss
         assert total is not None  # split yields at least one piece
         return (total, extras) if extras else total
 
@@ -74,6 +93,7 @@ class Batch:
         loss_fn: Callable[..., Any],
         sub: SubBatch,
         scaler: torch.amp.grad_scaler.GradScaler | None,
+        attempt: Attempt | None,
         extras: list[Any],
     ) -> torch.Tensor:
         loss = loss_fn(*sub.data) if isinstance(sub.data, (tuple, list)) else loss_fn(sub.data)
@@ -84,21 +104,32 @@ class Batch:
             raise TypeError(f"{self._where()}: the loss is {_described(loss)}; expected a tensor with one element")
         if sub.weight != 1.0:
             loss = loss * sub.weight
+        if attempt is not None:
+            attempt.before_backward(loss)
         torch.autograd.backward(loss if scaler is None else scaler.scale(loss))
         return loss.detach()
 
     def _is_split(self) -> bool:
-        return self._options.sub_batch is not None and self._rows() > self._options.sub_batch
+        rows = self._rows_at_once()
+        return 0 < rows < self._rows()
+
+    def _rows_at_once(self) -> int:
+        """0 if the batch has no rows."""
+        rows = self._rows()
+        declared = self._options.sub_batch
+        rows = rows if declared is None else min(rows, declared)
+        return rows if self._job.retry is None else self._job.retry.rows(rows)
 
     def split(self) -> Iterator[SubBatch]:
         """The sub-batches, none of which is counted as run."""
         options = self._options
         rows = self._rows()
         self._job.largest_batch = max(self._job.largest_batch, rows)
-        if options.sub_batch is None:
+        rows_at_once = self._rows_at_once()
+        if options.sub_batch is None and rows_at_once == rows:
             yield SubBatch(self._data, 1.0, rows, 0)
             return
-        ranges = _core.split_rows(rows, options.sub_batch)
+        ranges = _core.split_rows(rows, rows_at_once)
         pieces = [map_rows(self._data, begin, end) for begin, end in ranges]
         sizes = [end - begin for begin, end in ranges]
         counts = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,9 +13,11 @@ from torch import Tensor
 from torchshare import _C
 from torchshare.isolation import compiling, routing
 from torchshare.training import pytree
+from torchshare.training.undo import Buffers, RandomStates, leaves_of
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
+    from torchshare.training.retry import Attempt
     from torchshare.training.sub_batch import SubBatch
 
 log = logging.getLogger("torchshare")
@@ -41,7 +43,7 @@ class Graphed:
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         return self._loss_fn(*args, **kwargs)
 
-    def backward(self, sub: SubBatch) -> Tensor | None:
+    def backward(self, sub: SubBatch, attempt: Attempt | None) -> Tensor | None:
         """Forward and backward by the graph; the loss, weighted and detached. None: it must be done in eager."""
         if self.fallback is not None:
             return None
@@ -53,13 +55,19 @@ class Graphed:
                 self._graphs[key] = _Graph(self._job, self._loss_fn, sub, self._device, self._gradients)
             except _Busy:
                 return None
+            except torch.OutOfMemoryError:
+                self._graphs.clear()  # a repeated batch has the memory of theirs
+                raise
             except (RuntimeError, _Uncapturable) as error:
                 # The capture could not be ended: eager ops would not run.
                 if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
                     raise (error.__cause__ or error) from None
                 self._give_up(str(error).split("\n", 1)[0])
                 return None
-        return self._graphs[key].replay(sub)
+        graph = self._graphs[key]
+        if attempt is not None:
+            attempt.before_accumulation(leaf for leaf, _ in graph.gradients)
+        return graph.replay(sub)
 
     def _give_up(self, reason: str) -> None:
         self.fallback = reason
@@ -104,8 +112,8 @@ class _Graph:
         leaves = _warm_up(job, run)
         former = [leaf.grad for leaf in leaves]
         # They are there before, so that the graph adds to them.
-        self._gradients = [(leaf, gradients.setdefault(id(leaf), torch.zeros_like(leaf))) for leaf in leaves]
-        for leaf, gradient in self._gradients:
+        self.gradients = [(leaf, gradients.setdefault(id(leaf), torch.zeros_like(leaf))) for leaf in leaves]
+        for leaf, gradient in self.gradients:
             leaf.grad = gradient
 
         def work() -> None:
@@ -116,6 +124,8 @@ class _Graph:
         job.handle.synchronize()
         try:
             self._graph: _C.DeviceGraph = job.handle.capture(work)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # the warm-up has run `loss_fn` without one
             raise _Uncapturable(str(error) or type(error).__name__) from error
         finally:
@@ -125,9 +135,9 @@ class _Graph:
     def replay(self, sub: SubBatch) -> Tensor:
         for static, given in zip(pytree.all_tensors(self._inputs), pytree.all_tensors(sub.data), strict=True):
             static.copy_(given, non_blocking=True)
-        if stale := [gradient for leaf, gradient in self._gradients if leaf.grad is None]:
+        if stale := [gradient for leaf, gradient in self.gradients if leaf.grad is None]:
             torch._foreach_zero_(stale)
-        for leaf, gradient in self._gradients:
+        for leaf, gradient in self.gradients:
             if leaf.grad is not None and leaf.grad is not gradient:
                 gradient.copy_(leaf.grad)
             leaf.grad = gradient
@@ -138,14 +148,13 @@ class _Graph:
 def _warm_up(job: JobContext, run: Callable[[], Tensor]) -> list[Tensor]:
     """Runs forward and backward a few times and leaves no trace of it: buffers, gradients and random states are as
     before. Returns the leaves that got gradients."""
-    buffers: dict[int, tuple[Tensor, Tensor]] = {}
+    buffers = Buffers()
 
     def remember(module: torch.nn.Module) -> bool:
-        for buffer in module.buffers():
-            buffers.setdefault(id(buffer), (buffer, buffer.detach().clone()))
+        buffers.add(module)
         return False
 
-    states = _RandomStates(job)
+    states = RandomStates(job)
     leaves: list[Tensor] = []
     gradients: list[Tensor | None] = []
     try:
@@ -156,62 +165,21 @@ def _warm_up(job: JobContext, run: Callable[[], Tensor]) -> list[Tensor]:
                     if not remembers:
                         raise _Busy
                     loss = run()
-                leaves = list(_leaves(loss))
+                leaves = list(leaves_of(loss))
                 gradients = [leaf.grad for leaf in leaves]
                 for leaf in leaves:
                     leaf.grad = None
             else:
                 loss = run()
             torch.autograd.backward(loss)
-        if states.host_has_moved():
+        if states.host_was_used():
             raise _Uncapturable("the loss function draws random numbers on the host")
         return [leaf for leaf in leaves if leaf.grad is not None]
     finally:
         for leaf, former in zip(leaves, gradients, strict=True):
             leaf.grad = former
-        with torch.no_grad():
-            for buffer, value in buffers.values():
-                buffer.copy_(value)
+        buffers.restore()
         states.restore()
-
-
-def _leaves(loss: Tensor) -> Iterator[Tensor]:
-    """The tensors that gradients of `loss` accumulate in."""
-    seen: set[Any] = set()
-    stack = [loss.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            yield node.variable
-        stack.extend(function for function, _ in node.next_functions)
-
-
-class _RandomStates:
-    """A job's random states, now."""
-
-    def __init__(self, job: JobContext) -> None:
-        self._job = job
-        self._python = job.random.getstate()
-        self._numpy = job.numpy_random.get_state()
-        generators = job.handle.generator, job.handle.device_generator
-        self._torch = [(generator, generator.get_state()) for generator in generators if generator is not None]
-
-    def restore(self) -> None:
-        self._job.random.setstate(self._python)
-        self._job.numpy_random.set_state(self._numpy)
-        for generator, state in self._torch:
-            generator.set_state(state)
-
-    def host_has_moved(self) -> bool:
-        generator, state = self._torch[0]
-        return (
-            self._job.random.getstate() != self._python
-            or str(self._job.numpy_random.get_state()) != str(self._numpy)
-            or not torch.equal(generator.get_state(), state)
-        )
 
 
 def _look(data: Any) -> tuple[object, ...]:

@@ -1,0 +1,118 @@
+"""Batches that run out of memory are repeated in smaller sub-batches, with the weights of a run that began so."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from conftest import run_one
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchshare import Job
+
+GIB = 2**30
+ROWS, FAILING = 8, 2
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@pytest.fixture(autouse=True)
+def quick_collections() -> Iterator[None]:
+    """Each repeated batch collects garbage."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+class Drawing(nn.Module):
+    """Draws from all random states, and has buffers that are changed in place, replaced, and large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("average", torch.zeros(6))
+        self.register_buffer("table", torch.arange(100_000.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.average = 0.9 * self.average + 0.1 * x.detach().mean(0)
+        scale = 1 + 0.1 * random.random() + 0.1 * numpy.random.rand()
+        return (x + self.average) * scale + self.table[3] / 10
+
+
+def model() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 6), Drawing(), nn.Linear(6, 1)
+    )
+
+
+def data(batches: int = 5) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(ROWS, 6, generator=generator), torch.randn(ROWS, 1, generator=generator)) for _ in range(batches)
+    ]
+
+
+def train(
+    job: Job,
+    parts: list[tuple[list[tuple[Tensor, Tensor]], int | None]],
+    zero_every: int,
+    refuse: tuple[int, int] | None,
+) -> list[Tensor]:
+    """Trains on each part with its sub-batch; gradients accumulate over `zero_every` batches. `refuse`: a batch, and
+    which of its allocations is refused. Returns losses, state and the next random numbers."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    to_refuse = refuse
+
+    def loss_fn(x: Tensor, y: Tensor) -> Tensor:
+        nonlocal to_refuse
+        if to_refuse is not None and len(losses) == to_refuse[0]:
+            job._context.handle.refuse_memory_after(to_refuse[1])
+            to_refuse = None
+        return F.mse_loss(net(x), y)
+
+    for batches, sub_batch in parts:
+        for batch in job.batches(batches, sub_batch):
+            losses.append(batch.backward(loss_fn))
+            job._context.handle.refuse_memory_after(-1)
+            if len(losses) % zero_every == 0:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
+    drawn = torch.tensor([torch.rand(()).item(), random.random(), numpy.random.rand()])
+    return [*losses, *net.state_dict().values(), drawn]
+
+
+@pytest.mark.parametrize(("failing", "zero_every"), [(0, 1), (2, 1), (3, 2)])
+def test_a_batch_refused_at_any_allocation_is_repeated(failing: int, zero_every: int, caplog: Any) -> None:
+    """In forward and backward, in the first batch and later ones, with gradients from before and without."""
+    batches = data()
+
+    def run(job: Job, sub_batch: int | None, refuse: tuple[int, int] | None = None) -> list[Tensor]:
+        job._context.retry = None
+        torch.manual_seed(0)
+        random.seed(0)
+        numpy.random.seed(0)
+        caplog.clear()
+        parts = [(batches[:failing], None), (batches[failing:], sub_batch)][failing == 0 :]
+        return train(job, parts, zero_every, refuse)
+
+    def job(job: Job) -> int:
+        whole, halves = run(job, None), run(job, ROWS // 2)
+        for allocation in range(1000):
+            ended = run(job, None, (failing, allocation))
+            if "ran out of memory" not in caplog.text:
+                assert all(map(torch.equal, ended, whole))
+                return allocation
+            assert "with 8 rows at a time; it is repeated with 4" in caplog.text
+            assert all(map(torch.equal, ended, halves)), allocation
+        raise AssertionError
+
+    assert run_one(job, memory_budget=GIB, regrow_after=0).value > 40
