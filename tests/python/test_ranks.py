@@ -10,13 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import torchshare_command
+from conftest import on_both, torchshare_command
 from torch.distributed import run
 
 from torchshare.cli import launch
 
 PROGRAMS = Path(__file__).parent / "ranks"
-on_both = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 TWO_RANKS = ["--standalone", "--nproc-per-node=2"]
 SCRIPT = Path(__file__).parents[2] / "examples" / "scripts" / "ddp" / "train.py"
 
