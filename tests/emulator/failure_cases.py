@@ -126,6 +126,8 @@ def in_fork(case: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     # Loads the numerics, once. Asked by torch, this would forbid CUDA in the children.
     emulator.cudaGetDeviceCount(ctypes.byref(ctypes.c_int()))
+    with torchshare.Runtime(device="cpu"):
+        pass  # a process's first runtime imports what it patches, for seconds; not in each child
     for line in sys.stdin:
         print(json.dumps(in_fork(json.loads(line))), flush=True)
 

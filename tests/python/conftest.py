@@ -30,6 +30,8 @@ def policy(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+on_both = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
 CACHE = Path(__file__).parents[2] / "build" / "test-cache"
 
 

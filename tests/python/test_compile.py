@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Gatekeeper, run_one, wait_until
+from conftest import Gatekeeper, on_both, run_one, wait_until
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import _global_forward_pre_hooks
@@ -176,25 +176,26 @@ def test_a_job_compiles_while_another_looks_for_batch_norm() -> None:
     assert results["compiles"].value.tolist() == [1, 1]
 
 
-def test_a_job_suspended_while_it_compiles_does_not_block_others() -> None:
+@on_both
+def test_a_job_suspended_while_it_compiles_does_not_block_others(device: str) -> None:
     keeper = Gatekeeper()
     compiled = threading.Event()
 
     def slow(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
         keeper.pause()
-        torch.ones(2).add(1)  # it would park here, holding the lock
+        torch.ones(2, device=device).add(1)  # it would park here, holding the lock
         return graph.forward
 
     def second(_job: Job) -> float:
-        value = torch.compile(lambda x: x * 3, backend=slow)(torch.ones(2))
+        value = torch.compile(lambda x: x * 3, backend=slow)(torch.ones(2, device=device))
         compiled.set()
         return value.sum().item()
 
     def first(_job: Job) -> float:
         assert keeper.reached.wait(20)
-        return torch.compile(lambda x: x * 2, backend="eager")(torch.ones(2)).sum().item()
+        return torch.compile(lambda x: x * 2, backend="eager")(torch.ones(2, device=device)).sum().item()
 
-    with torchshare.Runtime(device="cpu") as runtime:
+    with torchshare.Runtime(device=device) as runtime:
         low = runtime.submit(second, name="second")
         high = runtime.submit(first, name="first", priority="primary")
         runtime.start()
@@ -225,6 +226,19 @@ def test_a_job_that_waits_to_compile_can_be_cancelled() -> None:
         wait_until(lambda: waits.state == "cancelled")
         keeper.release.set()
         runtime.wait(30)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow  # imports inductor
+@pytest.mark.timeout(300)
+def test_the_mode_that_captures_graphs_is_refused_in_a_job() -> None:
+    def train(_job: Job) -> Tensor:
+        model = nn.Linear(4, 4).cuda()
+        return torch.compile(model, mode="reduce-overhead")(torch.ones(4, 4, device="cuda"))
+
+    message = r"job 'alone': mode=\"reduce-overhead\" is not supported in a job; job.graph\(loss_fn\) captures"
+    with pytest.raises(RuntimeError, match=message):
+        run_one(train, device="cuda", timeout=200)
 
 
 def test_the_lock_is_restored() -> None:

@@ -37,6 +37,28 @@ def test_a_graph_trains_as_eager_does(make: Callable[[], nn.Module]) -> None:
     assert identical(alone(make, 3), on_gpu(trainer(make, graph=True), seed=3))
 
 
+def test_a_graph_is_captured_once_for_each_shape_and_launched_as_one_op() -> None:
+    def train(job: Job) -> tuple[list[int], int]:
+        weights = torch.ones(4, device="cuda", requires_grad=True)
+        rows: list[int] = []
+
+        def loss_fn(x: Tensor) -> Tensor:
+            rows.append(len(x))
+            for _ in range(100):
+                x = x * weights
+            return x.sum()
+
+        loss = job.graph(loss_fn)
+        for batch in job.batches([torch.ones(size, 4, device="cuda") for size in (4, 2, 4, 2, 4)]):
+            before = job.result.ops
+            batch.backward(loss)
+        return rows, job.result.ops - before
+
+    rows, ops = on_gpu(train)
+    assert rows == [4] * 4 + [2] * 4  # to warm up, and the capture
+    assert ops < 10  # with the copies of its input and loss
+
+
 def test_a_graph_that_waits_for_the_device_falls_back() -> None:
     def train(job: Job) -> str | None:
         weights = torch.ones(4, device="cuda", requires_grad=True)

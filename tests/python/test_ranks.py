@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import torchshare_command
+from conftest import on_both, torchshare_command
 from torch.distributed import run
 
 from torchshare.cli import launch
@@ -49,16 +49,18 @@ def _kill_all(run: subprocess.Popen[str]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_jobs_have_default_groups_of_their_own_and_ddp_is_bit_identical(tmp_path: Path):
-    ran = torchrun(str(PROGRAMS / "groups.py"), folder=tmp_path)
+@on_both
+def test_jobs_have_default_groups_of_their_own_and_ddp_is_bit_identical(tmp_path: Path, device: str):
+    ran = torchrun(str(PROGRAMS / "groups.py"), device, folder=tmp_path)
     assert ran.returncode == 0, ran.stderr
     for what in ("priority: [True, True]", "strict: [True, True]", "best_fit: [True, True]", "inherits: True"):
         assert ran.stdout.splitlines().count(what) == 2  # ranks
 
 
-def test_what_holds_on_one_rank_holds_on_all(tmp_path: Path):
+@on_both
+def test_what_holds_on_one_rank_holds_on_all(tmp_path: Path, device: str):
     """Suspend, cancel, failure; sub-batches may differ; other jobs are refused."""
-    ran = torchrun(str(PROGRAMS / "agree.py"), folder=tmp_path)
+    ran = torchrun(str(PROGRAMS / "agree.py"), device, folder=tmp_path)
     assert ran.returncode == 0, ran.stderr
     checks = ["failure_on_one_rank", "other_jobs", "ranks_may_differ_in_sub_batches", "suspend_and_cancel"]
     assert sorted(ran.stdout.splitlines()) == sorted(2 * checks)

@@ -17,12 +17,11 @@ from typing import Any
 
 from torchshare import _C
 from torchshare.context import current
+from torchshare.isolation import cuda
 
 log = logging.getLogger("torchshare")
 
 Replace = Callable[[Any, str, object], None]
-
-_INDUCTOR = "torch._inductor.compile_fx"
 
 
 def route(replace: Replace) -> _C.Turns:
@@ -34,15 +33,18 @@ def route(replace: Replace) -> _C.Turns:
     # With this check, the first call of a compiled function runs inside a TorchDispatchMode, where random ops draw from
     # the process's generator (see the README's limits).
     replace(config, "check_custom_op_aliasing", False)
-    guarded: list[Any] = []
+    # Of modules that are imported by the first compilation that needs them.
+    unpatched: dict[str, tuple[str, cuda.Wrap]] = {
+        "torch._inductor.compile_fx": ("_compile_fx_inner", lambda function: take_turns(turns, function)),
+        "torch._inductor.cudagraph_trees": ("get_container", cuda.outside_of_jobs('mode="reduce-overhead"')),
+    }
 
-    def guard_inductor() -> None:
-        inductor = sys.modules.get(_INDUCTOR)
-        if inductor is not None and not guarded:  # imported by the first compilation
-            guarded.append(inductor)
-            replace(inductor, "_compile_fx_inner", take_turns(turns, inductor._compile_fx_inner))
+    def patch_imported() -> None:
+        for name in unpatched.keys() & sys.modules.keys():
+            attribute, wrap = unpatched.pop(name)
+            replace(sys.modules[name], attribute, wrap(getattr(sys.modules[name], attribute)))
 
-    turns = _C.Turns(convert_frame.compile_lock, guard_inductor)
+    turns = _C.Turns(convert_frame.compile_lock, patch_imported)
     replace(convert_frame, "compile_lock", turns)
     for name in ("reset", "reset_code_caches"):
         replace(torch._dynamo, name, _outside_of_jobs(getattr(torch._dynamo, name)))

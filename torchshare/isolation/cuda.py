@@ -11,6 +11,7 @@ import torch
 from torchshare.context import current
 
 Replace = Callable[[Any, str, object], None]
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def route(replace: Replace) -> None:
@@ -20,8 +21,8 @@ def route(replace: Replace) -> None:
     replace(torch.cuda, "default_generators", _RoutedGenerators(torch.cuda.default_generators))
     replace(torch.cuda.Stream, "__new__", _routed_stream(torch.cuda.Stream.__new__))
     # `graph` first: it would make the job's stream the one that all captures of the process use.
-    replace(torch.cuda.graph, "__init__", _outside_of_jobs(torch.cuda.graph.__init__))
-    replace(torch.cuda.CUDAGraph, "capture_begin", _outside_of_jobs(torch.cuda.CUDAGraph.capture_begin))
+    for cls, name in ((torch.cuda.graph, "__init__"), (torch.cuda.CUDAGraph, "capture_begin")):
+        replace(cls, name, outside_of_jobs("torch.cuda.graph")(getattr(cls, name)))
 
 
 def _routed_synchronize(original: Callable[..., None]) -> Callable[..., None]:
@@ -54,20 +55,24 @@ def _routed_stream(original: Callable[..., torch.cuda.Stream]) -> Callable[..., 
     return new
 
 
-def _outside_of_jobs(original: Callable[..., None]) -> Callable[..., None]:
-    """Refuses captures in a job: they would take the process's generator, and fail or end with what other jobs do."""
+def outside_of_jobs(what: str) -> Wrap:
+    """Refuses torch's own captures in a job: they would take the process's generator, and fail or end with what other
+    jobs do."""
 
-    @functools.wraps(original)
-    def guarded(*args: Any, **kwargs: Any) -> None:
-        job = current.job()
-        if job is not None:
-            raise RuntimeError(
-                f"job '{job.name}': torch.cuda.graph is not supported in a job; "
-                "job.graph(loss_fn) captures forward and backward"
-            )
-        original(*args, **kwargs)
+    def guard(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            job = current.job()
+            if job is not None:
+                raise RuntimeError(
+                    f"job '{job.name}': {what} is not supported in a job; "
+                    "job.graph(loss_fn) captures forward and backward"
+                )
+            return original(*args, **kwargs)
 
-    return guarded
+        return guarded
+
+    return guard
 
 
 class _RoutedGenerators:

@@ -1,5 +1,6 @@
-"""Run by torchrun: what holds on one rank holds on all."""
+"""Run by torchrun: what holds on one rank holds on all. `agree.py cpu|cuda`."""
 
+import sys
 import time
 
 import torch
@@ -13,25 +14,26 @@ import torchshare
 from torchshare.context.rank import this_rank
 
 RANK = this_rank().number
+DEVICE = sys.argv[1]
 
 
 def reduce_for_ever(job) -> None:
     dist.init_process_group("gloo")
     while True:
-        dist.all_reduce(torch.ones(1))
+        dist.all_reduce(torch.ones(1, device=DEVICE))
         time.sleep(0.001)
 
 
 def work_for_ever(job) -> None:
     while True:
-        torch.ones(1)
+        torch.ones(1, device=DEVICE)
         time.sleep(0.001)
 
 
 def finish(job) -> int:
     dist.init_process_group("gloo")
     for _ in range(200):
-        dist.all_reduce(torch.ones(1))
+        dist.all_reduce(torch.ones(1, device=DEVICE))
     return 200
 
 
@@ -43,7 +45,7 @@ def until(condition, seconds: float = 15) -> None:
 
 
 def suspend_and_cancel() -> None:
-    with torchshare.Runtime(device="cpu") as runtime:
+    with torchshare.Runtime(device=DEVICE) as runtime:
         runtime.submit(finish, name="other", priority="primary")
         job = runtime.submit(work_for_ever, name="a")
         runtime.start()
@@ -71,7 +73,7 @@ def fail(job) -> None:
 
 def failure_on_one_rank() -> None:
     """The other rank waits in a collective."""
-    with torchshare.Runtime(device="cpu") as runtime:
+    with torchshare.Runtime(device=DEVICE) as runtime:
         runtime.submit(finish, name="other", priority="primary")
         runtime.submit(fail, name="a")
         results = runtime.wait(timeout=20, check=False)
@@ -81,7 +83,7 @@ def failure_on_one_rank() -> None:
 def train(job) -> torch.Tensor:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Linear(4, 2).double())
+    model = DistributedDataParallel(nn.Linear(4, 2).to(DEVICE).double())
     calls = []
 
     def counted(state, bucket):
@@ -91,7 +93,7 @@ def train(job) -> torch.Tensor:
     model.register_comm_hook(None, counted)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(RANK)
-    data = [torch.randn(12, 4, generator=generator, dtype=torch.double) for _ in range(5)]
+    data = [torch.randn(12, 4, generator=generator, dtype=torch.double).to(DEVICE) for _ in range(5)]
     for batch in job.batches(data):
         batch.backward(lambda x: model(x).square().mean())
         optimizer.step()
@@ -109,14 +111,14 @@ def train(job) -> torch.Tensor:
 def ranks_may_differ_in_sub_batches() -> None:
     weights = []
     for sub_batch in (None, 3 + 2 * RANK):
-        with torchshare.Runtime(device="cpu") as runtime:
+        with torchshare.Runtime(device=DEVICE) as runtime:
             runtime.submit(train, name="a", sub_batch=sub_batch)
             weights.append(runtime.wait(timeout=20)["a"].value)
     torch.testing.assert_close(*weights, rtol=0, atol=1e-12)
 
 
 def other_jobs() -> None:
-    with torchshare.Runtime(device="cpu") as runtime:
+    with torchshare.Runtime(device=DEVICE) as runtime:
         runtime.submit(finish, name=f"job {RANK}")
         try:
             runtime.start()
