@@ -65,6 +65,13 @@ def test_what_holds_on_one_rank_holds_on_all(tmp_path: Path):
     assert "job 'a' ends on rank 0: it failed with ValueError: no data on rank 1" in ran.stderr
 
 
+def test_all_ranks_take_the_same_decisions(tmp_path: Path):
+    """Starts, suspensions, the bound, cancellations; except in runtimes of their own."""
+    ran = torchrun(str(PROGRAMS / "decisions.py"), folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert len(ran.stdout.splitlines()) == 2 * 6, ran.stdout
+
+
 DYING = """
 import os, signal, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")

@@ -5,14 +5,12 @@ import time
 import torch
 import torch.distributed as dist
 from lines import line
+from store import RANK, until
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import torchshare
-from torchshare.context.rank import this_rank
-
-RANK = this_rank().number
 
 
 def reduce_for_ever(job) -> None:
@@ -33,13 +31,6 @@ def finish(job) -> int:
     for _ in range(200):
         dist.all_reduce(torch.ones(1))
     return 200
-
-
-def until(condition, seconds: float = 15) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"rank {RANK}: not in {seconds} s"
-        time.sleep(0.01)
 
 
 def suspend_and_cancel() -> None:
