@@ -15,10 +15,11 @@ def work_for_ever(job) -> None:
         time.sleep(0.001)
 
 
-def step_20_times(job) -> None:
+def step_40_times(job) -> None:
     """Slower on the first rank, and without collectives."""
-    for _ in job.batches([torch.ones(1)] * 20):
-        time.sleep(0.001 if RANK else 0.1)
+    for batch in job.batches([torch.ones(1)] * 40):
+        batch.data.add_(1)
+        time.sleep(0.01 if RANK else 0.05)
 
 
 def started_at(job) -> float:
@@ -27,8 +28,8 @@ def started_at(job) -> float:
 
 def jobs_start_on_all_ranks_at_once() -> None:
     with torchshare.Runtime(device="cpu") as runtime:
-        runtime.submit(step_20_times, name="a", priority="primary")
-        runtime.submit(started_at, name="b", start="step:10")
+        runtime.submit(step_40_times, name="a", priority="primary")
+        runtime.submit(started_at, name="b", start="step:30")
         runtime.submit(started_at, name="c", start="after:a")
         results = runtime.wait(timeout=20)
     for name in ("b", "c"):
@@ -52,15 +53,16 @@ def opposite_orders_end_alike() -> None:
 
 def bound_is_kept_by_one_pace() -> None:
     with torchshare.Runtime(device="cpu", max_slowdown=0.1) as runtime:
-        runtime.submit(step_20_times, name="a", priority="primary")
+        runtime.submit(step_40_times, name="a", priority="primary")
         b = runtime.submit(work_for_ever, name="b")
+        first, _, _ = runtime._handle.pace()
         runtime.start()
         until(lambda: runtime.jobs[0].state == "finished")
         from_both("finished")
         time.sleep(0.3)
         share, cycle, age = runtime._handle.pace()
         paces = from_both([share, cycle, (time.time() - age) % cycle])
-        assert paces[0][:2] == paces[1][:2] and share < 1, paces
+        assert paces[0][:2] == paces[1][:2] and share not in (first, 1), (first, paces)
         apart = abs(paces[0][2] - paces[1][2])
         assert min(apart, cycle - apart) < 0.02, paces
         assert not runtime.bound_report() or RANK == 0
