@@ -151,6 +151,8 @@ class Runtime:
             self.close()
             raise
         results = self.results
+        if any(result.state == "cancelled" for result in results.values()):
+            self.check_ranks()  # that was why
         if check:
             _raise_failures(results)
         return results
