@@ -69,6 +69,17 @@ void obey(const Runtime& runtime, JobId job, int action, std::string reason) {
   runtime.state().coordinator.obey({job, static_cast<AutoSharing::Action>(action), std::move(reason)});
 }
 
+/// Share, cycle and age of the origin, in seconds.
+std::tuple<double, double, double> pace(const Runtime& runtime) {
+  const Pace pace = runtime.state().gate.pace();
+  return {pace.share, to_seconds(pace.cycle), to_seconds(runtime.state().now() - pace.origin)};
+}
+
+void set_pace(const Runtime& runtime, double share, Seconds cycle, Seconds age) {
+  runtime.state().gate.set_pace(
+      {.origin = runtime.state().now() - from_seconds(age), .cycle = from_seconds(cycle), .share = share});
+}
+
 /// The recorded ops as columns; times in seconds.
 py::dict op_trace(const RuntimeJob& job) {
   const std::vector<OpTrace::Op>& ops = watched(job).trace().ops;
@@ -244,6 +255,8 @@ void bind_runtime(py::module_& module) {
           "keep_orders", [](const Runtime& runtime) { runtime.state().coordinator.keep_orders(); }, ReleaseGil())
       .def("take_orders", &take_orders)
       .def("obey", &obey, py::arg("job"), py::arg("action"), py::arg("reason"), ReleaseGil())
+      .def("pace", &pace)
+      .def("set_pace", &set_pace, py::arg("share"), py::arg("cycle"), py::arg("age"), ReleaseGil())
       .def("events", &events)
       .def("write_timeline", &write_timeline, py::arg("path"), ReleaseGil());
 }

@@ -74,6 +74,11 @@ void Gate::set_pace(const Pace& pace) {
   changed_.notify_all();
 }
 
+Pace Gate::pace() const {
+  std::lock_guard lock(mutex_);
+  return pace_;
+}
+
 void Gate::set(Slot& slot, Attention bit) {
   slot.attention.fetch_or(bit, std::memory_order_release);
   slot.changed.notify_all();

@@ -69,6 +69,7 @@ class Gate {
 
   /// Sets the part of each cycle in which jobs that another outranks may enter; within it, the policy decides.
   void set_pace(const Pace& pace);
+  Pace pace() const;
 
   /// Asks the policy, once. On the job's own thread.
   [[nodiscard]] bool try_enter(const Slot& slot);
@@ -107,7 +108,7 @@ class Gate {
 
   const std::unique_ptr<GatePolicy> policy_;
   Clock& clock_;
-  std::mutex mutex_;  // guards members_, pace_
+  mutable std::mutex mutex_;  // guards members_, pace_
   std::vector<Member> members_;
   Pace pace_;
   std::atomic<int> fillers_{0};

@@ -52,6 +52,11 @@ Coordinator::Registration Coordinator::add(NewJob new_job, Slot& slot, JobStatus
   any_automatic_ = any_automatic_ || std::holds_alternative<StartAuto>(told.start);
   set_news();
   timeline_.record({now, now, job, EventKind::kState, 0, std::string(to_string(JobState::kPending))});
+  for (const AutoSharing::Order& order : early_orders_) {
+    if (order.job == job) {
+      carry_out(order);
+    }
+  }
   return {*this, job};
 }
 
@@ -107,23 +112,26 @@ std::chrono::nanoseconds Coordinator::decide(JobId job) {
   if (entry.wait != Wait::kForStart || entry.start_cancelled) {
     return kNever;
   }
-  if (std::holds_alternative<StartAuto>(entry.told.start)) {
-    if (!entry.sharing_started) {
-      share();
-    }
-    if (entry.sharing_started) {
-      entry.wait = Wait::kStarted;
-    }
-    return follows_ ? kNever : sharing_.retry_at();
+  const bool automatic = std::holds_alternative<StartAuto>(entry.told.start);
+  if (automatic && !entry.start_ordered) {
+    share();
+  }
+  if (entry.start_ordered) {
+    entry.wait = Wait::kStarted;
+    return kNever;
+  }
+  if (follows_ && !std::holds_alternative<StartNow>(entry.told.start)) {
+    return kNever;
+  }
+  if (automatic) {
+    return sharing_.retry_at();
   }
   const auto now = clock_.now();
   const StartDecision decision = decide_start(views(), job, now - entry.arrival);
   if (!decision.start) {
     return decision.retry_after ? now + *decision.retry_after : kNever;
   }
-  record_decision(job, "start: " + decision.reason);
-  entry.wait = Wait::kStarted;
-  changed_.notify_all();
+  issue({job, AutoSharing::Action::kStart, decision.reason});
   return kNever;
 }
 
@@ -140,14 +148,19 @@ void Coordinator::share() {
   }
   const auto former_retry = sharing_.retry_at();
   for (AutoSharing::Order& order : sharing_.decide(clock_.now())) {
-    carry_out(order);
-    if (keeps_orders_) {
-      orders_.push_back(std::move(order));
-    }
+    order.reason.insert(0, "auto: ");
+    issue(std::move(order));
   }
   if (sharing_.retry_at() < former_retry) {
     changed_.notify_all();  // waiting threads must decide earlier than planned
     news_.notify_all();
+  }
+}
+
+void Coordinator::issue(AutoSharing::Order order) {
+  carry_out(order);
+  if (keeps_orders_) {
+    orders_.push_back(std::move(order));
   }
 }
 
@@ -158,22 +171,23 @@ void Coordinator::carry_out(const AutoSharing::Order& order) {
   }
   switch (order.action) {
     case AutoSharing::Action::kStart:
-      entry.sharing_started = true;
-      entry.wait = entry.wait == Wait::kForStart ? Wait::kStarted : entry.wait;
-      record_decision(order.job, "start: auto: " + order.reason);
+      if (!std::exchange(entry.start_ordered, true)) {
+        entry.wait = entry.wait == Wait::kForStart ? Wait::kStarted : entry.wait;
+        record_decision(order.job, "start: " + order.reason);
+      }
       break;
     case AutoSharing::Action::kStay:
-      record_decision(order.job, "stay: auto: " + order.reason);
+      record_decision(order.job, "stay: " + order.reason);
       break;
     case AutoSharing::Action::kHold:
       entry.held = true;
       gate_.set(*entry.slot, kHold);
-      record_decision(order.job, "hold: auto: " + order.reason);
+      record_decision(order.job, "hold: " + order.reason);
       break;
     case AutoSharing::Action::kRelease:
       entry.held = false;
       gate_.clear(*entry.slot, kHold);
-      record_decision(order.job, "release: auto: " + order.reason);
+      record_decision(order.job, "release: " + order.reason);
       break;
   }
   changed_.notify_all();
@@ -193,6 +207,8 @@ void Coordinator::obey(const AutoSharing::Order& order) {
   const auto lock = lock_up_to_date();
   if (order.job < entries_.size()) {
     carry_out(order);
+  } else {
+    early_orders_.push_back(order);
   }
 }
 
@@ -323,7 +339,7 @@ void Coordinator::count_step(const JobReport& report) {
 void Coordinator::keep_bound(JobId job, std::chrono::nanoseconds now) {
   Entry& entry = entries_[job];
   const auto begin = std::exchange(entry.last_step, now);
-  if (!max_slowdown_ || begin.count() == 0 || entry.steps <= kWarmUpSteps || is_outranked(job)) {
+  if (!max_slowdown_ || follows_ || begin.count() == 0 || entry.steps <= kWarmUpSteps || is_outranked(job)) {
     return;
   }
   const bool beside = has_lower_beside(job);

@@ -84,10 +84,11 @@ class Coordinator {
   /// Ends the setup: checks every start condition (see check_starts), now and at every later `add`.
   void open();
 
-  // With several ranks, the first one decides about jobs with start="auto" for all: ranks that hold different jobs
-  // would wait for each other.
-  /// Called before `open` on the other ranks: leaves these decisions to `obey`.
+  // With several ranks, the first one decides for all which jobs start and which are held: ranks that run different
+  // jobs would wait for each other. It also keeps the bound for all; see `Gate::set_pace`.
+  /// Called before `open` on the other ranks: leaves these decisions to `obey`. Jobs that start now do not wait.
   void follow_orders();
+  /// An order about a job that is not added yet is carried out when it is.
   void obey(const AutoSharing::Order& order);
   /// Called before `open` on the first rank: its decisions are kept for `take_orders`.
   void keep_orders();
@@ -133,7 +134,7 @@ class Coordinator {
     std::uint64_t steps = 0;
     Wait wait = Wait::kNone;
     bool start_cancelled = false;
-    bool sharing_started = false;  // by a decision of sharing_
+    bool start_ordered = false;
     bool held = false;
     std::chrono::nanoseconds last_step{0};   // its end; 0: none since the job's last change of state
     std::unique_ptr<SlowdownBound> bound{};  // once it is the primary of a runtime with a bound
@@ -146,6 +147,8 @@ class Coordinator {
   void decide_waiting();
   /// Carries out the current decisions of sharing_.
   void share();
+  /// Carries out a decision, and keeps it for other ranks.
+  void issue(AutoSharing::Order order);
   void carry_out(const AutoSharing::Order& order);
   void withdraw(JobId job);
   std::unique_lock<std::mutex> lock_up_to_date();
@@ -178,8 +181,9 @@ class Coordinator {
   bool any_automatic_ = false;
   bool follows_ = false;
   bool keeps_orders_ = false;
-  std::vector<AutoSharing::Order> orders_;  // not taken yet
-  int starting_ = 0;                        // jobs inside wait_to_start
+  std::vector<AutoSharing::Order> orders_;        // not taken yet
+  std::vector<AutoSharing::Order> early_orders_;  // about jobs that are not added yet
+  int starting_ = 0;                              // jobs inside wait_to_start
   AutoSharing sharing_;
 };
 

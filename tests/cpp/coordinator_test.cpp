@@ -184,8 +184,9 @@ TEST_F(CoordinatorTest, StartsAnAutomaticJobAtOnceBesideOneItSharesWellWith) {
   EXPECT_TRUE(waiter.get());
   EXPECT_THAT(details(secondary, EventKind::kDecision), ElementsAre(HasSubstr("start: auto: ratios 1.1 and 1.1")));
   const auto orders = coordinator_.take_orders();  // for other ranks
-  ASSERT_EQ(orders.size(), 1U);
-  EXPECT_EQ(orders[0].job, secondary.id());
+  ASSERT_EQ(orders.size(), 2U);
+  EXPECT_EQ(orders[0].job, primary.id());
+  EXPECT_EQ(orders[1].job, secondary.id());
 }
 
 TEST_F(CoordinatorTest, HoldsBackAnAutomaticJobThatWouldShareBadly) {
@@ -211,7 +212,31 @@ TEST_F(CoordinatorTest, FollowsAnotherRanksDecisionsAboutAutomaticJobs) {
   EXPECT_TRUE(coordinator_.take_orders().empty());
   coordinator_.obey({.job = secondary.id(), .action = AutoSharing::Action::kStart, .reason = "rank 0 says so"});
   EXPECT_TRUE(waiter.get());
-  EXPECT_THAT(details(secondary, EventKind::kDecision), ElementsAre("start: auto: rank 0 says so"));
+  EXPECT_THAT(details(secondary, EventKind::kDecision), ElementsAre("start: rank 0 says so"));
+}
+
+TEST_F(CoordinatorTest, FollowsAnotherRanksStartConditions) {
+  Member& primary = add("a", Priority::kPrimary, "now");
+  Member& secondary = add("b", Priority::kSecondary, "step:1");
+  coordinator_.follow_orders();
+  coordinator_.open();
+  EXPECT_TRUE(start(primary).get());
+  auto waiter = start(secondary);
+  primary.step();
+  EXPECT_TRUE(still_waits(waiter)) << "the first rank has not come so far";
+  coordinator_.obey({.job = primary.id(), .action = AutoSharing::Action::kStart, .reason = "now"});
+  coordinator_.obey({.job = secondary.id(), .action = AutoSharing::Action::kStart, .reason = "step 1"});
+  EXPECT_TRUE(waiter.get());
+  EXPECT_THAT(details(primary, EventKind::kDecision), ElementsAre("start: now"));
+}
+
+TEST_F(CoordinatorTest, CarriesOutAnOrderAboutAJobThatIsAddedLater) {
+  add("a", Priority::kPrimary, "now");
+  coordinator_.follow_orders();
+  coordinator_.open();
+  coordinator_.obey({.job = 1, .action = AutoSharing::Action::kStart, .reason = "rank 0 says so"});
+  Member& late = add("b", Priority::kSecondary, "step:1");
+  EXPECT_TRUE(start(late).get());
 }
 
 class SwappedTest : public CoordinatorTest {

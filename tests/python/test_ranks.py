@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -67,6 +68,19 @@ def test_what_holds_on_one_rank_holds_on_all(tmp_path: Path, device: str):
     assert "job 'a' ends on rank 0: it failed with ValueError: no data on rank 1" in ran.stderr
 
 
+def test_fsdp2_and_pipeline_schedules_are_bit_identical(tmp_path: Path):
+    ran = torchrun(str(PROGRAMS / "sharded.py"), folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert len(ran.stdout.splitlines()) == 2 * 5, ran.stdout
+
+
+def test_all_ranks_take_the_same_decisions(tmp_path: Path):
+    """Starts, suspensions, the bound, cancellations; except in runtimes of their own."""
+    ran = torchrun(str(PROGRAMS / "decisions.py"), folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert len(ran.stdout.splitlines()) == 2 * 6, ran.stdout
+
+
 DYING = """
 import os, signal, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -84,6 +98,53 @@ def test_a_rank_killed_in_a_collective_ends_all_jobs(tmp_path: Path):
     ran = torchrun("dying.py kill", "dying.py", folder=tmp_path, launcher="torchshare launch")
     assert ran.returncode == 1 and "Signal 9 (SIGKILL)" in ran.stderr
     assert time.monotonic() - began < 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dies", "reason"), [(0, "the store of the ranks is lost"), (1, "rank 1 has not been heard of")]
+)
+def test_a_rank_killed_during_a_decision_ends_all_jobs(dies: int, reason: str):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(PROGRAMS / "dying.py"), str(dies)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ranks = [subprocess.Popen(command, env={**place, "RANK": str(rank)}, **pipes) for rank in range(2)]
+    try:
+        out, err = ranks[1 - dies].communicate(timeout=60)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert reason in err and reason in out, out + err
+    states, _, seconds = out.splitlines()[-1].partition(" after ")
+    assert "running" not in states and int(seconds.removesuffix(" s")) < 30, out
+
+
+RESTARTED = """
+import os, signal, sys, torch, torch.distributed as dist
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+dist.init_process_group("gloo")
+total = torch.ones(4)
+for step in range(50):
+    dist.all_reduce(total)
+    total /= 2
+    if step == 20 and dist.get_rank() == 1 and sys.argv[1] == "dies" and attempt == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+open(f"{sys.argv[1]}.{attempt}.{dist.get_rank()}", "w").close()
+"""
+
+
+@pytest.mark.slow
+def test_jobs_begin_again_after_an_elastic_restart(tmp_path: Path):
+    (tmp_path / "restarted.py").write_text(RESTARTED)
+    targets = ["restarted.py dies", "restarted.py stays"]
+    ran = torchrun("--max-restarts=1", *targets, folder=tmp_path, launcher="torchshare launch", timeout=90)
+    assert ran.returncode == 0, ran.stderr
+    assert {path.name for path in tmp_path.glob("dies.*")} == {"dies.1.0", "dies.1.1"}
+    assert {path.name for path in tmp_path.glob("stays.1.*")} == {"stays.1.0", "stays.1.1"}
 
 
 @pytest.mark.slow

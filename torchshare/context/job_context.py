@@ -28,8 +28,8 @@ class JobContext:
     """Default of `Job.batches`, in rows."""
     epochs_left: int | None
     """Remaining passes over the loader; None if not declared."""
-    runtime: int
-    """The number of its runtime among those of this process; the same on all ranks."""
+    runtime: str
+    """Of its runtime: unique in this process; the same on all ranks of a runtime that runs on several."""
     watch_cancel: Callable[[JobContext], None]
     """Delivers a cancellation to the job even if it runs no op."""
     tell_ranks: Callable[[JobContext, str, str], None]

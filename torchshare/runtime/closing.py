@@ -40,10 +40,14 @@ class Closer:
     _all: ClassVar[set[Closer]] = set()  # closers of started runtimes
 
     _numbers: ClassVar[Iterator[int]] = itertools.count()
+    _own_numbers: ClassVar[Iterator[int]] = itertools.count()
 
-    def __init__(self, handle: _C.Runtime) -> None:
+    def __init__(self, handle: _C.Runtime, ranks: bool) -> None:
+        """With `ranks`, the runtime runs together with those of other ranks, if there are any."""
         self._handle = handle
-        self.number = next(self._numbers)
+        self._joins_ranks = ranks and this_rank().count > 1
+        # The others are not counted: ranks may differ in their number.
+        self.number = str(next(self._numbers)) if ranks else f"own{next(self._own_numbers)}"
         self.jobs: list[JobContext] = []
         self.ranks: Ranks | None = None
         self._interrupter = Interrupter()
@@ -58,6 +62,7 @@ class Closer:
         """Cancels every job."""
         self._handle.cancel_all()
         self._watch_cancels()
+        self._tell_of_cancels()
 
     def watch_cancel(self, job: JobContext) -> None:
         """Delivers the cancellation of a job even if it runs no op."""
@@ -67,9 +72,15 @@ class Closer:
         for job in self.jobs:
             self._interrupter.watch(job)
 
+    def _tell_of_cancels(self) -> None:
+        """A job that has not started has no thread that tells it."""
+        for job in self.jobs:
+            if job.handle.state not in ("finished", "failed"):
+                self.tell_ranks(job, "ended", "was cancelled")
+
     def join_ranks(self) -> None:
         """Called before jobs may run. Raises RuntimeError if other ranks run other jobs."""
-        if self.ranks is None and this_rank().count > 1 and not self._once.locked():
+        if self.ranks is None and self._joins_ranks and not self._once.locked():
             from torchshare.runtime.ranks import Ranks
 
             self.ranks = Ranks(self._handle, self.number, self.jobs, self._cancel_job)
@@ -107,6 +118,7 @@ class Closer:
         try:
             self._handle.begin_close()
             self._watch_cancels()
+            self._tell_of_cancels()
             self._wait(stops)
             places = {job.name: _place_of(job) for job in self.jobs}
             for name in self._handle.close(0):

@@ -120,6 +120,14 @@ class RuntimeOptions(TypedDict, total=False):
         Expected("a number"),
         Option("fraction of the time in which lower jobs may run, instead of `max_slowdown`.", metavar="SHARE"),
     ]
+    ranks: Annotated[
+        Flag,
+        Option(
+            "run the same jobs on all ranks, if torchrun started this process: they start, suspend and end together. "
+            "False: this process runs jobs of its own, whatever other ranks do.",
+            True,
+        ),
+    ]
     timeline_capacity: Annotated[
         int,
         Interval(ge=1),

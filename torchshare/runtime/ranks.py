@@ -1,6 +1,21 @@
-"""What runtimes of several ranks agree on, through the store of their rendezvous: the list of jobs; that a job which
-fails or is cancelled on one rank ends on all; suspend, resume and the decisions of `start="auto"`; and that all jobs
-end when a rank dies."""
+"""What runtimes of several ranks agree on, through the store of their rendezvous: the list of jobs; when each job
+starts and which are held for another; the pace that keeps the bound; suspend and resume; that a job which fails or is
+cancelled on one rank ends on all; and that all jobs end when a rank dies.
+
+The first rank decides about starts, holds and the pace, and the others follow: ranks that started or held different
+jobs would wait for each other, and no rank sees in its own steps what its secondary costs another rank's primary. They
+follow within 0.1 s, not at the same step. That is enough: a job waits for itself on other ranks, not for other jobs, so
+a rank that is ahead waits in its next collective.
+
+Everything else is each rank's own:
+
+- The gate. A job waits only for higher ones. The highest waits for none, so its collectives end; then those of the next
+  one do. So ranks cannot wait for each other in a circle.
+- Sub-batches. Gradients are averaged once per batch (see `gradient_sync`), so ranks may differ in their number.
+- Turns at torch's process-wide state, such as tracing. Nothing in a turn waits for other ranks, unless the user runs
+  collectives inside a level of forward-mode differentiation or sets `enable_compiler_collectives`. Two jobs that do may
+  wait for each other.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +51,7 @@ class Ranks:
     """This rank's side. A message is for all ranks, its sender included."""
 
     def __init__(
-        self, runtime: _C.Runtime, number: int, jobs: list[JobContext], cancel: Callable[[JobContext], None]
+        self, runtime: _C.Runtime, number: str, jobs: list[JobContext], cancel: Callable[[JobContext], None]
     ) -> None:
         """Waits until all ranks have got here with the same jobs. `number` is the same for runtimes that run together.
 
@@ -47,10 +62,11 @@ class Ranks:
         self._runtime = runtime
         self._jobs = jobs
         self._cancel = cancel
-        self._ended_on: dict[str, int] = {}  # job: the rank on which it ended first, unsuccessfully
-        self._news = threading.Condition()  # notified of _ended_on
+        self._ended: dict[str, tuple[int, str]] = {}  # job: on which rank it ended first, unsuccessfully, and how
+        self._news = threading.Condition()  # notified of _ended
         self._left: set[int] = set()
         self._leaving: dict[JobContext, float] = {}  # jobs that end on all ranks: when they are left behind
+        self._pace: Any = None  # the last one sent or followed
         self.failure: str | None = None
         """Why all jobs must end: a rank has died."""
         host = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_S)))[0]
@@ -66,15 +82,15 @@ class Ranks:
 
     def tell(self, job: JobContext, what: str, text: str = "") -> None:
         """Sends "ended", "suspend" or "resume" of a job. From any thread."""
-        if what != "ended" or job.name not in self._ended_on:
+        if what != "ended" or job.name not in self._ended:
             self._send(what, job.name, text)
 
     def ended_elsewhere(self, job: JobContext) -> bool:
         """Whether the job has ended on another rank. Waits a moment for the news: a rank that waits for the job in a
         collective hears of it from the connection, too."""
         with self._news:
-            self._news.wait_for(lambda: job.name in self._ended_on or self.failure is not None, _NEWS_S)
-            return self._ended_on.get(job.name, self._rank.number) != self._rank.number
+            self._news.wait_for(lambda: job.name in self._ended or self.failure is not None, _NEWS_S)
+            return job.name in self._ended and self._ended[job.name][0] != self._rank.number
 
     def close(self) -> None:
         """Leaves. A rank that hosts the store stays until all others have left."""
@@ -114,54 +130,71 @@ class Ranks:
         try:
             while self.failure is None and self._rank.number not in self._left:
                 self._serve()
+            self._send_orders()  # the last ones
         except DistError as error:
             self._fail(f"the store of the ranks is lost: {error}")
 
     def _serve(self) -> None:
         """Handles the messages that have come, waits a moment, and says that this rank is alive."""
-        for order in self._runtime.take_orders() if self._rank.is_first else ():
-            self._send("order", "", json.dumps(order))
+        self._send_orders()
+        self._share_pace()
         while self._reader.check([f"message/{self._next}"]):
             message = self._reader.get(f"message/{self._next}")
             self._next += 1
             self._handle(*json.loads(message))
-        self._leave_behind()
+        self._end_jobs()
         time.sleep(_POLL_S)
         if time.monotonic() >= self._next_beat:
             self._next_beat = time.monotonic() + _BEAT_S
             self._check_beats()
 
+    def _send_orders(self) -> None:
+        for order in self._runtime.take_orders() if self._rank.is_first else ():
+            self._send("order", "", json.dumps(order))
+
+    def _share_pace(self) -> None:
+        """The slices of lower jobs lie at the same time on all ranks, or a job that runs on one rank waits for one that
+        is held on another. The origin is sent as wall-clock time."""
+        if self._rank.is_first:
+            share, cycle, age = self._runtime.pace()
+            if share < 1 and self._pace != (share, cycle):
+                self._pace = (share, cycle)
+                self._reader.set("pace", json.dumps([share, cycle, time.time() - age]))
+        elif self._reader.check(["pace"]):
+            text = self._reader.get("pace")
+            if self._pace != text:
+                self._pace = text
+                share, cycle, origin = json.loads(text)
+                self._runtime.set_pace(share, cycle, time.time() - origin)
+
     def _handle(self, rank: int, what: str, name: str, text: str) -> None:
         if what == "left":
             self._left.add(rank)
-        if what == "ended":
+        elif what == "ended":
             with self._news:
-                self._ended_on.setdefault(name, rank)
+                self._ended.setdefault(name, (rank, text))
                 self._news.notify_all()
-        if what == "order" and rank != self._rank.number:
+        elif what == "order" and rank != self._rank.number:
             self._runtime.obey(*json.loads(text))
-        for job in self._jobs:
-            if job.name != name or job.handle.state in ENDED:
-                continue
-            if what == "ended":
-                self._leaving.setdefault(job, time.monotonic() + _LEAVE_S)
-            if rank != self._rank.number:
-                self._follow(job, what, f"{text} on rank {rank}")
+        for job in [job for job in self._jobs if job.name == name]:
+            # Also if this rank sent it: the last message wins on all ranks.
+            if what == "suspend":
+                job.handle.suspend()
+            elif what == "resume":
+                job.handle.resume()
 
-    def _follow(self, job: JobContext, what: str, text: str) -> None:
-        if what == "suspend":
-            job.handle.suspend()
-        elif what == "resume":
-            job.handle.resume()
-        elif what == "ended" and not job.handle.cancel_requested:
-            log.error("job '%s' ends on rank %d: it %s", job.name, self._rank.number, text)
-            self._cancel(job)
-
-    def _leave_behind(self) -> None:
-        """A job may wait in C++ for a rank that has not come to the rendezvous, and will not."""
-        for job in [job for job, at in self._leaving.items() if at < time.monotonic()]:
-            del self._leaving[job]
-            if job.handle.state not in ENDED:
+    def _end_jobs(self) -> None:
+        """Ends jobs that have ended on another rank, also if they were submitted here after that. A job may wait in C++
+        for a rank that has not come to the rendezvous, and will not; it is left behind."""
+        now = time.monotonic()
+        for job in [job for job in self._jobs if job.name in self._ended and job.handle.state not in ENDED]:
+            rank, how = self._ended[job.name]
+            if job not in self._leaving:
+                self._leaving[job] = now + _LEAVE_S
+                if rank != self._rank.number and not job.handle.cancel_requested:
+                    log.error("job '%s' ends on rank %d: it %s on rank %d", job.name, self._rank.number, how, rank)
+                    self._cancel(job)
+            elif self._leaving[job] < now:
                 log.warning("job '%s' is blocked on rank %d and is left behind", job.name, self._rank.number)
                 job.handle.give_up()
 

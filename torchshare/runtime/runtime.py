@@ -56,7 +56,7 @@ class Runtime:
         self._jobs: list[Job] = []
         routing.install()
         # Runs at close, when the runtime is dropped, or at interpreter exit, whichever comes first.
-        self._closer = Closer(self._handle)
+        self._closer = Closer(self._handle, ranks=options.get("ranks", True))
         weakref.finalize(self, self._closer.drop).atexit = False  # type: ignore[misc]  # a property
 
     @property
@@ -153,6 +153,8 @@ class Runtime:
             self.close()
             raise
         results = self.results
+        if any(result.state == "cancelled" for result in results.values()):
+            self.check_ranks()  # that was why
         if check:
             _raise_failures(results)
         return results
@@ -194,7 +196,8 @@ class Runtime:
             raise OSError(str(error)) from None
 
     def bound_report(self) -> list[BoundReport]:
-        """How `max_slowdown` was kept: one report per job that lower jobs ran beside. A report prints as one line."""
+        """How `max_slowdown` was kept: one report per job that lower jobs ran beside. A report prints as one line. The
+        first of several ranks keeps the bound for all; the others have no report."""
         if self._max_slowdown is None:
             return []
         events = self.events()

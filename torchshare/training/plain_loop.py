@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -14,6 +14,7 @@ from torchshare.isolation import gradient_sync
 from torchshare.training.batches import Count, Options, Reduction, batch_norm_warning, fetch, options_of
 
 if TYPE_CHECKING:
+    from torchshare.context.accumulation import Accumulation
     from torchshare.context.job_context import JobContext
 
 log = logging.getLogger("torchshare")
@@ -84,6 +85,8 @@ class _SplitLoader:
         self._loader = loader
         self._options = options
         self._weighted: set[torch.Tensor] = set()
+        self._unseen: set[int] = set()
+        """Identities of those without a gradient yet."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -116,6 +119,7 @@ class _SplitLoader:
                         job.handle.begin_sub_batch()
                         with gradient_sync.in_sub_batch(job, index == len(pieces) - 1):
                             yield piece.data
+                        self._check_weighted()
                         job.handle.end_sub_batch()
             finally:
                 accumulation.between_batches()
@@ -123,12 +127,28 @@ class _SplitLoader:
 
     def _weight_gradients(self) -> None:
         """Each sub-batch's gradients are multiplied by its weight, as its loss would be."""
-        accumulation = self._job.accumulation
-        for optimizer in accumulation.optimizers:
+        for optimizer in self._job.accumulation.optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     if parameter.requires_grad and parameter not in self._weighted:
                         self._weighted.add(parameter)
-                        parameter.register_hook(
-                            lambda gradient: gradient if accumulation.weight == 1.0 else gradient * accumulation.weight
-                        )
+                        if parameter.grad is None:
+                            self._unseen.add(id(parameter))
+                        parameter.register_hook(_weigher(self._job.accumulation, self._unseen, id(parameter)))
+
+    def _check_weighted(self) -> None:
+        if not self._unseen:
+            return
+        if any(parameter.grad is not None and id(parameter) in self._unseen for parameter in self._weighted):
+            raise RuntimeError(
+                f"job '{self._job.name}': torchshare.accumulate cannot weight gradients that are set without autograd, "
+                "as fully_shard does; use job.batches and batch.backward"
+            )
+
+
+def _weigher(accumulation: Accumulation, unseen: set[int], parameter: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def weigh(gradient: torch.Tensor) -> torch.Tensor:
+        unseen.discard(parameter)
+        return gradient if accumulation.weight == 1.0 else gradient * accumulation.weight
+
+    return weigh

@@ -6,14 +6,13 @@ import time
 import torch
 import torch.distributed as dist
 from lines import line
+from store import RANK, until
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import torchshare
-from torchshare.context.rank import this_rank
 
-RANK = this_rank().number
 DEVICE = sys.argv[1]
 
 
@@ -35,13 +34,6 @@ def finish(job) -> int:
     for _ in range(200):
         dist.all_reduce(torch.ones(1, device=DEVICE))
     return 200
-
-
-def until(condition, seconds: float = 15) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"rank {RANK}: not in {seconds} s"
-        time.sleep(0.01)
 
 
 def suspend_and_cancel() -> None:

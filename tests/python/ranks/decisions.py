@@ -1,0 +1,122 @@
+"""Run by torchrun: all ranks take the same decisions about starts, suspensions, the bound and the end of jobs."""
+
+import time
+
+import torch
+from lines import line
+from store import RANK, from_both, until
+
+import torchshare
+
+
+def work_for_ever(job) -> None:
+    while True:
+        torch.ones(1)
+        time.sleep(0.001)
+
+
+def step_40_times(job) -> None:
+    """Slower on the first rank, and without collectives."""
+    for batch in job.batches([torch.ones(1)] * 40):
+        batch.data.add_(1)
+        time.sleep(0.01 if RANK else 0.05)
+
+
+def started_at(job) -> float:
+    return time.monotonic()
+
+
+def jobs_start_on_all_ranks_at_once() -> None:
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(step_40_times, name="a", priority="primary")
+        runtime.submit(started_at, name="b", start="step:30")
+        runtime.submit(started_at, name="c", start="after:a")
+        results = runtime.wait(timeout=20)
+    for name in ("b", "c"):
+        times = from_both(results[name].value)
+        assert abs(times[0] - times[1]) < 0.5, (name, times)
+
+
+def opposite_orders_end_alike() -> None:
+    """Both ranks say something at the same time; the job has one state on both afterwards."""
+    with torchshare.Runtime(device="cpu") as runtime:
+        job = runtime.submit(work_for_ever, name="a")
+        runtime.start()
+        for _ in range(5):
+            from_both("ready")
+            (job.suspend if RANK else job.resume)()
+            time.sleep(0.3)
+            states = from_both(job.state)
+            assert states[0] == states[1], states
+        runtime.cancel()
+
+
+def bound_is_kept_by_one_pace() -> None:
+    with torchshare.Runtime(device="cpu", max_slowdown=0.1) as runtime:
+        runtime.submit(step_40_times, name="a", priority="primary")
+        b = runtime.submit(work_for_ever, name="b")
+        first, _, _ = runtime._handle.pace()
+        runtime.start()
+        until(lambda: runtime.jobs[0].state == "finished")
+        from_both("finished")
+        time.sleep(0.3)
+        share, cycle, age = runtime._handle.pace()
+        paces = from_both([share, cycle, (time.time() - age) % cycle])
+        assert paces[0][:2] == paces[1][:2] and share not in (first, 1), (first, paces)
+        apart = abs(paces[0][2] - paces[1][2])
+        assert min(apart, cycle - apart) < 0.02, paces
+        assert not runtime.bound_report() or RANK == 0
+        b.cancel()
+
+
+def cancellation_reaches_jobs_that_have_not_started() -> None:
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(work_for_ever, name="a", priority="primary")
+        runtime.submit(started_at, name="b", start="after:a")
+        runtime.start()
+        if RANK == 0:
+            until(lambda: runtime.jobs[1].state == "delayed")
+            runtime.cancel()
+        results = runtime.wait(timeout=20)
+    assert [result.state for result in results.values()] == ["cancelled", "cancelled"]
+
+
+def fail(job) -> None:
+    if RANK == 0:
+        raise ValueError("no data")
+    work_for_ever(job)
+
+
+def jobs_submitted_late_end_too() -> None:
+    """The first rank's has failed before the other rank submits it."""
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(work_for_ever, name="a")
+        runtime.start()
+        if RANK == 1:
+            time.sleep(0.5)
+        late = runtime.submit(fail, name="late", start=0.1)
+        until(lambda: late.state == ("cancelled" if RANK else "failed"))
+        runtime.cancel()
+        runtime.wait(timeout=20, check=False)
+
+
+def ranks_may_have_runtimes_of_their_own() -> None:
+    for number in range(1 + RANK):
+        with torchshare.Runtime(device="cpu", ranks=False) as runtime:
+            runtime.submit(started_at, name=f"{number} of rank {RANK}")
+            runtime.wait(timeout=20)
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(started_at, name="both")
+        runtime.wait(timeout=20)
+
+
+for check in (
+    jobs_start_on_all_ranks_at_once,
+    opposite_orders_end_alike,
+    bound_is_kept_by_one_pace,
+    cancellation_reaches_jobs_that_have_not_started,
+    jobs_submitted_late_end_too,
+    ranks_may_have_runtimes_of_their_own,
+):
+    check()
+    line(check.__name__)
