@@ -8,12 +8,13 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import LOOP, Ran, script, torchshare_command
+from conftest import LOOP, Ran, launch, script, torchshare_command
 
 from torchshare.cli import run
 
@@ -114,3 +115,18 @@ def test_on_a_terminal_lines_are_printed_above_the_table(tmp_path: Path):
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "\n").splitlines()
     assert {"bar: 0", "bar: 199", "bar: end", "bar-2: 0", "bar-2: 199", "bar-2: end"} <= set(lines)
     assert any(line.split()[:3] == ["bar", "primary", "finished"] for line in lines)
+
+
+def test_a_run_ends_quietly_when_the_reader_of_its_output_has_gone(tmp_path: Path):
+    """As `| head` does. What is printed on stderr goes on, without a traceback."""
+    script(tmp_path, "loud.py", LOOP + "while True:\n    train(1)\n    print('trained', flush=True)")
+    script(tmp_path, "quiet.py", LOOP + "train(2)")
+    for jobs in (["loud.py"], ["loud.py", "loud.py"], ["quiet.py"]):
+        process = launch("-m", "torchshare", "run", *jobs, folder=tmp_path)
+        if "loud.py" in jobs:
+            assert process.stdout.readline().endswith("trained\n")
+        process.stdout.close()
+        assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+        printed = process.stderr.read()
+        assert "Traceback" not in printed and "Broken pipe" not in printed and "failed" not in printed
+        process.stderr.close()

@@ -108,7 +108,7 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     with signals.deferred(forget=True) as stops:
         try:
             has_scripts = any(isinstance(each.function, Script) for each in submissions)
-            watch = _Watch(runtime, stops, has_scripts, stops_on_failure=arguments.on_failure == "stop")
+            watch = _Watch(runtime, stops, output, has_scripts, stops_on_failure=arguments.on_failure == "stop")
             watch.run(shows_progress=output.mode != "plain" and this_rank().is_first)
         except (ValueError, RuntimeError) as error:
             return refuse(error)
@@ -171,10 +171,11 @@ def _submit(runtime: Runtime, submission: _Submission) -> None:
 
 @dataclass
 class _Watch:
-    """Runs the jobs until all have ended, or until a signal closes the runtime."""
+    """Runs the jobs until all have ended, or until a signal or a closed pipe closes the runtime."""
 
     runtime: Runtime
     stops: signals.Stops
+    output: Output
     has_scripts: bool
     stops_on_failure: bool
 
@@ -184,7 +185,7 @@ class _Watch:
         with Progress(self.runtime) if shows_progress else contextlib.nullcontext() as progress:
             try:
                 self.runtime.start()
-                while not self.stops.count and not self._wait():
+                while self.output.has_reader and not self.stops.count and not self._wait():
                     if progress is not None:
                         progress.update()
                 if self.stops.exit_code == _CTRL_C and self.has_scripts:
