@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import logging
 import os
 import sys
 import traceback
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from torchshare.runtime.bound import BoundReport
     from torchshare.runtime.gaps import GapReport
     from torchshare.runtime.runtime import Runtime
+
+log = logging.getLogger("torchshare")
 
 _CTRL_C = 130  # the exit code
 _UPDATE_S = 0.1  # how often the progress display is updated
@@ -105,6 +108,8 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
             _submit(runtime, submission)
     except ValueError as error:
         return refuse(error)
+    if len(submissions) == 1:
+        _warn_of_options_of_pairs(arguments, runtime.jobs[0].name)
     with signals.deferred(forget=True) as stops:
         try:
             has_scripts = any(isinstance(each.function, Script) for each in submissions)
@@ -231,6 +236,14 @@ def _submissions(arguments: argparse.Namespace, output: Output) -> list[_Submiss
         for texts in getattr(arguments, option.name):
             _apply(option, texts, jobs, all_jobs)
     return list(jobs.values())
+
+
+def _warn_of_options_of_pairs(arguments: argparse.Namespace, job: str) -> None:
+    given = {name: getattr(arguments, name) for name in ("policy", "max_slowdown", "secondary_share")}
+    given["start"] = next((text for texts in arguments.start for text in texts if "=" not in text), None)
+    for name, value in given.items():
+        if value is not None:
+            log.warning("job '%s': --%s=%s has no effect: it is the only job", job, name.replace("_", "-"), value)
 
 
 def _apply(option: Declared, texts: list[str], jobs: dict[str, _Submission], all_jobs: list[str]) -> None:
