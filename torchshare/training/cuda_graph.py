@@ -140,7 +140,7 @@ def _warm_up(job: JobContext, run: Callable[[], Tensor]) -> list[Tensor]:
     before. Returns the leaves that got gradients."""
     buffers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def remember(module: torch.nn.Module) -> bool:
+    def remember(module: torch.nn.Module, _inputs: object) -> bool:
         for buffer in module.buffers():
             buffers.setdefault(id(buffer), (buffer, buffer.detach().clone()))
         return False
