@@ -15,6 +15,8 @@ from torchshare.isolation import routing
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
 
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+
 
 @contextlib.contextmanager
 def around(job: JobContext, is_split: Callable[[], bool]) -> Iterator[None]:
@@ -44,6 +46,7 @@ class _Differences:
     def __init__(self, job: JobContext) -> None:
         self._job = job
         self._first = self._sub_batch()
+        self._seen: set[nn.Module] = set()
         self._called: set[tuple[nn.Module, int]] = set()
         self.found: dict[str, str] = {}
 
@@ -51,22 +54,28 @@ class _Differences:
         return self._job.handle.stats().sub_batches
 
     def look(self, module: nn.Module, inputs: tuple[Any, ...]) -> bool:
-        """Called before a module's forward. Returns whether to stop."""
-        compiled = getattr(module, "_orig_mod", None)  # of torch.compile: its layers are not called one by one
-        for layer in (module,) if compiled is None else compiled.modules():
-            name = type(layer).__name__
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training:
-                self.found["statistics"] = (
-                    f"{name} takes its statistics from each sub-batch, and updates its running mean and variance once "
-                    "per sub-batch (GroupNorm and LayerNorm do not)"
-                )
-            elif layer.training and _drops(layer):
-                self.found["masks"] = f"{name} draws its masks once per sub-batch"
-            if isinstance(layer, (nn.RNNBase, nn.RNNCellBase)) and self._gets_state_from_outside(layer, inputs):
-                self.found["state"] = (
-                    f"{name} gets a state from outside of the sub-batch; one that the loop has kept is of other rows"
-                )
-        return compiled is not None and bool(self.found)
+        """Called before a module's forward. Returns whether to stop. Looks at a model's layers when the model is called:
+        those of a compiled one are not called one by one."""
+        for layer in module.modules() if module not in self._seen else ():
+            self._seen.add(layer)
+            self._look_at(layer)
+        if isinstance(module, _RECURRENT) and self._gets_state_from_outside(module, inputs):
+            self.found["state"] = (
+                f"{type(module).__name__} gets a state from outside of the sub-batch; one that the loop has kept is of "
+                "other rows"
+            )
+        may_get_state = "state" not in self.found and any(isinstance(layer, _RECURRENT) for layer in self._seen)
+        return bool(self.found) and not may_get_state
+
+    def _look_at(self, layer: nn.Module) -> None:
+        name = type(layer).__name__
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training:
+            self.found["statistics"] = (
+                f"{name} takes its statistics from each sub-batch, and updates its running mean and variance once "
+                "per sub-batch (GroupNorm and LayerNorm do not)"
+            )
+        elif layer.training and _drops(layer):
+            self.found["masks"] = f"{name} draws its masks once per sub-batch"
 
     def _gets_state_from_outside(self, layer: nn.Module, inputs: tuple[Any, ...]) -> bool:
         """Whether this is the layer's first call in a sub-batch after the first one, with a state that is not zero and
