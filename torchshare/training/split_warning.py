@@ -54,7 +54,7 @@ class _Differences:
         return self._job.handle.stats().sub_batches
 
     def look(self, module: nn.Module, inputs: tuple[Any, ...]) -> bool:
-        """Called before a module's forward. Returns whether to stop. Looks at a model's layers when the model is called:
+        """Called before a module's forward. Returns whether to stop. Looks at the layers when their model is called:
         those of a compiled one are not called one by one."""
         for layer in module.modules() if module not in self._seen else ():
             self._seen.add(layer)
