@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import signal
 import sys
 from typing import Any
 
@@ -28,7 +30,8 @@ class _Version(argparse.Action):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line. Returns the exit code: 0 success, 1 a job did not finish, 2 invalid input, 130 Ctrl-C."""
+    """Runs the command line. Returns the exit code: 0 success, 1 a job did not finish, 2 invalid input, 130 Ctrl-C,
+    141 the reader of the output has gone (`| head`)."""
     words = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="torchshare", description=torchshare.__doc__, allow_abbrev=False)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and what CUDA it was built for")
@@ -49,9 +52,13 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     try:
         code: int = arguments.run(arguments)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("torchshare: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at exit
+        return 128 + signal.SIGPIPE
     return code
 
 

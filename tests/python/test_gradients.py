@@ -217,7 +217,7 @@ def test_trainings_end_with_the_unsplit_weights(train):
         assert difference(parameters_after(size, train), expected) <= TOLERANCE, size
 
 
-def batch_norm_warnings(module: nn.Module, sub_batch: int | None, training: bool = True) -> list[str]:
+def split_warnings(module: nn.Module, sub_batch: int | None, training: bool = True) -> list[str]:
     model = nn.Sequential(nn.Conv2d(2, 4, 3), module, nn.Flatten(), nn.LazyLinear(CLASSES))
     model(torch.randn(ROWS, 2, 6, 6))
     model.train(training)
@@ -234,7 +234,7 @@ def batch_norm_warnings(module: nn.Module, sub_batch: int | None, training: bool
 
 
 def test_batch_norm_gets_one_warning_that_says_what_differs():
-    messages = batch_norm_warnings(nn.BatchNorm2d(4), sub_batch=3)
+    messages = split_warnings(nn.BatchNorm2d(4), sub_batch=3)
     assert len(messages) == 1
     assert "job 'alone': BatchNorm2d takes its statistics from each sub-batch" in messages[0]
     assert not torch.nn.modules.module._global_forward_pre_hooks
@@ -248,10 +248,53 @@ def test_batch_norm_gets_one_warning_that_says_what_differs():
         (nn.BatchNorm2d, 3, False),
         (lambda channels: nn.GroupNorm(2, channels), 3, True),
         (nn.InstanceNorm2d, 3, True),
+        (lambda _: nn.Dropout(0.5), 3, False),
+        (lambda _: nn.Dropout(0.0), 3, True),
     ],
 )
 def test_what_does_not_differ_gets_no_warning(module, sub_batch, training):
-    assert batch_norm_warnings(module(4), sub_batch, training) == []
+    assert split_warnings(module(4), sub_batch, training) == []
+
+
+def test_dropout_and_batch_norm_get_one_warning_together():
+    messages = split_warnings(nn.Sequential(nn.BatchNorm2d(4), nn.Dropout(0.1), nn.Dropout2d(0.1)), sub_batch=3)
+    assert len(messages) == 1
+    assert "per sub-batch (GroupNorm and LayerNorm do not); Dropout2d draws its masks once per sub-batch" in messages[0]
+
+
+class Recurrent(nn.Module):
+    """Reads each row in two parts. `keeps` is what it begins a sub-batch with: the state at its end, or none."""
+
+    def __init__(self, keeps: bool, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.cell, self.keeps, self.state = kind(5, 6, batch_first=True), keeps, None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lstm = isinstance(self.cell, nn.LSTM)
+        zeros = torch.zeros(1, len(x), 6)
+        state = self.state if self.keeps else ((zeros, zeros) if lstm else zeros)
+        for part in x[:, :3], x[:, 3:]:
+            out, state = self.cell(part, state)
+            state = tuple(each.detach() for each in state) if lstm else state.detach()
+        self.state = state
+        return out[:, -1]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_state_that_a_loop_keeps_gets_a_warning(keeps: bool, kind: type[nn.RNNBase]):
+    model = Recurrent(keeps, kind)
+
+    def body(job: Job) -> None:
+        for batch in job.batches([torch.randn(ROWS // 2 * 2, 5, 5)] * 3, sub_batch=ROWS // 2):
+            batch.backward(lambda x: model(x).sum())
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        in_job(body)
+    told = [str(each.message) for each in caught if "from outside of the sub-batch" in str(each.message)]
+    assert len(told) == keeps and all(f"job 'alone': {kind.__name__} gets a state" in text for text in told)
+    assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
 def test_a_partners_batch_norm_is_not_this_jobs():

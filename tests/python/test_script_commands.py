@@ -8,12 +8,13 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import LOOP, Ran, script, torchshare_command
+from conftest import LOOP, Ran, launch, script, torchshare_command
 
 from torchshare.cli import run
 
@@ -114,3 +115,54 @@ def test_on_a_terminal_lines_are_printed_above_the_table(tmp_path: Path):
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "\n").splitlines()
     assert {"bar: 0", "bar: 199", "bar: end", "bar-2: 0", "bar-2: 199", "bar-2: end"} <= set(lines)
     assert any(line.split()[:3] == ["bar", "primary", "finished"] for line in lines)
+
+
+def test_a_run_ends_quietly_when_the_reader_of_its_output_has_gone(tmp_path: Path):
+    """As `| head` does. What is printed on stderr goes on, without a traceback."""
+    script(tmp_path, "loud.py", LOOP + "while True:\n    train(1)\n    print('trained', flush=True)")
+    script(tmp_path, "quiet.py", LOOP + "train(2)")
+    for jobs in (["loud.py"], ["loud.py", "loud.py"], ["quiet.py"]):
+        process = launch("-m", "torchshare", "run", *jobs, folder=tmp_path)
+        if "loud.py" in jobs:
+            assert process.stdout.readline().endswith("trained\n")
+        process.stdout.close()
+        assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+        printed = process.stderr.read()
+        assert "Traceback" not in printed and "Broken pipe" not in printed and "failed" not in printed
+        process.stderr.close()
+
+
+def test_options_that_have_no_effect_say_so(tmp_path: Path):
+    """Once each, with the job and the option."""
+    script(tmp_path, "steps.py", LOOP + "train(3)")
+    script(tmp_path, "none.py", "import sys\nsys.exit(0)")
+    no_step = "did no step, of an optimizer or with job.batches"
+    for command, expected in (
+        (
+            ("--max-slowdown", "0.1", "--start", "step:1", "--grace", "0.1", "none.py"),
+            [
+                "grace has no effect: policy 'priority' lets no job wait",
+                f"job 'none': max_slowdown=0.1 had no effect: the job {no_step}",
+                f"job 'steps': start='step:1' had no effect: job 'none' {no_step}",
+            ],
+        ),
+        (("--start", "auto", "none.py"), [f"job 'steps': start='auto' had no effect: job 'none' {no_step}"]),
+        (
+            ("--start", "steps-2=step:4", "--steps", "steps=3", "--epochs", "steps=1", "steps.py"),
+            [
+                "job 'steps': epochs=1 had no effect: only job.batches and torchshare.batches count passes",
+                "job 'steps': steps=3 had no effect: no job has start='auto'",
+                "job 'steps-2': start='step:4' had no effect: job 'steps' did 3 steps",
+            ],
+        ),
+        (("--start", "step:3", "--steps", "steps-2=3", "--max-slowdown", "0.5", "steps.py"), ["steps-2': steps=3"]),
+    ):
+        ran = Ran(tmp_path, *command, "steps.py")
+        told = [line for line in ran.lines if " effect" in line]
+        assert ran.code == 0 and len(told) == len(expected), ran.text()
+        assert all(text in line for text, line in zip(expected, told, strict=True)), told
+    done = torchshare_command("run", "--start", "step:1", "--policy=strict", "steps.py", folder=tmp_path)
+    told = [line for line in done.stderr.splitlines() if " effect" in line]
+    assert told == [
+        f"job 'steps': --{each} has no effect: it is the only job" for each in ("policy=strict", "start=step:1")
+    ]

@@ -39,20 +39,19 @@ def test_examples_in_a_pair_write_the_files_of_plain_python(tmp_path: Path):
     assert "INFO step 0: loss 4" in ran.of("text")[0] and "epoch 0: loss" in ran.of("vision")[-1]
 
 
-def test_frameworks_scripts_write_the_files_of_plain_python(tmp_path: Path):
-    """Two of each, so that what Lightning and Accelerate keep in variables of classes is each script's own."""
-    pytest.importorskip("lightning")
-    pytest.importorskip("accelerate")
+@pytest.mark.parametrize(("name", "steps"), [("lightning", 32), ("accelerate", 24), ("transformers", 32)])
+def test_frameworks_scripts_write_the_files_of_plain_python(tmp_path: Path, name: str, steps: int):
+    """Two of each, so that what a framework keeps in variables of classes is each script's own."""
+    pytest.importorskip(name)
     commands = [
         [str(EXAMPLES / "frameworks" / f"with_{name}.py"), "--seed", str(seed), "--checkpoint", f"{name}{seed}.pt"]
-        for name in ("lightning", "accelerate")
         for seed in (1, 2)
     ]
     plain = plain_python(tmp_path, *commands)
     ran = Ran(tmp_path, *(" ".join(command) for command in commands))
     assert ran.code == 0, ran.text()
     assert {name: (tmp_path / name).read_bytes() == data for name, data in plain.items()} == dict.fromkeys(plain, True)
-    assert [job["steps"] for job in ran.jobs.values()] == [32, 32, 24, 24]
+    assert [job["steps"] for job in ran.jobs.values()] == [steps, steps]
 
 
 WORLD = """

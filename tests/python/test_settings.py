@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torchshare
 from torchshare import Job, Result
@@ -64,12 +65,43 @@ def test_jobs_that_set_the_same_run_with_it(late: bool):
         (lambda: setattr(torch.backends.cudnn, "benchmark", True), "torch.backends.cudnn.benchmark"),
         (lambda: setattr(torch.backends.mkldnn, "enabled", False), "torch.backends.mkldnn.enabled"),
         (lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True), "torch.backends.cuda.matmul.allow_tf32"),
+        (
+            lambda: setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
+            "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
+        ),
+        (lambda: torch.backends.cuda.enable_flash_sdp(False), "torch.backends.cuda.enable_flash_sdp"),
+        (lambda: sdpa_kernel(SDPBackend.MATH).__enter__(), "torch.backends.cuda.enable_"),
+        (lambda: torch.backends.mha.set_fastpath_enabled(False), "torch.backends.mha"),
+        (lambda: torch.autograd.set_detect_anomaly(True), "torch.autograd.set_detect_anomaly is one per process"),
     ],
 )
 def test_a_secondary_that_sets_something_else_fails_alone(change: Callable[[], None], name: str):
     a, b = run_pair(training(), training(change))
     assert (a.state, b.state) == ("finished", "failed")
     assert name in str(b.exception) and "job 'b'" in str(b.exception)
+
+
+def test_a_job_that_sets_what_is_set_is_left_alone():
+    """As frameworks do: Lightning sets anomaly mode, and loops enable what is enabled."""
+
+    def same() -> None:
+        torch.autograd.set_detect_anomaly(False)
+        torch.backends.cuda.enable_flash_sdp(True)
+
+    a, b = run_pair(training(), training(same))
+    assert (a.state, b.state) == ("finished", "finished")
+
+
+def test_what_jobs_agreed_on_is_restored():
+    def change() -> None:
+        torch.autograd.set_detect_anomaly(True)
+        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+    a, b = run_pair(training(change), training(change))
+    assert (a.state, b.state) == ("finished", "finished")
+    assert not torch.is_anomaly_enabled() and torch.backends.cuda.flash_sdp_enabled()
+    assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
 
 
 def test_a_secondary_fails_at_its_first_step_beside_a_primary_that_has_set_something_else():

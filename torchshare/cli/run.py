@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import logging
 import os
 import sys
 import traceback
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from torchshare.runtime.bound import BoundReport
     from torchshare.runtime.gaps import GapReport
     from torchshare.runtime.runtime import Runtime
+
+log = logging.getLogger("torchshare")
 
 _CTRL_C = 130  # the exit code
 _UPDATE_S = 0.1  # how often the progress display is updated
@@ -105,10 +108,12 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
             _submit(runtime, submission)
     except ValueError as error:
         return refuse(error)
+    if len(submissions) == 1:
+        _warn_of_options_of_pairs(arguments, runtime.jobs[0].name)
     with signals.deferred(forget=True) as stops:
         try:
             has_scripts = any(isinstance(each.function, Script) for each in submissions)
-            watch = _Watch(runtime, stops, has_scripts, stops_on_failure=arguments.on_failure == "stop")
+            watch = _Watch(runtime, stops, output, has_scripts, stops_on_failure=arguments.on_failure == "stop")
             watch.run(shows_progress=output.mode != "plain" and this_rank().is_first)
         except (ValueError, RuntimeError) as error:
             return refuse(error)
@@ -171,10 +176,11 @@ def _submit(runtime: Runtime, submission: _Submission) -> None:
 
 @dataclass
 class _Watch:
-    """Runs the jobs until all have ended, or until a signal closes the runtime."""
+    """Runs the jobs until all have ended, or until a signal or a closed pipe closes the runtime."""
 
     runtime: Runtime
     stops: signals.Stops
+    output: Output
     has_scripts: bool
     stops_on_failure: bool
 
@@ -184,7 +190,7 @@ class _Watch:
         with Progress(self.runtime) if shows_progress else contextlib.nullcontext() as progress:
             try:
                 self.runtime.start()
-                while not self.stops.count and not self._wait():
+                while self.output.has_reader and not self.stops.count and not self._wait():
                     if progress is not None:
                         progress.update()
                 if self.stops.exit_code == _CTRL_C and self.has_scripts:
@@ -230,6 +236,14 @@ def _submissions(arguments: argparse.Namespace, output: Output) -> list[_Submiss
         for texts in getattr(arguments, option.name):
             _apply(option, texts, jobs, all_jobs)
     return list(jobs.values())
+
+
+def _warn_of_options_of_pairs(arguments: argparse.Namespace, job: str) -> None:
+    given = {name: getattr(arguments, name) for name in ("policy", "max_slowdown", "secondary_share")}
+    given["start"] = next((text for texts in arguments.start for text in texts if "=" not in text), None)
+    for name, value in given.items():
+        if value is not None:
+            log.warning("job '%s': --%s=%s has no effect: it is the only job", job, name.replace("_", "-"), value)
 
 
 def _apply(option: Declared, texts: list[str], jobs: dict[str, _Submission], all_jobs: list[str]) -> None:

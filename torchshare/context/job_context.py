@@ -36,8 +36,8 @@ class JobContext:
     """Tells the job's other ranks that it is "ended", and how, or that they too must "suspend" or "resume" it."""
     largest_batch: int = 0
     """Rows of the largest batch so far."""
-    warns_of_batch_norm: bool = True
-    """Whether to warn when a layer first computes its statistics over a sub-batch."""
+    warns_of_split: bool = True
+    """Whether its next split batch is searched for what splitting changes."""
     is_ending: bool = False
     """Whether it is a script that was interrupted: it is not unwound again at its next batch or sleep."""
     has_stepped: bool = False

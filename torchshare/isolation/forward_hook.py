@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -20,21 +20,24 @@ from torchshare.context import current
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
 
+Look = Callable[[torch.nn.Module, tuple[Any, ...]], bool]
+"""Called with a module and the positional arguments of its forward."""
+
 _ended: list[RemovableHandle] = []  # hooks that do nothing any more, to be removed
 
 
 @contextlib.contextmanager
-def registered(turns: _C.Turns, job: JobContext, look: Callable[[torch.nn.Module], bool]) -> Iterator[bool]:
+def registered(turns: _C.Turns, job: JobContext, look: Look) -> Iterator[bool]:
     """Calls `look` before each forward of a module in `job`, until it returns True. Yields False, and does
     nothing, if another thread is compiling: waiting for it would let a primary job wait for a lower one."""
     is_open = True
     handles: list[RemovableHandle] = []
 
-    def hook(module: torch.nn.Module, _inputs: object) -> None:
+    def hook(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         # Dynamo traces this in every job's models, and can guard on none of what follows.
         if torch.compiler.is_compiling() or current.job() is not job or not is_open:
             return
-        if look(module):
+        if look(module, inputs):
             end()  # now: what the job compiles with the hook, it compiles again without it
 
     def end() -> None:

@@ -101,7 +101,7 @@ def leave_job(job: JobContext) -> None:
         forward_hook.remove_ended(_turns)
 
 
-def before_forward(job: JobContext, look: Callable[[torch.nn.Module], bool]) -> AbstractContextManager[bool]:
+def before_forward(job: JobContext, look: forward_hook.Look) -> AbstractContextManager[bool]:
     """See forward_hook.registered. In a job."""
     assert _turns is not None
     return forward_hook.registered(_turns, job, look)

@@ -26,7 +26,34 @@ from torchshare.isolation.patches import Patches
 
 log = logging.getLogger("torchshare")
 
-_TF32 = "torch.backends.cuda.matmul.allow_tf32"
+# The functions of torch._C that read and set what the user sets by another name.
+_IN_C = {
+    "torch.backends.cuda.matmul.allow_tf32": ("_get_cublas_allow_tf32", "_set_cublas_allow_tf32"),
+    "torch.backends.cuda.matmul.allow_fp16_accumulation": (
+        "_get_cublas_allow_fp16_accumulation",
+        "_set_cublas_allow_fp16_accumulation",
+    ),
+    "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction": (
+        "_get_cublas_allow_fp16_reduced_precision_reduction",
+        "_set_cublas_allow_fp16_reduced_precision_reduction",
+    ),
+    "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": (
+        "_get_cublas_allow_bf16_reduced_precision_reduction",
+        "_set_cublas_allow_bf16_reduced_precision_reduction",
+    ),
+    "torch.backends.cuda.enable_cudnn_sdp": ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
+    "torch.backends.cuda.enable_flash_sdp": ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
+    "torch.backends.cuda.enable_math_sdp": ("_get_math_sdp_enabled", "_set_sdp_use_math"),
+    "torch.backends.cuda.enable_mem_efficient_sdp": ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
+    "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp": (
+        "_get_math_sdp_allow_fp16_bf16_reduction",
+        "_set_math_sdp_allow_fp16_bf16_reduction",
+    ),
+    "torch.backends.cuda.preferred_blas_library": ("_get_blas_preferred_backend", "_set_blas_preferred_backend"),
+    "torch.backends.cuda.preferred_linalg_library": ("_get_linalg_preferred_backend", "_set_linalg_preferred_backend"),
+    "torch.backends.nnpack": ("_get_nnpack_enabled", "_set_nnpack_enabled"),
+    "torch.backends.quantized.engine": ("_get_qengine", "_set_qengine"),
+}
 _POLL_S = 0.005
 _PATIENCE_S = 20.0  # how long a lower job waits for the higher ones to set the same
 
@@ -65,7 +92,18 @@ def route(patches: Patches) -> None:
         for name, flag in vars(type(library)).items():
             if isinstance(flag, torch.backends.ContextProp):
                 _guard(patches, flag, "setter", flag.getter, name=f"{library.__name__}.{name}")
-    _guard(patches, torch._C, "_set_cublas_allow_tf32", torch._C._get_cublas_allow_tf32, name=_TF32)
+    for name, (getter, setter) in _IN_C.items():
+        _guard(patches, torch._C, setter, getattr(torch._C, getter), name=name)
+    mha = torch.backends.mha
+    _guard(patches, mha, "set_fastpath_enabled", mha.get_fastpath_enabled, name="torch.backends.mha")
+    _guard(
+        patches,
+        torch,
+        "set_anomaly_enabled",
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        name="torch.autograd.set_detect_anomaly",
+        of_call=lambda mode, check_nan=True: (mode, check_nan),
+    )
     patches.replace(torch, "set_default_tensor_type", _as_default_dtype(torch.set_default_tensor_type))
     patches.replace(torch, "set_num_interop_threads", _without_effect(torch.set_num_interop_threads))
 
@@ -77,8 +115,10 @@ def _guard(
     value: Callable[[], Any],
     *,
     name: str = "",
-    of_call: Callable[..., Any] = lambda value: value,
-    restore: Callable[[Any, Any], object] = lambda former, original: original(former),
+    of_call: Callable[..., Any] = lambda *values: values[0] if len(values) == 1 else values,
+    restore: Callable[[Any, Any], object] = lambda former, original: (
+        original(*former) if isinstance(former, tuple) else original(former)
+    ),
 ) -> None:
     original = getattr(owner, attribute)
     setting = _Setting(name or f"torch.{attribute}", value, lambda former: restore(former, original))

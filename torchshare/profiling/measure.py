@@ -202,7 +202,7 @@ def _run(
                 meter_memory=True,
                 record_ops=record_ops,
             )
-            job._context.warns_of_batch_norm = False  # the trained weights are discarded
+            job._context.warns_of_split = False  # the trained weights are discarded
         runtime.start()
         jobs = runtime.jobs
         _wait(jobs, WARM_UP_STEPS, 0, _MAX_WINDOWS * max(window, 1.0) if len(jobs) > 1 else float("inf"))

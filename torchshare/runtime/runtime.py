@@ -23,6 +23,7 @@ from torchshare.isolation.interrupt import PROCESS_CODE
 from torchshare.runtime import signals
 from torchshare.runtime.bound import BoundReport, report
 from torchshare.runtime.closing import Closer
+from torchshare.runtime.effects import Effects
 from torchshare.runtime.gaps import GapReport, gap_reports
 from torchshare.runtime.job import Job
 from torchshare.runtime.options import JobOptions, RuntimeOptions, check, documented, fill
@@ -53,6 +54,7 @@ class Runtime:
             torch.cuda.init()  # type: ignore[no-untyped-call]
         self._handle = _C.Runtime(device, fill(_C.RuntimeOptions(), options))
         self._max_slowdown = options.get("max_slowdown")
+        self._effects = Effects(options)
         self._jobs: list[Job] = []
         routing.install()
         # Runs at close, when the runtime is dropped, or at interpreter exit, whichever comes first.
@@ -102,10 +104,10 @@ class Runtime:
             regrow_after=options.get("regrow_after", 100),
         )
         job = Job(context)
-        closer = self._closer
+        closer, effects, given = self._closer, self._effects, options.copy()
         try:
             context.handle = self._handle.submit(
-                lambda handle: _run(job, handle, function, closer),
+                lambda handle: _run(job, handle, function, closer, lambda: effects.check(context, given)),
                 _spec(name, options, function),
                 getattr(function, "cancelled_type", Cancelled),
                 BudgetExceeded,
@@ -115,6 +117,7 @@ class Runtime:
             text = str(error)
             raise ValueError(text if f"'{name}'" in text else f"job '{name}': {text}") from None
         routing.expect_job(context)
+        effects.expect(context, given)
         self._closer.jobs.append(context)
         self._jobs.append(job)
         return job
@@ -242,7 +245,7 @@ def _spec(name: str, options: JobOptions, function: Callable[..., Any]) -> _C.Jo
     return spec
 
 
-def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any], closer: Closer) -> None:
+def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any], closer: Closer, at_end: Callable[[], None]) -> None:
     """The body of a job, in its thread. The exception that it raises determines the job's state."""
     job._context.handle = handle  # Runtime.submit may not have set it yet
     job._context.thread = threading.get_ident()
@@ -250,25 +253,33 @@ def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any], closer: Close
         try:
             handle.begin_step()
             handle.begin_sub_batch()
-            value = function(job)
-            _warn_of_options_without_effect(job._context)
+            value = _call(function, job)
+            at_end()
             if handle.is_in_body:  # otherwise close() left the job behind, and its result is final
                 job._value = value
         except Cancelled:
             closer.tell_ranks(job._context, "ended", "was cancelled")
             raise
         except SystemExit as error:
-            if error.code:
-                job._exception = error
-                log.error("job '%s' called sys.exit(%r) after %d steps", job.name, error.code, job.result.steps)
-                closer.tell_ranks(job._context, "ended", f"called sys.exit({error.code!r})")
-                raise
+            job._exception = error
+            log.error("job '%s' called sys.exit(%r) after %d steps", job.name, error.code, job.result.steps)
+            closer.tell_ranks(job._context, "ended", f"called sys.exit({error.code!r})")
+            raise
         except BaseException as error:
             job._exception = error
             _report_failure(job, error, closer)
             raise
         finally:
             routing.leave_job(job._context)
+
+
+def _call(function: Callable[[Job], Any], job: Job) -> Any:
+    try:
+        return function(job)
+    except SystemExit as error:
+        if error.code:
+            raise
+        return None
 
 
 def _report_failure(job: Job, error: BaseException, closer: Closer) -> None:
@@ -278,15 +289,6 @@ def _report_failure(job: Job, error: BaseException, closer: Closer) -> None:
     if not handle.cancel_requested:
         log.error("job '%s' failed after %d steps\n%s", job.name, job.result.steps, users_traceback(error))
     closer.tell_ranks(job._context, "ended", f"failed with {described(error)}")
-
-
-def _warn_of_options_without_effect(job: JobContext) -> None:
-    if job.sub_batch is not None and not job.uses_batches:
-        log.warning(
-            "job '%s': sub_batch=%d had no effect: only job.batches and torchshare.batches split batches",
-            job.name,
-            job.sub_batch,
-        )
 
 
 def _raise_failures(results: Results) -> None:

@@ -26,15 +26,35 @@ os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-d
 
 class _Outer:
     """The process's own stream of this name, as it is at the time. In a forked process, that with which the program
-    began: a display that jobs' lines go through may have been locked by another thread."""
+    began: a display that jobs' lines go through may have been locked by another thread.
 
-    def __init__(self, name: str) -> None:
+    Once the reader of the stream has gone (`| head`), what is written is dropped, and the run ends.
+    """
+
+    def __init__(self, name: str, output: Output) -> None:
         self._name = name
+        self._output = output
         self._process = os.getpid()
 
-    def __getattr__(self, attribute: str) -> Any:
+    def _stream(self) -> Any:
         forked = os.getpid() != self._process
-        return getattr(getattr(sys, f"__{self._name}__") if forked else process_stream(self._name), attribute)
+        return getattr(sys, f"__{self._name}__") if forked else process_stream(self._name)
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._stream(), attribute)
+
+    def write(self, text: str, /) -> int:
+        try:
+            self._stream().write(text)
+        except BrokenPipeError:
+            self._output.has_reader = False
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream().flush()
+        except BrokenPipeError:
+            self._output.has_reader = False
 
 
 class LineStream(io.TextIOBase):
@@ -131,6 +151,8 @@ class Output:
     def __init__(self, mode: str = "prefix", *, all_to_stderr: bool = False) -> None:
         """`mode` is "prefix", "plain", or a folder that gets a file per job."""
         self.mode = mode
+        self.has_reader = True
+        """False after a write to a closed pipe."""
         self._all_to_stderr = all_to_stderr
 
     @contextlib.contextmanager
@@ -141,7 +163,7 @@ class Output:
             with this_rank().file(path).open("w", buffering=1) as file:
                 yield file, file
             return
-        out, err = _Outer("stderr" if self._all_to_stderr else "stdout"), _Outer("stderr")
+        out, err = _Outer("stderr" if self._all_to_stderr else "stdout", self), _Outer("stderr", self)
         if self.mode == "plain":
             yield out, err  # type: ignore[misc]
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from torchshare import _core
-from torchshare.isolation import gradient_sync, routing
-from torchshare.training import pytree
+from torchshare.isolation import gradient_sync
+from torchshare.training import pytree, split_warning
 from torchshare.training.cuda_graph import Graphed
 from torchshare.training.retry import Attempt, Retry
 from torchshare.training.sub_batch import SubBatch
@@ -43,7 +42,7 @@ class Batch:
     def __iter__(self) -> Generator[SubBatch, None, None]:
         """The sub-batches in order. One with nothing to count (all its tokens masked) is left out."""
         handle = self._job.handle
-        with batch_norm_warning(self._job, self._is_split):
+        with split_warning.around(self._job, self._is_split):
             sub_batches = list(self.split())
             for sub_batch in sub_batches:
                 handle.begin_sub_batch()
@@ -250,33 +249,6 @@ def _expect_steps(job: JobContext, loader: Iterable[Any]) -> None:
     elif job.epochs_left > 0:
         job.handle.expect_steps(batches * job.epochs_left, for_good=True)
         job.epochs_left -= 1
-
-
-@contextlib.contextmanager
-def batch_norm_warning(job: JobContext, is_split: Callable[[], bool]) -> Iterator[None]:
-    """Around the forward passes of a batch: says once per job, during its first split one (or the first while no other
-    job compiles), when a layer computes statistics over the rows it sees."""
-    if not (job.warns_of_batch_norm and is_split()):
-        yield
-        return
-
-    def look(module: torch.nn.Module) -> bool:
-        compiled = getattr(module, "_orig_mod", None)  # of torch.compile: its layers are not called one by one
-        for layer in (module,) if compiled is None else compiled.modules():
-            if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and layer.training:
-                warnings.warn(
-                    f"job '{job.name}': {type(layer).__name__} takes its statistics from each sub-batch, not "
-                    "from the whole batch, and updates its running mean and variance once per sub-batch: gradients "
-                    "differ from the unsplit batch's. They are the same at the same sub_batch. GroupNorm and LayerNorm "
-                    "do not differ.",
-                    stacklevel=3,
-                )
-                return True
-        return False
-
-    with routing.before_forward(job, look) as looks:
-        job.warns_of_batch_norm = not looks
-        yield
 
 
 def _described(value: object) -> str:

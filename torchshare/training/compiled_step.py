@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from torchshare import _C
-from torchshare.training import batches, pytree
+from torchshare.training import batches, pytree, split_warning
 from torchshare.training.batches import Batch
 from torchshare.training.optimizer_rules import rule_of
 from torchshare.training.step_package import load_package, package_of
@@ -209,7 +209,7 @@ class CompiledStep:
             raise _UnsupportedBatch(f"the batch has a new shape, and at most {_MAX_PACKAGES} packages are compiled")
         begin = time.monotonic()
         randoms = self._job.random.getstate(), _numpy_state(self._job)
-        with batches.batch_norm_warning(self._job, lambda: kind == "gradients"):
+        with split_warning.around(self._job, lambda: kind == "gradients"):
             traced = [self._tracer.step(data) if kind == "step" else self._tracer.gradients(data)]
         if randoms != (self._job.random.getstate(), _numpy_state(self._job)):
             raise Untraceable("the loss function draws from Python's or numpy's random state")

@@ -150,7 +150,7 @@ def _warm_up(job: JobContext, run: Callable[[], Tensor]) -> list[Tensor]:
     before. Returns the leaves that got gradients."""
     buffers = Buffers()
 
-    def remember(module: torch.nn.Module) -> bool:
+    def remember(module: torch.nn.Module, _inputs: object) -> bool:
         buffers.add(module)
         return False
 

@@ -11,7 +11,8 @@ import torch
 
 from torchshare.context import current
 from torchshare.isolation import gradient_sync
-from torchshare.training.batches import Count, Options, Reduction, batch_norm_warning, fetch, options_of
+from torchshare.training import split_warning
+from torchshare.training.batches import Count, Options, Reduction, fetch, options_of
 
 if TYPE_CHECKING:
     from torchshare.context.accumulation import Accumulation
@@ -113,7 +114,7 @@ class _SplitLoader:
             pieces = list(batch.split())
             self._weight_gradients()
             try:
-                with batch_norm_warning(job, lambda pieces=pieces: len(pieces) > 1):  # type: ignore[misc]
+                with split_warning.around(job, lambda pieces=pieces: len(pieces) > 1):  # type: ignore[misc]
                     for index, piece in enumerate(pieces):
                         accumulation.begin_sub_batch(index, index == len(pieces) - 1, piece.weight)
                         job.handle.begin_sub_batch()

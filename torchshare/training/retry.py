@@ -178,7 +178,7 @@ class Attempt:
                 self.obstacle = "a hook acts on gradients during the backward pass"
             self._gradients.add([leaf])
 
-    def _look(self, module: torch.nn.Module) -> bool:
+    def _look(self, module: torch.nn.Module, _inputs: object) -> bool:
         if self._buffers.add(module) and self._failed is not None:
             self._give_up(f"it calls {type(module).__name__}")
         return False

@@ -1,0 +1,74 @@
+"""Warns of options that have no effect: one line each, that names the job and the option."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from torchshare import _core
+from torchshare.context.job_context import JobContext
+from torchshare.runtime.options import JobOptions, RuntimeOptions
+
+log = logging.getLogger("torchshare")
+
+_NO_STEP = "did no step, of an optimizer or with job.batches"
+
+
+class Effects:
+    """Knows the options of a runtime and of its jobs."""
+
+    def __init__(self, options: RuntimeOptions) -> None:
+        self._options = options
+        self._policy = options.get("policy", "priority")
+        self._jobs: list[tuple[JobContext, JobOptions]] = []
+        for name in ("grace", "max_wait"):
+            if self._policy == "priority" and options.get(name) is not None:
+                log.warning("%s has no effect: policy 'priority' lets no job wait", name)
+
+    def expect(self, job: JobContext, options: JobOptions) -> None:
+        """Called when a job has been submitted."""
+        self._jobs.append((job, options))
+
+    def check(self, job: JobContext, own: JobOptions) -> None:
+        """Called when a job has come to its end. Only then is it known what it did without."""
+        for name, option, reason in (*self._of_batches(job, own), *self._of_plans(job, own), *self._of_steps(job)):
+            log.warning("job '%s': %s had no effect: %s", name, option, reason)
+
+    def _of_batches(self, job: JobContext, own: JobOptions) -> Iterator[tuple[str, str, str]]:
+        for name, what in (("sub_batch", "split batches"), ("epochs", "count passes")):
+            if own.get(name) is not None and not job.uses_batches:
+                yield job.name, f"{name}={own.get(name)}", f"only job.batches and torchshare.batches {what}"
+
+    def _of_plans(self, job: JobContext, own: JobOptions) -> Iterator[tuple[str, str, str]]:
+        plans = any(options.get("start") == "auto" for _, options in self._jobs)
+        for name in ("steps", "epochs"):
+            told = name == "epochs" and not job.uses_batches
+            if own.get(name) is not None and not plans and not told:
+                yield job.name, f"{name}={own.get(name)}", "no job has start='auto'"
+        bounded = self._options.get("max_slowdown") is not None
+        if own.get("profile") is not None and not (plans or bounded or self._policy in ("best_fit", "resource")):
+            reason = "only start='auto', max_slowdown and the policies 'best_fit' and 'resource' use it"
+            yield job.name, "profile", reason
+
+    def _of_steps(self, job: JobContext) -> Iterator[tuple[str, str, str]]:
+        """Options, of any job, for which this job's steps count."""
+        steps = job.handle.stats().steps
+        bound = self._options.get("max_slowdown")
+        if bound is not None and steps == 0 and any(_outranks(job, other) for other, _ in self._jobs):
+            yield job.name, f"max_slowdown={bound}", f"the job {_NO_STEP}"
+        for other, options in self._jobs:
+            start = str(options.get("start", "now"))
+            if start == "auto" and steps == 0 and options.get("profile") is None:
+                yield other.name, "start='auto'", f"job '{job.name}' {_NO_STEP}"
+            if start.startswith("step:") and self._counted_by(other) is job and steps < int(start[5:]):
+                did = f"did {steps} steps" if steps else _NO_STEP
+                yield other.name, f"start='{start}'", f"job '{job.name}' {did}"
+
+    def _counted_by(self, job: JobContext) -> JobContext | None:
+        """The job whose steps "step:<k>" counts: of the others, the first of the highest priority."""
+        others = [other for other, _ in self._jobs if other is not job]
+        return next((each for each in others if not any(_outranks(other, each) for other in others)), None)
+
+
+def _outranks(job: JobContext, other: JobContext) -> bool:
+    return _core.outranks(job.handle.priority, other.handle.priority)
