@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from torchshare.context.accumulation import Accumulation
+from torchshare.context.loop import Loop
 from torchshare.context.step_counter import StepCounter
+from torchshare.context.tracked import Tracked
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +49,9 @@ class JobContext:
     """Whether its loop counts the steps; otherwise its optimizer's steps are counted."""
     step_counter: StepCounter = field(default_factory=StepCounter)
     accumulation: Accumulation = field(default_factory=Accumulation)
+    tracked: Tracked = field(default_factory=Tracked)
+    loop: Loop = field(default_factory=Loop)
+    """Its checkpoints, if it writes any."""
     data_parallel: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     """Its models that average gradients over ranks."""
     global_hooks: list[Any] = field(default_factory=list)
