@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torchshare.runtime.runtime import Runtime
     from torchshare.training.batches import Batch
     from torchshare.training.compiled_step import CompiledStep
-    from torchshare.training.plain_loop import accumulate, batches
+    from torchshare.training.plain_loop import accumulate, batches, track
     from torchshare.training.sub_batch import SubBatch
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "batches",
     "cache_memory",
     "profile",
+    "track",
 ]
 
 # Imported on first use: `torchshare simulate` needs no torch, and most programs need no compiled steps.
@@ -68,6 +69,7 @@ _MODULES = {
     "batches": "training.plain_loop",
     "cache_memory": "context.cache_memory",
     "profile": "profiling.measure",
+    "track": "training.plain_loop",
 }
 
 

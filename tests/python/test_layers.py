@@ -56,7 +56,18 @@ def test_an_upward_include_is_found() -> None:
     assert faults("runtime", "#include <pybind11/pybind11.h>\n") == ["#include <pybind11/pybind11.h>"]
 
 
-PACKAGES = ["context", "isolation", "training", "profiles", "runtime", "profiling", "cluster", "scripts", "cli"]
+PACKAGES = [
+    "context",
+    "isolation",
+    "memory",
+    "training",
+    "profiles",
+    "runtime",
+    "profiling",
+    "cluster",
+    "scripts",
+    "cli",
+]
 PACKAGE = Path(__file__).parents[2] / "torchshare"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE)
 # `Job` and `Runtime` are for users; features use JobContext.

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchshare.context.accumulation import Accumulation
 from torchshare.context.host_random import HostRandom
+from torchshare.context.loop import Loop
 from torchshare.context.step_counter import StepCounter
+from torchshare.context.tracked import Tracked
 
 if TYPE_CHECKING:
     import random
@@ -52,6 +54,9 @@ class JobContext:
     """How it repeats batches: a training.retry.Retry, from the first batch that it may have to repeat."""
     step_counter: StepCounter = field(default_factory=StepCounter)
     accumulation: Accumulation = field(default_factory=Accumulation)
+    tracked: Tracked = field(default_factory=Tracked)
+    loop: Loop = field(default_factory=Loop)
+    """Its checkpoints, if it writes any."""
     data_parallel: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     """Its models that average gradients over ranks."""
     global_hooks: list[Any] = field(default_factory=list)

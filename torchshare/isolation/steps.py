@@ -40,6 +40,8 @@ def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> N
     if torch.compiler.is_compiling():
         return
     job = current.job()
+    if job is not None:
+        job.loop.optimizer_stepped()
     if job is None or job.uses_batches or not job.step_counter.counts(optimizer):
         return
     job.handle.end_sub_batch()

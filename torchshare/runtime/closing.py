@@ -24,6 +24,7 @@ from torchshare.isolation.interrupt import Interrupter
 from torchshare.runtime import signals
 
 if TYPE_CHECKING:
+    from torchshare.runtime.checkpointing import Folder
     from torchshare.runtime.ranks import Ranks
 
 log = logging.getLogger("torchshare")
@@ -42,9 +43,10 @@ class Closer:
     _numbers: ClassVar[Iterator[int]] = itertools.count()
     _own_numbers: ClassVar[Iterator[int]] = itertools.count()
 
-    def __init__(self, handle: _C.Runtime, ranks: bool) -> None:
+    def __init__(self, handle: _C.Runtime, ranks: bool, folder: Folder | None) -> None:
         """With `ranks`, the runtime runs together with those of other ranks, if there are any."""
         self._handle = handle
+        self._folder = folder
         self._joins_ranks = ranks and this_rank().count > 1
         # The others are not counted: ranks may differ in their number.
         self.number = str(next(self._numbers)) if ranks else f"own{next(self._own_numbers)}"
@@ -94,6 +96,10 @@ class Closer:
         if self.ranks is not None:
             self.ranks.tell(job, what, text)
 
+    def newest_common(self, job: JobContext, steps: list[int]) -> int | None:
+        """The newest of a job's checkpoints that all ranks have."""
+        return max(steps, default=None) if self.ranks is None else self.ranks.newest_common(job, steps)
+
     def ended_elsewhere(self, job: JobContext) -> bool:
         """Whether the job has ended on another rank, unsuccessfully."""
         return self.ranks is not None and self.ranks.ended_elsewhere(job)
@@ -116,6 +122,8 @@ class Closer:
             return
         self._closing_thread = threading.get_ident()
         try:
+            if self._folder is not None and signals.terminating():
+                self._folder.save_all(lambda: self._wait_a_moment(stops))
             self._handle.begin_close()
             self._watch_cancels()
             self._tell_of_cancels()
@@ -124,6 +132,8 @@ class Closer:
             for name in self._handle.close(0):
                 log.warning("job '%s' was cancelled, but its thread %s and was left behind", name, places[name])
         finally:
+            if self._folder is not None:
+                self._folder.close()
             if self.ranks is not None:
                 self.ranks.close()
             self._interrupter.close()
@@ -147,6 +157,10 @@ class Closer:
                 told = True
                 names = ", ".join(job.name for job in self.jobs if job.handle.state not in ENDED)
                 log.warning("waiting for jobs to stop: %s; Ctrl-C again leaves them behind", names)
+
+    def _wait_a_moment(self, stops: signals.Stops) -> int:
+        self._handle.wait(signals.CHECK_S)
+        return stops.count
 
     def drop(self) -> None:
         """Called when the Runtime is collected, possibly on the thread of a job, which cannot wait for itself."""

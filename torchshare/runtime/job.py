@@ -8,6 +8,7 @@ import torch
 from torchshare.context.checks import check_count
 from torchshare.context.job_context import JobContext
 from torchshare.context.results import Result
+from torchshare.memory import states
 from torchshare.training import batches
 from torchshare.training.batches import Batch, Count, Reduction
 from torchshare.training.batches import Options as BatchOptions
@@ -70,6 +71,31 @@ class Job:
             memory_cached=stats.memory_cached,
             metrics=dict(self._metrics),
         )
+
+    def track(self, *, loader: Any = None, **objects: Any) -> None:
+        """Names the objects whose state is kept in the job's checkpoints:
+        `job.track(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)`.
+
+        Args:
+            loader: the loader that is passed to `batches`. Its passes and batches are counted; if it has a
+                `state_dict`, it goes to its place by itself when the job resumes. Without `loader`, the passes over
+                all loaders are counted.
+            **objects: anything with `state_dict` and `load_state_dict`, and generators of torch. They must not hold
+                other values than `torch.load(weights_only=True)` loads.
+
+        When a job resumes, its function runs from its start: `epochs` begins at the saved epoch, `batches` yields
+        nothing for passes that were completed, and all states are loaded before the first batch that was not done.
+
+        Raises:
+            TypeError: for an object that has no such state.
+            ValueError: for a name that stands for another object already.
+        """
+        states.track(self.name, self._context.tracked, loader, objects)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of the epochs, `range(count)`. A job that resumes begins with the epoch of its checkpoint."""
+        check_count(self.name, "count", count)
+        return self._context.loop.epochs(count)
 
     def batches(
         self,

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
-from annotated_types import Interval
+from annotated_types import Interval, Predicate
 from typing_extensions import TypedDict
+
+from torchshare.memory.interval import EXPECTED, is_interval
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -133,6 +135,34 @@ class RuntimeOptions(TypedDict, total=False):
         Interval(ge=1),
         Expected("a positive integer"),
         Option("events kept per job, and of states and decisions; the oldest are dropped first.", 1_000_000, "N"),
+    ]
+    checkpoint: Annotated[
+        str | os.PathLike[str] | None,
+        Expected("a folder"),
+        Option(
+            "folder for the jobs' checkpoints: what they `track`, their random state and their place in the loader, "
+            "written at the end of a step; the last two are kept. On SIGTERM, every job writes one.",
+            metavar="DIR",
+        ),
+    ]
+    every: Annotated[
+        str | int,
+        Predicate(is_interval),
+        Expected(EXPECTED),
+        Option(
+            'how often checkpoints are written: a number of steps, or a time such as "30s" or "5min". Jobs of '
+            "several ranks need a number of steps.",
+            "5min",
+            metavar="INTERVAL",
+        ),
+    ]
+    resume: Annotated[
+        Flag,
+        Option(
+            "go on from the newest usable checkpoint of each job. A job without one starts from its beginning.",
+            False,
+            metavar=YES_NO,
+        ),
     ]
 
 

@@ -85,6 +85,17 @@ class Ranks:
         if what != "ended" or job.name not in self._ended:
             self._send(what, job.name, text)
 
+    def newest_common(self, job: JobContext, steps: list[int]) -> int | None:
+        """The newest of the checkpoints, by step, that all ranks have. In the job's thread, on all ranks."""
+        keys = [f"checkpoints/{job.name}/{rank}" for rank in range(self._rank.count)]
+        self._store.set(keys[self._rank.number], json.dumps(steps))
+        common = set(steps)
+        for key in keys:
+            while not self._store.check([key]):
+                time.sleep(_POLL_S)  # until the job is cancelled, at most
+            common &= set(json.loads(self._store.get(key)))
+        return max(common, default=None)
+
     def ended_elsewhere(self, job: JobContext) -> bool:
         """Whether the job has ended on another rank. Waits a moment for the news: a rank that waits for the job in a
         collective hears of it from the connection, too."""

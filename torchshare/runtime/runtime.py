@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
@@ -22,6 +23,7 @@ from torchshare.isolation import routing
 from torchshare.isolation.interrupt import PROCESS_CODE
 from torchshare.runtime import signals
 from torchshare.runtime.bound import BoundReport, report
+from torchshare.runtime.checkpointing import folder_of
 from torchshare.runtime.closing import Closer
 from torchshare.runtime.effects import Effects
 from torchshare.runtime.gaps import GapReport, gap_reports
@@ -55,10 +57,11 @@ class Runtime:
         self._handle = _C.Runtime(device, fill(_C.RuntimeOptions(), options))
         self._max_slowdown = options.get("max_slowdown")
         self._effects = Effects(options)
+        self._folder = folder_of(options)
         self._jobs: list[Job] = []
         routing.install()
         # Runs at close, when the runtime is dropped, or at interpreter exit, whichever comes first.
-        self._closer = Closer(self._handle, ranks=options.get("ranks", True))
+        self._closer = Closer(self._handle, options.get("ranks", True), self._folder)
         weakref.finalize(self, self._closer.drop).atexit = False  # type: ignore[misc]  # a property
 
     @property
@@ -103,6 +106,8 @@ class Runtime:
             resplit=options.get("resplit", True),
             regrow_after=options.get("regrow_after", 100),
         )
+        if self._folder is not None:
+            context.loop = self._folder.checkpoints_of(context)
         job = Job(context)
         closer, effects, given = self._closer, self._effects, options.copy()
         try:
@@ -253,7 +258,9 @@ def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any], closer: Close
         try:
             handle.begin_step()
             handle.begin_sub_batch()
+            job._context.loop.begin_job(functools.partial(closer.newest_common, job._context))
             value = _call(function, job)
+            job._context.loop.end_job()
             at_end()
             if handle.is_in_body:  # otherwise close() left the job behind, and its result is final
                 job._value = value

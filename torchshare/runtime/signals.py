@@ -14,6 +14,7 @@ CHECK_S = 0.05  # how often the main thread checks for signals while it waits
 _EXIT_CODE = 128  # plus the signal's number
 _lock = threading.Lock()  # guards _open
 _open = 0
+_terminating = False  # SIGTERM has come since the first open runtime was started
 
 
 class Stops:
@@ -33,6 +34,7 @@ class Stops:
 
     def add(self, number: int, _frame: FrameType | None = None) -> None:
         self._seen.append(number)
+        _note(number)
 
 
 @contextmanager
@@ -84,10 +86,11 @@ def install() -> None:
 
 def uninstall() -> None:
     """Called once per started runtime; the last call restores SIGTERM."""
-    global _open
+    global _open, _terminating
     with _lock:
         _open -= 1
         is_last = _open == 0
+        _terminating = _terminating and not is_last
     if (
         is_last
         and threading.current_thread() is threading.main_thread()
@@ -96,5 +99,17 @@ def uninstall() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def terminating() -> bool:
+    """Whether SIGTERM is why the runtimes are closed."""
+    return _terminating
+
+
+def _note(number: int) -> None:
+    global _terminating
+    if number == signal.SIGTERM:
+        _terminating = True
+
+
 def _terminate(number: int, _frame: FrameType | None) -> None:
+    _note(number)
     raise SystemExit(_EXIT_CODE + number)

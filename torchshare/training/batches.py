@@ -18,6 +18,7 @@ from torchshare.training.sub_batch import SubBatch
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
+    from torchshare.context.loop import Pass
 
 Reduction = Literal["mean", "sum"]
 Count = Callable[[Any], Any]
@@ -202,7 +203,8 @@ def options_of(
 def iterate(job: JobContext, loader: Iterable[Any], options: Options) -> Iterator[Batch]:
     """See Job.batches."""
     handle = job.handle
-    for batch in fetch(job, loader, options):
+    passing = job.loop.begin_pass(loader)
+    for batch in fetch(job, loader, options, passing):
         handle.begin_step()
         try:
             yield batch
@@ -210,18 +212,27 @@ def iterate(job: JobContext, loader: Iterable[Any], options: Options) -> Iterato
             # A loop that breaks out after its step has done it; one that only looked, or failed on the way, has not.
             if batch._trained and job.handle.is_in_body:
                 handle.end_step()
+        if batch._trained:
+            passing.end_step()
 
 
-def fetch(job: JobContext, loader: Iterable[Any], options: Options) -> Iterator[Batch]:
-    """The loader's batches, not yet begun as steps."""
+def fetch(job: JobContext, loader: Iterable[Any], options: Options, passing: Pass) -> Iterator[Batch]:
+    """The loader's batches, not yet begun as steps; the caller calls `passing.end_step`."""
+    handle = job.handle
+    job.uses_batches = True
+    _expect_steps(job, loader, passing)
+    if passing.is_over:
+        return iter(())
+    handle.begin_input()  # starting worker processes is waiting for input, too
+    iterator = passing.open(loader)
+    handle.end_input()
+    passing.restore()
+    return _fetched(job, iterator, options, passing)
+
+
+def _fetched(job: JobContext, iterator: Iterator[Any], options: Options, passing: Pass) -> Iterator[Batch]:
     handle = job.handle
     end = object()
-    job.uses_batches = True
-    _expect_steps(job, loader)
-    handle.begin_input()  # starting worker processes is waiting for input, too
-    iterator = iter(loader)
-    handle.end_input()
-    number = 0
     while True:
         if not job.is_ending:
             handle.checkpoint()
@@ -232,22 +243,23 @@ def fetch(job: JobContext, loader: Iterable[Any], options: Options) -> Iterator[
             handle.end_input()
         if data is end:
             break
-        yield Batch(job, data, number, options)
-        number += 1
-    if number == 0:
+        passing.count()
+        yield Batch(job, data, passing.fetched - 1, options)
+    if passing.fetched == 0:
         raise ValueError(f"job '{job.name}': the loader yielded no batch; expected at least 1")
 
 
-def _expect_steps(job: JobContext, loader: Iterable[Any]) -> None:
+def _expect_steps(job: JobContext, loader: Iterable[Any], passing: Pass) -> None:
     """Tells the coordinator how many steps are to come, where the loader knows its length."""
     try:
         batches = len(loader)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):  # an IterableDataset's loader has __len__, too
         return
+    remaining = max(0, batches - passing.fetched)
     if job.epochs_left is None:
-        job.handle.expect_steps(batches, for_good=False)
+        job.handle.expect_steps(remaining, for_good=False)
     elif job.epochs_left > 0:
-        job.handle.expect_steps(batches * job.epochs_left, for_good=True)
+        job.handle.expect_steps(remaining + batches * (job.epochs_left - 1), for_good=True)
         job.epochs_left -= 1
 
 

@@ -129,6 +129,7 @@ class CompiledStep:
         for rate, group in zip(self._rates, self._optimizer.param_groups, strict=True):
             rate.fill_(float(group["lr"]))
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # checked by learning-rate schedulers
+        self._job.loop.optimizer_stepped()
         return self._bound
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -364,15 +365,20 @@ def fit(
         raise TypeError(f"job '{job.name}': step must be a CompiledStep, got {type(step).__name__}")
     step.check_owner(job)
     losses: list[Tensor] = []
-    while steps is None or len(losses) < steps:
-        before = len(losses)
-        remaining = None if steps is None else steps - before
-        fetched = itertools.islice(batches.fetch(job, loader, options), remaining)
+    done = 0
+    while steps is None or done < steps:
+        before = done
+        passing = job.loop.begin_pass(loader)
+        done += passing.fetched  # before the checkpoint that the job goes on from
+        remaining = None if steps is None else steps - done
+        fetched = itertools.islice(batches.fetch(job, loader, options, passing), remaining)
         while chunk := list(itertools.islice(fetched, prefetch)):
             losses += step.run_steps(chunk)
+            done += len(chunk)
+            passing.end_step(len(chunk))
         if steps is None:
             break
-        if len(losses) == before:
+        if done == before:
             raise ValueError(f"job '{job.name}': the loader yielded nothing after {before} of {steps} steps")
     return torch.stack(losses) if losses else torch.empty(0)
 

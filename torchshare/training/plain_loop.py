@@ -1,4 +1,4 @@
-"""Sub-batches for loops that know nothing of jobs: `torchshare.batches` and `torchshare.accumulate`."""
+"""For loops that know nothing of jobs: `torchshare.batches`, `torchshare.accumulate` and `torchshare.track`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from torchshare.context import current
 from torchshare.isolation import gradient_sync
+from torchshare.memory import states
 from torchshare.training import split_warning
 from torchshare.training.batches import Count, Options, Reduction, fetch, options_of
 
@@ -78,6 +79,14 @@ def accumulate(optimizer: _Optimizer) -> _Optimizer:
     return optimizer
 
 
+def track(*, loader: Any = None, **objects: Any) -> None:
+    """In a job, the same as `Job.track`; elsewhere, does nothing."""
+    job = current.job()
+    if job is not None:
+        original = loader._loader if isinstance(loader, _SplitLoader) else loader
+        states.track(job.name, job.tracked, original, objects)
+
+
 class _SplitLoader:
     """A loader whose batches come in sub-batches, if an optimizer accumulates them."""
 
@@ -109,7 +118,8 @@ class _SplitLoader:
         if options.sub_batch is not None and not accumulation.optimizers:
             log.warning("job '%s': torchshare.batches splits nothing without torchshare.accumulate", job.name)
             options = Options(None, "mean", None)
-        for batch in fetch(job, self._loader, options):
+        passing = job.loop.begin_pass(self._loader)
+        for batch in fetch(job, self._loader, options, passing):
             job.handle.begin_step()
             pieces = list(batch.split())
             self._weight_gradients()
@@ -125,6 +135,7 @@ class _SplitLoader:
             finally:
                 accumulation.between_batches()
             job.handle.end_step()
+            passing.end_step()
 
     def _weight_gradients(self) -> None:
         """Each sub-batch's gradients are multiplied by its weight, as its loss would be."""

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+NewestCommon = Callable[[list[int]], "int | None"]
+
+
+class Pass:
+    """One iteration of a job over a loader."""
+
+    is_over = False
+    """Whether it was completed before the checkpoint that the job goes on from."""
+    fetched = 0
+    """Batches that the loader has yielded."""
+
+    def open(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """The loader's iterator, behind the batches that were done before the checkpoint."""
+        return iter(loader)
+
+    def restore(self) -> None:
+        """Called before the first batch."""
+
+    def count(self) -> None:
+        """Called when the loader has yielded a batch."""
+        self.fetched += 1
+
+    def end_step(self, steps: int = 1) -> None:
+        """Called when the loop is done with all batches that the loader has yielded."""
+
+
+class Loop:
+    """Is told where a job's loop is, and may let it leave out what it has done already. This one does neither."""
+
+    def begin_job(self, newest_common: NewestCommon) -> None:
+        """Called in the job's thread before its function. `newest_common` is the largest of the numbers given that all
+        ranks of the job have given."""
+
+    def end_job(self) -> None:
+        """Called when the job's function has returned."""
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """See Job.epochs."""
+        yield from range(count)
+
+    def begin_pass(self, loader: Iterable[Any]) -> Pass:
+        return Pass()
+
+    def optimizer_stepped(self) -> None:
+        """Called after each step of an optimizer."""

@@ -1,0 +1,1 @@
+"""The state of jobs outside of their memory: checkpoints."""

@@ -1,0 +1,180 @@
+"""Checkpoint files: what `torch.save` writes, followed by a checksum. `torch.load` reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote
+
+import torch
+
+from torchshare.context.rank import this_rank
+
+log = logging.getLogger("torchshare")
+
+_MARK = b"\ntorchshare-sha256:"
+_MAX_STEM = 120  # characters of a job's name in file names
+_KEPT = 2  # checkpoints per job
+_KEPT_OF_RANKS = 3  # a rank may have written a checkpoint while another one still writes the one before
+_FORMAT = 1
+
+
+class Unusable(Exception):
+    """A file that cannot be resumed from; the message says why."""
+
+
+class JobFiles:
+    """The checkpoints of one job, on this rank, in a folder: `NAME.STEP.pt`, or `NAME.STEP.rankN.pt`."""
+
+    def __init__(self, folder: Path, job: str) -> None:
+        self._folder = folder
+        self._job = job
+        self._stem = _stem(job)
+        self._rank = this_rank()
+        self._kept: list[Path] = []
+        end = re.escape(self._rank.file(Path("x.pt")).name[1:])
+        self._pattern = re.compile(rf"{re.escape(self._stem)}\.(\d+){end}")
+
+    def find(self) -> dict[int, Path]:
+        """The files, by step, the newest first."""
+        try:
+            paths = list(self._folder.iterdir())
+        except OSError:
+            return {}
+        names = ((self._pattern.fullmatch(path.name), path) for path in paths)
+        found = {int(match[1]): path for match, path in names if match is not None}
+        return dict(sorted(found.items(), reverse=True))
+
+    def usable(self) -> dict[int, dict[str, Any]]:
+        """The contents of the newest usable file, by step; on several ranks, those of all. Logs why others are not."""
+        found: dict[int, dict[str, Any]] = {}
+        for step, path in self.find().items():
+            try:
+                found[step] = self._read(path)
+            except Unusable as reason:
+                log.warning("job '%s': checkpoint %s is refused: %s", self._job, path, reason)
+            else:
+                if self._rank.count == 1:
+                    break
+        return found
+
+    def keep(self, newest: int) -> None:
+        """Keeps this file and the one before. The next `write` removes all others."""
+        kept = [path for step, path in self.find().items() if step <= newest]
+        self._kept = kept[:_KEPT][::-1]
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        """Tensors are read from the file when they are used. Raises Unusable."""
+        try:
+            _check(path)
+            payload = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
+            expected = {"format": _FORMAT, "job": self._job, "ranks": self._rank.count}
+            for key, value in expected.items():
+                if payload[key] != value:
+                    raise Unusable(f"its {key} is {payload[key]!r}, must be {value!r}")
+        except Unusable:
+            raise
+        except OSError as error:
+            raise Unusable(error.strerror or str(error)) from None
+        except Exception as error:  # of a file that someone else has written
+            raise Unusable(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from None
+        return dict(payload)
+
+    def write(self, step: int, payload: dict[str, Any]) -> None:
+        """Writes a file, whole or not at all, and removes those that are too old. Raises OSError."""
+        payload = {"format": _FORMAT, "job": self._job, "ranks": self._rank.count, **payload}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(suffix=".tmp", prefix=self._temporary, dir=self._folder)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                _save(payload, file)
+                file.flush()
+                os.fsync(descriptor)
+            path = self._rank.file(self._folder / f"{self._stem}.{step:08}.pt")
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        _sync_folder(self._folder)
+        count = _KEPT if self._rank.count == 1 else _KEPT_OF_RANKS
+        self._kept = [*(each for each in self._kept if each != path), path][-count:]
+        for each in self._folder.iterdir():
+            own = self._pattern.fullmatch(each.name) or each.name.startswith(self._temporary)
+            if own and each not in self._kept:
+                each.unlink(missing_ok=True)
+
+    @property
+    def _temporary(self) -> str:
+        return f".{self._stem}.{self._rank.number}."
+
+
+def _stem(job: str) -> str:
+    """A job's name as part of a file name: no separators, no dots."""
+    stem = quote(job, safe="", errors="surrogatepass").replace(".", "%2E")
+    if len(stem) <= _MAX_STEM:
+        return stem
+    return f"{stem[: _MAX_STEM - 17]}-{hashlib.sha256(job.encode(errors='surrogatepass')).hexdigest()[:16]}"
+
+
+class _Hashing:
+    """A file that hashes what is written to it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._error: OSError | None = None
+        self.hash = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        # torch cannot close its writer after an exception; the error is raised at the end.
+        if self._error is None:
+            self.hash.update(data)
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self._error = error
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def _save(payload: dict[str, Any], file: IO[bytes]) -> None:
+    hashing = _Hashing(file)
+    torch.save(payload, hashing)  # type: ignore[arg-type]
+    hashing.check()
+    file.write(_MARK + hashing.hash.hexdigest().encode())
+
+
+def _check(path: Path) -> None:
+    """Raises Unusable unless the checksum is that of the contents."""
+    tail = len(_MARK) + 2 * hashlib.sha256().digest_size
+    with path.open("rb") as file:
+        remaining = os.fstat(file.fileno()).st_size - tail
+        digest = hashlib.sha256()
+        while remaining > 0 and (data := file.read(min(remaining, 1 << 20))):
+            digest.update(data)
+            remaining -= len(data)
+        end = file.read()
+    if len(end) != tail or not end.startswith(_MARK):
+        raise Unusable("it is incomplete, or no checkpoint of torchshare")
+    if end != _MARK + digest.hexdigest().encode():
+        raise Unusable("its checksum differs from its contents")
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,284 @@
+"""Writes the checkpoints of a job at the ends of its steps, and lets its function go on from one.
+
+Note [Resuming]
+The function runs from its start. Passes over the loader that were completed yield nothing. In the pass that was not,
+the random state at its beginning is restored, so that the loader shuffles alike, and the batches that were done are
+fetched once more and dropped; a loader that has a state of its own goes there by itself. Only then the states are
+loaded: what the function did up to there, such as stepping a scheduler once per epoch, has no effect.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchshare.context.loop import Loop, NewestCommon, Pass
+from torchshare.memory import copies, random_state
+from torchshare.memory.checkpoint_file import JobFiles
+from torchshare.memory.interval import Interval
+from torchshare.memory.place import Place
+from torchshare.memory.states import load_state, state_of
+from torchshare.memory.writer import Writer
+
+if TYPE_CHECKING:
+    from torchshare.context.job_context import JobContext
+
+log = logging.getLogger("torchshare")
+
+_POLL_S = 0.05  # how often a job that waits for the writer looks for a cancellation
+
+
+class Checkpoints(Loop):
+    """Those of one job. On the job's thread, except for `ask` and `is_asked`."""
+
+    def __init__(self, job: JobContext, folder: Path, every: Interval, resume: bool, writer: Writer) -> None:
+        """Raises ValueError if there are checkpoints that are not to be resumed from."""
+        self._job = job
+        self._folder = folder
+        self._files = JobFiles(folder, job.name)
+        self._every = every
+        self._resume = resume
+        self._writer = writer
+        self._place = Place()
+        self._goal: dict[str, Any] | None = None  # the checkpoint to go on from, until its place is reached
+        self._goal_place: Place | None = None
+        self._loader: Any = None  # of the pass
+        self._random: dict[str, Any] = {}  # at the beginning of the pass
+        self._written = threading.Event()  # the latest file, or it has failed
+        self._written.set()
+        self._asked = threading.Event()
+        self._warned = False
+        self._sees_optimizers = False
+        self._has_stepped = False  # an optimizer, since the last batch: no gradients are waiting for their step
+        self._set_due()
+        if not resume and self._files.find():
+            raise ValueError(
+                f"job '{job.name}': {folder} has checkpoints of it: resume from them, or choose another folder"
+            )
+
+    def ask(self) -> None:
+        """Asks for a checkpoint at the end of the current step. From any thread."""
+        if self._job.tracked.objects and self._place.passes:
+            self._asked.set()
+
+    def is_asked(self) -> bool:
+        """Whether that checkpoint is not yet written. From any thread."""
+        return self._asked.is_set()
+
+    # Resuming
+
+    def begin_job(self, newest_common: NewestCommon) -> None:
+        if not self._resume:
+            return
+        usable = self._files.usable()
+        newest = newest_common(list(usable))
+        if newest is None:
+            log.warning("job '%s': no checkpoint in %s; it starts from the beginning", self._job.name, self._folder)
+            return
+        log.warning("job '%s': resumes at step %d", self._job.name, newest)
+        self._files.keep(newest)
+        self._goal = usable[newest]
+        self._goal_place = Place(**self._goal["place"])
+
+    def epochs(self, count: int) -> Iterator[int]:
+        place, goal = self._place, self._goal_place
+        number, first = place.epoch_loops, 0
+        if goal is not None and number + (goal.epoch is None) == goal.epoch_loops:
+            place.passes = goal.passes[: goal.first_pass]
+            first = count if goal.epoch is None else goal.epoch
+        elif goal is not None and number < goal.epoch_loops:
+            first = count
+        try:
+            for epoch in range(first, count):
+                place.epoch, place.first_pass = epoch, len(place.passes)
+                yield epoch
+        finally:
+            place.epoch, place.epoch_loops, place.first_pass = None, number + 1, len(place.passes)
+
+    def begin_pass(self, loader: Iterable[Any]) -> Pass:
+        tracked, place, goal = self._job.tracked, self._place, self._goal_place
+        if tracked.loader is not None and loader is not tracked.loader:
+            return Pass()
+        index = len(place.passes)
+        if goal is not None and index < len(goal.passes) - 1:
+            place.passes.append(goal.passes[index])
+            return _DonePass(goal.passes[index])
+        place.passes.append(0 if goal is None else goal.passes[-1])
+        return _CountedPass(self, self._job, place)
+
+    def open(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """An iterator of the loader, and with a goal, at its place."""
+        job, self._loader = self._job, loader
+        if self._goal is None:
+            self._random = random_state.get(job, loader)
+            return iter(loader)
+        if getattr(loader, "persistent_workers", False) and len(self._place.passes) > 1:
+            iter(loader)  # starts the workers, which draws a seed
+        self._random = self._goal["random_of_pass"]
+        random_state.put(job, loader, self._random)
+        if loader is job.tracked.objects.get("loader"):
+            self._load("loader", loader)
+            return iter(loader)
+        iterator: Iterator[Any] = iter(loader)
+        end = object()
+        done = self._place.passes[-1]
+        for number in range(done):
+            if next(iterator, end) is end:
+                raise RuntimeError(
+                    f"job '{job.name}': the loader yielded {number} batches; its checkpoint was written after "
+                    f"{done} of that pass"
+                )
+        return iterator
+
+    def restore(self) -> None:
+        """Loads all states, at the goal."""
+        if self._goal is None:
+            return
+        job, goal, place = self._job, self._goal, self._goal_place
+        saved, given = sorted(goal["states"]), sorted(job.tracked.objects)
+        if saved != given:
+            raise RuntimeError(
+                f"job '{job.name}': its checkpoint has the states of {', '.join(saved)}; tracked are "
+                f"{', '.join(given) or 'none'}"
+            )
+        for name, value in job.tracked.objects.items():
+            if value is not job.tracked.loader:
+                self._load(name, value)
+        random_state.put(job, self._loader, goal["random"])
+        assert place is not None
+        self._place.steps = place.steps
+        self._set_due()
+        self._goal = self._goal_place = None
+
+    def _load(self, name: str, value: Any) -> None:
+        assert self._goal is not None
+        try:
+            load_state(value, self._goal["states"][name])
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise RuntimeError(f"job '{self._job.name}': its checkpoint does not fit '{name}': {reason}") from None
+
+    def end_job(self) -> None:
+        if self._goal_place is not None:
+            raise RuntimeError(
+                f"job '{self._job.name}': ended before pass {len(self._goal_place.passes)} over its loader, in which "
+                "its checkpoint was written"
+            )
+        if not self._place.steps:
+            log.warning(
+                "job '%s': has no checkpoints: only job.batches, job.fit and torchshare.batches write them",
+                self._job.name,
+            )
+
+    # Writing
+
+    def optimizer_stepped(self) -> None:
+        self._sees_optimizers = self._has_stepped = True
+
+    def end_step(self, steps: int) -> None:
+        """Writes a checkpoint if one is due. Not while gradients wait for more batches: they are not saved."""
+        place = self._place
+        place.steps += steps
+        has_stepped, self._has_stepped = self._has_stepped, False
+        if has_stepped or not self._sees_optimizers:
+            is_due = self._steps_due <= place.steps and self._time_due <= time.monotonic()
+            if is_due or self._asked.is_set():
+                self._save()
+
+    def _set_due(self) -> None:
+        steps, seconds = self._every.steps, self._every.seconds
+        self._steps_due = 0 if steps is None else (self._place.steps // steps + 1) * steps
+        self._time_due = 0.0 if seconds is None else time.monotonic() + seconds
+
+    def _save(self) -> None:
+        if not self._written.is_set():
+            if self._every.steps is None and not self._asked.is_set():
+                return  # the disk is slower than the interval
+            self._wait_for_writer()
+        was_asked = self._asked.is_set()
+        self._set_due()
+        try:
+            if not self._job.tracked.objects:
+                raise ValueError("it has tracked nothing; see Job.track")
+            payload = self._payload()
+        except Exception as error:
+            self._warn(f"no checkpoint at step {self._place.steps}", error)
+            self._asked.clear()
+            return
+        self._written.clear()
+        step = self._place.steps
+        self._writer.put(lambda: self._write(step, payload, was_asked))
+
+    def _wait_for_writer(self) -> None:
+        self._job.handle.begin_wait()
+        try:
+            while not self._written.wait(_POLL_S):
+                pass
+        finally:
+            self._job.handle.end_wait()
+
+    def _payload(self) -> dict[str, Any]:
+        job, tracked = self._job, self._job.tracked
+        return {
+            "place": dataclasses.asdict(self._place),
+            "random": random_state.get(job, self._loader),
+            "random_of_pass": self._random,
+            "states": copies.snapshot({name: state_of(value) for name, value in tracked.objects.items()}),
+        }
+
+    def _write(self, step: int, payload: dict[str, Any], was_asked: bool) -> None:
+        """In the writer's thread."""
+        try:
+            copies.check(payload["states"])
+            self._files.write(step, payload)
+            self._warned = False
+        except Exception as error:
+            self._warn(f"no checkpoint at step {step}", error)
+        finally:
+            self._written.set()
+            if was_asked:
+                self._asked.clear()
+
+    def _warn(self, what: str, error: Exception) -> None:
+        """Once, until a checkpoint has been written."""
+        if not self._warned:
+            self._warned = True
+            log.warning("job '%s': %s: %s", self._job.name, what, error)
+
+
+class _DonePass(Pass):
+    is_over = True
+
+    def __init__(self, fetched: int) -> None:
+        self.fetched = fetched
+
+
+class _CountedPass(Pass):
+    def __init__(self, checkpoints: Checkpoints, job: JobContext, place: Place) -> None:
+        self._checkpoints = checkpoints
+        self._job = job
+        self._passes = place.passes
+        self._index = len(place.passes) - 1
+        self.fetched = self._passes[-1]
+
+    def open(self, loader: Iterable[Any]) -> Iterator[Any]:
+        return self._checkpoints.open(loader)
+
+    def restore(self) -> None:
+        self._checkpoints.restore()
+
+    def count(self) -> None:
+        if self._index != len(self._passes) - 1:
+            raise RuntimeError(
+                f"job '{self._job.name}': checkpoints follow one loader at a time; name it with job.track(loader=...)"
+            )
+        self.fetched += 1
+        self._passes[self._index] = self.fetched
+
+    def end_step(self, steps: int = 1) -> None:
+        self._checkpoints.end_step(steps)

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Place:
+    """Where a job's loop is."""
+
+    steps: int = 0
+    passes: list[int] = field(default_factory=list)
+    """Batches of each pass over the loader; the last pass may not be complete."""
+    epoch_loops: int = 0
+    """Loops over Job.epochs that have ended."""
+    epoch: int | None = None
+    """Of the loop that has not."""
+    first_pass: int = 0
+    """Of that epoch; without one, the first pass after the last loop."""

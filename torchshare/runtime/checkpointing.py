@@ -1,0 +1,73 @@
+"""The checkpoints of a runtime's jobs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchshare.context.rank import this_rank
+from torchshare.context.results import ENDED
+from torchshare.memory.checkpoints import Checkpoints
+from torchshare.memory.interval import Interval, parse
+from torchshare.memory.writer import Writer
+from torchshare.runtime.options import RuntimeOptions
+
+if TYPE_CHECKING:
+    from torchshare.context.job_context import JobContext
+
+_LAST_S = 10.0  # how long jobs have for the checkpoints that SIGTERM asks for
+_SAME_S = 1.0  # a launcher may signal the process as well as its parent, which passes the signal on
+
+
+class Folder:
+    """The folder for the checkpoints of all jobs."""
+
+    def __init__(self, path: Path, every: Interval, resume: bool) -> None:
+        self._path = path
+        self._every = every
+        self._resume = resume
+        self._writer = Writer()
+        self._jobs: list[tuple[JobContext, Checkpoints]] = []
+
+    def checkpoints_of(self, job: JobContext) -> Checkpoints:
+        """Raises ValueError if the folder has checkpoints of the job that are not to be resumed from."""
+        checkpoints = Checkpoints(job, self._path, self._every, self._resume, self._writer)
+        self._jobs.append((job, checkpoints))
+        return checkpoints
+
+    def save_all(self, wait: Callable[[], int]) -> None:
+        """Asks all running jobs for a checkpoint, and waits until they are written, for 10 s at most. `wait` waits a
+        moment and returns the number of signals that have come; a further one ends the wait."""
+        asked = [(job, each) for job, each in self._jobs if job.handle.state == "running"]
+        for _job, each in asked:
+            each.ask()
+        began, known = time.monotonic(), 0
+        while any(each.is_asked() and job.handle.state not in ENDED for job, each in asked):
+            signals, now = wait(), time.monotonic() - began
+            known = signals if now < _SAME_S else known
+            if signals > known or now > _LAST_S:
+                break
+
+    def close(self) -> None:
+        """Waits until what has been begun is written."""
+        self._writer.close()
+
+
+def folder_of(options: RuntimeOptions) -> Folder | None:
+    """The folder that a runtime's options ask for. Raises ValueError for options that do not fit together."""
+    path = options.get("checkpoint")
+    resume = options.get("resume", False)
+    if path is None:
+        for name in ("every", "resume"):
+            if options.get(name):
+                raise ValueError(f"{name} has no effect without checkpoint, the folder to write to")
+        return None
+    every = parse(options.get("every", "5min"))
+    if this_rank().count > 1 and every.steps is None:
+        raise ValueError("every must be a number of steps, because the ranks must save at the same one")
+    # torchrun starts all ranks again after a failure.
+    is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return Folder(Path(path).absolute(), every, resume or is_restart)
