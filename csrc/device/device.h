@@ -88,6 +88,8 @@ class Device {
   virtual bool is_asynchronous() const { return false; }
   /// The type of device whose memory is counted.
   virtual c10::DeviceType memory_type() const { return c10::DeviceType::CPU; }
+  /// Bytes that jobs could still allocate; empty if the device does not limit them itself.
+  virtual std::optional<std::int64_t> free_memory() const { return std::nullopt; }
   /// Starts counting memory of this device that has an owner.
   virtual void install_memory() { install_cpu_memory(); }
   /// The priority object for the thread of a job of that priority.

@@ -69,6 +69,16 @@ bool RuntimeJob::limits_memory() const {
   return runtime_->device->is_asynchronous() || budget_->limit() != MemoryBudget::kUnlimited;
 }
 
+void RuntimeJob::record_budget() {
+  const std::int64_t limit = budget_->limit();
+  const auto now = runtime_->now();
+  runtime_->timeline.record({now, now, id(), EventKind::kDecision, 0,
+                             limit == MemoryBudget::kUnlimited
+                                 ? "memory budget: none, no other job runs"
+                                 : fmt::format("memory budget: {:.1f} MiB, an even share of what is free",
+                                               static_cast<double>(limit) / (1 << 20))});
+}
+
 JobStats RuntimeJob::stats() const {
   const auto began = began_.load();
   const auto ended = ended_.load();
@@ -141,7 +151,9 @@ class RuntimeJob::InBody {
       : job_(job),
         stream_(device.stream()),
         member_(job.runtime_->gate, job.slot_, stream_),
-        watched_(job.runtime_->stall_watch, job.slot_, *job.priority_) {
+        watched_(job.runtime_->stall_watch, job.slot_, *job.priority_),
+        shares_(job.runtime_->memory_shares, job.budget_, job.spec_.memory_budget.has_value(),
+                [&job] { job.record_budget(); }) {
     if (stream_ != nullptr && job_.watch_ != nullptr) {
       job_.watch_->follow(stream_);
     }
@@ -168,6 +180,7 @@ class RuntimeJob::InBody {
   const std::shared_ptr<DeviceStream> stream_;
   const Gate::Membership member_;
   const StallWatch::Member watched_;
+  const MemoryShares::Member shares_;
 };
 
 JobState RuntimeJob::run_body(const Body& body) {

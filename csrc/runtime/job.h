@@ -102,6 +102,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   template <class Work>
   void without_language_lock(Work work);
   void record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t index);
+  void record_budget();
   void unwind();
   void begin_idle(std::chrono::nanoseconds now);
   void end_idle(std::chrono::nanoseconds now);

@@ -5,6 +5,7 @@
 #include "device/device.h"
 #include "gate/gate.h"
 #include "runtime/coordinator.h"
+#include "runtime/memory_shares.h"
 #include "runtime/stall_watch.h"
 #include "runtime/timeline.h"
 
@@ -21,7 +22,8 @@ struct RuntimeState {
         timeline(timeline_capacity),
         gate(std::move(policy), device->clock()),
         coordinator(device->clock(), timeline, gate, max_slowdown),
-        stall_watch(device->clock()) {}
+        stall_watch(device->clock()),
+        memory_shares(*device) {}
 
   std::chrono::nanoseconds now() const { return device->clock().now(); }
   /// The priority that the device gives a job.
@@ -36,6 +38,7 @@ struct RuntimeState {
   Gate gate;
   Coordinator coordinator;
   StallWatch stall_watch;
+  MemoryShares memory_shares;
 };
 
 }  // namespace torchshare

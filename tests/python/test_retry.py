@@ -14,7 +14,9 @@ from conftest import run_one
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import torchshare
 from torchshare import Job
+from torchshare.context.sub_batch_rows import SubBatchRows
 
 GIB = 2**30
 ROWS, FAILING = 8, 2
@@ -96,7 +98,7 @@ def test_a_batch_refused_at_any_allocation_is_repeated(failing: int, zero_every:
     batches = data()
 
     def run(job: Job, sub_batch: int | None, refuse: tuple[int, int] | None = None) -> list[Tensor]:
-        job._context.retry = None
+        job._context.retry, job._context.rows_at_once = None, SubBatchRows(regrow_after=0)
         torch.manual_seed(0)
         random.seed(0)
         numpy.random.seed(0)
@@ -116,3 +118,81 @@ def test_a_batch_refused_at_any_allocation_is_repeated(failing: int, zero_every:
         raise AssertionError
 
     assert run_one(job, memory_budget=GIB, regrow_after=0).value > 40
+
+
+def test_sub_batches_grow_again_and_later_if_that_was_too_early() -> None:
+    rows = SubBatchRows(regrow_after=3)
+    seen = []
+    for refused in [True, *[False] * 3, True, *[False] * 7]:
+        now = rows.of(8)
+        if refused:
+            rows.halve(now)
+            now = rows.of(8)
+        rows.count(now)
+        seen.append(now)
+    assert seen == [4, 4, 4, 8, 4, 4, 4, 4, 4, 4, 8, 8]
+    assert SubBatchRows(regrow_after=0, limit=4).of(3) == 3
+
+
+def test_one_row_that_does_not_fit_fails_the_job_alone(caplog: Any) -> None:
+    def wide(job: Job) -> None:
+        net = nn.Sequential(nn.Linear(6, 400_000), nn.Tanh(), nn.Linear(400_000, 1))
+        for batch in job.batches(data(1)):
+            batch.backward(lambda x, y: F.mse_loss(net(x), y))
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(wide, name="wide", memory_budget=2**24, threads=1)
+        runtime.submit(lambda job: train(job, [(data(), None)], 1, None), name="other", memory_budget=GIB, threads=1)
+        results = runtime.wait(60, check=False)
+    assert isinstance(results["wide"].exception, torchshare.BudgetExceeded)
+    assert "one row at a time does not fit" in caplog.text
+    assert results["other"].state == "finished"
+
+
+def test_both_jobs_may_run_out_of_memory_at_once() -> None:
+    def fits_in_halves(job: Job) -> tuple[list[Tensor], int]:
+        torch.manual_seed(3)
+        net = nn.Sequential(nn.Linear(6, 4096), nn.Tanh(), nn.Linear(4096, 1))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        generator = torch.Generator().manual_seed(1)
+        batches = [(torch.randn(256, 6, generator=generator), torch.randn(256, 1, generator=generator))] * 4
+        for batch in job.batches(batches):
+            batch.backward(lambda x, y: F.mse_loss(net(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        return list(net.state_dict().values()), job._context.rows_at_once.limit or 0
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        for name in ("a", "b"):
+            runtime.submit(fits_in_halves, name=name, memory_budget=5 * 2**20, threads=1)
+        results = runtime.wait(60)
+    weights, limit = results["a"].value
+    assert 0 < limit < 256
+    alone = run_one(fits_in_halves, sub_batch=limit).value[0]
+    assert all(map(torch.equal, weights, alone))
+    assert all(map(torch.equal, results["b"].value[0], alone))
+
+
+@pytest.mark.parametrize("how", ["resplit", "hook", "new"])
+def test_a_batch_that_cannot_be_repeated_fails_and_says_why(how: str, caplog: Any) -> None:
+    """Where it is off, where an optimizer steps during the backward pass, and where a later batch calls what no batch
+    did before."""
+
+    def job(job: Job) -> None:
+        nets = [model(), model()]
+        if how == "hook":
+            nets[0][0].weight.register_post_accumulate_grad_hook(lambda parameter: None)
+        for number, batch in enumerate(job.batches(data())):
+            net = nets[how == "new" and number >= FAILING]
+            if number == FAILING:
+                job._context.handle.refuse_memory_after(20)
+            batch.backward(lambda x, y, net=net: F.mse_loss(net(x), y))
+
+    with pytest.raises(torchshare.BudgetExceeded):
+        run_one(job, memory_budget=GIB, resplit=how != "resplit")
+    reason = {
+        "resplit": "resplit is off",
+        "hook": "a hook acts on gradients during the backward pass",
+        "new": "it calls Sequential, which no batch did before",
+    }[how]
+    assert f"a batch ran out of memory and is not repeated: {reason}" in caplog.text

@@ -9,6 +9,7 @@ from torchshare.context.accumulation import Accumulation
 from torchshare.context.host_random import HostRandom
 from torchshare.context.loop import Loop
 from torchshare.context.step_counter import StepCounter
+from torchshare.context.sub_batch_rows import SubBatchRows
 from torchshare.context.tracked import Tracked
 
 if TYPE_CHECKING:
@@ -48,8 +49,11 @@ class JobContext:
     """Whether its loop counts the steps; otherwise its optimizer's steps are counted."""
     resplit: bool = True
     """Whether batches that run out of memory are repeated in smaller sub-batches."""
-    regrow_after: int = 100
-    """Batches after which sub-batches grow again; 0: never."""
+    spills: bool = False
+    """Whether it is to be suspended between sub-batches, with its tracked tensors moved off the device."""
+    moves: int = 0
+    """How often they were: their addresses differ since."""
+    rows_at_once: SubBatchRows = field(default_factory=lambda: SubBatchRows(0))
     retry: Any = None
     """How it repeats batches: a training.retry.Retry, from the first batch that it may have to repeat."""
     step_counter: StepCounter = field(default_factory=StepCounter)
@@ -69,6 +73,18 @@ class JobContext:
 
     def __post_init__(self) -> None:
         self.host_random = HostRandom(self.seed)
+
+    def suspend(self, spill: bool) -> None:
+        """See Job.suspend; on this rank."""
+        if spill:
+            self.spills = True
+        else:
+            self.handle.suspend()
+
+    def resume(self) -> None:
+        """See Job.resume; on this rank."""
+        self.spills = False
+        self.handle.resume()
 
     @property
     def random(self) -> random.Random:

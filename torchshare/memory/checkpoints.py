@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchshare.context.loop import Loop, NewestCommon, Pass
+from torchshare.context.sub_batch_rows import SubBatchRows
 from torchshare.memory import copies, random_state
 from torchshare.memory.checkpoint_file import JobFiles
 from torchshare.memory.interval import Interval
@@ -149,6 +150,7 @@ class Checkpoints(Loop):
         for name, value in job.tracked.objects.items():
             if value is not job.tracked.loader:
                 self._load(name, value)
+        job.rows_at_once = SubBatchRows(**goal["rows_at_once"])
         random_state.put(job, self._loader, goal["random"])
         assert place is not None
         self._place.steps = place.steps
@@ -226,6 +228,7 @@ class Checkpoints(Loop):
         job, tracked = self._job, self._job.tracked
         return {
             "place": dataclasses.asdict(self._place),
+            "rows_at_once": dataclasses.asdict(job.rows_at_once),
             "random": random_state.get(job, self._loader),
             "random_of_pass": self._random,
             "states": copies.snapshot({name: state_of(value) for name, value in tracked.objects.items()}),

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import inspect
 import json
+import math
 import os
 import platform
 from collections.abc import Callable
@@ -154,6 +155,14 @@ class Profile(_Value):
         pieces = 1 if sub_batch is None else -(-self.batch // sub_batch)
         measured = {alone.sub_batches: alone.step_s.median for alone in self.alone}
         return measured[pieces] if pieces in measured else predict(self.fit, pieces, self.batch / pieces)
+
+    def memory_budget(self, sub_batch: int | None) -> int:
+        """Bytes that the job needs in sub-batches of `sub_batch` rows, measured or predicted by the fit, and an eighth
+        more."""
+        rows = min(self.batch, sub_batch or self.batch)
+        measured = max((alone.memory_bytes for alone in self.alone if alone.rows == rows), default=0)
+        needed = max(measured, self.fit.memory_fixed + self.fit.memory_per_row * rows)
+        return math.ceil(needed * 9 / 8)
 
     def profiled_job(self, sub_batch: int | None, priority: str) -> _core.ProfiledJob:
         """The part that the coordinator uses, for a job of that priority."""

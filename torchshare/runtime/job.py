@@ -213,14 +213,20 @@ class Job:
         """Records the latest value of each metric, for the progress display and the result."""
         self._metrics.update({name: float(value) for name, value in metrics.items()})
 
-    def suspend(self) -> None:
-        """Parks the job before its next op, until `resume`; on all ranks."""
-        self._context.handle.suspend()
-        self._context.tell_ranks(self._context, "suspend", "")
+    def suspend(self, *, spill: bool = False) -> None:
+        """Parks the job before its next op, until `resume`; on all ranks.
+
+        With `spill`, parks it before its next sub-batch of `batches`, and moves the parameters, buffers, gradients and
+        optimizer state that it tracks (see `track`) off the device: from a GPU to pinned host memory, on the CPU to a
+        temporary file. No other thread may use them until the job has been resumed. `resume` moves them back into the
+        same Python objects; if the device has no memory for them, the job waits for it.
+        """
+        self._context.suspend(spill)
+        self._context.tell_ranks(self._context, "suspend", "spill" if spill else "")
 
     def resume(self) -> None:
         """Lets a suspended job continue; on all ranks."""
-        self._context.handle.resume()
+        self._context.resume()
         self._context.tell_ranks(self._context, "resume", "")
 
     def cancel(self) -> None:

@@ -233,7 +233,9 @@ class JobOptions(TypedDict, total=False):
         WholeNumber | None,
         Option(
             "bytes that the job's tensors may occupy on the device, including workspaces of cuBLAS and cuDNN. An "
-            "allocation beyond it raises `BudgetExceeded` in this job.",
+            "allocation beyond it raises `BudgetExceeded` in this job. Default on a GPU: what its `profile` says it "
+            "needs and an eighth more; without one, while it shares the GPU, what it holds and an even part of what "
+            "is free. No limit on the CPU.",
             metavar="BYTES",
         ),
     ]

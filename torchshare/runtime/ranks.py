@@ -190,9 +190,9 @@ class Ranks:
         for job in [job for job in self._jobs if job.name == name]:
             # Also if this rank sent it: the last message wins on all ranks.
             if what == "suspend":
-                job.handle.suspend()
+                job.suspend(spill=text == "spill")
             elif what == "resume":
-                job.handle.resume()
+                job.resume()
 
     def _end_jobs(self) -> None:
         """Ends jobs that have ended on another rank, also if they were submitted here after that. A job may wait in C++

@@ -19,6 +19,7 @@ from torchshare.context import current
 from torchshare.context.errors import BudgetExceeded, Cancelled, JobFailed, described, users_traceback
 from torchshare.context.job_context import JobContext
 from torchshare.context.results import ENDED, Results
+from torchshare.context.sub_batch_rows import SubBatchRows
 from torchshare.isolation import routing
 from torchshare.isolation.interrupt import PROCESS_CODE
 from torchshare.runtime import signals
@@ -104,7 +105,7 @@ class Runtime:
             self._closer.watch_cancel,
             self._closer.tell_ranks,
             resplit=options.get("resplit", True),
-            regrow_after=options.get("regrow_after", 100),
+            rows_at_once=SubBatchRows(options.get("regrow_after", 100)),
         )
         if self._folder is not None:
             context.loop = self._folder.checkpoints_of(context)
@@ -113,7 +114,7 @@ class Runtime:
         try:
             context.handle = self._handle.submit(
                 lambda handle: _run(job, handle, function, closer, lambda: effects.check(context, given)),
-                _spec(name, options, function),
+                _spec(name, self.device, options, function),
                 getattr(function, "cancelled_type", Cancelled),
                 BudgetExceeded,
                 PROCESS_CODE,
@@ -235,7 +236,7 @@ class Runtime:
             self.close()
 
 
-def _spec(name: str, options: JobOptions, function: Callable[..., Any]) -> _C.JobSpec:
+def _spec(name: str, device: str, options: JobOptions, function: Callable[..., Any]) -> _C.JobSpec:
     spec = _C.JobSpec()
     spec.name = name
     spec.threads = torch.get_num_threads()
@@ -246,6 +247,8 @@ def _spec(name: str, options: JobOptions, function: Callable[..., Any]) -> _C.Jo
 
         known = as_profile(name, profile, function)
         spec.profile = known.profiled_job(options.get("sub_batch"), spec.priority)
+        if device != "cpu" and spec.memory_budget is None:
+            spec.memory_budget = known.memory_budget(options.get("sub_batch"))
         spec.ops = [] if known.ops is None else known.ops.op_profiles()
     return spec
 
@@ -258,6 +261,8 @@ def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any], closer: Close
         try:
             handle.begin_step()
             handle.begin_sub_batch()
+            if handle.memory_limit is not None:
+                log.info("job '%s': memory budget: %.1f MiB", job.name, handle.memory_limit / 2**20)
             job._context.loop.begin_job(functools.partial(closer.newest_common, job._context))
             value = _call(function, job)
             job._context.loop.end_job()

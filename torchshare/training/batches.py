@@ -11,6 +11,7 @@ import torch
 
 from torchshare import _core
 from torchshare.isolation import gradient_sync
+from torchshare.memory import spill
 from torchshare.training import pytree, split_warning
 from torchshare.training.cuda_graph import Graphed
 from torchshare.training.retry import Attempt, Retry
@@ -46,6 +47,7 @@ class Batch:
         with split_warning.around(self._job, self._is_split):
             sub_batches = list(self.split())
             for sub_batch in sub_batches:
+                spill.between_sub_batches(self._job)
                 handle.begin_sub_batch()
                 with gradient_sync.in_sub_batch(self._job, sub_batch is sub_batches[-1]):
                     yield sub_batch
@@ -117,8 +119,7 @@ class Batch:
         """0 if the batch has no rows."""
         rows = self._rows()
         declared = self._options.sub_batch
-        rows = rows if declared is None else min(rows, declared)
-        return rows if self._job.retry is None else self._job.retry.rows(rows)
+        return self._job.rows_at_once.of(rows if declared is None else min(rows, declared))
 
     def split(self) -> Iterator[SubBatch]:
         """The sub-batches, none of which is counted as run."""
@@ -235,6 +236,7 @@ def _fetched(job: JobContext, iterator: Iterator[Any], options: Options, passing
     end = object()
     while True:
         if not job.is_ending:
+            spill.between_sub_batches(job)
             handle.checkpoint()
         handle.begin_input()
         try:

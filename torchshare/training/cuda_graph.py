@@ -35,6 +35,7 @@ class Graphed:
         self._device = device
         self._graphs: dict[object, _Graph] = {}
         self._gradients: dict[int, Tensor] = {}  # of all graphs, by leaf: what one leaves the next one adds to
+        self._moves = job.moves
         self.fallback: str | None = None
         """Why sub-batches run in eager; None while they do not."""
         if device is None:
@@ -47,6 +48,9 @@ class Graphed:
         """Forward and backward by the graph; the loss, weighted and detached. None: it must be done in eager."""
         if self.fallback is not None:
             return None
+        if self._moves != self._job.moves:
+            self._moves = self._job.moves
+            self._graphs.clear()  # they have the former addresses
         key = _look(sub.data), sub.weight
         if key not in self._graphs:
             try:

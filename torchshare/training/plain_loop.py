@@ -11,7 +11,7 @@ import torch
 
 from torchshare.context import current
 from torchshare.isolation import gradient_sync
-from torchshare.memory import states
+from torchshare.memory import spill, states
 from torchshare.training import split_warning
 from torchshare.training.batches import Count, Options, Reduction, fetch, options_of
 
@@ -127,6 +127,8 @@ class _SplitLoader:
                 with split_warning.around(job, lambda pieces=pieces: len(pieces) > 1):  # type: ignore[misc]
                     for index, piece in enumerate(pieces):
                         accumulation.begin_sub_batch(index, index == len(pieces) - 1, piece.weight)
+                        if index:
+                            spill.between_sub_batches(job)
                         job.handle.begin_sub_batch()
                         with gradient_sync.in_sub_batch(job, index == len(pieces) - 1):
                             yield piece.data

@@ -22,7 +22,7 @@ log = logging.getLogger("torchshare")
 
 
 class Retry:
-    """How many rows of the job's batches run at once, and what its passes change. One per job, in its thread.
+    """Repeats a job's batches, and knows what their passes change. One per job, in its thread.
 
     Note [Repeating a batch]
     A batch that ran out of memory has changed gradients, the buffers of modules, and random states, each as far as it
@@ -35,17 +35,9 @@ class Retry:
 
     def __init__(self, job: JobContext) -> None:
         self._job = job
-        self._rows: int | None = None  # at once; None: as many as declared
-        self._quiet = 0  # batches since the last change of `_rows`
-        self._has_grown = False  # in the last change
-        self._regrow_after = job.regrow_after
         self._known: set[object] = set()  # loss functions, by their code
         self._buffers = Buffers()
         self._gradients = Gradients()
-
-    def rows(self, declared: int) -> int:
-        """Rows of a sub-batch, of `declared` at most."""
-        return declared if self._rows is None else min(self._rows, declared)
 
     def run(
         self, loss_fn: Callable[..., Any], passes: Callable[[Attempt], Any], rows: Callable[[], int], reduction: str
@@ -55,20 +47,21 @@ class Retry:
         looks_first = _code(loss_fn) not in self._known
         while True:
             attempt = self._begin(looks_first or failed is not None, None if looks_first else failed)
+            at_once = rows()
             try:
-                self._job.handle.set_flexible(self._job.resplit and rows() > 1)
+                self._job.handle.set_flexible(self._job.resplit and at_once > 1)
                 with attempt.looking():
                     result = passes(attempt)
             except Exception as error:
                 if not is_out_of_memory(error):
                     self._forget(attempt)
                     raise
-                failed = self._undo(attempt, error, rows(), reduction)
+                failed = self._undo(attempt, error, at_once, reduction)
             else:
                 if attempt.has_looked:
                     self._known.add(_code(loss_fn))
                 self._forget(attempt)
-                self._grow(rows())
+                self._job.rows_at_once.count(at_once)
                 return result
             finally:
                 self._job.handle.set_flexible(False)
@@ -100,16 +93,12 @@ class Retry:
         self._gradients.restore()
         attempt.random.restore()
         gc.collect()
-        self._rows = -(-rows // 2)
-        if self._has_grown:
-            self._regrow_after *= 2  # it grew too early
-        self._quiet, self._has_grown = 0, False
         log.warning(
             "job '%s': a batch ran out of memory with %d rows at a time; it is repeated with %d, and so are the next "
             "(as a %s over rows)",
             self._job.name,
             rows,
-            self._rows,
+            self._job.rows_at_once.halve(rows),
             reduction,
         )
         return type(error)(str(error))
@@ -120,15 +109,9 @@ class Retry:
             return "resplit is off"
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return "the other ranks would not repeat their collectives"
+        if self._gradients.have_hooks():
+            return "a hook acts on gradients during the backward pass"
         return attempt.obstacle
-
-    def _grow(self, rows: int) -> None:
-        if self._rows is None or rows < self._rows:
-            return
-        self._quiet += 1
-        if self._quiet == self._regrow_after:
-            self._rows *= 2
-            self._quiet, self._has_grown = 0, True
 
 
 class Attempt:
@@ -174,8 +157,6 @@ class Attempt:
                 continue
             if self._failed is not None and leaf.grad is not None:
                 self._give_up(f"it reaches a leaf of shape {tuple(leaf.shape)}")
-            if getattr(leaf, "_post_accumulate_grad_hooks", None):
-                self.obstacle = "a hook acts on gradients during the backward pass"
             self._gradients.add([leaf])
 
     def _look(self, module: torch.nn.Module, _inputs: object) -> bool:

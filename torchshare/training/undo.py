@@ -151,6 +151,11 @@ class Gradients:
             elif leaf.grad is not None:
                 self._save(leaf)
 
+    def have_hooks(self) -> bool:
+        """Whether anything acts on gradients as soon as they are complete, such as an optimizer."""
+        leaves = (reference() for reference in self._leaves.values())
+        return any(getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in leaves)
+
     def _save(self, leaf: Tensor) -> None:
         if leaf.grad is not None:
             self._before.append((leaf, leaf.grad, leaf.grad.detach().clone()))

@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -78,6 +79,25 @@ void CudaDevice::check() const {
   if (const auto error = lasting_error(static_cast<c10::DeviceIndex>(index_))) {
     throw std::runtime_error(
         fmt::format("device '{}' is lost to this process ({}); start a new process", name_, *error));
+  }
+}
+
+std::optional<std::int64_t> CudaDevice::free_memory() const {
+  namespace allocator = c10::cuda::CUDACachingAllocator;
+  try {
+    const auto index = static_cast<c10::DeviceIndex>(index_);
+    const c10::cuda::CUDAGuard guard(index);
+    std::size_t free = 0;
+    std::size_t total = 0;
+    C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    const c10::CachingDeviceAllocator::DeviceStats stats = allocator::getDeviceStats(index);
+    constexpr std::size_t kAll = 0;
+    const std::int64_t reserved = stats.reserved_bytes[kAll].current;
+    const auto allowed = static_cast<std::int64_t>(allocator::getMemoryFraction(index) * static_cast<double>(total));
+    return std::min(static_cast<std::int64_t>(free), std::max<std::int64_t>(0, allowed - reserved)) + reserved -
+           stats.allocated_bytes[kAll].current;
+  } catch (const std::exception&) {  // the device is lost
+    return std::nullopt;
   }
 }
 

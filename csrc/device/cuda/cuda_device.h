@@ -15,6 +15,7 @@ class CudaDevice final : public Device {
   Clock& clock() override { return clock_; }
   bool is_asynchronous() const override { return true; }
   c10::DeviceType memory_type() const override { return c10::DeviceType::CUDA; }
+  std::optional<std::int64_t> free_memory() const override;
   void install_memory() override;
   std::unique_ptr<DeviceScope> enter(const DeviceRequest& request) override;
   void check() const override;

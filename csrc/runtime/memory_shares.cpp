@@ -1,0 +1,44 @@
+#include "runtime/memory_shares.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace torchshare {
+
+void MemoryShares::join(Entry entry) {
+  std::lock_guard lock(mutex_);
+  members_.push_back(std::move(entry));
+  divide();
+}
+
+void MemoryShares::leave(const MemoryBudget& budget) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(members_, [&](const Entry& entry) { return entry.budget.get() == &budget; });
+  divide();
+}
+
+void MemoryShares::divide() {
+  const std::optional<std::int64_t> free_now = device_.free_memory();
+  if (!free_now) {
+    return;
+  }
+  std::int64_t free = *free_now;
+  std::int64_t sharing = 0;
+  for (const Entry& entry : members_) {
+    if (entry.is_declared) {
+      free -= std::max<std::int64_t>(0, entry.budget->limit() - entry.budget->held());
+    } else {
+      ++sharing;
+    }
+  }
+  for (const Entry& entry : members_) {
+    if (!entry.is_declared) {
+      const bool is_alone = members_.size() == 1;
+      const std::int64_t share = std::max<std::int64_t>(0, free) / sharing;
+      entry.budget->set_limit(is_alone ? MemoryBudget::kUnlimited : entry.budget->held() + share);
+      entry.on_change();
+    }
+  }
+}
+
+}  // namespace torchshare
