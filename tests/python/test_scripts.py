@@ -54,6 +54,30 @@ def test_frameworks_scripts_write_the_files_of_plain_python(tmp_path: Path, name
     assert [job["steps"] for job in ran.jobs.values()] == [steps, steps]
 
 
+ON_GPU = """
+import sys, torch
+from torch import nn
+torch.manual_seed(int(sys.argv[1]))
+model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 2)).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(20):
+    optimizer.zero_grad()
+    model(torch.randn(8, 8, device="cuda")).square().mean().backward()
+    optimizer.step()
+torch.save(model.state_dict(), sys.argv[2])
+"""
+
+
+@pytest.mark.gpu
+def test_scripts_on_a_gpu_write_the_files_of_plain_python(tmp_path: Path):
+    commands = [[script(tmp_path, "train.py", ON_GPU), str(seed), f"{seed}.pt"] for seed in (1, 2)]
+    plain = plain_python(tmp_path, *commands)
+    ran = Ran(tmp_path, "--policy", "strict", *(" ".join(command) for command in commands))
+    assert ran.code == 0, ran.text()
+    assert {name: (tmp_path / name).read_bytes() for name in plain} == plain
+    assert [job["steps"] for job in ran.jobs.values()] == [20, 20]
+
+
 WORLD = """
 import atexit, logging, os, pickle, signal, subprocess, sys, threading, warnings
 import torch, utils
