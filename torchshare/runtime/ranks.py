@@ -70,8 +70,7 @@ class Ranks:
         self.failure: str | None = None
         """Why all jobs must end: a rank has died."""
         host = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_S)))[0]
-        prefix = f"torchshare/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{number}"
-        self._store: Any = PrefixStore(prefix, host)
+        self._store: Any = PrefixStore(f"torchshare/{number}", host)
         self._compare()
         if self._rank.is_first:
             runtime.keep_orders()
