@@ -12,6 +12,8 @@ class Rank:
     number: int
     count: int
     """Of all ranks."""
+    restarts: int = 0
+    """How often the launcher has started all ranks again. The store keeps the keys of former times."""
 
     @property
     def is_first(self) -> bool:
@@ -27,4 +29,5 @@ def this_rank() -> Rank:
     needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if not all(os.environ.get(name) for name in needed):
         return Rank(0, 1)
-    return Rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return Rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), restarts)

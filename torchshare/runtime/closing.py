@@ -49,7 +49,8 @@ class Closer:
         self._folder = folder
         self._joins_ranks = ranks and this_rank().count > 1
         # The others are not counted: ranks may differ in their number.
-        self.number = str(next(self._numbers)) if ranks else f"own{next(self._own_numbers)}"
+        number = str(next(self._numbers)) if ranks else f"own{next(self._own_numbers)}"
+        self.number = f"{this_rank().restarts}.{number}"
         self.jobs: list[JobContext] = []
         self.ranks: Ranks | None = None
         self._interrupter = Interrupter()

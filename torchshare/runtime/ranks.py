@@ -70,8 +70,8 @@ class Ranks:
         self.failure: str | None = None
         """Why all jobs must end: a rank has died."""
         host = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_S)))[0]
-        prefix = f"torchshare/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{number}"
-        self._store: Any = PrefixStore(prefix, host)
+        self._store: Any = PrefixStore(f"torchshare/{number}", host)
+        self._reader = self._store.clone()  # a connection of the watcher's: `wait` keeps it to itself
         self._compare()
         if self._rank.is_first:
             runtime.keep_orders()
@@ -137,7 +137,6 @@ class Ranks:
     def _watch(self) -> None:
         self._next, self._next_beat = 1, 0.0
         self._beats: dict[int, tuple[Any, float]] = {}  # rank: its last beat, and when it was seen
-        self._reader = self._store.clone()  # a connection of its own: `wait` keeps it to itself
         try:
             while self.failure is None and self._rank.number not in self._left:
                 self._serve()

@@ -34,6 +34,14 @@ def die(ranks: Ranks, what: str, job: str, text: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def watch_late(ranks: Ranks, watch=Ranks._watch) -> None:
+    """The other rank may be dead by then."""
+    time.sleep(1)
+    watch(ranks)
+
+
+if int(sys.argv[1]) != RANK:
+    Ranks._watch = watch_late
 began = time.monotonic()
 try:
     with torchshare.Runtime(device="cpu") as runtime:
