@@ -117,6 +117,7 @@ bool PythonBinding::interrupt() {
     return false;
   }
   PyThreadState_SetAsyncExc(thread, exceptions_.cancelled.ptr());
+  is_interrupted_ = true;
   return true;
 }
 
@@ -129,7 +130,7 @@ bool PythonBinding::may_stop() {
 void PythonBinding::raise_cancelled(const std::string& message) {
   {
     const py::gil_scoped_acquire gil;
-    PyThreadState_SetAsyncExc(thread_.load(), nullptr);  // interrupt() may have set it already; once is enough
+    withdraw_interrupt();  // once is enough
   }
   throw PythonCancelled(exceptions_.cancelled.ptr(), message);
 }
@@ -147,7 +148,8 @@ void PythonBinding::run(RuntimeJob& job, const py::function& function) {
   } catch (const abi::__forced_unwind&) {
     wait_forever();
   } catch (py::error_already_set& error) {
-    PyThreadState_SetAsyncExc(thread_.exchange(0), nullptr);
+    withdraw_interrupt();
+    thread_.store(0);
     if (error.matches(exceptions_.cancelled)) {
       throw Cancelled(name_of(error));
     }
@@ -155,7 +157,16 @@ void PythonBinding::run(RuntimeJob& job, const py::function& function) {
   } catch (const PythonCancelled& error) {
     throw Cancelled(error.what());
   }
-  PyThreadState_SetAsyncExc(thread_.exchange(0), nullptr);
+  withdraw_interrupt();
+  thread_.store(0);
+}
+
+void PythonBinding::withdraw_interrupt() {
+  // Never without need: even null makes all threads look for an exception at each call from then on, and in a thread
+  // that cProfile watches CPython 3.11 then looks for ever.
+  if (std::exchange(is_interrupted_, false)) {
+    PyThreadState_SetAsyncExc(thread_.load(), nullptr);
+  }
 }
 
 }  // namespace torchshare::bindings

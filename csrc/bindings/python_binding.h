@@ -48,9 +48,13 @@ class PythonBinding final : public LanguageBinding {
   void run(RuntimeJob& job, const pybind11::function& function);
 
  private:
+  /// Takes back what `interrupt` has set, unless it has been raised. In the job's thread, with the GIL.
+  void withdraw_interrupt();
+
   PythonExceptions exceptions_;
   PyThreadState* released_ = nullptr;     // the job's own thread only
   std::atomic<unsigned long> thread_{0};  // Python's id of the job's thread while it runs the body
+  bool is_interrupted_ = false;           // guarded by the GIL
 };
 
 }  // namespace torchshare::bindings

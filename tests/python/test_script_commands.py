@@ -166,3 +166,14 @@ def test_options_that_have_no_effect_say_so(tmp_path: Path):
     assert told == [
         f"job 'steps': --{each} has no effect: it is the only job" for each in ("policy=strict", "start=step:1")
     ]
+
+
+def test_a_run_under_cprofile_ends(tmp_path: Path):
+    """A main thread that is watched must not be asked to look for an exception that is not there."""
+    script(tmp_path, "loop.py", LOOP + "train(20)")
+    process = launch("-m", "cProfile", "-o", "run.prof", "-m", "torchshare", "run", "loop.py", folder=tmp_path)
+    try:
+        _, printed = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0 and (tmp_path / "run.prof").stat().st_size > 0, printed
