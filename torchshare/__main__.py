@@ -32,7 +32,7 @@ class _Version(argparse.Action):
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line. Returns the exit code: 0 success, 1 a job did not finish, 2 invalid input, 130 Ctrl-C,
     141 the reader of the output has gone (`| head`)."""
-    words = sys.argv[1:] if argv is None else argv
+    words = original = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="torchshare", description=torchshare.__doc__, allow_abbrev=False)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and what CUDA it was built for")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -50,6 +50,7 @@ def main(argv: list[str] | None = None) -> int:
                     print(f"torchshare: error: {error}", file=sys.stderr)
                     return 2
     arguments = parser.parse_args(words)
+    arguments.words = original
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "fakes/fake_device.h"
+
 namespace torchshare {
 namespace {
 
@@ -17,7 +19,7 @@ class SmallDevice final : public Device {
   std::optional<std::int64_t> free = 1000;
 
  private:
-  SteadyClock clock_;
+  ManualClock clock_;
 };
 
 class MemorySharesTest : public ::testing::Test {

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from torchshare.cli import targets
+from torchshare.cli import supervisor, targets
 from torchshare.cli.outputs import check_output, refuse
 from torchshare.context.rank import this_rank
 from torchshare.runtime.options import YES_NO, Declared, JobOptions, RuntimeOptions, on_the_command_line
@@ -66,7 +66,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     together = parser.add_argument_group("options of the runtime")
     together.add_argument("--device", metavar="D", help="auto (default: a GPU if there is one), cpu, cuda, cuda:1")
     for option in on_the_command_line(RuntimeOptions):
-        together.add_argument(option.flag, metavar=option.option.metavar, help=option.option.flag_help())
+        switch = {"nargs": "?", "const": "yes"} if option.option.metavar == YES_NO else {}
+        together.add_argument(option.flag, metavar=option.option.metavar, help=option.option.flag_help(), **switch)  # type: ignore[arg-type]
+    together.add_argument(
+        "--max-restarts",
+        metavar="N",
+        help="times that the process is started again after a crash; the jobs resume from their checkpoints, without "
+        "a job in which it crashed three times in a row",
+    )
     parser.add_argument(
         "--output",
         metavar="MODE",
@@ -88,20 +95,30 @@ class _Submission:
 
 def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     """Runs the verb. Returns the exit code. Checks all input before any job starts."""
+    attempt = supervisor.this_attempt()
     try:
         arguments = _all_arguments(parser, given)
+        if attempt is None and arguments.max_restarts is not None:
+            restarts = supervisor.check(arguments.max_restarts, arguments.checkpoint, os.environ)
+            return supervisor.Supervisor(given.words, restarts).run()
         check_output("--timeline", arguments.timeline)
         output = _output(arguments)
         submissions = _submissions(arguments, output)
+        dropped = supervisor.drop([each.options for each in submissions], attempt)
+        submissions = [each for each in submissions if each.options not in dropped]
     except ValueError as error:
         return refuse(error)
     except SyntaxError as error:
         traceback.print_exception(error.with_traceback(None))
         return 2
     # Imports torch, which takes seconds.
-    from torchshare.runtime import signals
+    from torchshare.runtime import crash_report, signals
     from torchshare.runtime.runtime import Runtime
 
+    if attempt is not None:
+        crash_report.open_for(attempt.report)
+        if attempt.resume:
+            arguments.resume = "yes"
     try:
         runtime = Runtime(arguments.device or "auto", **_runtime_options(arguments))
         for submission in submissions:
@@ -120,17 +137,23 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     if arguments.timeline is not None:
         runtime.write_timeline(this_rank().file(arguments.timeline))
     if this_rank().is_first:
-        _print(runtime, as_json=arguments.json)
-    if stops.count:
-        return stops.exit_code
-    results = list(runtime.results.values())
-    decisive = [result for result in results if arguments.success != "primary" or result.priority == "primary"]
-    return 0 if all(result.state == "finished" for result in decisive) else 1
+        _print(runtime, dropped, as_json=arguments.json)
+    status = stops.exit_code or _status(runtime, dropped, arguments.success)
+    sys.stdout.flush()
+    crash_report.end(status, runtime.device)
+    return status
 
 
-def _print(runtime: Runtime, as_json: bool) -> None:
+def _status(runtime: Runtime, dropped: list[JobOptions], success: str | None) -> int:
+    states = [(result.priority, result.state) for result in runtime.results.values()]
+    states += [(each.get("priority", ""), "dropped") for each in dropped]
+    return 0 if all(state == "finished" for level, state in states if success != "primary" or level == "primary") else 1
+
+
+def _print(runtime: Runtime, dropped: list[JobOptions], as_json: bool) -> None:
     bounds, gaps = runtime.bound_report(), runtime.gap_report()
-    print(_as_json(runtime.results, bounds, gaps) if as_json else runtime.results)
+    names = [str(each["name"]) for each in dropped]
+    print(_as_json(runtime.results, bounds, gaps, names) if as_json else runtime.results)
     if (bounds or gaps) and not as_json:
         print("", *bounds, *gaps, sep="\n")
 
@@ -139,7 +162,7 @@ def _all_arguments(parser: argparse.ArgumentParser, given: argparse.Namespace) -
     """The arguments given, then those of the environment, then those of a jobs.toml. Options of jobs become lists of
     the three, the least important first."""
     of_jobs = [option.name for option in on_the_command_line(JobOptions)]
-    single = ["primary", "success", "on_failure", "device", "output", "timeline"]
+    single = ["primary", "success", "on_failure", "device", "output", "timeline", "max_restarts"]
     single += [option.name for option in on_the_command_line(RuntimeOptions)]
     sources = [given, parser.parse_args([*words_of_environment(os.environ, [*single, *of_jobs]), "--", "-"])]
     files = [word for word in given.jobs if word.endswith(".toml")]
@@ -268,11 +291,12 @@ def _check_name(name: str, jobs: dict[str, _Submission], option: str) -> None:
         raise ValueError(f"{option} names job '{name}', must be one of {', '.join(jobs)}")
 
 
-def _as_json(results: Results, bounds: list[BoundReport], gaps: list[GapReport]) -> str:
+def _as_json(results: Results, bounds: list[BoundReport], gaps: list[GapReport], dropped: list[str]) -> str:
     document = {
         "jobs": [_plain(result) for result in results.values()],
         "bounds": [dataclasses.asdict(bound) for bound in bounds],
         "gaps": [dataclasses.asdict(gap) for gap in gaps],
+        "dropped": dropped,
     }
     return json.dumps(document, indent=2)
 

@@ -69,7 +69,7 @@ class Checkpoints(Loop):
 
     def is_asked(self) -> bool:
         """Whether that checkpoint is not yet written. From any thread."""
-        return self._asked.is_set()
+        return self._asked.is_set() or not self._written.is_set()
 
     # Resuming
 
@@ -202,7 +202,6 @@ class Checkpoints(Loop):
             if self._every.steps is None and not self._asked.is_set():
                 return  # the disk is slower than the interval
             self._wait_for_writer()
-        was_asked = self._asked.is_set()
         self._set_due()
         try:
             if not self._job.tracked.objects:
@@ -213,8 +212,9 @@ class Checkpoints(Loop):
             self._asked.clear()
             return
         self._written.clear()
+        self._asked.clear()
         step = self._place.steps
-        self._writer.put(lambda: self._write(step, payload, was_asked))
+        self._writer.put(lambda: self._write(step, payload))
 
     def _wait_for_writer(self) -> None:
         self._job.handle.begin_wait()
@@ -234,7 +234,7 @@ class Checkpoints(Loop):
             "states": copies.snapshot({name: state_of(value) for name, value in tracked.objects.items()}),
         }
 
-    def _write(self, step: int, payload: dict[str, Any], was_asked: bool) -> None:
+    def _write(self, step: int, payload: dict[str, Any]) -> None:
         """In the writer's thread."""
         try:
             copies.check(payload["states"])
@@ -244,8 +244,6 @@ class Checkpoints(Loop):
             self._warn(f"no checkpoint at step {step}", error)
         finally:
             self._written.set()
-            if was_asked:
-                self._asked.clear()
 
     def _warn(self, what: str, error: Exception) -> None:
         """Once, until a checkpoint has been written."""

@@ -22,7 +22,7 @@ from torchshare.context.results import ENDED, Results
 from torchshare.context.sub_batch_rows import SubBatchRows
 from torchshare.isolation import routing
 from torchshare.isolation.interrupt import PROCESS_CODE
-from torchshare.runtime import signals
+from torchshare.runtime import crash_report, signals
 from torchshare.runtime.bound import BoundReport, report
 from torchshare.runtime.checkpointing import folder_of
 from torchshare.runtime.closing import Closer
@@ -257,6 +257,7 @@ def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any], closer: Close
     """The body of a job, in its thread. The exception that it raises determines the job's state."""
     job._context.handle = handle  # Runtime.submit may not have set it yet
     job._context.thread = threading.get_ident()
+    crash_report.enter_job(job.name)
     with current.entered(job._context):
         try:
             handle.begin_step()

@@ -1,0 +1,166 @@
+"""`torchshare run --max-restarts`: runs the same command in a child process, and again when that crashes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from torchshare.runtime.options import JobOptions
+
+VARIABLE = "TORCHSHARE_SUPERVISED"
+_CRASHES = 3  # of a job in a row, before it is dropped
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
+_LIBRARY = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]), "<frozen ")
+_STACK = re.compile(r"^Current thread 0x([0-9a-f]+).*\n((?:  .*\n)*)", re.MULTILINE)
+_FRAME = re.compile(r'  File "(.*)", line (\S+) in (.*)')
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What the supervisor tells its child."""
+
+    report: int
+    """The file for crash_report."""
+    resume: bool = False
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Jobs that are not to be run, and why."""
+
+
+def this_attempt() -> Attempt | None:
+    """The attempt that this process is; None if it has no supervisor. Its own child processes have none."""
+    text = os.environ.pop(VARIABLE, None)
+    return None if text is None else Attempt(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Crash:
+    how: str
+    job: str | None
+    """The one whose thread crashed; None if unknown."""
+    stack: str = ""
+
+
+def check(restarts: str, checkpoint: object, environment: Mapping[str, str]) -> int:
+    """The number that --max-restarts stands for. Raises ValueError where it cannot be used."""
+    if not re.fullmatch(r"\d{1,9}", restarts):
+        raise ValueError(f"--max-restarts must be a non-negative integer, got {restarts}")
+    if "TORCHELASTIC_RUN_ID" in environment:
+        raise ValueError("--max-restarts is not for ranks: torchrun restarts them, by its own --max-restarts")
+    if checkpoint is None:
+        raise ValueError("--max-restarts needs --checkpoint, the folder that jobs are resumed from")
+    return int(restarts)
+
+
+def drop(jobs: Sequence[JobOptions], attempt: Attempt | None) -> list[JobOptions]:
+    """Those of the jobs that the supervisor has dropped. No other job waits for them any more."""
+    reasons = {} if attempt is None else attempt.dropped
+    dropped = [each for each in jobs if each["name"] in reasons]
+    for each in dropped:
+        print(f"torchshare: job '{each['name']}' is dropped: {reasons[str(each['name'])]}", file=sys.stderr)
+    has_primary = any(each.get("priority") == "primary" for each in jobs if each not in dropped)
+    for each in jobs:
+        start = str(each.get("start", "now"))
+        if start.removeprefix("after:") in reasons or (start.startswith("step:") and not has_primary):
+            each["start"] = "now"
+    return dropped
+
+
+class Supervisor:
+    def __init__(self, words: Sequence[str], restarts: int) -> None:
+        """`words` is the command line after `torchshare`."""
+        self._command = [sys.executable, *subprocess._args_from_interpreter_flags(), "-m", "torchshare", *words]  # type: ignore[attr-defined]
+        self._restarts = restarts
+        self._child: subprocess.Popen[bytes] | None = None
+        self._ended_by = 0
+
+    def run(self) -> int:
+        """Returns the exit status of the last child."""
+        former = {number: signal.signal(number, self._pass_on) for number in _PASSED_ON}
+        try:
+            return self._run()
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+    def _run(self) -> int:
+        dropped: dict[str, str] = {}
+        latest, in_a_row = None, 0
+        for restart in range(self._restarts + 1):
+            status, crash = self._attempt(restart > 0, dropped)
+            if crash is None or self._ended_by:
+                return status
+            print(crash.stack, end="", file=sys.stderr)
+            left = f"restart {restart + 1} of {self._restarts}"
+            if restart == self._restarts:
+                left = f"no restart is left of {self._restarts}"
+            print(f"torchshare: {crash.how}; {left}", file=sys.stderr, flush=True)
+            in_a_row = in_a_row + 1 if crash.job == latest else 1
+            latest = crash.job
+            if crash.job is not None and in_a_row == _CRASHES:
+                dropped[crash.job] = f"{_CRASHES} times in a row, {crash.how}"
+        return status
+
+    def _attempt(self, resume: bool, dropped: dict[str, str]) -> tuple[int, Crash | None]:
+        if self._ended_by:
+            return 128 + self._ended_by, None
+        with tempfile.TemporaryFile() as report:
+            attempt = Attempt(report.fileno(), resume, dropped)
+            self._child = subprocess.Popen(
+                self._command,
+                env={**os.environ, VARIABLE: json.dumps(asdict(attempt))},
+                pass_fds=[report.fileno()],
+                start_new_session=True,  # a terminal's Ctrl-C comes once, from here
+            )
+            if self._ended_by:
+                self._child.send_signal(self._ended_by)
+            status = self._child.wait()
+            return read(report, status)
+
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        if number in _ENDING:
+            self._ended_by = number
+        if self._child is not None:
+            self._child.send_signal(number)
+
+
+def read(report: IO[bytes], status: int) -> tuple[int, Crash | None]:
+    """The exit status of a child, given what `Popen.wait` returned; and how it crashed, unless it did not."""
+    report.seek(0)
+    text = report.read().decode(errors="replace")
+    lines: list[list[Any]] = [json.loads(line) for line in text.splitlines() if line.startswith('["')]
+    for kind, value, reason in lines:
+        if kind == "lost":
+            return 1, Crash(reason, None)
+        if kind == "end":
+            return value, None
+    if status >= 0:
+        return status, None
+    number, status = -status, 128 - status
+    if number in _ENDING:
+        return status, None
+    name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+    jobs = {value: job for kind, value, job in lines if kind == "job"}
+    stack = _STACK.search(text)
+    job = None if stack is None else jobs.get(int(stack[1], 16))
+    if stack is None or job is None:
+        return status, Crash(f"the process was ended by {name}", None, "" if stack is None else stack[0])
+    return status, Crash(f"job '{job}' crashed the process: {name}{_place(stack[2])}", job, stack[0])
+
+
+def _place(stack: str) -> str:
+    """The user's own line in a stack."""
+    frames = [match.groups() for line in stack.splitlines() if (match := _FRAME.fullmatch(line))]
+    own = [frame for frame in frames if not frame[0].startswith(_LIBRARY)]
+    return "".join(f" at {file}:{line} ({function})" for file, line, function in own[:1])
