@@ -59,7 +59,9 @@ def test_a_job_that_outgrows_its_budget_fails_alone(over: str, policy: str) -> N
     with torchshare.Runtime(device="cuda", policy=policy) as runtime:
         for name, priority in (("first", "primary"), ("second", "secondary")):
             function, budget = (wide, 16 * MIB) if name == over else (trainer(attention), 256 * MIB)
-            runtime.submit(function, name=name, priority=priority, threads=1, seed=4, memory_budget=budget)
+            runtime.submit(
+                function, name=name, priority=priority, threads=1, seed=4, memory_budget=budget, resplit=False
+            )
         results = runtime.wait(60, check=False)
     error = results[over].exception
     assert isinstance(error, torchshare.BudgetExceeded)
@@ -80,7 +82,7 @@ def test_smaller_sub_batches_fit_the_budget() -> None:
     assert peaks[8] < peaks[None] - 8 * MIB
     budget = (peaks[8] + peaks[None]) // 2
     with pytest.raises(torchshare.BudgetExceeded):
-        on_gpu(wide, memory_budget=budget)
+        on_gpu(wide, memory_budget=budget, resplit=False)
     assert on_gpu(lambda job: wide(job, 8), memory_budget=budget) > 0
 
 
@@ -111,7 +113,9 @@ def small_device() -> Iterator[int]:
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def test_a_full_device_fails_the_job_that_fills_it(small_device: int) -> None:
+@pytest.mark.parametrize("budget", [None, 2**40])
+def test_a_full_device_fails_the_job_that_fills_it(small_device: int, budget: int | None) -> None:
+    """At its share of the device, or, with a larger budget, where torch has no more."""
     keeper = Gatekeeper()
     held: list[int] = []
 
@@ -126,13 +130,76 @@ def test_a_full_device_fails_the_job_that_fills_it(small_device: int) -> None:
             blocks.clear()  # the exception keeps this frame
             keeper.release.set()
 
-    results = run_pair(trainer(conv, at_step=lambda step: keeper.pause() if step == 4 else None), fills, check=False)
+    first = trainer(conv, at_step=lambda step: keeper.pause() if step == 4 else None)
+    with torchshare.Runtime(device="cuda") as runtime:
+        runtime.submit(first, name="first", priority="primary", threads=1, memory_budget=budget)
+        runtime.submit(fills, name="second", threads=1, memory_budget=budget)
+        results = runtime.wait(90, check=False)
+        decisions = [event[5] for event in runtime.events() if "memory budget" in event[5]]
     error = results["second"].exception
     assert isinstance(error, torch.OutOfMemoryError)
-    assert not isinstance(error, torchshare.BudgetExceeded)
-    assert held[0] <= small_device
+    assert isinstance(error, torchshare.BudgetExceeded) == (budget is None)
+    assert held[0] <= (small_device if budget else 0.6 * small_device)
     assert results["second"].memory_peak < held[0] + 2 * MIB
+    assert any("even share of what is free" in text for text in decisions) == (budget is None)
     assert identical(alone(conv, 0), results["first"].value)
+
+
+def deep(job: Job, sub_batches: list[int | None], graph: bool) -> list[torch.Tensor]:
+    """Trains one batch for each entry, in sub-batches of so many rows. Returns the weights."""
+    with torch.device("cuda"):
+        torch.manual_seed(3)
+        hidden = [nn.Linear(16, 32768), nn.BatchNorm1d(32768), nn.Dropout(0.2), nn.Tanh()]
+        model = nn.Sequential(*hidden, nn.Linear(32768, 1))
+        data = [(torch.randn(64, 16), torch.randn(64, 1)) for _ in sub_batches]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(model(x), y)
+
+    loss = job.graph(loss_fn) if graph else loss_fn
+    for pair, sub_batch in zip(data, sub_batches, strict=True):
+        for batch in job.batches([pair], sub_batch):
+            batch.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    return [tensor.cpu() for tensor in model.state_dict().values()]
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_batch_that_runs_out_of_memory_is_repeated_in_halves(graph: bool) -> None:
+    """Bit-identical to a run in halves; refused by the budget."""
+    with torchshare.Runtime(device="cuda") as runtime:
+        runtime.submit(lambda job: deep(job, [None] * 3, graph), name="a", threads=1, seed=1)
+        peak = runtime.wait(60)["a"].memory_peak
+    with torchshare.Runtime(device="cuda") as runtime:
+        job = runtime.submit(
+            lambda job: deep(job, [None] * 3, graph), name="a", threads=1, seed=1, memory_budget=peak // 2
+        )
+        value = runtime.wait(60)["a"].value
+    rows = job._context.rows_at_once.limit
+    assert rows in (8, 16, 32)
+    with torchshare.Runtime(device="cuda") as runtime:
+        runtime.submit(lambda job: deep(job, [rows] * 3, graph), name="a", threads=1, seed=1)
+        assert identical(runtime.wait(60)["a"].value, value)
+
+
+def test_a_batch_that_torch_has_no_memory_for_is_repeated_in_halves(small_device: int) -> None:
+    def wider(job: Job) -> list[torch.Tensor]:
+        kept = torch.ones(40 * MIB, device="cuda", dtype=torch.uint8)
+        weights = deep(job, [None] * 3, False)
+        assert kept.numel()
+        return weights
+
+    with torchshare.Runtime(device="cuda") as runtime:
+        job = runtime.submit(wider, name="a", threads=1, seed=1)
+        value = runtime.wait(60)["a"].value
+    rows = job._context.rows_at_once.limit
+    assert rows in (4, 8, 16, 32)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    with torchshare.Runtime(device="cuda") as runtime:
+        runtime.submit(lambda job: deep(job, [rows] * 3, False), name="a", threads=1, seed=1)
+        assert identical(runtime.wait(60)["a"].value, value)
 
 
 def test_memory_is_given_back_however_jobs_end(caplog: pytest.LogCaptureFixture) -> None:

@@ -101,7 +101,8 @@ def _storages(job: JobContext) -> Iterator[torch.UntypedStorage]:
     for value in job.tracked.objects.values():
         for tensor in _tensors_of(value):
             storage = tensor.untyped_storage()
-            if storage.device.type == device and storage.resizable() and storage.nbytes() and not storage.is_shared():
+            in_use = storage.device.type == device and storage.nbytes() > 0
+            if in_use and storage.resizable() and not (device == "cpu" and storage.is_shared()):
                 yield storage
 
 

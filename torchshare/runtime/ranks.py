@@ -71,7 +71,8 @@ class Ranks:
         """Why all jobs must end: a rank has died."""
         host = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_S)))[0]
         self._store: Any = PrefixStore(f"torchshare/{number}", host)
-        self._reader = self._store.clone()  # a connection of the watcher's: `wait` keeps it to itself
+        # A connection of the watcher's: `wait` keeps one to itself.
+        self._reader = self._store.clone()  # type: ignore[attr-defined]
         self._compare()
         if self._rank.is_first:
             runtime.keep_orders()
