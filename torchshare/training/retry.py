@@ -92,7 +92,7 @@ class Retry:
             raise error
         self._gradients.restore()
         attempt.random.restore()
-        gc.collect()
+        gc.collect(1)  # what the passes have made is young
         log.warning(
             "job '%s': a batch ran out of memory with %d rows at a time; it is repeated with %d, and so are the next "
             "(as a %s over rows)",
