@@ -69,10 +69,11 @@ class Ranks:
         self._pace: Any = None  # the last one sent or followed
         self.failure: str | None = None
         """Why all jobs must end: a rank has died."""
-        host = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_S)))[0]
-        self._store: Any = PrefixStore(f"torchshare/{number}", host)
-        # A connection of the watcher's: `wait` keeps one to itself.
-        self._reader = self._store.clone()  # type: ignore[attr-defined]
+        host: Any = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_S)))[0]
+        prefix = f"torchshare/{number}"
+        self._store: Any = PrefixStore(prefix, host)
+        # A connection of the watcher's: a wait keeps one to itself.
+        self._reader: Any = PrefixStore(prefix, host.clone())
         self._compare()
         if self._rank.is_first:
             runtime.keep_orders()
