@@ -2,7 +2,7 @@
 
 - `pair`: two conv jobs with one budget each, in sub-batches of B, B/2, B/4 and B/8 rows: peak memory, completion time
   and how many rows at once they end with. The budget does not hold B rows.
-- `ready`: a step of a job that could repeat its batches (it has a budget) / one that counts its memory without a budget.
+- `ready`: a step of a job that could repeat its batches (it has a budget) / one that only counts its memory.
 - `repeated`: the time of a step whose batch is refused once and repeated, in steps of the job.
 - `spill`: seconds per GiB to move a job's memory away and back, and the same for a plain copy to a file and from it.
 - `checkpoint`: a step of a job that writes a checkpoint every 20 steps / one that writes none; from it, the share of

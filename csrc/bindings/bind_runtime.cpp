@@ -144,6 +144,7 @@ void bind_job(py::module_& module) {
       .def_property_readonly("device_generator", &device_generator)
       .def_property_readonly("sms", &RuntimeJob::sms)
       .def_property_readonly("limits_memory", &RuntimeJob::limits_memory)
+      .def_property_readonly("memory_refusals", [](const RuntimeJob& job) { return job.budget().refusals(); })
       .def_property_readonly("memory_held", [](const RuntimeJob& job) { return job.budget().held(); })
       .def_property_readonly("memory_limit",
                              [](const RuntimeJob& job) {

@@ -9,10 +9,12 @@
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <sstream>
 #include <stdexcept>
 
 #include "hook/op_call.h"
+#include "memory/owned_memory.h"
 
 namespace torchshare {
 namespace {
@@ -122,12 +124,22 @@ void StepPackage::check(const std::vector<at::Tensor>& inputs) const {
 }
 
 std::vector<at::Tensor> StepPackage::run(const std::vector<at::Tensor>& inputs, const std::vector<Noise>& noise) {
+  const MemoryOwner* const owner = inputs.empty() ? nullptr : memory_owner(inputs.front().device().type());
+  const std::shared_ptr<MemoryBudget> budget = owner != nullptr && owner->meters() ? owner->budget() : nullptr;
   return run_op(current_context, NamedCall(signature_, name_), [&] {
+    (void)Reservation(budget, need_);
     const at::NoGradGuard no_grad;  // the backward pass is part of the compiled code
     for (const Noise& each : noise) {
       draw(each);
     }
-    return loader_->run(inputs);
+    if (budget == nullptr) {
+      return loader_->run(inputs);
+    }
+    const std::int64_t before = budget->held();
+    budget->begin_high_water();
+    std::vector<at::Tensor> outputs = loader_->run(inputs);
+    need_ = std::max(need_, budget->high_water() - before);
+    return outputs;
   });
 }
 

@@ -30,6 +30,8 @@ class StepPackage {
   /// Runs as one op of the calling thread's job, if it has one: waits for its turn, or throws to unwind the job. The
   /// compiled code updates some inputs in place. They must have passed `check`, or have the same specs.
   /// `noise` is drawn first; its tensors must be among the inputs.
+  /// Compiled code that runs out of memory may have updated some inputs and not others. So from the second run on,
+  /// throws BudgetExceeded before it begins if the job's budget does not hold what the first run needed.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, const std::vector<Noise>& noise = {});
 
  private:
@@ -37,6 +39,7 @@ class StepPackage {
   std::vector<std::string> inputs_;  // specs as text
   std::string name_;                 // for profiles
   std::uint64_t signature_ = 0;
+  std::int64_t need_ = 0;  // bytes beyond what was held before, at most; 0: not run yet
   std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader_;
 };
 

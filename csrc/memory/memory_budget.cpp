@@ -17,6 +17,7 @@ void MemoryBudget::reserve(std::int64_t bytes) {
   std::int64_t held = held_.load(std::memory_order_relaxed);
   do {
     if (bytes > limit - held || refused) {
+      refusals_.fetch_add(1, std::memory_order_relaxed);
       throw BudgetExceeded(
           {__func__, __FILE__, __LINE__},
           fmt::format("job '{}': memory budget exceeded: requested {:.2f} MiB, {:.2f} of {:.2f} MiB in use", job_,
@@ -32,8 +33,10 @@ std::int64_t MemoryBudget::limit_now() const noexcept {
 
 void MemoryBudget::record_peak() noexcept {
   const std::int64_t held = this->held();
-  std::int64_t peak = peak_.load(std::memory_order_relaxed);
-  while (peak < held && !peak_.compare_exchange_weak(peak, held, std::memory_order_relaxed)) {
+  for (std::atomic<std::int64_t>* const most : {&peak_, &high_water_}) {
+    std::int64_t known = most->load(std::memory_order_relaxed);
+    while (known < held && !most->compare_exchange_weak(known, held, std::memory_order_relaxed)) {
+    }
   }
 }
 

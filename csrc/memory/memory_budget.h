@@ -31,6 +31,11 @@ class MemoryBudget {
   void set_limit(std::int64_t limit) noexcept { limit_.store(limit, std::memory_order_relaxed); }
   /// Whether the job could do with less. The job's own thread.
   void set_flexible(bool flexible) noexcept { flexible_.store(flexible, std::memory_order_relaxed); }
+  /// The number of requests that were refused.
+  std::int64_t refusals() const { return refusals_.load(std::memory_order_relaxed); }
+  /// Starts to measure the most that is held, see `high_water`. The job's own thread.
+  void begin_high_water() noexcept { high_water_.store(held(), std::memory_order_relaxed); }
+  std::int64_t high_water() const { return high_water_.load(std::memory_order_relaxed); }
   /// For tests: refuses one request, once `requests` more have been granted.
   void refuse_after(std::int64_t requests) noexcept { until_refusal_.store(requests, std::memory_order_relaxed); }
   std::int64_t held() const { return held_.load(std::memory_order_relaxed); }
@@ -53,6 +58,8 @@ class MemoryBudget {
   std::atomic<std::int64_t> limit_;
   std::atomic<bool> flexible_{false};
   std::atomic<std::int64_t> until_refusal_{-1};  // negative: never
+  std::atomic<std::int64_t> refusals_{0};
+  std::atomic<std::int64_t> high_water_{0};
   std::atomic<std::int64_t> held_{0};
   std::atomic<std::int64_t> peak_{0};
   std::atomic<std::int64_t> peak_cached_{0};

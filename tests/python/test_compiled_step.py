@@ -25,6 +25,8 @@ from torch.nn import functional as F
 
 import torchshare
 from torchshare import _C, Job
+from torchshare.context.loop import Pass
+from torchshare.context.sub_batch_rows import SubBatchRows
 from torchshare.training import batches
 from torchshare.training.compiled_step import CompiledStep
 from torchshare.training.optimizer_rules import rule_of
@@ -544,7 +546,7 @@ def test_a_cancelled_sub_batch_leaves_nothing_behind() -> None:
         training = Training("mlp")
         step = training.step(job, sub_batch=4)
         options = batches.Options(4, "mean", None)
-        fetched = list(itertools.islice(batches.fetch(job._context, training.endless(), options), 7))
+        fetched = list(itertools.islice(batches.fetch(job._context, training.endless(), options, Pass()), 7))
         for batch in fetched[:3]:
             step(batch)
         if cancel:
@@ -718,3 +720,38 @@ def test_a_cancel_ends_a_compilation(own_cache: Path) -> None:
         job.cancel()
         assert runtime.wait(timeout=10)["train"].state == "cancelled"
     assert not any(own_cache.glob("compile-*"))
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_a_batch_that_runs_out_of_memory_is_repeated_in_halves(failing: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Refused at each allocation of a package's first run, and before a later run. The first step runs in eager."""
+
+    def train(job: Job, sub_batch: int | None, refuse: int | None) -> list[Tensor]:
+        job._context.retry, job._context.rows_at_once = None, SubBatchRows(regrow_after=0)
+        torch.manual_seed(0)
+        training = Training("mlp")
+        warm_up = [training.batches[0], *training.batches[1 : 1 + failing]]
+        step = training.step(job)
+        for batch in job.batches(warm_up):
+            step(batch)
+        for number, batch in enumerate(job.batches(training.batches[2:], sub_batch)):
+            if number == 0 and refuse is not None:
+                job._context.handle.refuse_memory_after(refuse)
+            step(batch)
+            job._context.handle.refuse_memory_after(-1)
+        assert step.fallback is None
+        return training.tensors()
+
+    def job(job: Job) -> int:
+        whole, halves = train(job, None, None), train(job, ROWS // 2, None)
+        for allocation in range(1, 200) if failing == 0 else [1]:  # 0 is of the random state that is kept
+            caplog.clear()
+            ended = train(job, None, allocation)
+            if "ran out of memory" not in caplog.text:
+                assert_identical(ended, whole)
+                return allocation
+            assert f"with {ROWS} rows at a time; it is repeated with {ROWS // 2}" in caplog.text
+            assert_identical(ended, halves)
+        return allocation
+
+    assert run_one(job, memory_budget=2**30, timeout=100).value > (10 if failing == 0 else 0)

@@ -74,7 +74,7 @@ class Batch:
         if job.retry is None:
             job.retry = Retry(job)
         return job.retry.run(
-            loss_fn, lambda attempt: self._passes(loss_fn, scaler, attempt), self._rows_at_once, self._options.reduction
+            loss_fn, lambda attempt: self._passes(loss_fn, scaler, attempt), self.rows_at_once, self.reduction
         )
 
     def _passes(
@@ -112,11 +112,16 @@ class Batch:
         return loss.detach()
 
     def _is_split(self) -> bool:
-        rows = self._rows_at_once()
+        rows = self.rows_at_once()
         return 0 < rows < self._rows()
 
-    def _rows_at_once(self) -> int:
-        """0 if the batch has no rows."""
+    @property
+    def reduction(self) -> Reduction:
+        """How its loss reduces over rows; see Job.batches."""
+        return self._options.reduction
+
+    def rows_at_once(self) -> int:
+        """Rows of its sub-batches; the last may have fewer. 0 if the batch has no rows."""
         rows = self._rows()
         declared = self._options.sub_batch
         return self._job.rows_at_once.of(rows if declared is None else min(rows, declared))
@@ -126,7 +131,7 @@ class Batch:
         options = self._options
         rows = self._rows()
         self._job.largest_batch = max(self._job.largest_batch, rows)
-        rows_at_once = self._rows_at_once()
+        rows_at_once = self.rows_at_once()
         if options.sub_batch is None and rows_at_once == rows:
             yield SubBatch(self._data, 1.0, rows, 0)
             return

@@ -16,11 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from torchshare import _C
-from torchshare.training import batches, pytree, split_warning
+from torchshare.context.errors import BudgetExceeded
+from torchshare.training import batches, pytree, split_warning, undo
 from torchshare.training.batches import Batch
 from torchshare.training.optimizer_rules import rule_of
+from torchshare.training.retry import halve, obstacle_of, warn_of_obstacle
 from torchshare.training.step_package import load_package, package_of
 from torchshare.training.step_tracer import Kind, Noise, StepTracer, Untraceable
+from torchshare.training.undo import RandomStates
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
@@ -51,6 +54,7 @@ class CompiledStep:
         self._loss_fn = loss_fn
         self._optimizer = optimizer
         self._logged: set[str] = set()  # reasons for running in eager
+        self._ran: set[Any] = set()  # shapes of the sub-batches of batches that fitted into memory
         self._fallback: str | None = None
         self._compile_s = 0.0
         self._structure: Any = None  # of a batch: its tree with _TENSOR for each tensor
@@ -85,10 +89,55 @@ class CompiledStep:
     def __call__(self, batch: Batch) -> Tensor:
         """Trains on a batch of `job.batches`; returns its loss, detached."""
         self.check_owner(batch._job)
+        if self._job.handle.memory_limit is not None:
+            return self._repeating(batch)
         pieces = self._pieces(batch) if self._is_as_compiled() else None
         if pieces is None:
             return self._eager(batch)
         return self._ready().run(self._job.handle, pieces)
+
+    def _repeating(self, batch: Batch) -> Tensor:
+        """As `__call__`, in smaller sub-batches if the batch runs out of memory. The first run of a package may run out
+        in the middle of the update, so copies of what it updates are kept; later ones do so before they begin."""
+        job = self._job
+        while True:
+            pieces = self._pieces(batch) if self._is_as_compiled() else None
+            if pieces is None:
+                return self._eager(batch)
+            key = tuple(tuple(tensor.shape for tensor in data) for data, _ in pieces)
+            states, rows, refusals = RandomStates(job), batch.rows_at_once(), job.handle.memory_refusals
+            compiled, updated = self._ready(), self._bound_tensors()["step"]
+            versions = [tensor._version for tensor in updated]
+            copies: list[tuple[Tensor, Tensor]] | None = None
+            try:
+                job.handle.set_flexible(job.resplit and rows > 1)
+                if key not in self._ran:
+                    copies = [(tensor, tensor.detach().clone()) for tensor in updated]
+                loss = compiled.run(job.handle, pieces)
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                ran_out = isinstance(error, torch.OutOfMemoryError) or job.handle.memory_refusals > refusals
+                if not ran_out:
+                    raise
+                obstacle = obstacle_of(job, rows)
+                if copies is None and (
+                    not isinstance(error, torch.OutOfMemoryError) or versions != [tensor._version for tensor in updated]
+                ):
+                    obstacle = "it was in the middle of a compiled step"
+                if obstacle is not None:
+                    warn_of_obstacle(job, obstacle)
+                    if isinstance(error, torch.OutOfMemoryError):
+                        raise
+                    raise BudgetExceeded(f"job '{job.name}': memory budget exceeded in a compiled step") from error
+                undo.copy([(tensor.detach(), copy) for tensor, copy in copies or ()])
+                states.restore()
+                halve(job, rows, batch.reduction)
+            else:
+                self._ran.add(key)
+                job.rows_at_once.count(rows)
+                return loss
+            finally:
+                job.handle.set_flexible(False)
+                states.forget()
 
     def check_owner(self, job: JobContext) -> None:
         """Raises ValueError unless the step was made by `job`."""
@@ -105,14 +154,14 @@ class CompiledStep:
         is_as_compiled = self._is_as_compiled()
         queue: list[Pieces] = []
         for batch in batches:
-            pieces = self._pieces(batch) if is_as_compiled else None
+            pieces = self._pieces(batch) if is_as_compiled and handle.memory_limit is None else None
             if pieces is not None:
                 queue.append(pieces)
                 continue
             losses += self._drain(queue)
             handle.checkpoint()
             handle.begin_step()
-            losses.append(self._eager(batch))
+            losses.append(self(batch))
             handle.end_step()
         return losses + self._drain(queue)
 

@@ -78,9 +78,9 @@ class Retry:
 
     def _undo(self, attempt: Attempt, error: Exception, rows: int, reduction: str) -> Exception:
         """Prepares for the next attempt, or raises `error`. Returns an exception like `error`."""
-        obstacle = self._obstacle(attempt)
-        if obstacle is None and rows <= 1:
-            obstacle = "one row at a time does not fit"
+        obstacle = obstacle_of(self._job, rows) or attempt.obstacle
+        if obstacle is None and self._gradients.have_hooks():
+            obstacle = "a hook acts on gradients during the backward pass"
         if obstacle is None:
             traceback.clear_frames(error.__traceback__)  # frees what the passes have made
             changed = self._buffers.restore()
@@ -88,30 +88,13 @@ class Retry:
                 obstacle = f"it changed {changed}, a large buffer that never changed before"
         if obstacle is not None:
             self._forget(attempt)
-            log.warning("job '%s': a batch ran out of memory and is not repeated: %s", self._job.name, obstacle)
+            warn_of_obstacle(self._job, obstacle)
             raise error
         self._gradients.restore()
         attempt.random.restore()
         gc.collect(1)  # what the passes have made is young
-        log.warning(
-            "job '%s': a batch ran out of memory with %d rows at a time; it is repeated with %d, and so are the next "
-            "(as a %s over rows)",
-            self._job.name,
-            rows,
-            self._job.rows_at_once.halve(rows),
-            reduction,
-        )
+        halve(self._job, rows, reduction)
         return type(error)(str(error))
-
-    def _obstacle(self, attempt: Attempt) -> str | None:
-        """Why the batch cannot be repeated, if so."""
-        if not self._job.resplit:
-            return "resplit is off"
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return "the other ranks would not repeat their collectives"
-        if self._gradients.have_hooks():
-            return "a hook acts on gradients during the backward pass"
-        return attempt.obstacle
 
 
 class Attempt:
@@ -168,6 +151,31 @@ class Attempt:
         self.obstacle = f"{what}, which no batch did before"
         assert self._failed is not None
         raise self._failed
+
+
+def obstacle_of(job: JobContext, rows: int) -> str | None:
+    """Why a batch that ran out of memory with `rows` rows at once is not repeated; None if it may be."""
+    if not job.resplit:
+        return "resplit is off"
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return "the other ranks would not repeat their collectives"
+    return "one row at a time does not fit" if rows <= 1 else None
+
+
+def warn_of_obstacle(job: JobContext, obstacle: str) -> None:
+    log.warning("job '%s': a batch ran out of memory and is not repeated: %s", job.name, obstacle)
+
+
+def halve(job: JobContext, rows: int, reduction: str) -> None:
+    """Halves the rows at once of the job's batches."""
+    log.warning(
+        "job '%s': a batch ran out of memory with %d rows at a time; it is repeated with %d, and so are the next "
+        "(as a %s over rows)",
+        job.name,
+        rows,
+        job.rows_at_once.halve(rows),
+        reduction,
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

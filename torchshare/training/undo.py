@@ -93,16 +93,16 @@ class Buffers:
             else:
                 buffer.copy = now.detach().clone()
         self._buffers = alive
-        _copy(pairs)
+        copy(pairs)
 
     def forget(self) -> None:
         """Called once the passes have succeeded."""
         for buffer in self._buffers:
-            before, copy = buffer.before, buffer.copy
-            if before is not None and copy is not None and copy.numel() > _LARGE and not buffer.has_changed():
+            before, kept = buffer.before, buffer.copy
+            if before is not None and kept is not None and kept.numel() > _LARGE and not buffer.has_changed():
                 module = buffer.module()
                 # The version alone says nothing of batch norm, which updates its statistics behind it.
-                if module is None or (_buffer(module, buffer.name) is before and torch.equal(before, copy)):
+                if module is None or (_buffer(module, buffer.name) is before and torch.equal(before, kept)):
                     buffer.copy = None
             buffer.before = None
 
@@ -120,7 +120,7 @@ class Buffers:
                 setattr(module, buffer.name, buffer.before)
             if buffer.copy is not None:
                 pairs.append((buffer.before, buffer.copy))
-        _copy(pairs)
+        copy(pairs)
         return None
 
 
@@ -170,7 +170,7 @@ class Gradients:
                 leaf.grad = None
         for leaf, gradient, _ in self._before:
             leaf.grad = gradient
-        _copy([(gradient.detach(), copy) for _, gradient, copy in self._before])
+        copy([(gradient.detach(), kept) for _, gradient, kept in self._before])
         self._before.clear()
 
 
@@ -188,7 +188,8 @@ def leaves_of(loss: Tensor) -> Iterator[Tensor]:
         stack.extend(function for function, _ in node.next_functions)
 
 
-def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
+def copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Copies to each first tensor from the second."""
     if pairs:
         with torch.no_grad():
             torch._foreach_copy_([to for to, _ in pairs], [source for _, source in pairs])
