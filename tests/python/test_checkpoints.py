@@ -568,3 +568,41 @@ def test_a_write_that_fails_once_fails_the_file():
 
     with pytest.raises(OSError, match="No space left on device"):
         checkpoint_file._save({"weights": torch.zeros(9)}, FullOnce())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fits", [False, True])
+def test_compiled_steps_resume(fits: bool, tmp_path: Path):
+    def trainer(fault: Fault) -> Callable[[Job], Weights]:
+        def batches() -> Iterator[torch.Tensor]:
+            for _ in range(20):
+                fault.step()
+                yield torch.randn(8, 4)
+
+        def train(job: Job) -> Weights:
+            model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.2))
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+            job.track(model=model, optimizer=optimizer)
+            step = job.compiled_step(model, lambda x: model(x).square().mean(), optimizer, torch.randn(8, 4))
+            assert step.fallback is None
+            if fits:
+                job.fit(step, Once(batches), prefetch=2)
+            else:
+                for batch in job.batches(Once(batches)):
+                    step(batch)
+            return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+        return train
+
+    class Once:
+        def __init__(self, make: Callable[[], Iterator[torch.Tensor]]) -> None:
+            self.make = make
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return self.make()
+
+    whole = run(trainer(Fault()))
+    with pytest.raises(JobFailed):
+        run(trainer(Fault(12)), tmp_path)
+    assert steps_in(tmp_path) == ([6, 10] if fits else [6, 9])
+    assert identical(run(trainer(Fault()), tmp_path), whole)
