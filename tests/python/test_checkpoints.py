@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import random
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import torchshare
 from torchshare import Job, JobFailed
+from torchshare.memory import checkpoint_file
 
 Weights = dict[str, Any]
 
@@ -71,13 +74,13 @@ def model_of() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
 
 
-def sgd(fault: Fault) -> Callable[[Job], Weights]:
+def sgd(fault: Fault, width: int = 2) -> Callable[[Job], Weights]:
     """The shortest: one pass, a list as the loader."""
 
     def train(job: Job) -> Weights:
-        model = nn.Linear(4, 2)
+        model = nn.Linear(4, width)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        batches = [(torch.randn(8, 4), torch.randn(8, 2)) for _ in range(20)]
+        batches = [(torch.randn(8, 4), torch.randn(8, width)) for _ in range(20)]
         job.track(model=model, optimizer=optimizer)
         for batch in job.batches(batches):
             batch.backward(lambda x, y: F.mse_loss(model(x), y))
@@ -345,13 +348,12 @@ def test_a_damaged_file_is_refused_and_the_older_one_used(damage, reason, tmp_pa
 
 def test_every_flipped_byte_is_found(tmp_path: Path):
     """Also in the padding, and in the checksum itself."""
-    from torchshare.memory.checkpoint_file import JobFiles
 
     stopped(tmp_path)
     path = tmp_path / "a.00000012.pt"
     data = path.read_bytes()
     (tmp_path / "a.00000009.pt").unlink()
-    files = JobFiles(tmp_path, "a")
+    files = checkpoint_file.JobFiles(tmp_path, "a")
     assert files.usable()
     for at in [*range(0, len(data), 97), *range(len(data) - 90, len(data))]:
         path.write_bytes(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
@@ -418,12 +420,10 @@ def test_names_never_become_paths(tmp_path: Path):
 # Errors
 
 
-@pytest.mark.parametrize("full", [False, True], ids=["no folder", "full disk"])
-def test_training_goes_on_without_checkpoints(full: bool, tmp_path: Path, caplog, monkeypatch):
+@pytest.mark.parametrize(("full", "width"), [(False, 2), (True, 2), (True, 50000)])
+def test_training_goes_on_without_checkpoints(full: bool, width: int, tmp_path: Path, caplog):
     """A file in the place of the folder; a disk on which the first bytes of each file fit."""
-    import resource
-
-    whole, folder = run(sgd(Fault())), tmp_path / "folder"
+    whole, folder = run(sgd(Fault(), width)), tmp_path / "folder"
     former = resource.getrlimit(resource.RLIMIT_FSIZE)
     if full:
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, former[1]))
@@ -431,7 +431,7 @@ def test_training_goes_on_without_checkpoints(full: bool, tmp_path: Path, caplog
         folder.write_text("")
     try:
         with caplog.at_level(logging.WARNING, "torchshare"):
-            assert identical(run(sgd(Fault()), folder, resume=False), whole)
+            assert identical(run(sgd(Fault(), width), folder, resume=False), whole)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, former)
     lines = [record.getMessage() for record in caplog.records]
@@ -552,3 +552,57 @@ def test_fit_resumes(tmp_path: Path):
         resumed = run(trainer(Fault()), folder)
         assert identical(resumed["model"], whole["model"])
         assert resumed["count"] == count
+
+
+def test_a_write_that_fails_once_fails_the_file():
+    """torch's own error would be "unexpected pos 64 vs 0"."""
+
+    class FullOnce(io.BytesIO):
+        is_full = True
+
+        def write(self, data: Any) -> int:
+            if self.is_full:
+                self.is_full = False
+                raise OSError("No space left on device")
+            return super().write(data)
+
+    with pytest.raises(OSError, match="No space left on device"):
+        checkpoint_file._save({"weights": torch.zeros(9)}, FullOnce())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fits", [False, True])
+def test_compiled_steps_resume(fits: bool, tmp_path: Path):
+    def trainer(fault: Fault) -> Callable[[Job], Weights]:
+        def batches() -> Iterator[torch.Tensor]:
+            for _ in range(20):
+                fault.step()
+                yield torch.randn(8, 4)
+
+        def train(job: Job) -> Weights:
+            model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.2))
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+            job.track(model=model, optimizer=optimizer)
+            step = job.compiled_step(model, lambda x: model(x).square().mean(), optimizer, torch.randn(8, 4))
+            assert step.fallback is None
+            if fits:
+                job.fit(step, Once(batches), prefetch=2)
+            else:
+                for batch in job.batches(Once(batches)):
+                    step(batch)
+            return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+        return train
+
+    class Once:
+        def __init__(self, make: Callable[[], Iterator[torch.Tensor]]) -> None:
+            self.make = make
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return self.make()
+
+    whole = run(trainer(Fault()))
+    with pytest.raises(JobFailed):
+        run(trainer(Fault(12)), tmp_path)
+    assert steps_in(tmp_path) == ([6, 10] if fits else [6, 9])
+    assert identical(run(trainer(Fault()), tmp_path), whole)
