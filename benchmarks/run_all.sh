@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 "$PY" benchmarks/hook.py "$BUILD/benchmarks/cpp/torchshare_benchmarks"
 "$PY" benchmarks/overhead.py
 "$PY" benchmarks/memory.py
+"$PY" benchmarks/out_of_memory.py
 "$PY" benchmarks/pairs.py
 "$PY" benchmarks/allocator.py
 "$PY" benchmarks/compiled.py

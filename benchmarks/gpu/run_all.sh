@@ -33,10 +33,7 @@ echo "== build: $(($(date +%s) - begin)) s"
 PY=build/gpu-venv/bin/python
 export PYTHONUNBUFFERED=1
 stage doctor 30 "$PY" -m torchshare doctor
-stage "gpu tests" 170 env TORCHSHARE_REQUIRE_GPU=1 "$PY" -m pytest -q -m "gpu and not slow" \
-  tests/python/test_gpu.py tests/python/test_gpu_sharing.py tests/python/test_gpu_memory.py \
-  tests/python/test_gpu_streams.py tests/python/test_gpu_data.py tests/python/test_gpu_lifecycle.py \
-  tests/python/test_gpu_faults.py tests/python/test_compiled_step.py
+stage "gpu tests" 170 env TORCHSHARE_REQUIRE_GPU=1 "$PY" -m pytest -q -m "gpu and not slow" tests/python
 stage release 30 "$PY" benchmarks/gpu/release.py
 stage "pairs, fp32" 120 "$PY" benchmarks/gpu/pairs.py --window 2 --repetitions 1 --dtypes fp32 \
   --pairs shufflenet-512+same resnet50-4+same
