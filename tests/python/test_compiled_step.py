@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 import torchshare
 from torchshare import _C, Job
+from torchshare.context.loop import Pass
 from torchshare.training import batches
 from torchshare.training.compiled_step import CompiledStep
 from torchshare.training.optimizer_rules import rule_of
@@ -544,7 +545,7 @@ def test_a_cancelled_sub_batch_leaves_nothing_behind() -> None:
         training = Training("mlp")
         step = training.step(job, sub_batch=4)
         options = batches.Options(4, "mean", None)
-        fetched = list(itertools.islice(batches.fetch(job._context, training.endless(), options), 7))
+        fetched = list(itertools.islice(batches.fetch(job._context, training.endless(), options, Pass()), 7))
         for batch in fetched[:3]:
             step(batch)
         if cancel:
