@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
                     print(f"torchshare: error: {error}", file=sys.stderr)
                     return 2
     arguments = parser.parse_args(words)
-    arguments.words = original
+    arguments.command_line = original
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()

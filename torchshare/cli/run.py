@@ -100,7 +100,7 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         arguments = _all_arguments(parser, given)
         if attempt is None and arguments.max_restarts is not None:
             restarts = supervisor.check(arguments.max_restarts, arguments.checkpoint, os.environ)
-            return supervisor.Supervisor(given.words, restarts).run()
+            return supervisor.Supervisor(given.command_line, restarts).run()
         check_output("--timeline", arguments.timeline)
         output = _output(arguments)
         submissions = _submissions(arguments, output)
