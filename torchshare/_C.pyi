@@ -145,6 +145,7 @@ class RuntimeOptions:
     device_priority: str
     max_slowdown: float | None
     secondary_share: float | None
+    resident: int | None
     timeline_capacity: int
 
 class JobSpec:

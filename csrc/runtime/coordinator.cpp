@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -14,8 +15,17 @@ constexpr std::uint64_t kWarmUpSteps = 3;  // of a job; not used to estimate slo
 
 }  // namespace
 
-Coordinator::Coordinator(Clock& clock, Timeline& timeline, Gate& gate, std::optional<double> max_slowdown)
-    : clock_(clock), timeline_(timeline), gate_(gate), max_slowdown_(max_slowdown), sharing_(max_slowdown) {
+Coordinator::Coordinator(Clock& clock, Timeline& timeline, Gate& gate, std::optional<double> max_slowdown,
+                         std::optional<std::size_t> resident)
+    : clock_(clock),
+      timeline_(timeline),
+      gate_(gate),
+      max_slowdown_(max_slowdown),
+      resident_(resident),
+      sharing_(max_slowdown) {
+  if (resident_ == 0) {
+    throw std::invalid_argument("resident must be at least 1, got 0");
+  }
   if (max_slowdown_) {
     gate_.set_pace(SlowdownBound(*max_slowdown_).pace());
   }
@@ -88,9 +98,9 @@ void Coordinator::open() {
 bool Coordinator::wait_to_start(JobId job) {
   std::unique_lock lock(mutex_);
   ++starting_;
+  entries_[job].wait = Wait::kForStart;
   set_news();
   take_reports();  // after set_news: later steps notify
-  entries_[job].wait = Wait::kForStart;
   auto retry_at = decide(job);
   while (entries_[job].wait == Wait::kForStart && !entries_[job].start_cancelled) {
     move(job, JobState::kDelayed, clock_.now());
@@ -101,9 +111,9 @@ bool Coordinator::wait_to_start(JobId job) {
     retry_at = decide(job);
   }
   --starting_;
-  set_news();
   const bool started = entries_[job].wait == Wait::kStarted;
   move(job, started ? JobState::kRunning : JobState::kCancelled, clock_.now());
+  set_news();
   return started;
 }
 
@@ -120,19 +130,57 @@ std::chrono::nanoseconds Coordinator::decide(JobId job) {
     entry.wait = Wait::kStarted;
     return kNever;
   }
-  if (follows_ && !std::holds_alternative<StartNow>(entry.told.start)) {
+  if (follows_ && (resident_ || !std::holds_alternative<StartNow>(entry.told.start))) {
     return kNever;
   }
   if (automatic) {
     return sharing_.retry_at();
   }
+  const std::size_t places = free_places();
+  if (places == 0) {
+    return kNever;  // until a job ends
+  }
   const auto now = clock_.now();
-  const StartDecision decision = decide_start(views(), job, now - entry.arrival);
+  StartDecision decision = start_condition(job);
   if (!decision.start) {
     return decision.retry_after ? now + *decision.retry_after : kNever;
   }
-  issue({job, AutoSharing::Action::kStart, decision.reason});
+  if (resident_) {
+    if (!has_place(job)) {
+      return kNever;
+    }
+    decision.reason += fmt::format("; places free: {} of {}", places, *resident_);
+  }
+  issue({job, AutoSharing::Action::kStart, std::move(decision.reason)});
   return kNever;
+}
+
+StartDecision Coordinator::start_condition(JobId job) const {
+  return decide_start(views(), job, clock_.now() - entries_[job].arrival);
+}
+
+std::size_t Coordinator::free_places() const {
+  if (!resident_) {
+    return std::numeric_limits<std::size_t>::max();
+  }
+  const auto taken = static_cast<std::size_t>(std::count_if(entries_.begin(), entries_.end(), [](const Entry& entry) {
+    return entry.start_ordered && !is_terminal(entry.state);
+  }));
+  return *resident_ - std::min(taken, *resident_);
+}
+
+bool Coordinator::has_place(JobId job) const {
+  std::size_t ahead = 0;
+  for (JobId other = 0; other < entries_.size(); ++other) {
+    const Entry& entry = entries_[other];
+    const Priority priority = entries_[job].told.priority;
+    const bool is_ahead = outranks(entry.told.priority, priority) || (entry.told.priority == priority && other < job);
+    // It may be that its thread has not asked yet.
+    const bool waits = !entry.start_ordered && !entry.start_cancelled && !is_terminal(entry.state) &&
+                       !std::holds_alternative<StartAuto>(entry.told.start);
+    ahead += is_ahead && waits && start_condition(other).start ? 1 : 0;
+  }
+  return ahead < free_places();
 }
 
 void Coordinator::decide_waiting() {
@@ -147,7 +195,7 @@ void Coordinator::share() {
     return;  // not open yet: more jobs may be added
   }
   const auto former_retry = sharing_.retry_at();
-  for (AutoSharing::Order& order : sharing_.decide(clock_.now())) {
+  for (AutoSharing::Order& order : sharing_.decide(clock_.now(), free_places())) {
     order.reason.insert(0, "auto: ");
     issue(std::move(order));
   }
@@ -231,10 +279,16 @@ void Coordinator::report(const JobReport& report) {
   }
 }
 
-/// Whether each step wakes `serve`: only while a job waits to start, because a wake costs the running job time.
+/// Whether each step wakes `serve`: only while a job's start depends on steps, because a wake costs the running job
+/// time.
 void Coordinator::set_news() {
   const bool decides = max_slowdown_.has_value() || any_automatic_;
-  news_every_.store(starting_ > 0 ? std::chrono::nanoseconds(0) : decides ? kNewsIntervalForDecisions : kNewsInterval);
+  const bool awaits_step = std::any_of(entries_.begin(), entries_.end(), [](const Entry& entry) {
+    const StartCondition& start = entry.told.start;
+    return entry.wait == Wait::kForStart && !is_terminal(entry.state) &&
+           (std::holds_alternative<StartAtStep>(start) || std::holds_alternative<StartAuto>(start));
+  });
+  news_every_.store(awaits_step ? std::chrono::nanoseconds(0) : decides ? kNewsIntervalForDecisions : kNewsInterval);
 }
 
 void Coordinator::serve() {

@@ -41,6 +41,10 @@ struct BoundStats {
 /// another: to keep the bound on the primary's slowdown, or because `start="auto"` found it best. Records every change
 /// and every decision in the timeline. Any thread.
 ///
+/// With `resident`, a job takes one of that many places from its start to its end, suspended or not. Jobs whose start
+/// condition holds get the places in order of priority, then of arrival. Automatic jobs come last: AutoSharing chooses
+/// among them for the places that are left.
+///
 /// Running jobs never wait for decisions: they put reports into an inbox, and a thread of ordinary priority applies
 /// them; see `serve` and Note [Priority inversion].
 class Coordinator {
@@ -72,8 +76,9 @@ class Coordinator {
     JobId job_ = 0;
   };
 
-  /// Throws std::invalid_argument for an invalid bound.
-  Coordinator(Clock& clock, Timeline& timeline, Gate& gate, std::optional<double> max_slowdown = {});
+  /// Throws std::invalid_argument for an invalid bound, and for no place.
+  Coordinator(Clock& clock, Timeline& timeline, Gate& gate, std::optional<double> max_slowdown = {},
+              std::optional<std::size_t> resident = {});
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
 
@@ -86,7 +91,8 @@ class Coordinator {
 
   // With several ranks, the first one decides for all which jobs start and which are held: ranks that run different
   // jobs would wait for each other. It also keeps the bound for all; see `Gate::set_pace`.
-  /// Called before `open` on the other ranks: leaves these decisions to `obey`. Jobs that start now do not wait.
+  /// Called before `open` on the other ranks: leaves these decisions to `obey`. Without `resident`, jobs that start now
+  /// do not wait.
   void follow_orders();
   /// An order about a job that is not added yet is carried out when it is.
   void obey(const AutoSharing::Order& order);
@@ -142,6 +148,10 @@ class Coordinator {
 
   /// Starts `job` if it waits and may start now. Returns when to call this again even if nothing else changes.
   std::chrono::nanoseconds decide(JobId job);
+  std::size_t free_places() const;
+  /// Whether a place is left for `job`, whose start condition holds.
+  bool has_place(JobId job) const;
+  StartDecision start_condition(JobId job) const;
   /// Called when a job's state or steps changed. Decides for every waiting job on this thread, so that a job starts at
   /// the step it waits for, not when its own thread, possibly of idle priority, is scheduled.
   void decide_waiting();
@@ -169,6 +179,7 @@ class Coordinator {
   Timeline& timeline_;
   Gate& gate_;
   const std::optional<double> max_slowdown_;
+  const std::optional<std::size_t> resident_;
   Inbox<JobReport> inbox_;  // emptied under the lock
   EventCount news_;         // notified of urgent reports and of dismissed_
   std::atomic<std::chrono::nanoseconds> last_news_{std::chrono::nanoseconds(0)};

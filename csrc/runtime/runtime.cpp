@@ -42,8 +42,9 @@ std::shared_ptr<RuntimeState> make_state(std::shared_ptr<Device> device, const R
   const auto shortest_gap = options.shortest_gap || !policy->forecasts()
                                 ? options.shortest_gap.value_or(std::chrono::nanoseconds(0))
                                 : measure_wake_cost().shortest_gap();
-  auto state = std::make_shared<RuntimeState>(std::move(device), std::move(policy), options.timeline_capacity,
-                                              options.max_slowdown, shortest_gap, options.device_priority);
+  auto state =
+      std::make_shared<RuntimeState>(std::move(device), std::move(policy), options.timeline_capacity,
+                                     options.max_slowdown, options.resident, shortest_gap, options.device_priority);
   if (const auto share = options.secondary_share) {
     if (!(*share >= 0 && *share <= 1)) {
       throw std::invalid_argument(fmt::format("secondary_share must be from 0 to 1, got {}", *share));

@@ -97,7 +97,7 @@ void AutoSharing::step(JobId id, std::chrono::nanoseconds now) {
   }
 }
 
-std::vector<AutoSharing::Order> AutoSharing::decide(std::chrono::nanoseconds now) {
+std::vector<AutoSharing::Order> AutoSharing::decide(std::chrono::nanoseconds now, std::size_t places) {
   orders_.clear();
   retry_at_ = kNever;
   if (!any_automatic_) {
@@ -107,13 +107,14 @@ std::vector<AutoSharing::Order> AutoSharing::decide(std::chrono::nanoseconds now
   const bool one_comes = std::any_of(runs_.begin(), runs_.end(), [](const auto& known) {
     return known.second.state == State::kNotStarted && known.second.job.starts_now;
   });
-  if (residents.empty() && !one_comes && !waiting().empty()) {
+  if (places > 0 && residents.empty() && !one_comes && !waiting().empty()) {
+    --places;
     residents = {waiting().front()};
     order(residents[0], true, "nothing else runs", now);
   }
   if (residents.size() == 1) {
     order(residents[0], true, "its partner has ended", now);
-    for (const JobId guest : waiting()) {
+    for (const JobId guest : places > 0 ? waiting() : std::vector<JobId>()) {
       settle(pair(residents[0], guest), now);
       if (runs_.at(guest).state != State::kNotStarted) {
         break;

@@ -21,6 +21,7 @@ namespace torchshare {
 /// Pure: the caller reports events with their times, of any monotonic clock, and carries out the orders.
 class AutoSharing {
  public:
+  static constexpr std::size_t kMaxTogether = 2;
   enum class Action { kStart, kHold, kRelease, kStay };  ///< kStay: a new plan without changes
   struct Order {
     JobId job;
@@ -43,7 +44,8 @@ class AutoSharing {
   /// ends, or, with `for_good`, when the job ends.
   void expect(JobId id, double steps, bool for_good);
 
-  std::vector<Order> decide(std::chrono::nanoseconds now);
+  /// Starts at most `places` jobs.
+  std::vector<Order> decide(std::chrono::nanoseconds now, std::size_t places = kMaxTogether);
   /// When to decide again even if nothing happens.
   std::chrono::nanoseconds retry_at() const { return retry_at_; }
 

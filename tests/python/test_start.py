@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -125,3 +126,65 @@ def test_a_job_submitted_later_follows_its_own_condition():
         wait_until(lambda: now.state == "finished" and after.state == "delayed")
         gatekeeper.release.set()
         assert list(runtime.wait(30)) == ["first", "now", "after"]
+
+
+def test_resident_jobs_run_two_at_a_time_in_order():
+    lock = threading.Lock()
+    running: set[str] = set()
+    started: list[str] = []
+    together: list[int] = []
+
+    def watched(job: Job) -> None:
+        with lock:
+            running.add(job.name)
+            started.append(job.name)
+            together.append(len(running))
+        steps(3)(job)
+        time.sleep(0.05)  # so that others would start beside it
+        with lock:
+            running.remove(job.name)
+
+    with torchshare.Runtime(resident=2) as runtime:
+        for name in "abcde":
+            runtime.submit(watched, name=name, priority="primary" if name == "d" else "secondary")
+        results = runtime.wait(60)
+        assert {result.state for result in results.values()} == {"finished"}
+        assert max(together) == 2
+        assert set(started[:2]) == {"d", "a"} and sorted(started[2:]) == started[2:], started
+        assert decisions(runtime, "e") == ["start: now; places free: 1 of 2"]
+
+
+def test_a_queued_job_can_be_cancelled_or_awaited():
+    gatekeeper = Gatekeeper()
+    with torchshare.Runtime(resident=1) as runtime:
+        after = runtime.submit(steps(1), name="after", start="after:queued", priority="primary")
+        runtime.submit(lambda job: gatekeeper.pause(), name="first")
+        queued = [runtime.submit(steps(1), name=name) for name in ("queued", "cancelled")]
+        runtime.start()
+        assert gatekeeper.reached.wait(30)
+        wait_until(lambda: {job.state for job in (*queued, after)} == {"delayed"})
+        queued[1].cancel()
+        wait_until(lambda: queued[1].state == "cancelled")
+        gatekeeper.release.set()
+        results = runtime.wait(30)
+        assert [results[name].state for name in ("after", "queued", "cancelled")] == [
+            "finished",
+            "finished",
+            "cancelled",
+        ]
+
+
+def test_close_starts_no_job_that_waits():
+    with torchshare.Runtime(resident=1) as runtime:
+        for name in "abcdefgh":
+            runtime.submit(lambda job: time.sleep(0.01) or [torch.ones(2).add_(1) for _ in iter(int, 1)], name=name)
+        runtime.start()
+        wait_until(lambda: runtime.jobs[0].state == "running")
+        runtime.close()
+        assert [name for name in "abcdefgh" if decisions(runtime, name)] == ["a"]
+
+
+@pytest.mark.parametrize("resident", [0, -1, "2", 1.5])
+def test_resident_is_a_positive_integer(resident: object):
+    with pytest.raises(ValueError, match=f"resident must be a positive integer, got {resident!r}"):
+        torchshare.Runtime(resident=resident)  # type: ignore[arg-type]

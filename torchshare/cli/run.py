@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torchshare.cli import supervisor, targets
 from torchshare.cli.outputs import check_output, refuse
+from torchshare.cli.queue import RESIDENT, Queue, queue
 from torchshare.context.rank import this_rank
 from torchshare.runtime.options import YES_NO, Declared, JobOptions, RuntimeOptions, on_the_command_line
 from torchshare.scripts.job_file import words_of_environment, words_of_file
@@ -42,8 +43,10 @@ options_first = targets.options_first
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
     parser.description = (
-        "Runs scripts, or functions that take a Job, together in this process. The first job is the primary. Options "
-        "come first. A script with arguments is one word in quotes; or `run [options] -- a.py --x -- b.py --y`."
+        "Runs scripts, or functions that take a Job, together in this process. The first job is the primary. Of more "
+        f"than {RESIDENT} jobs, {RESIDENT} run at once and the others wait (see --resident), in the planner's order if "
+        "all have a --profile and their steps are known. Options come first. A script with arguments is one word in "
+        "quotes; or `run [options] -- a.py --x -- b.py --y`."
     )
     parser.add_argument("jobs", nargs="+", metavar="[NAME=]TARGET", help=targets.FORMS)
     parser.add_argument("--primary", metavar="NAME", help="the job that is protected (default: the first)")
@@ -103,7 +106,8 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
             return supervisor.Supervisor(given.command_line, restarts).run()
         check_output("--timeline", arguments.timeline)
         output = _output(arguments)
-        submissions = _submissions(arguments, output)
+        options = _runtime_options(arguments)
+        submissions, waiting = _submissions(arguments, output, options.get("resident"))
         dropped = supervisor.drop([each.options for each in submissions], attempt)
         submissions = [each for each in submissions if each.options not in dropped]
     except ValueError as error:
@@ -118,13 +122,17 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     if attempt is not None:
         crash_report.open_for(attempt.report)
         if attempt.resume:
-            arguments.resume = "yes"
+            options["resume"] = True
+    if waiting is not None:
+        options["resident"] = waiting.resident
     try:
-        runtime = Runtime(arguments.device or "auto", **_runtime_options(arguments))
+        runtime = Runtime(arguments.device or "auto", **options)
         for submission in submissions:
             _submit(runtime, submission)
     except ValueError as error:
         return refuse(error)
+    if waiting is not None and this_rank().is_first:
+        print(f"torchshare: {waiting}", file=sys.stderr)
     if len(submissions) == 1:
         _warn_of_options_of_pairs(arguments, runtime.jobs[0].name)
     with signals.deferred(forget=True) as stops:
@@ -242,7 +250,9 @@ def _runtime_options(arguments: argparse.Namespace) -> RuntimeOptions:
     return cast(RuntimeOptions, {o.name: _value(o, text) for o, text in given.items() if text is not None})
 
 
-def _submissions(arguments: argparse.Namespace, output: Output) -> list[_Submission]:
+def _submissions(
+    arguments: argparse.Namespace, output: Output, resident: int | None
+) -> tuple[list[_Submission], Queue | None]:
     jobs: dict[str, _Submission] = {}
     for text in arguments.jobs:
         given, target = targets.split_name(text)
@@ -250,15 +260,19 @@ def _submissions(arguments: argparse.Namespace, output: Output) -> list[_Submiss
         if name in jobs:
             raise ValueError(f"job names must be unique, got '{name}' twice; name one with NAME={target}")
         jobs[name] = _Submission(targets.load(target, output), JobOptions(name=name))
+    of_jobs = {option.name: option for option in on_the_command_line(JobOptions)}
+    start = of_jobs.pop("start")
+    for option in of_jobs.values():
+        for texts in getattr(arguments, option.name):
+            _apply(option, texts, jobs, list(jobs))
+    waiting = queue({name: each.options for name, each in jobs.items()}, resident)
+    jobs = jobs if waiting is None else {name: jobs[name] for name in waiting.names}
     primary = arguments.primary or next(iter(jobs))
     _check_name(primary, jobs, "--primary")
-    jobs[primary].options["priority"] = "primary"
-    for option in on_the_command_line(JobOptions):
-        # --start without a name does not apply to the primary.
-        all_jobs = [name for name in jobs if option.name != "start" or name != primary]
-        for texts in getattr(arguments, option.name):
-            _apply(option, texts, jobs, all_jobs)
-    return list(jobs.values())
+    jobs[primary].options.setdefault("priority", "primary")
+    for texts in arguments.start:
+        _apply(start, texts, jobs, [name for name in jobs if name != primary])
+    return list(jobs.values()), waiting
 
 
 def _warn_of_options_of_pairs(arguments: argparse.Namespace, job: str) -> None:

@@ -54,12 +54,12 @@ class PlanSettings:
 def plan(profiles: Sequence[Profile], settings: PlanSettings) -> DevicePlan:
     """For two profiles, when the second job starts beside the first, which is running; for more, the best order and
     pairs of waiting jobs. Raises ValueError that names the job and what is missing."""
-    _check(profiles, settings)
     if len(profiles) == 2:
+        _check(profiles, settings)
         return _plan_pair(profiles[1], profiles[0], settings)
     if settings.max_slowdown is not None or settings.suspend_cost > 0:
         raise ValueError(f"max_slowdown and suspend_cost need two profiles, got {len(profiles)}")
-    return _plan_queue(profiles, settings)
+    return plan_queue(profiles, settings)
 
 
 def write_ratios(profiles: Sequence[Profile], path: Path) -> None:
@@ -194,7 +194,9 @@ def _pair_pieces(plan: _core.Plan, new: str, running: str, suspend_cost: float) 
     return [Piece(job, partner, splits[job], begin, end) for job, partner, begin, end in pieces if end > begin]
 
 
-def _plan_queue(profiles: Sequence[Profile], settings: PlanSettings) -> DevicePlan:
+def plan_queue(profiles: Sequence[Profile], settings: PlanSettings) -> DevicePlan:
+    """The best order and pairs of waiting jobs, at most two at a time. Raises ValueError as `plan` does."""
+    _check(profiles, settings)
     jobs = [_job(profile, settings, _no_ratios(profile)) for profile in profiles]
     pairs, reasons = [], []
     for b, second in enumerate(profiles):

@@ -130,6 +130,15 @@ class RuntimeOptions(TypedDict, total=False):
             True,
         ),
     ]
+    resident: Annotated[
+        Annotated[int, Interval(ge=1), Expected("a positive integer")] | None,
+        Option(
+            "most jobs that run at once. A job has its place from its start to its end, also while it is suspended; "
+            "those whose start condition holds wait for one: the highest priority first, then in the order of "
+            'submission; start="auto" last. Default: no limit.',
+            metavar="N",
+        ),
+    ]
     timeline_capacity: Annotated[
         int,
         Interval(ge=1),

@@ -27,6 +27,7 @@ struct RuntimeOptions {
   DevicePriority device_priority = DevicePriority::kAuto;
   std::optional<double> max_slowdown = {};     ///< bound on the primary's step time / step time alone - 1
   std::optional<double> secondary_share = {};  ///< fraction of the time in which jobs that another outranks may run
+  std::optional<std::size_t> resident = {};    ///< most jobs that run at once; the others wait in a queue
   std::size_t timeline_capacity = 1'000'000;   ///< events
 };
 
