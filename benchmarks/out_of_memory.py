@@ -34,7 +34,7 @@ import torchshare
 from torchshare import Job
 
 from jobs import Training
-from record import RESULTS, shown, spread, steady_malloc, write
+from record import RESULTS, spread, steady_malloc, write
 
 ROWS = 64
 STEPS = 12
@@ -261,16 +261,8 @@ def main() -> None:
     figures = {}
     for part in arguments.parts:
         figures[part] = PARTS[part](arguments.repetitions)
-        print(part, _shown(figures[part]))
-    write("out_of_memory", figures, arguments.output)
-
-
-def _shown(figure: Any) -> str:
-    if isinstance(figure, dict) and set(figure) == {"median", "min", "max"}:
-        return shown(figure, 3)
-    if isinstance(figure, dict):
-        return "".join(f"\n  {name}: {_shown(value)}" for name, value in figure.items())
-    return f"{figure:.4g}" if isinstance(figure, float) else str(figure)
+        print(f"{part} is done", file=sys.stderr)
+    write("out_of_memory", {"summary": figures}, arguments.output)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,18 @@ def memory(summary: dict[str, float]) -> str:
     return table(["memory", "measured"], [[name, f"{value:.2f}"] for name, value in summary.items()])
 
 
+def out_of_memory(summary: dict[str, Any]) -> str:
+    return table(["part", "figure", "measured"], [[part, *row] for part in summary for row in _rows(summary[part])])
+
+
+def _rows(figure: Any, name: str = "") -> list[list[str]]:
+    if isinstance(figure, dict) and "median" not in figure:
+        return [row for key, value in figure.items() for row in _rows(value, f"{name}, {key}".removeprefix(", "))]
+    if isinstance(figure, dict):
+        return [[name, shown(figure, 3)]]
+    return [[name, f"{figure:.3g}" if isinstance(figure, float) else str(figure)]]
+
+
 def overhead(summary: dict[str, Any]) -> str:
     names = {
         "torchshare": "inside a job / plain",
@@ -238,6 +250,7 @@ TABLES = {
     "overhead": overhead,
     "hook": hook,
     "memory": memory,
+    "out_of_memory": out_of_memory,
     "gaps": gaps,
     "replay": replay,
     "fit": fit,

@@ -196,3 +196,112 @@ def test_a_batch_that_cannot_be_repeated_fails_and_says_why(how: str, caplog: An
         "new": "it calls Sequential, which no batch did before",
     }[how]
     assert f"a batch ran out of memory and is not repeated: {reason}" in caplog.text
+
+
+class Recurrent(nn.Module):
+    """A buffer that is None at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(6, 8), nn.Linear(8, 1)
+        self.register_buffer("state", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.inner(x) + (0 if self.state is None else self.state))
+        self.state = hidden.detach().mean(0)
+        return self.out(hidden)
+
+
+class WithLoss(nn.Module):
+    """A loss function that is a method, and buffers that change late or are expanded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 1)
+        self.changes_book = False
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("book", torch.zeros(20_000, 6))
+        self.register_buffer("mask", torch.ones(1, 1).expand(8, 6))
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        if self.changes_book:
+            self.book.data[:8].mul_(0.9).add_(x.mean(0), alpha=0.1)
+        return F.mse_loss(self.inner((x - self.mean) * self.mask[: len(x)] - self.book[:1]), y)
+
+
+def case(kind: str, job: Job) -> tuple[nn.Module, Loss]:
+    net: nn.Module
+    if kind == "method":
+        net = WithLoss()
+        return net, net.loss
+    if kind == "none":
+        net = Recurrent()
+    elif kind == "sparse":
+        net = nn.Sequential(nn.Embedding(50, 6, sparse=True), nn.Linear(6, 1))
+        return net, lambda x, y: F.mse_loss(net((x[:, 0] * 7).long() % 50), y)
+    else:
+        net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    if kind == "reentrant":
+        checkpointed = torch.utils.checkpoint.checkpoint
+        return net, lambda x, y: F.mse_loss(net[2](checkpointed(net[1], net[0](x), use_reentrant=True)), y)
+    if kind == "generator":
+        own = torch.Generator().manual_seed(3)
+        job.track(noise=own)
+        return net, lambda x, y: F.mse_loss(net(x + torch.randn(x.shape, generator=own)), y)
+    if kind == "compiled":
+        return net, torch.compile(lambda x, y: F.mse_loss(net(x), y), backend="eager")
+    return net, lambda x, y: F.mse_loss(net(x), y)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["none", "method", "sparse", "reentrant", "generator", "compiled"])
+@pytest.mark.parametrize("failing", [0, 1])
+def test_whatever_a_batch_changes_is_put_back(kind: str, failing: int, caplog: Any) -> None:
+    def run(job: Job, sub_batch: int | None, refuse: int | None) -> list[Tensor]:
+        job._context.retry, job._context.rows_at_once = None, SubBatchRows(regrow_after=0)
+        job._context.tracked.objects.clear()
+        torch.manual_seed(0)
+        caplog.clear()
+        net, loss = case(kind, job)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        batches = data(3)
+        parts = [(batches[:failing], None), (batches[failing:], sub_batch)][failing == 0 :]
+        number = 0
+        for part, rows in parts:
+            for batch in job.batches(part, rows):
+                if refuse is not None and number == failing:
+                    job._context.handle.refuse_memory_after(refuse)
+                batch.backward(loss)
+                job._context.handle.refuse_memory_after(-1)
+                optimizer.step()
+                optimizer.zero_grad()
+                number += 1
+                net.changes_book = True  # not in the first batch
+        return [tensor.detach().clone() for tensor in (*net.parameters(), *net.buffers())]
+
+    def job(job: Job) -> int:
+        halves = run(job, ROWS // 2, None)
+        for allocation in range(0, 200, 1 if kind != "compiled" else 5):
+            try:
+                ended = run(job, None, allocation)
+            except torch._dynamo.exc.TorchRuntimeError:
+                continue  # refused to the compiler
+            if "ran out of memory" not in caplog.text:
+                return allocation
+            assert "it is repeated with 4" in caplog.text
+            assert all(map(torch.equal, ended, halves)), allocation
+        raise AssertionError
+
+    assert run_one(job, memory_budget=GIB).value > 10
+
+
+def test_lazy_modules_train_with_a_budget() -> None:
+    def job(job: Job) -> int:
+        net = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.Linear(8, 1))
+        job.track(model=net)
+        for batch in job.batches(data(2)):
+            batch.backward(lambda x, y: F.mse_loss(net(x), y))
+        return job.result.steps
+
+    assert run_one(job, memory_budget=GIB).value == 2

@@ -163,3 +163,65 @@ def test_without_room_the_memory_stays(caplog: Any, monkeypatch: pytest.MonkeyPa
         value = runtime.wait(60)["a"].value
     assert "job 'a': is suspended, but its memory stays on the device" in caplog.text
     assert all(map(torch.equal, value, run_one(wide).value))
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_job_that_is_cancelled_as_it_is_resumed_has_its_tensors(refused: bool) -> None:
+    """An emptied tensor would crash the process. Also if at first there is no memory for them."""
+    sums: list[float] = []
+
+    def train(job: Job) -> None:
+        layers = nn.ModuleList(nn.Linear(500, 500) for _ in range(30))
+        expected = [layer.weight.sum().item() for layer in layers]
+        job.track(model=layers)
+        try:
+            for batch in job.batches([torch.ones(2, 500)] * 1000):
+                job.suspend(spill=True)
+                list(batch)
+        finally:
+            sums[:] = [layer.weight.sum().item() - before for layer, before in zip(layers, expected, strict=True)]
+
+    for delay in (0.0, 0.003, 0.01, 0.03):
+        sums.clear()
+        with torchshare.Runtime(device="cpu") as runtime:
+            job = runtime.submit(train, name="a", threads=1, meter_memory=True)
+            runtime.start()
+            until(lambda job=job: job.state == "suspended")
+            if refused:
+                job._context.handle.refuse_memory_after(1)
+            job.resume()
+            time.sleep(delay)
+            job.cancel()
+            until(lambda job=job: job.state == "cancelled")
+        assert sums == [0.0] * 30
+
+
+def test_a_plain_suspension_after_a_spill_is_kept() -> None:
+    moving = threading.Event()
+
+    class Slow(nn.Linear):
+        def parameters(self, recurse: bool = True) -> Any:
+            moving.set()
+            time.sleep(0.2)
+            return super().parameters(recurse)
+
+    def train(job: Job) -> None:
+        net = Slow(10, 10)
+        job.track(model=net)
+        for batch in job.batches([torch.ones(2, 10)] * 3000):
+            list(batch)
+            time.sleep(0.001)
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        job = runtime.submit(train, name="a", threads=1)
+        runtime.start()
+        until(lambda: job.result.steps > 3)
+        job.suspend(spill=True)
+        assert moving.wait(10)
+        job.resume()
+        job.suspend()
+        until(lambda: job.state == "suspended")
+        steps = job.result.steps
+        time.sleep(0.3)
+        assert (job.state, job.result.steps) == ("suspended", steps)
+        job.cancel()

@@ -42,6 +42,13 @@ class BudgetExceeded(torch.OutOfMemoryError):
     allocated, and the job may continue with less memory."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` is torch's, for any device: on the CPU it has no type of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+    )
+
+
 def described(error: BaseException | None) -> str:
     """Type and message of an exception, even if its `__str__` raises."""
     try:

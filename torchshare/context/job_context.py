@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -68,6 +69,8 @@ class JobContext:
     thread: int = 0
     """`threading.get_ident()` of the job's thread, while it runs."""
     host_random: HostRandom = field(init=False)
+    _parking: threading.Lock = field(default_factory=threading.Lock)
+    """Guards `spills` and the job's suspension."""
     handle: _C.Job = field(init=False)
     """Set by Runtime.submit or by the job's own thread, whichever comes first."""
 
@@ -76,15 +79,23 @@ class JobContext:
 
     def suspend(self, spill: bool) -> None:
         """See Job.suspend; on this rank."""
-        if spill:
-            self.spills = True
-        else:
-            self.handle.suspend()
+        with self._parking:
+            if spill:
+                self.spills = True
+            else:
+                self.handle.suspend()
 
     def resume(self) -> None:
         """See Job.resume; on this rank."""
-        self.spills = False
-        self.handle.resume()
+        with self._parking:
+            self.spills = False
+            self.handle.resume()
+
+    def park(self) -> None:
+        """Called by the job itself once its memory is off the device: suspends it unless it has been resumed."""
+        with self._parking:
+            if self.spills:
+                self.handle.suspend()
 
     @property
     def random(self) -> random.Random:

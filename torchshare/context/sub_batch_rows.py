@@ -29,8 +29,9 @@ class SubBatchRows:
 
     def count(self, rows: int) -> None:
         """Called when a batch has succeeded with `rows` at once."""
-        if self.limit is None or rows < self.limit:
+        if self.limit is None:
             return
         self.batches += 1
         if self.batches == self.regrow_after:
-            self.limit, self.batches, self.has_grown = 2 * self.limit, 0, True
+            self.batches, self.has_grown = 0, rows >= self.limit
+            self.limit *= 2 if self.has_grown else 1

@@ -31,6 +31,8 @@ PROCESS_CODE = _C.ProcessCode(
         "multiprocessing.resource_tracker.",
         "subprocess.__init__",
         "torchshare.scripts.output.",
+        "torchshare.memory.spill.__init__",
+        "torchshare.memory.spill.restore",
         "torchshare.isolation.interrupt.fork",  # runs at-fork handlers of other modules
     ],
     with_turn=[

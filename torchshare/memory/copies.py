@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,7 +28,7 @@ def snapshot(state: Any) -> Any:
         return copies[key]
 
     with _C.Unhooked(), torch.no_grad():
-        return map_tensors(copied, state)
+        return map_tensors(copied, state, copy.deepcopy)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -37,28 +38,30 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return block.view(tensor.dtype).as_strided(dense.size(), dense.stride()).copy_(tensor)
 
 
-def map_tensors(function: Callable[[torch.Tensor], Any], state: Any) -> Any:
-    """Applies `function` to each tensor. Other leaves are shared; containers are new."""
+def map_tensors(
+    function: Callable[[torch.Tensor], Any], state: Any, other: Callable[[Any], Any] = lambda leaf: leaf
+) -> Any:
+    """Applies `function` to each tensor, and `other` to other leaves; containers are new."""
     if isinstance(state, torch.Tensor):
         return function(state)
     if isinstance(state, Mapping):
-        mapped = {key: map_tensors(function, value) for key, value in state.items()}
-        return mapped if type(state) is dict else _as(state, mapped)
+        mapped = {key: map_tensors(function, value, other) for key, value in state.items()}
+        return mapped if type(state) is dict else _as(state, mapped, other)
     if isinstance(state, (list, tuple)):
-        values = [map_tensors(function, value) for value in state]
+        values = [map_tensors(function, value, other) for value in state]
         if type(state) is list:
             return values
-        return tuple(values) if type(state) is tuple else _as(state, values)
-    return state
+        return tuple(values) if type(state) is tuple else _as(state, values, other)
+    return other(state)
 
 
-def _as(original: Any, items: Any) -> Any:
+def _as(original: Any, items: Any, other: Callable[[Any], Any]) -> Any:
     """Items in a container of the original's type: an OrderedDict or a Counter. Others are refused by `check`."""
     try:
         made = type(original)(items)
         vars(made).update(getattr(original, "__dict__", {}))  # of a module's state: the versions of its layers
     except TypeError:
-        return original
+        return other(original)
     return made
 
 

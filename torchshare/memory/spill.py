@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
+from torchshare.context.errors import is_out_of_memory
 from torchshare.memory import copies
 
 if TYPE_CHECKING:
@@ -31,9 +33,7 @@ def between_sub_batches(job: JobContext) -> None:
         return
     spilled = Spilled(job)
     try:
-        job.handle.suspend()
-        if not job.spills:
-            job.handle.resume()  # it was resumed before the line above
+        job.park()
         job.handle.checkpoint()
     except BaseException:
         job.resume()  # it was cancelled, and may run ops to clean up
@@ -43,13 +43,14 @@ def between_sub_batches(job: JobContext) -> None:
 
 
 class Spilled:
-    """The memory of a job's tracked objects, in host memory or, on the CPU, in a file."""
+    """The memory of a job's tracked objects, in host memory or, on the CPU, in a file. A cancellation does not reach
+    the job in `__init__` and `restore` (see isolation.interrupt): an emptied tensor must not be used."""
 
     def __init__(self, job: JobContext) -> None:
         self._job = job
         self._copies: list[tuple[torch.UntypedStorage, Tensor]] = []
-        storages = {storage.data_ptr(): storage for storage in _storages(job)}
         try:
+            storages = {storage.data_ptr(): storage for storage in _storages(job)}
             for storage in storages.values():
                 self._copies.append((storage, _kept_bytes(storage)))
             job.handle.synchronize()
@@ -87,9 +88,11 @@ class Spilled:
                 filled.append(storage)
                 _bytes_of(storage).copy_(kept, non_blocking=True)
             self._job.handle.synchronize()
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
             for storage in filled:
                 storage.resize_(0)
+            if not is_out_of_memory(error):
+                raise
             return False
         self._copies.clear()
         return True
@@ -100,6 +103,8 @@ def _storages(job: JobContext) -> Iterator[torch.UntypedStorage]:
     device = "cpu" if job.device is None else job.device.type
     for value in job.tracked.objects.values():
         for tensor in _tensors_of(value):
+            if tensor.layout is not torch.strided or is_lazy(tensor):
+                continue
             storage = tensor.untyped_storage()
             in_use = storage.device.type == device and storage.nbytes() > 0
             if in_use and storage.resizable() and not (device == "cpu" and storage.is_shared()):

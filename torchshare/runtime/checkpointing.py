@@ -41,9 +41,10 @@ class Folder:
     def save_all(self, wait: Callable[[], int]) -> None:
         """Asks all running jobs for a checkpoint, and waits until they are written, for 10 s at most. `wait` waits a
         moment and returns the number of signals that have come; a further one ends the wait."""
-        asked = [(job, each) for job, each in self._jobs if job.handle.state == "running"]
-        for _job, each in asked:
+        asked = [(job, each) for job, each in self._jobs if job.handle.state in ("running", "suspended")]
+        for job, each in asked:
             each.ask()
+            job.resume()
         began, known = time.monotonic(), 0
         while any(each.is_asked() and job.handle.state not in ENDED for job, each in asked):
             signals, now = wait(), time.monotonic() - began

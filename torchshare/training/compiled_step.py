@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from torchshare import _C
-from torchshare.context.errors import BudgetExceeded
+from torchshare.context.errors import BudgetExceeded, is_out_of_memory
 from torchshare.training import batches, pytree, split_warning, undo
 from torchshare.training.batches import Batch
 from torchshare.training.optimizer_rules import rule_of
@@ -105,18 +105,18 @@ class CompiledStep:
             if pieces is None:
                 return self._eager(batch)
             key = tuple(tuple(tensor.shape for tensor in data) for data, _ in pieces)
-            states, rows, refusals = RandomStates(job), batch.rows_at_once(), job.handle.memory_refusals
+            rows, refusals, states = batch.rows_at_once(), job.handle.memory_refusals, None
             compiled, updated = self._ready(), self._bound_tensors()["step"]
             versions = [tensor._version for tensor in updated]
             copies: list[tuple[Tensor, Tensor]] | None = None
             try:
                 job.handle.set_flexible(job.resplit and rows > 1)
+                states = RandomStates(job)
                 if key not in self._ran:
                     copies = [(tensor, tensor.detach().clone()) for tensor in updated]
                 loss = compiled.run(job.handle, pieces)
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                ran_out = isinstance(error, torch.OutOfMemoryError) or job.handle.memory_refusals > refusals
-                if not ran_out:
+            except RuntimeError as error:
+                if not (is_out_of_memory(error) or job.handle.memory_refusals > refusals):
                     raise
                 obstacle = obstacle_of(job, rows)
                 if copies is None and (
@@ -129,7 +129,8 @@ class CompiledStep:
                         raise
                     raise BudgetExceeded(f"job '{job.name}': memory budget exceeded in a compiled step") from error
                 undo.copy([(tensor.detach(), copy) for tensor, copy in copies or ()])
-                states.restore()
+                if states is not None:
+                    states.restore()
                 halve(job, rows, batch.reduction)
             else:
                 self._ran.add(key)
@@ -137,7 +138,8 @@ class CompiledStep:
                 return loss
             finally:
                 job.handle.set_flexible(False)
-                states.forget()
+                if states is not None:
+                    states.forget()
 
     def check_owner(self, job: JobContext) -> None:
         """Raises ValueError unless the step was made by `job`."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import inspect
 import logging
 import traceback
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from torchshare.context.errors import is_out_of_memory
 from torchshare.isolation import routing
 from torchshare.training.undo import Buffers, Gradients, RandomStates, leaves_of
 
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("torchshare")
 
+_MOST = 64  # members of an object or a list that are looked at
+
 
 class Retry:
     """Repeats a job's batches, and knows what their passes change. One per job, in its thread.
@@ -27,8 +33,9 @@ class Retry:
     Note [Repeating a batch]
     A batch that ran out of memory has changed gradients, the buffers of modules, and random states, each as far as it
     came. All of them are put back, and the batch begins again with half the rows at a time, as it would have in a run
-    that had used that size from this batch on. To save as little as possible before each batch, the first batch of a
-    loss function finds out what its passes reach: a forward pre-hook sees the modules, and the loss's graph the leaves.
+    that had used that size from this batch on. The first batch of a loss function finds out what its passes reach: a
+    forward pre-hook sees the modules, and the loss's graph the leaves; modules that the function refers to and those
+    that the job tracks are known before. Not seen is a module that only compiled code reaches.
     A repeated batch looks again: if it reaches something that was not known, and the failed one did not look, it cannot
     be told what that did to it, and the batch fails.
     """
@@ -40,58 +47,57 @@ class Retry:
         self._gradients = Gradients()
 
     def run(
-        self, loss_fn: Callable[..., Any], passes: Callable[[Attempt], Any], rows: Callable[[], int], reduction: str
+        self,
+        loss_fn: Callable[..., Any],
+        passes: Callable[[Attempt | None], Any],
+        rows: Callable[[], int],
+        reduction: str,
     ) -> Any:
         """Returns what `passes` returns, at the latest for one row at a time. `rows` says how many it runs at once."""
         failed: Exception | None = None
         looks_first = _code(loss_fn) not in self._known
-        while True:
-            attempt = self._begin(looks_first or failed is not None, None if looks_first else failed)
+        while obstacle_of(self._job, rows()) is None:
+            attempt = Attempt(
+                self._job, self._buffers, self._gradients, looks_first or bool(failed), None if looks_first else failed
+            )
             at_once = rows()
             try:
-                self._job.handle.set_flexible(self._job.resplit and at_once > 1)
-                with attempt.looking():
+                self._job.handle.set_flexible(True)
+                with attempt.looking(loss_fn):
                     result = passes(attempt)
             except Exception as error:
                 if not is_out_of_memory(error):
-                    self._forget(attempt)
+                    attempt.forget()
                     raise
                 failed = self._undo(attempt, error, at_once, reduction)
             else:
                 if attempt.has_looked:
                     self._known.add(_code(loss_fn))
-                self._forget(attempt)
+                attempt.forget()
                 self._job.rows_at_once.count(at_once)
                 return result
             finally:
                 self._job.handle.set_flexible(False)
-
-    def _begin(self, looks: bool, failed: Exception | None) -> Attempt:
-        self._buffers.save()
-        self._gradients.save()
-        return Attempt(self._job, self._buffers, self._gradients, RandomStates(self._job), looks, failed)
-
-    def _forget(self, attempt: Attempt) -> None:
-        self._buffers.forget()
-        self._gradients.forget()
-        attempt.random.forget()
+        try:
+            return passes(None)
+        except Exception as error:
+            if is_out_of_memory(error):
+                warn_of_obstacle(self._job, obstacle_of(self._job, rows()))
+            raise
 
     def _undo(self, attempt: Attempt, error: Exception, rows: int, reduction: str) -> Exception:
         """Prepares for the next attempt, or raises `error`. Returns an exception like `error`."""
-        obstacle = obstacle_of(self._job, rows) or attempt.obstacle
+        obstacle = attempt.obstacle
         if obstacle is None and self._gradients.have_hooks():
             obstacle = "a hook acts on gradients during the backward pass"
-        if obstacle is None:
-            traceback.clear_frames(error.__traceback__)  # frees what the passes have made
-            changed = self._buffers.restore()
-            if changed is not None:
-                obstacle = f"it changed {changed}, a large buffer that never changed before"
+        if obstacle is None and self._buffers.has_lazy:
+            obstacle = "a lazy module has found out its shapes in it"
         if obstacle is not None:
-            self._forget(attempt)
+            attempt.forget()
             warn_of_obstacle(self._job, obstacle)
             raise error
-        self._gradients.restore()
-        attempt.random.restore()
+        traceback.clear_frames(error.__traceback__)  # frees what the passes have made
+        attempt.undo()
         gc.collect(1)  # what the passes have made is young
         halve(self._job, rows, reduction)
         return type(error)(str(error))
@@ -105,22 +111,40 @@ class Attempt:
         job: JobContext,
         buffers: Buffers,
         gradients: Gradients,
-        random: RandomStates,
         looks: bool,
         failed: Exception | None,
     ) -> None:
         self._job = job
         self._buffers = buffers
         self._gradients = gradients
-        self.random = random
+        self._random: RandomStates | None = None
         self._looks = looks
         self._failed = failed
         self.has_looked = False
         self.obstacle: str | None = None
 
+    def forget(self) -> None:
+        """Called if the passes are not undone."""
+        self._buffers.forget()
+        self._gradients.forget()
+        if self._random is not None:
+            self._random.forget()
+
+    def undo(self) -> None:
+        self._buffers.restore()
+        self._gradients.restore()
+        if self._random is not None:  # otherwise there was no memory to save it, and nothing has run
+            self._random.restore()
+
     @contextlib.contextmanager
-    def looking(self) -> Iterator[None]:
-        """Around the passes."""
+    def looking(self, loss_fn: Callable[..., Any]) -> Iterator[None]:
+        """Around the passes. Saves what they change."""
+        self._buffers.save()
+        self._gradients.save()
+        self._random = RandomStates(self._job)
+        if self._looks:
+            for module in [*modules_of(loss_fn), *modules_of(list(self._job.tracked.objects.values()))]:
+                self._add(module)
         if not self._looks:
             yield
             return
@@ -143,9 +167,15 @@ class Attempt:
             self._gradients.add([leaf])
 
     def _look(self, module: torch.nn.Module, _inputs: object) -> bool:
-        if self._buffers.add(module) and self._failed is not None:
-            self._give_up(f"it calls {type(module).__name__}")
+        self._add(module)
         return False
+
+    def _add(self, module: torch.nn.Module) -> None:
+        new = self._buffers.add(module)
+        parameters = [parameter for each in new for parameter in each._parameters.values() if parameter is not None]
+        if self._failed is not None and any(each._buffers for each in new):
+            self._give_up(f"it calls {type(module).__name__}")
+        self.before_accumulation(iter(parameters))
 
     def _give_up(self, what: str) -> None:
         self.obstacle = f"{what}, which no batch did before"
@@ -162,7 +192,7 @@ def obstacle_of(job: JobContext, rows: int) -> str | None:
     return "one row at a time does not fit" if rows <= 1 else None
 
 
-def warn_of_obstacle(job: JobContext, obstacle: str) -> None:
+def warn_of_obstacle(job: JobContext, obstacle: str | None) -> None:
     log.warning("job '%s': a batch ran out of memory and is not repeated: %s", job.name, obstacle)
 
 
@@ -178,11 +208,29 @@ def halve(job: JobContext, rows: int, reduction: str) -> None:
     )
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` is torch's, for any device: on the CPU it has no type of its own."""
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
-    )
+def modules_of(value: Any, depth: int = 5) -> Iterator[torch.nn.Module]:
+    """The modules that a function refers to, as far as its closure, its globals, its object and what it wraps show."""
+    if isinstance(value, torch.nn.Module):
+        yield value
+    elif depth > 0:
+        for each in _referred(value):
+            yield from modules_of(each, depth - 1)
+
+
+def _referred(value: Any) -> Iterable[Any]:
+    if isinstance(value, (list, tuple)):
+        return value[:_MOST]
+    if isinstance(value, types.FunctionType):
+        variables = inspect.getclosurevars(value)
+        wrapped = [getattr(value, name, None) for name in ("_torchdynamo_orig_callable", "__wrapped__")]
+        return [*wrapped, *variables.nonlocals.values(), *variables.globals.values(), *(value.__defaults__ or ())]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, types.MethodType):
+        return [value.__self__, value.__func__]
+    if type(value).__module__ == "builtins" or isinstance(value, (type, types.ModuleType, Tensor)):
+        return []
+    return list(getattr(value, "__dict__", {}).values())[:_MOST]
 
 
 def _code(loss_fn: Callable[..., Any]) -> object:

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
-
-_LARGE = 2**16  # elements
 
 
 class RandomStates:
     """A job's random states, now. Call `restore` or `forget` in the end."""
 
     def __init__(self, job: JobContext) -> None:
+        tracked = [value for value in job.tracked.objects.values() if isinstance(value, torch.Generator)]
+        generators = job.handle.generator, job.handle.device_generator, *tracked
+        self._torch = [(generator, generator.get_state()) for generator in generators if generator is not None]
         self._host = job.host_random
         self._kept = self._host.keep()
-        generators = job.handle.generator, job.handle.device_generator
-        self._torch = [(generator, generator.get_state()) for generator in generators if generator is not None]
 
     def restore(self) -> None:
         self._host.restore(self._kept)
@@ -38,90 +37,67 @@ class RandomStates:
         return self._kept.states is not None or not torch.equal(generator.get_state(), state)
 
 
-@dataclass(eq=False)
-class _Buffer:
-    """A buffer of a module."""
-
-    module: weakref.ref[torch.nn.Module]
-    name: str
-    before: Tensor | None
-    """The buffer itself, until the passes have ended."""
-    copy: Tensor | None
-    """Of its values. None for a large buffer that has never changed: its version tells whether it has."""
-    version: int
-
-    def has_changed(self) -> bool:
-        return self.before is not None and self.version != _version(self.before)
-
-
 class Buffers:
     """The buffers of the modules that forward passes call."""
 
     def __init__(self) -> None:
         self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._buffers: list[_Buffer] = []
+        self._before: list[tuple[torch.nn.Module, dict[str, Tensor | None]]] = []
+        # By name: the buffer and a copy, which is reused.
+        self._copies: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, tuple[Tensor, Tensor]]]
+        self._copies = weakref.WeakKeyDictionary()
+        self.has_lazy = False
+        """Whether a module has yet to find out its shapes."""
 
-    def add(self, module: torch.nn.Module) -> bool:
-        """Called before a forward pass of `module`. Saves the buffers that are new, of it and the modules in it;
-        returns whether there are any."""
-        before = len(self._buffers)
-        for each in module.modules():
-            if each not in self._modules:
-                reference = weakref.ref(each)
-                self._buffers += [
-                    _Buffer(reference, name, buffer, buffer.detach().clone(), _version(buffer))
-                    for name, buffer in each.named_buffers(recurse=False)
-                ]
-                self._modules.add(each)
-        return len(self._buffers) > before
+    def add(self, module: torch.nn.Module) -> list[torch.nn.Module]:
+        """Called before a forward pass of `module`. Saves the buffers of it and the modules in it that are new, and
+        returns those."""
+        new = [each for each in module.modules() if each not in self._modules]
+        self._save(new)
+        self._modules.update(new)
+        return new
 
     def save(self) -> None:
         """Called before the passes of a batch."""
-        pairs: list[tuple[Tensor, Tensor]] = []
-        alive: list[_Buffer] = []
-        for buffer in self._buffers:
-            module = buffer.module()
-            now = None if module is None else _buffer(module, buffer.name)
-            if now is None:
+        self._save(list(self._modules))
+
+    def _save(self, modules: list[torch.nn.Module]) -> None:
+        pairs = []
+        for module in modules:
+            buffers = dict(module._buffers.items())
+            tensors = (*buffers.values(), *module._parameters.values())
+            if any(tensor is not None and is_lazy(tensor) for tensor in tensors):
+                self.has_lazy = True
                 continue
-            alive.append(buffer)
-            buffer.before = now
-            if buffer.copy is None:
-                buffer.version = _version(now)
-            elif _alike(buffer.copy, now):
-                pairs.append((buffer.copy, now))
-            else:
-                buffer.copy = now.detach().clone()
-        self._buffers = alive
+            copies = self._copies.setdefault(module, {})
+            for name, buffer in buffers.items():
+                if buffer is None or buffer.is_inference() or 0 in buffer.stride():  # nothing can write to it
+                    continue
+                if name in copies and _alike(copies[name][1], buffer):
+                    copies[name] = buffer, copies[name][1]
+                    pairs.append((copies[name][1], buffer.detach()))
+                else:
+                    copies[name] = buffer, buffer.detach().clone()
+            self._before.append((module, buffers))
         copy(pairs)
 
     def forget(self) -> None:
         """Called once the passes have succeeded."""
-        for buffer in self._buffers:
-            before, kept = buffer.before, buffer.copy
-            if before is not None and kept is not None and kept.numel() > _LARGE and not buffer.has_changed():
-                module = buffer.module()
-                # The version alone says nothing of batch norm, which updates its statistics behind it.
-                if module is None or (_buffer(module, buffer.name) is before and torch.equal(before, kept)):
-                    buffer.copy = None
-            buffer.before = None
+        self._before.clear()
+        self.has_lazy = False
 
-    def restore(self) -> str | None:
-        """Returns the name of a buffer that cannot be restored, if there is one."""
+    def restore(self) -> None:
         pairs = []
-        for buffer in self._buffers:
-            module = buffer.module()
-            if module is None or buffer.before is None:
-                continue
-            if buffer.copy is None and buffer.has_changed():
-                buffer.copy = buffer.before.detach()  # saved from now on
-                return f"{type(module).__name__}.{buffer.name}"
-            if _buffer(module, buffer.name) is not buffer.before:
-                setattr(module, buffer.name, buffer.before)
-            if buffer.copy is not None:
-                pairs.append((buffer.before, buffer.copy))
+        for module, buffers in self._before:
+            for name in [name for name in dict(module._buffers.items()) if name not in buffers]:
+                delattr(module, name)
+            for name, buffer in buffers.items():
+                if getattr(module, name, None) is not buffer:
+                    setattr(module, name, buffer)
+                if buffer is not None and name in self._copies[module]:
+                    pairs.append((buffer.detach(), self._copies[module][name][1]))
         copy(pairs)
-        return None
+        self.forget()
 
 
 class Gradients:
@@ -193,15 +169,6 @@ def copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
     if pairs:
         with torch.no_grad():
             torch._foreach_copy_([to for to, _ in pairs], [source for _, source in pairs])
-
-
-def _buffer(module: torch.nn.Module, name: str) -> Tensor | None:
-    scripted = isinstance(module, torch.jit.ScriptModule)
-    return getattr(module, name, None) if scripted else module._buffers.get(name)
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
