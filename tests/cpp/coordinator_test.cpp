@@ -379,6 +379,26 @@ TEST_F(QueueTest, ASuspendedJobKeepsItsPlace) {
   EXPECT_TRUE(runs(c));
 }
 
+TEST_F(QueueTest, ASpilledJobGivesUpItsPlace) {
+  Member& a = job("a");
+  Member& b = job("b");
+  Member& c = job("c");
+  Member& d = job("d");
+  queue_.open();
+  for (Member* const member : {&a, &b, &c, &d}) {
+    arrive(*member);
+  }
+  EXPECT_TRUE(runs(a));
+  EXPECT_TRUE(runs(b));
+  a.report(JobReport::Kind::kSpilled);
+  EXPECT_TRUE(runs(c));
+  a.report(JobReport::Kind::kRestored);
+  b.end(JobState::kFinished);
+  EXPECT_TRUE(waits(d)) << "it came back";
+  a.end(JobState::kFinished);
+  EXPECT_TRUE(runs(d));
+}
+
 TEST_F(QueueTest, AutomaticJobsTakeThePlacesThatAreLeft) {
   Member& automatic = job("a", Priority::kPrimary, "auto");
   Member& b = job("b");
