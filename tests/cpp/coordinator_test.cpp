@@ -258,7 +258,10 @@ class QueueTest : public CoordinatorTest {
     waiters_[&member] = std::async(std::launch::async, [job = member.id(), this] { return queue_.wait_to_start(job); });
   }
   bool waits(Member& member) { return still_waits(waiters_.at(&member)) && member.state() == JobState::kDelayed; }
-  bool runs(Member& member) { return waiters_.at(&member).get() && member.state() == JobState::kRunning; }
+  bool runs(Member& member) {
+    std::future<bool>& waiter = waiters_.at(&member);
+    return waiter.wait_for(10s) == std::future_status::ready && waiter.get() && member.state() == JobState::kRunning;
+  }
 
   Coordinator queue_{clock_, timeline_, gate_, {}, 2};
   std::vector<std::unique_ptr<Member>> queued_;  // after queue_
