@@ -187,6 +187,7 @@ void bind_job(py::module_& module) {
       .def("begin_wait", &RuntimeJob::begin_wait)
       .def("end_wait", &RuntimeJob::end_wait)
       .def("expect_steps", &RuntimeJob::expect_steps, py::arg("more"), py::arg("for_good"))
+      .def("report_spilled", &RuntimeJob::report_spilled, py::arg("spilled"))
       .def("begin_step", &RuntimeJob::begin_step)
       .def("end_step", &RuntimeJob::end_step)
       .def("begin_sub_batch", &RuntimeJob::begin_sub_batch)

@@ -164,7 +164,7 @@ std::size_t Coordinator::free_places() const {
     return std::numeric_limits<std::size_t>::max();
   }
   const auto taken = static_cast<std::size_t>(std::count_if(entries_.begin(), entries_.end(), [](const Entry& entry) {
-    return entry.start_ordered && !is_terminal(entry.state);
+    return entry.start_ordered && !entry.spilled && !is_terminal(entry.state);
   }));
   return *resident_ - std::min(taken, *resident_);
 }
@@ -337,6 +337,12 @@ void Coordinator::apply(const JobReport& report) {
     case Kind::kResumed:
       sharing_.suspend(job, false);
       move(job, JobState::kRunning, report.at);
+      break;
+    case Kind::kSpilled:
+    case Kind::kRestored:
+      entries_[job].spilled = report.kind == Kind::kSpilled;
+      decide_waiting();
+      changed_.notify_all();
       break;
     case Kind::kEnded:
       move(job, report.state, report.at);

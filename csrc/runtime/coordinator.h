@@ -41,9 +41,10 @@ struct BoundStats {
 /// another: to keep the bound on the primary's slowdown, or because `start="auto"` found it best. Records every change
 /// and every decision in the timeline. Any thread.
 ///
-/// With `resident`, a job takes one of that many places from its start to its end, suspended or not. Jobs whose start
-/// condition holds get the places in order of priority, then of arrival. Automatic jobs come last: AutoSharing chooses
-/// among them for the places that are left.
+/// With `resident`, a job takes one of that many places from its start to its end, also while it is suspended, but not
+/// while it is spilled; when it is restored, it waits for memory only. Jobs whose start condition holds get the places
+/// in order of priority, then of arrival. Automatic jobs come last: AutoSharing chooses among them for the places that
+/// are left.
 ///
 /// Running jobs never wait for decisions: they put reports into an inbox, and a thread of ordinary priority applies
 /// them; see `serve` and Note [Priority inversion].
@@ -142,6 +143,7 @@ class Coordinator {
     bool start_cancelled = false;
     bool start_ordered = false;
     bool held = false;
+    bool spilled = false;
     std::chrono::nanoseconds last_step{0};   // its end; 0: none since the job's last change of state
     std::unique_ptr<SlowdownBound> bound{};  // once it is the primary of a runtime with a bound
   };

@@ -404,6 +404,10 @@ void RuntimeJob::expect_steps(std::uint64_t more, bool for_good) {
   report(for_good ? JobReport::Kind::kLength : JobReport::Kind::kExpects, status_.steps.load() + more);
 }
 
+void RuntimeJob::report_spilled(bool spilled) {
+  report(spilled ? JobReport::Kind::kSpilled : JobReport::Kind::kRestored);
+}
+
 void RuntimeJob::begin_step() {
   step_begin_ = runtime_->now();
 }

@@ -18,6 +18,8 @@ struct JobReport {
     kSuspended,  ///< it waits because its user suspended it
     kHeld,       ///< it waits because the coordinator holds it
     kResumed,    ///< it continues after either
+    kSpilled,    ///< what it keeps in memory is off the device
+    kRestored,   ///< it is back
     kEnded,      ///< in state `state`
   };
   JobId job;

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <stdexcept>
 #include <system_error>
@@ -175,7 +176,10 @@ bool Runtime::wait(std::chrono::nanoseconds timeout) {
 
 void Runtime::cancel_all() {
   check_process();
-  for (const auto& job : jobs()) {
+  auto all = jobs();
+  // Jobs that wait come first: the end of another would start them.
+  std::stable_partition(all.begin(), all.end(), [](const auto& job) { return job->state() < JobState::kRunning; });
+  for (const auto& job : all) {
     job->cancel();
   }
 }

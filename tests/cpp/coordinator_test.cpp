@@ -258,7 +258,10 @@ class QueueTest : public CoordinatorTest {
     waiters_[&member] = std::async(std::launch::async, [job = member.id(), this] { return queue_.wait_to_start(job); });
   }
   bool waits(Member& member) { return still_waits(waiters_.at(&member)) && member.state() == JobState::kDelayed; }
-  bool runs(Member& member) { return waiters_.at(&member).get() && member.state() == JobState::kRunning; }
+  bool runs(Member& member) {
+    std::future<bool>& waiter = waiters_.at(&member);
+    return waiter.wait_for(10s) == std::future_status::ready && waiter.get() && member.state() == JobState::kRunning;
+  }
 
   Coordinator queue_{clock_, timeline_, gate_, {}, 2};
   std::vector<std::unique_ptr<Member>> queued_;  // after queue_
@@ -377,6 +380,26 @@ TEST_F(QueueTest, ASuspendedJobKeepsItsPlace) {
   EXPECT_TRUE(waits(c));
   queue_.give_up(a.id());
   EXPECT_TRUE(runs(c));
+}
+
+TEST_F(QueueTest, ASpilledJobGivesUpItsPlace) {
+  Member& a = job("a");
+  Member& b = job("b");
+  Member& c = job("c");
+  Member& d = job("d");
+  queue_.open();
+  for (Member* const member : {&a, &b, &c, &d}) {
+    arrive(*member);
+  }
+  EXPECT_TRUE(runs(a));
+  EXPECT_TRUE(runs(b));
+  a.report(JobReport::Kind::kSpilled);
+  EXPECT_TRUE(runs(c));
+  a.report(JobReport::Kind::kRestored);
+  b.end(JobState::kFinished);
+  EXPECT_TRUE(waits(d)) << "it came back";
+  a.end(JobState::kFinished);
+  EXPECT_TRUE(runs(d));
 }
 
 TEST_F(QueueTest, AutomaticJobsTakeThePlacesThatAreLeft) {

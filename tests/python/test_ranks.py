@@ -78,7 +78,7 @@ def test_all_ranks_take_the_same_decisions(tmp_path: Path):
     """Starts, suspensions, the bound, cancellations; except in runtimes of their own."""
     ran = torchrun(str(PROGRAMS / "decisions.py"), folder=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    assert len(ran.stdout.splitlines()) == 2 * 6, ran.stdout
+    assert len(ran.stdout.splitlines()) == 2 * 7, ran.stdout
 
 
 DYING = """

@@ -225,3 +225,18 @@ def test_a_plain_suspension_after_a_spill_is_kept() -> None:
         time.sleep(0.3)
         assert (job.state, job.result.steps) == ("suspended", steps)
         job.cancel()
+
+
+def test_another_job_runs_in_the_place_of_a_spilled_one() -> None:
+    def spilled(job: Job) -> list[Tensor]:
+        return wide(job, lambda place: job.suspend(spill=True) if place == 9 else None)
+
+    def resume(job: Job) -> None:
+        assert first.state == "suspended"
+        first.resume()
+
+    with torchshare.Runtime(device="cpu", resident=1) as runtime:
+        first = runtime.submit(spilled, name="a", threads=1)
+        runtime.submit(resume, name="b", threads=1)
+        results = runtime.wait(60)
+    assert all(map(torch.equal, results["a"].value, run_one(wide).value))

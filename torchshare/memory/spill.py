@@ -62,6 +62,7 @@ class Spilled:
             storage.resize_(0)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
+        job.handle.report_spilled(True)
         job.moves += 1
         moved = sum(kept.numel() for _, kept in self._copies)
         log.info(
@@ -74,11 +75,14 @@ class Spilled:
     def restore(self) -> None:
         """Moves everything back; waits until there is memory for it."""
         is_waiting = False
+        was_spilled = bool(self._copies)
         while not self._restored():
             if not is_waiting:
                 is_waiting = True
                 log.warning("job '%s': is resumed, and waits for memory", self._job.name)
             self._job.handle.sleep(_POLL_S)
+        if was_spilled:
+            self._job.handle.report_spilled(False)
 
     def _restored(self) -> bool:
         filled = []

@@ -133,9 +133,9 @@ class RuntimeOptions(TypedDict, total=False):
     resident: Annotated[
         Annotated[int, Interval(ge=1), Expected("a positive integer")] | None,
         Option(
-            "most jobs that run at once. A job has its place from its start to its end, also while it is suspended; "
-            "those whose start condition holds wait for one: the highest priority first, then in the order of "
-            'submission; start="auto" last. Default: no limit.',
+            "most jobs that run at once. The others wait until one ends or is suspended with `spill=True`; the highest "
+            'priority starts first, then in the order of submission, start="auto" last. A job that was spilled waits '
+            "for memory only. Default: no limit.",
             metavar="N",
         ),
     ]

@@ -37,6 +37,24 @@ def jobs_start_on_all_ranks_at_once() -> None:
         assert abs(times[0] - times[1]) < 0.5, (name, times)
 
 
+def queued_jobs_start_in_one_order() -> None:
+    """Threads may ask in any order; each job waits for itself on the other rank."""
+
+    def meet(job) -> None:
+        torch.distributed.init_process_group("gloo")
+        for _ in range(20):
+            torch.distributed.all_reduce(torch.ones(1))
+            time.sleep(0.02 * (int(job.name, 16) % 2 == RANK))
+
+    with torchshare.Runtime(device="cpu", resident=1) as runtime:
+        for name in "abcd":
+            runtime.submit(meet, name=name)
+        results = runtime.wait(timeout=30)
+    starts = [job for kind, job, _, _, _, detail in runtime.events() if kind == "decision" and "places free" in detail]
+    assert starts == list("abcd"), starts
+    assert {result.state for result in results.values()} == {"finished"}
+
+
 def opposite_orders_end_alike() -> None:
     """Both ranks say something at the same time; the job has one state on both afterwards."""
     with torchshare.Runtime(device="cpu") as runtime:
@@ -112,6 +130,7 @@ def ranks_may_have_runtimes_of_their_own() -> None:
 
 for check in (
     jobs_start_on_all_ranks_at_once,
+    queued_jobs_start_in_one_order,
     opposite_orders_end_alike,
     bound_is_kept_by_one_pace,
     cancellation_reaches_jobs_that_have_not_started,
