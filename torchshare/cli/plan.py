@@ -9,7 +9,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from torchshare.cli.outputs import check_output, print_table, refuse
+from torchshare.cli.outputs import check_figure, check_outputs, print_table, refuse, save_figure, write
+from torchshare.context.names import escaped
 from torchshare.profiles.profile import Profile
 from torchshare.profiling.plan import DevicePlan, PlanSettings, plan, write_ratios
 
@@ -43,8 +44,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb. Returns the exit code."""
     try:
-        check_output("--png", arguments.png)
-        check_output("--ratios", arguments.ratios)
+        check_figure("--png", arguments.png)
+        check_outputs({"--png": arguments.png, "--ratios": arguments.ratios}, arguments.profiles)
         if len(arguments.profiles) < 2:
             raise ValueError("plan needs at least two profiles, got one")
         profiles = [Profile.load(path) for path in arguments.profiles]
@@ -58,17 +59,18 @@ def run(arguments: argparse.Namespace) -> int:
         found = plan(profiles, settings)
     except ValueError as error:
         return refuse(error)
-    if arguments.png is not None:
-        from torchshare.profiling import plots  # slow to import
-
-        plots.gantt(found).savefig(arguments.png, dpi=120)
-    if arguments.ratios is not None:
-        write_ratios(profiles, arguments.ratios)
     if arguments.json:
         print(json.dumps(dataclasses.asdict(found), indent=2))
     else:
         _show(found)
-    return 0
+    status = 0
+    if arguments.png is not None:
+        from torchshare.profiling import plots  # slow to import
+
+        status |= write(arguments.png, lambda path: save_figure(plots.gantt(found), path, dpi=120))
+    if arguments.ratios is not None:
+        status |= write(arguments.ratios, lambda path: write_ratios(profiles, path))
+    return status
 
 
 def _count(option: str, text: str) -> tuple[str, int]:
@@ -92,7 +94,7 @@ def _show(found: DevicePlan) -> None:
     lines = [
         f"Average completion {found.average_s:,.1f} s; one after the other, shortest first, "
         f"{found.one_by_one_s:,.1f} s ({gain:.0%} less).",
-        *(f"- {reason}" for reason in found.reasons),
+        *(f"- {escaped(reason)}" for reason in found.reasons),
     ]
     if not found.exact:
         lines.insert(1, "The search was cut short; there may be better plans.")

@@ -12,11 +12,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from torchshare import _core
-from torchshare.cli.outputs import check_output, print_table, refuse
+from torchshare.cli.outputs import check_figure, check_outputs, print_table, refuse, save_figure, write
 from torchshare.cluster import report
 from torchshare.cluster.job_trace import FORMATS, Limits, Trace, read_trace
 from torchshare.cluster.ratios import Ratios, read_ratios, uniform
 from torchshare.cluster.simulate import Case, Outcome, Setting, Sweep, simulate_all, summarize
+from torchshare.context.files import replacing
+from torchshare.context.names import escaped
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -115,13 +117,19 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"policies": rows}, indent=2))
     else:
         print_table(report.table(rows))
-    if arguments.plot:
+    status = 0
+    if arguments.plot is not None:
         from torchshare.cluster import plots  # slow to import
 
-        plots.simulation(outcomes, rows).savefig(arguments.plot, dpi=110)
-    if arguments.timeline:
-        arguments.timeline.write_text(json.dumps({"traceEvents": report.timeline(outcomes[0])}))
-    return 0
+        status |= write(arguments.plot, lambda path: save_figure(plots.simulation(outcomes, rows), path, dpi=110))
+    if arguments.timeline is not None:
+        status |= write(arguments.timeline, lambda path: _save_timeline(outcomes[0], path))
+    return status
+
+
+def _save_timeline(outcome: Outcome, path: Path) -> None:
+    with replacing(path) as file:
+        file.write(json.dumps({"traceEvents": report.timeline(outcome)}).encode())
 
 
 def _setting(arguments: argparse.Namespace) -> Setting:
@@ -209,10 +217,9 @@ def _alias(text: str) -> tuple[str, str]:
 
 
 def _check_outputs(arguments: argparse.Namespace, cases: list[Case]) -> None:
-    check_output("--plot", arguments.plot)
-    check_output("--timeline", arguments.timeline)
-    if arguments.plot is not None and arguments.plot.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"--plot must end in .png, .svg or .pdf, got {arguments.plot}")
+    check_figure("--plot", arguments.plot)
+    inputs = [*arguments.trace, Path(arguments.interference), *([arguments.runtimes] if arguments.runtimes else [])]
+    check_outputs({"--plot": arguments.plot, "--timeline": arguments.timeline}, inputs)
     if arguments.timeline is not None and len(cases) > 1:
         raise ValueError(f"--timeline needs a single simulation (one trace, one --policy), got {len(cases)}")
 
@@ -235,9 +242,8 @@ def _simulate(cases: list[Case]) -> list[Outcome]:
 def _warn(traces: list[Trace], cases: list[Case]) -> None:
     for trace in traces:
         if trace.bad_rows:
-            print(
-                f"torchshare: skipped {len(trace.bad_rows)} bad rows, the first: {trace.bad_rows[0]}", file=sys.stderr
-            )
+            first = escaped(trace.bad_rows[0])
+            print(f"torchshare: skipped {len(trace.bad_rows)} bad rows, the first: {first}", file=sys.stderr)
     raised = max(case.ratios.raised for case in cases)
     if raised:
         print(f"torchshare: raised {raised} ratios of the interference table to 1", file=sys.stderr)

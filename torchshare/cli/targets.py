@@ -43,6 +43,13 @@ def default_name(target: str, taken: Container[str] = ()) -> str:
     return next(each for each in itertools.chain([name], numbered) if each not in taken)
 
 
+def source_file(target: str) -> Path | None:
+    """The file of a target; None if it is named by its module."""
+    target = split_name(target)[1]
+    place = target.rpartition(":")[0] if is_function(target) else shlex.split(target)[0] if target.strip() else ""
+    return Path(place) if place.endswith(".py") or Path(place).is_file() else None
+
+
 def load(target: str, output: Output | None = None) -> Callable[..., Any]:
     """Loads a function, or a script, which is not run yet. Raises ValueError for an invalid target; exceptions of the
     user's module propagate."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import zipfile
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from torchshare import _core
+from torchshare.context.files import replacing
 
 Number = Annotated[float, Field(ge=0)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{1,16}$")]
@@ -100,7 +100,8 @@ class OpTrace:
     """See OpKind in csrc/model/op_profile.h; empty if not recorded."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        with Path(path).open("wb") as file:
+        """Writes the file atomically."""
+        with replacing(path) as file:
             np.savez_compressed(file, **asdict(self))
 
     @staticmethod

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from torchshare import _core
+from torchshare.context.files import replacing
 from torchshare.profiles.ops import Ops
 
 VERSION: Literal[1] = 1  # version of the file's schema
@@ -113,9 +114,8 @@ class Profile(_Value):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file atomically."""
-        unfinished = Path(f"{os.fspath(path)}.part")
-        unfinished.write_text(self.model_dump_json(indent=2) + "\n")
-        unfinished.replace(path)
+        with replacing(path) as file:
+            file.write(f"{self.model_dump_json(indent=2)}\n".encode())
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:

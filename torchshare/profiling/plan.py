@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchshare import _core
+from torchshare.context.files import replacing
 from torchshare.profiles.profile import Beside, Profile, step_time
 
 
@@ -64,8 +66,8 @@ def plan(profiles: Sequence[Profile], settings: PlanSettings) -> DevicePlan:
 
 def write_ratios(profiles: Sequence[Profile], path: Path) -> None:
     """Writes the measured pairs as a table for `torchshare simulate --interference`."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
+    with replacing(path) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
+        writer = csv.writer(text)
         writer.writerow(["job_a", "job_b", "xi_a", "xi_b"])
         for profile in profiles:
             for partner in profile.partners:
