@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MAX_WIDTH = 1000  # of a table, in characters
+_MAX_MESSAGE = 800  # characters
 _FIGURES = (".png", ".svg", ".pdf")
 
 
@@ -60,7 +61,10 @@ def save_figure(figure: Figure, path: Path, dpi: int) -> None:
 
 def complain(text: str) -> None:
     """Prints an error as one line."""
-    print(f"torchshare: error: {escaped(text)}", file=sys.stderr)
+    shown = escaped(text)
+    if len(shown) > _MAX_MESSAGE:
+        shown = f"{shown[:_MAX_MESSAGE]}..."
+    print(f"torchshare: error: {shown}", file=sys.stderr)
 
 
 def refuse(error: Exception) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import reprlib
 from pathlib import Path
 
 from rich.table import Table
@@ -15,6 +16,7 @@ from torchshare.profiles.profile import Profile
 from torchshare.profiling.plan import DevicePlan, PlanSettings, plan, write_ratios
 
 _GIB = 2**30
+_DIGITS = 12
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -75,8 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _count(option: str, text: str) -> tuple[str, int]:
     job, equals, value = text.rpartition("=")
-    if not (equals and job and value.isdecimal()):
-        raise ValueError(f"{option} must be JOB=N with a non-negative integer N, got {text}")
+    if not (equals and job and value.isascii() and value.isdecimal() and len(value) <= _DIGITS):
+        wanted = f"JOB=N with a non-negative integer N of at most {_DIGITS} digits"
+        raise ValueError(f"{option} must be {wanted}, got {reprlib.repr(text)}")
     return job, int(value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import reprlib
 import sys
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from torchshare.cluster.ratios import Ratios, read_ratios, uniform
 from torchshare.cluster.simulate import Case, Outcome, Setting, Sweep, simulate_all, summarize
 from torchshare.context.files import replacing
 from torchshare.context.names import escaped
+
+_MAX_GPUS = 1_000_000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -133,25 +136,25 @@ def _save_timeline(outcome: Outcome, path: Path) -> None:
 
 
 def _setting(arguments: argparse.Namespace) -> Setting:
-    _positive("--gpus", arguments.gpus)
-    _positive("--gpus-per-node", arguments.gpus_per_node)
+    _in_range("--gpus", arguments.gpus, 1, _MAX_GPUS)
+    _in_range("--gpus-per-node", arguments.gpus_per_node, 1, _MAX_GPUS)
     if arguments.gpus % arguments.gpus_per_node:
         raise ValueError(
             f"--gpus must be a multiple of the {arguments.gpus_per_node} GPUs per node, got {arguments.gpus}"
         )
-    _not_negative("--gpu-memory", arguments.gpu_memory)
-    _not_negative("--restart-cost", arguments.restart_cost)
+    _in_range("--gpu-memory", arguments.gpu_memory, 0, 1e9)
+    _in_range("--restart-cost", arguments.restart_cost, 0, 1e9)
     for option, share in (("--fixed-memory", arguments.fixed_memory), ("--fixed-time", arguments.fixed_time)):
         if not 0 <= share <= 1:
             raise ValueError(f"{option} must be from 0 to 1, got {share:g}")
-    _not_negative("--seed", arguments.seed)
+    _in_range("--seed", arguments.seed, 0, 2**63)
     error = None
     if arguments.estimate_error != "none":
         try:
             error = float(arguments.estimate_error)
         except ValueError:
             raise ValueError(f"--estimate-error must be a number or none, got {arguments.estimate_error}") from None
-        _not_negative("--estimate-error", error)
+        _in_range("--estimate-error", error, 0, 10)
     return Setting(
         gpus=arguments.gpus,
         gpus_per_node=arguments.gpus_per_node,
@@ -164,14 +167,13 @@ def _setting(arguments: argparse.Namespace) -> Setting:
     )
 
 
-def _positive(option: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{option} must be at least 1, got {value}")
+def _in_range(option: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{option} must be from {least:g} to {most:g}, got {_short(value)}")
 
 
-def _not_negative(option: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{option} must be a finite number >= 0, got {value:g}")
+def _short(value: float) -> str:
+    return reprlib.repr(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _cases(arguments: argparse.Namespace, setting: Setting, traces: list[Trace]) -> list[Case]:

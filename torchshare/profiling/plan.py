@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,10 @@ def _check(profiles: Sequence[Profile], settings: PlanSettings) -> None:
         for name in getattr(settings, what):
             if name not in names:
                 raise ValueError(f"{what} names job '{name}', must be one of {', '.join(names)}")
+    for what in ("memory", "suspend_cost"):
+        value = getattr(settings, what)
+        if value is not None and not 0 <= value < math.inf:
+            raise ValueError(f"{what} must be a finite number >= 0, got {value:g}")
     first = profiles[0]
     for other in profiles[1:]:
         if (first.device, first.torch) != (other.device, other.torch):
