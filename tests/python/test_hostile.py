@@ -257,6 +257,8 @@ def test_run_reads_any_job_file(folder: Path, at: int, inserted: str) -> None:
         "plan a.json b.json --steps a=²",
         f"replay good.npz --cores {'9' * 30}",
         "replay good.npz --grace nan",
+        f"run {'x' * 5000}.py",
+        f"run {'x' * 5000}.py:train",
     ],
 )
 def test_options_are_checked(folder: Path, words: str) -> None:
