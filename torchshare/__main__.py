@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import signal
@@ -21,6 +22,8 @@ VERBS = {
     "replay": "replay recorded ops of jobs in virtual time, under each gate policy",
     "doctor": "report what this machine has, and what will not work",
 }
+
+_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _Version(argparse.Action):
@@ -58,9 +61,20 @@ def main(argv: list[str] | None = None) -> int:
         print("torchshare: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at exit
+        _drop_output()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in _WRITE_ERRORS:
+            raise
+        _drop_output()
+        print(f"torchshare: error: cannot write the results: {error.strerror}", file=sys.stderr)
+        return 1
     return code
+
+
+def _drop_output() -> None:
+    """Python flushes it again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

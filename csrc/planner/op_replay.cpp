@@ -12,7 +12,8 @@ namespace {
 using std::chrono::nanoseconds;
 
 constexpr double kMinRate = 0.003;  // of a SCHED_IDLE thread beside an ordinary one: its weight is 3 of 1024
-constexpr double kDone = 0.5;       // ns; smaller amounts are rounding errors
+constexpr std::uint64_t kRoundsPerPoll = 4096;
+constexpr double kDone = 0.5;  // ns; smaller amounts are rounding errors
 
 nanoseconds whole(double time) {
   return nanoseconds(static_cast<std::int64_t>(time));
@@ -54,14 +55,13 @@ void OpReplay::learn(State& state) {
   }
 }
 
-std::vector<Replayed> OpReplay::run() {
+std::vector<Replayed> OpReplay::run(const std::function<void()>& poll) {
   Time now = 0;
   for (State& state : states_) {
     begin_gap(state, now);
   }
-  State& first = states_.front();
-  while (first.done.ops < first.job.trace.ops.size()) {
-    settle(now);
+  while (!has_ended()) {
+    settle(now, poll);
     const std::vector<double> rates = this->rates();
     Time next = kNeverVirtual;
     for (std::size_t i = 0; i < states_.size(); ++i) {
@@ -73,7 +73,10 @@ std::vector<Replayed> OpReplay::run() {
       }
     }
     for (std::size_t i = 0; i < states_.size(); ++i) {
-      states_[i].left -= rates[i] * (next - now);
+      State& state = states_[i];
+      // Exactly 0 at its end: far from the beginning, the time that is left may be less than a rounding error of `now`.
+      const bool ends = rates[i] > 0 && now + state.left / rates[i] <= next;
+      state.left = ends ? 0 : state.left - rates[i] * (next - now);
     }
     now = next;
   }
@@ -145,9 +148,12 @@ GapForecast OpReplay::forecast(const State& state) const {
 }
 
 /// Advances jobs at this instant until none can advance.
-void OpReplay::settle(Time now) {
+void OpReplay::settle(Time now, const std::function<void()>& poll) {
   bool moved = true;
-  while (moved) {
+  while (moved && !has_ended()) {
+    if (++rounds_ % kRoundsPerPoll == 0) {
+      poll();
+    }
     moved = false;
     for (State& state : states_) {
       moved |= advance(state, now);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -45,8 +46,9 @@ class OpReplay {
   /// Throws std::invalid_argument for jobs without ops or a machine without cores.
   OpReplay(std::vector<ReplayJob> jobs, std::unique_ptr<GatePolicy> policy, const ReplayOptions& options);
 
-  /// Runs until the first job has finished its trace; the others repeat theirs as often as needed.
-  std::vector<Replayed> run();
+  /// Runs until the first job has finished its trace; the others repeat theirs as often as needed. Calls `poll` every
+  /// few milliseconds, which may throw to end it.
+  std::vector<Replayed> run(const std::function<void()>& poll = [] {});
 
  private:
   using Time = double;  // ns
@@ -78,7 +80,8 @@ class OpReplay {
   void begin_gap(State& state, Time now);
   void begin_python(State& state, Time now);
   GapForecast forecast(const State& state) const;
-  void settle(Time now);
+  bool has_ended() const { return states_.front().done.ops >= states_.front().job.trace.ops.size(); }
+  void settle(Time now, const std::function<void()>& poll);
   bool advance(State& state, Time now);
   bool take_lock(State& state, Time now);
   bool ask(State& state, Time now);
@@ -89,6 +92,7 @@ class OpReplay {
   std::unique_ptr<GatePolicy> policy_;
   ReplayOptions options_;
   std::vector<State> states_;
+  std::uint64_t rounds_ = 0;  // since the beginning
 };
 
 }  // namespace torchshare

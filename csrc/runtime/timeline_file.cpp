@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <stdexcept>
 #include <utility>
@@ -61,8 +60,7 @@ std::string names(std::size_t job, const std::string& name) {
 
 void write_timeline_file(std::span<const Event> events, std::span<const std::string> job_names,
                          const std::string& path) {
-  const std::string unfinished = path + ".part";
-  std::ofstream file(unfinished);
+  std::ofstream file(path);
   file << "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
   const char* separator = "\n";
   for (std::size_t job = 0; job < job_names.size(); ++job) {
@@ -75,14 +73,8 @@ void write_timeline_file(std::span<const Event> events, std::span<const std::str
   }
   file << "\n]}\n";
   file.close();
-  std::error_code error;
-  if (file) {
-    std::filesystem::rename(unfinished, path, error);
-  }
-  if (!file || error) {
-    const std::string why = error ? error.message() : std::strerror(errno);
-    std::filesystem::remove(unfinished, error);
-    throw std::runtime_error(fmt::format("cannot write the timeline to '{}': {}", path, why));
+  if (!file) {
+    throw std::runtime_error(std::strerror(errno));
   }
 }
 

@@ -41,8 +41,8 @@ constexpr nanoseconds kPatience = 3s;  // evidence needed to give up the bound
 
 SlowdownBound::SlowdownBound(double bound, std::optional<double> alone)
     : bound_(bound), alone_(alone.value_or(0)), margin_(kFirstMargin) {
-  if (!(bound >= 0 && bound < 100)) {
-    throw std::invalid_argument(fmt::format("max_slowdown must be from 0 to 100, got {}", bound));
+  if (!(bound >= 0 && bound <= 1)) {
+    throw std::invalid_argument(fmt::format("max_slowdown must be from 0 to 1, such as 0.05 for 5 %, got {}", bound));
   }
   pace_.share = std::max(kFirstShare, bound / (1 + bound));  // the latter keeps the bound even at a loss of 1
   if (alone) {

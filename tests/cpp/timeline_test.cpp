@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -80,12 +79,11 @@ TEST(ChromeTrace, WritesSpansInstantsAndEscapedNames) {
               HasSubstr(R"({"name":"step 1","cat":"step","ph":"X","pid":0,"tid":0,"ts":0.000,"dur":0.500})"));
   EXPECT_THAT(text.str(), HasSubstr(R"("name":"start: \"now\"\u000a","cat":"decision","ph":"i")"));
   EXPECT_THAT(text.str(), HasSubstr(R"("args":{"name":"a \\ b"})"));
-  EXPECT_FALSE(std::filesystem::exists(path + ".part"));
 }
 
-TEST(ChromeTrace, NamesThePathItCannotWrite) {
+TEST(ChromeTrace, SaysWhyItCannotBeWritten) {
   EXPECT_THAT([] { write_timeline_file({}, {}, "/no/such/folder/trace.json"); },
-              ::testing::ThrowsMessage<std::runtime_error>(HasSubstr("'/no/such/folder/trace.json'")));
+              ::testing::ThrowsMessage<std::runtime_error>(HasSubstr("No such file or directory")));
 }
 
 }  // namespace

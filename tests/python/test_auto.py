@@ -248,8 +248,8 @@ def test_without_a_bound_there_is_no_report():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_slowdown": -0.1}, "max_slowdown must be from 0 to 100, got -0.1"),
-        ({"max_slowdown": float("nan")}, "max_slowdown must be from 0 to 100, got nan"),
+        ({"max_slowdown": -0.1}, "max_slowdown must be from 0 to 1, such as 0.05 for 5 %, got -0.1"),
+        ({"max_slowdown": float("nan")}, "max_slowdown must be from 0 to 1, such as 0.05 for 5 %, got nan"),
         ({"secondary_share": 1.5}, "secondary_share must be from 0 to 1, got 1.5"),
         ({"secondary_share": 0.5, "max_slowdown": 0.1}, "max_slowdown and secondary_share must not be given together"),
     ],

@@ -129,7 +129,14 @@ BAD_INPUT = {
         "job 'train': sub_batch must be a positive integer, got 0",
     ),
     "threads": (["jobs.py:train", "--threads", "two"], "--threads must be an integer from 1 to 1024, got two"),
-    "bound": (["jobs.py:train", "--max-slowdown", "-1"], "max_slowdown must be from 0 to 100, got -1"),
+    "bound": (
+        ["jobs.py:train", "--max-slowdown", "-1"],
+        "max_slowdown must be from 0 to 1, such as 0.05 for 5 %, got -1",
+    ),
+    "percent": (
+        ["jobs.py:train", "--max-slowdown", "5"],
+        "max_slowdown must be from 0 to 1, such as 0.05 for 5 %, got 5",
+    ),
     "profile": (["jobs.py:train", "--profile", "no.json"], "job 'train': profile no.json: No such file"),
     "steps": (["jobs.py:train", "--steps", "-3"], "job 'train': steps must be a non-negative integer, got -3"),
     "timeline": (
@@ -262,7 +269,7 @@ def test_profile_writes_traces_and_replay_runs_them(jobs: Path):
     for arguments, message in (
         (["none.npz"], "op trace none.npz: No such file"),
         (["a.npz", "--policy", "fair"], "--policy must be all or one of best_fit, priority, resource, strict"),
-        (["a.npz", "--cores", "0"], "--cores must be at least 1, got 0"),
+        (["a.npz", "--cores", "0"], "--cores must be from 1 to 65536, got 0"),
         (["a.npz", "--grace", "7"], "--grace must be between 0 and 1 seconds, got 7"),
         (["a.npz"] * 11, "replay needs 1 to 10 op traces, got 11"),
     ):

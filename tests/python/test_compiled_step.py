@@ -697,6 +697,11 @@ def test_the_cache_is_used_and_damage_to_it_repaired(own_cache: Path, caplog: py
     for package in own_cache.glob("*.pt2"):
         package.unlink()
     assert run_one(compilations).value == 1
+    damaged = next(own_cache.glob("*.pt2"))
+    damaged.write_bytes(damaged.read_bytes()[:-30] + bytes(30))
+    assert run_one(compilations).value == 1
+    assert run_one(compilations).value == 0
+    assert len(list(own_cache.glob("*.pt2"))) == 1
 
 
 @pytest.mark.slow

@@ -151,7 +151,7 @@ def test_jobs_never_measured_together_do_not_share():
         (
             [profile("a", 1, {"b": (1, 1)}), profile("b", 1)],
             PlanSettings(max_slowdown=-1),
-            "max_slowdown of job 'a' must be at least 0, got -1",
+            "max_slowdown of job 'a' must be from 0 to 1, such as 0.05 for 5 %, got -1",
         ),
     ],
 )
@@ -201,8 +201,14 @@ def test_the_verb_prints_the_plan_and_writes_its_outputs(tmp_path: Path, capsys:
     [
         (["A"], "plan needs at least two profiles, got one"),
         (["A", "none.json"], "profile none.json: No such file"),
-        (["A", "B", "--steps", "b"], "--steps must be JOB=N with a non-negative integer N, got b"),
-        (["A", "B", "--done", "a=x"], "--done must be JOB=N with a non-negative integer N, got a=x"),
+        (
+            ["A", "B", "--steps", "b"],
+            "--steps must be JOB=N with a non-negative integer N of at most 12 digits, got 'b'",
+        ),
+        (
+            ["A", "B", "--done", "a=x"],
+            "--done must be JOB=N with a non-negative integer N of at most 12 digits, got 'a=x'",
+        ),
         (["A", "B", "--png", "/nowhere/p.png"], "--png must be a file in an existing folder, got /nowhere/p.png"),
         (["A", "B", "--memory", "0.0001"], "job 'b' needs"),
     ],

@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import reprlib
 from pathlib import Path
 
 from rich.table import Table
 
-from torchshare.cli.outputs import check_output, print_table, refuse
+from torchshare.cli.outputs import check_figure, check_outputs, print_table, refuse, save_figure, write
+from torchshare.context.names import escaped
 from torchshare.profiles.profile import Profile
 from torchshare.profiling.plan import DevicePlan, PlanSettings, plan, write_ratios
 
 _GIB = 2**30
+_DIGITS = 12
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -43,8 +46,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb. Returns the exit code."""
     try:
-        check_output("--png", arguments.png)
-        check_output("--ratios", arguments.ratios)
+        check_figure("--png", arguments.png)
+        check_outputs({"--png": arguments.png, "--ratios": arguments.ratios}, arguments.profiles)
         if len(arguments.profiles) < 2:
             raise ValueError("plan needs at least two profiles, got one")
         profiles = [Profile.load(path) for path in arguments.profiles]
@@ -58,23 +61,25 @@ def run(arguments: argparse.Namespace) -> int:
         found = plan(profiles, settings)
     except ValueError as error:
         return refuse(error)
-    if arguments.png is not None:
-        from torchshare.profiling import plots  # slow to import
-
-        plots.gantt(found).savefig(arguments.png, dpi=120)
-    if arguments.ratios is not None:
-        write_ratios(profiles, arguments.ratios)
     if arguments.json:
         print(json.dumps(dataclasses.asdict(found), indent=2))
     else:
         _show(found)
-    return 0
+    status = 0
+    if arguments.png is not None:
+        from torchshare.profiling import plots  # slow to import
+
+        status |= write(arguments.png, lambda path: save_figure(plots.gantt(found), path, dpi=120))
+    if arguments.ratios is not None:
+        status |= write(arguments.ratios, lambda path: write_ratios(profiles, path))
+    return status
 
 
 def _count(option: str, text: str) -> tuple[str, int]:
     job, equals, value = text.rpartition("=")
-    if not (equals and job and value.isdecimal()):
-        raise ValueError(f"{option} must be JOB=N with a non-negative integer N, got {text}")
+    if not (equals and job and value.isascii() and value.isdecimal() and len(value) <= _DIGITS):
+        wanted = f"JOB=N with a non-negative integer N of at most {_DIGITS} digits"
+        raise ValueError(f"{option} must be {wanted}, got {reprlib.repr(text)}")
     return job, int(value)
 
 
@@ -92,7 +97,7 @@ def _show(found: DevicePlan) -> None:
     lines = [
         f"Average completion {found.average_s:,.1f} s; one after the other, shortest first, "
         f"{found.one_by_one_s:,.1f} s ({gain:.0%} less).",
-        *(f"- {reason}" for reason in found.reasons),
+        *(f"- {escaped(reason)}" for reason in found.reasons),
     ]
     if not found.exact:
         lines.insert(1, "The search was cut short; there may be better plans.")

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from rich.table import Table
 
 from torchshare.cli import targets
-from torchshare.cli.outputs import check_output, print_table, refuse
-from torchshare.context.cache import cache_folder
+from torchshare.cli.outputs import check_outputs, print_table, refuse, write
+from torchshare.context.cache import CacheUnusable, own_folder
 from torchshare.context.errors import JobFailed
+from torchshare.context.names import escaped, file_stem
 from torchshare.profiles.ops import Ops
 from torchshare.profiles.profile import Profile, device_name
 from torchshare.profiling.measure import Candidate, measure
 from torchshare.scripts.output import Output
+
+_Files = list[tuple[Path, Callable[[Path], object]]]  # each with what writes it
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -45,9 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=int, default=2, metavar="N", help="repetitions of all measurements (default: %(default)s)"
     )
-    parser.add_argument(
-        "--cache", type=Path, default=cache_folder("profiles"), metavar="DIR", help="default: %(default)s"
-    )
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="default: torchshare/profiles in the user's cache")
     parser.add_argument("--again", action="store_true", help="measure even if the cache has the profile")
     parser.add_argument("--output", type=Path, metavar="OUT.json", help="also write the job's profile here")
     parser.add_argument("--partner-output", type=Path, metavar="OUT.json", help="that of the partner")
@@ -57,78 +61,137 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
+@dataclass(frozen=True)
+class _Subject:
+    """A job to profile, and the files for it."""
+
+    candidate: Candidate
+    cached: Path | None
+    output: Path | None
+    trace: Path | None
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the verb. Returns the exit code."""
+    """Runs the verb. Returns the exit code. Prints the results before it writes files."""
     try:
-        for option in ("output", "partner_output", "trace", "partner_trace"):
-            name, path = f"--{option.replace('_', '-')}", getattr(arguments, option)
-            check_output(name, path)
-            if path is not None and option.startswith("partner") and arguments.partner is None:
-                raise ValueError(f"{name} needs a partner, pass --with")
-        found, paths = _profiles(arguments)
+        _check_outputs(arguments)
+        subjects = _subjects(arguments)
+        known = _known(arguments, subjects)
+        found = _all_known(subjects, known)
+        files: _Files = []
+        if found is None:
+            found, files = _measured(arguments, subjects, known)
     except ValueError as error:
         return refuse(error)
     except JobFailed as error:
-        print(f"torchshare: {error}", file=sys.stderr)
+        print(f"torchshare: {escaped(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("torchshare: interrupted; nothing was written", file=sys.stderr)
         return 130
-    outputs = (arguments.output, arguments.partner_output)
-    wanted = [(profile, path) for profile, path in zip(found, outputs, strict=False) if path is not None]
-    for profile, path in wanted:
-        profile.save(path)
     if arguments.json:
         print(found[0].model_dump_json(indent=2))
     else:
         for profile in found:
             _show(profile)
-    for path in [*(path for _, path in wanted), *paths]:
+    sys.stdout.flush()
+    files += [(each.output, profile.save) for each, profile in zip(subjects, found, strict=True) if each.output]
+    return max((_write(path, save) for path, save in files), default=0)
+
+
+def _write(path: Path, save: Callable[[Path], object]) -> int:
+    status = write(path, save)
+    if status == 0:
         print(f"wrote {path}", file=sys.stderr)
-    return 0
+    return status
 
 
-def _profiles(arguments: argparse.Namespace) -> tuple[list[Profile], list[Path]]:
-    """The profiles and their files: from the cache if it has all of them, else measured."""
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    options = ("output", "partner_output", "trace", "partner_trace")
+    paths = {f"--{option.replace('_', '-')}": getattr(arguments, option) for option in options}
+    for name, path in paths.items():
+        if path is not None and name.startswith("--partner") and arguments.partner is None:
+            raise ValueError(f"{name} needs a partner, pass --with")
+    given = [text for text in (arguments.job, arguments.partner) if text is not None]
+    check_outputs(paths, filter(None, map(targets.source_file, given)))
+
+
+def _subjects(arguments: argparse.Namespace) -> list[_Subject]:
     threads = torch.get_num_threads() if arguments.threads is None else arguments.threads
-    wanted = [(arguments.job, threads, arguments.steps)]
+    given = [(arguments.job, threads, arguments.steps, arguments.output, arguments.trace)]
     if arguments.partner is not None:
-        wanted.append((arguments.partner, arguments.partner_threads or threads, arguments.partner_steps))
-    candidates, paths = [], []
-    for text, each_threads, steps in wanted:
-        given, target = targets.split_name(text)
-        name = given or targets.default_name(target)
-        candidates.append(Candidate(name, targets.load(target, Output(all_to_stderr=True)), each_threads, steps=steps))
-        paths.append(cache_path(arguments.cache, name, target, each_threads, arguments.splits))
-    traces = (arguments.trace, arguments.partner_trace)
-    again = arguments.again or any(path is not None for path in traces)  # traces are not cached
-    known = [_cached(path, each) for path, each in zip(paths, candidates, strict=True)] if not again else []
-    first = known[0] if known else None
-    if first is not None and all(known):
-        partner = candidates[1].name if len(candidates) > 1 else None
-        if partner is None or any(each.job == partner for each in first.partners):
-            print("torchshare: using cached profiles; pass --again to measure", file=sys.stderr)
-            found = [
-                each.model_copy(update={"steps": candidate.steps or each.steps})
-                for each, candidate in zip(known, candidates, strict=True)
-                if each is not None
-            ]
-            return found, paths
-    found, recorded = measure(
-        candidates,
+        partner_threads = arguments.partner_threads or threads
+        given.append(
+            (arguments.partner, partner_threads, arguments.partner_steps, arguments.partner_output,
+             arguments.partner_trace)
+        )  # fmt: skip
+    folder, subjects = _cache(arguments.cache), []
+    for text, each_threads, steps, output, trace in given:
+        name, target = targets.split_name(text)
+        name = name or targets.default_name(target)
+        candidate = Candidate(name, targets.load(target, Output(all_to_stderr=True)), each_threads, steps=steps)
+        cached = None if folder is None else cache_path(folder, name, target, each_threads, arguments.splits)
+        subjects.append(_Subject(candidate, cached, output, trace))
+    return subjects
+
+
+def _cache(given: Path | None) -> Path | None:
+    """The folder of cached profiles; None, after a warning, if there can be none."""
+    if given is not None:
+        if given.exists() and not given.is_dir():
+            raise ValueError(f"--cache must be a folder, got {given}")
+        return given
+    try:
+        return own_folder("profiles")
+    except CacheUnusable as reason:
+        print(f"torchshare: profiles are not cached: {escaped(str(reason))}", file=sys.stderr)
+        return None
+
+
+def _known(arguments: argparse.Namespace, subjects: list[_Subject]) -> list[Profile | None]:
+    """The cached profiles; None for a job that has none."""
+    if arguments.again or any(each.trace is not None for each in subjects):  # traces are not cached
+        return [None for _ in subjects]
+    return [_cached(each.cached, each.candidate) for each in subjects]
+
+
+def _all_known(subjects: list[_Subject], known: list[Profile | None]) -> list[Profile] | None:
+    """The profiles, if all are known, with the ratios of the pair."""
+    found = [profile for profile in known if profile is not None]
+    partners = [subject.candidate.name for subject in subjects[1:]]
+    if len(found) < len(subjects) or not {partner.job for partner in found[0].partners}.issuperset(partners):
+        return None
+    print("torchshare: using cached profiles; pass --again to measure", file=sys.stderr)
+    return [
+        profile.model_copy(update={"steps": subject.candidate.steps or profile.steps})
+        for subject, profile in zip(subjects, found, strict=True)
+    ]
+
+
+def _measured(
+    arguments: argparse.Namespace, subjects: list[_Subject], known: list[Profile | None]
+) -> tuple[list[Profile], _Files]:
+    """New profiles, and the files of the cache and of traces."""
+    measured, traces = measure(
+        [subject.candidate for subject in subjects],
         splits=arguments.splits,
         window=arguments.window,
         rounds=arguments.rounds,
-        report=lambda line: print(line, file=sys.stderr),
+        report=lambda line: print(escaped(line), file=sys.stderr),
     )
-    arguments.cache.mkdir(parents=True, exist_ok=True)
-    for trace, path in zip(recorded, traces, strict=False):
-        if path is not None:
-            trace.save(path)
-    for index, path in enumerate(paths):
-        found[index] = _with_former_partners(found[index], known[index] if known else None)
-        found[index].save(path)
-    return found, paths
+    found = [_with_former_partners(profile, former) for profile, former in zip(measured, known, strict=True)]
+    files: _Files = [
+        (subject.trace, trace.save) for subject, trace in zip(subjects, traces, strict=True) if subject.trace
+    ]
+    for subject, profile in zip(subjects, found, strict=True):
+        if subject.cached is not None:
+            files.append((subject.cached, functools.partial(_keep, profile)))
+    return found, files
+
+
+def _keep(profile: Profile, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    profile.save(path)
 
 
 def cache_path(folder: Path, name: str, target: str, threads: int, splits: int) -> Path:
@@ -136,12 +199,13 @@ def cache_path(folder: Path, name: str, target: str, threads: int, splits: int) 
     place, _, function = target.rpartition(":") if targets.is_function(target) else (".", "", target)
     where = str(Path(place).resolve()) if place.endswith((".", ".py")) else place
     key = "\n".join([name, where, function, device_name(), str(threads), str(splits)])
-    return folder / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
+    digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
+    return folder / f"{file_stem(name)}-{digest[:12]}.json"
 
 
-def _cached(path: Path, candidate: Candidate) -> Profile | None:
+def _cached(path: Path | None, candidate: Candidate) -> Profile | None:
     """The cached profile; None, after printing why, if it is of another device, torch version or code."""
-    if not path.exists():
+    if path is None or not path.exists():
         return None
     try:
         profile = Profile.load(path)
@@ -149,7 +213,7 @@ def _cached(path: Path, candidate: Candidate) -> Profile | None:
     except ValueError as error:
         refusal = str(error)
     if refusal is not None:
-        print(f"torchshare: measuring '{candidate.name}' again: {refusal}", file=sys.stderr)
+        print(f"torchshare: measuring '{escaped(candidate.name)}' again: {escaped(refusal)}", file=sys.stderr)
         return None
     return profile
 

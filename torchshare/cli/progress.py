@@ -11,10 +11,16 @@ from rich.live import Live
 from rich.logging import RichHandler
 from rich.table import Table
 
+from torchshare.context.names import escaped
 from torchshare.context.results import ENDED, Result
 from torchshare.runtime.runtime import Runtime, log
 
 _PLAIN_EVERY_S = 2.0
+
+
+class _Escaping(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped(super().format(record), keep="\n\t")
 
 
 class Progress:
@@ -22,7 +28,7 @@ class Progress:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, markup=False, emoji=False)
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
         self._handler: logging.Handler | None = None
         self._states: dict[str, str] = {}
@@ -45,6 +51,7 @@ class Progress:
     def __enter__(self) -> Progress:
         # Prints log lines above the table. INFO includes compilations, which take long.
         self._handler = RichHandler(console=self._console, show_path=False) if self._live else logging.StreamHandler()
+        self._handler.setFormatter(_Escaping())
         log.addHandler(self._handler)
         log.propagate = False
         log.setLevel(logging.INFO)
@@ -70,11 +77,11 @@ def _rate(result: Result) -> str:
 
 
 def _metrics(result: Result) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+    return "  ".join(f"{escaped(name)} {value:.4g}" for name, value in result.metrics.items())
 
 
 def _line(result: Result) -> str:
-    line = f"{result.name}: {result.state}, {result.steps} steps, {_rate(result)} steps/s  {_metrics(result)}"
+    line = f"{escaped(result.name)}: {result.state}, {result.steps} steps, {_rate(result)} steps/s  {_metrics(result)}"
     return line.rstrip()
 
 
@@ -87,6 +94,6 @@ def _table(results: list[Result]) -> Table:
     table.add_column("latest")
     for result in results:
         table.add_row(
-            result.name, result.priority, result.state, str(result.steps), _rate(result), _metrics(result)
+            escaped(result.name), result.priority, result.state, str(result.steps), _rate(result), _metrics(result)
         )  # fmt: skip
     return table

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from torchshare import _C, _core
 from torchshare.cli.outputs import print_table, refuse
 from torchshare.profiles.ops import OpTrace
 from torchshare.profiling.replay import JobReplay, Machine, replay
+
+_MAX_CORES = 65536
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
         unknown = [name for name in wanted if name not in [*known, "all"]]
         if unknown:
             raise ValueError(f"--policy must be all or one of {', '.join(known)}, got {unknown[0]}")
-        if arguments.cores is not None and arguments.cores < 1:
-            raise ValueError(f"--cores must be at least 1, got {arguments.cores}")
+        if arguments.cores is not None and not 1 <= arguments.cores <= _MAX_CORES:
+            raise ValueError(f"--cores must be from 1 to {_MAX_CORES}, got {reprlib.repr(arguments.cores)}")
         if not 0 <= arguments.grace <= 1:
             raise ValueError(f"--grace must be between 0 and 1 seconds, got {arguments.grace:g}")
         traces = [OpTrace.load(path) for path in arguments.traces]

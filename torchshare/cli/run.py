@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from torchshare.cli import supervisor, targets
-from torchshare.cli.outputs import check_output, refuse
+from torchshare.cli.outputs import check_outputs, refuse, write
 from torchshare.cli.queue import RESIDENT, Queue, queue
 from torchshare.context.rank import this_rank
 from torchshare.runtime.options import YES_NO, Declared, JobOptions, RuntimeOptions, on_the_command_line
@@ -104,7 +104,7 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         if attempt is None and arguments.max_restarts is not None:
             restarts = supervisor.check(arguments.max_restarts, arguments.checkpoint, os.environ)
             return supervisor.Supervisor(given.command_line, restarts).run()
-        check_output("--timeline", arguments.timeline)
+        check_outputs({"--timeline": arguments.timeline}, _files(given.jobs, arguments.jobs))
         output = _output(arguments)
         options = _runtime_options(arguments)
         submissions, waiting = _submissions(arguments, output, options.get("resident"))
@@ -142,14 +142,21 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
             watch.run(shows_progress=output.mode != "plain" and this_rank().is_first)
         except (ValueError, RuntimeError) as error:
             return refuse(error)
-    if arguments.timeline is not None:
-        runtime.write_timeline(this_rank().file(arguments.timeline))
     if this_rank().is_first:
         _print(runtime, dropped, as_json=arguments.json)
     status = stops.exit_code or _status(runtime, dropped, arguments.success)
+    if arguments.timeline is not None:
+        status = write(this_rank().file(arguments.timeline), runtime.write_timeline) or status
     sys.stdout.flush()
     crash_report.end(status, runtime.device)
     return status
+
+
+def _files(*words: list[str]) -> list[Path]:
+    """The job files and scripts among the targets."""
+    each_word = [word for some in words for word in some]
+    files = [Path(word) if word.endswith(".toml") else targets.source_file(word) for word in each_word]
+    return [file for file in files if file is not None]
 
 
 def _status(runtime: Runtime, dropped: list[JobOptions], success: str | None) -> int:

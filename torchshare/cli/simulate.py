@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import reprlib
 import sys
 from pathlib import Path
 
@@ -12,11 +13,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from torchshare import _core
-from torchshare.cli.outputs import check_output, print_table, refuse
+from torchshare.cli.outputs import check_figure, check_outputs, print_table, refuse, save_figure, write
 from torchshare.cluster import report
 from torchshare.cluster.job_trace import FORMATS, Limits, Trace, read_trace
 from torchshare.cluster.ratios import Ratios, read_ratios, uniform
 from torchshare.cluster.simulate import Case, Outcome, Setting, Sweep, simulate_all, summarize
+from torchshare.context.files import replacing
+from torchshare.context.names import escaped
+
+_MAX_GPUS = 1_000_000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -115,35 +120,41 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"policies": rows}, indent=2))
     else:
         print_table(report.table(rows))
-    if arguments.plot:
+    status = 0
+    if arguments.plot is not None:
         from torchshare.cluster import plots  # slow to import
 
-        plots.simulation(outcomes, rows).savefig(arguments.plot, dpi=110)
-    if arguments.timeline:
-        arguments.timeline.write_text(json.dumps({"traceEvents": report.timeline(outcomes[0])}))
-    return 0
+        status |= write(arguments.plot, lambda path: save_figure(plots.simulation(outcomes, rows), path, dpi=110))
+    if arguments.timeline is not None:
+        status |= write(arguments.timeline, lambda path: _save_timeline(outcomes[0], path))
+    return status
+
+
+def _save_timeline(outcome: Outcome, path: Path) -> None:
+    with replacing(path) as file:
+        file.write(json.dumps({"traceEvents": report.timeline(outcome)}).encode())
 
 
 def _setting(arguments: argparse.Namespace) -> Setting:
-    _positive("--gpus", arguments.gpus)
-    _positive("--gpus-per-node", arguments.gpus_per_node)
+    _in_range("--gpus", arguments.gpus, 1, _MAX_GPUS)
+    _in_range("--gpus-per-node", arguments.gpus_per_node, 1, _MAX_GPUS)
     if arguments.gpus % arguments.gpus_per_node:
         raise ValueError(
             f"--gpus must be a multiple of the {arguments.gpus_per_node} GPUs per node, got {arguments.gpus}"
         )
-    _not_negative("--gpu-memory", arguments.gpu_memory)
-    _not_negative("--restart-cost", arguments.restart_cost)
+    _in_range("--gpu-memory", arguments.gpu_memory, 0, 1e9)
+    _in_range("--restart-cost", arguments.restart_cost, 0, 1e9)
     for option, share in (("--fixed-memory", arguments.fixed_memory), ("--fixed-time", arguments.fixed_time)):
         if not 0 <= share <= 1:
             raise ValueError(f"{option} must be from 0 to 1, got {share:g}")
-    _not_negative("--seed", arguments.seed)
+    _in_range("--seed", arguments.seed, 0, 2**63)
     error = None
     if arguments.estimate_error != "none":
         try:
             error = float(arguments.estimate_error)
         except ValueError:
             raise ValueError(f"--estimate-error must be a number or none, got {arguments.estimate_error}") from None
-        _not_negative("--estimate-error", error)
+        _in_range("--estimate-error", error, 0, 10)
     return Setting(
         gpus=arguments.gpus,
         gpus_per_node=arguments.gpus_per_node,
@@ -156,14 +167,13 @@ def _setting(arguments: argparse.Namespace) -> Setting:
     )
 
 
-def _positive(option: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{option} must be at least 1, got {value}")
+def _in_range(option: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{option} must be from {least:g} to {most:g}, got {_short(value)}")
 
 
-def _not_negative(option: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{option} must be a finite number >= 0, got {value:g}")
+def _short(value: float) -> str:
+    return reprlib.repr(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _cases(arguments: argparse.Namespace, setting: Setting, traces: list[Trace]) -> list[Case]:
@@ -209,10 +219,9 @@ def _alias(text: str) -> tuple[str, str]:
 
 
 def _check_outputs(arguments: argparse.Namespace, cases: list[Case]) -> None:
-    check_output("--plot", arguments.plot)
-    check_output("--timeline", arguments.timeline)
-    if arguments.plot is not None and arguments.plot.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"--plot must end in .png, .svg or .pdf, got {arguments.plot}")
+    check_figure("--plot", arguments.plot)
+    inputs = [*arguments.trace, Path(arguments.interference), *([arguments.runtimes] if arguments.runtimes else [])]
+    check_outputs({"--plot": arguments.plot, "--timeline": arguments.timeline}, inputs)
     if arguments.timeline is not None and len(cases) > 1:
         raise ValueError(f"--timeline needs a single simulation (one trace, one --policy), got {len(cases)}")
 
@@ -235,9 +244,8 @@ def _simulate(cases: list[Case]) -> list[Outcome]:
 def _warn(traces: list[Trace], cases: list[Case]) -> None:
     for trace in traces:
         if trace.bad_rows:
-            print(
-                f"torchshare: skipped {len(trace.bad_rows)} bad rows, the first: {trace.bad_rows[0]}", file=sys.stderr
-            )
+            first = escaped(trace.bad_rows[0])
+            print(f"torchshare: skipped {len(trace.bad_rows)} bad rows, the first: {first}", file=sys.stderr)
     raised = max(case.ratios.raised for case in cases)
     if raised:
         print(f"torchshare: raised {raised} ratios of the interference table to 1", file=sys.stderr)

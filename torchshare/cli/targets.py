@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import os
 import re
 import shlex
 import sys
@@ -41,6 +42,13 @@ def default_name(target: str, taken: Container[str] = ()) -> str:
     name = words[1].rpartition(".")[2] if words[0] == "-m" and len(words) > 1 else Path(words[0]).stem
     numbered = (f"{name}-{number}" for number in itertools.count(2))
     return next(each for each in itertools.chain([name], numbered) if each not in taken)
+
+
+def source_file(target: str) -> Path | None:
+    """The file of a target; None if it is named by its module."""
+    target = split_name(target)[1]
+    place = target.rpartition(":")[0] if is_function(target) else shlex.split(target)[0] if target.strip() else ""
+    return Path(place) if place.endswith(".py") or os.path.isfile(place) else None
 
 
 def load(target: str, output: Output | None = None) -> Callable[..., Any]:
@@ -100,12 +108,12 @@ def _commands(words: list[str]) -> Iterator[str]:
 
 def _load_script(target: str, output: Output | None) -> Script:
     command = shlex.split(target)
-    if not command or not (command[0] == "-m" or command[0].endswith(".py") or Path(command[0]).exists()):
+    if not command or not (command[0] == "-m" or command[0].endswith(".py") or os.path.exists(command[0])):
         raise ValueError(f"target must be {FORMS}, a script with its arguments in quotes; got '{target}'")
     try:
         return Script(command, output)
-    except ValueError as error:
-        raise ValueError(f"target '{target}': {error}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"target '{target}': {getattr(error, 'strerror', None) or error}") from None
 
 
 def _load_function(target: str) -> Callable[..., Any]:
@@ -125,7 +133,7 @@ def _functions(module: ModuleType) -> list[str]:
 
 def _load_file(path: Path, target: str) -> ModuleType:
     """Runs a file as a module, with its folder on the path as `python file.py` has it."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ValueError(f"target '{target}': no such file {path}")
     name = f"torchshare_target_{path.resolve().as_posix().replace('/', '_').replace('.', '_')}"
     if name in sys.modules:

@@ -13,6 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Column = NDArray[np.float64]
+_MAX_NUMBER = 1e12  # beyond, times are no longer exact
+_DIGITS = 9
+_SHOWN = 60  # characters of a value in a message
 _Key = tuple[str, int, int]  # application, GPUs, global batch
 
 
@@ -77,14 +80,16 @@ class Row:
             number = float(value)
         except ValueError:
             number = math.nan
+        if number > _MAX_NUMBER and math.isfinite(number):
+            raise BadValue(f"column '{column}' must be at most {_MAX_NUMBER:g}, got '{value[:_SHOWN]}'")
         if not math.isfinite(number) or (number < 0 if above is None else number <= above):
-            raise BadValue(f"column '{column}' must be a number {wanted}, got '{value}'")
+            raise BadValue(f"column '{column}' must be a number {wanted}, got '{value[:_SHOWN]}'")
         return number
 
     def count(self, column: str) -> int:
         value = self.text(column)
-        if not value.isascii() or not value.isdigit() or int(value) < 1:
-            raise BadValue(f"column '{column}' must be a positive integer, got '{value}'")
+        if not value.isascii() or not value.isdigit() or len(value) > _DIGITS or int(value) < 1:
+            raise BadValue(f"column '{column}' must be a positive integer, got '{value[:_SHOWN]}'")
         return int(value)
 
     def instant(self, column: str) -> float:
@@ -92,7 +97,7 @@ class Row:
         try:
             return datetime.fromisoformat(value).replace(tzinfo=timezone.utc).timestamp()
         except ValueError:
-            raise BadValue(f"column '{column}' must be YYYY-MM-DD HH:MM:SS, got '{value}'") from None
+            raise BadValue(f"column '{column}' must be YYYY-MM-DD HH:MM:SS, got '{value[:_SHOWN]}'") from None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from torchshare.cluster.job_trace import BadValue, read_rows
 
+_MAX_RATIO = 1e6
+
 
 @dataclass(frozen=True)
 class Ratios:
@@ -36,9 +38,9 @@ class Ratios:
 
 
 def uniform(ratio: float) -> Ratios:
-    """One ratio for every pair. Raises ValueError unless it is finite and at least 1."""
-    if not (math.isfinite(ratio) and ratio >= 1):
-        raise ValueError(f"interference ratio must be a finite number >= 1, got {ratio:g}")
+    """One ratio for every pair. Raises ValueError unless it is from 1 to 1e6."""
+    if not 1 <= ratio <= _MAX_RATIO:
+        raise ValueError(f"interference ratio must be a number from 1 to {_MAX_RATIO:g}, got {ratio:g}")
     return Ratios([], np.array([[ratio]]))
 
 

@@ -18,6 +18,7 @@ from torchshare.cluster.ratios import Ratios
 
 SMALL_JOB_GPUS = 4  # a job with at most so many GPUs counts as small
 _CHUNK = 2_000  # simulated instants between checks for progress and Ctrl-C
+_MAX_SWEEP = 10_000  # values
 
 Column = NDArray[np.float64]
 Span = tuple[int, float, float, list[int]]  # job, begin, end, GPUs
@@ -196,6 +197,8 @@ class Sweep:
             count = round((last - first) / step)
         except (ValueError, ZeroDivisionError, OverflowError):
             count = -1
+        if count >= _MAX_SWEEP:
+            raise ValueError(f"--sweep must have at most {_MAX_SWEEP} values, got {text}")
         if name not in cls.NAMES or count < 0 or step <= 0:
             raise ValueError(f"--sweep must be NAME=FROM:TO:STEP with NAME one of {', '.join(cls.NAMES)}, got {text}")
         return cls(name, [round(first + index * step, 9) for index in range(count + 1)])

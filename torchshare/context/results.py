@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchshare.context.names import escaped
+
 ENDED = ("finished", "failed", "cancelled")
 
 
@@ -57,7 +59,7 @@ class Results(Mapping[str, Result]):
             rate = f"{r.steps / r.ran_s:.1f}" if r.ran_s > 0 else "-"
             rows.append(
                 (
-                    r.name,
+                    escaped(r.name),
                     r.priority,
                     r.state,
                     str(r.steps),
@@ -87,6 +89,6 @@ def _starved(result: Result) -> bool:
 
 def _core_wait(result: Result) -> str:
     return (
-        f"job '{result.name}' was ready to run for {result.core_wait_s:.1f} of {result.ran_s:.1f} s while other "
-        "threads of the machine had the cores (see device_priority)"
+        f"job '{escaped(result.name)}' was ready to run for {result.core_wait_s:.1f} of {result.ran_s:.1f} s while "
+        "other threads of the machine had the cores (see device_priority)"
     )

@@ -10,16 +10,15 @@ import re
 import tempfile
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import quote
 
 import torch
 
+from torchshare.context.names import file_stem
 from torchshare.context.rank import this_rank
 
 log = logging.getLogger("torchshare")
 
 _MARK = b"\ntorchshare-sha256:"
-_MAX_STEM = 120  # characters of a job's name in file names
 _KEPT = 2  # checkpoints per job
 _KEPT_OF_RANKS = 3  # a rank may have written a checkpoint while another one still writes the one before
 _FORMAT = 1
@@ -35,7 +34,7 @@ class JobFiles:
     def __init__(self, folder: Path, job: str) -> None:
         self._folder = folder
         self._job = job
-        self._stem = _stem(job)
+        self._stem = file_stem(job)
         self._rank = this_rank()
         self._kept: list[Path] = []
         end = re.escape(self._rank.file(Path("x.pt")).name[1:])
@@ -113,14 +112,6 @@ class JobFiles:
     @property
     def _temporary(self) -> str:
         return f".{self._stem}.{self._rank.number}."
-
-
-def _stem(job: str) -> str:
-    """A job's name as part of a file name: no separators, no dots."""
-    stem = quote(job, safe="", errors="surrogatepass").replace(".", "%2E")
-    if len(stem) <= _MAX_STEM:
-        return stem
-    return f"{stem[: _MAX_STEM - 17]}-{hashlib.sha256(job.encode(errors='surrogatepass')).hexdigest()[:16]}"
 
 
 class _Hashing:

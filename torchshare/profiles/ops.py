@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import zipfile
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,8 +12,18 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from torchshare import _core
+from torchshare.context.files import replacing
 
-Number = Annotated[float, Field(ge=0)]
+_KINDS = {"context": "u", "gap": "f", "idle": "f", "duration": "f", "step_ends": "iu", "kind": "u"}  # numpy's
+_MAX_BYTES = 1 << 27
+_MAX_THREADS = 4096
+_MAX_S = 1e6  # nanoseconds of so long a time are still exact
+_MIN_OP_S = 1e-8  # mean; less is no recorded time, and a replay beside a long job would not end
+_ROUNDING_S = 1e-9
+_LAST_KIND = 2  # see OpKind in csrc/model/op_profile.h
+_MAX_REASON = 200  # characters
+
+Number = Annotated[float, Field(ge=0, le=1e18)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{1,16}$")]
 
 
@@ -100,22 +109,60 @@ class OpTrace:
     """See OpKind in csrc/model/op_profile.h; empty if not recorded."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        with Path(path).open("wb") as file:
+        """Writes the file atomically."""
+        with replacing(path) as file:
             np.savez_compressed(file, **asdict(self))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> OpTrace:
         """Raises ValueError for an invalid file."""
         try:
-            with np.load(path, allow_pickle=False) as file:
-                fields = [name for name in OpTrace.__dataclass_fields__ if name != "kind" or name in file]
-                columns: dict[str, Any] = {name: file[name] for name in fields}
+            columns = _columns(path)
         except OSError as error:
             raise ValueError(f"op trace {path}: {error.strerror or error}") from None
-        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{path} is not an op trace: {error}") from None
-        trace = OpTrace(**{**columns, "job": str(columns["job"]), "threads": int(columns["threads"])})
-        lengths = {len(column) for column in (trace.context, trace.gap, trace.idle, trace.duration)}
-        if len(lengths) != 1 or len(trace.step_ends) < 2 or len(trace.kind) not in (0, *lengths):
-            raise ValueError(f"op trace {path} must have columns of equal length and at least 2 steps")
-        return trace
+        except MemoryError:
+            raise ValueError(f"op trace {path} is too large for the memory") from None
+        except Exception as error:  # of a file that someone else has written
+            reason = str(error).partition("\n")[0][:_MAX_REASON]
+            raise ValueError(f"{path} is not an op trace: {reason or type(error).__name__}") from None
+        fault = _fault(columns)
+        if fault is not None:
+            raise ValueError(f"op trace {path} {fault}")
+        values: dict[str, Any] = {**columns, "job": str(columns["job"]), "threads": int(columns["threads"])}
+        return OpTrace(**values)
+
+
+def _columns(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
+    with zipfile.ZipFile(path) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+        if size > _MAX_BYTES:
+            raise ValueError(f"it must have at most {_MAX_BYTES} bytes, has {size}")
+    with np.load(path, allow_pickle=False) as file:
+        fields = [name for name in OpTrace.__dataclass_fields__ if name != "kind" or name in file]
+        return {name: file[name] for name in fields}
+
+
+def _fault(columns: dict[str, NDArray[Any]]) -> str | None:
+    """What the columns must be and are not; None if they are an op trace."""
+    for name, column in columns.items():
+        shape, kinds = ((), "U" if name == "job" else "iu") if name in ("job", "threads") else (None, _KINDS[name])
+        if column.dtype.kind not in kinds or (column.ndim != 1 if shape is None else column.shape != shape):
+            return f"has a column '{name}' of the wrong type or shape: {column.dtype} {list(column.shape)}"
+    lengths = {len(columns[name]) for name in ("context", "gap", "idle", "duration")}
+    ends, kind = columns["step_ends"], columns.get("kind", ())
+    if len(lengths) != 1 or len(ends) < 2 or len(kind) not in (0, *lengths):
+        return "must have columns of equal length and at least 2 steps"
+    if not 1 <= columns["threads"] <= _MAX_THREADS:
+        return f"must have 1 to {_MAX_THREADS} threads, has {columns['threads']}"
+    if ends[0] < 1 or ends[-1] > lengths.pop() or (ends[1:] <= ends[:-1]).any():
+        return "must have steps that end one after the other, at one of its ops"
+    gap, idle, duration = columns["gap"], columns["idle"], columns["duration"]
+    if not all((times >= 0).all() and (times <= _MAX_S).all() for times in (gap, idle, duration)):
+        return f"must have times from 0 to {_MAX_S:g} s"
+    if (idle > gap + _ROUNDING_S).any():
+        return "must not have more idle time than gaps"
+    if not _MIN_OP_S * len(gap) <= gap.sum() + duration.sum() <= _MAX_S:
+        return f"must take at least {_MIN_OP_S:g} s per op, and at most {_MAX_S:g} s"
+    if len(kind) and max(kind) > _LAST_KIND:
+        return f"must have kinds of ops up to {_LAST_KIND}"
+    return None

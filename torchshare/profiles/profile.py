@@ -9,19 +9,25 @@ import json
 import math
 import os
 import platform
+import re
+import reprlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from torchshare import _core
+from torchshare.context.files import replacing
 from torchshare.profiles.ops import Ops
 
 VERSION: Literal[1] = 1  # version of the file's schema
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=1e9)]
+Time = Annotated[float, Field(ge=0, le=1e9)]
+Bytes = Annotated[float, Field(ge=0, le=2**53)]
+Name = Annotated[str, Field(max_length=1000)]
 Ratio = Annotated[float, Field(gt=0, le=1e6)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
 Role = Literal["primary", "secondary"]
 
 
@@ -48,7 +54,7 @@ class Alone(_Value):
     step_s: Spread
     """From the end of one step to the end of the next, including the wait for input."""
     sub_batch_s: Spread
-    memory_bytes: Annotated[int, Field(ge=0)]
+    memory_bytes: Annotated[int, Field(ge=0, le=2**53)]
     """Peak memory of tensors."""
 
 
@@ -65,10 +71,17 @@ class Beside(_Value):
 
 
 class Partner(_Value):
-    job: str
+    job: Name
     role: Role
     """The role of the profiled job; the partner had the other role."""
     beside: list[Beside]
+
+    @field_validator("beside")
+    @classmethod
+    def _has_whole_batches(cls, beside: list[Beside]) -> list[Beside]:
+        if all((pair.sub_batches, pair.partner_sub_batches) != (1, 1) for pair in beside):
+            raise ValueError("must have the pair of whole batches")
+        return beside
 
 
 class Fit(_Value):
@@ -78,12 +91,12 @@ class Fit(_Value):
     `communication_s` is the time that a step spends once: input, optimizer, all-reduce.
     """
 
-    alpha_s: Annotated[float, Field(ge=0)]
-    beta_s: Annotated[float, Field(ge=0)]
-    communication_s: Annotated[float, Field(ge=0)]
-    delta: Annotated[float, Field(ge=1)]
-    memory_fixed: Annotated[float, Field(ge=0)]
-    memory_per_row: Annotated[float, Field(ge=0)]
+    alpha_s: Time
+    beta_s: Time
+    communication_s: Time
+    delta: Annotated[float, Field(ge=1, le=1000)]
+    memory_fixed: Bytes
+    memory_per_row: Bytes
     left_out_errors: list[float]
     """Per size: |predicted / measured step time - 1| of a fit without that size. Empty for fewer than three sizes."""
 
@@ -92,7 +105,7 @@ class Profile(_Value):
     """Measurements of a job on a device. Made by `torchshare.profile`; `load` restores exactly what `save` wrote."""
 
     schema_version: Literal[1] = VERSION
-    job: str
+    job: Name
     code: str
     """Digest of the source file of the job's function; empty if there is none."""
     device: str
@@ -101,9 +114,9 @@ class Profile(_Value):
     threads: Count
     batch: Count
     """Rows of a batch."""
-    steps: Annotated[int, Field(ge=0)] | None
+    steps: Annotated[int, Field(ge=0, le=10**12)] | None
     """Steps of the whole job, if known."""
-    set_up_s: Annotated[float, Field(ge=0)]
+    set_up_s: Time
     """From the job's start to the end of its first step."""
     alone: Annotated[list[Alone], Field(min_length=1)]
     partners: list[Partner] = []
@@ -113,9 +126,8 @@ class Profile(_Value):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file atomically."""
-        unfinished = Path(f"{os.fspath(path)}.part")
-        unfinished.write_text(self.model_dump_json(indent=2) + "\n")
-        unfinished.replace(path)
+        with replacing(path) as file:
+            file.write(f"{self.model_dump_json(indent=2)}\n".encode())
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
@@ -124,6 +136,8 @@ class Profile(_Value):
             data = json.loads(Path(path).read_text())
         except OSError as error:
             raise ValueError(f"profile {path}: {error.strerror}") from None
+        except RecursionError:
+            raise ValueError(f"profile {path} is not valid JSON: it is nested too deeply") from None
         except ValueError as error:
             raise ValueError(f"profile {path} is not valid JSON: {error}") from None
         version = data.get("schema_version") if isinstance(data, dict) else None
@@ -132,9 +146,13 @@ class Profile(_Value):
         try:
             return Profile.model_validate(data)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ValueError(f"profile {path}: invalid {where}, got {first['input']!r}: {first['msg']}") from None
+            raise ValueError(f"profile {path}: {_fault(error)}") from None
+
+    @model_validator(mode="after")
+    def _has_an_error_per_size(self) -> Profile:
+        if len(self.fit.left_out_errors) not in (0, len(self.alone)):
+            raise ValueError("fit.left_out_errors must have one number per size")
+        return self
 
     def refusal(self, function: Callable[..., Any] | None = None) -> str | None:
         """Why this profile does not apply to `function` in this process; None if it applies."""
@@ -174,6 +192,20 @@ class Profile(_Value):
                 nearest = min(whole, key=lambda pair: abs(pair.sub_batches - pieces))
                 beside[partner.job] = (nearest.ratio, nearest.partner_ratio)
         return _core.ProfiledJob(self.job, self.step_s(sub_batch), beside)
+
+
+def _fault(error: ValidationError) -> str:
+    """The first fault of a file, in our words."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return f"'{where}' is missing"
+    if first["type"] == "extra_forbidden":
+        return f"unknown key '{where}'"
+    message = re.sub(r"^Value error, |^(Input|String|List) should(?= )", "", first["msg"]).strip()
+    message = message if message.startswith(("must", "fit.")) else f"must {message}"
+    got = "" if isinstance(first["input"], (dict, list)) else f", got {reprlib.repr(first['input'])}"
+    return f"invalid {where or 'content'}{got}: {message}"
 
 
 def step_time(fit: Fit) -> _core.StepTimeModel:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchshare import _core
+from torchshare.context.files import replacing
 from torchshare.profiles.profile import Beside, Profile, step_time
 
 
@@ -64,8 +67,8 @@ def plan(profiles: Sequence[Profile], settings: PlanSettings) -> DevicePlan:
 
 def write_ratios(profiles: Sequence[Profile], path: Path) -> None:
     """Writes the measured pairs as a table for `torchshare simulate --interference`."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
+    with replacing(path) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
+        writer = csv.writer(text)
         writer.writerow(["job_a", "job_b", "xi_a", "xi_b"])
         for profile in profiles:
             for partner in profile.partners:
@@ -82,6 +85,10 @@ def _check(profiles: Sequence[Profile], settings: PlanSettings) -> None:
         for name in getattr(settings, what):
             if name not in names:
                 raise ValueError(f"{what} names job '{name}', must be one of {', '.join(names)}")
+    for what in ("memory", "suspend_cost"):
+        value = getattr(settings, what)
+        if value is not None and not 0 <= value < math.inf:
+            raise ValueError(f"{what} must be a finite number >= 0, got {value:g}")
     first = profiles[0]
     for other in profiles[1:]:
         if (first.device, first.torch) != (other.device, other.torch):

@@ -17,6 +17,7 @@ from typing_extensions import Unpack
 from torchshare import _C
 from torchshare.context import current
 from torchshare.context.errors import BudgetExceeded, Cancelled, JobFailed, described, users_traceback
+from torchshare.context.files import replacing
 from torchshare.context.job_context import JobContext
 from torchshare.context.results import ENDED, Results
 from torchshare.context.sub_batch_rows import SubBatchRows
@@ -200,9 +201,11 @@ class Runtime:
     def write_timeline(self, path: str | os.PathLike[str]) -> None:
         """Writes the timeline as a Chrome trace, for https://ui.perfetto.dev. Raises OSError on failure."""
         try:
-            self._handle.write_timeline(os.fspath(path))
-        except RuntimeError as error:
-            raise OSError(str(error)) from None
+            with replacing(path) as file:
+                self._handle.write_timeline(file.name)
+        except (OSError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise OSError(f"cannot write the timeline to '{os.fspath(path)}': {reason}") from None
 
     def bound_report(self) -> list[BoundReport]:
         """How `max_slowdown` was kept: one report per job that lower jobs ran beside. A report prints as one line. The

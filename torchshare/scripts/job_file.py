@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 _PREFIX = "TORCHSHARE_"
+_NAME = re.compile(r"[^\s=/:]+")
 
 
 def words_of_file(path: Path, options: Collection[str], job_options: Collection[str]) -> list[str]:
@@ -33,7 +34,11 @@ def words_of_file(path: Path, options: Collection[str], job_options: Collection[
     try:
         text = path.read_text()
         document = tomllib.loads(text)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: it is nested too deeply") from None
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     jobs = document.pop("jobs", {})
     if not isinstance(jobs, dict) or not jobs or not all(isinstance(job, dict) for job in jobs.values()):
@@ -41,6 +46,8 @@ def words_of_file(path: Path, options: Collection[str], job_options: Collection[
     words = _options(path, text, None, document, options)
     targets = []
     for name, job in jobs.items():
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{path}: a job's name must have no space, '=', '/' or ':', got '{name}'")
         target = job.pop("run", None)
         if not isinstance(target, str):
             raise ValueError(f'{path}: [jobs.{name}] must have run = "train.py --epochs 3" or the like')

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from torchshare.context import current
+from torchshare.context.names import escaped, file_stem
 from torchshare.context.rank import this_rank
 from torchshare.isolation.script_state import process_stream
 
@@ -159,7 +160,7 @@ class Output:
     def opened(self, job: str) -> Iterator[tuple[TextIO, TextIO]]:
         """The standard output and error of a job."""
         if self.mode not in ("prefix", "plain"):
-            path = Path(self.mode) / f"{job.replace(os.sep, '_')}.log"
+            path = Path(self.mode) / f"{file_stem(job)}.log"
             with this_rank().file(path).open("w", buffering=1) as file:
                 yield file, file
             return
@@ -167,7 +168,8 @@ class Output:
         if self.mode == "plain":
             yield out, err  # type: ignore[misc]
             return
-        prefix = f"{job}: " if this_rank().count == 1 else f"{job}[{this_rank().number}]: "
+        shown = escaped(job)
+        prefix = f"{shown}: " if this_rank().count == 1 else f"{shown}[{this_rank().number}]: "
         lines = LineStream(prefix, out), LineStream(prefix, err)
         try:
             yield lines  # type: ignore[misc]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchshare import _C
-from torchshare.context.cache import cache_folder
+from torchshare.context.cache import CacheUnusable, check_file, own_folder
 from torchshare.training import compile_package
 from torchshare.training.step_tracer import Traced, Untraceable
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("torchshare")
 
-_FORMAT = 1  # part of the cache key
+_FORMAT = 2  # part of the cache key
 _POLL_S = 0.02
 
 
@@ -36,22 +36,49 @@ def package_of(traced: Traced, threads: int, job: JobContext) -> Path:
     thread.
 
     Raises:
-        Untraceable: if the compiler fails, its package does not load, or the compiled step differs from eager.
+        Untraceable: if the cache cannot be used, the compiler fails, its package does not load, or the compiled step
+            differs from eager.
     """
-    request = request_of(traced, threads)
-    folder = cache_folder("steps")
-    folder.mkdir(parents=True, exist_ok=True)
-    package = folder / f"{_key(request)}.pt2"
+    try:
+        return _cached(traced, request_of(traced, threads), job)
+    except (CacheUnusable, OSError) as error:
+        raise Untraceable(f"the cache of compiled steps cannot be used: {error}") from None
+
+
+def _cached(traced: Traced, request: dict[str, Any], job: JobContext) -> Path:
+    folder, key = own_folder("steps"), _key(request)
     # handle.sleep() ends at a cancel, and lets lower jobs run.
     with (
-        _locked(package.with_suffix(".lock"), job.handle.sleep),
+        _locked(folder / f"{key}.lock", job.handle.sleep),
         tempfile.TemporaryDirectory(dir=folder, prefix="compile-") as scratch,
     ):
-        if not package.exists():
+        package = _intact(folder, key)
+        if package is None:
             compiled = _compile(request, Path(scratch), job)
             traced.check(load_package(compiled).run)
+            package = folder / _name(key, compiled)
             os.replace(compiled, package)
     return package
+
+
+def _name(key: str, package: Path) -> str:
+    """The file name of a package in the cache, which has the digest of its contents."""
+    return f"{key}.{hashlib.sha256(package.read_bytes()).hexdigest()}.pt2"
+
+
+def _intact(folder: Path, key: str) -> Path | None:
+    """The package in the cache. Deletes one that is damaged or that someone else may have written."""
+    for package in folder.glob(f"{key}.*.pt2"):
+        try:
+            check_file(package)
+            if package.name == _name(key, package):
+                return package
+            reason = "its contents have changed"
+        except (CacheUnusable, OSError) as error:
+            reason = str(error)
+        log.warning("the package %s is compiled again: %s", package, reason)
+        package.unlink(missing_ok=True)
+    return None
 
 
 def load_package(path: Path) -> _C.StepPackage:
@@ -97,7 +124,10 @@ def _compile(request: dict[str, Any], folder: Path, job: JobContext) -> Path:
     log.info("job '%s': compiling '%s' (%d ops), once", job.name, name, len(request["graph"].graph.nodes))
     begin = time.monotonic()
     request_file, package, output_file = folder / "request.pt", folder / "step.pt2", folder / "log"
-    torch.save(request, request_file)
+    try:
+        torch.save(request, request_file)
+    except RuntimeError as error:  # of torch's writer, for any error of the file system
+        raise Untraceable(f"its graph cannot be written: {str(error).partition(chr(10))[0]}") from None
     with output_file.open("w") as output:
         # Run as a file, not as `-m torchshare...`, which would import torchshare.
         process = subprocess.Popen(
@@ -107,7 +137,7 @@ def _compile(request: dict[str, Any], folder: Path, job: JobContext) -> Path:
             cwd=folder,
             env={
                 **os.environ,
-                "TORCHINDUCTOR_CACHE_DIR": str(cache_folder("steps") / "inductor"),  # caches precompiled headers
+                "TORCHINDUCTOR_CACHE_DIR": str(folder.parent / "inductor"),  # caches precompiled headers
                 "TORCHINDUCTOR_COMPILE_THREADS": "1",
             },
         )
@@ -127,7 +157,7 @@ def _compile(request: dict[str, Any], folder: Path, job: JobContext) -> Path:
 @contextmanager
 def _locked(path: Path, sleep: Callable[[float], None]) -> Iterator[None]:
     """Holds a file lock, across processes: two jobs with the same step compile it once."""
-    with path.open("w") as file:
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)) as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -30,6 +30,14 @@ Plan plan_two(const PlannedJob& new_job, const PlannedJob& running, std::optiona
   return plan_pair(new_job, running, options);
 }
 
+/// Throws what Python's signal handlers raise, such as KeyboardInterrupt. Without the GIL.
+void hear_signals() {
+  const py::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) {
+    throw py::error_already_set();
+  }
+}
+
 template <typename T>
 using Column = py::array_t<T, py::array::c_style | py::array::forcecast>;
 
@@ -84,7 +92,7 @@ void bind_op_replay(py::module_& module) {
           gate.run_ahead = from_seconds(*run_ahead);
         }
         const py::gil_scoped_release release;
-        return OpReplay(std::move(replayed), make_gate_policy(policy, gate), options).run();
+        return OpReplay(std::move(replayed), make_gate_policy(policy, gate), options).run(hear_signals);
       },
       py::arg("jobs"), py::arg("policy"), py::arg("grace"), py::arg("cores"), py::arg("device_priority"),
       py::arg("shortest_gap"), py::arg("wake_latency"), py::arg("max_wait") = py::none(),

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A new file that takes the place of `path` at the end; after an exception, `path` is as it was. What is no regular
+    file, such as a pipe or a device, is written to."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "wb") as device:
+            yield device
+        return
+    target = Path(os.path.realpath(path))  # a link stays a link
+    unfinished = target.with_name(f".torchshare-{secrets.token_hex(8)}.part")
+    file = unfinished.open("xb")  # fails for a link of that name
+    try:
+        with file:
+            if target.exists():
+                os.fchmod(file.fileno(), target.stat().st_mode & 0o777)
+            yield file
+        os.replace(unfinished, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
