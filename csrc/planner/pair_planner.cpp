@@ -66,7 +66,8 @@ void check(const PlanOptions& options, const PlannedJob& running) {
   }
   if (options.max_slowdown && !(*options.max_slowdown >= 0 && *options.max_slowdown <= 1)) {
     throw std::invalid_argument(
-        fmt::format("max_slowdown of job '{}' must be from 0 to 1, such as 0.05 for 5 %, got {}", running.name, *options.max_slowdown));
+        fmt::format("max_slowdown of job '{}' must be from 0 to 1, such as 0.05 for 5 %, got {}", running.name,
+                    *options.max_slowdown));
   }
   if (!(options.suspend_cost >= 0)) {
     throw std::invalid_argument(fmt::format("suspend_cost must be at least 0 s, got {}", options.suspend_cost));

@@ -229,8 +229,9 @@ TEST(PairPlanner, RefusesInvalidNumbers) {
   EXPECT_THAT(refusal([](auto& a, auto&) { a.time.alpha = 0; }), ThrowsMessage<E>(HasSubstr("'a': step time must be")));
   EXPECT_THAT(refusal([](auto& a, auto&) { a.remaining_steps = -1; }),
               ThrowsMessage<E>(HasSubstr("remaining_steps must be a finite number >= 0, got -1")));
-  EXPECT_THAT(refusal([](auto&, auto& o) { o.max_slowdown = -0.1; }),
-              ThrowsMessage<E>(HasSubstr("max_slowdown of job 'b' must be from 0 to 1, such as 0.05 for 5 %, got -0.1")));
+  EXPECT_THAT(
+      refusal([](auto&, auto& o) { o.max_slowdown = -0.1; }),
+      ThrowsMessage<E>(HasSubstr("max_slowdown of job 'b' must be from 0 to 1, such as 0.05 for 5 %, got -0.1")));
   EXPECT_THAT(refusal([](auto&, auto& o) { o.memory = {{0, 5}, {1, 4}}; }),
               ThrowsMessage<E>(HasSubstr("memory steps must begin at 0 s and ascend")));
   EXPECT_THAT(refusal([](auto& a, auto& o) {
