@@ -131,10 +131,12 @@ class Attempt:
             self._random.forget()
 
     def undo(self) -> None:
+        if self._random is None:  # there was no memory to save what the passes change: they have not run
+            self.forget()
+            return
         self._buffers.restore()
         self._gradients.restore()
-        if self._random is not None:  # otherwise there was no memory to save it, and nothing has run
-            self._random.restore()
+        self._random.restore()
 
     @contextlib.contextmanager
     def looking(self, loss_fn: Callable[..., Any]) -> Iterator[None]:

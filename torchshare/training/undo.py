@@ -53,6 +53,8 @@ class Buffers:
         """Called before a forward pass of `module`. Saves the buffers of it and the modules in it that are new, and
         returns those."""
         new = [each for each in module.modules() if each not in self._modules]
+        if any(parameter is not None and is_lazy(parameter) for each in new for parameter in each._parameters.values()):
+            self.has_lazy = True
         self._save(new)
         self._modules.update(new)
         return new
@@ -64,9 +66,10 @@ class Buffers:
     def _save(self, modules: list[torch.nn.Module]) -> None:
         pairs = []
         for module in modules:
+            if not module._buffers:
+                continue
             buffers = dict(module._buffers.items())
-            tensors = (*buffers.values(), *module._parameters.values())
-            if any(tensor is not None and is_lazy(tensor) for tensor in tensors):
+            if any(buffer is not None and is_lazy(buffer) for buffer in buffers.values()):
                 self.has_lazy = True
                 continue
             copies = self._copies.setdefault(module, {})
@@ -88,7 +91,9 @@ class Buffers:
 
     def restore(self) -> None:
         pairs = []
-        for module, buffers in self._before:
+        before = dict(self._before)
+        for module in list(self._modules):
+            buffers = before.get(module, {})
             for name in [name for name in dict(module._buffers.items()) if name not in buffers]:
                 delattr(module, name)
             for name, buffer in buffers.items():
