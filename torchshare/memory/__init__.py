@@ -1,1 +1,1 @@
-"""The state of jobs outside of their memory: checkpoints."""
+"""A job's state outside of its memory: checkpoints, and memory that is moved off the device."""
