@@ -51,7 +51,6 @@ _IN_C = {
     ),
     "torch.backends.cuda.preferred_blas_library": ("_get_blas_preferred_backend", "_set_blas_preferred_backend"),
     "torch.backends.cuda.preferred_linalg_library": ("_get_linalg_preferred_backend", "_set_linalg_preferred_backend"),
-    "torch.backends.nnpack": ("_get_nnpack_enabled", "_set_nnpack_enabled"),
     "torch.backends.quantized.engine": ("_get_qengine", "_set_qengine"),
 }
 _POLL_S = 0.005
