@@ -84,8 +84,8 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         emulator.emulator_inject(case["call"].encode(), case["error"], case["skip"], 1)
     try:
         with torchshare.Runtime(device="cuda", policy=case["policy"]) as runtime:
-            runtime.submit(train, name="first", priority="primary", threads=1, seed=0)
-            runtime.submit(train, name="second", threads=1, seed=1)
+            runtime.submit(train, name="first", priority="primary", threads=1, seed=0, resplit=False)
+            runtime.submit(train, name="second", threads=1, seed=1, resplit=False)
             results = runtime.wait(LIMIT_S, check=False)
             jobs = {
                 name: result.value if result.exception is None else say(result.exception)

@@ -96,7 +96,10 @@ def test_a_request_larger_than_the_device_fails_alone() -> None:
                 torch.empty(2 * total, device="cuda", dtype=torch.uint8)
         torch.empty(2 * total, device="cuda", dtype=torch.uint8)
 
-    results = run_pair(trainer(conv), greedy, check=False)
+    with torchshare.Runtime(device="cuda") as runtime:
+        runtime.submit(trainer(conv), name="first", priority="primary", threads=1)
+        runtime.submit(greedy, name="second", threads=1, memory_budget=4 * total)
+        results = runtime.wait(90, check=False)
     assert identical(alone(conv, 0), results["first"].value)
     assert type(results["second"].exception) is torch.OutOfMemoryError
     assert results["second"].memory_peak < total  # what was refused was never held

@@ -72,7 +72,6 @@ def test_jobs_that_set_the_same_run_with_it(late: bool):
         (lambda: torch.backends.cuda.enable_flash_sdp(False), "torch.backends.cuda.enable_flash_sdp"),
         (lambda: sdpa_kernel(SDPBackend.MATH).__enter__(), "torch.backends.cuda.enable_"),
         (lambda: torch.backends.mha.set_fastpath_enabled(False), "torch.backends.mha"),
-        (lambda: torch.autograd.set_detect_anomaly(True), "torch.autograd.set_detect_anomaly is one per process"),
     ],
 )
 def test_a_secondary_that_sets_something_else_fails_alone(change: Callable[[], None], name: str):
@@ -82,10 +81,9 @@ def test_a_secondary_that_sets_something_else_fails_alone(change: Callable[[], N
 
 
 def test_a_job_that_sets_what_is_set_is_left_alone():
-    """As frameworks do: Lightning sets anomaly mode, and loops enable what is enabled."""
+    """As frameworks do."""
 
     def same() -> None:
-        torch.autograd.set_detect_anomaly(False)
         torch.backends.cuda.enable_flash_sdp(True)
 
     a, b = run_pair(training(), training(same))
@@ -94,13 +92,12 @@ def test_a_job_that_sets_what_is_set_is_left_alone():
 
 def test_what_jobs_agreed_on_is_restored():
     def change() -> None:
-        torch.autograd.set_detect_anomaly(True)
         torch.backends.cuda.enable_flash_sdp(False)
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
     a, b = run_pair(training(change), training(change))
     assert (a.state, b.state) == ("finished", "finished")
-    assert not torch.is_anomaly_enabled() and torch.backends.cuda.flash_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
     assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
 
 

@@ -95,14 +95,6 @@ def route(patches: Patches) -> None:
         _guard(patches, torch._C, setter, getattr(torch._C, getter), name=name)
     mha = torch.backends.mha
     _guard(patches, mha, "set_fastpath_enabled", mha.get_fastpath_enabled, name="torch.backends.mha")
-    _guard(
-        patches,
-        torch,
-        "set_anomaly_enabled",
-        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        name="torch.autograd.set_detect_anomaly",
-        of_call=lambda mode, check_nan=True: (mode, check_nan),
-    )
     patches.replace(torch, "set_default_tensor_type", _as_default_dtype(torch.set_default_tensor_type))
     patches.replace(torch, "set_num_interop_threads", _without_effect(torch.set_num_interop_threads))
 
