@@ -32,6 +32,6 @@ export PYTHONPATH="$BUILD/python"
 plain env LD_PRELOAD="$preload" "$PY" tests/sanitized_pair.py cpu
 if [ -e "$emulator" ]; then
   plain "$BUILD/tests/emulator/torchshare_emulator_tests" --gtest_brief=1
-  plain env LD_PRELOAD="$preload" tests/emulator/run.sh "$PY" tests/sanitized_pair.py cuda
+  plain env PRELOAD_FIRST="$preload" tests/emulator/run.sh "$PY" tests/sanitized_pair.py cuda
 fi
 echo "$1 sanitizer: no fault in the C++ tests, none in pairs of Python jobs"
