@@ -183,7 +183,7 @@ print("rounds", rounds)
 """
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
+@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_killed_at_random_moments(kills: int, tmp_path: Path):
     """Two jobs that write a checkpoint at every step; the process is forked, because importing torch takes seconds."""
     code = [sys.executable, "-W", "ignore", "-c", KILLS, str(Path(__file__).parent), str(tmp_path), str(kills), "7"]
