@@ -97,7 +97,7 @@ def test_a_request_larger_than_the_device_fails_alone() -> None:
         torch.empty(2 * total, device="cuda", dtype=torch.uint8)
 
     with torchshare.Runtime(device="cuda") as runtime:
-        runtime.submit(trainer(conv), name="first", priority="primary", threads=1)
+        runtime.submit(trainer(conv), name="first", priority="primary", threads=1, memory_budget=total)
         runtime.submit(greedy, name="second", threads=1, memory_budget=4 * total)
         results = runtime.wait(90, check=False)
     assert identical(alone(conv, 0), results["first"].value)
