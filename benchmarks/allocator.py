@@ -9,7 +9,6 @@ Rates are relative to the first mode of a repetition: plain Python, or two proce
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pairs import collect, in_threads, in_torchshare, launch, ready
-from record import RESULTS, STEADY_MALLOC, interleaved, shown, spread, write
+from record import STEADY_MALLOC, interleaved, parser, shown, spread, write
 
 SOLO = ("memory", "conv", "transformer", "lstm", "mlp", "tiny", "conv:8", "conv:128", "conv:512")
 PAIRS = ("memory+memory", "conv+conv", "transformer+transformer", "conv+tiny", "mlp+mlp")
@@ -136,14 +135,10 @@ def plot(summaries: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", nargs="+", default=[*PAIRS, *SOLO], help='"conv", "conv:128", "conv+tiny"')
-    parser.add_argument("--all-allocators", nargs="*", default=["memory+memory", "conv+conv", "memory", "conv"])
-    parser.add_argument("--repetitions", type=int, default=4)
-    parser.add_argument("--window", type=float, default=3.0, help="seconds")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--work", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    options = parser(__doc__, repetitions=4, window=3.0)
+    options.add_argument("--jobs", nargs="+", default=[*PAIRS, *SOLO], help='"conv", "conv:128", "conv+tiny"')
+    options.add_argument("--all-allocators", nargs="*", default=["memory+memory", "conv+conv", "memory", "conv"])
+    arguments = options.parse_args()
     if arguments.work:
         print(json.dumps(work(*json.loads(arguments.work))))
         return

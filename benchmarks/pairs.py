@@ -11,7 +11,6 @@ secondary's rate over the share of the core that the primary alone leaves idle.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -20,10 +19,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from record import RESULTS, STEADY_MALLOC, interleaved, shown, spread, steady_malloc, write
+from record import STEADY_MALLOC, interleaved, parser, shown, spread, steady_malloc, write
 
 if TYPE_CHECKING:
     import torchshare
@@ -214,14 +212,10 @@ def summary(pair: str, repetitions: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS))
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--window", type=float, default=4.0, help="seconds")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--work", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    options = parser(__doc__, repetitions=3, window=4.0)
+    options.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS))
+    options.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    arguments = options.parse_args()
     if arguments.work:
         print(json.dumps(work(*json.loads(arguments.work))))
         return

@@ -6,18 +6,16 @@ the same repetition, beside the same processes.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from pairs import WindowMeter, collect, in_threads, in_torchshare, launch, ready
-from record import RESULTS, interleaved, shown, spread, write
+from record import interleaved, parser, shown, spread, write
 
 KINDS = ["conv", "conv"]
 PRIORITIES = ("idle", "nice", "none")
@@ -56,12 +54,7 @@ def repeat(beside: str, window: float) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--window", type=float, default=4.0, help="seconds")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--work", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser(__doc__, repetitions=5, window=4.0).parse_args()
     if arguments.work:
         print(json.dumps(work(*json.loads(arguments.work))))
         return

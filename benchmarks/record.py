@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -30,6 +31,16 @@ def steady_malloc() -> None:
     """Restarts this program with `STEADY_MALLOC` if it is not set: glibc reads it only at the start."""
     if any(os.environ.get(name) != value for name, value in STEADY_MALLOC.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **STEADY_MALLOC})
+
+
+def parser(doc: str | None, repetitions: int, window: float) -> argparse.ArgumentParser:
+    """The options of benchmarks that start themselves again, with `--work`, for each measurement."""
+    found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--repetitions", type=int, default=repetitions)
+    found.add_argument("--window", type=float, default=window, help="seconds")
+    found.add_argument("--output", type=Path, default=RESULTS)
+    found.add_argument("--work", help=argparse.SUPPRESS)
+    return found
 
 
 def environment() -> dict[str, Any]:

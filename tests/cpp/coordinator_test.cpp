@@ -253,9 +253,11 @@ class QueueTest : public CoordinatorTest {
         queue_, clock_, NewJob{.name = name, .priority = priority, .start = parse_start(start)}));
     return *queued_.back();
   }
-  /// The call of the job's thread, which waits for its turn.
-  void arrive(Member& member) {
-    waiters_[&member] = std::async(std::launch::async, [job = member.id(), this] { return queue_.wait_to_start(job); });
+  /// The calls of the jobs' threads, which wait for their turns.
+  template <class... Members>
+  void arrive(Members&... members) {
+    const auto wait = [this](JobId job) { return queue_.wait_to_start(job); };
+    ((waiters_[&members] = std::async(std::launch::async, wait, members.id())), ...);
   }
   bool waits(Member& member) { return still_waits(waiters_.at(&member)) && member.state() == JobState::kDelayed; }
   bool runs(Member& member) {
@@ -274,9 +276,7 @@ TEST_F(QueueTest, StartsTheNextJobInOrderWhenOneEnds) {
   Member& c = job("c");
   Member& d = job("d");
   queue_.open();
-  for (Member* const member : {&d, &c}) {
-    arrive(*member);
-  }
+  arrive(d, c);
   EXPECT_TRUE(waits(d));
   EXPECT_TRUE(waits(c)) << "the places are for jobs whose threads have not come yet";
   for (Member* const member : {&a, &b}) {
@@ -298,8 +298,7 @@ TEST_F(QueueTest, StartsTheHighestPriorityFirst) {
   Member& b = job("b");
   Member& c = job("c");
   queue_.open();
-  arrive(a);
-  arrive(b);
+  arrive(a, b);
   EXPECT_TRUE(runs(a));
   EXPECT_TRUE(runs(b));
   arrive(c);
@@ -319,9 +318,7 @@ TEST_F(QueueTest, AJobWhoseConditionDoesNotHoldTakesNoPlace) {
   Member& d = job("d");
   Member& e = job("e");
   queue_.open();
-  for (Member* const member : {&primary, &at_step, &delayed, &d, &e}) {
-    arrive(*member);
-  }
+  arrive(primary, at_step, delayed, d, e);
   EXPECT_TRUE(runs(d));
   EXPECT_TRUE(runs(e));
   clock_.advance(11s);
@@ -352,9 +349,7 @@ TEST_F(QueueTest, ACancelledJobGivesUpItsTurn) {
   Member& delayed = job("d");
   Member& e = job("e");
   queue_.open();
-  for (Member* const member : {&a, &b, &delayed, &e}) {
-    arrive(*member);
-  }
+  arrive(a, b, delayed, e);
   EXPECT_TRUE(runs(a));
   EXPECT_TRUE(runs(b));
   a.end(JobState::kFinished);
@@ -371,9 +366,7 @@ TEST_F(QueueTest, ASuspendedJobKeepsItsPlace) {
   Member& b = job("b");
   Member& c = job("c");
   queue_.open();
-  for (Member* const member : {&a, &b, &c}) {
-    arrive(*member);
-  }
+  arrive(a, b, c);
   EXPECT_TRUE(runs(a));
   EXPECT_TRUE(runs(b));
   a.report(JobReport::Kind::kSuspended);
@@ -388,9 +381,7 @@ TEST_F(QueueTest, ASpilledJobGivesUpItsPlace) {
   Member& c = job("c");
   Member& d = job("d");
   queue_.open();
-  for (Member* const member : {&a, &b, &c, &d}) {
-    arrive(*member);
-  }
+  arrive(a, b, c, d);
   EXPECT_TRUE(runs(a));
   EXPECT_TRUE(runs(b));
   a.report(JobReport::Kind::kSpilled);
@@ -407,9 +398,7 @@ TEST_F(QueueTest, AutomaticJobsTakeThePlacesThatAreLeft) {
   Member& b = job("b");
   Member& c = job("c");
   queue_.open();
-  for (Member* const member : {&automatic, &b, &c}) {
-    arrive(*member);
-  }
+  arrive(automatic, b, c);
   EXPECT_TRUE(runs(b));
   EXPECT_TRUE(runs(c));
   EXPECT_TRUE(waits(automatic));
@@ -423,8 +412,7 @@ TEST_F(QueueTest, TheFirstRankDecidesForAll) {
   Member& b = job("b");
   queue_.follow_orders();
   queue_.open();
-  arrive(a);
-  arrive(b);
+  arrive(a, b);
   EXPECT_TRUE(waits(a)) << "although it starts now";
   queue_.obey({.job = b.id(), .action = AutoSharing::Action::kStart, .reason = "now; places free: 1 of 2"});
   EXPECT_TRUE(runs(b));
@@ -437,9 +425,7 @@ TEST_F(QueueTest, KeepsTheOrdersForOtherRanks) {
   Member& b = job("b");
   Member& c = job("c");
   queue_.open();
-  for (Member* const member : {&a, &b, &c}) {
-    arrive(*member);
-  }
+  arrive(a, b, c);
   EXPECT_TRUE(runs(a));
   EXPECT_TRUE(runs(b));
   EXPECT_EQ(queue_.take_orders().size(), 2U);

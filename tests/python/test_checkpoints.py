@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import torchshare
-from torchshare import Job, JobFailed
+from torchshare import Batch, Job, JobFailed
 from torchshare.memory import checkpoint_file
 
 Weights = dict[str, Any]
@@ -56,6 +56,24 @@ def identical(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
+def train_on(
+    batches: Iterator[Batch], loss: Callable[..., Any], optimizer: torch.optim.Optimizer, fault: Fault
+) -> None:
+    for batch in batches:
+        batch.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        fault.step()
+
+
+def assert_resumes(trainer: Callable[[Fault], Callable[[Job], Any]], at: int, folder: Path) -> None:
+    """A job that stops at a step and is resumed ends as one that does not."""
+    whole = run(trainer(Fault()))
+    with pytest.raises(JobFailed):
+        run(trainer(Fault(at)), folder)
+    assert identical(run(trainer(Fault()), folder), whole)
+
+
 class Noisy(Dataset[Any]):
     """Augments its rows by all three kinds of random numbers."""
 
@@ -82,11 +100,7 @@ def sgd(fault: Fault, width: int = 2) -> Callable[[Job], Weights]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         batches = [(torch.randn(8, 4), torch.randn(8, width)) for _ in range(20)]
         job.track(model=model, optimizer=optimizer)
-        for batch in job.batches(batches):
-            batch.backward(lambda x, y: F.mse_loss(model(x), y))
-            optimizer.step()
-            optimizer.zero_grad()
-            fault.step()
+        train_on(job.batches(batches), lambda x, y: F.mse_loss(model(x), y), optimizer, fault)
         return model.state_dict()
 
     return train
@@ -161,19 +175,12 @@ def test_with_workers(persistent: bool, tmp_path: Path):
             loader = DataLoader(data, 10, shuffle=True, num_workers=2, persistent_workers=True)
             job.track(model=model, optimizer=optimizer, loader=loader)
             for _epoch in job.epochs(4):
-                for batch in job.batches(loader):
-                    batch.backward(lambda x, y: F.cross_entropy(model(x), y))
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    fault.step()
+                train_on(job.batches(loader), lambda x, y: F.cross_entropy(model(x), y), optimizer, fault)
             return model.state_dict()
 
         return train
 
-    whole = run(trainer(Fault()))
-    with pytest.raises(JobFailed):
-        run(trainer(Fault(13)), tmp_path)
-    assert identical(run(trainer(Fault()), tmp_path), whole)
+    assert_resumes(trainer, 13, tmp_path)
 
 
 class Stateful:
@@ -207,19 +214,12 @@ def test_a_loader_with_a_state_goes_to_its_place_by_itself(tmp_path: Path):
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             job.track(model=model, loader=loader)
             for _epoch in range(3):
-                for batch in job.batches(loader):
-                    batch.backward(lambda x: model(x).square().sum())
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    fault.step()
+                train_on(job.batches(loader), lambda x: model(x).square().sum(), optimizer, fault)
             return model.state_dict()
 
         return train
 
-    whole = run(trainer(Fault()))
-    with pytest.raises(JobFailed):
-        run(trainer(Fault(17)), tmp_path)
-    assert identical(run(trainer(Fault()), tmp_path), whole)
+    assert_resumes(trainer, 17, tmp_path)
     assert loaders[-1].yielded == 5 + 10  # step 15 was the last one saved
 
 
@@ -263,11 +263,12 @@ def test_two_loops_over_epochs(tmp_path: Path):
             seen = []
 
             def one_pass() -> None:
-                for batch in job.batches(batches):
-                    batch.backward(lambda x: model(x).square().mean() + torch.rand(()) * model.weight.sum())
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    fault.step()
+                train_on(
+                    job.batches(batches),
+                    lambda x: model(x).square().mean() + torch.rand(()) * model.weight.sum(),
+                    optimizer,
+                    fault,
+                )
 
             one_pass()
             for epoch in job.epochs(3):

@@ -56,11 +56,9 @@ class Retry:
         """Returns what `passes` returns, at the latest for one row at a time. `rows` says how many it runs at once."""
         failed: Exception | None = None
         looks_first = _code(loss_fn) not in self._known
-        while obstacle_of(self._job, rows()) is None:
-            attempt = Attempt(
-                self._job, self._buffers, self._gradients, looks_first or bool(failed), None if looks_first else failed
-            )
-            at_once = rows()
+        while (obstacle := obstacle_of(self._job, at_once := rows())) is None:
+            looks = looks_first or failed is not None
+            attempt = Attempt(self._job, self._buffers, self._gradients, looks, None if looks_first else failed)
             try:
                 self._job.handle.set_flexible(True)
                 with attempt.looking(loss_fn):
@@ -82,7 +80,7 @@ class Retry:
             return passes(None)
         except Exception as error:
             if is_out_of_memory(error):
-                warn_of_obstacle(self._job, obstacle_of(self._job, rows()))
+                warn_of_obstacle(self._job, obstacle)
             raise
 
     def _undo(self, attempt: Attempt, error: Exception, rows: int, reduction: str) -> Exception:
@@ -107,12 +105,7 @@ class Attempt:
     """One run of a batch's passes. `looks`: find out what they reach. `failed`: how a run failed that did not look."""
 
     def __init__(
-        self,
-        job: JobContext,
-        buffers: Buffers,
-        gradients: Gradients,
-        looks: bool,
-        failed: Exception | None,
+        self, job: JobContext, buffers: Buffers, gradients: Gradients, looks: bool, failed: Exception | None
     ) -> None:
         self._job = job
         self._buffers = buffers
@@ -144,12 +137,11 @@ class Attempt:
         self._buffers.save()
         self._gradients.save()
         self._random = RandomStates(self._job)
-        if self._looks:
-            for module in [*modules_of(loss_fn), *modules_of(list(self._job.tracked.objects.values()))]:
-                self._add(module)
         if not self._looks:
             yield
             return
+        for module in modules_of([loss_fn, *self._job.tracked.objects.values()]):
+            self._add(module)
         with routing.before_forward(self._job, self._look) as self.has_looked:
             if not self.has_looked:
                 self.obstacle = "another job compiled at that time"
@@ -159,14 +151,14 @@ class Attempt:
         if self._looks:
             self.before_accumulation(leaves_of(loss))
 
-    def before_accumulation(self, leaves: Iterator[Tensor]) -> None:
+    def before_accumulation(self, leaves: Iterable[Tensor]) -> None:
         """Called before gradients accumulate in `leaves`."""
         for leaf in leaves:
             if leaf in self._gradients:
                 continue
             if self._failed is not None and leaf.grad is not None:
                 self._give_up(f"it reaches a leaf of shape {tuple(leaf.shape)}")
-            self._gradients.add([leaf])
+            self._gradients.add(leaf)
 
     def _look(self, module: torch.nn.Module, _inputs: object) -> bool:
         self._add(module)
@@ -177,7 +169,7 @@ class Attempt:
         parameters = [parameter for each in new for parameter in each._parameters.values() if parameter is not None]
         if self._failed is not None and any(each._buffers for each in new):
             self._give_up(f"it calls {type(module).__name__}")
-        self.before_accumulation(iter(parameters))
+        self.before_accumulation(parameters)
 
     def _give_up(self, what: str) -> None:
         self.obstacle = f"{what}, which no batch did before"
@@ -194,7 +186,7 @@ def obstacle_of(job: JobContext, rows: int) -> str | None:
     return "one row at a time does not fit" if rows <= 1 else None
 
 
-def warn_of_obstacle(job: JobContext, obstacle: str | None) -> None:
+def warn_of_obstacle(job: JobContext, obstacle: str) -> None:
     log.warning("job '%s': a batch ran out of memory and is not repeated: %s", job.name, obstacle)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -116,12 +116,10 @@ class Gradients:
         known = self._leaves.get(id(leaf))
         return known is not None and known() is leaf
 
-    def add(self, leaves: Iterable[Tensor]) -> None:
-        """Called before a backward pass. Saves gradients of leaves that are new."""
-        for leaf in leaves:
-            if leaf not in self:
-                self._leaves[id(leaf)] = weakref.ref(leaf)
-                self._save(leaf)
+    def add(self, leaf: Tensor) -> None:
+        """Called before a backward pass first reaches `leaf`. Saves its gradient."""
+        self._leaves[id(leaf)] = weakref.ref(leaf)
+        self._save(leaf)
 
     def save(self) -> None:
         """Called before the passes of a batch."""
@@ -129,7 +127,7 @@ class Gradients:
             leaf = reference()
             if leaf is None:
                 del self._leaves[key]
-            elif leaf.grad is not None:
+            else:
                 self._save(leaf)
 
     def have_hooks(self) -> bool:
