@@ -79,6 +79,15 @@ def out_of_memory(summary: dict[str, Any]) -> str:
     return table(["part", "figure", "measured"], [[part, *row] for part in summary for row in _rows(summary[part])])
 
 
+def priority(summary: dict[str, Any]) -> str:
+    rows = [
+        [beside, how, shown(jobs["primary"]), shown(jobs["secondary"])]
+        for beside, priorities in summary.items()
+        for how, jobs in priorities.items()
+    ]
+    return table(["cores", "device_priority", "primary", "secondary"], rows)
+
+
 def _rows(figure: Any, name: str = "") -> list[list[str]]:
     if isinstance(figure, dict) and "median" not in figure:
         return [row for key, value in figure.items() for row in _rows(value, f"{name}, {key}".removeprefix(", "))]
@@ -251,6 +260,7 @@ TABLES = {
     "hook": hook,
     "memory": memory,
     "out_of_memory": out_of_memory,
+    "priority": priority,
     "gaps": gaps,
     "replay": replay,
     "fit": fit,
