@@ -34,4 +34,5 @@ class SubBatchRows:
         self.batches += 1
         if self.batches == self.regrow_after:
             self.batches, self.has_grown = 0, rows >= self.limit
-            self.limit *= 2 if self.has_grown else 1
+            if self.has_grown:
+                self.limit *= 2

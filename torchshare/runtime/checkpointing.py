@@ -39,8 +39,8 @@ class Folder:
         return checkpoints
 
     def save_all(self, wait: Callable[[], int]) -> None:
-        """Asks all running jobs for a checkpoint, and waits until they are written, for 10 s at most. `wait` waits a
-        moment and returns the number of signals that have come; a further one ends the wait."""
+        """Resumes suspended jobs, asks all for a checkpoint, and waits until they are written, for 10 s at most. `wait`
+        waits a moment and returns the number of signals that have come; a further one ends the wait."""
         asked = [(job, each) for job, each in self._jobs if job.handle.state in ("running", "suspended")]
         for job, each in asked:
             each.ask()
