@@ -12,8 +12,8 @@
 namespace torchshare {
 
 /// A CPU thread's priority, as `how` says; see DevicePriority. OpenMP workers inherit it: `enter` starts them.
-/// Measured beside two ordinary processes on two cores (benchmarks/priority.py): of what one job alone achieves there, a
-/// secondary of idle priority achieves less than 0.01, one with a niceness of 10 0.15; the primary 1.42 and 1.27.
+/// Measured beside two ordinary processes on two cores (benchmarks/priority.py): of what one job alone achieves there,
+/// a secondary of idle priority achieves less than 0.01, one with a niceness of 10 0.15; the primary 1.42 and 1.27.
 class LowPriority final : public ThreadPriority {
  public:
   explicit LowPriority(DevicePriority how) : how_(how) {}
