@@ -22,20 +22,23 @@ void MemoryShares::divide() {
   if (!free_now) {
     return;
   }
-  std::int64_t free = *free_now;
+  const auto members = static_cast<std::int64_t>(members_.size());
+  std::int64_t promised = 0;
   std::int64_t sharing = 0;
   for (const Entry& entry : members_) {
     if (entry.is_declared) {
-      free -= std::max<std::int64_t>(0, entry.budget->limit() - entry.budget->held());
+      promised += std::max<std::int64_t>(0, entry.budget->limit() - entry.budget->held());
     } else {
       ++sharing;
     }
   }
+  if (promised >= *free_now) {  // cannot be kept
+    promised = *free_now / members * (members - sharing);
+  }
   for (const Entry& entry : members_) {
     if (!entry.is_declared) {
-      const bool is_alone = members_.size() == 1;
-      const std::int64_t share = std::max<std::int64_t>(0, free) / sharing;
-      entry.budget->set_limit(is_alone ? MemoryBudget::kUnlimited : entry.budget->held() + share);
+      const std::int64_t share = (*free_now - promised) / sharing;
+      entry.budget->set_limit(members == 1 ? MemoryBudget::kUnlimited : entry.budget->held() + share);
       entry.on_change();
     }
   }

@@ -13,8 +13,8 @@
 namespace torchshare {
 
 /// Limits the running jobs that share a device and declare no budget: each may have what it holds and an equal part of
-/// what is free, less what others' declared budgets promise them. Divides anew when a job begins or ends; a job that is
-/// alone has no limit. Any thread.
+/// what is free, less what others' declared budgets promise them; budgets that promise all of it or more count as an
+/// equal part each. Divides anew when a job begins or ends; a job that is alone has no limit. Any thread.
 class MemoryShares {
  public:
   /// The membership of a job, until the destructor.

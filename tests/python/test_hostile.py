@@ -212,6 +212,22 @@ def test_simulate_reads_any_row(folder: Path, at: int, value: str, options: tupl
     )
 
 
+@pytest.mark.slow
+def test_a_long_trace_takes_little_memory(folder: Path) -> None:
+    """A row of 17 bytes takes about 170 in memory; an object per row took twice as much."""
+    rows = 600_000
+    with (folder / "t.csv").open("w") as file:
+        file.write("job,arrival_s,gpus,duration_s\n")
+        file.writelines(f"j{row},{row},1,10\n" for row in range(rows))
+    code = (
+        "import resource; from pathlib import Path; from torchshare.cluster import job_trace as traces\n"
+        "used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
+        "before = used(); trace = traces.read_trace(Path('t.csv'), 'csv', traces.Limits(64)); print(used() - before)\n"
+    )
+    process = launch("-c", code, folder=folder)
+    assert int(process.communicate(timeout=100)[0]) < 250 * rows
+
+
 OPTIONS = [
     *("--gpus", "--gpus-per-node", "--gpu-memory", "--fixed-memory", "--fixed-time", "--interference"),
     *("--restart-cost", "--estimate-error", "--seed"),

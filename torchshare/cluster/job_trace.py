@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import sys
+from array import array
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +44,7 @@ class Limits:
     memory_gib: float = math.inf
 
 
-@dataclass(frozen=True)
-class _Job:
+class _Job(NamedTuple):
     name: str
     arrival: float
     duration: float
@@ -58,24 +60,27 @@ class BadValue(ValueError):
 class Row:
     """One row of a CSV file, with checked access to its values."""
 
-    def __init__(self, values: dict[str, str]) -> None:
+    __slots__ = ("_places", "_values")
+
+    def __init__(self, values: list[str], places: dict[str, int]) -> None:
         self._values = values
+        self._places = places  # of the columns
 
     def text(self, column: str) -> str:
-        value = self._values[column].strip()
+        value = self.optional(column)
         if not value:
             raise BadValue(f"column '{column}' must not be empty")
         return value
 
     def optional(self, column: str) -> str:
-        return self._values.get(column, "").strip()
+        place = self._places.get(column, len(self._values))
+        return self._values[place].strip() if place < len(self._values) else ""
 
     def number(self, column: str, *, above: float | None = None, default: float | None = None) -> float:
         """A finite number, at least 0 or more than `above`."""
         if default is not None and not self.optional(column):
             return default
         value = self.text(column)
-        wanted = ">= 0" if above is None else f"> {above:g}"
         try:
             number = float(value)
         except ValueError:
@@ -83,6 +88,7 @@ class Row:
         if number > _MAX_NUMBER and math.isfinite(number):
             raise BadValue(f"column '{column}' must be at most {_MAX_NUMBER:g}, got '{value[:_SHOWN]}'")
         if not math.isfinite(number) or (number < 0 if above is None else number <= above):
+            wanted = ">= 0" if above is None else f"> {above:g}"
             raise BadValue(f"column '{column}' must be a number {wanted}, got '{value[:_SHOWN]}'")
         return number
 
@@ -152,33 +158,52 @@ def read_trace(
     """Reads a trace; `kind` is one of FORMATS. Raises ValueError with file, line, column and value of the first bad
     row, or skips bad rows and lists their errors in `bad_rows`."""
     form = _format(kind, runtimes)
-    jobs: list[_Job] = []
+    # A trace may have millions of rows: columns of numbers take a tenth of an object per job.
+    names: dict[str, None] = {}  # in order
+    models: list[str] = []
+    arrival, duration, memory_gib, gpus = array("d"), array("d"), array("d"), array("i")
     bad: list[str] = []
-    names: set[str] = set()
     for line, row in read_rows(path, form.columns):
         try:
             job = form.job(row, line)
-            _check(job, jobs[-1] if form.sorted and jobs else None, names, limits, form)
+            _check(job, arrival[-1] if form.sorted and arrival else 0.0, names, limits, form)
         except BadValue as error:
             bad.append(f"{path}:{line}: {error}")
             if not skip_bad_rows:
                 raise ValueError(bad[-1]) from None
         else:
-            names.add(job.name)
-            jobs.append(job)
-    if not jobs:
+            names[job.name] = None
+            models.append(sys.intern(job.model))
+            arrival.append(job.arrival)
+            duration.append(job.duration)
+            gpus.append(job.gpus)
+            memory_gib.append(job.memory_gib)
+    if not names:
         raise ValueError(f"{path} must have at least one valid job, got {len(bad)} bad rows")
-    jobs.sort(key=lambda job: job.arrival)
-    begin = 0.0 if form.sorted else jobs[0].arrival
-    return Trace(
+    trace = Trace(
         source=str(path),
-        names=[job.name for job in jobs],
-        arrival=np.array([job.arrival - begin for job in jobs]),
-        duration=np.array([job.duration for job in jobs]),
-        gpus=np.array([job.gpus for job in jobs], dtype=np.int32),
-        memory_gib=np.array([job.memory_gib for job in jobs]),
-        models=[job.model for job in jobs],
+        names=list(names),
+        arrival=np.array(arrival),
+        duration=np.array(duration),
+        gpus=np.array(gpus, dtype=np.int32),
+        memory_gib=np.array(memory_gib),
+        models=models,
         bad_rows=bad,
+    )
+    return trace if form.sorted else _by_arrival(trace)
+
+
+def _by_arrival(trace: Trace) -> Trace:
+    """The jobs in order of arrival, the first one at 0."""
+    order = np.argsort(trace.arrival, kind="stable")
+    return replace(
+        trace,
+        names=[trace.names[job] for job in order],
+        arrival=trace.arrival[order] - trace.arrival[order[0]],
+        duration=trace.duration[order],
+        gpus=trace.gpus[order],
+        memory_gib=trace.memory_gib[order],
+        models=[trace.models[job] for job in order],
     )
 
 
@@ -193,11 +218,11 @@ def _format(kind: str, runtimes: Path | None) -> _Format:
     return _Format(columns, _adaptdl(_read_runtimes(runtimes)), "time", "num_replicas")
 
 
-def _check(job: _Job, before: _Job | None, names: set[str], limits: Limits, form: _Format) -> None:
+def _check(job: _Job, former: float, names: Container[str], limits: Limits, form: _Format) -> None:
     if job.name in names:
         raise BadValue(f"job names must be unique, got '{job.name}' twice")
-    if before is not None and job.arrival < before.arrival:
-        raise BadValue(f"column '{form.arrival}' must ascend, got {job.arrival:g} after {before.arrival:g}")
+    if form.sorted and job.arrival < former:
+        raise BadValue(f"column '{form.arrival}' must ascend, got {job.arrival:g} after {former:g}")
     if job.gpus > limits.gpus:
         raise BadValue(f"column '{form.gpus}' must be at most {limits.gpus}, the GPUs of the cluster, got {job.gpus}")
     if job.memory_gib > limits.memory_gib:
@@ -222,14 +247,16 @@ def read_rows(path: Path, columns: list[str]) -> Iterator[tuple[int, Row]]:
     """The rows of a CSV file with their line numbers. Raises ValueError for an invalid file or a missing column."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restval="")
-            missing = [column for column in columns if column not in (reader.fieldnames or [])]
+            reader = csv.reader(file)
+            places = {column: place for place, column in enumerate(next(reader, []))}
+            missing = [column for column in columns if column not in places]
             if missing:
                 raise ValueError(
                     f"{path}:1: the header must have the columns {','.join(columns)}, '{missing[0]}' is missing"
                 )
             for values in reader:
-                yield reader.line_num, Row(values)
+                if values:  # not an empty line
+                    yield reader.line_num, Row(values, places)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
