@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import run_one
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -40,6 +44,50 @@ def test_an_allocation_beyond_the_budget_is_refused_in_that_job_only() -> None:
     assert 6 * MIB < results["large"].memory_peak <= 8 * MIB
     assert results["small"].state == "finished"
     assert 0 < results["small"].memory_peak <= 8 * MIB
+
+
+def in_a_thread() -> Tensor:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(torch.empty, 4 * MIB).result()
+
+
+def mapped() -> Tensor:
+    with tempfile.NamedTemporaryFile() as file:
+        torch.save(torch.from_numpy(np.zeros(4 * MIB, np.float32)), file.name)
+        return torch.load(file.name, mmap=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "counted"),
+    [
+        (lambda: torch.empty(4 * MIB), True),
+        (lambda: torch.empty(4 * MIB).numpy(), True),
+        (lambda: torch.from_numpy(np.zeros(4 * MIB, np.float32)), False),
+        (lambda: torch.UntypedStorage(16 * MIB), False),
+        (mapped, False),
+        (in_a_thread, False),
+    ],
+    ids=["tensor", "its array", "array", "storage", "mapped", "thread"],
+)
+def test_what_a_budget_counts_is_what_the_readme_says(make: Callable[[], Any], counted: bool) -> None:
+    def body(job: Job) -> object:
+        del job
+        return make()
+
+    if counted:
+        with pytest.raises(torchshare.BudgetExceeded):
+            run_one(body, memory_budget=8 * MIB)
+    else:
+        run_one(body, memory_budget=8 * MIB)
+
+
+def test_memory_that_becomes_shared_is_no_longer_counted() -> None:
+    def body(job: Job) -> None:
+        del job
+        kept = [torch.empty(MIB).share_memory_() for _ in range(4)]
+        assert len(kept) == 4
+
+    run_one(body, memory_budget=6 * MIB)
 
 
 @pytest.mark.parametrize("where", ["forward", "backward", "update"])

@@ -32,7 +32,13 @@ def test_every_make_target_that_is_named_exists():
 
 @pytest.mark.parametrize(
     "document",
-    [*sorted(ROOT.glob("csrc/*/README.md")), *sorted(ROOT.glob("benchmarks/**/README.md")), ROOT / "README.md"],
+    [
+        *(
+            found
+            for at in ("csrc/*/README.md", "benchmarks/**/README.md", "docs/*.md", "README.md")
+            for found in sorted(ROOT.glob(at))
+        )
+    ],
     ids=str,
 )
 def test_every_link_and_file_that_is_named_exists(document: Path):
