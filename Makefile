@@ -3,6 +3,8 @@ VENV := .venv
 PYTHON3 ?= python3
 PY := $(VENV)/bin/python
 JOBS := $(shell nproc)
+# A file's tests stay in one process: they share what they have computed.
+PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile
 # The folder of setup.py, so that C++ tests and `_C` share object files.
 BUILD = build/$(shell $(PYTHON3) -c 'import sys; print(sys.implementation.cache_tag)')
 CMAKE_BUILD := cmake --build
@@ -24,7 +26,7 @@ demo: build
 test: lint test-cpp test-python
 
 test-slow: test-emulated test-tsan soak
-	$(PY) -m pytest -m slow
+	$(PYTEST) -m slow
 
 # The first build takes minutes and shows its progress.
 build: $(VENV)/ready
@@ -49,7 +51,7 @@ test-cpp: build
 	ctest --test-dir $(BUILD) --output-on-failure
 
 test-python: build
-	$(PY) -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 # The tests marked gpu, on a CUDA device that is emulated: SLOTS:JITTER, kernels at a time and microseconds.
 build-emulator: build

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING
 
+from torchshare.context.names import escape_message
 from torchshare.version import __version__
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ __all__ = [
     "profile",
     "track",
 ]
+
+logging.getLogger(__name__).addFilter(escape_message)
 
 # Imported on first use: `torchshare simulate` needs no torch, and most programs need no compiled steps.
 _MODULES = {

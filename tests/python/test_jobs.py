@@ -198,7 +198,9 @@ def test_wait_gives_up_after_its_timeout():
 BAD_SUBMISSIONS = {
     "name taken": ({"name": "taken"}, ValueError, "job names must be unique in a runtime, got 'taken' twice"),
     "empty name": ({"name": ""}, ValueError, "job name must not be empty"),
-    "name no string": ({"name": 3}, ValueError, "job '3': name must be a string, got 3"),
+    "name no string": ({"name": 3}, ValueError, "job '3': name must be a string of at most 255 characters .*, got 3"),
+    "name too long": ({"name": "a" * 256}, ValueError, r"job 'a{80}': name must be a string .*, got 'a*\.\.\.a*'$"),
+    "name no text": ({"name": "\udc80"}, ValueError, r"job '\\udc80': name must be .*, got '\\udc80'$"),
     "no such option": (
         {"nmae": "a"},
         TypeError,
@@ -239,6 +241,15 @@ def test_bad_submissions_are_refused_and_nothing_is_lost(options, error, message
 def test_bad_runtimes_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         torchshare.Runtime(**options)
+
+
+def test_names_cannot_move_the_cursor(caplog: pytest.LogCaptureFixture) -> None:
+    with torchshare.Runtime() as runtime:
+        runtime.submit(lambda job: 1 / 0, name="a\x1b[2J")
+        results = runtime.wait(check=False)
+    assert caplog.messages[0].startswith(r"job 'a\x1b[2J' failed after 0 steps")
+    assert "\x1b" not in caplog.text
+    assert r"a\x1b[2J" in str(results)
 
 
 def test_a_job_blocked_outside_torch_is_left_behind_and_the_process_ends():

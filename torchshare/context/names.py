@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from urllib.parse import quote
 
 _MAX_STEM = 120  # characters
@@ -13,6 +14,12 @@ def escaped(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
+def escape_message(record: logging.LogRecord) -> bool:
+    """A filter of loggers: names of jobs in messages are escaped."""
+    record.msg, record.args = escaped(record.getMessage(), keep="\n\t"), ()
+    return True
 
 
 def file_stem(job: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import reprlib
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hi
 from annotated_types import Interval, Predicate
 from typing_extensions import TypedDict
 
+from torchshare.context.names import escaped
 from torchshare.memory.interval import EXPECTED, is_interval
 
 if TYPE_CHECKING:
@@ -57,6 +59,13 @@ WholeNumber = Annotated[int, Interval(ge=0), Expected("a non-negative integer")]
 SecondsAboveZero = Annotated[float, Interval(gt=0, lt=float("inf")), Expected("a positive number of seconds")]
 Text = Annotated[str, Expected("a string")]
 Flag = Annotated[bool, Expected("True or False")]
+Name = Annotated[
+    str,
+    Predicate(lambda name: len(name) <= 255 and not any("\ud800" <= c <= "\udfff" for c in name)),
+    Expected("a string of at most 255 characters without lone surrogates"),
+]
+_shown = reprlib.Repr()
+_shown.maxstring = _shown.maxother = 80
 
 
 class RuntimeOptions(TypedDict, total=False):
@@ -178,7 +187,7 @@ class RuntimeOptions(TypedDict, total=False):
 class JobOptions(TypedDict, total=False):
     """The keywords of Runtime.submit."""
 
-    name: Annotated[Text | None, Option("unique in this runtime. Default: the function's name.")]
+    name: Annotated[Name | None, Option("unique in this runtime. Default: the function's name.")]
     priority: Annotated[Text, Option('"primary", "secondary" or "level-0" (= primary) to "level-9".', "secondary", "P")]
     start: Annotated[
         str | float,
@@ -364,8 +373,8 @@ def check(options: type, given: Mapping[str, Any], caller: str, job: str | None 
         try:
             adapter.validate_python(value)
         except ValidationError:
-            of_job = "" if job is None else f"job '{job}': "
-            raise ValueError(f"{of_job}{name} must be {option.expected}, got {value!r}") from None
+            of_job = "" if job is None else f"job '{escaped(str(job)[:80])}': "
+            raise ValueError(f"{of_job}{name} must be {option.expected}, got {_shown.repr(value)}") from None
 
 
 def fill(spec: _S, given: Mapping[str, Any]) -> _S:
