@@ -170,6 +170,24 @@ def test_clean_up_runs_undisturbed(loop):
         assert runtime.wait(SOON_S)["body"].metrics == {"cleaned": 1.0}
 
 
+def test_a_suspended_job_that_is_cancelled_cleans_up() -> None:
+    def body(job: Job) -> None:
+        try:
+            run_ops_for_ever(job)
+        finally:
+            job.suspend()  # has no effect any more
+            job.log(cleaned=torch.ones(1).add_(1).item())
+
+    with torchshare.Runtime() as runtime:
+        job = runtime.submit(body, threads=1)
+        runtime.start()
+        wait_until(lambda: job.result.ops > 0)
+        job.suspend()
+        wait_until(lambda: job.state == "suspended")
+        job.cancel()
+        assert runtime.wait(SOON_S)["body"].metrics == {"cleaned": 2.0}
+
+
 def test_a_job_that_swallows_the_cancel_stops_at_its_next_batch():
     gatekeeper = Gatekeeper()
     swallowed: list[int] = []
