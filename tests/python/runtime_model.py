@@ -39,14 +39,16 @@ class Steered:
 
     def __init__(self, at_cancel: str = "unwinds") -> None:
         self.at_cancel = at_cancel
+        self.began = False
         self.commands: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
 
     def __call__(self, job: Job) -> list[Tensor] | None:
-        self.job = job
-        self.model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        job.track(model=self.model, optimizer=self.optimizer)
         try:
+            self.began = True
+            self.job = job
+            self.model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+            job.track(model=self.model, optimizer=self.optimizer)
             while (command := self.next()) is not None:
                 command()
             return self.weights()
@@ -165,6 +167,9 @@ class Expected:
                 self.steps += 1
             else:
                 self.end(End("finished", has_weights=True) if what == "finish" else End("failed", error))
+
+    def found(self) -> tuple[str, str, int, bool]:
+        return self.job.name, self.job.state, self.job.result.steps, self.function.began
 
     def check(self) -> None:
         """Of the result, what the state does not show."""

@@ -100,13 +100,14 @@ class RuntimeMachine(RuleBasedStateMachine):
         device_priority=st.sampled_from(["none", "auto"]),
         resident=st.sampled_from([None, None, 1, 2]),
         jobs=st.integers(0, 3),
+        starts=st.booleans(),
     )
-    def open(self, policy: str, device_priority: str, resident: int | None, jobs: int) -> None:
+    def open(self, policy: str, device_priority: str, resident: int | None, jobs: int, starts: bool) -> None:
         options: dict[str, Any] = {} if resident is None else {"resident": resident}
         self.runtime = torchshare.Runtime("cpu", policy=policy, device_priority=device_priority, **options)
         self.model = Model(resident)
         for index in range(jobs):
-            self.submit(PRIORITIES[index], "now", 0, "unwinds", 0, False)
+            self.submit(PRIORITIES[index], "now", 0, "unwinds", 0, starts)
 
     @property
     def jobs(self) -> list[Expected]:
@@ -123,16 +124,6 @@ class RuntimeMachine(RuleBasedStateMachine):
         done = threading.Event()
         caller.function.commands.put(lambda: (action(), done.set()))
         assert done.wait(SOON_S), f"a call by job '{caller.name}' hangs"
-
-    def send(self, job: Expected, what: str, value: BaseException | None = None) -> None:
-        function = job.function
-        commands = {"step": function.step, "finish": None, "loss": lambda: function.step(value)}
-        function.commands.put(commands[what] if what in commands else lambda: function.fail(value))
-        job.sent.append((what, value))
-
-    def may_send(self, job: Expected) -> bool:
-        """With places that jobs wait for, what jobs do at the same time decides which of them come first."""
-        return job.state == "running" or (self.model.resident is None and not job.has_ended)
 
     # Rules
 
@@ -176,46 +167,35 @@ class RuntimeMachine(RuleBasedStateMachine):
         together(self.runtime.start, self.runtime.start)
         self.model.started = True
 
-    @rule(index=INDEX, count=st.integers(1, 2))
+    @rule(index=INDEX, what=st.sampled_from(["step"] * 4 + ["finish", "body", "loss"]), error=st.sampled_from(ERRORS))
     @precondition(lambda self: self.jobs)
-    def step(self, index: int, count: int) -> None:
+    def send(self, index: int, what: str, error: type[BaseException]) -> None:
+        """Tells a job to do a step, to finish, or to fail in its body or its loss function."""
         job = self.job(index)
-        if self.may_send(job):
-            for _ in range(count):
-                self.send(job, "step")
+        if not self.may_send(job):
+            return
+        function, value = job.function, error("of the test") if what in ("body", "loss") else None
+        commands = {"step": function.step, "finish": None, "loss": lambda: function.step(value)}
+        function.commands.put(commands.get(what, lambda: function.fail(value)))
+        job.sent.append((what, value))
 
-    @rule(index=INDEX)
-    @precondition(lambda self: self.jobs)
-    def finish(self, index: int) -> None:
-        if self.may_send(self.job(index)):
-            self.send(self.job(index), "finish")
+    def may_send(self, job: Expected) -> bool:
+        """With places that jobs wait for, what jobs do at the same time decides which of them come first."""
+        return job.state == "running" or (self.model.resident is None and not job.has_ended)
 
-    @rule(index=INDEX, error=st.sampled_from(ERRORS), where=st.sampled_from(["body", "loss"]))
+    @rule(index=INDEX, caller=INDEX, what=st.sampled_from(["suspend", "spill", "resume", "resume", "cancel"]))
     @precondition(lambda self: self.jobs)
-    def fail(self, index: int, error: type[BaseException], where: str) -> None:
-        if self.may_send(self.job(index)):
-            self.send(self.job(index), where, error("of the test"))
-
-    @rule(index=INDEX, caller=INDEX, spill=st.booleans())
-    @precondition(lambda self: self.jobs)
-    def suspend(self, index: int, caller: int, spill: bool) -> None:
+    def steer(self, index: int, caller: int, what: str) -> None:
         job = self.job(index)
-        self.call(self.job(caller), lambda: job.job.suspend(spill=spill))
-        job.suspend(spill)
-
-    @rule(index=INDEX, caller=INDEX)
-    @precondition(lambda self: self.jobs)
-    def resume(self, index: int, caller: int) -> None:
-        job = self.job(index)
-        self.call(self.job(caller), job.job.resume)
-        job.resume()
-
-    @rule(index=INDEX, caller=INDEX)
-    @precondition(lambda self: self.jobs)
-    def cancel(self, index: int, caller: int) -> None:
-        job = self.job(index)
-        self.call(self.job(caller), job.job.cancel)
-        job.end(job.cancelled())
+        if what == "cancel":
+            self.call(self.job(caller), job.job.cancel)
+            job.end(job.cancelled())
+        elif what == "resume":
+            self.call(self.job(caller), job.job.resume)
+            job.resume()
+        else:
+            self.call(self.job(caller), lambda: job.job.suspend(spill=what == "spill"))
+            job.suspend(what == "spill")
 
     @rule(index=INDEX, actions=st.permutations(["suspend", "resume", "cancel", "finish", "fail"]))
     @precondition(lambda self: self.jobs)
@@ -245,12 +225,6 @@ class RuntimeMachine(RuleBasedStateMachine):
             wait_until(lambda: job.job.state in ENDED, SOON_S)
             job.end(*sorted(possible, key=lambda end: end.state != job.job.state))
 
-    @rule()
-    @precondition(lambda self: len(self.jobs) > 2)
-    def cancel_all(self) -> None:
-        self.runtime.cancel()
-        self.cancelled()
-
     @rule(check=st.booleans())
     def wait(self, check: bool) -> None:
         self.model.started = True
@@ -271,14 +245,17 @@ class RuntimeMachine(RuleBasedStateMachine):
     def fork(self, caller: int) -> None:
         self.call(self.job(caller) if self.jobs else None, lambda: forked(self.runtime))
 
-    @rule(index=INDEX, ends=st.booleans())
-    @precondition(lambda self: len(self.jobs) > 2)
-    def close(self, index: int, ends: bool) -> None:
+    @rule(index=INDEX, how=st.sampled_from(["cancel", "close", "close while a job finishes"]))
+    @precondition(lambda self: len(self.jobs) > 3)
+    def end(self, index: int, how: str) -> None:
+        if how == "cancel":
+            self.runtime.cancel()
         job = self.job(index)
-        finishing = ends and job.state == "running" and not job.spills
-        together(self.runtime.close, *[lambda: job.function.commands.put(None)] * finishing)
-        self.model.closed = True
-        if finishing:
+        finishes = how == "close while a job finishes" and job.state == "running" and not job.spills
+        if how != "cancel":
+            together(self.runtime.close, *[lambda: job.function.commands.put(None)] * finishes)
+            self.model.closed = True
+        if finishes:
             possible = (job.cancelled(), End("finished", has_weights=True))
             job.end(*sorted(possible, key=lambda end: end.state != job.job.state))
         self.cancelled()
@@ -294,9 +271,9 @@ class RuntimeMachine(RuleBasedStateMachine):
         if not hasattr(self, "model"):
             return
         self.model.settle()
-        expected = {job.name: (job.state, job.steps) for job in self.jobs}
+        expected = [(job.name, job.state, job.steps, job.began) for job in self.jobs]
         deadline = time.monotonic() + SOON_S
-        while (found := {job.name: (job.state, job.result.steps) for job in self.runtime.jobs}) != expected:
+        while (found := [job.found() for job in self.jobs]) != expected:
             assert time.monotonic() < deadline, f"expected {expected}, found {found}"
             time.sleep(0.001)
         for job in self.jobs:
