@@ -363,6 +363,14 @@ void Coordinator::cancel_start(JobId job) {
   changed_.notify_all();
 }
 
+void Coordinator::cancel_starts() {
+  const auto lock = lock_up_to_date();
+  for (Entry& entry : entries_) {
+    entry.start_cancelled = true;
+  }
+  changed_.notify_all();
+}
+
 void Coordinator::give_up(JobId job) {
   const auto lock = lock_up_to_date();
   move(job, JobState::kCancelled, clock_.now());

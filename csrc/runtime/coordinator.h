@@ -107,6 +107,8 @@ class Coordinator {
   bool wait_to_start(JobId job);
   /// Ends `wait_to_start`, now or when it is called, and releases the job. A pending job is cancelled at once.
   void cancel_start(JobId job);
+  /// No job that was added starts any more. Called before all are cancelled.
+  void cancel_starts();
   /// Counts a job as cancelled even if its thread is still running.
   void give_up(JobId job);
 

@@ -100,6 +100,9 @@ std::string RuntimeJob::error() const {
 
 void RuntimeJob::suspend() {
   runtime_->gate.set(slot_, kSuspend);
+  if (cancel_requested()) {
+    runtime_->gate.clear(slot_, kSuspend);  // the ops that clean up must not wait
+  }
 }
 
 void RuntimeJob::resume() {
@@ -110,7 +113,8 @@ void RuntimeJob::cancel() {
   if (cancel_requested_.exchange(true)) {
     return;
   }
-  runtime_->gate.set(slot_, kCancel);
+  runtime_->gate.set(slot_, kCancel);  // first, so that no further op runs
+  runtime_->gate.clear(slot_, kSuspend);
   priority_->raise_for_good();  // other threads wait for the job to end
   runtime_->coordinator.cancel_start(id());
 }

@@ -5,7 +5,6 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <stdexcept>
 #include <system_error>
@@ -176,10 +175,8 @@ bool Runtime::wait(std::chrono::nanoseconds timeout) {
 
 void Runtime::cancel_all() {
   check_process();
-  auto all = jobs();
-  // Jobs that wait come first: the end of another would start them.
-  std::stable_partition(all.begin(), all.end(), [](const auto& job) { return job->state() < JobState::kRunning; });
-  for (const auto& job : all) {
+  state_->coordinator.cancel_starts();  // first: the end of one job would start another
+  for (const auto& job : jobs()) {
     job->cancel();
   }
 }

@@ -146,6 +146,18 @@ TEST_F(CoordinatorTest, CancelsAJobThatWaitsToStart) {
   EXPECT_EQ(job.state(), JobState::kCancelled);
 }
 
+TEST_F(CoordinatorTest, CancelsAllStartsBeforeTheEndOfOneJobStartsAnother) {
+  Member& first = add("a", Priority::kPrimary, "now");
+  Member& second = add("b", Priority::kSecondary, "after:a");
+  EXPECT_TRUE(start(first).get());
+  auto waiter = start(second);
+  EXPECT_TRUE(still_waits(waiter));
+  coordinator_.cancel_starts();
+  first.end(JobState::kCancelled);
+  EXPECT_FALSE(waiter.get());
+  EXPECT_THAT(details(second, EventKind::kState), ElementsAre("pending", "delayed", "cancelled"));
+}
+
 TEST_F(CoordinatorTest, CancelsAPendingJobAtOnce) {
   Member& job = add("a", Priority::kPrimary, "now");
   coordinator_.cancel_start(job.id());

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import itertools
 import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from conftest import run_one
+from conftest import Gatekeeper, run_one, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import torchshare
@@ -154,6 +159,11 @@ BAD_BATCHES = {
     "different lengths": ((X, torch.zeros(4)), r"batch 0: batch\[0\] has 5 rows but batch\[1\] has 4; expected equal"),
     "empty": ((X[:0], Y[:0]), r"batch 0: batch\[0\] has 0 rows; expected at least 1"),
     "no tensor": (["a", "b"], "batch 0: a list has no tensor with rows to split"),
+    "an object of the user's": (SimpleNamespace(x=X), "batch 0: a SimpleNamespace has no tensor with rows to split"),
+    "a leaf deep inside": (
+        {"x": X, "y": [(Y, {"mask": Y[:4]})]},
+        r"batch 0: batch\['x'\] has 5 rows but batch\['y'\]\[0\]\[1\]\['mask'\] has 4; expected equal",
+    ),
 }
 
 
@@ -206,16 +216,35 @@ def test_a_step_is_a_batch_that_was_trained_on():
     assert result.steps == 4
 
 
-def test_a_batch_that_failed_half_way_is_no_step():
-    def body(job: Job) -> None:
-        for batch in job.batches([X] * 3, sub_batch=2):
-            for sub in batch:
-                if job.result.steps == 1 and sub.index == 1:
-                    raise RuntimeError("half way")
+def halves(job: Job, batches: list[torch.Tensor], fails: int | None = None) -> Iterator[torch.Tensor]:
+    """Trains in two sub-batches and yields the weights after each batch. In the second half of batch `fails`, the loss
+    function raises; if the caller goes on, so does the loop."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    for number, batch in enumerate(job.batches(batches, sub_batch=2)):
+        calls = itertools.count()
 
-    with torchshare.Runtime() as runtime:
-        runtime.submit(body, name="body")
-        assert runtime.wait(30, check=False)["body"].steps == 1
+        def loss(x: torch.Tensor, number: int = number, calls: Iterator[int] = calls) -> torch.Tensor:
+            if next(calls) == 1 and number == fails:
+                raise RuntimeError("half way")
+            return model(x).mean()
+
+        with contextlib.suppress(RuntimeError):
+            batch.backward(loss)
+            optimizer.step()
+        optimizer.zero_grad()
+        yield model.weight.detach().clone()
+
+
+def test_a_batch_that_failed_half_way_is_no_step():
+    """A loop that catches the error, and clears the gradients, goes on as without that batch."""
+    batches = [torch.arange(8.0).view(4, 2) + number for number in range(4)]
+    result = run_one(lambda job: list(halves(job, batches, fails=1)))
+    assert result.steps == 3
+    first, failed, *later = result.value
+    assert torch.equal(failed, first)
+    without = run_one(lambda job: list(halves(job, [batches[0], *batches[2:]]))).value
+    assert all(map(torch.equal, [first, *later], without))
 
 
 def test_a_loader_that_raises_ends_its_job_only():
@@ -238,3 +267,59 @@ def test_a_loader_that_raises_ends_its_job_only():
     assert isinstance(results["broken"].exception, OSError)
     assert results["broken"].steps == 1
     assert results["partner"].value == 50
+
+
+def test_a_loader_that_ends_early_or_never_leaves_its_partner_alone():
+    class TooShort:
+        def __len__(self) -> int:
+            return 100
+
+        def __iter__(self):
+            return iter([X] * 3)
+
+    with torchshare.Runtime(policy="strict") as runtime:
+        runtime.submit(lambda job: [list(batch) for batch in job.batches(TooShort())], name="early", priority="primary")
+        never = runtime.submit(
+            lambda job: [len(list(batch)) for batch in job.batches(itertools.repeat(X))], name="never", threads=1
+        )
+        partner = runtime.submit(lambda job: [list(batch) for batch in job.batches([X] * 50)], name="partner")
+        runtime.start()
+        wait_until(lambda: partner.state == "finished" and never.result.steps > 50)
+        never.cancel()
+        results = runtime.wait(30)
+    assert {name: result.state for name, result in results.items()} == {
+        "early": "finished",
+        "never": "cancelled",
+        "partner": "finished",
+    }
+    assert (results["early"].steps, results["partner"].steps) == (3, 50)
+
+
+def test_batches_belong_to_the_thread_of_their_job():
+    """Another thread that was suspended in the job's place aborted the process."""
+    gatekeeper = Gatekeeper()
+    used: list[Callable[[], object]] = []
+
+    def body(job: Job) -> int:
+        loop = job.batches([X] * 3)
+        batch = next(loop)
+        used.extend([lambda: next(loop), lambda: list(batch), lambda: batch.backward(torch.sum)])
+        gatekeeper.pause()
+        return len(list(batch))
+
+    with torchshare.Runtime() as runtime:
+        job = runtime.submit(body, name="a", threads=1)
+        used.append(lambda: job.batches([X]))
+        with pytest.raises(RuntimeError, match="in its own thread, while it runs"):
+            used[0]()  # before it runs
+        runtime.start()
+        assert gatekeeper.reached.wait(30)
+        for use in used:
+            with pytest.raises(
+                RuntimeError, match="job 'a': its batches must be used in its own thread, while it runs"
+            ):
+                use()
+        gatekeeper.release.set()
+        assert runtime.wait(30)["a"].value == 1
+    with pytest.raises(RuntimeError, match="in its own thread, while it runs"):
+        used[0]()  # after close

@@ -124,6 +124,20 @@ def test_cancel_reaches_a_job_that_waits_to_run():
         assert pending.result.ops == delayed.result.ops == 0
 
 
+def test_no_waiting_job_starts_while_all_are_cancelled() -> None:
+    began: list[str] = []
+    with torchshare.Runtime(device="cpu") as runtime:
+        first = runtime.submit(run_ops_for_ever, name="first", threads=1)
+        for index in range(60):
+            after = "after:job 0" if index > 40 else "after:first"
+            runtime.submit(lambda job: began.append(job.name), name=f"job {index}", start=after, threads=1)
+        runtime.start()
+        wait_until(lambda: first.state == "running" and {job.state for job in runtime.jobs[1:]} == {"delayed"})
+        runtime.close()
+        assert {result.state for result in runtime.wait(SOON_S).values()} == {"cancelled"}
+    assert began == []
+
+
 def test_an_import_is_never_cut_short(tmp_path, monkeypatch):
     (tmp_path / "slow_module.py").write_text("import threading\nbegan.set()\nthreading.Event().wait(0.5)\ndone = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -168,6 +182,24 @@ def test_clean_up_runs_undisturbed(loop):
         assert gatekeeper.reached.wait(30)
         job.cancel()
         assert runtime.wait(SOON_S)["body"].metrics == {"cleaned": 1.0}
+
+
+def test_a_suspended_job_that_is_cancelled_cleans_up() -> None:
+    def body(job: Job) -> None:
+        try:
+            run_ops_for_ever(job)
+        finally:
+            job.suspend()  # has no effect any more
+            job.log(cleaned=torch.ones(1).add_(1).item())
+
+    with torchshare.Runtime() as runtime:
+        job = runtime.submit(body, threads=1)
+        runtime.start()
+        wait_until(lambda: job.result.ops > 0)
+        job.suspend()
+        wait_until(lambda: job.state == "suspended")
+        job.cancel()
+        assert runtime.wait(SOON_S)["body"].metrics == {"cleaned": 2.0}
 
 
 def test_a_job_that_swallows_the_cancel_stops_at_its_next_batch():

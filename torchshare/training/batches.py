@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from torchshare import _core
+from torchshare.context import current
 from torchshare.isolation import gradient_sync
 from torchshare.memory import spill
 from torchshare.training import pytree, split_warning
@@ -43,6 +44,7 @@ class Batch:
 
     def __iter__(self) -> Generator[SubBatch, None, None]:
         """The sub-batches in order. One with nothing to count (all its tokens masked) is left out."""
+        _check_thread(self._job)
         handle = self._job.handle
         with split_warning.around(self._job, self._is_split):
             sub_batches = list(self.split())
@@ -195,6 +197,7 @@ def options_of(
     job: JobContext, loader: Iterable[Any], sub_batch: int | None, reduction: Reduction, count: Count | None
 ) -> Options:
     """The arguments of Job.batches, checked before the first batch."""
+    _check_thread(job)
     declared = getattr(loader, "batch_size", None)
     check_sub_batch(job.name, sub_batch, declared if isinstance(declared, int) else None)
     if reduction not in ("mean", "sum"):
@@ -240,6 +243,7 @@ def _fetched(job: JobContext, iterator: Iterator[Any], options: Options, passing
     handle = job.handle
     end = object()
     while True:
+        _check_thread(job)
         if not job.is_ending:
             spill.between_sub_batches(job)
             handle.checkpoint()
@@ -268,6 +272,12 @@ def _expect_steps(job: JobContext, loader: Iterable[Any], passing: Pass) -> None
     elif job.epochs_left > 0:
         job.handle.expect_steps(remaining + batches * (job.epochs_left - 1), for_good=True)
         job.epochs_left -= 1
+
+
+def _check_thread(job: JobContext) -> None:
+    """Another thread would be suspended and timed in place of the job's."""
+    if current.job() is not job:
+        raise RuntimeError(f"job '{job.name}': its batches must be used in its own thread, while it runs")
 
 
 def _described(value: object) -> str:
