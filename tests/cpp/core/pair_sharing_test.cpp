@@ -11,6 +11,7 @@
 namespace torchshare {
 namespace {
 
+using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 constexpr double kSteps = 1000;  // of each job
@@ -58,6 +59,12 @@ class TwoJobs {
     }
     return order;
   }
+  /// A whole probe of jobs that slow each other down by `ratio`, and share well.
+  void probe(double ratio) {
+    EXPECT_EQ(steps({0}, kAlone), "start b");
+    EXPECT_EQ(steps({0, 1}, ratio * kAlone), "hold a");
+    EXPECT_EQ(steps({1}, kAlone), "release a");
+  }
   std::string decide() {
     const auto orders = sharing.decide(at());
     if (orders.empty()) {
@@ -69,7 +76,7 @@ class TwoJobs {
   }
 
   AutoSharing sharing;
-  Seconds now = 0;
+  Seconds now = 1000;
   std::string reason;   // of the last order
   std::string at_once;  // the order at the arrival
 
@@ -111,13 +118,14 @@ std::string vary(TwoJobs& jobs, std::initializer_list<JobId> ids, Seconds mean) 
 
 TEST(PairSharing, AProbeOfVaryingStepsTakesAtMostItsShareOfTheWork) {
   TwoJobs jobs({});
-  EXPECT_EQ(vary(jobs, {0}, kAlone), "start b");
-  EXPECT_NEAR(jobs.now, 0.05 * kSteps * kAlone / 3, 0.6);  // the second's steps are unknown: only the first's work
   Seconds before = jobs.now;
+  EXPECT_EQ(vary(jobs, {0}, kAlone), "start b");
+  EXPECT_NEAR(jobs.now - before, 0.05 * kSteps * kAlone / 3, 0.6);  // the second's work is not known yet
+  before = jobs.now;
   EXPECT_EQ(vary(jobs, {0, 1}, 2 * kAlone), "hold a");
   EXPECT_NEAR(jobs.now - before, 0.05 * 3 * kSteps * kAlone / 3, 1.2);  // the second's are 0.2 s beside the first
   before = jobs.now;
-  EXPECT_EQ(vary(jobs, {1}, kAlone), "release a");
+  EXPECT_NE(vary(jobs, {1}, kAlone), "none");
   EXPECT_NEAR(jobs.now - before, 0.05 * 2 * kSteps * kAlone / 3, 0.6);
 }
 
@@ -136,6 +144,56 @@ TEST(PairSharing, AProbeWaitsOnlySoLongForAStarvedSecond) {
   EXPECT_THAT(jobs.reason, StartsWith("ratios 1 and 16.5;"));  // 3.3 s for two steps
 }
 
+TEST(PairSharing, TheTimeInWhichTheUserSuspendsAJobDoesNotStarveTheSecond) {
+  TwoJobs jobs({});
+  EXPECT_EQ(jobs.steps({0}, kAlone), "start b");
+  EXPECT_EQ(jobs.step({0, 1}, kAlone), "none");
+  jobs.sharing.suspend(0, true);
+  EXPECT_EQ(jobs.decide(), "none");
+  jobs.now += 100;
+  jobs.sharing.suspend(0, false);
+  EXPECT_EQ(jobs.steps({0, 1}, 2 * kAlone, 4), "none");  // its warm-up steps, and then one that counts
+  EXPECT_EQ(jobs.steps({0, 1}, 2 * kAlone), "hold a");
+  jobs.steps({1}, kAlone);
+  EXPECT_THAT(jobs.reason, StartsWith("ratios 2 and 2;"));
+}
+
+TEST(PairSharing, AProbeEndsOnceTheRatioIsKnownTo3Percent) {
+  TwoJobs jobs({});
+  int steps = 0;
+  for (std::string order = "none"; order == "none"; ++steps) {
+    order = jobs.step({0}, (steps % 2 == 0 ? 0.95 : 1.05) * kAlone);
+  }
+  EXPECT_EQ(steps, 3 + 7);  // 0.05 / sqrt(7) is below 0.03 / sqrt(2), the share of one of its two step times
+}
+
+TEST(PairSharing, ProbesAgainOnlyAfterFiveTimesTheLengthOfAProbe) {
+  for (const auto& [rest, reason] : {std::pair(2.0, "ratios"), std::pair(5.2, "probe: steps of the first alone")}) {
+    TwoJobs jobs({});
+    const Seconds began = jobs.now;
+    jobs.probe(1.2);
+    const double both = rest * (jobs.now - began) / (1.2 * kAlone);
+    jobs.step({0, 1}, 1.2 * kAlone);
+    EXPECT_EQ(jobs.steps({0, 1}, 1.2 * kAlone, static_cast<int>(both)), "none");
+    EXPECT_NE(jobs.steps({0, 1}, 2.4 * kAlone), "none");
+    EXPECT_THAT(jobs.reason, StartsWith(reason));
+  }
+}
+
+TEST(PairSharing, ANewProbeForgetsTheOldOne) {
+  TwoJobs jobs({});
+  jobs.probe(1.2);
+  jobs.steps({0, 1}, 1.2 * kAlone, 100);
+  EXPECT_EQ(jobs.steps({0, 1}, 3 * kAlone), "hold b");
+  jobs.step({0}, kAlone);  // begun beside the second
+  EXPECT_EQ(jobs.steps({0}, 1.5 * kAlone), "release b");
+  jobs.step({0, 1}, 3 * kAlone);
+  EXPECT_EQ(jobs.steps({0, 1}, 3 * kAlone), "hold a");
+  jobs.step({1}, kAlone);
+  jobs.steps({1}, 1.5 * kAlone);
+  EXPECT_THAT(jobs.reason, StartsWith("ratios 2 and 2;"));
+}
+
 /// Sharing at once ends both after `ratio` * 100 s; one after the other, after 100 and 200 s.
 constexpr double kGainOf2Percent = 1.47;
 constexpr double kGainOf4Percent = 1.44;
@@ -151,13 +209,23 @@ TEST(PairSharing, DoesNotSlowDownAHigherJobForAGainOfLessThan3Percent) {
 TEST(PairSharing, ChangesAPlanForAGainOfMoreThan3PercentOnly) {
   for (const auto& [ratio, order] : {std::pair(1.53, "stay b"), std::pair(1.57, "hold b")}) {
     TwoJobs jobs({});
-    EXPECT_EQ(jobs.steps({0}, kAlone), "start b");
-    EXPECT_EQ(jobs.steps({0, 1}, 1.2 * kAlone), "hold a");
-    EXPECT_EQ(jobs.steps({1}, kAlone), "release a");
+    jobs.probe(1.2);
     EXPECT_THAT(jobs.reason, StartsWith("ratios 1.2 and 1.2;"));
     EXPECT_EQ(jobs.steps({0, 1}, ratio * kAlone), "stay b");  // the first's ratio is known to have changed
     EXPECT_EQ(jobs.steps({0, 1}, ratio * kAlone), order);     // and the second's
   }
+}
+
+TEST(PairSharing, PlansWithTheSlowdownThatTheBoundAllows) {
+  const TwoJobs strong({.ratio = 2, .max_slowdown = 0.05});
+  EXPECT_EQ(strong.at_once, "stay b");
+  // In 105 s beside the first, the second runs a twentieth of the time at half its speed.
+  EXPECT_THAT(strong.reason, HasSubstr("now: 'b' ends at 202.4 s in 1 sub-batches, 'a' at 105 s"));
+  const TwoJobs weak({.ratio = 1.1, .max_slowdown = 0.05});
+  EXPECT_EQ(weak.at_once, "start b");
+  EXPECT_THAT(weak.reason, HasSubstr("now: 'b' ends at 157.3 s in 1 sub-batches, 'a' at 105 s"));
+  const TwoJobs none({.ratio = 1.04, .max_slowdown = 0.05});  // keeps the bound by itself
+  EXPECT_THAT(none.reason, HasSubstr("now: 'b' ends at 104 s in 1 sub-batches, 'a' at 104 s"));
 }
 
 TEST(PairSharing, PlansAgainForAChangeOfMoreThan10PercentOnly) {
