@@ -23,6 +23,8 @@ class TwoJobs {
  public:
   struct Options {
     double ratio = 0;  // in the profiles; 0: no profiles
+    double second_ratio = ratio;
+    Seconds second_alone = kAlone;
     std::optional<double> max_slowdown = {};
     Priority first = Priority::kPrimary;
     Priority second = Priority::kSecondary;
@@ -32,8 +34,8 @@ class TwoJobs {
     SharedJob first{.name = "a", .priority = options.first, .starts_now = true, .steps = kSteps};
     SharedJob second{.name = "b", .priority = options.second, .automatic = true, .steps = kSteps};
     if (options.ratio > 0) {
-      first.profile = {"pa", kAlone, {{"pb", {options.ratio, options.ratio}}}};
-      second.profile = {"pb", kAlone, {}};
+      first.profile = {"pa", kAlone, {{"pb", {options.ratio, options.second_ratio}}}};
+      second.profile = {"pb", options.second_alone, {}};
     }
     sharing.arrive(0, std::move(first));
     sharing.arrive(1, std::move(second));
@@ -213,6 +215,16 @@ TEST(PairSharing, ChangesAPlanForAGainOfMoreThan3PercentOnly) {
     EXPECT_THAT(jobs.reason, StartsWith("ratios 1.2 and 1.2;"));
     EXPECT_EQ(jobs.steps({0, 1}, ratio * kAlone), "stay b");  // the first's ratio is known to have changed
     EXPECT_EQ(jobs.steps({0, 1}, ratio * kAlone), order);     // and the second's
+  }
+}
+
+TEST(PairSharing, ComparesEachJobsStepsWithItsOwnStepTime) {
+  TwoJobs jobs({.ratio = 1.2, .second_ratio = 1.3, .second_alone = 2 * kAlone, .max_slowdown = 1});
+  EXPECT_EQ(jobs.at_once, "start b");
+  EXPECT_THAT(jobs.reason, StartsWith("ratios 1.2 and 1.3;"));
+  for (int step = 0; step < 50; ++step) {  // both with a ratio of 1.25
+    EXPECT_EQ(jobs.step({0}, 1.25 * kAlone), "none");
+    EXPECT_EQ(jobs.step({0, 1}, 1.25 * kAlone), "none");
   }
 }
 
