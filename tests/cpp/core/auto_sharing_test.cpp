@@ -435,6 +435,52 @@ TEST(AutoSharing, WaitsForAJobThatIsAboutToStart) {
   EXPECT_EQ(sharing.decide(at(0)).size(), 1U);
 }
 
+TEST(AutoSharing, StartsNoMoreJobsThanThereArePlaces) {
+  AutoSharing sharing({});
+  sharing.arrive(0, {.name = "a", .automatic = true, .profile = profile("pa", 0.1, "pb", 1.0, 1.0)});
+  sharing.arrive(1, {.name = "b", .automatic = true, .profile = profile("pb", 0.1)});
+  EXPECT_TRUE(sharing.decide(at(0), 0).empty());
+  EXPECT_EQ(sharing.decide(at(0), 1).size(), 1U);
+  EXPECT_TRUE(sharing.decide(at(0), 0).empty());
+  EXPECT_EQ(sharing.decide(at(0), 1).size(), 1U);
+}
+
+TEST(AutoSharing, StartsTheFirstWaitingJobThatSharesWell) {
+  AutoSharing sharing({});
+  ProfiledJob running = profile("pa", 0.1, "pb", 2.0, 2.0);
+  running.beside["pc"] = running.beside["pd"] = {1.0, 1.0};
+  sharing.arrive(0, {.name = "a", .starts_now = true, .steps = 100, .profile = running});
+  sharing.arrive(1, {.name = "b", .automatic = true, .steps = 1000, .profile = profile("pb", 0.1)});
+  sharing.arrive(2, {.name = "c", .automatic = true, .steps = 1000, .profile = profile("pc", 0.1)});
+  sharing.arrive(3, {.name = "d", .automatic = true, .steps = 1000, .profile = profile("pd", 0.1)});
+  sharing.start(0, at(0));
+  const auto orders = sharing.decide(at(0));
+  ASSERT_EQ(orders.size(), 2U);
+  EXPECT_EQ(orders[0].job, 1U);
+  EXPECT_EQ(orders[0].action, Action::kStay);
+  EXPECT_EQ(orders[1].job, 2U);
+  EXPECT_EQ(orders[1].action, Action::kStart);
+}
+
+TEST(AutoSharing, StartsTheOtherWhileTheUserHasOneSuspended) {
+  AutoSharing sharing({});
+  sharing.arrive(0, {.name = "a", .starts_now = true, .steps = 100, .profile = profile("pa", 0.1, "pb", 2.0, 2.0)});
+  sharing.arrive(1, {.name = "b", .automatic = true, .steps = 1000, .profile = profile("pb", 0.1)});
+  sharing.start(0, at(0));
+  EXPECT_EQ(sharing.decide(at(0)).at(0).action, Action::kStay);
+  sharing.suspend(0, true);
+  auto orders = sharing.decide(at(1));
+  ASSERT_EQ(orders.size(), 1U);
+  EXPECT_EQ(orders[0].action, Action::kStart);
+  EXPECT_EQ(orders[0].reason, "'a' was suspended by hand");
+  sharing.suspend(0, false);
+  sharing.step(0, at(1.1));
+  orders = sharing.decide(at(1.1));
+  ASSERT_EQ(orders.size(), 1U);
+  EXPECT_EQ(orders[0].job, 1U);
+  EXPECT_EQ(orders[0].action, Action::kHold);
+}
+
 TEST(AutoSharing, SurvivesAClockThatStandsStillOrJumps) {
   AutoSharing sharing({});
   sharing.arrive(0, {.name = "a", .starts_now = true, .steps = 1000});
@@ -458,8 +504,10 @@ TEST(AutoSharing, RefusesInvalidProfiles) {
   EXPECT_THAT(
       [&] { sharing.arrive(0, {.name = "a", .profile = profile("p", 1, "q", nan, 1)}); },
       ThrowsMessage<std::invalid_argument>(HasSubstr("job 'a': ratio beside q must be a positive number, got nan")));
-  EXPECT_THAT([&] { sharing.arrive(0, {.name = "a", .steps = -3}); },
-              ThrowsMessage<std::invalid_argument>(HasSubstr("job 'a': steps must be at least 0, got -3")));
+  for (const double steps : {-3.0, HUGE_VAL, nan}) {
+    EXPECT_THAT([&] { sharing.arrive(0, {.name = "a", .steps = steps}); },
+                ThrowsMessage<std::invalid_argument>(HasSubstr("job 'a': steps must be at least 0, got ")));
+  }
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <random>
 
+#include "model/time.h"
+
 namespace torchshare {
 namespace {
 
@@ -154,6 +156,59 @@ TEST(SlowdownBound, DoesNotAttributeAStallToTheOthers) {
   EXPECT_EQ(bound.loss(), before);
 }
 
+TEST(SlowdownBound, TakesEightStallsInARowForANewStepTime) {
+  SlowdownBound bound(0.05);
+  Primary primary;
+  primary.run(bound, 10s, 10s);
+  const double before = bound.alone();
+  const auto stall = [&] {
+    bound.step(primary.now, primary.now + 1s, true);
+    primary.now += 1s;
+  };
+  for (int stalls = 0; stalls < 7; ++stalls) {
+    stall();
+  }
+  EXPECT_EQ(bound.alone(), before);
+  bound.step(primary.now, primary.now + 20ms, true);  // not in a row
+  primary.now += 20ms;
+  for (int stalls = 0; stalls < 7; ++stalls) {
+    stall();
+  }
+  EXPECT_NEAR(bound.alone(), before, 0.001);
+  stall();
+  EXPECT_EQ(bound.alone(), 1);
+}
+
+TEST(SlowdownBound, GivesUpOnlyIfTheSmallestShareExceedsTheBound) {
+  for (const auto& [limit, gives_up] : {std::pair(0.013, false), std::pair(0.007, true)}) {
+    SlowdownBound bound(limit);  // 2 % of the time cost 1 %
+    Primary primary;
+    primary.ratio = 2;
+    primary.noise = 0.003;
+    primary.run(bound, 10s, 20s);
+    EXPECT_EQ(bound.cannot_hold(), gives_up) << limit;
+  }
+}
+
+TEST(SlowdownBound, ACycleHasAtLeastFourSteps) {
+  SlowdownBound bound(0.05);
+  Primary primary;
+  primary.alone = 0.3;
+  primary.run(bound, 10s, 60s);
+  EXPECT_NEAR(to_seconds(bound.pace().cycle), 4 * 0.3, 0.05);
+  EXPECT_EQ(SlowdownBound(0.05, 0.001).pace().cycle, 200ms);
+}
+
+TEST(SlowdownBound, LeavesOneWindowInTwentyOutside) {
+  SlowdownBound bound(0.05);
+  Primary primary;
+  primary.ratio = 1.5;
+  primary.noise = 0.08;
+  primary.run(bound, 0s, 1000s);
+  const double outside = 1 - static_cast<double>(bound.windows_inside()) / static_cast<double>(bound.windows());
+  EXPECT_NEAR(outside, SlowdownBound::kOutsideShare, 0.015);
+}
+
 TEST(SlowdownBound, CountsWindowsWithOthersOnly) {
   SlowdownBound bound(0.5);
   Primary primary;
@@ -202,6 +257,21 @@ TEST(SlowdownBound, LearnsTheStepAloneWhileNoOtherJobRuns) {
 
 TEST(SlowdownBound, BeginsWithTheProfilesStep) {
   EXPECT_EQ(SlowdownBound(0.05, 0.02).alone(), 0.02);
+}
+
+TEST(SlowdownBound, BeginsWithAShareThatKeepsTheBoundWhateverTheOthersCost) {
+  EXPECT_DOUBLE_EQ(SlowdownBound(0.25).pace().share, 0.2);
+  EXPECT_DOUBLE_EQ(SlowdownBound(0.01).pace().share, 0.05);  // at least
+}
+
+TEST(SlowdownBound, LearnsFromTheFirstStepAndFromNoneWithoutDuration) {
+  SlowdownBound bound(0.05);
+  bound.step(1s, 1s, true);
+  EXPECT_EQ(bound.alone(), 0);
+  bound.step(1s, 1020ms, false);
+  EXPECT_DOUBLE_EQ(bound.alone(), 0.02);
+  bound.step(1020ms, 1020ms, true);
+  EXPECT_DOUBLE_EQ(bound.alone(), 0.02);
 }
 
 TEST(SlowdownBound, RefusesInvalidBounds) {

@@ -1,0 +1,251 @@
+#include "sharing/pair_sharing.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "sharing/auto_sharing.h"
+
+namespace torchshare {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr double kSteps = 1000;  // of each job
+constexpr Seconds kAlone = 0.1;  // a step alone
+
+/// Two jobs directed by AutoSharing: the first starts at once, the second is automatic. The test says how long each
+/// step takes.
+class TwoJobs {
+ public:
+  struct Options {
+    double ratio = 0;  // in the profiles; 0: no profiles
+    double second_ratio = ratio;
+    Seconds second_alone = kAlone;
+    std::optional<double> max_slowdown = {};
+    Priority first = Priority::kPrimary;
+    Priority second = Priority::kSecondary;
+  };
+
+  explicit TwoJobs(const Options& options) : sharing(options.max_slowdown) {
+    SharedJob first{.name = "a", .priority = options.first, .starts_now = true, .steps = kSteps};
+    SharedJob second{.name = "b", .priority = options.second, .automatic = true, .steps = kSteps};
+    if (options.ratio > 0) {
+      first.profile = {"pa", kAlone, {{"pb", {options.ratio, options.second_ratio}}}};
+      second.profile = {"pb", options.second_alone, {}};
+    }
+    sharing.arrive(0, std::move(first));
+    sharing.arrive(1, std::move(second));
+    sharing.start(0, at());
+    at_once = decide();
+  }
+
+  /// Each of `jobs` does a step of that time; returns the first order that follows, such as "hold b", or "none".
+  std::string step(std::initializer_list<JobId> jobs, Seconds time) {
+    now += time;
+    std::string order = "none";
+    for (const JobId job : jobs) {
+      sharing.step(job, at());
+      order = order == "none" ? decide() : order;
+    }
+    return order;
+  }
+  /// Repeats such steps until there is an order, at most `most` times.
+  std::string steps(std::initializer_list<JobId> jobs, Seconds time, int most = 200) {
+    std::string order = "none";
+    for (int done = 0; done < most && order == "none"; ++done) {
+      order = step(jobs, time);
+    }
+    return order;
+  }
+  /// A whole probe of jobs that slow each other down by `ratio`, and share well.
+  void probe(double ratio) {
+    EXPECT_EQ(steps({0}, kAlone), "start b");
+    EXPECT_EQ(steps({0, 1}, ratio * kAlone), "hold a");
+    EXPECT_EQ(steps({1}, kAlone), "release a");
+  }
+  std::string decide() {
+    const auto orders = sharing.decide(at());
+    if (orders.empty()) {
+      return "none";
+    }
+    reason = orders.front().reason;
+    constexpr const char* kActions[] = {"start", "hold", "release", "stay"};
+    return fmt::format("{} {}", kActions[static_cast<int>(orders.front().action)], "ab"[orders.front().job]);
+  }
+
+  AutoSharing sharing;
+  Seconds now = 1000;
+  std::string reason;   // of the last order
+  std::string at_once;  // the order at the arrival
+
+ private:
+  std::chrono::nanoseconds at() const { return std::chrono::nanoseconds(std::llround(1e9 * now)); }
+};
+
+TEST(PairSharing, AStepAcrossAStartOrAHoldIsNotMeasured) {
+  TwoJobs jobs({});
+  EXPECT_EQ(jobs.steps({0}, kAlone), "start b");
+  EXPECT_EQ(jobs.step({0}, 0.7 * kAlone), "none");  // begun alone
+  EXPECT_EQ(jobs.steps({0, 1}, 2 * kAlone), "hold a");
+  EXPECT_EQ(jobs.step({1}, 1.7 * kAlone), "none");  // begun beside the first
+  jobs.steps({1}, kAlone);
+  EXPECT_THAT(jobs.reason, StartsWith("ratios 2 and 2;"));
+}
+
+TEST(PairSharing, StepsOfAJobThatIsLetInAreNotMeasured) {
+  TwoJobs jobs({});
+  EXPECT_EQ(jobs.steps({0}, kAlone, 4), "none");
+  jobs.now += 2;  // the first stalls
+  EXPECT_EQ(jobs.decide(), "start b");
+  EXPECT_EQ(jobs.steps({1}, kAlone, 10), "none");  // alone in fact
+  EXPECT_EQ(jobs.step({0}, kAlone), "hold b");
+  EXPECT_EQ(jobs.steps({0}, kAlone), "release b");
+  EXPECT_EQ(jobs.steps({0, 1}, 2 * kAlone), "hold a");
+  jobs.steps({1}, kAlone);
+  EXPECT_THAT(jobs.reason, StartsWith("ratios 2 and 2;"));
+}
+
+/// Steps whose times vary too much for an exact mean.
+std::string vary(TwoJobs& jobs, std::initializer_list<JobId> ids, Seconds mean) {
+  std::string order = "none";
+  for (int step = 0; step < 200 && order == "none"; ++step) {
+    order = jobs.step(ids, mean * (step % 2 == 0 ? 0.1 : 1.9));
+  }
+  return order;
+}
+
+TEST(PairSharing, AProbeOfVaryingStepsTakesAtMostItsShareOfTheWork) {
+  TwoJobs jobs({});
+  Seconds before = jobs.now;
+  EXPECT_EQ(vary(jobs, {0}, kAlone), "start b");
+  EXPECT_NEAR(jobs.now - before, 0.05 * kSteps * kAlone / 3, 0.6);  // the second's work is not known yet
+  before = jobs.now;
+  EXPECT_EQ(vary(jobs, {0, 1}, 2 * kAlone), "hold a");
+  EXPECT_NEAR(jobs.now - before, 0.05 * 3 * kSteps * kAlone / 3, 1.2);  // the second's are 0.2 s beside the first
+  before = jobs.now;
+  EXPECT_NE(vary(jobs, {1}, kAlone), "none");
+  EXPECT_NEAR(jobs.now - before, 0.05 * 2 * kSteps * kAlone / 3, 0.6);
+}
+
+TEST(PairSharing, AProbeWaitsOnlySoLongForAStarvedSecond) {
+  TwoJobs jobs({});
+  EXPECT_EQ(jobs.steps({0}, kAlone), "start b");
+  EXPECT_EQ(jobs.step({0, 1}, kAlone), "none");
+  const Seconds before = jobs.now;
+  for (int step = 0; step < 2; ++step) {
+    EXPECT_EQ(jobs.steps({0}, kAlone, 14), "none");
+    EXPECT_EQ(jobs.step({0, 1}, kAlone), "none");  // takes 1.5 s, and is still a warm-up step
+  }
+  EXPECT_EQ(jobs.steps({0}, kAlone), "hold a");
+  EXPECT_NEAR(jobs.now - before, 2 * 0.05 * kSteps * kAlone / 3, 0.15);
+  jobs.steps({1}, kAlone);
+  EXPECT_THAT(jobs.reason, StartsWith("ratios 1 and 16.5;"));  // 3.3 s for two steps
+}
+
+TEST(PairSharing, TheTimeInWhichTheUserSuspendsAJobDoesNotStarveTheSecond) {
+  TwoJobs jobs({});
+  EXPECT_EQ(jobs.steps({0}, kAlone), "start b");
+  EXPECT_EQ(jobs.step({0, 1}, kAlone), "none");
+  jobs.sharing.suspend(0, true);
+  EXPECT_EQ(jobs.decide(), "none");
+  jobs.now += 100;
+  jobs.sharing.suspend(0, false);
+  EXPECT_EQ(jobs.steps({0, 1}, 2 * kAlone, 4), "none");  // its warm-up steps, and then one that counts
+  EXPECT_EQ(jobs.steps({0, 1}, 2 * kAlone), "hold a");
+  jobs.steps({1}, kAlone);
+  EXPECT_THAT(jobs.reason, StartsWith("ratios 2 and 2;"));
+}
+
+TEST(PairSharing, AProbeEndsOnceTheRatioIsKnownTo3Percent) {
+  TwoJobs jobs({});
+  int steps = 0;
+  for (std::string order = "none"; order == "none"; ++steps) {
+    order = jobs.step({0}, (steps % 2 == 0 ? 0.95 : 1.05) * kAlone);
+  }
+  EXPECT_EQ(steps, 3 + 7);  // 0.05 / sqrt(7) is below 0.03 / sqrt(2), the share of one of its two step times
+}
+
+TEST(PairSharing, ProbesAgainOnlyAfterFiveTimesTheLengthOfAProbe) {
+  for (const auto& [rest, reason] : {std::pair(2.0, "ratios"), std::pair(5.2, "probe: steps of the first alone")}) {
+    TwoJobs jobs({});
+    const Seconds began = jobs.now;
+    jobs.probe(1.2);
+    const double both = rest * (jobs.now - began) / (1.2 * kAlone);
+    jobs.step({0, 1}, 1.2 * kAlone);
+    EXPECT_EQ(jobs.steps({0, 1}, 1.2 * kAlone, static_cast<int>(both)), "none");
+    EXPECT_NE(jobs.steps({0, 1}, 2.4 * kAlone), "none");
+    EXPECT_THAT(jobs.reason, StartsWith(reason));
+  }
+}
+
+TEST(PairSharing, ANewProbeForgetsTheOldOne) {
+  TwoJobs jobs({});
+  jobs.probe(1.2);
+  jobs.steps({0, 1}, 1.2 * kAlone, 100);
+  EXPECT_EQ(jobs.steps({0, 1}, 3 * kAlone), "hold b");
+  jobs.step({0}, kAlone);  // begun beside the second
+  EXPECT_EQ(jobs.steps({0}, 1.5 * kAlone), "release b");
+  jobs.step({0, 1}, 3 * kAlone);
+  EXPECT_EQ(jobs.steps({0, 1}, 3 * kAlone), "hold a");
+  jobs.step({1}, kAlone);
+  jobs.steps({1}, 1.5 * kAlone);
+  EXPECT_THAT(jobs.reason, StartsWith("ratios 2 and 2;"));
+}
+
+/// Sharing at once ends both after `ratio` * 100 s; one after the other, after 100 and 200 s.
+constexpr double kGainOf2Percent = 1.47;
+constexpr double kGainOf4Percent = 1.44;
+
+TEST(PairSharing, DoesNotSlowDownAHigherJobForAGainOfLessThan3Percent) {
+  constexpr Priority kEqual = Priority::kSecondary;
+  EXPECT_EQ(TwoJobs({.ratio = kGainOf4Percent}).at_once, "start b");
+  EXPECT_EQ(TwoJobs({.ratio = kGainOf2Percent}).at_once, "stay b");
+  EXPECT_EQ(TwoJobs({.ratio = kGainOf2Percent, .first = kEqual}).at_once, "stay b");
+  EXPECT_EQ(TwoJobs({.ratio = kGainOf2Percent, .first = kEqual, .second = Priority::kPrimary}).at_once, "start b");
+}
+
+TEST(PairSharing, ChangesAPlanForAGainOfMoreThan3PercentOnly) {
+  for (const auto& [ratio, order] : {std::pair(1.53, "stay b"), std::pair(1.57, "hold b")}) {
+    TwoJobs jobs({});
+    jobs.probe(1.2);
+    EXPECT_THAT(jobs.reason, StartsWith("ratios 1.2 and 1.2;"));
+    EXPECT_EQ(jobs.steps({0, 1}, ratio * kAlone), "stay b");  // the first's ratio is known to have changed
+    EXPECT_EQ(jobs.steps({0, 1}, ratio * kAlone), order);     // and the second's
+  }
+}
+
+TEST(PairSharing, ComparesEachJobsStepsWithItsOwnStepTime) {
+  TwoJobs jobs({.ratio = 1.2, .second_ratio = 1.3, .second_alone = 2 * kAlone, .max_slowdown = 1});
+  EXPECT_EQ(jobs.at_once, "start b");
+  EXPECT_THAT(jobs.reason, StartsWith("ratios 1.2 and 1.3;"));
+  for (int step = 0; step < 50; ++step) {  // both with a ratio of 1.25
+    EXPECT_EQ(jobs.step({0}, 1.25 * kAlone), "none");
+    EXPECT_EQ(jobs.step({0, 1}, 1.25 * kAlone), "none");
+  }
+}
+
+TEST(PairSharing, PlansWithTheSlowdownThatTheBoundAllows) {
+  const TwoJobs strong({.ratio = 2, .max_slowdown = 0.05});
+  EXPECT_EQ(strong.at_once, "stay b");
+  // In 105 s beside the first, the second runs a twentieth of the time at half its speed.
+  EXPECT_THAT(strong.reason, HasSubstr("now: 'b' ends at 202.4 s in 1 sub-batches, 'a' at 105 s"));
+  const TwoJobs weak({.ratio = 1.1, .max_slowdown = 0.05});
+  EXPECT_EQ(weak.at_once, "start b");
+  EXPECT_THAT(weak.reason, HasSubstr("now: 'b' ends at 157.3 s in 1 sub-batches, 'a' at 105 s"));
+  const TwoJobs none({.ratio = 1.04, .max_slowdown = 0.05});  // keeps the bound by itself
+  EXPECT_THAT(none.reason, HasSubstr("now: 'b' ends at 104 s in 1 sub-batches, 'a' at 104 s"));
+}
+
+TEST(PairSharing, PlansAgainForAChangeOfMoreThan10PercentOnly) {
+  TwoJobs jobs({.ratio = 1.1, .max_slowdown = 1});
+  EXPECT_EQ(jobs.steps({0, 1}, 1.09 * 1.1 * kAlone, 100), "none");
+  TwoJobs slower({.ratio = 1.1, .max_slowdown = 1});
+  EXPECT_EQ(slower.steps({0, 1}, 1.12 * 1.1 * kAlone, 100), "stay b");
+}
+
+}  // namespace
+}  // namespace torchshare
