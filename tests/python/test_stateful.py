@@ -163,6 +163,7 @@ class RuntimeMachine(RuleBasedStateMachine):
         self.functions.append(weakref.ref(new.function))
 
     @rule()
+    @precondition(lambda self: not self.model.started or self.model.closed)
     def start(self) -> None:
         together(self.runtime.start, self.runtime.start)
         self.model.started = True
