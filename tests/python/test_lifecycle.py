@@ -669,7 +669,7 @@ def computes(job):
 def counts(job):
     while True: sum(range(1000))
 
-for number in range(ROUNDS):
+for number in range(100):
     delay = random.uniform(0, 0.05)
     child = os.fork()
     if child == 0:
@@ -685,9 +685,10 @@ for number in range(ROUNDS):
 """
 
 
-@pytest.mark.parametrize("rounds", [10, pytest.param(100, marks=pytest.mark.slow)])
-def test_the_interpreter_ends_at_any_moment_of_its_jobs(rounds: int) -> None:
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_interpreter_ends_at_any_moment_of_its_jobs() -> None:
     """Forked, because importing torch takes seconds."""
-    done = python(ENDS_AT_RANDOM.replace("ROUNDS", str(rounds)), timeout=110)
+    done = python(ENDS_AT_RANDOM, timeout=800)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "Fatal" not in done.stderr and "terminate" not in done.stderr
