@@ -252,7 +252,8 @@ class RuntimeMachine(RuleBasedStateMachine):
         if how == "cancel":
             self.runtime.cancel()
         job = self.job(index)
-        finishes = how == "close while a job finishes" and job.state == "running" and not job.spills
+        waits = any(each.state in ("pending", "delayed") for each in self.jobs)  # whose place or condition it is
+        finishes = how == "close while a job finishes" and job.state == "running" and not (job.spills or waits)
         if how != "cancel":
             together(self.runtime.close, *[lambda: job.function.commands.put(None)] * finishes)
             self.model.closed = True
