@@ -48,6 +48,28 @@ TEST_F(RuntimeStreamTest, AJobEndsWhenTheDeviceHasDoneItsWork) {
   EXPECT_EQ(job->state(), JobState::kFinished);
 }
 
+TEST_F(RuntimeStreamTest, AJobThatSynchronizesWaitsForItsOwnWorkAndTheWaitIsCounted) {
+  Runtime runtime(device_);
+  std::latch launched(2);
+  const auto other = runtime.submit({.name = "other", .priority = Priority::kPrimary}, [&](Job&) {
+    device_->stream().launch(1h);
+    launched.arrive_and_wait();
+  });
+  const auto job = runtime.submit({.name = "a"}, [&](Job& job) {
+    device_->stream().launch(10ms);
+    launched.arrive_and_wait();
+    runtime_job(job).synchronize();
+  });
+  runtime.start();
+  EXPECT_FALSE(have_ended({job}, 30ms));
+  device_->clock().advance(10ms);
+  EXPECT_TRUE(have_ended({job}));
+  EXPECT_EQ(job->stats().waited, 10ms);
+  EXPECT_FALSE(is_terminal(other->state()));
+  device_->clock().advance(1h);
+  EXPECT_TRUE(have_ended({other}));
+}
+
 TEST_F(RuntimeStreamTest, ALowerJobWaitsForTheStreamOfAHigherOne) {
   Runtime runtime(device_, {.policy = "strict"});
   std::latch launched(1);

@@ -188,8 +188,7 @@ class Expected:
         if end.state == "finished" and not end.has_weights:
             return result.value is None
         if end.has_weights:
-            weights = alone(self.seed)[self.steps]
-            return all(torch.equal(a, b) for a, b in zip(result.value or [None], weights, strict=True))
+            return result.value is not None and all(map(torch.equal, result.value, alone(self.seed)[self.steps]))
         return end.state != "failed" or result.exception is end.error
 
 

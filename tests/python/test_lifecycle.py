@@ -647,3 +647,48 @@ def test_a_thread_left_behind_outside_its_body_does_not_abort_it_either() -> Non
         f"body = Body(){ENDS_SLOWLY}"
     )
     assert done.returncode == 0, done.stderr
+
+
+ENDS_AT_RANDOM = """
+import os, random, sys, time, torch, torchshare, torch._dynamo
+random.seed(7)
+
+def raises(job):
+    while True:
+        try: torch.ones(2) @ torch.ones(3)
+        except RuntimeError: pass
+
+def fails(job):
+    time.sleep(0.01)
+    torch.ones(2) @ torch.ones(3)
+
+def computes(job):
+    x = torch.ones(200, 200, requires_grad=True)
+    while True: (x @ x).tanh().sum().backward()
+
+def counts(job):
+    while True: sum(range(1000))
+
+for number in range(100):
+    delay = random.uniform(0, 0.05)
+    child = os.fork()
+    if child == 0:
+        runtime = torchshare.Runtime(device="cpu", policy=random.choice(["priority", "strict", "best_fit"]))
+        for body in (raises, fails, computes, counts):
+            runtime.submit(body, threads=1)
+        runtime.start()
+        time.sleep(delay)
+        sys.exit()  # the interpreter ends as usual
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if ended != 0:
+        print("child", number, "ended with", ended, "after", delay)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_interpreter_ends_at_any_moment_of_its_jobs() -> None:
+    """Forked, because importing torch takes seconds."""
+    done = python(ENDS_AT_RANDOM, timeout=800)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "Fatal" not in done.stderr and "terminate" not in done.stderr

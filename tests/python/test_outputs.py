@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,20 @@ def test_a_file_is_replaced_at_the_end_or_not_at_all(tmp_path: Path) -> None:
         assert path.read_text() == "old"
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o600)
     assert sorted(tmp_path.iterdir()) == [path, part] and part.read_text() == "the user's own"
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("old")
+    for written in (0, 1, 100_000):
+        child = os.fork()
+        if child == 0:
+            with replacing(path) as file:
+                file.write(b"x" * written)
+                file.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        assert path.read_text() == "old"
 
 
 def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:

@@ -49,6 +49,19 @@ def test_every_link_and_file_that_is_named_exists(document: Path):
         assert any(list((ROOT / folder).rglob(name)) for folder in SOURCES), name
 
 
+def test_every_fault_is_listed_with_tests_that_exist():
+    rows = re.findall(r"^\| (\d+) \|(.*)\|$", (ROOT / "docs" / "faults.md").read_text(), re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 34))
+    for number, row in rows:
+        tests = re.findall(r"`([\w/]+\.(?:py|cpp))::(\w+)(?:\.(\w+))?`", row)
+        assert tests or "not built yet" in row, number
+        for file, name, case in tests:
+            text = (ROOT / "tests" / file.rpartition(".")[2].replace("py", "python") / file).read_text()
+            python = rf"^def {name}\("
+            cpp = rf"^TEST(?:_F|_P)?\({name}, {case}\)"
+            assert re.search(cpp if case else python, text, re.MULTILINE), f"{number}: {file}::{name}.{case}"
+
+
 def test_every_public_name_has_a_docstring():
     for name in torchshare.__all__:
         assert getattr(torchshare, name).__doc__, name

@@ -237,6 +237,20 @@ def test_megabytes_of_output_arrive_whole_or_in_files(tmp_path: Path):
     assert len(ran.lines) < 50
 
 
+def test_a_script_trains_on_though_its_log_cannot_be_written(tmp_path: Path):
+    """A full disk, and a log that cannot be created."""
+    script(tmp_path, "a.py", LOOP + "for i in range(3): train(1); print('line', i)")
+    (tmp_path / "logs" / "b.log").mkdir(parents=True)
+    (tmp_path / "logs" / "a.log").symlink_to("/dev/full")
+    ran = Ran(tmp_path, "--output", "logs", "a=a.py", "b=a.py", "c=a.py")
+    assert [(job["state"], job["steps"]) for job in ran.jobs.values()] == [("finished", 3)] * 3, ran.text()
+    assert (tmp_path / "logs" / "c.log").read_text() == "line 0\nline 1\nline 2\n"
+    assert sorted(line for line in ran.lines if "lost" in line) == [
+        "job 'a': its output is lost from here on: No space left on device",
+        "job 'b': its output is lost from here on: Is a directory",
+    ]
+
+
 def test_one_script_prints_as_in_plain_python(tmp_path: Path):
     script(tmp_path, "a.py", "import sys\nprint('x', end='\\r')\nprint(sys.argv)")
     done = torchshare_command("run", "a.py", "--steps=3", "-x", "--json", folder=tmp_path)

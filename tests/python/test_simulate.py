@@ -88,6 +88,25 @@ def test_equal_seeds_give_equal_results_on_both_cores(policy):
     assert not np.array_equal(outcomes[0].jct, outcomes[2].jct)
 
 
+@pytest.mark.parametrize("policy", _core.cluster_policy_names())
+def test_jobs_that_are_alike_run_in_the_order_of_the_trace(policy):
+    jobs = 50
+    alike = Trace(
+        "alike", [""] * jobs, np.zeros(jobs), np.full(jobs, 60.0), np.full(jobs, 8), np.zeros(jobs), [""] * jobs
+    )
+    jct = simulate(case(policy, alike, ratio=2.0)).jct
+    assert np.array_equal(jct, np.sort(jct))
+    assert jct[-1] == pytest.approx(60.0 * jobs)
+
+
+def test_a_hundred_thousand_jobs():
+    trace = random_trace(100_000, gap_s=400)
+    outcome = simulate(case("sjf", trace))
+    assert np.isfinite(outcome.jct).all() and (outcome.jct > trace.duration - 1e-6).all()
+    busy = outcome.figures["gpu_utilization"] * outcome.figures["makespan_s"] * 8
+    assert busy == pytest.approx((trace.duration * trace.gpus).sum())
+
+
 def test_another_seed_gives_other_estimates():
     a, b = (simulate(case("sjf", random_trace(200), estimate_error=0.5, seed=seed)).jct for seed in (1, 2))
     assert not np.array_equal(a, b)

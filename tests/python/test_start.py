@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -77,6 +80,53 @@ def test_seconds_count_from_submission():
         began = time.monotonic()
         runtime.submit(lambda job: time.monotonic(), name="late", start=0.2)
         assert runtime.wait(30)["late"].value - began >= 0.2
+
+
+def test_a_time_that_has_passed_is_now():
+    gatekeeper = Gatekeeper()
+
+    def primary(job: Job) -> None:
+        for index, batch in enumerate(job.batches([BATCH] * 3)):
+            list(batch)
+            if index == 2:
+                gatekeeper.pause()  # after two steps
+
+    with torchshare.Runtime() as runtime:
+        runtime.submit(primary, priority="primary")
+        runtime.start()
+        assert gatekeeper.reached.wait(30)
+        for start in ("step:0", "step:1", "step:2", 0, 1e-9):
+            runtime.submit(steps(1), name=f"at {start}", start=start)
+        wait_until(lambda: {job.state for job in runtime.jobs[1:]} == {"finished"})
+        gatekeeper.release.set()
+        runtime.wait(30)
+
+
+def test_a_clock_that_jumps_delays_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """As NTP sets it: all times are of the monotonic clock."""
+    jumps = itertools.cycle([0.0, 4e9, 1.0, 2e9])
+    for name in ("time", "time_ns"):
+        monkeypatch.setattr(time, name, lambda: int(next(jumps)))
+    options = {"max_slowdown": 0.1, "checkpoint": tmp_path, "every": "1s", "policy": "best_fit"}
+    began = time.monotonic()
+    with torchshare.Runtime(device="cpu", **options) as runtime:
+        first = runtime.submit(steps(50), name="first", priority="primary", threads=1)
+        runtime.submit(steps(1), name="second", start=0.2, threads=1)
+        runtime.submit(lambda job: time.sleep(0.1), name="third", start="after:second", threads=1)
+        with pytest.raises(TimeoutError):
+            runtime.wait(0.01)
+        runtime.wait(30)
+    assert 0.3 <= time.monotonic() - began < 20
+    assert 0 < first.result.ran_s < 20
+
+
+def test_only_these_read_the_clock_that_jumps():
+    """For the date in a profile, and to compare times of processes on several machines."""
+    root = Path(torchshare.__file__).parents[1]
+    reads = re.compile(r"system_clock|CLOCK_REALTIME|gettimeofday|\btime\.time\(|\.now\(\)\.astimezone")
+    sources = [path for kind in ("csrc/**/*.h", "csrc/**/*.cpp", "torchshare/**/*.py") for path in root.glob(kind)]
+    assert len(sources) > 200
+    assert sorted(path.name for path in sources if reads.search(path.read_text())) == ["measure.py", "ranks.py"]
 
 
 @pytest.mark.parametrize("start", ["soon", "after:", "step:x", "step:-1", "-1", -1, float("nan"), float("inf")])

@@ -163,6 +163,7 @@ class RuntimeMachine(RuleBasedStateMachine):
         self.functions.append(weakref.ref(new.function))
 
     @rule()
+    @precondition(lambda self: not self.model.started or self.model.closed)
     def start(self) -> None:
         together(self.runtime.start, self.runtime.start)
         self.model.started = True
@@ -251,7 +252,8 @@ class RuntimeMachine(RuleBasedStateMachine):
         if how == "cancel":
             self.runtime.cancel()
         job = self.job(index)
-        finishes = how == "close while a job finishes" and job.state == "running" and not job.spills
+        waits = any(each.state in ("pending", "delayed") for each in self.jobs)  # whose place or condition it is
+        finishes = how == "close while a job finishes" and job.state == "running" and not (job.spills or waits)
         if how != "cancel":
             together(self.runtime.close, *[lambda: job.function.commands.put(None)] * finishes)
             self.model.closed = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import re
 import sys
@@ -17,6 +18,8 @@ from torchshare.context import current
 from torchshare.context.names import escaped, file_stem
 from torchshare.context.rank import this_rank
 from torchshare.isolation.script_state import process_stream
+
+log = logging.getLogger("torchshare")
 
 _BAR_EVERY_S = 2.0  # how often a progress bar, which overwrites its line, is printed as a line
 _CURSOR_MOVES = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")
@@ -140,6 +143,38 @@ class _Bytes(io.RawIOBase):
         return len(data)
 
 
+class _LogFile(io.FileIO):
+    """The file of a job's output. What cannot be written is dropped after one warning: training goes on."""
+
+    def __init__(self, path: str | Path, job: str) -> None:
+        super().__init__(path, "w")
+        self._job = job
+        self._warned = False
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                _warn_of_loss(self._job, error)
+            return len(data)
+
+
+def _log_file(path: Path, job: str) -> TextIO:
+    try:
+        file = _LogFile(path, job)
+    except OSError as error:
+        _warn_of_loss(job, error)
+        file = _LogFile(os.devnull, job)
+    return io.TextIOWrapper(io.BufferedWriter(file), line_buffering=True)
+
+
+def _warn_of_loss(job: str, error: OSError) -> None:
+    with current.outside_script():  # not to the file itself
+        log.warning("job '%s': its output is lost from here on: %s", escaped(job), error.strerror)
+
+
 def _visible(line: str) -> str:
     """What a terminal would show of a line: of the versions between carriage returns, the last that is not blank."""
     versions = [version for version in line.split("\r") if version.strip()]
@@ -161,7 +196,7 @@ class Output:
         """The standard output and error of a job."""
         if self.mode not in ("prefix", "plain"):
             path = Path(self.mode) / f"{file_stem(job)}.log"
-            with this_rank().file(path).open("w", buffering=1) as file:
+            with _log_file(this_rank().file(path), job) as file:
                 yield file, file
             return
         out, err = _Outer("stderr" if self._all_to_stderr else "stdout", self), _Outer("stderr", self)
