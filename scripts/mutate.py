@@ -71,7 +71,7 @@ def closing(code: str, opening: int) -> int:
 def other_number(text: str) -> str:
     if re.fullmatch(r"[\d']+", text):
         return str(int(text.replace("'", "")) + 1)
-    return repr(2 * float(text))
+    return repr(2 * float(text) or 1.0)
 
 
 def edits(code: str) -> Iterator[tuple[int, int, str]]:
