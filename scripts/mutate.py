@@ -71,7 +71,7 @@ def closing(code: str, opening: int) -> int:
 def other_number(text: str) -> str:
     if re.fullmatch(r"[\d']+", text):
         return str(int(text.replace("'", "")) + 1)
-    return repr(2 * float(text))
+    return repr(2 * float(text) or 1.0)
 
 
 def edits(code: str) -> Iterator[tuple[int, int, str]]:
@@ -106,26 +106,26 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
 class Copy:
     """A copy of the tree with a build of its own."""
 
-    def __init__(self, folder: Path, program: str, test_filter: str) -> None:
-        self.folder, self.program, self.test_filter = folder, program, test_filter
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self.folder, self.program, self.test_filter = folder, options.program, options.filter
+        self.build = folder / "build/mutants"  # as deep as build/cpython-*, whose objects ccache has
         left_out = shutil.ignore_patterns(".git", ".venv", "build", "*.so")
         shutil.copytree(ROOT, folder, dirs_exist_ok=True, ignore=left_out)
-        flags = {
-            "CMAKE_BUILD_TYPE": "Mutants",  # so that only these flags count: a mutant may warn
-            "CMAKE_CXX_FLAGS": "-O1 -w -DNDEBUG",
-            "TORCHSHARE_TESTS": "ON",
-            "TORCHSHARE_PYTHON": sys.executable,
-        }
-        configure = ["cmake", "-S", str(folder), "-B", str(folder / "build"), *(f"-D{k}={v}" for k, v in flags.items())]
+        (folder / ".venv").symlink_to(ROOT / ".venv")
+        with (folder / "CMakeLists.txt").open("a") as file:  # a mutant may warn
+            globs = " ".join(f"{mutated}/*.cpp" for mutated in options.folders)
+            file.write(f"file(GLOB mutated {globs})\n")
+            file.write('set_source_files_properties(${mutated} PROPERTIES COMPILE_OPTIONS "-w;-O0")\n')
+        python = f"-DTORCHSHARE_PYTHON={folder / '.venv/bin/python'}"
+        configure = ["cmake", "-S", str(folder), "-B", str(self.build), "-DTORCHSHARE_TESTS=ON", python]
         subprocess.run(configure, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"CMAKE_GENERATOR": "Ninja"})
 
     def builds(self) -> bool:
-        build = ["cmake", "--build", str(self.folder / "build"), "--target", self.program, "-j1"]
+        build = ["cmake", "--build", self.build, "--target", self.program, "-j1"]
         return subprocess.run(build, capture_output=True).returncode == 0
 
     def passes(self, limit: float) -> bool:
-        program = str(self.folder / "build/tests/cpp" / self.program)
-        test = [program, f"--gtest_filter={self.test_filter}", "--gtest_fail_fast"]
+        test = [self.build / "tests/cpp" / self.program, f"--gtest_filter={self.test_filter}", "--gtest_fail_fast"]
         try:
             return subprocess.run(test, capture_output=True, timeout=limit).returncode == 0
         except subprocess.TimeoutExpired:
@@ -166,7 +166,7 @@ def main() -> int:
     mutants = sample(options.folders, options.count, options.seed)
     outcomes: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     with tempfile.TemporaryDirectory(prefix="mutants") as folder:
-        copy = Copy(Path(folder), options.program, options.filter)
+        copy = Copy(Path(folder), options)
         if not copy.builds():
             parser.exit(1, "the unchanged tree does not build\n")
         began = time.monotonic()

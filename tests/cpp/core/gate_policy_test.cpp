@@ -57,6 +57,8 @@ TEST(StrictPolicy, KeepsLowerJobsOutWhileAHigherOneIsInsideOrJustLeft) {
   EXPECT_FALSE(policy->decide({}, std::array{kQuiet, kInside}).admit);
   EXPECT_FALSE(policy->decide({}, std::array{kJustLeft}).admit);
   EXPECT_EQ(policy->decide({}, std::array{kJustLeft}).retry_after, 150us);
+  EXPECT_EQ(policy->decide({}, std::array{kJustLeft, kInside}).retry_after, kGrace);
+  EXPECT_EQ(make_gate_policy("strict", {.grace = 0ns})->decide({}, std::array{kInside}).retry_after, 50us);
 }
 
 TEST(StrictPolicy, AdmitsAfterTheGraceOrOnAnIdleHint) {
@@ -154,6 +156,36 @@ TEST_F(BestFit, WaitingHigherJobsDoNotBlockAnOpThatFitsWhereTheirsDoNot) {
   EXPECT_TRUE(admits({.priority = Priority::kLowest, .op = 1ms}, {in_gap(0ns, 2ms, 0ns), just_came}));
 }
 
+TEST_F(BestFit, SaysWhenItIsWorthAskingAgain) {
+  const auto retry = [&](std::chrono::nanoseconds op, const std::vector<Competitor>& competitors) {
+    const Verdict verdict = policy_->decide({.priority = Priority::kSecondary, .op = op}, competitors);
+    EXPECT_FALSE(verdict.admit);
+    return verdict.retry_after;
+  };
+  EXPECT_EQ(retry(1ms, {kInside}), kGrace);
+  EXPECT_EQ(retry(1ms, {kJustLeft}), 150us);
+  EXPECT_EQ(retry(1ms, {in_gap(190us, 0ns, 0ns)}), 50us);      // not at once
+  EXPECT_EQ(retry(3ms, {in_gap(500us, 2ms, 300us)}), 2100us);  // when the forecast turns out to be wrong
+  EXPECT_EQ(retry(3ms, {in_gap(500us, 2ms, 10us)}), 1700us);   // the grace is longer than two spreads
+  EXPECT_EQ(retry(2s, {in_gap(0ns, 1s, 0ns)}), 100ms);         // at the latest
+  EXPECT_EQ(retry(1ms, {in_gap(0ns, 5ms, 0ns), waiting(1, 2ms)}), 50us);
+}
+
+TEST_F(BestFit, AGapIsRegularIfItsSpreadIsAtMostAQuarterOfItsMean) {
+  Competitor competitor = in_gap(1700us, 2ms, 500us);
+  competitor.idle = true;
+  EXPECT_FALSE(admits(kLow, {competitor}));
+  competitor.gap.spread = 501us;
+  EXPECT_TRUE(admits(kLow, {competitor}));
+}
+
+TEST_F(BestFit, OfEqualJobsTheLongerOpGoesFirstOnlyIntoAForecastGap) {
+  const Requester requester{.priority = Priority::kSecondary, .op = 1ms};
+  EXPECT_FALSE(admits(requester, {in_gap(0ns, 5ms, 0ns), waiting(1, 2ms)}));
+  EXPECT_TRUE(admits(requester, {in_gap(0ns, 5ms, 0ns), waiting(1, 1ms)}));
+  EXPECT_TRUE(admits(requester, {kQuiet, waiting(1, 2ms)}));
+}
+
 TEST(MaxWait, AdmitsAnOpThatHasWaitedSoLong) {
   for (const char* name : {"strict", "best_fit"}) {
     const auto policy = make_gate_policy(name, {.grace = kGrace, .max_wait = 10ms});
@@ -217,6 +249,9 @@ TEST(GatePolicy, RefusesUnknownNamesAndGraces) {
                   HasSubstr("policy must be one of best_fit, priority, resource, strict, got 'fair'")));
   EXPECT_THAT([] { make_gate_policy("strict", {.grace = -1ns}); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("grace must be from 0 to 1 s, got -1 ns")));
+  EXPECT_THROW(make_gate_policy("best_fit", {.grace = 1s + 1ns}), std::invalid_argument);
+  EXPECT_NO_THROW(make_gate_policy("best_fit", {.grace = 1s}));
+  EXPECT_NO_THROW(make_gate_policy("strict", {.grace = 0ns}));
 }
 
 }  // namespace

@@ -88,6 +88,7 @@ class TwoJobs {
 
 TEST(PairSharing, AStepAcrossAStartOrAHoldIsNotMeasured) {
   TwoJobs jobs({});
+  EXPECT_EQ(jobs.at_once, "none");
   EXPECT_EQ(jobs.steps({0}, kAlone), "start b");
   EXPECT_EQ(jobs.step({0}, 0.7 * kAlone), "none");  // begun alone
   EXPECT_EQ(jobs.steps({0, 1}, 2 * kAlone), "hold a");
@@ -245,6 +246,12 @@ TEST(PairSharing, PlansAgainForAChangeOfMoreThan10PercentOnly) {
   EXPECT_EQ(jobs.steps({0, 1}, 1.09 * 1.1 * kAlone, 100), "none");
   TwoJobs slower({.ratio = 1.1, .max_slowdown = 1});
   EXPECT_EQ(slower.steps({0, 1}, 1.12 * 1.1 * kAlone, 100), "stay b");
+}
+
+TEST(PairSharing, AChangeMustShowInEightSteps) {
+  TwoJobs jobs({.ratio = 1.1, .max_slowdown = 1});
+  EXPECT_EQ(jobs.steps({0, 1}, 1.6 * kAlone, 3 + 7), "none");  // the first 3 are warm-up
+  EXPECT_EQ(jobs.step({0, 1}, 1.6 * kAlone), "stay b");
 }
 
 }  // namespace

@@ -154,6 +154,8 @@ TEST(SlowdownBound, DoesNotAttributeAStallToTheOthers) {
   const double before = bound.loss();
   bound.step(primary.now, primary.now + 30s, true);
   EXPECT_EQ(bound.loss(), before);
+  bound.step(primary.now, primary.now + 80ms, true);  // four times the step alone is none
+  EXPECT_NE(bound.loss(), before);
 }
 
 TEST(SlowdownBound, TakesEightStallsInARowForANewStepTime) {
@@ -206,7 +208,7 @@ TEST(SlowdownBound, LeavesOneWindowInTwentyOutside) {
   primary.noise = 0.08;
   primary.run(bound, 0s, 1000s);
   const double outside = 1 - static_cast<double>(bound.windows_inside()) / static_cast<double>(bound.windows());
-  EXPECT_NEAR(outside, SlowdownBound::kOutsideShare, 0.015);
+  EXPECT_NEAR(outside, 0.05, 0.015);
 }
 
 TEST(SlowdownBound, CountsWindowsWithOthersOnly) {
@@ -257,6 +259,59 @@ TEST(SlowdownBound, LearnsTheStepAloneWhileNoOtherJobRuns) {
 
 TEST(SlowdownBound, BeginsWithTheProfilesStep) {
   EXPECT_EQ(SlowdownBound(0.05, 0.02).alone(), 0.02);
+}
+
+/// Steps of that time, alone.
+void steps_alone(SlowdownBound& bound, nanoseconds& now, nanoseconds time, int count) {
+  for (int step = 0; step < count; ++step, now += time) {
+    bound.step(now, now + time, false);
+  }
+}
+
+TEST(SlowdownBound, ForgetsStepsWithin10SecondsOr64Steps) {
+  nanoseconds now = 1s;
+  SlowdownBound bound_of_short_steps(0.05);
+  steps_alone(bound_of_short_steps, now, 1ms, 20'000);
+  steps_alone(bound_of_short_steps, now, 2ms, 1'000);
+  EXPECT_NEAR(bound_of_short_steps.alone(), 0.00111, 0.00002);  // of 22 s, the last 2 were slower
+  SlowdownBound bound_of_long_steps(0.05);
+  steps_alone(bound_of_long_steps, now, 1s, 64);
+  steps_alone(bound_of_long_steps, now, 2s, 10);
+  EXPECT_NEAR(bound_of_long_steps.alone(), 1.21, 0.02);
+}
+
+TEST(SlowdownBound, DoesNotGiveUpBecauseOfNoise) {
+  SlowdownBound bound(0.001);
+  Primary primary;
+  primary.ratio = 1;
+  primary.noise = 0.2;
+  primary.run(bound, 0s, 100s);
+  EXPECT_FALSE(bound.cannot_hold());
+}
+
+TEST(SlowdownBound, DoesNotGiveUpWithin3Seconds) {
+  SlowdownBound bound(0);
+  Primary primary;
+  primary.now = 100s;
+  primary.run(bound, 0s, 2900ms);
+  EXPECT_FALSE(bound.cannot_hold());
+  primary.run(bound, 0s, 1s);
+  EXPECT_TRUE(bound.cannot_hold());
+}
+
+TEST(SlowdownBound, AWindowBeginsAgainWhenTheOthersReturn) {
+  SlowdownBound bound(0.05, 0.02);
+  nanoseconds now = 1s;
+  const auto steps_beside = [&](nanoseconds time, int count) {
+    for (int step = 0; step < count; ++step, now += time) {
+      bound.step(now, now + time, true);
+    }
+  };
+  steps_beside(20ms, 45);
+  steps_alone(bound, now, 20ms, 1);
+  steps_beside(40ms, 25);
+  EXPECT_EQ(bound.windows(), 1U);
+  EXPECT_EQ(bound.windows_inside(), 0U);
 }
 
 TEST(SlowdownBound, BeginsWithAShareThatKeepsTheBoundWhateverTheOthersCost) {

@@ -72,6 +72,9 @@ TEST(StartPolicy, RefusesUnknownJobsItselfAndCycles) {
               ThrowsMessage<std::invalid_argument>(HasSubstr("waits for itself")));
   EXPECT_THAT([] { Jobs().add("a", kPrimary, "after:b").add("b", kSecondary, "step:5").check(); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("'a' -> 'b' -> 'a'")));
+  EXPECT_THAT(
+      [] { Jobs().add("a", kPrimary, "now").add("b", kPrimary, "after:c").add("c", kPrimary, "after:b").check(); },
+      ThrowsMessage<std::invalid_argument>(HasSubstr("'b' -> 'c' -> 'b'")));
 }
 
 TEST(StartPolicy, RefusesStepsWithoutAJobToCountThem) {
