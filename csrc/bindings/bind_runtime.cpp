@@ -165,6 +165,7 @@ void bind_job(py::module_& module) {
       .def("launch", &RuntimeJob::launch, py::arg("graph"), py::arg("name"), ReleaseGil())
       .def_property_readonly("cancel_requested", &RuntimeJob::cancel_requested)
       .def_property_readonly("is_in_body", &RuntimeJob::is_in_body)
+      .def_property_readonly("is_waiting", &RuntimeJob::is_waiting)
       .def_property_readonly("has_left", &RuntimeJob::has_left)
       .def("stats", &RuntimeJob::stats)
       .def("bound", &RuntimeJob::bound)

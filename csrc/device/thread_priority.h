@@ -35,7 +35,7 @@ class ThreadPriority {
   /// Processor time that the thread has used so far; empty if unknown.
   virtual std::optional<std::chrono::nanoseconds> used() const { return std::nullopt; }
   /// Time that the thread has been ready to run while others had the processors; empty if unknown.
-  virtual std::optional<std::chrono::nanoseconds> waited() const { return std::nullopt; }
+  virtual std::optional<std::chrono::nanoseconds> waited() const noexcept { return std::nullopt; }
 };
 
 /// Applies `priority` to the calling thread, until the destructor. Same thread.

@@ -135,16 +135,16 @@ void OpWatch::begin() {
 void OpWatch::end() noexcept {
   OpProfile& profile = chain_.here().profile;
   now_.reset();
-  if (begin_) {
-    now_ = clock_.now();
-    record(*now_ - *begin_);
-  }
-  if (times_ != nullptr) {
-    try {
-      end_on_device(profile);
-    } catch (const std::exception&) {
-      failure_ = std::current_exception();
+  try {
+    if (begin_) {
+      now_ = clock_.now();
+      record(*now_ - *begin_);
     }
+    if (times_ != nullptr) {
+      end_on_device(profile);
+    }
+  } catch (const std::exception&) {
+    failure_ = std::current_exception();  // raised at the next op
   }
   const OpTime& gap = profile.gap;
   idle_ = nanoseconds(0);

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <new>
 #include <unordered_map>
 #include <utility>
 
@@ -211,8 +212,9 @@ const MemoryOwner* memory_owner(c10::DeviceType device) {
 
 c10::DataPtr own(c10::DataPtr data, const MemoryOwner& owner, Reservation reservation) {
   const c10::DeleterFnPtr torchs = data.get_deleter();
-  if (data.get_context() != nullptr && data.compare_exchange_deleter(torchs, owner.deleter())) {
+  if (data.get_context() != nullptr) {
     own(data.get_context(), torchs, owner, std::move(reservation));
+    (void)data.compare_exchange_deleter(torchs, owner.deleter());
   }
   return data;
 }
@@ -234,7 +236,12 @@ void* allocate_cached(std::size_t bytes, const MemoryOwner& owner, Reservation& 
   ledger.trim_if_short(now);
   void* const block = ledger.cache.allocate(bytes, now);
   if (block != nullptr) {
-    ledger.add(block, {std::move(reservation), nullptr});
+    try {
+      ledger.add(block, {std::move(reservation), nullptr});
+    } catch (const std::bad_alloc&) {
+      ledger.cache.free(block, bytes, now);
+      throw;
+    }
     owner.budget()->record_peak();
     c10::profiledCPUMemoryReporter().New(block, bytes);
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fstream>
 #include <limits>
+#include <new>
 #include <string>
 
 namespace torchshare {
@@ -70,11 +71,15 @@ std::optional<SystemMemory> system_memory(const std::filesystem::path& root) {
   return least(memory, groups);
 }
 
-std::uint64_t ShortageCount::look(std::chrono::steady_clock::time_point now) {
+std::uint64_t ShortageCount::look(std::chrono::steady_clock::time_point now) noexcept {
   auto due = next_look_.load(std::memory_order_relaxed);
   if (now >= due && next_look_.compare_exchange_strong(due, now + kBetweenLooks, std::memory_order_relaxed)) {
-    const auto memory = system_memory(root_);
-    if (memory && memory->is_short()) {
+    try {
+      const auto memory = system_memory(root_);
+      if (memory && memory->is_short()) {
+        report();
+      }
+    } catch (const std::bad_alloc&) {
       report();
     }
   }

@@ -27,7 +27,7 @@ class ShortageCount {
   explicit ShortageCount(std::filesystem::path root = "/") : root_(std::move(root)) {}
 
   /// The count; looks again if the last look was 100 ms ago.
-  std::uint64_t look(std::chrono::steady_clock::time_point now);
+  std::uint64_t look(std::chrono::steady_clock::time_point now) noexcept;
   /// Counts one that was noticed otherwise.
   void report() { found_.fetch_add(1, std::memory_order_relaxed); }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <new>
 #include <stdexcept>
 #include <utility>
 
@@ -84,9 +85,7 @@ std::unique_lock<std::mutex> Coordinator::lock_up_to_date() {
 }
 
 void Coordinator::take_reports() {
-  for (const JobReport& report : inbox_.take()) {
-    apply(report);
-  }
+  inbox_.drain([this](const JobReport& report) { apply(report); });
 }
 
 void Coordinator::open() {
@@ -117,7 +116,16 @@ bool Coordinator::wait_to_start(JobId job) {
   return started;
 }
 
-std::chrono::nanoseconds Coordinator::decide(JobId job) {
+std::chrono::nanoseconds Coordinator::decide(JobId job) noexcept {
+  try {
+    return try_to_decide(job);
+  } catch (const std::bad_alloc&) {  // see Note [Without memory]
+    changed_.notify_all();           // its own thread tries again
+    return clock_.now() + kTryAgain;
+  }
+}
+
+std::chrono::nanoseconds Coordinator::try_to_decide(JobId job) {
   Entry& entry = entries_[job];
   if (entry.wait != Wait::kForStart || entry.start_cancelled) {
     return kNever;
@@ -190,14 +198,23 @@ void Coordinator::decide_waiting() {
   share();
 }
 
-void Coordinator::share() {
+void Coordinator::share() noexcept {
+  share_again_ = kNever;
   if (!open_ || follows_) {
     return;  // not open yet: more jobs may be added
   }
+  try {
+    try_to_share();
+  } catch (const std::bad_alloc&) {  // see Note [Without memory]
+    share_again_ = clock_.now() + kTryAgain;
+    news_.notify_all();
+  }
+}
+
+void Coordinator::try_to_share() {
   const auto former_retry = sharing_.retry_at();
-  for (AutoSharing::Order& order : sharing_.decide(clock_.now(), free_places())) {
-    order.reason.insert(0, "auto: ");
-    issue(std::move(order));
+  for (const AutoSharing::Order& order : sharing_.decide(clock_.now(), free_places())) {
+    issue(order);
   }
   if (sharing_.retry_at() < former_retry) {
     changed_.notify_all();  // waiting threads must decide earlier than planned
@@ -205,11 +222,11 @@ void Coordinator::share() {
   }
 }
 
-void Coordinator::issue(AutoSharing::Order order) {
-  carry_out(order);
+void Coordinator::issue(const AutoSharing::Order& order) {
   if (keeps_orders_) {
-    orders_.push_back(std::move(order));
+    orders_.push_back(order);
   }
+  carry_out(order);
 }
 
 void Coordinator::carry_out(const AutoSharing::Order& order) {
@@ -217,25 +234,26 @@ void Coordinator::carry_out(const AutoSharing::Order& order) {
   if (entry.start_cancelled || entry.slot == nullptr || is_terminal(entry.state)) {
     return;  // being cancelled, or ended
   }
+  const auto record = [&](const char* what) { record_decision(order.job, [&] { return what + order.reason; }); };
   switch (order.action) {
     case AutoSharing::Action::kStart:
       if (!std::exchange(entry.start_ordered, true)) {
         entry.wait = entry.wait == Wait::kForStart ? Wait::kStarted : entry.wait;
-        record_decision(order.job, "start: " + order.reason);
+        record("start: ");
       }
       break;
     case AutoSharing::Action::kStay:
-      record_decision(order.job, "stay: " + order.reason);
+      record("stay: ");
       break;
     case AutoSharing::Action::kHold:
       entry.held = true;
       gate_.set(*entry.slot, kHold);
-      record_decision(order.job, "hold: " + order.reason);
+      record("hold: ");
       break;
     case AutoSharing::Action::kRelease:
       entry.held = false;
       gate_.clear(*entry.slot, kHold);
-      record_decision(order.job, "release: " + order.reason);
+      record("release: ");
       break;
   }
   changed_.notify_all();
@@ -265,13 +283,19 @@ std::vector<AutoSharing::Order> Coordinator::take_orders() {
   return std::exchange(orders_, {});
 }
 
-void Coordinator::record_decision(JobId job, std::string what) {
+template <class Describe>
+void Coordinator::record_decision(JobId job, Describe what) {
   const auto now = clock_.now();
-  timeline_.record({now, now, job, EventKind::kDecision, 0, std::move(what)});
+  timeline_.record([&] { return Event{now, now, job, EventKind::kDecision, 0, what()}; });
 }
 
 void Coordinator::report(const JobReport& report) {
-  inbox_.put(report);
+  try {
+    inbox_.put(report);
+  } catch (const std::bad_alloc&) {
+    const auto lock = lock_up_to_date();
+    apply(report);
+  }
   const bool is_step = report.kind == JobReport::Kind::kStepped;
   if (!is_step || report.at - last_news_.load(std::memory_order_relaxed) >= news_every_.load()) {
     last_news_.store(report.at, std::memory_order_relaxed);
@@ -310,7 +334,7 @@ void Coordinator::dismiss() {
 std::chrono::nanoseconds Coordinator::attend() {
   const auto lock = lock_up_to_date();
   share();
-  return follows_ ? kNever : sharing_.retry_at();
+  return follows_ ? kNever : std::min(sharing_.retry_at(), share_again_);
 }
 
 void Coordinator::apply(const JobReport& report) {
@@ -399,8 +423,12 @@ bool Coordinator::move(JobId job, JobState to, std::chrono::nanoseconds at) {
 
 void Coordinator::count_step(const JobReport& report) {
   entries_[report.job].steps = report.steps;
-  sharing_.step(report.job, report.at);
-  keep_bound(report.job, report.at);
+  try {
+    sharing_.step(report.job, report.at);
+    keep_bound(report.job, report.at);
+  } catch (const std::bad_alloc&) {
+    // The step is counted, but its time is not used.
+  }
   decide_waiting();
 }
 
@@ -430,11 +458,13 @@ void Coordinator::keep_bound(JobId job, std::chrono::nanoseconds now) {
                        1e3 * bound.alone(), bound.loss());
   };
   if (could_hold && bound.cannot_hold()) {
-    record_decision(
-        job, fmt::format("bound: {:.3g} cannot be held, lower jobs wait for the end: {}", *max_slowdown_, figures()));
+    record_decision(job, [&] {
+      return fmt::format("bound: {:.3g} cannot be held, lower jobs wait for the end: {}", *max_slowdown_, figures());
+    });
   } else if (bound.windows() != windows) {
-    record_decision(job,
-                    fmt::format("bound: lower jobs may run {:.3g} of the time: {}", bound.pace().share, figures()));
+    record_decision(job, [&] {
+      return fmt::format("bound: lower jobs may run {:.3g} of the time: {}", bound.pace().share, figures());
+    });
   }
 }
 

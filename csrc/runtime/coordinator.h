@@ -131,6 +131,7 @@ class Coordinator {
   // How often steps wake `serve`: without and with pending decisions that depend on them.
   static constexpr std::chrono::nanoseconds kNewsInterval = std::chrono::milliseconds(20);
   static constexpr std::chrono::nanoseconds kNewsIntervalForDecisions = std::chrono::milliseconds(1);
+  static constexpr std::chrono::nanoseconds kTryAgain = std::chrono::milliseconds(10);  // without memory
 
   enum class Wait { kNone, kForStart, kStarted };
 
@@ -150,8 +151,14 @@ class Coordinator {
     std::unique_ptr<SlowdownBound> bound{};  // once it is the primary of a runtime with a bound
   };
 
+  // Note [Without memory]
+  // A decision that finds no memory is made again a moment later. What happened to a job is always noted: its reports
+  // are applied without allocating, and events that cannot be recorded are dropped. So no job waits for ever, and none
+  // ends the process.
+
   /// Starts `job` if it waits and may start now. Returns when to call this again even if nothing else changes.
-  std::chrono::nanoseconds decide(JobId job);
+  std::chrono::nanoseconds decide(JobId job) noexcept;
+  std::chrono::nanoseconds try_to_decide(JobId job);
   std::size_t free_places() const;
   /// Whether a place is left for `job`, whose start condition holds.
   bool has_place(JobId job) const;
@@ -160,9 +167,10 @@ class Coordinator {
   /// the step it waits for, not when its own thread, possibly of idle priority, is scheduled.
   void decide_waiting();
   /// Carries out the current decisions of sharing_.
-  void share();
+  void share() noexcept;
+  void try_to_share();
   /// Carries out a decision, and keeps it for other ranks.
-  void issue(AutoSharing::Order order);
+  void issue(const AutoSharing::Order& order);
   void carry_out(const AutoSharing::Order& order);
   void withdraw(JobId job);
   std::unique_lock<std::mutex> lock_up_to_date();
@@ -171,7 +179,8 @@ class Coordinator {
   void apply(const JobReport& report);
   void count_step(const JobReport& report);
   void keep_bound(JobId job, std::chrono::nanoseconds now);
-  void record_decision(JobId job, std::string what);
+  template <class Describe>
+  void record_decision(JobId job, Describe what);
   bool has_lower_beside(JobId job) const;
   bool is_outranked(JobId job) const;
 
@@ -200,6 +209,7 @@ class Coordinator {
   std::vector<AutoSharing::Order> early_orders_;  // about jobs that are not added yet
   int starting_ = 0;                              // jobs inside wait_to_start
   AutoSharing sharing_;
+  std::chrono::nanoseconds share_again_ = kNever;  // there was no memory to share
 };
 
 }  // namespace torchshare

@@ -1,38 +1,42 @@
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <utility>
-#include <vector>
 
 namespace torchshare {
 
-/// A queue with many producers and one consumer at a time. `put` takes no lock. `put` and `take` are sequentially
-/// consistent: if a consumer stores a request and then takes, and a producer puts and then checks for requests, at
+/// A queue with many producers and one consumer at a time. `put` takes no lock. `put` and `drain` are sequentially
+/// consistent: if a consumer stores a request and then drains, and a producer puts and then checks for requests, at
 /// least one of them sees the other.
 template <class Item>
 class Inbox {
  public:
   Inbox() = default;
-  ~Inbox() { take(); }
+  ~Inbox() {
+    drain([](const Item&) {});
+  }
   Inbox(const Inbox&) = delete;  // other threads put into it
   Inbox& operator=(const Inbox&) = delete;
 
+  /// Throws std::bad_alloc.
   void put(Item item) {
     Node* const node = new Node{std::move(item), newest_.load(std::memory_order_relaxed)};
     while (!newest_.compare_exchange_weak(node->older, node, std::memory_order_seq_cst, std::memory_order_relaxed)) {
     }
   }
 
-  /// Takes all items, in the order in which they were put.
-  std::vector<Item> take() {
-    std::vector<Item> items;
+  /// Takes all items, in the order in which they were put. Allocates nothing; `use` must not throw.
+  template <class Use>
+  void drain(Use use) {
+    Node* oldest = nullptr;
     for (Node* node = newest_.exchange(nullptr, std::memory_order_seq_cst); node != nullptr;) {
-      items.push_back(std::move(node->item));
-      delete std::exchange(node, node->older);
+      Node* const older = std::exchange(node->older, oldest);
+      oldest = std::exchange(node, older);
     }
-    std::reverse(items.begin(), items.end());
-    return items;
+    while (oldest != nullptr) {
+      use(std::as_const(oldest->item));
+      delete std::exchange(oldest, oldest->older);
+    }
   }
 
  private:

@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -72,11 +73,17 @@ bool RuntimeJob::limits_memory() const {
 void RuntimeJob::record_budget() {
   const std::int64_t limit = budget_->limit();
   const auto now = runtime_->now();
-  runtime_->timeline.record({now, now, id(), EventKind::kDecision, 0,
-                             limit == MemoryBudget::kUnlimited
-                                 ? "memory budget: none, no other job runs"
-                                 : fmt::format("memory budget: {:.1f} MiB, an even share of what is free",
-                                               static_cast<double>(limit) / (1 << 20))});
+  runtime_->timeline.record([&] {
+    return Event{now,
+                 now,
+                 id(),
+                 EventKind::kDecision,
+                 0,
+                 limit == MemoryBudget::kUnlimited
+                     ? "memory budget: none, no other job runs"
+                     : fmt::format("memory budget: {:.1f} MiB, an even share of what is free",
+                                   static_cast<double>(limit) / (1 << 20))};
+  });
 }
 
 JobStats RuntimeJob::stats() const {
@@ -200,7 +207,11 @@ JobState RuntimeJob::run_body(const Body& body) {
   } catch (const std::exception& error) {
     // TorchScript converts a cancellation into its own error.
     end = cancel_requested() ? JobState::kCancelled : JobState::kFailed;
-    error_ = error.what();
+    try {
+      error_ = error.what();
+    } catch (const std::bad_alloc&) {
+      error_ = "out of memory";  // short enough to need none
+    }
   }
   memory_.reset();
   return end;
@@ -250,6 +261,19 @@ std::optional<int> RuntimeJob::sms() const {
   return sms > 0 ? std::optional(sms) : std::nullopt;
 }
 
+/// The job waits for others until the destructor, and may do so already. The job's own thread.
+class RuntimeJob::Waiting {
+ public:
+  explicit Waiting(RuntimeJob& job) : job_(job), former_(job.is_waiting_.exchange(true)) {}
+  ~Waiting() { job_.is_waiting_.store(former_); }
+  Waiting(const Waiting&) = delete;  // bound to a thread
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  RuntimeJob& job_;
+  const bool former_;
+};
+
 void RuntimeJob::attend() {
   while (true) {
     const std::uint32_t attention = slot_.attention.load(std::memory_order_acquire);
@@ -269,6 +293,7 @@ void RuntimeJob::attend() {
       return;
     } else {
       bool admitted = false;
+      const Waiting here(*this);
       block([&] { admitted = runtime_->gate.wait_turn(slot_); });
       if (admitted) {
         return;
@@ -278,6 +303,7 @@ void RuntimeJob::attend() {
 }
 
 void RuntimeJob::wait_while(Attention bit, JobReport::Kind reason) {
+  const Waiting here(*this);
   report(reason);
   if (bit == kSuspend && memory_ != nullptr) {
     memory_->trim();
@@ -360,12 +386,14 @@ void RuntimeJob::without_language_lock(Work work) {
 
 void RuntimeJob::begin_input() {
   input_begin_ = runtime_->now();
+  is_waiting_.store(true);
   begin_idle(input_begin_);
 }
 
 void RuntimeJob::end_input() {
   const auto now = runtime_->now();
   end_idle(now);
+  is_waiting_.store(false);
   if (watch_ != nullptr) {
     watch_->begin_batch();
   }

@@ -32,6 +32,8 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   bool has_left() const { return has_left_.load(std::memory_order_acquire); }
   /// True while its body runs. Unlike `state`, which lags behind, changes at once.
   bool is_in_body() const { return in_body_.load() && !given_up_.load(); }
+  /// True while it waits for input, for its turn at the gate, or, suspended or held, for its release.
+  bool is_waiting() const { return is_waiting_.load(std::memory_order_relaxed); }
   /// Empty unless it is watched.
   std::optional<GapStats> gaps() const;
   std::string error() const override;
@@ -91,6 +93,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
 
  private:
   class InBody;
+  class Waiting;
 
   JobId id() const { return registration_.job(); }
   void attend() override;
@@ -120,6 +123,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   std::atomic<int> sms_{0};        // 0: not partitioned
   std::atomic<bool> cancel_requested_{false};
   std::atomic<bool> in_body_{false};
+  std::atomic<bool> is_waiting_{false};  // written by the job's own thread
   std::atomic<bool> given_up_{false};
   std::atomic<bool> has_left_{false};
   std::atomic<std::uint64_t> sub_batches_{0};

@@ -8,7 +8,12 @@ namespace torchshare {
 void MemoryShares::join(Entry entry) {
   std::lock_guard lock(mutex_);
   members_.push_back(std::move(entry));
-  divide();
+  try {
+    divide();
+  } catch (...) {
+    members_.pop_back();
+    throw;
+  }
 }
 
 void MemoryShares::leave(const MemoryBudget& budget) {

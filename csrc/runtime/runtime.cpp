@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <exception>
 #include <stdexcept>
-#include <system_error>
 #include <utility>
 
 #include "gate/wake_cost.h"
@@ -132,10 +132,15 @@ void Runtime::start() {
 
 void Runtime::start_helpers() {
   const auto start = [](std::thread& thread, const char* name, auto serve) {
-    if (!thread.joinable()) {
-      thread = std::thread(serve);
-      pthread_setname_np(thread.native_handle(), name);
+    if (thread.joinable()) {
+      return;
     }
+    try {
+      thread = std::thread(serve);
+    } catch (const std::exception& error) {
+      throw std::runtime_error(fmt::format("the thread {} cannot be created: {}", name, error.what()));
+    }
+    pthread_setname_np(thread.native_handle(), name);
   };
   start(coordinator_, "ts-coordinator", [this] { state_->coordinator.serve(); });
   if (state_->device_priority != DevicePriority::kNone) {
@@ -154,16 +159,16 @@ void Runtime::stop_helpers() {
 }
 
 void Runtime::launch(Member& member) {
+  const std::string& job = member.job->spec().name;
   const auto body = std::make_shared<Job::Body>(std::move(member.body));
   try {
-    member.thread = std::thread([job = member.job, body] {
-      pthread_setname_np(pthread_self(), thread_name(job->spec().name).c_str());
+    member.thread = std::thread([job = member.job, body, name = thread_name(job)] {
+      pthread_setname_np(pthread_self(), name.c_str());
       job->run(std::move(*body));
     });
-  } catch (const std::system_error& error) {
+  } catch (const std::exception& error) {
     member.body = std::move(*body);
-    throw std::runtime_error(
-        fmt::format("job '{}': its thread cannot be created: {}", member.job->spec().name, error.what()));
+    throw std::runtime_error(fmt::format("job '{}': its thread cannot be created: {}", job, error.what()));
   }
 }
 
@@ -176,18 +181,10 @@ bool Runtime::wait(std::chrono::nanoseconds timeout) {
 void Runtime::cancel_all() {
   check_process();
   state_->coordinator.cancel_starts();  // first: the end of one job would start another
-  for (const auto& job : jobs()) {
-    job->cancel();
-  }
-}
-
-std::vector<std::shared_ptr<RuntimeJob>> Runtime::jobs() {
   std::lock_guard lock(mutex_);
-  std::vector<std::shared_ptr<RuntimeJob>> jobs;
   for (const Member& member : members_) {
-    jobs.push_back(member.job);
+    member.job->cancel();
   }
-  return jobs;
 }
 
 void Runtime::begin_close() {
@@ -210,11 +207,9 @@ std::vector<std::string> Runtime::close(std::chrono::nanoseconds patience) {
     was_started = std::exchange(started_, false);
     stop_helpers();  // `start` may have created only some of them
   }
-  std::vector<std::string> given_up;
   for (Member& member : members) {
     const bool ends = member.job->has_left() || (is_terminal(member.job->state()) && !member.job->is_given_up());
     if (member.thread.joinable() && !ends) {
-      given_up.push_back(member.job->spec().name);
       member.job->give_up();
       member.thread.detach();
     } else if (member.thread.joinable()) {
@@ -224,6 +219,12 @@ std::vector<std::string> Runtime::close(std::chrono::nanoseconds patience) {
   state_->coordinator.attend();
   if (was_started) {
     set_intra_op_threads(former_threads_);  // torch uses the last number set as the default of new threads
+  }
+  std::vector<std::string> given_up;
+  for (const Member& member : members) {
+    if (member.job->is_given_up() && !member.job->has_left()) {
+      given_up.push_back(member.job->spec().name);
+    }
   }
   return given_up;
 }

@@ -6,13 +6,22 @@
 
 namespace torchshare {
 
-void EventLog::record(Event event) {
+void EventLog::record(Event event) noexcept {
   std::lock_guard lock(mutex_);
   if (events_.size() == capacity_) {
     events_.pop_front();
     ++dropped_;
   }
-  events_.push_back(std::move(event));
+  try {
+    events_.push_back(std::move(event));
+  } catch (const std::bad_alloc&) {
+    ++dropped_;
+  }
+}
+
+void EventLog::drop() noexcept {
+  std::lock_guard lock(mutex_);
+  ++dropped_;
 }
 
 void EventLog::copy_to(std::vector<Event>& events) const {

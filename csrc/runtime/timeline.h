@@ -1,19 +1,24 @@
 #pragma once
 
+#include <concepts>
 #include <deque>
 #include <mutex>
+#include <new>
+#include <utility>
 #include <vector>
 
 #include "model/event.h"
 
 namespace torchshare {
 
-/// A bounded buffer of events: when it is full, the oldest is dropped. Any thread.
+/// A bounded buffer of events: when it is full, the oldest is dropped; without memory, the newest. Any thread.
 class EventLog {
  public:
   explicit EventLog(std::size_t capacity) : capacity_(capacity) {}
 
-  void record(Event event);
+  void record(Event event) noexcept;
+  /// Counts an event that could not be made.
+  void drop() noexcept;
   /// Appends a copy of its events, in the order of recording.
   void copy_to(std::vector<Event>& events) const;
   /// How many events were dropped.
@@ -33,7 +38,16 @@ class Timeline {
   /// `capacity`: events per log. Throws std::invalid_argument if it is 0.
   explicit Timeline(std::size_t capacity);
 
-  void record(Event event) { shared_.record(std::move(event)); }
+  void record(Event event) noexcept { shared_.record(std::move(event)); }
+  /// Records the event that `make` returns, or drops it if `make` finds no memory.
+  template <std::invocable Make>
+  void record(Make make) noexcept {
+    try {
+      shared_.record(make());
+    } catch (const std::bad_alloc&) {
+      shared_.drop();
+    }
+  }
   /// A new log, which lives as long as the timeline.
   EventLog& open_log();
   /// A copy of all events, in the order of their ends.

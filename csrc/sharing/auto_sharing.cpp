@@ -98,7 +98,6 @@ void AutoSharing::step(JobId id, std::chrono::nanoseconds now) {
 }
 
 std::vector<AutoSharing::Order> AutoSharing::decide(std::chrono::nanoseconds now, std::size_t places) {
-  orders_.clear();
   retry_at_ = kNever;
   if (!any_automatic_) {
     return {};
@@ -130,7 +129,7 @@ std::vector<AutoSharing::Order> AutoSharing::decide(std::chrono::nanoseconds now
       order(id, true, fmt::format("{} jobs were started by hand", residents.size()), now);
     }
   }
-  return std::move(orders_);
+  return std::exchange(orders_, {});
 }
 
 std::vector<JobId> AutoSharing::in_state(State state, State or_state) const {
@@ -184,7 +183,7 @@ void AutoSharing::settle(Pair& pair, std::chrono::nanoseconds now) {
   order(pair.first, wanted != Running::kSecond || pair.let_in, reason, now);
   order(pair.second, wanted != Running::kFirst || pair.let_in, reason, now);
   if (pair.sharing.take_fresh_plan() && orders_.size() == orders) {
-    orders_.push_back({pair.second, Action::kStay, reason});
+    orders_.push_back({pair.second, Action::kStay, "auto: " + reason});
   }
 }
 
@@ -208,7 +207,7 @@ void AutoSharing::order(JobId id, bool wanted, const std::string& reason, std::c
     return;
   }
   const Action action = !wanted ? Action::kHold : run.state == State::kHeld ? Action::kRelease : Action::kStart;
-  orders_.push_back({id, action, reason});
+  orders_.push_back({id, action, "auto: " + reason});
   run.state = wanted ? State::kRunning : State::kHeld;
   run.last_sign = now;
   change_who_runs();

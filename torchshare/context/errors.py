@@ -67,12 +67,17 @@ def users_traceback(error: BaseException) -> str:
     report = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = report
     while part is not None:
-        frames = list(itertools.dropwhile(lambda frame: frame.filename.startswith(_OWN), part.stack))
-        hidden = ("<frozen importlib", _PATCHES)
-        kept = [frame for frame in frames if not frame.filename.startswith(hidden)]
-        part.stack = traceback.StackSummary.from_list(kept or list(part.stack))
+        part.stack = users_part(part.stack)
         part = part.__cause__ or part.__context__
     return "".join(report.format()).rstrip()
+
+
+def users_part(stack: traceback.StackSummary) -> traceback.StackSummary:
+    """The stack from the user's first frame on, without imports' and patches' frames."""
+    frames = list(itertools.dropwhile(lambda frame: frame.filename.startswith(_OWN), stack))
+    hidden = ("<frozen importlib", _PATCHES)
+    kept = [frame for frame in frames if not frame.filename.startswith(hidden)]
+    return traceback.StackSummary.from_list(kept or list(stack))
 
 
 class JobFailed(RuntimeError):

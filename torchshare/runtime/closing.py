@@ -22,6 +22,7 @@ from torchshare.context.results import ENDED
 from torchshare.isolation import routing
 from torchshare.isolation.interrupt import Interrupter
 from torchshare.runtime import signals
+from torchshare.runtime.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from torchshare.runtime.checkpointing import Folder
@@ -43,8 +44,9 @@ class Closer:
     _numbers: ClassVar[Iterator[int]] = itertools.count()
     _own_numbers: ClassVar[Iterator[int]] = itertools.count()
 
-    def __init__(self, handle: _C.Runtime, ranks: bool, folder: Folder | None) -> None:
-        """With `ranks`, the runtime runs together with those of other ranks, if there are any."""
+    def __init__(self, handle: _C.Runtime, ranks: bool, folder: Folder | None, stuck_after: float) -> None:
+        """With `ranks`, the runtime runs together with those of other ranks, if there are any. `stuck_after`: see
+        Watchdog."""
         self._handle = handle
         self._folder = folder
         self._joins_ranks = ranks and this_rank().count > 1
@@ -54,6 +56,7 @@ class Closer:
         self.jobs: list[JobContext] = []
         self.ranks: Ranks | None = None
         self._interrupter = Interrupter()
+        self._watchdog = Watchdog(self.jobs, stuck_after)
         self._process = os.getpid()
         self._once = threading.Lock()
         self._opening = threading.Lock()
@@ -110,6 +113,7 @@ class Closer:
         with self._opening:
             if not self._is_open and not self._once.locked():
                 self._interrupter.start()
+                self._watchdog.start()
                 self._is_open = True
                 self._all.add(self)
                 signals.install()
@@ -138,6 +142,7 @@ class Closer:
             if self.ranks is not None:
                 self.ranks.close()
             self._interrupter.close()
+            self._watchdog.close()
             routing.uninstall()
             if self._is_open:
                 self._all.discard(self)

@@ -148,6 +148,17 @@ class RuntimeOptions(TypedDict, total=False):
             metavar="N",
         ),
     ]
+    stuck_after: Annotated[
+        float,
+        Interval(ge=0, lt=float("inf")),
+        Expected("a non-negative number of seconds"),
+        Option(
+            "seconds after which a job that neither runs ops nor waits for input, at the gate or to be resumed is "
+            "named in a warning, with its Python stack; once, until it goes on. 0: never.",
+            300.0,
+            metavar="S",
+        ),
+    ]
     timeline_capacity: Annotated[
         int,
         Interval(ge=1),

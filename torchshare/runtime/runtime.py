@@ -63,7 +63,8 @@ class Runtime:
         self._jobs: list[Job] = []
         routing.install()
         # Runs at close, when the runtime is dropped, or at interpreter exit, whichever comes first.
-        self._closer = Closer(self._handle, options.get("ranks", True), self._folder)
+        stuck_after = options.get("stuck_after", 300.0)
+        self._closer = Closer(self._handle, options.get("ranks", True), self._folder, stuck_after)
         weakref.finalize(self, self._closer.drop).atexit = False  # type: ignore[misc]  # a property
 
     @property

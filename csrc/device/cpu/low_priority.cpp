@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 #include <c10/util/Exception.h>
+#include <dirent.h>
 #include <fmt/format.h>
 #include <pthread.h>
 #include <sys/resource.h>
@@ -11,8 +12,9 @@
 
 #include <charconv>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
+#include <memory>
+#include <new>
 #include <string>
 #include <thread>
 
@@ -67,16 +69,25 @@ bool LowPriority::restore_thread(int thread) const {
 
 /// Visits the threads with this thread's name: its workers inherited it, and its priority.
 template <class Visit>
-void LowPriority::for_each_worker(int thread, Visit visit) const {
-  const std::string name = name_of(std::to_string(thread));
-  std::error_code ended;  // a thread may end in between
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task", ended)) {
-    const std::string text = entry.path().filename();
-    int worker = 0;
-    std::from_chars(text.data(), text.data() + text.size(), worker);
-    if (worker != thread && name_of(text) == name) {
-      visit(worker);
+void LowPriority::for_each_worker(int thread, Visit visit) const noexcept {
+  try {
+    const std::string name = name_of(std::to_string(thread));
+    // Not std::filesystem, which ends the process if it finds no memory.
+    const std::shared_ptr<DIR> threads(opendir("/proc/self/task"), [](DIR* opened) {
+      if (opened != nullptr) {
+        closedir(opened);
+      }
+    });
+    while (const dirent* const entry = threads != nullptr ? readdir(threads.get()) : nullptr) {
+      const std::string text = entry->d_name;
+      int worker = 0;
+      std::from_chars(text.data(), text.data() + text.size(), worker);
+      if (worker != 0 && worker != thread && name_of(text) == name) {
+        visit(worker);
+      }
     }
+  } catch (const std::bad_alloc&) {
+    // The rest of the workers keep their priority.
   }
 }
 
@@ -175,15 +186,19 @@ std::optional<std::chrono::nanoseconds> LowPriority::used() const {
 }
 
 /// The second number of schedstat: the time on a run queue, in nanoseconds.
-std::optional<std::chrono::nanoseconds> LowPriority::waited() const {
+std::optional<std::chrono::nanoseconds> LowPriority::waited() const noexcept {
   const int thread = thread_.load(std::memory_order_acquire);
   if (thread == 0) {
     return std::nullopt;
   }
-  std::ifstream numbers(fmt::format("/proc/self/task/{}/schedstat", thread));
-  std::int64_t ran = 0;
-  std::int64_t waited = 0;
-  return numbers >> ran >> waited ? std::optional(std::chrono::nanoseconds(waited)) : std::nullopt;
+  try {
+    std::ifstream numbers(fmt::format("/proc/self/task/{}/schedstat", thread));
+    std::int64_t ran = 0;
+    std::int64_t waited = 0;
+    return numbers >> ran >> waited ? std::optional(std::chrono::nanoseconds(waited)) : std::nullopt;
+  } catch (const std::bad_alloc&) {
+    return std::nullopt;
+  }
 }
 
 bool may_raise_priority() {

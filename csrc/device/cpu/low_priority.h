@@ -24,7 +24,7 @@ class LowPriority final : public ThreadPriority {
   void set_unopposed(bool unopposed) override;
   void raise_for_good() override;
   std::optional<std::chrono::nanoseconds> used() const override;
-  std::optional<std::chrono::nanoseconds> waited() const override;
+  std::optional<std::chrono::nanoseconds> waited() const noexcept override;
 
  private:
   bool lowers() const { return how_ != DevicePriority::kNone; }
@@ -33,7 +33,7 @@ class LowPriority final : public ThreadPriority {
   bool lower_thread(int thread) const;
   bool restore_thread(int thread) const;
   template <class Visit>
-  void for_each_worker(int thread, Visit visit) const;
+  void for_each_worker(int thread, Visit visit) const noexcept;
 
   std::atomic<DevicePriority> how_;  // `enter` replaces kAuto
   std::atomic<int> raises_{0};       // above 0: ordinary priority

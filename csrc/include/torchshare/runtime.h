@@ -69,7 +69,6 @@ class Runtime {
     std::thread thread;
   };
 
-  std::vector<std::shared_ptr<RuntimeJob>> jobs();
   void check_process() const;
   void start_helpers();
   void stop_helpers();

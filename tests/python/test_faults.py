@@ -1,0 +1,107 @@
+"""One fault at a time in torchshare's C++ code, at each chance for it, while two jobs train; see tests/faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "faults"
+KINDS = ["allocation", "tensor", "thread", "throw", "delay"]
+SAMPLED = 8  # positions of each kind in the fast test
+CAUSES = ["bad_alloc", "MemoryError", "out of memory", "allocate memory", "injected", "be created", "new thread"]
+# pybind11 aborts if it finds no memory to register an object: it deallocates the object, finds it unregistered, and
+# throws through the interpreter.
+PYBIND_ABORTS = "Tried to deallocate unregistered instance"
+
+Outcome = dict[str, Any]
+
+
+class Cases:
+    """Runs cases one after the other; see fault_cases.py."""
+
+    def __init__(self, folder: Path) -> None:
+        library = folder / "libfaults.so"
+        options = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+        subprocess.run([os.environ.get("CXX", "c++"), *options, FOLDER / "faults.cpp", "-o", library], check=True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", FOLDER / "fault_cases.py"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "LD_PRELOAD": str(library)},
+        )
+
+    def run(self, policy: str, kind: str = "none", position: int = 0) -> Outcome:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        case = {"policy": policy, "kind": kind, "position": position}
+        print(json.dumps(case), file=self._process.stdin, flush=True)
+        outcome: Outcome = json.loads(self._process.stdout.readline())
+        return outcome
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cases]:
+    cases = Cases(tmp_path_factory.mktemp("faults"))
+    yield cases
+    cases.close()
+
+
+def complaint(kind: str, outcome: Outcome, clean: dict[str, str]) -> str | None:
+    """What is wrong with the outcome, or None: the fault was absorbed, or is the error of one job or of the runtime."""
+    if outcome["status"] != 0:
+        known = outcome["status"] == -signal.SIGABRT and PYBIND_ABORTS in outcome["error"]
+        return None if known else f"the process ended with {outcome['status']}: {outcome['error']}"
+    if outcome["left"]:
+        return f"threads are left: {outcome['left']}"
+    failed = {job: said for job, said in outcome["jobs"].items() if said != clean[job]}
+    said = [outcome["runtime"], *failed.values()] if outcome["runtime"] is not None else [*failed.values()]
+    if kind == "delay" and said:
+        return f"a delay changed the outcome: {said}"
+    if len(said) > 1:
+        return f"one fault, several errors: {said}"
+    if said and not any(cause in str(said[0]) for cause in CAUSES):
+        return f"the error is another one: {said[0]}"
+    return None
+
+
+def check(cases: Cases, policy: str, kind: str, most: int | None = None) -> None:
+    clean = cases.run(policy)
+    assert clean == {**clean, "status": 0, "runtime": None, "left": []}
+    assert all(len(digest) == 64 for digest in clean["jobs"].values()), clean["jobs"]
+    chances = cases.run(policy, kind)["chances"]
+    assert chances >= 4
+    every = 1 if most is None else max(1, chances // most)
+    positions = range(1, chances + 1, every)
+    complaints = [
+        f"{kind} {position} of {chances}: {wrong}"
+        for position in positions
+        if (wrong := complaint(kind, cases.run(policy, kind, position), clean["jobs"])) is not None
+    ]
+    print(f"{policy}, {kind}: {len(positions)} cases, {len(complaints)} findings")
+    assert not complaints, f"{len(complaints)} of {len(positions)} cases:\n" + "\n".join(complaints)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_ends_in_a_clean_state(cases: Cases, kind: str) -> None:
+    check(cases, "priority", kind, SAMPLED)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", ["priority", "best_fit"])
+def test_a_fault_at_any_chance_ends_in_a_clean_state(cases: Cases, policy: str, kind: str) -> None:
+    check(cases, policy, kind)
