@@ -472,7 +472,7 @@ TEST(AutoSharing, StartsTheOtherWhileTheUserHasOneSuspended) {
   auto orders = sharing.decide(at(1));
   ASSERT_EQ(orders.size(), 1U);
   EXPECT_EQ(orders[0].action, Action::kStart);
-  EXPECT_EQ(orders[0].reason, "'a' was suspended by hand");
+  EXPECT_EQ(orders[0].reason, "auto: 'a' was suspended by hand");
   sharing.suspend(0, false);
   sharing.step(0, at(1.1));
   orders = sharing.decide(at(1.1));

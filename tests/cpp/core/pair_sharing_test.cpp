@@ -94,7 +94,7 @@ TEST(PairSharing, AStepAcrossAStartOrAHoldIsNotMeasured) {
   EXPECT_EQ(jobs.steps({0, 1}, 2 * kAlone), "hold a");
   EXPECT_EQ(jobs.step({1}, 1.7 * kAlone), "none");  // begun beside the first
   jobs.steps({1}, kAlone);
-  EXPECT_THAT(jobs.reason, StartsWith("ratios 2 and 2;"));
+  EXPECT_THAT(jobs.reason, StartsWith("auto: ratios 2 and 2;"));
 }
 
 TEST(PairSharing, StepsOfAJobThatIsLetInAreNotMeasured) {
@@ -107,7 +107,7 @@ TEST(PairSharing, StepsOfAJobThatIsLetInAreNotMeasured) {
   EXPECT_EQ(jobs.steps({0}, kAlone), "release b");
   EXPECT_EQ(jobs.steps({0, 1}, 2 * kAlone), "hold a");
   jobs.steps({1}, kAlone);
-  EXPECT_THAT(jobs.reason, StartsWith("ratios 2 and 2;"));
+  EXPECT_THAT(jobs.reason, StartsWith("auto: ratios 2 and 2;"));
 }
 
 /// Steps whose times vary too much for an exact mean.
@@ -144,7 +144,7 @@ TEST(PairSharing, AProbeWaitsOnlySoLongForAStarvedSecond) {
   EXPECT_EQ(jobs.steps({0}, kAlone), "hold a");
   EXPECT_NEAR(jobs.now - before, 2 * 0.05 * kSteps * kAlone / 3, 0.15);
   jobs.steps({1}, kAlone);
-  EXPECT_THAT(jobs.reason, StartsWith("ratios 1 and 16.5;"));  // 3.3 s for two steps
+  EXPECT_THAT(jobs.reason, StartsWith("auto: ratios 1 and 16.5;"));  // 3.3 s for two steps
 }
 
 TEST(PairSharing, TheTimeInWhichTheUserSuspendsAJobDoesNotStarveTheSecond) {
@@ -158,7 +158,7 @@ TEST(PairSharing, TheTimeInWhichTheUserSuspendsAJobDoesNotStarveTheSecond) {
   EXPECT_EQ(jobs.steps({0, 1}, 2 * kAlone, 4), "none");  // its warm-up steps, and then one that counts
   EXPECT_EQ(jobs.steps({0, 1}, 2 * kAlone), "hold a");
   jobs.steps({1}, kAlone);
-  EXPECT_THAT(jobs.reason, StartsWith("ratios 2 and 2;"));
+  EXPECT_THAT(jobs.reason, StartsWith("auto: ratios 2 and 2;"));
 }
 
 TEST(PairSharing, AProbeEndsOnceTheRatioIsKnownTo3Percent) {
@@ -171,7 +171,8 @@ TEST(PairSharing, AProbeEndsOnceTheRatioIsKnownTo3Percent) {
 }
 
 TEST(PairSharing, ProbesAgainOnlyAfterFiveTimesTheLengthOfAProbe) {
-  for (const auto& [rest, reason] : {std::pair(2.0, "ratios"), std::pair(5.2, "probe: steps of the first alone")}) {
+  for (const auto& [rest, reason] :
+       {std::pair(2.0, "auto: ratios"), std::pair(5.2, "auto: probe: steps of the first alone")}) {
     TwoJobs jobs({});
     const Seconds began = jobs.now;
     jobs.probe(1.2);
@@ -194,7 +195,7 @@ TEST(PairSharing, ANewProbeForgetsTheOldOne) {
   EXPECT_EQ(jobs.steps({0, 1}, 3 * kAlone), "hold a");
   jobs.step({1}, kAlone);
   jobs.steps({1}, 1.5 * kAlone);
-  EXPECT_THAT(jobs.reason, StartsWith("ratios 2 and 2;"));
+  EXPECT_THAT(jobs.reason, StartsWith("auto: ratios 2 and 2;"));
 }
 
 /// Sharing at once ends both after `ratio` * 100 s; one after the other, after 100 and 200 s.
@@ -213,7 +214,7 @@ TEST(PairSharing, ChangesAPlanForAGainOfMoreThan3PercentOnly) {
   for (const auto& [ratio, order] : {std::pair(1.53, "stay b"), std::pair(1.57, "hold b")}) {
     TwoJobs jobs({});
     jobs.probe(1.2);
-    EXPECT_THAT(jobs.reason, StartsWith("ratios 1.2 and 1.2;"));
+    EXPECT_THAT(jobs.reason, StartsWith("auto: ratios 1.2 and 1.2;"));
     EXPECT_EQ(jobs.steps({0, 1}, ratio * kAlone), "stay b");  // the first's ratio is known to have changed
     EXPECT_EQ(jobs.steps({0, 1}, ratio * kAlone), order);     // and the second's
   }
@@ -222,7 +223,7 @@ TEST(PairSharing, ChangesAPlanForAGainOfMoreThan3PercentOnly) {
 TEST(PairSharing, ComparesEachJobsStepsWithItsOwnStepTime) {
   TwoJobs jobs({.ratio = 1.2, .second_ratio = 1.3, .second_alone = 2 * kAlone, .max_slowdown = 1});
   EXPECT_EQ(jobs.at_once, "start b");
-  EXPECT_THAT(jobs.reason, StartsWith("ratios 1.2 and 1.3;"));
+  EXPECT_THAT(jobs.reason, StartsWith("auto: ratios 1.2 and 1.3;"));
   for (int step = 0; step < 50; ++step) {  // both with a ratio of 1.25
     EXPECT_EQ(jobs.step({0}, 1.25 * kAlone), "none");
     EXPECT_EQ(jobs.step({0, 1}, 1.25 * kAlone), "none");
