@@ -66,7 +66,7 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.use_deterministic_algorithms(former)
 
 
-def run_one(function: Callable[[Job], Any], timeout: float = 60, device: str = "cpu", **options: Any) -> Result:
+def run_one(function: Callable[[Job], Any], timeout: float = 200, device: str = "cpu", **options: Any) -> Result:
     """Runs a job alone, by default with one intra-op thread; re-raises its exception."""
     with torchshare.Runtime(device=device) as runtime:
         job = runtime.submit(function, **{"name": "alone", "threads": 1, **options})
@@ -76,7 +76,7 @@ def run_one(function: Callable[[Job], Any], timeout: float = 60, device: str = "
     return job.result
 
 
-def python(code: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def python(code: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
     """Runs a program in its own process to its end."""
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout)
 

@@ -21,7 +21,7 @@ import torchshare
 from torchshare import _C, Job, JobFailed
 from torchshare.runtime import signals
 
-SOON_S = 10.0  # generous: the test is that it ends
+SOON_S = 30.0  # generous: the test is that it ends
 
 
 # Loading

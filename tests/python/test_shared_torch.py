@@ -26,7 +26,7 @@ import torchshare
 from torchshare import Job
 from torchshare.training import optimizer_rules, step_package, step_tracer
 
-SOON_S = 10.0
+SOON_S = 30.0
 A_WHILE_S = 0.5  # timeout for events that need not occur
 
 

@@ -33,7 +33,7 @@ from torchshare import JobFailed
 from torchshare.context.results import ENDED
 from torchshare.runtime.closing import Closer
 
-SOON_S = 20.0  # generous: the test is that it ends
+SOON_S = 30.0  # generous: the test is that it ends
 INDEX = st.integers(0, 5)  # of a job, modulo their number
 MOST_JOBS = 6
 
