@@ -127,6 +127,27 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.002)
 
 
+def together(*calls: Callable[[], object], seconds: float = 20.0) -> None:
+    """Makes the calls at once, each in a thread."""
+    barrier = threading.Barrier(len(calls))
+    errors: list[BaseException] = []
+
+    def run(call: Callable[[], object]) -> None:
+        barrier.wait(seconds)
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+        assert not thread.is_alive(), "a call hangs"
+    assert errors == []
+
+
 def run_ops_for_ever(job: Job) -> None:
     x = torch.ones(4)
     while True:

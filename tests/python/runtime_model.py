@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import queue
+import signal
+import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 from conftest import run_one
 from torch import Tensor, nn
 
+import torchshare
 from torchshare import Cancelled, Job
 from torchshare.context.results import ENDED
 
+SOON_S = 20.0  # generous: the test is that it ends
 PRIORITIES = ("primary", "secondary", "level-2")
 SEEDS = 3
 MOST_STEPS = 60  # of a job
@@ -85,6 +92,31 @@ class Steered:
             batch.backward(loss)
             self.optimizer.step()
             self.optimizer.zero_grad()
+
+
+def forked(runtime: torchshare.Runtime) -> None:
+    """Forks a child, which is refused the runtime, may use torch, and ends."""
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        try:
+            for call in (runtime.start, lambda: runtime.wait(1), lambda: runtime.submit(print, name="child's")):
+                with pytest.raises(RuntimeError):
+                    call()
+                refused += 1
+            runtime.close()
+            assert torch.ones(2).add(1).sum() == 4
+        except BaseException:
+            traceback.print_exc()
+            refused = -1
+        finally:
+            os._exit(refused)
+    deadline = time.monotonic() + SOON_S
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.002)
+    assert os.waitstatus_to_exitcode(ended[1]) == 3
 
 
 @functools.cache

@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from conftest import wait_until
+from conftest import together, wait_until
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -26,62 +23,16 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from runtime_model import ERRORS, PRIORITIES, SEEDS, End, Expected, Model, Steered, alone
+from runtime_model import ERRORS, PRIORITIES, SEEDS, SOON_S, End, Expected, Model, Steered, alone, forked
 
 import torchshare
 from torchshare import JobFailed
 from torchshare.context.results import ENDED
-from torchshare.runtime.closing import Closer
+from torchshare.runtime import closing
 
-SOON_S = 30.0  # generous: the test is that it ends
 INDEX = st.integers(0, 5)  # of a job, modulo their number
 MOST_JOBS = 6
-
-
-def together(*calls: Callable[[], object]) -> None:
-    """Makes the calls at once, each in a thread."""
-    barrier = threading.Barrier(len(calls))
-    errors: list[BaseException] = []
-
-    def run(call: Callable[[], object]) -> None:
-        barrier.wait(SOON_S)
-        try:
-            call()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SOON_S)
-        assert not thread.is_alive(), "a call hangs"
-    assert errors == []
-
-
-def forked(runtime: torchshare.Runtime) -> None:
-    """Forks a child, which is refused the runtime, may use torch, and ends."""
-    child = os.fork()
-    if child == 0:
-        refused = 0
-        try:
-            for call in (runtime.start, lambda: runtime.wait(1), lambda: runtime.submit(print, name="child's")):
-                with pytest.raises(RuntimeError):
-                    call()
-                refused += 1
-            runtime.close()
-            assert torch.ones(2).add(1).sum() == 4
-        except BaseException:
-            traceback.print_exc()
-            refused = -1
-        finally:
-            os._exit(refused)
-    deadline = time.monotonic() + SOON_S
-    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-        time.sleep(0.002)
-    assert os.waitstatus_to_exitcode(ended[1]) == 3
+draws_other_masks = pytest.mark.filterwarnings("ignore:job .* Dropout draws its masks")
 
 
 def resources() -> tuple[int, int]:
@@ -288,17 +239,19 @@ class RuntimeMachine(RuleBasedStateMachine):
         self.model.closed = True
         self.cancelled()
         self.agrees()
+        assert all(job.job._context.handle.has_left for job in self.jobs if job.began), "a thread was left behind"
         events = self.runtime.events()
         for job in self.jobs:
             job.check_history([detail for kind, name, *_, detail in events if (kind, name) == ("state", job.name)])
-        assert Closer._all == set()
+        assert closing.Closer._all == set()
         job = None
         del self.runtime, self.model
         wait_until(lambda: gc.collect() >= 0 and all(function() is None for function in self.functions), SOON_S)
         wait_until(lambda: all(now <= then for now, then in zip(resources(), self.before, strict=True)), SOON_S)
 
 
-def run_machine(examples: int) -> None:
+def run_machine(examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "_PATIENCE_S", SOON_S)
     for seed in range(SEEDS):
         alone(seed)  # also creates what the process keeps
     gc.collect()
@@ -320,11 +273,13 @@ def run_machine(examples: int) -> None:
         gc.unfreeze()
 
 
-def test_calls_in_any_order() -> None:
-    run_machine(examples=25)
+@draws_other_masks
+def test_calls_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_machine(20, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_many_calls_in_any_order() -> None:
-    run_machine(examples=500)
+@draws_other_masks
+def test_many_calls_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_machine(500, monkeypatch)
