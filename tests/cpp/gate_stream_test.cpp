@@ -2,6 +2,7 @@
 
 #include <future>
 #include <thread>
+#include <utility>
 
 #include "fakes/fake_device.h"
 #include "fakes/unknown_call.h"
@@ -147,6 +148,39 @@ TEST_F(GateStreamTest, AMemberMayLeaveWhileMarkersAreRecorded) {
   }
   stop.store(true);
   waiter.join();
+}
+
+/// Refuses the first time, for an hour.
+class RefusesOnce final : public GatePolicy {
+ public:
+  bool concerns(Priority mine, Priority other) const override { return outranks(other, mine); }
+  Verdict decide(const Requester&, std::span<const Competitor>) const override {
+    return {.admit = std::exchange(asked_, true), .retry_after = 1h};
+  }
+
+ private:
+  mutable bool asked_ = false;
+};
+
+/// Stands still, and keeps how long the last wait might have taken.
+class StoppedClock final : public Clock {
+ public:
+  std::chrono::nanoseconds now() const override { return 0ns; }
+  void wait(EventCount&, std::uint32_t, std::chrono::nanoseconds deadline) override { waited_ = deadline; }
+  std::chrono::nanoseconds waited_{0};
+};
+
+TEST(GateStream, AWaiterPollsIfADeviceWorksThatNotifiesNobody) {
+  for (const bool asynchronous : {false, true}) {
+    StoppedClock clock;
+    Gate gate(std::make_unique<RefusesOnce>(), clock);
+    Slot primary(Priority::kPrimary);
+    Slot secondary(Priority::kSecondary);
+    const Gate::Membership first(gate, primary, asynchronous ? std::make_shared<FakeStream>(clock) : nullptr);
+    const Gate::Membership second(gate, secondary, nullptr);
+    EXPECT_TRUE(gate.wait_turn(secondary));
+    EXPECT_EQ(clock.waited_, asynchronous ? 20us : std::chrono::nanoseconds(1h));
+  }
 }
 
 class RunAheadGateTest : public GateStreamTest {
