@@ -2,7 +2,7 @@
 that no test noticed.
 
     python scripts/mutate.py csrc/policy csrc/sharing --count 200
-    python scripts/mutate.py csrc/gate --program torchshare_tests --filter 'Gate*:OpWatch*'
+    python scripts/mutate.py csrc/gate/*.cpp --program torchshare_tests --filter '*Gate*:OpWatch*'
 
 Works on a copy of the tree. A mutant is killed if a test fails, crashes or does not end in time.
 """
@@ -113,7 +113,7 @@ class Copy:
         shutil.copytree(ROOT, folder, dirs_exist_ok=True, ignore=left_out)
         (folder / ".venv").symlink_to(ROOT / ".venv")
         with (folder / "CMakeLists.txt").open("a") as file:  # a mutant may warn
-            globs = " ".join(f"{mutated}/*.cpp" for mutated in options.folders)
+            globs = " ".join(f"{source}/*.cpp {source}" for source in options.sources)
             file.write(f"file(GLOB mutated {globs})\n")
             file.write('set_source_files_properties(${mutated} PROPERTIES COMPILE_OPTIONS "-w;-O0")\n')
         python = f"-DTORCHSHARE_PYTHON={folder / '.venv/bin/python'}"
@@ -141,8 +141,9 @@ class Copy:
             path.write_text(text)
 
 
-def sample(folders: list[str], count: int, seed: int) -> list[Mutant]:
-    files = sorted(path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".h", ".cpp"))
+def sample(sources: list[str], count: int, seed: int) -> list[Mutant]:
+    paths = itertools.chain.from_iterable([ROOT / source, *(ROOT / source).rglob("*")] for source in sources)
+    files = sorted(path for path in paths if path.suffix in (".h", ".cpp"))
     every = list(itertools.chain.from_iterable(map(mutants_of, files)))
     print(f"{len(every)} possible mutants in {len(files)} files", flush=True)
     return sorted(random.Random(seed).sample(every, min(count, len(every))))  # by file: fewer are compiled again
@@ -157,13 +158,13 @@ def print_table(outcomes: dict[str, collections.Counter[str]]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", help="of sources to change, such as csrc/policy")
+    parser.add_argument("sources", nargs="+", help="files and folders to change, such as csrc/policy")
     parser.add_argument("--program", default="torchshare_core_tests", help="the tests to run: a target of tests/cpp")
     parser.add_argument("--filter", default="*", help="which of its tests, as for --gtest_filter")
     parser.add_argument("--count", type=int, default=100, help="how many mutants")
     parser.add_argument("--seed", type=int, default=1, help="of their choice")
     options = parser.parse_args()
-    mutants = sample(options.folders, options.count, options.seed)
+    mutants = sample(options.sources, options.count, options.seed)
     outcomes: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     with tempfile.TemporaryDirectory(prefix="mutants") as folder:
         copy = Copy(Path(folder), options)

@@ -42,6 +42,11 @@ TEST_P(EveryGatePolicy, SaysWhenToAskAgainIfItRefuses) {
   }
 }
 
+TEST_P(EveryGatePolicy, DoesNotWaitForAnEqualJobInsideAnOp) {
+  constexpr Competitor kEqual{.priority = Priority::kSecondary, .inside = true};
+  EXPECT_TRUE(policy_->decide({.priority = Priority::kSecondary}, std::array{kEqual}).admit);
+}
+
 INSTANTIATE_TEST_SUITE_P(Policies, EveryGatePolicy, ::testing::ValuesIn(gate_policy_names()),
                          [](const auto& info) { return std::string(info.param); });
 
