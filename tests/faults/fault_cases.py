@@ -1,6 +1,6 @@
 """Trains a pair of jobs while one fault comes true, each case in a forked process.
 
-Reads a case as JSON from each line of its input, {"policy", "kind", "position"}, and writes what came of it:
+Reads a case as JSON from each line of its input, {"policy", "start", "kind", "position"}, and writes what came of it:
 
     {"status": exit status, "jobs": {name: digest of the weights or the error's text}, "runtime": error or null,
      "left": names of threads that should have ended, "chances": number of chances, "error": what it wrote to stderr}
@@ -48,7 +48,7 @@ def say(error: BaseException | None) -> str | None:
     return None if error is None else f"{type(error).__name__}: {error}"
 
 
-def train_jobs(policy: str) -> dict[str, str | None]:
+def train_jobs(policy: str, start: str) -> dict[str, str | None]:
     with torchshare.Runtime(device="cpu", policy=policy) as runtime:
         second: list[Job] = []
 
@@ -65,7 +65,7 @@ def train_jobs(policy: str) -> dict[str, str | None]:
 
         options: dict[str, Any] = {"threads": 1, "resplit": False, "memory_budget": 2**26}
         runtime.submit(train_first, name="first", priority="primary", seed=0, **options)
-        second.append(runtime.submit(train, name="second", start="step:1", seed=1, **options))
+        second.append(runtime.submit(train, name="second", start=start, seed=1, record_ops=True, **options))
         results = runtime.wait(LIMIT_S, check=False)
         runtime.events()
         return {
@@ -88,7 +88,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     failed = None
     faults.faults_arm(KINDS.index(case["kind"]), case["position"])
     try:
-        jobs = train_jobs(case["policy"])
+        jobs = train_jobs(case["policy"], case["start"])
     except Exception as error:
         failed = say(error)
     chances = faults.faults_chances()

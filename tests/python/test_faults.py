@@ -21,7 +21,10 @@ CAUSES = ["bad_alloc", "MemoryError", "out of memory", "allocate memory", "injec
 # throws through the interpreter.
 PYBIND_ABORTS = "Tried to deallocate unregistered instance"
 
+Pair = dict[str, str]
 Outcome = dict[str, Any]
+
+PAIR = {"policy": "priority", "start": "step:1"}
 
 
 class Cases:
@@ -39,10 +42,10 @@ class Cases:
             env={**os.environ, "LD_PRELOAD": str(library)},
         )
 
-    def run(self, policy: str, kind: str = "none", position: int = 0) -> Outcome:
+    def run(self, pair: Pair, kind: str = "none", position: int = 0) -> Outcome:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        case = {"policy": policy, "kind": kind, "position": position}
+        case = {**pair, "kind": kind, "position": position}
         print(json.dumps(case), file=self._process.stdin, flush=True)
         outcome: Outcome = json.loads(self._process.stdout.readline())
         return outcome
@@ -77,31 +80,31 @@ def complaint(kind: str, outcome: Outcome, clean: dict[str, str]) -> str | None:
     return None
 
 
-def check(cases: Cases, policy: str, kind: str, most: int | None = None) -> None:
-    clean = cases.run(policy)
+def check(cases: Cases, pair: Pair, kind: str, most: int | None = None) -> None:
+    clean = cases.run(pair)
     assert clean == {**clean, "status": 0, "runtime": None, "left": []}
     assert all(len(digest) == 64 for digest in clean["jobs"].values()), clean["jobs"]
-    chances = cases.run(policy, kind)["chances"]
+    chances = cases.run(pair, kind)["chances"]
     assert chances >= 4
     every = 1 if most is None else max(1, chances // most)
     positions = range(1, chances + 1, every)
     complaints = [
         f"{kind} {position} of {chances}: {wrong}"
         for position in positions
-        if (wrong := complaint(kind, cases.run(policy, kind, position), clean["jobs"])) is not None
+        if (wrong := complaint(kind, cases.run(pair, kind, position), clean["jobs"])) is not None
     ]
-    print(f"{policy}, {kind}: {len(positions)} cases, {len(complaints)} findings")
+    print(f"{pair}, {kind}: {len(positions)} cases, {len(complaints)} findings")
     assert not complaints, f"{len(complaints)} of {len(positions)} cases:\n" + "\n".join(complaints)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_ends_in_a_clean_state(cases: Cases, kind: str) -> None:
-    check(cases, "priority", kind, SAMPLED)
+    check(cases, PAIR, kind, SAMPLED)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("policy", ["priority", "best_fit"])
-def test_a_fault_at_any_chance_ends_in_a_clean_state(cases: Cases, policy: str, kind: str) -> None:
-    check(cases, policy, kind)
+@pytest.mark.parametrize("pair", [PAIR, {**PAIR, "policy": "best_fit"}, {**PAIR, "start": "auto"}], ids=str)
+def test_a_fault_at_any_chance_ends_in_a_clean_state(cases: Cases, pair: Pair, kind: str) -> None:
+    check(cases, pair, kind)

@@ -127,27 +127,38 @@ class Closer:
             return
         self._closing_thread = threading.get_ident()
         try:
-            if self._folder is not None and signals.terminating():
-                self._folder.save_all(lambda: self._wait_a_moment(stops))
-            self._handle.begin_close()
-            self._watch_cancels()
-            self._tell_of_cancels()
-            self._wait(stops)
-            places = {job.name: _place_of(job) for job in self.jobs}
-            for name in self._handle.close(0):
-                log.warning("job '%s' was cancelled, but its thread %s and was left behind", name, places[name])
-        finally:
-            if self._folder is not None:
-                self._folder.close()
-            if self.ranks is not None:
-                self.ranks.close()
-            self._interrupter.close()
-            self._watchdog.close()
-            routing.uninstall()
-            if self._is_open:
-                self._all.discard(self)
-                signals.uninstall()
-            self._done.set()
+            self._end_jobs(stops)
+        except MemoryError:
+            self._once.release()  # it is closed by another call, or when the Runtime is collected
+            raise
+        except BaseException:
+            self._clean_up()
+            raise
+        self._clean_up()
+
+    def _end_jobs(self, stops: signals.Stops) -> None:
+        if self._folder is not None and signals.terminating():
+            self._folder.save_all(lambda: self._wait_a_moment(stops))
+        self._handle.begin_close()
+        self._watch_cancels()
+        self._tell_of_cancels()
+        self._wait(stops)
+        places = {job.name: _place_of(job) for job in self.jobs}
+        for name in self._handle.close(0):
+            log.warning("job '%s' was cancelled, but its thread %s and was left behind", name, places[name])
+
+    def _clean_up(self) -> None:
+        if self._folder is not None:
+            self._folder.close()
+        if self.ranks is not None:
+            self.ranks.close()
+        self._interrupter.close()
+        self._watchdog.close()
+        routing.uninstall()
+        if self._is_open:
+            self._all.discard(self)
+            signals.uninstall()
+        self._done.set()
 
     def _wait_for_the_other(self, stops: signals.Stops) -> None:
         """Waits for the thread that closes the runtime. That thread itself may get here, if it collects the Runtime."""
