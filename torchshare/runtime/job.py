@@ -232,7 +232,7 @@ class Job:
 
     def cancel(self) -> None:
         """Raises `Cancelled` in the job: before its next op or, if it runs none for 0.1 s, before its next bytecode;
-        on all ranks."""
+        on all ranks. A suspended job is resumed to clean up, and is not suspended again."""
         self._context.handle.cancel()
         self._context.watch_cancel(self._context)
         self._context.tell_ranks(self._context, "ended", "was cancelled")
