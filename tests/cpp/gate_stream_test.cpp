@@ -406,5 +406,30 @@ TEST_F(WatchedStreamTest, ALowerJobFillsTheGapOfTheDeviceAndNothingThatIsLonger)
   gate_.remove(lower);
 }
 
+TEST_F(WatchedStreamTest, ALowerJobCountsWhatItHasLaunchedByWhatItExpects) {
+  Slot lower{Priority::kSecondary};
+  gate_.add(lower, stream_);
+  OpWatch watch(lower, gate_, clock_, {});
+  watch.follow(stream_);
+  const auto launch = [&] {
+    watch.arrive(UnknownCall{3});
+    lower.enter();
+    watch.begin();
+    stream_->launch(400us);
+    watch.end();
+  };
+  launch();
+  EXPECT_EQ(lower.ahead->outstanding(), 20us) << "nothing is known yet";
+  for (int op = 0; op < 100; ++op) {
+    clock_.advance(1ms);
+    EXPECT_EQ(lower.ahead->outstanding(), 0ns);
+    launch();
+  }
+  EXPECT_EQ(lower.ahead->outstanding(), 400us);
+  EXPECT_GT(watch.stats().filled, 70 * 400us);
+  watch.unfollow();
+  gate_.remove(lower);
+}
+
 }  // namespace
 }  // namespace torchshare

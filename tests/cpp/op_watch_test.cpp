@@ -11,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <random>
 
 #include "fakes/fake_device.h"
@@ -91,6 +92,27 @@ TEST_F(OpWatchTest, MeasuresDurationsAndGapsByPlace) {
   EXPECT_EQ(watch.trace().step_ends.size(), static_cast<std::size_t>(kWarm));
   EXPECT_DOUBLE_EQ(watch.trace().ops.back().gap, 20'000);
   EXPECT_DOUBLE_EQ(watch.trace().ops.back().duration, 50'000);
+}
+
+TEST_F(OpWatchTest, RecordsHowMuchOfAGapWasAWaitForInput) {
+  OpWatch watch(primary_, gate_, clock_, {.record = true});
+  op(watch, primary_, 0ns, 1, 100us);
+  clock_.advance(3ms);
+  watch.begin_idle(clock_.now());
+  clock_.advance(1ms);
+  watch.end_idle(clock_.now());
+  op(watch, primary_, 2ms, 2, 50us);
+  EXPECT_DOUBLE_EQ(watch.trace().ops.back().gap, 6e6);
+  EXPECT_DOUBLE_EQ(watch.trace().ops.back().idle, 1e6);
+  op(watch, primary_, 2ms, 2, 50us);
+  EXPECT_DOUBLE_EQ(watch.trace().ops.back().idle, 0);
+}
+
+TEST_F(OpWatchTest, KeepsNoTraceUnlessItIsToRecord) {
+  steps(kWarm, 2ms);
+  watch_.end_step();
+  EXPECT_TRUE(watch_.trace().ops.empty());
+  EXPECT_TRUE(watch_.trace().step_ends.empty());
 }
 
 TEST_F(OpWatchTest, OpensALongGapForOpsThatFitAndNoOther) {
@@ -175,7 +197,9 @@ TEST_F(OpWatchTest, CountsReturnsIntoAnOpOfALowerJobAndWhatTheyCost) {
   lower_.begin();
   op(watch_, primary_, 2ms, 1, 130us);  // 30 us longer than ever
   op(watch_, primary_, 20us, 2, 50us);
+  EXPECT_TRUE(gate_.is_filled());
   lower_.end();
+  EXPECT_FALSE(gate_.is_filled());
   step(2ms);
   const GapStats stats = watch_.stats();
   EXPECT_EQ(stats.gaps_filled, 1U);
@@ -213,6 +237,19 @@ TEST_F(OpWatchTest, BatchesOfEverySizeAreKnownOnceEachWasSeenOftenEnough) {
     op(watch_, primary_, 20us, size + 1, 50us);
   }
   EXPECT_LT(watch_.stats().unknown_ops, 2U * 8 * 7);
+}
+
+TEST_F(OpWatchTest, ABatchBeginsAtItsFirstOpOnly) {
+  for (int i = 0; i < kWarm; ++i) {
+    watch_.begin_batch();
+    op(watch_, primary_, 2ms, 5, 100us);
+    op(watch_, primary_, 20us, 5, 300us);  // the same op at another place
+  }
+  std::vector<double> durations;
+  for (const OpProfile& profile : watch_.profiles()) {
+    durations.push_back(std::round(profile.duration.mean));
+  }
+  EXPECT_THAT(durations, ::testing::UnorderedElementsAre(100e3, 300e3));
 }
 
 /// Times off by ten, either way: nothing hangs, and the forecast finds back.

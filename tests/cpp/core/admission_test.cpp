@@ -62,6 +62,8 @@ TEST(Admission, AnOpInsideHasTheRestOfItsExpectedTime) {
   EXPECT_EQ(competitor.gap.mean, 0ns);
   EXPECT_EQ(seen(policy, inside, {.expected_end = 80ms}).left, 0ns);
   EXPECT_EQ(seen(policy, {.inside = false}, kLastSeenAt90).left, 0ns);
+  EXPECT_FALSE(seen(policy, inside).waits);
+  EXPECT_TRUE(seen(policy, {}, {.waits = true}).waits);
 }
 
 TEST(Admission, TellsAPolicyWithoutForecastsOnlyWhatIsSeen) {

@@ -198,6 +198,31 @@ TEST(PairSharing, ANewProbeForgetsTheOldOne) {
   EXPECT_THAT(jobs.reason, StartsWith("auto: ratios 2 and 2;"));
 }
 
+TEST(PairSharing, ANewProbeKeepsTheStepTimeOfAJobThatDidNotRunSince) {
+  TwoJobs jobs({});
+  EXPECT_EQ(jobs.steps({0}, kAlone), "start b");
+  EXPECT_EQ(jobs.steps({0, 1}, 2 * kAlone), "hold a");
+  EXPECT_EQ(jobs.steps({1}, kAlone), "release a");
+  EXPECT_EQ(jobs.steps({0}, kAlone, 100), "none");
+  EXPECT_EQ(jobs.steps({0}, 3 * kAlone), "release b");
+  EXPECT_THAT(jobs.reason, StartsWith("probe: steps of both"));
+  EXPECT_NE(jobs.steps({0, 1}, 4 * kAlone), "none");
+  EXPECT_THAT(jobs.reason, StartsWith("ratios"));  // the second alone is known
+}
+
+TEST(PairSharing, ThePauseAfterAProbeIsFiveTimesTheLastOne) {
+  TwoJobs jobs({});
+  jobs.probe(1.2);
+  jobs.steps({0, 1}, 1.2 * kAlone, 100);
+  EXPECT_EQ(jobs.steps({0, 1}, 3 * kAlone), "hold b");
+  EXPECT_EQ(jobs.steps({0}, 2.5 * kAlone), "release b");
+  EXPECT_EQ(jobs.steps({0, 1}, 3 * kAlone), "hold a");
+  EXPECT_EQ(jobs.steps({1}, 2.5 * kAlone), "release a");
+  EXPECT_EQ(jobs.steps({0, 1}, 3 * kAlone, 120), "none");
+  EXPECT_EQ(jobs.steps({0, 1}, 9 * kAlone), "hold b");
+  EXPECT_THAT(jobs.reason, StartsWith("probe: steps of the first alone"));
+}
+
 /// Sharing at once ends both after `ratio` * 100 s; one after the other, after 100 and 200 s.
 constexpr double kGainOf2Percent = 1.47;
 constexpr double kGainOf4Percent = 1.44;
@@ -238,6 +263,8 @@ TEST(PairSharing, PlansWithTheSlowdownThatTheBoundAllows) {
   const TwoJobs weak({.ratio = 1.1, .max_slowdown = 0.05});
   EXPECT_EQ(weak.at_once, "start b");
   EXPECT_THAT(weak.reason, HasSubstr("now: 'b' ends at 157.3 s in 1 sub-batches, 'a' at 105 s"));
+  const TwoJobs only_first({.ratio = 1.1, .second_ratio = 1, .max_slowdown = 0.05});
+  EXPECT_THAT(only_first.reason, HasSubstr("now: 'b' ends at 152.5 s in 1 sub-batches, 'a' at 105 s"));
   const TwoJobs none({.ratio = 1.04, .max_slowdown = 0.05});  // keeps the bound by itself
   EXPECT_THAT(none.reason, HasSubstr("now: 'b' ends at 104 s in 1 sub-batches, 'a' at 104 s"));
 }
