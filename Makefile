@@ -60,10 +60,10 @@ build-emulator: build
 	$(CMAKE_BUILD) $(BUILD) --target emulator --parallel $(JOBS)
 
 test-emulated: build-emulator
-	BUILD=$(BUILD) PYTEST="$(PYTEST)" scripts/test_emulated.sh 4:0 1:200
+	BUILD=$(BUILD) PY=$(PY) scripts/test_emulated.sh 4:0 1:200
 
 test-emulated-all: build-emulator
-	MARKED=gpu BUILD=$(BUILD) PYTEST="$(PYTEST)" scripts/test_emulated.sh 1:0 1:200 1:2000 4:0 4:200 4:2000
+	MARKED=gpu BUILD=$(BUILD) PY=$(PY) scripts/test_emulated.sh 1:0 1:200 1:2000 4:0 4:200 4:2000
 
 # torchshare and the emulated device with a sanitizer: the C++ tests with threads, and pairs of Python jobs.
 test-tsan test-asan: build-emulator

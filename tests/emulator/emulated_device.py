@@ -50,4 +50,6 @@ def nothing_raced() -> Iterator[None]:
     yield
     races, hollow = taken(emulator.emulator_take_race), taken(emulator.emulator_take_hollow)
     assert not races, "\n".join(races)
+    stream = torch.cuda.current_stream()
+    assert stream == torch.cuda.default_stream(), "the test left the main thread with another current stream"
     assert not hollow, f"{len(hollow)} kernels computed nothing: {sorted(set(hollow))}"
