@@ -126,7 +126,7 @@ class Runtime:
         routing.expect_job(context)
         effects.expect(context, given)
         self._closer.jobs.append(context)
-        self._jobs.append(job)
+        self._jobs = [*(each for each in self._jobs if each.name != name), job]  # an ended one had its name
         return job
 
     def start(self) -> None:

@@ -149,9 +149,10 @@ def _visible(line: str) -> str:
 class Output:
     """Where the output of scripts goes."""
 
-    def __init__(self, mode: str = "prefix", *, all_to_stderr: bool = False) -> None:
-        """`mode` is "prefix", "plain", or a folder that gets a file per job."""
+    def __init__(self, mode: str = "prefix", *, all_to_stderr: bool = False, append: bool = False) -> None:
+        """`mode` is "prefix", "plain", or a folder that gets a file per job; with `append`, files go on."""
         self.mode = mode
+        self._append = append
         self.has_reader = True
         """False after a write to a closed pipe."""
         self._all_to_stderr = all_to_stderr
@@ -161,7 +162,7 @@ class Output:
         """The standard output and error of a job."""
         if self.mode not in ("prefix", "plain"):
             path = Path(self.mode) / f"{file_stem(job)}.log"
-            with this_rank().file(path).open("w", buffering=1) as file:
+            with this_rank().file(path).open("a" if self._append else "w", buffering=1) as file:
                 yield file, file
             return
         out, err = _Outer("stderr" if self._all_to_stderr else "stdout", self), _Outer("stderr", self)

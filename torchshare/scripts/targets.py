@@ -51,10 +51,10 @@ def source_file(target: str) -> Path | None:
     return Path(place) if place.endswith(".py") or os.path.isfile(place) else None
 
 
-def load(target: str, output: Output | None = None) -> Callable[..., Any]:
-    """Loads a function, or a script, which is not run yet. Raises ValueError for an invalid target; exceptions of the
-    user's module propagate."""
-    return _load_function(target) if is_function(target) else _load_script(target, output)
+def load(target: str, output: Output | None = None, folder: str | None = None) -> Callable[..., Any]:
+    """Loads a function, or a script, which is not run yet. Relative paths begin in `folder`, as does the script. Raises
+    ValueError for an invalid target; exceptions of the user's module propagate."""
+    return _load_function(target, folder or "") if is_function(target) else _load_script(target, output, folder)
 
 
 def options_first(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
@@ -106,19 +106,21 @@ def _commands(words: list[str]) -> Iterator[str]:
         yield word
 
 
-def _load_script(target: str, output: Output | None) -> Script:
+def _load_script(target: str, output: Output | None, folder: str | None) -> Script:
     command = shlex.split(target)
-    if not command or not (command[0] == "-m" or command[0].endswith(".py") or os.path.exists(command[0])):
+    place = os.path.join(folder or "", command[0]) if command else ""
+    if not command or not (command[0] == "-m" or command[0].endswith(".py") or os.path.exists(place)):
         raise ValueError(f"target must be {FORMS}, a script with its arguments in quotes; got '{target}'")
     try:
-        return Script(command, output)
+        return Script(command, output, folder)
     except (OSError, ValueError) as error:
         raise ValueError(f"target '{target}': {getattr(error, 'strerror', None) or error}") from None
 
 
-def _load_function(target: str) -> Callable[..., Any]:
+def _load_function(target: str, folder: str) -> Callable[..., Any]:
     place, _, name = target.rpartition(":")
-    module = _load_file(Path(place), target) if place.endswith(".py") else _load_module(place, target)
+    is_file = place.endswith(".py")
+    module = _load_file(Path(folder, place), target) if is_file else _load_module(place, target, folder)
     function = getattr(module, name, None)
     if not callable(function):
         names = ", ".join(sorted(_functions(module))) or "none"
@@ -147,8 +149,8 @@ def _load_file(path: Path, target: str) -> ModuleType:
     return module
 
 
-def _load_module(name: str, target: str) -> ModuleType:
-    sys.path.insert(0, "")
+def _load_module(name: str, target: str, folder: str) -> ModuleType:
+    sys.path.insert(0, folder)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
