@@ -206,10 +206,8 @@ def _output(arguments: argparse.Namespace) -> Output:
 
 
 def _submit(runtime: Runtime, submission: _Submission) -> None:
-    import torch
-
     if isinstance(submission.function, Script):
-        submission.options.setdefault("seed", torch.initial_seed())  # as in plain Python
+        submission.options.setdefault("seed", submission.function.default_seed)
     runtime.submit(submission.function, **submission.options)
 
 

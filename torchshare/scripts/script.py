@@ -51,6 +51,13 @@ class Script:
 
         return Interrupted
 
+    @property
+    def default_seed(self) -> int:
+        """That of plain Python."""
+        import torch
+
+        return torch.initial_seed()
+
     def _find_file(self, command: list[str]) -> None:
         path = Path(self._folder or "", command[0])
         file = path / "__main__.py" if path.is_dir() else path
