@@ -100,6 +100,7 @@ class Host:
         if isinstance(function, Script):
             options.setdefault("seed", function.default_seed)
         runtime = self._open_runtime()
+        job_output.open_for(spec.name, self._storage.log(spec.name))
         attempt.job = runtime.submit(self._body(attempt, function), name=spec.name, **options)
         runtime.start()
 
@@ -124,8 +125,6 @@ class Host:
         is_script = isinstance(function, Script)
 
         def body(job: Job) -> None:
-            if not is_script:
-                job_output.open_for(job.name, self._storage.log(job.name))
             try:
                 value = function(job)
             except SystemExit as error:
@@ -137,9 +136,6 @@ class Host:
                 if not attempt.suspends:
                     self._fail(attempt, error, users_traceback(error))
                 raise
-            finally:
-                if not is_script:
-                    job_output.close_for(job.name)
             self._finish(attempt, value)
 
         functools.update_wrapper(body, function, assigned=("__name__", "__doc__"), updated=())
@@ -184,6 +180,7 @@ class Host:
                 known = self._attempts.get(name)
                 if known is not None and known.number == number and _report(known).state != "running":
                     del self._attempts[name]
+                    job_output.close_for(name)
             return HostReport(self.token, time.monotonic(), [_report(each) for each in self._attempts.values()])
 
     def save_all(self) -> None:

@@ -1,4 +1,4 @@
-"""What jobs that are functions print, as a file per job."""
+"""What jobs print, as a file per job. Scripts have streams of their own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class _Routed(io.TextIOBase):
         return self._process if job is None else _files.get(job.name, self._process)
 
     def write(self, text: str, /) -> int:
-        return int(self._stream().write(text))
+        self._stream().write(text)
+        return len(text)
 
     def flush(self) -> None:
         self._stream().flush()

@@ -71,6 +71,12 @@ class JobQueue:
         if not job.outcome and not job.cancelled:
             self._record({"event": "cancel", "job": name})
 
+    def refuse(self, name: str, error: str) -> None:
+        """A job cannot be started: it has failed."""
+        job = self.jobs[name]
+        if not job.outcome and job.place is None:
+            self._record({"event": "refuse", "job": name, "error": error})
+
     def find(self, name: str) -> QueuedJob:
         """Raises ValueError for an unknown name."""
         if name not in self.jobs:
@@ -158,9 +164,9 @@ class JobQueue:
 
     def rows(self) -> list[dict[str, Any]]:
         """The state of every job, in order of submission."""
-        return list(map(self._row, self.jobs.values()))
+        return list(map(self.row, self.jobs.values()))
 
-    def _row(self, job: QueuedJob) -> dict[str, Any]:
+    def row(self, job: QueuedJob) -> dict[str, Any]:
         partner = self.partner(job)
         model = None if partner is None else partner.spec.model
         until = job.ended if job.ended is not None else self._clock()

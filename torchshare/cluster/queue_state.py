@@ -140,6 +140,12 @@ class QueueState:
                 self._obey(self.live.end(job.number, self._now))
             self._end(job, event["state"] if event["state"] in ENDED else "cancelled", event)
 
+    def _on_refuse(self, event: Event) -> None:
+        job = self.jobs[event["job"]]
+        job.error = event["error"]
+        self._obey(self.live.end(job.number, self._now))
+        self._end(job, "failed", event)
+
     def _on_ratio(self, event: Event) -> None:
         self.learned.set_ratio(event["model"], event["partner"], event["ratio"])
         self._set_ratios()
