@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,9 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'torchshare[ray]'")
 from ray.cluster_utils import Cluster  # noqa: E402
 
+from torchshare.cluster import actors  # noqa: E402
 from torchshare.cluster.actors import NAMESPACE, SCHEDULER, ClusterSettings  # noqa: E402
+from torchshare.cluster.journal import Journal  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
@@ -119,7 +123,9 @@ def test_the_command(local: Local, folder: Path) -> None:
     assert rows["ok"].split()[1] == "finished"
     assert rows["bad"].endswith("SystemExit: 3")
     assert "jobs: " in run("status").stdout
-    assert len(json.loads(run("status", "--json").stdout)["devices"]) >= 2
+    assert len(json.loads(run("status", "--json", "--timeline", "out.json").stdout)["devices"]) >= 2
+    events = json.loads((folder / "out.json").read_text())["traceEvents"]
+    assert {"ok", "bad"} <= {event["name"] for event in events}
     long = submit(training(1000, 0.05), "stopped")
     wait_until(is_running(long), 60)
     assert run("stop", "stopped").stdout in ("Job 'stopped' is cancelling\n", "Job 'stopped' was cancelled\n")
@@ -200,6 +206,32 @@ Journal(Path({local.settings.storage!r}, "journal.jsonl"), patience=0.5)
     other = ClusterSettings(local.settings.storage, QueueSettings(policy="fifo"))
     with pytest.raises(ValueError, match="the cluster is up with other settings"):
         cluster.up(local.ray.address, other)
+
+
+def test_a_scheduler_whose_journal_another_has(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "Journal", functools.partial(Journal, patience=0))
+    second = actors.SchedulerActor(local.settings)
+    for refused in (second.check, second.rows, lambda: second.cancel("a"), second.shut_down):
+        with pytest.raises(ValueError, match="another scheduler has it open"):
+            refused()
+
+
+def test_environments_and_metrics(local: Local) -> None:
+    """Jobs with another `env` get a process of their own."""
+    env = {"env_vars": {"COLOUR": "red"}}
+    plain, red = (submit(lambda job: os.environ.get("COLOUR"), name, env=e) for name, e in (("p", {}), ("r", env)))
+    assert (plain.result(ALL_DONE_S), red.result(ALL_DONE_S)) == (None, "red")
+    bad = submit(lambda job: 0, "bad-env", env={"working_dir": "/no/such/folder"})
+    with pytest.raises(cluster.JobError, match="job 'bad-env' failed: its env cannot be set up: "):
+        bad.result(ALL_DONE_S)
+    assert submit(lambda job: 3, "after-bad").result(ALL_DONE_S) == 3
+
+    def metrics() -> str:
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        pages = [f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in nodes]
+        return "".join(urllib.request.urlopen(page, timeout=5).read().decode() for page in pages)
+
+    wait_until(lambda: "torchshare_ended_jobs" in metrics(), 30)
 
 
 def test_a_client_that_goes_away(local: Local, folder: Path) -> None:

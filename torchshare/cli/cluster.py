@@ -13,9 +13,11 @@ from typing import Any
 from rich.table import Table
 
 from torchshare import _core
-from torchshare.cli.outputs import print_table, refuse
+from torchshare.cli.outputs import check_outputs, print_table, refuse
 from torchshare.cluster import client, connection
 from torchshare.cluster.queue_state import QueueSettings
+from torchshare.cluster.report import trace_events
+from torchshare.context.files import replacing
 from torchshare.context.names import escaped
 from torchshare.runtime.options import Declared, JobOptions, on_the_command_line
 from torchshare.scripts import targets
@@ -56,6 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     ):
         found = verb(name, text, run)
         found.add_argument("--json", action="store_true", help="print one JSON document")
+    found.add_argument("--timeline", type=Path, metavar="OUT.json", help="write a trace for https://ui.perfetto.dev")
     logs = verb("logs", "print what a job has printed", _logs)
     logs.add_argument("-f", "--follow", action="store_true", help="until the job has ended")
     stop = verb("stop", "cancel a job", _stop)
@@ -108,7 +111,7 @@ def options_first(parser: argparse.ArgumentParser, words: list[str]) -> list[str
 def _run(run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
     try:
         return run(arguments)
-    except (ValueError, client.JobError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         return refuse(error)
 
 
@@ -192,21 +195,28 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
+    check_outputs({"--timeline": arguments.timeline})
     connection.connect(arguments.address)
+    if arguments.timeline is not None:
+        spans = client.spans()
+        origin = min((begin for _, _, begin, _ in spans), default=0.0)
+        events = trace_events([(name, begin - origin, end - origin, [gpu]) for name, gpu, begin, end in spans], 1)
+        with replacing(arguments.timeline) as file:
+            file.write(json.dumps({"traceEvents": events}).encode())
     hosts, rows = client.hosts(), {row["name"]: row for row in client.jobs()}
     if arguments.json:
         print(json.dumps({"devices": hosts, "jobs": list(rows.values())}, indent=2))
         return 0
     table = Table(box=None, pad_edge=False)
-    for column in ("device", "up", "job", "state", "slowdown", "predicted"):
+    for column in ("device", "job", "state", "slowdown", "predicted"):
         table.add_column(column)
-    for host in hosts:
+    for host in (host for host in hosts if host["up"]):
         names = host["jobs"] or [None]
         for name in names:
             row = rows.get(name, {})
             numbers = [f"{row[key]:.2f}" if row.get(key) else "-" for key in ("slowdown", "predicted_slowdown")]
             place = f"{host['node'][:8]}:{host['index']}"
-            table.add_row(place, "yes" if host["up"] else "no", name or "-", row.get("state", "-"), *numbers)
+            table.add_row(place, name or "-", row.get("state", "-"), *numbers)
     print_table(table)
     states = [row["state"] for row in rows.values()]
     counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]

@@ -6,10 +6,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchshare.cluster.client import Handle, JobError, hosts, job, jobs, submit
+    from torchshare.cluster.client import Handle, JobError, hosts, job, jobs, spans, submit
     from torchshare.cluster.connection import connect, down, up
 
-__all__ = ["Handle", "JobError", "connect", "down", "hosts", "job", "jobs", "submit", "up"]
+__all__ = ["Handle", "JobError", "connect", "down", "hosts", "job", "jobs", "spans", "submit", "up"]
 
 
 def __getattr__(name: str) -> object:

@@ -18,8 +18,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal
+from torchshare.cluster.metrics import Metrics
 from torchshare.cluster.queue_state import QueueSettings
-from torchshare.cluster.queued_job import Action
+from torchshare.cluster.queued_job import Action, Span, key_of
 from torchshare.cluster.storage import Storage
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ NAMESPACE = "torchshare"
 SCHEDULER = "scheduler"
 _POLL_S = 0.1  # how often hosts are asked for reports
 _NODES_S = 1.0  # how often the nodes are looked at
+_METRICS_S = 5.0
 _CHUNK = 2**20  # bytes of a log that are sent at once
 _MAX_REASON = 300  # characters
 _SAVE_S = 20.0  # for the jobs' last checkpoints
@@ -99,7 +101,7 @@ class SchedulerActor:
         self._lock = threading.Lock()
         self._hosts: dict[tuple[str, int], _Host] = {}
         self._nodes: dict[str, int] = {}
-        self._nodes_due = 0.0
+        self._nodes_due = self._metrics_due = 0.0
         self._refusal = ""
         self._stopped = threading.Event()
         try:
@@ -130,6 +132,7 @@ class SchedulerActor:
             return self._queue.submit(JobSpec(**{**vars(spec), "name": name}))
 
     def cancel(self, name: str) -> None:
+        self.check()
         with self._lock:
             self._queue.cancel(name)
 
@@ -146,12 +149,20 @@ class SchedulerActor:
                 for gpu, host in self._queue.hosts.items()
             ]
 
+    def spans(self) -> list[Span]:
+        """Where each job has been: its name, its device, from when, and until when."""
+        self.check()
+        with self._lock:
+            return self._queue.spans()
+
     def outcome(self, name: str) -> bytes | None:
+        self.check()
         with self._lock:
             submission = self._queue.find(name).spec.submission
         return self._storage.outcome_data(submission)
 
     def log(self, name: str, offset: int) -> bytes:
+        self.check()
         with self._lock:
             self._queue.find(name)
         try:
@@ -163,6 +174,7 @@ class SchedulerActor:
 
     def shut_down(self) -> None:
         """Ends the hosts, after their jobs have written checkpoints. The queue stays in the journal."""
+        self.check()
         with self._lock:
             self._stopped.set()
             hosts, self._hosts = list(self._hosts.values()), {}
@@ -174,6 +186,7 @@ class SchedulerActor:
     # The loop
 
     def _serve(self) -> None:
+        metrics = Metrics()
         while not self._stopped.wait(_POLL_S):
             try:
                 self._find_nodes()
@@ -181,6 +194,9 @@ class SchedulerActor:
                 with self._lock:
                     for action in self._queue.actions():
                         self._do(action)
+                    if time.monotonic() >= self._metrics_due:
+                        self._metrics_due = time.monotonic() + _METRICS_S
+                        metrics.update(self._queue)
             except Exception:
                 # The state may be ahead of the journal. Ray starts the actor again.
                 log.exception("torchshare's scheduler ends")
@@ -278,9 +294,12 @@ class SchedulerActor:
             host.actor.start.remote(action.job, action.attempt)
         elif action.what == "replace":
             ray.kill(host.actor)
-            env = json.dumps(action.job.env, sort_keys=True)
-            host.actor, host.env = self._start(host.node, host.index, env), env
+            host.env = key_of(action.job.env)
             host.token, host.report, host.replaced_for = "", None, action.job.name
+            try:
+                host.actor = self._start(host.node, host.index, host.env)
+            except Exception as error:  # Ray checks some environments at once
+                host.error = str(error)
         else:
             host.actor.stop.remote(action.job.name, action.attempt, action.what == "suspend")
 

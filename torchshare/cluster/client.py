@@ -16,6 +16,7 @@ from torchshare.cluster.job_spec import ENDED, JobSpec
 from torchshare.scripts import targets
 
 if TYPE_CHECKING:
+    from torchshare.cluster.queued_job import Span
     from torchshare.cluster.storage import Outcome
 
 _POLL_S = 0.2
@@ -160,6 +161,12 @@ def jobs() -> list[dict[str, Any]]:
 def hosts() -> list[dict[str, Any]]:
     """The devices of the cluster, and the jobs on each."""
     found: list[dict[str, Any]] = call("hosts")
+    return found
+
+
+def spans() -> list[Span]:
+    """Where each job has been: its name, its device, and from when until when, in seconds since 1970."""
+    found: list[Span] = call("spans")
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Event, Journal
 from torchshare.cluster.queue_state import QueueSettings, QueueState
-from torchshare.cluster.queued_job import Action, HostRecord, QueuedJob, level_of
+from torchshare.cluster.queued_job import Action, HostRecord, QueuedJob, Span, level_of
 
 
 class JobQueue:
@@ -128,6 +128,12 @@ class JobQueue:
 
     def placed(self, gpu: int) -> list[QueuedJob]:
         return list(self.hosts[gpu].jobs.values())
+
+    def spans(self) -> list[Span]:
+        """Where each job has been, and is, in order of the ends."""
+        now = self._clock()
+        still = [(job.spec.name, job.place, job.began, now) for job in self.jobs.values() if job.place is not None]
+        return [*self._state.spans, *still]
 
     # What is to be done
 

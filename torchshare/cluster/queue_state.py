@@ -16,7 +16,7 @@ from torchshare import _core
 from torchshare.cluster.job_spec import ENDED, JobSpec
 from torchshare.cluster.journal import Event
 from torchshare.cluster.learned import Learned
-from torchshare.cluster.queued_job import HostRecord, QueuedJob, key_of, level_of
+from torchshare.cluster.queued_job import HostRecord, QueuedJob, Span, key_of, level_of
 
 _CRASHES = 3  # of the hosts that a job ran on, before it is given up
 _GIB = 2**30
@@ -43,6 +43,8 @@ class QueueState:
         """Those that have not ended."""
         self.hosts: dict[int, HostRecord] = {}
         """By device."""
+        self.spans: list[Span] = []
+        """Of jobs that have left their device."""
         self.learned = Learned(settings.interference, settings.duration)
         self.live = _core.LiveScheduler(_cluster(settings), settings.policy)
         self.live.lose(0, 0.0)  # until there is a host
@@ -156,6 +158,7 @@ class QueueState:
     def _leave(self, job: QueuedJob, event: Event) -> None:
         if job.place is not None:
             job.ran += event["time"] - job.began
+            self.spans.append((job.spec.name, job.place, job.began, event["time"]))
             del self.hosts[job.place].jobs[job.spec.name]
         job.place, job.stopping = None, False
 

@@ -10,6 +10,8 @@ from typing import Any
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.learned import StepTimes
 
+Span = tuple[str, int, float, float]  # a job, its device, from when, until when
+
 
 @dataclass(eq=False)
 class QueuedJob:
