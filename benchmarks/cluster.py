@@ -210,7 +210,7 @@ def live(arguments: argparse.Namespace) -> dict[str, Any]:
     from ray.cluster_utils import Cluster
 
     from torchshare import cluster
-    from torchshare.cluster.actors import ClusterSettings
+    from torchshare.cluster.host_actor import ClusterSettings
 
     step_s, restart_cost = 0.05, 2.0
     trace = make_trace(12, 4, 1, arguments.seconds, 2.5)
@@ -263,6 +263,20 @@ def run_live(cluster: Any, trace: Trace, step_s: float) -> Any:
     return np.array([rows[name]["elapsed_s"] for name in trace.names])
 
 
+def plot(found: dict[str, Any], path: Path) -> None:
+    """Completion times of each job: on the cluster over simulated."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4 * len(found["runs"]), 4), layout="constrained")
+    for axes, row in zip(figure.subplots(1, len(found["runs"]), squeeze=False)[0], found["runs"], strict=True):
+        most = 1.05 * max(*row["live_jct_s"], *row["simulated_jct_s"])
+        axes.plot([0, most], [0, most], color="grey", linewidth=1)
+        axes.scatter(row["simulated_jct_s"], row["live_jct_s"])
+        axes.set(xlim=(0, most), ylim=(0, most), xlabel="simulated, s", ylabel="on the cluster, s")
+        axes.set_title(f"{row['policy']}: median error {row['median_error']:.1%}")
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("queue", "live"))
@@ -274,6 +288,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     found = queue(arguments) if arguments.what == "queue" else live(arguments)
+    if arguments.what == "live":
+        plot(found, arguments.output / "cluster_live.png")
     write(f"cluster_{arguments.what}", found, arguments.output)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from conftest import torchshare_command
 from torchshare import cluster
 from torchshare.cli import cluster as verb
 from torchshare.cluster import client
+from torchshare.scripts import targets
 
 
 def test_without_ray_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,20 +28,21 @@ def test_without_ray_there_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 class Submitted:
-    """Takes the place of `submit`."""
+    """Takes the place of `prepared`."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[Any, ...]] = []
 
-    def __call__(self, target: str, **options: Any) -> client.Handle:
+    def __call__(self, target: str, **options: Any) -> Callable[[], client.Handle]:
         self.jobs.append((target, {key: value for key, value in options.items() if value is not None}))
-        return client.Handle(options["name"] or "named")
+        return lambda: client.Handle(options["name"] or "named")
 
 
 @pytest.fixture
 def submitted(monkeypatch: pytest.MonkeyPatch) -> Submitted:
     found = Submitted()
-    monkeypatch.setattr(verb.client, "submit", found)
+    monkeypatch.setattr(verb.client, "prepared", found)
+    monkeypatch.setattr(verb.connection, "up", lambda address: None)
     return found
 
 
@@ -81,6 +84,7 @@ def test_a_job_file(tmp_path: Path, submitted: Submitted) -> None:
         (["--gpus", "x", "train.py"], "--gpus cannot be 'x'"),
         (["--env", "{", "train.py"], "--env cannot be '{'"),
         (["--memory", "0", "train.py"], "job 'train': memory must be a positive number, got 0"),
+        (["train.py", "3"], f"target must be {targets.FORMS}, a script with its arguments in quotes; got '3'"),
         (["--gpus", "0", "train.py"], "job 'train': gpus must be a positive integer, got 0"),
     ],
 )

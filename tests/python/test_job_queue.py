@@ -220,6 +220,26 @@ def test_a_start_waits_until_the_job_before_has_left(path: Path) -> None:
     assert cluster.act() == ["start short 0"]
 
 
+def test_what_a_lost_host_tells_late(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    for name in "ab":
+        cluster.queue.submit(spec(name))
+    cluster.act()
+    cluster.lose(0)
+    cluster.queue.left("a", 1, "cancelled")
+    cluster.queue.left("b", 1, "finished")
+    assert cluster.states() == {"a": "suspended", "b": "finished"}
+
+
+def test_nothing_is_done_on_hosts_that_the_caller_cannot_reach(path: Path) -> None:
+    cluster = Cluster(path, 2)
+    for name in "ab":
+        cluster.queue.submit(spec(name))
+    assert [action.gpu for action in cluster.queue.actions({1})] == [1]
+    assert cluster.queue.actions(set()) == []
+    assert [action.gpu for action in cluster.queue.actions()] == [0]
+
+
 def test_jobs_with_different_environments_do_not_share_a_process(path: Path) -> None:
     cluster = Cluster(path, 1)
     cluster.queue.submit(spec("a", duration=10))

@@ -28,7 +28,8 @@ ray = pytest.importorskip("ray", reason="needs Ray: pip install 'torchshare[ray]
 from ray.cluster_utils import Cluster  # noqa: E402
 
 from torchshare.cluster import actors  # noqa: E402
-from torchshare.cluster.actors import NAMESPACE, SCHEDULER, ClusterSettings  # noqa: E402
+from torchshare.cluster.actors import NAMESPACE, SCHEDULER  # noqa: E402
+from torchshare.cluster.host_actor import ClusterSettings  # noqa: E402
 from torchshare.cluster.journal import Journal  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
@@ -216,6 +217,7 @@ def test_a_scheduler_whose_journal_another_has(local: Local, monkeypatch: pytest
             refused()
 
 
+@pytest.mark.slow
 def test_environments_and_metrics(local: Local) -> None:
     """Jobs with another `env` get a process of their own."""
     env = {"env_vars": {"COLOUR": "red"}}

@@ -15,6 +15,7 @@ from rich.table import Table
 from torchshare import _core
 from torchshare.cli.outputs import check_outputs, print_table, refuse
 from torchshare.cluster import client, connection
+from torchshare.cluster.host_actor import ClusterSettings
 from torchshare.cluster.queue_state import QueueSettings
 from torchshare.cluster.report import trace_events
 from torchshare.context.files import replacing
@@ -116,9 +117,6 @@ def _run(run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace
 
 
 def _up(arguments: argparse.Namespace) -> int:
-    connection.need_ray()
-    from torchshare.cluster.actors import ClusterSettings
-
     settings = ClusterSettings(
         storage=str(Path(arguments.storage).expanduser().absolute()),
         queue=QueueSettings(
@@ -138,11 +136,15 @@ def _up(arguments: argparse.Namespace) -> int:
 
 def _submit(arguments: argparse.Namespace) -> int:
     words, options = _jobs(arguments)
-    handles = []
+    prepared = []
     for word in words:
         name, target = targets.split_name(word)
         given = {**options.get(None, {}), **options.get(name, {})}
-        handles.append(client.submit(target, name=name, address=arguments.address, **given))
+        prepared.append(client.prepared(target, name=name, **given))
+    connection.up(arguments.address)
+    handles = []
+    for send in prepared:
+        handles.append(send())
         print(f"Job '{escaped(handles[-1].name)}' is submitted", file=sys.stderr)
     if arguments.no_wait or len(handles) > 1:
         return 0

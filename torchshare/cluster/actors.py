@@ -1,4 +1,4 @@
-"""The actors of a cluster on Ray: one scheduler, and a host per device. They hold the objects that do the work."""
+"""The scheduler of a cluster, an actor on Ray."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from torchshare.cluster.host_actor import ClusterSettings, HostActor
 from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal
 from torchshare.cluster.metrics import Metrics
-from torchshare.cluster.queue_state import QueueSettings
 from torchshare.cluster.queued_job import Action, Span, key_of
 from torchshare.cluster.storage import Storage
 
@@ -36,41 +36,6 @@ _METRICS_S = 5.0
 _CHUNK = 2**20  # bytes of a log that are sent at once
 _MAX_REASON = 300  # characters
 _SAVE_S = 20.0  # for the jobs' last checkpoints
-
-
-@dataclass(frozen=True)
-class ClusterSettings:
-    storage: str
-    queue: QueueSettings = field(default_factory=QueueSettings)
-    every: str | int = "5min"
-    """How often jobs write checkpoints."""
-    device: str = "auto"
-    hosts_per_node: int = 1
-    """On nodes without GPUs; on others, a host per GPU."""
-
-
-class HostActor:
-    """See Host. Imports torch in its own process only."""
-
-    def __init__(self, settings: ClusterSettings) -> None:
-        from ray import cloudpickle
-
-        from torchshare.cluster.host import Host
-
-        storage = Storage(Path(settings.storage))
-        self._host = Host(storage, settings.device, settings.every, cloudpickle.dumps)
-
-    def start(self, spec: JobSpec, attempt: int) -> None:
-        self._host.start(spec, attempt)
-
-    def stop(self, name: str, attempt: int, suspend: bool) -> None:
-        self._host.stop(name, attempt, suspend=suspend)
-
-    def report(self, forget: list[tuple[str, int]]) -> HostReport:
-        return self._host.report(forget)
-
-    def save_all(self) -> None:
-        self._host.save_all()
 
 
 @dataclass(eq=False)
@@ -178,10 +143,13 @@ class SchedulerActor:
         with self._lock:
             self._stopped.set()
             hosts, self._hosts = list(self._hosts.values()), {}
-        up = [host.actor.save_all.remote() for host in hosts if host.gpu is not None]
-        ray.wait(up, num_returns=len(up), timeout=_SAVE_S) if up else None
-        for host in hosts:
-            ray.kill(host.actor)
+            up = {host.gpu: host.actor.save_all.remote() for host in hosts if host.gpu is not None}
+            if up:
+                ray.wait(list(up.values()), num_returns=len(up), timeout=_SAVE_S)
+            for host in hosts:
+                ray.kill(host.actor)
+            for gpu in up:
+                self._lose(gpu, "the queue was shut down", crashed=False)
 
     # The loop
 
@@ -192,12 +160,13 @@ class SchedulerActor:
                 self._find_nodes()
                 self._poll()
                 with self._lock:
-                    for action in self._queue.actions():
-                        self._do(action)
+                    self._act()
                     if time.monotonic() >= self._metrics_due:
                         self._metrics_due = time.monotonic() + _METRICS_S
                         metrics.update(self._queue)
             except Exception:
+                if self._stopped.is_set():
+                    return
                 # The state may be ahead of the journal. Ray starts the actor again.
                 log.exception("torchshare's scheduler ends")
                 os._exit(1)
@@ -256,6 +225,8 @@ class SchedulerActor:
 
     def _take(self, host: _Host, report: HostReport) -> None:
         queue = self._queue
+        if self._stopped.is_set():
+            return  # its jobs are cancelled, which the queue must not know
         if host.token != report.token:
             host.gpu, host.token = queue.host_up(host.node, host.index, report.token, host.env), report.token
             host.replaced_for = ""
@@ -288,8 +259,14 @@ class SchedulerActor:
                 self._queue.left(job.spec.name, job.attempt, outcome.state, outcome.error)
         self._queue.host_lost(gpu, reason, crashed=crashed)
 
-    def _do(self, action: Action) -> None:
-        host = next(host for host in self._hosts.values() if host.gpu == action.gpu)
+    def _act(self) -> None:
+        if self._stopped.is_set():
+            return
+        hosts = {host.gpu: host for host in self._hosts.values() if host.token and host.gpu is not None}
+        for action in self._queue.actions(hosts.keys()):
+            self._do(action, hosts[action.gpu])
+
+    def _do(self, action: Action, host: _Host) -> None:
         if action.what == "start":
             host.actor.start.remote(action.job, action.attempt)
         elif action.what == "replace":

@@ -118,12 +118,44 @@ def submit(
     Raises:
         ValueError: for invalid arguments, a name that is taken, or more devices than there are.
     """
+    send = prepared(
+        target,
+        gpus=gpus,
+        name=name,
+        priority=priority,
+        memory=memory,
+        duration=duration,
+        model=model,
+        env=env,
+        folder=folder,
+        **options,
+    )
+    up(address)
+    return send()
+
+
+def prepared(
+    target: str | Callable[..., Any],
+    *,
+    name: str | None = None,
+    model: str | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    gpus: int = 1,
+    priority: str = "secondary",
+    memory: int | None = None,
+    duration: float | None = None,
+    env: dict[str, Any] | None = None,
+    **options: Any,
+) -> Callable[[], Handle]:
+    """Checks the arguments of `submit`. What it returns submits the job to the cluster that is connected then."""
     wrong = [option for option in options if option in _OF_QUEUE]
     if wrong:
         raise TypeError(f"submit() got an unknown option '{wrong[0]}'")
     is_text = isinstance(target, str)
     if not is_text and not callable(target):
         raise TypeError(f"target must be a script, or a function that takes a Job; got {target!r}")
+    if isinstance(target, str):
+        targets.check_form(target, None if folder is None else str(folder))
     base = targets.default_name(target) if isinstance(target, str) else getattr(target, "__name__", "job")
     spec = JobSpec(
         name=base if name is None else name,
@@ -140,9 +172,12 @@ def submit(
         options=options,
     )
     _check(spec)
-    up(address)
-    function = None if isinstance(target, str) else _pickled(target)
-    return Handle(call("submit", spec, function, name is None))
+
+    def send() -> Handle:
+        function = None if isinstance(target, str) else _pickled(target)
+        return Handle(call("submit", spec, function, name is None))
+
+    return send
 
 
 def job(name: str) -> Handle:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torchshare.cluster.actors import ClusterSettings
+from torchshare.cluster.host_actor import ClusterSettings
 
 STORAGE = "~/.torchshare/cluster"
 _POLL_S = 0.2
 _PATIENCE_S = 60.0  # how long a client waits for a scheduler that is started again
 _ANSWER_S = 30.0
+_REACHED_S = 2.0
 _RAY_PID = "ray.pid"  # in the storage: of the Ray that `up` has started
 
 
@@ -31,7 +32,7 @@ def up(address: str | None = None, settings: ClusterSettings | None = None) -> C
             other settings.
     """
     ray = need_ray()
-    from torchshare.cluster.actors import NAMESPACE, SCHEDULER, ClusterSettings, SchedulerActor
+    from torchshare.cluster.actors import NAMESPACE, SCHEDULER, SchedulerActor
 
     storage = Path(STORAGE if settings is None else settings.storage).expanduser().absolute()
     _connect(ray, address, storage)
@@ -119,6 +120,8 @@ def _connect(ray: Any, address: str | None, storage: Path | None) -> None:
     """With `storage`, starts Ray where there is none."""
     if ray.is_initialized():
         return
+    if address is None:
+        _forget_dead_ray()
     started: subprocess.Popen[bytes] | None = None
     deadline = time.monotonic() + _PATIENCE_S
     while True:
@@ -133,6 +136,18 @@ def _connect(ray: Any, address: str | None, storage: Path | None) -> None:
                 raise ValueError(f"Ray could not be started; see {storage / 'ray.log'}") from None
         started = started or _start_ray(storage)
         time.sleep(1)
+
+
+def _forget_dead_ray() -> None:
+    """Removes the address of a Ray that was killed: Ray would wait for it for minutes, and would not start again."""
+    file = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+    try:
+        host, _, port = file.read_text().strip().rpartition(":")
+        socket.create_connection((host, int(port)), timeout=_REACHED_S).close()
+    except (FileNotFoundError, ValueError):
+        return
+    except OSError:
+        file.unlink(missing_ok=True)
 
 
 def _start_ray(storage: Path) -> subprocess.Popen[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from torchshare.cluster.job_spec import JobSpec
@@ -103,7 +103,9 @@ class JobQueue:
     def left(self, name: str, attempt: int, state: str, error: str = "") -> None:
         """A job has left its host: it is suspended, finished, failed or cancelled."""
         job = self.jobs.get(name)
-        if job is not None and job.attempt == attempt and not job.outcome:
+        if job is None or job.attempt != attempt or job.outcome:
+            return
+        if job.place is not None or state in ("finished", "failed"):  # else it was lost before
             self._record({"event": "left", "job": name, "attempt": attempt, "state": state, "error": error})
 
     def progress(self, name: str, attempt: int, time: float, steps: int, can_save: bool) -> bool:
@@ -137,14 +139,14 @@ class JobQueue:
 
     # What is to be done
 
-    def actions(self) -> list[Action]:
-        """What is to be done now; each is returned once."""
+    def actions(self, reachable: Container[int] | None = None) -> list[Action]:
+        """What is to be done now, each once. Only on devices whose hosts are `reachable`, by default all."""
         if self._state.looks_again(self._clock()):
             self._record({"event": "look"})
         found: list[Action] = []
         for job in self._state.open.values():
             action = self._action(job)
-            if action is None:
+            if action is None or not (reachable is None or action.gpu in reachable):
                 continue
             found.append(action)
             if action.what == "replace":

@@ -34,6 +34,15 @@ def is_function(target: str) -> bool:
     return _FUNCTION.fullmatch(split_name(target)[1]) is not None
 
 
+def check_form(target: str, folder: str | None = None) -> None:
+    """Raises ValueError if the target cannot be a script or a function. Its file need not exist."""
+    if is_function(target):
+        return
+    first = next(iter(shlex.split(target)), "")
+    if not (first == "-m" or first.endswith(".py") or (first and os.path.exists(os.path.join(folder or "", first)))):
+        raise ValueError(f"target must be {FORMS}, a script with its arguments in quotes; got '{target}'")
+
+
 def default_name(target: str, taken: Container[str] = ()) -> str:
     """A job's name: the function's; the script's, with a number if it is taken."""
     if is_function(target):
@@ -107,12 +116,9 @@ def _commands(words: list[str]) -> Iterator[str]:
 
 
 def _load_script(target: str, output: Output | None, folder: str | None) -> Script:
-    command = shlex.split(target)
-    place = os.path.join(folder or "", command[0]) if command else ""
-    if not command or not (command[0] == "-m" or command[0].endswith(".py") or os.path.exists(place)):
-        raise ValueError(f"target must be {FORMS}, a script with its arguments in quotes; got '{target}'")
+    check_form(target, folder)
     try:
-        return Script(command, output, folder)
+        return Script(shlex.split(target), output, folder)
     except (OSError, ValueError) as error:
         raise ValueError(f"target '{target}': {getattr(error, 'strerror', None) or error}") from None
 
