@@ -18,6 +18,7 @@ VERBS = {
     "launch": "run jobs together on several ranks, with torchrun",
     "profile": "measure a job's steps and memory, alone and beside another",
     "plan": "decide from profiles which jobs share, in which sub-batches, and when",
+    "cluster": "run a queue of jobs on a Ray cluster, two to a device",
     "simulate": "run scheduling policies over a trace of jobs",
     "replay": "replay recorded ops of jobs in virtual time, under each gate policy",
     "doctor": "report what this machine has, and what will not work",

@@ -25,17 +25,21 @@ Cluster::Cluster(const ClusterOptions& options, const Interference& interference
   }
   jobs_.reserve(jobs.size());
   for (std::size_t i = 0; i < jobs.size(); ++i) {
-    const JobRecord& job = jobs[i];
-    check(job, estimates[i], i);
-    ClusterJob& entry = jobs_.emplace_back();
-    entry.asked = job;
-    entry.estimate = estimates[i];
-    entry.work_left = job.duration;
-    JobRecord kind = job;
-    kind.memory_gib =
-        options.gpu_memory_gib == 0 ? 0 : job.memory_gib;  // if memory is ignored, it distinguishes no kinds
-    entry.kind = waiting_.kind_of(kind);
+    add(jobs[i], estimates[i]);
   }
+}
+
+JobId Cluster::add(const JobRecord& job, Seconds estimate) {
+  check(job, estimate, jobs_.size());
+  ClusterJob& entry = jobs_.emplace_back();
+  entry.asked = job;
+  entry.estimate = estimate;
+  entry.work_left = job.duration;
+  JobRecord kind = job;
+  kind.memory_gib =
+      options_.gpu_memory_gib == 0 ? 0 : job.memory_gib;  // if memory is ignored, it distinguishes no kinds
+  entry.kind = waiting_.kind_of(kind);
+  return static_cast<JobId>(jobs_.size() - 1);
 }
 
 void Cluster::check(const JobRecord& job, Seconds estimate, std::size_t place) const {
@@ -48,10 +52,10 @@ void Cluster::check(const JobRecord& job, Seconds estimate, std::size_t place) c
                     "{} s, estimate {} s",
                     place, job.arrival, job.duration, estimate));
   }
-  if (job.gpus < 1 || job.gpus > options_.gpus || !(job.memory_gib >= 0 && job.memory_gib <= memory)) {
+  if (job.gpus < 1 || job.gpus > gpus_.count() || !(job.memory_gib >= 0 && job.memory_gib <= memory)) {
     throw std::invalid_argument(
         fmt::format("job {} must fit the cluster, got {} GPUs with {} GiB; the cluster has {} with {} GiB", place,
-                    job.gpus, job.memory_gib, options_.gpus, memory));
+                    job.gpus, job.memory_gib, gpus_.count(), memory));
   }
   if (job.model < 0 || job.model >= interference_.models()) {
     throw std::invalid_argument(fmt::format("job {}: model must be in the interference table, got {} of {}", place,
@@ -134,21 +138,34 @@ void Cluster::suspend(JobId job, Rank rank) {
   leave(job);
   ClusterJob& entry = jobs_[job];
   ++entry.preemptions;
-  entry.phase = JobPhase::kWaiting;
-  entry.rank = rank;
-  waiting_.insert(entry.kind, rank, job);
+  enqueue(job, rank);
 }
 
 void Cluster::arrive(JobId job, Rank rank) {
+  jobs_[job].since = now_;
+  enqueue(job, rank);
+}
+
+void Cluster::enqueue(JobId job, Rank rank) {
   ClusterJob& entry = jobs_[job];
-  entry.since = now_;
   entry.phase = JobPhase::kWaiting;
   entry.rank = rank;
-  waiting_.insert(entry.kind, rank, job);
+  entry.rank.priority = entry.asked.priority;
+  waiting_.insert(entry.kind, entry.rank, job);
+}
+
+void Cluster::set_interference(Interference interference) {
+  interference_ = std::move(interference);
+  set_speeds(running_);
 }
 
 void Cluster::end(JobId job) {
-  leave(job);
+  if (jobs_[job].phase == JobPhase::kWaiting) {
+    settle(jobs_[job]);
+    waiting_.erase(jobs_[job].kind, jobs_[job].rank, job);
+  } else {
+    leave(job);
+  }
   jobs_[job].phase = JobPhase::kEnded;
   jobs_[job].work_left = 0;
   jobs_[job].ended = now_;

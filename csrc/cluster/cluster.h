@@ -37,6 +37,7 @@ struct ClusterJob {
   JobRecord asked;
   Seconds estimate = 0;  ///< of the duration; the only duration that policies see
   JobPhase phase = JobPhase::kToCome;
+  bool pinned = false;      ///< it cannot be suspended
   std::vector<GpuId> gpus;  ///< the GPUs it runs on
   int sub_batches = 1;
   int shared_gpus = 0;  ///< number of its GPUs that have a partner
@@ -81,6 +82,7 @@ class Cluster {
   /// The time at which it ends if nothing changes.
   Seconds ends_at(JobId job) const;
 
+  int models() const { return interference_.models(); }
   /// The interference ratio of `job` beside `partner`.
   double ratio(JobId job, JobId partner) const {
     return interference_.ratio(jobs_[job].asked.model, jobs_[partner].asked.model);
@@ -96,20 +98,32 @@ class Cluster {
 
   /// Starts a waiting job on as many GPUs as it requested, each with at most one job and enough free memory.
   void start(JobId job, std::vector<GpuId> gpus, int sub_batches = 1);
-  /// Suspends a running job; it waits again, at `rank`.
+  /// Suspends a running job; it waits again, at `rank`. Policies do not suspend pinned jobs.
   void suspend(JobId job, Rank rank);
 
   const std::vector<Span>& spans() const { return spans_; }
 
-  // For the simulator.
+  // For the simulator and the live scheduler.
   void advance(Seconds now) { now_ = now; }
   void arrive(JobId job, Rank rank);
+  /// Ends a running job, or one that waits.
   void end(JobId job);
+
+  // For the live scheduler: jobs and GPUs that were not known at the beginning.
+  /// Throws std::invalid_argument.
+  JobId add(const JobRecord& job, Seconds estimate);
+  void set_pinned(JobId job, bool pinned) { jobs_[job].pinned = pinned; }
+  void add_node() { gpus_.add_node(); }
+  /// The GPU must have no jobs.
+  void set_usable(GpuId gpu, bool usable) { gpus_.set_usable(gpu, usable); }
+  /// Models keep their rows; there may be further ones.
+  void set_interference(Interference interference);
   /// Jobs whose end has changed since the last call.
   std::vector<JobId> take_changed() { return std::exchange(changed_, {}); }
 
  private:
   void check(const JobRecord& job, Seconds estimate, std::size_t place) const;
+  void enqueue(JobId job, Rank rank);
   void settle(ClusterJob& job);
   void leave(JobId job);
   /// Updates the speed of these jobs.

@@ -12,10 +12,26 @@ Gpus::Gpus(int gpus, int per_node) : per_node_(per_node), free_(gpus) {
         fmt::format("a cluster must have a positive number of whole nodes, got {} GPUs, {} per node", gpus, per_node));
   }
   slots_.assign(static_cast<std::size_t>(gpus), {kNobody, kNobody});
+  usable_.assign(static_cast<std::size_t>(gpus), true);
   free_on_node_.assign(static_cast<std::size_t>(gpus / per_node), per_node);
   nodes_with_free_.resize(static_cast<std::size_t>(per_node) + 1);
   for (Node node = 0; node < gpus / per_node; ++node) {
     nodes_with_free_.back().insert(nodes_with_free_.back().end(), node);
+  }
+}
+
+void Gpus::add_node() {
+  nodes_with_free(0).insert(static_cast<Node>(free_on_node_.size()));
+  free_on_node_.push_back(0);
+  const std::size_t gpus = slots_.size() + static_cast<std::size_t>(per_node_);
+  slots_.resize(gpus, {kNobody, kNobody});
+  usable_.resize(gpus, false);
+}
+
+void Gpus::set_usable(GpuId gpu, bool usable) {
+  if (this->usable(gpu) != usable) {
+    usable_[static_cast<std::size_t>(gpu)] = usable;
+    count_free(gpu / per_node_, usable ? +1 : -1);
   }
 }
 
@@ -25,7 +41,7 @@ std::vector<GpuId> Gpus::pick_free(int count) const {
   const auto missing = [&] { return count - static_cast<int>(picked.size()); };
   const auto take_from = [&](Node node) {
     for (GpuId gpu = node * per_node_; gpu < (node + 1) * per_node_ && missing() > 0; ++gpu) {
-      if (on(gpu)[0] == kNobody) {
+      if (on(gpu)[0] == kNobody && usable(gpu)) {
         picked.push_back(gpu);
       }
     }

@@ -17,6 +17,12 @@ class Gpus {
   /// Throws std::invalid_argument unless both are positive and `gpus` is a multiple of `per_node`.
   Gpus(int gpus, int per_node);
 
+  /// Appends a node whose GPUs are not usable yet.
+  void add_node();
+  /// A GPU that is not usable has no jobs and is not free.
+  bool usable(GpuId gpu) const { return usable_[static_cast<std::size_t>(gpu)]; }
+  void set_usable(GpuId gpu, bool usable);
+
   int count() const { return static_cast<int>(slots_.size()); }
   int free() const { return free_; }
   /// GPUs with exactly one job.
@@ -42,6 +48,7 @@ class Gpus {
   int free_;
   int half_free_ = 0;
   std::vector<std::array<JobId, 2>> slots_;
+  std::vector<bool> usable_;
   std::vector<int> free_on_node_;
   std::vector<std::set<Node>> nodes_with_free_;  // [k]: the nodes with k free GPUs
 };

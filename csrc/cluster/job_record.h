@@ -11,6 +11,7 @@ struct JobRecord {
   int gpus = 1;
   double memory_gib = 0;  ///< per GPU, in whole batches; 0: unknown
   int model = 0;          ///< its row of the interference table
+  int priority = 0;       ///< waiting jobs of lower values come first, whatever the policy
 };
 
 }  // namespace torchshare

@@ -9,28 +9,48 @@
 namespace torchshare {
 
 /// Applies a cluster policy to real jobs: the caller reports events with their times, and gets the jobs to start and to
-/// suspend.
+/// suspend. The same events give the same orders.
 class LiveScheduler {
  public:
   struct Orders {
     std::vector<JobId> suspend;  ///< before `start`
-    std::vector<JobId> start;    ///< or resume
+    std::vector<JobId> start;    ///< or resume; a job in both moves to other GPUs
   };
 
   LiveScheduler(Cluster cluster, std::unique_ptr<ClusterPolicy> policy);
 
+  const Cluster& cluster() const { return cluster_; }
+  /// Adds a job that arrives later. Throws std::invalid_argument.
+  JobId add(const JobRecord& job, Seconds estimate);
+
   /// Times in seconds since the beginning. Throws std::invalid_argument if time decreases or the job is in another
   /// phase.
   Orders arrive(JobId job, Seconds now);
+  /// The job runs or waits.
   Orders end(JobId job, Seconds now);
+  /// A GPU that can no longer be used. Its jobs wait again.
+  Orders lose(GpuId gpu, Seconds now);
+  /// A GPU that can be used again, or for the first time.
+  Orders gain(GpuId gpu, Seconds now);
+  /// Called at `look_again()`.
+  Orders look(Seconds now);
+  Seconds look_again() const { return policy_->look_again(cluster_); }
+
+  /// Appends a node whose GPUs are yet to be gained.
+  void add_node() { cluster_.add_node(); }
+  /// A pinned job is not suspended. Applies from the next event on, as does `set_interference`.
+  void set_pinned(JobId job, bool pinned);
+  void set_interference(Interference interference, Seconds now);
 
  private:
+  void check_gpu(GpuId gpu) const;
+  void check_job(JobId job) const;
   void advance(Seconds now);
   Orders decide();
 
   Cluster cluster_;
   std::unique_ptr<ClusterPolicy> policy_;
-  std::vector<bool> running_;  // as last reported to the caller
+  std::vector<std::vector<GpuId>> told_;  // the GPUs of each job, as last reported to the caller
 };
 
 }  // namespace torchshare

@@ -47,8 +47,9 @@ std::vector<Ranked> ranked_behind(const Cluster& cluster, const ClusterPolicy& p
   bar.value += restart_cost * cluster.job(job).asked.gpus;
   std::vector<Ranked> behind;
   for (const JobId other : cluster.running()) {
-    const Rank rank = policy.rank(cluster, other);
-    if (bar < rank) {
+    Rank rank = policy.rank(cluster, other);
+    rank.priority = cluster.job(other).asked.priority;
+    if (bar < rank && !cluster.job(other).pinned) {
       behind.push_back({rank, other});
     }
   }

@@ -52,7 +52,8 @@ struct Ranked {
   JobId job;
 };
 
-/// The running jobs that rank behind `job` by more than `restart_cost` seconds of its GPUs, in descending rank.
+/// The running jobs that rank behind `job` by more than `restart_cost` seconds of its GPUs and can be suspended, in
+/// descending rank.
 std::vector<Ranked> ranked_behind(const Cluster& cluster, const ClusterPolicy& policy, JobId job, Seconds restart_cost);
 
 enum class Offer { kRefused, kTaken, kTookFromOthers };

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -12,11 +13,16 @@
 
 namespace torchshare {
 
-/// The order of waiting jobs: by level, then by value, lower first. The rank of a waiting job does not change.
+/// The order of waiting jobs: by priority, then by level, then by value, lower first. The rank of a waiting job does
+/// not change. Policies set level and value.
 struct Rank {
   int level = 0;
   double value = 0;
-  auto operator<=>(const Rank&) const = default;
+  int priority = 0;
+  auto operator<=>(const Rank& other) const {
+    return std::tie(priority, level, value) <=> std::tie(other.priority, other.level, other.value);
+  }
+  bool operator==(const Rank&) const = default;
 };
 
 /// The waiting jobs, grouped into kinds with equal requests. If the first job of a kind does not fit, no other of its

@@ -38,10 +38,13 @@ Coordinator::Registration Coordinator::add(NewJob new_job, Slot& slot, JobStatus
     throw std::invalid_argument("job name must not be empty");
   }
   const auto lock = lock_up_to_date();
-  if (std::any_of(entries_.begin(), entries_.end(),
-                  [&](const Entry& entry) { return entry.slot != nullptr && entry.told.name == name; })) {
+  const auto namesake = std::find_if(entries_.begin(), entries_.end(),
+                                     [&](const Entry& entry) { return entry.named() && entry.told.name == name; });
+  if (namesake != entries_.end() && !is_terminal(namesake->state)) {
     throw std::invalid_argument(fmt::format("job names must be unique in a runtime, got '{}' twice", name));
   }
+  const bool replaces = namesake != entries_.end();
+  const auto replaced = static_cast<std::size_t>(namesake - entries_.begin());
   const auto now = clock_.now();
   const auto job = static_cast<JobId>(entries_.size());
   entries_.push_back({.told = std::move(new_job), .slot = &slot, .status = &status, .arrival = now});
@@ -59,6 +62,9 @@ Coordinator::Registration Coordinator::add(NewJob new_job, Slot& slot, JobStatus
   } catch (...) {
     entries_.pop_back();
     throw;
+  }
+  if (replaces) {
+    entries_[replaced].replaced = true;
   }
   any_automatic_ = any_automatic_ || std::holds_alternative<StartAuto>(told.start);
   set_news();
@@ -521,7 +527,7 @@ std::vector<JobView> Coordinator::views() const {
                      .state = entry.state,
                      .steps = entry.steps,
                      .start = &entry.told.start,
-                     .withdrawn = entry.slot == nullptr});
+                     .withdrawn = !entry.named()});
   }
   return views;
 }

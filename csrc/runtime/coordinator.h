@@ -147,8 +147,11 @@ class Coordinator {
     bool start_ordered = false;
     bool held = false;
     bool spilled = false;
+    bool replaced = false;                   // it has ended, and another job has its name
     std::chrono::nanoseconds last_step{0};   // its end; 0: none since the job's last change of state
     std::unique_ptr<SlowdownBound> bound{};  // once it is the primary of a runtime with a bound
+
+    bool named() const { return slot != nullptr && !replaced; }
   };
 
   // Note [Without memory]

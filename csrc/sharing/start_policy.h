@@ -17,7 +17,7 @@ struct JobView {
   JobState state;
   std::uint64_t steps;
   const StartCondition* start;
-  bool withdrawn = false;  ///< the job is gone; its name may be reused, so no job waits for it
+  bool withdrawn = false;  ///< the job is gone, or another has its name, so no job waits for it
 };
 
 struct StartDecision {

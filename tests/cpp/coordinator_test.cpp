@@ -165,6 +165,15 @@ TEST_F(CoordinatorTest, CancelsAPendingJobAtOnce) {
   EXPECT_FALSE(coordinator_.wait_to_start(job.id()));
 }
 
+TEST_F(CoordinatorTest, TheNameOfAJobThatHasEndedIsFree) {
+  Member& first = add("a", Priority::kPrimary, "now");
+  coordinator_.open();
+  coordinator_.cancel_start(first.id());
+  EXPECT_EQ(add("a", Priority::kPrimary, "now").state(), JobState::kPending);
+  EXPECT_EQ(add("b", Priority::kSecondary, "after:a").id(), 2U);
+  EXPECT_THROW(add("a", Priority::kPrimary, "now"), std::invalid_argument);
+}
+
 TEST_F(CoordinatorTest, RefusesTakenNamesAndAfterOpeningBadStarts) {
   add("a", Priority::kPrimary, "now");
   EXPECT_THAT([&] { add("a", Priority::kPrimary, "now"); },

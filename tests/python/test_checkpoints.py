@@ -6,6 +6,7 @@ import io
 import logging
 import random
 import resource
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from conftest import Gatekeeper
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -72,6 +74,32 @@ def assert_resumes(trainer: Callable[[Fault], Callable[[Job], Any]], at: int, fo
     with pytest.raises(JobFailed):
         run(trainer(Fault(at)), folder)
     assert identical(run(trainer(Fault()), folder), whole)
+
+
+def test_save_writes_a_checkpoint_now(tmp_path: Path) -> None:
+    gate = Gatekeeper()
+
+    def train(job: Job) -> None:
+        model = nn.Linear(4, 2)
+        job.track(model=model)
+        for step, batch in enumerate(job.batches([(torch.ones(8, 4),)] * 10_000)):
+            if step == 5:
+                gate.pause()
+            batch.backward(lambda x: model(x).mean())
+
+    with torchshare.Runtime(device="cpu", checkpoint=tmp_path) as runtime:
+        job = runtime.submit(train, name="a", threads=1)
+        job.save()  # it has not begun: no effect
+        runtime.start()
+        assert gate.reached.wait(30)
+        began = time.monotonic()
+        job.save(timeout=0.05)
+        assert time.monotonic() - began >= 0.05
+        assert not list(tmp_path.glob("a.*.pt"))
+        gate.release.set()
+        job.save()
+        assert list(tmp_path.glob("a.*.pt"))
+        job.cancel()
 
 
 class Noisy(Dataset[Any]):

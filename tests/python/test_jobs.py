@@ -195,6 +195,16 @@ def test_wait_gives_up_after_its_timeout():
         runtime.cancel()
 
 
+def test_the_name_of_a_job_that_has_ended_is_free():
+    with torchshare.Runtime() as runtime:
+        for value in (1, 2):
+            job = runtime.submit(lambda job, value=value: value, name="a")
+            runtime.start()
+            wait_until(lambda job=job: job.state == "finished")
+        assert runtime.jobs == (job,)
+        assert runtime.wait()["a"].value == 2
+
+
 BAD_SUBMISSIONS = {
     "name taken": ({"name": "taken"}, ValueError, "job names must be unique in a runtime, got 'taken' twice"),
     "empty name": ({"name": ""}, ValueError, "job name must not be empty"),

@@ -64,15 +64,15 @@ PACKAGES = [
     "profiles",
     "runtime",
     "profiling",
-    "cluster",
     "scripts",
+    "cluster",
     "cli",
 ]
 PACKAGE = Path(__file__).parents[2] / "torchshare"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE)
 # `Job` and `Runtime` are for users; features use JobContext.
 FACADES = ["torchshare.runtime.job", "torchshare.runtime.runtime"]
-FACADE_USERS = {"runtime", "profiling", "cli"}
+FACADE_USERS = {"runtime", "profiling", "cluster", "cli"}
 TORCH_FREE_PACKAGES = {"cluster"}
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from torchshare.cli import targets
 from torchshare.cli.outputs import check_outputs, print_table, refuse, write
 from torchshare.context.cache import CacheUnusable, own_folder
 from torchshare.context.errors import JobFailed
@@ -21,6 +20,7 @@ from torchshare.context.names import escaped, file_stem
 from torchshare.profiles.ops import Ops
 from torchshare.profiles.profile import Profile, device_name
 from torchshare.profiling.measure import Candidate, measure
+from torchshare.scripts import targets
 from torchshare.scripts.output import Output
 
 _Files = list[tuple[Path, Callable[[Path], object]]]  # each with what writes it

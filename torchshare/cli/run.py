@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from torchshare.cli import supervisor, targets
+from torchshare.cli import supervisor
 from torchshare.cli.outputs import check_outputs, refuse, write
 from torchshare.cli.queue import RESIDENT, Queue, queue
 from torchshare.context.rank import this_rank
 from torchshare.runtime.options import YES_NO, Declared, JobOptions, RuntimeOptions, on_the_command_line
+from torchshare.scripts import targets
 from torchshare.scripts.job_file import words_of_environment, words_of_file
 from torchshare.scripts.output import Output
 from torchshare.scripts.script import Script
@@ -205,10 +206,8 @@ def _output(arguments: argparse.Namespace) -> Output:
 
 
 def _submit(runtime: Runtime, submission: _Submission) -> None:
-    import torch
-
     if isinstance(submission.function, Script):
-        submission.options.setdefault("seed", torch.initial_seed())  # as in plain Python
+        submission.options.setdefault("seed", submission.function.default_seed)
     runtime.submit(submission.function, **submission.options)
 
 

@@ -1,1 +1,42 @@
-"""Clusters of many jobs and devices: job traces, the simulator, reports."""
+"""Many jobs on many devices: simulated, or run on a Ray cluster."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchshare.cluster.client import Handle, JobError, hosts, job, jobs, spans, submit
+    from torchshare.cluster.connection import connect, down, up
+    from torchshare.cluster.host_actor import ClusterSettings
+    from torchshare.cluster.queue_state import QueueSettings
+
+__all__ = [
+    "ClusterSettings",
+    "Handle",
+    "JobError",
+    "QueueSettings",
+    "connect",
+    "down",
+    "hosts",
+    "job",
+    "jobs",
+    "spans",
+    "submit",
+    "up",
+]
+
+_MODULES = {
+    "ClusterSettings": "host_actor",
+    "QueueSettings": "queue_state",
+    "connect": "connection",
+    "down": "connection",
+    "up": "connection",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Imported on first use: the simulator needs none of it."""
+    if name not in __all__:
+        raise AttributeError(f"module 'torchshare.cluster' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"torchshare.cluster.{_MODULES.get(name, 'client')}"), name)

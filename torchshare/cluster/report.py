@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from rich.table import Table
@@ -52,18 +53,24 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 
 def timeline(outcome: Outcome) -> list[dict[str, Any]]:
-    """Chrome trace events: a process per node, two threads per GPU, one for each of its concurrent jobs."""
-    per_node = outcome.case.setting.gpus_per_node
+    """The trace events of a simulation."""
     names = outcome.case.trace.names
+    spans = [(names[job], begin, end, gpus) for job, begin, end, gpus in outcome.spans]
+    return trace_events(spans, outcome.case.setting.gpus_per_node)
+
+
+def trace_events(spans: Iterable[tuple[str, float, float, list[int]]], per_node: int) -> list[dict[str, Any]]:
+    """Chrome trace events of jobs, each with its begin, end and GPUs: a process per node, two threads per GPU, one for
+    each of its concurrent jobs."""
     busy_until: dict[int, float] = {}  # per thread
     events = []
-    for job, begin, end, gpus in sorted(outcome.spans, key=lambda span: span[1]):
+    for name, begin, end, gpus in sorted(spans, key=lambda span: span[1]):
         for gpu in gpus:
             thread = 2 * gpu if busy_until.get(2 * gpu, 0.0) <= begin else 2 * gpu + 1
             busy_until[thread] = end
             events.append(
                 {
-                    "name": names[job],
+                    "name": name,
                     "ph": "X",
                     "pid": gpu // per_node,
                     "tid": thread,

@@ -46,5 +46,17 @@ class Loop:
     def begin_pass(self, loader: Iterable[Any]) -> Pass:
         return Pass()
 
+    @property
+    def can_save(self) -> bool:
+        """Whether it would write a checkpoint if it were asked to. From any thread, as the next two."""
+        return False
+
+    def ask(self) -> None:
+        """Asks for a checkpoint at the end of the current step."""
+
+    def is_asked(self) -> bool:
+        """Whether that checkpoint is not yet written."""
+        return False
+
     def optimizer_stepped(self) -> None:
         """Called after each step of an optimizer."""

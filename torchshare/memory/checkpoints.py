@@ -35,7 +35,7 @@ _POLL_S = 0.05  # how often a job that waits for the writer looks for a cancella
 
 
 class Checkpoints(Loop):
-    """Those of one job. On the job's thread, except for `ask` and `is_asked`."""
+    """Those of one job. On the job's thread, except for `can_save`, `ask` and `is_asked`."""
 
     def __init__(self, job: JobContext, folder: Path, every: Interval, resume: bool, writer: Writer) -> None:
         """Raises ValueError if there are checkpoints that are not to be resumed from."""
@@ -62,13 +62,15 @@ class Checkpoints(Loop):
                 f"job '{job.name}': {folder} has checkpoints of it: resume from them, or choose another folder"
             )
 
+    @property
+    def can_save(self) -> bool:
+        return bool(self._job.tracked.objects and self._place.passes)
+
     def ask(self) -> None:
-        """Asks for a checkpoint at the end of the current step. From any thread."""
-        if self._job.tracked.objects and self._place.passes:
+        if self.can_save:
             self._asked.set()
 
     def is_asked(self) -> bool:
-        """Whether that checkpoint is not yet written. From any thread."""
         return self._asked.is_set() or not self._written.is_set()
 
     # Resuming

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -7,7 +8,7 @@ import torch
 
 from torchshare.context.checks import check_count
 from torchshare.context.job_context import JobContext
-from torchshare.context.results import Result
+from torchshare.context.results import ENDED, Result
 from torchshare.memory import states
 from torchshare.training import batches
 from torchshare.training.batches import Batch, Count, Reduction
@@ -16,6 +17,9 @@ from torchshare.training.cuda_graph import Graphed
 
 if TYPE_CHECKING:
     from torchshare.training.compiled_step import CompiledStep
+
+
+_POLL_S = 0.01  # how often `save` looks
 
 
 class Job:
@@ -229,6 +233,14 @@ class Job:
         """Lets a suspended job continue; on all ranks."""
         self._context.resume()
         self._context.tell_ranks(self._context, "resume", "")
+
+    def save(self, timeout: float = 10.0) -> None:
+        """Asks for a checkpoint at the end of the current step, and waits until it is written, `timeout` seconds at
+        most. Has no effect without `Runtime(checkpoint=)`, or if the job tracks nothing; see `track`."""
+        loop, deadline = self._context.loop, time.monotonic() + timeout
+        loop.ask()
+        while loop.is_asked() and self.state not in ENDED and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     def cancel(self) -> None:
         """Raises `Cancelled` in the job: before its next op or, if it runs none for 0.1 s, before its next bytecode;

@@ -198,7 +198,9 @@ class RuntimeOptions(TypedDict, total=False):
 class JobOptions(TypedDict, total=False):
     """The keywords of Runtime.submit."""
 
-    name: Annotated[Name | None, Option("unique in this runtime. Default: the function's name.")]
+    name: Annotated[
+        Name | None, Option("unique among the jobs of this runtime that have not ended. Default: the function's name.")
+    ]
     priority: Annotated[Text, Option('"primary", "secondary" or "level-0" (= primary) to "level-9".', "secondary", "P")]
     start: Annotated[
         str | float,

@@ -21,6 +21,7 @@ from torchshare.context.files import replacing
 from torchshare.context.job_context import JobContext
 from torchshare.context.results import ENDED, Results
 from torchshare.context.sub_batch_rows import SubBatchRows
+from torchshare.context.tracked import Tracked
 from torchshare.isolation import routing
 from torchshare.isolation.interrupt import PROCESS_CODE
 from torchshare.runtime import crash_report, signals
@@ -127,7 +128,7 @@ class Runtime:
         routing.expect_job(context)
         effects.expect(context, given)
         self._closer.jobs.append(context)
-        self._jobs.append(job)
+        self._jobs = [*(each for each in self._jobs if each.name != name), job]  # an ended one had its name
         return job
 
     def start(self) -> None:
@@ -287,6 +288,7 @@ def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any], closer: Close
             _report_failure(job, error, closer)
             raise
         finally:
+            job._context.tracked = Tracked()  # the job's memory, as long as the runtime has others
             routing.leave_job(job._context)
 
 

@@ -146,8 +146,8 @@ class _Bytes(io.RawIOBase):
 class _LogFile(io.FileIO):
     """The file of a job's output. What cannot be written is dropped after one warning: training goes on."""
 
-    def __init__(self, path: str | Path, job: str) -> None:
-        super().__init__(path, "w")
+    def __init__(self, path: str | Path, job: str, append: bool) -> None:
+        super().__init__(path, "a" if append else "w")
         self._job = job
         self._warned = False
 
@@ -161,12 +161,12 @@ class _LogFile(io.FileIO):
             return len(data)
 
 
-def _log_file(path: Path, job: str) -> TextIO:
+def _log_file(path: Path, job: str, append: bool) -> TextIO:
     try:
-        file = _LogFile(path, job)
+        file = _LogFile(path, job, append)
     except OSError as error:
         _warn_of_loss(job, error)
-        file = _LogFile(os.devnull, job)
+        file = _LogFile(os.devnull, job, append)
     return io.TextIOWrapper(io.BufferedWriter(file), line_buffering=True)
 
 
@@ -184,9 +184,10 @@ def _visible(line: str) -> str:
 class Output:
     """Where the output of scripts goes."""
 
-    def __init__(self, mode: str = "prefix", *, all_to_stderr: bool = False) -> None:
-        """`mode` is "prefix", "plain", or a folder that gets a file per job."""
+    def __init__(self, mode: str = "prefix", *, all_to_stderr: bool = False, append: bool = False) -> None:
+        """`mode` is "prefix", "plain", or a folder that gets a file per job; with `append`, files go on."""
         self.mode = mode
+        self._append = append
         self.has_reader = True
         """False after a write to a closed pipe."""
         self._all_to_stderr = all_to_stderr
@@ -196,7 +197,7 @@ class Output:
         """The standard output and error of a job."""
         if self.mode not in ("prefix", "plain"):
             path = Path(self.mode) / f"{file_stem(job)}.log"
-            with _log_file(this_rank().file(path), job) as file:
+            with _log_file(this_rank().file(path), job, self._append) as file:
                 yield file, file
             return
         out, err = _Outer("stderr" if self._all_to_stderr else "stdout", self), _Outer("stderr", self)

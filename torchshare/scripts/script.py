@@ -27,14 +27,16 @@ class Script:
     working folder, standard streams, and modules other than installed ones.
     """
 
-    def __init__(self, command: list[str], output: Output | None = None) -> None:
-        """`command` is what would follow `python`: `train.py --epochs 3`, or `-m pkg.train --lr 0.1`.
+    def __init__(self, command: list[str], output: Output | None = None, folder: str | None = None) -> None:
+        """`command` is what would follow `python`: `train.py --epochs 3`, or `-m pkg.train --lr 0.1`. It begins in
+        `folder`, by default in the process's.
 
         Raises:
             ValueError: if there is no such file or module.
             SyntaxError: if it cannot be compiled.
         """
         self._output = output or Output()
+        self._folder = folder
         self._folders = installed_folders()
         self._base = [entry for entry in sys.path[0 if getattr(sys.flags, "safe_path", False) else 1 :] if entry]
         if command[0] == "-m":
@@ -49,8 +51,15 @@ class Script:
 
         return Interrupted
 
+    @property
+    def default_seed(self) -> int:
+        """That of plain Python."""
+        import torch
+
+        return torch.initial_seed()
+
     def _find_file(self, command: list[str]) -> None:
-        path = Path(command[0])
+        path = Path(self._folder or "", command[0])
         file = path / "__main__.py" if path.is_dir() else path
         if not file.is_file():
             raise ValueError(f"no such file {file}")
@@ -65,7 +74,7 @@ class Script:
     def _find_module(self, command: list[str]) -> None:
         if len(command) < 2:
             raise ValueError("-m must be followed by a module")
-        self._path0 = os.getcwd()
+        self._path0 = self._folder or os.getcwd()
         spec = self._spec_of(command[1])
         if spec.submodule_search_locations is not None:
             spec = self._spec_of(f"{command[1]}.__main__")
@@ -111,6 +120,8 @@ class Script:
 
     def _run(self, script: ScriptContext) -> None:
         script.has_own_folder = script_process.separate_folder()
+        if self._folder is not None:
+            os.chdir(self._folder)
         main = ModuleType("__main__")
         vars(main).update(
             __builtins__=builtins,

@@ -87,14 +87,13 @@ py::list usage_of(const Simulator& simulator) {
 
 using Orders = std::pair<std::vector<JobId>, std::vector<JobId>>;
 
-Orders arrive(LiveScheduler& scheduler, JobId job, Seconds now) {
-  const auto [suspend, start] = scheduler.arrive(job, now);
-  return {suspend, start};
-}
-
-Orders end(LiveScheduler& scheduler, JobId job, Seconds now) {
-  const auto [suspend, start] = scheduler.end(job, now);
-  return {suspend, start};
+/// An event of the live scheduler about something that it knows by number.
+template <typename Number>
+auto event(LiveScheduler::Orders (LiveScheduler::*report)(Number, Seconds)) {
+  return [report](LiveScheduler& scheduler, Number number, Seconds now) {
+    const auto [suspend, start] = (scheduler.*report)(number, now);
+    return Orders{suspend, start};
+  };
 }
 
 }  // namespace
@@ -131,8 +130,38 @@ void bind_cluster(py::module_& module) {
              return std::make_unique<LiveScheduler>(cluster, make_cluster_policy(policy));
            }),
            py::arg("cluster"), py::arg("policy"))
-      .def("arrive", &arrive, py::arg("job"), py::arg("now"))
-      .def("end", &end, py::arg("job"), py::arg("now"));
+      .def(
+          "add",
+          [](LiveScheduler& scheduler, Seconds arrival, Seconds estimate, int gpus, double memory_gib, int model,
+             int priority) { return scheduler.add({arrival, estimate, gpus, memory_gib, model, priority}, estimate); },
+          py::arg("arrival"), py::arg("estimate"), py::arg("gpus"), py::arg("memory_gib"), py::arg("model"),
+          py::arg("priority"))
+      .def("arrive", event(&LiveScheduler::arrive), py::arg("job"), py::arg("now"))
+      .def("end", event(&LiveScheduler::end), py::arg("job"), py::arg("now"))
+      .def("lose", event(&LiveScheduler::lose), py::arg("gpu"), py::arg("now"))
+      .def("gain", event(&LiveScheduler::gain), py::arg("gpu"), py::arg("now"))
+      .def(
+          "look",
+          [](LiveScheduler& scheduler, Seconds now) {
+            const auto [suspend, start] = scheduler.look(now);
+            return Orders{suspend, start};
+          },
+          py::arg("now"))
+      .def_property_readonly("look_again", &LiveScheduler::look_again)
+      .def("add_node", &LiveScheduler::add_node)
+      .def("set_pinned", &LiveScheduler::set_pinned, py::arg("job"), py::arg("pinned"))
+      .def(
+          "set_ratios",
+          [](LiveScheduler& scheduler, int models, const std::vector<double>& ratios, Seconds now) {
+            scheduler.set_interference(Interference(models, ratios), now);
+          },
+          py::arg("models"), py::arg("ratios"), py::arg("now"))
+      .def(
+          "gpus", [](const LiveScheduler& scheduler, JobId job) { return scheduler.cluster().job(job).gpus; },
+          py::arg("job"))
+      .def(
+          "remaining", [](const LiveScheduler& scheduler, JobId job) { return scheduler.cluster().remaining(job); },
+          py::arg("job"));
 }
 
 }  // namespace torchshare::bindings

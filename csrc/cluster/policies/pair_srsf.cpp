@@ -109,7 +109,7 @@ class PairSrsf final : public ClusterPolicy {
     std::vector<JobId> sharing;
     for (const JobId job : cluster.running()) {
       const ClusterJob& mine = cluster.job(job);
-      if (mine.shared_gpus > 0 && mine.restart_left == 0 && mine.asked.gpus <= cluster.gpus().free()) {
+      if (mine.shared_gpus > 0 && !mine.pinned && mine.restart_left == 0 && mine.asked.gpus <= cluster.gpus().free()) {
         sharing.push_back(job);
       }
     }

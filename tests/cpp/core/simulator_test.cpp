@@ -77,5 +77,65 @@ TEST(LiveScheduler, ReturnsTheJobsToStartAndToSuspend) {
   EXPECT_THROW(scheduler.end(0, 10), std::invalid_argument);
 }
 
+LiveScheduler scheduler_of(std::string_view policy, int gpus = 2) {
+  const ClusterOptions options{.gpus = gpus, .gpus_per_node = gpus, .restart_cost = 1};
+  return {Cluster(options, Interference(1.8), {}, {}), make_cluster_policy(policy)};
+}
+
+TEST(LiveScheduler, TakesJobsThatWereNotKnownAndEndsThoseThatWait) {
+  LiveScheduler scheduler = scheduler_of("fifo", 1);
+  EXPECT_THAT(scheduler.arrive(scheduler.add({.arrival = 0, .duration = 10}, 10), 0).start, ElementsAre(0));
+  EXPECT_THAT(scheduler.arrive(scheduler.add({.arrival = 1, .duration = 10}, 10), 1).start, IsEmpty());
+  EXPECT_THAT(scheduler.arrive(scheduler.add({.arrival = 2, .duration = 10, .priority = -1}, 10), 2).start, IsEmpty());
+  EXPECT_THAT(scheduler.arrive(scheduler.add({.arrival = 3, .duration = 10}, 10), 3).start, IsEmpty());
+  EXPECT_THAT(scheduler.end(1, 4).start, IsEmpty());
+  EXPECT_THAT(scheduler.end(0, 12).start, ElementsAre(2));  // its priority is higher
+  EXPECT_THAT(scheduler.end(2, 13).start, ElementsAre(3));
+  EXPECT_THROW(scheduler.add({.arrival = 4, .duration = 10, .gpus = 2}, 10), std::invalid_argument);
+}
+
+TEST(LiveScheduler, LosesAndGainsGpus) {
+  LiveScheduler scheduler = scheduler_of("fifo");
+  for (JobId job = 0; job < 2; ++job) {
+    scheduler.arrive(scheduler.add({.arrival = 0, .duration = 100}, 100), 0);
+  }
+  const auto lost = scheduler.lose(0, 10);
+  EXPECT_THAT(lost.suspend, ElementsAre(0));
+  EXPECT_THAT(lost.start, IsEmpty());
+  EXPECT_THAT(scheduler.lose(0, 11).suspend, IsEmpty());
+  EXPECT_THAT(scheduler.end(1, 20).start, ElementsAre(0));
+  EXPECT_THAT(scheduler.cluster().job(0).gpus, ElementsAre(1));
+  scheduler.arrive(scheduler.add({.arrival = 30, .duration = 100}, 100), 30);
+  scheduler.add_node();
+  EXPECT_THAT(scheduler.gain(3, 31).start, ElementsAre(2));
+  EXPECT_THAT(scheduler.cluster().job(2).gpus, ElementsAre(3));
+  EXPECT_THROW(scheduler.gain(4, 32), std::invalid_argument);
+}
+
+TEST(LiveScheduler, DoesNotSuspendPinnedJobs) {
+  for (const std::string_view policy : {"srsf", "srtf", "pair-srsf"}) {
+    for (const bool pinned : {false, true}) {
+      LiveScheduler scheduler = scheduler_of(policy, 1);
+      scheduler.arrive(scheduler.add({.arrival = 0, .duration = 1000}, 1000), 0);
+      scheduler.set_pinned(0, pinned);
+      const auto orders = scheduler.arrive(scheduler.add({.arrival = 20, .duration = 10}, 10), 20);
+      EXPECT_EQ(orders.suspend.size(), pinned ? 0 : 1) << policy;
+    }
+  }
+}
+
+TEST(LiveScheduler, ReportsMovesAndLearnsRatios) {
+  LiveScheduler scheduler = scheduler_of("pair-srsf", 1);
+  scheduler.set_interference(Interference(1.1), 0);
+  for (JobId job = 0; job < 2; ++job) {
+    EXPECT_THAT(scheduler.arrive(scheduler.add({.arrival = 0, .duration = 1000}, 1000), 0).start, ElementsAre(job));
+  }
+  scheduler.add_node();
+  const auto orders = scheduler.gain(1, 10);
+  ASSERT_EQ(orders.start.size(), 1U);
+  EXPECT_EQ(orders.suspend, orders.start);
+  EXPECT_THAT(scheduler.cluster().job(orders.start[0]).gpus, ElementsAre(1));
+}
+
 }  // namespace
 }  // namespace torchshare

@@ -34,6 +34,15 @@ def is_function(target: str) -> bool:
     return _FUNCTION.fullmatch(split_name(target)[1]) is not None
 
 
+def check_form(target: str, folder: str | None = None) -> None:
+    """Raises ValueError if the target cannot be a script or a function. Its file need not exist."""
+    if is_function(target):
+        return
+    first = next(iter(shlex.split(target)), "")
+    if not (first == "-m" or first.endswith(".py") or (first and os.path.exists(os.path.join(folder or "", first)))):
+        raise ValueError(f"target must be {FORMS}, a script with its arguments in quotes; got '{target}'")
+
+
 def default_name(target: str, taken: Container[str] = ()) -> str:
     """A job's name: the function's; the script's, with a number if it is taken."""
     if is_function(target):
@@ -51,10 +60,10 @@ def source_file(target: str) -> Path | None:
     return Path(place) if place.endswith(".py") or os.path.isfile(place) else None
 
 
-def load(target: str, output: Output | None = None) -> Callable[..., Any]:
-    """Loads a function, or a script, which is not run yet. Raises ValueError for an invalid target; exceptions of the
-    user's module propagate."""
-    return _load_function(target) if is_function(target) else _load_script(target, output)
+def load(target: str, output: Output | None = None, folder: str | None = None) -> Callable[..., Any]:
+    """Loads a function, or a script, which is not run yet. Relative paths begin in `folder`, as does the script. Raises
+    ValueError for an invalid target; exceptions of the user's module propagate."""
+    return _load_function(target, folder or "") if is_function(target) else _load_script(target, output, folder)
 
 
 def options_first(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
@@ -106,19 +115,18 @@ def _commands(words: list[str]) -> Iterator[str]:
         yield word
 
 
-def _load_script(target: str, output: Output | None) -> Script:
-    command = shlex.split(target)
-    if not command or not (command[0] == "-m" or command[0].endswith(".py") or os.path.exists(command[0])):
-        raise ValueError(f"target must be {FORMS}, a script with its arguments in quotes; got '{target}'")
+def _load_script(target: str, output: Output | None, folder: str | None) -> Script:
+    check_form(target, folder)
     try:
-        return Script(command, output)
+        return Script(shlex.split(target), output, folder)
     except (OSError, ValueError) as error:
         raise ValueError(f"target '{target}': {getattr(error, 'strerror', None) or error}") from None
 
 
-def _load_function(target: str) -> Callable[..., Any]:
+def _load_function(target: str, folder: str) -> Callable[..., Any]:
     place, _, name = target.rpartition(":")
-    module = _load_file(Path(place), target) if place.endswith(".py") else _load_module(place, target)
+    is_file = place.endswith(".py")
+    module = _load_file(Path(folder, place), target) if is_file else _load_module(place, target, folder)
     function = getattr(module, name, None)
     if not callable(function):
         names = ", ".join(sorted(_functions(module))) or "none"
@@ -147,8 +155,8 @@ def _load_file(path: Path, target: str) -> ModuleType:
     return module
 
 
-def _load_module(name: str, target: str) -> ModuleType:
-    sys.path.insert(0, "")
+def _load_module(name: str, target: str, folder: str) -> ModuleType:
+    sys.path.insert(0, folder)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

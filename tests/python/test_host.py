@@ -1,0 +1,161 @@
+"""Jobs on a host of a cluster, without the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_jobs import equal, training
+from conftest import run_one, wait_until
+
+from torchshare.cluster.host import Host, JobReport
+from torchshare.cluster.job_spec import JobSpec
+from torchshare.cluster.storage import Outcome, Storage
+
+
+class Hosts:
+    """Hosts with one storage."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.storage = Storage(folder / "storage")
+        self.functions: dict[str, Callable[..., Any]] = {}
+
+    def host(self) -> Host:
+        host = Host(self.storage, "cpu", every=1)
+        load = host._function
+        host._function = lambda spec: self.functions.get(spec.name) or load(spec)  # closures cannot be pickled
+        return host
+
+    def spec(self, name: str, target: Callable[..., Any] | str, **options: Any) -> JobSpec:
+        if callable(target):
+            self.functions[name] = target
+        text = target if isinstance(target, str) else name
+        return JobSpec(name, f"id-{name}", text, str(self.folder), "m", options={"threads": 1, **options})
+
+    def outcome(self, name: str) -> Outcome:
+        found = self.storage.outcome(f"id-{name}")
+        assert found is not None
+        return found
+
+    def log(self, name: str) -> str:
+        return self.storage.log(name).read_text()
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    yield Hosts(tmp_path)
+
+
+def job_on(host: Host, name: str) -> JobReport:
+    return next(job for job in host.report().jobs if job.name == name)
+
+
+def ended(host: Host, name: str) -> JobReport:
+    wait_until(lambda: job_on(host, name).state != "running")
+    return job_on(host, name)
+
+
+def test_two_jobs_end_with_the_weights_of_jobs_alone(hosts: Hosts) -> None:
+    alone = {name: run_one(training(seed=number)).value for number, name in enumerate("ab")}
+    host = hosts.host()
+    for number, name in enumerate("ab"):
+        host.start(hosts.spec(name, training(seed=number)), 1)
+    for name in "ab":
+        assert ended(host, name) == JobReport(name, 1, "finished", 32)
+        assert equal(hosts.outcome(name).value, alone[name])
+        assert hosts.log(name).endswith(f"job {name} has trained\n")
+    assert [job.name for job in host.report(forget=[("a", 1), ("b", 2)]).jobs] == ["b"]
+
+
+def test_a_job_that_is_suspended_goes_on_anywhere_with_the_same_weights(
+    hosts: Hosts, caplog: pytest.LogCaptureFixture
+) -> None:
+    alone = run_one(training(20)).value
+    spec = hosts.spec("a", training(20, 0.01))
+    first, second = hosts.host(), hosts.host()
+    first.start(hosts.spec("partner", training(200, 0.005)), 1)
+    for number, host in enumerate([first, second, first], 1):
+        host.start(spec, number)
+        wait_until(lambda host=host: job_on(host, "a").can_save and job_on(host, "a").steps > 20)
+        host.stop("a", number, suspend=True)
+        assert ended(host, "a").state == "suspended"
+    second.start(spec, 4)
+    assert ended(second, "a").state == "finished"
+    assert equal(hosts.outcome("a").value, alone)
+    assert caplog.text.count("job 'a': resumes at step") == 3
+    assert job_on(first, "partner").state == "running"
+    first.stop("partner", 1, suspend=False)
+    assert ended(first, "partner").state == "cancelled"
+
+
+def test_a_job_goes_on_after_its_host_ended(hosts: Hosts) -> None:
+    spec = hosts.spec("a", training(20, 0.01))
+    first = hosts.host()
+    first.start(spec, 1)
+    wait_until(lambda: job_on(first, "a").steps > 20)
+    first.save_all()
+    second = hosts.host()
+    second.start(spec, 2)
+    assert ended(second, "a").state == "finished"
+    assert equal(hosts.outcome("a").value, run_one(training(20)).value)
+
+
+@pytest.mark.parametrize(
+    ("target", "error"),
+    [
+        ("missing.py --x", "target 'missing.py --x': no such file"),
+        ("missing.py:train", "target 'missing.py:train': no such file"),
+        ("bad.py", "RuntimeError: on purpose"),
+        ("bad.py:train", "ZeroDivisionError: division by zero"),
+        ("exit.py", "SystemExit: 3"),
+    ],
+)
+def test_a_job_that_cannot_run_fails_with_its_reason(hosts: Hosts, target: str, error: str) -> None:
+    (hosts.folder / "bad.py").write_text(
+        "def train(job): 1 / 0\nif __name__ == '__main__': raise RuntimeError('on purpose')\n"
+    )
+    (hosts.folder / "exit.py").write_text("import sys; sys.exit(3)\n")
+    host = hosts.host()
+    host.start(hosts.spec("a", target), 1)
+    report = ended(host, "a")
+    assert (report.state, report.error[: len(error)]) == ("failed", error)
+    assert hosts.outcome("a").error == report.error
+    assert error.split(": ")[-1] in hosts.log("a")
+
+
+def test_a_script_runs_in_its_folder_and_adds_to_its_log(hosts: Hosts) -> None:
+    (hosts.folder / "train.py").write_text("import os, sys; print(os.getcwd(), sys.argv)\n")
+    hosts.storage.logs.mkdir(parents=True)
+    hosts.storage.log("a").write_text("before\n")
+    host = hosts.host()
+    host.start(hosts.spec("a", "train.py --x 1"), 1)
+    assert ended(host, "a").state == "finished"
+    assert hosts.log("a") == f"before\n{hosts.folder} ['train.py', '--x', '1']\n"
+
+
+def test_a_job_that_has_ended_is_not_run_again(hosts: Hosts, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    spec = hosts.spec("a", training(1, marks=marks))
+    first, second = hosts.host(), hosts.host()
+    first.start(spec, 1)
+    assert ended(first, "a").state == "finished"
+    first.start(spec, 1)
+    second.start(spec, 2)  # a scheduler that does not know
+    assert job_on(second, "a") == JobReport("a", 2, "finished")
+    assert marks.read_text() == "end\n"
+
+
+def test_a_value_that_cannot_be_kept_fails_the_job(hosts: Hosts) -> None:
+    host = hosts.host()
+    host.start(hosts.spec("a", lambda job: lambda: 0), 1)
+    assert ended(host, "a").error.startswith("RuntimeError: its return value cannot be kept: ")
+
+
+def test_the_first_outcome_counts(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    assert storage.put_outcome("id", Outcome("finished", 1)).value == 1
+    assert storage.put_outcome("id", Outcome("failed", None, "late")) == Outcome("finished", 1)
+    assert sorted(path.name for path in (tmp_path / "outcomes").iterdir()) == ["id.pkl"]

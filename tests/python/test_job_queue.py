@@ -1,0 +1,329 @@
+"""The queue of a cluster, with hosts that are only played."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchshare.cluster.job_queue import JobQueue
+from torchshare.cluster.job_spec import ENDED, JobSpec
+from torchshare.cluster.journal import Journal
+from torchshare.cluster.learned import StepTimes
+from torchshare.cluster.queue_state import QueueSettings
+from torchshare.cluster.queued_job import Action
+
+
+def spec(name: str, **options: Any) -> JobSpec:
+    given = {"submission": name, "target": f"{name}.py", "folder": "/", "model": "m", "duration": 100.0}
+    return JobSpec(name, **{**given, **options})
+
+
+class Cluster:
+    """A queue with its journal, and the hosts that it believes in: which job runs where, in which attempt."""
+
+    def __init__(self, path: Path, hosts: int = 0, **settings: Any) -> None:
+        self._path = path
+        self._settings = QueueSettings(**settings)
+        self.now = 1e9
+        self.open()
+        self.on: dict[int, dict[str, int]] = {}
+        for index in range(hosts):
+            self.add_host(index)
+
+    def open(self) -> None:
+        """Also again, after the scheduler was killed."""
+        if hasattr(self, "journal"):
+            self.journal.close()
+        self.journal = Journal(self._path, patience=0)
+        self.queue = JobQueue(self.journal, self._settings, lambda: self.now)
+
+    def add_host(self, index: int, token: str = "first") -> int:
+        gpu = self.queue.host_up("node", index, f"{token} {index}")
+        self.on[gpu] = {}
+        return gpu
+
+    def lose(self, gpu: int, *, crashed: bool = True) -> None:
+        self.queue.host_lost(gpu, "killed", crashed=crashed)
+        del self.on[gpu]
+
+    def act(self) -> list[str]:
+        """Carries out what the queue orders; suspensions and cancellations happen at once."""
+        done = []
+        while actions := self.queue.actions():
+            for action in actions:
+                self._do(action)
+                done.append(f"{action.what} {action.job.name} {action.gpu}")
+        return done
+
+    def _do(self, action: Action) -> None:
+        jobs = self.on[action.gpu]
+        if action.what == "start":
+            assert action.job.name not in {name for each in self.on.values() for name in each}, "it runs twice"
+            assert len(jobs) < 2
+            jobs[action.job.name] = action.attempt
+        elif action.what == "replace":
+            assert not jobs
+            self.queue.host_up("node", action.gpu, f"for {action.job.name}", self.queue.jobs[action.job.name].env)
+        else:
+            assert jobs.pop(action.job.name) == action.attempt
+            self.queue.left(action.job.name, action.attempt, {"suspend": "suspended"}.get(action.what, "cancelled"))
+
+    def end(self, name: str, state: str = "finished", error: str = "") -> None:
+        (gpu,) = [gpu for gpu, jobs in self.on.items() if name in jobs]
+        self.queue.left(name, self.on[gpu].pop(name), state, error)
+
+    def save(self, name: str) -> None:
+        """The job has begun to write checkpoints."""
+        assert self.queue.progress(name, self.queue.jobs[name].attempt, 0.0, 1, can_save=True)
+
+    def states(self) -> dict[str, str]:
+        return {row["name"]: row["state"] for row in self.queue.rows()}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal"
+
+
+def test_jobs_wait_for_hosts_and_share_them_two_at_a_time(path: Path) -> None:
+    cluster = Cluster(path)
+    for name in "abc":
+        assert cluster.queue.submit(spec(name)) == name
+    assert cluster.act() == []
+    cluster.add_host(0)
+    assert cluster.act() == ["start a 0", "start b 0"]
+    assert cluster.queue.rows()[0]["beside"] == "b"
+    cluster.add_host(1)
+    assert cluster.act() == ["start c 1"]
+    for name in "abc":
+        cluster.end(name)
+    assert cluster.act() == []
+    assert set(cluster.states().values()) == {"finished"}
+
+
+def test_a_name_is_taken_but_the_same_submission_twice_is_one_job(path: Path) -> None:
+    queue = Cluster(path, 1).queue
+    queue.submit(spec("a"))
+    assert queue.submit(spec("a")) == "a"
+    assert len(queue.jobs) == 1
+    with pytest.raises(ValueError, match="job 'a': job names must be unique; a job of that name is pending"):
+        queue.submit(spec("a", submission="other"))
+    assert queue.free_name("a") == "a-2"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpus": 3}, "job 'a': gpus must be at most 2, the cluster's devices; got 3"),
+        ({"gpus": 2}, "job 'a': gpus must be 1, jobs of several are not possible yet; got 2"),
+        ({"memory": 2000}, "job 'a': memory must be at most 1000, that of a device; got 2000"),
+        ({"priority": "high"}, "priority must be 'primary', 'secondary' or 'level-0' to 'level-9', got 'high'"),
+    ],
+)
+def test_what_cannot_run_is_refused_and_not_in_the_journal(path: Path, options: Any, message: str) -> None:
+    cluster = Cluster(path, 2, memory=1000)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=message):
+        cluster.queue.submit(spec("a", **options))
+    assert path.read_bytes() == before
+
+
+def test_a_job_is_cancelled_while_it_is_pending_running_and_suspended(path: Path) -> None:
+    cluster = Cluster(path, 1, policy="srsf")
+    for name in ("running", "pending"):
+        cluster.queue.submit(spec(name, duration=1000))
+    cluster.act()
+    cluster.save("running")
+    cluster.queue.submit(spec("short", duration=10))
+    assert cluster.act() == ["suspend running 0", "start short 0"]
+    assert cluster.states() == {"running": "suspended", "pending": "pending", "short": "running"}
+    for name in ("pending", "running"):
+        cluster.queue.cancel(name)
+        assert cluster.states()[name] == "cancelled"
+    cluster.queue.cancel("short")
+    assert cluster.states()["short"] == "cancelling"
+    assert cluster.act() == ["cancel short 0"]
+    cluster.queue.cancel("short")
+    assert set(cluster.states().values()) == {"cancelled"}
+    with pytest.raises(ValueError, match="job 'none': there is no such job"):
+        cluster.queue.cancel("none")
+
+
+def test_a_job_that_finishes_before_its_cancellation_has_finished(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    cluster.queue.submit(spec("a"))
+    cluster.act()
+    cluster.queue.cancel("a")
+    cluster.end("a")
+    assert cluster.act() == []
+    assert cluster.states() == {"a": "finished"}
+
+
+def test_a_job_that_saves_nothing_is_not_suspended(path: Path) -> None:
+    cluster = Cluster(path, 1, policy="srsf")
+    cluster.queue.submit(spec("long", duration=1000))
+    cluster.act()
+    cluster.queue.submit(spec("short", duration=10))
+    assert cluster.act() == []
+    cluster.save("long")
+    cluster.queue.submit(spec("shorter", duration=5))
+    assert cluster.act() == ["suspend long 0", "start shorter 0"]
+
+
+def test_higher_priorities_go_first(path: Path) -> None:
+    cluster = Cluster(path, policy="fifo")
+    for name, priority in (("a", "secondary"), ("b", "level-3"), ("c", "primary")):
+        cluster.queue.submit(spec(name, priority=priority))
+    cluster.add_host(0)
+    order = []
+    for _ in range(3):
+        order += cluster.act()
+        cluster.end(order[-1].split()[1])
+    assert order == ["start c 0", "start a 0", "start b 0"]
+
+
+def test_jobs_of_a_lost_host_go_on_elsewhere_and_a_job_that_crashes_hosts_is_given_up(path: Path) -> None:
+    cluster = Cluster(path, 2)
+    for name in "ab":
+        cluster.queue.submit(spec(name))
+    assert cluster.act() == ["start a 0", "start b 1"]
+    cluster.lose(0)
+    assert cluster.act() == ["start a 1"]
+    cluster.lose(1)
+    cluster.add_host(0, "second")
+    assert cluster.act() == ["start a 0", "start b 0"]
+    cluster.lose(0, crashed=False)  # with its node: nobody's fault
+    cluster.add_host(0, "third")
+    assert sorted(cluster.act()) == ["start a 0", "start b 0"]
+    cluster.lose(0)
+    row = cluster.queue.rows()[0]
+    assert (row["state"], row["error"]) == ("failed", "its host ended 3 times, at last: killed")
+    cluster.add_host(0, "fourth")
+    assert cluster.act() == ["start b 0"]
+    assert cluster.queue.jobs["b"].attempt == 4
+
+
+def test_a_start_waits_until_the_job_before_has_left(path: Path) -> None:
+    cluster = Cluster(path, 1, policy="srsf")
+    cluster.queue.submit(spec("long", duration=1000))
+    cluster.act()
+    cluster.save("long")
+    cluster.queue.submit(spec("short", duration=10))
+    (suspend,) = cluster.queue.actions()
+    assert (suspend.what, suspend.job.name) == ("suspend", "long")
+    assert cluster.states()["long"] == "suspending"
+    assert cluster.queue.actions() == []
+    cluster.end("long", "suspended")
+    assert cluster.act() == ["start short 0"]
+
+
+def test_what_a_lost_host_tells_late(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    for name in "ab":
+        cluster.queue.submit(spec(name))
+    cluster.act()
+    cluster.lose(0)
+    cluster.queue.left("a", 1, "cancelled")
+    cluster.queue.left("b", 1, "finished")
+    assert cluster.states() == {"a": "suspended", "b": "finished"}
+
+
+def test_nothing_is_done_on_hosts_that_the_caller_cannot_reach(path: Path) -> None:
+    cluster = Cluster(path, 2)
+    for name in "ab":
+        cluster.queue.submit(spec(name))
+    assert [action.gpu for action in cluster.queue.actions({1})] == [1]
+    assert cluster.queue.actions(set()) == []
+    assert [action.gpu for action in cluster.queue.actions()] == [0]
+
+
+def test_jobs_with_different_environments_do_not_share_a_process(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    cluster.queue.submit(spec("a", duration=10))
+    cluster.queue.submit(spec("b", duration=50, env={"env_vars": {"X": "1"}}))
+    cluster.queue.submit(spec("c", duration=60, env={"env_vars": {"X": "1"}}))
+    assert cluster.act() == ["start a 0"]
+    cluster.end("a")
+    assert cluster.act() == ["replace b 0", "start b 0", "start c 0"]
+
+
+def test_measured_ratios_decide_about_the_next_pair(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    cluster.queue.submit(spec("a", model="x"))
+    cluster.act()
+    for second in range(5):
+        cluster.queue.progress("a", 1, float(second), 10 * second + 1, can_save=False)
+    cluster.queue.submit(spec("b", model="y"))
+    assert cluster.act() == ["start b 0"]
+    for second in range(5, 30):
+        cluster.queue.progress("a", 1, float(second), 41 + second - 5, can_save=False)
+    row = cluster.queue.rows()[0]
+    assert row["slowdown"] == pytest.approx(10)
+    assert row["predicted_slowdown"] == pytest.approx(10)
+    assert cluster.queue.rows()[1]["predicted_slowdown"] == 1.1  # not measured
+    cluster.queue.submit(spec("c", model="y"))
+    cluster.end("b")
+    cluster.open()
+    assert cluster.act() == []  # c would make a 10 times as slow
+
+
+def test_step_times_leave_out_the_moments_in_which_the_partner_changes() -> None:
+    times = StepTimes()
+    for time, steps, partner in [(0, 0, None), (50, 1, None), (60, 101, None), (90, 111, "y"), (100, 161, "y")]:
+        times.observe(time, steps, partner)
+    assert times.slowdown("y") == pytest.approx(2)
+    times.restart()
+    times.observe(1000, 3, "y")
+    assert times.slowdown("y") == pytest.approx(2)
+    assert times.slowdown("z") is None
+
+
+@pytest.mark.parametrize("policy", ["fifo", "sjf-bsbf", "pair-srsf", "tiresias"])
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_happens_every_job_ends_once(path: Path, policy: str, seed: int) -> None:
+    """Hosts crash and come back, the scheduler is killed, jobs are cancelled, at random."""
+    chance = random.Random(seed)
+    cluster = Cluster(path, 3, policy=policy)
+    names = [f"job{number}" for number in range(40)]
+    for name in names:
+        cluster.queue.submit(spec(name, duration=chance.uniform(10, 500), model=chance.choice("xyz")))
+        _something_happens(cluster, chance)
+    for _ in range(2000):
+        if all(state in ENDED for state in cluster.states().values()):
+            break
+        _something_happens(cluster, chance)
+    states = cluster.states()
+    assert sorted(states) == sorted(names)
+    assert set(states.values()) <= set(ENDED)
+    ends = [e for e in journaled(cluster) if e["event"] == "left" and e["state"] == "finished"]
+    assert len(ends) == len({e["job"] for e in ends}) == sum(state == "finished" for state in states.values())
+
+
+def journaled(cluster: Cluster) -> list[dict[str, Any]]:
+    cluster.open()
+    return cluster.journal.events
+
+
+def _something_happens(cluster: Cluster, chance: random.Random) -> None:
+    cluster.now += chance.uniform(0, 30)
+    cluster.act()
+    before = cluster.states()
+    running = [name for jobs in cluster.on.values() for name in jobs]
+    what = chance.random()
+    if what < 0.05 and len(cluster.on) > 1:
+        cluster.lose(chance.choice(list(cluster.on)), crashed=chance.random() < 0.5)
+    elif what < 0.15 and len(cluster.on) < 3:
+        cluster.add_host(next(i for i in range(3) if i not in cluster.on), str(cluster.now))
+    elif what < 0.25:
+        cluster.open()
+        assert cluster.states() == before
+    elif what < 0.28:
+        cluster.queue.cancel(chance.choice(list(cluster.queue.jobs)))
+    elif what < 0.5 and running:
+        cluster.save(chance.choice(running))
+    elif running:
+        cluster.end(chance.choice(running))
+    cluster.act()

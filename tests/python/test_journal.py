@@ -1,0 +1,92 @@
+"""The journal of a cluster's queue survives what can happen to a file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchshare.cluster.journal import Journal, Superseded
+
+
+def test_what_was_appended_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "journal"
+    journal = Journal(path)
+    journal.append({"event": "a", "n": 1})
+    journal.append({"event": "b", "text": "ä\n"})
+    journal.close()
+    again = Journal(path)
+    assert [event["event"] for event in again.events] == ["scheduler", "a", "b"]
+    assert again.events[2]["text"] == "ä\n"
+    again.close()
+    assert [json.loads(line).get("epoch") for line in path.read_text().splitlines()] == [1, None, None, 2]
+
+
+@pytest.mark.parametrize("cut", range(1, 25))
+def test_a_last_line_that_was_cut_off_is_dropped(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    journal.append({"event": "a"})
+    journal.append({"event": "b", "n": 12345})
+    journal.close()
+    path.write_bytes(path.read_bytes()[:-cut])
+    again = Journal(path)
+    assert [event["event"] for event in again.events] == ["scheduler", "a"]
+    again.append({"event": "c"})
+    again.close()
+    assert [event["event"] for event in Journal(path).events] == ["scheduler", "a", "scheduler", "c"]
+
+
+def test_another_damaged_line_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    Journal(path).close()
+    path.write_text('{"event": "a"}\n{"event": \n{"event": "b"}\n')
+    with pytest.raises(ValueError, match=r"journal:2: the journal is damaged"):
+        Journal(path)
+
+
+def test_a_second_scheduler_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    code = f"""
+from pathlib import Path
+from torchshare.cluster.journal import Journal
+journal = Journal(Path({str(path)!r}))
+print("open", flush=True)
+input()
+"""
+    first = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert first.stdout is not None
+    first.stdout.readline()
+    with pytest.raises(Superseded, match="another scheduler has it open"):
+        Journal(path, patience=0.2)
+    first.kill()
+    first.communicate()
+    Journal(path).append({"event": "a"})
+
+
+def test_a_scheduler_notices_that_another_has_written(tmp_path: Path) -> None:
+    """Where locks do not reach other machines."""
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    with path.open("a") as other:
+        other.write('{"event": "of another"}\n')
+    with pytest.raises(Superseded, match="another process has written to it"):
+        journal.append({"event": "a"})
+
+
+def test_what_cannot_be_written_leaves_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError):
+        journal.append({"event": "a", "value": float("nan")})
+    assert path.read_bytes() == before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match="No space left"):
+            journal.append({"event": "a"})
+    assert path.read_bytes() == before
+    journal.append({"event": "b"})

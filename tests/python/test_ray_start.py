@@ -1,0 +1,58 @@
+"""The first try of `torchshare cluster`: nothing runs yet, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import wait_until
+
+ray = pytest.importorskip("ray", reason="needs Ray: pip install 'torchshare[ray]'")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def test_submit_starts_all_that_is_needed_and_down_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import sys, time, torch, torchshare
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torchshare.track(model=model, optimizer=optimizer)
+for (x,) in torchshare.batches([(torch.ones(4, 3),)] * int(sys.argv[1])):
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
+    time.sleep(0.05)
+print("trained")
+"""
+    )
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    environment.pop("RAY_ADDRESS", None)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "torchshare", "cluster", *words]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180)
+
+    done = run("list")
+    assert done.returncode == 2
+    assert done.stderr.startswith("torchshare: error: there is no Ray cluster on this machine")
+    try:
+        done = run("submit", "train.py 3")
+        assert (done.returncode, done.stderr) == (0, "Job 'train' is submitted\nJob 'train' has finished\n")
+        assert "trained\n" in done.stdout
+        assert run("submit", "--no-wait", "long=train.py 400").returncode == 0
+        wait_until(lambda: " running " in run("list").stdout, 60)
+        assert run("down").returncode == 0
+        assert "there is no Ray cluster" in run("list").stderr
+        assert run("up").returncode == 0
+        done = run("logs", "-f", "long")
+        assert "resumes at step" in done.stdout
+        assert done.stdout.endswith("trained\n")
+        rows = [line.split() for line in run("list").stdout.splitlines()]
+        assert ["long", "finished"] in [row[:2] for row in rows]
+        assert 'crashed": true' not in (tmp_path / ".torchshare" / "cluster" / "journal.jsonl").read_text()
+    finally:
+        run("down")

@@ -1,0 +1,254 @@
+"""`torchshare cluster`: a queue of jobs on a Ray cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from torchshare import _core
+from torchshare.cli.outputs import check_outputs, print_table, refuse
+from torchshare.cluster import client, connection
+from torchshare.cluster.host_actor import ClusterSettings
+from torchshare.cluster.queue_state import QueueSettings
+from torchshare.cluster.report import trace_events
+from torchshare.context.files import replacing
+from torchshare.context.names import escaped
+from torchshare.runtime.options import Declared, JobOptions, on_the_command_line
+from torchshare.scripts import targets
+from torchshare.scripts.job_file import words_of_file
+
+# The options of a job: how its text is read, and the help.
+_OWN: dict[str, tuple[Callable[[str], Any], str, str]] = {
+    "priority": (str, "P", "primary, secondary or level-0 to level-9 (default: secondary)"),
+    "gpus": (int, "N", "number of devices (default: 1)"),
+    "memory": (int, "BYTES", "memory that it needs on its device"),
+    "duration": (float, "S", "seconds that it would take alone, as far as known"),
+    "model": (str, "MODEL", "what it shares its interference ratios with (default: its name without a number)"),
+    "env": (json.loads, "JSON", "Ray's runtime_env"),
+    "folder": (str, "DIR", "working folder of scripts, on every node (default: this one)"),
+}
+_LEFT_OUT = ("priority", "start", "memory_budget")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments."""
+    parser.description = (
+        "Runs a queue of jobs on a Ray cluster, up to two jobs on a device. Without --address, joins the Ray of this "
+        "machine; `up` and `submit` start it if there is none."
+    )
+    verbs = parser.add_subparsers(dest="what", required=True, metavar="VERB")
+
+    def verb(name: str, text: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        found = verbs.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
+        found.add_argument("--address", default=os.environ.get("RAY_ADDRESS"), help="of Ray (default: this machine's)")
+        found.set_defaults(run=lambda arguments: _run(run, arguments))
+        return found
+
+    _configure_up(verb("up", "start the queue, or go on with the one in the storage", _up))
+    _configure_submit(verb("submit", "add jobs to the queue", _submit))
+    for name, text, run in (
+        ("list", "list the jobs", _list),
+        ("status", "show the devices and who shares them", _status),
+    ):
+        found = verb(name, text, run)
+        found.add_argument("--json", action="store_true", help="print one JSON document")
+    found.add_argument("--timeline", type=Path, metavar="OUT.json", help="write a trace for https://ui.perfetto.dev")
+    logs = verb("logs", "print what a job has printed", _logs)
+    logs.add_argument("-f", "--follow", action="store_true", help="until the job has ended")
+    stop = verb("stop", "cancel a job", _stop)
+    for each in (logs, stop):
+        each.add_argument("job", metavar="NAME")
+    verb("down", "end the queue after the jobs' last checkpoints; `up` goes on with it", _down)
+
+
+def _configure_up(parser: argparse.ArgumentParser) -> None:
+    default = QueueSettings()
+    for flag, kind, value, metavar, text in (
+        ("--storage", str, connection.STORAGE, "DIR", "folder that all nodes see"),
+        ("--interference", float, default.interference, "RATIO", "of pairs that have not been measured"),
+        ("--restart-cost", float, default.restart_cost, "S", "seconds to resume a job"),
+        ("--device-memory", int, default.memory, "BYTES", "only jobs that fit share; 0: ignored"),
+        ("--every", str, "5min", "INTERVAL", "between checkpoints"),
+        ("--device", str, "auto", "D", "cpu, or auto: a GPU if there is one"),
+        ("--hosts-per-node", int, 1, "N", "on nodes without GPUs"),
+    ):
+        parser.add_argument(flag, type=kind, default=value, metavar=metavar, help=f"{text} (default: %(default)s)")
+    parser.add_argument("--policy", choices=_core.cluster_policy_names(), default=default.policy)
+
+
+def _configure_submit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("jobs", nargs="+", metavar="[NAME=]TARGET", help=f"{targets.FORMS}; or a jobs.toml")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait for the job and print its output")
+    _add_options(parser)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    for name, (_, metavar, text) in _OWN.items():
+        parser.add_argument(f"--{name}", action="append", metavar=f"[NAME=]{metavar}", help=text)
+    for option in _further_options():
+        metavar = f"[NAME=]{option.option.metavar}"
+        parser.add_argument(option.flag, action="append", metavar=metavar, help=option.option.flag_help())
+
+
+def _further_options() -> list[Declared]:
+    return [option for option in on_the_command_line(JobOptions) if option.name not in _LEFT_OUT]
+
+
+def options_first(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
+    """For `submit`, as for `torchshare run`."""
+    verbs = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    if not words or words[0] != "submit" or "-h" in words or "--help" in words:
+        return words
+    return ["submit", *targets.options_first(verbs.choices["submit"], words[1:])]
+
+
+def _run(run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+    try:
+        return run(arguments)
+    except (ValueError, RuntimeError, OSError) as error:
+        return refuse(error)
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    settings = ClusterSettings(
+        storage=str(Path(arguments.storage).expanduser().absolute()),
+        queue=QueueSettings(
+            policy=arguments.policy,
+            interference=arguments.interference,
+            restart_cost=arguments.restart_cost,
+            memory=arguments.device_memory,
+        ),
+        every=int(arguments.every) if arguments.every.isdigit() else arguments.every,
+        device=arguments.device,
+        hosts_per_node=arguments.hosts_per_node,
+    )
+    connection.up(arguments.address, settings)
+    print(f"The queue is up, in {settings.storage}, with the policy {settings.queue.policy}")
+    return 0
+
+
+def _submit(arguments: argparse.Namespace) -> int:
+    words, options = _jobs(arguments)
+    prepared = []
+    for word in words:
+        name, target = targets.split_name(word)
+        given = {**options.get(None, {}), **options.get(name, {})}
+        prepared.append(client.prepared(target, name=name, **given))
+    connection.up(arguments.address)
+    handles = []
+    for send in prepared:
+        handles.append(send())
+        print(f"Job '{escaped(handles[-1].name)}' is submitted", file=sys.stderr)
+    if arguments.no_wait or len(handles) > 1:
+        return 0
+    for text in handles[0].logs(follow=True):
+        print(text, end="", flush=True)
+    row = handles[0].status()
+    print(f"Job '{escaped(row['name'])}' {_how(row)}", file=sys.stderr)
+    return 0 if row["state"] == "finished" else 1
+
+
+def _jobs(arguments: argparse.Namespace) -> tuple[list[str], dict[str | None, dict[str, Any]]]:
+    """The targets, and the options of all jobs (None) and of each."""
+    readers: dict[str, Callable[[str], Any]] = {name: read for name, (read, _, _) in _OWN.items()}
+    readers |= {option.name: option.parse for option in _further_options()}
+    words = arguments.jobs
+    sources = [arguments]
+    if words[0].endswith(".toml"):
+        if len(words) > 1:
+            raise ValueError(f"{words[0]} must be the only target; got {len(words)}")
+        parser = argparse.ArgumentParser()
+        parser.add_argument("jobs", nargs="+")
+        _add_options(parser)
+        sources.insert(0, parser.parse_args(words_of_file(Path(words[0]), [], list(readers))))
+        words = sources[0].jobs
+    found: dict[str | None, dict[str, Any]] = {}
+    for source in sources:
+        for option, read in readers.items():
+            for name, text in map(targets.split_name, getattr(source, option) or []):
+                try:
+                    found.setdefault(name, {})[option] = read(text)
+                except ValueError:
+                    raise ValueError(f"--{option.replace('_', '-')} cannot be '{text}'") from None
+    return words, found
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    connection.connect(arguments.address)
+    rows = client.jobs()
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    table = Table(box=None, pad_edge=False)
+    for column in ("job", "state", "priority", "device", "beside", "steps", "elapsed s", "ran s", "reason"):
+        table.add_column(column, justify="right" if column.endswith(" s") or column == "steps" else "left")
+    for row in rows:
+        texts = [row[key] or "-" for key in ("name", "state", "priority", "device", "beside")]
+        table.add_row(*texts, str(row["steps"]), f"{row['elapsed_s']:.0f}", f"{row['ran_s']:.0f}", row["error"])
+    print_table(table)
+    return 0
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    check_outputs({"--timeline": arguments.timeline})
+    connection.connect(arguments.address)
+    if arguments.timeline is not None:
+        spans = client.spans()
+        origin = min((begin for _, _, begin, _ in spans), default=0.0)
+        events = trace_events([(name, begin - origin, end - origin, [gpu]) for name, gpu, begin, end in spans], 1)
+        with replacing(arguments.timeline) as file:
+            file.write(json.dumps({"traceEvents": events}).encode())
+    hosts, rows = client.hosts(), {row["name"]: row for row in client.jobs()}
+    if arguments.json:
+        print(json.dumps({"devices": hosts, "jobs": list(rows.values())}, indent=2))
+        return 0
+    table = Table(box=None, pad_edge=False)
+    for column in ("device", "job", "state", "slowdown", "predicted"):
+        table.add_column(column)
+    for host in (host for host in hosts if host["up"]):
+        names = host["jobs"] or [None]
+        for name in names:
+            row = rows.get(name, {})
+            numbers = [f"{row[key]:.2f}" if row.get(key) else "-" for key in ("slowdown", "predicted_slowdown")]
+            place = f"{host['node'][:8]}:{host['index']}"
+            table.add_row(place, name or "-", row.get("state", "-"), *numbers)
+    print_table(table)
+    states = [row["state"] for row in rows.values()]
+    counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
+    print(f"{len(rows)} jobs{': ' if counts else ''}{', '.join(counts)}")
+    return 0
+
+
+def _logs(arguments: argparse.Namespace) -> int:
+    connection.connect(arguments.address)
+    for text in client.job(arguments.job).logs(arguments.follow):
+        print(text, end="", flush=True)
+    return 0
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    connection.connect(arguments.address)
+    job = client.job(arguments.job)
+    job.cancel()
+    print(f"Job '{escaped(job.name)}' {_how(job.status())}")
+    return 0
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    connection.connect(arguments.address)
+    connection.down()
+    print("The queue is down; `torchshare cluster up` goes on with it")
+    return 0
+
+
+def _how(row: dict[str, Any]) -> str:
+    how = {"finished": "has finished", "failed": "has failed", "cancelled": "was cancelled"}
+    because = f": {row['error']}" if row["error"] else ""
+    return how.get(row["state"], f"is {row['state']}") + because

@@ -1,0 +1,287 @@
+"""The scheduler of a cluster, an actor on Ray."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from torchshare.cluster.host_actor import ClusterSettings, HostActor
+from torchshare.cluster.job_queue import JobQueue
+from torchshare.cluster.job_spec import JobSpec
+from torchshare.cluster.journal import Journal
+from torchshare.cluster.metrics import Metrics
+from torchshare.cluster.queued_job import Action, Span, key_of
+from torchshare.cluster.storage import Storage
+
+if TYPE_CHECKING:
+    from torchshare.cluster.host import HostReport
+
+log = logging.getLogger("torchshare")
+
+NAMESPACE = "torchshare"
+SCHEDULER = "scheduler"
+_POLL_S = 0.1  # how often hosts are asked for reports
+_NODES_S = 1.0  # how often the nodes are looked at
+_METRICS_S = 5.0
+_CHUNK = 2**20  # bytes of a log that are sent at once
+_MAX_REASON = 300  # characters
+_SAVE_S = 20.0  # for the jobs' last checkpoints
+
+
+@dataclass(eq=False)
+class _Host:
+    """What the scheduler knows of a host actor."""
+
+    node: str
+    index: int
+    actor: Any
+    env: str = "{}"
+    replaced_for: str = ""
+    """The job whose environment it was started with."""
+    gpu: int | None = None
+    token: str = ""
+    report: Any = None
+    """The report that was asked for."""
+    forget: list[tuple[str, int]] = field(default_factory=list)
+    error: str = ""
+    """Why it is dead."""
+
+
+class SchedulerActor:
+    """Holds the queue. Started again by Ray, it goes on from the journal."""
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        self._settings = settings
+        self._storage = Storage(Path(settings.storage))
+        self._lock = threading.Lock()
+        self._hosts: dict[tuple[str, int], _Host] = {}
+        self._nodes: dict[str, int] = {}
+        self._nodes_due = self._metrics_due = 0.0
+        self._refusal = ""
+        self._stopped = threading.Event()
+        try:
+            self._queue = JobQueue(Journal(self._storage.journal), settings.queue)
+        except (ValueError, RuntimeError, OSError) as error:
+            self._refusal = str(error)
+        else:
+            threading.Thread(target=self._serve, daemon=True).start()
+
+    # For clients
+
+    def check(self) -> ClusterSettings:
+        """Raises ValueError if the scheduler could not start."""
+        if self._refusal:
+            raise ValueError(self._refusal)
+        return self._settings
+
+    def submit(self, spec: JobSpec, function: bytes | None, number: bool) -> str:
+        """Accepts a job. With `number`, its name gets one if it is taken. Once this has returned, the job is kept."""
+        self.check()
+        with self._lock:
+            known = next((job for job in self._queue.jobs.values() if job.spec.submission == spec.submission), None)
+            if known is not None:
+                return known.spec.name
+            name = self._queue.free_name(spec.name) if number else spec.name
+            if function is not None:
+                self._storage.put_function(spec.submission, function)
+            return self._queue.submit(JobSpec(**{**vars(spec), "name": name}))
+
+    def cancel(self, name: str) -> None:
+        self.check()
+        with self._lock:
+            self._queue.cancel(name)
+
+    def rows(self, name: str | None = None) -> list[dict[str, Any]]:
+        self.check()
+        with self._lock:
+            return self._queue.rows() if name is None else [self._queue.row(self._queue.find(name))]
+
+    def hosts(self) -> list[dict[str, Any]]:
+        self.check()
+        with self._lock:
+            return [
+                {"device": gpu, "node": host.node, "index": host.index, "up": host.up, "jobs": list(host.jobs)}
+                for gpu, host in self._queue.hosts.items()
+            ]
+
+    def spans(self) -> list[Span]:
+        """Where each job has been: its name, its device, from when, and until when."""
+        self.check()
+        with self._lock:
+            return self._queue.spans()
+
+    def outcome(self, name: str) -> bytes | None:
+        self.check()
+        with self._lock:
+            submission = self._queue.find(name).spec.submission
+        return self._storage.outcome_data(submission)
+
+    def log(self, name: str, offset: int) -> bytes:
+        self.check()
+        with self._lock:
+            self._queue.find(name)
+        try:
+            with self._storage.log(name).open("rb") as file:
+                file.seek(offset)
+                return file.read(_CHUNK)
+        except FileNotFoundError:
+            return b""
+
+    def shut_down(self) -> None:
+        """Ends the hosts, after their jobs have written checkpoints. The queue stays in the journal."""
+        self.check()
+        with self._lock:
+            self._stopped.set()
+            hosts, self._hosts = list(self._hosts.values()), {}
+            up = {host.gpu: host.actor.save_all.remote() for host in hosts if host.gpu is not None}
+            if up:
+                ray.wait(list(up.values()), num_returns=len(up), timeout=_SAVE_S)
+            for host in hosts:
+                ray.kill(host.actor)
+            for gpu in up:
+                self._lose(gpu, "the queue was shut down", crashed=False)
+
+    # The loop
+
+    def _serve(self) -> None:
+        metrics = Metrics()
+        while not self._stopped.wait(_POLL_S):
+            try:
+                self._find_nodes()
+                self._poll()
+                with self._lock:
+                    self._act()
+                    if time.monotonic() >= self._metrics_due:
+                        self._metrics_due = time.monotonic() + _METRICS_S
+                        metrics.update(self._queue)
+            except Exception:
+                if self._stopped.is_set():
+                    return
+                # The state may be ahead of the journal. Ray starts the actor again.
+                log.exception("torchshare's scheduler ends")
+                os._exit(1)
+
+    def _find_nodes(self) -> None:
+        if time.monotonic() < self._nodes_due:
+            return
+        self._nodes_due = time.monotonic() + _NODES_S
+        self._nodes = {node["NodeID"]: int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]}
+        for node, gpus in self._nodes.items():
+            for index in range(gpus or self._settings.hosts_per_node):
+                if (node, index) not in self._hosts and not self._stopped.is_set():
+                    self._hosts[node, index] = _Host(node, index, self._start(node, index))
+        with self._lock:
+            for gpu, known in self._queue.hosts.items():
+                if known.up and (known.node, known.index) not in self._hosts:
+                    self._lose(gpu, "its node is gone", crashed=False)
+
+    def _start(self, node: str, index: int, env: str = "{}") -> Any:
+        resources = {"num_cpus": 0, "num_gpus": 1} if self._nodes[node] else {"num_cpus": 1}
+        actor = ray.remote(HostActor).options(
+            name=f"host-{node}-{index}",
+            namespace=NAMESPACE,
+            lifetime="detached",  # survives this actor
+            get_if_exists=env == "{}",
+            max_restarts=0,  # a new process is a new host
+            max_concurrency=8,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            runtime_env=json.loads(env),
+            **resources,
+        )
+        return actor.remote(self._settings)
+
+    def _poll(self) -> None:
+        """Asks all hosts for reports, and takes those that have come."""
+        for host in self._hosts.values():
+            if host.report is None and not host.error:
+                forget, host.forget = host.forget, []
+                host.report = host.actor.report.remote(forget)
+        waiting = {host.report: host for host in self._hosts.values() if host.report is not None}
+        ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=0) if waiting else ([], [])
+        for reference in ready:
+            host = waiting[reference]
+            host.report = None
+            try:
+                report = ray.get(reference)
+            except ActorUnavailableError:
+                continue
+            except RayError as error:
+                host.error = str(error)
+            else:
+                with self._lock:
+                    self._take(host, report)
+        for host in [host for host in self._hosts.values() if host.error]:
+            self._bury(host)
+
+    def _take(self, host: _Host, report: HostReport) -> None:
+        queue = self._queue
+        if self._stopped.is_set():
+            return  # its jobs are cancelled, which the queue must not know
+        if host.token != report.token:
+            host.gpu, host.token = queue.host_up(host.node, host.index, report.token, host.env), report.token
+            host.replaced_for = ""
+            known = {(job.name, job.attempt) for job in report.jobs}
+            for job in queue.placed(host.gpu):
+                if (job.spec.name, job.attempt) not in known:  # its start was lost with an earlier scheduler
+                    queue.left(job.spec.name, job.attempt, "suspended")
+        for each in report.jobs:
+            if each.state != "running":
+                queue.left(each.name, each.attempt, each.state, each.error)
+                host.forget.append((each.name, each.attempt))
+            elif not queue.progress(each.name, each.attempt, report.time, each.steps, each.can_save):
+                host.actor.stop.remote(each.name, each.attempt, False)
+
+    def _bury(self, host: _Host) -> None:
+        """Of a dead process: its jobs wait again."""
+        del self._hosts[host.node, host.index]
+        ray.kill(host.actor)
+        crashed = "worker process has died" in host.error
+        with self._lock:
+            if host.replaced_for:
+                self._queue.refuse(host.replaced_for, f"its env cannot be set up: {_last_line(host.error)}")
+            if host.gpu is not None:
+                self._lose(host.gpu, _last_line(host.error), crashed=crashed)
+
+    def _lose(self, gpu: int, reason: str, *, crashed: bool) -> None:
+        for job in self._queue.placed(gpu):
+            outcome = self._storage.outcome(job.spec.submission)
+            if outcome is not None:  # it had ended, and could not tell
+                self._queue.left(job.spec.name, job.attempt, outcome.state, outcome.error)
+        self._queue.host_lost(gpu, reason, crashed=crashed)
+
+    def _act(self) -> None:
+        if self._stopped.is_set():
+            return
+        hosts = {host.gpu: host for host in self._hosts.values() if host.token and host.gpu is not None}
+        for action in self._queue.actions(hosts.keys()):
+            self._do(action, hosts[action.gpu])
+
+    def _do(self, action: Action, host: _Host) -> None:
+        if action.what == "start":
+            host.actor.start.remote(action.job, action.attempt)
+        elif action.what == "replace":
+            ray.kill(host.actor)
+            host.env = key_of(action.job.env)
+            host.token, host.report, host.replaced_for = "", None, action.job.name
+            try:
+                host.actor = self._start(host.node, host.index, host.env)
+            except Exception as error:  # Ray checks some environments at once
+                host.error = str(error)
+        else:
+            host.actor.stop.remote(action.job.name, action.attempt, action.what == "suspend")
+
+
+def _last_line(text: str) -> str:
+    """The reason in Ray's message, without its advice."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1].partition(" Some common causes")[0][:_MAX_REASON] if lines else ""

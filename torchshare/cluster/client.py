@@ -1,0 +1,233 @@
+"""Submits jobs to a cluster, and asks for them. Public as torchshare.cluster."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchshare.cluster.connection import call, up
+from torchshare.cluster.job_spec import ENDED, JobSpec
+from torchshare.scripts import targets
+
+if TYPE_CHECKING:
+    from torchshare.cluster.queued_job import Span
+    from torchshare.cluster.storage import Outcome
+
+_POLL_S = 0.2
+_OF_QUEUE = ("name", "priority", "start", "memory_budget")  # options of Runtime.submit that are given otherwise
+
+
+class JobError(RuntimeError):
+    """A job of the cluster failed or was cancelled."""
+
+
+class Handle:
+    """A job on a cluster. Made by `submit` or `job`; any number of clients may have one."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def status(self) -> dict[str, Any]:
+        """What `torchshare cluster list` shows of it."""
+        rows: list[dict[str, Any]] = call("rows", self.name)
+        return rows[0]
+
+    @property
+    def state(self) -> str:
+        """ "pending", "running", "suspending", "suspended", "cancelling", "finished", "failed" or "cancelled"."""
+        return str(self.status()["state"])
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits for the job and returns what its function returned; None for a script.
+
+        Raises:
+            JobError: if the job failed or was cancelled; the message says why.
+            TimeoutError: after `timeout` seconds; the job continues.
+        """
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        while (row := self.status())["state"] not in ENDED:
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"job '{self.name}' has not ended after {timeout} s: it is {row['state']}")
+            time.sleep(_POLL_S)
+        if row["state"] != "finished":
+            because = f": {row['error']}" if row["error"] else ""
+            how = "was cancelled" if row["state"] == "cancelled" else "failed"
+            raise JobError(f"job '{self.name}' {how}{because}")
+        data = call("outcome", self.name)
+        if data is None:
+            raise JobError(f"job '{self.name}' has finished, but its outcome is no longer in the storage")
+        outcome: Outcome = pickle.loads(data)
+        return outcome.value
+
+    def cancel(self) -> None:
+        """Cancels the job, whatever its state; has no effect if it has ended."""
+        call("cancel", self.name)
+
+    def logs(self, follow: bool = False) -> Iterator[str]:
+        """What the job has printed so far, in pieces; with `follow`, until it has ended."""
+        offset = 0
+        while True:
+            ended = not follow or self.state in ENDED
+            while data := call("log", self.name, offset):
+                offset += len(data)
+                yield data.decode(errors="replace")
+            if ended:
+                return
+            time.sleep(_POLL_S)
+
+    def __repr__(self) -> str:
+        return f"<cluster job '{self.name}'>"
+
+
+def submit(
+    target: str | Callable[..., Any],
+    *,
+    gpus: int = 1,
+    name: str | None = None,
+    priority: str = "secondary",
+    memory: int | None = None,
+    duration: float | None = None,
+    model: str | None = None,
+    env: dict[str, Any] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    address: str | None = None,
+    **options: Any,
+) -> Handle:
+    """Adds a job to the queue of a cluster. Once this returns, the job is kept: it ends, or is reported as failed.
+
+    Args:
+        target: a script with its arguments ("train.py --epochs 3", "-m pkg.train"), a function of a file or module
+            ("file.py:function"), or a function that takes a Job, which is pickled.
+        gpus: number of devices. Only 1 so far.
+        name: unique in the cluster. Default: the script's or function's, with a number if it is taken.
+        priority: as for Runtime.submit. Higher jobs leave the queue first, and are protected beside lower ones.
+        memory: bytes that the job needs on its device; its budget there.
+        duration: seconds that it would take alone, as far as known. Default: as long as the last one of its model.
+        model: jobs of one model have the same interference ratios. Default: the script's or function's name.
+        env: Ray's runtime_env. Only jobs with equal ones share a device.
+        folder: the working folder of scripts, on every node. Default: this process's.
+        address: of the Ray cluster. Default: the one of this machine, which is started if there is none.
+        **options: further options of Runtime.submit: sub_batch, threads, seed, profile, ...
+
+    Raises:
+        ValueError: for invalid arguments, a name that is taken, or more devices than there are.
+    """
+    send = prepared(
+        target,
+        gpus=gpus,
+        name=name,
+        priority=priority,
+        memory=memory,
+        duration=duration,
+        model=model,
+        env=env,
+        folder=folder,
+        **options,
+    )
+    up(address)
+    return send()
+
+
+def prepared(
+    target: str | Callable[..., Any],
+    *,
+    name: str | None = None,
+    model: str | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    gpus: int = 1,
+    priority: str = "secondary",
+    memory: int | None = None,
+    duration: float | None = None,
+    env: dict[str, Any] | None = None,
+    **options: Any,
+) -> Callable[[], Handle]:
+    """Checks the arguments of `submit`. What it returns submits the job to the cluster that is connected then."""
+    wrong = [option for option in options if option in _OF_QUEUE]
+    if wrong:
+        raise TypeError(f"submit() got an unknown option '{wrong[0]}'")
+    is_text = isinstance(target, str)
+    if not is_text and not callable(target):
+        raise TypeError(f"target must be a script, or a function that takes a Job; got {target!r}")
+    if isinstance(target, str):
+        targets.check_form(target, None if folder is None else str(folder))
+    base = targets.default_name(target) if isinstance(target, str) else getattr(target, "__name__", "job")
+    spec = JobSpec(
+        name=base if name is None else name,
+        submission=secrets.token_hex(16),
+        target=target if isinstance(target, str) else base,
+        folder=str(Path(folder or os.getcwd()).absolute()),
+        model=base if model is None else model,
+        pickled=not is_text,
+        gpus=gpus,
+        priority=priority,
+        memory=memory,
+        duration=duration,
+        env=env or {},
+        options=options,
+    )
+    _check(spec)
+
+    def send() -> Handle:
+        function = None if isinstance(target, str) else _pickled(target)
+        return Handle(call("submit", spec, function, name is None))
+
+    return send
+
+
+def job(name: str) -> Handle:
+    """A job that was submitted earlier. Raises ValueError if there is no such job."""
+    handle = Handle(name)
+    handle.status()
+    return handle
+
+
+def jobs() -> list[dict[str, Any]]:
+    """The state of every job of the cluster, in order of submission."""
+    rows: list[dict[str, Any]] = call("rows")
+    return rows
+
+
+def hosts() -> list[dict[str, Any]]:
+    """The devices of the cluster, and the jobs on each."""
+    found: list[dict[str, Any]] = call("hosts")
+    return found
+
+
+def spans() -> list[Span]:
+    """Where each job has been: its name, its device, and from when until when, in seconds since 1970."""
+    found: list[Span] = call("spans")
+    return found
+
+
+def _check(spec: JobSpec) -> None:
+    for what, value in (("memory", spec.memory), ("duration", spec.duration)):
+        if value is not None and not (isinstance(value, (int, float)) and 0 < value < float("inf")):
+            raise ValueError(f"job '{spec.name}': {what} must be a positive number, got {value!r}")
+    if not isinstance(spec.gpus, int) or spec.gpus < 1:
+        raise ValueError(f"job '{spec.name}': gpus must be a positive integer, got {spec.gpus!r}")
+    if not spec.name:
+        raise ValueError("name must not be empty")
+
+
+def _pickled(function: Callable[..., Any]) -> bytes:
+    """With the code of its module, which nodes may not have."""
+    from ray import cloudpickle
+
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    by_value = module is not None and module.__name__ != "__main__"
+    if by_value:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        data: bytes = cloudpickle.dumps(function)
+    except Exception as error:
+        raise ValueError(f"target cannot be pickled: {error}") from None
+    finally:
+        if by_value:
+            cloudpickle.unregister_pickle_by_value(module)
+    return data

@@ -1,0 +1,215 @@
+"""A host: the process that has a device, and runs up to two jobs on it, together."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import pickle
+import secrets
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torchshare.cluster import job_output
+from torchshare.cluster.job_spec import ENDED, JobSpec
+from torchshare.cluster.storage import Outcome, Storage
+from torchshare.context.errors import described, users_traceback
+from torchshare.runtime.job import Job
+from torchshare.runtime.runtime import Runtime
+from torchshare.scripts import targets
+from torchshare.scripts.output import Output
+from torchshare.scripts.script import Script
+
+log = logging.getLogger("torchshare")
+
+_SAVE_S = 60.0  # how long a job has for its checkpoint before it is suspended
+_LAST_S = 10.0  # the same, before the process ends
+
+
+@dataclass(frozen=True)
+class JobReport:
+    name: str
+    attempt: int
+    state: str
+    """running, suspended, finished, failed or cancelled"""
+    steps: int = 0
+    can_save: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class HostReport:
+    token: str
+    """Of the process."""
+    time: float
+    """By the host's clock, which does not jump."""
+    jobs: list[JobReport]
+
+
+@dataclass(eq=False)
+class _Attempt:
+    number: int
+    spec: JobSpec
+    job: Job | None = None
+    outcome: Outcome | None = None
+    suspends: bool = False
+
+
+class Host:
+    """Called from several threads."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        device: str = "auto",
+        every: str | int = "5min",
+        dumps: Callable[[Any], bytes] = pickle.dumps,
+    ) -> None:
+        """`every` is that of Runtime; `dumps` pickles what functions return."""
+        self.token = secrets.token_hex(8)
+        self._storage = storage
+        self._device = device
+        self._every = every
+        self._dumps = dumps
+        self._runtime: Runtime | None = None
+        self._attempts: dict[str, _Attempt] = {}
+        self._lock = threading.Lock()
+        storage.logs.mkdir(parents=True, exist_ok=True)
+
+    def start(self, spec: JobSpec, number: int) -> None:
+        """Starts a job, or goes on from its checkpoint. What prevents it is in the next report."""
+        with self._lock:
+            known = self._attempts.get(spec.name)
+            if known is not None and known.number >= number:
+                return
+            attempt = self._attempts[spec.name] = _Attempt(number, spec)
+            attempt.outcome = self._storage.outcome(spec.submission)
+            if attempt.outcome is None:
+                try:
+                    self._start(attempt)
+                except Exception as error:
+                    self._fail(attempt, error, traceback.format_exc())
+
+    def _start(self, attempt: _Attempt) -> None:
+        spec = attempt.spec
+        function = self._function(spec)
+        options = {"memory_budget": spec.memory, "priority": spec.priority, **spec.options}
+        if isinstance(function, Script):
+            options.setdefault("seed", function.default_seed)
+        runtime = self._open_runtime()
+        job_output.open_for(spec.name, self._storage.log(spec.name))
+        attempt.job = runtime.submit(self._body(attempt, function), name=spec.name, **options)
+        runtime.start()
+
+    def _open_runtime(self) -> Runtime:
+        """The runtime of the jobs that run, or a new one: jobs that have ended take memory."""
+        jobs = () if self._runtime is None else self._runtime.jobs
+        if self._runtime is not None and all(job.state in ENDED for job in jobs):
+            self._runtime.close()
+            self._runtime = None
+        if self._runtime is None:
+            self._runtime = Runtime(
+                self._device, checkpoint=self._storage.checkpoints, every=self._every, resume=True, ranks=False
+            )
+        return self._runtime
+
+    def _function(self, spec: JobSpec) -> Callable[..., Any]:
+        if spec.pickled:
+            return pickle.loads(self._storage.function(spec.submission).read_bytes())  # type: ignore[no-any-return]
+        return targets.load(spec.target, Output(str(self._storage.logs), append=True), spec.folder)
+
+    def _body(self, attempt: _Attempt, function: Callable[..., Any]) -> Callable[[Job], None]:
+        is_script = isinstance(function, Script)
+
+        def body(job: Job) -> None:
+            try:
+                value = function(job)
+            except SystemExit as error:
+                if error.code:
+                    self._fail(attempt, error)
+                    raise
+                value = None
+            except Exception as error:
+                if not attempt.suspends:
+                    self._fail(attempt, error, users_traceback(error))
+                raise
+            self._finish(attempt, value)
+
+        functools.update_wrapper(body, function, assigned=("__name__", "__doc__"), updated=())
+        if is_script:
+            body.cancelled_type = function.cancelled_type  # type: ignore[attr-defined]
+        return body
+
+    def _finish(self, attempt: _Attempt, value: Any) -> None:
+        try:
+            attempt.outcome = self._storage.put_outcome(
+                attempt.spec.submission, Outcome("finished", value), self._dumps
+            )
+        except Exception as error:
+            self._fail(attempt, RuntimeError(f"its return value cannot be kept: {described(error)}"))
+            raise
+
+    def _fail(self, attempt: _Attempt, error: BaseException, text: str = "") -> None:
+        spec = attempt.spec
+        outcome = Outcome("failed", None, str(error) if isinstance(error, ValueError) else described(error))
+        try:
+            with self._storage.log(spec.name).open("a") as file:
+                file.write(f"{text or outcome.error}\n")
+            attempt.outcome = self._storage.put_outcome(spec.submission, outcome)
+        except OSError as unwritten:
+            log.error("job '%s': its failure cannot be written to %s: %s", spec.name, self._storage.path, unwritten)
+            attempt.outcome = outcome
+
+    def stop(self, name: str, number: int, *, suspend: bool) -> None:
+        """Cancels a job; with `suspend`, after it has written a checkpoint."""
+        attempt = self._attempts.get(name)
+        if attempt is None or attempt.number != number or attempt.job is None:
+            return
+        attempt.suspends = suspend
+        if suspend:
+            attempt.job.save(_SAVE_S)
+        attempt.job.cancel()
+
+    def report(self, forget: Iterable[tuple[str, int]] = ()) -> HostReport:
+        """The jobs that run, and those that have ended, until the caller has told to forget them."""
+        with self._lock:
+            for name, number in forget:
+                known = self._attempts.get(name)
+                if known is not None and known.number == number and _report(known).state != "running":
+                    del self._attempts[name]
+                    job_output.close_for(name)
+            return HostReport(self.token, time.monotonic(), [_report(each) for each in self._attempts.values()])
+
+    def save_all(self) -> None:
+        """Called before the process ends. Jobs write their checkpoints, and are cancelled."""
+        with self._lock:
+            threads = [
+                threading.Thread(target=attempt.job.save, args=(_LAST_S,))
+                for attempt in self._attempts.values()
+                if attempt.job is not None
+            ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._runtime is not None:
+            self._runtime.close()
+
+
+def _report(attempt: _Attempt) -> JobReport:
+    job, outcome = attempt.job, attempt.outcome
+    state = "failed" if job is None else job.state
+    steps = 0 if job is None else job.result.steps
+    if outcome is not None and (job is None or state in ENDED):
+        return JobReport(attempt.spec.name, attempt.number, outcome.state, steps, error=outcome.error)
+    if job is None or state not in ENDED:
+        can_save = job is not None and job._context.loop.can_save
+        return JobReport(attempt.spec.name, attempt.number, "running", steps, can_save)
+    if attempt.suspends:
+        state = "suspended"
+    exception = job.result.exception
+    error = "" if exception is None else described(exception)
+    return JobReport(attempt.spec.name, attempt.number, state, steps, error=error)

@@ -1,0 +1,103 @@
+"""The journal of a cluster's queue: a file of JSON lines that only grows."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+_PATIENCE_S = 10.0  # how long a new scheduler waits until one that was killed is gone
+_POLL_S = 0.1
+
+
+class Superseded(RuntimeError):
+    """Another scheduler writes to the journal."""
+
+
+class Journal:
+    """What `append` has returned from is on the disk.
+
+    One process at a time: the file is locked. Where the file system's locks do not reach other machines, each append
+    finds out whether another process has written since.
+    """
+
+    def __init__(self, path: Path, patience: float = _PATIENCE_S) -> None:
+        """Opens or creates the file, and drops a last line that was cut off.
+
+        Raises:
+            Superseded: if another process has it open.
+            ValueError: if a line other than the last is damaged.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            self._lock(patience)
+            self.events, self._size = _read(path)
+            os.ftruncate(self._file, self._size)
+            epoch = sum(event["event"] == "scheduler" for event in self.events) + 1
+            self.append({"event": "scheduler", "time": time.time(), "epoch": epoch, "pid": os.getpid()})
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def append(self, event: Mapping[str, Any]) -> None:
+        """Raises OSError if it cannot be written, and Superseded; the journal is then as it was."""
+        data = f"{json.dumps(event, allow_nan=False)}\n".encode()
+        self._check()
+        try:
+            written = os.write(self._file, data)
+            if written < len(data):
+                raise OSError(f"{self._path}: {written} of {len(data)} bytes were written")
+            os.fsync(self._file)
+        except OSError:
+            os.ftruncate(self._file, self._size)
+            raise
+        self._size += len(data)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _lock(self, patience: float) -> None:
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise Superseded(f"{self._path}: another scheduler has it open") from None
+                time.sleep(_POLL_S)
+
+    def _check(self) -> None:
+        here = os.fstat(self._file)
+        try:
+            there = os.stat(self._path).st_ino
+        except FileNotFoundError:
+            there = None
+        if here.st_size != self._size or there != here.st_ino:
+            raise Superseded(f"{self._path}: another process has written to it, or replaced it")
+
+
+def _read(path: Path) -> tuple[list[Event], int]:
+    """The events, and the size of the file without a last line that was cut off."""
+    events: list[Event] = []
+    size = 0
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        try:
+            event = json.loads(line)
+            if not line.endswith(b"\n") or not isinstance(event, dict) or "event" not in event:
+                raise ValueError
+        except ValueError:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}:{number}: the journal is damaged: {line[:60]!r}") from None
+        events.append(event)
+        size += len(line)
+    return events, size

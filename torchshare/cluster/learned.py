@@ -1,0 +1,71 @@
+"""What a cluster learns from its jobs: step times alone and beside others, and durations."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+_MIN_STEPS = 20
+_MIN_S = 2.0
+_CHANGE = 0.1  # relative, of a ratio that is worth telling
+
+
+@dataclass
+class _Sum:
+    steps: int = 0
+    seconds: float = 0.0
+
+    @property
+    def step_time(self) -> float | None:
+        return self.seconds / self.steps if self.steps >= _MIN_STEPS and self.seconds >= _MIN_S else None
+
+
+class StepTimes:
+    """The step times of one job, by its partner's model."""
+
+    def __init__(self) -> None:
+        self._sums: defaultdict[str | None, _Sum] = defaultdict(_Sum)
+        self._last: tuple[float, int, str | None] | None = None
+
+    def observe(self, time: float, steps: int, partner: str | None) -> None:
+        """`steps` so far. The time in which the partner changed does not count, nor that before the first step."""
+        if self._last is not None and self._last[2] == partner and self._last[1] > 0:
+            total = self._sums[partner]
+            total.steps += steps - self._last[1]
+            total.seconds += time - self._last[0]
+        self._last = time, steps, partner
+
+    def restart(self) -> None:
+        """The job begins to count its steps anew."""
+        self._last = None
+
+    def slowdown(self, partner: str) -> float | None:
+        """Step time beside jobs of this model / step time alone; None unless both are known."""
+        alone, beside = (self._sums[each].step_time for each in (None, partner))
+        return None if alone is None or beside is None else beside / alone
+
+
+class Learned:
+    """Interference ratios and durations by model."""
+
+    def __init__(self, default_ratio: float, default_duration: float) -> None:
+        self._default_ratio = default_ratio
+        self._default_duration = default_duration
+        self._ratios: dict[tuple[str, str], float] = {}
+        self._durations: dict[str, float] = {}
+
+    def ratio(self, model: str, partner: str) -> float:
+        return self._ratios.get((model, partner), self._default_ratio)
+
+    def is_news(self, model: str, partner: str, measured: float) -> bool:
+        known = self._ratios.get((model, partner))
+        return known is None or abs(max(1.0, measured) / known - 1) > _CHANGE
+
+    def set_ratio(self, model: str, partner: str, measured: float) -> None:
+        self._ratios[model, partner] = max(1.0, measured)
+
+    def duration(self, model: str) -> float:
+        return self._durations.get(model, self._default_duration)
+
+    def set_duration(self, model: str, seconds: float) -> None:
+        self._durations[model] = seconds

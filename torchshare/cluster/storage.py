@@ -1,0 +1,86 @@
+"""The folder of a cluster, on storage that all its nodes see."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchshare.context.names import file_stem
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended. Its existence is what makes the job's end final: it is written once, before anybody is told."""
+
+    state: str
+    """finished or failed"""
+    value: Any = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Storage:
+    path: Path
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def log(self, job: str) -> Path:
+        return self.logs / f"{file_stem(job)}.log"
+
+    def function(self, submission: str) -> Path:
+        """The pickled function of a job."""
+        return self.path / "functions" / f"{submission}.pkl"
+
+    def _outcome(self, submission: str) -> Path:
+        return self.path / "outcomes" / f"{submission}.pkl"
+
+    def put_function(self, submission: str, data: bytes) -> None:
+        _write(self.function(submission), data)
+
+    def put_outcome(self, submission: str, outcome: Outcome, dumps: Callable[[Any], bytes] = pickle.dumps) -> Outcome:
+        """Returns the outcome that counts: this one, unless there is one already."""
+        _write(self._outcome(submission), dumps(outcome))
+        known = self.outcome(submission)
+        assert known is not None
+        return known
+
+    def outcome(self, submission: str) -> Outcome | None:
+        data = self.outcome_data(submission)
+        return None if data is None else pickle.loads(data)
+
+    def outcome_data(self, submission: str) -> bytes | None:
+        try:
+            return self._outcome(submission).read_bytes()
+        except FileNotFoundError:
+            return None
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Writes a file, whole or not at all, unless it exists."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
