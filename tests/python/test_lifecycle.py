@@ -669,7 +669,7 @@ def computes(job):
 def counts(job):
     while True: sum(range(1000))
 
-for number in range(100):
+for number in range(30):
     delay = random.uniform(0, 0.05)
     child = os.fork()
     if child == 0:
