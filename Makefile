@@ -12,12 +12,13 @@ CMAKE_BUILD := cmake --build
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
 .PHONY: help demo test test-slow build lint bench clean prerequisites test-cpp test-python test-tsan test-asan soak \
-  build-emulator test-emulated test-emulated-all
+  build-emulator test-emulated test-emulated-all test-cluster
 help:
 	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
 	@echo "make test   set up, build, lint, run the C++ tests and the Python tests that are not slow"
 	@echo "make test-slow   the slow ones: compilations, ThreadSanitizer, the soak"
 	@echo "make test-emulated   the GPU tests on an emulated CUDA device (tests/emulator/README.md)"
+	@echo "make test-cluster   the tests of torchshare cluster, with Ray"
 	@echo "make build | lint | bench | clean | prerequisites"
 
 demo: build
@@ -74,6 +75,11 @@ test-tsan test-asan: build-emulator
 	PY=$(PY) BUILD=build/$(@:test-%=%) scripts/run_sanitized.sh $(SANITIZER)
 test-tsan: SANITIZER = thread
 test-asan: SANITIZER = address
+
+# Needs Ray, which is large.
+test-cluster: build
+	$(PY) -m pip install --quiet "$$(sed -n 's/^ray = \["\(.*\)"\].*/\1/p' pyproject.toml)"
+	$(PY) -m pytest tests/python/test_ray_cluster.py tests/python/test_ray_start.py tests/python/test_cluster_cli.py
 
 # Jobs that start, suspend, resume, cancel and fail at random moments, and programs that are interrupted.
 soak: build
