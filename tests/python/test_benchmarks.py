@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from torchshare.cluster.ratios import uniform
+from torchshare.cluster.simulate import Case, Setting, simulate
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "simulator")]
 
 import auto  # noqa: E402
 import bound  # noqa: E402
+import cluster  # noqa: E402
 import gaps  # noqa: E402
 import hook  # noqa: E402
 import inversion  # noqa: E402
@@ -226,3 +230,15 @@ def test_replay_errors_leave_out_jobs_that_were_kept_out():
 def test_the_models_that_answer_requests_answer():
     for make, shape in gaps.SERVED.values():
         assert make()(torch.randn(3, *shape)).shape == (3, 10)
+
+
+@pytest.mark.parametrize("policy", cluster.POLICIES)
+def test_the_queue_of_a_cluster_decides_as_the_simulator_does(tmp_path, policy):
+    setting = Setting(gpus=4, gpus_per_node=1, restart_cost=10.0)
+    trace = cluster.make_trace(80, 4, 0, 600.0, 1.2)
+    simulated = simulate(Case(trace, policy, uniform(cluster.RATIO), setting, "uniform")).jct
+    played = cluster.Played(trace, 4, policy, tmp_path / "a", setting)
+    assert played.run(0, 0) == pytest.approx(simulated.tolist(), rel=1e-6)
+    killed = cluster.Played(trace, 4, policy, tmp_path / "b", setting)
+    killed.run(8, 0)
+    assert {row["state"] for row in killed.queue.rows()} == {"finished"}

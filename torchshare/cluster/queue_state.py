@@ -132,6 +132,7 @@ class QueueState:
         job = self.jobs[event["job"]]
         job.can_save = True
         self.live.set_pinned(job.number, False)
+        self._obey(self.live.look(self._now))
 
     def _on_left(self, event: Event) -> None:
         job = self.jobs[event["job"]]
@@ -151,6 +152,7 @@ class QueueState:
     def _on_ratio(self, event: Event) -> None:
         self.learned.set_ratio(event["model"], event["partner"], event["ratio"])
         self._set_ratios()
+        self._obey(self.live.look(self._now))
 
     def _on_look(self, event: Event) -> None:
         self._obey(self.live.look(self._now))
