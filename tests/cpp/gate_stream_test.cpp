@@ -261,8 +261,8 @@ TEST(DeviceTimes, AnOpThatWasNotTimedBreaksTheGap) {
     times.end(7);
   }
   clock.advance(3ms);
-  EXPECT_FALSE(times.next()->gap);
-  EXPECT_FALSE(times.next()->gap);
+  EXPECT_FALSE(times.next().value().gap);
+  EXPECT_FALSE(times.next().value().gap);
   EXPECT_FALSE(times.next());
 }
 
