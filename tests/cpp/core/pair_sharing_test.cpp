@@ -205,9 +205,9 @@ TEST(PairSharing, ANewProbeKeepsTheStepTimeOfAJobThatDidNotRunSince) {
   EXPECT_EQ(jobs.steps({1}, kAlone), "release a");
   EXPECT_EQ(jobs.steps({0}, kAlone, 100), "none");
   EXPECT_EQ(jobs.steps({0}, 3 * kAlone), "release b");
-  EXPECT_THAT(jobs.reason, StartsWith("probe: steps of both"));
+  EXPECT_THAT(jobs.reason, StartsWith("auto: probe: steps of both"));
   EXPECT_NE(jobs.steps({0, 1}, 4 * kAlone), "none");
-  EXPECT_THAT(jobs.reason, StartsWith("ratios"));  // the second alone is known
+  EXPECT_THAT(jobs.reason, StartsWith("auto: ratios"));  // the second alone is known
 }
 
 TEST(PairSharing, ThePauseAfterAProbeIsFiveTimesTheLastOne) {
@@ -220,7 +220,7 @@ TEST(PairSharing, ThePauseAfterAProbeIsFiveTimesTheLastOne) {
   EXPECT_EQ(jobs.steps({1}, 2.5 * kAlone), "release a");
   EXPECT_EQ(jobs.steps({0, 1}, 3 * kAlone, 120), "none");
   EXPECT_EQ(jobs.steps({0, 1}, 9 * kAlone), "hold b");
-  EXPECT_THAT(jobs.reason, StartsWith("probe: steps of the first alone"));
+  EXPECT_THAT(jobs.reason, StartsWith("auto: probe: steps of the first alone"));
 }
 
 /// Sharing at once ends both after `ratio` * 100 s; one after the other, after 100 and 200 s.
