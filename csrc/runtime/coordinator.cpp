@@ -358,14 +358,14 @@ void Coordinator::apply(const JobReport& report) {
       sharing_.expect(job, static_cast<double>(report.steps), report.kind == Kind::kLength);
       break;
     case Kind::kSuspended:
-      sharing_.suspend(job, true);
+      sharing_.suspend(job, true, report.at);
       move(job, JobState::kSuspended, report.at);
       break;
     case Kind::kHeld:
       move(job, JobState::kSuspended, report.at);
       break;
     case Kind::kResumed:
-      sharing_.suspend(job, false);
+      sharing_.suspend(job, false, report.at);
       move(job, JobState::kRunning, report.at);
       break;
     case Kind::kSpilled:

@@ -54,8 +54,10 @@ void AutoSharing::change_who_runs() {
   }
 }
 
-void AutoSharing::suspend(JobId id, bool suspended) {
-  runs_.at(id).suspended = suspended;
+void AutoSharing::suspend(JobId id, bool suspended, std::chrono::nanoseconds now) {
+  SharedRun& run = runs_.at(id);
+  run.suspended = suspended;
+  run.last_sign = now;
   change_who_runs();
 }
 

@@ -38,7 +38,7 @@ class AutoSharing {
   void start(JobId id, std::chrono::nanoseconds now);
   void step(JobId id, std::chrono::nanoseconds now);
   /// Called when the user suspended or resumed the job.
-  void suspend(JobId id, bool suspended);
+  void suspend(JobId id, bool suspended, std::chrono::nanoseconds now);
   void end(JobId id);
   /// Called when the loader's length is known: the job will have done `steps` steps when this pass over the loader
   /// ends, or, with `for_good`, when the job ends.

@@ -159,9 +159,15 @@ bool PairSharing::knows_both(Seconds budget, std::chrono::nanoseconds now) {
 bool PairSharing::changed_step_time() {
   bool changed = false;
   for (const int which : {0, 1}) {
-    const StepMeter& recent = runs_[which]->recent;
-    if (assumed_[which] == 0 || recent.count() < kSteady || recent.total() < kSteadyTime ||
-        std::abs(recent.mean() / assumed_[which] - 1) <= kDrift + 2 * recent.relative_error()) {
+    StepMeter& recent = runs_[which]->recent;
+    if (assumed_[which] == 0 || recent.count() < kSteady || recent.total() < kSteadyTime) {
+      continue;
+    }
+    const double error = 2 * recent.relative_error();
+    if (std::abs(recent.mean() / assumed_[which] - 1) <= kDrift + error) {
+      if (error < kDrift / 2) {
+        recent = {};  // would have shown a change: later steps need not outweigh these
+      }
       continue;
     }
     changed = true;

@@ -352,9 +352,9 @@ TEST(AutoSharing, CountsNoStepsWhileTheUserHasTheOtherSuspended) {
   };
   sharing.start(0, at(now));
   ASSERT_EQ(steps(0, 20, 0.1).back().job, 1U);  // the probe of the first is over, both run
-  sharing.suspend(0, true);
+  sharing.suspend(0, true, at(now));
   EXPECT_TRUE(steps(1, 100, 0.1).empty());  // nothing measured of the two together
-  sharing.suspend(0, false);
+  sharing.suspend(0, false, at(now));
 }
 
 TEST(AutoSharing, AJobThatEndsOrFailsInTheProbeLeavesTheOtherRunning) {
@@ -468,14 +468,13 @@ TEST(AutoSharing, StartsTheOtherWhileTheUserHasOneSuspended) {
   sharing.arrive(1, {.name = "b", .automatic = true, .steps = 1000, .profile = profile("pb", 0.1)});
   sharing.start(0, at(0));
   EXPECT_EQ(sharing.decide(at(0)).at(0).action, Action::kStay);
-  sharing.suspend(0, true);
+  sharing.suspend(0, true, at(1));
   auto orders = sharing.decide(at(1));
   ASSERT_EQ(orders.size(), 1U);
   EXPECT_EQ(orders[0].action, Action::kStart);
   EXPECT_EQ(orders[0].reason, "auto: 'a' was suspended by hand");
-  sharing.suspend(0, false);
-  sharing.step(0, at(1.1));
-  orders = sharing.decide(at(1.1));
+  sharing.suspend(0, false, at(100));  // not stalled since
+  orders = sharing.decide(at(100));
   ASSERT_EQ(orders.size(), 1U);
   EXPECT_EQ(orders[0].job, 1U);
   EXPECT_EQ(orders[0].action, Action::kHold);

@@ -77,13 +77,12 @@ class TwoJobs {
     return fmt::format("{} {}", kActions[static_cast<int>(orders.front().action)], "ab"[orders.front().job]);
   }
 
+  std::chrono::nanoseconds at() const { return std::chrono::nanoseconds(std::llround(1e9 * now)); }
+
   AutoSharing sharing;
   Seconds now = 1000;
   std::string reason;   // of the last order
   std::string at_once;  // the order at the arrival
-
- private:
-  std::chrono::nanoseconds at() const { return std::chrono::nanoseconds(std::llround(1e9 * now)); }
 };
 
 TEST(PairSharing, AStepAcrossAStartOrAHoldIsNotMeasured) {
@@ -151,10 +150,10 @@ TEST(PairSharing, TheTimeInWhichTheUserSuspendsAJobDoesNotStarveTheSecond) {
   TwoJobs jobs({});
   EXPECT_EQ(jobs.steps({0}, kAlone), "start b");
   EXPECT_EQ(jobs.step({0, 1}, kAlone), "none");
-  jobs.sharing.suspend(0, true);
+  jobs.sharing.suspend(0, true, jobs.at());
   EXPECT_EQ(jobs.decide(), "none");
   jobs.now += 100;
-  jobs.sharing.suspend(0, false);
+  jobs.sharing.suspend(0, false, jobs.at());
   EXPECT_EQ(jobs.steps({0, 1}, 2 * kAlone, 4), "none");  // its warm-up steps, and then one that counts
   EXPECT_EQ(jobs.steps({0, 1}, 2 * kAlone), "hold a");
   jobs.steps({1}, kAlone);
@@ -274,6 +273,12 @@ TEST(PairSharing, PlansAgainForAChangeOfMoreThan10PercentOnly) {
   EXPECT_EQ(jobs.steps({0, 1}, 1.09 * 1.1 * kAlone, 100), "none");
   TwoJobs slower({.ratio = 1.1, .max_slowdown = 1});
   EXPECT_EQ(slower.steps({0, 1}, 1.12 * 1.1 * kAlone, 100), "stay b");
+}
+
+TEST(PairSharing, AChangeShowsSoonHoweverManyStepsThereWereBefore) {
+  TwoJobs jobs({.ratio = 1.2});
+  EXPECT_EQ(jobs.steps({0, 1}, 1.2 * kAlone, 600), "none");
+  EXPECT_NE(jobs.steps({0, 1}, 2.4 * kAlone, 20), "none");
 }
 
 TEST(PairSharing, AChangeMustShowInEightSteps) {
