@@ -11,7 +11,7 @@ CMAKE_BUILD := cmake --build
 # The generator of new build folders; setup.py does the same.
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
-.PHONY: help demo test test-slow build lint bench clean prerequisites test-cpp test-python test-tsan test-asan soak \
+.PHONY: docs help demo test test-slow build lint bench clean prerequisites test-cpp test-python test-tsan test-asan soak \
   build-emulator test-emulated test-emulated-all test-cluster
 help:
 	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-slow   the slow ones: compilations, ThreadSanitizer, the soak"
 	@echo "make test-emulated   the GPU tests on an emulated CUDA device (tests/emulator/README.md)"
 	@echo "make test-cluster   the tests of torchshare cluster, with Ray"
+	@echo "make docs   the documentation as a site, in build/docs"
 	@echo "make build | lint | bench | clean | prerequisites"
 
 demo: build
@@ -26,7 +27,7 @@ demo: build
 
 test: lint test-cpp test-python
 
-test-slow: test-emulated test-tsan soak
+test-slow: test-emulated test-tsan soak docs
 	$(PYTEST) -m slow
 
 # The first build takes minutes and shows its progress.
@@ -84,6 +85,11 @@ test-cluster: build
 # Jobs that start, suspend, resume, cancel and fail at random moments, and programs that are interrupted.
 soak: build
 	$(PY) tests/soak.py --rounds 100 --programs 10
+
+# The pages of docs/ as a site, in build/docs. A warning is an error.
+docs: build
+	$(PY) -m pip install --disable-pip-version-check --quiet -r docs/requirements.txt
+	$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
 
 bench: build
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh bench

@@ -37,9 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command line. Returns the exit code: 0 success, 1 a job did not finish, 2 invalid input, 130 Ctrl-C,
     141 the reader of the output has gone (`| head`)."""
     words = original = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(prog="torchshare", description=torchshare.__doc__, allow_abbrev=False)
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and what CUDA it was built for")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    parser, verbs = _empty_parser()
     given = next((word for word in words if not word.startswith("-")), None)
     for verb, text in VERBS.items():
         subparser = verbs.add_parser(verb, help=text, allow_abbrev=False)
@@ -71,6 +69,20 @@ def main(argv: list[str] | None = None) -> int:
         print(f"torchshare: error: cannot write the results: {error.strerror}", file=sys.stderr)
         return 1
     return code
+
+
+def _empty_parser() -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
+    parser = argparse.ArgumentParser(prog="torchshare", description=torchshare.__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and what CUDA it was built for")
+    return parser, parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+
+def parser_of_all_verbs() -> argparse.ArgumentParser:
+    """For the documentation."""
+    parser, verbs = _empty_parser()
+    for verb, text in VERBS.items():
+        importlib.import_module(f"torchshare.cli.{verb}").configure(verbs.add_parser(verb, help=text, description=text))
+    return parser
 
 
 def _drop_output() -> None:
