@@ -17,3 +17,5 @@ myst_url_schemes = ["http", "https"]
 suppress_warnings = ["myst.xref_missing", "myst.domains"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+autoclass_content = "both"
+smartquotes = False  # would make one dash of `--`
