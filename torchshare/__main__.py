@@ -36,23 +36,13 @@ class _Version(argparse.Action):
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line. Returns the exit code: 0 success, 1 a job did not finish, 2 invalid input, 130 Ctrl-C,
     141 the reader of the output has gone (`| head`)."""
-    words = original = sys.argv[1:] if argv is None else argv
-    parser, verbs = _empty_parser()
-    given = next((word for word in words if not word.startswith("-")), None)
-    for verb, text in VERBS.items():
-        subparser = verbs.add_parser(verb, help=text, allow_abbrev=False)
-        if verb == given:
-            module = importlib.import_module(f"torchshare.cli.{verb}")
-            module.configure(subparser)
-            if hasattr(module, "options_first"):
-                after = words.index(verb) + 1
-                try:
-                    words = [*words[:after], *module.options_first(subparser, words[after:])]
-                except ValueError as error:
-                    print(f"torchshare: error: {error}", file=sys.stderr)
-                    return 2
-    arguments = parser.parse_args(words)
-    arguments.command_line = original
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        arguments = parse(words)
+    except ValueError as error:
+        print(f"torchshare: error: {error}", file=sys.stderr)
+        return 2
+    arguments.command_line = words
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -69,6 +59,21 @@ def main(argv: list[str] | None = None) -> int:
         print(f"torchshare: error: cannot write the results: {error.strerror}", file=sys.stderr)
         return 1
     return code
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """Raises ValueError, or exits as argparse does, for invalid arguments."""
+    parser, verbs = _empty_parser()
+    given = next((word for word in words if not word.startswith("-")), None)
+    for verb, text in VERBS.items():
+        subparser = verbs.add_parser(verb, help=text, allow_abbrev=False)
+        if verb == given:
+            module = importlib.import_module(f"torchshare.cli.{verb}")
+            module.configure(subparser)
+            if hasattr(module, "options_first"):
+                after = words.index(verb) + 1
+                words = [*words[:after], *module.options_first(subparser, words[after:])]
+    return parser.parse_args(words)
 
 
 def _empty_parser() -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:

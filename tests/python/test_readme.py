@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import torchshare
+from torchshare.__main__ import parse
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("csrc", "torchshare", "tests", "benchmarks", "examples")
@@ -60,6 +63,31 @@ def test_every_fault_is_listed_with_tests_that_exist():
             python = rf"^def {name}\("
             cpp = rf"^TEST(?:_F|_P)?\({name}, {case}\)"
             assert re.search(cpp if case else python, text, re.MULTILINE), f"{number}: {file}::{name}.{case}"
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """The `torchshare` commands in the documents' blocks."""
+    for document in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))):
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                if language in ("", "sh") and line.startswith("torchshare ") and " | " not in line:
+                    yield document.name, line
+
+
+def test_every_command_that_is_shown_has_valid_arguments() -> None:
+    shown = list(commands())
+    assert len(shown) > 10
+    for document, line in shown:
+        try:
+            parse(shlex.split(line, comments=True)[1:])
+        except SystemExit:
+            pytest.fail(f"{document}: {line}")
+
+
+def test_every_python_block_compiles() -> None:
+    for document in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))):
+        for block in re.findall(r"^```python\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL):
+            compile(block, str(document), "exec")
 
 
 def test_every_public_name_has_a_docstring():
