@@ -428,7 +428,7 @@ def test_a_folder_with_checkpoints_is_not_overwritten(tmp_path: Path):
 
 
 def test_names_never_become_paths(tmp_path: Path):
-    names = ["../x", "a/b", "..", "a.00000001", "x" * 300]
+    names = ["../x", "a/b", "..", "a.00000001", "x" * 250]
     folder = tmp_path / "inner"
     for fault in (14, -1):
         with torchshare.Runtime(device="cpu", checkpoint=folder, every=3, resume=True) as runtime:

@@ -121,12 +121,16 @@ def test_a_clock_that_jumps_delays_nothing(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_only_these_read_the_clock_that_jumps():
-    """For the date in a profile, and to compare times of processes on several machines."""
+    """For the date in a profile or journal, and to compare times of processes on several machines."""
     root = Path(torchshare.__file__).parents[1]
     reads = re.compile(r"system_clock|CLOCK_REALTIME|gettimeofday|\btime\.time\(|\.now\(\)\.astimezone")
     sources = [path for kind in ("csrc/**/*.h", "csrc/**/*.cpp", "torchshare/**/*.py") for path in root.glob(kind)]
     assert len(sources) > 200
-    assert sorted(path.name for path in sources if reads.search(path.read_text())) == ["measure.py", "ranks.py"]
+    assert sorted(path.name for path in sources if reads.search(path.read_text())) == [
+        "journal.py",
+        "measure.py",
+        "ranks.py",
+    ]
 
 
 @pytest.mark.parametrize("start", ["soon", "after:", "step:x", "step:-1", "-1", -1, float("nan"), float("inf")])
