@@ -26,7 +26,7 @@ from test_plan import profile
 from torchshare.profiles.ops import OpTrace
 
 CASES = int(os.environ.get("TORCHSHARE_FUZZ_CASES", "60"))
-SECONDS = 2.0
+SECONDS = 10.0  # 2 on a free core
 fuzzed = settings(
     max_examples=CASES,
     derandomize=True,
