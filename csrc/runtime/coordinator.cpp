@@ -49,6 +49,12 @@ Coordinator::Registration Coordinator::add(NewJob new_job, Slot& slot, JobStatus
   const auto job = static_cast<JobId>(entries_.size());
   entries_.push_back({.told = std::move(new_job), .slot = &slot, .status = &status, .arrival = now});
   const NewJob& told = entries_.back().told;
+  const auto replace = [&](bool by_this) {
+    if (replaces) {
+      entries_[replaced].replaced = by_this;
+    }
+  };
+  replace(true);  // first: no start condition means it any more
   try {
     if (open_) {
       check_starts(views());
@@ -61,10 +67,8 @@ Coordinator::Registration Coordinator::add(NewJob new_job, Slot& slot, JobStatus
                           .profile = told.profile});
   } catch (...) {
     entries_.pop_back();
+    replace(false);
     throw;
-  }
-  if (replaces) {
-    entries_[replaced].replaced = true;
   }
   any_automatic_ = any_automatic_ || std::holds_alternative<StartAuto>(told.start);
   set_news();

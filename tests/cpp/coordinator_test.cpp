@@ -614,6 +614,32 @@ TEST_F(CoordinatorTest, StartsWaitForTheSuccessorOfAWithdrawnJob) {
   EXPECT_TRUE(after.get());
 }
 
+TEST_F(CoordinatorTest, AJobWithTheNameOfAnEndedOneDoesNotWaitForItself) {
+  coordinator_.open();
+  Member& ended = add("x", Priority::kPrimary, "now");
+  EXPECT_TRUE(start(ended).get());
+  ended.end(JobState::kFinished);
+  EXPECT_THAT([&] { add("x", Priority::kPrimary, "after:x"); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("waits for itself")));
+  add("y", Priority::kSecondary, "after:x");
+  EXPECT_THAT([&] { add("x", Priority::kPrimary, "after:y"); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("wait for each other")));
+  EXPECT_TRUE(start(add("z", Priority::kSecondary, "after:x")).get()) << "a refused job has replaced none";
+}
+
+TEST_F(CoordinatorTest, AJobThatHasStartedWaitsForNone) {
+  coordinator_.open();
+  Member& ended = add("x", Priority::kPrimary, "now");
+  EXPECT_TRUE(start(ended).get());
+  ended.end(JobState::kFinished);
+  Member& runs = add("y", Priority::kSecondary, "after:x");
+  EXPECT_TRUE(start(runs).get());
+  auto again = start(add("x", Priority::kPrimary, "after:y"));
+  EXPECT_TRUE(still_waits(again));
+  runs.end(JobState::kFinished);
+  EXPECT_TRUE(again.get());
+}
+
 TEST_F(CoordinatorTest, AWithdrawnPrimaryStartsNoJob) {
   coordinator_.open();
   Member& runs = add("a", Priority::kSecondary, "now");
