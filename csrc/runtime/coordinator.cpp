@@ -49,6 +49,12 @@ Coordinator::Registration Coordinator::add(NewJob new_job, Slot& slot, JobStatus
   const auto job = static_cast<JobId>(entries_.size());
   entries_.push_back({.told = std::move(new_job), .slot = &slot, .status = &status, .arrival = now});
   const NewJob& told = entries_.back().told;
+  const auto replace = [&](bool by_this) {
+    if (replaces) {
+      entries_[replaced].replaced = by_this;
+    }
+  };
+  replace(true);  // first: no start condition means it any more
   try {
     if (open_) {
       check_starts(views());
@@ -61,10 +67,8 @@ Coordinator::Registration Coordinator::add(NewJob new_job, Slot& slot, JobStatus
                           .profile = told.profile});
   } catch (...) {
     entries_.pop_back();
+    replace(false);
     throw;
-  }
-  if (replaces) {
-    entries_[replaced].replaced = true;
   }
   any_automatic_ = any_automatic_ || std::holds_alternative<StartAuto>(told.start);
   set_news();
@@ -125,9 +129,16 @@ bool Coordinator::wait_to_start(JobId job) {
 std::chrono::nanoseconds Coordinator::decide(JobId job) noexcept {
   try {
     return try_to_decide(job);
-  } catch (const std::bad_alloc&) {  // see Note [Without memory]
-    changed_.notify_all();           // its own thread tries again
+  } catch (const std::bad_alloc&) {
+    try_again();
     return clock_.now() + kTryAgain;
+  }
+}
+
+void Coordinator::try_again() noexcept {
+  if (try_again_ == kNever) {
+    try_again_ = clock_.now() + kTryAgain;
+    news_.notify_all();
   }
 }
 
@@ -165,7 +176,7 @@ std::chrono::nanoseconds Coordinator::try_to_decide(JobId job) {
     }
     decision.reason += fmt::format("; places free: {} of {}", places, *resident_);
   }
-  issue({job, AutoSharing::Action::kStart, std::move(decision.reason)});
+  issue({{job, AutoSharing::Action::kStart, std::move(decision.reason)}});
   return kNever;
 }
 
@@ -205,37 +216,35 @@ void Coordinator::decide_waiting() {
 }
 
 void Coordinator::share() noexcept {
-  share_again_ = kNever;
   if (!open_ || follows_) {
     return;  // not open yet: more jobs may be added
   }
   try {
     try_to_share();
-  } catch (const std::bad_alloc&) {  // see Note [Without memory]
-    share_again_ = clock_.now() + kTryAgain;
-    news_.notify_all();
+  } catch (const std::bad_alloc&) {
+    try_again();
   }
 }
 
 void Coordinator::try_to_share() {
   const auto former_retry = sharing_.retry_at();
-  for (const AutoSharing::Order& order : sharing_.decide(clock_.now(), free_places())) {
-    issue(order);
-  }
+  issue(sharing_.decide(clock_.now(), free_places()));
   if (sharing_.retry_at() < former_retry) {
     changed_.notify_all();  // waiting threads must decide earlier than planned
     news_.notify_all();
   }
 }
 
-void Coordinator::issue(const AutoSharing::Order& order) {
-  if (keeps_orders_) {
-    orders_.push_back(order);
+void Coordinator::issue(AutoSharing::Orders orders) noexcept {
+  for (const AutoSharing::Order& order : orders) {
+    carry_out(order);
   }
-  carry_out(order);
+  if (keeps_orders_) {
+    orders_.splice(orders_.end(), orders);
+  }
 }
 
-void Coordinator::carry_out(const AutoSharing::Order& order) {
+void Coordinator::carry_out(const AutoSharing::Order& order) noexcept {
   Entry& entry = entries_[order.job];
   if (entry.start_cancelled || entry.slot == nullptr || is_terminal(entry.state)) {
     return;  // being cancelled, or ended
@@ -284,7 +293,7 @@ void Coordinator::obey(const AutoSharing::Order& order) {
   }
 }
 
-std::vector<AutoSharing::Order> Coordinator::take_orders() {
+AutoSharing::Orders Coordinator::take_orders() {
   const auto lock = lock_up_to_date();
   return std::exchange(orders_, {});
 }
@@ -339,8 +348,13 @@ void Coordinator::dismiss() {
 
 std::chrono::nanoseconds Coordinator::attend() {
   const auto lock = lock_up_to_date();
-  share();
-  return follows_ ? kNever : std::min(sharing_.retry_at(), share_again_);
+  if (try_again_ <= clock_.now()) {
+    try_again_ = kNever;
+    decide_waiting();
+  } else {
+    share();
+  }
+  return std::min(follows_ ? kNever : sharing_.retry_at(), try_again_);
 }
 
 void Coordinator::apply(const JobReport& report) {

@@ -100,7 +100,7 @@ class Coordinator {
   /// Called before `open` on the first rank: its decisions are kept for `take_orders`.
   void keep_orders();
   /// The decisions made since the last call.
-  std::vector<AutoSharing::Order> take_orders();
+  AutoSharing::Orders take_orders();
 
   /// Waits until the job may start, in state delayed if necessary; then its state is running.
   /// Returns false if the job was cancelled instead; then its state is cancelled.
@@ -155,12 +155,13 @@ class Coordinator {
   };
 
   // Note [Without memory]
-  // A decision that finds no memory is made again a moment later. What happened to a job is always noted: its reports
-  // are applied without allocating, and events that cannot be recorded are dropped. So no job waits for ever, and none
-  // ends the process.
+  // A decision that finds no memory is made again a moment later, by `attend`; one that was made is carried out and
+  // kept without allocating. What happened to a job is always noted: its reports are applied without allocating, and
+  // events that cannot be recorded are dropped. So no job waits for ever, and none ends the process.
 
   /// Starts `job` if it waits and may start now. Returns when to call this again even if nothing else changes.
   std::chrono::nanoseconds decide(JobId job) noexcept;
+  void try_again() noexcept;
   std::chrono::nanoseconds try_to_decide(JobId job);
   std::size_t free_places() const;
   /// Whether a place is left for `job`, whose start condition holds.
@@ -172,9 +173,9 @@ class Coordinator {
   /// Carries out the current decisions of sharing_.
   void share() noexcept;
   void try_to_share();
-  /// Carries out a decision, and keeps it for other ranks.
-  void issue(const AutoSharing::Order& order);
-  void carry_out(const AutoSharing::Order& order);
+  /// Carries out decisions, and keeps them for other ranks.
+  void issue(AutoSharing::Orders orders) noexcept;
+  void carry_out(const AutoSharing::Order& order) noexcept;
   void withdraw(JobId job);
   std::unique_lock<std::mutex> lock_up_to_date();
   void take_reports();
@@ -208,11 +209,11 @@ class Coordinator {
   bool any_automatic_ = false;
   bool follows_ = false;
   bool keeps_orders_ = false;
-  std::vector<AutoSharing::Order> orders_;        // not taken yet
+  AutoSharing::Orders orders_;                    // not taken yet
   std::vector<AutoSharing::Order> early_orders_;  // about jobs that are not added yet
   int starting_ = 0;                              // jobs inside wait_to_start
   AutoSharing sharing_;
-  std::chrono::nanoseconds share_again_ = kNever;  // there was no memory to share
+  std::chrono::nanoseconds try_again_ = kNever;  // there was no memory to decide
 };
 
 }  // namespace torchshare

@@ -32,7 +32,7 @@ void MemoryShares::divide() {
   std::int64_t sharing = 0;
   for (const Entry& entry : members_) {
     if (entry.is_declared) {
-      promised += std::max<std::int64_t>(0, entry.budget->limit() - entry.budget->held());
+      promised += std::clamp<std::int64_t>(entry.budget->limit() - entry.budget->held(), 0, *free_now);  // no overflow
     } else {
       ++sharing;
     }

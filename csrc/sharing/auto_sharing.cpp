@@ -99,7 +99,7 @@ void AutoSharing::step(JobId id, std::chrono::nanoseconds now) {
   }
 }
 
-std::vector<AutoSharing::Order> AutoSharing::decide(std::chrono::nanoseconds now, std::size_t places) {
+AutoSharing::Orders AutoSharing::decide(std::chrono::nanoseconds now, std::size_t places) {
   retry_at_ = kNever;
   if (!any_automatic_) {
     return {};

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <list>
 #include <map>
 #include <optional>
 #include <string>
@@ -28,6 +29,7 @@ class AutoSharing {
     Action action;
     std::string reason;  ///< with the numbers behind it
   };
+  using Orders = std::list<Order>;  ///< joined to others without allocating
 
   /// With `max_slowdown`, SlowdownBound keeps that bound, and the primary is never held for a lower job.
   explicit AutoSharing(std::optional<double> max_slowdown) : max_slowdown_(max_slowdown) {}
@@ -45,7 +47,7 @@ class AutoSharing {
   void expect(JobId id, double steps, bool for_good);
 
   /// Starts at most `places` jobs.
-  std::vector<Order> decide(std::chrono::nanoseconds now, std::size_t places = kMaxTogether);
+  Orders decide(std::chrono::nanoseconds now, std::size_t places = kMaxTogether);
   /// When to decide again even if nothing happens.
   std::chrono::nanoseconds retry_at() const { return retry_at_; }
 
@@ -73,7 +75,7 @@ class AutoSharing {
   std::map<std::pair<JobId, JobId>, Pair> pairs_;
   std::uint64_t epoch_ = 1;  // counts changes of the running jobs
   bool any_automatic_ = false;
-  std::vector<Order> orders_;
+  Orders orders_;
   std::chrono::nanoseconds retry_at_ = kNever;
 };
 

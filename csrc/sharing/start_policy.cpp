@@ -29,7 +29,7 @@ Index find_primary(std::span<const JobView> jobs, std::size_t self) {
   return best && !outranks(jobs[self].priority, jobs[*best].priority) ? best : std::nullopt;
 }
 
-/// The job that `jobs[self]` waits for, if any.
+/// The job that `jobs[self]` waits for before it starts, if any.
 Index awaited(std::span<const JobView> jobs, std::size_t self) {
   const StartCondition& start = *jobs[self].start;
   if (const auto* after = std::get_if<StartAfterJob>(&start)) {
@@ -38,9 +38,13 @@ Index awaited(std::span<const JobView> jobs, std::size_t self) {
   return std::holds_alternative<StartAtStep>(start) ? find_primary(jobs, self) : std::nullopt;
 }
 
+bool has_started(const JobView& job) {
+  return job.state >= JobState::kRunning;
+}
+
 void check_awaited(std::span<const JobView> jobs, std::size_t self) {
   const JobView& job = jobs[self];
-  if (job.withdrawn) {
+  if (job.withdrawn || has_started(job)) {
     return;
   }
   const auto other = awaited(jobs, self);
@@ -97,7 +101,7 @@ void check_starts(std::span<const JobView> jobs) {
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     std::string path = fmt::format("'{}'", jobs[i].name);
     Index next = awaited(jobs, i);
-    for (std::size_t hops = 0; next && hops < jobs.size(); ++hops) {
+    for (std::size_t hops = 0; next && !has_started(jobs[*next]) && hops < jobs.size(); ++hops) {
       path += fmt::format(" -> '{}'", jobs[*next].name);
       if (*next == i) {
         throw std::invalid_argument(fmt::format("jobs wait for each other to start: {}", path));

@@ -9,36 +9,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <new>
 #include <random>
 #include <vector>
 
-namespace {
-
-thread_local int news_left = -1;  // until operator new fails; negative: never
-
-}  // namespace
-
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-  if (news_left == 0) {
-    throw std::bad_alloc();
-  }
-  news_left -= news_left > 0 ? 1 : 0;
-  void* const block = std::malloc(bytes);
-  return block != nullptr ? block : throw std::bad_alloc();
-}
-
-[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
-  return std::malloc(bytes);
-}
-
-[[gnu::noinline]] void operator delete(void* block) noexcept {
-  std::free(block);
-}
-
-[[gnu::noinline]] void operator delete(void* block, std::size_t) noexcept {
-  std::free(block);
-}
+#include "fakes/no_memory.h"
 
 namespace torchshare {
 namespace {

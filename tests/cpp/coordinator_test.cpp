@@ -1,5 +1,6 @@
 #include "runtime/coordinator.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,6 +13,7 @@
 #include <thread>
 
 #include "fakes/fake_device.h"
+#include "fakes/no_memory.h"
 
 namespace torchshare {
 namespace {
@@ -25,10 +27,11 @@ using ::testing::ThrowsMessage;
 class Member {
  public:
   Member(Coordinator& coordinator, Clock& clock, NewJob told)
-      : coordinator_(coordinator), clock_(clock), slot_(told.priority) {
+      : coordinator_(coordinator), clock_(clock), name_(told.name), slot_(told.priority) {
     registration_ = coordinator.add(std::move(told), slot_, status_);
   }
   JobId id() const { return registration_.job(); }
+  const std::string& name() const { return name_; }
   Slot& slot() { return slot_; }
   JobState state() const { return status_.state.load(); }
   bool has_hold() const { return (slot_.attention.load() & kHold) != 0; }
@@ -46,6 +49,7 @@ class Member {
  private:
   Coordinator& coordinator_;
   Clock& clock_;
+  const std::string name_;
   Slot slot_;
   JobStatus status_;
   Coordinator::Registration registration_;
@@ -207,8 +211,8 @@ TEST_F(CoordinatorTest, StartsAnAutomaticJobAtOnceBesideOneItSharesWellWith) {
   EXPECT_THAT(details(secondary, EventKind::kDecision), ElementsAre(HasSubstr("start: auto: ratios 1.1 and 1.1")));
   const auto orders = coordinator_.take_orders();  // for other ranks
   ASSERT_EQ(orders.size(), 2U);
-  EXPECT_EQ(orders[0].job, primary.id());
-  EXPECT_EQ(orders[1].job, secondary.id());
+  EXPECT_EQ(orders.front().job, primary.id());
+  EXPECT_EQ(orders.back().job, secondary.id());
 }
 
 TEST_F(CoordinatorTest, HoldsBackAnAutomaticJobThatWouldShareBadly) {
@@ -452,7 +456,7 @@ TEST_F(QueueTest, KeepsTheOrdersForOtherRanks) {
   EXPECT_EQ(queue_.take_orders().size(), 2U);
   b.end(JobState::kFinished);
   EXPECT_TRUE(runs(c));
-  EXPECT_EQ(queue_.take_orders().at(0).job, c.id());
+  EXPECT_EQ(queue_.take_orders().front().job, c.id());
 }
 
 TEST(ResidentTest, OneAutomaticJobRunsAtATime) {
@@ -614,6 +618,32 @@ TEST_F(CoordinatorTest, StartsWaitForTheSuccessorOfAWithdrawnJob) {
   EXPECT_TRUE(after.get());
 }
 
+TEST_F(CoordinatorTest, AJobWithTheNameOfAnEndedOneDoesNotWaitForItself) {
+  coordinator_.open();
+  Member& ended = add("x", Priority::kPrimary, "now");
+  EXPECT_TRUE(start(ended).get());
+  ended.end(JobState::kFinished);
+  EXPECT_THAT([&] { add("x", Priority::kPrimary, "after:x"); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("waits for itself")));
+  add("y", Priority::kSecondary, "after:x");
+  EXPECT_THAT([&] { add("x", Priority::kPrimary, "after:y"); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("wait for each other")));
+  EXPECT_TRUE(start(add("z", Priority::kSecondary, "after:x")).get()) << "a refused job has replaced none";
+}
+
+TEST_F(CoordinatorTest, AJobThatHasStartedWaitsForNone) {
+  coordinator_.open();
+  Member& ended = add("x", Priority::kPrimary, "now");
+  EXPECT_TRUE(start(ended).get());
+  ended.end(JobState::kFinished);
+  Member& runs = add("y", Priority::kSecondary, "after:x");
+  EXPECT_TRUE(start(runs).get());
+  auto again = start(add("x", Priority::kPrimary, "after:y"));
+  EXPECT_TRUE(still_waits(again));
+  runs.end(JobState::kFinished);
+  EXPECT_TRUE(again.get());
+}
+
 TEST_F(CoordinatorTest, AWithdrawnPrimaryStartsNoJob) {
   coordinator_.open();
   Member& runs = add("a", Priority::kSecondary, "now");
@@ -672,6 +702,47 @@ TEST(Coordinator, AStepThatComesWhileAJobBeginsToWaitIsNotLost) {
   EXPECT_EQ(starts.wait_for(5s), std::future_status::ready) << "the second step woke no thread";
   coordinator.dismiss();
   EXPECT_TRUE(starts.get());
+}
+
+TEST_F(CoordinatorTest, ADecisionThatFindsNoMemoryIsMadeLaterAndForAllRanks) {
+  coordinator_.keep_orders();
+  coordinator_.open();
+  for (int news = 0; news < 12; ++news) {
+    const std::string other = fmt::format("b{}", news);
+    Member& primary = add_profiled(fmt::format("a{}", news), Priority::kPrimary, "now", 0.1, 100, other, 3);
+    Member& secondary = add_profiled(other, Priority::kSecondary, "auto", 0.1, 100, primary.name(), 3);
+    EXPECT_TRUE(start(primary).get());
+    auto waiter = start(secondary);
+    while (secondary.state() != JobState::kDelayed) {
+      std::this_thread::yield();
+    }
+    coordinator_.take_orders();
+    news_left = news;
+    primary.end(JobState::kFinished);
+    news_left = -1;
+    clock_.advance(10ms);
+    coordinator_.attend();
+    ASSERT_EQ(waiter.wait_for(5s), std::future_status::ready) << "without memory after " << news << " allocations";
+    EXPECT_EQ(coordinator_.take_orders().back().job, secondary.id());
+    secondary.end(JobState::kFinished);
+  }
+}
+
+TEST(Coordinator, WaitsBeforeItTriesAgainWithoutMemory) {
+  AskedClock clock;
+  Timeline timeline(1000);
+  Gate gate(make_gate_policy("priority", {}), clock);
+  Coordinator coordinator(clock, timeline, gate);
+  Member job(coordinator, clock, {.name = "a", .start = StartAuto{}});
+  coordinator.open();
+  std::jthread server([&] {
+    news_left = 0;
+    coordinator.serve();
+    news_left = -1;
+  });
+  std::this_thread::sleep_for(20ms);
+  EXPECT_LE(clock.waits, 3);
+  coordinator.dismiss();
 }
 
 /// Blocks its caller, which holds the coordinator's lock.

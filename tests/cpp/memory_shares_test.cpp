@@ -74,6 +74,14 @@ TEST_F(MemorySharesTest, DeclaredBudgetsArePromisedAndUnchanged) {
   EXPECT_EQ(other->limit(), 30);
 }
 
+TEST_F(MemorySharesTest, HugeBudgetsLeaveOthersAnEqualPart) {
+  const auto other = budget();
+  const auto one = join(budget(kUnlimited - 1));
+  const auto two = join(budget(kUnlimited - 1));
+  const auto three = join(other);
+  EXPECT_EQ(other->limit(), 1000 - 2 * 333);
+}
+
 TEST_F(MemorySharesTest, ADeviceThatDoesNotLimitJobsLeavesThemUnlimited) {
   device_.free.reset();
   const auto first = budget();

@@ -456,10 +456,10 @@ TEST(AutoSharing, StartsTheFirstWaitingJobThatSharesWell) {
   sharing.start(0, at(0));
   const auto orders = sharing.decide(at(0));
   ASSERT_EQ(orders.size(), 2U);
-  EXPECT_EQ(orders[0].job, 1U);
-  EXPECT_EQ(orders[0].action, Action::kStay);
-  EXPECT_EQ(orders[1].job, 2U);
-  EXPECT_EQ(orders[1].action, Action::kStart);
+  EXPECT_EQ(orders.front().job, 1U);
+  EXPECT_EQ(orders.front().action, Action::kStay);
+  EXPECT_EQ(orders.back().job, 2U);
+  EXPECT_EQ(orders.back().action, Action::kStart);
 }
 
 TEST(AutoSharing, StartsTheOtherWhileTheUserHasOneSuspended) {
@@ -467,17 +467,17 @@ TEST(AutoSharing, StartsTheOtherWhileTheUserHasOneSuspended) {
   sharing.arrive(0, {.name = "a", .starts_now = true, .steps = 100, .profile = profile("pa", 0.1, "pb", 2.0, 2.0)});
   sharing.arrive(1, {.name = "b", .automatic = true, .steps = 1000, .profile = profile("pb", 0.1)});
   sharing.start(0, at(0));
-  EXPECT_EQ(sharing.decide(at(0)).at(0).action, Action::kStay);
+  EXPECT_EQ(sharing.decide(at(0)).front().action, Action::kStay);
   sharing.suspend(0, true, at(1));
   auto orders = sharing.decide(at(1));
   ASSERT_EQ(orders.size(), 1U);
-  EXPECT_EQ(orders[0].action, Action::kStart);
-  EXPECT_EQ(orders[0].reason, "auto: 'a' was suspended by hand");
+  EXPECT_EQ(orders.front().action, Action::kStart);
+  EXPECT_EQ(orders.front().reason, "auto: 'a' was suspended by hand");
   sharing.suspend(0, false, at(100));  // not stalled since
   orders = sharing.decide(at(100));
   ASSERT_EQ(orders.size(), 1U);
-  EXPECT_EQ(orders[0].job, 1U);
-  EXPECT_EQ(orders[0].action, Action::kHold);
+  EXPECT_EQ(orders.front().job, 1U);
+  EXPECT_EQ(orders.front().action, Action::kHold);
 }
 
 TEST(AutoSharing, SurvivesAClockThatStandsStillOrJumps) {
