@@ -1,7 +1,11 @@
 #include "gate/wake_cost.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
+#include <stdexcept>
+#include <system_error>
 #include <thread>
 
 #include "device/event_count.h"
@@ -31,13 +35,20 @@ WakeCost measure_wake_cost() {
       count.wait(value - 1, kNever);
     }
   };
-  std::jthread sleeper([&] {
+  const auto sleep = [&] {
     for (std::uint32_t wake = 1; wake <= kWakes; ++wake) {
       wait_for(turn, wake);
       woken_at[wake - 1] = steady_clock::now();
       woken.notify_all();
     }
-  });
+  };
+  std::jthread sleeper;
+  try {
+    sleeper = std::jthread(sleep);
+  } catch (const std::system_error& error) {
+    throw std::runtime_error(
+        fmt::format("the thread that measures the cost of a wake cannot be created: {}", error.what()));
+  }
   std::array<nanoseconds, kWakes> notify{};
   std::array<nanoseconds, kWakes> latency{};
   for (std::uint32_t wake = 1; wake <= kWakes; ++wake) {
