@@ -12,6 +12,11 @@ void StepMeter::add(Seconds time) {
   squares_ += distance * (time - mean_);
 }
 
+void StepMeter::forget_half() {
+  count_ /= 2;
+  squares_ /= 2;
+}
+
 double StepMeter::relative_error() const {
   if (count_ < 2 || mean_ <= 0) {
     return std::numeric_limits<double>::infinity();

@@ -10,6 +10,8 @@ namespace torchshare {
 class StepMeter {
  public:
   void add(Seconds time);
+  /// Halves the weight of the values so far.
+  void forget_half();
 
   std::uint64_t count() const { return count_; }
   Seconds mean() const { return mean_; }

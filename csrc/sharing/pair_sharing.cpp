@@ -20,6 +20,7 @@ constexpr double kPatience = 2;          // factor on a probe's budget if the se
 constexpr double kDrift = 0.10;          // relative change of step time that triggers a new plan
 constexpr std::uint64_t kSteady = 8;     // a change must show in this many steps
 constexpr Seconds kSteadyTime = 0.5;     // and for this long
+constexpr std::uint64_t kMany = 64;      // enough to outvote a slow phase of the machine
 constexpr double kHysteresis = 0.03;     // a new plan must be better by this fraction
 constexpr Seconds kShortestStep = 1e-9;
 
@@ -165,8 +166,8 @@ bool PairSharing::changed_step_time() {
     }
     const double error = 2 * recent.relative_error();
     if (std::abs(recent.mean() / assumed_[which] - 1) <= kDrift + error) {
-      if (error < kDrift / 2) {
-        recent = {};  // would have shown a change: later steps need not outweigh these
+      if (error < kDrift / 2 && recent.count() >= kMany) {
+        recent.forget_half();  // later steps need not outweigh all of these, but a few are still no change
       }
       continue;
     }

@@ -245,7 +245,11 @@ def test_bad_submissions_are_refused_and_nothing_is_lost(options, error, message
         ({"device_priority": "low"}, "device_priority must be one of auto, idle, nice, none, got 'low'"),
         ({"grace": -1.0}, "grace must be between 0 and 1 seconds, got -1.0"),
         ({"grace": float("nan")}, "grace must be between 0 and 1 seconds, got nan"),
-        ({"timeline_capacity": 0}, "timeline_capacity must be a positive integer, got 0"),
+        ({"timeline_capacity": 0}, "timeline_capacity must be a positive integer below 2.*, got 0"),
+        (
+            {"timeline_capacity": 2**64},
+            "timeline_capacity must be a positive integer below 2.*, got 18446744073709551616",
+        ),
     ],
 )
 def test_bad_runtimes_are_refused(options, message):
@@ -260,6 +264,14 @@ def test_names_cannot_move_the_cursor(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages[0].startswith(r"job 'a\x1b[2J' failed after 0 steps")
     assert "\x1b" not in caplog.text
     assert r"a\x1b[2J" in str(results)
+
+
+def test_names_begin_no_line_of_a_log(caplog: pytest.LogCaptureFixture) -> None:
+    with torchshare.Runtime() as runtime:
+        runtime.submit(lambda job: 1 / 0, name="a\nERROR: all is lost")
+        runtime.wait(check=False)
+    assert caplog.messages[0].splitlines()[0] == r"job 'a\nERROR: all is lost' failed after 0 steps"
+    assert caplog.messages[0].splitlines()[-1] == "ZeroDivisionError: division by zero"
 
 
 def test_a_job_blocked_outside_torch_is_left_behind_and_the_process_ends():

@@ -150,7 +150,7 @@ def test_a_profiler_works_in_a_metered_job() -> None:
     assert "aten::add" in run_one(profiled, meter_memory=True).value
 
 
-@pytest.mark.parametrize("budget", [0, -1, 1.5, "1GB", True])
+@pytest.mark.parametrize("budget", [0, -1, 1.5, "1GB", True, 2**64])
 def test_invalid_budgets_are_refused(budget: Any) -> None:
     with torchshare.Runtime() as runtime, pytest.raises(ValueError, match=r"job 'a': memory_budget must be"):
         runtime.submit(print, name="a", memory_budget=budget)

@@ -240,7 +240,7 @@ def test_close_starts_no_job_that_waits():
         assert [name for name in "abcdefgh" if decisions(runtime, name)] == ["a"]
 
 
-@pytest.mark.parametrize("resident", [0, -1, "2", 1.5])
+@pytest.mark.parametrize("resident", [0, -1, "2", 1.5, 2**64])
 def test_resident_is_a_positive_integer(resident: object):
-    with pytest.raises(ValueError, match=f"resident must be a positive integer, got {resident!r}"):
+    with pytest.raises(ValueError, match=rf"resident must be a positive integer below 2\*\*31, got {resident!r}"):
         torchshare.Runtime(resident=resident)  # type: ignore[arg-type]

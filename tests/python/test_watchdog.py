@@ -91,6 +91,20 @@ def test_a_job_that_waits_for_input_is_not_named(named: Callable[[str], list[str
     assert named("a") == []
 
 
+def test_a_job_whose_loader_cannot_be_opened_no_longer_waits_for_it(named: Callable[[str], list[str]]) -> None:
+    class Loader:
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            raise OSError("no such data set")
+
+    def goes_on(job: Job) -> None:
+        with pytest.raises(OSError, match="no such data set"):
+            list(job.batches(Loader()))
+        time.sleep(LONG_S)
+
+    run(goes_on)
+    assert len(named("a")) == 1
+
+
 def test_a_job_that_is_suspended_is_not_named(named: Callable[[str], list[str]]) -> None:
     with torchshare.Runtime(device="cpu", stuck_after=STUCK_S) as runtime:
         job = runtime.submit(run_ops_for_ever, name="a", threads=1)

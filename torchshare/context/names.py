@@ -16,8 +16,16 @@ def escaped(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
+class Lines(str):
+    """An argument of a message that keeps its line breaks, such as a traceback."""
+
+    __slots__ = ()
+
+
 def escape_message(record: logging.LogRecord) -> bool:
-    """A filter of loggers: names of jobs in messages are escaped."""
+    """A filter of loggers: names of jobs and other text in messages are escaped; none can begin a line of its own."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(escaped(e) if isinstance(e, str) and not isinstance(e, Lines) else e for e in record.args)
     record.msg, record.args = escaped(record.getMessage(), keep="\n\t"), ()
     return True
 

@@ -140,7 +140,7 @@ class RuntimeOptions(TypedDict, total=False):
         ),
     ]
     resident: Annotated[
-        Annotated[int, Interval(ge=1), Expected("a positive integer")] | None,
+        Annotated[int, Interval(ge=1, lt=2**31), Expected("a positive integer below 2**31")] | None,
         Option(
             "most jobs that run at once. The others wait until one ends or is suspended with `spill=True`; the highest "
             'priority starts first, then in the order of submission, start="auto" last. A job that was spilled waits '
@@ -161,8 +161,8 @@ class RuntimeOptions(TypedDict, total=False):
     ]
     timeline_capacity: Annotated[
         int,
-        Interval(ge=1),
-        Expected("a positive integer"),
+        Interval(ge=1, lt=2**31),
+        Expected("a positive integer below 2**31"),
         Option("events kept per job, and of states and decisions; the oldest are dropped first.", 1_000_000, "N"),
     ]
     checkpoint: Annotated[
@@ -261,7 +261,7 @@ class JobOptions(TypedDict, total=False):
         ),
     ]
     memory_budget: Annotated[
-        WholeNumber | None,
+        Annotated[int, Interval(ge=1, lt=2**63), Expected("a positive integer below 2**63")] | None,
         Option(
             "bytes that the job's tensors may occupy on the device, including workspaces of cuBLAS and cuDNN. An "
             "allocation beyond it raises `BudgetExceeded` in this job. Default on a GPU: what its `profile` says it "
@@ -299,7 +299,7 @@ class JobOptions(TypedDict, total=False):
         ),
     ]
     sms: Annotated[
-        WholeNumber | None,
+        Annotated[int, Interval(ge=1, lt=2**31), Expected("a positive integer below 2**31")] | None,
         Option(
             "streaming multiprocessors of the GPU that the job's work may use (a green context). The driver rounds the "
             "number; `Job.sms` is the result.",

@@ -19,6 +19,7 @@ from torchshare.context import current
 from torchshare.context.errors import BudgetExceeded, Cancelled, JobFailed, described, users_traceback
 from torchshare.context.files import replacing
 from torchshare.context.job_context import JobContext
+from torchshare.context.names import Lines
 from torchshare.context.results import ENDED, Results
 from torchshare.context.sub_batch_rows import SubBatchRows
 from torchshare.context.tracked import Tracked
@@ -306,7 +307,8 @@ def _report_failure(job: Job, error: BaseException, closer: Closer) -> None:
     if isinstance(error, RuntimeError) and not handle.cancel_requested and closer.ended_elsewhere(job._context):
         handle.cancel()  # a collective of it failed for that reason
     if not handle.cancel_requested:
-        log.error("job '%s' failed after %d steps\n%s", job.name, job.result.steps, users_traceback(error))
+        traceback = Lines(users_traceback(error))
+        log.error("job '%s' failed after %d steps\n%s", job.name, job.result.steps, traceback)
     closer.tell_ranks(job._context, "ended", f"failed with {described(error)}")
 
 

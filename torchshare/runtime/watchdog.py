@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torchshare.context.errors import users_part
 from torchshare.context.job_context import JobContext
+from torchshare.context.names import Lines
 
 log = logging.getLogger("torchshare")
 
@@ -72,4 +73,4 @@ def _stack_of(thread: int) -> str:
     frame = sys._current_frames().get(thread)
     if frame is None:
         return "it is not in Python"
-    return "it is in\n" + "".join(users_part(traceback.extract_stack(frame)).format()).rstrip()
+    return Lines("it is in\n" + "".join(users_part(traceback.extract_stack(frame)).format()).rstrip())

@@ -233,8 +233,10 @@ def fetch(job: JobContext, loader: Iterable[Any], options: Options, passing: Pas
     if passing.is_over:
         return iter(())
     handle.begin_input()  # starting worker processes is waiting for input, too
-    iterator = passing.open(loader)
-    handle.end_input()
+    try:
+        iterator = passing.open(loader)
+    finally:
+        handle.end_input()
     passing.restore()
     return _fetched(job, iterator, options, passing)
 

@@ -281,6 +281,17 @@ TEST(PairSharing, AChangeShowsSoonHoweverManyStepsThereWereBefore) {
   EXPECT_NE(jobs.steps({0, 1}, 2.4 * kAlone, 20), "none");
 }
 
+TEST(PairSharing, PhasesOfSlowAndFastStepsAreNoChange) {
+  TwoJobs jobs({.ratio = 1.2});
+  const auto step = [&](bool slow) { return jobs.step({0, 1}, 1.2 * kAlone * (slow ? 1.15 : 0.85)); };
+  for (int done = 0; done < 40; ++done) {
+    EXPECT_EQ(step(done % 2 == 0), "none");
+  }
+  for (int done = 0; done < 600; ++done) {
+    EXPECT_EQ(step(done / 30 % 2 == 0), "none") << done;
+  }
+}
+
 TEST(PairSharing, AChangeMustShowInEightSteps) {
   TwoJobs jobs({.ratio = 1.1, .max_slowdown = 1});
   EXPECT_EQ(jobs.steps({0, 1}, 1.6 * kAlone, 3 + 7), "none");  // the first 3 are warm-up
