@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from torchshare.cluster.host_actor import ClusterSettings, HostActor
+from torchshare.cluster.host_actor import CannotStart, ClusterSettings, HostActor
 from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal
@@ -45,7 +45,6 @@ class _Host:
     node: str
     index: int
     actor: Any
-    env: str = "{}"
     replaced_for: str = ""
     """The job whose environment it was started with."""
     gpu: int | None = None
@@ -79,9 +78,9 @@ class SchedulerActor:
     # For clients
 
     def check(self) -> ClusterSettings:
-        """Raises ValueError if the scheduler could not start."""
+        """Raises CannotStart if the scheduler could not start."""
         if self._refusal:
-            raise ValueError(self._refusal)
+            raise CannotStart(self._refusal)
         return self._settings
 
     def submit(self, spec: JobSpec, function: bytes | None, number: bool) -> str:
@@ -175,7 +174,7 @@ class SchedulerActor:
         if time.monotonic() < self._nodes_due:
             return
         self._nodes_due = time.monotonic() + _NODES_S
-        self._nodes = {node["NodeID"]: int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]}
+        self._nodes = _living_nodes()
         for node, gpus in self._nodes.items():
             for index in range(gpus or self._settings.hosts_per_node):
                 if (node, index) not in self._hosts and not self._stopped.is_set():
@@ -198,7 +197,7 @@ class SchedulerActor:
             runtime_env=json.loads(env),
             **resources,
         )
-        return actor.remote(self._settings)
+        return actor.remote(self._settings, env)
 
     def _poll(self) -> None:
         """Asks all hosts for reports, and takes those that have come."""
@@ -228,7 +227,7 @@ class SchedulerActor:
         if self._stopped.is_set():
             return  # its jobs are cancelled, which the queue must not know
         if host.token != report.token:
-            host.gpu, host.token = queue.host_up(host.node, host.index, report.token, host.env), report.token
+            host.gpu, host.token = queue.host_up(host.node, host.index, report.token, report.env), report.token
             host.replaced_for = ""
             known = {(job.name, job.attempt) for job in report.jobs}
             for job in queue.placed(host.gpu):
@@ -236,7 +235,7 @@ class SchedulerActor:
                     queue.left(job.spec.name, job.attempt, "suspended")
         for each in report.jobs:
             if each.state != "running":
-                queue.left(each.name, each.attempt, each.state, each.error)
+                queue.left(each.name, each.attempt, each.state, each.error, each.steps)
                 host.forget.append((each.name, each.attempt))
             elif not queue.progress(each.name, each.attempt, report.time, each.steps, each.can_save):
                 host.actor.stop.remote(each.name, each.attempt, False)
@@ -247,7 +246,7 @@ class SchedulerActor:
         ray.kill(host.actor)
         crashed = "worker process has died" in host.error
         with self._lock:
-            if host.replaced_for:
+            if host.replaced_for and host.node in _living_nodes():
                 self._queue.refuse(host.replaced_for, f"its env cannot be set up: {_last_line(host.error)}")
             if host.gpu is not None:
                 self._lose(host.gpu, _last_line(host.error), crashed=crashed)
@@ -271,14 +270,18 @@ class SchedulerActor:
             host.actor.start.remote(action.job, action.attempt)
         elif action.what == "replace":
             ray.kill(host.actor)
-            host.env = key_of(action.job.env)
             host.token, host.report, host.replaced_for = "", None, action.job.name
             try:
-                host.actor = self._start(host.node, host.index, host.env)
+                host.actor = self._start(host.node, host.index, key_of(action.job.env))
             except Exception as error:  # Ray checks some environments at once
                 host.error = str(error)
         else:
             host.actor.stop.remote(action.job.name, action.attempt, action.what == "suspend")
+
+
+def _living_nodes() -> dict[str, int]:
+    """The GPUs of each."""
+    return {node["NodeID"]: int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]}
 
 
 def _last_line(text: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torchshare.cluster.host_actor import ClusterSettings
+from torchshare.cluster.host_actor import CannotStart, ClusterSettings
 
 STORAGE = "~/.torchshare/cluster"
 _POLL_S = 0.2
@@ -49,7 +49,7 @@ def up(address: str | None = None, settings: ClusterSettings | None = None) -> C
     actor = scheduler.remote(wanted)
     try:
         found: ClusterSettings = call("check")
-    except ValueError:
+    except CannotStart:  # another error may be this client's connection
         ray.kill(actor)
         raise
     if settings is not None and found != settings:

@@ -47,6 +47,8 @@ class HostReport:
     time: float
     """By the host's clock, which does not jump."""
     jobs: list[JobReport]
+    env: str
+    """Of the process: a scheduler that was started again may not know."""
 
 
 @dataclass(eq=False)
@@ -69,13 +71,15 @@ class Host:
         device: str = "auto",
         every: str | int = "5min",
         dumps: Callable[[Any], bytes] = pickle.dumps,
+        env: str = "{}",
     ) -> None:
-        """`every` is that of Runtime; `dumps` pickles what functions return."""
+        """`every` is that of Runtime; `dumps` pickles what functions return; `env` is that of the process."""
         self.token = secrets.token_hex(8)
         self._storage = storage
         self._device = device
         self._every = every
         self._dumps = dumps
+        self._env = env
         self._runtime: Runtime | None = None
         self._attempts: dict[str, _Attempt] = {}
         self._lock = threading.Lock()
@@ -191,7 +195,8 @@ class Host:
                 if known is not None and known.number == number and _report(known).state != "running":
                     del self._attempts[name]
                     job_output.close_for(name)
-            return HostReport(self.token, time.monotonic(), [_report(each) for each in self._attempts.values()])
+            jobs = [_report(each) for each in self._attempts.values()]
+            return HostReport(self.token, time.monotonic(), jobs, self._env)
 
     def save_all(self) -> None:
         """Called before the process ends. Jobs write their checkpoints, and are cancelled."""
