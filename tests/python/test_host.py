@@ -176,9 +176,10 @@ def test_a_value_that_only_its_client_can_load_is_kept(hosts: Hosts, monkeypatch
 
 def test_a_module_that_exits_fails_its_job(hosts: Hosts) -> None:
     (hosts.folder / "exits.py").write_text("import sys\nsys.exit(3)\ndef train(job): pass\n")
-    host = hosts.host()
+    host = Host(hosts.storage, "cpu")
     host.start(hosts.spec("a", "exits.py:train"), 1)
     assert ended(host, "a") == JobReport("a", 1, "failed", error="SystemExit: 3")
+    assert str(hosts.folder / "exits.py") in hosts.log("a").splitlines()[1]  # the first frame is the user's
 
 
 @pytest.mark.parametrize(("suspend", "state"), [(True, "suspended"), (False, "cancelled")])

@@ -30,6 +30,7 @@ from ray.cluster_utils import Cluster  # noqa: E402
 
 from torchshare.cluster import actors, connection  # noqa: E402
 from torchshare.cluster.actors import NAMESPACE, SCHEDULER  # noqa: E402
+from torchshare.cluster.host import HostReport  # noqa: E402
 from torchshare.cluster.host_actor import ClusterSettings  # noqa: E402
 from torchshare.cluster.job_spec import JobSpec  # noqa: E402
 from torchshare.cluster.journal import Journal  # noqa: E402
@@ -245,6 +246,20 @@ def test_an_env_is_to_blame_only_if_the_node_lives(
     scheduler._hosts["n", 0] = host
     scheduler._bury(host)
     assert scheduler.rows("a")[0]["state"] == state
+
+
+def test_a_start_that_did_not_reach_the_host_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors.SchedulerActor, "_serve", lambda self: None)
+    scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+    scheduler.submit(JobSpec("a", "id", "a.py", "/", "m"), None, False)
+    host = actors._Host("n", 0, None)
+    scheduler._take(host, HostReport("token", 0.0, [], "{}"))
+    assert [action.attempt for action in scheduler._queue.actions()] == [1]
+    scheduler._take(host, HostReport("token", 0.1, [], "{}"))
+    assert scheduler.rows("a")[0]["state"] == "running"  # the host may not know it yet
+    scheduler._queue.jobs["a"].began -= 100
+    scheduler._take(host, HostReport("token", 99.0, [], "{}"))
+    assert [action.attempt for action in scheduler._queue.actions()] == [2]
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ _NODES_S = 1.0  # how often the nodes are looked at
 _METRICS_S = 5.0
 _CHUNK = 2**20  # bytes of a log that are sent at once
 _MAX_REASON = 300  # characters
+_START_S = 60.0  # a job that its host does not know by then was not told to it
 _SAVE_S = 20.0  # for the jobs' last checkpoints
 
 
@@ -226,13 +227,15 @@ class SchedulerActor:
         queue = self._queue
         if self._stopped.is_set():
             return  # its jobs are cancelled, which the queue must not know
-        if host.token != report.token:
+        is_new = host.token != report.token
+        if is_new:
             host.gpu, host.token = queue.host_up(host.node, host.index, report.token, report.env), report.token
             host.replaced_for = ""
-            known = {(job.name, job.attempt) for job in report.jobs}
-            for job in queue.placed(host.gpu):
-                if (job.spec.name, job.attempt) not in known:  # its start was lost with an earlier scheduler
-                    queue.left(job.spec.name, job.attempt, "suspended")
+        known = {(job.name, job.attempt) for job in report.jobs}
+        for job in queue.placed(host.gpu) if host.gpu is not None else ():
+            is_due = is_new or time.time() - job.began > _START_S
+            if is_due and (job.spec.name, job.attempt) not in known:  # its start was lost, or an earlier scheduler
+                queue.left(job.spec.name, job.attempt, "suspended")
         for each in report.jobs:
             if each.state != "running":
                 queue.left(each.name, each.attempt, each.state, each.error, each.steps)

@@ -8,7 +8,6 @@ import pickle
 import secrets
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -101,7 +100,7 @@ class Host:
                 with self._lock:
                     self._start(attempt, function)
         except (Exception, SystemExit) as error:
-            self._fail(attempt, error, traceback.format_exc())
+            self._fail(attempt, error, users_traceback(error))
 
     def _start(self, attempt: _Attempt, function: Callable[..., Any]) -> None:
         if attempt.stopped:
