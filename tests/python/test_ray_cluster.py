@@ -262,6 +262,38 @@ def test_a_start_that_did_not_reach_the_host_is_repeated(tmp_path: Path, monkeyp
     assert [action.attempt for action in scheduler._queue.actions()] == [2]
 
 
+class _NoJobs(HostReport):
+    __hash__ = object.__hash__
+
+
+def test_a_host_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors.SchedulerActor, "_serve", lambda self: None)
+    killed: list[Any] = []
+    ready: list[Any] = []
+    fake = types.SimpleNamespace(kill=killed.append, nodes=list, wait=lambda *_, **__: (ready, []), get=lambda it: it)
+    monkeypatch.setattr(actors, "ray", fake)
+    scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+    scheduler.submit(JobSpec("a", "id", "a.py", "/", "m"), None, False)
+    no_jobs = _NoJobs("token", 0.0, [], "{}")
+    report = types.SimpleNamespace(remote=lambda forget: no_jobs)
+    actor = types.SimpleNamespace(report=report)
+    host = scheduler._hosts["n", 0] = actors._Host("n", 0, actor)
+    scheduler._poll()
+    host.asked -= 1000
+    scheduler._poll()  # it has never answered: its env is being set up
+    ready.append(host.report)
+    scheduler._poll()
+    ready.clear()
+    assert [action.what for action in scheduler._queue.actions()] == ["start"]
+    scheduler._poll()
+    assert scheduler.rows("a")[0]["state"] == "running"
+    host.asked -= 1000
+    scheduler._poll()
+    assert (killed, scheduler._hosts) == ([actor], {})
+    assert scheduler.rows("a")[0]["state"] == "suspended"
+    assert scheduler._queue.jobs["a"].crashes == 1
+
+
 @pytest.mark.slow
 def test_environments_and_metrics(local: Local) -> None:
     """Jobs with another `env` get a process of their own."""

@@ -35,6 +35,8 @@ _NODES_S = 1.0  # how often the nodes are looked at
 _METRICS_S = 5.0
 _CHUNK = 2**20  # bytes of a log that are sent at once
 _MAX_REASON = 300  # characters
+_SILENT = "has not answered"
+_SILENT_S = 300.0  # a process that does not answer for so long hangs
 _START_S = 60.0  # a job that its host does not know by then was not told to it
 _SAVE_S = 20.0  # for the jobs' last checkpoints
 
@@ -52,6 +54,7 @@ class _Host:
     token: str = ""
     report: Any = None
     """The report that was asked for."""
+    asked: float = 0.0
     forget: list[tuple[str, int]] = field(default_factory=list)
     error: str = ""
     """Why it is dead."""
@@ -205,7 +208,7 @@ class SchedulerActor:
         for host in self._hosts.values():
             if host.report is None and not host.error:
                 forget, host.forget = host.forget, []
-                host.report = host.actor.report.remote(forget)
+                host.report, host.asked = host.actor.report.remote(forget), time.monotonic()
         waiting = {host.report: host for host in self._hosts.values() if host.report is not None}
         ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=0) if waiting else ([], [])
         for reference in ready:
@@ -220,8 +223,11 @@ class SchedulerActor:
             else:
                 with self._lock:
                     self._take(host, report)
-        for host in [host for host in self._hosts.values() if host.error]:
-            self._bury(host)
+        for host in list(self._hosts.values()):
+            if host.token and host.report is not None and time.monotonic() - host.asked > _SILENT_S:
+                host.error = f"it {_SILENT} for {_SILENT_S:g} s"
+            if host.error:
+                self._bury(host)
 
     def _take(self, host: _Host, report: HostReport) -> None:
         queue = self._queue
@@ -247,7 +253,7 @@ class SchedulerActor:
         """Of a dead process: its jobs wait again."""
         del self._hosts[host.node, host.index]
         ray.kill(host.actor)
-        crashed = "worker process has died" in host.error
+        crashed = any(text in host.error for text in ("worker process has died", _SILENT))
         with self._lock:
             if host.replaced_for and host.node in _living_nodes():
                 self._queue.refuse(host.replaced_for, f"its env cannot be set up: {_last_line(host.error)}")
