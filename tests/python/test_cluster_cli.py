@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from conftest import torchshare_command
 
 from torchshare import cluster
 from torchshare.cli import cluster as verb
-from torchshare.cluster import client
+from torchshare.cluster import client, connection
 from torchshare.memory.interval import EXPECTED
 from torchshare.scripts import targets
 
@@ -197,3 +198,19 @@ def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
 
     with pytest.raises(BrokenPipeError):
         verb._run(gone, argparse.Namespace())
+
+
+def test_down_waits_until_ray_has_ended(tmp_path: Path) -> None:
+    code = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit()))
+print("ray", flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ray\n"
+        (tmp_path / "ray.pid").write_text(str(process.pid))
+        connection._end_ray(tmp_path / "ray.pid")
+        assert process.wait(0.1) == 0
+    assert list(tmp_path.iterdir()) == []
