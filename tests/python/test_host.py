@@ -153,6 +153,16 @@ def test_a_job_that_has_ended_is_not_run_again(hosts: Hosts, tmp_path: Path) -> 
     assert marks.read_text() == "end\n"
 
 
+def test_a_job_that_was_believed_lost_is_started_again_beside_itself(hosts: Hosts) -> None:
+    spec = hosts.spec("a", training(20, 0.02))
+    host = hosts.host()
+    host.start(spec, 1)
+    wait_until(lambda: job_on(host, "a").steps > 0)
+    host.start(spec, 2)
+    assert (ended(host, "a").state, job_on(host, "a").attempt) == ("finished", 2)
+    assert equal(hosts.outcome("a").value, run_one(training(20)).value)
+
+
 def test_a_value_that_cannot_be_kept_fails_the_job(hosts: Hosts) -> None:
     host = hosts.host()
     host.start(hosts.spec("a", lambda job: lambda: 0), 1)

@@ -25,6 +25,7 @@ from torchshare.scripts.script import Script
 log = logging.getLogger("torchshare")
 
 _SAVE_S = 60.0  # how long a job has for its checkpoint before it is suspended
+_POLL_S = 0.02
 _LAST_S = 10.0  # the same, before the process ends
 
 
@@ -92,6 +93,8 @@ class Host:
             if known is not None and known.number >= number:
                 return
             attempt = self._attempts[spec.name] = _Attempt(number, spec)
+        if known is not None and known.job is not None:  # the queue believed it lost
+            _end(known.job)
         try:
             attempt.outcome = self._storage.outcome(spec.submission)
             if attempt.outcome is None:
@@ -211,6 +214,13 @@ class Host:
             thread.join()
         if self._runtime is not None:
             self._runtime.close()
+
+
+def _end(job: Job) -> None:
+    job.cancel()
+    deadline = time.monotonic() + _SAVE_S
+    while job.state not in ENDED and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
 
 
 def _report(attempt: _Attempt) -> JobReport:
