@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import re
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +16,8 @@ from conftest import torchshare_command
 
 from torchshare import cluster
 from torchshare.cli import cluster as verb
-from torchshare.cluster import client
+from torchshare.cluster import client, connection
+from torchshare.memory.interval import EXPECTED
 from torchshare.scripts import targets
 
 
@@ -78,6 +83,10 @@ def test_a_job_file(tmp_path: Path, submitted: Submitted) -> None:
     assert "jobs.toml, line 3: unknown key 'start'" in done.stderr
 
 
+def unexpected(*_: Any) -> None:
+    raise AssertionError("it connects to a cluster")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -86,8 +95,122 @@ def test_a_job_file(tmp_path: Path, submitted: Submitted) -> None:
         (["--memory", "0", "train.py"], "job 'train': memory must be a positive number, got 0"),
         (["train.py", "3"], f"target must be {targets.FORMS}, a script with its arguments in quotes; got '3'"),
         (["--gpus", "0", "train.py"], "job 'train': gpus must be a positive integer, got 0"),
+        (["--env", "5", "train.py"], "job 'train': env must be a dict, got 5"),
+        (["--env", "[]", "train.py"], "job 'train': env must be a dict, got []"),
+        (["--threads", "0", "train.py"], "job 'train': threads must be an integer from 1 to 1024, got 0"),
+        (["--priority", "b=primary", "a=train.py"], "options name job 'b', must be one of NAME=TARGET: a"),
+        (["--priority", "train=primary", "train.py"], "options name job 'train', must be one of NAME=TARGET: none"),
+        (
+            ["--priority", "high", "train.py"],
+            "priority must be 'primary', 'secondary' or 'level-0' to 'level-9', got 'high'",
+        ),
     ],
 )
-def test_invalid_options_are_one_line(tmp_path: Path, words: list[str], message: str) -> None:
+def test_invalid_options_are_one_line(
+    tmp_path: Path, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verb.connection, "up", unexpected)
     done = torchshare_command("cluster", "submit", *words, folder=tmp_path)
     assert (done.returncode, done.stderr) == (2, f"torchshare: error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--every", "soon"], f"every must be {EXPECTED}, got 'soon'"),
+        (["--device", "tpu"], "device must be auto, cpu or cuda, got 'tpu'"),
+        (["--hosts-per-node", "0"], "hosts_per_node must be at least 1, got 0"),
+        (["--restart-cost", "-1"], "restart_cost must be a number of at least 0, got -1.0"),
+    ],
+)
+def test_invalid_settings_start_nothing(
+    tmp_path: Path, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verb.connection, "up", unexpected)
+    done = torchshare_command("cluster", "up", *words, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"torchshare: error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": 5}, "job '5': name must be a string of at most 255 characters without lone surrogates, got 5"),
+        ({"env": {"x": object}}, "job 'a': the options must be values of JSON: Object of type type is not JSON"),
+        ({"memory": 1.5}, "job 'a': memory_budget must be a non-negative integer, got 1.5"),
+    ],
+)
+def test_what_is_no_option_is_refused_before_it_is_sent(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        client.prepared("train.py", **{"name": "a", **options})
+    with pytest.raises(TypeError, match=r"submit\(\) got an unknown option 'unknown'"):
+        client.prepared("train.py", unknown=1)
+
+
+class Log:
+    """Takes the place of `call`: a job that has ended, and its log, which is sent in pieces."""
+
+    def __init__(self, *pieces: bytes, error: str = "", interrupts: bool = False) -> None:
+        self._pieces = iter(pieces)
+        self._row = {"name": "a", "state": "failed", "error": error}
+        self._interrupts = interrupts
+
+    def __call__(self, method: str, *_: Any) -> Any:
+        if method == "log" and self._interrupts:
+            raise KeyboardInterrupt
+        return {"rows": [self._row], "log": next(self._pieces, b"") if method == "log" else None}[method]
+
+
+def test_a_character_in_two_pieces_of_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = "a é".encode()
+    monkeypatch.setattr(client, "call", Log(data[:-1], data[-1:], b"\xc3"))
+    assert "".join(client.Handle("a").logs()) == "a é\ufffd"
+
+
+def test_the_reason_of_a_failure_is_one_line(
+    tmp_path: Path, submitted: Submitted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "call", Log(error="RuntimeError: two\nlines"))
+    done = torchshare_command("cluster", "submit", "a=train.py", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1:] == ["Job 'a' has failed: RuntimeError: two\\nlines"]
+
+
+def test_ctrl_c_leaves_the_job_in_the_queue(
+    tmp_path: Path, submitted: Submitted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "call", Log(interrupts=True))
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        done = torchshare_command("cluster", "submit", "a=train.py", folder=tmp_path)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # Ray disconnects
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[1:] == [
+        "Job 'a' stays in the queue; `torchshare cluster stop` ends it",
+        "torchshare: interrupted",
+    ]
+
+
+def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(_: Any) -> int:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        verb._run(gone, argparse.Namespace())
+
+
+def test_down_waits_until_ray_has_ended(tmp_path: Path) -> None:
+    code = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit()))
+print("ray", flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ray\n"
+        (tmp_path / "ray.pid").write_text(str(process.pid))
+        connection._end_ray(tmp_path / "ray.pid")
+        assert process.wait(0.1) == 0
+    assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
+import threading
+import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +153,79 @@ def test_a_job_that_has_ended_is_not_run_again(hosts: Hosts, tmp_path: Path) -> 
     assert marks.read_text() == "end\n"
 
 
+def test_a_job_that_was_believed_lost_is_started_again_beside_itself(hosts: Hosts) -> None:
+    spec = hosts.spec("a", training(20, 0.02))
+    host = hosts.host()
+    host.start(spec, 1)
+    wait_until(lambda: job_on(host, "a").steps > 0)
+    host.start(spec, 2)
+    assert (ended(host, "a").state, job_on(host, "a").attempt) == ("finished", 2)
+    assert equal(hosts.outcome("a").value, run_one(training(20)).value)
+
+
 def test_a_value_that_cannot_be_kept_fails_the_job(hosts: Hosts) -> None:
     host = hosts.host()
     host.start(hosts.spec("a", lambda job: lambda: 0), 1)
     assert ended(host, "a").error.startswith("RuntimeError: its return value cannot be kept: ")
 
 
+def test_a_value_that_only_its_client_can_load_is_kept(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("module_of_a_client")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec("class Value: pass", module.__dict__)
+    host = hosts.host()
+    spec = hosts.spec("a", lambda job: module.__dict__["Value"]())
+    host.start(spec, 1)
+    assert ended(host, "a").state == "finished"
+    monkeypatch.delitem(sys.modules, module.__name__)
+    assert hosts.outcome("a").state == "finished"  # as a scheduler reads it, whose host has died
+    other = hosts.host()
+    other.start(spec, 2)
+    assert job_on(other, "a") == JobReport("a", 2, "finished")
+
+
+def test_a_module_that_exits_fails_its_job(hosts: Hosts) -> None:
+    (hosts.folder / "exits.py").write_text("import sys\nsys.exit(3)\ndef train(job): pass\n")
+    host = Host(hosts.storage, "cpu")
+    host.start(hosts.spec("a", "exits.py:train"), 1)
+    assert ended(host, "a") == JobReport("a", 1, "failed", error="SystemExit: 3")
+    assert str(hosts.folder / "exits.py") in hosts.log("a").splitlines()[1]  # the first frame is the user's
+
+
+@pytest.mark.parametrize(("suspend", "state"), [(True, "suspended"), (False, "cancelled")])
+def test_a_job_that_takes_long_to_load_can_be_stopped_and_delays_no_report(
+    hosts: Hosts, suspend: bool, state: str
+) -> None:
+    loading, loaded = threading.Event(), threading.Event()
+    host = hosts.host()
+
+    def load(spec: JobSpec) -> Callable[..., Any]:
+        loading.set()
+        assert loaded.wait(10)
+        return lambda job: None
+
+    host._function = load
+    thread = threading.Thread(target=host.start, args=(hosts.spec("a", "a.py"), 1))
+    thread.start()
+    try:
+        assert loading.wait(10)
+        assert wait_for(host.report).jobs == [JobReport("a", 1, "running")]
+        host.stop("a", 1, suspend=suspend)
+    finally:
+        loaded.set()
+        thread.join()
+    assert ended(host, "a") == JobReport("a", 1, state)
+    assert hosts.storage.outcome("id-a") is None
+
+
+def wait_for(function: Callable[[], Any]) -> Any:
+    """What it returns, if it does soon."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(function).result(5)
+
+
 def test_the_first_outcome_counts(tmp_path: Path) -> None:
     storage = Storage(tmp_path)
-    assert storage.put_outcome("id", Outcome("finished", 1)).value == 1
-    assert storage.put_outcome("id", Outcome("failed", None, "late")) == Outcome("finished", 1)
+    assert storage.put_outcome("id", Outcome("finished", pickle.dumps(1))).value == 1
+    assert storage.put_outcome("id", Outcome("failed", None, "late")).value == 1
     assert sorted(path.name for path in (tmp_path / "outcomes").iterdir()) == ["id.pkl"]

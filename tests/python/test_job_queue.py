@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,60 @@ def test_measured_ratios_decide_about_the_next_pair(path: Path) -> None:
     cluster.end("b")
     cluster.open()
     assert cluster.act() == []  # c would make a 10 times as slow
+
+
+def test_pairs_of_the_same_models_that_differ_do_not_fill_the_journal(path: Path) -> None:
+    cluster = Cluster(path, 2)
+    steps = dict.fromkeys("abcd", 0)
+
+    def observe(seconds: int, steps_of_c: int) -> None:
+        for _ in range(seconds):
+            cluster.now += 1
+            for name in cluster.states():
+                steps[name] += steps_of_c if name == "c" else 100
+                cluster.queue.progress(name, 1, cluster.now, steps[name], can_save=False)
+
+    started = []
+    for names, model in (("ac", "x"), ("bd", "y")):
+        for name in names:
+            cluster.queue.submit(spec(name, model=model))
+        started += cluster.act()
+        observe(10, 100)
+    assert len(started) == 4
+    observe(100, 50)
+    events = [json.loads(line)["event"] for line in path.read_text().splitlines()]
+    assert 2 <= events.count("ratio") < 10
+
+
+def test_the_steps_of_jobs_are_kept(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    cluster.queue.submit(spec("a"))
+    cluster.act()
+    cluster.queue.left("a", 1, "finished", steps=20)
+    assert cluster.queue.rows()[0]["steps"] == 20
+    cluster.open()
+    assert cluster.queue.rows()[0]["steps"] == 20
+
+
+@pytest.mark.parametrize("event", [{"event": "unknown", "time": 0.0}, {"event": "start", "time": 0.0}])
+def test_a_journal_of_another_version_is_refused(path: Path, event: dict[str, Any]) -> None:
+    path.write_text(f"{json.dumps(event)}\n")
+    with pytest.raises(ValueError, match=f"event 1 .{event['event']}.: cannot be applied"):
+        Cluster(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"interference": 0.5}, "interference must be a number of at least 1, got 0.5"),
+        ({"restart_cost": -1}, "restart_cost must be a number of at least 0, got -1"),
+        ({"restart_cost": float("nan")}, "restart_cost must be a number of at least 0, got nan"),
+        ({"memory": -5}, "memory must be a number of at least 0, got -5"),
+    ],
+)
+def test_settings_of_a_queue_are_checked(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        QueueSettings(**settings)  # type: ignore[arg-type]
 
 
 def test_step_times_leave_out_the_moments_in_which_the_partner_changes() -> None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,9 +28,11 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'torchshare[ray]'")
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from torchshare.cluster import actors  # noqa: E402
+from torchshare.cluster import actors, connection  # noqa: E402
 from torchshare.cluster.actors import NAMESPACE, SCHEDULER  # noqa: E402
+from torchshare.cluster.host import HostReport  # noqa: E402
 from torchshare.cluster.host_actor import ClusterSettings  # noqa: E402
+from torchshare.cluster.job_spec import JobSpec  # noqa: E402
 from torchshare.cluster.journal import Journal  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
@@ -215,6 +218,80 @@ def test_a_scheduler_whose_journal_another_has(local: Local, monkeypatch: pytest
     for refused in (second.check, second.rows, lambda: second.cancel("a"), second.shut_down):
         with pytest.raises(ValueError, match="another scheduler has it open"):
             refused()
+
+
+def test_a_client_without_an_answer_does_not_end_the_scheduler(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_answer(_: str) -> None:
+        raise ValueError("the cluster's scheduler does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "call", no_answer)
+        with pytest.raises(ValueError, match="does not answer"):
+            cluster.up(local.ray.address)
+    time.sleep(1)
+    assert cluster.hosts()
+
+
+@pytest.mark.parametrize(("alive", "state"), [(True, "failed"), (False, "pending")])
+def test_an_env_is_to_blame_only_if_the_node_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: bool, state: str
+) -> None:
+    monkeypatch.setattr(actors.SchedulerActor, "_serve", lambda self: None)
+    nodes = [{"NodeID": "n", "Alive": alive, "Resources": {}}]
+    monkeypatch.setattr(actors, "ray", types.SimpleNamespace(kill=lambda actor: None, nodes=lambda: nodes))
+    scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+    job = scheduler.submit(JobSpec("a", "id", "a.py", "/", "m", env={"env_vars": {"X": "1"}}), None, False)
+    gpu = scheduler._queue.host_up("n", 0, "token")
+    host = actors._Host("n", 0, None, replaced_for=job, gpu=gpu, error="why")
+    scheduler._hosts["n", 0] = host
+    scheduler._bury(host)
+    assert scheduler.rows("a")[0]["state"] == state
+
+
+def test_a_start_that_did_not_reach_the_host_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors.SchedulerActor, "_serve", lambda self: None)
+    scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+    scheduler.submit(JobSpec("a", "id", "a.py", "/", "m"), None, False)
+    host = actors._Host("n", 0, None)
+    scheduler._take(host, HostReport("token", 0.0, [], "{}"))
+    assert [action.attempt for action in scheduler._queue.actions()] == [1]
+    scheduler._take(host, HostReport("token", 0.1, [], "{}"))
+    assert scheduler.rows("a")[0]["state"] == "running"  # the host may not know it yet
+    scheduler._queue.jobs["a"].began -= 100
+    scheduler._take(host, HostReport("token", 99.0, [], "{}"))
+    assert [action.attempt for action in scheduler._queue.actions()] == [2]
+
+
+class _NoJobs(HostReport):
+    __hash__ = object.__hash__
+
+
+def test_a_host_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors.SchedulerActor, "_serve", lambda self: None)
+    killed: list[Any] = []
+    ready: list[Any] = []
+    fake = types.SimpleNamespace(kill=killed.append, nodes=list, wait=lambda *_, **__: (ready, []), get=lambda it: it)
+    monkeypatch.setattr(actors, "ray", fake)
+    scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+    scheduler.submit(JobSpec("a", "id", "a.py", "/", "m"), None, False)
+    no_jobs = _NoJobs("token", 0.0, [], "{}")
+    report = types.SimpleNamespace(remote=lambda forget: no_jobs)
+    actor = types.SimpleNamespace(report=report)
+    host = scheduler._hosts["n", 0] = actors._Host("n", 0, actor)
+    scheduler._poll()
+    host.asked -= 1000
+    scheduler._poll()  # it has never answered: its env is being set up
+    ready.append(host.report)
+    scheduler._poll()
+    ready.clear()
+    assert [action.what for action in scheduler._queue.actions()] == ["start"]
+    scheduler._poll()
+    assert scheduler.rows("a")[0]["state"] == "running"
+    host.asked -= 1000
+    scheduler._poll()
+    assert (killed, scheduler._hosts) == ([actor], {})
+    assert scheduler.rows("a")[0]["state"] == "suspended"
+    assert scheduler._queue.jobs["a"].crashes == 1
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +113,11 @@ def options_first(parser: argparse.ArgumentParser, words: list[str]) -> list[str
 def _run(run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
     try:
         return run(arguments)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ray takes a moment to disconnect
+        raise
+    except BrokenPipeError:
+        raise
     except (ValueError, RuntimeError, OSError) as error:
         return refuse(error)
 
@@ -136,9 +142,12 @@ def _up(arguments: argparse.Namespace) -> int:
 
 def _submit(arguments: argparse.Namespace) -> int:
     words, options = _jobs(arguments)
+    named = [targets.split_name(word) for word in words]
+    names = [name for name, _ in named if name is not None]
+    for name in options.keys() - {None, *names}:
+        raise ValueError(f"options name job '{name}', must be one of NAME=TARGET: {', '.join(names) or 'none'}")
     prepared = []
-    for word in words:
-        name, target = targets.split_name(word)
+    for name, target in named:
         given = {**options.get(None, {}), **options.get(name, {})}
         prepared.append(client.prepared(target, name=name, **given))
     connection.up(arguments.address)
@@ -146,12 +155,19 @@ def _submit(arguments: argparse.Namespace) -> int:
     for send in prepared:
         handles.append(send())
         print(f"Job '{escaped(handles[-1].name)}' is submitted", file=sys.stderr)
-    if arguments.no_wait or len(handles) > 1:
-        return 0
-    for text in handles[0].logs(follow=True):
-        print(text, end="", flush=True)
-    row = handles[0].status()
-    print(f"Job '{escaped(row['name'])}' {_how(row)}", file=sys.stderr)
+    return 0 if arguments.no_wait or len(handles) > 1 else _wait(handles[0])
+
+
+def _wait(job: client.Handle) -> int:
+    name = escaped(job.name)
+    try:
+        for text in job.logs(follow=True):
+            print(text, end="", flush=True)
+    except (KeyboardInterrupt, BrokenPipeError):
+        print(f"Job '{name}' stays in the queue; `torchshare cluster stop` ends it", file=sys.stderr)
+        raise
+    row = job.status()
+    print(f"Job '{name}' {_how(row)}", file=sys.stderr)
     return 0 if row["state"] == "finished" else 1
 
 
@@ -250,5 +266,5 @@ def _down(arguments: argparse.Namespace) -> int:
 
 def _how(row: dict[str, Any]) -> str:
     how = {"finished": "has finished", "failed": "has failed", "cancelled": "was cancelled"}
-    because = f": {row['error']}" if row["error"] else ""
+    because = f": {escaped(row['error'])}" if row["error"] else ""
     return how.get(row["state"], f"is {row['state']}") + because

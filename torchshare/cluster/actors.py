@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from torchshare.cluster.host_actor import ClusterSettings, HostActor
+from torchshare.cluster.host_actor import CannotStart, ClusterSettings, HostActor
 from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal
@@ -35,6 +35,9 @@ _NODES_S = 1.0  # how often the nodes are looked at
 _METRICS_S = 5.0
 _CHUNK = 2**20  # bytes of a log that are sent at once
 _MAX_REASON = 300  # characters
+_SILENT = "has not answered"
+_SILENT_S = 300.0  # a process that does not answer for so long hangs
+_START_S = 60.0  # a job that its host does not know by then was not told to it
 _SAVE_S = 20.0  # for the jobs' last checkpoints
 
 
@@ -45,13 +48,13 @@ class _Host:
     node: str
     index: int
     actor: Any
-    env: str = "{}"
     replaced_for: str = ""
     """The job whose environment it was started with."""
     gpu: int | None = None
     token: str = ""
     report: Any = None
     """The report that was asked for."""
+    asked: float = 0.0
     forget: list[tuple[str, int]] = field(default_factory=list)
     error: str = ""
     """Why it is dead."""
@@ -79,9 +82,9 @@ class SchedulerActor:
     # For clients
 
     def check(self) -> ClusterSettings:
-        """Raises ValueError if the scheduler could not start."""
+        """Raises CannotStart if the scheduler could not start."""
         if self._refusal:
-            raise ValueError(self._refusal)
+            raise CannotStart(self._refusal)
         return self._settings
 
     def submit(self, spec: JobSpec, function: bytes | None, number: bool) -> str:
@@ -175,7 +178,7 @@ class SchedulerActor:
         if time.monotonic() < self._nodes_due:
             return
         self._nodes_due = time.monotonic() + _NODES_S
-        self._nodes = {node["NodeID"]: int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]}
+        self._nodes = _living_nodes()
         for node, gpus in self._nodes.items():
             for index in range(gpus or self._settings.hosts_per_node):
                 if (node, index) not in self._hosts and not self._stopped.is_set():
@@ -198,14 +201,14 @@ class SchedulerActor:
             runtime_env=json.loads(env),
             **resources,
         )
-        return actor.remote(self._settings)
+        return actor.remote(self._settings, env)
 
     def _poll(self) -> None:
         """Asks all hosts for reports, and takes those that have come."""
         for host in self._hosts.values():
             if host.report is None and not host.error:
                 forget, host.forget = host.forget, []
-                host.report = host.actor.report.remote(forget)
+                host.report, host.asked = host.actor.report.remote(forget), time.monotonic()
         waiting = {host.report: host for host in self._hosts.values() if host.report is not None}
         ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=0) if waiting else ([], [])
         for reference in ready:
@@ -220,23 +223,28 @@ class SchedulerActor:
             else:
                 with self._lock:
                     self._take(host, report)
-        for host in [host for host in self._hosts.values() if host.error]:
-            self._bury(host)
+        for host in list(self._hosts.values()):
+            if host.token and host.report is not None and time.monotonic() - host.asked > _SILENT_S:
+                host.error = f"it {_SILENT} for {_SILENT_S:g} s"
+            if host.error:
+                self._bury(host)
 
     def _take(self, host: _Host, report: HostReport) -> None:
         queue = self._queue
         if self._stopped.is_set():
             return  # its jobs are cancelled, which the queue must not know
-        if host.token != report.token:
-            host.gpu, host.token = queue.host_up(host.node, host.index, report.token, host.env), report.token
+        is_new = host.token != report.token
+        if is_new:
+            host.gpu, host.token = queue.host_up(host.node, host.index, report.token, report.env), report.token
             host.replaced_for = ""
-            known = {(job.name, job.attempt) for job in report.jobs}
-            for job in queue.placed(host.gpu):
-                if (job.spec.name, job.attempt) not in known:  # its start was lost with an earlier scheduler
-                    queue.left(job.spec.name, job.attempt, "suspended")
+        known = {(job.name, job.attempt) for job in report.jobs}
+        for job in queue.placed(host.gpu) if host.gpu is not None else ():
+            is_due = is_new or time.time() - job.began > _START_S
+            if is_due and (job.spec.name, job.attempt) not in known:  # its start was lost, or an earlier scheduler
+                queue.left(job.spec.name, job.attempt, "suspended")
         for each in report.jobs:
             if each.state != "running":
-                queue.left(each.name, each.attempt, each.state, each.error)
+                queue.left(each.name, each.attempt, each.state, each.error, each.steps)
                 host.forget.append((each.name, each.attempt))
             elif not queue.progress(each.name, each.attempt, report.time, each.steps, each.can_save):
                 host.actor.stop.remote(each.name, each.attempt, False)
@@ -245,9 +253,9 @@ class SchedulerActor:
         """Of a dead process: its jobs wait again."""
         del self._hosts[host.node, host.index]
         ray.kill(host.actor)
-        crashed = "worker process has died" in host.error
+        crashed = any(text in host.error for text in ("worker process has died", _SILENT))
         with self._lock:
-            if host.replaced_for:
+            if host.replaced_for and host.node in _living_nodes():
                 self._queue.refuse(host.replaced_for, f"its env cannot be set up: {_last_line(host.error)}")
             if host.gpu is not None:
                 self._lose(host.gpu, _last_line(host.error), crashed=crashed)
@@ -271,14 +279,18 @@ class SchedulerActor:
             host.actor.start.remote(action.job, action.attempt)
         elif action.what == "replace":
             ray.kill(host.actor)
-            host.env = key_of(action.job.env)
             host.token, host.report, host.replaced_for = "", None, action.job.name
             try:
-                host.actor = self._start(host.node, host.index, host.env)
+                host.actor = self._start(host.node, host.index, key_of(action.job.env))
             except Exception as error:  # Ray checks some environments at once
                 host.error = str(error)
         else:
             host.actor.stop.remote(action.job.name, action.attempt, action.what == "suspend")
+
+
+def _living_nodes() -> dict[str, int]:
+    """The GPUs of each."""
+    return {node["NodeID"]: int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]}
 
 
 def _last_line(text: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 import os
 import pickle
 import secrets
@@ -13,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchshare.cluster.connection import call, up
 from torchshare.cluster.job_spec import ENDED, JobSpec
+from torchshare.cluster.queued_job import level_of
+from torchshare.runtime.options import JobOptions, check
 from torchshare.scripts import targets
 
 if TYPE_CHECKING:
@@ -72,12 +76,14 @@ class Handle:
     def logs(self, follow: bool = False) -> Iterator[str]:
         """What the job has printed so far, in pieces; with `follow`, until it has ended."""
         offset = 0
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a piece may end inside a character
         while True:
             ended = not follow or self.state in ENDED
             while data := call("log", self.name, offset):
                 offset += len(data)
-                yield data.decode(errors="replace")
+                yield decoder.decode(data)
             if ended:
+                yield decoder.decode(b"", final=True)
                 return
             time.sleep(_POLL_S)
 
@@ -168,7 +174,7 @@ def prepared(
         priority=priority,
         memory=memory,
         duration=duration,
-        env=env or {},
+        env={} if env is None else env,
         options=options,
     )
     _check(spec)
@@ -206,6 +212,15 @@ def spans() -> list[Span]:
 
 
 def _check(spec: JobSpec) -> None:
+    options = {"name": spec.name, "priority": spec.priority, "memory_budget": spec.memory, **spec.options}
+    check(JobOptions, options, "submit", spec.name)
+    level_of(spec.priority)
+    if not isinstance(spec.env, dict):
+        raise ValueError(f"job '{spec.name}': env must be a dict, got {spec.env!r}")
+    try:
+        json.dumps(vars(spec), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"job '{spec.name}': the options must be values of JSON: {error}") from None
     for what, value in (("memory", spec.memory), ("duration", spec.duration)):
         if value is not None and not (isinstance(value, (int, float)) and 0 < value < float("inf")):
             raise ValueError(f"job '{spec.name}': {what} must be a positive number, got {value!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torchshare.cluster.host_actor import ClusterSettings
+from torchshare.cluster.host_actor import CannotStart, ClusterSettings
 
 STORAGE = "~/.torchshare/cluster"
 _POLL_S = 0.2
@@ -49,7 +50,7 @@ def up(address: str | None = None, settings: ClusterSettings | None = None) -> C
     actor = scheduler.remote(wanted)
     try:
         found: ClusterSettings = call("check")
-    except ValueError:
+    except CannotStart:  # another error may be this client's connection
         ray.kill(actor)
         raise
     if settings is not None and found != settings:
@@ -67,12 +68,20 @@ def down() -> None:
     call("shut_down")
     ray.kill(ray.get_actor(SCHEDULER, NAMESPACE))
     ray.shutdown()
-    pid = Path(settings.storage, _RAY_PID)
+    _end_ray(Path(settings.storage, _RAY_PID))
+
+
+def _end_ray(pid: Path) -> None:
+    """Waits until it has ended: the next `up` would connect to it, and wait for it."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
         number = int(pid.read_text())
         pid.unlink()
-        if b"ray" in Path(f"/proc/{number}/cmdline").read_bytes():
-            os.kill(number, 15)
+        command = Path(f"/proc/{number}/cmdline")
+        if b"ray" in command.read_bytes():
+            os.kill(number, signal.SIGTERM)
+        deadline = time.monotonic() + _PATIENCE_S
+        while b"ray" in command.read_bytes() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
 
 def connect(address: str | None = None) -> None:

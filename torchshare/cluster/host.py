@@ -8,7 +8,6 @@ import pickle
 import secrets
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ from torchshare.scripts.script import Script
 log = logging.getLogger("torchshare")
 
 _SAVE_S = 60.0  # how long a job has for its checkpoint before it is suspended
+_POLL_S = 0.02
 _LAST_S = 10.0  # the same, before the process ends
 
 
@@ -47,6 +47,8 @@ class HostReport:
     time: float
     """By the host's clock, which does not jump."""
     jobs: list[JobReport]
+    env: str
+    """Of the process: a scheduler that was started again may not know."""
 
 
 @dataclass(eq=False)
@@ -55,7 +57,9 @@ class _Attempt:
     spec: JobSpec
     job: Job | None = None
     outcome: Outcome | None = None
+    stopped: bool = False
     suspends: bool = False
+    """If stopped: to go on later."""
 
 
 class Host:
@@ -67,16 +71,19 @@ class Host:
         device: str = "auto",
         every: str | int = "5min",
         dumps: Callable[[Any], bytes] = pickle.dumps,
+        env: str = "{}",
     ) -> None:
-        """`every` is that of Runtime; `dumps` pickles what functions return."""
+        """`every` is that of Runtime; `dumps` pickles what functions return; `env` is that of the process."""
         self.token = secrets.token_hex(8)
         self._storage = storage
         self._device = device
         self._every = every
         self._dumps = dumps
+        self._env = env
         self._runtime: Runtime | None = None
         self._attempts: dict[str, _Attempt] = {}
         self._lock = threading.Lock()
+        self._loading = threading.Lock()  # users' modules may take long to load; the others are reported meanwhile
         storage.logs.mkdir(parents=True, exist_ok=True)
 
     def start(self, spec: JobSpec, number: int) -> None:
@@ -86,16 +93,22 @@ class Host:
             if known is not None and known.number >= number:
                 return
             attempt = self._attempts[spec.name] = _Attempt(number, spec)
+        if known is not None and known.job is not None:  # the queue believed it lost
+            _end(known.job)
+        try:
             attempt.outcome = self._storage.outcome(spec.submission)
             if attempt.outcome is None:
-                try:
-                    self._start(attempt)
-                except Exception as error:
-                    self._fail(attempt, error, traceback.format_exc())
+                with self._loading:
+                    function = self._function(spec)
+                with self._lock:
+                    self._start(attempt, function)
+        except (Exception, SystemExit) as error:
+            self._fail(attempt, error, users_traceback(error))
 
-    def _start(self, attempt: _Attempt) -> None:
+    def _start(self, attempt: _Attempt, function: Callable[..., Any]) -> None:
+        if attempt.stopped:
+            return
         spec = attempt.spec
-        function = self._function(spec)
         options = {"memory_budget": spec.memory, "priority": spec.priority, **spec.options}
         if isinstance(function, Script):
             options.setdefault("seed", function.default_seed)
@@ -145,9 +158,8 @@ class Host:
 
     def _finish(self, attempt: _Attempt, value: Any) -> None:
         try:
-            attempt.outcome = self._storage.put_outcome(
-                attempt.spec.submission, Outcome("finished", value), self._dumps
-            )
+            outcome = Outcome("finished", self._dumps(value))
+            attempt.outcome = self._storage.put_outcome(attempt.spec.submission, outcome)
         except Exception as error:
             self._fail(attempt, RuntimeError(f"its return value cannot be kept: {described(error)}"))
             raise
@@ -165,13 +177,17 @@ class Host:
 
     def stop(self, name: str, number: int, *, suspend: bool) -> None:
         """Cancels a job; with `suspend`, after it has written a checkpoint."""
-        attempt = self._attempts.get(name)
-        if attempt is None or attempt.number != number or attempt.job is None:
-            return
-        attempt.suspends = suspend
+        with self._lock:
+            attempt = self._attempts.get(name)
+            if attempt is None or attempt.number != number:
+                return
+            attempt.stopped, attempt.suspends = True, suspend
+            job = attempt.job
+        if job is None:
+            return  # it is not started any more
         if suspend:
-            attempt.job.save(_SAVE_S)
-        attempt.job.cancel()
+            job.save(_SAVE_S)
+        job.cancel()
 
     def report(self, forget: Iterable[tuple[str, int]] = ()) -> HostReport:
         """The jobs that run, and those that have ended, until the caller has told to forget them."""
@@ -181,7 +197,8 @@ class Host:
                 if known is not None and known.number == number and _report(known).state != "running":
                     del self._attempts[name]
                     job_output.close_for(name)
-            return HostReport(self.token, time.monotonic(), [_report(each) for each in self._attempts.values()])
+            jobs = [_report(each) for each in self._attempts.values()]
+            return HostReport(self.token, time.monotonic(), jobs, self._env)
 
     def save_all(self) -> None:
         """Called before the process ends. Jobs write their checkpoints, and are cancelled."""
@@ -199,17 +216,23 @@ class Host:
             self._runtime.close()
 
 
+def _end(job: Job) -> None:
+    job.cancel()
+    deadline = time.monotonic() + _SAVE_S
+    while job.state not in ENDED and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+
+
 def _report(attempt: _Attempt) -> JobReport:
     job, outcome = attempt.job, attempt.outcome
-    state = "failed" if job is None else job.state
     steps = 0 if job is None else job.result.steps
-    if outcome is not None and (job is None or state in ENDED):
-        return JobReport(attempt.spec.name, attempt.number, outcome.state, steps, error=outcome.error)
-    if job is None or state not in ENDED:
+    ended = attempt.stopped or outcome is not None if job is None else job.state in ENDED
+    if not ended:
         can_save = job is not None and job._context.loop.can_save
         return JobReport(attempt.spec.name, attempt.number, "running", steps, can_save)
-    if attempt.suspends:
-        state = "suspended"
-    exception = job.result.exception
+    if outcome is not None:
+        return JobReport(attempt.spec.name, attempt.number, outcome.state, steps, error=outcome.error)
+    state = "suspended" if attempt.suspends else "cancelled" if job is None else job.state
+    exception = None if job is None else job.result.exception
     error = "" if exception is None else described(exception)
     return JobReport(attempt.spec.name, attempt.number, state, steps, error=error)

@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.queue_state import QueueSettings
 from torchshare.cluster.storage import Storage
+from torchshare.memory.interval import EXPECTED, is_interval
 
 if TYPE_CHECKING:
     from torchshare.cluster.host import HostReport
+
+
+class CannotStart(ValueError):
+    """The scheduler cannot use its storage."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +29,25 @@ class ClusterSettings:
     hosts_per_node: int = 1
     """On nodes without GPUs; on others, a host per GPU."""
 
+    def __post_init__(self) -> None:
+        if not is_interval(self.every):
+            raise ValueError(f"every must be {EXPECTED}, got {self.every!r}")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"device must be auto, cpu or cuda, got {self.device!r}")
+        if self.hosts_per_node < 1:
+            raise ValueError(f"hosts_per_node must be at least 1, got {self.hosts_per_node}")
+
 
 class HostActor:
     """See Host. Imports torch in its own process only."""
 
-    def __init__(self, settings: ClusterSettings) -> None:
+    def __init__(self, settings: ClusterSettings, env: str) -> None:
         from ray import cloudpickle
 
         from torchshare.cluster.host import Host
 
         storage = Storage(Path(settings.storage))
-        self._host = Host(storage, settings.device, settings.every, cloudpickle.dumps)
+        self._host = Host(storage, settings.device, settings.every, cloudpickle.dumps, env)
 
     def start(self, spec: JobSpec, attempt: int) -> None:
         self._host.start(spec, attempt)

@@ -25,8 +25,11 @@ class JobQueue:
         self._journal = journal
         self._clock = clock
         self._state = QueueState(self._settings)
-        for event in journal.events:
-            self._state.apply(event)
+        for number, event in enumerate(journal.events, 1):
+            try:
+                self._state.apply(event)
+            except (KeyError, TypeError, AttributeError) as error:
+                raise ValueError(f"journal, event {number} ({event['event']}): cannot be applied: {error!r}") from None
 
     @property
     def jobs(self) -> dict[str, QueuedJob]:
@@ -100,13 +103,15 @@ class JobQueue:
         if self.hosts[gpu].up:
             self._record({"event": "lost", "gpu": gpu, "reason": reason, "crashed": crashed})
 
-    def left(self, name: str, attempt: int, state: str, error: str = "") -> None:
-        """A job has left its host: it is suspended, finished, failed or cancelled."""
+    def left(self, name: str, attempt: int, state: str, error: str = "", steps: int | None = None) -> None:
+        """A job has left its host, after `steps` if that is known: it is suspended, finished, failed or cancelled."""
         job = self.jobs.get(name)
         if job is None or job.attempt != attempt or job.outcome:
             return
         if job.place is not None or state in ("finished", "failed"):  # else it was lost before
-            self._record({"event": "left", "job": name, "attempt": attempt, "state": state, "error": error})
+            steps = job.steps if steps is None else steps
+            event = {"event": "left", "job": name, "attempt": attempt, "state": state, "error": error, "steps": steps}
+            self._record(event)
 
     def progress(self, name: str, attempt: int, time: float, steps: int, can_save: bool) -> bool:
         """A job on its host. `time` is that host's. Returns whether it should be there."""
@@ -120,7 +125,8 @@ class JobQueue:
         model = None if partner is None else partner.spec.model
         job.step_times.observe(time, steps, model)
         measured = None if model is None else job.step_times.slowdown(model)
-        if model is not None and measured is not None and self._state.learned.is_news(job.spec.model, model, measured):
+        if model is not None and measured is not None and job.step_times.is_news(model, measured):
+            job.step_times.told[model] = measured
             self._record({"event": "ratio", "model": job.spec.model, "partner": model, "ratio": round(measured, 4)})
         return True
 

@@ -26,6 +26,8 @@ class StepTimes:
     def __init__(self) -> None:
         self._sums: defaultdict[str | None, _Sum] = defaultdict(_Sum)
         self._last: tuple[float, int, str | None] | None = None
+        self.told: dict[str, float] = {}
+        """The slowdowns of this job that others have been told, by the partner's model."""
 
     def observe(self, time: float, steps: int, partner: str | None) -> None:
         """`steps` so far. The time in which the partner changed does not count, nor that before the first step."""
@@ -44,6 +46,11 @@ class StepTimes:
         alone, beside = (self._sums[each].step_time for each in (None, partner))
         return None if alone is None or beside is None else beside / alone
 
+    def is_news(self, partner: str, slowdown: float) -> bool:
+        """Compared with this job's earlier measurements: two pairs of the same models may differ, and always would."""
+        known = self.told.get(partner)
+        return known is None or abs(max(1.0, slowdown) / max(1.0, known) - 1) > _CHANGE
+
 
 class Learned:
     """Interference ratios and durations by model."""
@@ -56,10 +63,6 @@ class Learned:
 
     def ratio(self, model: str, partner: str) -> float:
         return self._ratios.get((model, partner), self._default_ratio)
-
-    def is_news(self, model: str, partner: str, measured: float) -> bool:
-        known = self._ratios.get((model, partner))
-        return known is None or abs(max(1.0, measured) / known - 1) > _CHANGE
 
     def set_ratio(self, model: str, partner: str, measured: float) -> None:
         self._ratios[model, partner] = max(1.0, measured)

@@ -33,6 +33,12 @@ class QueueSettings:
     duration: float = 3600.0
     """Seconds that a job is taken to last if nothing is known of it."""
 
+    def __post_init__(self) -> None:
+        for name, least in (("interference", 1.0), ("restart_cost", 0.0), ("memory", 0), ("duration", 1e-3)):
+            value = getattr(self, name)
+            if not least <= value < math.inf:
+                raise ValueError(f"{name} must be a number of at least {least:g}, got {value}")
+
 
 class QueueState:
     """Changes by `apply` only."""
@@ -137,7 +143,7 @@ class QueueState:
     def _on_left(self, event: Event) -> None:
         job = self.jobs[event["job"]]
         self._leave(job, event)
-        job.error = event["error"]
+        job.error, job.steps = event["error"], event["steps"]
         if event["state"] != "suspended" or job.cancelled:
             if not job.cancelled:
                 self._obey(self.live.end(job.number, self._now))
