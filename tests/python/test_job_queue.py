@@ -11,7 +11,7 @@ import pytest
 
 from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import ENDED, JobSpec
-from torchshare.cluster.journal import Journal
+from torchshare.cluster.journal import Journal, Superseded
 from torchshare.cluster.learned import StepTimes
 from torchshare.cluster.queue_state import QueueSettings
 from torchshare.cluster.queued_job import Action
@@ -291,6 +291,15 @@ def test_pairs_of_the_same_models_that_differ_do_not_fill_the_journal(path: Path
     observe(100, 50)
     events = [json.loads(line)["event"] for line in path.read_text().splitlines()]
     assert 2 <= events.count("ratio") < 10
+
+
+def test_a_scheduler_that_has_nothing_to_do_notices_another(path: Path) -> None:
+    queue = Cluster(path, 1).queue
+    assert queue.actions() == []
+    with path.open("a") as file:
+        file.write('{"event": "cut')
+    with pytest.raises(Superseded):
+        queue.actions()
 
 
 def test_the_steps_of_jobs_are_kept(path: Path) -> None:

@@ -146,7 +146,9 @@ class JobQueue:
     # What is to be done
 
     def actions(self, reachable: Container[int] | None = None) -> list[Action]:
-        """What is to be done now, each once. Only on devices whose hosts are `reachable`, by default all."""
+        """What is to be done now, each once. Only on devices whose hosts are `reachable`, by default all. Raises
+        Superseded, also if there is nothing to do: clients would be refused for ever."""
+        self._journal.check()
         if self._state.looks_again(self._clock()):
             self._record({"event": "look"})
         found: list[Action] = []

@@ -50,7 +50,7 @@ class Journal:
     def append(self, event: Mapping[str, Any]) -> None:
         """Raises OSError if it cannot be written, and Superseded; the journal is then as it was."""
         data = f"{json.dumps(event, allow_nan=False)}\n".encode()
-        self._check()
+        self.check()
         try:
             written = os.write(self._file, data)
             if written < len(data):
@@ -74,7 +74,8 @@ class Journal:
                     raise Superseded(f"{self._path}: another scheduler has it open") from None
                 time.sleep(_POLL_S)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises Superseded."""
         here = os.fstat(self._file)
         try:
             there = os.stat(self._path).st_ino
