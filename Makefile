@@ -3,8 +3,8 @@ VENV := .venv
 PYTHON3 ?= python3
 PY := $(VENV)/bin/python
 JOBS := $(shell nproc)
-# A file's tests stay in one process: they share what they have computed.
-PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile
+# A file's tests stay in one process: they share what they have computed. Each process has torch in memory.
+PYTEST := $(PY) -m pytest -n $(shell n=$$(nproc); echo $$((n < 8 ? n : 8))) --dist loadfile
 # The folder of setup.py, so that C++ tests and `_C` share object files.
 BUILD = build/$(shell $(PYTHON3) -c 'import sys; print(sys.implementation.cache_tag)')
 CMAKE_BUILD := cmake --build
@@ -53,7 +53,8 @@ test-cpp: build
 	ctest --test-dir $(BUILD) --output-on-failure
 
 test-python: build
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not gpu"
+	$(PY) -m pytest -m "gpu and not slow"  # in one process: they share the GPU
 
 # The tests marked gpu, on a CUDA device that is emulated: SLOTS:JITTER, kernels at a time and microseconds.
 build-emulator: build

@@ -56,7 +56,7 @@ def test_a_stuck_job_is_named_once_with_its_stack(
     run(function)
     [warning] = named("a")
     first, second, *_ = warning.splitlines()
-    assert re.fullmatch(r"job 'a' is stuck: for 0\.\d+ s it ran no op and did not wait for input; it is in", first)
+    assert re.fullmatch(r"job 'a' is stuck: for 0\.\d+ s it ended no op and did not wait for input; it is in", first)
     assert f'File "{__file__}"' in second
     assert f"in {function.__name__}" in second
 

@@ -62,7 +62,7 @@ class Watchdog:
         elif now - seen.at >= self._stuck_after and not seen.is_named:
             seen.is_named = True
             log.warning(
-                "job '%s' is stuck: for %.3g s it ran no op and did not wait for input; %s",
+                "job '%s' is stuck: for %.3g s it ended no op and did not wait for input; %s",
                 job.name,
                 now - seen.at,
                 _stack_of(job.thread),
