@@ -92,7 +92,7 @@ def unexpected(*_: Any) -> None:
     [
         (["--gpus", "x", "train.py"], "--gpus cannot be 'x'"),
         (["--env", "{", "train.py"], "--env cannot be '{'"),
-        (["--memory", "0", "train.py"], "job 'train': memory must be a positive number, got 0"),
+        (["--memory", "0", "train.py"], "job 'train': memory_budget must be a positive integer below 2**63, got 0"),
         (["train.py", "3"], f"target must be {targets.FORMS}, a script with its arguments in quotes; got '3'"),
         (["--gpus", "0", "train.py"], "job 'train': gpus must be a positive integer, got 0"),
         (["--env", "5", "train.py"], "job 'train': env must be a dict, got 5"),
@@ -136,7 +136,7 @@ def test_invalid_settings_start_nothing(
     [
         ({"name": 5}, "job '5': name must be a string of at most 255 characters without lone surrogates, got 5"),
         ({"env": {"x": object}}, "job 'a': the options must be values of JSON: Object of type type is not JSON"),
-        ({"memory": 1.5}, "job 'a': memory_budget must be a non-negative integer, got 1.5"),
+        ({"memory": 1.5}, "job 'a': memory_budget must be a positive integer below 2**63, got 1.5"),
     ],
 )
 def test_what_is_no_option_is_refused_before_it_is_sent(options: dict[str, Any], message: str) -> None:

@@ -125,10 +125,11 @@ def test_a_job_that_is_kept_at_the_gate_or_has_not_started_is_not_named(named: C
             x.add_(1)
 
     with torchshare.Runtime(device="cpu", policy="strict", grace=1, stuck_after=STUCK_S) as runtime:
-        runtime.submit(busy, name="first", priority="primary", threads=1)
+        first = runtime.submit(busy, name="first", priority="primary", threads=1)
+        runtime.start()
+        wait_until(lambda: first.result.ops > 0)
         kept = runtime.submit(lambda job: torch.ones(4).add_(1), name="kept", threads=1)
         runtime.submit(busy, name="later", start="after:kept", threads=1)
-        runtime.start()
         wait_until(lambda: kept.state == "running")
         time.sleep(LONG_S)
         assert kept.result.ops == 0
