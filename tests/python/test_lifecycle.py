@@ -170,9 +170,13 @@ def test_a_job_that_is_to_end_has_ordinary_priority(end: str) -> None:
             seen.append(os.sched_getscheduler(thread))
             ended.set()
 
+    def above(job: Job) -> None:
+        while not ended.wait(0.001):
+            torch.ones(1).add_(1)  # else it seems to wait for the other, which is then raised
+
     with torchshare.Runtime(device="cpu", device_priority="idle") as runtime:
         job = runtime.submit(body, threads=1)
-        runtime.submit(lambda job: ended.wait(), name="above", priority="primary", threads=1)
+        runtime.submit(above, priority="primary", threads=1)
         runtime.start()
         assert gatekeeper.reached.wait(SOON_S)
         job.cancel() if end == "cancel" else runtime.close()
