@@ -386,14 +386,14 @@ void RuntimeJob::without_language_lock(Work work) {
 
 void RuntimeJob::begin_input() {
   input_begin_ = runtime_->now();
-  is_waiting_.store(true);
+  is_waiting_.store(true, std::memory_order_relaxed);
   begin_idle(input_begin_);
 }
 
 void RuntimeJob::end_input() {
   const auto now = runtime_->now();
   end_idle(now);
-  is_waiting_.store(false);
+  is_waiting_.store(false, std::memory_order_relaxed);
   if (watch_ != nullptr) {
     watch_->begin_batch();
   }

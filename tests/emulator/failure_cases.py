@@ -11,19 +11,19 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-import os
 import re
 import sys
-import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import torchshare
 from torchshare import Job
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from forked_case import Case, ends_of, in_fork, say
 
 LIMIT_S = 60
 kept: list[Tensor] = []
@@ -61,10 +61,6 @@ def train(job: Job) -> str:
     return digest(scaled)
 
 
-def say(error: BaseException | None) -> str | None:
-    return None if error is None else f"{type(error).__name__}: {error}"
-
-
 def name_of(task: Path) -> str:
     """Of a job's thread, and of its autograd's: ts1-first. Empty for a thread that has just ended."""
     try:
@@ -77,7 +73,7 @@ def jobs_threads() -> list[str]:
     return [name for name in map(name_of, Path("/proc/self/task").iterdir()) if re.match(r"ts\d+-", name)]
 
 
-def run(case: dict[str, Any]) -> dict[str, Any]:
+def run(case: Case) -> Case:
     jobs: dict[str, str | None] = {}
     failed = None
     if case.get("call"):
@@ -87,10 +83,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             runtime.submit(train, name="first", priority="primary", threads=1, seed=0, resplit=False)
             runtime.submit(train, name="second", threads=1, seed=1, resplit=False)
             results = runtime.wait(LIMIT_S, check=False)
-            jobs = {
-                name: result.value if result.exception is None else say(result.exception)
-                for name, result in results.items()
-            }
+            jobs = ends_of(results)
     except Exception as error:
         failed = say(error)
     left = jobs_threads()
@@ -102,34 +95,13 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     return {"jobs": jobs, "runtime": failed, "left": left, "calls": calls}
 
 
-def in_fork(case: dict[str, Any]) -> dict[str, Any]:
-    reads, writes = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reads)
-        os.dup2(2, 1)  # our output is for outcomes
-        outcome = run(case)
-        os.write(writes, json.dumps(outcome).encode())
-        os.close(writes)
-        sys.stderr.flush()
-        os._exit(0)
-    os.close(writes)
-    timer = threading.Timer(LIMIT_S + 10, lambda: os.kill(child, 9))
-    timer.start()
-    with os.fdopen(reads, "rb") as stream:
-        text = stream.read()
-    _, status = os.waitpid(child, 0)
-    timer.cancel()
-    return {"status": os.waitstatus_to_exitcode(status), **(json.loads(text) if text else {})}
-
-
 def main() -> None:
     # Loads the numerics, once. Asked by torch, this would forbid CUDA in the children.
     emulator.cudaGetDeviceCount(ctypes.byref(ctypes.c_int()))
     with torchshare.Runtime(device="cpu"):
         pass  # a process's first runtime imports what it patches, for seconds; not in each child
     for line in sys.stdin:
-        print(json.dumps(in_fork(json.loads(line))), flush=True)
+        print(json.dumps(in_fork(run, json.loads(line), LIMIT_S + 10)), flush=True)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,9 @@ from torch import nn
 import torchshare
 from torchshare import Job
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from forked_case import Case, ends_of, in_fork, say
+
 LIMIT_S = 10
 KINDS = ("none", "allocation", "tensor", "thread", "throw", "delay")  # as in faults.cpp
 faults = ctypes.CDLL(os.environ["LD_PRELOAD"])
@@ -42,10 +45,6 @@ def train(job: Job) -> str:
         optimizer.step()
         optimizer.zero_grad()
     return hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters())).hexdigest()
-
-
-def say(error: BaseException | None) -> str | None:
-    return None if error is None else f"{type(error).__name__}: {error}"
 
 
 def train_jobs(policy: str, start: str) -> dict[str, str | None]:
@@ -68,10 +67,7 @@ def train_jobs(policy: str, start: str) -> dict[str, str | None]:
         second.append(runtime.submit(train, name="second", start=start, seed=1, record_ops=True, **options))
         results = runtime.wait(LIMIT_S, check=False)
         runtime.events()
-        return {
-            name: result.value if result.exception is None else say(result.exception)
-            for name, result in results.items()
-        }
+        return ends_of(results)
 
 
 def threads() -> list[str]:
@@ -83,7 +79,7 @@ def threads() -> list[str]:
     return [name for name in names if name.startswith("ts")]
 
 
-def run(case: dict[str, Any]) -> dict[str, Any]:
+def run(case: Case) -> Case:
     jobs: dict[str, str | None] = {}
     failed = None
     faults.faults_arm(KINDS.index(case["kind"]), case["position"])
@@ -99,25 +95,12 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     return {"jobs": jobs, "runtime": failed, "left": threads(), "chances": chances}
 
 
-def in_fork(case: dict[str, Any]) -> dict[str, Any]:
-    reads, writes = os.pipe()
+def with_errors(case: Case) -> Case:
+    """What came of it, with the end of what was written to stderr."""
     with tempfile.TemporaryFile() as errors:
-        child = os.fork()
-        if child == 0:
-            os.dup2(errors.fileno(), 2)
-            os.write(writes, json.dumps(run(case)).encode())
-            os._exit(0)
-        os.close(writes)
-        timer = threading.Timer(LIMIT_S + 10, lambda: os.kill(child, 9))
-        timer.start()
-        with os.fdopen(reads, "rb") as stream:
-            text = stream.read()
-        _, status = os.waitpid(child, 0)
-        timer.cancel()
-        timer.join()  # the next child is forked from a process with one thread
+        outcome = in_fork(run, case, LIMIT_S + 10, errors.fileno())
         errors.seek(0)
-        said = errors.read().decode(errors="replace")
-    return {"status": os.waitstatus_to_exitcode(status), "error": said[-4000:], **(json.loads(text) if text else {})}
+        return {"error": errors.read().decode(errors="replace")[-4000:], **outcome}
 
 
 def main() -> None:
@@ -125,7 +108,7 @@ def main() -> None:
         # What a process does once is not repeated in each child. Without a backward: torch forbids it in children then.
         runtime.submit(lambda job: list(job.batches([torch.ones(2)])), name="warm-up", threads=1, memory_budget=2**26)
     for line in sys.stdin:
-        print(json.dumps(in_fork(json.loads(line))), flush=True)
+        print(json.dumps(with_errors(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

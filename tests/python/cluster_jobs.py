@@ -16,6 +16,21 @@ from torchshare import Job
 
 Weights = dict[str, torch.Tensor]
 
+SCRIPT = """
+import sys, time, torch, torchshare
+steps, seconds = int(sys.argv[1]), float(sys.argv[2])
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torchshare.track(model=model, optimizer=optimizer)
+for (x,) in torchshare.batches([(torch.ones(4, 3),)] * steps):
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
+    print("step", flush=True)
+    time.sleep(seconds)
+print("trained")
+"""
+
 
 def training(
     epochs: int = 4, seconds: float = 0.0, seed: int = 0, marks: Path | None = None

@@ -87,6 +87,13 @@ def unexpected(*_: Any) -> None:
     raise AssertionError("it connects to a cluster")
 
 
+def check_refused(words: list[str], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line, before anything is started."""
+    monkeypatch.setattr(verb.connection, "up", unexpected)
+    done = torchshare_command("cluster", *words, folder=folder)
+    assert (done.returncode, done.stderr) == (2, f"torchshare: error: {message}\n")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -109,9 +116,7 @@ def unexpected(*_: Any) -> None:
 def test_invalid_options_are_one_line(
     tmp_path: Path, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verb.connection, "up", unexpected)
-    done = torchshare_command("cluster", "submit", *words, folder=tmp_path)
-    assert (done.returncode, done.stderr) == (2, f"torchshare: error: {message}\n")
+    check_refused(["submit", *words], message, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +131,7 @@ def test_invalid_options_are_one_line(
 def test_invalid_settings_start_nothing(
     tmp_path: Path, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verb.connection, "up", unexpected)
-    done = torchshare_command("cluster", "up", *words, folder=tmp_path)
-    assert (done.returncode, done.stderr) == (2, f"torchshare: error: {message}\n")
+    check_refused(["up", *words], message, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(

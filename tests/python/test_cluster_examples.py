@@ -10,24 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from cluster_jobs import SCRIPT
+
 EXAMPLES = Path(__file__).parents[2] / "examples" / "cluster"
-TRAIN = """
-import sys, time, torch, torchshare
-model = torch.nn.Linear(3, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-torchshare.track(model=model, optimizer=optimizer)
-for (x,) in torchshare.batches([(torch.ones(4, 3),)] * int(sys.argv[1])):
-    optimizer.zero_grad()
-    model(x).sum().backward()
-    optimizer.step()
-    print("step", flush=True)
-    time.sleep(0.02)
-print("trained")
-"""
 
 
 def test_slurm_queues_the_pair_again_and_it_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "scontrol").write_text('#!/bin/sh\necho "$@" >> scontrol.log\n')
     (tmp_path / "scontrol").chmod(0o755)
     path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -35,7 +24,7 @@ def test_slurm_queues_the_pair_again_and_it_goes_on(tmp_path: Path) -> None:
 
     def start(steps: int) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            ["bash", EXAMPLES / "pair.sbatch", "--threads", "1", f"a=train.py {steps}", f"b=train.py {steps}"],
+            ["bash", EXAMPLES / "pair.sbatch", "--threads", "1", *(f"{job}=train.py {steps} 0.02" for job in "ab")],
             cwd=tmp_path,
             env=environment,
             stdout=subprocess.PIPE,
@@ -72,11 +61,11 @@ def test_the_pods_command_is_one(tmp_path: Path) -> None:
     text = (EXAMPLES / "job.yaml").read_text()
     words = [json.loads(found) for found in re.findall(r"^ +(?:command|args): (\[.*\])$", text, re.MULTILINE)]
     command = [
-        word.replace("/checkpoints", "checkpoints").replace("--epochs 3", "5") for part in words for word in part
+        word.replace("/checkpoints", "checkpoints").replace("--epochs 3", "5 0.02") for part in words for word in part
     ]
-    command = ["train_b.py 5" if word == "train_b.py" else word for word in command]
+    command = ["train_b.py 5 0.02" if word == "train_b.py" else word for word in command]
     for name in ("train_a.py", "train_b.py"):
-        (tmp_path / name).write_text(TRAIN)
+        (tmp_path / name).write_text(SCRIPT)
     done = subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained") == 2

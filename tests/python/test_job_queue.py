@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from torchshare.cluster.job_queue import JobQueue
-from torchshare.cluster.job_spec import ENDED, JobSpec
+from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal, Superseded
 from torchshare.cluster.learned import StepTimes
 from torchshare.cluster.queue_state import QueueSettings
 from torchshare.cluster.queued_job import Action
+from torchshare.context.results import ENDED
 
 
 def spec(name: str, **options: Any) -> JobSpec:
@@ -112,7 +113,7 @@ def test_a_name_is_taken_but_the_same_submission_twice_is_one_job(path: Path) ->
     assert len(queue.jobs) == 1
     with pytest.raises(ValueError, match="job 'a': job names must be unique; a job of that name is pending"):
         queue.submit(spec("a", submission="other"))
-    assert queue.free_name("a") == "a-2"
+    assert queue.submit(spec("a", submission="third"), number=True) == "a-2"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cluster_jobs import SCRIPT
 from conftest import wait_until
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'torchshare[ray]'")
@@ -15,20 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def test_submit_starts_all_that_is_needed_and_down_ends_it(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        """
-import sys, time, torch, torchshare
-model = torch.nn.Linear(3, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-torchshare.track(model=model, optimizer=optimizer)
-for (x,) in torchshare.batches([(torch.ones(4, 3),)] * int(sys.argv[1])):
-    optimizer.zero_grad()
-    model(x).sum().backward()
-    optimizer.step()
-    time.sleep(0.05)
-print("trained")
-"""
-    )
+    (tmp_path / "train.py").write_text(SCRIPT)
     environment = {**os.environ, "HOME": str(tmp_path)}
     environment.pop("RAY_ADDRESS", None)
 
@@ -40,10 +28,10 @@ print("trained")
     assert done.returncode == 2
     assert done.stderr.startswith("torchshare: error: there is no Ray cluster on this machine")
     try:
-        done = run("submit", "train.py 3")
+        done = run("submit", "train.py 3 0.05")
         assert (done.returncode, done.stderr) == (0, "Job 'train' is submitted\nJob 'train' has finished\n")
         assert "trained\n" in done.stdout
-        assert run("submit", "--no-wait", "long=train.py 400").returncode == 0
+        assert run("submit", "--no-wait", "long=train.py 400 0.05").returncode == 0
         wait_until(lambda: " running " in run("list").stdout, 60)
         assert run("down").returncode == 0
         assert "there is no Ray cluster" in run("list").stderr

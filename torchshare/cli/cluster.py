@@ -35,7 +35,6 @@ _OWN: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "env": (json.loads, "JSON", "Ray's runtime_env"),
     "folder": (str, "DIR", "working folder of scripts, on every node (default: this one)"),
 }
-_LEFT_OUT = ("priority", "start", "memory_budget")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +98,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _further_options() -> list[Declared]:
-    return [option for option in on_the_command_line(JobOptions) if option.name not in _LEFT_OUT]
+    return [option for option in on_the_command_line(JobOptions) if option.name not in client.OF_QUEUE]
 
 
 def options_first(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:

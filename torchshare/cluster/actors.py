@@ -91,13 +91,9 @@ class SchedulerActor:
         """Accepts a job. With `number`, its name gets one if it is taken. Once this has returned, the job is kept."""
         self.check()
         with self._lock:
-            known = next((job for job in self._queue.jobs.values() if job.spec.submission == spec.submission), None)
-            if known is not None:
-                return known.spec.name
-            name = self._queue.free_name(spec.name) if number else spec.name
             if function is not None:
                 self._storage.put_function(spec.submission, function)
-            return self._queue.submit(JobSpec(**{**vars(spec), "name": name}))
+            return self._queue.submit(spec, number)
 
     def cancel(self, name: str) -> None:
         self.check()

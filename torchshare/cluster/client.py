@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchshare import _core
 from torchshare.cluster.connection import call, up
-from torchshare.cluster.job_spec import ENDED, JobSpec
-from torchshare.cluster.queued_job import level_of
+from torchshare.cluster.job_spec import JobSpec
+from torchshare.context.results import ENDED
 from torchshare.runtime.options import JobOptions, check
 from torchshare.scripts import targets
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from torchshare.cluster.storage import Outcome
 
 _POLL_S = 0.2
-_OF_QUEUE = ("name", "priority", "start", "memory_budget")  # options of Runtime.submit that are given otherwise
+OF_QUEUE = ("name", "priority", "start", "memory_budget")  # options of Runtime.submit that are given otherwise
 
 
 class JobError(RuntimeError):
@@ -154,7 +155,7 @@ def prepared(
     **options: Any,
 ) -> Callable[[], Handle]:
     """Checks the arguments of `submit`. What it returns submits the job to the cluster that is connected then."""
-    wrong = [option for option in options if option in _OF_QUEUE]
+    wrong = [option for option in options if option in OF_QUEUE]
     if wrong:
         raise TypeError(f"submit() got an unknown option '{wrong[0]}'")
     is_text = isinstance(target, str)
@@ -214,16 +215,16 @@ def spans() -> list[Span]:
 def _check(spec: JobSpec) -> None:
     options = {"name": spec.name, "priority": spec.priority, "memory_budget": spec.memory, **spec.options}
     check(JobOptions, options, "submit", spec.name)
-    level_of(spec.priority)
+    _core.priority_level(spec.priority)  # raises ValueError
     if not isinstance(spec.env, dict):
         raise ValueError(f"job '{spec.name}': env must be a dict, got {spec.env!r}")
     try:
         json.dumps(vars(spec), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(f"job '{spec.name}': the options must be values of JSON: {error}") from None
-    for what, value in (("memory", spec.memory), ("duration", spec.duration)):
-        if value is not None and not (isinstance(value, (int, float)) and 0 < value < float("inf")):
-            raise ValueError(f"job '{spec.name}': {what} must be a positive number, got {value!r}")
+    duration = spec.duration
+    if duration is not None and not (isinstance(duration, (int, float)) and 0 < duration < float("inf")):
+        raise ValueError(f"job '{spec.name}': duration must be a positive number, got {duration!r}")
     if not isinstance(spec.gpus, int) or spec.gpus < 1:
         raise ValueError(f"job '{spec.name}': gpus must be a positive integer, got {spec.gpus!r}")
     if not spec.name:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchshare.cluster import job_output
-from torchshare.cluster.job_spec import ENDED, JobSpec
+from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.storage import Outcome, Storage
 from torchshare.context.errors import described, users_traceback
+from torchshare.context.results import ENDED
 from torchshare.runtime.job import Job
 from torchshare.runtime.runtime import Runtime
 from torchshare.scripts import targets

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Callable, Container
 from typing import Any
 
+from torchshare import _core
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Event, Journal
 from torchshare.cluster.queue_state import QueueSettings, QueueState
-from torchshare.cluster.queued_job import Action, HostRecord, QueuedJob, Span, level_of
+from torchshare.cluster.queued_job import Action, HostRecord, QueuedJob, Span
+from torchshare.context.names import free_name
 
 
 class JobQueue:
@@ -41,11 +42,15 @@ class JobQueue:
 
     # What happens
 
-    def submit(self, spec: JobSpec) -> str:
-        """Returns the job's name. Raises ValueError for a job that cannot be accepted."""
+    def submit(self, spec: JobSpec, number: bool = False) -> str:
+        """Returns the job's name; with `number`, it gets one if it is taken. The same submission twice is one job.
+        Raises ValueError for a job that cannot be accepted."""
+        same = next((job for job in self.jobs.values() if job.spec.submission == spec.submission), None)
+        if same is not None:
+            return same.spec.name
+        if number:
+            spec = dataclasses.replace(spec, name=free_name(spec.name, self.jobs))
         known = self.jobs.get(spec.name)
-        if known is not None and known.spec.submission == spec.submission:
-            return spec.name
         if known is not None:
             raise ValueError(f"job '{spec.name}': job names must be unique; a job of that name is {known.state}")
         devices = sum(host.up for host in self.hosts.values())
@@ -60,14 +65,9 @@ class JobQueue:
         if self._settings.memory and (spec.memory or 0) > self._settings.memory:
             limit = self._settings.memory
             raise ValueError(f"job '{spec.name}': memory must be at most {limit}, that of a device; got {spec.memory}")
-        level_of(spec.priority)
+        _core.priority_level(spec.priority)  # raises ValueError
         self._record({"event": "submit", "job": dataclasses.asdict(spec)})
         return spec.name
-
-    def free_name(self, wanted: str) -> str:
-        """That name, with a number if it is taken."""
-        numbered = (f"{wanted}-{number}" for number in itertools.count(2))
-        return next(name for name in itertools.chain([wanted], numbered) if name not in self.jobs)
 
     def cancel(self, name: str) -> None:
         job = self.find(name)

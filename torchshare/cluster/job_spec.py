@@ -3,8 +3,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-ENDED = ("finished", "failed", "cancelled")
-
 
 @dataclass(frozen=True)
 class JobSpec:

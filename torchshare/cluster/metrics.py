@@ -7,7 +7,7 @@ from typing import Any
 from ray.util.metrics import Counter, Gauge, Histogram
 
 from torchshare.cluster.job_queue import JobQueue
-from torchshare.cluster.job_spec import ENDED
+from torchshare.context.results import ENDED
 
 _SECONDS = [10.0**exponent * digit for exponent in range(6) for digit in (1, 3)]
 

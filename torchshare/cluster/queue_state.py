@@ -13,10 +13,11 @@ import math
 from dataclasses import dataclass
 
 from torchshare import _core
-from torchshare.cluster.job_spec import ENDED, JobSpec
+from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Event
 from torchshare.cluster.learned import Learned
-from torchshare.cluster.queued_job import HostRecord, QueuedJob, Span, key_of, level_of
+from torchshare.cluster.queued_job import HostRecord, QueuedJob, Span, key_of
+from torchshare.context.results import ENDED
 
 _CRASHES = 3  # of the hosts that a job ran on, before it is given up
 _GIB = 2**30
@@ -86,7 +87,7 @@ class QueueState:
             self._rows[kind] = len(self._rows)
             self._set_ratios()
         memory = (spec.memory or 0) / _GIB
-        row, level = self._rows[kind], level_of(spec.priority)
+        row, level = self._rows[kind], _core.priority_level(spec.priority)
         number = self.live.add(self._now, estimate, spec.gpus, memory, row, level)
         job = QueuedJob(spec, number, event["time"])
         self._numbers.append(job)

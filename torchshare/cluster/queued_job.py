@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,11 +78,3 @@ class Action:
 
 def key_of(env: dict[str, Any]) -> str:
     return json.dumps(env, sort_keys=True)
-
-
-def level_of(priority: str) -> int:
-    named = {"primary": 0, "secondary": 1}
-    match = re.fullmatch(r"level-(\d)", priority)
-    if priority not in named and match is None:
-        raise ValueError(f"priority must be 'primary', 'secondary' or 'level-0' to 'level-9', got '{priority}'")
-    return named[priority] if match is None else int(match[1])

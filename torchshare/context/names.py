@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
+from collections.abc import Container
 from urllib.parse import quote
 
 _MAX_STEM = 120  # characters
@@ -28,6 +30,12 @@ def escape_message(record: logging.LogRecord) -> bool:
         record.args = tuple(escaped(e) if isinstance(e, str) and not isinstance(e, Lines) else e for e in record.args)
     record.msg, record.args = escaped(record.getMessage(), keep="\n\t"), ()
     return True
+
+
+def free_name(wanted: str, taken: Container[str]) -> str:
+    """That name, with a number if it is taken."""
+    numbered = (f"{wanted}-{number}" for number in itertools.count(2))
+    return next(name for name in itertools.chain([wanted], numbered) if name not in taken)
 
 
 def file_stem(job: str) -> str:

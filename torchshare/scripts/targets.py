@@ -6,7 +6,6 @@ import argparse
 import importlib
 import importlib.util
 import inspect
-import itertools
 import os
 import re
 import shlex
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torchshare.context.names import free_name
 from torchshare.scripts.output import Output
 from torchshare.scripts.script import Script
 
@@ -49,8 +49,7 @@ def default_name(target: str, taken: Container[str] = ()) -> str:
         return target.rpartition(":")[2]
     words = shlex.split(target)
     name = words[1].rpartition(".")[2] if words[0] == "-m" and len(words) > 1 else Path(words[0]).stem
-    numbered = (f"{name}-{number}" for number in itertools.count(2))
-    return next(each for each in itertools.chain([name], numbered) if each not in taken)
+    return free_name(name, taken)
 
 
 def source_file(target: str) -> Path | None:

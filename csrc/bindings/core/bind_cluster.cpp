@@ -87,11 +87,11 @@ py::list usage_of(const Simulator& simulator) {
 
 using Orders = std::pair<std::vector<JobId>, std::vector<JobId>>;
 
-/// An event of the live scheduler about something that it knows by number.
-template <typename Number>
-auto event(LiveScheduler::Orders (LiveScheduler::*report)(Number, Seconds)) {
-  return [report](LiveScheduler& scheduler, Number number, Seconds now) {
-    const auto [suspend, start] = (scheduler.*report)(number, now);
+/// An event of the live scheduler: its arguments are what it is about, if anything, and the time.
+template <typename... Arguments>
+auto event(LiveScheduler::Orders (LiveScheduler::*report)(Arguments...)) {
+  return [report](LiveScheduler& scheduler, Arguments... arguments) {
+    const auto [suspend, start] = (scheduler.*report)(arguments...);
     return Orders{suspend, start};
   };
 }
@@ -140,13 +140,7 @@ void bind_cluster(py::module_& module) {
       .def("end", event(&LiveScheduler::end), py::arg("job"), py::arg("now"))
       .def("lose", event(&LiveScheduler::lose), py::arg("gpu"), py::arg("now"))
       .def("gain", event(&LiveScheduler::gain), py::arg("gpu"), py::arg("now"))
-      .def(
-          "look",
-          [](LiveScheduler& scheduler, Seconds now) {
-            const auto [suspend, start] = scheduler.look(now);
-            return Orders{suspend, start};
-          },
-          py::arg("now"))
+      .def("look", event(&LiveScheduler::look), py::arg("now"))
       .def_property_readonly("look_again", &LiveScheduler::look_again)
       .def("add_node", &LiveScheduler::add_node)
       .def("set_pinned", &LiveScheduler::set_pinned, py::arg("job"), py::arg("pinned"))
@@ -158,9 +152,6 @@ void bind_cluster(py::module_& module) {
           py::arg("models"), py::arg("ratios"), py::arg("now"))
       .def(
           "gpus", [](const LiveScheduler& scheduler, JobId job) { return scheduler.cluster().job(job).gpus; },
-          py::arg("job"))
-      .def(
-          "remaining", [](const LiveScheduler& scheduler, JobId job) { return scheduler.cluster().remaining(job); },
           py::arg("job"));
 }
 

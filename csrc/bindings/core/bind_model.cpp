@@ -27,6 +27,9 @@ void bind_model(py::module_& module) {
       "outranks",
       [](const std::string& a, const std::string& b) { return outranks(parse_priority(a), parse_priority(b)); },
       py::arg("a"), py::arg("b"));
+  module.def(
+      "priority_level", [](const std::string& text) { return static_cast<int>(parse_priority(text)); },
+      py::arg("text"));
   module.def("gate_policy_names", &gate_policy_names);
   py::class_<OpTime>(module, "OpTime")
       .def(py::init<double, double, std::uint32_t>(), py::arg("mean"), py::arg("spread"), py::arg("count"))

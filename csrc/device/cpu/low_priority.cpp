@@ -67,17 +67,17 @@ bool LowPriority::restore_thread(int thread) const {
                                        : set_policy(thread, former_policy_, former_param_);
 }
 
+struct CloseFolder {
+  void operator()(DIR* folder) const { closedir(folder); }
+};
+
 /// Visits the threads with this thread's name: its workers inherited it, and its priority.
 template <class Visit>
 void LowPriority::for_each_worker(int thread, Visit visit) const noexcept {
   try {
     const std::string name = name_of(std::to_string(thread));
     // Not std::filesystem, which ends the process if it finds no memory.
-    const std::shared_ptr<DIR> threads(opendir("/proc/self/task"), [](DIR* opened) {
-      if (opened != nullptr) {
-        closedir(opened);
-      }
-    });
+    const std::unique_ptr<DIR, CloseFolder> threads(opendir("/proc/self/task"));
     while (const dirent* const entry = threads != nullptr ? readdir(threads.get()) : nullptr) {
       const std::string text = entry->d_name;
       int worker = 0;
