@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs a build with a sanitizer: run_sanitized.sh thread|address. The C++ tests with threads, then a pair of Python jobs on
+# Runs a build with a sanitizer: run_sanitized.sh thread|address,undefined. The C++ tests with threads, then a pair of Python jobs on
 # the CPU and, where it was built, on the emulated CUDA device.
 # torch and Python are not instrumented: faults inside them are not reported, nor are locks that only they use.
 set -eu
@@ -14,8 +14,8 @@ case $1 in
     preload=$(gcc -print-file-name=libtsan.so)
     # A fork acquires every ledger's lock, and ThreadSanitizer supports 64 locks per thread.
     filter='-*ForkedChild*' ;;
-  address)
-    export ASAN_OPTIONS="detect_leaks=0 allocator_may_return_null=1"  # Python's and torch's own, at exit
+  address,undefined)
+    export ASAN_OPTIONS="allocator_may_return_null=1" UBSAN_OPTIONS="print_stacktrace=1"
     preload="$(gcc -print-file-name=libasan.so):$(gcc -print-file-name=libstdc++.so)"
     filter='*' ;;
 esac
@@ -28,10 +28,10 @@ for entry in torchshare/*; do
   case $entry in *.so | */__pycache__) ;; *) ln -sfn "$PWD/$entry" "$package/" ;; esac
 done
 cp "$BUILD"/_C.*.so "$BUILD"/_core.*.so "$package"
-export PYTHONPATH="$BUILD/python"
+export PYTHONPATH="$BUILD/python" ASAN_OPTIONS="${ASAN_OPTIONS-} detect_leaks=0"  # Python leaks at its exit
 plain env LD_PRELOAD="$preload" "$PY" tests/sanitized_pair.py cpu
 if [ -e "$emulator" ]; then
   plain "$BUILD/tests/emulator/torchshare_emulator_tests" --gtest_brief=1
   plain env PRELOAD_FIRST="$preload" tests/emulator/run.sh "$PY" tests/sanitized_pair.py cuda
 fi
-echo "$1 sanitizer: no fault in the C++ tests, none in pairs of Python jobs"
+echo "sanitizers ($1): no fault in the C++ tests, none in pairs of Python jobs"

@@ -41,8 +41,7 @@ std::string full_name() {
 
 }  // namespace
 
-void install_hot_ops() {
-  torch::Library& library = *new torch::Library(torch::Library::IMPL, "aten", kHookKey, __FILE__, __LINE__);
+void install_hot_ops(torch::Library& library) {
 #define HOT(op) library.impl(full_name<at::_ops::op>().c_str(), TORCH_FN(TypedKernel<at::_ops::op>::hot));
 #define COMPOUND(op) library.impl(full_name<at::_ops::op>().c_str(), TORCH_FN(TypedKernel<at::_ops::op>::compound));
 #include "hook/hot_ops.inc"

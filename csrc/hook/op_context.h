@@ -2,6 +2,8 @@
 
 #include <ATen/core/Generator.h>
 
+#include <string_view>
+
 #include "gate/op_watch.h"
 #include "gate/slot.h"
 #include "memory/owned_memory.h"
@@ -27,8 +29,9 @@ class OpContext {
   /// The priority of the job's thread; see ThreadPriority.
   virtual void raise_priority() {}
   virtual void lower_priority() {}
-  // Called around a wait for the job's other ranks: meanwhile lower jobs may enter at once. On the job's own thread.
-  virtual void begin_wait() {}
+  // Called around a wait, such as for the job's other ranks: meanwhile lower jobs may enter at once. On the job's own
+  // thread.
+  virtual void begin_wait(std::string_view /*reason*/) {}
   virtual void end_wait() {}
 
  protected:
@@ -142,7 +145,7 @@ class WaitForRanks {
  public:
   WaitForRanks() : context_(current_context) {
     if (context_ != nullptr) {
-      context_->begin_wait();
+      context_->begin_wait("collective");
     }
   }
   ~WaitForRanks() {

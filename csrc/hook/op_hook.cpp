@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -107,8 +108,7 @@ bool is_view(const c10::FunctionSchema& schema) {
 }
 
 /// Registers a kernel for each op of torch, chosen by its schema. Ops of extensions take the boxed fallback.
-void install_by_schema() {
-  torch::Library& library = *new torch::Library(torch::Library::IMPL, "aten", kHookKey, __FILE__, __LINE__);
+void install_by_schema(torch::Library& library) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
@@ -126,12 +126,11 @@ void install_by_schema() {
   }
 }
 
-void install_waits() {
-  torch::Library& functional =
-      *new torch::Library(torch::Library::IMPL, "_c10d_functional", kHookKey, __FILE__, __LINE__);
-  functional.impl("wait_tensor", torch::CppFunction::makeFromBoxedFunction<&wait_for_ranks>());
-  torch::Library& c10d = *new torch::Library(torch::Library::IMPL, "c10d", kHookKey, __FILE__, __LINE__);
-  c10d.impl("monitored_barrier_", torch::CppFunction::makeFromBoxedFunction<&wait_for_ranks>());
+/// The kernels of the hook for the ops of `name`. Never destroyed: deregistering a fallback at exit makes torch visit
+/// all ops.
+torch::Library& new_library(const char* name) {
+  static auto& all = *new std::deque<torch::Library>;
+  return all.emplace_back(torch::Library::IMPL, name, kHookKey, __FILE__, __LINE__);
 }
 
 void set_context(OpContext* context) {
@@ -145,12 +144,13 @@ void forget_job_after_fork() {
 }
 
 bool register_everything() {
-  // Never destroyed: deregistering a fallback at exit makes torch visit all ops.
-  torch::Library& fallback = *new torch::Library(torch::Library::IMPL, "_", kHookKey, __FILE__, __LINE__);
-  fallback.fallback(torch::CppFunction::makeFromBoxedFunction<&gate_op>());
-  install_hot_ops();
-  install_by_schema();
-  install_waits();
+  new_library("_").fallback(torch::CppFunction::makeFromBoxedFunction<&gate_op>());
+  torch::Library& ops = new_library("aten");
+  install_hot_ops(ops);
+  install_by_schema(ops);
+  const auto wait = [] { return torch::CppFunction::makeFromBoxedFunction<&wait_for_ranks>(); };
+  new_library("_c10d_functional").impl("wait_tensor", wait());
+  new_library("c10d").impl("monitored_barrier_", wait());
   pthread_atfork(nullptr, nullptr, &forget_job_after_fork);
   return true;
 }

@@ -5,6 +5,10 @@
 
 #include "hook/op_context.h"
 
+namespace torch {
+class Library;
+}  // namespace torch
+
 namespace torchshare {
 
 // Note [The hook's key]
@@ -28,6 +32,6 @@ inline c10::DispatchKeySet after_hook(c10::DispatchKeySet keys) {
 void install_op_hook();
 
 /// Registers the typed kernels; part of install_op_hook.
-void install_hot_ops();
+void install_hot_ops(torch::Library& library);
 
 }  // namespace torchshare

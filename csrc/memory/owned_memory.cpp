@@ -131,18 +131,28 @@ MemoryOwner::MemoryOwner(std::shared_ptr<MemoryBudget> budget, c10::DeviceType d
     : budget_(std::move(budget)), device_(device), deleter_(kAllDeleters[0]), options_(options) {
   static const int once = pthread_atfork(&lock_ledgers, &unlock_ledgers, &forget_owner_after_fork);
   (void)once;
-  for (std::size_t index = 1; index < kDeleters && !options_.shared; ++index) {
+  if (options_.shared) {
+    return;
+  }
+  // What former owners left in a ledger counts against its cache's ceiling, so that an empty one is preferred.
+  if (!take_ledger(0) && !take_ledger(SIZE_MAX)) {
+    options_.caches = false;
+  }
+}
+
+bool MemoryOwner::take_ledger(std::size_t most_blocks) {
+  for (std::size_t index = 1; index < kDeleters; ++index) {
     Ledger& ledger = ledgers()[index];
     std::lock_guard lock(ledger.mutex);
-    if (ledger.owner == nullptr) {
+    if (ledger.owner == nullptr && ledger.blocks.size() <= most_blocks) {
       ledger.owner = budget_;
       ledger.cache.reset(options_.caches ? static_cast<std::size_t>(budget_->limit()) : 0);
       deleter_ = kAllDeleters[index];
       used_ledgers.store(std::max(used_ledgers.load(), index + 1));
-      return;
+      return true;
     }
   }
-  options_.caches = options_.caches && options_.shared;
+  return false;
 }
 
 MemoryOwner::~MemoryOwner() {

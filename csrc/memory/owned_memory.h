@@ -49,6 +49,9 @@ class MemoryOwner {
   std::shared_ptr<MemoryBudget> other_owner(const c10::DataPtr& data) const;
 
  private:
+  /// Takes the first free ledger that has at most that many blocks of former owners.
+  bool take_ledger(std::size_t most_blocks);
+
   const std::shared_ptr<MemoryBudget> budget_;
   const c10::DeviceType device_;
   c10::DeleterFnPtr deleter_ = nullptr;

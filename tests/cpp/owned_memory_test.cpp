@@ -149,14 +149,26 @@ TEST_F(OwnedMemoryTest, KnowsTheOwnerOfATensor) {
   EXPECT_EQ(owner_of(*second, firsts), "") << "an owner that is gone owns nothing";
 }
 
+TEST_F(OwnedMemoryTest, AnOwnerPrefersADeleterWithoutBlocksOfEndedJobs) {
+  const auto make = [](const std::shared_ptr<MemoryOwner>& owner) {
+    const MemoryScope scope(owner);
+    return thousand_floats();
+  };
+  const at::Tensor left = make(owner("first"));
+  const auto next = owner("next");
+  EXPECT_NE(next->deleter(), left.storage().data_ptr().get_deleter());
+}
+
 TEST_F(OwnedMemoryTest, BlocksOfAnEndedJobAreNotTheNextOnes) {
-  auto first = owner("first");
-  at::Tensor left;
-  {
-    const MemoryScope scope(first);
-    left = thousand_floats();
+  std::vector<std::shared_ptr<MemoryOwner>> owners;
+  std::vector<at::Tensor> all_left;
+  for (int i = 0; i < 100; ++i) {  // more than there are deleters
+    owners.push_back(owner(std::to_string(i)));
+    const MemoryScope scope(owners.back());
+    all_left.push_back(thousand_floats());
   }
-  first.reset();
+  const at::Tensor left = all_left.front();
+  owners.clear();
   const auto next = owner("next");  // reuses the first one's deleter
   const auto other = owner("other");
   EXPECT_EQ(other->other_owner(left.storage().data_ptr()), nullptr);

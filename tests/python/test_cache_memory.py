@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,7 @@ def test_weights_are_the_same_with_and_without_the_cache() -> None:
 
 
 def test_kept_blocks_are_in_no_budget() -> None:
-    gc.collect()  # a ledger counts what is left of the jobs that had it before
+    left = run_one(lambda _job: torch.empty(24 * MIB, dtype=torch.uint8))  # of a former owner
 
     def alternate(job: Job) -> int:
         for size in (40, 41, 42):
@@ -63,6 +62,7 @@ def test_kept_blocks_are_in_no_budget() -> None:
     result = run_one(alternate, memory_budget=48 * MIB)
     assert result.memory_peak == 42 * MIB
     assert 40 * MIB <= result.memory_cached <= 48 * MIB
+    assert left.value.numel() == 24 * MIB
 
 
 def test_a_suspended_job_keeps_no_blocks() -> None:

@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import LOOP, Ran, launch, script, torchshare_command
+
+from torchshare.isolation import script_state
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scripts"
 
@@ -308,3 +311,31 @@ def test_a_warning_names_the_script_that_replaces_a_function_of_torch(tmp_path: 
     ran = Ran(tmp_path, "a.py", "b.py")
     assert ran.code == 0 and ran.text().count("job 'a' has replaced torch.nn.functional.relu for all jobs") == 1
     assert torch.nn.functional.relu(torch.ones(1)).item() == 1.0  # restored
+
+
+def test_what_stands_for_an_attribute_of_a_script_can_be_read_and_assigned_while_others_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread may read it from the module's dictionary before the module's class is replaced, and assign it
+    later, as `warnings.catch_warnings` and `contextlib.redirect_stdout` do."""
+    routed = {
+        (warnings, "filters"): script_state._RoutedFilters("filters", warnings.filters),
+        (sys, "stdout"): script_state.RoutedStream("stdout", sys.stdout),
+    }
+    for (module, name), stand_in in routed.items():
+        outer = getattr(module, name)
+        monkeypatch.setitem(module.__dict__, name, stand_in)
+        seen = getattr(module, name)
+        assert seen is stand_in
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "__class__", {warnings: script_state._Warnings, sys: script_state._Sys}[module])
+            setattr(module, name, seen)
+            assert getattr(module, name) is outer
+        again = type(stand_in)(name, seen)  # the next patches
+        assert again.outer is outer
+    assert list(warnings.filters) == list(warnings.filters[:]) != []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.warn("said", stacklevel=1)
+    assert [str(each.message) for each in caught] == ["said"]
+    print("written")

@@ -27,6 +27,7 @@ from torchshare.isolation import (
     collectives,
     compiling,
     cuda,
+    environment,
     forward_hook,
     gradient_sync,
     hooks,
@@ -64,6 +65,7 @@ def install() -> None:
             interrupt.route(_replace)
             steps.route(_patches)
             settings.route(_patches)
+            environment.route(_patches)
             hooks.route(_patches)
             process_groups.route(_patches)
             gradient_sync.route(_patches)

@@ -45,7 +45,7 @@ class _OfScriptRouted(_OfScript):
         return module.__dict__[self._name].outer
 
     def _set_outer(self, module: ModuleType, value: object) -> None:
-        module.__dict__[self._name].outer = value
+        module.__dict__[self._name].outer = _unrouted(value)
 
 
 class _AnyModule(type):
@@ -67,48 +67,61 @@ class _Sys(ModuleType, metaclass=_AnyModule):
     stderr = _OfScriptRouted("stderr")
 
 
-class RoutedStream:
-    """Forwards to `sys.stdout`, or another stream of this name, of the calling thread."""
+class _Routed:
+    """What stands for an attribute in the dictionary of its module: forwards to the script's, or to the process's own,
+    `outer`. Code that has read this object itself, while the module was being patched, may assign it later: it is never
+    its own `outer`."""
 
     def __init__(self, name: str, outer: Any) -> None:
         self._name = name
-        self.outer = outer
+        self.outer = _unrouted(outer)
+
+    def _of_thread(self) -> Any:
+        script = current.script()
+        return self.outer if script is None else getattr(script, self._name)
+
+
+def _unrouted(value: Any) -> Any:
+    return value.outer if isinstance(value, _Routed) else value
+
+
+class RoutedStream(_Routed):
+    """`sys.stdout`, or another stream."""
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(getattr(sys, self._name), attribute)
+        return getattr(self._of_thread(), attribute)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(getattr(sys, self._name))
+        return iter(self._of_thread())
 
 
 class _Warnings(ModuleType):
     filters = _OfScriptRouted("filters")
 
 
-class _RoutedFilters(list[Any]):
-    """Forwards to `warnings.filters` of the calling thread, for the functions of `warnings`."""
-
-    def __init__(self, outer: list[Any]) -> None:
-        super().__init__()
-        self.outer = outer
+class _RoutedFilters(_Routed, list[Any]):
+    """`warnings.filters`, for the functions of `warnings`."""
 
     def insert(self, index: Any, item: Any) -> None:
-        warnings.filters.insert(index, item)  # type: ignore[attr-defined]
+        self._of_thread().insert(index, item)
 
     def append(self, item: Any) -> None:
-        warnings.filters.append(item)  # type: ignore[attr-defined]
+        self._of_thread().append(item)
 
     def remove(self, item: Any) -> None:
-        warnings.filters.remove(item)  # type: ignore[attr-defined]
+        self._of_thread().remove(item)
 
     def __contains__(self, item: Any) -> bool:
-        return item in warnings.filters
+        return item in self._of_thread()
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(warnings.filters)
+        return iter(self._of_thread())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._of_thread()[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        warnings.filters[index] = value  # type: ignore[index]
+        self._of_thread()[index] = value
 
 
 class _OfLogger:
@@ -152,7 +165,7 @@ def process_stream(name: str) -> Any:
 def route(patches: Patches) -> None:
     for name in ("stdin", "stdout", "stderr"):
         _route_in_dictionary(patches, sys, name, RoutedStream(name, getattr(sys, name)))
-    _route_in_dictionary(patches, warnings, "filters", _RoutedFilters(warnings.filters))  # type: ignore[arg-type]
+    _route_in_dictionary(patches, warnings, "filters", _RoutedFilters("filters", warnings.filters))
     patches.replace(sys, "__class__", _Sys)
     patches.replace(warnings, "__class__", _Warnings)
     for name in _LOGGER_ATTRIBUTES:
