@@ -154,6 +154,22 @@ void Cluster::enqueue(JobId job, Rank rank) {
   waiting_.insert(entry.kind, entry.rank, job);
 }
 
+JobProgress Cluster::progress(JobId job) const {
+  const ClusterJob& entry = jobs_[job];
+  const Seconds passed = entry.phase == JobPhase::kRunning ? now_ - entry.since : 0;
+  const Seconds restarting = std::min(entry.restart_left, passed);
+  return {entry.work_left - (passed - restarting) * entry.speed, entry.restart_left - restarting, entry.run + passed,
+          entry.preemptions};
+}
+
+void Cluster::restore(JobId job, const JobProgress& progress) {
+  ClusterJob& entry = jobs_[job];
+  entry.work_left = progress.work_left;
+  entry.restart_left = progress.restart_left;
+  entry.run = progress.run;
+  entry.preemptions = progress.preemptions;
+}
+
 void Cluster::set_interference(Interference interference) {
   interference_ = std::move(interference);
   set_speeds(running_);

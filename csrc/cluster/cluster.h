@@ -19,6 +19,7 @@ struct ClusterOptions {
   int largest_split = 8;               ///< maximum number of sub-batches of a sharing job: 1, 2, 4, ..., this
   double fixed_memory_fraction = 0.3;  ///< m0 / (m0 + m1 B): does not scale with the sub-batch
   double fixed_time_fraction = 0.05;   ///< alpha / (alpha + beta B): cost of each further sub-batch
+  bool one_gang_beside = false;        ///< a job of several GPUs shares with at most one other such job
   bool record_spans = false;
 };
 
@@ -28,6 +29,14 @@ struct Span {
   Seconds begin;
   Seconds end;
   std::vector<GpuId> gpus;
+};
+
+/// What a job has done so far.
+struct JobProgress {
+  Seconds work_left = 0;
+  Seconds restart_left = 0;
+  Seconds run = 0;
+  int preemptions = 0;
 };
 
 enum class JobPhase : std::uint8_t { kToCome, kWaiting, kRunning, kEnded };
@@ -113,6 +122,9 @@ class Cluster {
   /// Throws std::invalid_argument.
   JobId add(const JobRecord& job, Seconds estimate);
   void set_pinned(JobId job, bool pinned) { jobs_[job].pinned = pinned; }
+  JobProgress progress(JobId job) const;
+  /// Of a job that was in another cluster.
+  void restore(JobId job, const JobProgress& progress);
   void add_node() { gpus_.add_node(); }
   /// The GPU must have no jobs.
   void set_usable(GpuId gpu, bool usable) { gpus_.set_usable(gpu, usable); }

@@ -8,19 +8,14 @@
 namespace torchshare {
 
 LiveScheduler::LiveScheduler(Cluster cluster, std::unique_ptr<ClusterPolicy> policy)
-    : cluster_(std::move(cluster)), policy_(std::move(policy)), told_(cluster_.jobs()) {}
+    : cluster_(std::move(cluster)), policy_(std::move(policy)) {}
 
 JobId LiveScheduler::add(const JobRecord& job, Seconds estimate) {
-  const JobId id = cluster_.add(job, estimate);
-  told_.emplace_back();
-  return id;
+  return cluster_.add(job, estimate);
 }
 
 LiveScheduler::Orders LiveScheduler::arrive(JobId job, Seconds now) {
-  check_job(job);
-  if (cluster_.job(job).phase != JobPhase::kToCome) {
-    throw std::invalid_argument(fmt::format("job {} has already arrived", job));
-  }
+  check_to_come(job);
   advance(now);
   cluster_.arrive(job, policy_->rank(cluster_, job));
   return decide();
@@ -34,7 +29,7 @@ LiveScheduler::Orders LiveScheduler::end(JobId job, Seconds now) {
   }
   advance(now);
   cluster_.end(job);
-  told_[job].clear();
+  told_.erase(job);
   return decide();
 }
 
@@ -59,6 +54,24 @@ LiveScheduler::Orders LiveScheduler::gain(GpuId gpu, Seconds now) {
 LiveScheduler::Orders LiveScheduler::look(Seconds now) {
   advance(now);
   return decide();
+}
+
+JobProgress LiveScheduler::progress(JobId job) const {
+  check_job(job);
+  return cluster_.progress(job);
+}
+
+void LiveScheduler::restore(JobId job, const JobProgress& progress, std::vector<GpuId> gpus, Seconds now) {
+  check_to_come(job);
+  advance(now);
+  cluster_.restore(job, progress);
+  cluster_.arrive(job, policy_->rank(cluster_, job));
+  if (!gpus.empty()) {
+    std::for_each(gpus.begin(), gpus.end(), [this](GpuId gpu) { check_gpu(gpu); });
+    told_[job] = gpus;
+    cluster_.start(job, std::move(gpus));
+    cluster_.restore(job, progress);  // `start` has begun a restart
+  }
 }
 
 void LiveScheduler::set_pinned(JobId job, bool pinned) {
@@ -87,6 +100,13 @@ void LiveScheduler::check_job(JobId job) const {
   }
 }
 
+void LiveScheduler::check_to_come(JobId job) const {
+  check_job(job);
+  if (cluster_.job(job).phase != JobPhase::kToCome) {
+    throw std::invalid_argument(fmt::format("job {} has already arrived", job));
+  }
+}
+
 void LiveScheduler::advance(Seconds now) {
   if (!(now >= cluster_.now())) {
     throw std::invalid_argument(fmt::format("time must not decrease, got {} s after {} s", now, cluster_.now()));
@@ -97,19 +117,22 @@ void LiveScheduler::advance(Seconds now) {
 LiveScheduler::Orders LiveScheduler::decide() {
   policy_->schedule(cluster_);
   cluster_.take_changed();
-  Orders orders;
-  for (JobId job = 0; job < cluster_.jobs(); ++job) {
-    const std::vector<GpuId>& gpus = cluster_.job(job).gpus;
-    if (gpus != told_[job]) {
-      if (!told_[job].empty()) {
-        orders.suspend.push_back(job);
-      }
-      if (!gpus.empty()) {
-        orders.start.push_back(job);
-      }
-      told_[job] = gpus;
-    }
+  std::map<JobId, std::vector<GpuId>> now;
+  for (const JobId job : cluster_.running()) {
+    now.emplace(job, cluster_.job(job).gpus);
   }
+  const auto only_in = [](const auto& some, const auto& others) {
+    std::vector<JobId> jobs;
+    for (const auto& [job, gpus] : some) {
+      const auto other = others.find(job);
+      if (other == others.end() || other->second != gpus) {
+        jobs.push_back(job);
+      }
+    }
+    return jobs;
+  };
+  Orders orders{only_in(told_, now), only_in(now, told_)};
+  told_ = std::move(now);
   return orders;
 }
 

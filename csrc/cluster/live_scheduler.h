@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -38,6 +39,10 @@ class LiveScheduler {
 
   /// Appends a node whose GPUs are yet to be gained.
   void add_node() { cluster_.add_node(); }
+  JobProgress progress(JobId job) const;
+  /// Of a job that has not arrived here, but in a scheduler before: it waits, or runs on `gpus`. Decides nothing.
+  /// Throws std::invalid_argument as `arrive` does.
+  void restore(JobId job, const JobProgress& progress, std::vector<GpuId> gpus, Seconds now);
   /// A pinned job is not suspended. Applies from the next event on, as does `set_interference`.
   void set_pinned(JobId job, bool pinned);
   void set_interference(Interference interference, Seconds now);
@@ -45,12 +50,13 @@ class LiveScheduler {
  private:
   void check_gpu(GpuId gpu) const;
   void check_job(JobId job) const;
+  void check_to_come(JobId job) const;
   void advance(Seconds now);
   Orders decide();
 
   Cluster cluster_;
   std::unique_ptr<ClusterPolicy> policy_;
-  std::vector<std::vector<GpuId>> told_;  // the GPUs of each job, as last reported to the caller
+  std::map<JobId, std::vector<GpuId>> told_;  // the GPUs of running jobs, as last reported to the caller
 };
 
 }  // namespace torchshare

@@ -13,12 +13,36 @@ bool start_alone(Cluster& cluster, JobId job) {
   return true;
 }
 
+namespace {
+
+bool is_gang(const Cluster& cluster, JobId job) {
+  return cluster.job(job).asked.gpus > 1;
+}
+
+}  // namespace
+
+bool gangs_may_share(const Cluster& cluster, JobId job, JobId other) {
+  if (!cluster.options().one_gang_beside || !is_gang(cluster, job) || !is_gang(cluster, other)) {
+    return true;
+  }
+  const std::vector<GpuId>& gpus = cluster.job(other).gpus;
+  return std::none_of(gpus.begin(), gpus.end(), [&](GpuId gpu) {
+    const JobId partner = cluster.gpus().partner(gpu, other);
+    return partner != kNobody && is_gang(cluster, partner);
+  });
+}
+
 bool start_beside(Cluster& cluster, JobId job, const std::vector<Partner>& partners) {
   const Gpus& gpus = cluster.gpus();
   const int need = cluster.job(job).asked.gpus;
   std::vector<GpuId> picked = gpus.pick_free(std::min(gpus.free(), need));
   int sub_batches = 1;
+  bool has_gang = false;
   for (const Partner& partner : partners) {
+    const bool both_gangs = cluster.options().one_gang_beside && is_gang(cluster, job) && is_gang(cluster, partner.job);
+    if (both_gangs && std::exchange(has_gang, true)) {
+      continue;
+    }
     for (const GpuId gpu : cluster.job(partner.job).gpus) {
       if (std::ssize(picked) < need && gpus.on(gpu)[1] == kNobody) {
         picked.push_back(gpu);

@@ -20,6 +20,9 @@ struct Partner {
   double value;     ///< lower is better; defined by the policy
 };
 
+/// False if both are gangs, gangs share with one other only, and `other` already does.
+bool gangs_may_share(const Cluster& cluster, JobId job, JobId other);
+
 /// Starts `job` on free GPUs and beside `partners`, in their order; false if they have too few GPUs.
 bool start_beside(Cluster& cluster, JobId job, const std::vector<Partner>& partners);
 
@@ -33,7 +36,8 @@ bool share(Cluster& cluster, JobId job, const Value& value) {
   std::vector<Partner> partners;
   for (const JobId other : cluster.running()) {
     const ClusterJob& theirs = cluster.job(other);
-    const int sub_batches = theirs.shared_gpus < theirs.asked.gpus ? cluster.split_beside(job, other) : 0;
+    const bool has_room = theirs.shared_gpus < theirs.asked.gpus && gangs_may_share(cluster, job, other);
+    const int sub_batches = has_room ? cluster.split_beside(job, other) : 0;
     const std::optional<double> worth = sub_batches > 0 ? value(other, sub_batches) : std::nullopt;
     if (worth) {
       partners.push_back({other, sub_batches, *worth});

@@ -44,6 +44,15 @@ def cache() -> Iterator[Path]:
         yield CACHE / "torchshare" / "steps"
 
 
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Ray cluster on this machine, of a module that needs Ray."""
+    from ray_cluster import opened
+
+    with opened(tmp_path_factory.mktemp("cluster"), policy="pair-srsf") as found:
+        yield found
+
+
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of compiled steps for one test."""
@@ -203,3 +212,14 @@ def train(steps, model=model, optimizer=optimizer):
         model(torch.ones(4, 3)).sum().backward()
         optimizer.step()
 """
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many blocks of the documents have run, and how many are marked: see test_documents.py."""
+    found = [each for report in terminalreporter.stats.get("passed", []) for each in report.user_properties]
+    ran = sum(count for name, count in found if name == "blocks")
+    marked = [f"{name.removeprefix('blocks ')} {count}" for name, count in found if name.startswith("blocks ")]
+    if ran:
+        terminalreporter.write_line(f"{ran} blocks of the documents ran")
+    if marked:
+        terminalreporter.write_line(f"blocks of the documents: {', '.join(marked)}")

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import torchshare
 from torchshare import Batch, Job, JobFailed
+from torchshare.context.rank import Rank
 from torchshare.memory import checkpoint_file
 
 Weights = dict[str, Any]
@@ -382,7 +383,7 @@ def test_every_flipped_byte_is_found(tmp_path: Path):
     path = tmp_path / "a.00000012.pt"
     data = path.read_bytes()
     (tmp_path / "a.00000009.pt").unlink()
-    files = checkpoint_file.JobFiles(tmp_path, "a")
+    files = checkpoint_file.JobFiles(tmp_path, "a", Rank(0, 1))
     assert files.usable()
     for at in [*range(0, len(data), 97), *range(len(data) - 90, len(data))]:
         path.write_bytes(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])

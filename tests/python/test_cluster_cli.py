@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import torchshare_command
+from test_plan import profile
 
 from torchshare import cluster
 from torchshare.cli import cluster as verb
@@ -27,7 +30,7 @@ def test_without_ray_there_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     for words in (["up"], ["submit", "train.py"], ["list"], ["status"], ["logs", "a"], ["stop", "a"], ["down"]):
         done = torchshare_command("cluster", *words, folder=tmp_path)
         assert done.returncode == 2
-        assert done.stderr == "torchshare: error: a cluster needs Ray: pip install 'torchshare[ray]'\n"
+        assert done.stderr == "torchshare: error: a cluster needs Ray: pip install 'ray[default]>=2.40'\n"
     with pytest.raises(ValueError, match="a cluster needs Ray"):
         cluster.submit("train.py")
 
@@ -149,6 +152,19 @@ def test_what_is_no_option_is_refused_before_it_is_sent(options: dict[str, Any],
         client.prepared("train.py", unknown=1)
 
 
+def test_a_profile_gives_the_duration_and_the_ratios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "cnn.json"
+    profile("cnn", 50, {"text": (1.3, 1.8)}).save(path)
+    sent: list[Any] = []
+    monkeypatch.setattr(client, "call", lambda method, *arguments: sent.append(arguments[0]))
+    client.prepared("cnn.py", profile=str(path))()
+    client.prepared("cnn.py", profile=str(path), duration=5)()
+    assert [spec.ratios for spec in sent] == [{"text": [1.3, 1.8]}] * 2
+    assert [spec.duration for spec in sent] == [pytest.approx(50), 5]
+    with pytest.raises(ValueError, match=r"profile .*none\.json: No such file"):
+        client.prepared("cnn.py", profile=str(tmp_path / "none.json"))
+
+
 class Log:
     """Takes the place of `call`: a job that has ended, and its log, which is sent in pieces."""
 
@@ -203,6 +219,31 @@ def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
         verb._run(gone, argparse.Namespace())
 
 
+@pytest.mark.parametrize("cause", [KeyError("x"), OSError("No space left")])
+def test_what_rays_calls_raise_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cause: Exception) -> None:
+    ray = pytest.importorskip("ray")
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise ray.exceptions.RayTaskError("rows", "Traceback\nof many\nlines", cause)
+
+    actor = SimpleNamespace(rows=SimpleNamespace(remote=lambda: None))
+    for name, function in (("is_initialized", lambda: True), ("get_actor", lambda *_: actor), ("get", fails)):
+        monkeypatch.setattr(ray, name, function)
+    monkeypatch.setattr(verb.connection, "_connect", lambda *_: False)
+    done = torchshare_command("cluster", "list", folder=tmp_path)
+    assert done.returncode == 2
+    assert str(cause) in done.stderr
+    assert done.stderr.count("\n") == 1
+
+    def refuses(*_: Any, **__: Any) -> None:
+        raise ray.exceptions.RaySystemError("bad\nadvice")
+
+    monkeypatch.setattr(ray, "get", refuses)
+    assert (
+        torchshare_command("cluster", "list", folder=tmp_path).stderr == "torchshare: error: Ray: System error: bad\n"
+    )
+
+
 def test_down_waits_until_ray_has_ended(tmp_path: Path) -> None:
     code = """
 import signal, sys, time
@@ -213,7 +254,10 @@ time.sleep(60)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ray\n"
-        (tmp_path / "ray.pid").write_text(str(process.pid))
+        (tmp_path / "ray.pid").write_text(f"{process.pid} elsewhere")
+        connection._end_ray(tmp_path / "ray.pid")
+        assert process.poll() is None
+        (tmp_path / "ray.pid").write_text(f"{process.pid} {socket.gethostname()}")
         connection._end_ray(tmp_path / "ray.pid")
         assert process.wait(0.1) == 0
     assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import sys
 import threading
@@ -15,7 +16,9 @@ import pytest
 from cluster_jobs import equal, training
 from conftest import run_one, wait_until
 
-from torchshare.cluster.host import Host, JobReport
+from torchshare.cluster import host as host_module
+from torchshare.cluster.host import Host
+from torchshare.cluster.host_report import JobReport
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.storage import Outcome, Storage
 
@@ -27,11 +30,13 @@ class Hosts:
         self.folder = folder
         self.storage = Storage(folder / "storage")
         self.functions: dict[str, Callable[..., Any]] = {}
+        self.opened: list[Host] = []
 
     def host(self) -> Host:
         host = Host(self.storage, "cpu", every=1)
         load = host._function
         host._function = lambda spec: self.functions.get(spec.name) or load(spec)  # closures cannot be pickled
+        self.opened.append(host)
         return host
 
     def spec(self, name: str, target: Callable[..., Any] | str, **options: Any) -> JobSpec:
@@ -51,7 +56,11 @@ class Hosts:
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    yield Hosts(tmp_path)
+    found = Hosts(tmp_path)
+    yield found
+    for host in found.opened:  # a module that never finishes loading keeps its host
+        if host._runtime is not None:
+            host._runtime.close()
 
 
 def job_on(host: Host, name: str) -> JobReport:
@@ -149,7 +158,7 @@ def test_a_job_that_has_ended_is_not_run_again(hosts: Hosts, tmp_path: Path) -> 
     assert ended(first, "a").state == "finished"
     first.start(spec, 1)
     second.start(spec, 2)  # a scheduler that does not know
-    assert job_on(second, "a") == JobReport("a", 2, "finished")
+    assert ended(second, "a") == JobReport("a", 2, "finished")
     assert marks.read_text() == "end\n"
 
 
@@ -181,7 +190,7 @@ def test_a_value_that_only_its_client_can_load_is_kept(hosts: Hosts, monkeypatch
     assert hosts.outcome("a").state == "finished"  # as a scheduler reads it, whose host has died
     other = hosts.host()
     other.start(spec, 2)
-    assert job_on(other, "a") == JobReport("a", 2, "finished")
+    assert ended(other, "a") == JobReport("a", 2, "finished")
 
 
 def test_a_module_that_exits_fails_its_job(hosts: Hosts) -> None:
@@ -205,23 +214,67 @@ def test_a_job_that_takes_long_to_load_can_be_stopped_and_delays_no_report(
         return lambda job: None
 
     host._function = load
-    thread = threading.Thread(target=host.start, args=(hosts.spec("a", "a.py"), 1))
-    thread.start()
+    host.start(hosts.spec("a", "a.py"), 1)
     try:
         assert loading.wait(10)
         assert wait_for(host.report).jobs == [JobReport("a", 1, "running")]
         host.stop("a", 1, suspend=suspend)
     finally:
         loaded.set()
-        thread.join()
     assert ended(host, "a") == JobReport("a", 1, state)
     assert hosts.storage.outcome("id-a") is None
+
+
+def test_a_module_that_never_finishes_loading_fails_its_job_and_delays_no_other(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_module, "_LOAD_S", 2.0)
+    (hosts.folder / "endless.py").write_text("import time\nwhile True: time.sleep(0.1)\n")
+    (hosts.folder / "good.py").write_text("def train(job): pass\n")
+    host = hosts.host()
+    for name in ("endless.py:train", "endless.py:test", "good.py:train"):
+        host.start(hosts.spec(name, name), 1)
+    assert ended(host, "good.py:train").state == "finished"
+    assert job_on(host, "endless.py:train").state == "running"
+    for name in ("endless.py:train", "endless.py:test"):
+        assert ended(host, name).error == f"'{name}' was not loaded within 2 s"
+
+
+def test_a_job_that_does_not_stop_does_not_run_twice(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "_SAVE_S", 0.5)
+    began, ends = threading.Event(), threading.Event()
+
+    def endless(job: Any) -> None:
+        began.set()
+        while not ends.is_set():
+            with contextlib.suppress(BaseException):
+                ends.wait(0.01)
+
+    host = hosts.host()
+    spec = hosts.spec("a", endless)
+    host.start(spec, 1)
+    assert began.wait(10)
+    host.start(spec, 2)
+    try:
+        assert ended(host, "a").error == "its attempt before had not stopped 0.5 s after it was told to"
+    finally:
+        ends.set()
 
 
 def wait_for(function: Callable[[], Any]) -> Any:
     """What it returns, if it does soon."""
     with ThreadPoolExecutor(1) as executor:
         return executor.submit(function).result(5)
+
+
+def test_files_of_jobs_that_were_forgotten_are_removed(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    for name in ("open", "ended", "gone"):
+        storage.put_function(name, b"")
+        storage.put_outcome(f"{name}.1.0", Outcome("finished"))
+    storage.prune(kept=["open", "ended"], needed=["open"])
+    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pkl"))
+    assert files == ["functions/open.pkl", "outcomes/ended.1.0.pkl", "outcomes/open.1.0.pkl"]
 
 
 def test_the_first_outcome_counts(tmp_path: Path) -> None:

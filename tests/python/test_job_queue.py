@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from torchshare.cluster import job_queue
 from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal, Superseded
@@ -32,6 +33,7 @@ class Cluster:
         self.now = 1e9
         self.open()
         self.on: dict[int, dict[str, int]] = {}
+        self.compacts = False
         for index in range(hosts):
             self.add_host(index)
 
@@ -63,7 +65,8 @@ class Cluster:
     def _do(self, action: Action) -> None:
         jobs = self.on[action.gpu]
         if action.what == "start":
-            assert action.job.name not in {name for each in self.on.values() for name in each}, "it runs twice"
+            others = [each[action.job.name] for each in self.on.values() if action.job.name in each]
+            assert others == [action.attempt] * action.rank, "it runs twice"
             assert len(jobs) < 2
             jobs[action.job.name] = action.attempt
         elif action.what == "replace":
@@ -71,11 +74,12 @@ class Cluster:
             self.queue.host_up("node", action.gpu, f"for {action.job.name}", self.queue.jobs[action.job.name].env)
         else:
             assert jobs.pop(action.job.name) == action.attempt
-            self.queue.left(action.job.name, action.attempt, {"suspend": "suspended"}.get(action.what, "cancelled"))
+            state = {"suspend": "suspended"}.get(action.what, "cancelled")
+            self.queue.left(action.job.name, action.attempt, state, gpu=action.gpu)
 
     def end(self, name: str, state: str = "finished", error: str = "") -> None:
-        (gpu,) = [gpu for gpu, jobs in self.on.items() if name in jobs]
-        self.queue.left(name, self.on[gpu].pop(name), state, error)
+        for gpu in [gpu for gpu, jobs in self.on.items() if name in jobs]:
+            self.queue.left(name, self.on[gpu].pop(name), state, error, gpu=gpu)
 
     def save(self, name: str) -> None:
         """The job has begun to write checkpoints."""
@@ -120,7 +124,6 @@ def test_a_name_is_taken_but_the_same_submission_twice_is_one_job(path: Path) ->
     ("options", "message"),
     [
         ({"gpus": 3}, "job 'a': gpus must be at most 2, the cluster's devices; got 3"),
-        ({"gpus": 2}, "job 'a': gpus must be 1, jobs of several are not possible yet; got 2"),
         ({"memory": 2000}, "job 'a': memory must be at most 1000, that of a device; got 2000"),
         ({"priority": "high"}, "priority must be 'primary', 'secondary' or 'level-0' to 'level-9', got 'high'"),
     ],
@@ -162,6 +165,79 @@ def test_a_job_that_finishes_before_its_cancellation_has_finished(path: Path) ->
     cluster.end("a")
     assert cluster.act() == []
     assert cluster.states() == {"a": "finished"}
+
+
+def test_a_gang_starts_and_ends_on_all_its_devices(path: Path) -> None:
+    cluster = Cluster(path, 2)
+    for name, gpus in (("gang", 2), ("other", 2), ("third", 2)):
+        cluster.queue.submit(spec(name, gpus=gpus))
+    assert cluster.act() == ["start gang 0", "start gang 1", "start other 0", "start other 1"]
+    assert cluster.queue.rows()[0]["device"] == "node:0 node:1"
+    cluster.queue.left("gang", 1, "finished", gpu=1)
+    assert cluster.states()["gang"] == "running"
+    cluster.open()
+    assert cluster.act() == []
+    cluster.queue.left("gang", 1, "finished", gpu=0)
+    assert cluster.states()["gang"] == "finished"
+    for gpu in (0, 1):
+        del cluster.on[gpu]["gang"]
+    assert cluster.act() == ["start third 0", "start third 1"]
+
+
+@pytest.mark.parametrize("gangs", [{"a": 2, "b": 2, "c": 3}, {"a": 4, "b": 2, "c": 2}])
+def test_a_gang_shares_with_at_most_one_other_gang(path: Path, gangs: dict[str, int]) -> None:
+    cluster = Cluster(path, 4, policy="sjf-ffs", interference=1.0)
+    for name, gpus in gangs.items():
+        cluster.queue.submit(spec(name, gpus=gpus))
+    cluster.queue.submit(spec("single"))
+    cluster.act()
+    assert cluster.states() == {"a": "running", "b": "running", "c": "pending", "single": "running"}
+    cluster.end("a")
+    cluster.act()
+    assert cluster.states()["c"] == "running"
+
+
+def test_a_rank_that_fails_ends_the_gang(path: Path) -> None:
+    cluster = Cluster(path, 2)
+    cluster.queue.submit(spec("gang", gpus=2))
+    cluster.act()
+    cluster.queue.left("gang", 1, "failed", "ValueError: bad", gpu=1)
+    del cluster.on[1]["gang"]
+    assert cluster.act() == ["cancel gang 0"]
+    row = cluster.queue.rows()[0]
+    assert (row["state"], row["error"]) == ("failed", "rank 1: ValueError: bad")
+
+
+def test_a_gang_whose_rank_is_lost_starts_again_once(path: Path) -> None:
+    """Another rank has failed, because of that."""
+    cluster = Cluster(path, 2)
+    cluster.queue.submit(spec("gang", gpus=2))
+    cluster.act()
+    for attempt in (1, 2, 3):
+        assert cluster.queue.jobs["gang"].attempt == attempt
+        cluster.queue.left("gang", attempt, "failed", "RuntimeError: Connection closed by peer", gpu=0)
+        del cluster.on[0]["gang"]
+        cluster.lose(1)
+        assert cluster.queue.jobs["gang"].crashes == attempt
+        cluster.add_host(1, f"{attempt}")
+        cluster.act()
+    row = cluster.queue.rows()[0]
+    assert (row["state"], row["error"]) == ("failed", "its host ended 3 times, at last: killed")
+
+
+def test_a_gang_is_cancelled_and_suspended_as_one(path: Path) -> None:
+    cluster = Cluster(path, 2, policy="srsf")
+    cluster.queue.submit(spec("gang", gpus=2, duration=1000))
+    cluster.act()
+    cluster.save("gang")
+    cluster.queue.submit(spec("short", duration=10))
+    assert cluster.act() == ["suspend gang 0", "suspend gang 1", "start short 0"]
+    assert cluster.states() == {"gang": "suspended", "short": "running"}
+    cluster.end("short")
+    assert cluster.act() == ["start gang 0", "start gang 1"]
+    cluster.queue.cancel("gang")
+    assert cluster.act() == ["cancel gang 0", "cancel gang 1"]
+    assert cluster.states()["gang"] == "cancelled"
 
 
 def test_a_job_that_saves_nothing_is_not_suspended(path: Path) -> None:
@@ -271,6 +347,18 @@ def test_measured_ratios_decide_about_the_next_pair(path: Path) -> None:
     assert cluster.act() == []  # c would make a 10 times as slow
 
 
+def test_pairs_that_were_not_measured_have_the_ratios_of_a_profile(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    cluster.queue.submit(spec("a", model="x", ratios={"y": [1.2, 10.0]}))
+    cluster.queue.submit(spec("b", model="y"))
+    assert cluster.act() == ["start a 0"]  # a would make b 10 times as slow
+    cluster.open()
+    learned = cluster.queue._state.learned
+    assert (learned.ratio("x", "y"), learned.ratio("y", "x"), learned.ratio("x", "z")) == (1.2, 10.0, 1.1)
+    learned.set_ratio("y", "x", 1.5)
+    assert learned.ratio("y", "x") == 1.5
+
+
 def test_pairs_of_the_same_models_that_differ_do_not_fill_the_journal(path: Path) -> None:
     cluster = Cluster(path, 2)
     steps = dict.fromkeys("abcd", 0)
@@ -313,6 +401,67 @@ def test_the_steps_of_jobs_are_kept(path: Path) -> None:
     assert cluster.queue.rows()[0]["steps"] == 20
 
 
+def test_the_steps_of_lost_jobs_are_kept(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    cluster.queue.submit(spec("a"))
+    cluster.act()
+    cluster.queue.progress("a", 1, 0.0, 20, can_save=False)
+    cluster.lose(0)
+    cluster.open()
+    assert cluster.queue.rows()[0]["steps"] == 20
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+def test_a_compacted_journal_has_the_same_state(path: Path, compacts: bool) -> None:
+    cluster = Cluster(path, 2, policy="srsf")
+
+    def rows() -> list[dict[str, Any]]:
+        """And what the policy knows. The next report has the steps."""
+        state = cluster.queue._state
+        live = [[state.live.gpus(job.number), state.live.progress(job.number)] for job in state.open.values()]
+        return [*({**row, "steps": 0} for row in cluster.queue.rows()), {"live": live}]
+
+    for number in range(20):
+        cluster.queue.submit(spec(f"ended{number}", duration=10.0))
+        cluster.now += 5
+        cluster.act()
+        cluster.end(f"ended{number}")
+    for name, duration, gpus in (("gang", 500.0, 2), ("long", 1500.0, 1), ("waits", 2000.0, 1)):
+        cluster.queue.submit(spec(name, duration=duration, gpus=gpus))
+        cluster.act()
+    cluster.save("gang")
+    cluster.now += 100
+    before, size = rows(), path.stat().st_size
+    assert not cluster.queue.compact()
+    if compacts:
+        assert cluster.queue.compact(after=0)
+        assert path.stat().st_size < size
+    assert rows() == before
+    cluster.open()
+    assert rows() == before
+    cluster.queue.submit(spec("short", duration=10.0))
+    assert cluster.act() == ["suspend gang 0", "suspend gang 1", "start long 1", "start short 0"]
+    cluster.open()
+    for name in ("short", "long"):
+        cluster.end(name)
+    assert cluster.act() == ["start gang 0", "start gang 1"]
+
+
+def test_a_compacted_journal_forgets_jobs_that_ended_long_ago(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_queue, "_KEPT", 3)
+    cluster = Cluster(path, 1)
+    for number in range(5):
+        cluster.queue.submit(spec(f"a{number}"))
+        cluster.act()
+        cluster.end(f"a{number}")
+    assert cluster.queue.compact(after=0)
+    assert list(cluster.states()) == ["a2", "a3", "a4"]
+    assert {span[0] for span in cluster.queue.spans()} == {"a2", "a3", "a4"}
+    cluster.open()
+    assert list(cluster.states()) == ["a2", "a3", "a4"]
+    assert cluster.queue.submit(spec("a0")) == "a0"
+
+
 @pytest.mark.parametrize("event", [{"event": "unknown", "time": 0.0}, {"event": "start", "time": 0.0}])
 def test_a_journal_of_another_version_is_refused(path: Path, event: dict[str, Any]) -> None:
     path.write_text(f"{json.dumps(event)}\n")
@@ -351,9 +500,11 @@ def test_whatever_happens_every_job_ends_once(path: Path, policy: str, seed: int
     """Hosts crash and come back, the scheduler is killed, jobs are cancelled, at random."""
     chance = random.Random(seed)
     cluster = Cluster(path, 3, policy=policy)
+    cluster.compacts = seed % 2 == 1
     names = [f"job{number}" for number in range(40)]
     for name in names:
-        cluster.queue.submit(spec(name, duration=chance.uniform(10, 500), model=chance.choice("xyz")))
+        gpus = chance.choice([1, 1, 2]) if len(cluster.on) > 1 else 1
+        cluster.queue.submit(spec(name, duration=chance.uniform(10, 500), model=chance.choice("xyz"), gpus=gpus))
         _something_happens(cluster, chance)
     for _ in range(2000):
         if all(state in ENDED for state in cluster.states().values()):
@@ -362,8 +513,11 @@ def test_whatever_happens_every_job_ends_once(path: Path, policy: str, seed: int
     states = cluster.states()
     assert sorted(states) == sorted(names)
     assert set(states.values()) <= set(ENDED)
+    if cluster.compacts:
+        return
     ends = [e for e in journaled(cluster) if e["event"] == "left" and e["state"] == "finished"]
-    assert len(ends) == len({e["job"] for e in ends}) == sum(state == "finished" for state in states.values())
+    assert len({e["job"] for e in ends}) == sum(state == "finished" for state in states.values())
+    assert len({(e["job"], e["gpu"]) for e in ends}) == len(ends)
 
 
 def journaled(cluster: Cluster) -> list[dict[str, Any]]:
@@ -382,6 +536,8 @@ def _something_happens(cluster: Cluster, chance: random.Random) -> None:
     elif what < 0.15 and len(cluster.on) < 3:
         cluster.add_host(next(i for i in range(3) if i not in cluster.on), str(cluster.now))
     elif what < 0.25:
+        if cluster.compacts:
+            assert cluster.queue.compact(after=0)
         cluster.open()
         assert cluster.states() == before
     elif what < 0.28:

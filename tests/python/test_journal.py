@@ -90,3 +90,39 @@ def test_what_cannot_be_written_leaves_no_trace(tmp_path: Path) -> None:
             journal.append({"event": "a"})
     assert path.read_bytes() == before
     journal.append({"event": "b"})
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from torchshare.cluster.journal import Journal
+def kill(*_): os.kill(os.getpid(), signal.SIGKILL)
+journal = Journal(Path(sys.argv[1]))
+journal.append({"event": "a"})
+at = sys.argv[2]
+replace = os.replace
+if at == "after":
+    os.replace = lambda *paths: (replace(*paths), kill())
+else:
+    setattr(os, at, kill)
+journal.replace({"event": "snapshot"})
+"""
+
+
+@pytest.mark.parametrize(
+    ("at", "events"), [("fsync", ["scheduler", "a"]), ("replace", ["scheduler", "a"]), ("after", ["snapshot"])]
+)
+def test_a_kill_while_the_journal_is_replaced_leaves_one_or_the_other(
+    tmp_path: Path, at: str, events: list[str]
+) -> None:
+    path = tmp_path / "journal"
+    assert subprocess.run([sys.executable, "-c", KILLED, str(path), at]).returncode == -9
+    journal = Journal(path)
+    assert [event["event"] for event in journal.events] == events
+    journal.replace({"event": "snapshot", "n": 2})
+    journal.append({"event": "b"})
+    with pytest.raises(Superseded):
+        Journal(path, patience=0)
+    journal.close()
+    assert [event["event"] for event in Journal(path).events] == ["snapshot", "b"]
+    assert [file.name for file in tmp_path.iterdir()] == ["journal"]

@@ -60,6 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         found = verb(name, text, run)
         found.add_argument("--json", action="store_true", help="print one JSON document")
     found.add_argument("--timeline", type=Path, metavar="OUT.json", help="write a trace for https://ui.perfetto.dev")
+    found.add_argument("--report", type=Path, metavar="OUT.html", help="write a page about the jobs and devices")
     logs = verb("logs", "print what a job has printed", _logs)
     logs.add_argument("-f", "--follow", action="store_true", help="until the job has ended")
     stop = verb("stop", "cancel a job", _stop)
@@ -85,7 +86,7 @@ def _configure_up(parser: argparse.ArgumentParser) -> None:
 
 def _configure_submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("jobs", nargs="+", metavar="[NAME=]TARGET", help=f"{targets.FORMS}; or a jobs.toml")
-    parser.add_argument("--no-wait", action="store_true", help="do not wait for the job and print its output")
+    parser.add_argument("--no-wait", action="store_true", help="return at once; else a single job is waited for")
     _add_options(parser)
 
 
@@ -212,7 +213,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    check_outputs({"--timeline": arguments.timeline})
+    check_outputs({"--timeline": arguments.timeline, "--report": arguments.report})
     connection.connect(arguments.address)
     if arguments.timeline is not None:
         spans = client.spans()
@@ -221,6 +222,10 @@ def _status(arguments: argparse.Namespace) -> int:
         with replacing(arguments.timeline) as file:
             file.write(json.dumps({"traceEvents": events}).encode())
     hosts, rows = client.hosts(), {row["name"]: row for row in client.jobs()}
+    if arguments.report is not None:
+        from torchshare.cluster import pages  # slow to import
+
+        pages.write_queue(arguments.report, list(rows.values()), hosts, client.spans())
     if arguments.json:
         print(json.dumps({"devices": hosts, "jobs": list(rows.values())}, indent=2))
         return 0

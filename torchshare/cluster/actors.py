@@ -2,62 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from torchshare.cluster.host_actor import CannotStart, ClusterSettings, HostActor
+from torchshare.cluster.host_actor import CannotStart, ClusterSettings
 from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal
 from torchshare.cluster.metrics import Metrics
 from torchshare.cluster.queued_job import Action, Span, key_of
+from torchshare.cluster.remote_host import RemoteHost, last_line, living_nodes, start_actor
 from torchshare.cluster.storage import Storage
 
 if TYPE_CHECKING:
-    from torchshare.cluster.host import HostReport
+    from torchshare.cluster.host_report import HostReport, JobReport
 
 log = logging.getLogger("torchshare")
 
-NAMESPACE = "torchshare"
 SCHEDULER = "scheduler"
 _POLL_S = 0.1  # how often hosts are asked for reports
 _NODES_S = 1.0  # how often the nodes are looked at
 _METRICS_S = 5.0
 _CHUNK = 2**20  # bytes of a log that are sent at once
-_MAX_REASON = 300  # characters
 _SILENT = "has not answered"
 _SILENT_S = 300.0  # a process that does not answer for so long hangs
 _START_S = 60.0  # a job that its host does not know by then was not told to it
+_STOP_S = 120.0  # a job that was told to stop and has not done so: its host's process is ended
 _SAVE_S = 20.0  # for the jobs' last checkpoints
-
-
-@dataclass(eq=False)
-class _Host:
-    """What the scheduler knows of a host actor."""
-
-    node: str
-    index: int
-    actor: Any
-    replaced_for: str = ""
-    """The job whose environment it was started with."""
-    gpu: int | None = None
-    token: str = ""
-    report: Any = None
-    """The report that was asked for."""
-    asked: float = 0.0
-    forget: list[tuple[str, int]] = field(default_factory=list)
-    error: str = ""
-    """Why it is dead."""
+_STARTS = 3  # of a process with an `env`, before the job that needs it has failed
 
 
 class SchedulerActor:
@@ -67,9 +46,10 @@ class SchedulerActor:
         self._settings = settings
         self._storage = Storage(Path(settings.storage))
         self._lock = threading.Lock()
-        self._hosts: dict[tuple[str, int], _Host] = {}
+        self._hosts: dict[tuple[str, int], RemoteHost] = {}
         self._nodes: dict[str, int] = {}
         self._nodes_due = self._metrics_due = 0.0
+        self._killed_starts: dict[str, int] = {}  # by job: how often the process of its env was killed at its start
         self._refusal = ""
         self._stopped = threading.Event()
         try:
@@ -122,8 +102,9 @@ class SchedulerActor:
     def outcome(self, name: str) -> bytes | None:
         self.check()
         with self._lock:
-            submission = self._queue.find(name).spec.submission
-        return self._storage.outcome_data(submission)
+            job = self._queue.find(name)
+            outcome = job.spec.outcome_of(job.attempt)
+        return self._storage.outcome_data(outcome)
 
     def log(self, name: str, offset: int) -> bytes:
         self.check()
@@ -174,30 +155,18 @@ class SchedulerActor:
         if time.monotonic() < self._nodes_due:
             return
         self._nodes_due = time.monotonic() + _NODES_S
-        self._nodes = _living_nodes()
+        self._nodes = living_nodes()
         for node, gpus in self._nodes.items():
             for index in range(gpus or self._settings.hosts_per_node):
                 if (node, index) not in self._hosts and not self._stopped.is_set():
-                    self._hosts[node, index] = _Host(node, index, self._start(node, index))
+                    self._hosts[node, index] = RemoteHost(node, index, self._start(node, index))
         with self._lock:
             for gpu, known in self._queue.hosts.items():
                 if known.up and (known.node, known.index) not in self._hosts:
                     self._lose(gpu, "its node is gone", crashed=False)
 
     def _start(self, node: str, index: int, env: str = "{}") -> Any:
-        resources = {"num_cpus": 0, "num_gpus": 1} if self._nodes[node] else {"num_cpus": 1}
-        actor = ray.remote(HostActor).options(
-            name=f"host-{node}-{index}",
-            namespace=NAMESPACE,
-            lifetime="detached",  # survives this actor
-            get_if_exists=env == "{}",
-            max_restarts=0,  # a new process is a new host
-            max_concurrency=8,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-            runtime_env=json.loads(env),
-            **resources,
-        )
-        return actor.remote(self._settings, env)
+        return start_actor(self._settings, node, index, has_gpu=self._nodes[node] > 0, env=env)
 
     def _poll(self) -> None:
         """Asks all hosts for reports, and takes those that have come."""
@@ -217,15 +186,21 @@ class SchedulerActor:
             except RayError as error:
                 host.error = str(error)
             else:
+                if host.blamed:  # all is saved
+                    host.error = _not_stopped(host)
+                    continue
                 with self._lock:
                     self._take(host, report)
         for host in list(self._hosts.values()):
-            if host.token and host.report is not None and time.monotonic() - host.asked > _SILENT_S:
+            waited = time.monotonic() - host.asked if host.report is not None else 0.0
+            if host.blamed and waited > _SAVE_S:
+                host.error = _not_stopped(host)
+            elif host.token and waited > _SILENT_S:
                 host.error = f"it {_SILENT} for {_SILENT_S:g} s"
             if host.error:
                 self._bury(host)
 
-    def _take(self, host: _Host, report: HostReport) -> None:
+    def _take(self, host: RemoteHost, report: HostReport) -> None:
         queue = self._queue
         if self._stopped.is_set():
             return  # its jobs are cancelled, which the queue must not know
@@ -237,42 +212,60 @@ class SchedulerActor:
         for job in queue.placed(host.gpu) if host.gpu is not None else ():
             is_due = is_new or time.time() - job.began > _START_S
             if is_due and (job.spec.name, job.attempt) not in known:  # its start was lost, or an earlier scheduler
-                queue.left(job.spec.name, job.attempt, "suspended")
+                queue.left(job.spec.name, job.attempt, "suspended", gpu=host.gpu)
         for each in report.jobs:
             if each.state != "running":
-                queue.left(each.name, each.attempt, each.state, each.error, each.steps)
+                queue.left(each.name, each.attempt, each.state, each.error, each.steps, host.gpu)
                 host.forget.append((each.name, each.attempt))
-            elif not queue.progress(each.name, each.attempt, report.time, each.steps, each.can_save):
-                host.actor.stop.remote(each.name, each.attempt, False)
+            elif not queue.progress(each.name, each.attempt, report.time, each.steps, each.can_save, host.gpu):
+                self._stop(host, each, host.strays.setdefault((each.name, each.attempt), time.time()))
+            elif queue.jobs[each.name].stopping:
+                job = queue.jobs[each.name]
+                self._stop(host, each, job.stopped, suspend=not job.cancelled)
 
-    def _bury(self, host: _Host) -> None:
+    def _stop(self, host: RemoteHost, job: JobReport, since: float, *, suspend: bool = False) -> None:
+        """Of a job that runs and should not. An earlier call may have been lost."""
+        if not job.stops:
+            host.actor.stop.remote(job.name, job.attempt, suspend)
+        elif time.time() - since > _STOP_S and not host.blamed:  # it may catch Cancelled, or be blocked
+            host.blamed = job.name
+            host.report, host.asked = host.actor.save_all.remote(), time.monotonic()
+
+    def _bury(self, host: RemoteHost) -> None:
         """Of a dead process: its jobs wait again."""
         del self._hosts[host.node, host.index]
         ray.kill(host.actor)
-        crashed = any(text in host.error for text in ("worker process has died", _SILENT))
+        killed = "worker process has died" in host.error
         with self._lock:
-            if host.replaced_for and host.node in _living_nodes():
-                self._queue.refuse(host.replaced_for, f"its env cannot be set up: {_last_line(host.error)}")
+            if host.replaced_for and host.node in living_nodes():
+                starts = self._killed_starts[host.replaced_for] = self._killed_starts.get(host.replaced_for, 0) + 1
+                if not killed or starts >= _STARTS:
+                    self._queue.refuse(host.replaced_for, f"its env cannot be set up: {last_line(host.error)}")
             if host.gpu is not None:
-                self._lose(host.gpu, _last_line(host.error), crashed=crashed)
+                crashed = killed or bool(host.blamed) or _SILENT in host.error
+                self._lose(host.gpu, last_line(host.error), crashed=crashed, blamed=host.blamed or None)
 
-    def _lose(self, gpu: int, reason: str, *, crashed: bool) -> None:
+    def _lose(self, gpu: int, reason: str, *, crashed: bool, blamed: str | None = None) -> None:
         for job in self._queue.placed(gpu):
-            outcome = self._storage.outcome(job.spec.submission)
+            outcome = self._storage.outcome(job.spec.outcome_of(job.attempt, job.place.index(gpu)))
             if outcome is not None:  # it had ended, and could not tell
-                self._queue.left(job.spec.name, job.attempt, outcome.state, outcome.error)
-        self._queue.host_lost(gpu, reason, crashed=crashed)
+                self._queue.left(job.spec.name, job.attempt, outcome.state, outcome.error, gpu=gpu)
+        self._queue.host_lost(gpu, reason, crashed=crashed, blamed=blamed)
 
     def _act(self) -> None:
         if self._stopped.is_set():
             return
-        hosts = {host.gpu: host for host in self._hosts.values() if host.token and host.gpu is not None}
+        if self._queue.compact():
+            jobs = self._queue.jobs.values()
+            needed = {job.spec.submission for job in jobs if not job.outcome}
+            self._storage.prune({job.spec.submission for job in jobs}, needed)
+        hosts = {host.gpu: host for host in self._hosts.values() if host.gpu is not None and host.is_reachable}
         for action in self._queue.actions(hosts.keys()):
             self._do(action, hosts[action.gpu])
 
-    def _do(self, action: Action, host: _Host) -> None:
+    def _do(self, action: Action, host: RemoteHost) -> None:
         if action.what == "start":
-            host.actor.start.remote(action.job, action.attempt)
+            host.actor.start.remote(action.job, action.attempt, action.rank)
         elif action.what == "replace":
             ray.kill(host.actor)
             host.token, host.report, host.replaced_for = "", None, action.job.name
@@ -284,12 +277,5 @@ class SchedulerActor:
             host.actor.stop.remote(action.job.name, action.attempt, action.what == "suspend")
 
 
-def _living_nodes() -> dict[str, int]:
-    """The GPUs of each."""
-    return {node["NodeID"]: int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]}
-
-
-def _last_line(text: str) -> str:
-    """The reason in Ray's message, without its advice."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1].partition(" Some common causes")[0][:_MAX_REASON] if lines else ""
+def _not_stopped(host: RemoteHost) -> str:
+    return f"job '{host.blamed}' had not stopped {_STOP_S:g} s after it was told to"

@@ -10,6 +10,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,12 +112,15 @@ def submit(
     Args:
         target: a script with its arguments ("train.py --epochs 3", "-m pkg.train"), a function of a file or module
             ("file.py:function"), or a function that takes a Job, which is pickled.
-        gpus: number of devices. Only 1 so far.
+        gpus: number of devices. With several, the job runs on each as a rank of its own, with the environment that
+            torchrun gives its processes; what its first rank returns is its result.
         name: unique in the cluster. Default: the script's or function's, with a number if it is taken.
         priority: as for Runtime.submit. Higher jobs leave the queue first, and are protected beside lower ones.
         memory: bytes that the job needs on its device; its budget there.
-        duration: seconds that it would take alone, as far as known. Default: as long as the last one of its model.
-        model: jobs of one model have the same interference ratios. Default: the script's or function's name.
+        duration: seconds that it would take alone, as far as known. Default: that of its `profile`, else as long as the
+            last one of its model.
+        model: jobs of one model have the same interference ratios. Default: the script's or function's name. The names
+            in profiles are models.
         env: Ray's runtime_env. Only jobs with equal ones share a device.
         folder: the working folder of scripts, on every node. Default: this process's.
         address: of the Ray cluster. Default: the one of this machine, which is started if there is none.
@@ -164,6 +168,7 @@ def prepared(
     if isinstance(target, str):
         targets.check_form(target, None if folder is None else str(folder))
     base = targets.default_name(target) if isinstance(target, str) else getattr(target, "__name__", "job")
+    profiled = _profiled(options.get("profile"))
     spec = JobSpec(
         name=base if name is None else name,
         submission=secrets.token_hex(16),
@@ -174,7 +179,8 @@ def prepared(
         gpus=gpus,
         priority=priority,
         memory=memory,
-        duration=duration,
+        duration=profiled.duration if duration is None else duration,
+        ratios=profiled.ratios,
         env={} if env is None else env,
         options=options,
     )
@@ -185,6 +191,27 @@ def prepared(
         return Handle(call("submit", spec, function, name is None))
 
     return send
+
+
+@dataclass(frozen=True)
+class _Profiled:
+    duration: float | None = None
+    ratios: dict[str, list[float]] = field(default_factory=dict)
+
+
+def _profiled(path: str | None) -> _Profiled:
+    """What the queue needs of a job's profile. Raises ValueError if it cannot be read."""
+    if path is None:
+        return _Profiled()
+    from torchshare.profiles.profile import Profile
+
+    profile = Profile.load(path)
+    ratios: dict[str, list[float]] = {}
+    for partner in profile.partners:  # maybe in both roles: the larger ratios
+        whole = next(pair for pair in partner.beside if pair.sub_batches == pair.partner_sub_batches == 1)
+        known = ratios.get(partner.job, [1.0, 1.0])
+        ratios[partner.job] = [max(known[0], whole.ratio), max(known[1], whole.partner_ratio)]
+    return _Profiled(profile.steps * profile.step_s(None) if profile.steps else None, ratios)
 
 
 def job(name: str) -> Handle:

@@ -9,18 +9,24 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torchshare.cluster.host_actor import CannotStart, ClusterSettings
+from torchshare.context.errors import described
 
 STORAGE = "~/.torchshare/cluster"
 _POLL_S = 0.2
 _PATIENCE_S = 60.0  # how long a client waits for a scheduler that is started again
 _ANSWER_S = 30.0
 _REACHED_S = 2.0
-_RAY_PID = "ray.pid"  # in the storage: of the Ray that `up` has started
+_RAY_PID = "ray.pid"  # in the storage: of the Ray that `up` has started, and its machine
+_CLIENT = "ray://"  # begins an address of Ray's client server, which other networks can reach
+
+_connected: dict[str, str | None] = {"by": None}  # the address that Ray was given
 
 
 def up(address: str | None = None, settings: ClusterSettings | None = None) -> ClusterSettings:
@@ -33,10 +39,11 @@ def up(address: str | None = None, settings: ClusterSettings | None = None) -> C
             other settings.
     """
     ray = need_ray()
-    from torchshare.cluster.actors import NAMESPACE, SCHEDULER, SchedulerActor
+    from torchshare.cluster.actors import SCHEDULER, SchedulerActor
+    from torchshare.cluster.remote_host import NAMESPACE
 
     storage = Path(STORAGE if settings is None else settings.storage).expanduser().absolute()
-    _connect(ray, address, storage)
+    has_started = _connect(ray, address, storage)
     wanted = settings or ClusterSettings(str(storage))
     scheduler = ray.remote(SchedulerActor).options(
         name=SCHEDULER,
@@ -45,13 +52,18 @@ def up(address: str | None = None, settings: ClusterSettings | None = None) -> C
         get_if_exists=True,
         max_restarts=-1,
         num_cpus=0,
+        resources={"node:__internal_head__": 1e-3},  # elsewhere it would survive the head, and keep the journal's lock
         max_concurrency=16,
     )
-    actor = scheduler.remote(wanted)
+    with _in_one_line():
+        actor = scheduler.remote(wanted)
     try:
         found: ClusterSettings = call("check")
     except CannotStart:  # another error may be this client's connection
         ray.kill(actor)
+        if has_started:
+            ray.shutdown()
+            _end_ray(storage / _RAY_PID)
         raise
     if settings is not None and found != settings:
         raise ValueError(f"the cluster is up with other settings: {found}")
@@ -62,11 +74,13 @@ def down() -> None:
     """Ends the scheduler and the hosts, after the running jobs have written checkpoints; and Ray, if `up` started it.
     The queue stays in the storage: the next `up` goes on with it."""
     ray = need_ray()
-    from torchshare.cluster.actors import NAMESPACE, SCHEDULER
+    from torchshare.cluster.actors import SCHEDULER
+    from torchshare.cluster.remote_host import NAMESPACE
 
     settings: ClusterSettings = call("check")
     call("shut_down")
-    ray.kill(ray.get_actor(SCHEDULER, NAMESPACE))
+    with contextlib.suppress(ValueError):  # another client was faster
+        ray.kill(ray.get_actor(SCHEDULER, NAMESPACE))
     ray.shutdown()
     _end_ray(Path(settings.storage, _RAY_PID))
 
@@ -74,11 +88,13 @@ def down() -> None:
 def _end_ray(pid: Path) -> None:
     """Waits until it has ended: the next `up` would connect to it, and wait for it."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
-        number = int(pid.read_text())
+        number, _, machine = pid.read_text().partition(" ")
+        if machine != socket.gethostname():
+            return  # the storage is that of several machines
         pid.unlink()
         command = Path(f"/proc/{number}/cmdline")
         if b"ray" in command.read_bytes():
-            os.kill(number, signal.SIGTERM)
+            os.kill(int(number), signal.SIGTERM)
         deadline = time.monotonic() + _PATIENCE_S
         while b"ray" in command.read_bytes() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
@@ -95,7 +111,8 @@ def call(method: str, *arguments: Any) -> Any:
     ray = need_ray()
     from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-    from torchshare.cluster.actors import NAMESPACE, SCHEDULER
+    from torchshare.cluster.actors import SCHEDULER
+    from torchshare.cluster.remote_host import NAMESPACE
 
     if not ray.is_initialized():
         raise ValueError("not connected to a cluster: call torchshare.cluster.connect or submit first")
@@ -106,13 +123,30 @@ def call(method: str, *arguments: Any) -> Any:
         except ValueError:
             raise ValueError("the cluster is not up: run `torchshare cluster up`") from None
         try:
-            return ray.get(getattr(actor, method).remote(*arguments), timeout=_ANSWER_S)
+            with _in_one_line(but=(RayTaskError, RayActorError, GetTimeoutError)):
+                return ray.get(getattr(actor, method).remote(*arguments), timeout=_ANSWER_S)
         except RayTaskError as error:
-            raise error.cause from None
+            if isinstance(error.cause, (ValueError, RuntimeError, OSError)):
+                raise error.cause from None
+            raise ValueError(f"the cluster's scheduler failed: {described(error.cause)}") from None
         except (RayActorError, GetTimeoutError) as error:
             if time.monotonic() >= deadline:
                 raise ValueError(f"the cluster's scheduler does not answer: {type(error).__name__}") from None
             time.sleep(_POLL_S)
+
+
+@contextlib.contextmanager
+def _in_one_line(but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Raises ValueError with the first line of Ray's error, which has paragraphs of advice."""
+    from ray.exceptions import RayError
+
+    try:
+        yield
+    except but:
+        raise
+    except (RayError, RuntimeError) as error:
+        first = next(iter(str(error).strip().splitlines()), "")
+        raise ValueError(f"Ray: {first or type(error).__name__}") from None
 
 
 def need_ray() -> ModuleType:
@@ -120,31 +154,55 @@ def need_ray() -> ModuleType:
     try:
         import ray
     except ModuleNotFoundError:
-        raise ValueError("a cluster needs Ray: pip install 'torchshare[ray]'") from None
+        raise ValueError("a cluster needs Ray: pip install 'ray[default]>=2.40'") from None
     found: ModuleType = ray
     return found
 
 
-def _connect(ray: Any, address: str | None, storage: Path | None) -> None:
-    """With `storage`, starts Ray where there is none."""
+def _connect(ray: Any, address: str | None, storage: Path | None) -> bool:
+    """With `storage`, starts Ray where there is none. Returns whether it did."""
     if ray.is_initialized():
-        return
+        _check_same(ray.get_runtime_context().gcs_address, address)
+        return False
     if address is None:
         _forget_dead_ray()
+    elif address.startswith(_CLIENT):
+        _show_token()
     started: subprocess.Popen[bytes] | None = None
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            ray.init(address or "auto", log_to_driver=False, logging_level="ERROR")
-            return
+            with _in_one_line(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the error says the same
+                ray.init(address or "auto", log_to_driver=False, logging_level="ERROR")
+            _connected["by"] = address
+            return started is not None
         except ConnectionError as error:
             if address is not None or storage is None or time.monotonic() >= deadline:
                 where = "on this machine" if address is None else f"at {address}"
                 raise ValueError(f"there is no Ray cluster {where}: {str(error).partition(chr(10))[0]}") from None
-            if started is not None and started.poll() is not None:
-                raise ValueError(f"Ray could not be started; see {storage / 'ray.log'}") from None
+        if started is not None and started.poll() is not None:
+            raise ValueError(f"Ray could not be started; see {storage / 'ray.log'}")
         started = started or _start_ray(storage)
         time.sleep(1)
+
+
+def _show_token() -> None:
+    """Ray's client shows its token only in this mode, while clusters ask for it by default."""
+    known = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    if known or Path("~/.ray/auth_token").expanduser().exists():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+def _check_same(connected: str, address: str | None) -> None:
+    """Raises ValueError if the process, which can have one connection only, is connected to another cluster."""
+    if address in (None, "auto", connected, _connected["by"]):
+        return
+    host, _, port = str(address).rpartition(":")
+    with contextlib.suppress(OSError):
+        if f"{socket.gethostbyname(host)}:{port}" == connected:
+            return
+    raise ValueError(f"address must be {connected}, to which this process is connected; got {address}")
 
 
 def _forget_dead_ray() -> None:
@@ -168,6 +226,7 @@ def _start_ray(storage: Path) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            env={**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"},  # with grpcio 1.85, forks of the client server crash
         )
-    (storage / _RAY_PID).write_text(str(process.pid))
+    (storage / _RAY_PID).write_text(f"{process.pid} {socket.gethostname()}")
     return process

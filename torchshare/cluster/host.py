@@ -8,16 +8,21 @@ import pickle
 import secrets
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from concurrent import futures
 from dataclasses import dataclass
 from typing import Any
 
-from torchshare.cluster import job_output
+from torchshare.cluster import gang, job_output
+from torchshare.cluster.host_report import HostReport, JobReport
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.storage import Outcome, Storage
 from torchshare.context.errors import described, users_traceback
+from torchshare.context.rank import Rank
 from torchshare.context.results import ENDED
 from torchshare.runtime.job import Job
+from torchshare.runtime.options import JobOptions
 from torchshare.runtime.runtime import Runtime
 from torchshare.scripts import targets
 from torchshare.scripts.output import Output
@@ -25,31 +30,11 @@ from torchshare.scripts.script import Script
 
 log = logging.getLogger("torchshare")
 
+_LOAD_S = 300.0  # how long a job's module, or its pickled function, may take to load
 _SAVE_S = 60.0  # how long a job has for its checkpoint before it is suspended
+_NEWS_S = 1.0  # how long a rank whose collective failed waits to hear that another rank failed first
 _POLL_S = 0.02
 _LAST_S = 10.0  # the same, before the process ends
-
-
-@dataclass(frozen=True)
-class JobReport:
-    name: str
-    attempt: int
-    state: str
-    """running, suspended, finished, failed or cancelled"""
-    steps: int = 0
-    can_save: bool = False
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class HostReport:
-    token: str
-    """Of the process."""
-    time: float
-    """By the host's clock, which does not jump."""
-    jobs: list[JobReport]
-    env: str
-    """Of the process: a scheduler that was started again may not know."""
 
 
 @dataclass(eq=False)
@@ -61,6 +46,13 @@ class _Attempt:
     stopped: bool = False
     suspends: bool = False
     """If stopped: to go on later."""
+    rank: int = 0
+    store: Any = None
+    """Of a gang's rendezvous, on its first rank."""
+
+    @property
+    def outcome_name(self) -> str:
+        return self.spec.outcome_of(self.number, self.rank)
 
 
 class Host:
@@ -73,40 +65,77 @@ class Host:
         every: str | int = "5min",
         dumps: Callable[[Any], bytes] = pickle.dumps,
         env: str = "{}",
+        address: str = "127.0.0.1",
     ) -> None:
-        """`every` is that of Runtime; `dumps` pickles what functions return; `env` is that of the process."""
+        """`every` is that of Runtime; `dumps` pickles what functions return; `env` is that of the process; `address` is
+        the node's."""
         self.token = secrets.token_hex(8)
         self._storage = storage
         self._device = device
         self._every = every
         self._dumps = dumps
         self._env = env
+        self._address = address
         self._runtime: Runtime | None = None
         self._attempts: dict[str, _Attempt] = {}
         self._lock = threading.Lock()
-        self._loading = threading.Lock()  # users' modules may take long to load; the others are reported meanwhile
+        self._loading: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by module: it is loaded once
         storage.logs.mkdir(parents=True, exist_ok=True)
 
-    def start(self, spec: JobSpec, number: int) -> None:
-        """Starts a job, or goes on from its checkpoint. What prevents it is in the next report."""
+    def start(self, spec: JobSpec, number: int, rank: int = 0) -> None:
+        """Starts a job, or a rank of it, or goes on from its checkpoint, in a thread: its module may never finish
+        loading. What prevents it is in a later report."""
         with self._lock:
             known = self._attempts.get(spec.name)
             if known is not None and known.number >= number:
                 return
-            attempt = self._attempts[spec.name] = _Attempt(number, spec)
-        if known is not None and known.job is not None:  # the queue believed it lost
-            _end(known.job)
-        try:
-            attempt.outcome = self._storage.outcome(spec.submission)
-            if attempt.outcome is None:
-                with self._loading:
-                    function = self._function(spec)
-                with self._lock:
-                    self._start(attempt, function)
-        except (Exception, SystemExit) as error:
-            self._fail(attempt, error, users_traceback(error))
+            attempt = self._attempts[spec.name] = _Attempt(number, spec, rank=rank)
+        before = None if known is None else known.job
+        threading.Thread(target=self._begin, args=(attempt, before), daemon=True).start()
 
-    def _start(self, attempt: _Attempt, function: Callable[..., Any]) -> None:
+    def _begin(self, attempt: _Attempt, before: Job | None) -> None:
+        try:
+            if before is not None:  # the queue believed it lost
+                _end(before)
+            attempt.outcome = self._storage.outcome(attempt.outcome_name)
+            if attempt.outcome is None:
+                function = self._loaded(attempt.spec)
+                environ = self._meet(attempt) if attempt.spec.gpus > 1 else None
+                with self._lock:
+                    self._start(attempt, function, environ)
+        except (Exception, SystemExit) as error:
+            if not attempt.stopped:
+                self._fail(attempt, error, users_traceback(error))
+
+    def _loaded(self, spec: JobSpec) -> Callable[..., Any]:
+        """Its function. The thread that loads it is left behind if that takes too long."""
+        loaded: futures.Future[Callable[..., Any]] = futures.Future()
+
+        def load() -> None:
+            try:
+                with self._loading[spec.target.partition(":")[0]]:
+                    loaded.set_result(self._function(spec))
+            except BaseException as error:
+                loaded.set_exception(error)
+
+        threading.Thread(target=load, daemon=True).start()
+        futures.wait([loaded], _LOAD_S)
+        if not loaded.done():
+            raise ValueError(f"'{spec.target}' was not loaded within {_LOAD_S:g} s")
+        error = loaded.exception()
+        if error is not None:
+            raise error  # `result` would add frames of its own to the user's traceback
+        return loaded.result()
+
+    def _meet(self, attempt: _Attempt) -> dict[str, str]:
+        spec = attempt.spec
+        place = self._storage.gang(spec.submission, attempt.number)
+        environ, attempt.store = gang.meet(
+            place, self._address, attempt.number, attempt.rank, spec.gpus, _LOAD_S, lambda: attempt.stopped
+        )
+        return environ
+
+    def _start(self, attempt: _Attempt, function: Callable[..., Any], environ: dict[str, str] | None) -> None:
         if attempt.stopped:
             return
         spec = attempt.spec
@@ -114,8 +143,10 @@ class Host:
         if isinstance(function, Script):
             options.setdefault("seed", function.default_seed)
         runtime = self._open_runtime()
-        job_output.open_for(spec.name, self._storage.log(spec.name))
-        attempt.job = runtime.submit(self._body(attempt, function), name=spec.name, **options)
+        log_of_rank = Rank(attempt.rank, spec.gpus).file(self._storage.log(spec.name))
+        job_output.open_for(spec.name, log_of_rank)
+        given = JobOptions(name=spec.name, **options)  # type: ignore[typeddict-item]
+        attempt.job = runtime._submit(self._body(attempt, function), given, environ)
         runtime.start()
 
     def _open_runtime(self) -> Runtime:
@@ -147,7 +178,9 @@ class Host:
                     raise
                 value = None
             except Exception as error:
-                if not attempt.suspends:
+                if attempt.spec.gpus > 1 and not attempt.stopped and isinstance(error, RuntimeError):
+                    time.sleep(_NEWS_S)
+                if not attempt.suspends and not (attempt.spec.gpus > 1 and attempt.stopped):
                     self._fail(attempt, error, users_traceback(error))
                 raise
             self._finish(attempt, value)
@@ -160,7 +193,7 @@ class Host:
     def _finish(self, attempt: _Attempt, value: Any) -> None:
         try:
             outcome = Outcome("finished", self._dumps(value))
-            attempt.outcome = self._storage.put_outcome(attempt.spec.submission, outcome)
+            attempt.outcome = self._storage.put_outcome(attempt.outcome_name, outcome)
         except Exception as error:
             self._fail(attempt, RuntimeError(f"its return value cannot be kept: {described(error)}"))
             raise
@@ -171,22 +204,22 @@ class Host:
         try:
             with self._storage.log(spec.name).open("a") as file:
                 file.write(f"{text or outcome.error}\n")
-            attempt.outcome = self._storage.put_outcome(spec.submission, outcome)
+            attempt.outcome = self._storage.put_outcome(attempt.outcome_name, outcome)
         except OSError as unwritten:
             log.error("job '%s': its failure cannot be written to %s: %s", spec.name, self._storage.path, unwritten)
             attempt.outcome = outcome
 
     def stop(self, name: str, number: int, *, suspend: bool) -> None:
-        """Cancels a job; with `suspend`, after it has written a checkpoint."""
+        """Cancels a job; with `suspend`, after it has written a checkpoint. Has no effect the second time."""
         with self._lock:
             attempt = self._attempts.get(name)
-            if attempt is None or attempt.number != number:
+            if attempt is None or attempt.number != number or attempt.stopped:
                 return
             attempt.stopped, attempt.suspends = True, suspend
             job = attempt.job
         if job is None:
             return  # it is not started any more
-        if suspend:
+        if suspend and attempt.spec.gpus == 1:  # ranks would not save at the same step
             job.save(_SAVE_S)
         job.cancel()
 
@@ -207,7 +240,7 @@ class Host:
             threads = [
                 threading.Thread(target=attempt.job.save, args=(_LAST_S,))
                 for attempt in self._attempts.values()
-                if attempt.job is not None
+                if attempt.job is not None and attempt.spec.gpus == 1
             ]
         for thread in threads:
             thread.start()
@@ -218,10 +251,13 @@ class Host:
 
 
 def _end(job: Job) -> None:
+    """Raises ValueError if the job does not stop."""
     job.cancel()
     deadline = time.monotonic() + _SAVE_S
     while job.state not in ENDED and time.monotonic() < deadline:
         time.sleep(_POLL_S)
+    if job.state not in ENDED:
+        raise ValueError(f"its attempt before had not stopped {_SAVE_S:g} s after it was told to")
 
 
 def _report(attempt: _Attempt) -> JobReport:
@@ -230,7 +266,7 @@ def _report(attempt: _Attempt) -> JobReport:
     ended = attempt.stopped or outcome is not None if job is None else job.state in ENDED
     if not ended:
         can_save = job is not None and job._context.loop.can_save
-        return JobReport(attempt.spec.name, attempt.number, "running", steps, can_save)
+        return JobReport(attempt.spec.name, attempt.number, "running", steps, can_save, stops=attempt.stopped)
     if outcome is not None:
         return JobReport(attempt.spec.name, attempt.number, outcome.state, steps, error=outcome.error)
     state = "suspended" if attempt.suspends else "cancelled" if job is None else job.state

@@ -12,7 +12,7 @@ from torchshare.cluster.storage import Storage
 from torchshare.memory.interval import EXPECTED, is_interval
 
 if TYPE_CHECKING:
-    from torchshare.cluster.host import HostReport
+    from torchshare.cluster.host_report import HostReport
 
 
 class CannotStart(ValueError):
@@ -43,14 +43,16 @@ class HostActor:
 
     def __init__(self, settings: ClusterSettings, env: str) -> None:
         from ray import cloudpickle
+        from ray.util import get_node_ip_address
 
         from torchshare.cluster.host import Host
 
         storage = Storage(Path(settings.storage))
-        self._host = Host(storage, settings.device, settings.every, cloudpickle.dumps, env)
+        address = get_node_ip_address()
+        self._host = Host(storage, settings.device, settings.every, cloudpickle.dumps, env, address)
 
-    def start(self, spec: JobSpec, attempt: int) -> None:
-        self._host.start(spec, attempt)
+    def start(self, spec: JobSpec, attempt: int, rank: int) -> None:
+        self._host.start(spec, attempt, rank)
 
     def stop(self, name: str, attempt: int, suspend: bool) -> None:
         self._host.stop(name, attempt, suspend=suspend)

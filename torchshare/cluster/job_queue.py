@@ -8,11 +8,15 @@ from collections.abc import Callable, Container
 from typing import Any
 
 from torchshare import _core
+from torchshare.cluster import snapshot
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Event, Journal
 from torchshare.cluster.queue_state import QueueSettings, QueueState
 from torchshare.cluster.queued_job import Action, HostRecord, QueuedJob, Span
 from torchshare.context.names import free_name
+
+_COMPACTED = 10_000  # events in a journal
+_KEPT = 1000  # jobs that have ended, in a journal that was compacted
 
 
 class JobQueue:
@@ -28,7 +32,10 @@ class JobQueue:
         self._state = QueueState(self._settings)
         for number, event in enumerate(journal.events, 1):
             try:
-                self._state.apply(event)
+                if event["event"] == "snapshot":
+                    snapshot.restore(self._state, event)
+                else:
+                    self._state.apply(event)
             except (KeyError, TypeError, AttributeError) as error:
                 raise ValueError(f"journal, event {number} ({event['event']}): cannot be applied: {error!r}") from None
 
@@ -45,7 +52,7 @@ class JobQueue:
     def submit(self, spec: JobSpec, number: bool = False) -> str:
         """Returns the job's name; with `number`, it gets one if it is taken. The same submission twice is one job.
         Raises ValueError for a job that cannot be accepted."""
-        same = next((job for job in self.jobs.values() if job.spec.submission == spec.submission), None)
+        same = self._state.submissions.get(spec.submission)
         if same is not None:
             return same.spec.name
         if number:
@@ -57,10 +64,6 @@ class JobQueue:
         if spec.gpus > max(1, devices):
             raise ValueError(
                 f"job '{spec.name}': gpus must be at most {devices}, the cluster's devices; got {spec.gpus}"
-            )
-        if spec.gpus != 1:
-            raise ValueError(
-                f"job '{spec.name}': gpus must be 1, jobs of several are not possible yet; got {spec.gpus}"
             )
         if self._settings.memory and (spec.memory or 0) > self._settings.memory:
             limit = self._settings.memory
@@ -77,7 +80,7 @@ class JobQueue:
     def refuse(self, name: str, error: str) -> None:
         """A job cannot be started: it has failed."""
         job = self.jobs[name]
-        if not job.outcome and job.place is None:
+        if not job.outcome and not job.place:
             self._record({"event": "refuse", "job": name, "error": error})
 
     def find(self, name: str) -> QueuedJob:
@@ -98,26 +101,41 @@ class JobQueue:
             self._record({"event": "host", "gpu": gpu, "node": node, "index": index, "token": token, "env": env})
         return gpu
 
-    def host_lost(self, gpu: int, reason: str, *, crashed: bool) -> None:
-        """The process is gone, and with it the jobs; `crashed` without its node, so that a job may be why."""
-        if self.hosts[gpu].up:
-            self._record({"event": "lost", "gpu": gpu, "reason": reason, "crashed": crashed})
+    def host_lost(self, gpu: int, reason: str, *, crashed: bool, blamed: str | None = None) -> None:
+        """The process is gone, and with it the jobs; `crashed` without its node, so that a job may be why: `blamed`, or
+        any of them."""
+        host = self.hosts[gpu]
+        if host.up:
+            steps = {name: job.steps for name, job in host.jobs.items()}
+            lost = {"event": "lost", "gpu": gpu, "reason": reason, "crashed": crashed, "blamed": blamed, "steps": steps}
+            self._record(lost)
 
-    def left(self, name: str, attempt: int, state: str, error: str = "", steps: int | None = None) -> None:
-        """A job has left its host, after `steps` if that is known: it is suspended, finished, failed or cancelled."""
+    def left(
+        self, name: str, attempt: int, state: str, error: str = "", steps: int | None = None, gpu: int | None = None
+    ) -> None:
+        """A job, or the rank of it on this device, has left its host, after `steps` if that is known: it is suspended,
+        finished, failed or cancelled."""
         job = self.jobs.get(name)
         if job is None or job.attempt != attempt or job.outcome:
             return
-        if job.place is not None or state in ("finished", "failed"):  # else it was lost before
+        if len(job.place) == 1 or job.spec.gpus == 1:
+            gpu = next(iter(job.place), None)
+        is_there = gpu in job.place and gpu not in job.gone
+        if is_there or (job.spec.gpus == 1 and state in ("finished", "failed")):  # else it was lost before
             steps = job.steps if steps is None else steps
-            event = {"event": "left", "job": name, "attempt": attempt, "state": state, "error": error, "steps": steps}
-            self._record(event)
+            event = {"event": "left", "job": name, "attempt": attempt, "gpu": gpu, "state": state, "error": error}
+            self._record({**event, "steps": steps})
 
-    def progress(self, name: str, attempt: int, time: float, steps: int, can_save: bool) -> bool:
-        """A job on its host. `time` is that host's. Returns whether it should be there."""
+    def progress(
+        self, name: str, attempt: int, time: float, steps: int, can_save: bool, gpu: int | None = None
+    ) -> bool:
+        """A job, or the rank of it on this device, on its host. `time` is that host's. Returns whether it should be
+        there."""
         job = self.jobs.get(name)
-        if job is None or job.attempt != attempt or job.place is None:
+        if job is None or job.attempt != attempt or not job.place:
             return False
+        if gpu is not None and gpu != job.place[0]:  # the first rank speaks for all
+            return gpu in job.place and gpu not in job.gone
         if can_save and not job.can_save:
             self._record({"event": "saves", "job": name})
         job.steps = steps
@@ -131,7 +149,7 @@ class JobQueue:
         return True
 
     def partner(self, job: QueuedJob) -> QueuedJob | None:
-        beside = self.hosts[job.place].jobs.values() if job.place is not None else ()
+        beside = (other for gpu in job.place for other in self.hosts[gpu].jobs.values())
         return next((other for other in beside if other is not job), None)
 
     def placed(self, gpu: int) -> list[QueuedJob]:
@@ -140,8 +158,17 @@ class JobQueue:
     def spans(self) -> list[Span]:
         """Where each job has been, and is, in order of the ends."""
         now = self._clock()
-        still = [(job.spec.name, job.place, job.began, now) for job in self.jobs.values() if job.place is not None]
+        still = [(job.spec.name, gpu, job.began, now) for job in self._state.open.values() for gpu in job.place]
         return [*self._state.spans, *still]
+
+    def compact(self, *, after: int = _COMPACTED) -> bool:
+        """Replaces a journal of so many events by the state, without the jobs that ended long ago. Returns whether it
+        did."""
+        if self._journal.count < after or self._state.origin is None:
+            return False
+        self._state.drop_ended(_KEPT)
+        self._journal.replace(snapshot.take(self._state))
+        return True
 
     # What is to be done
 
@@ -152,31 +179,36 @@ class JobQueue:
         if self._state.looks_again(self._clock()):
             self._record({"event": "look"})
         found: list[Action] = []
-        for job in self._state.open.values():
-            action = self._action(job)
-            if action is None or not (reachable is None or action.gpu in reachable):
+        for number in sorted(self._state.misplaced):
+            job = self._state.misplaced.get(number)
+            actions = [] if job is None else self._actions(job)
+            if job is None or not (reachable is None or all(action.gpu in reachable for action in actions)):
                 continue
-            found.append(action)
-            if action.what == "replace":
-                self.hosts[action.gpu].replacing = True
-            else:
-                what = "start" if action.what == "start" else "stop"
-                self._record({"event": what, "job": job.spec.name, "attempt": action.attempt, "gpu": action.gpu})
+            found += actions
+            for action in actions:
+                if action.what == "replace":
+                    self.hosts[action.gpu].replacing = True
+            if actions and actions[0].what != "replace":
+                what = "start" if actions[0].what == "start" else "stop"
+                gpus = [action.gpu for action in actions]
+                self._record({"event": what, "job": job.spec.name, "attempt": actions[0].attempt, "gpus": gpus})
         return found
 
-    def _action(self, job: QueuedJob) -> Action | None:
-        if job.place is not None:
-            if job.stopping or job.wanted == job.place:
-                return None
-            return Action("cancel" if job.cancelled else "suspend", job.place, job.spec, job.attempt)
-        if job.wanted is None:
-            return None
-        host = self.hosts[job.wanted]
-        if not host.up or host.replacing or any(other.wanted != job.wanted for other in host.jobs.values()):
-            return None
-        if host.env != job.env:
-            return None if host.jobs else Action("replace", job.wanted, job.spec, job.attempt)
-        return Action("start", job.wanted, job.spec, job.attempt + 1)
+    def _actions(self, job: QueuedJob) -> list[Action]:
+        """For each rank the same, except `replace`, which only some may need."""
+        if job.place:
+            what = "cancel" if job.cancelled or job.has_lost_ranks else "suspend"
+            return [Action(what, gpu, job.spec, job.attempt) for gpu in job.place if gpu not in job.gone]
+        hosts = [self.hosts[gpu] for gpu in job.wanted]
+        if any(not host.up or host.replacing for host in hosts):
+            return []
+        if any(other.place != other.wanted for host in hosts for other in host.jobs.values()):
+            return []
+        other_envs = [gpu for gpu in job.wanted if self.hosts[gpu].env != job.env]
+        if other_envs:
+            free = not any(host.jobs for host in hosts if host.env != job.env)
+            return [Action("replace", gpu, job.spec, job.attempt) for gpu in other_envs] if free else []
+        return [Action("start", gpu, job.spec, job.attempt + 1, rank) for rank, gpu in enumerate(job.wanted)]
 
     def rows(self) -> list[dict[str, Any]]:
         """The state of every job, in order of submission."""
@@ -191,13 +223,13 @@ class JobQueue:
             "state": job.state,
             "target": job.spec.target,
             "priority": job.spec.priority,
-            "device": None if job.place is None else f"{self.hosts[job.place].node[:8]}:{self.hosts[job.place].index}",
+            "device": " ".join(f"{self.hosts[gpu].node[:8]}:{self.hosts[gpu].index}" for gpu in job.place) or None,
             "beside": None if partner is None else partner.spec.name,
             "steps": job.steps,
             "attempt": job.attempt,
             "submitted": job.submitted,
             "elapsed_s": until - job.submitted,
-            "ran_s": job.ran + (until - job.began if job.place is not None else 0.0),
+            "ran_s": job.ran + (until - job.began if job.place else 0.0),
             "predicted_slowdown": None if model is None else self._state.learned.ratio(job.spec.model, model),
             "slowdown": None if model is None else job.step_times.slowdown(model),
             "error": job.error,

@@ -26,5 +26,11 @@ class JobSpec:
     """Seconds alone, estimated."""
     env: dict[str, Any] = field(default_factory=dict)
     """Ray's runtime_env."""
+    ratios: dict[str, list[float]] = field(default_factory=dict)
+    """By another model: the ratio of this one beside it, and of it beside this one, as the profile has them."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further options of Runtime.submit."""
+
+    def outcome_of(self, attempt: int, rank: int = 0) -> str:
+        """The name of the outcome. Ranks have one each; the job's is the first rank's, of the last attempt."""
+        return self.submission if self.gpus == 1 else f"{self.submission}.{attempt}.{rank}"

@@ -1,4 +1,4 @@
-"""The journal of a cluster's queue: a file of JSON lines that only grows."""
+"""The journal of a cluster's queue: a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from torchshare.context.files import sync_folder
 
 Event = dict[str, Any]
 
@@ -41,7 +43,9 @@ class Journal:
             self._lock(patience)
             self.events, self._size = _read(path)
             os.ftruncate(self._file, self._size)
-            epoch = sum(event["event"] == "scheduler" for event in self.events) + 1
+            epochs = [event["epoch"] for event in self.events if "epoch" in event]
+            epoch = max(epochs, default=0) + 1
+            self.count = len(self.events)  # in the file
             self.append({"event": "scheduler", "time": time.time(), "epoch": epoch, "pid": os.getpid()})
         except BaseException:
             os.close(self._file)
@@ -60,6 +64,26 @@ class Journal:
             os.ftruncate(self._file, self._size)
             raise
         self._size += len(data)
+        self.count += 1
+
+    def replace(self, event: Mapping[str, Any]) -> None:
+        """Begins the journal anew, with this event alone; whole or not at all. Raises OSError, and Superseded."""
+        self.check()
+        new = self._path.with_name(f".{self._path.name}.new")
+        file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            data = f"{json.dumps(event, allow_nan=False)}\n".encode()
+            with os.fdopen(os.dup(file), "wb") as stream:
+                stream.write(data)
+            os.fsync(file)
+            os.replace(new, self._path)
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(self._file)
+        self._file, self._size, self.count = file, len(data), 1
+        sync_folder(self._path.parent)
 
     def close(self) -> None:
         os.close(self._file)

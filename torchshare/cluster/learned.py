@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 _MIN_STEPS = 20
 _MIN_S = 2.0
@@ -59,13 +61,35 @@ class Learned:
         self._default_ratio = default_ratio
         self._default_duration = default_duration
         self._ratios: dict[tuple[str, str], float] = {}
+        self._profiled: dict[tuple[str, str], float] = {}
         self._durations: dict[str, float] = {}
 
     def ratio(self, model: str, partner: str) -> float:
-        return self._ratios.get((model, partner), self._default_ratio)
+        """As measured on the cluster; before that, as a profile has it; without one, the default."""
+        pair = (model, partner)
+        return self._ratios.get(pair, self._profiled.get(pair, self._default_ratio))
+
+    def set_profiled(self, model: str, ratios: Mapping[str, Sequence[float]]) -> bool:
+        """Returns whether that is news."""
+        pairs = {(model, partner): max(1.0, own) for partner, (own, _) in ratios.items()}
+        pairs |= {(partner, model): max(1.0, theirs) for partner, (_, theirs) in ratios.items()}
+        is_news = any(self._profiled.get(pair) != ratio for pair, ratio in pairs.items())
+        self._profiled |= pairs
+        return is_news
 
     def set_ratio(self, model: str, partner: str, measured: float) -> None:
         self._ratios[model, partner] = max(1.0, measured)
+
+    def saved(self) -> dict[str, Any]:
+        """For JSON."""
+        tables = {"ratios": self._ratios, "profiled": self._profiled}
+        rows = {name: [[*pair, ratio] for pair, ratio in table.items()] for name, table in tables.items()}
+        return {**rows, "durations": self._durations}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self._ratios = {(model, partner): ratio for model, partner, ratio in saved["ratios"]}
+        self._profiled = {(model, partner): ratio for model, partner, ratio in saved["profiled"]}
+        self._durations = dict(saved["durations"])
 
     def duration(self, model: str) -> float:
         return self._durations.get(model, self._default_duration)

@@ -12,19 +12,34 @@ from torchshare.cluster.learned import StepTimes
 Span = tuple[str, int, float, float]  # a job, its device, from when, until when
 
 
+@dataclass(frozen=True)
+class Gone:
+    """How a job, or a rank of it, has left its device."""
+
+    state: str
+    """suspended, finished, failed or cancelled; lost, with its host"""
+    error: str = ""
+
+
 @dataclass(eq=False)
 class QueuedJob:
     spec: JobSpec
     number: int
     """In the live scheduler."""
     submitted: float
-    wanted: int | None = None
-    """The device where the policy wants it."""
-    place: int | None = None
-    """The device where it is."""
+    estimate: float = 0.0
+    """Of its duration."""
+    wanted: tuple[int, ...] = ()
+    """The devices where the policy wants it."""
+    place: tuple[int, ...] = ()
+    """The devices where it is, in order of its ranks. One that has left keeps its place until all have."""
+    gone: dict[int, Gone] = field(default_factory=dict)
+    """The ranks that have left, by device, in this order."""
     attempt: int = 0
     """Of how many starts this is the last."""
     stopping: bool = False
+    stopped: float = 0.0
+    """When it was told to stop."""
     cancelled: bool = False
     can_save: bool = False
     crashes: int = 0
@@ -41,13 +56,32 @@ class QueuedJob:
     def state(self) -> str:
         if self.outcome:
             return self.outcome
-        if self.place is not None:
+        if self.place:
             return "cancelling" if self.cancelled else "suspending" if self.stopping else "running"
         return "suspended" if self.attempt else "pending"
 
     @property
     def env(self) -> str:
         return key_of(self.spec.env)
+
+    @property
+    def has_lost_ranks(self) -> bool:
+        """Whether its other ranks have to stop."""
+        return any(gone.state != "finished" for gone in self.gone.values())
+
+    @property
+    def is_misplaced(self) -> bool:
+        """Whether something is to be done, as soon as that is possible."""
+        return not self.stopping and (self.place != self.wanted or self.has_lost_ranks)
+
+    def verdict(self) -> Gone:
+        """How the job has left when all its ranks have. If one was lost, others may have failed for that reason."""
+        for state in ("lost", "failed", "suspended", "cancelled"):
+            for gpu, gone in self.gone.items():
+                if gone.state == state:
+                    is_own = state == "failed" and len(self.place) > 1
+                    return Gone(state, f"rank {self.place.index(gpu)}: {gone.error}") if is_own else gone
+        return Gone("finished")
 
 
 @dataclass(eq=False)
@@ -74,6 +108,7 @@ class Action:
     gpu: int
     job: JobSpec
     attempt: int
+    rank: int = 0
 
 
 def key_of(env: dict[str, Any]) -> str:

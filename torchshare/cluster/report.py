@@ -9,7 +9,7 @@ from rich.table import Table
 
 from torchshare.cluster.simulate import Outcome, swept
 
-_BASELINE = "tiresias"  # the policy that the table compares with, if it was simulated
+BASELINE = "tiresias"  # the policy that the table compares with, if it was simulated
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
@@ -27,7 +27,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
         lines.add_column(title.replace("_", " "), justify="right")
     for title in (
         "avg JCT",
-        f"vs {_BASELINE}",
+        f"vs {BASELINE}",
         "median",
         "p99",
         "makespan",
@@ -38,7 +38,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
     ):
         lines.add_column(title, justify="right")
     for row in rows:
-        baseline = next((r for r in rows if r["policy"] == _BASELINE and all(r[n] == row[n] for n in varied)), None)
+        baseline = next((r for r in rows if r["policy"] == BASELINE and all(r[n] == row[n] for n in varied)), None)
         lines.add_row(
             row["policy"],
             *(str(row[name]) for name in varied),

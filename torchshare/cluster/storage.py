@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,17 @@ class Storage:
 
     def _outcome(self, submission: str) -> Path:
         return self.path / "outcomes" / f"{submission}.pkl"
+
+    def gang(self, submission: str, attempt: int) -> Path:
+        """Where the first rank of a job writes its address."""
+        return self.path / "gangs" / f"{submission}.{attempt}"
+
+    def prune(self, kept: Collection[str], needed: Collection[str]) -> None:
+        """Removes the outcomes of submissions that are not kept, and the functions of those that are not needed."""
+        for folder, names in (("outcomes", kept), ("functions", needed), ("gangs", needed)):
+            for file in self.path.joinpath(folder).glob("[!.]*"):
+                if file.name.partition(".")[0] not in names:
+                    file.unlink(missing_ok=True)
 
     def put_function(self, submission: str, data: bytes) -> None:
         _write(self.function(submission), data)

@@ -29,3 +29,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         with contextlib.suppress(OSError):
             unfinished.unlink()
         raise
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Makes the names of its files survive a crash of the system."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -36,7 +36,7 @@ def _as_wait(original: Callable[..., Any]) -> Callable[..., Any]:
         job = current.job()
         if job is None:
             return original(*args, **kwargs)
-        job.handle.begin_wait()
+        job.handle.begin_wait("collective")
         try:
             return original(*args, **kwargs)
         finally:
@@ -68,7 +68,7 @@ def _expect_wait(job: JobContext, _gradient: torch.Tensor) -> None:
     queue = torch.autograd.Variable._execution_engine.queue_callback
 
     def begin() -> None:
-        job.handle.begin_wait()
+        job.handle.begin_wait("collective")
         queue(job.handle.end_wait)
 
     queue(begin)

@@ -1,4 +1,4 @@
-"""What a process has one of, and scripts use: environment, working folder, exit handlers, signals, threads."""
+"""What a process has one of, and scripts use: working folder, child processes, exit handlers, signals, threads."""
 
 from __future__ import annotations
 
@@ -22,16 +22,6 @@ log = logging.getLogger("torchshare")
 
 _CLONE_FS = 0x200
 _ENVIRONMENT_ARGUMENT = 5  # of fork_exec
-_READ_AT_START = (
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUDA_DEVICE_ORDER",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_VISIBLE_DEVICES",
-    "MKL_NUM_THREADS",
-    "OMP_NUM_THREADS",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-)
 
 
 def separate_folder() -> bool:
@@ -43,7 +33,6 @@ def separate_folder() -> bool:
 
 
 def route(patches: Patches) -> None:
-    patches.replace(os.environ, "__class__", _Environ)
     if hasattr(subprocess, "_fork_exec"):
         patches.replace(subprocess, "_fork_exec", _with_environment(subprocess._fork_exec))
     posix = sys.modules["_posixsubprocess"]
@@ -59,46 +48,12 @@ def route(patches: Patches) -> None:
     patches.replace(threading.Thread, "_bootstrap_inner", _inheriting_bootstrap(bootstrap))
 
 
-class _Environ(os._Environ):  # type: ignore[type-arg]  # not subscriptable in Python 3.10
-    """os.environ: a script's changes are its own, and those of the processes that it starts."""
-
-    @property
-    def _data(self) -> Any:
-        script = current.script()
-        return self.__dict__["_data"] if script is None else script.environ
-
-    def __setitem__(self, key: str, value: str) -> None:
-        script = current.script()
-        if script is None:
-            super().__setitem__(key, value)
-            return
-        name, text = os.fsencode(key), os.fsencode(value)
-        if key in _READ_AT_START and script.environ.get(name) != text and current.job() is not None:
-            log.warning(
-                "job '%s': setting %s has no effect on the job, because torch has read it already; set it for "
-                "`torchshare run`",
-                script.name,
-                key,
-            )
-        script.environ[name] = text
-
-    def __delitem__(self, key: str) -> None:
-        script = current.script()
-        if script is None:
-            super().__delitem__(key)
-            return
-        try:
-            del script.environ[os.fsencode(key)]
-        except KeyError:
-            raise KeyError(key) from None
-
-
 def _with_environment(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
     def fork_exec(*args: Any) -> int:
-        script = current.script()
-        if script is not None and args[_ENVIRONMENT_ARGUMENT] is None:
-            own = [name + b"=" + value for name, value in script.environ.items()]
+        environ = current.environ()
+        if environ is not None and args[_ENVIRONMENT_ARGUMENT] is None:
+            own = [name + b"=" + value for name, value in environ.items()]
             args = (*args[:_ENVIRONMENT_ARGUMENT], own, *args[_ENVIRONMENT_ARGUMENT + 1 :])
         return original(*args)
 

@@ -13,8 +13,9 @@ from typing import IO, Any
 
 import torch
 
+from torchshare.context.files import sync_folder
 from torchshare.context.names import file_stem
-from torchshare.context.rank import this_rank
+from torchshare.context.rank import Rank
 
 log = logging.getLogger("torchshare")
 
@@ -31,11 +32,11 @@ class Unusable(Exception):
 class JobFiles:
     """The checkpoints of one job, on this rank, in a folder: `NAME.STEP.pt`, or `NAME.STEP.rankN.pt`."""
 
-    def __init__(self, folder: Path, job: str) -> None:
+    def __init__(self, folder: Path, job: str, rank: Rank) -> None:
         self._folder = folder
         self._job = job
         self._stem = file_stem(job)
-        self._rank = this_rank()
+        self._rank = rank
         self._kept: list[Path] = []
         end = re.escape(self._rank.file(Path("x.pt")).name[1:])
         self._pattern = re.compile(rf"{re.escape(self._stem)}\.(\d+){end}")
@@ -101,7 +102,7 @@ class JobFiles:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
-        _sync_folder(self._folder)
+        sync_folder(self._folder)
         count = _KEPT if self._rank.count == 1 else _KEPT_OF_RANKS
         self._kept = [*(each for each in self._kept if each != path), path][-count:]
         for each in self._folder.iterdir():
@@ -161,11 +162,3 @@ def _check(path: Path) -> None:
         raise Unusable("it is incomplete, or no checkpoint of torchshare")
     if end != _MARK + digest.hexdigest().encode():
         raise Unusable("its checksum differs from its contents")
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

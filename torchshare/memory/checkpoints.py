@@ -41,7 +41,7 @@ class Checkpoints(Loop):
         """Raises ValueError if there are checkpoints that are not to be resumed from."""
         self._job = job
         self._folder = folder
-        self._files = JobFiles(folder, job.name)
+        self._files = JobFiles(folder, job.name, job.rank)
         self._every = every
         self._resume = resume
         self._writer = writer
@@ -219,7 +219,7 @@ class Checkpoints(Loop):
         self._writer.put(lambda: self._write(step, payload))
 
     def _wait_for_writer(self) -> None:
-        self._job.handle.begin_wait()
+        self._job.handle.begin_wait("checkpoint")
         try:
             while not self._written.wait(_POLL_S):
                 pass

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchshare.context.loop import Loop
 from torchshare.context.rank import this_rank
 from torchshare.context.results import ENDED
 from torchshare.memory.checkpoints import Checkpoints
@@ -32,8 +33,11 @@ class Folder:
         self._writer = Writer()
         self._jobs: list[tuple[JobContext, Checkpoints]] = []
 
-    def checkpoints_of(self, job: JobContext) -> Checkpoints:
-        """Raises ValueError if the folder has checkpoints of the job that are not to be resumed from."""
+    def checkpoints_of(self, job: JobContext) -> Loop:
+        """Without checkpoints if its ranks would not save at the same steps. Raises ValueError if the folder has
+        checkpoints of the job that are not to be resumed from."""
+        if job.rank.count > 1 and self._every.steps is None:
+            return Loop()
         checkpoints = Checkpoints(job, self._path, self._every, self._resume, self._writer)
         self._jobs.append((job, checkpoints))
         return checkpoints

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import DistError
 from torch.distributed.rendezvous import rendezvous
 
@@ -45,6 +45,29 @@ _BEAT_S = 1.0  # how often a rank says that it is alive
 _DEAD_S = 20.0  # a rank that has not said so for this long has died
 _LEAVE_S = 10.0  # a job that is blocked for this long after it was to end on all ranks is left behind
 _NEWS_S = 1.0  # how long a job whose collective failed waits to hear that it failed on another rank first
+
+
+def newest_common(store: Any, job: JobContext, steps: list[int]) -> int | None:
+    """The newest of the checkpoints, by step, that all ranks have. In the job's thread, on all ranks."""
+    keys = [f"checkpoints/{job.name}/{rank}" for rank in range(job.rank.count)]
+    store.set(keys[job.rank.number], json.dumps(steps))
+    common = set(steps)
+    for key in keys:
+        while not store.check([key]):
+            time.sleep(_POLL_S)  # until the job is cancelled, at most
+        common &= set(json.loads(store.get(key)))
+    return max(common, default=None)
+
+
+def serve(address: str, count: int) -> Any:
+    """A store where so many ranks of a job can meet; has its `port`."""
+    return TCPStore(address, 0, count, is_master=True, wait_for_workers=False, multi_tenant=True)
+
+
+def meet(job: JobContext) -> Any:
+    """The store of the ranks of a job whose ranks are not the process's. In its thread: it reads the environment."""
+    host: Any = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_S)))[0]
+    return PrefixStore(f"torchshare/{job.name}", host)
 
 
 class Ranks:
@@ -88,15 +111,7 @@ class Ranks:
             self._send(what, job.name, text)
 
     def newest_common(self, job: JobContext, steps: list[int]) -> int | None:
-        """The newest of the checkpoints, by step, that all ranks have. In the job's thread, on all ranks."""
-        keys = [f"checkpoints/{job.name}/{rank}" for rank in range(self._rank.count)]
-        self._store.set(keys[self._rank.number], json.dumps(steps))
-        common = set(steps)
-        for key in keys:
-            while not self._store.check([key]):
-                time.sleep(_POLL_S)  # until the job is cancelled, at most
-            common &= set(json.loads(self._store.get(key)))
-        return max(common, default=None)
+        return newest_common(self._store, job, steps)
 
     def ended_elsewhere(self, job: JobContext) -> bool:
         """Whether the job has ended on another rank. Waits a moment for the news: a rank that waits for the job in a

@@ -85,6 +85,18 @@ py::list usage_of(const Simulator& simulator) {
   return rows;
 }
 
+using Progress = std::tuple<Seconds, Seconds, Seconds, int>;
+
+Progress progress_of(const LiveScheduler& scheduler, JobId job) {
+  const JobProgress found = scheduler.progress(job);
+  return {found.work_left, found.restart_left, found.run, found.preemptions};
+}
+
+void restore(LiveScheduler& scheduler, JobId job, const Progress& progress, std::vector<GpuId> gpus, Seconds now) {
+  const auto [work_left, restart_left, run, preemptions] = progress;
+  scheduler.restore(job, {work_left, restart_left, run, preemptions}, std::move(gpus), now);
+}
+
 using Orders = std::pair<std::vector<JobId>, std::vector<JobId>>;
 
 /// An event of the live scheduler: its arguments are what it is about, if anything, and the time.
@@ -110,6 +122,7 @@ void bind_cluster(py::module_& module) {
       .def_readwrite("largest_split", &ClusterOptions::largest_split)
       .def_readwrite("fixed_memory_fraction", &ClusterOptions::fixed_memory_fraction)
       .def_readwrite("fixed_time_fraction", &ClusterOptions::fixed_time_fraction)
+      .def_readwrite("one_gang_beside", &ClusterOptions::one_gang_beside)
       .def_readwrite("record_spans", &ClusterOptions::record_spans);
   py::class_<Cluster>(module, "Cluster")
       .def(py::init(&make_cluster), py::arg("options"), py::arg("models"), py::arg("ratios"), py::arg("arrival"),
@@ -143,6 +156,8 @@ void bind_cluster(py::module_& module) {
       .def("look", event(&LiveScheduler::look), py::arg("now"))
       .def_property_readonly("look_again", &LiveScheduler::look_again)
       .def("add_node", &LiveScheduler::add_node)
+      .def("progress", &progress_of, py::arg("job"))
+      .def("restore", &restore, py::arg("job"), py::arg("progress"), py::arg("gpus"), py::arg("now"))
       .def("set_pinned", &LiveScheduler::set_pinned, py::arg("job"), py::arg("pinned"))
       .def(
           "set_ratios",

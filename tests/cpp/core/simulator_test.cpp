@@ -137,5 +137,23 @@ TEST(LiveScheduler, ReportsMovesAndLearnsRatios) {
   EXPECT_THAT(scheduler.cluster().job(orders.start[0]).gpus, ElementsAre(1));
 }
 
+TEST(LiveScheduler, GoesOnWithTheJobsOfAnother) {
+  LiveScheduler first = scheduler_of("srsf", 1);
+  first.arrive(first.add({.arrival = 0, .duration = 100}, 100), 0);
+  first.arrive(first.add({.arrival = 20, .duration = 10}, 10), 20);  // suspends job 0
+  first.end(1, 30);
+  first.arrive(first.add({.arrival = 40, .duration = 500}, 500), 40);
+  EXPECT_DOUBLE_EQ(first.progress(0).work_left, 100 - 20 - 9);  // it paid its restart
+  LiveScheduler second = scheduler_of("srsf", 1);
+  second.restore(second.add({.arrival = 0, .duration = 100}, 100), first.progress(0), {0}, 40);
+  second.restore(second.add({.arrival = 40, .duration = 500}, 500), first.progress(2), {}, 40);
+  EXPECT_DOUBLE_EQ(second.cluster().ends_at(0), first.cluster().ends_at(0));
+  EXPECT_EQ(second.progress(0).preemptions, 1);
+  EXPECT_DOUBLE_EQ(second.progress(0).run, 30);
+  EXPECT_THROW(second.restore(0, {}, {}, 50), std::invalid_argument);
+  EXPECT_THAT(second.look(50).start, IsEmpty());
+  EXPECT_THAT(second.end(0, 60).start, ElementsAre(1));
+}
+
 }  // namespace
 }  // namespace torchshare

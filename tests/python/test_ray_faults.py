@@ -1,0 +1,151 @@
+"""What is killed on a Ray cluster on this machine, and a job that does not stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_jobs import equal, training
+from conftest import run_one, wait_until
+
+from torchshare import cluster
+
+ray = pytest.importorskip("ray", reason="needs Ray: pip install 'ray[default]>=2.40'")
+from ray_cluster import ALL_DONE_S, Local, is_running, submit  # noqa: E402
+
+from torchshare.cluster import actors  # noqa: E402
+from torchshare.cluster.actors import SCHEDULER  # noqa: E402
+from torchshare.cluster.remote_host import NAMESPACE  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def test_a_process_that_is_killed(local: Local, tmp_path: Path) -> None:
+    """Jobs of the host go on from their checkpoints; others do not notice."""
+    marks = tmp_path / "marks"
+    jobs = [submit(training(60, 0.02, number, marks), f"killed{number}") for number in range(3)]
+    for job in jobs:
+        wait_until(is_running(job, 20), 60)
+    device = next(host["device"] for host in cluster.hosts() if len(host["jobs"]) == 2)
+    os.kill(local.pid(device), signal.SIGKILL)
+    for number, job in enumerate(jobs):
+        assert equal(job.result(ALL_DONE_S), run_one(training(60, 0, number)).value)
+    assert sorted(job.status()["attempt"] for job in jobs) == [1, 2, 2]
+    assert sum("resumes at step" in "".join(job.logs()) for job in jobs) == 2
+    assert marks.read_text() == "end\n" * 3
+
+
+def test_a_scheduler_that_is_killed(local: Local) -> None:
+    job = submit(training(60, 0.02), "through")
+    wait_until(is_running(job), 60)
+    actor = ray.get_actor(SCHEDULER, NAMESPACE)
+    for _ in range(2):
+        pid = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        after = submit(training(), f"after{pid}")  # waits for the new one
+    assert equal(job.result(ALL_DONE_S), run_one(training(60)).value)
+    assert job.status()["attempt"] == 1
+    assert equal(after.result(ALL_DONE_S), run_one(training()).value)
+
+
+def test_kills_at_random_moments(local: Local, tmp_path: Path) -> None:
+    """Of hosts and of the scheduler. Every job ends once."""
+    chance = random.Random(1)
+    marks = tmp_path / "marks"
+    jobs = [submit(training(40, 0.02, number, marks), f"random{number}") for number in range(6)]
+    for _ in range(6):
+        time.sleep(chance.uniform(0, 4))
+        if chance.random() < 0.5:
+            actor = ray.get_actor(SCHEDULER, NAMESPACE)
+        else:
+            host = chance.choice([host for host in cluster.hosts() if host["up"]])
+            actor = ray.get_actor(f"host-{host['node']}-{host['index']}", NAMESPACE)
+        with contextlib.suppress(ray.exceptions.RayError, ProcessLookupError):
+            os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=10), signal.SIGKILL)
+    finished = 0
+    for number, job in enumerate(jobs):
+        try:
+            value = job.result(ALL_DONE_S)
+        except cluster.JobError as error:
+            assert "its host ended 3 times" in str(error)
+        else:
+            finished += 1
+            assert equal(value, run_one(training(40, 0, number)).value)
+    assert finished <= len(marks.read_text().splitlines()) <= len(jobs)
+    ends = [e["job"] for e in local.journal() if e["event"] == "left" and e["state"] == "finished"]
+    assert len(ends) == len(set(ends))
+
+
+def test_a_job_that_catches_its_cancellation(local: Local) -> None:
+    """Its host's process is ended; its partner goes on from a checkpoint."""
+
+    def endless(job: Any) -> None:
+        while True:
+            with contextlib.suppress(BaseException):
+                time.sleep(0.01)
+
+    scheduler = ray.get_actor(SCHEDULER, NAMESPACE)
+    ray.get(scheduler.__ray_call__.remote(lambda _: setattr(actors, "_STOP_S", 3.0)))
+    stuck = submit(endless, "stuck")
+    jobs = [submit(training(60, 0.02, number), f"beside{number}") for number in range(3)]
+    for job in jobs:
+        wait_until(is_running(job, 20), 60)
+    stuck.cancel()
+    for number, job in enumerate(jobs):
+        assert equal(job.result(ALL_DONE_S), run_one(training(60, 0, number)).value)
+    assert stuck.state == "cancelled"
+    assert sorted(job.status()["attempt"] for job in jobs) == [1, 1, 2]
+    lost = [event for event in local.journal() if event["event"] == "lost"][-1]
+    assert lost["reason"] == "job 'stuck' had not stopped 3 s after it was told to"
+
+
+def test_a_node_that_is_killed(local: Local) -> None:
+    jobs = [submit(training(60, 0.02, number), f"moved{number}") for number in range(4)]
+    for job in jobs:
+        wait_until(is_running(job, 20), 60)
+    local.ray.remove_node(local.node, allow_graceful=False)
+    for number, job in enumerate(jobs):
+        assert equal(job.result(ALL_DONE_S), run_one(training(60, 0, number)).value)
+    assert [event["crashed"] for event in local.journal() if event["event"] == "lost"][-1] is False  # no job's fault
+    local.add_node()
+    local.wait_for_hosts()
+
+
+def test_the_queue_goes_on_after_the_whole_cluster_was_killed(local: Local) -> None:
+    jobs = [submit(training(60, 0.02, number), f"again{number}") for number in range(5)]
+    for job in jobs[:4]:
+        wait_until(is_running(job, 20), 60)
+    ray.shutdown()
+    for node in [local.node, local.ray.head_node]:
+        local.ray.remove_node(node, allow_graceful=False)
+    local.ray.shutdown()
+    time.sleep(1)
+    local.open()
+    for number, job in enumerate(jobs):
+        assert equal(job.result(ALL_DONE_S), run_one(training(60, 0, number)).value)
+
+
+def test_the_queue_goes_on_after_the_head_alone_was_killed(local: Local) -> None:
+    """The other node's processes do not know yet, and may end their jobs."""
+    jobs = [submit(training(60, 0.02, number), f"headless{number}") for number in range(5)]
+    for job in jobs[:4]:
+        wait_until(is_running(job, 20), 60)
+    before = local.ray
+    ray.shutdown()
+    before.remove_node(before.head_node, allow_graceful=False)
+    local.open()
+    try:
+        for number, job in enumerate(jobs):
+            assert equal(job.result(ALL_DONE_S), run_one(training(60, 0, number)).value)
+    finally:
+        for node in before.worker_nodes:
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
+    ends = [e["job"] for e in local.journal() if e["event"] == "left" and e["state"] == "finished"]
+    assert len(ends) == len(set(ends))

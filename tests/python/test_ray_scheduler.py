@@ -1,0 +1,177 @@
+"""The scheduler of a cluster, with hosts that are only played."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="needs Ray: pip install 'ray[default]>=2.40'")
+from torchshare.cluster import actors
+from torchshare.cluster.host_actor import ClusterSettings
+from torchshare.cluster.host_report import HostReport, JobReport
+from torchshare.cluster.job_spec import JobSpec
+from torchshare.cluster.remote_host import RemoteHost
+
+
+class Played:
+    """A host's actor: the calls that it gets."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return types.SimpleNamespace(remote=lambda *arguments: self.calls.append((name, *arguments)))
+
+
+class FakeRay:
+    """Calls are answered when they are in `ready`, with themselves."""
+
+    def __init__(self, node: str = "") -> None:
+        self.killed: list[Any] = []
+        self.ready: list[Any] = []
+        self.alive = node
+
+    def kill(self, actor: Any) -> None:
+        self.killed.append(actor)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": "n", "Alive": bool(self.alive), "Resources": {}}]
+
+    def wait(self, *_: Any, **__: Any) -> tuple[list[Any], list[Any]]:
+        return self.ready, []
+
+    def get(self, reference: Any) -> Any:
+        return reference
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    found = FakeRay()
+    monkeypatch.setattr(actors.SchedulerActor, "_serve", lambda self: None)
+    monkeypatch.setattr(actors, "ray", found)
+    monkeypatch.setattr(actors, "living_nodes", lambda: {"n": 0} if found.alive else {})
+    return found
+
+
+def started(path: Path, *jobs: str) -> tuple[actors.SchedulerActor, RemoteHost]:
+    """A scheduler with one host, on which these jobs run."""
+    scheduler = actors.SchedulerActor(ClusterSettings(str(path)))
+    for name in jobs:
+        scheduler.submit(JobSpec(name, name, f"{name}.py", "/", "m"), None, False)
+    host = scheduler._hosts["n", 0] = RemoteHost("n", 0, Played())
+    report(scheduler, host)
+    assert [action.what for action in scheduler._queue.actions()] == ["start"] * len(jobs)
+    return scheduler, host
+
+
+def report(scheduler: actors.SchedulerActor, host: RemoteHost, *jobs: JobReport) -> None:
+    scheduler._take(host, HostReport("token", 0.0, list(jobs), "{}"))
+
+
+@pytest.mark.parametrize(
+    ("alive", "error", "states"),
+    [
+        ("n", "why", ["failed"]),
+        ("", "why", ["pending"]),
+        ("n", "its worker process has died", ["pending", "pending", "failed"]),
+    ],
+)
+def test_an_env_is_to_blame_only_if_the_node_lives_and_its_process_is_not_killed(
+    tmp_path: Path, fake: FakeRay, alive: str, error: str, states: list[str]
+) -> None:
+    """A process that is killed at its start is started again, three times in all."""
+    fake.alive = alive
+    scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+    job = scheduler.submit(JobSpec("a", "id", "a.py", "/", "m", env={"env_vars": {"X": "1"}}), None, False)
+    for number, state in enumerate(states):
+        gpu = scheduler._queue.host_up("n", 0, f"token{number}")
+        host = RemoteHost("n", 0, None, replaced_for=job, gpu=gpu, error=error)
+        scheduler._hosts["n", 0] = host
+        scheduler._bury(host)
+        assert scheduler.rows("a")[0]["state"] == state
+
+
+def test_a_job_that_does_not_stop_ends_the_process_and_is_blamed(tmp_path: Path, fake: FakeRay) -> None:
+    fake.alive = "n"
+    scheduler, host = started(tmp_path, "stuck", "partner")
+    running = [JobReport(name, 1, "running", 7) for name in ("stuck", "partner")]
+    report(scheduler, host, *running)
+    scheduler.cancel("stuck")
+    assert [action.what for action in scheduler._queue.actions()] == ["cancel"]
+    report(scheduler, host, JobReport("stuck", 1, "running", 7, stops=True), running[1])
+    assert host.actor.calls == []
+    scheduler._queue.jobs["stuck"].stopped -= 1000
+    report(scheduler, host, JobReport("stuck", 1, "running", 7, stops=True), running[1])
+    assert host.actor.calls == [("save_all",)]
+    assert not host.is_reachable
+    host.report = "saved"
+    fake.ready.append("saved")
+    scheduler._poll()
+    assert fake.killed == [host.actor]
+    states = [(row["state"], row["steps"]) for row in scheduler.rows()]
+    assert states == [("cancelled", 7), ("suspended", 7)]
+    assert scheduler._queue.jobs["partner"].crashes == 0
+    scheduler._queue._journal.close()
+    again = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+    assert [(row["state"], row["steps"]) for row in again.rows()] == states
+
+
+def test_a_job_that_should_not_be_there_and_does_not_stop_ends_the_process(tmp_path: Path, fake: FakeRay) -> None:
+    scheduler, host = started(tmp_path)
+    report(scheduler, host, JobReport("stray", 3, "running"))
+    assert host.actor.calls == [("stop", "stray", 3, False)]
+    host.strays["stray", 3] -= 1000
+    report(scheduler, host, JobReport("stray", 3, "running", stops=True))
+    assert host.actor.calls[1:] == [("save_all",)]
+
+
+@pytest.mark.parametrize("suspend", [True, False])
+def test_a_stop_that_did_not_reach_the_host_is_repeated(tmp_path: Path, fake: FakeRay, suspend: bool) -> None:
+    scheduler, host = started(tmp_path, "a")
+    if suspend:
+        scheduler._queue._state._obey(([0], []))  # the policy wants it
+    else:
+        scheduler.cancel("a")
+    assert len(scheduler._queue.actions()) == 1
+    report(scheduler, host, JobReport("a", 1, "running"))
+    assert host.actor.calls == [("stop", "a", 1, suspend)]
+    report(scheduler, host, JobReport("a", 1, "running", stops=True))
+    assert len(host.actor.calls) == 1
+
+
+def test_a_start_that_did_not_reach_the_host_is_repeated(tmp_path: Path, fake: FakeRay) -> None:
+    scheduler, host = started(tmp_path, "a")
+    report(scheduler, host)
+    assert scheduler.rows("a")[0]["state"] == "running"  # the host may not know it yet
+    scheduler._queue.jobs["a"].began -= 100
+    report(scheduler, host)
+    assert [action.attempt for action in scheduler._queue.actions()] == [2]
+
+
+class _NoJobs(HostReport):
+    __hash__ = object.__hash__
+
+
+def test_a_host_that_hangs_is_given_up(tmp_path: Path, fake: FakeRay) -> None:
+    scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+    scheduler.submit(JobSpec("a", "id", "a.py", "/", "m"), None, False)
+    no_jobs = _NoJobs("token", 0.0, [], "{}")
+    actor = types.SimpleNamespace(report=types.SimpleNamespace(remote=lambda forget: no_jobs))
+    host = scheduler._hosts["n", 0] = RemoteHost("n", 0, actor)
+    scheduler._poll()
+    host.asked -= 1000
+    scheduler._poll()  # it has never answered: its env is being set up
+    fake.ready.append(host.report)
+    scheduler._poll()
+    fake.ready.clear()
+    assert [action.what for action in scheduler._queue.actions()] == ["start"]
+    scheduler._poll()
+    assert scheduler.rows("a")[0]["state"] == "running"
+    host.asked -= 1000
+    scheduler._poll()
+    assert (fake.killed, scheduler._hosts) == ([actor], {})
+    assert scheduler.rows("a")[0]["state"] == "suspended"
+    assert scheduler._queue.jobs["a"].crashes == 1

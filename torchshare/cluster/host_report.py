@@ -1,0 +1,29 @@
+"""What a host tells the scheduler. Apart from it: the scheduler's process has no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class JobReport:
+    name: str
+    attempt: int
+    state: str
+    """running, suspended, finished, failed or cancelled"""
+    steps: int = 0
+    can_save: bool = False
+    error: str = ""
+    stops: bool = False
+    """Whether it was told to."""
+
+
+@dataclass(frozen=True)
+class HostReport:
+    token: str
+    """Of the process."""
+    time: float
+    """By the host's clock, which does not jump."""
+    jobs: list[JobReport]
+    env: str
+    """Of the process: a scheduler that was started again may not know."""

@@ -1,0 +1,67 @@
+"""The scheduler's side of a host: its actor on Ray, and what is known of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from torchshare.cluster.host_actor import ClusterSettings, HostActor
+
+NAMESPACE = "torchshare"
+_MAX_REASON = 300  # characters
+
+
+@dataclass(eq=False)
+class RemoteHost:
+    node: str
+    index: int
+    actor: Any
+    replaced_for: str = ""
+    """The job whose environment it was started with."""
+    gpu: int | None = None
+    token: str = ""
+    report: Any = None
+    """The report that was asked for."""
+    asked: float = 0.0
+    forget: list[tuple[str, int]] = field(default_factory=list)
+    strays: dict[tuple[str, int], float] = field(default_factory=dict)
+    """Jobs that should not be there, and since when that is known."""
+    blamed: str = ""
+    """The job that does not stop, for which the process is being ended."""
+    error: str = ""
+    """Why it is dead."""
+
+    @property
+    def is_reachable(self) -> bool:
+        return bool(self.token) and self.gpu is not None and not self.blamed
+
+
+def start_actor(settings: ClusterSettings, node: str, index: int, *, has_gpu: bool, env: str = "{}") -> Any:
+    resources = {"num_cpus": 0, "num_gpus": 1} if has_gpu else {"num_cpus": 1}
+    actor = ray.remote(HostActor).options(
+        name=f"host-{node}-{index}",
+        namespace=NAMESPACE,
+        lifetime="detached",  # survives the scheduler
+        get_if_exists=env == "{}",
+        max_restarts=0,  # a new process is a new host
+        max_concurrency=8,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        runtime_env=json.loads(env),
+        **resources,
+    )
+    return actor.remote(settings, env)
+
+
+def living_nodes() -> dict[str, int]:
+    """The GPUs of each."""
+    return {node["NodeID"]: int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]}
+
+
+def last_line(text: str) -> str:
+    """The reason in Ray's message, without its advice."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1].partition(" Some common causes")[0][:_MAX_REASON] if lines else ""

@@ -1,0 +1,90 @@
+"""The state of a queue as one event, with which a journal can begin."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torchshare import _core
+from torchshare.cluster.job_spec import JobSpec
+from torchshare.cluster.journal import Event
+from torchshare.cluster.queue_state import QueueState
+from torchshare.cluster.queued_job import Gone, HostRecord, QueuedJob
+
+_LIVE = ("number", "wanted", "spec", "step_times")  # made anew
+_OF_HOST = ("node", "index", "token", "env", "up", "replacing")
+
+
+def take(state: QueueState) -> Event:
+    """Without the step times of the jobs that run."""
+    return {
+        "event": "snapshot",
+        "time": state.time,
+        "origin": state.origin,
+        "kinds": list(state.rows),
+        "learned": state.learned.saved(),
+        "hosts": {str(gpu): {name: getattr(host, name) for name in _OF_HOST} for gpu, host in state.hosts.items()},
+        "spans": state.spans,
+        "jobs": [_saved(job, state.live) for job in state.jobs.values()],
+    }
+
+
+def _saved(job: QueuedJob, live: _core.LiveScheduler) -> dict[str, Any]:
+    own = {name: value for name, value in _given(job).items() if name not in _LIVE}
+    own["spec"] = _given(job.spec)
+    own["gone"] = {gpu: dataclasses.astuple(gone) for gpu, gone in job.gone.items()}
+    if not job.outcome and not job.cancelled:
+        own["live"] = [live.progress(job.number), live.gpus(job.number)]
+    return own
+
+
+def _given(value: Any) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    found = {}
+    for each in dataclasses.fields(value):
+        default = each.default_factory() if callable(each.default_factory) else each.default
+        if getattr(value, each.name) != default:
+            found[each.name] = getattr(value, each.name)
+    return found
+
+
+def restore(state: QueueState, event: Event) -> None:
+    """Of an empty state."""
+    state.origin, state.now = event["origin"], event["time"] - event["origin"]
+    state.learned.restore(event["learned"])
+    for kind in event["kinds"]:
+        state.rows[kind[0], kind[1]] = len(state.rows)
+    state.set_ratios()
+    for gpu, saved in event["hosts"].items():
+        state.hosts[int(gpu)] = HostRecord(**saved)
+        if int(gpu) > 0:
+            state.live.add_node()
+        if saved["up"]:
+            state.live.gain(int(gpu), state.now)
+    state.spans = [(name, gpu, begin, end) for name, gpu, begin, end in event["spans"]]
+    for saved in event["jobs"]:
+        _restore_job(state, saved)
+
+
+def _restore_job(state: QueueState, saved: dict[str, Any]) -> None:
+    live = saved.pop("live", None)
+    spec = JobSpec(**saved.pop("spec"))
+    gone = {int(gpu): Gone(*left) for gpu, left in saved.pop("gone").items()}
+    place = tuple(saved.pop("place", ()))
+    estimate = saved["estimate"]
+    number = -1 if "outcome" in saved else state.add(spec, estimate, saved["submitted"] - (state.origin or 0.0))
+    job = QueuedJob(spec, number, gone=gone, place=place, **saved)
+    state.jobs[spec.name] = state.submissions[spec.submission] = job
+    if job.outcome:
+        return
+    state.numbers.append(job)
+    state.open[spec.name] = job
+    for gpu in place:
+        if gpu not in gone:
+            state.hosts[gpu].jobs[spec.name] = job
+    if live is not None:
+        progress, gpus = live
+        state.live.restore(number, tuple(progress), gpus, state.now)
+        state.live.set_pinned(number, bool(place) and not job.can_save)
+        job.wanted = tuple(gpus)
+    state.look_at(job)

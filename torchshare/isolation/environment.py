@@ -1,0 +1,62 @@
+"""The environment that each script has of its own, and each job whose ranks are not the process's."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from torchshare.context import current
+from torchshare.isolation.patches import Patches
+
+log = logging.getLogger("torchshare")
+
+_READ_AT_START = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_VISIBLE_DEVICES",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)
+
+
+def route(patches: Patches) -> None:
+    patches.replace(os.environ, "__class__", _Environ)
+
+
+class _Environ(os._Environ):  # type: ignore[type-arg]  # not subscriptable in Python 3.10
+    """os.environ: the changes of a script, or of a job with ranks of its own, are its own, and those of the processes
+    that a script starts."""
+
+    @property
+    def _data(self) -> Any:
+        own = current.environ()
+        return self.__dict__["_data"] if own is None else own
+
+    def __setitem__(self, key: str, value: str) -> None:
+        own, job = current.environ(), current.job()
+        if own is None:
+            super().__setitem__(key, value)
+            return
+        name, text = os.fsencode(key), os.fsencode(value)
+        if key in _READ_AT_START and own.get(name) != text and job is not None:
+            log.warning(
+                "job '%s': setting %s has no effect on the job, because torch has read it already; set it for "
+                "`torchshare run`",
+                job.name,
+                key,
+            )
+        own[name] = text
+
+    def __delitem__(self, key: str) -> None:
+        own = current.environ()
+        if own is None:
+            super().__delitem__(key)
+            return
+        try:
+            del own[os.fsencode(key)]
+        except KeyError:
+            raise KeyError(key) from None
