@@ -16,7 +16,7 @@ export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 help:
 	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
 	@echo "make test   set up, build, lint, run the C++ tests and the Python tests that are not slow"
-	@echo "make test-slow   the slow ones: compilations, ThreadSanitizer, the soak"
+	@echo "make test-slow   the slow ones: compilations, sanitizers, the soak"
 	@echo "make test-emulated   the GPU tests on an emulated CUDA device (tests/emulator/README.md)"
 	@echo "make test-cluster   the tests of torchshare cluster, with Ray"
 	@echo "make docs   the documentation as a site, in build/docs"
@@ -27,7 +27,7 @@ demo: build
 
 test: lint test-cpp test-python
 
-test-slow: test-emulated test-tsan soak docs
+test-slow: test-emulated test-tsan test-asan soak docs
 	$(PYTEST) -m slow
 
 # The first build takes minutes and shows its progress.
@@ -76,12 +76,13 @@ test-tsan test-asan: build-emulator
 	ln -sf $(abspath $(BUILD))/tests/emulator/libtorchshare_emulator_numerics.so build/$(@:test-%=%)/tests/emulator/
 	PY=$(PY) BUILD=build/$(@:test-%=%) scripts/run_sanitized.sh $(SANITIZER)
 test-tsan: SANITIZER = thread
-test-asan: SANITIZER = address
+test-asan: SANITIZER = address,undefined
 
 # Needs Ray, which is large.
 test-cluster: build
 	$(PY) -m pip install --quiet "$$(sed -n 's/^ray = \["\(.*\)"\].*/\1/p' pyproject.toml)"
-	$(PY) -m pytest tests/python/test_ray_cluster.py tests/python/test_ray_start.py tests/python/test_cluster_cli.py
+	$(PY) -m pytest $(wildcard tests/python/test_ray_*.py) tests/python/test_cluster_cli.py
+	$(PY) -m pytest tests/python/test_documents.py -k tutorials/cluster
 
 # Jobs that start, suspend, resume, cancel and fail at random moments, and programs that are interrupted.
 soak: build
@@ -89,6 +90,7 @@ soak: build
 
 # The pages of docs/ as a site, in build/docs. A warning is an error.
 docs: build
+	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh docs
 	$(PY) -m pip install --disable-pip-version-check --quiet -r docs/requirements.txt
 	$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# check_prerequisites.sh build|test|bench|install: lists what is missing in one line, with the command that installs it.
+# check_prerequisites.sh build|test|docs|bench|install: lists what is missing in one line, with the command that installs it.
 set -u
 python=${PYTHON3:-python3}
 missing="" packages=""
@@ -16,10 +16,15 @@ if [ "$1" = install ]; then  # optional: builds are slower without them
   command -v ccache >/dev/null || need ccache ccache
 fi
 case $1 in test | install) has_header gmock/gmock.h || need GoogleTest "libgtest-dev libgmock-dev" ;; esac
+case $1 in docs | install) command -v doxygen >/dev/null || need Doxygen doxygen ;; esac
 case $1 in bench | install) has_header benchmark/benchmark.h || need "Google Benchmark" libbenchmark-dev ;; esac
 
-if [ -n "$missing" ] && [ "$1" = install ]; then
-  apt-get update -qq && exec apt-get install -y -qq $packages
+if [ "$1" = install ]; then
+  apt-get update -qq
+  [ -z "$missing" ] || apt-get install -y -qq $packages || exit 1
+  # For the tests of pages, which are skipped without it. Ubuntu has no such package.
+  command -v chromium-headless-shell >/dev/null || apt-get install -y -qq chromium-headless-shell ||
+    echo "no chromium-headless-shell here: tests of pages in a browser will be skipped" >&2
 elif [ -n "$missing" ]; then
   echo "missing: $missing. Install with: sudo apt-get install -y$packages" >&2
   exit 1

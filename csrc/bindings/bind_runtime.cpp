@@ -104,7 +104,7 @@ py::list events(const Runtime& runtime) {
   py::list list;
   for (const Event& event : runtime.state().timeline.events()) {
     list.append(py::make_tuple(to_string(event.kind), names[event.job], event.begin.count(), event.end.count(),
-                               event.index, event.detail));
+                               event.number, event.detail));
   }
   return list;
 }
@@ -127,6 +127,7 @@ void bind_job(py::module_& module) {
       .def_readonly("memory_cached", &JobStats::memory_cached)
       .def_property_readonly("waited_s", [](const JobStats& stats) { return to_seconds(stats.waited); })
       .def_property_readonly("core_wait_s", [](const JobStats& stats) { return to_seconds(stats.core_wait); })
+      .def_property_readonly("cpu_s", [](const JobStats& stats) { return to_seconds(stats.cpu); })
       .def_property_readonly("input_s", [](const JobStats& stats) { return to_seconds(stats.input); })
       .def_property_readonly("ran_s", [](const JobStats& stats) { return to_seconds(stats.ran); });
   py::class_<BoundStats>(module, "BoundStats")
@@ -134,9 +135,26 @@ void bind_job(py::module_& module) {
       .def_readonly("windows_inside", &BoundStats::windows_inside)
       .def_readonly("alone", &BoundStats::alone)
       .def_readonly("loss", &BoundStats::loss)
-      .def_readonly("share", &BoundStats::share);
+      .def_readonly("share", &BoundStats::share)
+      .def_property_readonly("recent", [](const BoundStats& stats) {
+        py::list windows;
+        for (const BoundWindow& window : stats.recent) {
+          windows.append(py::make_tuple(window.begin.count(), window.end.count(), window.slowdown));
+        }
+        return windows;
+      });
   py::class_<RuntimeJob, std::shared_ptr<RuntimeJob>>(module, "Job")
       .def_property_readonly("name", [](const RuntimeJob& job) { return job.spec().name; })
+      .def_property_readonly("profiled_step_s",
+                             [](const RuntimeJob& job) {
+                               const auto& profile = job.spec().profile;
+                               return profile ? std::optional(profile->step) : std::nullopt;
+                             })
+      .def_property_readonly("span_ns",
+                             [](const RuntimeJob& job) {
+                               const auto [began, ended] = job.span();
+                               return std::pair(began.count(), ended.count());
+                             })
       .def_property_readonly("priority", [](const RuntimeJob& job) { return to_string(job.spec().priority); })
       .def_property_readonly("state", [](const RuntimeJob& job) { return to_string(job.state()); })
       .def_property_readonly("error", &RuntimeJob::error)
@@ -185,7 +203,7 @@ void bind_job(py::module_& module) {
           "sleep", [](RuntimeJob& job, Seconds seconds) { job.sleep(from_seconds(seconds)); }, py::arg("seconds"))
       .def("begin_input", &RuntimeJob::begin_input)
       .def("end_input", &RuntimeJob::end_input)
-      .def("begin_wait", &RuntimeJob::begin_wait)
+      .def("begin_wait", &RuntimeJob::begin_wait, py::arg("reason"))
       .def("end_wait", &RuntimeJob::end_wait)
       .def("expect_steps", &RuntimeJob::expect_steps, py::arg("more"), py::arg("for_good"))
       .def("report_spilled", &RuntimeJob::report_spilled, py::arg("spilled"))

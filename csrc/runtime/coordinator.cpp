@@ -507,7 +507,8 @@ std::optional<BoundStats> Coordinator::bound(JobId job) const {
   if (bound == nullptr) {
     return std::nullopt;
   }
-  return BoundStats{bound->windows(), bound->windows_inside(), bound->alone(), bound->loss(), bound->pace().share};
+  return BoundStats{bound->windows(), bound->windows_inside(), bound->alone(),
+                    bound->loss(),    bound->pace().share,     {bound->recent().begin(), bound->recent().end()}};
 }
 
 std::vector<std::string> Coordinator::names() const {

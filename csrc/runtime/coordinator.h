@@ -35,6 +35,7 @@ struct BoundStats {
   double alone = 0;  ///< seconds of a step alone
   double loss = 0;   ///< fraction of the others' time that the primary loses to them
   double share = 1;  ///< fraction of the time in which others may run, as last set
+  std::vector<BoundWindow> recent{};
 };
 
 /// Tracks the state and the steps of every job. Decides when a waiting job may start, and which jobs are held for

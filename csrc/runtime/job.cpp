@@ -95,6 +95,7 @@ JobStats RuntimeJob::stats() const {
           .ops = slot_.ops(),
           .waited = waited_.load(),
           .input = input_.load(),
+          .cpu = priority_->used().value_or(cpu_.load()),
           .core_wait = priority_->waited().value_or(core_wait_.load()),
           .ran = began.count() != 0 ? until - began : began,
           .memory_peak = budget_->peak(),
@@ -175,6 +176,7 @@ class RuntimeJob::InBody {
   }
   ~InBody() {
     job_.in_body_.store(false);
+    job_.cpu_.store(job_.priority_->used().value_or(std::chrono::nanoseconds(0)));
     job_.core_wait_.store(job_.priority_->waited().value_or(std::chrono::nanoseconds(0)));
     job_.priority_->raise();  // the cleanup takes locks that other threads wait for
     if (job_.watch_ != nullptr) {
@@ -219,7 +221,7 @@ JobState RuntimeJob::run_body(const Body& body) {
 
 void RuntimeJob::synchronize() {
   if (const auto stream = device_->stream()) {
-    block([&] { stream->synchronize(); });
+    block("device", [&] { stream->synchronize(); });
   }
 }
 
@@ -294,7 +296,7 @@ void RuntimeJob::attend() {
     } else {
       bool admitted = false;
       const Waiting here(*this);
-      block([&] { admitted = runtime_->gate.wait_turn(slot_); });
+      block("gate", [&] { admitted = runtime_->gate.wait_turn(slot_); });
       if (admitted) {
         return;
       }
@@ -308,7 +310,7 @@ void RuntimeJob::wait_while(Attention bit, JobReport::Kind reason) {
   if (bit == kSuspend && memory_ != nullptr) {
     memory_->trim();
   }
-  block([&] { runtime_->gate.wait_while(slot_, bit); });
+  block(bit == kSuspend ? "suspended" : "held", [&] { runtime_->gate.wait_while(slot_, bit); });
   report(JobReport::Kind::kResumed);
 }
 
@@ -356,7 +358,7 @@ void RuntimeJob::sleep(std::chrono::nanoseconds duration) {
   if (!in_input) {
     begin_idle(runtime_->now());
   }
-  block([&] { runtime_->gate.sleep(slot_, duration); });
+  block("asleep", [&] { runtime_->gate.sleep(slot_, duration); });
   if (!in_input) {
     end_idle(runtime_->now());
   }
@@ -364,11 +366,11 @@ void RuntimeJob::sleep(std::chrono::nanoseconds duration) {
 }
 
 template <class Wait>
-void RuntimeJob::block(Wait wait) {
+void RuntimeJob::block(std::string_view reason, Wait wait) {
   const auto begin = runtime_->now();
   without_language_lock(wait);
   add_to(waited_, runtime_->now() - begin);
-  record_span(EventKind::kWait, begin, 0);
+  record_span(EventKind::kWait, begin, 0, reason);
 }
 
 /// Runs `work` without the language's lock, such as the GIL, and takes the lock again even if `work` throws.
@@ -401,7 +403,8 @@ void RuntimeJob::end_input() {
   record_span(EventKind::kInput, input_begin_, status_.steps.load());
 }
 
-void RuntimeJob::begin_wait() {
+void RuntimeJob::begin_wait(std::string_view reason) {
+  wait_reason_ = reason;
   wait_begin_ = runtime_->now();
   wait_is_inner_ = slot_.idle.load(std::memory_order_relaxed);
   if (!wait_is_inner_) {
@@ -415,7 +418,7 @@ void RuntimeJob::end_wait() {
     end_idle(now);
   }
   add_to(waited_, now - wait_begin_);
-  record_span(EventKind::kWait, wait_begin_, 0);
+  record_span(EventKind::kWait, wait_begin_, 0, wait_reason_);
 }
 
 void RuntimeJob::begin_idle(std::chrono::nanoseconds now) {
@@ -447,6 +450,10 @@ void RuntimeJob::begin_step() {
 void RuntimeJob::end_step() {
   const std::uint64_t steps = status_.steps.load();
   record_span(EventKind::kStep, step_begin_, steps);
+  if (const std::int64_t most = budget_->high_water(); most > 0) {
+    record_span(EventKind::kMemory, step_begin_, static_cast<std::uint64_t>(most));
+    budget_->begin_high_water();
+  }
   status_.steps.store(steps + 1);
   report(JobReport::Kind::kStepped, steps + 1);
   if (watch_ != nullptr) {
@@ -462,8 +469,9 @@ void RuntimeJob::end_sub_batch() {
   record_span(EventKind::kSubBatch, sub_batch_begin_, sub_batches_.fetch_add(1));
 }
 
-void RuntimeJob::record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t index) {
-  log_.record({begin, runtime_->now(), id(), kind, static_cast<std::uint32_t>(index), {}});
+void RuntimeJob::record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t number,
+                             std::string_view detail) {
+  log_.record({begin, runtime_->now(), id(), kind, number, std::string(detail)});
 }
 
 }  // namespace torchshare

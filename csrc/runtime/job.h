@@ -5,6 +5,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "device/device.h"
 #include "hook/op_context.h"
@@ -24,6 +26,8 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   const JobSpec& spec() const override { return spec_; }
   JobState state() const override { return status_.state.load(); }
   JobStats stats() const override;
+  /// When its body began and ended; 0: not yet.
+  std::pair<std::chrono::nanoseconds, std::chrono::nanoseconds> span() const { return {began_.load(), ended_.load()}; }
   /// See Coordinator::bound.
   std::optional<BoundStats> bound() const { return runtime_->coordinator.bound(id()); }
   /// Its ops, their durations and order; null unless it is watched. Read it only once the thread has left the job.
@@ -88,7 +92,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   void refuse_memory(const BudgetExceeded& error) override { language_->refuse_memory(error); }
   void raise_priority() override { priority_->raise(); }
   void lower_priority() override { priority_->lower(); }
-  void begin_wait() override;
+  void begin_wait(std::string_view reason) override;
   void end_wait() override;
 
  private:
@@ -101,12 +105,12 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   JobState run_body(const Body& body);
   void report(JobReport::Kind kind, std::uint64_t steps = 0, JobState state = JobState::kRunning);
   template <class Wait>
-  void block(Wait wait);
+  void block(std::string_view reason, Wait wait);
   template <class Work>
   void outside_gate(Work work);
   template <class Work>
   void without_language_lock(Work work);
-  void record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t index);
+  void record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t number, std::string_view detail = {});
   void record_budget();
   void unwind();
   void begin_idle(std::chrono::nanoseconds now);
@@ -128,7 +132,9 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   std::atomic<bool> has_left_{false};
   std::atomic<std::uint64_t> sub_batches_{0};
   std::atomic<std::chrono::nanoseconds> waited_{std::chrono::nanoseconds(0)};
-  std::atomic<std::chrono::nanoseconds> core_wait_{std::chrono::nanoseconds(0)};  // written at the end
+  // Written at the end.
+  std::atomic<std::chrono::nanoseconds> cpu_{std::chrono::nanoseconds(0)};
+  std::atomic<std::chrono::nanoseconds> core_wait_{std::chrono::nanoseconds(0)};
   std::atomic<std::chrono::nanoseconds> input_{std::chrono::nanoseconds(0)};
   std::atomic<std::chrono::nanoseconds> began_{std::chrono::nanoseconds(0)};
   std::atomic<std::chrono::nanoseconds> ended_{std::chrono::nanoseconds(0)};
@@ -137,6 +143,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   std::chrono::nanoseconds sub_batch_begin_{0};
   std::chrono::nanoseconds input_begin_{0};
   std::chrono::nanoseconds wait_begin_{0};
+  std::string wait_reason_;
   bool wait_is_inner_ = false;  // of a wait for input
   std::string error_;           // read by others once the state is terminal
 

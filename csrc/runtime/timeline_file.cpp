@@ -32,14 +32,21 @@ double microseconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<double, std::micro>(time).count();
 }
 
-// Spans of one kind never overlap within a job, so each kind gets its own track.
+// Spans of one kind never overlap within a job, so each kind gets its own track. Spans of a kind have one name, so that
+// a viewer adds them up.
 std::string entry(const Event& event, std::chrono::nanoseconds origin) {
   const auto kind = to_string(event.kind);
   const int track = static_cast<int>(event.kind);
   const double begin = microseconds(event.begin - origin);
+  if (event.kind == EventKind::kMemory) {
+    return fmt::format(R"({{"name":"memory","ph":"C","pid":{},"ts":{:.3f},"args":{{"MiB":{:.3f}}}}})", event.job, begin,
+                       static_cast<double>(event.number) / (1 << 20));
+  }
   if (is_span(event.kind)) {
-    return fmt::format(R"({{"name":"{} {}","cat":"{}","ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f}}})", kind,
-                       event.index, kind, event.job, track, begin, microseconds(event.end - event.begin));
+    const auto name = event.detail.empty() ? std::string(kind) : fmt::format("{}: {}", kind, event.detail);
+    return fmt::format(
+        R"({{"name":{},"cat":"{}","ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"args":{{"number":{}}}}})",
+        json_string(name), kind, event.job, track, begin, microseconds(event.end - event.begin), event.number);
   }
   return fmt::format(R"({{"name":{},"cat":"{}","ph":"i","s":"p","pid":{},"tid":{},"ts":{:.3f}}})",
                      json_string(event.detail), kind, event.job, track, begin);
@@ -48,6 +55,9 @@ std::string entry(const Event& event, std::chrono::nanoseconds origin) {
 std::string names(std::size_t job, const std::string& name) {
   auto out = fmt::format(R"({{"name":"process_name","ph":"M","pid":{},"args":{{"name":{}}}}})", job, json_string(name));
   for (int track = 0; track <= static_cast<int>(EventKind::kDecision); ++track) {
+    if (track == static_cast<int>(EventKind::kMemory)) {
+      continue;  // a counter, which has a track of its own
+    }
     out += fmt::format(
         ",\n"
         R"({{"name":"thread_name","ph":"M","pid":{},"tid":{},"args":{{"name":"{}"}}}})",

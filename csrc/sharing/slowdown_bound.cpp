@@ -141,7 +141,12 @@ void SlowdownBound::count_window(nanoseconds begin, nanoseconds end) {
   ++window_steps_;
   if (end - window_begin_ >= kWindow) {
     const double alone = held_steps_ >= kMinHeld ? held_time_ / held_steps_ : alone_;
-    const bool inside = window_time_ <= (1 + bound_) * alone * static_cast<double>(window_steps_);
+    const double slowdown = window_time_ / (alone * static_cast<double>(window_steps_)) - 1;
+    const bool inside = slowdown <= bound_;
+    recent_.push_back({window_begin_, end, slowdown});
+    if (recent_.size() > kRecent) {
+      recent_.pop_front();
+    }
     ++windows_;
     windows_inside_ += inside ? 1 : 0;
     margin_ = std::clamp(margin_ * (inside ? kInside : kOutside), kMinMargin, 1.0);

@@ -1,11 +1,19 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 
 #include "sharing/pace.h"
 
 namespace torchshare {
+
+/// A second in which other jobs ran beside the primary.
+struct BoundWindow {
+  std::chrono::nanoseconds begin;
+  std::chrono::nanoseconds end;
+  double slowdown;  ///< mean step time / step time alone - 1
+};
 
 /// Keeps a bound on the primary's slowdown: learns from the primary's steps how long a step takes alone and what the
 /// other jobs cost it, and limits how much they may run.
@@ -24,6 +32,7 @@ namespace torchshare {
 class SlowdownBound {
  public:
   static constexpr double kOutsideShare = 0.05;
+  static constexpr std::size_t kRecent = 3600;  ///< windows that are kept
 
   /// `alone`: step time from a profile in seconds, as a prior. Throws std::invalid_argument.
   explicit SlowdownBound(double bound, std::optional<double> alone = {});
@@ -41,6 +50,8 @@ class SlowdownBound {
   /// Windows of one second with other jobs running, and those of them in which the mean step was within the bound.
   std::uint64_t windows() const { return windows_; }
   std::uint64_t windows_inside() const { return windows_inside_; }
+  /// The last windows, the oldest first.
+  const std::deque<BoundWindow>& recent() const { return recent_; }
 
  private:
   void learn(double time, double open);  // seconds
@@ -71,6 +82,7 @@ class SlowdownBound {
   std::uint64_t window_steps_ = 0;
   std::uint64_t windows_ = 0;
   std::uint64_t windows_inside_ = 0;
+  std::deque<BoundWindow> recent_;
 };
 
 }  // namespace torchshare

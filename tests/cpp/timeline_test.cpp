@@ -26,8 +26,8 @@ TEST(Timeline, KeepsTheNewestAndCountsDroppedEvents) {
   }
   const auto events = timeline.events();
   ASSERT_EQ(events.size(), 3U);
-  EXPECT_EQ(events.front().index, 2U);
-  EXPECT_EQ(events.back().index, 4U);
+  EXPECT_EQ(events.front().number, 2U);
+  EXPECT_EQ(events.back().number, 4U);
   EXPECT_EQ(timeline.dropped(), 2U);
 }
 
@@ -57,9 +57,9 @@ TEST(Timeline, PutsTheLogsOfAllJobsInOneOrder) {
   timeline.record(step(3));
   first.record(step(4));
   first.record(step(5));
-  std::vector<std::uint32_t> order;
+  std::vector<std::uint64_t> order;
   for (const Event& event : timeline.events()) {
-    order.push_back(event.index);
+    order.push_back(event.number);
   }
   EXPECT_THAT(order, ::testing::ElementsAre(2, 3, 4, 5)) << "each log forgets its own oldest";
   EXPECT_EQ(timeline.dropped(), 1U);
@@ -71,12 +71,18 @@ TEST(Timeline, RefusesZeroCapacity) {
 
 TEST(ChromeTrace, WritesSpansInstantsAndEscapedNames) {
   const std::string path = ::testing::TempDir() + "/trace.json";
-  const std::vector<Event> events = {step(1), {2us, 2us, 0, EventKind::kDecision, 0, "start: \"now\"\n"}};
+  const std::vector<Event> events = {step(1),
+                                     {1us, 2us, 0, EventKind::kWait, 0, "gate"},
+                                     {1us, 2us, 0, EventKind::kMemory, 3 << 19, {}},
+                                     {2us, 2us, 0, EventKind::kDecision, 0, "start: \"now\"\n"}};
   write_timeline_file(events, std::vector<std::string>{"a \\ b"}, path);
   std::stringstream text;
   text << std::ifstream(path).rdbuf();
-  EXPECT_THAT(text.str(),
-              HasSubstr(R"({"name":"step 1","cat":"step","ph":"X","pid":0,"tid":0,"ts":0.000,"dur":0.500})"));
+  EXPECT_THAT(
+      text.str(),
+      HasSubstr(R"({"name":"step","cat":"step","ph":"X","pid":0,"tid":0,"ts":0.000,"dur":0.500,"args":{"number":1}})"));
+  EXPECT_THAT(text.str(), HasSubstr(R"({"name":"wait: gate","cat":"wait")"));
+  EXPECT_THAT(text.str(), HasSubstr(R"({"name":"memory","ph":"C","pid":0,"ts":0.000,"args":{"MiB":1.500}})"));
   EXPECT_THAT(text.str(), HasSubstr(R"("name":"start: \"now\"\u000a","cat":"decision","ph":"i")"));
   EXPECT_THAT(text.str(), HasSubstr(R"("args":{"name":"a \\ b"})"));
 }

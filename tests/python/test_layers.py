@@ -58,6 +58,7 @@ def test_an_upward_include_is_found() -> None:
 
 PACKAGES = [
     "context",
+    "report",
     "isolation",
     "memory",
     "training",

@@ -9,14 +9,17 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pages
 import pytest
-from conftest import launch
+from conftest import launch, torchshare_command
 
 from torchshare import _core
 from torchshare.__main__ import main
 from torchshare.cluster.job_trace import Trace
+from torchshare.cluster.pages import write_queue
 from torchshare.cluster.ratios import uniform
 from torchshare.cluster.simulate import Case, Setting, Sweep, simulate, simulate_all, summarize
+from torchshare.report import page
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the traces are not in {DATA}")
@@ -275,3 +278,60 @@ def test_pair_srsf_beats_tiresias_and_sjf_bsbf_on_the_adaptdl_traces(capsys):
         assert ours["avg_jct_s"] <= 0.73 * tiresias["avg_jct_s"]
         assert ours["avg_jct_s"] <= 0.80 * bsbf["avg_jct_s"]
         assert ours["p99_jct_s"] <= tiresias["p99_jct_s"]
+
+
+def test_a_report_compares_the_policies(trace_file: Path, tmp_path: Path) -> None:
+    arguments = ["simulate", "--trace", str(trace_file), "--gpus", "8", "--policy", "fifo,tiresias,pair-srsf"]
+    done = torchshare_command(*arguments, "--report", "out.html", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["policies"]
+    shown = pages.Page((tmp_path / "out.html").read_text())
+    assert len((tmp_path / "out.html").read_text()) < 300_000
+    header, *table = shown.tables["policies"]
+    baseline = rows[1]["avg_jct_s"]
+    assert [cells[:3] for cells in table] == [
+        [row["policy"], page.seconds(row["avg_jct_s"]), page.percent(row["avg_jct_s"] / baseline - 1)] for row in rows
+    ]
+    assert header[2] == "vs tiresias"
+    assert "average after" in shown.text
+    assert any(name == "svg" for name, _ in shown.tags)
+    if pages.browser() is not None:
+        assert pages.rendered(tmp_path / "out.html", width=1280)[1] == []
+    refused = torchshare_command(*arguments, "--report", str(trace_file), folder=tmp_path)
+    assert refused.returncode == 2
+    assert "--report must not be the input" in refused.stderr
+
+
+def test_a_report_of_a_queue(tmp_path: Path) -> None:
+    jobs = [
+        {
+            "name": name,
+            "state": state,
+            "priority": "secondary",
+            "device": "n:0",
+            "beside": None,
+            "steps": 1200,
+            "elapsed_s": 9.0,
+            "ran_s": 8.0,
+            "slowdown": slowdown,
+            "predicted_slowdown": 1.1,
+            "error": error,
+        }
+        for name, state, slowdown, error in (("<b>a</b>", "running", 1.25, ""), ("b", "failed", None, "its host died"))
+    ]
+    hosts = [{"node": "n", "index": 0, "up": True, "jobs": ["<b>a</b>"]}]
+    path = tmp_path / "queue.html"
+    write_queue(path, jobs, hosts, [("<b>a</b>", 0, 100.0, 108.0), ("b", 0, 101.0, 103.0)])
+    shown = pages.Page(path.read_text())
+    assert "1 running, 1 failed" in shown.text
+    assert "takes 1.25 of its time alone" in shown.text
+    first, second = shown.tables["jobs"][1:]
+    assert first[:3] == ["<b>a</b>", "running", "secondary"]
+    assert first[5:10] == ["1,200", "9 s", "8 s", "1.25", "1.1"]
+    assert second[8:] == ["-", "1.1", "its host died"]
+    assert any(name == "svg" for name, _ in shown.tags)
+    many = [{**jobs[0], "name": f"{number}" + "<" * 150, "error": "<" * 5000} for number in range(2000)]
+    write_queue(path, many, hosts, [(job["name"], number % 8, number, number + 5) for number, job in enumerate(many)])
+    assert path.stat().st_size < 300_000
+    write_queue(path, [], hosts, [])
+    assert "No jobs." in pages.Page(path.read_text()).text

@@ -130,6 +130,7 @@ def test_only_these_read_the_clock_that_jumps():
         "actors.py",
         "journal.py",
         "measure.py",
+        "page.py",
         "ranks.py",
     ]
 

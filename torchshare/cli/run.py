@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import functools
-import json
 import logging
 import os
 import sys
@@ -16,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from torchshare.cli import supervisor
-from torchshare.cli.outputs import check_outputs, refuse, write
+from torchshare.cli import outcome, supervisor
+from torchshare.cli.outputs import check_outputs, refuse
 from torchshare.cli.queue import RESIDENT, Queue, queue
 from torchshare.context.rank import this_rank
 from torchshare.runtime.options import YES_NO, Declared, JobOptions, RuntimeOptions, on_the_command_line
@@ -27,10 +25,7 @@ from torchshare.scripts.output import Output
 from torchshare.scripts.script import Script
 
 if TYPE_CHECKING:
-    from torchshare.context.results import Result, Results
     from torchshare.runtime import signals
-    from torchshare.runtime.bound import BoundReport
-    from torchshare.runtime.gaps import GapReport
     from torchshare.runtime.runtime import Runtime
 
 log = logging.getLogger("torchshare")
@@ -84,8 +79,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="where scripts print: prefix (each line with the job's name; default for several jobs), plain (default "
         "for one), or a folder that gets NAME.log per job",
     )
-    parser.add_argument("--timeline", type=Path, metavar="OUT.json", help="write a trace for https://ui.perfetto.dev")
-    parser.add_argument("--json", action="store_true", help="print the results as one JSON document")
+    outcome.configure(parser)
     parser.set_defaults(run=functools.partial(run, parser))
 
 
@@ -105,7 +99,8 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         if attempt is None and arguments.max_restarts is not None:
             restarts = supervisor.check(arguments.max_restarts, arguments.checkpoint, os.environ)
             return supervisor.Supervisor(given.command_line, restarts).run()
-        check_outputs({"--timeline": arguments.timeline}, _files(given.jobs, arguments.jobs))
+        check_outputs(outcome.files(arguments), _files(given.jobs, arguments.jobs))
+        port = outcome.metrics_port(arguments)
         output = _output(arguments)
         options = _runtime_options(arguments)
         submissions, waiting = _submissions(arguments, output, options.get("resident"))
@@ -140,14 +135,12 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         try:
             has_scripts = any(isinstance(each.function, Script) for each in submissions)
             watch = _Watch(runtime, stops, output, has_scripts, stops_on_failure=arguments.on_failure == "stop")
-            watch.run(shows_progress=output.mode != "plain" and this_rank().is_first)
+            with outcome.served_metrics(runtime, port):
+                watch.run(shows_progress=output.mode != "plain" and this_rank().is_first)
         except (ValueError, RuntimeError) as error:
             return refuse(error)
-    if this_rank().is_first:
-        _print(runtime, dropped, as_json=arguments.json)
-    status = stops.exit_code or _status(runtime, dropped, arguments.success)
-    if arguments.timeline is not None:
-        status = write(this_rank().file(arguments.timeline), runtime.write_timeline) or status
+    ended = outcome.show(runtime, dropped, arguments)
+    status = stops.exit_code or ended
     sys.stdout.flush()
     crash_report.end(status, runtime.device)
     return status
@@ -160,25 +153,11 @@ def _files(*words: list[str]) -> list[Path]:
     return [file for file in files if file is not None]
 
 
-def _status(runtime: Runtime, dropped: list[JobOptions], success: str | None) -> int:
-    states = [(result.priority, result.state) for result in runtime.results.values()]
-    states += [(each.get("priority", ""), "dropped") for each in dropped]
-    return 0 if all(state == "finished" for level, state in states if success != "primary" or level == "primary") else 1
-
-
-def _print(runtime: Runtime, dropped: list[JobOptions], as_json: bool) -> None:
-    bounds, gaps = runtime.bound_report(), runtime.gap_report()
-    names = [str(each["name"]) for each in dropped]
-    print(_as_json(runtime.results, bounds, gaps, names) if as_json else runtime.results)
-    if (bounds or gaps) and not as_json:
-        print("", *bounds, *gaps, sep="\n")
-
-
 def _all_arguments(parser: argparse.ArgumentParser, given: argparse.Namespace) -> argparse.Namespace:
     """The arguments given, then those of the environment, then those of a jobs.toml. Options of jobs become lists of
     the three, the least important first."""
     of_jobs = [option.name for option in on_the_command_line(JobOptions)]
-    single = ["primary", "success", "on_failure", "device", "output", "timeline", "max_restarts"]
+    single = ["primary", "success", "on_failure", "device", "output", "max_restarts", *outcome.NAMES]
     single += [option.name for option in on_the_command_line(RuntimeOptions)]
     sources = [given, parser.parse_args([*words_of_environment(os.environ, [*single, *of_jobs]), "--", "-"])]
     files = [word for word in given.jobs if word.endswith(".toml")]
@@ -309,22 +288,3 @@ def _value(option: Declared, text: str) -> Any:
 def _check_name(name: str, jobs: dict[str, _Submission], option: str) -> None:
     if name not in jobs:
         raise ValueError(f"{option} names job '{name}', must be one of {', '.join(jobs)}")
-
-
-def _as_json(results: Results, bounds: list[BoundReport], gaps: list[GapReport], dropped: list[str]) -> str:
-    document = {
-        "jobs": [_plain(result) for result in results.values()],
-        "bounds": [dataclasses.asdict(bound) for bound in bounds],
-        "gaps": [dataclasses.asdict(gap) for gap in gaps],
-        "dropped": dropped,
-    }
-    return json.dumps(document, indent=2)
-
-
-def _plain(result: Result) -> dict[str, Any]:
-    from torchshare.context.errors import described
-
-    fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-    del fields["value"]
-    error = fields.pop("exception")
-    return {**fields, "error": None if error is None else described(error)}

@@ -88,6 +88,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON document")
     parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw job completion times and utilization")
     parser.add_argument("--timeline", type=Path, metavar="OUT.json", help="write a trace for https://ui.perfetto.dev")
+    parser.add_argument("--report", type=Path, metavar="OUT.html", help="write a page that compares the policies")
     parser.set_defaults(run=run)
 
 
@@ -125,6 +126,10 @@ def run(arguments: argparse.Namespace) -> int:
         from torchshare.cluster import plots  # slow to import
 
         status |= write(arguments.plot, lambda path: save_figure(plots.simulation(outcomes, rows), path, dpi=110))
+    if arguments.report is not None:
+        from torchshare.cluster import pages
+
+        status |= write(arguments.report, lambda path: pages.write_simulation(path, outcomes, rows))
     if arguments.timeline is not None:
         status |= write(arguments.timeline, lambda path: _save_timeline(outcomes[0], path))
     return status
@@ -184,7 +189,7 @@ def _cases(arguments: argparse.Namespace, setting: Setting, traces: list[Trace])
         raise ValueError(f"--policy must be all or one of {', '.join(known)}, got {unknown[0]}")
     policies = known if "all" in wanted else list(dict.fromkeys(wanted))
     sweep = Sweep.parse(arguments.sweep) if arguments.sweep else None
-    record = bool(arguments.plot or arguments.timeline)
+    record = bool(arguments.plot or arguments.report or arguments.timeline)
     if sweep and sweep.name == "interference":
         points = [(f"{value:g}", uniform(value), setting) for value in sweep.values]
     else:
@@ -221,7 +226,8 @@ def _alias(text: str) -> tuple[str, str]:
 def _check_outputs(arguments: argparse.Namespace, cases: list[Case]) -> None:
     check_figure("--plot", arguments.plot)
     inputs = [*arguments.trace, Path(arguments.interference), *([arguments.runtimes] if arguments.runtimes else [])]
-    check_outputs({"--plot": arguments.plot, "--timeline": arguments.timeline}, inputs)
+    outputs = {"--plot": arguments.plot, "--report": arguments.report, "--timeline": arguments.timeline}
+    check_outputs(outputs, inputs)
     if arguments.timeline is not None and len(cases) > 1:
         raise ValueError(f"--timeline needs a single simulation (one trace, one --policy), got {len(cases)}")
 

@@ -41,6 +41,13 @@ def script() -> ScriptContext | None:
     return _thread.script
 
 
+def environ() -> dict[bytes, bytes] | None:
+    """The environment of the thread's script or job, if that is not the process's."""
+    if _thread.script is not None:
+        return _thread.script.environ
+    return None if _thread.job is None else _thread.job.environ
+
+
 def set_script(script: ScriptContext | None) -> None:
     _thread.script = script
 

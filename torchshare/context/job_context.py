@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torchshare.context.accumulation import Accumulation
 from torchshare.context.host_random import HostRandom
 from torchshare.context.loop import Loop
+from torchshare.context.rank import Rank, this_rank
 from torchshare.context.step_counter import StepCounter
 from torchshare.context.sub_batch_rows import SubBatchRows
 from torchshare.context.tracked import Tracked
@@ -38,6 +39,11 @@ class JobContext:
     """Delivers a cancellation to the job even if it runs no op."""
     tell_ranks: Callable[[JobContext, str, str], None]
     """Tells the job's other ranks that it is "ended", and how, or that they too must "suspend" or "resume" it."""
+    rank: Rank = field(default_factory=this_rank)
+    environ: dict[bytes, bytes] | None = None
+    """Its environment, if that is not the process's: it has ranks of its own."""
+    store: Any = None
+    """If it has ranks of its own: where they meet."""
     largest_batch: int = 0
     """Rows of the largest batch so far."""
     warns_of_split: bool = True

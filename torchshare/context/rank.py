@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +25,10 @@ class Rank:
         return path if self.is_first else path.with_suffix(f".rank{self.number}{path.suffix}")
 
 
-def this_rank() -> Rank:
+def this_rank(environ: Mapping[str, str] = os.environ) -> Rank:
     """From the variables that `torch.distributed` reads for `env://`. Without them, the only rank."""
     needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if not all(os.environ.get(name) for name in needed):
+    if not all(environ.get(name) for name in needed):
         return Rank(0, 1)
-    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    return Rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), restarts)
+    restarts = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return Rank(int(environ["RANK"]), int(environ["WORLD_SIZE"]), restarts)

@@ -29,6 +29,8 @@ class Result:
     """Part of `ran_s` spent at the gate, suspended, asleep, or waiting for other ranks in collectives."""
     input_s: float
     """Part of `ran_s` spent waiting for the loader."""
+    cpu_s: float
+    """Processor time of its thread; 0 if unknown."""
     core_wait_s: float
     """Part of `ran_s` in which its thread was ready to run, but other threads had the cores; 0 if unknown."""
     memory_peak: int

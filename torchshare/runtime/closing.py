@@ -102,6 +102,11 @@ class Closer:
 
     def newest_common(self, job: JobContext, steps: list[int]) -> int | None:
         """The newest of a job's checkpoints that all ranks have."""
+        if job.environ is not None:
+            from torchshare.runtime.ranks import meet, newest_common
+
+            job.store = meet(job)
+            return newest_common(job.store, job, steps)
         return max(steps, default=None) if self.ranks is None else self.ranks.newest_common(job, steps)
 
     def ended_elsewhere(self, job: JobContext) -> bool:

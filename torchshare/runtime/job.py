@@ -70,6 +70,7 @@ class Job:
             ran_s=stats.ran_s,
             waited_s=stats.waited_s,
             input_s=stats.input_s,
+            cpu_s=stats.cpu_s,
             core_wait_s=stats.core_wait_s,
             memory_peak=stats.memory_peak,
             memory_cached=stats.memory_cached,

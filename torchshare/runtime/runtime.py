@@ -1,31 +1,30 @@
 from __future__ import annotations
 
-import functools
+import contextlib
 import importlib
 import logging
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from typing_extensions import Unpack
 
 from torchshare import _C
 from torchshare.context import current
-from torchshare.context.errors import BudgetExceeded, Cancelled, JobFailed, described, users_traceback
+from torchshare.context.errors import BudgetExceeded, Cancelled, JobFailed, described
 from torchshare.context.files import replacing
 from torchshare.context.job_context import JobContext
-from torchshare.context.names import Lines
+from torchshare.context.rank import this_rank
 from torchshare.context.results import ENDED, Results
 from torchshare.context.sub_batch_rows import SubBatchRows
-from torchshare.context.tracked import Tracked
 from torchshare.isolation import routing
 from torchshare.isolation.interrupt import PROCESS_CODE
-from torchshare.runtime import crash_report, signals
+from torchshare.runtime import signals
+from torchshare.runtime.body import run_body
 from torchshare.runtime.bound import BoundReport, report
 from torchshare.runtime.checkpointing import folder_of
 from torchshare.runtime.closing import Closer
@@ -33,6 +32,9 @@ from torchshare.runtime.effects import Effects
 from torchshare.runtime.gaps import GapReport, gap_reports
 from torchshare.runtime.job import Job
 from torchshare.runtime.options import JobOptions, RuntimeOptions, check, documented, fill
+
+if TYPE_CHECKING:
+    from torchshare.runtime.metrics import Snapshot
 
 log = logging.getLogger("torchshare")
 
@@ -59,7 +61,7 @@ class Runtime:
         if device != "cpu" and torch.cuda.is_available():
             torch.cuda.init()  # type: ignore[no-untyped-call]
         self._handle = _C.Runtime(device, fill(_C.RuntimeOptions(), options))
-        self._max_slowdown = options.get("max_slowdown")
+        self._options = options.copy()
         self._effects = Effects(options)
         self._folder = folder_of(options)
         self._jobs: list[Job] = []
@@ -94,30 +96,23 @@ class Runtime:
         Raises:
             ValueError, TypeError: for an invalid option; the message names the job, the option and the value.
         """
+        return self._submit(function, options, None)
+
+    def _submit(self, function: Callable[[Job], Any], options: JobOptions, environ: dict[str, str] | None) -> Job:
+        """With `environ`, the job has ranks of its own, which that environment describes: a host of a cluster runs
+        ranks of different jobs."""
         if not callable(function):
             raise TypeError(f"function must be a callable that takes a Job, got {function!r}")
         name = options.get("name")
         if name is None:
             name = getattr(function, "__name__", "job")
         check(JobOptions, options, "submit", job=name)
-        context = JobContext(
-            name,
-            options.get("seed", 0),
-            options.get("sub_batch"),
-            options.get("epochs"),
-            self._closer.number,
-            self._closer.watch_cancel,
-            self._closer.tell_ranks,
-            resplit=options.get("resplit", True),
-            rows_at_once=SubBatchRows(options.get("regrow_after", 100)),
-        )
-        if self._folder is not None:
-            context.loop = self._folder.checkpoints_of(context)
+        context = self._context(name, options, environ)
         job = Job(context)
         closer, effects, given = self._closer, self._effects, options.copy()
         try:
             context.handle = self._handle.submit(
-                lambda handle: _run(job, handle, function, closer, lambda: effects.check(context, given)),
+                lambda handle: run_body(job, handle, function, closer, lambda: effects.check(context, given)),
                 _spec(name, self.device, options, function),
                 getattr(function, "cancelled_type", Cancelled),
                 BudgetExceeded,
@@ -131,6 +126,26 @@ class Runtime:
         self._closer.jobs.append(context)
         self._jobs = [*(each for each in self._jobs if each.name != name), job]  # an ended one had its name
         return job
+
+    def _context(self, name: str, options: JobOptions, environ: dict[str, str] | None) -> JobContext:
+        context = JobContext(
+            name,
+            options.get("seed", 0),
+            options.get("sub_batch"),
+            options.get("epochs"),
+            self._closer.number,
+            self._closer.watch_cancel,
+            self._closer.tell_ranks,
+            resplit=options.get("resplit", True),
+            rows_at_once=SubBatchRows(options.get("regrow_after", 100)),
+        )
+        if environ is not None:
+            context.environ = {os.fsencode(key): os.fsencode(value) for key, value in environ.items()}
+            context.rank = this_rank(environ)
+            context.runtime = f"{context.rank.restarts}.of-job"  # the same on all its ranks
+        if self._folder is not None:
+            context.loop = self._folder.checkpoints_of(context)
+        return context
 
     def start(self) -> None:
         """Checks every job's `start` condition, then starts the jobs. Until the runtime is closed, SIGTERM ends the
@@ -210,14 +225,53 @@ class Runtime:
             reason = getattr(error, "strerror", None) or error
             raise OSError(f"cannot write the timeline to '{os.fspath(path)}': {reason}") from None
 
+    def write_report(self, path: str | os.PathLike[str]) -> None:
+        """Writes a page of HTML about the jobs: what sharing gained and cost, where the time and the memory went, and
+        what was decided. The file needs no other and loads nothing. Raises OSError on failure."""
+        from torchshare.report import page
+        from torchshare.runtime import run_report
+
+        content, figures = run_report.document(
+            [job._context.handle for job in self._jobs],
+            self.results,
+            self.events(),
+            self.bound_report(),
+            self.gap_report(),
+            run_report.environment(self.device, self._options),
+            self._handle.dropped_events,
+        )
+        page.write(path, "run.html", content, figures)
+
+    def metrics(self) -> str:
+        """Steps, times, memory and state of every job in Prometheus' text format."""
+        from torchshare.runtime import metrics
+
+        return metrics.text(self._snapshot)
+
+    def serve_metrics(self, port: int) -> contextlib.AbstractContextManager[str]:
+        """Serves `metrics()` over HTTP to this machine until the context is left; its value is the address. Port 0: any
+        that is free. Raises OSError if the port cannot be had."""
+        from torchshare.runtime import metrics
+
+        return metrics.served(self._snapshot, port)
+
+    def _snapshot(self) -> Snapshot:
+        from torchshare.runtime.metrics import Snapshot
+
+        handles = {job.name: job._context.handle for job in self._jobs}
+        held = {name: handle.memory_held for name, handle in handles.items()}
+        limit = {name: handle.memory_limit for name, handle in handles.items()}
+        return Snapshot(self.results, self.gap_report(), held, limit)
+
     def bound_report(self) -> list[BoundReport]:
         """How `max_slowdown` was kept: one report per job that lower jobs ran beside. A report prints as one line. The
         first of several ranks keeps the bound for all; the others have no report."""
-        if self._max_slowdown is None:
+        max_slowdown = self._options.get("max_slowdown")
+        if max_slowdown is None:
             return []
         events = self.events()
         jobs = self._closer.jobs
-        reports = (report(job, jobs, events, self._max_slowdown) for job in jobs)
+        reports = (report(job, jobs, events, max_slowdown) for job in jobs)
         return [found for found in reports if found is not None]
 
     def gap_report(self) -> list[GapReport]:
@@ -257,59 +311,6 @@ def _spec(name: str, device: str, options: JobOptions, function: Callable[..., A
             spec.memory_budget = known.memory_budget(options.get("sub_batch"))
         spec.ops = [] if known.ops is None else known.ops.op_profiles()
     return spec
-
-
-def _run(job: Job, handle: _C.Job, function: Callable[[Job], Any], closer: Closer, at_end: Callable[[], None]) -> None:
-    """The body of a job, in its thread. The exception that it raises determines the job's state."""
-    job._context.handle = handle  # Runtime.submit may not have set it yet
-    job._context.thread = threading.get_ident()
-    crash_report.enter_job(job.name)
-    with current.entered(job._context):
-        try:
-            handle.begin_step()
-            handle.begin_sub_batch()
-            if handle.memory_limit is not None:
-                log.info("job '%s': memory budget: %.1f MiB", job.name, handle.memory_limit / 2**20)
-            job._context.loop.begin_job(functools.partial(closer.newest_common, job._context))
-            value = _call(function, job)
-            job._context.loop.end_job()
-            at_end()
-            if handle.is_in_body:  # otherwise close() left the job behind, and its result is final
-                job._value = value
-        except Cancelled:
-            closer.tell_ranks(job._context, "ended", "was cancelled")
-            raise
-        except SystemExit as error:
-            job._exception = error
-            log.error("job '%s' called sys.exit(%r) after %d steps", job.name, error.code, job.result.steps)
-            closer.tell_ranks(job._context, "ended", f"called sys.exit({error.code!r})")
-            raise
-        except BaseException as error:
-            job._exception = error
-            _report_failure(job, error, closer)
-            raise
-        finally:
-            job._context.tracked = Tracked()  # the job's memory, as long as the runtime has others
-            routing.leave_job(job._context)
-
-
-def _call(function: Callable[[Job], Any], job: Job) -> Any:
-    try:
-        return function(job)
-    except SystemExit as error:
-        if error.code:
-            raise
-        return None
-
-
-def _report_failure(job: Job, error: BaseException, closer: Closer) -> None:
-    handle = job._context.handle
-    if isinstance(error, RuntimeError) and not handle.cancel_requested and closer.ended_elsewhere(job._context):
-        handle.cancel()  # a collective of it failed for that reason
-    if not handle.cancel_requested:
-        traceback = Lines(users_traceback(error))
-        log.error("job '%s' failed after %d steps\n%s", job.name, job.result.steps, traceback)
-    closer.tell_ranks(job._context, "ended", f"failed with {described(error)}")
 
 
 def _raise_failures(results: Results) -> None:

@@ -36,6 +36,7 @@ struct JobStats {
   std::uint64_t ops = 0;
   std::chrono::nanoseconds waited{0};     ///< spent at the gate, suspended, asleep or in collectives
   std::chrono::nanoseconds input{0};      ///< spent waiting for its loader
+  std::chrono::nanoseconds cpu{0};        ///< processor time of its thread
   std::chrono::nanoseconds core_wait{0};  ///< spent ready to run, while other threads had the cores
   std::chrono::nanoseconds ran{0};        ///< from its start to its end, or until now
   std::int64_t memory_peak = 0;           ///< bytes of tensors, if metered

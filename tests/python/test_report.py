@@ -1,0 +1,274 @@
+"""The report of a run as a page."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pages
+import pytest
+import torch
+from conftest import torchshare_command
+from torch import nn
+
+import torchshare
+from torchshare import Job
+from torchshare.report import figures, page
+from torchshare.runtime import job_timelines, run_report
+from torchshare.runtime.job_timelines import Timeline
+
+MIB = 2**20
+HOSTILE = "<script>alert(1)</script> & \U0001f600 $x_1$ '\"\n\x1b[31m"
+
+
+def train(job: Job) -> None:
+    model = nn.Linear(64, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in job.batches([torch.randn(32, 64)] * 60, sub_batch=8):
+        batch.backward(lambda x: model(x).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a pair with every section."""
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    with torchshare.Runtime(device="cpu", policy="best_fit", max_slowdown=0.5) as runtime:
+
+        def long(job: Job) -> None:
+            began = time.monotonic()
+            while time.monotonic() < began + 2.5 or not (bounded() or time.monotonic() > began + 30):
+                train(job)
+
+        def bounded() -> bool:
+            bound = runtime.jobs[0]._context.handle.bound()
+            return bound is not None and bound.windows > 0
+
+        runtime.submit(long, name=HOSTILE, priority="primary", memory_budget=64 * MIB)
+        second = runtime.submit(long, name="second", memory_budget=32 * MIB)
+        runtime.start()
+        time.sleep(0.5)
+        second.suspend()
+        time.sleep(0.1)
+        second.resume()
+        runtime.wait(60)
+        runtime.write_report(path)
+    return path
+
+
+def spans(*rows: tuple[float, float]) -> np.ndarray:
+    return np.array(rows, dtype=float).reshape(-1, 2)
+
+
+def timeline(ends: list[float], *running: tuple[float, float]) -> Timeline:
+    return Timeline(np.array(ends), spans(), {}, spans(), spans(*running))
+
+
+def test_how_much_of_intervals_spans_cover() -> None:
+    begins, ends = np.array([0.0, 2.0, 4.0, 9.0]), np.array([2.0, 4.0, 9.0, 10.0])
+    covered = job_timelines.overlap(begins, ends, spans((6, 7), (1, 3), (8, 9.5)))
+    assert covered == pytest.approx([1, 1, 2, 0.5])
+    assert job_timelines.overlap(begins, ends, spans()) == pytest.approx(0)
+
+
+def test_step_times_alone_and_shared() -> None:
+    alone = list(np.arange(30) * 0.1)  # the first steps are left out
+    shared = [alone[-1] + 0.2 * step for step in range(1, 11)]
+    mine, other = timeline(alone + shared, (0, 9)), timeline([], (alone[-1], 9))
+    assert job_timelines.step_times(mine, [other]) == pytest.approx((0.1, 0.2))
+    few = timeline(alone[:10] + shared, (0, 9))
+    assert job_timelines.step_times(few, [timeline([], (alone[9], 9))])[0] is None
+    assert job_timelines.step_times(mine, []) == pytest.approx((np.diff(mine.steps[3:]).mean(), None))
+
+
+def test_a_step_between_two_times_of_another_job_is_alone() -> None:
+    ends = [0.1 * step for step in range(100)]
+    other = timeline([], (0.0, 0.3), (9.7, 9.8))
+    for begin in np.arange(0.33, 0.7, 0.01):
+        other = timeline([], (0.0, 0.3), (begin, begin + 0.07), (9.7, 9.8))
+        covered = job_timelines.overlap(np.array(ends[9:90]), np.array(ends[10:91]), other.running)
+        assert (covered == 0).all()
+
+
+def test_the_time_of_a_suspension_is_in_no_step() -> None:
+    mine = Timeline(np.array([0, 1, 2, 3, 4, 15.0]), spans(), {"suspended": spans((5, 14))}, spans(), spans((0, 15)))
+    assert job_timelines.step_times(mine, [timeline([], (0, 15))]) == (None, pytest.approx(1.5))
+
+
+def row(
+    name: str,
+    alone: float | None,
+    state: str = "finished",
+    slowdown: float | None = None,
+    priority: str = "primary",
+    steps: int = 5,
+) -> dict[str, object]:
+    return {"name": name, "priority": priority, "state": state, "steps": steps, "alone_s": alone, "slowdown": slowdown}
+
+
+def test_the_verdict_compares_with_one_after_the_other() -> None:
+    found = [timeline([3, 4, 5, 6, 7], (1, 7)), timeline([5, 7, 9, 10, 11], (2, 11))]  # set up within 2 s
+    first, second, weights = run_report.verdict([row("a", 1, slowdown=0.25), row("b", 1.2)], found)
+    assert "Together the jobs took 8 s from the first step to the last." in first
+    assert "would take about 10 s" in first
+    assert "1.25 times as fast" in first
+    assert second == "A step of 'a' (primary) took 1.25 times as long while it shared as alone."
+    assert "weights" in weights
+    slower, *_ = run_report.verdict([row("a", 0.5), row("b", 0.4)], found)
+    assert "sharing was slower, it took 2.00 times as long." in slower
+    unknown, failed, _ = run_report.verdict([row("a", 0.04), row("b", None, "failed")], found)
+    assert "no step time alone of 'b'" in unknown
+    assert failed == "'b' failed after 5 steps."
+
+
+def test_the_verdict_names_the_primary_wherever_it_was_submitted() -> None:
+    found = [timeline([3, 4, 5], (1, 6)), timeline([5, 7, 9], (2, 9))]
+    rows = [row("low", 1, slowdown=3.0, priority="secondary"), row("high", 1, slowdown=0.5)]
+    assert "'high' (primary) took 1.50 times" in run_report.verdict(rows, found)[1]
+
+
+def test_the_verdict_of_jobs_that_did_not_share() -> None:
+    nothing = "No two jobs ran at the same time: nothing was shared."
+    a, b = row("a", 0.04), row("b", 0.04)
+    assert run_report.verdict([], []) == [nothing]
+    assert run_report.verdict([a], [timeline([1, 6], (1, 6))]) == [nothing]
+    assert run_report.verdict([a, b], [timeline([1, 6], (1, 6)), timeline([7, 9], (6, 9))]) == [nothing]
+    waiting = row("b", None, "cancelled", steps=0)
+    assert run_report.verdict([a, waiting], [timeline([1, 6], (1, 6)), timeline([])])[0] == nothing
+    without = [row("a", None, steps=0), row("b", None, steps=0)]
+    assert "too few steps" in run_report.verdict(without, [timeline([], (0, 1))] * 2)[0]
+
+
+def test_the_verdict_compares_what_a_full_timeline_still_has() -> None:
+    found = [timeline([8, 9, 10, 11], (0, 11)), timeline([1, 3, 5, 7, 9, 11], (0, 11))]
+    first = run_report.verdict([row("a", 0.5, steps=100), row("b", 1.0, steps=6)], found)[0]
+    assert "took 3 s" in first
+    assert "about 3.5 s" in first
+
+
+def test_a_report_of_a_full_timeline(tmp_path: Path) -> None:
+    with torchshare.Runtime(device="cpu", timeline_capacity=1) as runtime:
+        runtime.submit(train, name="a", priority="primary")
+        runtime.submit(train, name="b")
+        runtime.wait(60)
+        found, _ = job_timelines.timelines([job._context.handle for job in runtime.jobs], runtime.events())
+        runtime.write_report(tmp_path / "out.html")
+    for name in "ab":
+        assert np.ptp(found[name].running) == pytest.approx(runtime.results[name].ran_s)
+    assert pages.Page((tmp_path / "out.html").read_text()).data["dropped_events"] > 0
+
+
+def test_an_ended_job_is_in_no_figure_of_the_job_that_has_its_name() -> None:
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(train, name="a")
+        runtime.wait(60)
+        runtime.submit(train, name="a", start=1.0)
+        before, _ = job_timelines.timelines([job._context.handle for job in runtime.jobs], runtime.events())
+        runtime.wait(60)
+        after, _ = job_timelines.timelines([job._context.handle for job in runtime.jobs], runtime.events())
+    assert len(before["a"].steps) == len(before["a"].running) == 0
+    assert len(after["a"].steps) == runtime.results["a"].steps == 60
+    assert np.ptp(after["a"].running) == pytest.approx(runtime.results["a"].ran_s)
+
+
+def test_a_report_stays_small(tmp_path: Path) -> None:
+    def fail(job: Job) -> None:
+        raise ValueError("<\x1b" * 2_000)
+
+    with torchshare.Runtime(device="cpu", resident=2) as runtime:
+        for number in range(100):
+            runtime.submit(fail if number % 10 == 0 else train, name=f"{number}" + "<\U0001f600" * 120)
+        runtime.wait(120, check=False)
+        runtime.write_report(tmp_path / "out.html")
+    assert (tmp_path / "out.html").stat().st_size < 300_000
+    shown = pages.Page((tmp_path / "out.html").read_text())
+    assert len(shown.data["jobs"]) + shown.data["more_jobs"] == 100
+    recent = [(second * 10**9, (second + 1) * 10**9, second / 3600) for second in range(3600)]
+    bound = SimpleNamespace(recent=recent, windows=3600, alone=0.01)
+    job = SimpleNamespace(bound=lambda: bound, memory_limit=None)
+    drawn = run_report.charts([job], [timeline([])], 3600.0, [SimpleNamespace(max_slowdown=0.5)], 0)
+    assert len(figures.svg("bound", drawn["bound"])) < 100_000
+
+
+def test_units() -> None:
+    assert [page.seconds(value) for value in (0, 1.5, 0.0125, 2e-6, 5e-9, None)] == [
+        "0 s",
+        "1.5 s",
+        "12.5 ms",
+        "2 µs",
+        "5 ns",
+        "-",
+    ]
+    assert [page.number(value) for value in (12345, 1234.5, 0.12345, float("nan"))] == ["12,345", "1,234", "0.123", "-"]
+    assert page.size(3 * MIB) == "3 MiB"
+
+
+def check_numbers(shown: pages.Page) -> None:
+    """The tables say what the data says."""
+    data = shown.data
+    _, *jobs = shown.tables["jobs"]
+    assert [cells[0] for cells in jobs] == [HOSTILE.replace("\n", "\n").replace("\x1b", "\\x1b").strip(), "second"]
+    for cells, job in zip(jobs, data["jobs"], strict=True):
+        assert cells[1:4] == [job["priority"], "finished", page.number(job["steps"])]
+        assert cells[4] == page.seconds(job["ran_s"])
+        assert cells[9:] == [page.size(job["memory_peak"]), page.size(job["budget"])]
+        assert job["budget"] in (64 * MIB, 32 * MIB)
+    header, *times = shown.tables["times"]
+    assert header[2:] == data["parts"]
+    for cells, job in zip(times, data["jobs"], strict=True):
+        assert cells[2:] == [page.seconds(job["time"][part]) for part in data["parts"]]
+        assert sum(job["time"].values()) == pytest.approx(job["ran_s"], rel=0.02)
+    assert data["jobs"][1]["time"]["suspended"] >= 0.09
+    assert len(shown.tables["decisions"]) == len(data["decisions"]) + 1
+    assert len(shown.tables["gaps"]) == len(data["gaps"]) + 1 == 2
+
+
+def test_a_report_says_what_its_data_says(report: Path) -> None:
+    text = report.read_text()
+    assert len(text) < 300_000
+    shown = pages.Page(text)
+    check_numbers(shown)
+    assert {"throughput", "memory", "bound", "waits"} <= {
+        tag["id"].partition(".")[0].partition("-")[0] for name, tag in shown.tags if name == "g" and tag.get("id")
+    }
+    assert "<script>alert(1)</script>" in shown.text
+    ids = [tag["id"] for _, tag in shown.tags if "id" in tag]
+    assert len(ids) == len(set(ids))
+
+
+def test_a_report_loads_nothing(report: Path) -> None:
+    shown = pages.Page(report.read_text())
+    assert shown.policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
+    loaded = [
+        (name, key, value)
+        for name, tag in shown.tags
+        for key, value in tag.items()
+        if key in ("src", "href", "xlink:href", "data", "action") and not (value or "").startswith("#")
+    ]
+    assert loaded == []
+    assert [tag for name, tag in shown.tags if name == "script"] == [{"type": "application/json", "id": "data"}, {}]
+
+
+@pytest.mark.skipif(pages.browser() is None, reason=f"needs {' or '.join(pages.BROWSERS)}")
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_a_browser_shows_a_report(report: Path, width: int, dark: bool) -> None:
+    shown, console = pages.rendered(report, width=width, dark=dark)
+    assert console == []
+    check_numbers(shown)
+    boxes = [tag for name, tag in shown.tags if name == "input"]
+    assert len(boxes) == 2, "the script ran"
+
+
+def test_run_writes_a_report_and_says_why_it_cannot(tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text("def a(job):\n    pass\n\ndef b(job):\n    1 / 0\n")
+    done = torchshare_command("run", "jobs.py:a", "jobs.py:b", "--report", "out.html", folder=tmp_path)
+    assert done.returncode == 1
+    shown = pages.Page((tmp_path / "out.html").read_text())
+    assert "'b' failed: ZeroDivisionError: division by zero" in " ".join(shown.text.split())
+    assert [job["state"] for job in shown.data["jobs"]] == ["finished", "failed"]
+    refused = torchshare_command("run", "jobs.py:a", "--report", "no/out.html", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "--report must be a file in an existing folder, got no/out.html" in refused.stderr

@@ -1,0 +1,112 @@
+"""What `torchshare run` tells: results and files at its end, metrics meanwhile."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchshare.cli.outputs import write
+from torchshare.context.rank import this_rank
+
+if TYPE_CHECKING:
+    from torchshare.context.results import Result
+    from torchshare.runtime.bound import BoundReport
+    from torchshare.runtime.gaps import GapReport
+    from torchshare.runtime.options import JobOptions
+    from torchshare.runtime.runtime import Runtime
+
+
+NAMES = ("timeline", "report", "metrics_port")
+"""Of the arguments that a file or the environment may give."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments for outputs."""
+    parser.add_argument("--timeline", type=Path, metavar="OUT.json", help="write a trace for https://ui.perfetto.dev")
+    parser.add_argument("--report", type=Path, metavar="OUT.html", help="write a page: what sharing gained and cost")
+    parser.add_argument(
+        "--metrics-port", metavar="N", help="serve metrics for Prometheus at this port of 127.0.0.1 (0: a free one)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON document")
+
+
+def files(arguments: argparse.Namespace) -> dict[str, Path | None]:
+    """The outputs by option."""
+    return {"--timeline": arguments.timeline, "--report": arguments.report}
+
+
+def metrics_port(arguments: argparse.Namespace) -> int | None:
+    """Raises ValueError for what is no port."""
+    text = arguments.metrics_port
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) < 2**16):
+        raise ValueError(f"--metrics-port must be a port from 0 to 65535, got {text}")
+    return int(text)
+
+
+@contextlib.contextmanager
+def served_metrics(runtime: Runtime, port: int | None) -> Iterator[None]:
+    """Serves the metrics of the first rank. Raises ValueError if the port cannot be had."""
+    if port is None or not this_rank().is_first:
+        yield
+        return
+    with contextlib.ExitStack() as until_the_end:
+        try:
+            address = until_the_end.enter_context(runtime.serve_metrics(port))
+        except OSError as error:
+            raise ValueError(f"--metrics-port must be a free port, got {port}: {error.strerror}") from None
+        print(f"torchshare: metrics at {address}", file=sys.stderr)
+        yield
+
+
+def show(runtime: Runtime, dropped: list[JobOptions], arguments: argparse.Namespace) -> int:
+    """Prints the results and writes the files. Returns the exit code."""
+    if this_rank().is_first:
+        _print(runtime, dropped, as_json=arguments.json)
+    status = _status(runtime, dropped, arguments.success)
+    for path, save in ((arguments.timeline, runtime.write_timeline), (arguments.report, runtime.write_report)):
+        if path is not None:
+            status = write(this_rank().file(path), save) or status
+    return status
+
+
+def _status(runtime: Runtime, dropped: list[JobOptions], success: str | None) -> int:
+    states = [(result.priority, result.state) for result in runtime.results.values()]
+    states += [(each.get("priority", ""), "dropped") for each in dropped]
+    return 0 if all(state == "finished" for level, state in states if success != "primary" or level == "primary") else 1
+
+
+def _print(runtime: Runtime, dropped: list[JobOptions], as_json: bool) -> None:
+    bounds, gaps = runtime.bound_report(), runtime.gap_report()
+    names = [str(each["name"]) for each in dropped]
+    print(_as_json(runtime.results, bounds, gaps, names) if as_json else runtime.results)
+    if (bounds or gaps) and not as_json:
+        print("", *bounds, *gaps, sep="\n")
+
+
+def _as_json(
+    results: Mapping[str, Result], bounds: list[BoundReport], gaps: list[GapReport], dropped: list[str]
+) -> str:
+    document = {
+        "jobs": [_plain(result) for result in results.values()],
+        "bounds": [dataclasses.asdict(bound) for bound in bounds],
+        "gaps": [dataclasses.asdict(gap) for gap in gaps],
+        "dropped": dropped,
+    }
+    return json.dumps(document, indent=2)
+
+
+def _plain(result: Result) -> dict[str, Any]:
+    from torchshare.context.errors import described
+
+    fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    del fields["value"]
+    error = fields.pop("exception")
+    return {**fields, "error": None if error is None else described(error)}

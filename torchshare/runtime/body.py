@@ -1,0 +1,76 @@
+"""The body of a job, in its own thread."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torchshare import _C
+from torchshare.context import current
+from torchshare.context.errors import Cancelled, described, users_traceback
+from torchshare.context.names import Lines
+from torchshare.context.tracked import Tracked
+from torchshare.isolation import routing
+from torchshare.runtime import crash_report
+from torchshare.runtime.closing import Closer
+from torchshare.runtime.job import Job
+
+log = logging.getLogger("torchshare")
+
+
+def run_body(
+    job: Job, handle: _C.Job, function: Callable[[Job], Any], closer: Closer, at_end: Callable[[], None]
+) -> None:
+    """The body of a job, in its thread. The exception that it raises determines the job's state."""
+    job._context.handle = handle  # Runtime.submit may not have set it yet
+    job._context.thread = threading.get_ident()
+    crash_report.enter_job(job.name)
+    with current.entered(job._context):
+        try:
+            handle.begin_step()
+            handle.begin_sub_batch()
+            if handle.memory_limit is not None:
+                log.info("job '%s': memory budget: %.1f MiB", job.name, handle.memory_limit / 2**20)
+            job._context.loop.begin_job(functools.partial(closer.newest_common, job._context))
+            value = _call(function, job)
+            job._context.loop.end_job()
+            at_end()
+            if handle.is_in_body:  # otherwise close() left the job behind, and its result is final
+                job._value = value
+        except Cancelled:
+            closer.tell_ranks(job._context, "ended", "was cancelled")
+            raise
+        except SystemExit as error:
+            job._exception = error
+            log.error("job '%s' called sys.exit(%r) after %d steps", job.name, error.code, job.result.steps)
+            closer.tell_ranks(job._context, "ended", f"called sys.exit({error.code!r})")
+            raise
+        except BaseException as error:
+            job._exception = error
+            _report_failure(job, error, closer)
+            raise
+        finally:
+            job._context.tracked = Tracked()  # the job's memory, as long as the runtime has others
+            routing.leave_job(job._context)
+
+
+def _call(function: Callable[[Job], Any], job: Job) -> Any:
+    try:
+        return function(job)
+    except SystemExit as error:
+        if error.code:
+            raise
+        return None
+
+
+def _report_failure(job: Job, error: BaseException, closer: Closer) -> None:
+    handle = job._context.handle
+    if isinstance(error, RuntimeError) and not handle.cancel_requested and closer.ended_elsewhere(job._context):
+        handle.cancel()  # a collective of it failed for that reason
+    if not handle.cancel_requested:
+        traceback = Lines(users_traceback(error))
+        log.error("job '%s' failed after %d steps\n%s", job.name, job.result.steps, traceback)
+    closer.tell_ranks(job._context, "ended", f"failed with {described(error)}")

@@ -1,0 +1,236 @@
+"""The report of a runtime: what it says, as data, and its charts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from torchshare import _C
+from torchshare.context.errors import described
+from torchshare.context.results import Result
+from torchshare.report import figures, page
+from torchshare.report.figures import Numbers
+from torchshare.runtime.bound import BoundReport
+from torchshare.runtime.gaps import GapReport
+from torchshare.runtime.job_timelines import Timeline, overlap, step_times, timelines
+
+COMPUTING = "computing"
+READY = "waiting for a core"
+INPUT = "waiting for input"
+OTHER_WAITS = "other waits"
+_WAITS = ("gate", "suspended", "held", "asleep", "collective", "checkpoint", "device", OTHER_WAITS)
+PARTS = (COMPUTING, READY, INPUT, *_WAITS)
+_BINS = 120  # of charts over time
+_BUCKETS = np.logspace(-6, 2, 49)  # of waits at the gate, in seconds
+_MAX_DECISIONS = 150
+_MAX_JOBS = 30  # in tables
+_MAX_CURVES = 10  # in a chart
+_MAX_NAME = 60  # characters
+_MAX_WINDOWS = 600  # in the chart of the bound
+_WEIGHTS = (
+    "Each job has the weights that it would have alone with the same sub-batches, threads and seed: by design, not "
+    "checked in this run."
+)
+
+
+def time_spent(result: Result, timeline: Timeline) -> dict[str, float]:
+    """Where the time of a job went, by PARTS. Seconds."""
+    spent = dict.fromkeys(PARTS, 0.0)
+    waits = np.concatenate([*timeline.waits.values(), np.empty((0, 2))])
+    in_input = float(overlap(timeline.inputs[:, 0], timeline.inputs[:, 1], waits).sum())
+    for reason, rows in timeline.waits.items():
+        spent[reason if reason in spent else OTHER_WAITS] += float(np.diff(rows).sum())
+    spent[OTHER_WAITS] += max(0.0, result.waited_s - float(np.diff(waits).sum()))  # going on, or in dropped events
+    spent[INPUT] = max(0.0, result.input_s - in_input)
+    spent[READY] = min(result.core_wait_s, max(0.0, result.ran_s - sum(spent.values())))
+    spent[COMPUTING] = max(0.0, result.ran_s - sum(spent.values()))
+    return spent
+
+
+def document(
+    jobs: Sequence[_C.Job],
+    results: Mapping[str, Result],
+    events: Sequence[_C.Event],
+    bounds: Sequence[BoundReport],
+    gaps: Sequence[GapReport],
+    environment: Mapping[str, str],
+    dropped_events: int,
+) -> tuple[dict[str, Any], dict[str, Figure]]:
+    """What the report says, and its charts."""
+    found, last = timelines(jobs, events)
+    rows = [_row(job, results[job.name], found) for job in jobs]
+    decisions = [each for each in events if each[0] in ("state", "decision") and each[1] in found]
+    origin = min((begin for _, _, begin, *_ in events), default=0)
+    content = {
+        "title": "torchshare: " + " + ".join(row["name"] for row in rows),
+        "verdict": verdict(rows, list(found.values())),
+        "jobs": rows[:_MAX_JOBS],
+        "more_jobs": max(0, len(rows) - _MAX_JOBS),
+        "curves": [row["name"] for row in rows[:_MAX_CURVES]],
+        "parts": [part for part in PARTS if part == COMPUTING or any(row["time"][part] > 0 for row in rows)],
+        "bounds": [str(bound) for bound in bounds[:_MAX_CURVES]],
+        "gaps": [_gap(gap) for gap in gaps[:_MAX_JOBS]],
+        "decisions": [
+            {"at_s": (begin - origin) / 1e9, "job": _short(job), "text": _short(detail, 2 * _MAX_NAME)}
+            for _, job, begin, _, _, detail in decisions[:_MAX_DECISIONS]
+        ],
+        "more_decisions": max(0, len(decisions) - _MAX_DECISIONS),
+        "dropped_events": dropped_events,
+        "environment": dict(environment),
+    }
+    return content, charts(jobs[:_MAX_CURVES], list(found.values())[:_MAX_CURVES], last, bounds, origin)
+
+
+def _short(name: str, most: int = _MAX_NAME) -> str:
+    return page.shortened(name, most)
+
+
+def _row(job: _C.Job, result: Result, found: Mapping[str, Timeline]) -> dict[str, Any]:
+    others = [timeline for name, timeline in found.items() if name != job.name]
+    lone, shared = step_times(found[job.name], others)
+    alone, source = _alone(job, lone)
+    spent = time_spent(result, found[job.name])
+    blocked = spent[COMPUTING] + spent[INPUT] - result.cpu_s
+    return {
+        "name": _short(job.name),
+        "priority": result.priority,
+        "state": result.state,
+        "error": None if result.exception is None else described(result.exception),
+        "steps": result.steps,
+        "steps_per_s": result.steps / result.ran_s if result.ran_s > 0 else None,
+        "ran_s": result.ran_s,
+        "alone_s": alone,
+        "alone_from": source,
+        "shared_s": shared,
+        "slowdown": shared / alone - 1 if shared and alone else None,
+        "memory_peak": result.memory_peak or None,
+        "budget": job.memory_limit,
+        "time": spent,
+        "cpu_s": result.cpu_s,
+        "blocked_s": max(0.0, blocked) if result.cpu_s > 0 else None,
+    }
+
+
+def _alone(job: _C.Job, lone: float | None) -> tuple[float | None, str | None]:
+    """The time of a step alone, and where it is from."""
+    bound = job.bound()
+    if job.profiled_step_s is not None:
+        return job.profiled_step_s, "from its profile"
+    if lone is not None:
+        return lone, "the mean of its steps in this run while no other job ran"
+    if bound is not None and bound.windows > 0:
+        return bound.alone, "estimated from its steps while the others were held"
+    return None, None
+
+
+def _gap(gap: GapReport) -> dict[str, Any]:
+    return {**dataclasses.asdict(gap), "job": _short(gap.job), "missed_s": max(0.0, gap.capacity_s - gap.filled_s)}
+
+
+def verdict(rows: Sequence[Mapping[str, Any]], found: Sequence[Timeline]) -> list[str]:
+    """What sharing gained and what it cost, as sentences."""
+    said = {"failed": "failed", "cancelled": "was cancelled"}
+    others = [row for row in rows if row["state"] != "finished"]
+    ends = [
+        f"'{row['name']}' {said.get(row['state'], 'is ' + row['state'])} after {row['steps']} steps."
+        for row in others[:_MAX_CURVES]
+    ]
+    if len(others) > _MAX_CURVES:
+        ends.append(f"{len(others) - _MAX_CURVES} more did not finish.")
+    spans = np.concatenate([np.empty((0, 2)), *(timeline.running for timeline in found)])
+    spans = spans[spans[:, 0].argsort()]
+    if not (spans[1:, 0] < np.maximum.accumulate(spans[:, 1])[:-1]).any():
+        return ["No two jobs ran at the same time: nothing was shared.", *ends]
+    cost = [
+        f"A step of '{row['name']}' (primary) took {1 + row['slowdown']:.2f} times as long while it shared as alone."
+        for row in rows
+        if row["priority"] == "primary" and row["slowdown"] is not None
+    ]
+    return [_gain(rows, found), *cost[:1], *ends, _WEIGHTS]
+
+
+def _gain(rows: Sequence[Mapping[str, Any]], found: Sequence[Timeline]) -> str:
+    """From the first step to the last: what precedes the first, such as imports, is in no step time. Of jobs whose
+    oldest events were dropped, from the first step that is known of all."""
+    known = [(row, timeline.steps) for row, timeline in zip(rows, found, strict=True) if len(timeline.steps) > 0]
+    unknown = [f"'{row['name']}'" for row, _ in known if row["alone_s"] is None]
+    if unknown:
+        more = ", ..." if len(unknown) > _MAX_CURVES else ""
+        names = ", ".join(unknown[:_MAX_CURVES]) + more
+        return f"What sharing gained is not known: no step time alone of {names}; give a profile."
+    firsts = [ends[0] for _, ends in known]
+    cut = [ends[0] for row, ends in known if row["steps"] > len(ends)]
+    begin = max(cut) if cut else min(firsts, default=0.0)
+    together = max((ends[-1] for _, ends in known), default=0.0) - begin
+    one_by_one = sum(int((ends > begin).sum()) * row["alone_s"] for row, ends in known)
+    if together <= 0 or one_by_one <= 0:
+        return "What sharing gained is not known: there were too few steps."
+    ratio = one_by_one / together
+    compared = f"{ratio:.2f} times as fast" if ratio >= 1 else f"slower, it took {1 / ratio:.2f} times as long"
+    return (
+        f"Together the jobs took {together:.3g} s from the first step to the last. One after the other these steps "
+        f"would take about {one_by_one:.3g} s, by the times of their steps alone: sharing was {compared}."
+    )
+
+
+def charts(
+    jobs: Sequence[_C.Job], found: Sequence[Timeline], last: float, bounds: Sequence[BoundReport], origin: int
+) -> dict[str, Figure]:
+    """The charts that there is something to show in."""
+    edges = np.linspace(0, max(last, 1e-9), _BINS + 1)
+    drawn = {}
+    if any(len(each.steps) for each in found):
+        rates = [np.histogram(each.steps, edges)[0] / np.diff(edges) for each in found]
+        drawn["throughput"] = figures.throughput(edges, rates)
+    if any(len(each.memory) for each in found):
+        most = [_most(edges, each) for each in found]
+        drawn["memory"] = figures.memory(edges, most, [job.memory_limit for job in jobs])
+    bound = next((stats for job in jobs if (stats := job.bound()) is not None and stats.recent), None)
+    if bounds and bound is not None:
+        together = math.ceil(len(bound.recent) / _MAX_WINDOWS)
+        worst = [
+            max(bound.recent[first : first + together], key=lambda window: window[2])
+            for first in range(0, len(bound.recent), together)
+        ]
+        times = [(end - origin) / 1e9 for _, end, _ in worst]
+        drawn["bound"] = figures.bound(times, [each for *_, each in worst], bounds[0].max_slowdown, last)
+    waits = [np.diff(each.waits.get("gate", np.empty((0, 2)))).ravel() for each in found]
+    if any(len(each) for each in waits):
+        drawn["waits"] = figures.waits(
+            _BUCKETS, [np.histogram(np.clip(each, *_BUCKETS[[0, -1]]), _BUCKETS)[0] for each in waits]
+        )
+    return drawn
+
+
+def _most(edges: Numbers, timeline: Timeline) -> Numbers:
+    """The most that a job held in each interval: of the steps that end in it, or of the last one before."""
+    most = np.full(len(edges) - 1, np.nan)
+    places = np.clip(np.searchsorted(edges, timeline.memory[:, 0]) - 1, 0, len(most) - 1)
+    for place, held in zip(places, timeline.memory[:, 1], strict=True):
+        most[place] = np.fmax(most[place], held)
+    for place in range(len(most)):
+        if np.isnan(most[place]):
+            middle = (edges[place] + edges[place + 1]) / 2
+            runs = len(timeline.running) > 0 and timeline.running[0, 0] <= middle <= timeline.running[-1, 1]
+            most[place] = most[place - 1] if place > 0 and runs else 0
+    return most
+
+
+def environment(device: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """What the report names as its origin."""
+    cores = len(os.sched_getaffinity(0))
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{platform.machine()}, {cores} cores"
+    facts = {
+        "options": ", ".join(f"{option}={value!r}" for option, value in options.items()) or "none",
+        "device": f"{device}: {name}",
+        "torch": torch.__version__,
+    }
+    return page.origin(facts)
