@@ -86,6 +86,15 @@ void RuntimeJob::record_budget() {
   });
 }
 
+/// What a thread has counted, and what was last read of it if it has ended: a count that was told never shrinks.
+static std::chrono::nanoseconds counted(std::optional<std::chrono::nanoseconds> now,
+                                        std::atomic<std::chrono::nanoseconds>& last) {
+  if (now) {
+    last.store(*now);
+  }
+  return last.load();
+}
+
 JobStats RuntimeJob::stats() const {
   const auto began = began_.load();
   const auto ended = ended_.load();
@@ -95,8 +104,8 @@ JobStats RuntimeJob::stats() const {
           .ops = slot_.ops(),
           .waited = waited_.load(),
           .input = input_.load(),
-          .cpu = priority_->used().value_or(cpu_.load()),
-          .core_wait = priority_->waited().value_or(core_wait_.load()),
+          .cpu = counted(priority_->used(), cpu_),
+          .core_wait = counted(priority_->waited(), core_wait_),
           .ran = began.count() != 0 ? until - began : began,
           .memory_peak = budget_->peak(),
           .memory_cached = budget_->peak_cached()};
@@ -176,8 +185,8 @@ class RuntimeJob::InBody {
   }
   ~InBody() {
     job_.in_body_.store(false);
-    job_.cpu_.store(job_.priority_->used().value_or(std::chrono::nanoseconds(0)));
-    job_.core_wait_.store(job_.priority_->waited().value_or(std::chrono::nanoseconds(0)));
+    counted(job_.priority_->used(), job_.cpu_);
+    counted(job_.priority_->waited(), job_.core_wait_);
     job_.priority_->raise();  // the cleanup takes locks that other threads wait for
     if (job_.watch_ != nullptr) {
       job_.watch_->unfollow();

@@ -61,12 +61,47 @@ def test_metrics_are_served_to_this_machine() -> None:
             urllib.request.urlopen(address, timeout=10)
 
 
+def test_a_name_that_is_used_again_is_one_series() -> None:
+    with torchshare.Runtime(device="cpu", policy="best_fit", max_slowdown=0.5) as runtime:
+        runtime.submit(train, name="a", priority="primary")
+        runtime.submit(train, name="b")
+        runtime.wait(30)
+        runtime.submit(train, name="a", priority="primary")
+        runtime.wait(30)
+        families = text_string_to_metric_families(runtime.metrics())
+        assert [gap.job for gap in runtime.gap_report()] == ["a"]
+    named = [(each.name, *each.labels.items()) for family in families for each in family.samples]
+    assert len(named) == len(set(named))
+
+
+def test_a_result_is_final_once_it_says_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job ends while its numbers are read."""
+    with torchshare.Runtime(device="cpu") as runtime:
+        job = runtime.submit(train, name="a")
+        handle = job._context.handle
+
+        class Ending:
+            def __getattr__(self, name: str) -> object:
+                return getattr(handle, name)
+
+            def stats(self) -> object:
+                before = handle.stats()
+                runtime.wait(30)
+                return before
+
+        monkeypatch.setattr(job._context, "handle", Ending())
+        result = job.result
+    assert (result.state, result.steps) == ("pending", 0)
+    assert (job.state, handle.stats().steps) == ("finished", 7)
+
+
 def test_run_serves_metrics_and_refuses_bad_ports(tmp_path: Path) -> None:
     (tmp_path / "jobs.py").write_text(
-        "import re, urllib.request\n"
+        "import re, sys, urllib.request\n"
         "def ask(job):\n"
-        "    address = re.search('http://.*', open('err').read()).group()\n"
-        "    print(urllib.request.urlopen(address).read().decode())\n"
+        "    address = re.search('http://.*', sys.stderr.getvalue()).group()\n"
+        "    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))\n"
+        "    print(direct.open(address).read().decode())\n"
     )
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -80,11 +115,7 @@ def test_run_serves_metrics_and_refuses_bad_ports(tmp_path: Path) -> None:
             done = torchshare_command("run", "jobs.py:ask", "--metrics-port", given, folder=tmp_path)
             assert done.returncode == 2
             assert message in done.stderr
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    (tmp_path / "err").write_text(f"http://127.0.0.1:{port}/metrics")
-    done = torchshare_command("run", "jobs.py:ask", "--metrics-port", port, folder=tmp_path)
+    done = torchshare_command("run", "jobs.py:ask", "--metrics-port", "0", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert 'torchshare_job_state{job="ask",state="running"} 1.0' in done.stdout
-    assert f"torchshare: metrics at http://127.0.0.1:{port}/metrics" in done.stderr
+    assert "torchshare: metrics at http://127.0.0.1:" in done.stderr

@@ -123,6 +123,39 @@ def test_a_rank_killed_during_a_decision_ends_all_jobs(dies: int, reason: str, w
     assert "running" not in states and int(seconds.removesuffix(" s")) < within, out
 
 
+DIES = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+while True:
+    torch.ones(4).sum()
+"""
+
+
+@pytest.mark.slow
+def test_the_results_of_a_run_are_told_though_a_rank_has_died(tmp_path: Path):
+    """Exit status 2 would say that the command was wrong."""
+    (tmp_path / "dies.py").write_text(DIES)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torchshare", "run", "--timeline", "out.json", "dies.py"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
+    ranks = [subprocess.Popen(command, env={**place, "RANK": str(rank)}, **pipes) for rank in range(2)]
+    try:
+        out, err = ranks[0].communicate(timeout=90)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert ranks[0].returncode == 1, out + err
+    assert "rank 1 has not been heard of" in err
+    assert "dies" in out and "steps/s" in out
+    assert (tmp_path / "out.json").exists()
+
+
 RESTARTED = """
 import os, signal, sys, torch, torch.distributed as dist
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -46,6 +47,34 @@ def work():
         if step == 50:
             ctypes.string_at(0)
 work()
+"""
+
+
+CRASHES_BESIDE_A_WORKER = """
+import ctypes, os, time, torch, torchshare
+from torch.utils.data import DataLoader, Dataset
+class Slow(Dataset):
+    def __len__(self):
+        return 80
+    def __getitem__(self, index):
+        if index == 40 and not os.path.exists("crashed"):
+            open("blocked", "w").close()
+            time.sleep(20)
+        return torch.ones(6)
+model = torch.nn.Linear(6, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = torchshare.batches(DataLoader(Slow(), 8, num_workers=1))
+optimizer = torchshare.accumulate(optimizer)
+torchshare.track(model=model, optimizer=optimizer, loader=loader)
+for step, x in enumerate(loader):
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
+    if step == 3 and not os.path.exists("crashed"):
+        while not os.path.exists("blocked"):
+            time.sleep(0.01)
+        open("crashed", "w").close()
+        ctypes.string_at(0)
 """
 
 
@@ -129,6 +158,19 @@ def test_a_second_sigterm_does_not_wait(tmp_path: Path):
     out, err = process.communicate(timeout=100)
     assert process.returncode == 143, err
     assert 1.9 < float(out.split()[-1]) < 6.0
+
+
+def test_a_run_that_crashed_serves_metrics_again(tmp_path: Path) -> None:
+    """Though the worker of its loader has not yet noticed."""
+    script(tmp_path, "train.py", CRASHES_BESIDE_A_WORKER)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = f"--checkpoint ckpt --every 5 --device cpu --max-restarts 1 --metrics-port {port}"
+    process = launch("-m", "torchshare", "run", *options.split(), "train.py", folder=tmp_path)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    assert err.count(f"metrics at http://127.0.0.1:{port}/metrics") == 2, err
 
 
 KILLS = """

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from torchshare.runtime.options import JobOptions
     from torchshare.runtime.runtime import Runtime
 
+
+log = logging.getLogger("torchshare")
 
 NAMES = ("timeline", "report", "metrics_port")
 """Of the arguments that a file or the environment may give."""
@@ -52,8 +55,9 @@ def metrics_port(arguments: argparse.Namespace) -> int | None:
 
 
 @contextlib.contextmanager
-def served_metrics(runtime: Runtime, port: int | None) -> Iterator[None]:
-    """Serves the metrics of the first rank. Raises ValueError if the port cannot be had."""
+def served_metrics(runtime: Runtime, port: int | None, resumes: bool) -> Iterator[None]:
+    """Serves the metrics of the first rank. Raises ValueError if the port cannot be had; a run that resumes after
+    a crash goes on without."""
     if port is None or not this_rank().is_first:
         yield
         return
@@ -61,8 +65,12 @@ def served_metrics(runtime: Runtime, port: int | None) -> Iterator[None]:
         try:
             address = until_the_end.enter_context(runtime.serve_metrics(port))
         except OSError as error:
-            raise ValueError(f"--metrics-port must be a free port, got {port}: {error.strerror}") from None
-        print(f"torchshare: metrics at {address}", file=sys.stderr)
+            text = f"--metrics-port must be a free port, got {port}: {error.strerror}"
+            if not resumes:
+                raise ValueError(text) from None
+            log.warning("no metrics: %s", text)
+        else:
+            print(f"torchshare: metrics at {address}", file=sys.stderr)
         yield
 
 

@@ -51,6 +51,9 @@ def write(path: Path, save: Callable[[Path], object]) -> int:
     except OSError as error:
         complain(str(error) if error.strerror is None else f"cannot write {path}: {error.strerror}")
         return 1
+    except Exception as error:  # of a library that draws, for example: the results count more
+        complain(f"cannot write {path}: {type(error).__name__}: {error}")
+        return 1
     return 0
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from torchshare.cli import outcome, supervisor
-from torchshare.cli.outputs import check_outputs, refuse
+from torchshare.cli.outputs import check_outputs, complain, refuse
 from torchshare.cli.queue import RESIDENT, Queue, queue
 from torchshare.context.rank import this_rank
 from torchshare.runtime.options import YES_NO, Declared, JobOptions, RuntimeOptions, on_the_command_line
@@ -131,16 +131,20 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         print(f"torchshare: {waiting}", file=sys.stderr)
     if len(submissions) == 1:
         _warn_of_options_of_pairs(arguments, runtime.jobs[0].name)
+    failure = 0
     with signals.deferred(forget=True) as stops:
         try:
             has_scripts = any(isinstance(each.function, Script) for each in submissions)
             watch = _Watch(runtime, stops, output, has_scripts, stops_on_failure=arguments.on_failure == "stop")
-            with outcome.served_metrics(runtime, port):
+            with outcome.served_metrics(runtime, port, resumes=attempt is not None and attempt.resume):
                 watch.run(shows_progress=output.mode != "plain" and this_rank().is_first)
         except (ValueError, RuntimeError) as error:
-            return refuse(error)
+            if not any(result.ran_s for result in runtime.results.values()):  # none has begun
+                return refuse(error)
+            complain(str(error))
+            failure = 1
     ended = outcome.show(runtime, dropped, arguments)
-    status = stops.exit_code or ended
+    status = stops.exit_code or failure or ended
     sys.stdout.flush()
     crash_report.end(status, runtime.device)
     return status

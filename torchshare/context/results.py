@@ -26,7 +26,7 @@ class Result:
     ran_s: float
     """From its start to its end, or until now."""
     waited_s: float
-    """Part of `ran_s` spent at the gate, suspended, asleep, or waiting for other ranks in collectives."""
+    """Part of `ran_s` spent at the gate, suspended, asleep, in checkpoints, or waiting for ranks or the device."""
     input_s: float
     """Part of `ran_s` spent waiting for the loader."""
     cpu_s: float

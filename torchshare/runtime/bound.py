@@ -46,13 +46,15 @@ class BoundReport:
 def report(job: JobContext, jobs: list[JobContext], events: list[_C.Event], max_slowdown: float) -> BoundReport | None:
     """None unless lower jobs ran beside the job for at least one window."""
     stats = job.handle.bound()
-    ends = np.array([end for kind, name, _, end, _, _ in events if kind == "step" and name == job.name]) / 1e9
+    began, _ = job.handle.span_ns
+    events = [each for each in events if each[0] == "step" and each[2] >= began]  # not of ended jobs that had the names
+    ends = np.array([end for _, name, _, end, _, _ in events if name == job.name]) / 1e9
     if stats is None or stats.windows == 0 or len(ends) < 2:
         return None
     p50, p95, p99 = np.quantile(np.diff(ends), [0.5, 0.95, 0.99])
     others = {other.name: 0 for other in jobs if _core.outranks(job.handle.priority, other.handle.priority)}
-    for kind, name, _, end, _, _ in events:
-        if kind == "step" and name in others and ends[0] <= end / 1e9 <= ends[-1]:
+    for _, name, _, end, _, _ in events:
+        if name in others and ends[0] <= end / 1e9 <= ends[-1]:
             others[name] += 1
     return BoundReport(
         job=job.name,

@@ -47,9 +47,11 @@ def gap_reports(jobs: list[JobContext]) -> list[GapReport]:
     """One report per job that outranks another, if the policy forecasts gaps."""
     reports = []
     for job in jobs:
-        lower = [other for other in jobs if _core.outranks(job.handle.priority, other.handle.priority)]
         stats = job.handle.gaps()
-        if stats is None or not lower:
+        if stats is None:
+            continue
+        lower = [other for other in jobs if _core.outranks(job.handle.priority, other.handle.priority)]
+        if not lower:
             continue
         reports.append(
             GapReport(

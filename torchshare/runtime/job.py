@@ -57,11 +57,12 @@ class Job:
     def result(self) -> Result:
         """What the job has done so far; final once `state` is "finished", "failed" or "cancelled"."""
         handle = self._context.handle
+        state = self.state  # first: the job may end meanwhile
         stats = handle.stats()
         return Result(
             name=self.name,
             priority=self.priority,
-            state=self.state,
+            state=state,
             value=self._value,
             exception=self._exception or (RuntimeError(handle.error) if handle.error else None),
             steps=stats.steps,

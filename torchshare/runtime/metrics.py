@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socketserver
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -20,7 +23,7 @@ _COUNTERS: dict[str, tuple[str, Callable[[Result], float]]] = {
     "ops": ("Ops", lambda result: result.ops),
     "run_seconds": ("Time since its start", lambda result: result.ran_s),
     "wait_seconds": (
-        "Time at the gate, suspended, asleep, or waiting for other ranks",
+        "Time at the gate, suspended, asleep, in checkpoints, or waiting for other ranks or the device",
         lambda result: result.waited_s,
     ),
     "input_seconds": ("Time waiting for the loader", lambda result: result.input_s),
@@ -33,6 +36,7 @@ _GAPS: dict[str, tuple[str, Callable[[GapReport], float]]] = {
     "gap_filled_seconds": ("Duration of the ops of lower jobs", lambda gap: gap.filled_s),
     "gap_cost_seconds": ("Time that its own ops took longer", lambda gap: gap.cost_s),
 }
+_servers: weakref.WeakSet[socketserver.TCPServer] = weakref.WeakSet()
 _STATES = ("pending", "delayed", "running", "suspended", "finished", "failed", "cancelled")
 
 
@@ -96,9 +100,19 @@ def served(look: Callable[[], Snapshot], port: int) -> Iterator[str]:
     """Serves the metrics to programs of this machine, and gives the address. Port 0: any that is free. Raises OSError
     if the port cannot be had."""
     server, thread = start_http_server(port, _HOST, _registry(look))
+    _servers.add(server)
     try:
         yield f"http://{_HOST}:{server.server_port}/metrics"
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _close_after_fork() -> None:
+    """A worker of a loader outlives a crashed parent for seconds, and the parent's next attempt needs the port."""
+    for server in _servers:
+        server.socket.close()
+
+
+os.register_at_fork(after_in_child=_close_after_fork)

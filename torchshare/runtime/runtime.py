@@ -270,16 +270,17 @@ class Runtime:
         if max_slowdown is None:
             return []
         events = self.events()
-        jobs = self._closer.jobs
+        jobs = [job._context for job in self._jobs]
         reports = (report(job, jobs, events, max_slowdown) for job in jobs)
         return [found for found in reports if found is not None]
 
     def gap_report(self) -> list[GapReport]:
         """With policy="best_fit", how the gaps of each job that outranks another were filled. Prints as one line."""
-        return gap_reports(self._closer.jobs)
+        return gap_reports([job._context for job in self._jobs])
 
     def events(self) -> list[_C.Event]:
-        """The timeline: (kind, job, begin in ns, end in ns, index, detail), in order of recording."""
+        """The timeline: (kind, job, begin in ns, end in ns, number, detail), in order of recording. The number is
+        that of the step or sub-batch, or the bytes of a "memory" event."""
         return self._handle.events()
 
     def __enter__(self) -> Runtime:
