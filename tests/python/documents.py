@@ -131,7 +131,7 @@ def _in_a_shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "ROOT": str(ROOT)}
     return subprocess.run(
-        ["bash", "-ec", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+        ["bash", "-ec", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
 
 

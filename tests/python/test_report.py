@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib.style
 import numpy as np
 import pages
 import pytest
 import torch
-from conftest import torchshare_command
+from conftest import torchshare_command, wait_until
 from torch import nn
 
 import torchshare
@@ -52,6 +54,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         runtime.start()
         time.sleep(0.5)
         second.suspend()
+        wait_until(lambda: second.state == "suspended")
         time.sleep(0.1)
         second.resume()
         runtime.wait(60)
@@ -74,28 +77,56 @@ def test_how_much_of_intervals_spans_cover() -> None:
     assert job_timelines.overlap(begins, ends, spans()) == pytest.approx(0)
 
 
+def step_times(mine: Timeline, *others: Timeline) -> tuple[float | None, float | None]:
+    first, *_ = job_timelines.steps_of([mine, *others])
+    return first.alone_s, first.shared_s
+
+
 def test_step_times_alone_and_shared() -> None:
     alone = list(np.arange(30) * 0.1)  # the first steps are left out
     shared = [alone[-1] + 0.2 * step for step in range(1, 11)]
     mine, other = timeline(alone + shared, (0, 9)), timeline([], (alone[-1], 9))
-    assert job_timelines.step_times(mine, [other]) == pytest.approx((0.1, 0.2))
+    assert step_times(mine, other) == pytest.approx((0.1, 0.2))
     few = timeline(alone[:10] + shared, (0, 9))
-    assert job_timelines.step_times(few, [timeline([], (alone[9], 9))])[0] is None
-    assert job_timelines.step_times(mine, []) == pytest.approx((np.diff(mine.steps[3:]).mean(), None))
+    assert step_times(few, timeline([], (alone[9], 9)))[0] is None
+    assert step_times(mine) == pytest.approx((np.diff(mine.steps[3:]).mean(), None))
 
 
 def test_a_step_between_two_times_of_another_job_is_alone() -> None:
     ends = [0.1 * step for step in range(100)]
-    other = timeline([], (0.0, 0.3), (9.7, 9.8))
     for begin in np.arange(0.33, 0.7, 0.01):
         other = timeline([], (0.0, 0.3), (begin, begin + 0.07), (9.7, 9.8))
-        covered = job_timelines.overlap(np.array(ends[9:90]), np.array(ends[10:91]), other.running)
-        assert (covered == 0).all()
+        first, _ = job_timelines.steps_of([timeline(ends), other])
+        assert not first.shared[9:90].any()
 
 
-def test_the_time_of_a_suspension_is_in_no_step() -> None:
-    mine = Timeline(np.array([0, 1, 2, 3, 4, 15.0]), spans(), {"suspended": spans((5, 14))}, spans(), spans((0, 15)))
-    assert job_timelines.step_times(mine, [timeline([], (0, 15))]) == (None, pytest.approx(1.5))
+def test_spans_that_overlap_become_one() -> None:
+    united = job_timelines.union(spans((5, 6), (0, 2), (1, 3), (1, 1.5), (3, 4), (5.5, 7)))
+    assert united == pytest.approx(spans((0, 4), (5, 7)))
+    assert job_timelines.union(spans()).shape == (0, 2)
+
+
+@pytest.mark.parametrize("reason", ["suspended", "held"])
+def test_the_time_of_a_suspension_is_in_no_step(reason: str) -> None:
+    mine = Timeline(np.array([0, 1, 2, 3, 4, 15.0]), spans(), {reason: spans((5, 14))}, spans(), spans((0, 15)))
+    assert step_times(mine, timeline([], (0, 15))) == (None, pytest.approx(1.5))
+
+
+def test_an_evaluation_is_no_step_but_steps_that_sharing_slows_are() -> None:
+    alone, shared = np.full(60, 0.1), np.full(30, 0.7)
+    alone[[20, 40]] = shared[10] = 10
+    ends = np.cumsum([*alone, *shared])
+    mine = timeline(list(ends), (0, 100))
+    assert step_times(mine, timeline([], (ends[59], 100))) == pytest.approx((0.1, 0.7))
+
+
+def result(name: str) -> torchshare.Result:
+    fields = dict.fromkeys((field.name for field in dataclasses.fields(torchshare.Result)), 0)
+    return torchshare.Result(**{**fields, "name": name, "priority": "primary", "state": "finished", "exception": None})
+
+
+def verdict(rows: list[dict[str, object]], found: list[Timeline]) -> list[str]:
+    return run_report.verdict(rows, found, job_timelines.steps_of(found))
 
 
 def row(
@@ -110,41 +141,59 @@ def row(
 
 
 def test_the_verdict_compares_with_one_after_the_other() -> None:
-    found = [timeline([3, 4, 5, 6, 7], (1, 7)), timeline([5, 7, 9, 10, 11], (2, 11))]  # set up within 2 s
-    first, second, weights = run_report.verdict([row("a", 1, slowdown=0.25), row("b", 1.2)], found)
+    found = [timeline([3, 4, 5, 6, 7], (1, 7)), timeline([5, 7, 9, 10, 11], (2, 11))]
+    first, second, weights = verdict([row("a", 1, slowdown=0.25), row("b", 1)], found)
     assert "Together the jobs took 8 s from the first step to the last." in first
-    assert "would take about 10 s" in first
+    assert "would take about 10 s" in first, "4 steps of each, and 2 s until the first of b"
     assert "1.25 times as fast" in first
     assert second == "A step of 'a' (primary) took 1.25 times as long while it shared as alone."
     assert "weights" in weights
-    slower, *_ = run_report.verdict([row("a", 0.5), row("b", 0.4)], found)
+    slower, *_ = verdict([row("a", 0.25), row("b", 0.25)], found)
     assert "sharing was slower, it took 2.00 times as long." in slower
-    unknown, failed, _ = run_report.verdict([row("a", 0.04), row("b", None, "failed")], found)
+    unknown, failed, _ = verdict([row("a", 0.04), row("b", None, "failed")], found)
     assert "no step time alone of 'b'" in unknown
     assert failed == "'b' failed after 5 steps."
+
+
+def test_the_verdict_counts_what_is_no_step_as_alone() -> None:
+    evaluates = np.tile([*[0.1] * 9, 10.1], 10).cumsum()  # 110 s
+    found = [timeline(list(evaluates), (0, 110)), timeline(list(evaluates), (0, 110))]
+    assert "sharing was 2.00 times as fast" in verdict([row("a", 0.1), row("b", 0.1)], found)[0]
+
+
+def test_the_verdict_counts_no_time_in_which_nothing_ran_nor_waits_at_the_gate() -> None:
+    half = np.arange(0, 10, 0.1)
+    ends, apart = [*half, *(3600 + half)], [(0, 10), (3600, 3610)]
+    first = timeline(ends, *apart)
+    suspended = {"suspended": spans((9.9, 3600))}
+    starved = Timeline(np.array([0, 1, 2, 3, 9.8]), spans(), {"gate": spans((3.1, 9.7))}, spans(), spans((0, 9.8)))
+    rows = [row("a", 0.1), row("b", 1)]
+    said = verdict(rows, [Timeline(first.steps, spans(), suspended, spans(), first.running), starved])[0]
+    assert "Together the jobs took 19.9 s" in said
+    assert "would take about 23.9 s" in said, "199 steps of a; 4 of b, which waited"
 
 
 def test_the_verdict_names_the_primary_wherever_it_was_submitted() -> None:
     found = [timeline([3, 4, 5], (1, 6)), timeline([5, 7, 9], (2, 9))]
     rows = [row("low", 1, slowdown=3.0, priority="secondary"), row("high", 1, slowdown=0.5)]
-    assert "'high' (primary) took 1.50 times" in run_report.verdict(rows, found)[1]
+    assert "'high' (primary) took 1.50 times" in verdict(rows, found)[1]
 
 
 def test_the_verdict_of_jobs_that_did_not_share() -> None:
     nothing = "No two jobs ran at the same time: nothing was shared."
     a, b = row("a", 0.04), row("b", 0.04)
-    assert run_report.verdict([], []) == [nothing]
-    assert run_report.verdict([a], [timeline([1, 6], (1, 6))]) == [nothing]
-    assert run_report.verdict([a, b], [timeline([1, 6], (1, 6)), timeline([7, 9], (6, 9))]) == [nothing]
+    assert verdict([], []) == [nothing]
+    assert verdict([a], [timeline([1, 6], (1, 6))]) == [nothing]
+    assert verdict([a, b], [timeline([1, 6], (1, 6)), timeline([7, 9], (6, 9))]) == [nothing]
     waiting = row("b", None, "cancelled", steps=0)
-    assert run_report.verdict([a, waiting], [timeline([1, 6], (1, 6)), timeline([])])[0] == nothing
+    assert verdict([a, waiting], [timeline([1, 6], (1, 6)), timeline([])])[0] == nothing
     without = [row("a", None, steps=0), row("b", None, steps=0)]
-    assert "too few steps" in run_report.verdict(without, [timeline([], (0, 1))] * 2)[0]
+    assert "too few steps" in verdict(without, [timeline([], (0, 1))] * 2)[0]
 
 
 def test_the_verdict_compares_what_a_full_timeline_still_has() -> None:
     found = [timeline([8, 9, 10, 11], (0, 11)), timeline([1, 3, 5, 7, 9, 11], (0, 11))]
-    first = run_report.verdict([row("a", 0.5, steps=100), row("b", 1.0, steps=6)], found)[0]
+    first = verdict([row("a", 0.5, steps=100), row("b", 1.0, steps=6)], found)[0]
     assert "took 3 s" in first
     assert "about 3.5 s" in first
 
@@ -165,8 +214,11 @@ def test_an_ended_job_is_in_no_figure_of_the_job_that_has_its_name() -> None:
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(train, name="a")
         runtime.wait(60)
-        runtime.submit(train, name="a", start=1.0)
+        looked: list[bool] = []
+        runtime.submit(lambda job: wait_until(lambda: looked), name="gatekeeper")
+        runtime.submit(train, name="a", start="after:gatekeeper")
         before, _ = job_timelines.timelines([job._context.handle for job in runtime.jobs], runtime.events())
+        looked.append(True)
         runtime.wait(60)
         after, _ = job_timelines.timelines([job._context.handle for job in runtime.jobs], runtime.events())
     assert len(before["a"].steps) == len(before["a"].running) == 0
@@ -187,10 +239,40 @@ def test_a_report_stays_small(tmp_path: Path) -> None:
     shown = pages.Page((tmp_path / "out.html").read_text())
     assert len(shown.data["jobs"]) + shown.data["more_jobs"] == 100
     recent = [(second * 10**9, (second + 1) * 10**9, second / 3600) for second in range(3600)]
-    bound = SimpleNamespace(recent=recent, windows=3600, alone=0.01)
-    job = SimpleNamespace(bound=lambda: bound, memory_limit=None)
-    drawn = run_report.charts([job], [timeline([])], 3600.0, [SimpleNamespace(max_slowdown=0.5)], 0)
-    assert len(figures.svg("bound", drawn["bound"])) < 100_000
+    chart = run_report.bound_chart(recent, 0.5, 3600.0, 0)
+    assert len(figures.svg("bound", chart)) < 100_000
+
+
+def test_the_bound_of_a_late_job_is_shown_and_its_decisions_hide_no_other() -> None:
+    names = [f"job {number}" for number in range(11)]
+    told = [("decision", names[10], second, second, 0, f"bound: lower jobs may run {second}") for second in range(300)]
+    events = [*told, ("state", "job 3", 300, 300, 0, "failed")]
+    bound = SimpleNamespace(recent=[(0, 1, 0.1)], windows=1, alone=0.01)
+    jobs = [
+        SimpleNamespace(
+            name=name,
+            span_ns=(1, 300),
+            bound=lambda: bound,
+            memory_limit=None,
+            profiled_step_s=None,
+        )
+        for name in names
+    ]
+    results = {name: result(name) for name in names}
+    reports = [SimpleNamespace(job=names[10], max_slowdown=0.5)]
+    content, drawn = run_report.document(jobs, results, events, reports, [], {}, 0)
+    assert [each["text"] for each in content["decisions"]] == ["bound: lower jobs may run 299", "failed"]
+    assert content["bounded"] == names[10]
+    assert "bound" in drawn
+
+
+def test_charts_do_not_take_the_settings_of_scripts(report: Path) -> None:
+    with matplotlib.rc_context():
+        matplotlib.style.use("ggplot")
+        matplotlib.rcParams["text.usetex"] = True
+        text = figures.svg("waits", figures.waits(np.array([1e-3, 1.0]), [np.array([1])]))
+    assert "#1f77b4" in text
+    assert matplotlib.rcParams["text.usetex"] is False
 
 
 def test_units() -> None:
@@ -202,6 +284,8 @@ def test_units() -> None:
         "5 ns",
         "-",
     ]
+    assert [page.seconds(value) for value in (0.9996, 9.9999e-4, 0.9994)] == ["1 s", "1 ms", "999 ms"]
+    assert (page.number(999.6), page.size(999.7 * MIB)) == ("1,000", "1,000 MiB")
     assert [page.number(value) for value in (12345, 1234.5, 0.12345, float("nan"))] == ["12,345", "1,234", "0.123", "-"]
     assert page.size(3 * MIB) == "3 MiB"
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import re
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import matplotlib
@@ -33,16 +33,25 @@ _STYLE = {
 }
 
 
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """Within it, figures are made as a page needs them, whatever the program has set in matplotlib."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        yield
+
+
 def curve_id(chart: str, curve: int) -> str:
     """The id in the page of what a chart shows of its n-th job or policy."""
     return f"{chart}.{curve}"
 
 
+@styled()
 def svg(name: str, figure: Figure) -> str:
     """The figure as an element of a page. Ids in it begin with `name`."""
     text = io.StringIO()
-    with styled():
-        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Type": None})
+    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Type": None})
     element = text.getvalue()[text.getvalue().index("<svg") :]
     element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL).replace(_INK, "currentColor")
     # Ids are those of the page: matplotlib repeats its own in each figure.
@@ -52,6 +61,7 @@ def svg(name: str, figure: Figure) -> str:
     return element.replace("<svg", '<svg role="img"', 1)
 
 
+@styled()
 def throughput(edges: Numbers, rates: Sequence[Numbers]) -> Figure:
     """Steps per second of each job, in the intervals between `edges` (seconds)."""
     figure, axes = _axes("s since the start", "steps/s")
@@ -61,6 +71,7 @@ def throughput(edges: Numbers, rates: Sequence[Numbers]) -> Figure:
     return figure
 
 
+@styled()
 def memory(edges: Numbers, most: Sequence[Numbers], budgets: Sequence[float | None]) -> Figure:
     """The most that each job held in the intervals between `edges`, stacked, and the sums of the budgets. Bytes."""
     figure, axes = _axes("s since the start", "MiB")
@@ -77,6 +88,7 @@ def memory(edges: Numbers, most: Sequence[Numbers], budgets: Sequence[float | No
     return figure
 
 
+@styled()
 def bound(times: Sequence[float], slowdowns: Sequence[float], limit: float, end: float) -> Figure:
     """The primary's slowdown in each window of a run that took `end` seconds, and its limit."""
     figure, axes = _axes("s since the start", "slowdown")
@@ -87,6 +99,7 @@ def bound(times: Sequence[float], slowdowns: Sequence[float], limit: float, end:
     return figure
 
 
+@styled()
 def waits(edges: Numbers, counts: Sequence[Numbers]) -> Figure:
     """Histograms of waits at the gate; `edges` in seconds, each a multiple of the last."""
     figure, axes = _axes("length of a wait", "waits")
@@ -97,6 +110,7 @@ def waits(edges: Numbers, counts: Sequence[Numbers]) -> Figure:
     return figure
 
 
+@styled()
 def lanes(bars: Sequence[tuple[int, float, float, int]]) -> Figure:
     """Two lanes per device. Bars: lane, begin and length in seconds, and the number of the job."""
     devices = max(lane for lane, *_ in bars) // 2 + 1
@@ -109,15 +123,9 @@ def lanes(bars: Sequence[tuple[int, float, float, int]]) -> Figure:
     return figure
 
 
-def styled() -> AbstractContextManager[None]:
-    """Within it, figures are made as a page needs them."""
-    return matplotlib.rc_context(_STYLE)
-
-
 def _axes(x: str, y: str) -> tuple[Figure, Axes]:
-    with styled():
-        figure = Figure(figsize=(9, 2.6), layout="constrained")
-        axes = figure.subplots()
-        axes.set(xlabel=x, ylabel=y)
-        axes.grid(alpha=0.2)
+    figure = Figure(figsize=(9, 2.6), layout="constrained")
+    axes = figure.subplots()
+    axes.set(xlabel=x, ylabel=y)
+    axes.grid(alpha=0.2)
     return figure, axes

@@ -96,7 +96,7 @@ def number(value: float | None, digits: int = 3) -> str:
     """A number with that many significant digits, and all digits of an integer."""
     if value is None or not math.isfinite(value):
         return _UNKNOWN
-    if isinstance(value, int) or abs(value) >= 10**digits:
+    if isinstance(value, int) or abs(value) >= 10**digits - 0.5:
         return f"{value:,.0f}"
     return f"{value:.{digits}g}"
 
@@ -106,7 +106,7 @@ def seconds(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return _UNKNOWN
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if abs(value) >= factor:
+        if abs(value) >= factor * (1 - 5e-4):  # not 1,000 of the next
             return f"{number(value / factor)} {unit}"
     return "0 s" if value == 0 else f"{number(value / 1e-9)} ns"
 

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torchshare import _C
 from torchshare.report.figures import Numbers
 
+Flags = NDArray[np.bool_]
+
 _WARM_UP_STEPS = 3  # are in no step time
 _ENOUGH_STEPS = 20  # of a step time alone
+_PAUSE = 5  # times as long as the others
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,44 @@ class Timeline:
     """Ends of steps, and the most bytes held in each."""
     running: Numbers
     """Begins and ends of the times in which it ran, neither suspended nor held."""
+
+    def waited(self, begins: Numbers, ends: Numbers, *reasons: str) -> Numbers:
+        """How much of each interval the job waited for one of the reasons. Seconds."""
+        rows = [self.waits[reason] for reason in reasons if reason in self.waits]
+        return overlap(begins, ends, np.concatenate([*rows, np.empty((0, 2))]))
+
+    def ran(self, begins: Numbers, ends: Numbers) -> float:
+        """How long the job ran in the intervals, without its waits at the gate. Seconds."""
+        return float((overlap(begins, ends, self.running) - self.waited(begins, ends, "gate")).sum())
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a job but the first, each from the end of the one before."""
+
+    begins: Numbers
+    ends: Numbers
+    times: Numbers
+    """Without the time in which the job was suspended or held. Seconds."""
+    shared: Flags
+    """Another job ran meanwhile."""
+    paused: Flags
+    """It took much longer than the other alone or shared steps: the job evaluated or saved, for example."""
+
+    @property
+    def alone_s(self) -> float | None:
+        """The mean time of a step while no other job ran; None of few steps."""
+        times = self._times(~self.shared)
+        return float(times.mean()) if len(times) >= _ENOUGH_STEPS else None
+
+    @property
+    def shared_s(self) -> float | None:
+        """The mean time of a step while another job ran."""
+        times = self._times(self.shared)
+        return float(times.mean()) if len(times) > 0 else None
+
+    def _times(self, which: Flags) -> Numbers:
+        return self.times[_WARM_UP_STEPS:][(which & ~self.paused)[_WARM_UP_STEPS:]]
 
 
 def timelines(jobs: Sequence[_C.Job], events: Sequence[_C.Event]) -> tuple[dict[str, Timeline], float]:
@@ -82,16 +124,30 @@ def overlap(begins: Numbers, ends: Numbers, spans: Numbers) -> Numbers:
     return within
 
 
-def step_times(timeline: Timeline, others: Sequence[Timeline]) -> tuple[float | None, float | None]:
-    """Mean step time while no other job ran, if there were enough such steps, and while another ran. Seconds."""
-    ends = timeline.steps[_WARM_UP_STEPS:]
-    begins, ends = ends[:-1], ends[1:]
-    beside: Numbers = np.zeros(len(begins))
-    for other in others:
-        beside = np.maximum(beside, overlap(begins, ends, other.running))
-    periods = ends - begins - overlap(begins, ends, timeline.waits.get("suspended", np.empty((0, 2))))
-    alone, shared = periods[beside == 0], periods[beside > 0]
-    return (
-        float(alone.mean()) if len(alone) >= _ENOUGH_STEPS else None,
-        float(shared.mean()) if len(shared) > 0 else None,
-    )
+def union(spans: Numbers) -> Numbers:
+    """The times that at least one span covers, as spans that do not overlap."""
+    spans = spans[spans[:, 0].argsort()]
+    latest = np.maximum.accumulate(spans[:, 1])
+    apart = spans[1:, 0] > latest[:-1]
+    edge = np.ones(min(1, len(spans)), dtype=bool)
+    return np.column_stack([spans[np.append(edge, apart), 0], latest[np.append(apart, edge)]])
+
+
+def steps_of(found: Sequence[Timeline]) -> list[Steps]:
+    """The steps of each job."""
+    spans = np.concatenate([np.empty((0, 2)), *(each.running for each in found)])
+    owners = np.repeat(np.arange(len(found)), [len(each.running) for each in found])
+    return [_steps(each, spans[owners != job]) for job, each in enumerate(found)]
+
+
+def _steps(timeline: Timeline, others: Numbers) -> Steps:
+    begins, ends = timeline.steps[:-1], timeline.steps[1:]
+    if len(ends) > 0:
+        others = others[(others[:, 0] < ends[-1]) & (others[:, 1] > begins[0])]
+    times = ends - begins - timeline.waited(begins, ends, "suspended", "held")
+    own = times - timeline.waited(begins, ends, "gate")
+    shared = overlap(begins, ends, union(others)) > 0
+    paused = np.zeros(len(ends), dtype=bool)
+    for alike in (shared, ~shared):
+        paused |= alike & (own > _PAUSE * np.median(own[alike])) if alike.any() else False
+    return Steps(begins, ends, times, shared, paused)

@@ -20,7 +20,7 @@ from torchshare.report import figures, page
 from torchshare.report.figures import Numbers
 from torchshare.runtime.bound import BoundReport
 from torchshare.runtime.gaps import GapReport
-from torchshare.runtime.job_timelines import Timeline, overlap, step_times, timelines
+from torchshare.runtime.job_timelines import Steps, Timeline, overlap, steps_of, timelines, union
 
 COMPUTING = "computing"
 READY = "waiting for a core"
@@ -35,6 +35,7 @@ _MAX_JOBS = 30  # in tables
 _MAX_CURVES = 10  # in a chart
 _MAX_NAME = 60  # characters
 _MAX_WINDOWS = 600  # in the chart of the bound
+_PACE = "bound: lower jobs may run"  # how such decisions begin, one a second
 _WEIGHTS = (
     "Each job has the weights that it would have alone with the same sub-batches, threads and seed: by design, not "
     "checked in this run."
@@ -66,17 +67,20 @@ def document(
 ) -> tuple[dict[str, Any], dict[str, Figure]]:
     """What the report says, and its charts."""
     found, last = timelines(jobs, events)
-    rows = [_row(job, results[job.name], found) for job in jobs]
-    decisions = [each for each in events if each[0] in ("state", "decision") and each[1] in found]
+    steps = steps_of(list(found.values()))
+    rows = [_row(job, results[job.name], found[job.name], each) for job, each in zip(jobs, steps, strict=True)]
+    decisions = _decisions([each for each in events if each[0] in ("state", "decision") and each[1] in found])
+    bounded = next((job for job in jobs if bounds and job.name == bounds[0].job), None)
     origin = min((begin for _, _, begin, *_ in events), default=0)
     content = {
         "title": "torchshare: " + " + ".join(row["name"] for row in rows),
-        "verdict": verdict(rows, list(found.values())),
+        "verdict": verdict(rows, list(found.values()), steps),
         "jobs": rows[:_MAX_JOBS],
         "more_jobs": max(0, len(rows) - _MAX_JOBS),
         "curves": [row["name"] for row in rows[:_MAX_CURVES]],
         "parts": [part for part in PARTS if part == COMPUTING or any(row["time"][part] > 0 for row in rows)],
         "bounds": [str(bound) for bound in bounds[:_MAX_CURVES]],
+        "bounded": None if bounded is None else _short(bounded.name),
         "gaps": [_gap(gap) for gap in gaps[:_MAX_JOBS]],
         "decisions": [
             {"at_s": (begin - origin) / 1e9, "job": _short(job), "text": _short(detail, 2 * _MAX_NAME)}
@@ -86,18 +90,27 @@ def document(
         "dropped_events": dropped_events,
         "environment": dict(environment),
     }
-    return content, charts(jobs[:_MAX_CURVES], list(found.values())[:_MAX_CURVES], last, bounds, origin)
+    drawn = charts(jobs[:_MAX_CURVES], list(found.values())[:_MAX_CURVES], last)
+    if bounded is not None and (stats := bounded.bound()) is not None and (windows := stats.recent):
+        drawn["bound"] = bound_chart(windows, bounds[0].max_slowdown, last, origin)
+    return content, drawn
+
+
+def _decisions(events: Sequence[_C.Event]) -> list[_C.Event]:
+    """Of decisions about a bound that follow each other, the last."""
+    paces = [detail.startswith(_PACE) for *_, detail in events]
+    following = [*paces[1:], False]
+    return [each for each, *both in zip(events, paces, following, strict=True) if not all(both)]
 
 
 def _short(name: str, most: int = _MAX_NAME) -> str:
     return page.shortened(name, most)
 
 
-def _row(job: _C.Job, result: Result, found: Mapping[str, Timeline]) -> dict[str, Any]:
-    others = [timeline for name, timeline in found.items() if name != job.name]
-    lone, shared = step_times(found[job.name], others)
-    alone, source = _alone(job, lone)
-    spent = time_spent(result, found[job.name])
+def _row(job: _C.Job, result: Result, timeline: Timeline, steps: Steps) -> dict[str, Any]:
+    alone, source = _alone(job, steps.alone_s)
+    shared = steps.shared_s
+    spent = time_spent(result, timeline)
     blocked = spent[COMPUTING] + spent[INPUT] - result.cpu_s
     return {
         "name": _short(job.name),
@@ -135,7 +148,7 @@ def _gap(gap: GapReport) -> dict[str, Any]:
     return {**dataclasses.asdict(gap), "job": _short(gap.job), "missed_s": max(0.0, gap.capacity_s - gap.filled_s)}
 
 
-def verdict(rows: Sequence[Mapping[str, Any]], found: Sequence[Timeline]) -> list[str]:
+def verdict(rows: Sequence[Mapping[str, Any]], found: Sequence[Timeline], steps: Sequence[Steps]) -> list[str]:
     """What sharing gained and what it cost, as sentences."""
     said = {"failed": "failed", "cancelled": "was cancelled"}
     others = [row for row in rows if row["state"] != "finished"]
@@ -145,7 +158,7 @@ def verdict(rows: Sequence[Mapping[str, Any]], found: Sequence[Timeline]) -> lis
     ]
     if len(others) > _MAX_CURVES:
         ends.append(f"{len(others) - _MAX_CURVES} more did not finish.")
-    spans = np.concatenate([np.empty((0, 2)), *(timeline.running for timeline in found)])
+    spans = _running(found)
     spans = spans[spans[:, 0].argsort()]
     if not (spans[1:, 0] < np.maximum.accumulate(spans[:, 1])[:-1]).any():
         return ["No two jobs ran at the same time: nothing was shared.", *ends]
@@ -154,36 +167,46 @@ def verdict(rows: Sequence[Mapping[str, Any]], found: Sequence[Timeline]) -> lis
         for row in rows
         if row["priority"] == "primary" and row["slowdown"] is not None
     ]
-    return [_gain(rows, found), *cost[:1], *ends, _WEIGHTS]
+    return [_gain(rows, found, steps), *cost[:1], *ends, _WEIGHTS]
 
 
-def _gain(rows: Sequence[Mapping[str, Any]], found: Sequence[Timeline]) -> str:
-    """From the first step to the last: what precedes the first, such as imports, is in no step time. Of jobs whose
-    oldest events were dropped, from the first step that is known of all."""
-    known = [(row, timeline.steps) for row, timeline in zip(rows, found, strict=True) if len(timeline.steps) > 0]
-    unknown = [f"'{row['name']}'" for row, _ in known if row["alone_s"] is None]
+def _gain(rows: Sequence[Mapping[str, Any]], found: Sequence[Timeline], steps: Sequence[Steps]) -> str:
+    """From the first step to the last: imports that precede the first count for nothing. Of jobs whose oldest events
+    were dropped, from the first step that is known of all. What is no step takes as long alone as here."""
+    known = [each for each in zip(rows, found, steps, strict=True) if len(each[1].steps) > 0]
+    unknown = [f"'{row['name']}'" for row, *_ in known if row["alone_s"] is None]
     if unknown:
         more = ", ..." if len(unknown) > _MAX_CURVES else ""
         names = ", ".join(unknown[:_MAX_CURVES]) + more
         return f"What sharing gained is not known: no step time alone of {names}; give a profile."
-    firsts = [ends[0] for _, ends in known]
-    cut = [ends[0] for row, ends in known if row["steps"] > len(ends)]
-    begin = max(cut) if cut else min(firsts, default=0.0)
-    together = max((ends[-1] for _, ends in known), default=0.0) - begin
-    one_by_one = sum(int((ends > begin).sum()) * row["alone_s"] for row, ends in known)
+    cut = [timeline.steps[0] for row, timeline, _ in known if row["steps"] > len(timeline.steps)]
+    begin = np.array([max(cut) if cut else min((timeline.steps[0] for _, timeline, _ in known), default=0.0)])
+    end = np.array([max((timeline.steps[-1] for _, timeline, _ in known), default=0.0)])
+    together = float(overlap(begin, end, union(_running(found))).sum())
+    one_by_one = sum(_time_alone(row["alone_s"], timeline, each, begin, end) for row, timeline, each in known)
     if together <= 0 or one_by_one <= 0:
         return "What sharing gained is not known: there were too few steps."
     ratio = one_by_one / together
     compared = f"{ratio:.2f} times as fast" if ratio >= 1 else f"slower, it took {1 / ratio:.2f} times as long"
     return (
-        f"Together the jobs took {together:.3g} s from the first step to the last. One after the other these steps "
-        f"would take about {one_by_one:.3g} s, by the times of their steps alone: sharing was {compared}."
+        f"Together the jobs took {together:.3g} s from the first step to the last. One after the other they would take "
+        f"about {one_by_one:.3g} s, by the times of their steps alone: sharing was {compared}."
     )
 
 
-def charts(
-    jobs: Sequence[_C.Job], found: Sequence[Timeline], last: float, bounds: Sequence[BoundReport], origin: int
-) -> dict[str, Figure]:
+def _time_alone(step_s: float, timeline: Timeline, steps: Steps, begin: Numbers, end: Numbers) -> float:
+    """How long a job alone would take for what it did from `begin` to `end`: for each step its time alone, for the
+    rest, such as evaluation, as long as it took."""
+    counted = (steps.ends > begin) & ~steps.paused
+    in_steps = timeline.ran(np.maximum(steps.begins[counted], begin), steps.ends[counted])
+    return int(counted.sum()) * step_s + max(0.0, timeline.ran(begin, end) - in_steps)
+
+
+def _running(found: Sequence[Timeline]) -> Numbers:
+    return np.concatenate([np.empty((0, 2)), *(timeline.running for timeline in found)])
+
+
+def charts(jobs: Sequence[_C.Job], found: Sequence[Timeline], last: float) -> dict[str, Figure]:
     """The charts that there is something to show in."""
     edges = np.linspace(0, max(last, 1e-9), _BINS + 1)
     drawn = {}
@@ -193,21 +216,21 @@ def charts(
     if any(len(each.memory) for each in found):
         most = [_most(edges, each) for each in found]
         drawn["memory"] = figures.memory(edges, most, [job.memory_limit for job in jobs])
-    bound = next((stats for job in jobs if (stats := job.bound()) is not None and stats.recent), None)
-    if bounds and bound is not None:
-        together = math.ceil(len(bound.recent) / _MAX_WINDOWS)
-        worst = [
-            max(bound.recent[first : first + together], key=lambda window: window[2])
-            for first in range(0, len(bound.recent), together)
-        ]
-        times = [(end - origin) / 1e9 for _, end, _ in worst]
-        drawn["bound"] = figures.bound(times, [each for *_, each in worst], bounds[0].max_slowdown, last)
     waits = [np.diff(each.waits.get("gate", np.empty((0, 2)))).ravel() for each in found]
     if any(len(each) for each in waits):
         drawn["waits"] = figures.waits(
             _BUCKETS, [np.histogram(np.clip(each, *_BUCKETS[[0, -1]]), _BUCKETS)[0] for each in waits]
         )
     return drawn
+
+
+def bound_chart(windows: Sequence[tuple[int, int, float]], limit: float, last: float, origin: int) -> Figure:
+    """Of windows (begin, end and slowdown), the worst of each few."""
+    together = math.ceil(len(windows) / _MAX_WINDOWS)
+    groups = [windows[first : first + together] for first in range(0, len(windows), together)]
+    worst = [max(group, key=lambda window: window[2]) for group in groups]
+    times = [(end - origin) / 1e9 for _, end, _ in worst]
+    return figures.bound(times, [slowdown for *_, slowdown in worst], limit, last)
 
 
 def _most(edges: Numbers, timeline: Timeline) -> Numbers:
