@@ -226,6 +226,21 @@ def test_an_ended_job_is_in_no_figure_of_the_job_that_has_its_name() -> None:
     assert np.ptp(after["a"].running) == pytest.approx(runtime.results["a"].ran_s)
 
 
+def test_a_job_that_is_suspended_now_has_been_since_then() -> None:
+    with torchshare.Runtime(device="cpu") as runtime:
+        first = runtime.submit(train, name="a")
+        first.suspend()
+        runtime.start()
+        wait_until(lambda: first.state == "suspended")
+        reached = first.result.ran_s
+        wait_until(lambda: first.result.ran_s > reached + 0.2)
+        found, _ = job_timelines.timelines([first._context.handle], runtime.events())
+        first.resume()
+        runtime.wait(60)
+    assert np.ptp(found["a"].waits["suspended"]) >= 0.2
+    assert np.diff(found["a"].running).sum() <= reached
+
+
 def test_a_report_stays_small(tmp_path: Path) -> None:
     def fail(job: Job) -> None:
         raise ValueError("<\x1b" * 2_000)

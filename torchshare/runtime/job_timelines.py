@@ -74,11 +74,14 @@ class Steps:
 
 
 def timelines(jobs: Sequence[_C.Job], events: Sequence[_C.Event]) -> tuple[dict[str, Timeline], float]:
-    """The jobs' timelines, and the end of the last event."""
+    """The jobs' timelines, and the end of the last event; of a job that has not ended, until now."""
     origin = min((begin for _, _, begin, *_ in events), default=0)
-    last = (max((end for _, _, _, end, *_ in events), default=origin) - origin) / 1e9
-    began = {job.name: job.span_ns[0] or math.inf for job in jobs}
+    spans = {job.name: _span(job) for job in jobs}
+    ends = [end for _, _, _, end, *_ in events] + [end for _, end in spans.values()]
+    last = (max(ends, default=origin) - origin) / 1e9
+    began = {name: begin or math.inf for name, (begin, _) in spans.items()}
     rows: dict[str, dict[str, list[tuple[float, float]]]] = {job.name: {} for job in jobs}
+    states: dict[str, tuple[float, str]] = {}
     for kind, job, begin_ns, end_ns, number, detail in events:
         if begin_ns < began.get(job, math.inf):
             continue  # of an ended job that had the name
@@ -89,16 +92,22 @@ def timelines(jobs: Sequence[_C.Job], events: Sequence[_C.Event]) -> tuple[dict[
             rows[job].setdefault(kind, []).append((end, number))
         elif kind in ("step", "input"):
             rows[job].setdefault(kind, []).append((begin, end))
+        elif kind == "state":
+            states[job] = (begin, detail)
+    for job, (since, state) in states.items():
+        waits = [*rows[job].get("wait suspended", []), *rows[job].get("wait held", [])]
+        if state == "suspended" and all(end <= since for _, end in waits):  # it goes on: it is an event once it is over
+            rows[job].setdefault("wait suspended", []).append((since, last))
 
     def pairs(job: str, kind: str) -> Numbers:
         return np.array(rows[job].get(kind, []), dtype=float).reshape(-1, 2)
 
-    def running(job: _C.Job) -> Numbers:
-        begin, end = ((time - origin) / 1e9 if time else None for time in job.span_ns)
-        if begin is None:
+    def running(job: str) -> Numbers:
+        if spans[job][0] == 0:
             return np.empty((0, 2))
-        parked = np.concatenate([pairs(job.name, "wait suspended"), pairs(job.name, "wait held")])
-        return np.sort([begin, *parked.ravel(), max(last, begin) if end is None else end]).reshape(-1, 2)
+        begin, end = ((time - origin) / 1e9 for time in spans[job])
+        parked = np.concatenate([pairs(job, "wait suspended"), pairs(job, "wait held")])
+        return np.sort([begin, *parked.ravel(), end]).reshape(-1, 2)
 
     found = {
         job.name: Timeline(
@@ -106,11 +115,17 @@ def timelines(jobs: Sequence[_C.Job], events: Sequence[_C.Event]) -> tuple[dict[
             inputs=pairs(job.name, "input"),
             waits={kind[5:]: pairs(job.name, kind) for kind in rows[job.name] if kind.startswith("wait ")},
             memory=pairs(job.name, "memory"),
-            running=running(job),
+            running=running(job.name),
         )
         for job in jobs
     }
     return found, last
+
+
+def _span(job: _C.Job) -> tuple[int, int]:
+    """Begin and end in ns, or now; 0 and 0 of a job that has not begun."""
+    begin, end = job.span_ns
+    return begin, end or begin + int(1e9 * job.stats().ran_s)
 
 
 def overlap(begins: Numbers, ends: Numbers, spans: Numbers) -> Numbers:
