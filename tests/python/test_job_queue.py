@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,53 @@ def test_what_cannot_run_is_refused_and_not_in_the_journal(path: Path, options: 
     with pytest.raises(ValueError, match=message):
         cluster.queue.submit(spec("a", **options))
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": ["a"]}, "job 'a': model must be a string, got ['a']"),
+        ({"name": ["a"]}, "job '['a']': name must be a string, got ['a']"),
+        ({"priority": 1}, "job 'a': priority must be a string, got 1"),
+        ({"env": {1: "x", "a": "y"}}, "job 'a': env must be a dict with strings as keys, got {1: 'x', 'a': 'y'}"),
+        ({"gpus": None}, "job 'a': gpus must be a number from 1 to 2147483647, got None"),
+        ({"gpus": 1.0}, "job 'a': gpus must be a number from 1 to 2147483647, got 1.0"),
+        ({"memory": -5}, "job 'a': memory must be a number from 0 to 9223372036854775807, got -5"),
+        ({"duration": "5"}, "job 'a': duration must be a number from 0 to 1000000000000, got '5'"),
+        ({"duration": float("nan")}, "job 'a': duration must be a number from 0 to 1000000000000, got nan"),
+        ({"ratios": {"y": [1.0]}}, "job 'a': cannot be accepted: not enough values to unpack"),
+        ({"ratios": [1.0]}, "job 'a': cannot be accepted: 'list' object has no attribute"),
+        ({"options": {"lr": float("inf")}}, "job 'a': cannot be accepted: Out of range float values"),
+    ],
+)
+def test_a_submission_that_no_queue_can_apply_is_not_in_the_journal(path: Path, options: Any, message: str) -> None:
+    cluster = Cluster(path, 1)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        cluster.queue.submit(JobSpec(**{**vars(spec("a")), **options}))
+    assert path.read_bytes() == before
+    cluster.open()
+    assert cluster.states() == {}
+
+
+def test_a_submission_is_in_the_queue_as_the_journal_has_it(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    cluster.queue.submit(spec("a", env={"env_vars": {1: "x", "a": "y"}}, options={"betas": (0.9, 0.99)}))
+    kept = cluster.queue.jobs["a"].spec
+    cluster.open()
+    assert cluster.queue.jobs["a"].spec == kept
+
+
+def test_an_event_that_cannot_be_applied_is_dropped_and_closes_the_journal(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    before = path.read_bytes()
+    with pytest.raises(KeyError):
+        cluster.queue._record({"event": "start", "job": "none", "attempt": 1, "gpus": [0]})
+    assert path.read_bytes() == before
+    with pytest.raises(ValueError, match="the journal is closed"):
+        cluster.queue.actions()
+    cluster.open()
+    assert cluster.queue.submit(spec("a")) == "a"
 
 
 def test_a_job_is_cancelled_while_it_is_pending_running_and_suspended(path: Path) -> None:
@@ -462,7 +510,14 @@ def test_a_compacted_journal_forgets_jobs_that_ended_long_ago(path: Path, monkey
     assert cluster.queue.submit(spec("a0")) == "a0"
 
 
-@pytest.mark.parametrize("event", [{"event": "unknown", "time": 0.0}, {"event": "start", "time": 0.0}])
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"event": "unknown", "time": 0.0},
+        {"event": "start", "time": 0.0},
+        {"event": "submit", "time": 0.0, "job": {**vars(spec("a")), "memory": -5}},
+    ],
+)
 def test_a_journal_of_another_version_is_refused(path: Path, event: dict[str, Any]) -> None:
     path.write_text(f"{json.dumps(event)}\n")
     with pytest.raises(ValueError, match=f"event 1 .{event['event']}.: cannot be applied"):

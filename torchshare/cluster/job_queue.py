@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Container
 from typing import Any
@@ -36,7 +37,7 @@ class JobQueue:
                     snapshot.restore(self._state, event)
                 else:
                     self._state.apply(event)
-            except (KeyError, TypeError, AttributeError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ValueError(f"journal, event {number} ({event['event']}): cannot be applied: {error!r}") from None
 
     @property
@@ -52,6 +53,7 @@ class JobQueue:
     def submit(self, spec: JobSpec, number: bool = False) -> str:
         """Returns the job's name; with `number`, it gets one if it is taken. The same submission twice is one job.
         Raises ValueError for a job that cannot be accepted."""
+        spec.check()
         same = self._state.submissions.get(spec.submission)
         if same is not None:
             return same.spec.name
@@ -69,7 +71,7 @@ class JobQueue:
             limit = self._settings.memory
             raise ValueError(f"job '{spec.name}': memory must be at most {limit}, that of a device; got {spec.memory}")
         _core.priority_level(spec.priority)  # raises ValueError
-        self._record({"event": "submit", "job": dataclasses.asdict(spec)})
+        self._record(_submission(spec, self._settings))
         return spec.name
 
     def cancel(self, name: str) -> None:
@@ -238,4 +240,18 @@ class JobQueue:
     def _record(self, event: Event) -> None:
         stamped = {"time": self._state.next_time(self._clock()), **event}
         self._journal.append(stamped)
-        self._state.apply(stamped)
+        try:
+            self._state.apply(stamped)
+        except BaseException:
+            self._journal.retract()
+            raise
+
+
+def _submission(spec: JobSpec, settings: QueueSettings) -> Event:
+    """Raises ValueError for a job to which an empty queue could not apply this event."""
+    try:
+        job = json.loads(json.dumps(dataclasses.asdict(spec), allow_nan=False))
+        QueueState(settings).apply({"event": "submit", "time": 0.0, "job": {**job, "gpus": 1}})
+    except Exception as error:
+        raise ValueError(f"job '{spec.name}': cannot be accepted: {error}") from None
+    return {"event": "submit", "job": job}

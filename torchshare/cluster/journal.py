@@ -64,6 +64,7 @@ class Journal:
             os.ftruncate(self._file, self._size)
             raise
         self._size += len(data)
+        self._last = len(data)
         self.count += 1
 
     def replace(self, event: Mapping[str, Any]) -> None:
@@ -85,8 +86,17 @@ class Journal:
         self._file, self._size, self.count = file, len(data), 1
         sync_folder(self._path.parent)
 
+    def retract(self) -> None:
+        """Drops the last event, which could not be applied, and closes: what its writer knows may differ now from what
+        the journal says."""
+        os.ftruncate(self._file, self._size - self._last)
+        os.fsync(self._file)
+        self.close()
+
     def close(self) -> None:
-        os.close(self._file)
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
 
     def _lock(self, patience: float) -> None:
         deadline = time.monotonic() + patience
@@ -99,7 +109,9 @@ class Journal:
                 time.sleep(_POLL_S)
 
     def check(self) -> None:
-        """Raises Superseded."""
+        """Raises Superseded, and ValueError after `close`."""
+        if self._file < 0:
+            raise ValueError(f"{self._path}: the journal is closed")
         here = os.fstat(self._file)
         try:
             there = os.stat(self._path).st_ino
