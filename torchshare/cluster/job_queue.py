@@ -92,16 +92,22 @@ class JobQueue:
         return self.jobs[name]
 
     def host_up(self, node: str, index: int, token: str, env: str = "{}") -> int:
-        """A host has reported for the first time. Returns the number of its device."""
+        """A host has reported for the first time; the jobs of a process that it `replaced` are lost. Returns the number
+        of its device."""
         same = [gpu for gpu, host in self.hosts.items() if (host.node, host.index) == (node, index)]
         gone = [gpu for gpu, host in self.hosts.items() if not host.up]
         gpu = next(iter([*same, *gone]), len(self.hosts))
         known = self.hosts.get(gpu)
-        if known is not None and known.up and known.token != token and known.jobs:
-            self.host_lost(gpu, "its process was replaced", crashed=True)
         if known is None or not known.up or known.token != token:
             self._record({"event": "host", "gpu": gpu, "node": node, "index": index, "token": token, "env": env})
         return gpu
+
+    def replaced(self, node: str, index: int, token: str) -> int | None:
+        """The device whose jobs ran in a process before this one: nobody has told yet that they are lost."""
+        for gpu, host in self.hosts.items():
+            if (host.node, host.index) == (node, index) and host.token != token and host.jobs:
+                return gpu
+        return None
 
     def host_lost(self, gpu: int, reason: str, *, crashed: bool, blamed: str | None = None) -> None:
         """The process is gone, and with it the jobs; `crashed` without its node, so that a job may be why: `blamed`, or
