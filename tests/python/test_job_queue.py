@@ -383,6 +383,7 @@ def test_measured_ratios_decide_about_the_next_pair(path: Path) -> None:
         cluster.queue.progress("a", 1, float(second), 10 * second + 1, can_save=False)
     cluster.queue.submit(spec("b", model="y"))
     assert cluster.act() == ["start b 0"]
+    cluster.queue.compact(after=0)
     for second in range(5, 30):
         cluster.queue.progress("a", 1, float(second), 41 + second - 5, can_save=False)
     row = cluster.queue.rows()[0]
@@ -495,6 +496,61 @@ def test_a_compacted_journal_has_the_same_state(path: Path, compacts: bool) -> N
     assert cluster.act() == ["start gang 0", "start gang 1"]
 
 
+def test_a_journal_is_compacted_before_there_are_jobs(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    assert cluster.queue.compact(after=0)
+    cluster.open()
+    cluster.queue.submit(spec("a"))
+    assert cluster.act() == ["start a 0"]
+
+
+@pytest.mark.parametrize("policy", ["fifo", "sjf-bsbf", "pair-srsf", "tiresias"])
+@pytest.mark.parametrize("compacts", [False, True])
+def test_a_job_that_waits_starts_although_the_scheduler_is_killed_and_nothing_happens(
+    path: Path, compacts: bool, policy: str
+) -> None:
+    cluster = Cluster(path, 1, policy=policy, interference=3.0)
+    cluster.queue.submit(spec("a"))
+    cluster.now += 65
+    cluster.queue.submit(spec("b"))
+    assert cluster.act() == ["start a 0"]
+    cluster.end("a")
+    if compacts:
+        assert cluster.queue.compact(after=0)
+    cluster.open()
+    cluster.now += 60
+    assert cluster.act() == ["start b 0"]
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+def test_jobs_that_wait_keep_their_order_in_a_compacted_journal(path: Path, compacts: bool) -> None:
+    """A device that was added since would change it."""
+    cluster = Cluster(path, 2, interference=3.0)
+    for name, duration, later in (("runs", 100.0, 0), ("long", 1000.0, 3200), ("short", 930.0, 0)):
+        cluster.queue.submit(spec(name, duration=duration, gpus=2))
+        cluster.act()
+        cluster.now += later
+    cluster.add_host(2)
+    if compacts:
+        assert cluster.queue.compact(after=0)
+    cluster.end("runs")
+    assert cluster.act() == ["start short 0", "start short 1"]
+    cluster.open()
+    assert cluster.act() == []
+
+
+def test_a_job_that_the_policy_would_not_have_started_is_suspended_only_if_it_saves(path: Path) -> None:
+    """Another version had the journal before."""
+    cluster = Cluster(path, 1, policy="fifo")
+    for name in "ab":
+        cluster.queue.submit(spec(name))
+    cluster.queue._record({"event": "start", "job": "b", "attempt": 1, "gpus": [0]})
+    cluster.on[0]["b"] = 1
+    assert cluster.act() == []
+    cluster.save("b")
+    assert cluster.act() == ["suspend b 0", "start a 0"]
+
+
 def test_a_compacted_journal_forgets_jobs_that_ended_long_ago(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_queue, "_KEPT", 3)
     cluster = Cluster(path, 1)
@@ -593,8 +649,10 @@ def _something_happens(cluster: Cluster, chance: random.Random) -> None:
     elif what < 0.25:
         if cluster.compacts:
             assert cluster.queue.compact(after=0)
+        wanted = {name: job.wanted for name, job in cluster.queue.jobs.items()}
         cluster.open()
         assert cluster.states() == before
+        assert {name: job.wanted for name, job in cluster.queue.jobs.items()} == wanted
     elif what < 0.28:
         cluster.queue.cancel(chance.choice(list(cluster.queue.jobs)))
     elif what < 0.5 and running:

@@ -156,6 +156,7 @@ def test_a_job_that_should_not_be_there_and_does_not_stop_ends_the_process(tmp_p
 def test_a_stop_that_did_not_reach_the_host_is_repeated(tmp_path: Path, fake: FakeRay, suspend: bool) -> None:
     scheduler, host = started(tmp_path, "a")
     if suspend:
+        scheduler._queue.jobs["a"].can_save = True
         scheduler._queue._state._obey(([0], []))  # the policy wants it
     else:
         scheduler.cancel("a")

@@ -171,11 +171,16 @@ class JobQueue:
 
     def compact(self, *, after: int = _COMPACTED) -> bool:
         """Replaces a journal of so many events by the state, without the jobs that ended long ago. Returns whether it
-        did."""
+        did. Goes on from the new journal as its readers will, so that they decide the same."""
         if self._journal.count < after or self._state.origin is None:
             return False
         self._state.drop_ended(_KEPT)
-        self._journal.replace(snapshot.take(self._state))
+        event, restored = snapshot.take(self._state), QueueState(self._settings)
+        snapshot.restore(restored, json.loads(json.dumps(event)))
+        for name, job in restored.jobs.items():
+            job.step_times = self.jobs[name].step_times
+        self._journal.replace(event)
+        self._state = restored
         return True
 
     # What is to be done
@@ -206,6 +211,8 @@ class JobQueue:
         """For each rank the same, except `replace`, which only some may need."""
         if job.place:
             what = "cancel" if job.cancelled or job.has_lost_ranks else "suspend"
+            if what == "suspend" and not job.can_save:
+                return []  # other policies may have made the journal: its work would be lost
             return [Action(what, gpu, job.spec, job.attempt) for gpu in job.place if gpu not in job.gone]
         hosts = [self.hosts[gpu] for gpu in job.wanted]
         if any(not host.up or host.replacing for host in hosts):
