@@ -62,7 +62,7 @@ class JobQueue:
         known = self.jobs.get(spec.name)
         if known is not None:
             raise ValueError(f"job '{spec.name}': job names must be unique; a job of that name is {known.state}")
-        devices = sum(host.up for host in self.hosts.values())
+        devices = len(self.hosts)  # those too whose process is being started again
         if spec.gpus > max(1, devices):
             raise ValueError(
                 f"job '{spec.name}': gpus must be at most {devices}, the cluster's devices; got {spec.gpus}"
