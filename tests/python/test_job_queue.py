@@ -256,6 +256,45 @@ def test_a_rank_that_fails_ends_the_gang(path: Path) -> None:
     assert (row["state"], row["error"]) == ("failed", "rank 1: ValueError: bad")
 
 
+def test_a_gang_that_fails_and_does_not_stop_is_not_run_again(path: Path) -> None:
+    cluster = Cluster(path, 3)
+    for name in ("gang", "partner"):
+        cluster.queue.submit(spec(name, gpus=3))
+    cluster.act()
+    cluster.queue.left("gang", 1, "failed", "ValueError: bad", gpu=1)
+    assert [(action.what, action.gpu) for action in cluster.queue.actions()] == [("cancel", 0), ("cancel", 2)]
+    for gpu in (0, 2):
+        cluster.queue.host_lost(gpu, "it had not stopped", crashed=True, blamed="gang")
+    row = cluster.queue.rows()[0]
+    assert (row["state"], row["error"]) == ("failed", "rank 1: ValueError: bad")
+    assert cluster.queue.jobs["partner"].crashes == 0
+    cluster.open()
+    assert cluster.states()["gang"] == "failed"
+
+
+def test_a_gang_that_does_not_stop_to_be_suspended_is_given_up_the_third_time(path: Path) -> None:
+    cluster = Cluster(path, 2)
+    cluster.queue.submit(spec("gang", gpus=2))
+    cluster.act()
+    for attempt in (1, 2, 3):
+        cluster.queue.left("gang", attempt, "suspended", gpu=1)
+        cluster.queue.host_lost(0, "it had not stopped", crashed=True, blamed="gang")
+        cluster.on = {0: {}, 1: {}}
+        cluster.add_host(0, f"{attempt}")
+        cluster.act()
+    row = cluster.queue.rows()[0]
+    assert (row["state"], row["error"]) == ("failed", "its host ended 3 times, at last: it had not stopped")
+
+
+def test_a_gang_is_accepted_while_a_host_starts_again(path: Path) -> None:
+    cluster = Cluster(path, 2)
+    cluster.lose(1)
+    cluster.queue.submit(spec("gang", gpus=2))
+    assert cluster.act() == []
+    cluster.add_host(1, "again")
+    assert cluster.act() == ["start gang 0", "start gang 1"]
+
+
 def test_a_gang_whose_rank_is_lost_starts_again_once(path: Path) -> None:
     """Another rank has failed, because of that."""
     cluster = Cluster(path, 2)
