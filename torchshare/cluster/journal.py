@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchshare.context.files import sync_folder
+from torchshare.context.files import make_folder, sync_folder
 
 Event = dict[str, Any]
 
@@ -36,17 +36,16 @@ class Journal:
             Superseded: if another process has it open.
             ValueError: if a line other than the last is damaged.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         self._path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             self._lock(patience)
             self.events, self._size = _read(path)
             os.ftruncate(self._file, self._size)
-            epochs = [event["epoch"] for event in self.events if "epoch" in event]
-            epoch = max(epochs, default=0) + 1
             self.count = len(self.events)  # in the file
-            self.append({"event": "scheduler", "time": time.time(), "epoch": epoch, "pid": os.getpid()})
+            self.append({"event": "scheduler", "time": time.time(), "pid": os.getpid()})
+            sync_folder(path.parent)
         except BaseException:
             os.close(self._file)
             raise
