@@ -159,7 +159,7 @@ JobProgress Cluster::progress(JobId job) const {
   const Seconds passed = entry.phase == JobPhase::kRunning ? now_ - entry.since : 0;
   const Seconds restarting = std::min(entry.restart_left, passed);
   return {entry.work_left - (passed - restarting) * entry.speed, entry.restart_left - restarting, entry.run + passed,
-          entry.preemptions};
+          entry.preemptions, entry.rank};
 }
 
 void Cluster::restore(JobId job, const JobProgress& progress) {

@@ -37,6 +37,7 @@ struct JobProgress {
   Seconds restart_left = 0;
   Seconds run = 0;
   int preemptions = 0;
+  Rank rank;  ///< while it waits
 };
 
 enum class JobPhase : std::uint8_t { kToCome, kWaiting, kRunning, kEnded };

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -65,7 +66,7 @@ void LiveScheduler::restore(JobId job, const JobProgress& progress, std::vector<
   check_to_come(job);
   advance(now);
   cluster_.restore(job, progress);
-  cluster_.arrive(job, policy_->rank(cluster_, job));
+  cluster_.arrive(job, progress.rank);
   if (!gpus.empty()) {
     std::for_each(gpus.begin(), gpus.end(), [this](GpuId gpu) { check_gpu(gpu); });
     told_[job] = gpus;

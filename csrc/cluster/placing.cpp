@@ -19,28 +19,14 @@ bool is_gang(const Cluster& cluster, JobId job) {
   return cluster.job(job).asked.gpus > 1;
 }
 
-}  // namespace
-
-bool gangs_may_share(const Cluster& cluster, JobId job, JobId other) {
-  if (!cluster.options().one_gang_beside || !is_gang(cluster, job) || !is_gang(cluster, other)) {
-    return true;
-  }
-  const std::vector<GpuId>& gpus = cluster.job(other).gpus;
-  return std::none_of(gpus.begin(), gpus.end(), [&](GpuId gpu) {
-    const JobId partner = cluster.gpus().partner(gpu, other);
-    return partner != kNobody && is_gang(cluster, partner);
-  });
-}
-
-bool start_beside(Cluster& cluster, JobId job, const std::vector<Partner>& partners) {
+/// Does not share with gangs other than `gang`, if both are.
+bool start_beside(Cluster& cluster, JobId job, const std::vector<Partner>& partners, JobId gang) {
   const Gpus& gpus = cluster.gpus();
   const int need = cluster.job(job).asked.gpus;
   std::vector<GpuId> picked = gpus.pick_free(std::min(gpus.free(), need));
   int sub_batches = 1;
-  bool has_gang = false;
   for (const Partner& partner : partners) {
-    const bool both_gangs = cluster.options().one_gang_beside && is_gang(cluster, job) && is_gang(cluster, partner.job);
-    if (both_gangs && std::exchange(has_gang, true)) {
+    if (partner.job != gang && both_gangs(cluster, job, partner.job)) {
       continue;
     }
     for (const GpuId gpu : cluster.job(partner.job).gpus) {
@@ -55,6 +41,34 @@ bool start_beside(Cluster& cluster, JobId job, const std::vector<Partner>& partn
   }
   cluster.start(job, std::move(picked), sub_batches);
   return true;
+}
+
+}  // namespace
+
+bool both_gangs(const Cluster& cluster, JobId job, JobId other) {
+  return cluster.options().one_gang_beside && is_gang(cluster, job) && is_gang(cluster, other);
+}
+
+bool gangs_may_share(const Cluster& cluster, JobId job, JobId other) {
+  const std::vector<GpuId>& gpus = cluster.job(other).gpus;
+  return !both_gangs(cluster, job, other) || std::none_of(gpus.begin(), gpus.end(), [&](GpuId gpu) {
+    const JobId partner = cluster.gpus().partner(gpu, other);
+    return partner != kNobody && is_gang(cluster, partner);
+  });
+}
+
+bool start_beside(Cluster& cluster, JobId job, const std::vector<Partner>& partners) {
+  std::vector<JobId> gangs;
+  for (const Partner& partner : partners) {
+    if (both_gangs(cluster, job, partner.job)) {
+      gangs.push_back(partner.job);
+    }
+  }
+  if (gangs.empty()) {
+    return start_beside(cluster, job, partners, kNobody);
+  }
+  return std::any_of(gangs.begin(), gangs.end(),
+                     [&](JobId gang) { return start_beside(cluster, job, partners, gang); });
 }
 
 std::optional<JobId> start_in_order(Cluster& cluster) {

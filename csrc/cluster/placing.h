@@ -20,10 +20,14 @@ struct Partner {
   double value;     ///< lower is better; defined by the policy
 };
 
-/// False if both are gangs, gangs share with one other only, and `other` already does.
+/// Whether `job` beside `other` can share with no third gang: both are gangs, which share with one other only.
+bool both_gangs(const Cluster& cluster, JobId job, JobId other);
+
+/// False if `both_gangs`, and `other` already shares with a gang.
 bool gangs_may_share(const Cluster& cluster, JobId job, JobId other);
 
-/// Starts `job` on free GPUs and beside `partners`, in their order; false if they have too few GPUs.
+/// Starts `job` on free GPUs and beside `partners`, in their order; false if they have too few GPUs. If it can share
+/// with one gang only, that is the first with which it has enough.
 bool start_beside(Cluster& cluster, JobId job, const std::vector<Partner>& partners);
 
 /// Starts `job` on free GPUs and beside running jobs that have GPUs to share and enough memory, best first; false if

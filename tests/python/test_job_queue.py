@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,53 @@ def test_what_cannot_run_is_refused_and_not_in_the_journal(path: Path, options: 
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": ["a"]}, "job 'a': model must be a string, got ['a']"),
+        ({"name": ["a"]}, "job '['a']': name must be a string, got ['a']"),
+        ({"priority": 1}, "job 'a': priority must be a string, got 1"),
+        ({"env": {1: "x", "a": "y"}}, "job 'a': env must be a dict with strings as keys, got {1: 'x', 'a': 'y'}"),
+        ({"gpus": None}, "job 'a': gpus must be a number from 1 to 2147483647, got None"),
+        ({"gpus": 1.0}, "job 'a': gpus must be a number from 1 to 2147483647, got 1.0"),
+        ({"memory": -5}, "job 'a': memory must be a number from 0 to 9223372036854775807, got -5"),
+        ({"duration": "5"}, "job 'a': duration must be a number from 0 to 1000000000000, got '5'"),
+        ({"duration": float("nan")}, "job 'a': duration must be a number from 0 to 1000000000000, got nan"),
+        ({"ratios": {"y": [1.0]}}, "job 'a': cannot be accepted: not enough values to unpack"),
+        ({"ratios": [1.0]}, "job 'a': cannot be accepted: 'list' object has no attribute"),
+        ({"options": {"lr": float("inf")}}, "job 'a': cannot be accepted: Out of range float values"),
+    ],
+)
+def test_a_submission_that_no_queue_can_apply_is_not_in_the_journal(path: Path, options: Any, message: str) -> None:
+    cluster = Cluster(path, 1)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        cluster.queue.submit(JobSpec(**{**vars(spec("a")), **options}))
+    assert path.read_bytes() == before
+    cluster.open()
+    assert cluster.states() == {}
+
+
+def test_a_submission_is_in_the_queue_as_the_journal_has_it(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    cluster.queue.submit(spec("a", env={"env_vars": {1: "x", "a": "y"}}, options={"betas": (0.9, 0.99)}))
+    kept = cluster.queue.jobs["a"].spec
+    cluster.open()
+    assert cluster.queue.jobs["a"].spec == kept
+
+
+def test_an_event_that_cannot_be_applied_is_dropped_and_closes_the_journal(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    before = path.read_bytes()
+    with pytest.raises(KeyError):
+        cluster.queue._record({"event": "start", "job": "none", "attempt": 1, "gpus": [0]})
+    assert path.read_bytes() == before
+    with pytest.raises(ValueError, match="the journal is closed"):
+        cluster.queue.actions()
+    cluster.open()
+    assert cluster.queue.submit(spec("a")) == "a"
+
+
 def test_a_job_is_cancelled_while_it_is_pending_running_and_suspended(path: Path) -> None:
     cluster = Cluster(path, 1, policy="srsf")
     for name in ("running", "pending"):
@@ -206,6 +254,45 @@ def test_a_rank_that_fails_ends_the_gang(path: Path) -> None:
     assert cluster.act() == ["cancel gang 0"]
     row = cluster.queue.rows()[0]
     assert (row["state"], row["error"]) == ("failed", "rank 1: ValueError: bad")
+
+
+def test_a_gang_that_fails_and_does_not_stop_is_not_run_again(path: Path) -> None:
+    cluster = Cluster(path, 3)
+    for name in ("gang", "partner"):
+        cluster.queue.submit(spec(name, gpus=3))
+    cluster.act()
+    cluster.queue.left("gang", 1, "failed", "ValueError: bad", gpu=1)
+    assert [(action.what, action.gpu) for action in cluster.queue.actions()] == [("cancel", 0), ("cancel", 2)]
+    for gpu in (0, 2):
+        cluster.queue.host_lost(gpu, "it had not stopped", crashed=True, blamed="gang")
+    row = cluster.queue.rows()[0]
+    assert (row["state"], row["error"]) == ("failed", "rank 1: ValueError: bad")
+    assert cluster.queue.jobs["partner"].crashes == 0
+    cluster.open()
+    assert cluster.states()["gang"] == "failed"
+
+
+def test_a_gang_that_does_not_stop_to_be_suspended_is_given_up_the_third_time(path: Path) -> None:
+    cluster = Cluster(path, 2)
+    cluster.queue.submit(spec("gang", gpus=2))
+    cluster.act()
+    for attempt in (1, 2, 3):
+        cluster.queue.left("gang", attempt, "suspended", gpu=1)
+        cluster.queue.host_lost(0, "it had not stopped", crashed=True, blamed="gang")
+        cluster.on = {0: {}, 1: {}}
+        cluster.add_host(0, f"{attempt}")
+        cluster.act()
+    row = cluster.queue.rows()[0]
+    assert (row["state"], row["error"]) == ("failed", "its host ended 3 times, at last: it had not stopped")
+
+
+def test_a_gang_is_accepted_while_a_host_starts_again(path: Path) -> None:
+    cluster = Cluster(path, 2)
+    cluster.lose(1)
+    cluster.queue.submit(spec("gang", gpus=2))
+    assert cluster.act() == []
+    cluster.add_host(1, "again")
+    assert cluster.act() == ["start gang 0", "start gang 1"]
 
 
 def test_a_gang_whose_rank_is_lost_starts_again_once(path: Path) -> None:
@@ -335,6 +422,7 @@ def test_measured_ratios_decide_about_the_next_pair(path: Path) -> None:
         cluster.queue.progress("a", 1, float(second), 10 * second + 1, can_save=False)
     cluster.queue.submit(spec("b", model="y"))
     assert cluster.act() == ["start b 0"]
+    cluster.queue.compact(after=0)
     for second in range(5, 30):
         cluster.queue.progress("a", 1, float(second), 41 + second - 5, can_save=False)
     row = cluster.queue.rows()[0]
@@ -447,6 +535,61 @@ def test_a_compacted_journal_has_the_same_state(path: Path, compacts: bool) -> N
     assert cluster.act() == ["start gang 0", "start gang 1"]
 
 
+def test_a_journal_is_compacted_before_there_are_jobs(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    assert cluster.queue.compact(after=0)
+    cluster.open()
+    cluster.queue.submit(spec("a"))
+    assert cluster.act() == ["start a 0"]
+
+
+@pytest.mark.parametrize("policy", ["fifo", "sjf-bsbf", "pair-srsf", "tiresias"])
+@pytest.mark.parametrize("compacts", [False, True])
+def test_a_job_that_waits_starts_although_the_scheduler_is_killed_and_nothing_happens(
+    path: Path, compacts: bool, policy: str
+) -> None:
+    cluster = Cluster(path, 1, policy=policy, interference=3.0)
+    cluster.queue.submit(spec("a"))
+    cluster.now += 65
+    cluster.queue.submit(spec("b"))
+    assert cluster.act() == ["start a 0"]
+    cluster.end("a")
+    if compacts:
+        assert cluster.queue.compact(after=0)
+    cluster.open()
+    cluster.now += 60
+    assert cluster.act() == ["start b 0"]
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+def test_jobs_that_wait_keep_their_order_in_a_compacted_journal(path: Path, compacts: bool) -> None:
+    """A device that was added since would change it."""
+    cluster = Cluster(path, 2, interference=3.0)
+    for name, duration, later in (("runs", 100.0, 0), ("long", 1000.0, 3200), ("short", 930.0, 0)):
+        cluster.queue.submit(spec(name, duration=duration, gpus=2))
+        cluster.act()
+        cluster.now += later
+    cluster.add_host(2)
+    if compacts:
+        assert cluster.queue.compact(after=0)
+    cluster.end("runs")
+    assert cluster.act() == ["start short 0", "start short 1"]
+    cluster.open()
+    assert cluster.act() == []
+
+
+def test_a_job_that_the_policy_would_not_have_started_is_suspended_only_if_it_saves(path: Path) -> None:
+    """Another version had the journal before."""
+    cluster = Cluster(path, 1, policy="fifo")
+    for name in "ab":
+        cluster.queue.submit(spec(name))
+    cluster.queue._record({"event": "start", "job": "b", "attempt": 1, "gpus": [0]})
+    cluster.on[0]["b"] = 1
+    assert cluster.act() == []
+    cluster.save("b")
+    assert cluster.act() == ["suspend b 0", "start a 0"]
+
+
 def test_a_compacted_journal_forgets_jobs_that_ended_long_ago(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_queue, "_KEPT", 3)
     cluster = Cluster(path, 1)
@@ -462,7 +605,14 @@ def test_a_compacted_journal_forgets_jobs_that_ended_long_ago(path: Path, monkey
     assert cluster.queue.submit(spec("a0")) == "a0"
 
 
-@pytest.mark.parametrize("event", [{"event": "unknown", "time": 0.0}, {"event": "start", "time": 0.0}])
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"event": "unknown", "time": 0.0},
+        {"event": "start", "time": 0.0},
+        {"event": "submit", "time": 0.0, "job": {**vars(spec("a")), "memory": -5}},
+    ],
+)
 def test_a_journal_of_another_version_is_refused(path: Path, event: dict[str, Any]) -> None:
     path.write_text(f"{json.dumps(event)}\n")
     with pytest.raises(ValueError, match=f"event 1 .{event['event']}.: cannot be applied"):
@@ -538,8 +688,10 @@ def _something_happens(cluster: Cluster, chance: random.Random) -> None:
     elif what < 0.25:
         if cluster.compacts:
             assert cluster.queue.compact(after=0)
+        wanted = {name: job.wanted for name, job in cluster.queue.jobs.items()}
         cluster.open()
         assert cluster.states() == before
+        assert {name: job.wanted for name, job in cluster.queue.jobs.items()} == wanted
     elif what < 0.28:
         cluster.queue.cancel(chance.choice(list(cluster.queue.jobs)))
     elif what < 0.5 and running:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from torchshare.cluster.journal import Journal, Superseded
+from torchshare.cluster.storage import Outcome, Storage
 
 
 def test_what_was_appended_is_read_again(tmp_path: Path) -> None:
@@ -22,7 +24,7 @@ def test_what_was_appended_is_read_again(tmp_path: Path) -> None:
     assert [event["event"] for event in again.events] == ["scheduler", "a", "b"]
     assert again.events[2]["text"] == "ä\n"
     again.close()
-    assert [json.loads(line).get("epoch") for line in path.read_text().splitlines()] == [1, None, None, 2]
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["scheduler", "a", "b", "scheduler"]
 
 
 @pytest.mark.parametrize("cut", range(1, 25))
@@ -90,6 +92,33 @@ def test_what_cannot_be_written_leaves_no_trace(tmp_path: Path) -> None:
             journal.append({"event": "a"})
     assert path.read_bytes() == before
     journal.append({"event": "b"})
+
+
+def test_the_names_of_files_are_on_the_disk_before_anybody_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file's contents, its name, and the name of its folder."""
+    synced: list[str] = []
+    fsync, link = os.fsync, os.link
+
+    def seen(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append("file" if path.is_file() else path.name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    monkeypatch.setattr(os, "link", lambda *paths: (synced.append("link"), link(*paths)))
+    path = tmp_path / "new" / "storage"
+    storage = Storage(path)
+    Journal(storage.journal).close()
+    assert synced == [tmp_path.name, "new", "file", "storage"]
+    for number in range(2):
+        synced.clear()
+        storage.put_function("id", b"")
+        assert synced == ["storage"] * (number == 0) + ["file", "link", "functions"]
+    synced.clear()
+    storage.put_outcome("id", Outcome("finished"))
+    assert synced == ["storage", "file", "link", "outcomes"]
 
 
 KILLED = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import types
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torchshare.cluster.host_actor import ClusterSettings
 from torchshare.cluster.host_report import HostReport, JobReport
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.remote_host import RemoteHost
+from torchshare.cluster.storage import Outcome, Storage
 
 
 class Played:
@@ -67,8 +69,8 @@ def started(path: Path, *jobs: str) -> tuple[actors.SchedulerActor, RemoteHost]:
     return scheduler, host
 
 
-def report(scheduler: actors.SchedulerActor, host: RemoteHost, *jobs: JobReport) -> None:
-    scheduler._take(host, HostReport("token", 0.0, list(jobs), "{}"))
+def report(scheduler: actors.SchedulerActor, host: RemoteHost, *jobs: JobReport, token: str = "token") -> None:
+    scheduler._take(host, HostReport(token, 0.0, list(jobs), "{}"))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +94,28 @@ def test_an_env_is_to_blame_only_if_the_node_lives_and_its_process_is_not_killed
         scheduler._hosts["n", 0] = host
         scheduler._bury(host)
         assert scheduler.rows("a")[0]["state"] == state
+
+
+def test_jobs_that_ended_before_their_host_and_scheduler_died_do_not_run_again(tmp_path: Path, fake: FakeRay) -> None:
+    def start() -> actors.SchedulerActor:
+        """With two hosts, whose processes are new."""
+        scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+        for index in range(2):
+            host = scheduler._hosts["n", index] = RemoteHost("n", index, Played())
+            report(scheduler, host, token=secrets.token_hex(4))
+        return scheduler
+
+    scheduler = start()
+    for name, gpus in (("gang", 2), ("single", 1), ("lost", 1)):
+        scheduler.submit(JobSpec(name, name, f"{name}.py", "/", "m", gpus=gpus), None, False)
+    assert [action.job.name for action in scheduler._queue.actions()] == ["gang", "gang", "single", "lost"]
+    for name in ("gang.1.0", "gang.1.1", "single"):
+        Storage(tmp_path).put_outcome(name, Outcome("finished"))
+    scheduler._queue._journal.close()
+    again = start()
+    states = {row["name"]: (row["state"], row["attempt"]) for row in again.rows()}
+    assert states == {"gang": ("finished", 1), "single": ("finished", 1), "lost": ("suspended", 1)}
+    assert {name: job.crashes for name, job in again._queue.jobs.items()} == {"gang": 0, "single": 0, "lost": 1}
 
 
 def test_a_job_that_does_not_stop_ends_the_process_and_is_blamed(tmp_path: Path, fake: FakeRay) -> None:
@@ -132,6 +156,7 @@ def test_a_job_that_should_not_be_there_and_does_not_stop_ends_the_process(tmp_p
 def test_a_stop_that_did_not_reach_the_host_is_repeated(tmp_path: Path, fake: FakeRay, suspend: bool) -> None:
     scheduler, host = started(tmp_path, "a")
     if suspend:
+        scheduler._queue.jobs["a"].can_save = True
         scheduler._queue._state._obey(([0], []))  # the policy wants it
     else:
         scheduler.cancel("a")

@@ -206,6 +206,9 @@ class SchedulerActor:
             return  # its jobs are cancelled, which the queue must not know
         is_new = host.token != report.token
         if is_new:
+            replaced = queue.replaced(host.node, host.index, report.token)
+            if replaced is not None:
+                self._lose(replaced, "its process was replaced", crashed=True)
             host.gpu, host.token = queue.host_up(host.node, host.index, report.token, report.env), report.token
             host.replaced_for = ""
         known = {(job.name, job.attempt) for job in report.jobs}

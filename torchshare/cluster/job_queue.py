@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Container
 from typing import Any
@@ -36,7 +37,7 @@ class JobQueue:
                     snapshot.restore(self._state, event)
                 else:
                     self._state.apply(event)
-            except (KeyError, TypeError, AttributeError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ValueError(f"journal, event {number} ({event['event']}): cannot be applied: {error!r}") from None
 
     @property
@@ -52,6 +53,7 @@ class JobQueue:
     def submit(self, spec: JobSpec, number: bool = False) -> str:
         """Returns the job's name; with `number`, it gets one if it is taken. The same submission twice is one job.
         Raises ValueError for a job that cannot be accepted."""
+        spec.check()
         same = self._state.submissions.get(spec.submission)
         if same is not None:
             return same.spec.name
@@ -60,7 +62,7 @@ class JobQueue:
         known = self.jobs.get(spec.name)
         if known is not None:
             raise ValueError(f"job '{spec.name}': job names must be unique; a job of that name is {known.state}")
-        devices = sum(host.up for host in self.hosts.values())
+        devices = len(self.hosts)  # those too whose process is being started again
         if spec.gpus > max(1, devices):
             raise ValueError(
                 f"job '{spec.name}': gpus must be at most {devices}, the cluster's devices; got {spec.gpus}"
@@ -69,7 +71,7 @@ class JobQueue:
             limit = self._settings.memory
             raise ValueError(f"job '{spec.name}': memory must be at most {limit}, that of a device; got {spec.memory}")
         _core.priority_level(spec.priority)  # raises ValueError
-        self._record({"event": "submit", "job": dataclasses.asdict(spec)})
+        self._record(_submission(spec, self._settings))
         return spec.name
 
     def cancel(self, name: str) -> None:
@@ -90,16 +92,22 @@ class JobQueue:
         return self.jobs[name]
 
     def host_up(self, node: str, index: int, token: str, env: str = "{}") -> int:
-        """A host has reported for the first time. Returns the number of its device."""
+        """A host has reported for the first time; the jobs of a process that it `replaced` are lost. Returns the number
+        of its device."""
         same = [gpu for gpu, host in self.hosts.items() if (host.node, host.index) == (node, index)]
         gone = [gpu for gpu, host in self.hosts.items() if not host.up]
         gpu = next(iter([*same, *gone]), len(self.hosts))
         known = self.hosts.get(gpu)
-        if known is not None and known.up and known.token != token and known.jobs:
-            self.host_lost(gpu, "its process was replaced", crashed=True)
         if known is None or not known.up or known.token != token:
             self._record({"event": "host", "gpu": gpu, "node": node, "index": index, "token": token, "env": env})
         return gpu
+
+    def replaced(self, node: str, index: int, token: str) -> int | None:
+        """The device whose jobs ran in a process before this one: nobody has told yet that they are lost."""
+        for gpu, host in self.hosts.items():
+            if (host.node, host.index) == (node, index) and host.token != token and host.jobs:
+                return gpu
+        return None
 
     def host_lost(self, gpu: int, reason: str, *, crashed: bool, blamed: str | None = None) -> None:
         """The process is gone, and with it the jobs; `crashed` without its node, so that a job may be why: `blamed`, or
@@ -163,11 +171,16 @@ class JobQueue:
 
     def compact(self, *, after: int = _COMPACTED) -> bool:
         """Replaces a journal of so many events by the state, without the jobs that ended long ago. Returns whether it
-        did."""
+        did. Goes on from the new journal as its readers will, so that they decide the same."""
         if self._journal.count < after or self._state.origin is None:
             return False
         self._state.drop_ended(_KEPT)
-        self._journal.replace(snapshot.take(self._state))
+        event, restored = snapshot.take(self._state), QueueState(self._settings)
+        snapshot.restore(restored, json.loads(json.dumps(event)))
+        for name, job in restored.jobs.items():
+            job.step_times = self.jobs[name].step_times
+        self._journal.replace(event)
+        self._state = restored
         return True
 
     # What is to be done
@@ -198,6 +211,8 @@ class JobQueue:
         """For each rank the same, except `replace`, which only some may need."""
         if job.place:
             what = "cancel" if job.cancelled or job.has_lost_ranks else "suspend"
+            if what == "suspend" and not job.can_save:
+                return []  # other policies may have made the journal: its work would be lost
             return [Action(what, gpu, job.spec, job.attempt) for gpu in job.place if gpu not in job.gone]
         hosts = [self.hosts[gpu] for gpu in job.wanted]
         if any(not host.up or host.replacing for host in hosts):
@@ -238,4 +253,18 @@ class JobQueue:
     def _record(self, event: Event) -> None:
         stamped = {"time": self._state.next_time(self._clock()), **event}
         self._journal.append(stamped)
-        self._state.apply(stamped)
+        try:
+            self._state.apply(stamped)
+        except BaseException:
+            self._journal.retract()
+            raise
+
+
+def _submission(spec: JobSpec, settings: QueueSettings) -> Event:
+    """Raises ValueError for a job to which an empty queue could not apply this event."""
+    try:
+        job = json.loads(json.dumps(dataclasses.asdict(spec), allow_nan=False))
+        QueueState(settings).apply({"event": "submit", "time": 0.0, "job": {**job, "gpus": 1}})
+    except Exception as error:
+        raise ValueError(f"job '{spec.name}': cannot be accepted: {error}") from None
+    return {"event": "submit", "job": job}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchshare.context.files import sync_folder
+from torchshare.context.files import make_folder, sync_folder
 
 Event = dict[str, Any]
 
@@ -36,17 +36,16 @@ class Journal:
             Superseded: if another process has it open.
             ValueError: if a line other than the last is damaged.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         self._path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             self._lock(patience)
             self.events, self._size = _read(path)
             os.ftruncate(self._file, self._size)
-            epochs = [event["epoch"] for event in self.events if "epoch" in event]
-            epoch = max(epochs, default=0) + 1
             self.count = len(self.events)  # in the file
-            self.append({"event": "scheduler", "time": time.time(), "epoch": epoch, "pid": os.getpid()})
+            self.append({"event": "scheduler", "time": time.time(), "pid": os.getpid()})
+            sync_folder(path.parent)
         except BaseException:
             os.close(self._file)
             raise
@@ -64,6 +63,7 @@ class Journal:
             os.ftruncate(self._file, self._size)
             raise
         self._size += len(data)
+        self._last = len(data)
         self.count += 1
 
     def replace(self, event: Mapping[str, Any]) -> None:
@@ -85,8 +85,17 @@ class Journal:
         self._file, self._size, self.count = file, len(data), 1
         sync_folder(self._path.parent)
 
+    def retract(self) -> None:
+        """Drops the last event, which could not be applied, and closes: what its writer knows may differ now from what
+        the journal says."""
+        os.ftruncate(self._file, self._size - self._last)
+        os.fsync(self._file)
+        self.close()
+
     def close(self) -> None:
-        os.close(self._file)
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
 
     def _lock(self, patience: float) -> None:
         deadline = time.monotonic() + patience
@@ -99,7 +108,9 @@ class Journal:
                 time.sleep(_POLL_S)
 
     def check(self) -> None:
-        """Raises Superseded."""
+        """Raises Superseded, and ValueError after `close`."""
+        if self._file < 0:
+            raise ValueError(f"{self._path}: the journal is closed")
         here = os.fstat(self._file)
         try:
             there = os.stat(self._path).st_ino

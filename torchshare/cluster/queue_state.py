@@ -139,7 +139,10 @@ class QueueState:
             job.steps = event["steps"].get(job.spec.name, job.steps)
             if all(gone.state != "lost" for gone in job.gone.values()):  # once for all its ranks
                 job.crashes += event["crashed"] and event["blamed"] in (None, job.spec.name)
-            self._rank_leaves(job, event["gpu"], Gone("lost", event["reason"]), event)
+            # A gang that failed, and did not stop until its process was ended, is not run again.
+            is_stopped = event["blamed"] == job.spec.name and job.has_failed_ranks
+            gone = Gone("cancelled" if is_stopped else "lost", event["reason"])
+            self._rank_leaves(job, event["gpu"], gone, event)
 
     def _on_start(self, event: Event) -> None:
         job = self.jobs[event["job"]]

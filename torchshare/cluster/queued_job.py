@@ -70,6 +70,10 @@ class QueuedJob:
         return any(gone.state != "finished" for gone in self.gone.values())
 
     @property
+    def has_failed_ranks(self) -> bool:
+        return any(gone.state == "failed" for gone in self.gone.values())
+
+    @property
     def is_misplaced(self) -> bool:
         """Whether something is to be done, as soon as that is possible."""
         return not self.stopping and (self.place != self.wanted or self.has_lost_ranks)

@@ -54,7 +54,8 @@ def restore(state: QueueState, event: Event) -> None:
     state.learned.restore(event["learned"])
     for kind in event["kinds"]:
         state.rows[kind[0], kind[1]] = len(state.rows)
-    state.set_ratios()
+    if state.rows:
+        state.set_ratios()
     for gpu, saved in event["hosts"].items():
         state.hosts[int(gpu)] = HostRecord(**saved)
         if int(gpu) > 0:
@@ -64,6 +65,7 @@ def restore(state: QueueState, event: Event) -> None:
     state.spans = [(name, gpu, begin, end) for name, gpu, begin, end in event["spans"]]
     for saved in event["jobs"]:
         _restore_job(state, saved)
+    state.apply({"event": "look", "time": event["time"]})  # the policy has forgotten when it wanted to
 
 
 def _restore_job(state: QueueState, saved: dict[str, Any]) -> None:

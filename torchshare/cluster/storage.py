@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchshare.context.files import make_folder, sync_folder
 from torchshare.context.names import file_stem
 
 
@@ -88,8 +89,9 @@ class Storage:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Writes a file, whole or not at all, unless it exists."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Writes a file, whole or not at all, unless it exists. Once this has returned, it survives a crash of the
+    system."""
+    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with temporary.open("xb") as file:
@@ -98,5 +100,6 @@ def _write(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         with contextlib.suppress(FileExistsError):
             os.link(temporary, path)
+        sync_folder(path.parent)  # also if another process has just made it
     finally:
         temporary.unlink(missing_ok=True)

@@ -31,6 +31,14 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         raise
 
 
+def make_folder(folder: Path) -> None:
+    """Makes a folder, and those above it, whose names survive a crash of the system."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
 def sync_folder(folder: str | os.PathLike[str]) -> None:
     """Makes the names of its files survive a crash of the system."""
     descriptor = os.open(folder, os.O_RDONLY)

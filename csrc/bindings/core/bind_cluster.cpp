@@ -85,16 +85,16 @@ py::list usage_of(const Simulator& simulator) {
   return rows;
 }
 
-using Progress = std::tuple<Seconds, Seconds, Seconds, int>;
+using Progress = std::tuple<Seconds, Seconds, Seconds, int, int, double>;
 
 Progress progress_of(const LiveScheduler& scheduler, JobId job) {
   const JobProgress found = scheduler.progress(job);
-  return {found.work_left, found.restart_left, found.run, found.preemptions};
+  return {found.work_left, found.restart_left, found.run, found.preemptions, found.rank.level, found.rank.value};
 }
 
 void restore(LiveScheduler& scheduler, JobId job, const Progress& progress, std::vector<GpuId> gpus, Seconds now) {
-  const auto [work_left, restart_left, run, preemptions] = progress;
-  scheduler.restore(job, {work_left, restart_left, run, preemptions}, std::move(gpus), now);
+  const auto [work_left, restart_left, run, preemptions, level, value] = progress;
+  scheduler.restore(job, {work_left, restart_left, run, preemptions, {level, value}}, std::move(gpus), now);
 }
 
 using Orders = std::pair<std::vector<JobId>, std::vector<JobId>>;

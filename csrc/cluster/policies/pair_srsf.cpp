@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "cluster/placing.h"
@@ -64,38 +65,80 @@ class PairSrsf final : public ClusterPolicy {
     });
   }
 
-  /// Suspends jobs that rank behind `job`, in descending rank, until it has enough GPUs, free or shared. Suspends none
-  /// if that is impossible.
-  bool make_room(Cluster& cluster, JobId job) const {
-    const std::vector<Ranked> behind = ranked_behind(cluster, *this, job, cluster.options().restart_cost);
-    int missing = cluster.job(job).asked.gpus - cluster.gpus().free();
-    const auto would_share = [&](JobId other, double speed) {
-      const int sub_batches = cluster.split_beside(job, other);
-      return sub_batches > 0 && worth_sharing(cluster, job, other, speed, sub_batches);
-    };
-    for (const JobId other : cluster.running()) {
-      const ClusterJob& theirs = cluster.job(other);
-      if (theirs.shared_gpus < theirs.asked.gpus && would_share(other, theirs.speed)) {
-        missing -= theirs.asked.gpus - theirs.shared_gpus;
-      }
-    }
-    std::unordered_set<JobId> leaving;
-    auto next = behind.begin();
-    for (; next != behind.end() && missing > 0; ++next) {
-      const JobId victim = next->job;
-      leaving.insert(victim);
-      for (const GpuId gpu : cluster.job(victim).gpus) {
-        const JobId stays = cluster.gpus().partner(gpu, victim);
-        if (stays == kNobody) {
-          missing -= would_share(victim, cluster.job(victim).speed) ? 0 : 1;  // otherwise already counted
-        } else if (leaving.contains(stays)) {
-          missing -= would_share(victim, speed_alone(cluster, victim)) ? 0 : 1;
-        } else {
-          missing -= would_share(stays, speed_alone(cluster, stays)) ? 1 : 0;
+  /// The GPUs that a job could take, free or shared, if some running jobs were suspended.
+  class Room {
+   public:
+    Room(const Cluster& cluster, JobId job)
+        : cluster_(cluster), job_(job), missing_(cluster.job(job).asked.gpus - cluster.gpus().free()) {
+      for (const JobId other : cluster.running()) {
+        const ClusterJob& theirs = cluster.job(other);
+        if (both_gangs(cluster, job, other)) {
+          gangs_[other] = beside_gang(other);
+        } else if (theirs.shared_gpus < theirs.asked.gpus && would_share(other, theirs.speed)) {
+          missing_ -= theirs.asked.gpus - theirs.shared_gpus;
         }
       }
     }
-    if (missing > 0) {
+
+    bool is_enough() const {
+      return missing_ <= 0 ||
+             std::any_of(gangs_.begin(), gangs_.end(), [&](const auto& gang) { return gang.second >= missing_; });
+    }
+
+    void suspend(JobId victim) {
+      const bool was_gang = gangs_.erase(victim) > 0;
+      leaving_.insert(victim);
+      for (const GpuId gpu : cluster_.job(victim).gpus) {
+        const JobId stays = cluster_.gpus().partner(gpu, victim);
+        if (gangs_.contains(stays)) {
+          gangs_[stays] = beside_gang(stays);
+        } else if (stays == kNobody || leaving_.contains(stays)) {
+          const double speed = stays == kNobody ? cluster_.job(victim).speed : speed_alone(cluster_, victim);
+          missing_ -= !was_gang && would_share(victim, speed) ? 0 : 1;  // otherwise already counted
+        } else {
+          missing_ -= would_share(stays, speed_alone(cluster_, stays)) ? 1 : 0;
+        }
+      }
+    }
+
+   private:
+    bool would_share(JobId other, double speed) const {
+      const int sub_batches = cluster_.split_beside(job_, other);
+      return sub_batches > 0 && worth_sharing(cluster_, job_, other, speed, sub_batches);
+    }
+
+    int beside_gang(JobId gang) const {
+      const ClusterJob& theirs = cluster_.job(gang);
+      int gpus = 0;
+      for (const GpuId gpu : theirs.gpus) {
+        const JobId partner = cluster_.gpus().partner(gpu, gang);
+        const bool is_left = partner == kNobody || leaving_.contains(partner);
+        if (!is_left && both_gangs(cluster_, gang, partner)) {
+          return 0;
+        }
+        gpus += is_left ? 1 : 0;
+      }
+      const double speed = gpus == theirs.asked.gpus ? speed_alone(cluster_, gang) : theirs.speed;
+      return would_share(gang, speed) ? gpus : 0;
+    }
+
+    const Cluster& cluster_;
+    const JobId job_;
+    int missing_;                           // without the GPUs beside `gangs_`
+    std::unordered_map<JobId, int> gangs_;  // the GPUs beside each gang, if `job_` shares with one of them only
+    std::unordered_set<JobId> leaving_;
+  };
+
+  /// Suspends jobs that rank behind `job`, in descending rank, until it has enough GPUs. Suspends none if that is
+  /// impossible.
+  bool make_room(Cluster& cluster, JobId job) const {
+    const std::vector<Ranked> behind = ranked_behind(cluster, *this, job, cluster.options().restart_cost);
+    Room room(cluster, job);
+    auto next = behind.begin();
+    for (; next != behind.end() && !room.is_enough(); ++next) {
+      room.suspend(next->job);
+    }
+    if (!room.is_enough()) {
       return false;
     }
     for (auto victim = behind.begin(); victim != next; ++victim) {

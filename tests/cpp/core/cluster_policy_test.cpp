@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <map>
+#include <set>
 #include <stdexcept>
 
 #include "fakes/job_records.h"
@@ -50,6 +51,7 @@ class Auditor {
     ASSERT_EQ(cluster.waiting().size(), waiting);
     ASSERT_EQ(cluster.gpus().free(), cluster.gpus().count() - std::ssize(on));
     int half_free = 0;
+    std::map<JobId, std::set<JobId>> gangs_beside;
     for (const auto& [gpu, jobs] : on) {
       ASSERT_LE(jobs.size(), 2U) << "GPU " << gpu;
       half_free += jobs.size() == 1 ? 1 : 0;
@@ -58,7 +60,14 @@ class Auditor {
         ASSERT_NE(jobs[0], jobs[1]);
         ASSERT_TRUE(cluster.may_share(jobs[0], jobs[1]));
         ASSERT_LE(cluster.job(jobs[0]).speed, 1 / cluster.ratio(jobs[0], jobs[1]) + 1e-12);
+        if (cluster.job(jobs[0]).asked.gpus > 1 && cluster.job(jobs[1]).asked.gpus > 1) {
+          gangs_beside[jobs[0]].insert(jobs[1]);
+          gangs_beside[jobs[1]].insert(jobs[0]);
+        }
       }
+    }
+    for (const auto& [gang, others] : gangs_beside) {
+      ASSERT_TRUE(others.size() == 1 || !cluster.options().one_gang_beside) << "gang " << gang;
     }
     ASSERT_EQ(cluster.gpus().half_free(), half_free);
   }
@@ -89,7 +98,8 @@ TEST_P(ClusterPolicyContract, ConservesGpusMemoryAndWorkOverAThousandWorkloads) 
                                  .gpus_per_node = 4,
                                  .gpu_memory_gib = 16,
                                  .restart_cost = static_cast<double>(seed % 3) * 10,
-                                 .durations_known = seed % 4 != 0};
+                                 .durations_known = seed % 4 != 0,
+                                 .one_gang_beside = seed % 7 < 3};
     // Ratios from small to large, and a pair that never shares.
     const Interference interference(
         2, {1 + static_cast<double>(seed % 11) / 10, 1.3, 2.5, seed % 2 == 0 ? Interference::kNeverShares : 1.0});
@@ -253,6 +263,24 @@ TEST(ClusterPolicies, PairSrsfAgesSoThatABigJobIsNotOvertakenForever) {
   // 1,600 GPU-seconds less 64 of a small job, at 16 / 64 of them per second: not overtaken after 6,144 s.
   EXPECT_LT(big_ends("pair-srsf"), 6144 + 200);
   EXPECT_GT(big_ends("srsf"), 30'000) << "without aging it waits for the last";
+}
+
+TEST(ClusterPolicies, AGangSharesWithTheFirstGangThatHasEnoughGpus) {
+  const ClusterOptions options{.gpus = 4, .one_gang_beside = true};
+  // The third job leaves the first gang one GPU to share, the second gang has two.
+  const std::vector<JobRecord> workload{{0, 100, 2, 0, 0}, {0, 100, 2, 0, 0}, {1, 50, 1, 0, 0}, {2, 10, 2, 0, 0}};
+  EXPECT_THAT(ends_of("sjf-ffs", options, Interference(1), workload), ElementsAre(100, 100, 51, 12));
+}
+
+TEST(ClusterPolicies, PairSrsfMakesRoomForAGangBesideOneOfTwoGangs) {
+  const ClusterOptions options{.gpus = 8, .restart_cost = 0, .one_gang_beside = true};
+  constexpr double kNever = Interference::kNeverShares;
+  std::vector<JobRecord> workload{{0, 5000, 2, 0, 0}, {0, 5000, 2, 0, 0}, {1, 3000, 4, 0, 0}};
+  for (int single = 0; single < 4; ++single) {
+    workload.push_back({0, 100'000, 1, 0, 1});
+  }
+  const auto ends = ends_of("pair-srsf", options, Interference(2, {1.1, kNever, kNever, kNever}), workload);
+  EXPECT_DOUBLE_EQ(ends[2], 1 + 3000 * 1.1) << "two of its GPUs are those of single jobs";
 }
 
 TEST(ClusterPolicies, AnUnknownNameIsRefusedWithTheKnownOnes) {
