@@ -117,6 +117,57 @@ def test_a_job_goes_on_after_its_host_ended(hosts: Hosts) -> None:
     assert equal(hosts.outcome("a").value, run_one(training(20)).value)
 
 
+INTERRUPTED = """
+import sys, torch, torchshare
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torchshare.track(model=model, optimizer=optimizer)
+try:
+    while True:
+        for (x,) in torchshare.batches([(torch.ones(4, 3),)] * 100):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+except KeyboardInterrupt:
+    {handler}
+"""
+
+
+@pytest.mark.parametrize("handler", ["print('stopped')", "sys.exit(1)", "raise RuntimeError('stopped')"])
+@pytest.mark.parametrize("all_jobs", [False, True])
+def test_a_script_that_handles_the_interrupt_of_a_suspension_has_not_ended(
+    hosts: Hosts, handler: str, all_jobs: bool
+) -> None:
+    (hosts.folder / "train.py").write_text(INTERRUPTED.format(handler=handler))
+    host = hosts.host()
+    host.start(hosts.spec("a", "train.py"), 1)
+    wait_until(lambda: job_on(host, "a").steps > 20)
+    if all_jobs:
+        host.save_all()
+    else:
+        host.stop("a", 1, suspend=True)
+    assert ended(host, "a").state == "suspended"
+    assert hosts.storage.outcome("id-a") is None
+
+
+def test_a_job_that_reaches_its_end_while_it_is_told_to_suspend_has_finished(hosts: Hosts) -> None:
+    began, ends = threading.Event(), threading.Event()
+
+    def train(job: Any) -> int:
+        began.set()
+        assert ends.wait(10)
+        return 7
+
+    host = hosts.host()
+    host.start(hosts.spec("a", train), 1)
+    assert began.wait(10)
+    attempt = host._attempts["a"]
+    attempt.stopped = attempt.suspends = True  # `stop` waits for the checkpoint
+    ends.set()
+    assert ended(host, "a").state == "finished"
+    assert hosts.outcome("a").value == 7
+
+
 @pytest.mark.parametrize(
     ("target", "error"),
     [

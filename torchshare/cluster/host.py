@@ -54,6 +54,11 @@ class _Attempt:
     def outcome_name(self) -> str:
         return self.spec.outcome_of(self.number, self.rank)
 
+    @property
+    def may_fail(self) -> bool:
+        """Whether its failure is the job's: not if it follows from the stop, or from that of another rank."""
+        return not self.suspends and not (self.stopped and self.spec.gpus > 1)
+
 
 class Host:
     """Called from several threads."""
@@ -174,16 +179,18 @@ class Host:
                 value = function(job)
             except SystemExit as error:
                 if error.code:
-                    self._fail(attempt, error)
+                    if attempt.may_fail:
+                        self._fail(attempt, error)
                     raise
                 value = None
             except Exception as error:
                 if attempt.spec.gpus > 1 and not attempt.stopped and isinstance(error, RuntimeError):
                     time.sleep(_NEWS_S)
-                if not attempt.suspends and not (attempt.spec.gpus > 1 and attempt.stopped):
+                if attempt.may_fail:
                     self._fail(attempt, error, users_traceback(error))
                 raise
-            self._finish(attempt, value)
+            if not (attempt.suspends and job._context.is_unwound):  # else it has caught its cancellation
+                self._finish(attempt, value)
 
         functools.update_wrapper(body, function, assigned=("__name__", "__doc__"), updated=())
         if is_script:
@@ -235,8 +242,11 @@ class Host:
             return HostReport(self.token, time.monotonic(), jobs, self._env)
 
     def save_all(self) -> None:
-        """Called before the process ends. Jobs write their checkpoints, and are cancelled."""
+        """Called before the process ends. Jobs write their checkpoints, and are cancelled, to go on later."""
         with self._lock:
+            for attempt in self._attempts.values():
+                if not attempt.stopped:
+                    attempt.stopped = attempt.suspends = True
             threads = [
                 threading.Thread(target=attempt.job.save, args=(_LAST_S,))
                 for attempt in self._attempts.values()
