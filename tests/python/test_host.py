@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pickle
 import sys
 import threading
@@ -51,7 +52,7 @@ class Hosts:
         return found
 
     def log(self, name: str) -> str:
-        return self.storage.log(name).read_text()
+        return self.storage.log(f"id-{name}", name).read_text()
 
 
 @pytest.fixture
@@ -193,8 +194,8 @@ def test_a_job_that_cannot_run_fails_with_its_reason(hosts: Hosts, target: str, 
 
 def test_a_script_runs_in_its_folder_and_adds_to_its_log(hosts: Hosts) -> None:
     (hosts.folder / "train.py").write_text("import os, sys; print(os.getcwd(), sys.argv)\n")
-    hosts.storage.logs.mkdir(parents=True)
-    hosts.storage.log("a").write_text("before\n")
+    hosts.storage.logs("id-a").mkdir(parents=True)
+    hosts.storage.log("id-a", "a").write_text("before\n")
     host = hosts.host()
     host.start(hosts.spec("a", "train.py --x 1"), 1)
     assert ended(host, "a").state == "finished"
@@ -211,6 +212,20 @@ def test_a_job_that_has_ended_is_not_run_again(hosts: Hosts, tmp_path: Path) -> 
     second.start(spec, 2)  # a scheduler that does not know
     assert ended(second, "a") == JobReport("a", 2, "finished")
     assert marks.read_text() == "end\n"
+
+
+def test_a_name_that_is_used_again_is_another_job(hosts: Hosts) -> None:
+    """The queue has forgotten the first one."""
+    specs = [dataclasses.replace(hosts.spec("a", "a"), submission=f"id-{number}") for number in range(2)]
+    for number, spec in enumerate(specs):
+        hosts.functions["a"] = training(seed=number)
+        host = hosts.host()
+        host.start(spec, 1)
+        assert ended(host, "a") == JobReport("a", 1, "finished", 32)
+        outcome = hosts.storage.outcome(spec.submission)
+        assert outcome is not None
+        assert equal(outcome.value, run_one(training(seed=number)).value)
+        assert hosts.storage.log(spec.submission, "a").read_text() == "job a has trained\n"
 
 
 def test_a_job_that_was_believed_lost_is_started_again_beside_itself(hosts: Hosts) -> None:
@@ -323,9 +338,12 @@ def test_files_of_jobs_that_were_forgotten_are_removed(tmp_path: Path) -> None:
     for name in ("open", "ended", "gone"):
         storage.put_function(name, b"")
         storage.put_outcome(f"{name}.1.0", Outcome("finished"))
+        storage.logs(name).mkdir(parents=True)
+        storage.log(name, "job").touch()
     storage.prune(kept=["open", "ended"], needed=["open"])
-    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pkl"))
-    assert files == ["functions/open.pkl", "outcomes/ended.1.0.pkl", "outcomes/open.1.0.pkl"]
+    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*") if path.is_file())
+    logs, outcomes = ["jobs/ended/job.log", "jobs/open/job.log"], ["outcomes/ended.1.0.pkl", "outcomes/open.1.0.pkl"]
+    assert files == ["functions/open.pkl", *logs, *outcomes]
 
 
 def test_the_first_outcome_counts(tmp_path: Path) -> None:

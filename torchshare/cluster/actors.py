@@ -109,9 +109,9 @@ class SchedulerActor:
     def log(self, name: str, offset: int) -> bytes:
         self.check()
         with self._lock:
-            self._queue.find(name)
+            submission = self._queue.find(name).spec.submission
         try:
-            with self._storage.log(name).open("rb") as file:
+            with self._storage.log(submission, name).open("rb") as file:
                 file.seek(offset)
                 return file.read(_CHUNK)
         except FileNotFoundError:

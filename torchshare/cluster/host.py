@@ -85,7 +85,6 @@ class Host:
         self._attempts: dict[str, _Attempt] = {}
         self._lock = threading.Lock()
         self._loading: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by module: it is loaded once
-        storage.logs.mkdir(parents=True, exist_ok=True)
 
     def start(self, spec: JobSpec, number: int, rank: int = 0) -> None:
         """Starts a job, or a rank of it, or goes on from its checkpoint, in a thread: its module may never finish
@@ -102,6 +101,7 @@ class Host:
         try:
             if before is not None:  # the queue believed it lost
                 _end(before)
+            self._storage.logs(attempt.spec.submission).mkdir(parents=True, exist_ok=True)
             attempt.outcome = self._storage.outcome(attempt.outcome_name)
             if attempt.outcome is None:
                 function = self._loaded(attempt.spec)
@@ -148,10 +148,10 @@ class Host:
         if isinstance(function, Script):
             options.setdefault("seed", function.default_seed)
         runtime = self._open_runtime()
-        log_of_rank = Rank(attempt.rank, spec.gpus).file(self._storage.log(spec.name))
+        log_of_rank = Rank(attempt.rank, spec.gpus).file(self._storage.log(spec.submission, spec.name))
         job_output.open_for(spec.name, log_of_rank)
         given = JobOptions(name=spec.name, **options)  # type: ignore[typeddict-item]
-        attempt.job = runtime._submit(self._body(attempt, function), given, environ)
+        attempt.job = runtime._submit(self._body(attempt, function), given, environ, spec.submission)
         runtime.start()
 
     def _open_runtime(self) -> Runtime:
@@ -162,14 +162,14 @@ class Host:
             self._runtime = None
         if self._runtime is None:
             self._runtime = Runtime(
-                self._device, checkpoint=self._storage.checkpoints, every=self._every, resume=True, ranks=False
+                self._device, checkpoint=self._storage.jobs, every=self._every, resume=True, ranks=False
             )
         return self._runtime
 
     def _function(self, spec: JobSpec) -> Callable[..., Any]:
         if spec.pickled:
             return pickle.loads(self._storage.function(spec.submission).read_bytes())  # type: ignore[no-any-return]
-        return targets.load(spec.target, Output(str(self._storage.logs), append=True), spec.folder)
+        return targets.load(spec.target, Output(str(self._storage.logs(spec.submission)), append=True), spec.folder)
 
     def _body(self, attempt: _Attempt, function: Callable[..., Any]) -> Callable[[Job], None]:
         is_script = isinstance(function, Script)
@@ -209,7 +209,7 @@ class Host:
         spec = attempt.spec
         outcome = Outcome("failed", None, str(error) if isinstance(error, ValueError) else described(error))
         try:
-            with self._storage.log(spec.name).open("a") as file:
+            with self._storage.log(spec.submission, spec.name).open("a") as file:
                 file.write(f"{text or outcome.error}\n")
             attempt.outcome = self._storage.put_outcome(attempt.outcome_name, outcome)
         except OSError as unwritten:
