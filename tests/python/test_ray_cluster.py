@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -98,6 +99,17 @@ def test_cancelling_pending_and_running_jobs_and_giving_up_to_wait(local: Local)
     for job in [waiting, *jobs]:
         with pytest.raises(cluster.JobError, match=f"job '{job.name}' was cancelled"):
             job.result(30)
+
+
+def test_a_client_that_goes_away_during_down(local: Local) -> None:
+    """The scheduler has ended all the same, and the next `up` starts one."""
+    with contextlib.suppress(ValueError):  # it may end before it has answered
+        connection.call("shut_down")
+    with pytest.raises(ValueError, match="the cluster is not up"):
+        connection.call("check")
+    cluster.up(local.ray.address, local.settings)
+    assert submit(lambda job: 3, "after-down").result(ALL_DONE_S) == 3
+    local.wait_for_hosts()
 
 
 def test_a_second_scheduler_is_refused(local: Local) -> None:

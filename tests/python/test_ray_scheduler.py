@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,9 @@ class FakeRay:
 
     def get(self, reference: Any) -> Any:
         return reference
+
+    def get_runtime_context(self) -> Any:
+        return types.SimpleNamespace(current_actor="scheduler")
 
 
 @pytest.fixture
@@ -149,6 +153,39 @@ def test_a_start_that_did_not_reach_the_host_is_repeated(tmp_path: Path, fake: F
     scheduler._queue.jobs["a"].began -= 100
     report(scheduler, host)
     assert [action.attempt for action in scheduler._queue.actions()] == [2]
+
+
+def test_a_scheduler_that_is_shut_down_ends(tmp_path: Path, fake: FakeRay) -> None:
+    """Also if that fails. It would accept jobs, and never run them."""
+    scheduler, host = started(tmp_path)
+    scheduler.shut_down()
+    assert fake.killed == [host.actor, "scheduler"]
+    scheduler, host = started(tmp_path / "other")
+    scheduler._queue._journal.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        scheduler.shut_down()
+    assert fake.killed[2:] == [host.actor, "scheduler"]
+
+
+def test_a_host_that_is_starting_when_the_queue_is_shut_down_is_ended(
+    tmp_path: Path, fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.alive = "n"
+    scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+    shutting_down = threading.Thread(target=scheduler.shut_down)
+
+    def start_actor(*_: Any, **__: Any) -> str:
+        shutting_down.start()
+        shutting_down.join(0.5)  # it has to wait for the host
+        return "starting"
+
+    monkeypatch.setattr(actors, "start_actor", start_actor)
+    scheduler._find_nodes()
+    shutting_down.join(10)
+    assert fake.killed == ["starting", "scheduler"]
+    scheduler._nodes_due = 0.0
+    scheduler._find_nodes()
+    assert scheduler._hosts == {}
 
 
 class _NoJobs(HostReport):

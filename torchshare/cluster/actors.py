@@ -118,18 +118,25 @@ class SchedulerActor:
             return b""
 
     def shut_down(self) -> None:
-        """Ends the hosts, after their jobs have written checkpoints. The queue stays in the journal."""
+        """Ends the hosts, after their jobs have written checkpoints, and this actor: its client may not live to do so.
+        The queue stays in the journal."""
         self.check()
-        with self._lock:
-            self._stopped.set()
-            hosts, self._hosts = list(self._hosts.values()), {}
-            up = {host.gpu: host.actor.save_all.remote() for host in hosts if host.gpu is not None}
-            if up:
-                ray.wait(list(up.values()), num_returns=len(up), timeout=_SAVE_S)
-            for host in hosts:
-                ray.kill(host.actor)
-            for gpu in up:
-                self._lose(gpu, "the queue was shut down", crashed=False)
+        try:
+            with self._lock:
+                self._stopped.set()
+                self._end_hosts()
+        finally:
+            ray.kill(ray.get_runtime_context().current_actor)
+
+    def _end_hosts(self) -> None:
+        hosts, self._hosts = list(self._hosts.values()), {}
+        up = {host.gpu: host.actor.save_all.remote() for host in hosts if host.gpu is not None}
+        if up:
+            ray.wait(list(up.values()), num_returns=len(up), timeout=_SAVE_S)
+        for host in hosts:
+            ray.kill(host.actor)
+        for gpu in up:
+            self._lose(gpu, "the queue was shut down", crashed=False)
 
     # The loop
 
@@ -156,11 +163,13 @@ class SchedulerActor:
             return
         self._nodes_due = time.monotonic() + _NODES_S
         self._nodes = living_nodes()
-        for node, gpus in self._nodes.items():
-            for index in range(gpus or self._settings.hosts_per_node):
-                if (node, index) not in self._hosts and not self._stopped.is_set():
-                    self._hosts[node, index] = RemoteHost(node, index, self._start(node, index))
         with self._lock:
+            if self._stopped.is_set():
+                return  # nobody would end a host that is started now
+            for node, gpus in self._nodes.items():
+                for index in range(gpus or self._settings.hosts_per_node):
+                    if (node, index) not in self._hosts:
+                        self._hosts[node, index] = RemoteHost(node, index, self._start(node, index))
             for gpu, known in self._queue.hosts.items():
                 if known.up and (known.node, known.index) not in self._hosts:
                     self._lose(gpu, "its node is gone", crashed=False)

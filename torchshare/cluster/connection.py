@@ -29,6 +29,10 @@ _CLIENT = "ray://"  # begins an address of Ray's client server, which other netw
 _connected: dict[str, str | None] = {"by": None}  # the address that Ray was given
 
 
+class _NotUp(ValueError):
+    """There is no scheduler."""
+
+
 def up(address: str | None = None, settings: ClusterSettings | None = None) -> ClusterSettings:
     """Connects to a Ray cluster and starts the scheduler if there is none. Returns its settings.
 
@@ -74,13 +78,9 @@ def down() -> None:
     """Ends the scheduler and the hosts, after the running jobs have written checkpoints; and Ray, if `up` started it.
     The queue stays in the storage: the next `up` goes on with it."""
     ray = need_ray()
-    from torchshare.cluster.actors import SCHEDULER
-    from torchshare.cluster.remote_host import NAMESPACE
-
     settings: ClusterSettings = call("check")
-    call("shut_down")
-    with contextlib.suppress(ValueError):  # another client was faster
-        ray.kill(ray.get_actor(SCHEDULER, NAMESPACE))
+    with contextlib.suppress(_NotUp):  # it may end before it has answered
+        call("shut_down")
     ray.shutdown()
     _end_ray(Path(settings.storage, _RAY_PID))
 
@@ -121,7 +121,7 @@ def call(method: str, *arguments: Any) -> Any:
         try:
             actor = ray.get_actor(SCHEDULER, NAMESPACE)
         except ValueError:
-            raise ValueError("the cluster is not up: run `torchshare cluster up`") from None
+            raise _NotUp("the cluster is not up: run `torchshare cluster up`") from None
         try:
             with _in_one_line(but=(RayTaskError, RayActorError, GetTimeoutError)):
                 return ray.get(getattr(actor, method).remote(*arguments), timeout=_ANSWER_S)
