@@ -259,11 +259,14 @@ def test_a_value_that_only_its_client_can_load_is_kept(hosts: Hosts, monkeypatch
     assert ended(other, "a") == JobReport("a", 2, "finished")
 
 
-def test_a_module_that_exits_fails_its_job(hosts: Hosts) -> None:
-    (hosts.folder / "exits.py").write_text("import sys\nsys.exit(3)\ndef train(job): pass\n")
+@pytest.mark.parametrize(
+    ("statement", "error"), [("sys.exit(3)", "SystemExit: 3"), ("raise KeyboardInterrupt", "KeyboardInterrupt: ")]
+)
+def test_a_module_that_exits_fails_its_job(hosts: Hosts, statement: str, error: str) -> None:
+    (hosts.folder / "exits.py").write_text(f"import sys\n{statement}\ndef train(job): pass\n")
     host = Host(hosts.storage, "cpu")
     host.start(hosts.spec("a", "exits.py:train"), 1)
-    assert ended(host, "a") == JobReport("a", 1, "failed", error="SystemExit: 3")
+    assert ended(host, "a") == JobReport("a", 1, "failed", error=error)
     assert str(hosts.folder / "exits.py") in hosts.log("a").splitlines()[1]  # the first frame is the user's
 
 
@@ -294,16 +297,25 @@ def test_a_job_that_takes_long_to_load_can_be_stopped_and_delays_no_report(
 def test_a_module_that_never_finishes_loading_fails_its_job_and_delays_no_other(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_module, "_LOAD_S", 2.0)
-    (hosts.folder / "endless.py").write_text("import time\nwhile True: time.sleep(0.1)\n")
-    (hosts.folder / "good.py").write_text("def train(job): pass\n")
+    ends = hosts.folder / "ends"
+    waits = f"import os, time\nwhile not os.path.exists({str(ends)!r}): time.sleep(0.01)\n"
+    for name, text in (("slow.py", waits), ("endless.py", waits), ("good.py", "")):
+        (hosts.folder / name).write_text(f"{text}def train(job): pass\n")
     host = hosts.host()
-    for name in ("endless.py:train", "endless.py:test", "good.py:train"):
-        host.start(hosts.spec(name, name), 1)
-    assert ended(host, "good.py:train").state == "finished"
-    assert job_on(host, "endless.py:train").state == "running"
-    for name in ("endless.py:train", "endless.py:test"):
-        assert ended(host, name).error == f"'{name}' was not loaded within 2 s"
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(host_module, "_LOAD_S", 0.1)
+            for name in ("endless.py:train", "endless.py:test"):
+                host.start(hosts.spec(name, name), 1)
+            for name in ("endless.py:train", "endless.py:test"):
+                assert ended(host, name).error == f"'{name}' was not loaded within 0.1 s"
+        for name in ("slow.py:train", "good.py:train"):
+            host.start(hosts.spec(name, name), 1)
+        assert ended(host, "good.py:train").state == "finished"
+        assert job_on(host, "slow.py:train").state == "running"
+    finally:
+        ends.touch()
+    assert ended(host, "slow.py:train").state == "finished"
 
 
 def test_a_job_that_does_not_stop_does_not_run_twice(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:

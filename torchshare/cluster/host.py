@@ -108,7 +108,7 @@ class Host:
                 environ = self._meet(attempt) if attempt.spec.gpus > 1 else None
                 with self._lock:
                     self._start(attempt, function, environ)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # a module may raise any
             if not attempt.stopped:
                 self._fail(attempt, error, users_traceback(error))
 
