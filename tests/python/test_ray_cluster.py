@@ -131,6 +131,7 @@ def test_a_scheduler_whose_journal_another_has(local: Local, monkeypatch: pytest
     for refused in (second.check, second.rows, lambda: second.cancel("a"), second.shut_down):
         with pytest.raises(ValueError, match="another scheduler has it open"):
             refused()
+    second._stopped.set()  # otherwise it would go on when the first one has ended
 
 
 def test_a_client_without_an_answer_does_not_end_the_scheduler(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:

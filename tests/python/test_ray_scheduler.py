@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
+import os
 import threading
 import types
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import wait_until
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'ray[default]>=2.40'")
 from torchshare.cluster import actors
-from torchshare.cluster.host_actor import ClusterSettings
+from torchshare.cluster.host_actor import CannotStart, ClusterSettings
 from torchshare.cluster.host_report import HostReport, JobReport
 from torchshare.cluster.job_spec import JobSpec
+from torchshare.cluster.journal import Journal
 from torchshare.cluster.remote_host import RemoteHost
 
 
@@ -186,6 +192,41 @@ def test_a_host_that_is_starting_when_the_queue_is_shut_down_is_ended(
     scheduler._nodes_due = 0.0
     scheduler._find_nodes()
     assert scheduler._hosts == {}
+
+
+def no_space(_: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_disk_that_was_full_is_tried_again(tmp_path: Path, fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "_AGAIN_S", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", no_space)
+        scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+        with pytest.raises(CannotStart, match="No space left on device"):
+            scheduler.check()
+
+    def accepts() -> bool:
+        with contextlib.suppress(CannotStart):
+            return scheduler.check() == ClusterSettings(str(tmp_path))
+        return False
+
+    wait_until(accepts)
+    assert scheduler.rows() == []
+
+
+def test_a_scheduler_waits_until_an_earlier_one_has_ended(
+    tmp_path: Path, fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actors, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(actors, "Journal", functools.partial(Journal, patience=0))
+    earlier, _ = started(tmp_path, "a")
+    later = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+    with pytest.raises(CannotStart, match="another scheduler has it open"):
+        later.check()
+    earlier._queue._journal.close()
+    wait_until(lambda: later._refusal is None)
+    assert later.rows("a")[0]["state"] == "running"
 
 
 class _NoJobs(HostReport):

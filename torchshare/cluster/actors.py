@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("torchshare")
 
 SCHEDULER = "scheduler"
+_AGAIN_S = 1.0  # until the next try to start
 _POLL_S = 0.1  # how often hosts are asked for reports
 _NODES_S = 1.0  # how often the nodes are looked at
 _METRICS_S = 5.0
@@ -50,21 +51,32 @@ class SchedulerActor:
         self._nodes: dict[str, int] = {}
         self._nodes_due = self._metrics_due = 0.0
         self._killed_starts: dict[str, int] = {}  # by job: how often the process of its env was killed at its start
-        self._refusal = ""
+        self._refusal: Exception | None = None
         self._stopped = threading.Event()
+        self._open()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _open(self) -> None:
         try:
-            self._queue = JobQueue(Journal(self._storage.journal), settings.queue)
+            self._queue = JobQueue(Journal(self._storage.journal), self._settings.queue)
         except (ValueError, RuntimeError, OSError) as error:
-            self._refusal = str(error)
+            self._refusal = error
         else:
-            threading.Thread(target=self._serve, daemon=True).start()
+            self._refusal = None
+
+    def _run(self) -> None:
+        # A disk may have been full, or an earlier scheduler not have ended yet; a ValueError stays.
+        while isinstance(self._refusal, (RuntimeError, OSError)) and not self._stopped.wait(_AGAIN_S):
+            self._open()
+        if self._refusal is None:
+            self._serve()
 
     # For clients
 
     def check(self) -> ClusterSettings:
-        """Raises CannotStart if the scheduler could not start."""
-        if self._refusal:
-            raise CannotStart(self._refusal)
+        """Raises CannotStart if the scheduler could not start, or not yet."""
+        if self._refusal is not None:
+            raise CannotStart(str(self._refusal))
         return self._settings
 
     def submit(self, spec: JobSpec, function: bytes | None, number: bool) -> str:
