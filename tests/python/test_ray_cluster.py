@@ -162,7 +162,12 @@ def test_environments_and_metrics(local: Local) -> None:
         pages = [f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in nodes]
         return "".join(urllib.request.urlopen(page, timeout=5).read().decode() for page in pages)
 
-    wait_until(lambda: "torchshare_ended_jobs" in metrics(), 30)
+    def are_exported() -> bool:
+        with contextlib.suppress(OSError):  # Ray's agent is not up yet
+            return "torchshare_ended_jobs" in metrics()
+        return False
+
+    wait_until(are_exported, 30)
 
 
 def test_a_client_that_goes_away(local: Local, tmp_path: Path) -> None:
