@@ -7,6 +7,7 @@ import errno
 import functools
 import os
 import threading
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,35 @@ def test_a_host_that_is_starting_when_the_queue_is_shut_down_is_ended(
     scheduler._nodes_due = 0.0
     scheduler._find_nodes()
     assert scheduler._hosts == {}
+
+
+def test_a_host_that_cannot_start_says_why_and_waits_longer_each_time(
+    tmp_path: Path, fake: FakeRay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.alive = "n"
+    monkeypatch.setattr(actors, "start_actor", lambda *_, **__: Played())
+    monkeypatch.setattr(actors, "_NODES_S", 0.0)
+    now = 0.0
+    monkeypatch.setattr(actors, "time", types.SimpleNamespace(monotonic=lambda: now, time=time.time))
+    scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+    for wait in (1.0, 2.0, 4.0):
+        scheduler._find_nodes()
+        host = scheduler._hosts["n", 0]
+        host.error = "The actor died.\nNo module named 'torch'"
+        scheduler._bury(host)
+        assert f"host n:0 cannot start: No module named 'torch'; the next try is in {wait:g} s" in caplog.text
+        row = {"device": None, "node": "n", "index": 0, "up": False, "jobs": []}
+        assert scheduler.hosts() == [{**row, "error": "No module named 'torch'"}]
+        now += wait - 0.5
+        scheduler._find_nodes()
+        assert scheduler._hosts == {}
+        now += 0.5
+    scheduler._find_nodes()
+    host = scheduler._hosts["n", 0]
+    host.report = _NoJobs("token", 0.0, [], "{}")
+    fake.ready.append(host.report)
+    scheduler._poll()
+    assert [(row["device"], row["up"], row["error"]) for row in scheduler.hosts()] == [(0, True, "")]
 
 
 def no_space(_: int) -> None:
