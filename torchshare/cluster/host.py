@@ -32,9 +32,9 @@ log = logging.getLogger("torchshare")
 
 _LOAD_S = 300.0  # how long a job's module, or its pickled function, may take to load
 _SAVE_S = 60.0  # how long a job has for its checkpoint before it is suspended
+_LAST_S = 10.0  # the same, before the process ends
 _NEWS_S = 1.0  # how long a rank whose collective failed waits to hear that another rank failed first
 _POLL_S = 0.02
-_LAST_S = 10.0  # the same, before the process ends
 
 
 @dataclass(eq=False)
