@@ -5,6 +5,8 @@ PY := $(VENV)/bin/python
 JOBS := $(shell nproc)
 # A file's tests stay in one process: they share what they have computed. Each process has torch in memory.
 PYTEST := $(PY) -m pytest -n $(shell n=$$(nproc); echo $$((n < 8 ? n : 8))) --dist loadfile
+# In one process, by test-cluster: without an address, Ray finds any cluster of the machine.
+RAY_TESTS := $(wildcard tests/python/test_ray_*.py)
 # The folder of setup.py, so that C++ tests and `_C` share object files.
 BUILD = build/$(shell $(PYTHON3) -c 'import sys; print(sys.implementation.cache_tag)')
 CMAKE_BUILD := cmake --build
@@ -28,7 +30,7 @@ demo: build
 test: lint test-cpp test-python
 
 test-slow: test-emulated test-tsan test-asan soak docs
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow $(RAY_TESTS:%=--ignore=%)
 
 # The first build takes minutes and shows its progress.
 build: $(VENV)/ready
@@ -53,7 +55,7 @@ test-cpp: build
 	ctest --test-dir $(BUILD) --output-on-failure
 
 test-python: build
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu" $(RAY_TESTS:%=--ignore=%)
 	$(PY) -m pytest -m "gpu and not slow"  # in one process: they share the GPU
 
 # The tests marked gpu, on a CUDA device that is emulated: SLOTS:JITTER, kernels at a time and microseconds.
@@ -81,7 +83,7 @@ test-asan: SANITIZER = address,undefined
 # Needs Ray, which is large.
 test-cluster: build
 	$(PY) -m pip install --quiet "$$(sed -n 's/^ray = \["\(.*\)"\].*/\1/p' pyproject.toml)"
-	$(PY) -m pytest $(wildcard tests/python/test_ray_*.py) tests/python/test_cluster_cli.py
+	$(PY) -m pytest $(RAY_TESTS) tests/python/test_cluster_cli.py
 	$(PY) -m pytest tests/python/test_documents.py -k tutorials/cluster
 
 # Jobs that start, suspend, resume, cancel and fail at random moments, and programs that are interrupted.

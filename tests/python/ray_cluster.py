@@ -68,7 +68,8 @@ def opened(folder: Path, **settings: Any) -> Iterator[Local]:
 
 
 def submit(target: Callable[..., Any] | str, name: str, **options: Any) -> cluster.Handle:
-    return cluster.submit(target, name=name, threads=1, **options)
+    """Each has a model of its own: on a busy machine, a ratio that was measured would end the sharing."""
+    return cluster.submit(target, name=name, model=name, threads=1, **options)
 
 
 def is_running(job: cluster.Handle, steps: int = 1) -> Callable[[], bool]:

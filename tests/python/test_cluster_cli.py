@@ -194,6 +194,14 @@ def test_the_reason_of_a_failure_is_one_line(
     assert done.stderr.splitlines()[1:] == ["Job 'a' has failed: RuntimeError: two\\nlines"]
 
 
+def test_the_status_says_why_a_device_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = {"node": "n" * 20, "index": 0, "up": False, "jobs": [], "error": "No module\nnamed 'torch'"}
+    monkeypatch.setattr(connection, "connect", lambda _: None)
+    monkeypatch.setattr(client, "call", lambda method, *_: [host] if method == "hosts" else [])
+    done = torchshare_command("cluster", "status", folder=tmp_path)
+    assert "Device nnnnnnnn:0 cannot be started: No module\\nnamed 'torch'\n" in done.stdout
+
+
 def test_ctrl_c_leaves_the_job_in_the_queue(
     tmp_path: Path, submitted: Submitted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pickle
 import sys
 import threading
@@ -51,7 +52,7 @@ class Hosts:
         return found
 
     def log(self, name: str) -> str:
-        return self.storage.log(name).read_text()
+        return self.storage.log(f"id-{name}", name).read_text()
 
 
 @pytest.fixture
@@ -117,6 +118,57 @@ def test_a_job_goes_on_after_its_host_ended(hosts: Hosts) -> None:
     assert equal(hosts.outcome("a").value, run_one(training(20)).value)
 
 
+INTERRUPTED = """
+import sys, torch, torchshare
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torchshare.track(model=model, optimizer=optimizer)
+try:
+    while True:
+        for (x,) in torchshare.batches([(torch.ones(4, 3),)] * 100):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+except KeyboardInterrupt:
+    {handler}
+"""
+
+
+@pytest.mark.parametrize("handler", ["print('stopped')", "sys.exit(1)", "raise RuntimeError('stopped')"])
+@pytest.mark.parametrize("all_jobs", [False, True])
+def test_a_script_that_handles_the_interrupt_of_a_suspension_has_not_ended(
+    hosts: Hosts, handler: str, all_jobs: bool
+) -> None:
+    (hosts.folder / "train.py").write_text(INTERRUPTED.format(handler=handler))
+    host = hosts.host()
+    host.start(hosts.spec("a", "train.py"), 1)
+    wait_until(lambda: job_on(host, "a").steps > 20)
+    if all_jobs:
+        host.save_all()
+    else:
+        host.stop("a", 1, suspend=True)
+    assert ended(host, "a").state == "suspended"
+    assert hosts.storage.outcome("id-a") is None
+
+
+def test_a_job_that_reaches_its_end_while_it_is_told_to_suspend_has_finished(hosts: Hosts) -> None:
+    began, ends = threading.Event(), threading.Event()
+
+    def train(job: Any) -> int:
+        began.set()
+        assert ends.wait(10)
+        return 7
+
+    host = hosts.host()
+    host.start(hosts.spec("a", train), 1)
+    assert began.wait(10)
+    attempt = host._attempts["a"]
+    attempt.stopped = attempt.suspends = True  # `stop` waits for the checkpoint
+    ends.set()
+    assert ended(host, "a").state == "finished"
+    assert hosts.outcome("a").value == 7
+
+
 @pytest.mark.parametrize(
     ("target", "error"),
     [
@@ -142,8 +194,8 @@ def test_a_job_that_cannot_run_fails_with_its_reason(hosts: Hosts, target: str, 
 
 def test_a_script_runs_in_its_folder_and_adds_to_its_log(hosts: Hosts) -> None:
     (hosts.folder / "train.py").write_text("import os, sys; print(os.getcwd(), sys.argv)\n")
-    hosts.storage.logs.mkdir(parents=True)
-    hosts.storage.log("a").write_text("before\n")
+    hosts.storage.logs("id-a").mkdir(parents=True)
+    hosts.storage.log("id-a", "a").write_text("before\n")
     host = hosts.host()
     host.start(hosts.spec("a", "train.py --x 1"), 1)
     assert ended(host, "a").state == "finished"
@@ -160,6 +212,20 @@ def test_a_job_that_has_ended_is_not_run_again(hosts: Hosts, tmp_path: Path) -> 
     second.start(spec, 2)  # a scheduler that does not know
     assert ended(second, "a") == JobReport("a", 2, "finished")
     assert marks.read_text() == "end\n"
+
+
+def test_a_name_that_is_used_again_is_another_job(hosts: Hosts) -> None:
+    """The queue has forgotten the first one."""
+    specs = [dataclasses.replace(hosts.spec("a", "a"), submission=f"id-{number}") for number in range(2)]
+    for number, spec in enumerate(specs):
+        hosts.functions["a"] = training(seed=number)
+        host = hosts.host()
+        host.start(spec, 1)
+        assert ended(host, "a") == JobReport("a", 1, "finished", 32)
+        outcome = hosts.storage.outcome(spec.submission)
+        assert outcome is not None
+        assert equal(outcome.value, run_one(training(seed=number)).value)
+        assert hosts.storage.log(spec.submission, "a").read_text() == "job a has trained\n"
 
 
 def test_a_job_that_was_believed_lost_is_started_again_beside_itself(hosts: Hosts) -> None:
@@ -193,11 +259,14 @@ def test_a_value_that_only_its_client_can_load_is_kept(hosts: Hosts, monkeypatch
     assert ended(other, "a") == JobReport("a", 2, "finished")
 
 
-def test_a_module_that_exits_fails_its_job(hosts: Hosts) -> None:
-    (hosts.folder / "exits.py").write_text("import sys\nsys.exit(3)\ndef train(job): pass\n")
+@pytest.mark.parametrize(
+    ("statement", "error"), [("sys.exit(3)", "SystemExit: 3"), ("raise KeyboardInterrupt", "KeyboardInterrupt: ")]
+)
+def test_a_module_that_exits_fails_its_job(hosts: Hosts, statement: str, error: str) -> None:
+    (hosts.folder / "exits.py").write_text(f"import sys\n{statement}\ndef train(job): pass\n")
     host = Host(hosts.storage, "cpu")
     host.start(hosts.spec("a", "exits.py:train"), 1)
-    assert ended(host, "a") == JobReport("a", 1, "failed", error="SystemExit: 3")
+    assert ended(host, "a") == JobReport("a", 1, "failed", error=error)
     assert str(hosts.folder / "exits.py") in hosts.log("a").splitlines()[1]  # the first frame is the user's
 
 
@@ -228,16 +297,25 @@ def test_a_job_that_takes_long_to_load_can_be_stopped_and_delays_no_report(
 def test_a_module_that_never_finishes_loading_fails_its_job_and_delays_no_other(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_module, "_LOAD_S", 2.0)
-    (hosts.folder / "endless.py").write_text("import time\nwhile True: time.sleep(0.1)\n")
-    (hosts.folder / "good.py").write_text("def train(job): pass\n")
+    ends = hosts.folder / "ends"
+    waits = f"import os, time\nwhile not os.path.exists({str(ends)!r}): time.sleep(0.01)\n"
+    for name, text in (("slow.py", waits), ("endless.py", waits), ("good.py", "")):
+        (hosts.folder / name).write_text(f"{text}def train(job): pass\n")
     host = hosts.host()
-    for name in ("endless.py:train", "endless.py:test", "good.py:train"):
-        host.start(hosts.spec(name, name), 1)
-    assert ended(host, "good.py:train").state == "finished"
-    assert job_on(host, "endless.py:train").state == "running"
-    for name in ("endless.py:train", "endless.py:test"):
-        assert ended(host, name).error == f"'{name}' was not loaded within 2 s"
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(host_module, "_LOAD_S", 0.1)
+            for name in ("endless.py:train", "endless.py:test"):
+                host.start(hosts.spec(name, name), 1)
+            for name in ("endless.py:train", "endless.py:test"):
+                assert ended(host, name).error == f"'{name}' was not loaded within 0.1 s"
+        for name in ("slow.py:train", "good.py:train"):
+            host.start(hosts.spec(name, name), 1)
+        assert ended(host, "good.py:train").state == "finished"
+        assert job_on(host, "slow.py:train").state == "running"
+    finally:
+        ends.touch()
+    assert ended(host, "slow.py:train").state == "finished"
 
 
 def test_a_job_that_does_not_stop_does_not_run_twice(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,9 +350,12 @@ def test_files_of_jobs_that_were_forgotten_are_removed(tmp_path: Path) -> None:
     for name in ("open", "ended", "gone"):
         storage.put_function(name, b"")
         storage.put_outcome(f"{name}.1.0", Outcome("finished"))
+        storage.logs(name).mkdir(parents=True)
+        storage.log(name, "job").touch()
     storage.prune(kept=["open", "ended"], needed=["open"])
-    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pkl"))
-    assert files == ["functions/open.pkl", "outcomes/ended.1.0.pkl", "outcomes/open.1.0.pkl"]
+    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*") if path.is_file())
+    logs, outcomes = ["jobs/ended/job.log", "jobs/open/job.log"], ["outcomes/ended.1.0.pkl", "outcomes/open.1.0.pkl"]
+    assert files == ["functions/open.pkl", *logs, *outcomes]
 
 
 def test_the_first_outcome_counts(tmp_path: Path) -> None:

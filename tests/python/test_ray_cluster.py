@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -100,6 +101,17 @@ def test_cancelling_pending_and_running_jobs_and_giving_up_to_wait(local: Local)
             job.result(30)
 
 
+def test_a_client_that_goes_away_during_down(local: Local) -> None:
+    """The scheduler has ended all the same, and the next `up` starts one."""
+    with contextlib.suppress(ValueError):  # it may end before it has answered
+        connection.call("shut_down")
+    with pytest.raises(ValueError, match="the cluster is not up"):
+        connection.call("check")
+    cluster.up(local.ray.address, local.settings)
+    assert submit(lambda job: 3, "after-down").result(ALL_DONE_S) == 3
+    local.wait_for_hosts()
+
+
 def test_a_second_scheduler_is_refused(local: Local) -> None:
     code = f"""
 from pathlib import Path
@@ -119,6 +131,7 @@ def test_a_scheduler_whose_journal_another_has(local: Local, monkeypatch: pytest
     for refused in (second.check, second.rows, lambda: second.cancel("a"), second.shut_down):
         with pytest.raises(ValueError, match="another scheduler has it open"):
             refused()
+    second._stopped.set()  # otherwise it would go on when the first one has ended
 
 
 def test_a_client_without_an_answer_does_not_end_the_scheduler(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +162,12 @@ def test_environments_and_metrics(local: Local) -> None:
         pages = [f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in nodes]
         return "".join(urllib.request.urlopen(page, timeout=5).read().decode() for page in pages)
 
-    wait_until(lambda: "torchshare_ended_jobs" in metrics(), 30)
+    def are_exported() -> bool:
+        with contextlib.suppress(OSError):  # Ray's agent is not up yet
+            return "torchshare_ended_jobs" in metrics()
+        return False
+
+    wait_until(are_exported, 30)
 
 
 def test_a_client_that_goes_away(local: Local, tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ def test_a_gang_whose_host_is_killed_goes_on_as_a_whole(local: Local) -> None:
     assert equal(gang.result(ALL_DONE_S), expected)
     assert gang.status()["attempt"] == 2
     assert "resumes at step" in "".join(gang.logs())
-    assert "resumes at step" in Path(local.settings.storage, "logs", "killed.rank1.log").read_text()
+    (log,) = Path(local.settings.storage, "jobs").glob("*/killed.rank1.log")
+    assert "resumes at step" in log.read_text()
     assert equal(single.result(ALL_DONE_S), run_one(training(60)).value)
     assert single.status()["attempt"] == 1
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
+import os
 import secrets
+import threading
+import time
 import types
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import wait_until
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'ray[default]>=2.40'")
 from torchshare.cluster import actors
-from torchshare.cluster.host_actor import ClusterSettings
+from torchshare.cluster.host_actor import CannotStart, ClusterSettings
 from torchshare.cluster.host_report import HostReport, JobReport
 from torchshare.cluster.job_spec import JobSpec
+from torchshare.cluster.journal import Journal
 from torchshare.cluster.remote_host import RemoteHost
 from torchshare.cluster.storage import Outcome, Storage
 
@@ -47,6 +55,9 @@ class FakeRay:
 
     def get(self, reference: Any) -> Any:
         return reference
+
+    def get_runtime_context(self) -> Any:
+        return types.SimpleNamespace(current_actor="scheduler")
 
 
 @pytest.fixture
@@ -174,6 +185,103 @@ def test_a_start_that_did_not_reach_the_host_is_repeated(tmp_path: Path, fake: F
     scheduler._queue.jobs["a"].began -= 100
     report(scheduler, host)
     assert [action.attempt for action in scheduler._queue.actions()] == [2]
+
+
+def test_a_scheduler_that_is_shut_down_ends(tmp_path: Path, fake: FakeRay) -> None:
+    """Also if that fails. It would accept jobs, and never run them."""
+    scheduler, host = started(tmp_path)
+    scheduler.shut_down()
+    assert fake.killed == [host.actor, "scheduler"]
+    scheduler, host = started(tmp_path / "other")
+    scheduler._queue._journal.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        scheduler.shut_down()
+    assert fake.killed[2:] == [host.actor, "scheduler"]
+
+
+def test_a_host_that_is_starting_when_the_queue_is_shut_down_is_ended(
+    tmp_path: Path, fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.alive = "n"
+    scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+    shutting_down = threading.Thread(target=scheduler.shut_down)
+
+    def start_actor(*_: Any, **__: Any) -> str:
+        shutting_down.start()
+        shutting_down.join(0.5)  # it has to wait for the host
+        return "starting"
+
+    monkeypatch.setattr(actors, "start_actor", start_actor)
+    scheduler._find_nodes()
+    shutting_down.join(10)
+    assert fake.killed == ["starting", "scheduler"]
+    scheduler._nodes_due = 0.0
+    scheduler._find_nodes()
+    assert scheduler._hosts == {}
+
+
+def test_a_host_that_cannot_start_says_why_and_waits_longer_each_time(
+    tmp_path: Path, fake: FakeRay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.alive = "n"
+    monkeypatch.setattr(actors, "start_actor", lambda *_, **__: Played())
+    monkeypatch.setattr(actors, "_NODES_S", 0.0)
+    now = 0.0
+    monkeypatch.setattr(actors, "time", types.SimpleNamespace(monotonic=lambda: now, time=time.time))
+    scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+    for wait in (1.0, 2.0, 4.0):
+        scheduler._find_nodes()
+        host = scheduler._hosts["n", 0]
+        host.error = "The actor died.\nNo module named 'torch'"
+        scheduler._bury(host)
+        assert f"host n:0 cannot start: No module named 'torch'; the next try is in {wait:g} s" in caplog.text
+        row = {"device": None, "node": "n", "index": 0, "up": False, "jobs": []}
+        assert scheduler.hosts() == [{**row, "error": "No module named 'torch'"}]
+        now += wait - 0.5
+        scheduler._find_nodes()
+        assert scheduler._hosts == {}
+        now += 0.5
+    scheduler._find_nodes()
+    host = scheduler._hosts["n", 0]
+    host.report = _NoJobs("token", 0.0, [], "{}")
+    fake.ready.append(host.report)
+    scheduler._poll()
+    assert [(row["device"], row["up"], row["error"]) for row in scheduler.hosts()] == [(0, True, "")]
+
+
+def no_space(_: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_disk_that_was_full_is_tried_again(tmp_path: Path, fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "_AGAIN_S", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", no_space)
+        scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+        with pytest.raises(CannotStart, match="No space left on device"):
+            scheduler.check()
+
+    def accepts() -> bool:
+        with contextlib.suppress(CannotStart):
+            return scheduler.check() == ClusterSettings(str(tmp_path))
+        return False
+
+    wait_until(accepts)
+    assert scheduler.rows() == []
+
+
+def test_a_scheduler_waits_until_an_earlier_one_has_ended(
+    tmp_path: Path, fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actors, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(actors, "Journal", functools.partial(Journal, patience=0))
+    earlier, _ = started(tmp_path, "a")
+    later = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+    with pytest.raises(CannotStart, match="another scheduler has it open"):
+        later.check()
+    earlier._queue._journal.close()
+    wait_until(lambda: later._refusal is None)
+    assert later.rows("a")[0]["state"] == "running"
 
 
 class _NoJobs(HostReport):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,23 @@ from conftest import wait_until
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'ray[default]>=2.40'")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_submit_starts_all_that_is_needed_and_down_ends_it(tmp_path: Path) -> None:
+@pytest.fixture
+def run(tmp_path: Path) -> Command:
+    """`torchshare cluster`, of a user without an earlier cluster."""
+    environment = {key: value for key, value in {**os.environ, "HOME": str(tmp_path)}.items() if key != "RAY_ADDRESS"}
+
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        given = [sys.executable, "-m", "torchshare", "cluster", *words]
+        return subprocess.run(given, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180)
+
+    return command
+
+
+def test_submit_starts_all_that_is_needed_and_down_ends_it(tmp_path: Path, run: Command) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    environment = {**os.environ, "HOME": str(tmp_path)}
-    environment.pop("RAY_ADDRESS", None)
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "torchshare", "cluster", *words]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180)
-
     done = run("list")
     assert done.returncode == 2
     assert done.stderr.startswith("torchshare: error: there is no Ray cluster on this machine")
@@ -46,16 +53,10 @@ def test_submit_starts_all_that_is_needed_and_down_ends_it(tmp_path: Path) -> No
         run("down")
 
 
-def test_rays_client_submits_from_elsewhere(tmp_path: Path) -> None:
+def test_rays_client_submits_from_elsewhere(tmp_path: Path, run: Command) -> None:
     """With an address that begins with ray://."""
     (tmp_path / "jobs.toml").write_text('[jobs.a]\nrun = "train.py 3 0.01"\n')
     (tmp_path / "train.py").write_text(SCRIPT)
-    environment = {key: value for key, value in {**os.environ, "HOME": str(tmp_path)}.items() if key != "RAY_ADDRESS"}
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "torchshare", "cluster", *words]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180)
-
     try:
         assert run("up").returncode == 0
         client = ("--address", "ray://127.0.0.1:10001")
@@ -72,16 +73,10 @@ def test_rays_client_submits_from_elsewhere(tmp_path: Path) -> None:
         run("down")
 
 
-def test_a_journal_that_is_refused_leaves_no_ray_behind(tmp_path: Path) -> None:
+def test_a_journal_that_is_refused_leaves_no_ray_behind(tmp_path: Path, run: Command) -> None:
     journal = tmp_path / ".torchshare" / "cluster" / "journal.jsonl"
     journal.parent.mkdir(parents=True)
     journal.write_text('{"event": "a"}\n{"event": \n{"event": "b"}\n')
-    environment = {key: value for key, value in {**os.environ, "HOME": str(tmp_path)}.items() if key != "RAY_ADDRESS"}
-
-    def run(verb: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "torchshare", "cluster", verb]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
-
     done = run("up")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(f"torchshare: error: {journal}:2: the journal is damaged")

@@ -293,6 +293,8 @@ def test_a_report_compares_the_policies(trace_file: Path, tmp_path: Path) -> Non
         [row["policy"], page.seconds(row["avg_jct_s"]), page.percent(row["avg_jct_s"] / baseline - 1)] for row in rows
     ]
     assert header[2] == "vs tiresias"
+    gain = min(row["avg_jct_s"] for row in rows) / baseline
+    assert f": {gain:.2f} times the average completion time of tiresias." in shown.text
     assert "average after" in shown.text
     assert any(name == "svg" for name, _ in shown.tags)
     if pages.browser() is not None:
@@ -324,7 +326,7 @@ def test_a_report_of_a_queue(tmp_path: Path) -> None:
     write_queue(path, jobs, hosts, [("<b>a</b>", 0, 100.0, 108.0), ("b", 0, 101.0, 103.0)])
     shown = pages.Page(path.read_text())
     assert "1 running, 1 failed" in shown.text
-    assert "takes 1.25 of its time alone" in shown.text
+    assert "takes 1.25 times as long as alone" in shown.text
     first, second = shown.tables["jobs"][1:]
     assert first[:3] == ["<b>a</b>", "running", "secondary"]
     assert first[5:10] == ["1,200", "9 s", "8 s", "1.25", "1.1"]

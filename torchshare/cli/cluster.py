@@ -18,7 +18,7 @@ from torchshare.cli.outputs import check_outputs, print_table, refuse
 from torchshare.cluster import client, connection
 from torchshare.cluster.host_actor import ClusterSettings
 from torchshare.cluster.queue_state import QueueSettings
-from torchshare.cluster.report import trace_events
+from torchshare.cluster.report import events_of_queue
 from torchshare.context.files import replacing
 from torchshare.context.names import escaped
 from torchshare.runtime.options import Declared, JobOptions, on_the_command_line
@@ -216,11 +216,8 @@ def _status(arguments: argparse.Namespace) -> int:
     check_outputs({"--timeline": arguments.timeline, "--report": arguments.report})
     connection.connect(arguments.address)
     if arguments.timeline is not None:
-        spans = client.spans()
-        origin = min((begin for _, _, begin, _ in spans), default=0.0)
-        events = trace_events([(name, begin - origin, end - origin, [gpu]) for name, gpu, begin, end in spans], 1)
         with replacing(arguments.timeline) as file:
-            file.write(json.dumps({"traceEvents": events}).encode())
+            file.write(json.dumps({"traceEvents": events_of_queue(client.spans())}).encode())
     hosts, rows = client.hosts(), {row["name"]: row for row in client.jobs()}
     if arguments.report is not None:
         from torchshare.cluster import pages  # slow to import
@@ -237,13 +234,18 @@ def _status(arguments: argparse.Namespace) -> int:
         for name in names:
             row = rows.get(name, {})
             numbers = [f"{row[key]:.2f}" if row.get(key) else "-" for key in ("slowdown", "predicted_slowdown")]
-            place = f"{host['node'][:8]}:{host['index']}"
-            table.add_row(place, name or "-", row.get("state", "-"), *numbers)
+            table.add_row(_place(host), name or "-", row.get("state", "-"), *numbers)
     print_table(table)
+    for host in (host for host in hosts if host["error"]):
+        print(f"Device {_place(host)} cannot be started: {escaped(host['error'])}")
     states = [row["state"] for row in rows.values()]
     counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
     print(f"{len(rows)} jobs{': ' if counts else ''}{', '.join(counts)}")
     return 0
+
+
+def _place(host: dict[str, Any]) -> str:
+    return f"{host['node'][:8]}:{host['index']}"
 
 
 def _logs(arguments: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal
 from torchshare.cluster.metrics import Metrics
 from torchshare.cluster.queued_job import Action, Span, key_of
-from torchshare.cluster.remote_host import RemoteHost, last_line, living_nodes, start_actor
+from torchshare.cluster.remote_host import FailedStart, RemoteHost, last_line, living_nodes, start_actor
 from torchshare.cluster.storage import Storage
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("torchshare")
 
 SCHEDULER = "scheduler"
+_AGAIN_S = 1.0  # until the next try to start
 _POLL_S = 0.1  # how often hosts are asked for reports
 _NODES_S = 1.0  # how often the nodes are looked at
 _METRICS_S = 5.0
@@ -36,6 +37,8 @@ _SILENT_S = 300.0  # a process that does not answer for so long hangs
 _START_S = 60.0  # a job that its host does not know by then was not told to it
 _STOP_S = 120.0  # a job that was told to stop and has not done so: its host's process is ended
 _SAVE_S = 20.0  # for the jobs' last checkpoints
+_FIRST_WAIT_S = 1.0  # until a host that ended before its first report is started again; doubled each time
+_LONGEST_WAIT_S = 60.0
 _STARTS = 3  # of a process with an `env`, before the job that needs it has failed
 
 
@@ -49,22 +52,34 @@ class SchedulerActor:
         self._hosts: dict[tuple[str, int], RemoteHost] = {}
         self._nodes: dict[str, int] = {}
         self._nodes_due = self._metrics_due = 0.0
+        self._failed_starts: dict[tuple[str, int], FailedStart] = {}  # by node and index
         self._killed_starts: dict[str, int] = {}  # by job: how often the process of its env was killed at its start
-        self._refusal = ""
+        self._refusal: Exception | None = None
         self._stopped = threading.Event()
+        self._open()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _open(self) -> None:
         try:
-            self._queue = JobQueue(Journal(self._storage.journal), settings.queue)
+            self._queue = JobQueue(Journal(self._storage.journal), self._settings.queue)
         except (ValueError, RuntimeError, OSError) as error:
-            self._refusal = str(error)
+            self._refusal = error
         else:
-            threading.Thread(target=self._serve, daemon=True).start()
+            self._refusal = None
+
+    def _run(self) -> None:
+        # A disk may have been full, or an earlier scheduler not have ended yet; a ValueError stays.
+        while isinstance(self._refusal, (RuntimeError, OSError)) and not self._stopped.wait(_AGAIN_S):
+            self._open()
+        if self._refusal is None:
+            self._serve()
 
     # For clients
 
     def check(self) -> ClusterSettings:
-        """Raises CannotStart if the scheduler could not start."""
-        if self._refusal:
-            raise CannotStart(self._refusal)
+        """Raises CannotStart if the scheduler could not start, or not yet."""
+        if self._refusal is not None:
+            raise CannotStart(str(self._refusal))
         return self._settings
 
     def submit(self, spec: JobSpec, function: bytes | None, number: bool) -> str:
@@ -86,12 +101,19 @@ class SchedulerActor:
             return self._queue.rows() if name is None else [self._queue.row(self._queue.find(name))]
 
     def hosts(self) -> list[dict[str, Any]]:
+        """Those that were up once, and those that cannot be started, with the reason."""
         self.check()
         with self._lock:
-            return [
+            rows: list[dict[str, Any]] = [
                 {"device": gpu, "node": host.node, "index": host.index, "up": host.up, "jobs": list(host.jobs)}
                 for gpu, host in self._queue.hosts.items()
             ]
+            failed = {place: start.reason for place, start in self._failed_starts.items()}
+        known = [{**row, "error": failed.pop((row["node"], row["index"]), "")} for row in rows]
+        return known + [
+            {"device": None, "node": node, "index": index, "up": False, "jobs": [], "error": error}
+            for (node, index), error in failed.items()
+        ]
 
     def spans(self) -> list[Span]:
         """Where each job has been: its name, its device, from when, and until when."""
@@ -109,27 +131,34 @@ class SchedulerActor:
     def log(self, name: str, offset: int) -> bytes:
         self.check()
         with self._lock:
-            self._queue.find(name)
+            submission = self._queue.find(name).spec.submission
         try:
-            with self._storage.log(name).open("rb") as file:
+            with self._storage.log(submission, name).open("rb") as file:
                 file.seek(offset)
                 return file.read(_CHUNK)
         except FileNotFoundError:
             return b""
 
     def shut_down(self) -> None:
-        """Ends the hosts, after their jobs have written checkpoints. The queue stays in the journal."""
+        """Ends the hosts, after their jobs have written checkpoints, and this actor: its client may not live to do so.
+        The queue stays in the journal."""
         self.check()
-        with self._lock:
-            self._stopped.set()
-            hosts, self._hosts = list(self._hosts.values()), {}
-            up = {host.gpu: host.actor.save_all.remote() for host in hosts if host.gpu is not None}
-            if up:
-                ray.wait(list(up.values()), num_returns=len(up), timeout=_SAVE_S)
-            for host in hosts:
-                ray.kill(host.actor)
-            for gpu in up:
-                self._lose(gpu, "the queue was shut down", crashed=False)
+        try:
+            with self._lock:
+                self._stopped.set()
+                self._end_hosts()
+        finally:
+            ray.kill(ray.get_runtime_context().current_actor)
+
+    def _end_hosts(self) -> None:
+        hosts, self._hosts = list(self._hosts.values()), {}
+        up = {host.gpu: host.actor.save_all.remote() for host in hosts if host.gpu is not None}
+        if up:
+            ray.wait(list(up.values()), num_returns=len(up), timeout=_SAVE_S)
+        for host in hosts:
+            ray.kill(host.actor)
+        for gpu in up:
+            self._lose(gpu, "the queue was shut down", crashed=False)
 
     # The loop
 
@@ -156,11 +185,17 @@ class SchedulerActor:
             return
         self._nodes_due = time.monotonic() + _NODES_S
         self._nodes = living_nodes()
-        for node, gpus in self._nodes.items():
-            for index in range(gpus or self._settings.hosts_per_node):
-                if (node, index) not in self._hosts and not self._stopped.is_set():
-                    self._hosts[node, index] = RemoteHost(node, index, self._start(node, index))
         with self._lock:
+            if self._stopped.is_set():
+                return  # nobody would end a host that is started now
+            failed_starts = self._failed_starts.items()
+            self._failed_starts = {place: each for place, each in failed_starts if place[0] in self._nodes}
+            for node, gpus in self._nodes.items():
+                for index in range(gpus or self._settings.hosts_per_node):
+                    failed = self._failed_starts.get((node, index))
+                    is_due = failed is None or failed.due <= time.monotonic()
+                    if is_due and (node, index) not in self._hosts:
+                        self._hosts[node, index] = RemoteHost(node, index, self._start(node, index))
             for gpu, known in self._queue.hosts.items():
                 if known.up and (known.node, known.index) not in self._hosts:
                     self._lose(gpu, "its node is gone", crashed=False)
@@ -190,6 +225,7 @@ class SchedulerActor:
                     host.error = _not_stopped(host)
                     continue
                 with self._lock:
+                    self._failed_starts.pop((host.node, host.index), None)
                     self._take(host, report)
         for host in list(self._hosts.values()):
             waited = time.monotonic() - host.asked if host.report is not None else 0.0
@@ -244,9 +280,18 @@ class SchedulerActor:
                 starts = self._killed_starts[host.replaced_for] = self._killed_starts.get(host.replaced_for, 0) + 1
                 if not killed or starts >= _STARTS:
                     self._queue.refuse(host.replaced_for, f"its env cannot be set up: {last_line(host.error)}")
+            elif not host.token:
+                self._put_off(host)
             if host.gpu is not None:
                 crashed = killed or bool(host.blamed) or _SILENT in host.error
                 self._lose(host.gpu, last_line(host.error), crashed=crashed, blamed=host.blamed or None)
+
+    def _put_off(self, host: RemoteHost) -> None:
+        place, reason = (host.node, host.index), last_line(host.error)
+        known = self._failed_starts.get(place)
+        wait = _FIRST_WAIT_S if known is None else min(2 * known.wait, _LONGEST_WAIT_S)
+        self._failed_starts[place] = FailedStart(reason, wait, time.monotonic() + wait)
+        log.warning("host %s:%d cannot start: %s; the next try is in %g s", host.node, host.index, reason, wait)
 
     def _lose(self, gpu: int, reason: str, *, crashed: bool, blamed: str | None = None) -> None:
         for job in self._queue.placed(gpu):

@@ -17,6 +17,7 @@ from typing import Any
 
 from torchshare.cluster.host_actor import CannotStart, ClusterSettings
 from torchshare.context.errors import described
+from torchshare.context.files import make_folder
 
 STORAGE = "~/.torchshare/cluster"
 _POLL_S = 0.2
@@ -27,6 +28,10 @@ _RAY_PID = "ray.pid"  # in the storage: of the Ray that `up` has started, and it
 _CLIENT = "ray://"  # begins an address of Ray's client server, which other networks can reach
 
 _connected: dict[str, str | None] = {"by": None}  # the address that Ray was given
+
+
+class _NotUp(ValueError):
+    """There is no scheduler."""
 
 
 def up(address: str | None = None, settings: ClusterSettings | None = None) -> ClusterSettings:
@@ -74,13 +79,9 @@ def down() -> None:
     """Ends the scheduler and the hosts, after the running jobs have written checkpoints; and Ray, if `up` started it.
     The queue stays in the storage: the next `up` goes on with it."""
     ray = need_ray()
-    from torchshare.cluster.actors import SCHEDULER
-    from torchshare.cluster.remote_host import NAMESPACE
-
     settings: ClusterSettings = call("check")
-    call("shut_down")
-    with contextlib.suppress(ValueError):  # another client was faster
-        ray.kill(ray.get_actor(SCHEDULER, NAMESPACE))
+    with contextlib.suppress(_NotUp):  # it may end before it has answered
+        call("shut_down")
     ray.shutdown()
     _end_ray(Path(settings.storage, _RAY_PID))
 
@@ -121,7 +122,7 @@ def call(method: str, *arguments: Any) -> Any:
         try:
             actor = ray.get_actor(SCHEDULER, NAMESPACE)
         except ValueError:
-            raise ValueError("the cluster is not up: run `torchshare cluster up`") from None
+            raise _NotUp("the cluster is not up: run `torchshare cluster up`") from None
         try:
             with _in_one_line(but=(RayTaskError, RayActorError, GetTimeoutError)):
                 return ray.get(getattr(actor, method).remote(*arguments), timeout=_ANSWER_S)
@@ -218,7 +219,7 @@ def _forget_dead_ray() -> None:
 
 
 def _start_ray(storage: Path) -> subprocess.Popen[bytes]:
-    storage.mkdir(parents=True, exist_ok=True)
+    make_folder(storage)
     with (storage / "ray.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"],

@@ -32,9 +32,9 @@ log = logging.getLogger("torchshare")
 
 _LOAD_S = 300.0  # how long a job's module, or its pickled function, may take to load
 _SAVE_S = 60.0  # how long a job has for its checkpoint before it is suspended
+_LAST_S = 10.0  # the same, before the process ends
 _NEWS_S = 1.0  # how long a rank whose collective failed waits to hear that another rank failed first
 _POLL_S = 0.02
-_LAST_S = 10.0  # the same, before the process ends
 
 
 @dataclass(eq=False)
@@ -53,6 +53,11 @@ class _Attempt:
     @property
     def outcome_name(self) -> str:
         return self.spec.outcome_of(self.number, self.rank)
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether its failure is the job's: not if it follows from the stop, or from that of another rank."""
+        return not self.suspends and not (self.stopped and self.spec.gpus > 1)
 
 
 class Host:
@@ -80,7 +85,6 @@ class Host:
         self._attempts: dict[str, _Attempt] = {}
         self._lock = threading.Lock()
         self._loading: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by module: it is loaded once
-        storage.logs.mkdir(parents=True, exist_ok=True)
 
     def start(self, spec: JobSpec, number: int, rank: int = 0) -> None:
         """Starts a job, or a rank of it, or goes on from its checkpoint, in a thread: its module may never finish
@@ -97,13 +101,14 @@ class Host:
         try:
             if before is not None:  # the queue believed it lost
                 _end(before)
+            self._storage.logs(attempt.spec.submission).mkdir(parents=True, exist_ok=True)
             attempt.outcome = self._storage.outcome(attempt.outcome_name)
             if attempt.outcome is None:
                 function = self._loaded(attempt.spec)
                 environ = self._meet(attempt) if attempt.spec.gpus > 1 else None
                 with self._lock:
                     self._start(attempt, function, environ)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # a module may raise any
             if not attempt.stopped:
                 self._fail(attempt, error, users_traceback(error))
 
@@ -143,10 +148,10 @@ class Host:
         if isinstance(function, Script):
             options.setdefault("seed", function.default_seed)
         runtime = self._open_runtime()
-        log_of_rank = Rank(attempt.rank, spec.gpus).file(self._storage.log(spec.name))
+        log_of_rank = Rank(attempt.rank, spec.gpus).file(self._storage.log(spec.submission, spec.name))
         job_output.open_for(spec.name, log_of_rank)
         given = JobOptions(name=spec.name, **options)  # type: ignore[typeddict-item]
-        attempt.job = runtime._submit(self._body(attempt, function), given, environ)
+        attempt.job = runtime._submit(self._body(attempt, function), given, environ, spec.submission)
         runtime.start()
 
     def _open_runtime(self) -> Runtime:
@@ -157,14 +162,14 @@ class Host:
             self._runtime = None
         if self._runtime is None:
             self._runtime = Runtime(
-                self._device, checkpoint=self._storage.checkpoints, every=self._every, resume=True, ranks=False
+                self._device, checkpoint=self._storage.jobs, every=self._every, resume=True, ranks=False
             )
         return self._runtime
 
     def _function(self, spec: JobSpec) -> Callable[..., Any]:
         if spec.pickled:
             return pickle.loads(self._storage.function(spec.submission).read_bytes())  # type: ignore[no-any-return]
-        return targets.load(spec.target, Output(str(self._storage.logs), append=True), spec.folder)
+        return targets.load(spec.target, Output(str(self._storage.logs(spec.submission)), append=True), spec.folder)
 
     def _body(self, attempt: _Attempt, function: Callable[..., Any]) -> Callable[[Job], None]:
         is_script = isinstance(function, Script)
@@ -174,16 +179,18 @@ class Host:
                 value = function(job)
             except SystemExit as error:
                 if error.code:
-                    self._fail(attempt, error)
+                    if attempt.may_fail:
+                        self._fail(attempt, error)
                     raise
                 value = None
             except Exception as error:
                 if attempt.spec.gpus > 1 and not attempt.stopped and isinstance(error, RuntimeError):
                     time.sleep(_NEWS_S)
-                if not attempt.suspends and not (attempt.spec.gpus > 1 and attempt.stopped):
+                if attempt.may_fail:
                     self._fail(attempt, error, users_traceback(error))
                 raise
-            self._finish(attempt, value)
+            if not (attempt.suspends and job._context.is_unwound):  # else it has caught its cancellation
+                self._finish(attempt, value)
 
         functools.update_wrapper(body, function, assigned=("__name__", "__doc__"), updated=())
         if is_script:
@@ -202,7 +209,7 @@ class Host:
         spec = attempt.spec
         outcome = Outcome("failed", None, str(error) if isinstance(error, ValueError) else described(error))
         try:
-            with self._storage.log(spec.name).open("a") as file:
+            with self._storage.log(spec.submission, spec.name).open("a") as file:
                 file.write(f"{text or outcome.error}\n")
             attempt.outcome = self._storage.put_outcome(attempt.outcome_name, outcome)
         except OSError as unwritten:
@@ -235,8 +242,11 @@ class Host:
             return HostReport(self.token, time.monotonic(), jobs, self._env)
 
     def save_all(self) -> None:
-        """Called before the process ends. Jobs write their checkpoints, and are cancelled."""
+        """Called before the process ends. Jobs write their checkpoints, and are cancelled, to go on later."""
         with self._lock:
+            for attempt in self._attempts.values():
+                if not attempt.stopped:
+                    attempt.stopped = attempt.suspends = True
             threads = [
                 threading.Thread(target=attempt.job.save, args=(_LAST_S,))
                 for attempt in self._attempts.values()

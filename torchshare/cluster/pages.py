@@ -8,7 +8,7 @@ from typing import Any
 
 from torchshare.cluster import plots
 from torchshare.cluster.queued_job import Span
-from torchshare.cluster.report import BASELINE, trace_events
+from torchshare.cluster.report import BASELINE, events_of_queue
 from torchshare.cluster.simulate import Outcome, swept
 from torchshare.report import figures, page
 
@@ -39,11 +39,9 @@ def _verdict(rows: Sequence[dict[str, Any]], best: dict[str, Any], varied: Seque
     text = f"Jobs complete soonest, on average after {page.seconds(best['avg_jct_s'])}, with {best['policy']}"
     setting = "".join(f" at {name.replace('_', ' ')} {best[name]}" for name in varied)
     gain = _against(best, rows, varied)
-    return (
-        text
-        + setting
-        + ("." if gain is None or best["policy"] == BASELINE else f": {1 + gain:.2f} of the time with {BASELINE}.")
-    )
+    if gain is None or best["policy"] == BASELINE:
+        return f"{text}{setting}."
+    return f"{text}{setting}: {1 + gain:.2f} times the average completion time of {BASELINE}."
 
 
 def _against(row: dict[str, Any], rows: Sequence[dict[str, Any]], varied: Sequence[str]) -> float | None:
@@ -66,8 +64,7 @@ def write_queue(
 ) -> None:
     """Writes a page about the jobs and devices of a cluster. Raises OSError on failure."""
     ran = sorted(spans, key=lambda span: span[3])[-_MAX_SPANS:]
-    origin = min((begin for _, _, begin, _ in ran), default=0.0)
-    events = trace_events([(name, begin - origin, end - origin, [gpu]) for name, gpu, begin, end in ran], 1)
+    events = events_of_queue(ran)
     numbers = {job["name"]: number for number, job in enumerate(jobs)}
     bars = [
         (event["tid"], event["ts"] / 1e6, event["dur"] / 1e6, numbers[event["name"]])
@@ -79,7 +76,7 @@ def write_queue(
     measured = [job["slowdown"] for job in jobs if job.get("slowdown")]
     if measured:
         mean = sum(measured) / len(measured)
-        verdict.append(f"Beside another, a step takes {mean:.2f} of its time alone, on average.")
+        verdict.append(f"Beside another, a step takes {mean:.2f} times as long as alone, on average.")
     devices = sum(1 for host in hosts if host["up"])
     document = {
         "title": f"torchshare: {len(jobs)} jobs on {devices} device{'' if devices == 1 else 's'}",

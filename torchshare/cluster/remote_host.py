@@ -40,6 +40,16 @@ class RemoteHost:
         return bool(self.token) and self.gpu is not None and not self.blamed
 
 
+@dataclass(frozen=True)
+class FailedStart:
+    """Of a host that ended before its first report."""
+
+    reason: str
+    wait: float
+    """Seconds until it is started again."""
+    due: float
+
+
 def start_actor(settings: ClusterSettings, node: str, index: int, *, has_gpu: bool, env: str = "{}") -> Any:
     resources = {"num_cpus": 0, "num_gpus": 1} if has_gpu else {"num_cpus": 1}
     actor = ray.remote(HostActor).options(

@@ -1,12 +1,13 @@
-"""Reports of a simulation, for the terminal and for https://ui.perfetto.dev."""
+"""Reports of a simulation, for the terminal and for https://ui.perfetto.dev; of a queue, for the latter."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.table import Table
 
+from torchshare.cluster.queued_job import Span
 from torchshare.cluster.simulate import Outcome, swept
 
 BASELINE = "tiresias"  # the policy that the table compares with, if it was simulated
@@ -57,6 +58,12 @@ def timeline(outcome: Outcome) -> list[dict[str, Any]]:
     names = outcome.case.trace.names
     spans = [(names[job], begin, end, gpus) for job, begin, end, gpus in outcome.spans]
     return trace_events(spans, outcome.case.setting.gpus_per_node)
+
+
+def events_of_queue(spans: Sequence[Span]) -> list[dict[str, Any]]:
+    """Chrome trace events of a cluster's jobs, from the first one's begin on."""
+    origin = min((begin for _, _, begin, _ in spans), default=0.0)
+    return trace_events([(name, begin - origin, end - origin, [gpu]) for name, gpu, begin, end in spans], 1)
 
 
 def trace_events(spans: Iterable[tuple[str, float, float, list[int]]], per_node: int) -> list[dict[str, Any]]:

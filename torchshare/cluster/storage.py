@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import secrets
+import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,15 +40,15 @@ class Storage:
         return self.path / "journal.jsonl"
 
     @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+    def jobs(self) -> Path:
+        """A folder per submission, since names are used again: its checkpoints and logs."""
+        return self.path / "jobs"
 
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
+    def logs(self, submission: str) -> Path:
+        return self.jobs / submission
 
-    def log(self, job: str) -> Path:
-        return self.logs / f"{file_stem(job)}.log"
+    def log(self, submission: str, job: str) -> Path:
+        return self.logs(submission) / f"{file_stem(job)}.log"
 
     def function(self, submission: str) -> Path:
         """The pickled function of a job."""
@@ -61,11 +62,16 @@ class Storage:
         return self.path / "gangs" / f"{submission}.{attempt}"
 
     def prune(self, kept: Collection[str], needed: Collection[str]) -> None:
-        """Removes the outcomes of submissions that are not kept, and the functions of those that are not needed."""
-        for folder, names in (("outcomes", kept), ("functions", needed), ("gangs", needed)):
-            for file in self.path.joinpath(folder).glob("[!.]*"):
-                if file.name.partition(".")[0] not in names:
-                    file.unlink(missing_ok=True)
+        """Removes the outcomes, checkpoints and logs of submissions that are not kept, and the functions of those that
+        are not needed."""
+        for folder, names in (("outcomes", kept), ("jobs", kept), ("functions", needed), ("gangs", needed)):
+            for path in self.path.joinpath(folder).glob("[!.]*"):
+                if path.name.partition(".")[0] in names:
+                    continue
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
 
     def put_function(self, submission: str, data: bytes) -> None:
         _write(self.function(submission), data)

@@ -25,6 +25,7 @@ class Cancelled(BaseException):
         job = current.job()
         if job is not None:
             job.handle.acknowledge_cancel()
+            job.is_unwound = True
 
 
 class Interrupted(Cancelled, KeyboardInterrupt):

@@ -48,6 +48,8 @@ class JobContext:
     """Rows of the largest batch so far."""
     warns_of_split: bool = True
     """Whether its next split batch is searched for what splitting changes."""
+    is_unwound: bool = False
+    """Whether its cancellation was raised in it; it may have caught it."""
     is_ending: bool = False
     """Whether it is a script that was interrupted: it is not unwound again at its next batch or sleep."""
     has_stepped: bool = False

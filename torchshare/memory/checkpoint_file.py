@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import torch
 
-from torchshare.context.files import sync_folder
+from torchshare.context.files import make_folder, sync_folder
 from torchshare.context.names import file_stem
 from torchshare.context.rank import Rank
 
@@ -89,7 +89,7 @@ class JobFiles:
     def write(self, step: int, payload: dict[str, Any]) -> None:
         """Writes a file, whole or not at all, and removes those that are too old. Raises OSError."""
         payload = {"format": _FORMAT, "job": self._job, "ranks": self._rank.count, **payload}
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         descriptor, temporary = tempfile.mkstemp(suffix=".tmp", prefix=self._temporary, dir=self._folder)
         try:
             with os.fdopen(descriptor, "wb") as file:

@@ -33,12 +33,12 @@ class Folder:
         self._writer = Writer()
         self._jobs: list[tuple[JobContext, Checkpoints]] = []
 
-    def checkpoints_of(self, job: JobContext) -> Loop:
-        """Without checkpoints if its ranks would not save at the same steps. Raises ValueError if the folder has
-        checkpoints of the job that are not to be resumed from."""
+    def checkpoints_of(self, job: JobContext, folder: str) -> Loop:
+        """In that folder of this one. Without checkpoints if its ranks would not save at the same steps. Raises
+        ValueError if the folder has checkpoints of the job that are not to be resumed from."""
         if job.rank.count > 1 and self._every.steps is None:
             return Loop()
-        checkpoints = Checkpoints(job, self._path, self._every, self._resume, self._writer)
+        checkpoints = Checkpoints(job, self._path / folder, self._every, self._resume, self._writer)
         self._jobs.append((job, checkpoints))
         return checkpoints
 

@@ -98,16 +98,18 @@ class Runtime:
         """
         return self._submit(function, options, None)
 
-    def _submit(self, function: Callable[[Job], Any], options: JobOptions, environ: dict[str, str] | None) -> Job:
+    def _submit(
+        self, function: Callable[[Job], Any], options: JobOptions, environ: dict[str, str] | None, folder: str = ""
+    ) -> Job:
         """With `environ`, the job has ranks of its own, which that environment describes: a host of a cluster runs
-        ranks of different jobs."""
+        ranks of different jobs. `folder`, in that of the checkpoints, gets the job's."""
         if not callable(function):
             raise TypeError(f"function must be a callable that takes a Job, got {function!r}")
         name = options.get("name")
         if name is None:
             name = getattr(function, "__name__", "job")
         check(JobOptions, options, "submit", job=name)
-        context = self._context(name, options, environ)
+        context = self._context(name, options, environ, folder)
         job = Job(context)
         closer, effects, given = self._closer, self._effects, options.copy()
         try:
@@ -127,7 +129,7 @@ class Runtime:
         self._jobs = [*(each for each in self._jobs if each.name != name), job]  # an ended one had its name
         return job
 
-    def _context(self, name: str, options: JobOptions, environ: dict[str, str] | None) -> JobContext:
+    def _context(self, name: str, options: JobOptions, environ: dict[str, str] | None, folder: str) -> JobContext:
         context = JobContext(
             name,
             options.get("seed", 0),
@@ -144,7 +146,7 @@ class Runtime:
             context.rank = this_rank(environ)
             context.runtime = f"{context.rank.restarts}.of-job"  # the same on all its ranks
         if self._folder is not None:
-            context.loop = self._folder.checkpoints_of(context)
+            context.loop = self._folder.checkpoints_of(context, folder)
         return context
 
     def start(self) -> None:
