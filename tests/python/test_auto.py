@@ -104,7 +104,7 @@ def test_a_short_job_runs_first_and_the_primary_is_held_meanwhile():
             training(None, 0.01), name="b", start="auto", steps=100, profile=profile("pb", 0.011)
         )
         wait_until(lambda: primary.state == "suspended")
-        assert secondary.state == "running"
+        wait_until(lambda: secondary.state == "running")
         steps = primary.result.steps
         wait_until(lambda: secondary.result.steps > 6)
         assert primary.result.steps <= steps + 1
@@ -122,6 +122,7 @@ def test_a_held_job_can_be_cancelled():
         runtime.submit(training(None), name="b", start="auto", steps=100, profile=profile("pb", 0.01))
         runtime.start()
         wait_until(lambda: runtime.jobs[0].state == "suspended")
+        wait_until(lambda: runtime.jobs[1].state == "running")
         runtime.jobs[0].cancel()
         wait_until(lambda: runtime.jobs[0].state == "cancelled")
         assert runtime.jobs[1].state == "running"

@@ -68,7 +68,7 @@ def test_every_change_of_state_is_on_the_timeline():
         torch.ones(1)
 
     with torchshare.Runtime() as runtime:
-        job = runtime.submit(body, name="a", start=0.01)
+        job = runtime.submit(body, name="a", start=0.5)  # its thread asks before that
         runtime.start()
         assert gatekeeper.reached.wait(30)
         job.suspend()
