@@ -147,8 +147,16 @@ def test_a_script_that_handles_the_interrupt_of_a_suspension_has_not_ended(
         host.save_all()
     else:
         host.stop("a", 1, suspend=True)
-    assert ended(host, "a").state == "suspended"
+    report = ended(host, "a")
+    assert (report.state, report.error) == ("suspended", "")
     assert hosts.storage.outcome("id-a") is None
+
+
+def test_a_host_without_its_storage_does_not_start(tmp_path: Path) -> None:
+    """Its jobs would fail."""
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        Host(Storage(tmp_path / "file"), "cpu")
 
 
 def test_a_job_that_reaches_its_end_while_it_is_told_to_suspend_has_finished(hosts: Hosts) -> None:

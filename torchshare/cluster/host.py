@@ -85,6 +85,7 @@ class Host:
         self._attempts: dict[str, _Attempt] = {}
         self._lock = threading.Lock()
         self._loading: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by module: it is loaded once
+        storage.jobs.mkdir(parents=True, exist_ok=True)  # a host without its storage must not fail jobs
 
     def start(self, spec: JobSpec, number: int, rank: int = 0) -> None:
         """Starts a job, or a rank of it, or goes on from its checkpoint, in a thread: its module may never finish
@@ -280,6 +281,6 @@ def _report(attempt: _Attempt) -> JobReport:
     if outcome is not None:
         return JobReport(attempt.spec.name, attempt.number, outcome.state, steps, error=outcome.error)
     state = "suspended" if attempt.suspends else "cancelled" if job is None else job.state
-    exception = None if job is None else job.result.exception
+    exception = None if job is None or attempt.suspends else job.result.exception
     error = "" if exception is None else described(exception)
     return JobReport(attempt.spec.name, attempt.number, state, steps, error=error)
