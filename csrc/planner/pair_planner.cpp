@@ -75,9 +75,9 @@ void check(const PlanOptions& options, const PlannedJob& running) {
 }
 
 /// Searches all splits and starts. Keeps the best plan so far, and why the alternatives were worse.
-class Search {
+class PairSearch {
  public:
-  Search(const PlannedJob& new_job, const PlannedJob& running, const PlanOptions& options)
+  PairSearch(const PlannedJob& new_job, const PlannedJob& running, const PlanOptions& options)
       : new_job_(new_job),
         running_(running),
         options_(options),
@@ -232,7 +232,7 @@ Plan plan_pair(const PlannedJob& new_job, const PlannedJob& running, const PlanO
   check(new_job);
   check(running);
   check(options, running);
-  Search search(new_job, running, options);
+  PairSearch search(new_job, running, options);
   search.try_sharing();
   search.try_first();
   return search.best();

@@ -21,9 +21,9 @@ struct Together {
   int sub_batches = 1;
 };
 
-class Search {
+class QueueSearch {
  public:
-  Search(const std::vector<PlannedJob>& jobs, const std::vector<QueuedPair>& pairs, const QueueOptions& options)
+  QueueSearch(const std::vector<PlannedJob>& jobs, const std::vector<QueuedPair>& pairs, const QueueOptions& options)
       : jobs_(jobs), options_(options), together_(jobs.size(), std::vector<Together>(jobs.size())) {
     for (const PlannedJob& job : jobs) {
       check(job);
@@ -179,7 +179,7 @@ Seconds QueuePlan::average() const {
 
 QueuePlan plan_queue(const std::vector<PlannedJob>& jobs, const std::vector<QueuedPair>& pairs,
                      const QueueOptions& options) {
-  return Search(jobs, pairs, options).best();
+  return QueueSearch(jobs, pairs, options).best();
 }
 
 }  // namespace torchshare

@@ -11,24 +11,24 @@
 namespace torchshare {
 namespace {
 
-constexpr double kRatioError = 0.03;     // standard error of a ratio at which a probe is over
-constexpr double kProbeShare = 0.05;     // maximum cost of a probe / remaining work
-constexpr double kProbeRest = 5;         // pause after a probe / length of the probe
-constexpr std::uint64_t kMinSteps = 3;   // steps of each kind that a probe needs
-constexpr Seconds kShortestProbe = 0.1;  // time per kind of step, if kProbeShare allows it
-constexpr double kPatience = 2;          // factor on a probe's budget if the second job makes little progress
-constexpr double kDrift = 0.10;          // relative change of step time that triggers a new plan
-constexpr std::uint64_t kSteady = 8;     // a change must show in this many steps
-constexpr Seconds kSteadyTime = 0.5;     // and for this long
-constexpr std::uint64_t kMany = 64;      // enough to outvote a slow phase of the machine
-constexpr double kHysteresis = 0.03;     // a new plan must be better by this fraction
+constexpr double kRatioError = 0.03;         // standard error of a ratio at which a probe is over
+constexpr double kProbeShare = 0.05;         // maximum cost of a probe / remaining work
+constexpr double kProbeRest = 5;             // pause after a probe / length of the probe
+constexpr std::uint64_t kMinProbeSteps = 3;  // steps of each kind that a probe needs
+constexpr Seconds kShortestProbe = 0.1;      // time per kind of step, if kProbeShare allows it
+constexpr double kStarvedFactor = 2;         // factor on a probe's budget if the second job makes little progress
+constexpr double kDrift = 0.10;              // relative change of step time that triggers a new plan
+constexpr std::uint64_t kSteady = 8;         // a change must show in this many steps
+constexpr Seconds kSteadyTime = 0.5;         // and for this long
+constexpr std::uint64_t kMany = 64;          // enough to outvote a slow phase of the machine
+constexpr double kHysteresis = 0.03;         // a new plan must be better by this fraction
 constexpr Seconds kShortestStep = 1e-9;
 
 /// True if a meter has measured enough: precisely enough for a ratio of two, or for a time of `budget`. Consecutive
 /// steps are correlated, so a few short ones look more precise than they are.
 bool is_enough(const StepMeter& meter, Seconds budget) {
   const bool exact = meter.relative_error() <= kRatioError / std::sqrt(2.0) && meter.total() >= kShortestProbe;
-  return meter.count() >= kMinSteps && (exact || meter.total() >= budget);
+  return meter.count() >= kMinProbeSteps && (exact || meter.total() >= budget);
 }
 
 double at_least_one(double ratio) {
@@ -148,8 +148,8 @@ bool PairSharing::knows_both(Seconds budget, std::chrono::nanoseconds now) {
     return true;
   }
   const Seconds time = to_seconds(now - *both_began_);
-  if (together_[0].count() < kMinSteps || together_[1].count() >= kMinSteps ||
-      time < std::max(kShortestProbe, kPatience * budget)) {
+  if (together_[0].count() < kMinProbeSteps || together_[1].count() >= kMinProbeSteps ||
+      time < std::max(kShortestProbe, kStarvedFactor * budget)) {
     return false;
   }
   together_[1].add(time / std::max(1.0, second.steps - both_steps_));
