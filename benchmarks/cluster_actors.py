@@ -27,8 +27,9 @@ from torchshare.cluster.queue_state import QueueSettings
 from torchshare.cluster.remote_host import NAMESPACE
 from torchshare.context.results import ENDED
 
+from record import RESULTS, write
+
 RATIO = 1.25
-RESULTS = Path(__file__).parent / "results"
 
 
 class SleepingHost:
@@ -141,7 +142,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=64, metavar="N")
     parser.add_argument("--seconds", type=float, default=5.0, metavar="S", help="mean of the jobs' durations")
     parser.add_argument("--patience", type=float, default=180.0, metavar="S", help="for all hosts to be up")
-    parser.add_argument("--output", type=Path, default=RESULTS / "cluster_queue.json")
+    parser.add_argument("--output", type=Path, default=RESULTS, metavar="FOLDER")
     arguments = parser.parse_args()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     with tempfile.TemporaryDirectory() as folder:
@@ -150,8 +151,7 @@ def main() -> None:
         finally:
             ray.shutdown()
     print(json.dumps(found, indent=2))
-    whole = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
-    arguments.output.write_text(f"{json.dumps({**whole, 'actors': found}, indent=2)}\n")
+    write("cluster_actors", found, arguments.output)
 
 
 if __name__ == "__main__":
