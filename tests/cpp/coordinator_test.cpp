@@ -67,6 +67,14 @@ class CoordinatorTest : public ::testing::Test {
   std::future<bool> start(const Member& member) {
     return std::async(std::launch::async, [job = member.id(), this] { return coordinator_.wait_to_start(job); });
   }
+  /// Waits until the job's thread has come.
+  static bool is_delayed(const Member& member) {
+    const auto deadline = std::chrono::steady_clock::now() + 10s;
+    while (member.state() == JobState::kPending && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(1ms);
+    }
+    return member.state() == JobState::kDelayed;
+  }
   static bool still_waits(std::future<bool>& waiter) { return waiter.wait_for(20ms) == std::future_status::timeout; }
   std::vector<std::string> details(const Member& member, EventKind kind) const {
     std::vector<std::string> found;
@@ -100,6 +108,7 @@ TEST_F(CoordinatorTest, StartsAtTheRequestedStep) {
   Member& secondary = add("b", Priority::kSecondary, "step:2");
   EXPECT_TRUE(start(primary).get());
   auto waiter = start(secondary);
+  EXPECT_TRUE(is_delayed(secondary));
   primary.step();
   EXPECT_TRUE(still_waits(waiter));
   EXPECT_EQ(secondary.state(), JobState::kDelayed);
@@ -114,7 +123,7 @@ TEST_F(CoordinatorTest, DecidesAtTheStepBeforeTheWaitingThreadWakes) {
   Member& secondary = add("b", Priority::kSecondary, "step:2");
   EXPECT_TRUE(start(primary).get());
   auto waiter = start(secondary);
-  EXPECT_TRUE(still_waits(waiter));
+  EXPECT_TRUE(is_delayed(secondary));
   for (int step = 0; step < 1000; ++step) {
     primary.step();
   }
@@ -155,7 +164,7 @@ TEST_F(CoordinatorTest, CancelsAllStartsBeforeTheEndOfOneJobStartsAnother) {
   Member& second = add("b", Priority::kSecondary, "after:a");
   EXPECT_TRUE(start(first).get());
   auto waiter = start(second);
-  EXPECT_TRUE(still_waits(waiter));
+  EXPECT_TRUE(is_delayed(second));
   coordinator_.cancel_starts();
   first.end(JobState::kCancelled);
   EXPECT_FALSE(waiter.get());
@@ -284,7 +293,7 @@ class QueueTest : public CoordinatorTest {
     const auto wait = [this](JobId job) { return queue_.wait_to_start(job); };
     ((waiters_[&members] = std::async(std::launch::async, wait, members.id())), ...);
   }
-  bool waits(Member& member) { return still_waits(waiters_.at(&member)) && member.state() == JobState::kDelayed; }
+  bool waits(Member& member) { return is_delayed(member) && still_waits(waiters_.at(&member)); }
   bool runs(Member& member) {
     std::future<bool>& waiter = waiters_.at(&member);
     return waiter.wait_for(10s) == std::future_status::ready && waiter.get() && member.state() == JobState::kRunning;
