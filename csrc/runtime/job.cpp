@@ -33,6 +33,15 @@ JobSpec checked(JobSpec spec, const Device& device) {
   return spec;
 }
 
+/// The thread's count, or the last one read if the thread has ended, so that a count never decreases.
+std::chrono::nanoseconds counted(std::optional<std::chrono::nanoseconds> now,
+                                 std::atomic<std::chrono::nanoseconds>& last) {
+  if (now) {
+    last.store(*now);
+  }
+  return last.load();
+}
+
 }  // namespace
 
 RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std::unique_ptr<LanguageBinding> language)
@@ -84,15 +93,6 @@ void RuntimeJob::record_budget() {
                      : fmt::format("memory budget: {:.1f} MiB, an even share of what is free",
                                    static_cast<double>(limit) / (1 << 20))};
   });
-}
-
-/// What a thread has counted, and what was last read of it if it has ended: a count that was told never shrinks.
-static std::chrono::nanoseconds counted(std::optional<std::chrono::nanoseconds> now,
-                                        std::atomic<std::chrono::nanoseconds>& last) {
-  if (now) {
-    last.store(*now);
-  }
-  return last.load();
 }
 
 JobStats RuntimeJob::stats() const {

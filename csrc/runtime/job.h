@@ -132,8 +132,8 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   std::atomic<bool> has_left_{false};
   std::atomic<std::uint64_t> sub_batches_{0};
   std::atomic<std::chrono::nanoseconds> waited_{std::chrono::nanoseconds(0)};
-  // Written at the end.
-  mutable std::atomic<std::chrono::nanoseconds> cpu_{std::chrono::nanoseconds(0)};  // as last read
+  // As last read from the thread.
+  mutable std::atomic<std::chrono::nanoseconds> cpu_{std::chrono::nanoseconds(0)};
   mutable std::atomic<std::chrono::nanoseconds> core_wait_{std::chrono::nanoseconds(0)};
   std::atomic<std::chrono::nanoseconds> input_{std::chrono::nanoseconds(0)};
   std::atomic<std::chrono::nanoseconds> began_{std::chrono::nanoseconds(0)};

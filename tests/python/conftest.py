@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -194,6 +195,13 @@ class Ran:
 
     def text(self) -> str:
         return "\n".join(self.lines)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
 
 
 def script(folder: Path, name: str, text: str) -> str:

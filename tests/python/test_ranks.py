@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from conftest import on_both, torchshare_command
+from conftest import free_port, on_both, torchshare_command
 from torch.distributed import run
 
 from torchshare.cli import launch
@@ -41,6 +40,20 @@ def torchrun(
         out, err = run.communicate()
         pytest.fail(f"not in {timeout} s\n{out}\n{err}")
     return subprocess.CompletedProcess(run.args, run.returncode, out, err)
+
+
+def two_ranks(command: list[str], folder: Path, watched: int, timeout: float) -> tuple[int, str, str]:
+    """Runs a program on two ranks without a launcher, until the watched one ends: its status and output."""
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": folder}
+    ranks = [subprocess.Popen(command, env={**os.environ, **place, "RANK": str(rank)}, **pipes) for rank in range(2)]
+    try:
+        out, err = ranks[watched].communicate(timeout=timeout)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    return ranks[watched].returncode, out, err
 
 
 def _kill_all(run: subprocess.Popen[str]) -> None:
@@ -104,20 +117,9 @@ def test_a_rank_killed_in_a_collective_ends_all_jobs(tmp_path: Path):
 @pytest.mark.parametrize(
     ("dies", "reason", "within"), [(0, "the store of the ranks is lost", 20), (1, "rank 1 has not been heard of", 30)]
 )
-def test_a_rank_killed_during_a_decision_ends_all_jobs(dies: int, reason: str, within: int):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    place = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+def test_a_rank_killed_during_a_decision_ends_all_jobs(dies: int, reason: str, within: int, tmp_path: Path):
     command = [sys.executable, str(PROGRAMS / "dying.py"), str(dies)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    ranks = [subprocess.Popen(command, env={**place, "RANK": str(rank)}, **pipes) for rank in range(2)]
-    try:
-        out, err = ranks[1 - dies].communicate(timeout=60)
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
+    _, out, err = two_ranks(command, tmp_path, watched=1 - dies, timeout=60)
     assert reason in err and reason in out, out + err
     states, _, seconds = out.splitlines()[-1].partition(" after ")
     assert "running" not in states and int(seconds.removesuffix(" s")) < within, out
@@ -137,20 +139,9 @@ while True:
 def test_the_results_of_a_run_are_told_though_a_rank_has_died(tmp_path: Path):
     """Exit status 2 would say that the command was wrong."""
     (tmp_path / "dies.py").write_text(DIES)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    place = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torchshare", "run", "--timeline", "out.json", "dies.py"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
-    ranks = [subprocess.Popen(command, env={**place, "RANK": str(rank)}, **pipes) for rank in range(2)]
-    try:
-        out, err = ranks[0].communicate(timeout=90)
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    assert ranks[0].returncode == 1, out + err
+    status, out, err = two_ranks(command, tmp_path, watched=0, timeout=90)
+    assert status == 1, out + err
     assert "rank 1 has not been heard of" in err
     assert "dies" in out and "steps/s" in out
     assert (tmp_path / "out.json").exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import launch, python, script, torchshare_command, wait_until
+from conftest import free_port, launch, python, script, torchshare_command, wait_until
 from test_checkpoints import steps_in
 from test_ranks import PROGRAMS, torchrun
 
@@ -163,9 +162,7 @@ def test_a_second_sigterm_does_not_wait(tmp_path: Path):
 def test_a_run_that_crashed_serves_metrics_again(tmp_path: Path) -> None:
     """Though the worker of its loader has not yet noticed."""
     script(tmp_path, "train.py", CRASHES_BESIDE_A_WORKER)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     options = f"--checkpoint ckpt --every 5 --device cpu --max-restarts 1 --metrics-port {port}"
     process = launch("-m", "torchshare", "run", *options.split(), "train.py", folder=tmp_path)
     _, err = process.communicate(timeout=100)

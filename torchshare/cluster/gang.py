@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torchshare.context.files import replacing
 from torchshare.runtime.ranks import serve
 
 _POLL_S = 0.05
@@ -28,9 +29,8 @@ def meet(
     if rank == 0:
         store = serve(address, count)
         place.parent.mkdir(parents=True, exist_ok=True)
-        temporary = place.with_suffix(".tmp")
-        temporary.write_text(f"{address} {store.port}")
-        temporary.replace(place)
+        with replacing(place) as file:
+            file.write(f"{address} {store.port}".encode())
     deadline = time.monotonic() + patience
     while not place.exists():
         if time.monotonic() > deadline or is_stopped():

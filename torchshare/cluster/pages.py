@@ -8,7 +8,7 @@ from typing import Any
 
 from torchshare.cluster import plots
 from torchshare.cluster.queued_job import Span
-from torchshare.cluster.report import BASELINE, events_of_queue
+from torchshare.cluster.report import BASELINE, baseline_of, events_of_queue
 from torchshare.cluster.simulate import Outcome, swept
 from torchshare.report import figures, page
 
@@ -46,8 +46,7 @@ def _verdict(rows: Sequence[dict[str, Any]], best: dict[str, Any], varied: Seque
 
 def _against(row: dict[str, Any], rows: Sequence[dict[str, Any]], varied: Sequence[str]) -> float | None:
     """Its mean completion time / that of the baseline in the same setting - 1."""
-    same = (each for each in rows if each["policy"] == BASELINE and all(each[n] == row[n] for n in varied))
-    baseline = next(same, None)
+    baseline = baseline_of(row, rows, varied)
     return None if baseline is None else row["avg_jct_s"] / baseline["avg_jct_s"] - 1
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -39,7 +39,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
     ):
         lines.add_column(title, justify="right")
     for row in rows:
-        baseline = next((r for r in rows if r["policy"] == BASELINE and all(r[n] == row[n] for n in varied)), None)
+        baseline = baseline_of(row, rows, varied)
         lines.add_row(
             row["policy"],
             *(str(row[name]) for name in varied),
@@ -51,6 +51,11 @@ def table(rows: list[dict[str, Any]]) -> Table:
             f"{row['preemptions']:,}",
         )
     return lines
+
+
+def baseline_of(row: Mapping[str, Any], rows: Sequence[dict[str, Any]], varied: Sequence[str]) -> dict[str, Any] | None:
+    """The row of the baseline in the same setting, if it was simulated."""
+    return next((r for r in rows if r["policy"] == BASELINE and all(r[n] == row[n] for n in varied)), None)
 
 
 def timeline(outcome: Outcome) -> list[dict[str, Any]]:

@@ -148,9 +148,14 @@ def union(spans: Numbers) -> Numbers:
     return np.column_stack([spans[np.append(edge, apart), 0], latest[np.append(apart, edge)]])
 
 
+def running_of(found: Sequence[Timeline]) -> Numbers:
+    """When each of the jobs ran, in their order."""
+    return np.concatenate([np.empty((0, 2)), *(each.running for each in found)])
+
+
 def steps_of(found: Sequence[Timeline]) -> list[Steps]:
     """The steps of each job."""
-    spans = np.concatenate([np.empty((0, 2)), *(each.running for each in found)])
+    spans = running_of(found)
     owners = np.repeat(np.arange(len(found)), [len(each.running) for each in found])
     return [_steps(each, spans[owners != job]) for job, each in enumerate(found)]
 

@@ -20,7 +20,7 @@ from torchshare.report import figures, page
 from torchshare.report.figures import Numbers
 from torchshare.runtime.bound import BoundReport
 from torchshare.runtime.gaps import GapReport
-from torchshare.runtime.job_timelines import Steps, Timeline, overlap, steps_of, timelines, union
+from torchshare.runtime.job_timelines import Steps, Timeline, overlap, running_of, steps_of, timelines, union
 
 COMPUTING = "computing"
 READY = "waiting for a core"
@@ -158,7 +158,7 @@ def verdict(rows: Sequence[Mapping[str, Any]], found: Sequence[Timeline], steps:
     ]
     if len(others) > _MAX_CURVES:
         ends.append(f"{len(others) - _MAX_CURVES} more did not finish.")
-    spans = _running(found)
+    spans = running_of(found)
     spans = spans[spans[:, 0].argsort()]
     if not (spans[1:, 0] < np.maximum.accumulate(spans[:, 1])[:-1]).any():
         return ["No two jobs ran at the same time: nothing was shared.", *ends]
@@ -182,7 +182,7 @@ def _gain(rows: Sequence[Mapping[str, Any]], found: Sequence[Timeline], steps: S
     cut = [timeline.steps[0] for row, timeline, _ in known if row["steps"] > len(timeline.steps)]
     begin = np.array([max(cut) if cut else min((timeline.steps[0] for _, timeline, _ in known), default=0.0)])
     end = np.array([max((timeline.steps[-1] for _, timeline, _ in known), default=0.0)])
-    together = float(overlap(begin, end, union(_running(found))).sum())
+    together = float(overlap(begin, end, union(running_of(found))).sum())
     one_by_one = sum(_time_alone(row["alone_s"], timeline, each, begin, end) for row, timeline, each in known)
     if together <= 0 or one_by_one <= 0:
         return "What sharing gained is not known: there were too few steps."
@@ -200,10 +200,6 @@ def _time_alone(step_s: float, timeline: Timeline, steps: Steps, begin: Numbers,
     counted = (steps.ends > begin) & ~steps.paused
     in_steps = timeline.ran(np.maximum(steps.begins[counted], begin), steps.ends[counted])
     return int(counted.sum()) * step_s + max(0.0, timeline.ran(begin, end) - in_steps)
-
-
-def _running(found: Sequence[Timeline]) -> Numbers:
-    return np.concatenate([np.empty((0, 2)), *(timeline.running for timeline in found)])
 
 
 def charts(jobs: Sequence[_C.Job], found: Sequence[Timeline], last: float) -> dict[str, Figure]:
