@@ -1,5 +1,6 @@
 #include <torch/csrc/Exceptions.h>
 
+#include "bindings/attribute_watch.h"
 #include "bindings/bindings.h"
 
 PYBIND11_MODULE(_C, module) {
@@ -15,4 +16,5 @@ PYBIND11_MODULE(_C, module) {
   torchshare::bindings::bind_gate(module);
   torchshare::bindings::bind_runtime(module);
   torchshare::bindings::bind_compiled(module);
+  module.def("watch_attributes", &torchshare::bindings::watch_attributes, pybind11::arg("callback"));
 }

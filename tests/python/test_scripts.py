@@ -11,7 +11,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import LOOP, Ran, launch, script, torchshare_command
 
 from torchshare.isolation import script_state
@@ -302,15 +301,6 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_scripts(tmp_path: Path):
     }
     assert process.returncode == 130 and "Traceback" not in err
     assert states == {"stops": "finished", "goes_on": "finished", "waits": "cancelled"}
-
-
-def test_a_warning_names_the_script_that_replaces_a_function_of_torch(tmp_path: Path):
-    patch = "import torch.nn.functional as F\ndef relu(x): return x * 2\nF.relu = relu\n"
-    script(tmp_path, "a.py", patch + LOOP + "train(2)")
-    script(tmp_path, "b.py", LOOP + "train(2)")
-    ran = Ran(tmp_path, "a.py", "b.py")
-    assert ran.code == 0 and ran.text().count("job 'a' has replaced torch.nn.functional.relu for all jobs") == 1
-    assert torch.nn.functional.relu(torch.ones(1)).item() == 1.0  # restored
 
 
 def test_what_stands_for_an_attribute_of_a_script_can_be_read_and_assigned_while_others_start(

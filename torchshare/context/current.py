@@ -9,13 +9,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from torchshare.context.job_context import JobContext
     from torchshare.context.script import ScriptContext
+
+    Tenant: TypeAlias = JobContext | ScriptContext
 
 
 class _Thread(threading.local):
     job: JobContext | None = None
     script: ScriptContext | None = None
+    forked_by: JobContext | None = None
 
 
 _thread = _Thread()
@@ -41,6 +46,11 @@ def script() -> ScriptContext | None:
     return _thread.script
 
 
+def tenant() -> Tenant | None:
+    """Whose code the thread runs: the script, else the job; in processes that it forked, too."""
+    return _thread.script or _thread.job or _thread.forked_by
+
+
 def environ() -> dict[bytes, bytes] | None:
     """The environment of the thread's script or job, if that is not the process's."""
     if _thread.script is not None:
@@ -63,7 +73,7 @@ def outside_script() -> Iterator[None]:
 
 
 def _forget() -> None:
-    _thread.job = None
+    _thread.forked_by, _thread.job = _thread.job or _thread.forked_by, None
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -40,6 +40,8 @@ class JobContext:
     tell_ranks: Callable[[JobContext, str, str], None]
     """Tells the job's other ranks that it is "ended", and how, or that they too must "suspend" or "resume" it."""
     rank: Rank = field(default_factory=this_rank)
+    shared_patches: bool = False
+    """Whether it may replace, for all jobs, what cannot be its own."""
     environ: dict[bytes, bytes] | None = None
     """Its environment, if that is not the process's: it has ranks of its own."""
     store: Any = None

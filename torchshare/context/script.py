@@ -36,8 +36,8 @@ class ScriptContext:
     threads: list[Thread] = field(default_factory=list)
     """Those that it has started, and that its end waits for."""
 
-    replaced: dict[tuple[str, str], Any] = field(default_factory=dict)
-    """Functions of torch that it has replaced, by place and name."""
+    imported: set[str] = field(default_factory=set)
+    """Top-level names of what it has imported."""
     has_own_folder: bool = False
     """Whether `os.chdir` has no effect on other jobs."""
 

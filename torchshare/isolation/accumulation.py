@@ -16,10 +16,8 @@ from torchshare.isolation.patches import Patches
 
 
 def route(patches: Patches) -> None:
-    for name in ("clip_grad_norm_", "clip_grad_value_"):
-        clip = _at_the_last(getattr(torch.nn.utils, name), instead=lambda: torch.zeros(()))
-        patches.replace(torch.nn.utils, name, clip)
-        patches.replace(torch.nn.utils.clip_grad, name, clip)
+    for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_"):
+        patches.wrap(torch.nn.utils, name, functools.partial(_at_the_last, instead=lambda: torch.zeros(())))
     for name in ("unscale_", "step", "update"):
         scaler = torch.amp.grad_scaler.GradScaler
         patches.replace(scaler, name, _at_the_last(getattr(scaler, name)))

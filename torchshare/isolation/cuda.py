@@ -9,20 +9,20 @@ from typing import Any
 import torch
 
 from torchshare.context import current
+from torchshare.isolation.patches import Patches
 
-Replace = Callable[[Any, str, object], None]
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def route(replace: Replace) -> None:
+def route(patches: Patches) -> None:
     """Makes calls that affect the whole device or process affect the calling job only. CUDA must be initialized, which
     creates the default generators."""
-    replace(torch.cuda, "synchronize", _routed_synchronize(torch.cuda.synchronize))
-    replace(torch.cuda, "default_generators", _RoutedGenerators(torch.cuda.default_generators))
-    replace(torch.cuda.Stream, "__new__", _routed_stream(torch.cuda.Stream.__new__))
+    patches.wrap(torch.cuda, "synchronize", _routed_synchronize)
+    patches.replace(torch.cuda, "default_generators", _RoutedGenerators(torch.cuda.default_generators))
+    patches.replace(torch.cuda.Stream, "__new__", _routed_stream(torch.cuda.Stream.__new__))
     # `graph` first: it would make the job's stream the one that all captures of the process use.
     for cls, name in ((torch.cuda.graph, "__init__"), (torch.cuda.CUDAGraph, "capture_begin")):
-        replace(cls, name, outside_of_jobs("torch.cuda.graph")(getattr(cls, name)))
+        patches.replace(cls, name, outside_of_jobs("torch.cuda.graph")(getattr(cls, name)))
 
 
 def _routed_synchronize(original: Callable[..., None]) -> Callable[..., None]:

@@ -16,10 +16,12 @@ from torch.utils.hooks import RemovableHandle
 
 from torchshare import _C
 from torchshare.context import current
+from torchshare.isolation.patches import copied
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
 
+_register = copied(register_module_forward_pre_hook)  # `hooks` makes torch's register hooks for one job
 Look = Callable[[torch.nn.Module, tuple[Any, ...]], bool]
 """Called with a module and the positional arguments of its forward."""
 
@@ -48,7 +50,7 @@ def registered(turns: _C.Turns, job: JobContext, look: Look) -> Iterator[bool]:
         remove_ended(turns)
 
     try:
-        yield turns.call_if_free(lambda: handles.append(register_module_forward_pre_hook(hook)))
+        yield turns.call_if_free(lambda: handles.append(_register(hook)))
     finally:
         end()
 

@@ -17,7 +17,7 @@ def route(patches: Patches) -> None:
     for owner in map(importlib.import_module, ("torch.nn.modules.module", "torch.optim.optimizer")):
         for name in dir(owner):
             if name.startswith(("register_module_", "register_optimizer_")):
-                patches.replace(owner, name, _for_the_job(getattr(owner, name)))
+                patches.wrap(owner, name, _for_the_job)
 
 
 def leave(job: JobContext) -> None:

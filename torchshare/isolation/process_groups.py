@@ -64,8 +64,7 @@ def route(patches: Patches) -> None:
         ("_unregister_all_process_groups", _of_the_job),
     ):
         patches.replace(distributed_c10d, name, routed(getattr(distributed_c10d, name)))
-    for module in (distributed_c10d, torch.distributed):
-        patches.replace(module, "destroy_process_group", _held(module.destroy_process_group))
+    patches.wrap(distributed_c10d, "destroy_process_group", _held)
     patches.replace(sys, "excepthook", sys.excepthook)  # init_process_group replaces it
 
 

@@ -2,8 +2,8 @@
 
 The op hook makes ops draw from the job's generator. This module covers calls that run no op: `torch.manual_seed` and
 the like, Python's `random`, `numpy.random`, and `time.sleep`. Installed while a Runtime is open; affects jobs' threads
-only. Names bound before escape in three cases: `from random import random`, `from numpy.random import ...` and
-`from time import sleep`.
+only. Names that modules have bound before, as in `from random import random`, are routed, too; other references to
+functions of `random`, `numpy.random` and `time`, such as default arguments, are not.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from torchshare.isolation import (
     hooks,
     interrupt,
     process_groups,
+    replacements,
     settings,
     steps,
     tracing,
@@ -52,28 +53,35 @@ _turns: _C.Turns | None = None  # jobs take turns at compiling and tracing
 
 def install() -> None:
     """Called once per Runtime. The first one installs the patches, the first one on a GPU those of CUDA."""
-    global _open, _cuda_is_routed, _turns
-    with _lock:
+    global _open, _cuda_is_routed
+    with _lock, _patches.all_or_none():
+        if _open == 0:
+            _route()
+        routes_cuda = not _cuda_is_routed and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if routes_cuda:
+            cuda.route(_patches)
+        _cuda_is_routed = _cuda_is_routed or routes_cuda
         _open += 1
-        if _open == 1:
-            _route_python_random()
-            _route_numpy_random()
-            _replace(torch.random, "default_generator", _RoutedGenerator(torch.default_generator))
-            _replace(time, "sleep", _routed_sleep(time.sleep))
-            _turns = compiling.route(_replace)
-            tracing.route(_replace, _turns)
-            interrupt.route(_replace)
-            steps.route(_patches)
-            settings.route(_patches)
-            environment.route(_patches)
-            hooks.route(_patches)
-            process_groups.route(_patches)
-            gradient_sync.route(_patches)
-            collectives.route(_patches)
-            accumulation.route(_patches)
-        if not _cuda_is_routed and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            _cuda_is_routed = True
-            cuda.route(_replace)
+
+
+def _route() -> None:
+    global _turns
+    _route_python_random()
+    _route_numpy_random()
+    _replace(torch.random, "default_generator", _RoutedGenerator(torch.default_generator))
+    _patches.wrap(time, "sleep", _routed_sleep)
+    _turns = compiling.route(_replace)
+    tracing.route(_replace, _turns)
+    interrupt.route(_replace)
+    steps.route(_patches)
+    settings.route(_patches)
+    environment.route(_patches)
+    hooks.route(_patches)
+    process_groups.route(_patches)
+    gradient_sync.route(_patches)
+    collectives.route(_patches)
+    accumulation.route(_patches)
+    replacements.route(_patches)
 
 
 def uninstall() -> None:
@@ -88,9 +96,10 @@ def uninstall() -> None:
             _patches.undo()
 
 
-def expect_job(job: JobContext) -> None:
+def expect_job(job: JobContext, is_script: bool) -> None:
     """Called when a job has been submitted."""
     settings.expect(job)
+    replacements.expect(job, is_script)
 
 
 def leave_job(job: JobContext) -> None:
@@ -98,6 +107,7 @@ def leave_job(job: JobContext) -> None:
     settings.leave(job)
     process_groups.leave(job)
     hooks.leave(job)
+    replacements.leave(job)
     if _turns is not None:
         tracing.leave(_turns)
         forward_hook.remove_ended(_turns)
@@ -162,7 +172,11 @@ def _route_python_random() -> None:
     _replace(instance, "__class__", _RoutedRandom)
     for name in random.__all__:
         if getattr(getattr(random, name), "__self__", None) is instance:
-            _replace(random, name, getattr(instance, name))
+            _patches.wrap(random, name, functools.partial(_of_instance, name=name))
+
+
+def _of_instance(_original: Any, name: str) -> Any:
+    return getattr(random._inst, name)
 
 
 def _route_numpy_random() -> None:
@@ -172,7 +186,7 @@ def _route_numpy_random() -> None:
     }
     methods |= {"seed": "seed", "ranf": "random_sample", "sample": "random_sample"}
     for name, method in methods.items():
-        _replace(numpy.random, name, _routed_numpy(getattr(numpy.random, name), method))
+        _patches.wrap(numpy.random, name, functools.partial(_routed_numpy, method=method))
 
 
 def _routed_numpy(original: Callable[..., Any], method: str) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from importlib.machinery import EXTENSION_SUFFIXES, BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -22,7 +22,7 @@ from torchshare.context import current
 from torchshare.context.script import ScriptContext
 from torchshare.isolation.patches import Patches
 
-_process: dict[str, ModuleType] = sys.modules  # the table that CPython's C code reads
+process_modules: dict[str, ModuleType] = sys.modules  # the table that CPython's C code reads
 _former: dict[str, ModuleType] = {}  # what _PerScript modules replaced in it
 
 
@@ -75,7 +75,7 @@ class Modules(MutableMapping[str, ModuleType]):
         if top in self._own:
             return True
         own = self._finds(top)
-        if not own and top in _process:
+        if not own and top in process_modules:
             self._shared.add(top)
         return own
 
@@ -87,7 +87,7 @@ class Modules(MutableMapping[str, ModuleType]):
             return False
         if top in STATEFUL:
             return True
-        loaded = _process.get(top)
+        loaded = process_modules.get(top)
         if type(loaded) is ModuleType and getattr(loaded.__spec__, "origin", None) == place:
             return False  # torchshare itself, in a script in its folder
         is_package = spec.submodule_search_locations is not None and spec.origin is not None
@@ -97,7 +97,7 @@ class Modules(MutableMapping[str, ModuleType]):
 
     def is_in_process(self, name: str) -> bool:
         """Whether the process's table has the module that the script means."""
-        return not self.owns(name) and type(_process.get(name)) is not _PerScript
+        return not self.owns(name) and type(process_modules.get(name)) is not _PerScript
 
     def __getitem__(self, name: str) -> ModuleType:
         if name in self._own:
@@ -112,15 +112,15 @@ class Modules(MutableMapping[str, ModuleType]):
             _shared_table(name)[name] = module
             return
         self._own[name] = module
-        if name in _process and type(_process[name]) is not _PerScript:
-            _former[name] = _process[name]
-        _process[name] = _PerScript(name)
+        if name in process_modules and type(process_modules[name]) is not _PerScript:
+            _former[name] = process_modules[name]
+        process_modules[name] = _PerScript(name)
 
     def __delitem__(self, name: str) -> None:
         del (self._own if name in self._own else _shared_table(name))[name]
 
     def _visible(self) -> dict[str, ModuleType]:
-        shared = {name: module for name, module in _process.copy().items() if type(module) is not _PerScript}
+        shared = {name: module for name, module in process_modules.copy().items() if type(module) is not _PerScript}
         return shared | _former | self._own
 
     def __iter__(self) -> Iterator[str]:
@@ -135,7 +135,7 @@ class Modules(MutableMapping[str, ModuleType]):
 
 def _shared_table(name: str) -> dict[str, ModuleType]:
     """Where the module of this name is that belongs to no script."""
-    return _former if type(_process.get(name)) is _PerScript else _process
+    return _former if type(process_modules.get(name)) is _PerScript else process_modules
 
 
 def _place(spec: ModuleSpec) -> str:
@@ -145,7 +145,8 @@ def _place(spec: ModuleSpec) -> str:
     return next(iter(spec.submodule_search_locations or ()), "")
 
 
-def route(patches: Patches) -> None:
+def route(patches: Patches, imported: Callable[[ScriptContext, str], None]) -> None:
+    """`imported` is called with the top-level name of each module that a script imports."""
     original = builtins.__import__
 
     @functools.wraps(original)
@@ -159,6 +160,8 @@ def route(patches: Patches) -> None:
         script = current.script()
         if script is None:
             return original(name, globals, locals, fromlist, level)
+        if level == 0:
+            imported(script, name.partition(".")[0])
         full = name if level == 0 or globals is None else globals.get("__package__") or ""
         if script.modules.is_in_process(full.partition(".")[0]):  # type: ignore[attr-defined]
             return original(name, globals, locals, fromlist, level)
@@ -170,8 +173,8 @@ def route(patches: Patches) -> None:
 
 def _forget() -> None:
     """Takes all _PerScript modules out of the process's table."""
-    for name, module in _process.copy().items():
+    for name, module in process_modules.copy().items():
         if type(module) is _PerScript:
-            del _process[name]
-    _process.update(_former)
+            del process_modules[name]
+    process_modules.update(_former)
     _former.clear()

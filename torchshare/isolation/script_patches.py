@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from torchshare.context import current
 from torchshare.context.script import ScriptContext
-from torchshare.isolation import monkeypatches, script_modules, script_process, script_state
+from torchshare.isolation import replacements, script_modules, script_process, script_state
 from torchshare.isolation.patches import Patches
 
 _lock = threading.Lock()  # guards the variables below
@@ -22,16 +22,18 @@ os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-d
 def entered(script: ScriptContext) -> Iterator[None]:
     """Makes `script` the script of the calling thread."""
     global _running
-    with _lock:
+    with _lock, _patches.all_or_none():
+        if _running == 0:
+            script_state.route(_patches)
+            script_modules.route(_patches, replacements.imported)
+            script_process.route(_patches)
         _running += 1
-        if _running == 1:
-            for module in (script_state, script_modules, script_process, monkeypatches):
-                module.route(_patches)
     current.set_script(script)
+    replacements.enter(script)
     try:
         yield
     finally:
-        monkeypatches.restore(script)
+        replacements.leave(script)
         current.set_script(None)
         with _lock:
             _running -= 1

@@ -95,8 +95,8 @@ def route(patches: Patches) -> None:
         _guard(patches, torch._C, setter, getattr(torch._C, getter), name=name)
     mha = torch.backends.mha
     _guard(patches, mha, "set_fastpath_enabled", mha.get_fastpath_enabled, name="torch.backends.mha")
-    patches.replace(torch, "set_default_tensor_type", _as_default_dtype(torch.set_default_tensor_type))
-    patches.replace(torch, "set_num_interop_threads", _without_effect(torch.set_num_interop_threads))
+    patches.wrap(torch, "set_default_tensor_type", _as_default_dtype)
+    patches.wrap(torch, "set_num_interop_threads", _without_effect)
 
 
 def _guard(

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 
 from torchshare.context import current
-from torchshare.isolation import monkeypatches, settings
+from torchshare.isolation import replacements, settings
 from torchshare.isolation.patches import Patches
 
 
@@ -32,7 +32,7 @@ def _before_step(_optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) ->
         settings.check(job)
         script = current.script()
         if script is not None:
-            monkeypatches.check(script)
+            replacements.check(script)
         job.has_stepped = True
 
 

@@ -159,6 +159,15 @@ class RuntimeOptions(TypedDict, total=False):
             metavar="S",
         ),
     ]
+    shared_patches: Annotated[
+        Flag,
+        Option(
+            "let jobs replace, for all jobs, values of shared packages that cannot be each job's own; otherwise such a "
+            "job fails if another uses the package.",
+            False,
+            metavar=YES_NO,
+        ),
+    ]
     timeline_capacity: Annotated[
         int,
         Interval(ge=1, lt=2**31),

@@ -123,7 +123,7 @@ class Runtime:
         except ValueError as error:
             text = str(error)
             raise ValueError(text if f"'{name}'" in text else f"job '{name}': {text}") from None
-        routing.expect_job(context)
+        routing.expect_job(context, getattr(function, "is_script", False))
         effects.expect(context, given)
         self._closer.jobs.append(context)
         self._jobs = [*(each for each in self._jobs if each.name != name), job]  # an ended one had its name
@@ -139,6 +139,7 @@ class Runtime:
             self._closer.watch_cancel,
             self._closer.tell_ranks,
             resplit=options.get("resplit", True),
+            shared_patches=self._options.get("shared_patches", False),
             rows_at_once=SubBatchRows(options.get("regrow_after", 100)),
         )
         if environ is not None:

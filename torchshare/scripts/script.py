@@ -44,6 +44,9 @@ class Script:
         else:
             self._find_file(command)
 
+    is_script = True
+    """Its job has the state of a process of its own."""
+
     @property
     def cancelled_type(self) -> type[BaseException]:
         """What a cancellation raises in the script."""

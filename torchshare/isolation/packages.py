@@ -1,0 +1,112 @@
+"""What is known of loaded packages: whether jobs share one, use it, or are importing it."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+from collections.abc import Iterator
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from torchshare.context.script import ScriptContext
+from torchshare.isolation.script_modules import installed_folders, process_modules
+
+if TYPE_CHECKING:
+    from torchshare.context.current import Tenant
+
+
+def of(owner: Any) -> str:
+    """The top-level name of the package of a module or class."""
+    return _module_name(owner).partition(".")[0]
+
+
+def _module_name(owner: Any) -> str:
+    return str((owner.__module__ if isinstance(owner, type) else vars(owner).get("__name__")) or "")
+
+
+def is_shared(tenant: Tenant, package: str) -> bool:
+    """Whether several jobs have the same module of that top-level name, and it is no part of the user's program."""
+    if package not in process_modules or package == "__main__":
+        return False
+    if isinstance(tenant, ScriptContext):
+        return bool(tenant.modules.is_in_process(package))  # type: ignore[attr-defined]
+    return package in sys.stdlib_module_names or _is_installed(package)
+
+
+@functools.cache
+def _is_installed(package: str) -> bool:
+    origin = getattr(getattr(process_modules[package], "__spec__", None), "origin", None) or ""
+    return any(origin.startswith(f"{folder}/") for folder in installed_folders())
+
+
+def is_initializing(owner: Any) -> bool:
+    module = process_modules.get(_module_name(owner))
+    return module is not None and _initializes(vars(module))
+
+
+def _initializes(variables: dict[str, Any]) -> bool:
+    return bool(getattr(variables.get("__spec__"), "_initializing", False))
+
+
+def being_imported(frame: FrameType) -> str:
+    """The shared package whose import, in an outer frame, runs `frame`; empty if none does."""
+    outer: FrameType | None = frame
+    while outer is not None:
+        if outer.f_code.co_name == "<module>" and _initializes(outer.f_globals):
+            name = str(outer.f_globals.get("__name__"))
+            module = process_modules.get(name)
+            return name.partition(".")[0] if module is not None and vars(module) is outer.f_globals else ""
+        outer = outer.f_back
+    return ""
+
+
+def uses(script: ScriptContext, package: str) -> bool:
+    """Whether the script has imported the package, or one that refers to it."""
+    seen: set[str] = set()
+    found = {each for module in script.own_modules.values() for each in _referred(module)} | script.imported
+    while found - seen:
+        if package in found:
+            return True
+        new = found - seen
+        seen |= new
+        for name, module in process_modules.copy().items():
+            if name.partition(".")[0] in new:
+                found.update(_referred(module))
+    return False
+
+
+def _referred(module: ModuleType) -> Iterator[str]:
+    """Top-level names of the packages whose modules, functions and classes its variables hold."""
+    for value in vars(module).copy().values() if isinstance(module, ModuleType) else ():
+        if isinstance(value, ModuleType):
+            yield of(value)
+        elif isinstance(value, (type, FunctionType)):
+            yield str(value.__module__).partition(".")[0]
+
+
+def reads(module: ModuleType, name: str) -> bool:
+    """Whether functions or methods of the module read its variable `name`."""
+    return any(_loads(code, name) for code in _codes(vars(module), vars(module)))
+
+
+def _codes(values: Any, variables: dict[str, Any]) -> Iterator[CodeType]:
+    """The code of the functions among `values`, and of classes, that has `variables` as its globals."""
+    for value in list(values.values()):
+        function = getattr(value, "__func__", getattr(value, "fget", value))
+        while hasattr(function, "__wrapped__"):
+            if isinstance(function, FunctionType) and function.__globals__ is variables:
+                yield function.__code__
+            function = function.__wrapped__
+        if isinstance(function, FunctionType) and function.__globals__ is variables:
+            yield function.__code__
+        elif isinstance(value, type) and value.__module__ == variables.get("__name__"):
+            yield from _codes(vars(value), variables)
+
+
+def _loads(code: CodeType, name: str) -> bool:
+    if name in code.co_names and any(
+        each.argval == name and each.opname in ("LOAD_GLOBAL", "LOAD_NAME") for each in dis.get_instructions(code)
+    ):
+        return True
+    return any(_loads(each, name) for each in code.co_consts if isinstance(each, CodeType))

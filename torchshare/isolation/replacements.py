@@ -1,0 +1,238 @@
+"""Attributes of shared modules and classes that a job replaces, such as `torch.nn.Linear.forward = f`: it does so for
+itself, until it ends. See Note [Watching attributes] in csrc/bindings/attribute_watch.cpp.
+
+A value that code of its own module reads as a global variable cannot be each job's own. The job that replaces one fails
+at once, unless no other job uses that package, or `shared_patches` allows it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from torchshare import _C
+from torchshare.context import current
+from torchshare.context.job_context import JobContext
+from torchshare.context.script import ScriptContext
+from torchshare.isolation import attributes, packages
+from torchshare.isolation.attributes import Attribute, ClassAttribute, ModuleAttribute
+from torchshare.isolation.patches import Patches
+
+if TYPE_CHECKING:
+    from torchshare.context.current import Tenant
+
+log = logging.getLogger("torchshare")
+
+# What the interpreter, or the code that makes a class or module, keeps in it.
+_BOOKKEEPING = frozenset(
+    f"__{name}__"
+    for name in (
+        *("abstractmethods", "annotate", "annotations", "builtins", "cached", "doc", "file", "firstlineno", "loader"),
+        *("match_args", "module", "name", "package", "parameters", "path", "qualname", "signature", "spec"),
+        *("static_attributes", "text_signature", "warningregistry", "wrapped"),
+    )
+)
+_OURS = (__name__, attributes.__name__)
+
+_lock = threading.RLock()  # guards the variables below; reentrant: a finalizer may assign attributes
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
+_attributes: dict[tuple[int, str], Attribute] = {}
+_tenants: dict[Tenant, bool] = {}
+"""The running scripts, and the jobs that are no scripts; whether they may replace what is shared."""
+_by_package: dict[str, list[tuple[Attribute, Any]]] = {}
+"""Values that shared packages have set while they were imported: for each script that uses them."""
+_shared: list[tuple[str, Attribute, str]] = []
+"""Values that are everybody's, with the name of the job that has set them, and where."""
+
+
+def route(patches: Patches) -> None:
+    _C.watch_attributes(_assigned)
+    patches.at_undo(_stop)
+
+
+def _stop() -> None:
+    _C.watch_attributes(None)
+    with _lock:
+        for attribute in _attributes.values():
+            attribute.values.clear()
+            attribute.remove()
+        for each in (_attributes, _by_package, _shared):
+            each.clear()
+
+
+def expect(job: JobContext, is_script: bool) -> None:
+    """Called when a job has been submitted."""
+    if not is_script:
+        with _lock:
+            _tenants[job] = job.shared_patches
+
+
+def enter(script: ScriptContext) -> None:
+    """Called at the beginning of a script, in its job's thread."""
+    job = current.job()
+    with _lock:
+        _tenants[script] = job is not None and job.shared_patches
+
+
+def leave(tenant: Tenant) -> None:
+    """Called at the end of a job or script. What it has replaced is as before."""
+    with _lock:
+        _tenants.pop(tenant, None)
+        for key, attribute in list(_attributes.items()):
+            attribute.values.pop(tenant, None)
+            if not attribute.values:
+                del _attributes[key]
+                attribute.remove()
+        for shared in [each for each in _shared if each[0] == tenant.name]:
+            _shared.remove(shared)
+            _give_back(shared[1])
+
+
+def _give_back(attribute: Attribute) -> None:
+    """Restores a value that was shared."""
+    setattr(attribute.owner, attribute.name, attribute.common)
+
+
+def imported(script: ScriptContext, package: str) -> None:
+    """Called when a script imports a package, loaded or not."""
+    if package in script.imported:
+        return
+    script.imported.add(package)
+    for patching in _by_package.keys() - {package} if _by_package else ():
+        if packages.uses(script, patching):
+            _apply(script, patching)
+    _apply(script, package)
+
+
+def _apply(script: ScriptContext, package: str) -> None:
+    with _lock:
+        for attribute, value in _by_package.get(package, ()):
+            if script not in attribute.values:
+                _attributes[id(attribute.owner), attribute.name] = attribute
+                attribute.set(script, value)
+
+
+def check(script: ScriptContext) -> None:
+    """Called before a script's first optimizer step. Raises RuntimeError if it runs with a value of another job."""
+    for name, attribute, where in _shared:
+        package = packages.of(attribute.owner)
+        if name != script.name and not _tenants.get(script) and packages.uses(script, package):
+            raise RuntimeError(
+                f"job '{script.name}': job '{name}' has replaced {_described(attribute)} ({where}) for all jobs; run "
+                "them in two processes, or allow it with shared_patches"
+            )
+
+
+def _assigned(owner: Any, name: str, *value: Any) -> bool:
+    """The watch's callback. True if the assignment is done."""
+    if value and isinstance(value[0], attributes.Descriptor):
+        return False  # it is our own
+    attribute = _attributes.get((id(owner), name)) or _new(owner, name, *value)
+    if attribute is not None:
+        _assign(attribute, *value)
+    return attribute is not None
+
+
+def _new(owner: Any, name: str, *value: Any) -> Attribute | None:
+    """For an attribute that is to be each job's own from now on. None if this assignment is like any other."""
+    tenant, frame = current.tenant(), _assigning()
+    if tenant is None or name in _BOOKKEEPING or not _is_foreign(tenant, owner, frame):
+        return None
+    if value and isinstance(value[0], ModuleType) and _package(frame) == "importlib":
+        return None  # a module, in its package
+    attribute = (ClassAttribute if isinstance(owner, type) else ModuleAttribute)(owner, name, _assign)
+    if not _can_be_own(attribute, *value):
+        _share(tenant, attribute, frame)
+        return None
+    importing = packages.being_imported(frame)
+    if importing and not isinstance(tenant, ScriptContext):
+        return None  # all functions of the program have imported it
+    if importing and value:
+        with _lock:
+            _by_package.setdefault(importing, []).append((attribute, value[0]))
+    return attribute
+
+
+def _assign(attribute: Attribute, *value: Any) -> None:
+    """An attribute of which jobs have values of their own is assigned or, without value, deleted."""
+    tenant = None if _package(_assigning()) == "torchshare" else current.tenant()
+    key = id(attribute.owner), attribute.name
+    with _lock:
+        attribute = _attributes.setdefault(key, attribute)
+        attribute.set(tenant, *value)
+        if not attribute.values:
+            _attributes.pop(key, None)
+
+
+def _is_foreign(tenant: Tenant, owner: Any, frame: FrameType) -> bool:
+    """Whether it is a finished module or class that jobs share, and the code that assigns is of another package."""
+    package = packages.of(owner)
+    if package in (_package(frame), _author(frame)) or not packages.is_shared(tenant, package):
+        return False
+    return _author(frame) != "torchshare" and not packages.is_initializing(owner)
+
+
+def _can_be_own(attribute: Attribute, *value: Any) -> bool:
+    new = value[0] if value else None
+    if isinstance(attribute, ClassAttribute):
+        return not attribute.name.startswith("__") or (callable(attribute.common) and callable(new))
+    if ModuleAttribute.is_callable(attribute.common, new):
+        return True
+    return attribute.owner not in (sys, sys.modules.get("builtins")) and not packages.reads(
+        attribute.owner, attribute.name
+    )
+
+
+def _share(tenant: Tenant, attribute: Attribute, frame: FrameType) -> None:
+    """Lets a tenant replace a value for all. Raises RuntimeError if that may change another's results."""
+    package = packages.of(attribute.owner)
+    where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    others = [each.name for each in list(_tenants) if each is not tenant and _uses(each, package)]
+    if others and not _tenants.get(tenant) and package not in sys.stdlib_module_names:
+        text = (
+            f"job '{tenant.name}': {_described(attribute)}, replaced at {where}, cannot be the job's own, because "
+            f"{package}'s code reads it, and job '{others[0]}' uses {package}, too; run them in two processes, or "
+            "allow it with shared_patches"
+        )
+        log.error(text)  # the code may catch the error
+        raise RuntimeError(text)
+    if others:
+        log.warning("job '%s' has replaced %s (%s) for all jobs", tenant.name, _described(attribute), where)
+    _shared.append((tenant.name, attribute, where))
+
+
+def _uses(tenant: Tenant, package: str) -> bool:
+    return not isinstance(tenant, ScriptContext) or packages.uses(tenant, package)
+
+
+def _described(attribute: Attribute) -> str:
+    owner = attribute.owner
+    name = f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else owner.__name__
+    return f"{name}.{attribute.name}"
+
+
+def _assigning() -> FrameType:
+    """The frame of the code that assigns."""
+    frame: FrameType = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in _OURS:
+        frame = frame.f_back
+    return frame
+
+
+def _package(frame: FrameType) -> str:
+    name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return "importlib" if name.startswith("_frozen_importlib") else name
+
+
+def _author(frame: FrameType) -> str:
+    """The package whose code assigns; of the standard library's code, such as `unittest.mock`, whose calls it."""
+    outer: FrameType | None = frame
+    while outer is not None:
+        if (package := _package(outer)) not in sys.stdlib_module_names or package == "__main__":
+            return package
+        outer = outer.f_back
+    return _package(frame)
