@@ -62,16 +62,21 @@ def test_jobs_that_set_the_same_run_with_it(late: bool):
         (lambda: torch.set_default_tensor_type(torch.DoubleTensor), "torch.set_default_dtype is one per process"),
         (lambda: torch.use_deterministic_algorithms(True), "torch.use_deterministic_algorithms"),
         (lambda: torch.set_float32_matmul_precision("medium"), "torch.set_float32_matmul_precision"),
-        (lambda: setattr(torch.backends.cudnn, "benchmark", True), "torch.backends.cudnn.benchmark"),
         (lambda: setattr(torch.backends.mkldnn, "enabled", False), "torch.backends.mkldnn.enabled"),
-        (lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True), "torch.backends.cuda.matmul.allow_tf32"),
-        (
-            lambda: setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
-            "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
-        ),
         (lambda: torch.backends.cuda.enable_flash_sdp(False), "torch.backends.cuda.enable_flash_sdp"),
         (lambda: sdpa_kernel(SDPBackend.MATH).__enter__(), "torch.backends.cuda.enable_"),
         (lambda: torch.backends.mha.set_fastpath_enabled(False), "torch.backends.mha"),
+        (lambda: torch.backends.mkldnn.flags(enabled=False).__enter__(), "torch.backends.mkldnn.enabled"),
+        (lambda: torch.set_deterministic_debug_mode("warn"), "torch.use_deterministic_algorithms"),
+        (lambda: setattr(torch.backends, "fp32_precision", "ieee"), "torch.backends.fp32_precision"),
+        (
+            lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
+            "torch.backends.mkldnn.matmul.fp32_precision",
+        ),
+        (
+            lambda: setattr(torch.utils.deterministic, "fill_uninitialized_memory", False),
+            "torch.utils.deterministic.fill_uninitialized_memory",
+        ),
     ],
 )
 def test_a_secondary_that_sets_something_else_fails_alone(change: Callable[[], None], name: str):
@@ -93,12 +98,12 @@ def test_a_job_that_sets_what_is_set_is_left_alone():
 def test_what_jobs_agreed_on_is_restored():
     def change() -> None:
         torch.backends.cuda.enable_flash_sdp(False)
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.mkldnn.fp32_precision = "ieee"
 
     a, b = run_pair(training(change), training(change))
     assert (a.state, b.state) == ("finished", "finished")
     assert torch.backends.cuda.flash_sdp_enabled()
-    assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    assert torch.backends.fp32_precision == "none"
 
 
 def test_a_secondary_fails_at_its_first_step_beside_a_primary_that_has_set_something_else():

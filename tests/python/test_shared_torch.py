@@ -159,7 +159,11 @@ def test_an_export_leaves_the_other_jobs_bits_alone() -> None:
         exported = torch.export.export(Slow(meeting), (torch.randn(2, 4),), strict=False)
         return len(list(exported.graph.nodes))
 
-    shared, nodes = both(lambda job: meeting.visit(eager_step), exports)
+    def trains(job: Job) -> tuple[list[float], bool]:
+        return meeting.visit(lambda: (eager_step(), torch.backends.mkldnn.enabled))
+
+    (shared, with_mkldnn), nodes = both(trains, exports)
+    assert with_mkldnn
     assert shared == alone
     assert nodes > 0
 

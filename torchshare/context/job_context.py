@@ -46,6 +46,12 @@ class JobContext:
     """Its environment, if that is not the process's: it has ranks of its own."""
     store: Any = None
     """If it has ranks of its own: where they meet."""
+    on_cpu: bool = False
+    """Whether its runtime's device is the CPU."""
+    on_disagree: str = "error"
+    """What happens if it wants another value of a setting of torch than a higher job; see the option."""
+    own_settings: dict[Any, Any] = field(default_factory=dict)
+    """Settings of a GPU that it has set on the CPU, by the function of torch._C that reads them."""
     largest_batch: int = 0
     """Rows of the largest batch so far."""
     warns_of_split: bool = True
@@ -55,7 +61,7 @@ class JobContext:
     is_ending: bool = False
     """Whether it is a script that was interrupted: it is not unwound again at its next batch or sleep."""
     has_stepped: bool = False
-    """Whether an optimizer has made a step."""
+    """Whether an optimizer has made a step, or is about to."""
     uses_batches: bool = False
     """Whether its loop counts the steps; otherwise its optimizer's steps are counted."""
     resplit: bool = True

@@ -93,14 +93,13 @@ def reads(module: ModuleType, name: str) -> bool:
 def _codes(values: Any, variables: dict[str, Any]) -> Iterator[CodeType]:
     """The code of the functions among `values`, and of classes, that has `variables` as its globals."""
     for value in list(values.values()):
-        function = getattr(value, "__func__", getattr(value, "fget", value))
-        while hasattr(function, "__wrapped__"):
-            if isinstance(function, FunctionType) and function.__globals__ is variables:
+        function = value.fget if isinstance(value, property) else value
+        function = function.__func__ if isinstance(function, (classmethod, staticmethod)) else function
+        while isinstance(function, FunctionType):
+            if function.__globals__ is variables:
                 yield function.__code__
-            function = function.__wrapped__
-        if isinstance(function, FunctionType) and function.__globals__ is variables:
-            yield function.__code__
-        elif isinstance(value, type) and value.__module__ == variables.get("__name__"):
+            function = vars(function).get("__wrapped__")
+        if isinstance(value, type) and value.__module__ == variables.get("__name__"):
             yield from _codes(vars(value), variables)
 
 

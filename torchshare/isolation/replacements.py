@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import threading
+import weakref
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +37,13 @@ _BOOKKEEPING = frozenset(
         *("static_attributes", "text_signature", "warningregistry", "wrapped"),
     )
 )
+_SET_BY_C = ("torch", "Storage")  # by torch's C code, with the default dtype
 _OURS = (__name__, attributes.__name__)
 
 _lock = threading.RLock()  # guards the variables below; reentrant: a finalizer may assign attributes
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 _attributes: dict[tuple[int, str], Attribute] = {}
-_tenants: dict[Tenant, bool] = {}
+_tenants: weakref.WeakKeyDictionary[Tenant, bool] = weakref.WeakKeyDictionary()
 """The running scripts, and the jobs that are no scripts; whether they may replace what is shared."""
 _by_package: dict[str, list[tuple[Attribute, Any]]] = {}
 """Values that shared packages have set while they were imported: for each script that uses them."""
@@ -141,6 +143,8 @@ def _new(owner: Any, name: str, *value: Any) -> Attribute | None:
     """For an attribute that is to be each job's own from now on. None if this assignment is like any other."""
     tenant, frame = current.tenant(), _assigning()
     if tenant is None or name in _BOOKKEEPING or not _is_foreign(tenant, owner, frame):
+        return None
+    if (packages.of(owner), name) == _SET_BY_C:
         return None
     if value and isinstance(value[0], ModuleType) and _package(frame) == "importlib":
         return None  # a module, in its package

@@ -24,6 +24,7 @@ from torchshare import _C
 from torchshare.context import current
 from torchshare.isolation import (
     accumulation,
+    agreement,
     collectives,
     compiling,
     cuda,
@@ -97,14 +98,14 @@ def uninstall() -> None:
 
 
 def expect_job(job: JobContext, is_script: bool) -> None:
-    """Called when a job has been submitted."""
-    settings.expect(job)
+    """Called before a job's thread can run."""
+    agreement.expect(job)
     replacements.expect(job, is_script)
 
 
 def leave_job(job: JobContext) -> None:
     """Called at the end of a job, in its thread."""
-    settings.leave(job)
+    agreement.leave(job)
     process_groups.leave(job)
     hooks.leave(job)
     replacements.leave(job)

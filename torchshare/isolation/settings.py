@@ -1,33 +1,55 @@
-"""Settings that torch keeps once per process and that change results: jobs that run together must agree on them.
-
-The highest job decides. A lower job that sets another value waits until the higher ones have set it too or have done a
-step, and then fails; a job that has not set what the others run with fails at its first step.
-"""
+"""Settings that torch keeps once per process. Those that change results, jobs must agree on; those of a GPU's libraries
+are each job's own on a CPU. Guarded are the functions of torch._C that all of torch calls."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import itertools
 import logging
-import os
-import threading
-import time
-import weakref
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch._inductor.config
+import torch.export._trace
 
-from torchshare import _core
 from torchshare.context import current
-from torchshare.context.job_context import JobContext
-from torchshare.isolation.patches import Patches
+from torchshare.isolation import agreement, own_settings
+from torchshare.isolation.agreement import Setting
+from torchshare.isolation.patches import Patches, copied
 
 log = logging.getLogger("torchshare")
 
-# The functions of torch._C that read and set what the user sets by another name.
-_IN_C = {
+# What the user sets, and the functions of torch._C that read and set it.
+_ANYWHERE = {
+    "torch.set_default_dtype": ("get_default_dtype", "_set_default_dtype"),
+    "torch.set_float32_matmul_precision": ("_get_float32_matmul_precision", "_set_float32_matmul_precision"),
+    "torch.utils.deterministic.fill_uninitialized_memory": (
+        "_get_deterministic_fill_uninitialized_memory",
+        "_set_deterministic_fill_uninitialized_memory",
+    ),
+    "torch.backends.mkldnn.enabled": ("_get_mkldnn_enabled", "_set_mkldnn_enabled"),
+    "torch.backends.mkldnn.deterministic": ("_get_mkldnn_deterministic", "_set_mkldnn_deterministic"),
+    # A CPU chooses among these two kernels of attention.
+    "torch.backends.cuda.enable_flash_sdp": ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
+    "torch.backends.cuda.enable_math_sdp": ("_get_math_sdp_enabled", "_set_sdp_use_math"),
+    "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp": (
+        "_get_math_sdp_allow_fp16_bf16_reduction",
+        "_set_math_sdp_allow_fp16_bf16_reduction",
+    ),
+    "torch.backends.quantized.engine": ("_get_qengine", "_set_qengine"),
+    "torch._C._set_cpu_allow_fp16_reduced_precision_reduction": (
+        "_get_cpu_allow_fp16_reduced_precision_reduction",
+        "_set_cpu_allow_fp16_reduced_precision_reduction",
+    ),
+}
+_ON_GPUS = {
+    "torch.backends.cudnn.enabled": ("_get_cudnn_enabled", "_set_cudnn_enabled"),
+    "torch.backends.cudnn.benchmark": ("_get_cudnn_benchmark", "_set_cudnn_benchmark"),
+    "torch.backends.cudnn.benchmark_limit": ("_cuda_get_cudnn_benchmark_limit", "_cuda_set_cudnn_benchmark_limit"),
+    "torch.backends.cudnn.deterministic": ("_get_cudnn_deterministic", "_set_cudnn_deterministic"),
+    "torch.backends.cudnn.allow_tf32": ("_get_cudnn_allow_tf32", "_set_cudnn_allow_tf32"),
+    "torch.backends.miopen.immediate": ("_get_miopen_immediate", "_set_miopen_immediate"),
     "torch.backends.cuda.matmul.allow_tf32": ("_get_cublas_allow_tf32", "_set_cublas_allow_tf32"),
     "torch.backends.cuda.matmul.allow_fp16_accumulation": (
         "_get_cublas_allow_fp16_accumulation",
@@ -42,161 +64,170 @@ _IN_C = {
         "_set_cublas_allow_bf16_reduced_precision_reduction",
     ),
     "torch.backends.cuda.enable_cudnn_sdp": ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
-    "torch.backends.cuda.enable_flash_sdp": ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
-    "torch.backends.cuda.enable_math_sdp": ("_get_math_sdp_enabled", "_set_sdp_use_math"),
     "torch.backends.cuda.enable_mem_efficient_sdp": ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
-    "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp": (
-        "_get_math_sdp_allow_fp16_bf16_reduction",
-        "_set_math_sdp_allow_fp16_bf16_reduction",
-    ),
     "torch.backends.cuda.preferred_blas_library": ("_get_blas_preferred_backend", "_set_blas_preferred_backend"),
     "torch.backends.cuda.preferred_linalg_library": ("_get_linalg_preferred_backend", "_set_linalg_preferred_backend"),
-    "torch.backends.quantized.engine": ("_get_qengine", "_set_qengine"),
 }
-_POLL_S = 0.005
-_PATIENCE_S = 20.0  # how long a lower job waits for the higher ones to set the same
-
-
-@dataclass(eq=False)
-class _Setting:
-    """A setting, as the user writes it."""
-
-    name: str
-    value: Callable[[], Any]
-    restore: Callable[[Any], object]
-    former: Any = None
-    set_by: set[JobContext] = field(default_factory=set)
-
-
-_lock = threading.Lock()  # guards the variables below
-os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
-_numbers = itertools.count()
-_jobs: weakref.WeakKeyDictionary[JobContext, int] = weakref.WeakKeyDictionary()  # and their order
-_settings: list[_Setting] = []
+# By the arguments of torch._C._set_fp32_precision_setter.
+_PRECISIONS = {
+    ("generic", "all"): "torch.backends.fp32_precision",
+    ("cuda", "all"): "torch.backends.cudnn.fp32_precision",
+    ("cuda", "matmul"): "torch.backends.cuda.matmul.fp32_precision",
+    ("cuda", "conv"): "torch.backends.cudnn.conv.fp32_precision",
+    ("cuda", "rnn"): "torch.backends.cudnn.rnn.fp32_precision",
+    ("mkldnn", "all"): "torch.backends.mkldnn.fp32_precision",
+    ("mkldnn", "matmul"): "torch.backends.mkldnn.matmul.fp32_precision",
+    ("mkldnn", "conv"): "torch.backends.mkldnn.conv.fp32_precision",
+    ("mkldnn", "rnn"): "torch.backends.mkldnn.rnn.fp32_precision",
+}
+_LIBRARIES = (torch.backends.cudnn, torch.backends.mkldnn, torch.backends.miopen)
 
 
 def route(patches: Patches) -> None:
-    _settings.clear()
-    _guard(patches, torch, "set_default_dtype", torch.get_default_dtype)
-    _guard(patches, torch, "set_float32_matmul_precision", torch.get_float32_matmul_precision)
-    _guard(
-        patches,
-        torch,
-        "use_deterministic_algorithms",
-        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-        of_call=lambda mode, *, warn_only=False: (mode, warn_only),
-        restore=lambda former, original: original(former[0], warn_only=former[1]),
-    )
-    for library in (torch.backends.cudnn, torch.backends.mkldnn):
-        for name, flag in vars(type(library)).items():
-            if isinstance(flag, torch.backends.ContextProp):
-                _guard(patches, flag, "setter", flag.getter, name=f"{library.__name__}.{name}")
-    for name, (getter, setter) in _IN_C.items():
-        _guard(patches, torch._C, setter, getattr(torch._C, getter), name=name)
-    mha = torch.backends.mha
-    _guard(patches, mha, "set_fastpath_enabled", mha.get_fastpath_enabled, name="torch.backends.mha")
+    settings = [
+        *(_route_in_c(patches, name, *functions, of_gpu=False) for name, functions in _ANYWHERE.items()),
+        *(_route_in_c(patches, name, *functions, of_gpu=True) for name, functions in _ON_GPUS.items()),
+        *_route_precisions(patches),
+        _route_deterministic(patches),
+        _route_fastpath(patches),
+    ]
+    agreement.begin(settings)
     patches.wrap(torch, "set_default_tensor_type", _as_default_dtype)
     patches.wrap(torch, "set_num_interop_threads", _without_effect)
+    trace = torch.export._trace
+    patches.replace(trace, "_ignore_backend_decomps", _outside_jobs(trace._ignore_backend_decomps))
 
 
-def _guard(
-    patches: Patches,
-    owner: Any,
-    attribute: str,
-    value: Callable[[], Any],
-    *,
-    name: str = "",
-    of_call: Callable[..., Any] = lambda *values: values[0] if len(values) == 1 else values,
-    restore: Callable[[Any, Any], object] = lambda former, original: (
-        original(*former) if isinstance(former, tuple) else original(former)
-    ),
-) -> None:
-    original = getattr(owner, attribute)
-    setting = _Setting(name or f"torch.{attribute}", value, lambda former: restore(former, original))
-    _settings.append(setting)
+def _route_in_c(patches: Patches, name: str, getter: str, setter: str, *, of_gpu: bool) -> Setting:
+    read, write = getattr(torch._C, getter), getattr(torch._C, setter)
+    setting = Setting(name, _readable(read), lambda value: write(*value) if isinstance(value, tuple) else write(value))
+
+    @functools.wraps(write)
+    def guarded(*values: Any) -> Any:
+        job = current.job()
+        if job is None:
+            return write(*values)
+        value = values[0] if len(values) == 1 else values
+        former = setting.value()
+        if isinstance(former, tuple) and not isinstance(value, tuple):
+            value = value, True  # as torch._C completes it
+        if not of_gpu or not own_settings.are_own(job):
+            agreement.agree(setting, job, value)
+            own_settings.forget_matmul(job)
+        elif not own_settings.set_own(job, getter, value, former):
+            write(*values)  # raises
+        return None
+
+    _replace(patches, write, setter, guarded)
+    if of_gpu or getter == "_get_float32_matmul_precision":
+        _replace(patches, read, getter, own_settings.reader(getter, read))
+    return setting
+
+
+def _replace(patches: Patches, original: Any, name: str, routed: Callable[..., Any]) -> None:
+    """In torch._C and where torch.backends keeps the function."""
+    patches.replace(torch._C, name, routed)
+    for library in _LIBRARIES:
+        for flag in vars(type(library)).values():
+            for kind in ("getter", "setter"):
+                if getattr(flag, kind, None) is original:
+                    patches.replace(flag, kind, routed)
+
+
+def _readable(read: Callable[[], Any]) -> Callable[[], Any]:
+    """torch raises if a precision was set by its old and by its new name: then it has no value."""
+
+    def value() -> Any:
+        try:
+            return read()
+        except RuntimeError:
+            return None
+
+    return value
+
+
+def _route_precisions(patches: Patches) -> list[Setting]:
+    read, write = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+    settings = {
+        key: Setting(name, functools.partial(read, *key), functools.partial(write, *key))
+        for key, name in _PRECISIONS.items()
+    }
+
+    @functools.wraps(write)
+    def guarded(backend: str, op: str, precision: str) -> str:
+        job, setting = current.job(), settings.get((backend, op))
+        if job is None or setting is None:
+            return write(backend, op, precision)
+        if backend != "cuda" or not own_settings.are_own(job):
+            agreement.agree(setting, job, precision)
+        elif not own_settings.set_own_precision(job, backend, op, precision):
+            return write(backend, op, precision)  # raises
+        return precision
+
+    patches.replace(torch._C, "_get_fp32_precision_getter", own_settings.precision_reader(read))
+    patches.replace(torch._C, "_set_fp32_precision_setter", guarded)
+    return list(settings.values())
+
+
+def _route_deterministic(patches: Patches) -> Setting:
+    """Inductor's option must not change before jobs have agreed: the function of torch is guarded, too."""
+    in_c = torch._C._set_deterministic_algorithms
+
+    def write(value: tuple[bool, bool]) -> None:
+        in_c(value[0], warn_only=value[1])
+        torch._inductor.config.deterministic = value[0]
+
+    def value() -> tuple[bool, bool]:
+        return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+    setting = Setting("torch.use_deterministic_algorithms", value, write)
+
+    def guarded(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
+            job = current.job()
+            if job is None:
+                function(mode, warn_only=warn_only)
+            else:
+                agreement.agree(setting, job, (mode, warn_only))
+
+        return use_deterministic_algorithms
+
+    patches.wrap(torch, "use_deterministic_algorithms", guarded)
+    patches.replace(torch._C, "_set_deterministic_algorithms", guarded(in_c))
+    return setting
+
+
+def _route_fastpath(patches: Patches) -> Setting:
+    mha = torch.backends.mha
+    write = copied(mha.set_fastpath_enabled)
+    setting = Setting("torch.backends.mha", mha.get_fastpath_enabled, write)
+
+    def guarded(_original: Callable[[bool], None]) -> Callable[[bool], None]:
+        @functools.wraps(write)
+        def set_fastpath_enabled(value: bool) -> None:
+            job = current.job()
+            if job is None:
+                write(value)
+            else:
+                agreement.agree(setting, job, value)
+
+        return set_fastpath_enabled
+
+    patches.wrap(mha, "set_fastpath_enabled", guarded)
+    return setting
+
+
+def _outside_jobs(original: Callable[[], Any]) -> Callable[[], Any]:
+    """What `torch.export` switches off while it traces would be off for all jobs."""
 
     @functools.wraps(original)
-    def guarded(*args: Any, **kwargs: Any) -> None:
-        job = current.job()
-        if job is not None:
-            _agree(setting, job, of_call(*args, **kwargs))
-        original(*args, **kwargs)
+    @contextlib.contextmanager
+    def ignore_backend_decomps() -> Iterator[None]:
+        with contextlib.nullcontext() if current.job() is not None else original():
+            yield
 
-    patches.replace(owner, attribute, guarded)
-
-
-def expect(job: JobContext) -> None:
-    """Called when a job has been submitted."""
-    with _lock:
-        _jobs[job] = next(_numbers)
-
-
-def leave(job: JobContext) -> None:
-    """Called at the end of a job. The last of those that have set a value restores the former one."""
-    with _lock:
-        _jobs.pop(job, None)
-        for setting in _settings:
-            if job in setting.set_by:
-                setting.set_by.remove(job)
-                if not setting.set_by:
-                    setting.restore(setting.former)
-
-
-def check(job: JobContext) -> None:
-    """Called before a job's first optimizer step. Raises RuntimeError if it runs with a value that another set."""
-    with _lock:
-        for setting in _settings:
-            if setting.set_by and job not in setting.set_by:
-                raise RuntimeError(_conflict(job, setting, min(setting.set_by, key=_order), setting.former))
-
-
-def _agree(setting: _Setting, job: JobContext, value: Any) -> None:
-    """Returns when the job may set the value. Raises RuntimeError if jobs that run with another outrank it."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        with _lock:
-            if setting.value() == value:
-                if setting.set_by:
-                    setting.set_by.add(job)
-                return
-            opposed = [other for other in _jobs if _opposes(other, job)]
-            if not opposed:
-                _take(setting, job)
-                return
-        first = opposed[0]
-        if first.handle.stats().steps > 0 or first in setting.set_by or time.monotonic() > deadline:
-            raise RuntimeError(_conflict(job, setting, first, value))
-        job.handle.sleep(_POLL_S)
-
-
-def _opposes(other: JobContext, job: JobContext) -> bool:
-    """Whether `other` runs, or may be about to, and outranks the job; of two equal jobs, the earlier one does."""
-    priority, others = job.handle.priority, other.handle.priority
-    outranks = _core.outranks(others, priority) or (others == priority and _order(other) < _order(job))
-    return outranks and other.handle.state in ("pending", "running", "suspended")
-
-
-def _order(job: JobContext) -> int:
-    return _jobs.get(job, -1)
-
-
-def _take(setting: _Setting, job: JobContext) -> None:
-    """The job decides: lower jobs that have done steps with the present value are cancelled."""
-    if not setting.set_by:
-        setting.former = setting.value()
-    setting.set_by = {job}
-    for other in list(_jobs):
-        if other is not job and other.handle.stats().steps > 0:
-            log.error("job '%s' is cancelled: %s", other.name, _conflict(other, setting, job, setting.former))
-            other.handle.cancel()
-            other.watch_cancel(other)
-
-
-def _conflict(job: JobContext, setting: _Setting, other: JobContext, wanted: Any) -> str:
-    return (
-        f"job '{job.name}': {setting.name} is one per process, and job '{other.name}' runs with {setting.value()}, "
-        f"not {wanted}; set the same in both, or run them in two processes"
-    )
+    return ignore_backend_decomps
 
 
 def _as_default_dtype(original: Callable[[Any], None]) -> Callable[[Any], None]:

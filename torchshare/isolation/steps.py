@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 
 from torchshare.context import current
-from torchshare.isolation import replacements, settings
+from torchshare.isolation import agreement, replacements
 from torchshare.isolation.patches import Patches
 
 
@@ -29,11 +29,10 @@ def _before_step(_optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) ->
         return
     job = current.job()
     if job is not None and not job.has_stepped:
-        settings.check(job)
+        agreement.check(job, steps=True)
         script = current.script()
         if script is not None:
             replacements.check(script)
-        job.has_stepped = True
 
 
 def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -58,6 +57,8 @@ def _as_input(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         job = current.job()
         if job is None or job.uses_batches:
             return original(self)
+        if not job.has_stepped:
+            agreement.check(job, steps=False)
         job.largest_batch = max(job.largest_batch, getattr(self, "batch_size", None) or 0)
         job.handle.begin_input()
         try:

@@ -131,6 +131,18 @@ class RuntimeOptions(TypedDict, total=False):
         Expected("a number"),
         Option("fraction of the time in which lower jobs may run, instead of `max_slowdown`.", metavar="SHARE"),
     ]
+    on_disagree: Annotated[
+        str,
+        Predicate(lambda how: how in ("error", "primary")),
+        Expected('"error" or "primary"'),
+        Option(
+            "what happens to a job that wants another value of a setting of torch than a higher job runs with, where a "
+            'process has one, such as `torch.set_default_dtype`. "error": it fails. "primary": it goes on with the '
+            "other's value, and a warning names both.",
+            "error",
+            metavar="HOW",
+        ),
+    ]
     ranks: Annotated[
         Flag,
         Option(

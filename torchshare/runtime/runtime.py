@@ -112,6 +112,7 @@ class Runtime:
         context = self._context(name, options, environ, folder)
         job = Job(context)
         closer, effects, given = self._closer, self._effects, options.copy()
+        routing.expect_job(context, getattr(function, "is_script", False))
         try:
             context.handle = self._handle.submit(
                 lambda handle: run_body(job, handle, function, closer, lambda: effects.check(context, given)),
@@ -123,7 +124,6 @@ class Runtime:
         except ValueError as error:
             text = str(error)
             raise ValueError(text if f"'{name}'" in text else f"job '{name}': {text}") from None
-        routing.expect_job(context, getattr(function, "is_script", False))
         effects.expect(context, given)
         self._closer.jobs.append(context)
         self._jobs = [*(each for each in self._jobs if each.name != name), job]  # an ended one had its name
@@ -138,6 +138,8 @@ class Runtime:
             self._closer.number,
             self._closer.watch_cancel,
             self._closer.tell_ranks,
+            on_cpu=self.device == "cpu",
+            on_disagree=self._options.get("on_disagree", "error"),
             resplit=options.get("resplit", True),
             shared_patches=self._options.get("shared_patches", False),
             rows_at_once=SubBatchRows(options.get("regrow_after", 100)),

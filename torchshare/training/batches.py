@@ -11,7 +11,7 @@ import torch
 
 from torchshare import _core
 from torchshare.context import current
-from torchshare.isolation import gradient_sync
+from torchshare.isolation import agreement, gradient_sync
 from torchshare.memory import spill
 from torchshare.training import pytree, split_warning
 from torchshare.training.cuda_graph import Graphed
@@ -229,6 +229,8 @@ def fetch(job: JobContext, loader: Iterable[Any], options: Options, passing: Pas
     """The loader's batches, not yet begun as steps; the caller calls `passing.end_step`."""
     handle = job.handle
     job.uses_batches = True
+    if not job.has_stepped:
+        agreement.check(job, steps=False)
     _expect_steps(job, loader, passing)
     if passing.is_over:
         return iter(())

@@ -1,0 +1,272 @@
+"""Settings of a GPU's libraries, in jobs on a CPU: each job's own."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import LOOP, Ran, python, run_one, run_ops_for_ever, script, wait_until
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import torchshare
+from torchshare import Job
+
+cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def values() -> dict[str, Any]:
+    return {
+        "benchmark": cudnn.benchmark,
+        "benchmark_limit": cudnn.benchmark_limit,
+        "deterministic": cudnn.deterministic,
+        "enabled": cudnn.enabled,
+        "cudnn.allow_tf32": cudnn.allow_tf32,
+        "cudnn.fp32_precision": cudnn.fp32_precision,
+        "matmul.allow_tf32": cuda.matmul.allow_tf32,
+        "matmul.fp32_precision": cuda.matmul.fp32_precision,
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "fp16": cuda.matmul.allow_fp16_reduced_precision_reduction,
+        "fp16_split_k": cuda.matmul.allow_fp16_reduced_precision_reduction_split_k,
+        "accumulation": cuda.matmul.allow_fp16_accumulation,
+        "mem_efficient": cuda.mem_efficient_sdp_enabled(),
+        "cudnn_sdp": cuda.cudnn_sdp_enabled(),
+        "blas": cuda.preferred_blas_library(),
+    }
+
+
+def set_all() -> None:
+    cudnn.benchmark = True
+    cudnn.benchmark_limit = 3
+    cudnn.deterministic = True
+    cudnn.enabled = False
+    cudnn.allow_tf32 = False
+    cuda.matmul.allow_tf32 = True
+    cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    cuda.matmul.allow_fp16_accumulation = True
+    cuda.enable_mem_efficient_sdp(False)
+    cuda.enable_cudnn_sdp(False)
+    cuda.preferred_blas_library("cublaslt")
+
+
+def trained(job: Job, change: Callable[[], None], steps: int) -> dict[str, Any]:
+    """What the job reads after its steps."""
+    change()
+    layer = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(steps):
+        layer(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+    return values()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_each_job_reads_what_it_has_set(first: int):
+    """In both orders: the job that sets is the primary, or the other one."""
+    before = values()
+    with torchshare.Runtime(device="cpu") as runtime:
+        for number in (first, 1 - first):
+            change = (set_all, lambda: None)[number]
+            priority = "secondary" if runtime.jobs else "primary"
+            runtime.submit(lambda job, c=change: trained(job, c, 20), name=str(number), priority=priority, threads=1)
+        results = runtime.wait(timeout=60)
+    changed = {
+        "benchmark": True,
+        "benchmark_limit": 3,
+        "deterministic": True,
+        "enabled": False,
+        "cudnn.allow_tf32": False,
+        "cudnn.fp32_precision": "none",
+        "matmul.allow_tf32": True,
+        "matmul.fp32_precision": "tf32",
+        "float32_matmul_precision": "high",
+        "fp16": False,
+        "fp16_split_k": True,
+        "accumulation": True,
+        "mem_efficient": False,
+        "cudnn_sdp": False,
+        "blas": torch._C._BlasBackend.Cublaslt,
+    }
+    assert results["0"].value == changed
+    assert results["1"].value == before == values()
+
+
+def test_a_context_manager_is_for_its_job():
+    def train(job: Job) -> tuple[tuple[bool, bool, bool], tuple[bool, bool, bool]]:
+        with cudnn.flags(enabled=False, benchmark=True, deterministic=True), sdpa_kernel([*own_kernels]):
+            inside = (cudnn.enabled, cudnn.deterministic, cuda.mem_efficient_sdp_enabled())
+            process.append((torch._C._get_cudnn_enabled.__wrapped__(), cuda.flash_sdp_enabled()))
+        return inside, (cudnn.enabled, cudnn.deterministic, cuda.mem_efficient_sdp_enabled())
+
+    own_kernels = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]
+    process: list[tuple[bool, bool]] = []
+    assert run_one(train).value == ((False, True, False), (True, False, True))
+    assert process == [(True, True)]
+
+
+def test_a_value_of_another_kind_is_refused_as_ever():
+    def train(job: Job) -> None:
+        with pytest.raises(RuntimeError, match="expects a bool"):
+            cudnn.benchmark = 1
+        with pytest.raises(RuntimeError, match="expects a bool"):
+            cuda.matmul.allow_tf32 = "yes"
+        with pytest.raises(RuntimeError, match="does not support precision"):
+            cuda.matmul.fp32_precision = "bf16"
+
+    run_one(train)
+
+
+def reads() -> list[Any]:
+    """None for a precision that was set by its old and by its new name: torch raises."""
+    found: list[Any] = []
+    precision = torch._C._get_fp32_precision_getter
+    for read in (
+        lambda: cuda.matmul.allow_tf32,
+        lambda: cudnn.allow_tf32,
+        torch.get_float32_matmul_precision,
+        *(lambda op=op: precision("cuda", op) for op in ("all", "matmul", "conv", "rnn")),
+        lambda: precision("generic", "all"),
+    ):
+        try:
+            found.append(read())
+        except RuntimeError:
+            found.append(None)
+    return found
+
+
+def changes(_job: Job | None = None) -> list[list[Any]]:
+    found = []
+    for owner, name, value in [
+        (cuda.matmul, "allow_tf32", True),
+        (cudnn, "allow_tf32", False),
+        (cuda.matmul, "allow_tf32", False),
+        (cudnn, "fp32_precision", "tf32"),
+        (cudnn.conv, "fp32_precision", "ieee"),
+        (cudnn, "fp32_precision", "none"),
+        (cuda.matmul, "fp32_precision", "tf32"),
+        (cuda.matmul, "fp32_precision", "none"),
+        (torch.backends, "fp32_precision", "tf32"),
+        (torch.backends, "fp32_precision", "none"),
+        (cudnn, "allow_tf32", True),
+    ]:
+        setattr(owner, name, value)
+        found.append([name, value, *reads()])
+    for precision in ("high", "medium", "highest"):
+        torch.set_float32_matmul_precision(precision)
+        found.append([precision, *reads()])
+        cuda.matmul.allow_tf32 = precision == "highest"
+        found.append([precision, cuda.matmul.allow_tf32, cuda.matmul.fp32_precision])
+    return found
+
+
+def in_child(function: Callable[[], Any]) -> Any:
+    """What it returns in a forked process."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, pickle.dumps(function()))
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        data = file.read()
+    os.waitpid(child, 0)
+    return pickle.loads(data)
+
+
+def test_old_and_new_names_of_a_setting_are_connected_as_in_plain_torch():
+    plain = in_child(changes)
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(changes, name="job")
+        own = runtime.wait(timeout=60)["job"].value
+    for expected, found in zip(plain, own, strict=True):
+        assert found == [other if value is None else value for value, other in zip(expected, found, strict=True)]
+
+
+def test_beside_a_gpu_they_must_be_agreed_on(monkeypatch: pytest.MonkeyPatch):
+    """A job on the CPU may use the GPU, too."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    def sets(job: Job) -> None:
+        with torch.backends.cudnn.flags(enabled=False):
+            pass
+
+    def stays(job: Job) -> None:
+        trained(job, lambda: None, 5)
+        run_ops_for_ever(job)
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        primary = runtime.submit(stays, priority="primary")
+        other = runtime.submit(sets, name="other")
+        runtime.start()
+        wait_until(lambda: other.state == "failed", 60)
+        primary.cancel()
+        runtime.wait(timeout=60, check=False)
+    assert "torch.backends.cudnn.enabled is one per process" in str(other.result.exception)
+
+
+def test_a_compiled_function_reads_them():
+    def train(job: Job) -> float:
+        cudnn.benchmark = True
+
+        @torch.compile(backend="eager", fullgraph=True)
+        def twice(x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if torch.backends.cudnn.benchmark else x
+
+        return twice(torch.ones(1)).item()
+
+    assert run_one(train).value == 2.0
+
+
+# What published scripts set: nanoGPT, cleanrl, the imagenet and the dcgan example; and one that sets nothing.
+HABITS = {
+    "gpt": "torch.backends.cuda.matmul.allow_tf32 = True\ntorch.backends.cudnn.allow_tf32 = True",
+    "rl": "torch.backends.cudnn.deterministic = True",
+    "imagenet": "import torch.backends.cudnn as cudnn\ncudnn.deterministic = True\ncudnn.benchmark = False",
+    "dcgan": "import torch.backends.cudnn as cudnn\ncudnn.benchmark = True",
+    "plain": "",
+}
+
+
+IN_FORKS = """
+import os, runpy, torch, torch._dynamo
+os.chdir({folder!r})
+torch.set_num_threads(1)
+for name in {names}:
+    child = os.fork()
+    if child == 0:
+        runpy.run_path(name + ".py", run_name="__main__")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, bytes]]]:
+    """A folder with the scripts, and the weights that plain Python writes."""
+    folder = tmp_path_factory.mktemp("published")
+    for number, (name, habit) in enumerate(HABITS.items()):
+        seeded = LOOP.replace("model =", f"{habit}\ntorch.manual_seed({number})\nmodel =", 1)
+        script(folder, f"{name}.py", f"{seeded}\ntrain(20)\ntorch.save(model.state_dict(), '{name}.pt')\n")
+    done = python(IN_FORKS.format(folder=str(folder), names=list(HABITS)))
+    assert done.returncode == 0, done.stderr
+    yield folder, {file.name: file.read_bytes() for file in folder.glob("*.pt")}
+
+
+@pytest.mark.parametrize("partner", [name for name in HABITS if name != "gpt"])
+def test_published_habits_run_in_pairs(published: tuple[Path, dict[str, bytes]], partner: str):
+    folder, plain = published
+    for pair in (("gpt", partner), (partner, "gpt")):
+        ran = Ran(folder, *(f"{name}.py" for name in pair))
+        assert ran.code == 0, ran.text()
+        assert all((folder / f"{name}.pt").read_bytes() == plain[f"{name}.pt"] for name in pair)
+        assert "WARNING" not in ran.text() and "one per process" not in ran.text()

@@ -1,0 +1,81 @@
+"""Settings of a GPU's libraries in jobs on a CPU: without effect there, so each job has its own and reads what it set.
+
+torch keeps some of them twice, under an old and a new name: `allow_tf32` also sets `fp32_precision` and the precision
+of float32 matrix products, which is read here although it has an effect on a CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchshare.context import current
+from torchshare.context.job_context import JobContext
+
+_NONE, _TF32 = "none", "tf32"
+_PRECISIONS = (_NONE, _TF32, "ieee")
+_MATMUL_TF32, _MATMUL_PRECISION = "_get_cublas_allow_tf32", "_get_float32_matmul_precision"
+
+
+def are_own(job: JobContext) -> bool:
+    """Whether settings of a GPU are without effect on the job. A job on a CPU could use a GPU that is there."""
+    return job.on_cpu and not torch.cuda.is_available()
+
+
+def reader(name: str, original: Callable[[], Any]) -> Callable[[], Any]:
+    """In place of `original`, the function `name` of torch._C: the job's own value, if it has one."""
+
+    @functools.wraps(original)
+    def read() -> Any:
+        job = current.job()
+        return original() if job is None or name not in job.own_settings else job.own_settings[name]
+
+    return torch.compiler.assume_constant_result(read)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def set_own(job: JobContext, name: str, value: Any, former: Any) -> bool:
+    """Sets what the function `name` of torch._C reads. False for a value of another kind, which torch refuses."""
+    if type(value) is not type(former):
+        return False
+    own = job.own_settings
+    own[name] = value
+    if name == _MATMUL_TF32:
+        own["cuda", "matmul"] = _TF32 if value else "ieee"
+        own[_MATMUL_PRECISION] = "high" if value else "highest"
+    elif name == "_get_cudnn_allow_tf32":
+        own["cuda", "conv"] = own["cuda", "rnn"] = _TF32 if value else _NONE
+    return True
+
+
+def forget_matmul(job: JobContext) -> None:
+    """The precision of matrix products has been set for all jobs."""
+    for key in (_MATMUL_TF32, _MATMUL_PRECISION, ("cuda", "matmul")):
+        job.own_settings.pop(key, None)
+
+
+def precision_reader(original: Callable[[str, str], str]) -> Callable[[str, str], str]:
+    """In place of torch._C._get_fp32_precision_getter. An op without a precision has that of its backend, or of all."""
+
+    @functools.wraps(original)
+    def read(backend: str, op: str) -> str:
+        job = current.job()
+        if job is None or backend != "cuda" or not job.own_settings:
+            return original(backend, op)
+        for each in (op, "all"):
+            precision: str = job.own_settings.get((backend, each)) or original(backend, each)
+            if precision != _NONE:
+                return precision
+        return original("generic", "all")
+
+    return torch.compiler.assume_constant_result(read)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def set_own_precision(job: JobContext, backend: str, op: str, precision: str) -> bool:
+    """False for one that torch refuses."""
+    if precision not in _PRECISIONS:
+        return False
+    job.own_settings[backend, op] = precision
+    return True
