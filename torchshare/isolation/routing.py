@@ -98,6 +98,7 @@ def leave_job(job: JobContext) -> None:
     settings.leave(job)
     process_groups.leave(job)
     hooks.leave(job)
+    job.accumulation.end_job()
     if _turns is not None:
         tracing.leave(_turns)
         forward_hook.remove_ended(_turns)

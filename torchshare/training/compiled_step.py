@@ -181,6 +181,7 @@ class CompiledStep:
             rate.fill_(float(group["lr"]))
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # checked by learning-rate schedulers
         self._job.loop.optimizer_stepped()
+        self._job.step_counter.trained()
         return self._bound
 
     def save(self, folder: str | os.PathLike[str]) -> None:
