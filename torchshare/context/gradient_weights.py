@@ -40,7 +40,7 @@ class GradientWeights:
             self._unseen[parameter] = None
         was_frozen = not parameter.requires_grad
         parameter.requires_grad_()
-        self._hooks[parameter] = parameter.register_hook(self._weigher(parameter))
+        self._hooks[parameter] = parameter.register_hook(self._weigher(parameter))  # type: ignore[no-untyped-call]
         parameter.requires_grad_(not was_frozen)
 
     def _weigher(self, parameter: Tensor) -> Callable[[Tensor], Tensor]:

@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from torchshare import _C
 from torchshare.context import current
+from torchshare.isolation import hooks
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
@@ -48,7 +49,7 @@ def registered(turns: _C.Turns, job: JobContext, look: Look) -> Iterator[bool]:
         remove_ended(turns)
 
     try:
-        yield turns.call_if_free(lambda: handles.append(register_module_forward_pre_hook(hook)))
+        yield turns.call_if_free(lambda: handles.append(register_module_forward_pre_hook(hooks.own(hook))))
     finally:
         end()
 

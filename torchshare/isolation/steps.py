@@ -11,13 +11,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 
 from torchshare.context import current
-from torchshare.isolation import monkeypatches, settings
+from torchshare.isolation import hooks, monkeypatches, settings
 from torchshare.isolation.patches import Patches
 
 
 def route(patches: Patches) -> None:
-    patches.at_undo(register_optimizer_step_pre_hook(_before_step).remove)
-    patches.at_undo(register_optimizer_step_post_hook(_after_step).remove)
+    patches.at_undo(register_optimizer_step_pre_hook(hooks.own(_before_step)).remove)
+    patches.at_undo(register_optimizer_step_post_hook(hooks.own(_after_step)).remove)
     patches.replace(torch.autograd, "backward", _training(torch.autograd.backward))
     patches.replace(torch.cuda.CUDAGraph, "replay", _training(torch.cuda.CUDAGraph.replay))
     iterator = dataloader._BaseDataLoaderIter

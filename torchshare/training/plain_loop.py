@@ -47,11 +47,11 @@ def batches(
     job = current.job()
     wrapped = loader if isinstance(loader, _SplitLoader) else None
     if job is None:
-        return loader if wrapped is None else wrapped._loader
+        return loader if wrapped is None else wrapped._loader  # type: ignore[return-value]
     if wrapped is not None:
         if wrapped._job is job and sub_batch is None and reduction == "mean" and count is None:
             return loader
-        loader = wrapped._loader
+        loader = wrapped._loader  # type: ignore[assignment]
     rows = job.sub_batch if sub_batch is None else sub_batch
     options = options_of(job, loader, rows, reduction, count)
     return _SplitLoader(job, loader, options)  # type: ignore[return-value]
