@@ -74,7 +74,7 @@ class JobContext:
     retry: Any = None
     """How it repeats batches: a training.retry.Retry, from the first batch that it may have to repeat."""
     step_counter: StepCounter = field(default_factory=StepCounter)
-    accumulation: Accumulation = field(default_factory=Accumulation)
+    accumulation: Accumulation = field(init=False)
     tracked: Tracked = field(default_factory=Tracked)
     loop: Loop = field(default_factory=Loop)
     """Its checkpoints, if it writes any."""
@@ -92,6 +92,7 @@ class JobContext:
 
     def __post_init__(self) -> None:
         self.host_random = HostRandom(self.seed)
+        self.accumulation = Accumulation(self.name)
 
     def suspend(self, spill: bool) -> None:
         """See Job.suspend; on this rank."""
@@ -112,6 +113,11 @@ class JobContext:
         with self._parking:
             if self.spills:
                 self.handle.suspend()
+
+    def has_optimizers(self) -> bool:
+        """Whether it is known to train, before its first step."""
+        tracked = self.tracked.objects.values()
+        return bool(self.accumulation.optimizers) or any(hasattr(value, "param_groups") for value in tracked)
 
     @property
     def random(self) -> random.Random:

@@ -26,7 +26,7 @@ class Pass:
         self.fetched += 1
 
     def end_step(self, steps: int = 1) -> None:
-        """Called when the loop is done with all batches that the loader has yielded."""
+        """Called when the loop is done with all batches that the loader has yielded; the last `steps` are steps."""
 
 
 class Loop:

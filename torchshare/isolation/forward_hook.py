@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from torchshare import _C
 from torchshare.context import current
+from torchshare.isolation import hooks
 from torchshare.isolation.patches import copied
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def registered(turns: _C.Turns, job: JobContext, look: Look) -> Iterator[bool]:
         remove_ended(turns)
 
     try:
-        yield turns.call_if_free(lambda: handles.append(_register(hook)))
+        yield turns.call_if_free(lambda: handles.append(_register(hooks.own(hook))))
     finally:
         end()
 

@@ -109,6 +109,7 @@ def leave_job(job: JobContext) -> None:
     process_groups.leave(job)
     hooks.leave(job)
     replacements.leave(job)
+    job.accumulation.end_job()
     if _turns is not None:
         tracing.leave(_turns)
         forward_hook.remove_ended(_turns)

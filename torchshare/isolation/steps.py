@@ -11,13 +11,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 
 from torchshare.context import current
-from torchshare.isolation import agreement, replacements
+from torchshare.isolation import agreement, hooks, replacements
 from torchshare.isolation.patches import Patches
 
 
 def route(patches: Patches) -> None:
-    patches.at_undo(register_optimizer_step_pre_hook(_before_step).remove)
-    patches.at_undo(register_optimizer_step_post_hook(_after_step).remove)
+    patches.at_undo(register_optimizer_step_pre_hook(hooks.own(_before_step)).remove)
+    patches.at_undo(register_optimizer_step_post_hook(hooks.own(_after_step)).remove)
+    patches.wrap(torch.autograd, "backward", _training)
+    patches.replace(torch.cuda.CUDAGraph, "replay", _training(torch.cuda.CUDAGraph.replay))
     iterator = dataloader._BaseDataLoaderIter
     patches.replace(iterator, "__next__", _as_input(iterator.__next__))
     loader = dataloader.DataLoader
@@ -39,14 +41,29 @@ def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> N
     if torch.compiler.is_compiling():
         return
     job = current.job()
-    if job is not None:
-        job.loop.optimizer_stepped()
-    if job is None or job.uses_batches or not job.step_counter.counts(optimizer):
+    if job is None:
+        return
+    job.loop.optimizer_stepped()
+    job.step_counter.trained()
+    if job.uses_batches or not job.step_counter.counts(optimizer):
         return
     job.handle.end_sub_batch()
     job.handle.end_step()
     job.handle.begin_step()
     job.handle.begin_sub_batch()
+
+
+def _training(original: Callable[..., None]) -> Callable[..., None]:
+    """The call tells a batch that trains from one of a validation."""
+
+    @functools.wraps(original)
+    def training(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        job = None if torch.compiler.is_compiling() else current.job()
+        if job is not None:
+            job.step_counter.trained()
+
+    return training
 
 
 def _as_input(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import datetime
 import time
 from collections.abc import Callable, Iterator
@@ -247,17 +248,31 @@ def _figures(events: list[Any], warm: float, ended: float, memory: int, job: Job
         window = [
             end for end in ends[WARM_UP_STEPS - 1 :] if end <= ended
         ]  # the window begins with the warm-up's last step
-    pieces = [(end - begin) / 1e9 for kind, _, begin, end, _, _ in events if kind == "sub_batch" and end / 1e9 > warm]
+    pieces = _sub_batches_of_steps(events)
     return _Run(
         steps=np.diff(window).tolist(),
-        sub_batches=pieces,
+        sub_batches=[end - begin for begin, end in pieces if end > warm],
         set_up=max(0.0, ends[0] - begins[0]) if ends and begins else 0.0,
         window=ended - warm,
         memory=memory,
         rows=job._context.largest_batch,
-        per_step=job.result.sub_batches / max(job.result.steps, 1),
+        per_step=len(pieces) / max(len(ends), 1),
         job=job,
     )
+
+
+def _sub_batches_of_steps(events: list[Any]) -> list[tuple[float, float]]:
+    """Begins and ends of the sub-batches that were in steps: not those of validation batches."""
+    spans = {
+        which: sorted((begin / 1e9, end / 1e9) for kind, _, begin, end, _, _ in events if kind == which)
+        for which in ("step", "sub_batch")
+    }
+    begins = [begin for begin, _ in spans["step"]]
+    return [
+        (begin, end)
+        for begin, end in spans["sub_batch"]
+        if (number := bisect.bisect_right(begins, begin)) and end <= spans["step"][number - 1][1]
+    ]
 
 
 def _check_split(candidate: Candidate, run: _Run, pieces: int) -> None:

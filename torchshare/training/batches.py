@@ -215,13 +215,16 @@ def iterate(job: JobContext, loader: Iterable[Any], options: Options) -> Iterato
     passing = job.loop.begin_pass(loader)
     for batch in fetch(job, loader, options, passing):
         handle.begin_step()
+        begun, is_step = job.step_counter.begin_batch(), False
         try:
             yield batch
         finally:
             # A loop that breaks out after its step has done it; one that only looked, or failed on the way, has not.
             if batch._trained and job.handle.is_in_body:
+                is_step = job.step_counter.is_step(begun, job.has_optimizers())
+            if is_step:
                 handle.end_step()
-        if batch._trained:
+        if is_step:
             passing.end_step()
 
 
@@ -253,7 +256,8 @@ def _fetched(job: JobContext, iterator: Iterator[Any], options: Options, passing
             handle.checkpoint()
         handle.begin_input()
         try:
-            data = next(iterator, end)
+            with job.accumulation.fetching():
+                data = next(iterator, end)
         finally:
             handle.end_input()
         if data is end:

@@ -21,6 +21,7 @@ from torchshare.training import batches, pytree, split_warning, undo
 from torchshare.training.batches import Batch
 from torchshare.training.optimizer_rules import rule_of
 from torchshare.training.retry import halve, obstacle_of, warn_of_obstacle
+from torchshare.training.step_constants import StepConstants
 from torchshare.training.step_package import load_package, package_of
 from torchshare.training.step_tracer import Kind, Noise, StepTracer, Untraceable
 from torchshare.training.undo import RandomStates
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("torchshare")
 
 _MAX_PACKAGES = 8  # batches of further shapes run in eager
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TENSOR = object()  # stands for any tensor in the structure of a batch
 _PLAIN = (int, float, bool, str, bytes, type(None))
 Pieces = list[tuple[list[Tensor], float]]
@@ -43,7 +43,7 @@ class CompiledStep:
 
     Updates the user's own parameters, buffers and optimizer state in place; `.grad` is not touched. Runs in eager for
     good if it cannot be compiled (see `fallback`), for the first step of an optimizer that has no state yet, and while
-    the model or optimizer differs from when it was compiled (`training` mode, hyperparameters).
+    what was compiled differs: modes and attributes of modules, hooks, autocast, hyperparameters (see StepConstants).
     """
 
     def __init__(
@@ -70,9 +70,12 @@ class CompiledStep:
         try:
             if isinstance(rule, str):
                 raise Untraceable(rule)
-            _refuse_hooks(model, optimizer)
+            if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+                raise Untraceable("the model is DistributedDataParallel")
+            self._constants = StepConstants(job, model, loss_fn, optimizer)
+            if (hook := self._constants.hook()) is not None:  # it would be called only once, during tracing
+                raise Untraceable(hook)
             self._tracer = StepTracer(model, loss_fn, optimizer, rule)
-            self._settings = self._current_settings()
         except Untraceable as reason:
             self._fall_back(reason)
 
@@ -181,6 +184,7 @@ class CompiledStep:
             rate.fill_(float(group["lr"]))
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # checked by learning-rate schedulers
         self._job.loop.optimizer_stepped()
+        self._job.step_counter.trained()
         return self._bound
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -220,14 +224,15 @@ class CompiledStep:
         return loss
 
     def _is_as_compiled(self) -> bool:
-        """Whether model and optimizer are as they were compiled; logs the difference if not."""
+        """Whether all that was compiled is as it was; logs the difference if not."""
         if self._fallback is not None:
             return False
-        settings = self._current_settings()
-        if settings == self._settings:
+        change = self._constants.change()
+        if change is None and (hook := self._constants.hook()) is not None:
+            change = hook, f"{hook}, but had none when compiled"
+        if change is None:
             return True
-        name = next(key for key, value in settings.items() if value != self._settings[key])
-        self._log_once(f"{name} is {settings[name]!r}, but was {self._settings[name]!r} when compiled")
+        self._log_once(change[1], change[0])
         return False
 
     def _pieces(self, batch: Batch) -> Pieces | None:
@@ -297,23 +302,6 @@ class CompiledStep:
         elif structure != self._structure:
             raise _UnsupportedBatch("the batch differs from the compiled one in its structure or in a non-tensor leaf")
 
-    def _current_settings(self) -> dict[str, Any]:
-        """Settings that are compile-time constants of the packages, but that the user may change."""
-        groups = self._optimizer.param_groups
-        settings: dict[str, Any] = {
-            "the model's training mode": self._model.training,
-            "autocast": torch.is_autocast_enabled("cpu"),
-            "the number of parameters that require a gradient": sum(
-                parameter.requires_grad for group in groups for parameter in group["params"]
-            ),
-            "the number of intra-op threads": torch.get_num_threads(),
-        }
-        for number, group in enumerate(groups):
-            for key in self._optimizer.defaults:
-                if key != "lr":
-                    settings[f"the optimizer's '{key}' in group {number}"] = group[key]
-        return settings
-
     def _bind(self) -> bool:
         """Binds the packages to the optimizer's current state; False if there is none yet."""
         states = self._optimizer.state
@@ -360,9 +348,10 @@ class CompiledStep:
         self._fallback = str(reason)
         self._log_once(self._fallback)
 
-    def _log_once(self, reason: str) -> None:
-        if reason not in self._logged:
-            self._logged.add(reason)
+    def _log_once(self, reason: str, kind: str | None = None) -> None:
+        """Once for each `kind` of reason."""
+        if (kind or reason) not in self._logged:
+            self._logged.add(kind or reason)
             log.warning("job '%s': the compiled step runs in eager: %s", self._job.name, reason)
 
 
@@ -449,18 +438,3 @@ def _alike(a: list[Tensor], b: list[Tensor]) -> bool:
 def _numpy_state(job: JobContext) -> Any:
     kind, keys, *rest = job.numpy_random.get_state(legacy=True)
     return kind, keys.tobytes(), *rest  # type: ignore[union-attr]
-
-
-def _refuse_hooks(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises Untraceable for a model or optimizer with hooks: they would run only once, during tracing."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.parallel.DistributedDataParallel):
-            raise Untraceable("the model is DistributedDataParallel")
-        for hooks in _HOOKS:
-            if getattr(module, hooks):
-                raise Untraceable(f"module '{name}' ({type(module).__name__}) has a hook ({hooks[1:]})")
-    for name, parameter in model.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise Untraceable(f"parameter '{name}' has a hook")
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        raise Untraceable("the optimizer has a step hook")

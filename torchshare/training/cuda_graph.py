@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchshare import _C
+from torchshare.context.tensor_map import TensorMap
 from torchshare.isolation import compiling, routing
 from torchshare.training import pytree
 from torchshare.training.undo import Buffers, RandomStates, leaves_of
@@ -34,7 +35,7 @@ class Graphed:
         self._loss_fn = loss_fn
         self._device = device
         self._graphs: dict[object, _Graph] = {}
-        self._gradients: dict[int, Tensor] = {}  # of all graphs, by leaf: what one leaves the next one adds to
+        self._gradients: TensorMap[Tensor] = TensorMap()  # of all graphs, by leaf: what one leaves the next one adds to
         self._moves = job.moves
         self.fallback: str | None = None
         """Why sub-batches run in eager; None while they do not."""
@@ -98,7 +99,7 @@ class _Graph:
         loss_fn: Callable[..., Tensor],
         sub: SubBatch,
         device: torch.device | None,
-        gradients: dict[int, Tensor],
+        gradients: TensorMap[Tensor],
     ) -> None:
         self._job = job
         self._name = f"graph of {getattr(loss_fn, '__qualname__', 'a loss function')}, {sub.size} rows"
@@ -116,7 +117,7 @@ class _Graph:
         leaves = _warm_up(job, run)
         former = [leaf.grad for leaf in leaves]
         # They are there before, so that the graph adds to them.
-        self.gradients = [(leaf, gradients.setdefault(id(leaf), torch.zeros_like(leaf))) for leaf in leaves]
+        self.gradients = [(leaf, gradients.setdefault(leaf, torch.zeros_like)) for leaf in leaves]
         for leaf, gradient in self.gradients:
             leaf.grad = gradient
 
@@ -146,6 +147,7 @@ class _Graph:
                 gradient.copy_(leaf.grad)
             leaf.grad = gradient
         self._job.handle.launch(self._graph, self._name)
+        self._job.step_counter.trained()
         return self._loss.clone()
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from torchshare.context import current
+from torchshare.context.accumulation import Part
 from torchshare.isolation import gradient_sync
 from torchshare.memory import spill, states
 from torchshare.training import split_warning
-from torchshare.training.batches import Count, Options, Reduction, fetch, options_of
+from torchshare.training.batches import Batch, Count, Options, Reduction, fetch, options_of
 
 if TYPE_CHECKING:
-    from torchshare.context.accumulation import Accumulation
     from torchshare.context.job_context import JobContext
+    from torchshare.context.loop import Pass
 
 log = logging.getLogger("torchshare")
 
@@ -34,15 +35,23 @@ def batches(
         loader = torchshare.batches(loader)
         optimizer = torchshare.accumulate(optimizer)
 
-    The loop's body runs once per sub-batch: `len` counts those, and the loss is that of a sub-batch.
+    The loop's body runs once per sub-batch: `len` counts those, and the loss is that of a sub-batch. Any number of
+    loaders may be wrapped, of training and validation, and one evaluated in the body of another; batches of two loaders
+    that take turns (`zip`) must not be split. A batch without a backward pass or an optimizer's step is no
+    step of the job.
 
     Args:
         loader: as for `Job.batches`; attributes other than its length are passed through.
         sub_batch, reduction, count: as for `Job.batches`.
     """
     job = current.job()
+    wrapped = loader if isinstance(loader, _SplitLoader) else None
     if job is None:
-        return loader
+        return loader if wrapped is None else wrapped._loader  # type: ignore[return-value]
+    if wrapped is not None:
+        if wrapped._job is job and sub_batch is None and reduction == "mean" and count is None:
+            return loader
+        loader = wrapped._loader  # type: ignore[assignment]
     rows = job.sub_batch if sub_batch is None else sub_batch
     options = options_of(job, loader, rows, reduction, count)
     return _SplitLoader(job, loader, options)  # type: ignore[return-value]
@@ -59,7 +68,8 @@ def accumulate(optimizer: _Optimizer) -> _Optimizer:
     if job is None or optimizer in job.accumulation.optimizers:
         return optimizer
     accumulation, name = job.accumulation, job.name
-    step, zero_grad = optimizer.step, optimizer.zero_grad
+    accumulation.weights.add(optimizer)
+    step, zero_grad, add_group = optimizer.step, optimizer.zero_grad, optimizer.add_param_group
 
     def step_at_the_last(self: Any, closure: Any = None) -> Any:
         if closure is not None and not accumulation.is_last:
@@ -73,8 +83,13 @@ def accumulate(optimizer: _Optimizer) -> _Optimizer:
             zero_grad(set_to_none)
 
     # Bound methods: learning-rate schedulers take them apart.
+    def add_param_group(self: Any, *args: Any, **kwargs: Any) -> None:
+        add_group(*args, **kwargs)
+        accumulation.weights.add(self)
+
     optimizer.step = types.MethodType(step_at_the_last, optimizer)  # type: ignore[method-assign]
     optimizer.zero_grad = types.MethodType(zero_grad_at_the_first, optimizer)  # type: ignore[method-assign]
+    optimizer.add_param_group = types.MethodType(add_param_group, optimizer)  # type: ignore[method-assign]
     accumulation.optimizers.add(optimizer)
     return optimizer
 
@@ -94,9 +109,6 @@ class _SplitLoader:
         self._job = job
         self._loader = loader
         self._options = options
-        self._weighted: set[torch.Tensor] = set()
-        self._unseen: set[int] = set()
-        """Identities of those without a gradient yet."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -120,49 +132,33 @@ class _SplitLoader:
             options = Options(None, "mean", None)
         passing = job.loop.begin_pass(self._loader)
         for batch in fetch(job, self._loader, options, passing):
-            job.handle.begin_step()
-            pieces = list(batch.split())
-            self._weight_gradients()
-            try:
-                with split_warning.around(job, lambda pieces=pieces: len(pieces) > 1):  # type: ignore[misc]
-                    for index, piece in enumerate(pieces):
-                        accumulation.begin_sub_batch(index, index == len(pieces) - 1, piece.weight)
-                        if index:
-                            spill.between_sub_batches(job)
-                        job.handle.begin_sub_batch()
-                        with gradient_sync.in_sub_batch(job, index == len(pieces) - 1):
-                            yield piece.data
-                        self._check_weighted()
-                        job.handle.end_sub_batch()
-            finally:
-                accumulation.between_batches()
+            yield from self._bodies(batch, passing)
+
+    def _bodies(self, batch: Batch, passing: Pass) -> Iterator[Any]:
+        """The data of each sub-batch, for the loop's body."""
+        job, accumulation = self._job, self._job.accumulation
+        job.handle.begin_step()
+        begun = job.step_counter.begin_batch()
+        pieces = list(batch.split())
+        parts = [Part(number, len(pieces), piece.weight) for number, piece in enumerate(pieces)]
+        accumulation.weigh()
+        with split_warning.around(job, lambda: len(pieces) > 1):
+            for part, piece in zip(parts, pieces, strict=True):
+                if not part.is_first:
+                    spill.between_sub_batches(job)
+                job.handle.begin_sub_batch()
+                with accumulation.inside(part), gradient_sync.in_sub_batch(job, part.is_last):
+                    yield piece.data
+                self._check_weighted()
+                job.handle.end_sub_batch()
+        accumulation.check(parts)
+        if job.step_counter.is_step(begun, job.has_optimizers()):
             job.handle.end_step()
             passing.end_step()
 
-    def _weight_gradients(self) -> None:
-        """Each sub-batch's gradients are multiplied by its weight, as its loss would be."""
-        for optimizer in self._job.accumulation.optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.requires_grad and parameter not in self._weighted:
-                        self._weighted.add(parameter)
-                        if parameter.grad is None:
-                            self._unseen.add(id(parameter))
-                        parameter.register_hook(_weigher(self._job.accumulation, self._unseen, id(parameter)))
-
     def _check_weighted(self) -> None:
-        if not self._unseen:
-            return
-        if any(parameter.grad is not None and id(parameter) in self._unseen for parameter in self._weighted):
+        if self._job.accumulation.weights.are_bypassed():
             raise RuntimeError(
                 f"job '{self._job.name}': torchshare.accumulate cannot weight gradients that are set without autograd, "
                 "as fully_shard does; use job.batches and batch.backward"
             )
-
-
-def _weigher(accumulation: Accumulation, unseen: set[int], parameter: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    def weigh(gradient: torch.Tensor) -> torch.Tensor:
-        unseen.discard(parameter)
-        return gradient if accumulation.weight == 1.0 else gradient * accumulation.weight
-
-    return weigh

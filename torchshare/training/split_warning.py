@@ -20,17 +20,17 @@ _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 @contextlib.contextmanager
 def around(job: JobContext, is_split: Callable[[], bool]) -> Iterator[None]:
-    """Around the forward passes of a batch: one warning per job, of its first split batch (or the first while no other
-    job compiles). Later batches are not looked at."""
+    """Around the forward passes of a batch: one warning per job, of its first split batch that trains (or the first
+    while no other job compiles). Later batches are not looked at."""
     if not (job.warns_of_split and is_split()):
         yield
         return
     differences = _Differences(job)
     with routing.before_forward(job, differences.look) as looks:
-        job.warns_of_split = not looks
         try:
             yield
         finally:
+            job.warns_of_split = not looks or differences.only_evaluates
             if differences.found:
                 text = "; ".join(differences.found.values())
                 warnings.warn(
@@ -49,6 +49,8 @@ class _Differences:
         self._seen: set[nn.Module] = set()
         self._called: set[tuple[nn.Module, int]] = set()
         self.found: dict[str, str] = {}
+        self.only_evaluates = False
+        """Modules have been called, but none to train it."""
 
     def _sub_batch(self) -> int:
         return self._job.handle.stats().sub_batches
@@ -56,6 +58,10 @@ class _Differences:
     def look(self, module: nn.Module, inputs: tuple[Any, ...]) -> bool:
         """Called before a module's forward. Returns whether to stop. Looks at the layers when their model is called:
         those of a compiled one are not called one by one."""
+        if not (module.training and torch.is_grad_enabled()):
+            self.only_evaluates = not self._seen
+            return False
+        self.only_evaluates = False
         for layer in module.modules() if module not in self._seen else ():
             self._seen.add(layer)
             self._look_at(layer)

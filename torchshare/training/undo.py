@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from torchshare.context.tensor_map import TensorMap
+
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
 
@@ -109,31 +111,25 @@ class Gradients:
     """The gradients of leaves that backward passes have reached."""
 
     def __init__(self) -> None:
-        self._leaves: dict[int, weakref.ref[Tensor]] = {}
+        self._leaves: TensorMap[None] = TensorMap()
         self._before: list[tuple[Tensor, Tensor, Tensor]] = []  # the leaf, its gradient and a copy
 
     def __contains__(self, leaf: Tensor) -> bool:
-        known = self._leaves.get(id(leaf))
-        return known is not None and known() is leaf
+        return leaf in self._leaves
 
     def add(self, leaf: Tensor) -> None:
         """Called before a backward pass first reaches `leaf`. Saves its gradient."""
-        self._leaves[id(leaf)] = weakref.ref(leaf)
+        self._leaves[leaf] = None
         self._save(leaf)
 
     def save(self) -> None:
         """Called before the passes of a batch."""
-        for key, reference in list(self._leaves.items()):
-            leaf = reference()
-            if leaf is None:
-                del self._leaves[key]
-            else:
-                self._save(leaf)
+        for leaf in self._leaves:
+            self._save(leaf)
 
     def have_hooks(self) -> bool:
         """Whether anything acts on gradients as soon as they are complete, such as an optimizer."""
-        leaves = (reference() for reference in self._leaves.values())
-        return any(getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in leaves)
+        return any(getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in self._leaves)
 
     def _save(self, leaf: Tensor) -> None:
         if leaf.grad is not None:
@@ -143,10 +139,8 @@ class Gradients:
         self._before.clear()
 
     def restore(self) -> None:
-        for reference in self._leaves.values():
-            leaf = reference()
-            if leaf is not None:
-                leaf.grad = None
+        for leaf in self._leaves:
+            leaf.grad = None
         for leaf, gradient, _ in self._before:
             leaf.grad = gradient
         copy([(gradient.detach(), kept) for _, gradient, kept in self._before])

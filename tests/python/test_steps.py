@@ -1,0 +1,120 @@
+"""Which batches are steps: those that train."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import pytest
+import torch
+from conftest import run_one
+from test_loaders import EPOCHS, STEPS, Loop, validation_loader
+from test_plain_loop import parts
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import torchshare
+from torchshare import Job
+
+
+def test_batches_of_a_job_without_a_step_are_no_steps() -> None:
+    def train(job: Job) -> list[int]:
+        model, optimizer, loader = parts()
+        steps = []
+        for _epoch in range(2):
+            for batch in job.batches(loader):
+                batch.backward(lambda x, y: cross_entropy(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+            steps.append(job.result.steps)
+            for batch in job.batches(validation_loader()):
+                for part in batch:
+                    model(part.x)
+            for batch in job.batches(validation_loader()):
+                model(batch.data[0])
+        return steps
+
+    result = run_one(train, sub_batch=6)
+    assert (result.value, result.steps) == ([3, 6], 6)
+
+
+def test_batches_whose_gradients_wait_are_steps() -> None:
+    """Of a loop that accumulates on its own, and of one that updates by hand."""
+
+    def train(job: Job) -> None:
+        model, optimizer, loader = parts()
+        for batches in (torchshare.batches(loader), (batch.data for batch in job.batches(loader))):
+            for number, (x, y) in enumerate(batches):
+                cross_entropy(model(x), y).backward()
+                if number == 2:
+                    optimizer.step()
+
+    assert run_one(train).steps == 6
+
+
+def test_batches_of_a_job_that_only_evaluates_are_steps() -> None:
+    def train(job: Job) -> None:
+        model, _, loader = parts()
+        with torch.no_grad():
+            for x, _y in torchshare.batches(loader):
+                model(x)
+            for batch in job.batches(loader):
+                model(batch.data[0])
+
+    assert run_one(train).steps == 6
+
+
+def test_a_step_that_the_scaler_skips_is_a_step() -> None:
+    def train(job: Job) -> None:
+        model, optimizer, loader = parts()
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for number, (x, y) in enumerate(torchshare.batches(loader)):
+            loss = cross_entropy(model(x), y) * (float("inf") if number == 1 else 1)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    assert run_one(train).steps == 3
+
+
+def test_the_warning_of_split_batches_waits_for_one_that_trains() -> None:
+    def train(job: Job) -> None:
+        loop = Loop()
+        loop.model.append(nn.BatchNorm1d(3).double())
+        loop.optimizer = torchshare.accumulate(torch.optim.SGD(loop.model.parameters(), lr=0.1))
+        loop.evaluate(torchshare.batches(validation_loader()))
+        loop.train(torchshare.batches(loop.loader))
+
+    with pytest.warns(UserWarning, match="BatchNorm1d takes its statistics from each sub-batch"):
+        run_one(train, sub_batch=6)
+
+
+def test_a_profile_is_of_the_steps() -> None:
+    """A job that validates after each step runs more sub-batches than its steps have."""
+
+    def train(job: Job) -> None:
+        loop = Loop()
+        training, validation = torchshare.batches(loop.loader), torchshare.batches(validation_loader())
+        while True:
+            loop.train(training)
+            loop.evaluate(validation)
+
+    found = torchshare.profile(train, window=0.1, splits=2, rounds=1, threads=1)
+    assert [each.sub_batches for each in found.alone] == [1, 2]
+
+
+def test_checkpoints_count_steps(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def train(job: Job) -> None:
+        loop = Loop()
+        job.track(model=loop.model, optimizer=loop.optimizer)
+        training, validation = torchshare.batches(loop.loader), torchshare.batches(validation_loader())
+        for _epoch in job.epochs(EPOCHS):
+            loop.train(training)
+            loop.evaluate(validation)
+
+    with caplog.at_level(logging.WARNING), torchshare.Runtime(device="cpu", checkpoint=tmp_path, every=1) as runtime:
+        runtime.submit(train, name="alone", threads=1, sub_batch=6)
+        runtime.wait(60)
+    assert max(int(found) for path in tmp_path.rglob("*") for found in re.findall(r"(\d+)", path.stem)) == STEPS
