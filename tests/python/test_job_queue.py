@@ -686,6 +686,20 @@ def test_a_compacted_journal_has_the_same_state(path: Path, compacts: bool) -> N
     assert cluster.act() == ["start gang 0", "start gang 1"]
 
 
+def test_a_journal_that_cannot_be_compacted_goes_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler ended, was started again, and ended again."""
+    cluster = Cluster(path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        assert not cluster.queue.compact(after=1)
+    assert not cluster.queue.compact(after=10_000)
+    cluster.queue.submit(spec("a"))
+    assert cluster.act() == ["start a 0"]
+    assert cluster.queue.compact(after=1)
+    cluster.open()
+    assert cluster.states() == {"a": "running"}
+
+
 def test_a_journal_is_compacted_before_there_are_jobs(path: Path) -> None:
     cluster = Cluster(path, 1)
     assert cluster.queue.compact(after=0)

@@ -91,6 +91,8 @@ def report(scheduler: actors.SchedulerActor, host: RemoteHost, *jobs: JobReport,
         ("n", "why", ["failed"]),
         ("", "why", ["pending"]),
         ("n", "its worker process has died", ["pending", "pending", "failed"]),
+        ("n", "torchshare.cluster.storage.WrongStorage: /x has not the mark", ["pending"] * 4),
+        ("n", "pip: [Errno 28] No space left on device", ["pending"] * 4),
     ],
 )
 def test_an_env_is_to_blame_only_if_the_node_lives_and_its_process_is_not_killed(
@@ -371,7 +373,7 @@ def test_a_host_with_rays_niceness_is_told_of(tmp_path: Path, fake: FakeRay) -> 
     scheduler, host = started(tmp_path)
     assert [row["note"] for row in scheduler.hosts()] == [""]
     scheduler._take(host, HostReport("token", 0.0, [], "{}", niceness=15))
-    note = "runs with niceness 15: start Ray with RAY_worker_niceness=0"
+    note = "niceness 15; Ray's own is 15: start it with RAY_worker_niceness=0"
     assert [row["note"] for row in scheduler.hosts()] == [note]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -19,7 +20,7 @@ from torchshare.cluster.journal import Journal
 from torchshare.cluster.metrics import Metrics
 from torchshare.cluster.queued_job import Action, Span, key_of
 from torchshare.cluster.remote_host import FailedStart, RemoteHost, last_line, living_nodes, start_actor
-from torchshare.cluster.storage import Storage
+from torchshare.cluster.storage import Storage, WrongStorage
 from torchshare.runtime.crashes import crash_in
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ _STOP_S = 120.0  # a job that was told to stop and has not done so: its host's p
 _SAVE_S = 20.0  # for the jobs' last checkpoints
 _FIRST_WAIT_S = 1.0  # until a host that ended before its first report is started again; doubled each time
 _LONGEST_WAIT_S = 60.0
+_NOT_OF_THE_JOB = (WrongStorage.__name__, os.strerror(errno.ENOSPC))  # reasons why its process cannot start
 _STARTS = 3  # of a process with an `env`, before the job that needs it has failed
 
 
@@ -306,7 +308,8 @@ class SchedulerActor:
         ray.kill(host.actor)
         killed = "worker process has died" in host.error
         with self._lock:
-            if host.replaced_for and host.node in living_nodes():
+            is_nodes_fault = any(each in host.error for each in _NOT_OF_THE_JOB)
+            if host.replaced_for and not is_nodes_fault and host.node in living_nodes():
                 starts = self._killed_starts[host.replaced_for] = self._killed_starts.get(host.replaced_for, 0) + 1
                 if not killed or starts >= _STARTS:
                     self._queue.refuse(host.replaced_for, f"its env cannot be set up: {last_line(host.error)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import time
 from collections.abc import Callable, Container
 from typing import Any
@@ -15,6 +16,8 @@ from torchshare.cluster.journal import Event, Journal
 from torchshare.cluster.queue_state import QueueSettings, QueueState
 from torchshare.cluster.queued_job import Action, HostRecord, QueuedJob, Span
 from torchshare.context.names import free_name
+
+log = logging.getLogger("torchshare")
 
 _COMPACTED = 10_000  # events in a journal
 _KEPT = 1000  # jobs that have ended, in a journal that was compacted
@@ -33,6 +36,7 @@ class JobQueue:
         self._clock = clock
         self._state = QueueState(self._settings)
         self._heard_due = 0.0
+        self._compacts_at = 0  # after a disk was full
         for number, event in enumerate(journal.events, 1):
             try:
                 if event["event"] == "snapshot":
@@ -202,14 +206,19 @@ class JobQueue:
     def compact(self, *, after: int = _COMPACTED) -> bool:
         """Replaces a journal of so many events by the state, without the jobs that ended long ago. Returns whether it
         did. Goes on from the new journal as its readers will, so that they decide the same."""
-        if self._journal.count < after or self._state.origin is None:
+        if self._journal.count < max(after, self._compacts_at) or self._state.origin is None:
             return False
         self._state.drop_ended(_KEPT)
         event, restored = snapshot.take(self._state), QueueState(self._settings)
         snapshot.restore(restored, json.loads(json.dumps(event)))
         for name, job in restored.jobs.items():
             job.step_times = self.jobs[name].step_times
-        self._journal.replace(event)
+        try:
+            self._journal.replace(event)
+        except OSError as error:
+            self._compacts_at = self._journal.count + after // 10
+            log.warning("the journal cannot be compacted: %s", error)
+            return False
         self._state = restored
         return True
 

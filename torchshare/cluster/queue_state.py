@@ -148,7 +148,7 @@ class QueueState:
         host.up = False
         if event["crashed"]:
             self._suspect(jobs, event["blamed"])
-        heard = event.get("heard", event["time"]) - (self.origin or 0.0)
+        heard = _heard(event) - (self.origin or 0.0)
         self._obey(self.live.lose(event["gpu"], heard, self.now))
         for job in jobs:
             job.steps = event["steps"].get(job.spec.name, job.steps)
@@ -216,7 +216,7 @@ class QueueState:
 
     def _job_leaves(self, job: QueuedJob, gone: Gone, event: Event) -> None:
         if job.place:
-            until = max(job.began, event.get("heard", event["time"]))
+            until = max(job.began, _heard(event))
             job.ran += until - job.began
             self.spans += [(job.spec.name, gpu, job.began, until) for gpu in job.place]
         state, error = gone.state, gone.error
@@ -271,6 +271,11 @@ class QueueState:
         """To the live scheduler, which knows the ratio of all others."""
         for model, partner in pairs:
             self.live.set_ratio(self._row(model), self._row(partner), self.learned.ratio(model, partner), self.now)
+
+
+def _heard(event: Event) -> float:
+    """Until when a job that has left is known to have run."""
+    return float(event["heard"] if "heard" in event else event["time"])
 
 
 def _cluster(settings: QueueSettings) -> _core.Cluster:

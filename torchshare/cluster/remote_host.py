@@ -42,7 +42,7 @@ class RemoteHost:
         """What its user may want to change."""
         if self.niceness <= 0:
             return ""
-        return f"runs with niceness {self.niceness}: start Ray with RAY_worker_niceness=0"
+        return f"niceness {self.niceness}; Ray's own is 15: start it with RAY_worker_niceness=0"
 
     @property
     def is_reachable(self) -> bool:

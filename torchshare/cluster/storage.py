@@ -66,10 +66,11 @@ class Storage:
             return
         try:
             found = self._mark.read_text()
-        except (FileNotFoundError, NotADirectoryError):
-            found = ""
+        except OSError as error:
+            found, what = "", f"not the mark of the scheduler ({error.strerror})"
+        else:
+            what = "another cluster's mark"
         if found != self.mark:
-            what = "another cluster's mark" if found else "not the mark of the scheduler"
             raise WrongStorage(f"{self.path} is not the cluster's storage on this node: it has {what}")
 
     @property

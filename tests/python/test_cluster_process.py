@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,13 +25,20 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
     found.communicate()
 
 
-def test_the_process_is_ended(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
-    pid = tmp_path / "ray.pid"
-    pid.write_text(connection._identity(process.pid))
-    connection._end_ray(pid)
-    assert process.wait(30) == -signal.SIGTERM
-    assert not pid.exists()
-    connection._end_ray(pid)
+def test_down_waits_until_ray_has_ended(tmp_path: Path) -> None:
+    code = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit()))
+print("ray", flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ray\n"
+        (tmp_path / "ray.pid").write_text(connection._identity(process.pid))
+        connection._end_ray(tmp_path / "ray.pid")
+        assert process.wait(0.1) == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("what", ["start", "boot", "an earlier version"])
