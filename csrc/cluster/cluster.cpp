@@ -35,11 +35,15 @@ JobId Cluster::add(const JobRecord& job, Seconds estimate) {
   entry.asked = job;
   entry.estimate = estimate;
   entry.work_left = job.duration;
-  JobRecord kind = job;
-  kind.memory_gib =
-      options_.gpu_memory_gib == 0 ? 0 : job.memory_gib;  // if memory is ignored, it distinguishes no kinds
-  entry.kind = waiting_.kind_of(kind);
+  entry.kind = kind_of(job);
   return static_cast<JobId>(jobs_.size() - 1);
+}
+
+WaitingQueue::Kind Cluster::kind_of(JobRecord job) {
+  if (options_.gpu_memory_gib == 0) {
+    job.memory_gib = 0;  // if memory is ignored, it distinguishes no kinds
+  }
+  return waiting_.kind_of(job);
 }
 
 void Cluster::check(const JobRecord& job, Seconds estimate, std::size_t place) const {
@@ -170,8 +174,29 @@ void Cluster::restore(JobId job, const JobProgress& progress) {
   entry.preemptions = progress.preemptions;
 }
 
-void Cluster::set_interference(Interference interference) {
-  interference_ = std::move(interference);
+void Cluster::set_group(JobId job, int group) {
+  ClusterJob& entry = jobs_[job];
+  const bool waits = entry.phase == JobPhase::kWaiting;
+  if (waits) {
+    waiting_.erase(entry.kind, entry.rank, job);
+  }
+  entry.asked.group = group;
+  entry.kind = kind_of(entry.asked);
+  if (waits) {
+    waiting_.insert(entry.kind, entry.rank, job);
+  }
+}
+
+void Cluster::take_back(JobId job, Seconds seconds) {
+  ClusterJob& entry = jobs_[job];
+  settle(entry);
+  const Seconds idle = std::clamp(seconds, 0.0, now_ - entry.started);
+  entry.run -= idle;
+  entry.work_left = std::min(entry.asked.duration, entry.work_left + idle * entry.speed);
+}
+
+void Cluster::set_ratio(int model, int partner, double ratio) {
+  interference_.set(model, partner, ratio);
   set_speeds(running_);
 }
 

@@ -98,7 +98,9 @@ class Cluster {
     return interference_.ratio(jobs_[job].asked.model, jobs_[partner].asked.model);
   }
   bool may_share(JobId job, JobId partner) const {
-    return ratio(job, partner) < Interference::kNeverShares && ratio(partner, job) < Interference::kNeverShares;
+    const int group = jobs_[job].asked.group;
+    return group != kAlone && group == jobs_[partner].asked.group && ratio(job, partner) < Interference::kNeverShares &&
+           ratio(partner, job) < Interference::kNeverShares;
   }
   /// The smallest number of sub-batches with which `job` fits beside `partner`; 0 if it never fits, or they never
   /// share.
@@ -123,19 +125,25 @@ class Cluster {
   /// Throws std::invalid_argument.
   JobId add(const JobRecord& job, Seconds estimate);
   void set_pinned(JobId job, bool pinned) { jobs_[job].pinned = pinned; }
+  /// A partner that the job has keeps running.
+  void set_group(JobId job, int group);
   JobProgress progress(JobId job) const;
   /// Of a job that was in another cluster.
   void restore(JobId job, const JobProgress& progress);
+  /// A running job did nothing in the last `seconds`.
+  void take_back(JobId job, Seconds seconds);
   void add_node() { gpus_.add_node(); }
   /// The GPU must have no jobs.
   void set_usable(GpuId gpu, bool usable) { gpus_.set_usable(gpu, usable); }
-  /// Models keep their rows; there may be further ones.
-  void set_interference(Interference interference);
+  int add_model() { return interference_.add_model(); }
+  /// Throws std::invalid_argument.
+  void set_ratio(int model, int partner, double ratio);
   /// Jobs whose end has changed since the last call.
   std::vector<JobId> take_changed() { return std::exchange(changed_, {}); }
 
  private:
   void check(const JobRecord& job, Seconds estimate, std::size_t place) const;
+  WaitingQueue::Kind kind_of(JobRecord job);
   void enqueue(JobId job, Rank rank);
   void settle(ClusterJob& job);
   void leave(JobId job);

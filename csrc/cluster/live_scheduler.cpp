@@ -34,11 +34,12 @@ LiveScheduler::Orders LiveScheduler::end(JobId job, Seconds now) {
   return decide();
 }
 
-LiveScheduler::Orders LiveScheduler::lose(GpuId gpu, Seconds now) {
+LiveScheduler::Orders LiveScheduler::lose(GpuId gpu, Seconds heard, Seconds now) {
   check_gpu(gpu);
   advance(now);
   while (cluster_.gpus().on(gpu)[0] != kNobody) {
     const JobId job = cluster_.gpus().on(gpu)[0];
+    cluster_.take_back(job, now - heard);
     cluster_.suspend(job, policy_->rank(cluster_, job));
   }
   cluster_.set_usable(gpu, false);
@@ -80,13 +81,14 @@ void LiveScheduler::set_pinned(JobId job, bool pinned) {
   cluster_.set_pinned(job, pinned);
 }
 
-void LiveScheduler::set_interference(Interference interference, Seconds now) {
-  if (interference.models() < cluster_.models()) {
-    throw std::invalid_argument(fmt::format("interference table must have at least {} models, got {}",
-                                            cluster_.models(), interference.models()));
-  }
+void LiveScheduler::set_group(JobId job, int group) {
+  check_job(job);
+  cluster_.set_group(job, group);
+}
+
+void LiveScheduler::set_ratio(int model, int partner, double ratio, Seconds now) {
   advance(now);
-  cluster_.set_interference(std::move(interference));
+  cluster_.set_ratio(model, partner, ratio);
 }
 
 void LiveScheduler::check_gpu(GpuId gpu) const {

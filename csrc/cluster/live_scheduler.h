@@ -29,8 +29,8 @@ class LiveScheduler {
   Orders arrive(JobId job, Seconds now);
   /// The job runs or waits.
   Orders end(JobId job, Seconds now);
-  /// A GPU that can no longer be used. Its jobs wait again.
-  Orders lose(GpuId gpu, Seconds now);
+  /// A GPU that can no longer be used. Its jobs wait again; they did nothing after `heard`.
+  Orders lose(GpuId gpu, Seconds heard, Seconds now);
   /// A GPU that can be used again, or for the first time.
   Orders gain(GpuId gpu, Seconds now);
   /// Called at `look_again()`.
@@ -43,9 +43,14 @@ class LiveScheduler {
   /// Of a job that has not arrived here, but in a scheduler before: it waits, or runs on `gpus`. Decides nothing.
   /// Throws std::invalid_argument as `arrive` does.
   void restore(JobId job, const JobProgress& progress, std::vector<GpuId> gpus, Seconds now);
-  /// A pinned job is not suspended. Applies from the next event on, as does `set_interference`.
+  // The following apply from the next event on.
+
+  /// A pinned job is not suspended.
   void set_pinned(JobId job, bool pinned);
-  void set_interference(Interference interference, Seconds now);
+  void set_group(JobId job, int group);
+  int add_model() { return cluster_.add_model(); }
+  /// Throws std::invalid_argument, also if time decreases.
+  void set_ratio(int model, int partner, double ratio, Seconds now);
 
  private:
   void check_gpu(GpuId gpu) const;

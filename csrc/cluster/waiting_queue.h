@@ -1,6 +1,8 @@
 #pragma once
 
 #include <compare>
+#include <cstdint>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -26,8 +28,8 @@ struct Rank {
 };
 
 /// The waiting jobs, grouped into kinds with equal requests. If the first job of a kind does not fit, no other of its
-/// kind fits, and no job ranked behind it that requests at least as many GPUs and as much memory for the same model. So
-/// a decision considers a few kinds instead of all jobs.
+/// kind fits, and no job ranked behind it that requests at least as many GPUs and as much memory for the same model, to
+/// share with the same jobs or with none. So a decision considers a few kinds instead of all jobs.
 class WaitingQueue {
  public:
   using Kind = std::size_t;
@@ -56,31 +58,40 @@ class WaitingQueue {
     int model;
     int gpus;
     double memory_gib;
+    int group;
     auto operator<=>(const Kinship&) const = default;
     bool asks_for_no_less_than(const Kinship& other) const {
-      return model == other.model && gpus >= other.gpus && memory_gib >= other.memory_gib;
+      return model == other.model && (group == other.group || group == kAlone) && gpus >= other.gpus &&
+             memory_gib >= other.memory_gib;
     }
   };
 
-  /// The kind whose first job has the lowest rank, among those not in `skip`.
-  std::optional<Kind> first_kind(const std::vector<bool>& skip) const;
+  using Head = std::tuple<Rank, JobId, Kind>;
 
-  std::map<Kinship, Kind> kinds_;
+  void add_head(Kind kind);
+  void drop_head(Kind kind);
+  /// After a job of `kind` was refused, also those that ask for no less.
+  void refuse(Kind kind, std::vector<bool>& refused) const;
+
+  std::map<Kinship, Kind> kinds_;  // those of a model are neighbours
   std::vector<Kinship> kinships_;  // of each kind
   std::vector<Queue> queues_;      // of each kind
+  std::set<Head> heads_;           // the first job of each kind that has any
   std::size_t size_ = 0;
+  std::uint64_t changes_ = 0;
 };
 
 template <typename Take>
 void WaitingQueue::offer(const Take& take) {
   std::vector<bool> refused(queues_.size());
-  while (const auto kind = first_kind(refused)) {
-    if (take(queues_[*kind].begin()->second)) {
-      continue;
+  auto next = heads_.begin();
+  while (next != heads_.end()) {
+    const auto [rank, job, kind] = *next;
+    const std::uint64_t before = changes_;
+    if (!refused[kind] && !take(job)) {
+      refuse(kind, refused);
     }
-    for (Kind other = 0; other < queues_.size(); ++other) {
-      refused[other] = refused[other] || kinships_[other].asks_for_no_less_than(kinships_[*kind]);
-    }
+    next = changes_ == before ? std::next(next) : heads_.begin();
   }
 }
 

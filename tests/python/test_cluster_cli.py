@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import signal
-import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -250,22 +248,3 @@ def test_what_rays_calls_raise_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_
     assert (
         torchshare_command("cluster", "list", folder=tmp_path).stderr == "torchshare: error: Ray: System error: bad\n"
     )
-
-
-def test_down_waits_until_ray_has_ended(tmp_path: Path) -> None:
-    code = """
-import signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit()))
-print("ray", flush=True)
-time.sleep(60)
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ray\n"
-        (tmp_path / "ray.pid").write_text(f"{process.pid} elsewhere")
-        connection._end_ray(tmp_path / "ray.pid")
-        assert process.poll() is None
-        (tmp_path / "ray.pid").write_text(f"{process.pid} {socket.gethostname()}")
-        connection._end_ray(tmp_path / "ray.pid")
-        assert process.wait(0.1) == 0
-    assert list(tmp_path.iterdir()) == []

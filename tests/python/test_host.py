@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import pickle
+import re
 import sys
 import threading
 import types
@@ -17,11 +19,14 @@ import pytest
 from cluster_jobs import equal, training
 from conftest import run_one, wait_until
 
+from torchshare.cluster import attempt as attempt_module
 from torchshare.cluster import host as host_module
+from torchshare.cluster import storage as storage_module
 from torchshare.cluster.host import Host
 from torchshare.cluster.host_report import JobReport
 from torchshare.cluster.job_spec import JobSpec
-from torchshare.cluster.storage import Outcome, Storage
+from torchshare.cluster.storage import Outcome, Storage, WrongStorage
+from torchshare.memory.checkpoint_file import JobFiles
 
 
 class Hosts:
@@ -152,11 +157,16 @@ def test_a_script_that_handles_the_interrupt_of_a_suspension_has_not_ended(
     assert hosts.storage.outcome("id-a") is None
 
 
-def test_a_host_without_its_storage_does_not_start(tmp_path: Path) -> None:
-    """Its jobs would fail."""
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"):
-        Host(Storage(tmp_path / "file"), "cpu")
+@pytest.mark.parametrize("mark", [None, "other"])
+def test_a_host_without_its_storage_does_not_start(tmp_path: Path, mark: str | None) -> None:
+    """It made a folder of that name, and its jobs' results were on a disk that nobody saw."""
+    if mark is not None:
+        (tmp_path / "mark").write_text(mark)
+    what = "another cluster's mark" if mark else "not the mark of the scheduler (No such file or directory)"
+    line = f"{tmp_path} is not the cluster's storage on this node: it has {what}"
+    with pytest.raises(WrongStorage, match=f"^{re.escape(line)}$"):
+        Host(Storage(tmp_path, "mark"), "cpu")
+    assert list(tmp_path.iterdir()) == ([tmp_path / "mark"] if mark else [])
 
 
 def test_a_job_that_reaches_its_end_while_it_is_told_to_suspend_has_finished(hosts: Hosts) -> None:
@@ -371,3 +381,170 @@ def test_the_first_outcome_counts(tmp_path: Path) -> None:
     assert storage.put_outcome("id", Outcome("finished", pickle.dumps(1))).value == 1
     assert storage.put_outcome("id", Outcome("failed", None, "late")).value == 1
     assert sorted(path.name for path in (tmp_path / "outcomes").iterdir()) == ["id.pkl"]
+
+
+class FullDisk:
+    """`call` raises the error of a full disk until `free`."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+        self.full = True
+        self.tried = threading.Semaphore(0)
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.tried.release()
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self._call(*arguments)
+
+    def wait(self, times: int) -> None:
+        for _ in range(times):
+            assert self.tried.acquire(timeout=30)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt_module, "FIRST_WAIT_S", 0.01)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("end", ["writes", "suspend", "cancel"])
+def test_a_finished_job_whose_outcome_cannot_be_written_waits_for_the_disk(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """It had failed for good."""
+    disk = FullDisk(storage_module._write)
+    monkeypatch.setattr(storage_module, "_write", disk)
+    host = hosts.host()
+    host.start(hosts.spec("a", lambda job: 7), 1)
+    disk.wait(3)
+    report = job_on(host, "a")
+    trouble = "it has finished, and its outcome cannot be written: [Errno 28] No space left on device"
+    assert (report.state, report.trouble) == ("running", trouble)
+    if end == "writes":
+        disk.full = False
+        assert ended(host, "a") == JobReport("a", 1, "finished")
+    else:
+        host.stop("a", 1, suspend=end == "suspend")
+        state = "suspended" if end == "suspend" else "cancelled"
+        assert ended(host, "a") == JobReport("a", 1, state, error=trouble)
+        disk.full = False
+        host.start(hosts.spec("a", lambda job: 7), 2)
+        assert ended(host, "a") == JobReport("a", 2, "finished")
+    assert hosts.outcome("a").value == 7
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        RuntimeError("[enforce fail at inline_container.cc:664] . PytorchStreamWriter failed writing file data/0"),
+    ],
+)
+def test_a_job_that_a_full_disk_ends_goes_on_from_its_checkpoint(hosts: Hosts, error: Exception) -> None:
+    """Where it writes its own result."""
+    full = [True]
+    train = training(2)
+
+    def saves(job: Any) -> Any:
+        weights = train(job)
+        if full[0]:
+            raise error
+        return weights
+
+    alone = run_one(train).value
+    host = hosts.host()
+    host.start(hosts.spec("a", saves), 1)
+    report = ended(host, "a")
+    assert report.state == "suspended"
+    assert report.error.startswith("goes on from its checkpoint when the disk has space: ")
+    full[0] = False
+    host.start(hosts.spec("a", saves), 2)
+    assert ended(host, "a").state == "finished"
+    assert equal(hosts.outcome("a").value, alone)
+
+
+def test_a_job_without_a_checkpoint_that_a_full_disk_ends_fails(hosts: Hosts) -> None:
+    def writes(job: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    host = hosts.host()
+    host.start(hosts.spec("a", writes), 1)
+    assert ended(host, "a") == JobReport("a", 1, "failed", error="OSError: [Errno 28] No space left on device")
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_job_is_suspended_when_its_checkpoint_could_be_written(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had done since its last one would be done again. Nor does it say that it can be, before that."""
+    host = hosts.host()
+    disk = FullDisk(JobFiles.write)
+    monkeypatch.setattr(JobFiles, "write", lambda *arguments: disk(*arguments))
+    host._every = "1h"
+    host.start(hosts.spec("a", training(2000, 0.002)), 1)
+    wait_until(lambda: job_on(host, "a").can_save and job_on(host, "a").steps > 5)
+    stopping = threading.Thread(target=host.stop, args=("a", 1), kwargs={"suspend": True})
+    stopping.start()
+    disk.wait(3)
+    report = job_on(host, "a")
+    assert (report.state, report.can_save, report.has_saved) == ("running", False, False)
+    assert report.trouble == "no checkpoint can be written: No space left on device"
+    disk.full = False
+    stopping.join(30)
+    assert ended(host, "a").state == "suspended"
+    assert list(hosts.storage.logs("id-a").glob("a.*.pt"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_job_that_prints_on_a_full_disk_finishes(hosts: Hosts, caplog: pytest.LogCaptureFixture) -> None:
+    log = hosts.storage.log("id-a", "a")
+    log.parent.mkdir(parents=True)
+    log.symlink_to("/dev/full")
+
+    def prints(job: Any) -> int:
+        print("x" * 100)
+        return 7
+
+    host = hosts.host()
+    host.start(hosts.spec("a", prints), 1)
+    assert ended(host, "a").state == "finished"
+    assert "job 'a': its output is lost from here on: No space left on device" in caplog.text
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_host_whose_storage_goes_away_takes_and_ends_no_job(tmp_path: Path) -> None:
+    """The folder below is there then, and had taken the results."""
+    path = tmp_path / "storage"
+    storage = Storage(path, Storage(path).put_mark())
+    host = Host(storage, "cpu")
+    goes_on = threading.Event()
+
+    def load(spec: JobSpec) -> Callable[..., Any]:
+        def wait(job: Any) -> int:
+            assert goes_on.wait(30)
+            if spec.name == "fails":
+                raise FileNotFoundError("its data")
+            return 7
+
+        return wait
+
+    host._function = load
+    for name in ("ends", "fails"):
+        host.start(JobSpec(name, name, name, "/", "m", options={"threads": 1}), 1)
+    wait_until(lambda: all(each.job is not None for each in host._attempts.values()))
+    assert host.report().refusal == ""
+    path.rename(tmp_path / "away")
+    path.mkdir()
+    goes_on.set()
+    host.start(JobSpec("new", "new", "new", "/", "m"), 1)
+    wait_until(lambda: all(each.refusal for each in host._attempts.values()))
+    refusal = f"{path} is not the cluster's storage on this node: it has not the mark of the scheduler"
+    assert host.report().refusal.startswith(refusal)
+    assert ended(host, "fails").state == "suspended"
+    assert {job.name: job.state for job in host.report().jobs if job.name != "fails"} == {
+        "ends": "running",
+        "new": "running",
+    }
+    assert not list(path.iterdir())
+    host.save_all()
+    assert {job.state for job in host.report().jobs} == {"suspended"}

@@ -14,8 +14,8 @@ from torchshare.cluster import job_queue
 from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal, Superseded
-from torchshare.cluster.learned import StepTimes
-from torchshare.cluster.queue_state import QueueSettings
+from torchshare.cluster.learned import Learned, StepTimes
+from torchshare.cluster.queue_state import QueueSettings, QueueState
 from torchshare.cluster.queued_job import Action
 from torchshare.context.results import ENDED
 
@@ -50,8 +50,8 @@ class Cluster:
         self.on[gpu] = {}
         return gpu
 
-    def lose(self, gpu: int, *, crashed: bool = True) -> None:
-        self.queue.host_lost(gpu, "killed", crashed=crashed)
+    def lose(self, gpu: int, *, crashed: bool = True, blamed: str | None = None) -> None:
+        self.queue.host_lost(gpu, "killed", crashed=crashed, blamed=blamed)
         del self.on[gpu]
 
     def act(self) -> list[str]:
@@ -349,25 +349,176 @@ def test_higher_priorities_go_first(path: Path) -> None:
     assert order == ["start c 0", "start a 0", "start b 0"]
 
 
-def test_jobs_of_a_lost_host_go_on_elsewhere_and_a_job_that_crashes_hosts_is_given_up(path: Path) -> None:
+def test_a_job_that_crashes_its_host_three_times_alone_is_given_up(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    cluster.queue.submit(spec("a"))
+    for number in range(3):
+        assert cluster.act() == ["start a 0"]
+        cluster.lose(0)
+        cluster.add_host(0, f"{number}")
+        assert cluster.act() == (["start a 0"] if number < 2 else [])
+        if number < 2:
+            cluster.lose(0, crashed=False)  # with its node: nobody's fault
+            cluster.add_host(0, f"{number} again")
+    row = cluster.queue.rows()[0]
+    assert (row["state"], row["error"]) == ("failed", "its host ended 3 times, at last: killed")
+
+
+def test_a_job_that_crashed_the_process_is_blamed_and_its_partner_is_not(path: Path) -> None:
+    """After three times, both had failed."""
+    cluster = Cluster(path, 1)
+    for name in ("guilty", "innocent"):
+        cluster.queue.submit(spec(name))
+    assert cluster.act() == ["start guilty 0", "start innocent 0"]
+    for number in range(3):
+        cluster.lose(0, blamed="guilty")
+        cluster.add_host(0, f"{number}")
+        assert cluster.act() == (["start guilty 0"] if number < 2 else ["start innocent 0"])
+    assert cluster.states() == {"guilty": "failed", "innocent": "running"}
+    innocent = cluster.queue.jobs["innocent"]
+    assert (innocent.crashes, innocent.is_suspect) == (0, False)
+    cluster.queue.submit(spec("third"))
+    assert cluster.act() == ["start third 0"]
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+def test_each_of_two_suspects_runs_alone_and_only_crashes_alone_count(path: Path, compacts: bool) -> None:
+    """It is not known which crashed the process: after three times, both had failed."""
+    cluster = Cluster(path, 1)
+    for name in ("guilty", "innocent"):
+        cluster.queue.submit(spec(name))
+    assert cluster.act() == ["start guilty 0", "start innocent 0"]
+    cluster.lose(0)
+    assert [job.crashes for job in cluster.queue.jobs.values()] == [0, 0]
+    if compacts:
+        assert cluster.queue.compact(after=0)
+    cluster.open()
+    for number in range(3):
+        cluster.add_host(0, f"{number}")
+        assert cluster.act() == ["start guilty 0"]
+        cluster.lose(0)
+    cluster.add_host(0, "last")
+    assert cluster.states() == {"guilty": "failed", "innocent": "suspended"}
+    assert cluster.act() == ["start innocent 0"]
+    assert cluster.queue.jobs["innocent"].crashes == 0
+    cluster.queue.submit(spec("third"))
+    assert cluster.act() == []
+    assert cluster.queue.rows()[1]["error"] == "runs alone: killed"
+    assert cluster.queue.progress("innocent", 2, 0.0, 5, can_save=True, has_saved=True)
+    assert cluster.act() == ["start third 0"]
+    assert cluster.queue.rows()[1]["error"] == ""
+
+
+def test_a_new_checkpoint_begins_the_count_of_crashes_anew(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    cluster.queue.submit(spec("a"))
+    for number in range(6):
+        assert cluster.act() == ["start a 0"]
+        attempt = cluster.queue.jobs["a"].attempt
+        cluster.queue.progress("a", attempt, 0.0, number, can_save=True, has_saved=number % 2 == 1)
+        cluster.lose(0)
+        cluster.add_host(0, f"{number}")
+        cluster.open()
+        assert cluster.queue.jobs["a"].crashes == 1 + (number % 2 == 0 and number > 0)
+    assert cluster.states() == {"a": "suspended"}
+
+
+def test_a_crash_for_which_another_job_is_blamed_suspects_nobody(path: Path) -> None:
+    """Such as one that should not have been there, and did not stop."""
+    cluster = Cluster(path, 1)
+    cluster.queue.submit(spec("a"))
+    cluster.act()
+    cluster.lose(0, blamed="stray")
+    assert (cluster.queue.jobs["a"].crashes, cluster.queue.jobs["a"].is_suspect) == (0, False)
+
+
+def test_a_gang_that_is_a_suspect_runs_alone(path: Path) -> None:
+    cluster = Cluster(path, 2)
+    for name in ("gang", "other"):
+        cluster.queue.submit(spec(name, gpus=2))
+    assert len(cluster.act()) == 4
+    cluster.lose(1, blamed="gang")
+    cluster.add_host(1, "again")
+    cluster.queue.submit(spec("single"))
+    assert cluster.act() == ["cancel gang 0", "cancel other 0", "start gang 0", "start gang 1"]
+    cluster.end("gang")
+    assert {line.split()[1] for line in cluster.act()} == {"other", "single"}
+
+
+def test_jobs_of_a_lost_host_go_on_elsewhere(path: Path) -> None:
     cluster = Cluster(path, 2)
     for name in "ab":
         cluster.queue.submit(spec(name))
     assert cluster.act() == ["start a 0", "start b 1"]
-    cluster.lose(0)
+    cluster.lose(0, crashed=False)
     assert cluster.act() == ["start a 1"]
-    cluster.lose(1)
-    cluster.add_host(0, "second")
-    assert cluster.act() == ["start a 0", "start b 0"]
-    cluster.lose(0, crashed=False)  # with its node: nobody's fault
-    cluster.add_host(0, "third")
-    assert sorted(cluster.act()) == ["start a 0", "start b 0"]
-    cluster.lose(0)
-    row = cluster.queue.rows()[0]
-    assert (row["state"], row["error"]) == ("failed", "its host ended 3 times, at last: killed")
-    cluster.add_host(0, "fourth")
-    assert cluster.act() == ["start b 0"]
-    assert cluster.queue.jobs["b"].attempt == 4
+
+
+def test_time_in_which_the_cluster_was_down_is_no_run_time(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    cluster.queue.submit(spec("a", duration=None))
+    cluster.act()
+    for _ in range(10):
+        cluster.now += 10
+        cluster.queue.heard(0)
+    events = path.read_text()
+    assert 3 <= events.count('"heard", "gpus": [0]') <= 4
+    cluster.open()
+    cluster.now += 1e6  # the cluster is down
+    cluster.lose(0, crashed=False)
+    assert 60 <= cluster.queue.rows()[0]["ran_s"] <= 100
+    assert cluster.queue.spans()[0][3] - cluster.queue.spans()[0][2] <= 100
+    run = cluster.queue._state.live.progress(0)[2]
+    assert 60 <= run <= 100
+    cluster.add_host(0, "again")
+    cluster.act()
+    cluster.now += 50
+    cluster.queue.heard(0)
+    cluster.end("a")
+    assert 110 <= cluster.queue.rows()[0]["ran_s"] <= 150
+    assert cluster.queue._state.learned.duration("m") == cluster.queue.rows()[0]["ran_s"]
+    cluster.open()
+    assert 110 <= cluster.queue.rows()[0]["ran_s"] <= 150
+
+
+def test_a_job_that_ended_unheard_is_no_model_of_the_next(path: Path) -> None:
+    """How long it ran is not known: neither until the scheduler came back, nor until its host was heard last."""
+    cluster = Cluster(path, 1)
+    cluster.queue.submit(spec("a", duration=None))
+    cluster.act()
+    cluster.now += 1e6
+    cluster.queue.left("a", 1, "finished", gpu=0, heard=cluster.queue.hosts[0].heard)
+    assert cluster.states() == {"a": "finished"}
+    assert cluster.queue.rows()[0]["ran_s"] == 0
+    assert cluster.queue._state.learned.duration("m") == 3600
+
+
+def test_a_queue_of_many_models_grows_with_the_pairs_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had a table of all pairs, which each new model made anew."""
+    asked, ratio = [], Learned.ratio
+    monkeypatch.setattr(Learned, "ratio", lambda self, *pair: asked.append(pair) or ratio(self, *pair))
+    state = QueueState(QueueSettings())
+    for number in range(100):
+        job = vars(spec(f"a{number}", model=f"m{number}"))
+        state.apply({"event": "submit", "time": float(number), "job": job})
+    state.apply({"event": "ratio", "time": 100.0, "model": "m7", "partner": "m99", "ratio": 3.0})
+    state.apply({"event": "ratio", "time": 100.0, "model": "new", "partner": "m7", "ratio": 2.0})
+    assert asked == [("m7", "m99"), ("new", "m7")]
+    assert state.learned.pairs == set(asked)
+
+
+def test_ratios_are_told_to_the_policy_one_by_one(path: Path) -> None:
+    """As they are in a journal that was compacted."""
+    for compacts in (False, True):
+        cluster = Cluster(path.with_name(f"{compacts}"), 1)
+        cluster.queue.submit(spec("a", model="x"))
+        for pair in (("x", "y"), ("y", "x")):
+            cluster.queue._record({"event": "ratio", "model": pair[0], "partner": pair[1], "ratio": 10.0})
+        if compacts:
+            assert cluster.queue.compact(after=0)
+        cluster.queue.submit(spec("b", model="y"))
+        cluster.queue.submit(spec("c", model="z"))
+        assert cluster.act() == ["start a 0", "start c 0"]
 
 
 def test_a_start_waits_until_the_job_before_has_left(path: Path) -> None:
@@ -533,6 +684,20 @@ def test_a_compacted_journal_has_the_same_state(path: Path, compacts: bool) -> N
     for name in ("short", "long"):
         cluster.end(name)
     assert cluster.act() == ["start gang 0", "start gang 1"]
+
+
+def test_a_journal_that_cannot_be_compacted_goes_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler ended, was started again, and ended again."""
+    cluster = Cluster(path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        assert not cluster.queue.compact(after=1)
+    assert not cluster.queue.compact(after=10_000)
+    cluster.queue.submit(spec("a"))
+    assert cluster.act() == ["start a 0"]
+    assert cluster.queue.compact(after=1)
+    cluster.open()
+    assert cluster.states() == {"a": "running"}
 
 
 def test_a_journal_is_compacted_before_there_are_jobs(path: Path) -> None:

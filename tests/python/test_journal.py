@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,12 +43,58 @@ def test_a_last_line_that_was_cut_off_is_dropped(tmp_path: Path, cut: int) -> No
     assert [event["event"] for event in Journal(path).events] == ["scheduler", "a", "scheduler", "c"]
 
 
-def test_another_damaged_line_is_refused(tmp_path: Path) -> None:
+DAMAGED = [
+    ('{"event": "a"}\n{"event": \n{"event": "b"}\n', 2),
+    ('{"event": "a"}\n{"event": "submit", "job": {"na\n', 2),  # the last line, but no torn write: it was accepted
+    ('{"event": "a"}\n\n', 2),
+    ("garbage\n", 1),
+    ("garbage", 1),
+    ('{"event": "a"}\ngarbage', 2),
+]
+
+
+@pytest.mark.parametrize(("text", "line"), DAMAGED)
+def test_a_damaged_line_is_refused(tmp_path: Path, text: str, line: int) -> None:
+    """A last one too, if it ends in a newline: it was dropped, and with it a job."""
     path = tmp_path / "journal"
-    Journal(path).close()
-    path.write_text('{"event": "a"}\n{"event": \n{"event": "b"}\n')
-    with pytest.raises(ValueError, match=r"journal:2: the journal is damaged"):
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"journal:{line}: the journal is damaged: "):
         Journal(path)
+    assert path.read_text() == text
+
+
+def test_the_zeros_of_a_crashed_system_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(b'{"event": "a"}\n' + bytes(30))
+    assert [event["event"] for event in Journal(path).events] == ["a"]
+
+
+def make_job(storage: Storage) -> None:
+    storage.logs("id").mkdir(parents=True)
+
+
+@pytest.mark.parametrize("text", [None, "", '{"event": "sched'])
+@pytest.mark.parametrize(
+    "use",
+    [
+        make_job,
+        lambda storage: storage.put_outcome("id", Outcome("finished")),
+        lambda storage: storage.put_function("id", b""),
+        lambda storage: storage.put_mark(),
+    ],
+)
+def test_a_journal_without_events_beside_files_of_jobs_is_refused(
+    tmp_path: Path, text: str | None, use: Callable[[Storage], object]
+) -> None:
+    """It became an empty queue."""
+    storage = Storage(tmp_path)
+    assert not storage.is_used
+    use(storage)
+    if text is not None:
+        storage.journal.write_text(text)
+    with pytest.raises(ValueError, match=r"journal.jsonl: the journal is lost: it has no event, but its folder has"):
+        Journal(storage.journal, is_new=not storage.is_used)
+    assert text is None or storage.journal.read_text() == text
 
 
 def test_a_second_scheduler_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:

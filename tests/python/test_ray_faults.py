@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cluster_jobs import equal, training
 from conftest import run_one, wait_until
 
@@ -39,6 +40,35 @@ def test_a_process_that_is_killed(local: Local, tmp_path: Path) -> None:
     assert sorted(job.status()["attempt"] for job in jobs) == [1, 2, 2]
     assert sum("resumes at step" in "".join(job.logs()) for job in jobs) == 2
     assert marks.read_text() == "end\n" * 3
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_job_that_crashes_its_process_takes_no_partner_with_it(local: Local, known: bool) -> None:
+    """After three crashes, both had failed. Of a process that was killed, it is not known which job it was for."""
+
+    def crash(job: Any) -> None:
+        import ctypes
+
+        for _ in range(50):
+            torch.ones(4).add(1)
+        if known:
+            ctypes.string_at(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    name = "segfaults" if known else "killed-often"
+    jobs = [submit(training(60, 0.02, number), f"{name}-partner{number}") for number in range(3)]
+    for job in jobs:
+        wait_until(is_running(job, 20), 60)
+    guilty = submit(crash, name)
+    with pytest.raises(cluster.JobError, match=f"job '{name}' failed: its host ended 3 times, at last: ") as failed:
+        guilty.result(ALL_DONE_S)
+    if known:
+        assert f"job '{name}' crashed the process: Segmentation fault at {__file__}:" in str(failed.value)
+    for number, job in enumerate(jobs):
+        assert equal(job.result(ALL_DONE_S), run_one(training(60, 0, number)).value)
+    lost = [event for event in local.journal() if event["event"] == "lost" and name in event["steps"]]
+    assert [event["blamed"] for event in lost] == ([name] * 3 if known else [None] * 4)
+    assert [len(event["steps"]) for event in lost] == ([2, 1, 1] if known else [2, 1, 1, 1])
 
 
 def test_a_scheduler_that_is_killed(local: Local) -> None:

@@ -43,6 +43,7 @@ class FakeRay:
         self.killed: list[Any] = []
         self.ready: list[Any] = []
         self.alive = node
+        self.restarted = False
 
     def kill(self, actor: Any) -> None:
         self.killed.append(actor)
@@ -57,7 +58,7 @@ class FakeRay:
         return reference
 
     def get_runtime_context(self) -> Any:
-        return types.SimpleNamespace(current_actor="scheduler")
+        return types.SimpleNamespace(current_actor="scheduler", was_current_actor_reconstructed=self.restarted)
 
 
 @pytest.fixture
@@ -90,6 +91,8 @@ def report(scheduler: actors.SchedulerActor, host: RemoteHost, *jobs: JobReport,
         ("n", "why", ["failed"]),
         ("", "why", ["pending"]),
         ("n", "its worker process has died", ["pending", "pending", "failed"]),
+        ("n", "torchshare.cluster.storage.WrongStorage: /x has not the mark", ["pending"] * 4),
+        ("n", "pip: [Errno 28] No space left on device", ["pending"] * 4),
     ],
 )
 def test_an_env_is_to_blame_only_if_the_node_lives_and_its_process_is_not_killed(
@@ -235,7 +238,7 @@ def test_a_host_that_cannot_start_says_why_and_waits_longer_each_time(
         host.error = "The actor died.\nNo module named 'torch'"
         scheduler._bury(host)
         assert f"host n:0 cannot start: No module named 'torch'; the next try is in {wait:g} s" in caplog.text
-        row = {"device": None, "node": "n", "index": 0, "up": False, "jobs": []}
+        row = {"device": None, "node": "n", "index": 0, "up": False, "jobs": [], "note": ""}
         assert scheduler.hosts() == [{**row, "error": "No module named 'torch'"}]
         now += wait - 0.5
         scheduler._find_nodes()
@@ -282,6 +285,110 @@ def test_a_scheduler_waits_until_an_earlier_one_has_ended(
     earlier._queue._journal.close()
     wait_until(lambda: later._refusal is None)
     assert later.rows("a")[0]["state"] == "running"
+
+
+def test_the_job_whose_thread_crashed_the_process_is_blamed(tmp_path: Path, fake: FakeRay) -> None:
+    """As the process has written. Both had been, and were put together again."""
+    fake.alive = "n"
+    scheduler, host = started(tmp_path, "guilty", "innocent")
+    report = scheduler._storage.crash("token")
+    report.parent.mkdir()
+    report.write_text(
+        '["job", 10, "innocent"]\n["left", 10, "innocent"]\n["job", 10, "guilty"]\n["job", 11, "innocent"]\n'
+        "Fatal Python error: Segmentation fault\n\n"
+        "Thread 0x000000000000000b (most recent call first):\n  <no Python frame>\n\n"
+        'Current thread 0x000000000000000a (most recent call first):\n  File "/home/train.py", line 7 in step\n'
+    )
+    host.error = "The actor died because its worker process has died."
+    scheduler._bury(host)
+    crashes = {name: (job.crashes, job.is_suspect) for name, job in scheduler._queue.jobs.items()}
+    assert crashes == {"guilty": (1, True), "innocent": (0, False)}
+    how = "job 'guilty' crashed the process: Segmentation fault at /home/train.py:7 (step)"
+    assert scheduler.rows("guilty")[0]["error"] == f"runs alone: {how}"
+    assert scheduler.rows("innocent")[0]["error"] == ""
+    assert not report.exists()
+
+
+@pytest.mark.parametrize("text", ["", '["job", 11, "a"]\nCurrent thread 0xa (most recent call first):\n', "garbage"])
+def test_who_crashed_the_process_may_not_be_known(tmp_path: Path, fake: FakeRay, text: str) -> None:
+    fake.alive = "n"
+    scheduler, host = started(tmp_path, "a", "b")
+    report = scheduler._storage.crash("token")
+    report.parent.mkdir()
+    report.write_text(text)
+    host.error = "The actor died because its worker process has died."
+    scheduler._bury(host)
+    assert [(job.crashes, job.is_suspect) for job in scheduler._queue.jobs.values()] == [(0, True)] * 2
+
+
+def test_a_host_that_no_longer_sees_the_storage_is_ended_and_its_jobs_go_on(
+    tmp_path: Path, fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.alive = "n"
+    scheduler, host = started(tmp_path, "a")
+    host.report = _NoJobs("token", 0.0, [JobReport("a", 1, "running")], "{}", refusal="/x is not the storage")
+    fake.ready.append(host.report)
+    scheduler._poll()
+    assert fake.killed == [host.actor]
+    assert scheduler.rows("a")[0]["state"] == "suspended"
+    assert scheduler._queue.jobs["a"].crashes == 0
+    again = scheduler._hosts["n", 0] = RemoteHost("n", 0, Played())
+    again.error = "The actor died\n  File x\ntorchshare.cluster.storage.WrongStorage: /x is not the storage"
+    scheduler._bury(again)
+    assert [row["error"] for row in scheduler.hosts()] == ["/x is not the storage"]
+
+
+def test_hosts_get_the_mark_in_the_storage(tmp_path: Path, fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same one, also from another scheduler: hosts outlive it."""
+    fake.alive = "n"
+    marks = []
+    monkeypatch.setattr(actors, "start_actor", lambda settings, node, index, mark, **_: marks.append(mark))
+    for _ in range(2):
+        scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+        scheduler._find_nodes()
+        scheduler._queue._journal.close()
+    Storage(tmp_path, marks[0]).check()
+    assert marks[0] == marks[1]
+
+
+def test_a_scheduler_that_comes_back_without_its_storage_waits_for_it(
+    tmp_path: Path, fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It made a new one, with an empty queue."""
+    monkeypatch.setattr(actors, "_AGAIN_S", 0.01)
+    scheduler, _ = started(tmp_path / "storage", "a")
+    scheduler._queue._journal.close()
+    (tmp_path / "storage").rename(tmp_path / "away")
+    fake.restarted = True
+    again = actors.SchedulerActor(ClusterSettings(str(tmp_path / "storage")))
+    with pytest.raises(CannotStart, match=r"storage/journal.jsonl: there is no journal any more; is the storage there"):
+        again.check()
+    assert not (tmp_path / "storage").exists()
+    (tmp_path / "away").rename(tmp_path / "storage")
+    wait_until(lambda: again._refusal is None)
+    assert again.rows("a")[0]["state"] == "running"
+
+
+def test_a_host_with_rays_niceness_is_told_of(tmp_path: Path, fake: FakeRay) -> None:
+    scheduler, host = started(tmp_path)
+    assert [row["note"] for row in scheduler.hosts()] == [""]
+    scheduler._take(host, HostReport("token", 0.0, [], "{}", niceness=15))
+    note = "niceness 15; Ray's own is 15: start it with RAY_worker_niceness=0"
+    assert [row["note"] for row in scheduler.hosts()] == [note]
+
+
+def test_what_a_host_did_unheard_is_no_run_time(tmp_path: Path, fake: FakeRay) -> None:
+    """The whole cluster was down, and one job had ended before."""
+    scheduler, _ = started(tmp_path, "ended", "lost")
+    Storage(tmp_path).put_outcome("ended", Outcome("finished"))
+    scheduler._queue._journal.close()
+    again = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+    state = again._queue._state
+    again._queue._clock = lambda: time.time() + 1e6
+    report(again, RemoteHost("n", 0, Played()), token="another")
+    assert {row["name"]: row["state"] for row in again.rows()} == {"ended": "finished", "lost": "suspended"}
+    assert all(row["ran_s"] < 1000 for row in again.rows())
+    assert state.learned.duration("m") == 3600
 
 
 class _NoJobs(HostReport):

@@ -238,6 +238,9 @@ def _status(arguments: argparse.Namespace) -> int:
     print_table(table)
     for host in (host for host in hosts if host["error"]):
         print(f"Device {_place(host)} cannot be started: {escaped(host['error'])}")
+    notes = [host["note"] for host in hosts if host["note"]]
+    for note in dict.fromkeys(notes):
+        print(f"{notes.count(note)} of {len(hosts)} devices: {note}")
     states = [row["state"] for row in rows.values()]
     counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
     print(f"{len(rows)} jobs{': ' if counts else ''}{', '.join(counts)}")

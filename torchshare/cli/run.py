@@ -117,6 +117,7 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
 
     if attempt is not None:
         crash_report.open_for(attempt.report)
+        crash_report.end_with_parent()
         if attempt.resume:
             options["resume"] = True
     if waiting is not None:

@@ -8,23 +8,19 @@ import re
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO
 
+from torchshare.runtime.crashes import Crash, crash_in, lines_of, stack_in
 from torchshare.runtime.options import JobOptions
 
 VARIABLE = "TORCHSHARE_SUPERVISED"
 _CRASHES = 3  # of a job in a row, before it is dropped
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
-_LIBRARY = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]), "<frozen ")
-_STACK = re.compile(r"^Current thread 0x([0-9a-f]+).*\n((?:  .*\n)*)", re.MULTILINE)
-_FRAME = re.compile(r'  File "(.*)", line (\S+) in (.*)')
 
 
 @dataclass(frozen=True)
@@ -42,14 +38,6 @@ def this_attempt() -> Attempt | None:
     """The attempt that this process is; None if it has no supervisor. Its own child processes have none."""
     text = os.environ.pop(VARIABLE, None)
     return None if text is None else Attempt(**json.loads(text))
-
-
-@dataclass(frozen=True)
-class Crash:
-    how: str
-    job: str | None
-    """The one whose thread crashed; None if unknown."""
-    stack: str = ""
 
 
 def check(restarts: str, checkpoint: object, environment: Mapping[str, str]) -> int:
@@ -139,8 +127,7 @@ def read(report: IO[bytes], status: int) -> tuple[int, Crash | None]:
     """The exit status of a child, given what `Popen.wait` returned; and how it crashed, unless it did not."""
     report.seek(0)
     text = report.read().decode(errors="replace")
-    lines: list[list[Any]] = [json.loads(line) for line in text.splitlines() if line.startswith('["')]
-    for kind, value, reason in lines:
+    for kind, value, reason in lines_of(text):
         if kind == "lost":
             return 1, Crash(reason, None)
         if kind == "end":
@@ -151,16 +138,5 @@ def read(report: IO[bytes], status: int) -> tuple[int, Crash | None]:
     if number in _ENDING:
         return status, None
     name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
-    jobs = {value: job for kind, value, job in lines if kind == "job"}
-    stack = _STACK.search(text)
-    job = None if stack is None else jobs.get(int(stack[1], 16))
-    if stack is None or job is None:
-        return status, Crash(f"the process was ended by {name}", None, "" if stack is None else stack[0])
-    return status, Crash(f"job '{job}' crashed the process: {name}{_place(stack[2])}", job, stack[0])
-
-
-def _place(stack: str) -> str:
-    """The user's own line in a stack."""
-    frames = [match.groups() for line in stack.splitlines() if (match := _FRAME.fullmatch(line))]
-    own = [frame for frame in frames if not frame[0].startswith(_LIBRARY)]
-    return "".join(f" at {file}:{line} ({function})" for file, line, function in own[:1])
+    crash = crash_in(text, name)
+    return status, crash or Crash(f"the process was ended by {name}", None, stack_in(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -19,7 +20,8 @@ from torchshare.cluster.journal import Journal
 from torchshare.cluster.metrics import Metrics
 from torchshare.cluster.queued_job import Action, Span, key_of
 from torchshare.cluster.remote_host import FailedStart, RemoteHost, last_line, living_nodes, start_actor
-from torchshare.cluster.storage import Storage
+from torchshare.cluster.storage import Storage, WrongStorage
+from torchshare.runtime.crashes import crash_in
 
 if TYPE_CHECKING:
     from torchshare.cluster.host_report import HostReport, JobReport
@@ -39,6 +41,7 @@ _STOP_S = 120.0  # a job that was told to stop and has not done so: its host's p
 _SAVE_S = 20.0  # for the jobs' last checkpoints
 _FIRST_WAIT_S = 1.0  # until a host that ended before its first report is started again; doubled each time
 _LONGEST_WAIT_S = 60.0
+_NOT_OF_THE_JOB = (WrongStorage.__name__, os.strerror(errno.ENOSPC))  # reasons why its process cannot start
 _STARTS = 3  # of a process with an `env`, before the job that needs it has failed
 
 
@@ -55,17 +58,30 @@ class SchedulerActor:
         self._failed_starts: dict[tuple[str, int], FailedStart] = {}  # by node and index
         self._killed_starts: dict[str, int] = {}  # by job: how often the process of its env was killed at its start
         self._refusal: Exception | None = None
+        self._is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._stopped = threading.Event()
         self._open()
         threading.Thread(target=self._run, daemon=True).start()
 
     def _open(self) -> None:
         try:
-            self._queue = JobQueue(Journal(self._storage.journal), self._settings.queue)
+            self._queue, self._mark = self._opened()
         except (ValueError, RuntimeError, OSError) as error:
             self._refusal = error
         else:
             self._refusal = None
+
+    def _opened(self) -> tuple[JobQueue, str]:
+        """The queue in the storage, and the mark there."""
+        path = self._storage.journal
+        if self._is_restarted and not path.exists():
+            raise FileNotFoundError(f"{path}: there is no journal any more; is the storage there?")
+        journal = Journal(path, is_new=not self._storage.is_used)
+        try:
+            return JobQueue(journal, self._settings.queue), self._storage.put_mark()
+        except BaseException:
+            journal.close()
+            raise
 
     def _run(self) -> None:
         # A disk may have been full, or an earlier scheduler not have ended yet; a ValueError stays.
@@ -108,10 +124,14 @@ class SchedulerActor:
                 {"device": gpu, "node": host.node, "index": host.index, "up": host.up, "jobs": list(host.jobs)}
                 for gpu, host in self._queue.hosts.items()
             ]
+            notes = {host.gpu: host.note for host in self._hosts.values()}
             failed = {place: start.reason for place, start in self._failed_starts.items()}
-        known = [{**row, "error": failed.pop((row["node"], row["index"]), "")} for row in rows]
+        known = [
+            {**row, "error": failed.pop((row["node"], row["index"]), ""), "note": notes.get(row["device"], "")}
+            for row in rows
+        ]
         return known + [
-            {"device": None, "node": node, "index": index, "up": False, "jobs": [], "error": error}
+            {"device": None, "node": node, "index": index, "up": False, "jobs": [], "error": error, "note": ""}
             for (node, index), error in failed.items()
         ]
 
@@ -201,7 +221,7 @@ class SchedulerActor:
                     self._lose(gpu, "its node is gone", crashed=False)
 
     def _start(self, node: str, index: int, env: str = "{}") -> Any:
-        return start_actor(self._settings, node, index, has_gpu=self._nodes[node] > 0, env=env)
+        return start_actor(self._settings, node, index, self._mark, has_gpu=self._nodes[node] > 0, env=env)
 
     def _poll(self) -> None:
         """Asks all hosts for reports, and takes those that have come."""
@@ -247,16 +267,28 @@ class SchedulerActor:
                 self._lose(replaced, "its process was replaced", crashed=True)
             host.gpu, host.token = queue.host_up(host.node, host.index, report.token, report.env), report.token
             host.replaced_for = ""
+        host.error, host.niceness = report.refusal, report.niceness
+        if host.gpu is not None:
+            queue.heard(host.gpu)
         known = {(job.name, job.attempt) for job in report.jobs}
         for job in queue.placed(host.gpu) if host.gpu is not None else ():
             is_due = is_new or time.time() - job.began > _START_S
             if is_due and (job.spec.name, job.attempt) not in known:  # its start was lost, or an earlier scheduler
-                queue.left(job.spec.name, job.attempt, "suspended", gpu=host.gpu)
+                queue.left(job.spec.name, job.attempt, "suspended", gpu=host.gpu, heard=job.began)
         for each in report.jobs:
             if each.state != "running":
                 queue.left(each.name, each.attempt, each.state, each.error, each.steps, host.gpu)
                 host.forget.append((each.name, each.attempt))
-            elif not queue.progress(each.name, each.attempt, report.time, each.steps, each.can_save, host.gpu):
+            elif not queue.progress(
+                each.name,
+                each.attempt,
+                report.time,
+                each.steps,
+                each.can_save,
+                host.gpu,
+                has_saved=each.has_saved,
+                trouble=each.trouble,
+            ):
                 self._stop(host, each, host.strays.setdefault((each.name, each.attempt), time.time()))
             elif queue.jobs[each.name].stopping:
                 job = queue.jobs[each.name]
@@ -276,7 +308,8 @@ class SchedulerActor:
         ray.kill(host.actor)
         killed = "worker process has died" in host.error
         with self._lock:
-            if host.replaced_for and host.node in living_nodes():
+            is_nodes_fault = any(each in host.error for each in _NOT_OF_THE_JOB)
+            if host.replaced_for and not is_nodes_fault and host.node in living_nodes():
                 starts = self._killed_starts[host.replaced_for] = self._killed_starts.get(host.replaced_for, 0) + 1
                 if not killed or starts >= _STARTS:
                     self._queue.refuse(host.replaced_for, f"its env cannot be set up: {last_line(host.error)}")
@@ -294,10 +327,14 @@ class SchedulerActor:
         log.warning("host %s:%d cannot start: %s; the next try is in %g s", host.node, host.index, reason, wait)
 
     def _lose(self, gpu: int, reason: str, *, crashed: bool, blamed: str | None = None) -> None:
+        host = self._queue.hosts[gpu]
         for job in self._queue.placed(gpu):
             outcome = self._storage.outcome(job.spec.outcome_of(job.attempt, job.place.index(gpu)))
             if outcome is not None:  # it had ended, and could not tell
-                self._queue.left(job.spec.name, job.attempt, outcome.state, outcome.error, gpu=gpu)
+                self._queue.left(job.spec.name, job.attempt, outcome.state, outcome.error, gpu=gpu, heard=host.heard)
+        crash = crash_in(self._storage.take_crash(host.token))
+        if crashed and blamed is None and crash is not None:
+            blamed, reason = crash.job, crash.how
         self._queue.host_lost(gpu, reason, crashed=crashed, blamed=blamed)
 
     def _act(self) -> None:
@@ -306,7 +343,8 @@ class SchedulerActor:
         if self._queue.compact():
             jobs = self._queue.jobs.values()
             needed = {job.spec.submission for job in jobs if not job.outcome}
-            self._storage.prune({job.spec.submission for job in jobs}, needed)
+            tokens = {host.token for host in self._queue.hosts.values()}
+            self._storage.prune({job.spec.submission for job in jobs}, needed, tokens)
         hosts = {host.gpu: host for host in self._hosts.values() if host.gpu is not None and host.is_reachable}
         for action in self._queue.actions(hosts.keys()):
             self._do(action, hosts[action.gpu])

@@ -24,7 +24,7 @@ _POLL_S = 0.2
 _PATIENCE_S = 60.0  # how long a client waits for a scheduler that is started again
 _ANSWER_S = 30.0
 _REACHED_S = 2.0
-_RAY_PID = "ray.pid"  # in the storage: of the Ray that `up` has started, and its machine
+_RAY_PID = "ray.pid"  # in the storage: the identity of the Ray that `up` has started
 _CLIENT = "ray://"  # begins an address of Ray's client server, which other networks can reach
 
 _connected: dict[str, str | None] = {"by": None}  # the address that Ray was given
@@ -88,17 +88,25 @@ def down() -> None:
 
 def _end_ray(pid: Path) -> None:
     """Waits until it has ended: the next `up` would connect to it, and wait for it."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
-        number, _, machine = pid.read_text().partition(" ")
-        if machine != socket.gethostname():
-            return  # the storage is that of several machines
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        known = pid.read_text()
+        number = known.partition(" ")[0]
+        if _identity(number) != known:
+            return  # it has ended, or runs on another machine, whose storage this is too
         pid.unlink()
-        command = Path(f"/proc/{number}/cmdline")
-        if b"ray" in command.read_bytes():
-            os.kill(int(number), signal.SIGTERM)
+        os.kill(int(number), signal.SIGTERM)
         deadline = time.monotonic() + _PATIENCE_S
-        while b"ray" in command.read_bytes() and time.monotonic() < deadline:
+        while _identity(number) == known and time.monotonic() < deadline:
             time.sleep(_POLL_S)
+
+
+def _identity(pid: int | str) -> str:
+    """The pid of a process, when it was started, and since which boot: no later process has the same. Raises
+    FileNotFoundError, or ProcessLookupError, if it has ended."""
+    state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    if state in "ZX":
+        raise ProcessLookupError(pid)
+    return f"{pid} {fields[18]} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
 
 
 def connect(address: str | None = None) -> None:
@@ -227,7 +235,9 @@ def _start_ray(storage: Path) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env={**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"},  # with grpcio 1.85, forks of the client server crash
+            # Hosts would have niceness 15. With grpcio 1.85, forks of the client server crash.
+            env={"RAY_worker_niceness": "0", **os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"},
         )
-    (storage / _RAY_PID).write_text(f"{process.pid} {socket.gethostname()}")
+    with contextlib.suppress(FileNotFoundError):
+        (storage / _RAY_PID).write_text(_identity(process.pid))
     return process

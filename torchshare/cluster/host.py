@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import pickle
 import secrets
 import threading
@@ -11,16 +12,18 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent import futures
-from dataclasses import dataclass
 from typing import Any
 
 from torchshare.cluster import gang, job_output
-from torchshare.cluster.host_report import HostReport, JobReport
+from torchshare.cluster.attempt import Attempt, end, save
+from torchshare.cluster.host_report import HostReport
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.storage import Outcome, Storage
-from torchshare.context.errors import described, users_traceback
+from torchshare.context.errors import described, is_disk_full, users_traceback
+from torchshare.context.files import make_folder
 from torchshare.context.rank import Rank
 from torchshare.context.results import ENDED
+from torchshare.runtime import crash_report
 from torchshare.runtime.job import Job
 from torchshare.runtime.options import JobOptions
 from torchshare.runtime.runtime import Runtime
@@ -34,30 +37,6 @@ _LOAD_S = 300.0  # how long a job's module, or its pickled function, may take to
 _SAVE_S = 60.0  # how long a job has for its checkpoint before it is suspended
 _LAST_S = 10.0  # the same, before the process ends
 _NEWS_S = 1.0  # how long a rank whose collective failed waits to hear that another rank failed first
-_POLL_S = 0.02
-
-
-@dataclass(eq=False)
-class _Attempt:
-    number: int
-    spec: JobSpec
-    job: Job | None = None
-    outcome: Outcome | None = None
-    stopped: bool = False
-    suspends: bool = False
-    """If stopped: to go on later."""
-    rank: int = 0
-    store: Any = None
-    """Of a gang's rendezvous, on its first rank."""
-
-    @property
-    def outcome_name(self) -> str:
-        return self.spec.outcome_of(self.number, self.rank)
-
-    @property
-    def may_fail(self) -> bool:
-        """Whether its failure is the job's: not if it follows from the stop, or from that of another rank."""
-        return not self.suspends and not (self.stopped and self.spec.gpus > 1)
 
 
 class Host:
@@ -73,7 +52,7 @@ class Host:
         address: str = "127.0.0.1",
     ) -> None:
         """`every` is that of Runtime; `dumps` pickles what functions return; `env` is that of the process; `address` is
-        the node's."""
+        the node's. Raises WrongStorage."""
         self.token = secrets.token_hex(8)
         self._storage = storage
         self._device = device
@@ -82,10 +61,10 @@ class Host:
         self._env = env
         self._address = address
         self._runtime: Runtime | None = None
-        self._attempts: dict[str, _Attempt] = {}
+        self._attempts: dict[str, Attempt] = {}
         self._lock = threading.Lock()
         self._loading: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by module: it is loaded once
-        storage.jobs.mkdir(parents=True, exist_ok=True)  # a host without its storage must not fail jobs
+        storage.check()  # else nobody would see what the jobs write
 
     def start(self, spec: JobSpec, number: int, rank: int = 0) -> None:
         """Starts a job, or a rank of it, or goes on from its checkpoint, in a thread: its module may never finish
@@ -94,17 +73,16 @@ class Host:
             known = self._attempts.get(spec.name)
             if known is not None and known.number >= number:
                 return
-            attempt = self._attempts[spec.name] = _Attempt(number, spec, rank=rank)
+            attempt = self._attempts[spec.name] = Attempt(number, spec, rank=rank)
         before = None if known is None else known.job
         threading.Thread(target=self._begin, args=(attempt, before), daemon=True).start()
 
-    def _begin(self, attempt: _Attempt, before: Job | None) -> None:
+    def _begin(self, attempt: Attempt, before: Job | None) -> None:
         try:
             if before is not None:  # the queue believed it lost
-                _end(before)
-            self._storage.logs(attempt.spec.submission).mkdir(parents=True, exist_ok=True)
-            attempt.outcome = self._storage.outcome(attempt.outcome_name)
-            if attempt.outcome is None:
+                end(before, _SAVE_S)
+            attempt.patiently("the storage cannot be used", functools.partial(self._look, attempt))
+            if attempt.outcome is None and not attempt.stopped:
                 function = self._loaded(attempt.spec)
                 environ = self._meet(attempt) if attempt.spec.gpus > 1 else None
                 with self._lock:
@@ -113,16 +91,25 @@ class Host:
             if not attempt.stopped:
                 self._fail(attempt, error, users_traceback(error))
 
+    def _look(self, attempt: Attempt) -> None:
+        """Whether the job has ended before. Raises OSError."""
+        self._storage.check()
+        make_folder(self._storage.logs(attempt.spec.submission))
+        attempt.outcome = self._storage.outcome(attempt.outcome_name)
+
     def _loaded(self, spec: JobSpec) -> Callable[..., Any]:
         """Its function. The thread that loads it is left behind if that takes too long."""
         loaded: futures.Future[Callable[..., Any]] = futures.Future()
 
         def load() -> None:
+            crash_report.enter_job(spec.name)
             try:
                 with self._loading[spec.target.partition(":")[0]]:
                     loaded.set_result(self._function(spec))
             except BaseException as error:
                 loaded.set_exception(error)
+            finally:
+                crash_report.leave_job(spec.name)
 
         threading.Thread(target=load, daemon=True).start()
         futures.wait([loaded], _LOAD_S)
@@ -133,7 +120,7 @@ class Host:
             raise error  # `result` would add frames of its own to the user's traceback
         return loaded.result()
 
-    def _meet(self, attempt: _Attempt) -> dict[str, str]:
+    def _meet(self, attempt: Attempt) -> dict[str, str]:
         spec = attempt.spec
         place = self._storage.gang(spec.submission, attempt.number)
         environ, attempt.store = gang.meet(
@@ -141,7 +128,7 @@ class Host:
         )
         return environ
 
-    def _start(self, attempt: _Attempt, function: Callable[..., Any], environ: dict[str, str] | None) -> None:
+    def _start(self, attempt: Attempt, function: Callable[..., Any], environ: dict[str, str] | None) -> None:
         if attempt.stopped:
             return
         spec = attempt.spec
@@ -172,7 +159,7 @@ class Host:
             return pickle.loads(self._storage.function(spec.submission).read_bytes())  # type: ignore[no-any-return]
         return targets.load(spec.target, Output(str(self._storage.logs(spec.submission)), append=True), spec.folder)
 
-    def _body(self, attempt: _Attempt, function: Callable[..., Any]) -> Callable[[Job], None]:
+    def _body(self, attempt: Attempt, function: Callable[..., Any]) -> Callable[[Job], None]:
         is_script = isinstance(function, Script)
 
         def body(job: Job) -> None:
@@ -187,7 +174,9 @@ class Host:
             except Exception as error:
                 if attempt.spec.gpus > 1 and not attempt.stopped and isinstance(error, RuntimeError):
                     time.sleep(_NEWS_S)
-                if attempt.may_fail:
+                if attempt.may_fail and is_disk_full(error) and job._context.loop.has_checkpoint:
+                    self._put_back(attempt, error)
+                elif attempt.may_fail:
                     self._fail(attempt, error, users_traceback(error))
                 raise
             if not (attempt.suspends and job._context.is_unwound):  # else it has caught its cancellation
@@ -198,16 +187,32 @@ class Host:
             body.cancelled_type = function.cancelled_type  # type: ignore[attr-defined]
         return body
 
-    def _finish(self, attempt: _Attempt, value: Any) -> None:
+    def _finish(self, attempt: Attempt, value: Any) -> None:
         try:
             outcome = Outcome("finished", self._dumps(value))
-            attempt.outcome = self._storage.put_outcome(attempt.outcome_name, outcome)
         except Exception as error:
             self._fail(attempt, RuntimeError(f"its return value cannot be kept: {described(error)}"))
             raise
 
-    def _fail(self, attempt: _Attempt, error: BaseException, text: str = "") -> None:
+        def put() -> None:
+            attempt.outcome = self._storage.put_outcome(attempt.outcome_name, outcome)
+
+        attempt.patiently("it has finished, and its outcome cannot be written", put)
+
+    def _put_back(self, attempt: Attempt, error: Exception) -> None:
+        attempt.put_back(error)
+        with self._lock:
+            if not attempt.stopped:
+                attempt.stopped = attempt.suspends = True
+
+    def _fail(self, attempt: Attempt, error: BaseException, text: str = "") -> None:
         spec = attempt.spec
+        try:
+            self._storage.check()
+        except OSError as gone:  # it may be why
+            attempt.refusal = str(gone)
+            attempt.stopped = attempt.suspends = True
+            return
         outcome = Outcome("failed", None, str(error) if isinstance(error, ValueError) else described(error))
         try:
             with self._storage.log(spec.submission, spec.name).open("a") as file:
@@ -228,7 +233,7 @@ class Host:
         if job is None:
             return  # it is not started any more
         if suspend and attempt.spec.gpus == 1:  # ranks would not save at the same step
-            job.save(_SAVE_S)
+            save(job, _SAVE_S)
         job.cancel()
 
     def report(self, forget: Iterable[tuple[str, int]] = ()) -> HostReport:
@@ -236,11 +241,13 @@ class Host:
         with self._lock:
             for name, number in forget:
                 known = self._attempts.get(name)
-                if known is not None and known.number == number and _report(known).state != "running":
+                if known is not None and known.number == number and known.report().state != "running":
                     del self._attempts[name]
                     job_output.close_for(name)
-            jobs = [_report(each) for each in self._attempts.values()]
-            return HostReport(self.token, time.monotonic(), jobs, self._env)
+            jobs = [each.report() for each in self._attempts.values()]
+            niceness = os.getpriority(os.PRIO_PROCESS, os.getpid())
+            refusal = next((each.refusal for each in self._attempts.values() if each.refusal), "")
+            return HostReport(self.token, time.monotonic(), jobs, self._env, refusal, niceness)
 
     def save_all(self) -> None:
         """Called before the process ends. Jobs write their checkpoints, and are cancelled, to go on later."""
@@ -259,28 +266,3 @@ class Host:
             thread.join()
         if self._runtime is not None:
             self._runtime.close()
-
-
-def _end(job: Job) -> None:
-    """Raises ValueError if the job does not stop."""
-    job.cancel()
-    deadline = time.monotonic() + _SAVE_S
-    while job.state not in ENDED and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-    if job.state not in ENDED:
-        raise ValueError(f"its attempt before had not stopped {_SAVE_S:g} s after it was told to")
-
-
-def _report(attempt: _Attempt) -> JobReport:
-    job, outcome = attempt.job, attempt.outcome
-    steps = 0 if job is None else job.result.steps
-    ended = attempt.stopped or outcome is not None if job is None else job.state in ENDED
-    if not ended:
-        can_save = job is not None and job._context.loop.can_save
-        return JobReport(attempt.spec.name, attempt.number, "running", steps, can_save, stops=attempt.stopped)
-    if outcome is not None:
-        return JobReport(attempt.spec.name, attempt.number, outcome.state, steps, error=outcome.error)
-    state = "suspended" if attempt.suspends else "cancelled" if job is None else job.state
-    exception = None if job is None or attempt.suspends else job.result.exception
-    error = "" if exception is None else described(exception)
-    return JobReport(attempt.spec.name, attempt.number, state, steps, error=error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +15,8 @@ from torchshare.memory.interval import EXPECTED, is_interval
 
 if TYPE_CHECKING:
     from torchshare.cluster.host_report import HostReport
+
+log = logging.getLogger("torchshare")
 
 
 class CannotStart(ValueError):
@@ -41,15 +45,17 @@ class ClusterSettings:
 class HostActor:
     """See Host. Imports torch in its own process only."""
 
-    def __init__(self, settings: ClusterSettings, env: str) -> None:
+    def __init__(self, settings: ClusterSettings, env: str, mark: str) -> None:
+        """`mark` is that of the scheduler, in the storage. Raises WrongStorage if it is not there."""
         from ray import cloudpickle
         from ray.util import get_node_ip_address
 
         from torchshare.cluster.host import Host
 
-        storage = Storage(Path(settings.storage))
+        storage = Storage(Path(settings.storage), mark)
         address = get_node_ip_address()
         self._host = Host(storage, settings.device, settings.every, cloudpickle.dumps, env, address)
+        _report_crashes(storage.crash(self._host.token))
 
     def start(self, spec: JobSpec, attempt: int, rank: int) -> None:
         self._host.start(spec, attempt, rank)
@@ -62,3 +68,13 @@ class HostActor:
 
     def save_all(self) -> None:
         self._host.save_all()
+
+
+def _report_crashes(path: Path) -> None:
+    from torchshare.runtime import crash_report
+
+    try:
+        path.parent.mkdir(exist_ok=True)
+        crash_report.open_for(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
+    except OSError as error:
+        log.warning("which job crashes this process will not be known: %s", error)

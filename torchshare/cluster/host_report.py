@@ -16,6 +16,10 @@ class JobReport:
     error: str = ""
     stops: bool = False
     """Whether it was told to."""
+    has_saved: bool = False
+    """Whether it has written a checkpoint, in this attempt."""
+    trouble: str = ""
+    """What it waits for, if that is not its turn."""
 
 
 @dataclass(frozen=True)
@@ -27,3 +31,7 @@ class HostReport:
     jobs: list[JobReport]
     env: str
     """Of the process: a scheduler that was started again may not know."""
+    refusal: str = ""
+    """Why the host can take no more jobs."""
+    niceness: int = 0
+    """Of the process."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from torchshare.context import current
+from torchshare.scripts.output import log_file
 
 _files: dict[str, TextIO] = {}  # by job
 
@@ -18,7 +19,7 @@ def open_for(job: str, path: Path) -> None:
         if not isinstance(getattr(sys, name), _Routed):
             setattr(sys, name, _Routed(getattr(sys, name)))
     close_for(job)
-    _files[job] = path.open("a", buffering=1)
+    _files[job] = log_file(path, job, append=True)
 
 
 def close_for(job: str) -> None:

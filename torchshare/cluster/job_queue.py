@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import time
 from collections.abc import Callable, Container
 from typing import Any
@@ -16,8 +17,11 @@ from torchshare.cluster.queue_state import QueueSettings, QueueState
 from torchshare.cluster.queued_job import Action, HostRecord, QueuedJob, Span
 from torchshare.context.names import free_name
 
+log = logging.getLogger("torchshare")
+
 _COMPACTED = 10_000  # events in a journal
 _KEPT = 1000  # jobs that have ended, in a journal that was compacted
+_HEARD_S = 30.0  # how often the journal says that hosts with jobs have reported
 
 
 class JobQueue:
@@ -31,6 +35,8 @@ class JobQueue:
         self._journal = journal
         self._clock = clock
         self._state = QueueState(self._settings)
+        self._heard_due = 0.0
+        self._compacts_at = 0  # after a disk was full
         for number, event in enumerate(journal.events, 1):
             try:
                 if event["event"] == "snapshot":
@@ -109,20 +115,37 @@ class JobQueue:
                 return gpu
         return None
 
+    def heard(self, gpu: int) -> None:
+        """The host has reported. A scheduler that comes after this one knows it for some time of each 30 s."""
+        now = self._state.next_time(self._clock())
+        self.hosts[gpu].heard = now
+        if now >= self._heard_due:
+            recent = [each for each, host in self.hosts.items() if host.jobs and host.heard > now - _HEARD_S]
+            self._heard_due = now + _HEARD_S
+            if recent:
+                self._record({"event": "heard", "gpus": recent})
+
     def host_lost(self, gpu: int, reason: str, *, crashed: bool, blamed: str | None = None) -> None:
-        """The process is gone, and with it the jobs; `crashed` without its node, so that a job may be why: `blamed`, or
-        any of them."""
+        """The process is gone, and with it the jobs, which ran until it was heard last; `crashed` without its node, so
+        that a job may be why: `blamed`, or any of them."""
         host = self.hosts[gpu]
         if host.up:
             steps = {name: job.steps for name, job in host.jobs.items()}
             lost = {"event": "lost", "gpu": gpu, "reason": reason, "crashed": crashed, "blamed": blamed, "steps": steps}
-            self._record(lost)
+            self._record({**lost, "heard": host.heard})
 
     def left(
-        self, name: str, attempt: int, state: str, error: str = "", steps: int | None = None, gpu: int | None = None
+        self,
+        name: str,
+        attempt: int,
+        state: str,
+        error: str = "",
+        steps: int | None = None,
+        gpu: int | None = None,
+        heard: float | None = None,
     ) -> None:
         """A job, or the rank of it on this device, has left its host, after `steps` if that is known: it is suspended,
-        finished, failed or cancelled."""
+        finished, failed or cancelled. It is known to have run until `heard`, by default until now."""
         job = self.jobs.get(name)
         if job is None or job.attempt != attempt or job.outcome:
             return
@@ -132,13 +155,22 @@ class JobQueue:
         if is_there or (job.spec.gpus == 1 and state in ("finished", "failed")):  # else it was lost before
             steps = job.steps if steps is None else steps
             event = {"event": "left", "job": name, "attempt": attempt, "gpu": gpu, "state": state, "error": error}
-            self._record({**event, "steps": steps})
+            self._record({**event, "steps": steps, **({} if heard is None else {"heard": heard})})
 
     def progress(
-        self, name: str, attempt: int, time: float, steps: int, can_save: bool, gpu: int | None = None
+        self,
+        name: str,
+        attempt: int,
+        time: float,
+        steps: int,
+        can_save: bool,
+        gpu: int | None = None,
+        *,
+        has_saved: bool = False,
+        trouble: str = "",
     ) -> bool:
-        """A job, or the rank of it on this device, on its host. `time` is that host's. Returns whether it should be
-        there."""
+        """A job, or the rank of it on this device, on its host; `has_saved` if it has written a checkpoint there.
+        `time` is that host's. Returns whether it should be there."""
         job = self.jobs.get(name)
         if job is None or job.attempt != attempt or not job.place:
             return False
@@ -146,7 +178,9 @@ class JobQueue:
             return gpu in job.place and gpu not in job.gone
         if can_save and not job.can_save:
             self._record({"event": "saves", "job": name})
-        job.steps = steps
+        if has_saved and job.is_suspect:
+            self._record({"event": "saved", "job": name})
+        job.steps, job.trouble = steps, trouble
         partner = self.partner(job)
         model = None if partner is None else partner.spec.model
         job.step_times.observe(time, steps, model)
@@ -172,14 +206,19 @@ class JobQueue:
     def compact(self, *, after: int = _COMPACTED) -> bool:
         """Replaces a journal of so many events by the state, without the jobs that ended long ago. Returns whether it
         did. Goes on from the new journal as its readers will, so that they decide the same."""
-        if self._journal.count < after or self._state.origin is None:
+        if self._journal.count < max(after, self._compacts_at) or self._state.origin is None:
             return False
         self._state.drop_ended(_KEPT)
         event, restored = snapshot.take(self._state), QueueState(self._settings)
         snapshot.restore(restored, json.loads(json.dumps(event)))
         for name, job in restored.jobs.items():
             job.step_times = self.jobs[name].step_times
-        self._journal.replace(event)
+        try:
+            self._journal.replace(event)
+        except OSError as error:
+            self._compacts_at = self._journal.count + after // 10
+            log.warning("the journal cannot be compacted: %s", error)
+            return False
         self._state = restored
         return True
 
@@ -247,7 +286,7 @@ class JobQueue:
             "ran_s": job.ran + (until - job.began if job.place else 0.0),
             "predicted_slowdown": None if model is None else self._state.learned.ratio(job.spec.model, model),
             "slowdown": None if model is None else job.step_times.slowdown(model),
-            "error": job.error,
+            "error": job.trouble or job.error,
         }
 
     def _record(self, event: Event) -> None:

@@ -29,12 +29,12 @@ class Journal:
     finds out whether another process has written since.
     """
 
-    def __init__(self, path: Path, patience: float = _PATIENCE_S) -> None:
+    def __init__(self, path: Path, patience: float = _PATIENCE_S, *, is_new: bool = True) -> None:
         """Opens or creates the file, and drops a last line that was cut off.
 
         Raises:
             Superseded: if another process has it open.
-            ValueError: if a line other than the last is damaged.
+            ValueError: if a line is damaged, or if there is none, although the journal is not a new one.
         """
         make_folder(path.parent)
         self._path = path
@@ -42,6 +42,8 @@ class Journal:
         try:
             self._lock(patience)
             self.events, self._size = _read(path)
+            if not self.events and not is_new:
+                raise ValueError(f"{path}: the journal is lost: it has no event, but its folder has files of jobs")
             os.ftruncate(self._file, self._size)
             self.count = len(self.events)  # in the file
             self.append({"event": "scheduler", "time": time.time(), "pid": os.getpid()})
@@ -123,17 +125,16 @@ class Journal:
 def _read(path: Path) -> tuple[list[Event], int]:
     """The events, and the size of the file without a last line that was cut off."""
     events: list[Event] = []
-    size = 0
-    lines = path.read_bytes().splitlines(keepends=True)
+    data = path.read_bytes()
+    *lines, cut_off = data.split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
             event = json.loads(line)
-            if not line.endswith(b"\n") or not isinstance(event, dict) or "event" not in event:
+            if not isinstance(event, dict) or "event" not in event:
                 raise ValueError
         except ValueError:
-            if number == len(lines):
-                break
             raise ValueError(f"{path}:{number}: the journal is damaged: {line[:60]!r}") from None
         events.append(event)
-        size += len(line)
-    return events, size
+    if not b'{"'.startswith(cut_off[:2]) and cut_off.strip(b"\0"):  # no beginning of a line
+        raise ValueError(f"{path}:{len(lines) + 1}: the journal is damaged: {cut_off[:60]!r}")
+    return events, len(data) - len(cut_off)

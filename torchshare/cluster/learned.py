@@ -69,13 +69,18 @@ class Learned:
         pair = (model, partner)
         return self._ratios.get(pair, self._profiled.get(pair, self._default_ratio))
 
-    def set_profiled(self, model: str, ratios: Mapping[str, Sequence[float]]) -> bool:
-        """Returns whether that is news."""
+    def set_profiled(self, model: str, ratios: Mapping[str, Sequence[float]]) -> list[tuple[str, str]]:
+        """Returns the pairs of which that is news."""
         pairs = {(model, partner): max(1.0, own) for partner, (own, _) in ratios.items()}
         pairs |= {(partner, model): max(1.0, theirs) for partner, (_, theirs) in ratios.items()}
-        is_news = any(self._profiled.get(pair) != ratio for pair, ratio in pairs.items())
+        news = [pair for pair, ratio in pairs.items() if self._profiled.get(pair) != ratio]
         self._profiled |= pairs
-        return is_news
+        return news
+
+    @property
+    def pairs(self) -> set[tuple[str, str]]:
+        """Those that have a ratio of their own."""
+        return self._ratios.keys() | self._profiled.keys()
 
     def set_ratio(self, model: str, partner: str, measured: float) -> None:
         self._ratios[model, partner] = max(1.0, measured)

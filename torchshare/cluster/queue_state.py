@@ -8,8 +8,8 @@ is where the old one was.
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torchshare import _core
@@ -19,7 +19,8 @@ from torchshare.cluster.learned import Learned
 from torchshare.cluster.queued_job import Gone, HostRecord, QueuedJob, Span, key_of
 from torchshare.context.results import ENDED
 
-_CRASHES = 3  # of the hosts that a job ran on, before it is given up
+_CRASHES = 3  # of a job without a new checkpoint, before it is given up
+_ALONE = -1  # the group of a job that shares with none
 _GIB = 2**30
 
 
@@ -57,10 +58,13 @@ class QueueState:
         """Of jobs that have left their device."""
         self.learned = Learned(settings.interference, settings.duration)
         self.live = _core.LiveScheduler(_cluster(settings), settings.policy)
-        self.live.lose(0, 0.0)  # until there is a host
+        self.live.lose(0, 0.0, 0.0)  # until there is a host
         self.origin: float | None = None
         self.now = 0.0
-        self.rows: dict[tuple[str, str], int] = {}
+        self.rows: dict[str, int] = {}
+        """Of models, in the live scheduler."""
+        self.groups: dict[str, int] = {}
+        """By environment: jobs that need different ones cannot share a process."""
         self.numbers: list[QueuedJob] = []
 
     def next_time(self, clock: float) -> float:
@@ -90,11 +94,7 @@ class QueueState:
     def _on_submit(self, event: Event) -> None:
         spec = JobSpec(**event["job"])
         estimate = spec.duration or self.learned.duration(spec.model)
-        kind = (spec.model, key_of(spec.env))
-        is_news = self.learned.set_profiled(spec.model, spec.ratios)
-        if kind not in self.rows or is_news:
-            self.rows.setdefault(kind, len(self.rows))
-            self.set_ratios()
+        self.tell_ratios(self.learned.set_profiled(spec.model, spec.ratios))
         number = self.add(spec, estimate, self.now)
         job = QueuedJob(spec, number, event["time"], estimate)
         self.numbers.append(job)
@@ -103,9 +103,21 @@ class QueueState:
         self._obey(self.live.arrive(number, self.now))
 
     def add(self, spec: JobSpec, estimate: float, arrival: float) -> int:
-        """Of a job whose kind has a row, in the live scheduler."""
-        row, level = self.rows[spec.model, key_of(spec.env)], _core.priority_level(spec.priority)
-        return self.live.add(arrival, estimate, spec.gpus, (spec.memory or 0) / _GIB, row, level)
+        """To the live scheduler."""
+        row, level, memory = self._row(spec.model), _core.priority_level(spec.priority), (spec.memory or 0) / _GIB
+        return self.live.add(arrival, estimate, spec.gpus, memory, row, level, self._group(spec))
+
+    def _row(self, model: str) -> int:
+        if model not in self.rows:
+            self.rows[model] = self.live.add_model() if self.rows else 0
+        return self.rows[model]
+
+    def _group(self, spec: JobSpec) -> int:
+        return self.groups.setdefault(key_of(spec.env), len(self.groups))
+
+    def set_suspect(self, job: QueuedJob, suspect: bool) -> None:
+        job.is_suspect = suspect
+        self.live.set_group(job.number, _ALONE if suspect else self._group(job.spec))
 
     def drop_ended(self, kept: int) -> None:
         """Forgets the jobs that have ended, but for the last ones."""
@@ -127,22 +139,42 @@ class QueueState:
         gpu = event["gpu"]
         if gpu > 0 and gpu not in self.hosts:
             self.live.add_node()
-        self.hosts[gpu] = HostRecord(event["node"], event["index"], event["token"], event["env"])
+        self.hosts[gpu] = HostRecord(event["node"], event["index"], event["token"], event["env"], heard=event["time"])
         self._obey(self.live.gain(gpu, self.now))
 
     def _on_lost(self, event: Event) -> None:
         host = self.hosts[event["gpu"]]
         jobs = list(host.jobs.values())
         host.up = False
-        self._obey(self.live.lose(event["gpu"], self.now))
+        if event["crashed"]:
+            self._suspect(jobs, event["blamed"])
+        heard = _heard(event) - (self.origin or 0.0)
+        self._obey(self.live.lose(event["gpu"], heard, self.now))
         for job in jobs:
             job.steps = event["steps"].get(job.spec.name, job.steps)
-            if all(gone.state != "lost" for gone in job.gone.values()):  # once for all its ranks
-                job.crashes += event["crashed"] and event["blamed"] in (None, job.spec.name)
             # A gang that failed, and did not stop until its process was ended, is not run again.
             is_stopped = event["blamed"] == job.spec.name and job.has_failed_ranks
             gone = Gone("cancelled" if is_stopped else "lost", event["reason"])
             self._rank_leaves(job, event["gpu"], gone, event)
+
+    def _suspect(self, jobs: list[QueuedJob], blamed: str | None) -> None:
+        """Of those in a process that crashed. The crash counts for the job that is known to have crashed it; which of
+        two it was shows when each has run alone."""
+        for job in jobs:
+            if blamed in (None, job.spec.name) and all(gone.state != "lost" for gone in job.gone.values()):
+                job.crashes += blamed is not None or len(jobs) == 1  # once for all its ranks
+                self.set_suspect(job, True)
+
+    def _on_saved(self, event: Event) -> None:
+        """A suspect has written a new checkpoint."""
+        job = self.jobs[event["job"]]
+        job.crashes, job.error = 0, ""
+        self.set_suspect(job, False)
+        self._obey(self.live.look(self.now))
+
+    def _on_heard(self, event: Event) -> None:
+        for gpu in event["gpus"]:
+            self.hosts[gpu].heard = event["time"]
 
     def _on_start(self, event: Event) -> None:
         job = self.jobs[event["job"]]
@@ -184,14 +216,15 @@ class QueueState:
 
     def _job_leaves(self, job: QueuedJob, gone: Gone, event: Event) -> None:
         if job.place:
-            job.ran += event["time"] - job.began
-            self.spans += [(job.spec.name, gpu, job.began, event["time"]) for gpu in job.place]
+            until = max(job.began, _heard(event))
+            job.ran += until - job.began
+            self.spans += [(job.spec.name, gpu, job.began, until) for gpu in job.place]
         state, error = gone.state, gone.error
         if state == "lost" and job.crashes >= _CRASHES and not job.cancelled:
             state, error = "failed", f"its host ended {job.crashes} times, at last: {gone.error}"
         elif state == "lost":
-            state, error = "suspended", ""
-        job.place, job.gone, job.stopping, job.error = (), {}, False, error
+            state, error = "suspended", f"runs alone: {gone.error}" if job.is_suspect else ""
+        job.place, job.gone, job.stopping, job.error, job.trouble = (), {}, False, error, ""
         self.look_at(job)
         if state != "suspended" or job.cancelled:
             if not job.cancelled:
@@ -206,7 +239,7 @@ class QueueState:
 
     def _on_ratio(self, event: Event) -> None:
         self.learned.set_ratio(event["model"], event["partner"], event["ratio"])
-        self.set_ratios()
+        self.tell_ratios([(event["model"], event["partner"])])
         self._obey(self.live.look(self.now))
 
     def _on_look(self, event: Event) -> None:
@@ -216,7 +249,7 @@ class QueueState:
         job.outcome, job.ended, job.wanted = outcome, event["time"], ()
         del self.open[job.spec.name]
         self.look_at(job)
-        if outcome == "finished":
+        if outcome == "finished" and "heard" not in event:  # else it may have run longer
             self.learned.set_duration(job.spec.model, max(job.ran, 1e-3))
 
     def _obey(self, orders: tuple[list[int], list[int]]) -> None:
@@ -234,13 +267,15 @@ class QueueState:
         else:
             self.misplaced.pop(job.number, None)
 
-    def set_ratios(self) -> None:
-        """Jobs that need different environments cannot share a process."""
-        table = [
-            self.learned.ratio(model, partner) if env == other else math.inf
-            for (model, env), (partner, other) in itertools.product(self.rows, repeat=2)
-        ]
-        self.live.set_ratios(len(self.rows), table, self.now)
+    def tell_ratios(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """To the live scheduler, which knows the ratio of all others."""
+        for model, partner in pairs:
+            self.live.set_ratio(self._row(model), self._row(partner), self.learned.ratio(model, partner), self.now)
+
+
+def _heard(event: Event) -> float:
+    """Until when a job that has left is known to have run."""
+    return float(event["heard"] if "heard" in event else event["time"])
 
 
 def _cluster(settings: QueueSettings) -> _core.Cluster:
@@ -250,4 +285,4 @@ def _cluster(settings: QueueSettings) -> _core.Cluster:
     options.restart_cost = settings.restart_cost
     options.one_gang_beside = True
     options.largest_split = 1  # other sub-batches would be other weights
-    return _core.Cluster(options, 1, [1.0], [], [], [], [], [], [])
+    return _core.Cluster(options, 1, [settings.interference], [], [], [], [], [], [])

@@ -43,6 +43,9 @@ class QueuedJob:
     cancelled: bool = False
     can_save: bool = False
     crashes: int = 0
+    """Of host processes, by this job, since its last new checkpoint."""
+    is_suspect: bool = False
+    """It may have crashed a host: it runs alone until it has written a checkpoint."""
     began: float = 0.0
     ran: float = 0.0
     """Seconds, without the current attempt."""
@@ -50,6 +53,8 @@ class QueuedJob:
     ended: float | None = None
     outcome: str = ""
     error: str = ""
+    trouble: str = ""
+    """What its host waits for."""
     step_times: StepTimes = field(default_factory=StepTimes)
 
     @property
@@ -101,6 +106,8 @@ class HostRecord:
     jobs: dict[str, QueuedJob] = field(default_factory=dict)
     """Those whose place it is."""
     replacing: bool = False
+    heard: float = 0.0
+    """When it reported last, or came."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,8 +33,16 @@ class RemoteHost:
     """Jobs that should not be there, and since when that is known."""
     blamed: str = ""
     """The job that does not stop, for which the process is being ended."""
+    niceness: int = 0
     error: str = ""
     """Why it is dead."""
+
+    @property
+    def note(self) -> str:
+        """What its user may want to change."""
+        if self.niceness <= 0:
+            return ""
+        return f"niceness {self.niceness}; Ray's own is 15: start it with RAY_worker_niceness=0"
 
     @property
     def is_reachable(self) -> bool:
@@ -50,7 +59,7 @@ class FailedStart:
     due: float
 
 
-def start_actor(settings: ClusterSettings, node: str, index: int, *, has_gpu: bool, env: str = "{}") -> Any:
+def start_actor(settings: ClusterSettings, node: str, index: int, mark: str, *, has_gpu: bool, env: str = "{}") -> Any:
     resources = {"num_cpus": 0, "num_gpus": 1} if has_gpu else {"num_cpus": 1}
     actor = ray.remote(HostActor).options(
         name=f"host-{node}-{index}",
@@ -63,7 +72,7 @@ def start_actor(settings: ClusterSettings, node: str, index: int, *, has_gpu: bo
         runtime_env=json.loads(env),
         **resources,
     )
-    return actor.remote(settings, env)
+    return actor.remote(settings, env, mark)
 
 
 def living_nodes() -> dict[str, int]:
@@ -72,6 +81,7 @@ def living_nodes() -> dict[str, int]:
 
 
 def last_line(text: str) -> str:
-    """The reason in Ray's message, without its advice."""
+    """The reason in Ray's message, without its advice, and without the module of an exception."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1].partition(" Some common causes")[0][:_MAX_REASON] if lines else ""
+    reason = lines[-1].partition(" Some common causes")[0] if lines else ""
+    return re.sub(r"^(?:\w+\.)+\w+: ", "", reason)[:_MAX_REASON]

@@ -11,8 +11,8 @@ from torchshare.cluster.journal import Event
 from torchshare.cluster.queue_state import QueueState
 from torchshare.cluster.queued_job import Gone, HostRecord, QueuedJob
 
-_LIVE = ("number", "wanted", "spec", "step_times")  # made anew
-_OF_HOST = ("node", "index", "token", "env", "up", "replacing")
+_LIVE = ("number", "wanted", "spec", "step_times", "trouble")  # made anew
+_OF_HOST = ("node", "index", "token", "env", "up", "replacing", "heard")
 
 
 def take(state: QueueState) -> Event:
@@ -21,7 +21,6 @@ def take(state: QueueState) -> Event:
         "event": "snapshot",
         "time": state.time,
         "origin": state.origin,
-        "kinds": list(state.rows),
         "learned": state.learned.saved(),
         "hosts": {str(gpu): {name: getattr(host, name) for name in _OF_HOST} for gpu, host in state.hosts.items()},
         "spans": state.spans,
@@ -52,10 +51,7 @@ def restore(state: QueueState, event: Event) -> None:
     """Of an empty state."""
     state.origin, state.now = event["origin"], event["time"] - event["origin"]
     state.learned.restore(event["learned"])
-    for kind in event["kinds"]:
-        state.rows[kind[0], kind[1]] = len(state.rows)
-    if state.rows:
-        state.set_ratios()
+    state.tell_ratios(sorted(state.learned.pairs))
     for gpu, saved in event["hosts"].items():
         state.hosts[int(gpu)] = HostRecord(**saved)
         if int(gpu) > 0:
@@ -81,6 +77,7 @@ def _restore_job(state: QueueState, saved: dict[str, Any]) -> None:
         return
     state.numbers.append(job)
     state.open[spec.name] = job
+    state.set_suspect(job, job.is_suspect)
     for gpu in place:
         if gpu not in gone:
             state.hosts[gpu].jobs[spec.name] = job

@@ -31,13 +31,47 @@ class Outcome:
         return None if self.data is None else pickle.loads(self.data)
 
 
+class WrongStorage(OSError):
+    """The folder is not the cluster's storage, but another of that name."""
+
+
 @dataclass(frozen=True)
 class Storage:
     path: Path
+    mark: str | None = None
+    """What the cluster's scheduler has written into it; None: not known, and not looked for."""
 
     @property
     def journal(self) -> Path:
         return self.path / "journal.jsonl"
+
+    @property
+    def _mark(self) -> Path:
+        return self.path / "mark"
+
+    @property
+    def is_used(self) -> bool:
+        """Whether it had a journal with events before."""
+        folders = (self.path / each for each in ("jobs", "outcomes", "functions"))
+        return self._mark.exists() or any(any(folder.glob("[!.]*")) for folder in folders)
+
+    def put_mark(self) -> str:
+        """Returns the mark, a new one if there is none."""
+        _write(self._mark, secrets.token_hex(16).encode())
+        return self._mark.read_text()
+
+    def check(self) -> None:
+        """Raises WrongStorage if the mark is not there: what is written here, nobody would see."""
+        if self.mark is None:
+            return
+        try:
+            found = self._mark.read_text()
+        except OSError as error:
+            found, what = "", f"not the mark of the scheduler ({error.strerror})"
+        else:
+            what = "another cluster's mark"
+        if found != self.mark:
+            raise WrongStorage(f"{self.path} is not the cluster's storage on this node: it has {what}")
 
     @property
     def jobs(self) -> Path:
@@ -61,10 +95,23 @@ class Storage:
         """Where the first rank of a job writes its address."""
         return self.path / "gangs" / f"{submission}.{attempt}"
 
-    def prune(self, kept: Collection[str], needed: Collection[str]) -> None:
-        """Removes the outcomes, checkpoints and logs of submissions that are not kept, and the functions of those that
-        are not needed."""
-        for folder, names in (("outcomes", kept), ("jobs", kept), ("functions", needed), ("gangs", needed)):
+    def crash(self, token: str) -> Path:
+        """What the process of a host writes when it crashes."""
+        return self.path / "crashes" / token
+
+    def take_crash(self, token: str) -> str:
+        """What it has written. Removes it."""
+        text, path = "", self.crash(token)
+        with contextlib.suppress(OSError):
+            text = path.read_text(errors="replace")
+            path.unlink()
+        return text
+
+    def prune(self, kept: Collection[str], needed: Collection[str], tokens: Collection[str] = ()) -> None:
+        """Removes the outcomes, checkpoints and logs of submissions that are not kept, the functions of those that are
+        not needed, and what hosts with other tokens have left."""
+        names_of = {"outcomes": kept, "jobs": kept, "functions": needed, "gangs": needed, "crashes": tokens}
+        for folder, names in names_of.items():
             for path in self.path.joinpath(folder).glob("[!.]*"):
                 if path.name.partition(".")[0] in names:
                     continue
@@ -77,7 +124,8 @@ class Storage:
         _write(self.function(submission), data)
 
     def put_outcome(self, submission: str, outcome: Outcome) -> Outcome:
-        """Returns the outcome that counts: this one, unless there is one already."""
+        """Returns the outcome that counts: this one, unless there is one already. Raises OSError, and WrongStorage."""
+        self.check()
         _write(self._outcome(submission), pickle.dumps(outcome))
         known = self.outcome(submission)
         assert known is not None

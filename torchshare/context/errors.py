@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import itertools
 import traceback
 from pathlib import Path
@@ -48,6 +49,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
     )
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether `error`, or what it follows from, is that a file could not be written for lack of space."""
+    while error is not None:
+        no_space = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if no_space or (isinstance(error, RuntimeError) and "PytorchStreamWriter failed writing" in str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def described(error: BaseException | None) -> str:

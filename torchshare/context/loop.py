@@ -48,7 +48,8 @@ class Loop:
 
     @property
     def can_save(self) -> bool:
-        """Whether it would write a checkpoint if it were asked to. From any thread, as the next two."""
+        """Whether it would write a checkpoint if it were asked to. From any thread, as those up to
+        `unwritten`."""
         return False
 
     def ask(self) -> None:
@@ -57,6 +58,21 @@ class Loop:
     def is_asked(self) -> bool:
         """Whether that checkpoint is not yet written."""
         return False
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether it has written a checkpoint."""
+        return False
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is one to go on from, written now or before."""
+        return False
+
+    @property
+    def unwritten(self) -> str:
+        """Why the last checkpoint could not be written."""
+        return ""
 
     def optimizer_stepped(self) -> None:
         """Called after each step of an optimizer."""

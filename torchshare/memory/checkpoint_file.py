@@ -41,6 +41,11 @@ class JobFiles:
         end = re.escape(self._rank.file(Path("x.pt")).name[1:])
         self._pattern = re.compile(rf"{re.escape(self._stem)}\.(\d+){end}")
 
+    @property
+    def has_any(self) -> bool:
+        """Whether one was written, or is gone on from."""
+        return bool(self._kept)
+
     def find(self) -> dict[int, Path]:
         """The files, by step, the newest first."""
         try:

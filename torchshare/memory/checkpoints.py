@@ -35,7 +35,10 @@ _POLL_S = 0.05  # how often a job that waits for the writer looks for a cancella
 
 
 class Checkpoints(Loop):
-    """Those of one job. On the job's thread, except for `can_save`, `ask` and `is_asked`."""
+    """Those of one job. On the job's thread, except for what Loop says."""
+
+    has_saved = False
+    unwritten = ""
 
     def __init__(self, job: JobContext, folder: Path, every: Interval, resume: bool, writer: Writer) -> None:
         """Raises ValueError if there are checkpoints that are not to be resumed from."""
@@ -65,6 +68,10 @@ class Checkpoints(Loop):
     @property
     def can_save(self) -> bool:
         return bool(self._job.tracked.objects and self._place.passes)
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return self._files.has_any
 
     def ask(self) -> None:
         if self.can_save:
@@ -241,7 +248,10 @@ class Checkpoints(Loop):
         try:
             copies.check(payload["states"])
             self._files.write(step, payload)
-            self._warned = False
+            self._warned, self.has_saved, self.unwritten = False, True, ""
+        except OSError as error:
+            self.unwritten = error.strerror or str(error)
+            self._warn(f"no checkpoint at step {step}", error)
         except Exception as error:
             self._warn(f"no checkpoint at step {step}", error)
         finally:

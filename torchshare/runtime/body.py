@@ -55,6 +55,7 @@ def run_body(
         finally:
             job._context.tracked = Tracked()  # the job's memory, as long as the runtime has others
             routing.leave_job(job._context)
+            crash_report.leave_job(job.name)
 
 
 def _call(function: Callable[[Job], Any], job: Job) -> Any:

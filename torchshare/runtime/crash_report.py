@@ -17,19 +17,30 @@ _file: int | None = None
 
 
 def open_for(file: int) -> None:
-    """Reports into the file from now on. Crashes of forked processes are not reported."""
+    """Reports into the file from now on, before any other handler of fatal signals. Crashes of forked processes are not
+    reported."""
     global _file
     _file = file
     os.set_inheritable(file, False)
+    faulthandler.disable()
     faulthandler.enable(file)
     os.register_at_fork(after_in_child=faulthandler.disable)
+
+
+def end_with_parent() -> None:
+    """If the supervisor is killed."""
     with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # if the supervisor is killed
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def enter_job(name: str) -> None:
     """Called in the job's thread."""
     _write(["job", threading.get_ident(), name])
+
+
+def leave_job(name: str) -> None:
+    """Called in that thread at its end: another thread may get its id."""
+    _write(["left", threading.get_ident(), name])
 
 
 def end(status: int, device: str) -> None:
@@ -49,4 +60,5 @@ def _lost(device: str) -> str | None:
 
 def _write(line: list[str | int]) -> None:
     if _file is not None:
-        os.write(_file, f"{json.dumps(line)}\n".encode())
+        with contextlib.suppress(OSError):  # a full disk: which job crashed will not be known
+            os.write(_file, f"{json.dumps(line)}\n".encode())

@@ -161,7 +161,8 @@ class _LogFile(io.FileIO):
             return len(data)
 
 
-def _log_file(path: Path, job: str, append: bool) -> TextIO:
+def log_file(path: Path, job: str, append: bool) -> TextIO:
+    """The file of a job's output."""
     try:
         file = _LogFile(path, job, append)
     except OSError as error:
@@ -197,7 +198,7 @@ class Output:
         """The standard output and error of a job."""
         if self.mode not in ("prefix", "plain"):
             path = Path(self.mode) / f"{file_stem(job)}.log"
-            with _log_file(this_rank().file(path), job, self._append) as file:
+            with log_file(this_rank().file(path), job, self._append) as file:
                 yield file, file
             return
         out, err = _Outer("stderr" if self._all_to_stderr else "stdout", self), _Outer("stderr", self)

@@ -34,7 +34,9 @@ std::unique_ptr<Cluster> make_cluster(const ClusterOptions& options, int models,
                                       const Column<double>& arrival, const Column<double>& duration,
                                       const Column<int>& gpus, const Column<double>& memory_gib,
                                       const Column<int>& model, const Column<double>& estimate) {
-  return std::make_unique<Cluster>(options, Interference(models, ratios),
+  Interference interference =
+      models == 1 && ratios.size() == 1 ? Interference(ratios[0]) : Interference(models, ratios);
+  return std::make_unique<Cluster>(options, std::move(interference),
                                    make_workload(arrival, duration, gpus, memory_gib, model),
                                    std::vector<Seconds>(estimate.data(), estimate.data() + estimate.size()));
 }
@@ -146,12 +148,14 @@ void bind_cluster(py::module_& module) {
       .def(
           "add",
           [](LiveScheduler& scheduler, Seconds arrival, Seconds estimate, int gpus, double memory_gib, int model,
-             int priority) { return scheduler.add({arrival, estimate, gpus, memory_gib, model, priority}, estimate); },
+             int priority, int group) {
+            return scheduler.add({arrival, estimate, gpus, memory_gib, model, priority, group}, estimate);
+          },
           py::arg("arrival"), py::arg("estimate"), py::arg("gpus"), py::arg("memory_gib"), py::arg("model"),
-          py::arg("priority"))
+          py::arg("priority"), py::arg("group"))
       .def("arrive", event(&LiveScheduler::arrive), py::arg("job"), py::arg("now"))
       .def("end", event(&LiveScheduler::end), py::arg("job"), py::arg("now"))
-      .def("lose", event(&LiveScheduler::lose), py::arg("gpu"), py::arg("now"))
+      .def("lose", event(&LiveScheduler::lose), py::arg("gpu"), py::arg("heard"), py::arg("now"))
       .def("gain", event(&LiveScheduler::gain), py::arg("gpu"), py::arg("now"))
       .def("look", event(&LiveScheduler::look), py::arg("now"))
       .def_property_readonly("look_again", &LiveScheduler::look_again)
@@ -159,12 +163,10 @@ void bind_cluster(py::module_& module) {
       .def("progress", &progress_of, py::arg("job"))
       .def("restore", &restore, py::arg("job"), py::arg("progress"), py::arg("gpus"), py::arg("now"))
       .def("set_pinned", &LiveScheduler::set_pinned, py::arg("job"), py::arg("pinned"))
-      .def(
-          "set_ratios",
-          [](LiveScheduler& scheduler, int models, const std::vector<double>& ratios, Seconds now) {
-            scheduler.set_interference(Interference(models, ratios), now);
-          },
-          py::arg("models"), py::arg("ratios"), py::arg("now"))
+      .def("set_group", &LiveScheduler::set_group, py::arg("job"), py::arg("group"))
+      .def("add_model", &LiveScheduler::add_model)
+      .def("set_ratio", &LiveScheduler::set_ratio, py::arg("model"), py::arg("partner"), py::arg("ratio"),
+           py::arg("now"))
       .def(
           "gpus", [](const LiveScheduler& scheduler, JobId job) { return scheduler.cluster().job(job).gpus; },
           py::arg("job"));

@@ -130,6 +130,7 @@ TEST(Interference, RefusesInvalidTables) {
   EXPECT_THROW(Interference(2, {1, 1, 1}), std::invalid_argument);
   EXPECT_THROW(Interference(1, {std::numeric_limits<double>::quiet_NaN()}), std::invalid_argument);
   EXPECT_EQ(Interference(2, {1, 2, Interference::kNeverShares, 4}).ratio(0, 1), 2);
+  EXPECT_THROW(Interference(2, {1, 1, 1, 1}).add_model(), std::logic_error);
 }
 
 }  // namespace

@@ -99,10 +99,10 @@ TEST(LiveScheduler, LosesAndGainsGpus) {
   for (JobId job = 0; job < 2; ++job) {
     scheduler.arrive(scheduler.add({.arrival = 0, .duration = 100}, 100), 0);
   }
-  const auto lost = scheduler.lose(0, 10);
+  const auto lost = scheduler.lose(0, 10, 10);
   EXPECT_THAT(lost.suspend, ElementsAre(0));
   EXPECT_THAT(lost.start, IsEmpty());
-  EXPECT_THAT(scheduler.lose(0, 11).suspend, IsEmpty());
+  EXPECT_THAT(scheduler.lose(0, 11, 11).suspend, IsEmpty());
   EXPECT_THAT(scheduler.end(1, 20).start, ElementsAre(0));
   EXPECT_THAT(scheduler.cluster().job(0).gpus, ElementsAre(1));
   scheduler.arrive(scheduler.add({.arrival = 30, .duration = 100}, 100), 30);
@@ -126,7 +126,7 @@ TEST(LiveScheduler, DoesNotSuspendPinnedJobs) {
 
 TEST(LiveScheduler, ReportsMovesAndLearnsRatios) {
   LiveScheduler scheduler = scheduler_of("pair-srsf", 1);
-  scheduler.set_interference(Interference(1.1), 0);
+  scheduler.set_ratio(0, 0, 1.1, 0);
   for (JobId job = 0; job < 2; ++job) {
     EXPECT_THAT(scheduler.arrive(scheduler.add({.arrival = 0, .duration = 1000}, 1000), 0).start, ElementsAre(job));
   }
@@ -157,20 +157,70 @@ TEST(LiveScheduler, GoesOnWithTheJobsOfAnother) {
 
 TEST(LiveScheduler, LeavesJobsThatWaitTheirRankInAnother) {
   LiveScheduler first = scheduler_of("pair-srsf", 1);
-  first.set_interference(Interference(3), 0);
+  first.set_ratio(0, 0, 3, 0);
   first.arrive(first.add({.arrival = 0, .duration = 100}, 100), 0);
   first.set_pinned(0, true);
   first.arrive(first.add({.arrival = 0, .duration = 500}, 500), 0);
   first.arrive(first.add({.arrival = 3200, .duration = 430}, 430), 3200);  // its rank is 480
   LiveScheduler second = scheduler_of("pair-srsf", 1);
   second.add_node();  // with two GPUs, its rank would be 530
-  second.set_interference(Interference(3), 0);
+  second.set_ratio(0, 0, 3, 0);
   for (const JobId job : {0, 1, 2}) {
     const JobRecord& asked = first.cluster().job(job).asked;
     second.restore(second.add(asked, asked.duration), first.progress(job), first.cluster().job(job).gpus, 3200);
     EXPECT_EQ(second.cluster().job(job).rank, first.cluster().job(job).rank);
   }
   EXPECT_EQ(second.cluster().job(2).rank.value, 480);
+}
+
+TEST(LiveScheduler, TakesBackTheTimeInWhichALostGpuWasSilent) {
+  LiveScheduler scheduler = scheduler_of("fifo", 1);
+  scheduler.arrive(scheduler.add({.arrival = 0, .duration = 100}, 100), 0);
+  scheduler.lose(0, 30, 5000);
+  EXPECT_DOUBLE_EQ(scheduler.progress(0).work_left, 70);
+  EXPECT_DOUBLE_EQ(scheduler.progress(0).run, 30);
+  scheduler.gain(0, 5000);
+  scheduler.lose(0, 30, 5010);  // it cannot have been silent for longer than the job has been there
+  EXPECT_DOUBLE_EQ(scheduler.progress(0).run, 30);
+}
+
+TEST(LiveScheduler, AJobThatIsAloneSharesWithNoneAndHoldsUpNoOther) {
+  for (const std::string_view policy : {"sjf-ffs", "pair-srsf"}) {
+    const ClusterOptions options{.gpus = 1, .gpus_per_node = 1};
+    LiveScheduler scheduler(Cluster(options, Interference(1), {}, {}), make_cluster_policy(policy));
+    for (JobId job = 0; job < 3; ++job) {
+      scheduler.add({.arrival = 0, .duration = 100}, 100);
+    }
+    EXPECT_THAT(scheduler.arrive(0, 0).start, ElementsAre(0)) << policy;
+    scheduler.set_group(1, kAlone);
+    EXPECT_THAT(scheduler.arrive(1, 0).start, IsEmpty()) << policy;
+    EXPECT_THAT(scheduler.arrive(2, 0).start, ElementsAre(2)) << policy;
+    EXPECT_THAT(scheduler.end(0, 10).start, IsEmpty()) << policy;
+    EXPECT_THAT(scheduler.end(2, 20).start, ElementsAre(1)) << policy;
+    EXPECT_THAT(scheduler.arrive(scheduler.add({.arrival = 30, .duration = 1000}, 1000), 30).start, IsEmpty())
+        << policy;
+    scheduler.set_group(1, 0);
+    EXPECT_THAT(scheduler.look(31).start, ElementsAre(3)) << policy;
+  }
+}
+
+TEST(LiveScheduler, JobsOfDifferentGroupsDoNotShare) {
+  LiveScheduler scheduler = scheduler_of("sjf-ffs", 1);
+  EXPECT_THAT(scheduler.arrive(scheduler.add({.duration = 100}, 100), 0).start, ElementsAre(0));
+  EXPECT_THAT(scheduler.arrive(scheduler.add({.duration = 100, .group = 1}, 100), 0).start, IsEmpty());
+  EXPECT_THAT(scheduler.arrive(scheduler.add({.duration = 100}, 100), 0).start, ElementsAre(2));
+}
+
+TEST(LiveScheduler, LearnsTheRatiosOfPairsOneByOne) {
+  LiveScheduler scheduler = scheduler_of("sjf-bsbf", 1);
+  EXPECT_EQ(scheduler.add_model(), 1);
+  scheduler.arrive(scheduler.add({.duration = 100}, 100), 0);
+  EXPECT_THAT(scheduler.arrive(scheduler.add({.duration = 100, .model = 1}, 100), 0).start, IsEmpty());
+  scheduler.set_ratio(1, 0, 1.1, 0);
+  scheduler.set_ratio(0, 1, 1.1, 0);
+  EXPECT_THAT(scheduler.look(0).start, ElementsAre(1));
+  EXPECT_THROW(scheduler.set_ratio(0, 2, 1.1, 0), std::invalid_argument);
+  EXPECT_THROW(scheduler.set_ratio(0, 1, 0.9, 0), std::invalid_argument);
 }
 
 }  // namespace
