@@ -478,6 +478,22 @@ def test_a_browser_shows_a_report(report: Path, width: int, dark: bool) -> None:
     assert len(boxes) == 2, "the script ran"
 
 
+WIDER = """<script>
+const cut = [...document.querySelectorAll("table")].filter((each) => each.scrollWidth > each.parentElement.clientWidth);
+document.body.setAttribute("data-cut", cut.map((each) => each.id || "facts").join(" "));
+</script>"""
+
+
+@pytest.mark.skipif(pages.browser() is None, reason=f"needs {' or '.join(pages.BROWSERS)}")
+@pytest.mark.parametrize("width", [420, 1280])
+def test_no_table_is_wider_than_the_page(report: Path, tmp_path: Path, width: int) -> None:
+    text = re.sub('<meta http-equiv="Content-Security-Policy".*?>', "", report.read_text())
+    asks = tmp_path / "asks.html"
+    asks.write_text(text.replace("</body>", f"{WIDER}</body>"))
+    shown, _ = pages.rendered(asks, width=width)
+    assert [tag["data-cut"] for name, tag in shown.tags if name == "body"] == [""]
+
+
 def test_run_writes_a_report_and_says_why_it_cannot(tmp_path: Path) -> None:
     (tmp_path / "jobs.py").write_text("def a(job):\n    pass\n\ndef b(job):\n    1 / 0\n")
     done = torchshare_command("run", "jobs.py:a", "jobs.py:b", "--report", "out.html", folder=tmp_path)
