@@ -93,12 +93,16 @@ def _status(runtime: Runtime, dropped: list[JobOptions], success: str | None) ->
 
 
 def _print(runtime: Runtime, dropped: list[JobOptions], as_json: bool) -> None:
-    bounds, gaps, sharing = runtime.bound_report(), runtime.gap_report(), runtime.sharing_report()
-    names = [str(each["name"]) for each in dropped]
-    print(_as_json(runtime.results, bounds, gaps, sharing, names) if as_json else runtime.results)
-    if (bounds or gaps) and not as_json:
+    bounds, gaps = runtime.bound_report(), runtime.gap_report()
+    if as_json:
+        names = [str(each["name"]) for each in dropped]
+        print(_as_json(runtime.results, bounds, gaps, runtime.sharing_report(), names))
+        return
+    print(runtime.results)
+    if bounds or gaps:
         print("", *bounds, *gaps, sep="\n")
-    if sharing.answer and not as_json:
+    sharing = runtime.sharing_report()
+    if sharing.answer:
         print("", sharing, sep="\n")
 
 

@@ -20,15 +20,10 @@ from torchshare.report import figures, page
 from torchshare.report.numbers import Numbers
 from torchshare.runtime.bound import BoundReport
 from torchshare.runtime.gaps import GapReport
-from torchshare.runtime.job_timelines import Steps, Timeline, overlap, steps_of, timelines
+from torchshare.runtime.job_timelines import Steps, Timeline, steps_of, timelines
 from torchshare.runtime.sharing import step_times, verdict
+from torchshare.runtime.time_spent import COMPUTING, PARTS, blocked_s, stalled_s, time_spent
 
-COMPUTING = "computing"
-READY = "waiting for a core"
-INPUT = "waiting for input"
-OTHER_WAITS = "other waits"
-_WAITS = ("gate", "suspended", "held", "asleep", "collective", "checkpoint", "device", OTHER_WAITS)
-PARTS = (COMPUTING, READY, INPUT, *_WAITS)
 _BINS = 120  # of charts over time
 _BUCKETS = np.logspace(-6, 2, 49)  # of waits at the gate, in seconds
 _MAX_DECISIONS = 150
@@ -37,20 +32,6 @@ _MAX_CURVES = 10  # in a chart
 _MAX_NAME = 60  # characters
 _MAX_WINDOWS = 600  # in the chart of the bound
 _PACE = "bound: lower jobs may run"  # how such decisions begin, one a second
-
-
-def time_spent(result: Result, timeline: Timeline) -> dict[str, float]:
-    """Where the time of a job went, by PARTS. Seconds."""
-    spent = dict.fromkeys(PARTS, 0.0)
-    waits = np.concatenate([*timeline.waits.values(), np.empty((0, 2))])
-    in_input = float(overlap(timeline.inputs[:, 0], timeline.inputs[:, 1], waits).sum())
-    for reason, rows in timeline.waits.items():
-        spent[reason if reason in spent else OTHER_WAITS] += float(np.diff(rows).sum())
-    spent[OTHER_WAITS] += max(0.0, result.waited_s - float(np.diff(waits).sum()))  # going on, or in dropped events
-    spent[INPUT] = max(0.0, result.input_s - in_input)
-    spent[READY] = min(result.core_wait_s, max(0.0, result.ran_s - sum(spent.values())))
-    spent[COMPUTING] = max(0.0, result.ran_s - sum(spent.values()))
-    return spent
 
 
 def document(
@@ -106,7 +87,6 @@ def _short(name: str, most: int = _MAX_NAME) -> str:
 
 def _row(job: _C.Job, result: Result, timeline: Timeline, steps: Steps) -> dict[str, Any]:
     spent = time_spent(result, timeline)
-    blocked = spent[COMPUTING] + spent[INPUT] - result.cpu_s
     return {
         "name": _short(job.name),
         "priority": result.priority,
@@ -116,11 +96,12 @@ def _row(job: _C.Job, result: Result, timeline: Timeline, steps: Steps) -> dict[
         "steps_per_s": result.steps / result.ran_s if result.ran_s > 0 else None,
         "ran_s": result.ran_s,
         **step_times(job, steps),
+        "stalled_s": stalled_s(result, spent),
         "memory_peak": result.memory_peak or None,
         "budget": job.memory_limit,
         "time": spent,
         "cpu_s": result.cpu_s,
-        "blocked_s": max(0.0, blocked) if result.cpu_s > 0 else None,
+        "blocked_s": blocked_s(result, spent),
     }
 
 

@@ -22,11 +22,13 @@ from torchshare.runtime.job_timelines import (
     timelines,
     union,
 )
+from torchshare.runtime.time_spent import stalled_s, time_spent
 
 Row = Mapping[str, Any]
-"""Of a job: its name, priority, state and steps, and `step_times`."""
+"""Of a job: its name, priority, state and steps, `step_times`, and `stalled_s`."""
 
 _MAX_NAMED = 10  # jobs
+_EXACT = 0.95  # of two estimates: the larger is told
 _WEIGHTS = (
     "Each job has the weights that it would have alone with the same sub-batches, threads and seed: by design, not "
     "checked in this run."
@@ -56,13 +58,15 @@ def sharing_report(jobs: Sequence[_C.Job], results: Mapping[str, Result], events
     found, _ = timelines(jobs, events)
     steps = steps_of(list(found.values()))
     times = {job.name: step_times(job, each) for job, each in zip(jobs, steps, strict=True)}
-    rows = [{**_outcome(results[name]), **row} for name, row in times.items()]
+    rows = [{**_outcome(results[name], found[name]), **row} for name, row in times.items()]
     lines = list(found.values())
     return SharingReport(times, verdict(rows, lines, steps), answer(rows, lines, steps))
 
 
-def _outcome(result: Result) -> dict[str, Any]:
-    return {"name": result.name, "priority": result.priority, "state": result.state, "steps": result.steps}
+def _outcome(result: Result, timeline: Timeline) -> dict[str, Any]:
+    stalled = stalled_s(result, time_spent(result, timeline))
+    fields = {name: getattr(result, name) for name in ("name", "priority", "state", "steps")}
+    return {**fields, "stalled_s": stalled}
 
 
 def step_times(job: _C.Job, steps: Steps) -> dict[str, Any]:
@@ -126,24 +130,6 @@ def answer(rows: Sequence[Row], found: Sequence[Timeline], steps: Sequence[Steps
     return [_gain(rows, found, steps), *cost[:1]]
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What a job did in a part of the run: steps, and how long it ran besides, such as to evaluate. What is no step
-    takes as long alone as here."""
-
-    steps: int
-    rest_s: float
-
-    @staticmethod
-    def of(timeline: Timeline, steps: Steps, begin: Numbers, end: Numbers) -> _Work:
-        counted = (steps.ends > begin) & ~steps.paused
-        in_steps = timeline.ran(np.maximum(steps.begins[counted], begin), steps.ends[counted])
-        return _Work(int(counted.sum()), max(0.0, timeline.ran(begin, end) - in_steps))
-
-    def alone_s(self, step_s: float) -> float:
-        return self.steps * step_s + self.rest_s
-
-
 def _gain(rows: Sequence[Row], found: Sequence[Timeline], steps: Sequence[Steps]) -> str:
     """From the first step to the last: imports that precede the first count for nothing. Of jobs whose oldest events
     were dropped, from the first step that is known of all."""
@@ -160,36 +146,52 @@ def _gain(rows: Sequence[Row], found: Sequence[Timeline], steps: Sequence[Steps]
     begin = np.array([max(cut) if cut else min((timeline.steps[0] for _, timeline, _ in known), default=0.0)])
     end = np.array([max((timeline.steps[-1] for _, timeline, _ in known), default=0.0)])
     together = float(overlap(begin, end, union(running_of(found))).sum())
-    work = [_Work.of(timeline, each, begin, end) for _, timeline, each in known]
-    one_by_one = sum(
-        each.alone_s(row["alone_s"]) for each, (row, *_) in zip(work, known, strict=True) if row not in unknown
-    )
-    took = f"Together the jobs took {together:.3g} s from the first step to the last."
-    if unknown:
-        place = [row for row, *_ in known].index(unknown[0])
-        return f"{took} {_gain_without(unknown[0], work[place], together - one_by_one)}"
-    if together <= 0 or one_by_one <= 0:
+    times = [_time_alone(*each, begin, end) for each in known if each[0] not in unknown]
+    least, most = (sum(bounds) for bounds in zip(*times, strict=True)) if times else (0.0, 0.0)
+    if together <= 0 or most <= 0:
         return "What sharing gained is not known: there were too few steps."
-    ratio = one_by_one / together
-    compared = f"{ratio:.2f} times as fast" if ratio >= 1 else f"slower, it took {1 / ratio:.2f} times as long"
+    took = f"Together the jobs took {together:.3g} s from the first step to the last."
+    for row, timeline, _ in known:
+        if row in unknown:
+            shared = float(overlap(begin, end, timeline.running).sum())
+            return f"{took} {_gain_without(row['name'], shared, together - most, together - least)}"
+    return f"{took} {_compared(least / together, most / together, most)}"
+
+
+def _compared(least: float, most: float, one_by_one: float) -> str:
+    """The ratios of the time one after the other to that together, at least and at most."""
+    if most >= 1 and least < _EXACT * most:
+        known = "Sharing was" if least >= 1 else "What sharing gained is not known: it was"
+        return (
+            f"{known} {least:.2f} to {most:.2f} times as fast as one after the other: in steps that took long, jobs "
+            "evaluated, or they waited for each other."
+        )
+    by = f"One after the other they would take about {one_by_one:.3g} s, by the times of their steps alone:"
+    if most < 1:
+        return f"{by} sharing was slower, it took {1 / most:.2f} times as long."
+    return f"{by} sharing was {most:.2f} times as fast."
+
+
+def _gain_without(name: str, shared: float, least: float, most: float) -> str:
+    """What can be said if one job has no step time alone. It took `shared` seconds; if it takes less alone than
+    what the others have left, `least` to `most` seconds, sharing was slower."""
+    if most <= 0:
+        return f"Sharing was faster, however long '{name}' takes alone."
+    if least >= shared:
+        return f"Sharing was slower, even if '{name}' takes {shared:.3g} s alone, as it did shared."
     return (
-        f"{took} One after the other they would take about {one_by_one:.3g} s, by the times of their steps alone: "
-        f"sharing was {compared}."
+        f"Sharing was faster if '{name}' takes more than {most:.3g} s alone, which is not known; shared it took "
+        f"{shared:.3g} s."
     )
 
 
-def _gain_without(row: Row, work: _Work, left_s: float) -> str:
-    """What can be said if one job has no step time alone: `left_s` are of the time together, without what the others
-    take alone."""
-    name, shared = f"'{row['name']}'", row["shared_s"]
-    if work.rest_s >= left_s:
-        return f"Sharing was faster, however long a step of {name} takes alone."
-    if work.steps == 0 or shared is None:
-        return f"What sharing gained is not known: there were too few steps of {name}."
-    enough = (left_s - work.rest_s) / work.steps
-    if enough >= shared:
-        return f"Sharing was slower, even if a step of {name} takes {seconds(shared)} alone, as it did shared."
-    return (
-        f"Sharing was faster if a step of {name} takes more than {seconds(enough)} alone, which is not known; it took "
-        f"{seconds(shared)} shared."
-    )
+def _time_alone(row: Row, timeline: Timeline, steps: Steps, begin: Numbers, end: Numbers) -> tuple[float, float]:
+    """How long a job alone would take for what it did from `begin` to `end`, at least and at most. For each step its
+    time alone; for the rest, such as evaluation, as long as it took. What it was stalled may be in that, too."""
+    inside = steps.ends > begin
+    counted = inside & ~steps.paused
+    in_steps = timeline.ran(np.maximum(steps.begins[counted], begin), steps.ends[counted])
+    most = int(counted.sum()) * row["alone_s"] + max(0.0, timeline.ran(begin, end) - in_steps)
+    long = inside & steps.paused & steps.shared
+    in_long = timeline.ran(np.maximum(steps.begins[long], begin), steps.ends[long])
+    return most - min(in_long, row.get("stalled_s", 0.0)), most
