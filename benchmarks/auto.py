@@ -13,7 +13,8 @@ from typing import Any
 
 import torchshare
 from torchshare.profiles.profile import Profile
-from torchshare.profiling.measure import Candidate, measure
+from torchshare.profiling.measure import measure
+from torchshare.profiling.measurement import Candidate
 
 from jobs import StepMeter, train
 from record import RESULTS, shown, spread, steady_malloc, write

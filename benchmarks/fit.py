@@ -6,7 +6,8 @@ import argparse
 import statistics
 from pathlib import Path
 
-from torchshare.profiling.measure import Candidate, measure
+from torchshare.profiling.measure import measure
+from torchshare.profiling.measurement import Candidate
 
 from jobs import KINDS, StepMeter, train
 from record import RESULTS, spread, steady_malloc, write

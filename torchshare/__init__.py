@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torchshare.runtime.job import Job
     from torchshare.runtime.options import JobOptions, RuntimeOptions
     from torchshare.runtime.runtime import Runtime
+    from torchshare.runtime.sharing import SharingReport
     from torchshare.training.batches import Batch
     from torchshare.training.compiled_step import CompiledStep
     from torchshare.training.plain_loop import accumulate, batches, track
@@ -41,6 +42,7 @@ __all__ = [
     "Results",
     "Runtime",
     "RuntimeOptions",
+    "SharingReport",
     "SubBatch",
     "__version__",
     "accumulate",
@@ -68,6 +70,7 @@ _MODULES = {
     "Results": "context.results",
     "Runtime": "runtime.runtime",
     "RuntimeOptions": "runtime.options",
+    "SharingReport": "runtime.sharing",
     "SubBatch": "training.sub_batch",
     "accumulate": "training.plain_loop",
     "batches": "training.plain_loop",

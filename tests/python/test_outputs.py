@@ -14,7 +14,7 @@ import pytest
 from conftest import torchshare_command
 from test_plan import profile
 
-from torchshare.cli import profile as profile_verb
+from torchshare.cli import profile_cache
 from torchshare.context.files import replacing
 from torchshare.context.names import escaped, file_stem
 
@@ -162,7 +162,7 @@ def test_an_interrupted_timeline_leaves_no_part_of_it(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/x", "..", ".hidden", "a\0b", "a\nb", "x" * 300, "\udc80"])
 def test_a_name_is_no_path(name: str, tmp_path: Path) -> None:
-    path = profile_verb.cache_path(tmp_path, name, "train.py", 1, 3)
+    path = profile_cache.cache_path(tmp_path, name, "train.py", 1, 3)
     assert path.parent == tmp_path and path.name[0] != "."
     path.write_text("")
     assert list(tmp_path.iterdir()) == [path]

@@ -6,7 +6,6 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +14,14 @@ from conftest import run_one
 
 import torchshare
 from torchshare import Job
+from torchshare.profiles.ops import Ops
 from torchshare.profiles.profile import Alone, Fit, Profile, Spread, as_profile, predict
 from torchshare.profiling import measure as measuring
 from torchshare.profiling.fit import fit
-from torchshare.profiling.measure import Candidate, measure
+from torchshare.profiling.kept import Kept
+from torchshare.profiling.measure import measure
+from torchshare.profiling.measurement import Candidate, Measurement
+from torchshare.profiling.subject import Subject
 
 QUICK: dict[str, Any] = {"window": 0.1, "rounds": 1, "threads": 1}
 
@@ -72,7 +75,7 @@ def test_a_profile_has_every_size_and_what_it_took():
 
 
 def test_a_pair_has_the_ratios_of_both_by_size(monkeypatch: pytest.MonkeyPatch):
-    run = measuring._run
+    run = measuring.measured
     step_s = {
         (None,): [0.1],
         (4,): [0.12],
@@ -83,11 +86,12 @@ def test_a_pair_has_the_ratios_of_both_by_size(monkeypatch: pytest.MonkeyPatch):
 
     def runs_of_known_length(candidates: Any, sub_batches: list[int | None], *rest: Any, **options: Any) -> Any:
         runs = run(candidates, sub_batches, *rest, **options)
-        for each, seconds in zip(runs, step_s[tuple(sub_batches)], strict=True):
-            each.steps = [seconds] * 5
-        return runs
+        return [
+            each.model_copy(update={"steps": [seconds] * 5})
+            for each, seconds in zip(runs, step_s[tuple(sub_batches)], strict=True)
+        ]
 
-    monkeypatch.setattr(measuring, "_run", runs_of_known_length)
+    monkeypatch.setattr(measuring, "measured", runs_of_known_length)
     profile = torchshare.profile(linear, linear_too, splits=2, partner_threads=1, **QUICK)
     (partner,) = profile.partners
     assert (partner.job, partner.role) == ("linear_too", "primary")
@@ -99,15 +103,22 @@ def test_a_pair_has_the_ratios_of_both_by_size(monkeypatch: pytest.MonkeyPatch):
     }
 
 
+def measurement(step_s: float, **changes: Any) -> Measurement:
+    known = {"sub_batches": [], "set_up": 0, "window": 2, "memory": 0, "rows": 8, "per_step": 1, "uses_batches": True}
+    return Measurement(**{**known, "steps": [step_s] * 5, **changes})
+
+
+def subject(**measured: Any) -> Subject:
+    candidate = Candidate("linear", linear, 1)
+    return Subject(candidate, Kept(None, candidate, 0.1, go_on=False), **measured)
+
+
 def test_the_cost_of_recording_compares_the_runs_of_a_round():
-    handle = SimpleNamespace(ops_per_step=lambda: 3, op_profiles=list)
-    job: Any = SimpleNamespace(_context=SimpleNamespace(handle=handle))
-
-    def run(step_s: float) -> measuring._Run:
-        return measuring._Run([step_s] * 5, [], set_up=0, window=1, memory=0, rows=8, per_step=1, job=job)
-
-    known = measuring._Measured(batch=8, alone={1: [run(0.1), run(0.2)]}, recorded=[run(0.12), run(0.2)])
-    assert measuring._ops(known).measuring_cost == pytest.approx(0.1)
+    ops = Ops(per_step=3, measuring_cost=0, ops=[])
+    recorded = [measurement(0.12, ops=ops), measurement(0.2, ops=ops)]
+    whole = [measurement(0.1), measurement(0.2), measurement(9)]
+    known = subject(batch=8, alone={1: whole}, recorded=recorded).profile()
+    assert known.ops is not None and known.ops.measuring_cost == pytest.approx(0.1)
 
 
 def test_the_smallest_batch_has_one_size():
@@ -119,8 +130,7 @@ def test_the_smallest_batch_has_one_size():
 
 
 def test_the_ratio_of_a_job_that_did_no_step_is_a_lower_bound():
-    starved = measuring._Run(steps=[], sub_batches=[], set_up=0, window=2.0, memory=0, rows=8, per_step=1, job=None)
-    assert measuring._ratio(starved, alone=0.1) == 20
+    assert measurement(0, steps=[]).ratio(measurement(0.1)) == 20
 
 
 @pytest.mark.parametrize("changes", [{}, {"alpha_s": 0.0}, {"communication_s": 0.0}, {"delta": 3.0}])

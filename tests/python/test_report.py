@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import matplotlib.style
 import numpy as np
@@ -17,8 +20,8 @@ from torch import nn
 
 import torchshare
 from torchshare import Job
-from torchshare.report import figures, page
-from torchshare.runtime import job_timelines, run_report
+from torchshare.report import figures, numbers
+from torchshare.runtime import job_timelines, run_report, sharing
 from torchshare.runtime.job_timelines import Timeline
 
 MIB = 2**20
@@ -79,7 +82,7 @@ def test_how_much_of_intervals_spans_cover() -> None:
 
 def step_times(mine: Timeline, *others: Timeline) -> tuple[float | None, float | None]:
     first, *_ = job_timelines.steps_of([mine, *others])
-    return first.alone_s, first.shared_s
+    return None if first.alone is None else first.alone.mean, first.shared_s
 
 
 def test_step_times_alone_and_shared() -> None:
@@ -126,7 +129,7 @@ def result(name: str) -> torchshare.Result:
 
 
 def verdict(rows: list[dict[str, object]], found: list[Timeline]) -> list[str]:
-    return run_report.verdict(rows, found, job_timelines.steps_of(found))
+    return sharing.verdict(rows, found, job_timelines.steps_of(found))
 
 
 def row(
@@ -136,8 +139,10 @@ def row(
     slowdown: float | None = None,
     priority: str = "primary",
     steps: int = 5,
+    shared: float | None = None,
 ) -> dict[str, object]:
-    return {"name": name, "priority": priority, "state": state, "steps": steps, "alone_s": alone, "slowdown": slowdown}
+    times = {"alone_s": alone, "slowdown": slowdown, "shared_s": shared}
+    return {"name": name, "priority": priority, "state": state, "steps": steps, **times}
 
 
 def test_the_verdict_compares_with_one_after_the_other() -> None:
@@ -150,15 +155,136 @@ def test_the_verdict_compares_with_one_after_the_other() -> None:
     assert "weights" in weights
     slower, *_ = verdict([row("a", 0.25), row("b", 0.25)], found)
     assert "sharing was slower, it took 2.00 times as long." in slower
-    unknown, failed, _ = verdict([row("a", 0.04), row("b", None, "failed")], found)
-    assert "no step time alone of 'b'" in unknown
+    unknown, failed, _ = verdict([row("a", None), row("b", None, "failed")], found)
+    assert "no step time alone of 'a', 'b'" in unknown
     assert failed == "'b' failed after 5 steps."
+
+
+def test_the_verdict_where_one_job_was_never_alone() -> None:
+    """a: 4 steps from 3 to 7 s; b: 4 steps, of 8 s, and 2 s until its first. It starts after 8 s together."""
+    found = [timeline([3, 4, 5, 6, 7], (1, 7)), timeline([5, 7, 9, 10, 11], (2, 11))]
+
+    def said(alone: float) -> str:
+        return verdict([row("a", None), row("b", alone, slowdown=0.5)], found)[0]
+
+    assert said(1.0) == (
+        "Together the jobs took 8 s from the first step to the last. Sharing was faster if 'a' takes more than 2 s "
+        "alone, which is not known; shared it took 4 s."
+    )
+    assert said(1.5).endswith("Sharing was faster, however long 'a' takes alone.")
+    assert said(0.4).endswith("Sharing was slower, even if 'a' takes 4 s alone, as it did shared.")
+    assert "A step of 'b' (primary) took 1.50 times" in verdict([row("a", None), row("b", 1, slowdown=0.5)], found)[1]
+
+
+def test_steps_right_after_another_job_ended_are_not_alone_yet() -> None:
+    shared, change, alone = np.full(20, 0.3), np.full(3, 0.25), np.tile([0.1, 0.1, 0.1, 0.2], 10)
+    ends = 1 + np.cumsum([*shared, *change, *alone])
+    mine, other = timeline(list(ends), (0, ends[-1])), timeline([], (0, ends[19] - 0.01))
+    lone = job_timelines.steps_of([mine, other])[0].alone
+    assert lone is not None
+    assert (lone.mean, lone.quartiles) == (pytest.approx(0.125), pytest.approx((0.1, 0.125)))
+    assert (lone.count, lone.first, lone.last) == (40, 24, 63)
+    few = timeline(list(ends[:42]), (0, ends[41]))
+    assert job_timelines.steps_of([few, other])[0].alone is None, "19 steps"
+
+
+JOBS = """
+import threading, torch
+both = threading.Barrier(2)  # they begin and end together
+def train(job):
+    weights = torch.ones(4, 2, requires_grad=True)
+    for batch in job.batches([torch.ones(8, 4)] * 30):
+        batch.backward(lambda x: (x @ weights).sum())
+def first(job):
+    train(job)
+def pair(job):
+    both.wait(30)
+    train(job)
+    both.wait(30)
+def second(job):
+    pair(job)
+def third(job):
+    pair(job)
+"""
+
+
+def test_jobs_that_start_together_learn_what_a_step_takes_alone(tmp_path: Path) -> None:
+    """By the steps of the one after the other has ended: the same on the page, in JSON, and printed."""
+    alone: dict[str, Any] = {}
+
+    def short(job: Job) -> None:
+        wait_until(lambda: runtime.jobs[1].result.steps > 10)
+        train(job)
+
+    def long(job: Job) -> None:
+        x = torch.ones(8, 4, requires_grad=True)
+        for batch in job.batches(iter(lambda: None if alone.get("enough") else torch.ones(8, 4), None)):
+            batch.backward(lambda data: (data * x).sum())
+            if runtime.jobs[0].state == "finished":
+                alone.setdefault("since", job.result.steps + 1)
+                alone["enough"] = job.result.steps > alone["since"] + 40
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(short, name="short", priority="primary")
+        runtime.submit(long, name="long")
+        runtime.start()
+        runtime.wait(60)
+    report = runtime.sharing_report()
+    runtime.write_report(tmp_path / "out.html")
+    first, second = (report.jobs[name] for name in ("short", "long"))
+    assert first["alone_s"] is None and first["shared_s"] > 0
+    found = re.fullmatch(
+        r"the mean of (\d+) steps from step (\d+) to (\d+), alone in this run; half of them took .* to .*",
+        second["alone_from"],
+    )
+    assert found is not None, second["alone_from"]
+    count, begin, end = map(int, found.groups())
+    assert 20 <= count <= end - begin + 1
+    assert alone["since"] + 2 <= begin and end <= runtime.results["long"].steps
+    page = pages.Page((tmp_path / "out.html").read_text())
+    assert [{key: row[key] for key in first} for row in page.data["jobs"]] == [first, second]
+    assert page.data["verdict"] == report.verdict
+    assert report.verdict[0].startswith("Together the jobs took") and "'short'" in report.verdict[0]
+    printed = str(report).splitlines()
+    assert printed[0] == f"sharing: {report.verdict[0]}"
+    assert printed[-1] == f"sharing: 'long': the time of a step alone is {second['alone_from']}."
+
+
+def test_run_prints_what_sharing_gained_and_has_it_as_json(tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(JOBS)
+    command = ("run", "jobs.py:second", "jobs.py:third", "--threads", "1")
+    printed = torchshare_command(*command, folder=tmp_path)
+    lines = [line for line in printed.stdout.splitlines() if line.startswith("sharing: ")]
+    assert printed.returncode == 0 and lines[0].startswith("sharing: What sharing gained is not known: no step time")
+    done = torchshare_command(*command, "--json", "--report", "out.html", folder=tmp_path)
+    document, page = json.loads(done.stdout), pages.Page((tmp_path / "out.html").read_text())
+    assert document["verdict"] == page.data["verdict"]
+    keys = ("alone_s", "alone_from", "alone_quartiles_s", "shared_s", "slowdown")
+    assert [[job[key] for key in keys] for job in document["jobs"]] == [
+        [job[key] for key in keys] for job in page.data["jobs"]
+    ]
+    alone = torchshare_command("run", "jobs.py:first", folder=tmp_path)
+    assert "sharing" not in alone.stdout, "of one job"
 
 
 def test_the_verdict_counts_what_is_no_step_as_alone() -> None:
     evaluates = np.tile([*[0.1] * 9, 10.1], 10).cumsum()  # 110 s
     found = [timeline(list(evaluates), (0, 110)), timeline(list(evaluates), (0, 110))]
     assert "sharing was 2.00 times as fast" in verdict([row("a", 0.1), row("b", 0.1)], found)[0]
+
+
+def test_the_verdict_is_open_where_long_steps_may_be_waits_for_the_other_job() -> None:
+    """Two jobs of tiny steps that pass the interpreter lock to each other: they look as if they evaluated."""
+    waits = np.tile([*[0.1] * 9, 10.1], 10).cumsum()  # 110 s, of which 101 in long steps
+    found = [timeline(list(waits), (0, 110)), timeline(list(waits), (0, 110))]
+
+    def said(*stalled: float) -> str:
+        rows = [{**row(name, 0.1), "stalled_s": each} for name, each in zip("ab", stalled, strict=True)]
+        return verdict(rows, found)[0]
+
+    assert "not known: it was 0.16 to 2.00 times as fast as one after the other" in said(500, 500)
+    assert "sharing was 2.00 times as fast" in said(1, 1)
+    assert "Sharing was 1.09 to 2.00 times as fast as one after the other" in said(50, 50)
 
 
 def test_the_verdict_counts_no_time_in_which_nothing_ran_nor_waits_at_the_gate() -> None:
@@ -291,7 +417,7 @@ def test_charts_do_not_take_the_settings_of_scripts(report: Path) -> None:
 
 
 def test_units() -> None:
-    assert [page.seconds(value) for value in (0, 1.5, 0.0125, 2e-6, 5e-9, None)] == [
+    assert [numbers.seconds(value) for value in (0, 1.5, 0.0125, 2e-6, 5e-9, None)] == [
         "0 s",
         "1.5 s",
         "12.5 ms",
@@ -299,10 +425,15 @@ def test_units() -> None:
         "5 ns",
         "-",
     ]
-    assert [page.seconds(value) for value in (0.9996, 9.9999e-4, 0.9994)] == ["1 s", "1 ms", "999 ms"]
-    assert (page.number(999.6), page.size(999.7 * MIB)) == ("1,000", "1,000 MiB")
-    assert [page.number(value) for value in (12345, 1234.5, 0.12345, float("nan"))] == ["12,345", "1,234", "0.123", "-"]
-    assert page.size(3 * MIB) == "3 MiB"
+    assert [numbers.seconds(value) for value in (0.9996, 9.9999e-4, 0.9994)] == ["1 s", "1 ms", "999 ms"]
+    assert (numbers.number(999.6), numbers.size(999.7 * MIB)) == ("1,000", "1,000 MiB")
+    assert [numbers.number(value) for value in (12345, 1234.5, 0.12345, float("nan"))] == [
+        "12,345",
+        "1,234",
+        "0.123",
+        "-",
+    ]
+    assert numbers.size(3 * MIB) == "3 MiB"
 
 
 def check_numbers(shown: pages.Page) -> None:
@@ -311,14 +442,14 @@ def check_numbers(shown: pages.Page) -> None:
     _, *jobs = shown.tables["jobs"]
     assert [cells[0] for cells in jobs] == [HOSTILE.replace("\n", "\n").replace("\x1b", "\\x1b").strip(), "second"]
     for cells, job in zip(jobs, data["jobs"], strict=True):
-        assert cells[1:4] == [job["priority"], "finished", page.number(job["steps"])]
-        assert cells[4] == page.seconds(job["ran_s"])
-        assert cells[9:] == [page.size(job["memory_peak"]), page.size(job["budget"])]
+        assert cells[1:4] == [job["priority"], "finished", numbers.number(job["steps"])]
+        assert cells[4] == numbers.seconds(job["ran_s"])
+        assert cells[9:] == [numbers.size(job["memory_peak"]), numbers.size(job["budget"])]
         assert job["budget"] in (64 * MIB, 32 * MIB)
     header, *times = shown.tables["times"]
     assert header[2:] == data["parts"]
     for cells, job in zip(times, data["jobs"], strict=True):
-        assert cells[2:] == [page.seconds(job["time"][part]) for part in data["parts"]]
+        assert cells[2:] == [numbers.seconds(job["time"][part]) for part in data["parts"]]
         assert sum(job["time"].values()) == pytest.approx(job["ran_s"], rel=0.02)
     assert data["jobs"][1]["time"]["suspended"] >= 0.09
     assert len(shown.tables["decisions"]) == len(data["decisions"]) + 1
@@ -359,6 +490,22 @@ def test_a_browser_shows_a_report(report: Path, width: int, dark: bool) -> None:
     check_numbers(shown)
     boxes = [tag for name, tag in shown.tags if name == "input"]
     assert len(boxes) == 2, "the script ran"
+
+
+WIDER = """<script>
+const cut = [...document.querySelectorAll("table")].filter((each) => each.scrollWidth > each.parentElement.clientWidth);
+document.body.setAttribute("data-cut", cut.map((each) => each.id || "facts").join(" "));
+</script>"""
+
+
+@pytest.mark.skipif(pages.browser() is None, reason=f"needs {' or '.join(pages.BROWSERS)}")
+@pytest.mark.parametrize("width", [420, 1280])
+def test_no_table_is_wider_than_the_page(report: Path, tmp_path: Path, width: int) -> None:
+    text = re.sub('<meta http-equiv="Content-Security-Policy".*?>', "", report.read_text())
+    asks = tmp_path / "asks.html"
+    asks.write_text(text.replace("</body>", f"{WIDER}</body>"))
+    shown, _ = pages.rendered(asks, width=width)
+    assert [tag["data-cut"] for name, tag in shown.tags if name == "body"] == [""]
 
 
 def test_run_writes_a_report_and_says_why_it_cannot(tmp_path: Path) -> None:

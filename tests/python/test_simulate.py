@@ -19,7 +19,7 @@ from torchshare.cluster.job_trace import Trace
 from torchshare.cluster.pages import write_queue
 from torchshare.cluster.ratios import uniform
 from torchshare.cluster.simulate import Case, Setting, Sweep, simulate, simulate_all, summarize
-from torchshare.report import page
+from torchshare.report import numbers
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the traces are not in {DATA}")
@@ -290,7 +290,8 @@ def test_a_report_compares_the_policies(trace_file: Path, tmp_path: Path) -> Non
     header, *table = shown.tables["policies"]
     baseline = rows[1]["avg_jct_s"]
     assert [cells[:3] for cells in table] == [
-        [row["policy"], page.seconds(row["avg_jct_s"]), page.percent(row["avg_jct_s"] / baseline - 1)] for row in rows
+        [row["policy"], numbers.seconds(row["avg_jct_s"]), numbers.percent(row["avg_jct_s"] / baseline - 1)]
+        for row in rows
     ]
     assert header[2] == "vs tiresias"
     gain = min(row["avg_jct_s"] for row in rows) / baseline

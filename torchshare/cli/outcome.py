@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torchshare.runtime.gaps import GapReport
     from torchshare.runtime.options import JobOptions
     from torchshare.runtime.runtime import Runtime
+    from torchshare.runtime.sharing import SharingReport
 
 
 log = logging.getLogger("torchshare")
@@ -93,17 +94,28 @@ def _status(runtime: Runtime, dropped: list[JobOptions], success: str | None) ->
 
 def _print(runtime: Runtime, dropped: list[JobOptions], as_json: bool) -> None:
     bounds, gaps = runtime.bound_report(), runtime.gap_report()
-    names = [str(each["name"]) for each in dropped]
-    print(_as_json(runtime.results, bounds, gaps, names) if as_json else runtime.results)
-    if (bounds or gaps) and not as_json:
+    if as_json:
+        names = [str(each["name"]) for each in dropped]
+        print(_as_json(runtime.results, bounds, gaps, runtime.sharing_report(), names))
+        return
+    print(runtime.results)
+    if bounds or gaps:
         print("", *bounds, *gaps, sep="\n")
+    sharing = runtime.sharing_report()
+    if sharing.answer:
+        print("", sharing, sep="\n")
 
 
 def _as_json(
-    results: Mapping[str, Result], bounds: list[BoundReport], gaps: list[GapReport], dropped: list[str]
+    results: Mapping[str, Result],
+    bounds: list[BoundReport],
+    gaps: list[GapReport],
+    sharing: SharingReport,
+    dropped: list[str],
 ) -> str:
     document = {
-        "jobs": [_plain(result) for result in results.values()],
+        "jobs": [{**_plain(result), **sharing.jobs[result.name]} for result in results.values()],
+        "verdict": sharing.verdict,
         "bounds": [dataclasses.asdict(bound) for bound in bounds],
         "gaps": [dataclasses.asdict(gap) for gap in gaps],
         "dropped": dropped,

@@ -11,6 +11,7 @@ from torchshare.cluster.queued_job import Span
 from torchshare.cluster.report import BASELINE, baseline_of, events_of_queue
 from torchshare.cluster.simulate import Outcome, swept
 from torchshare.report import figures, page
+from torchshare.report.numbers import seconds
 
 _MAX_JOBS = 100  # in the table of a queue
 _MAX_NAME = 40  # characters
@@ -36,7 +37,7 @@ def write_simulation(path: str | os.PathLike[str], outcomes: Sequence[Outcome], 
 
 
 def _verdict(rows: Sequence[dict[str, Any]], best: dict[str, Any], varied: Sequence[str]) -> str:
-    text = f"Jobs complete soonest, on average after {page.seconds(best['avg_jct_s'])}, with {best['policy']}"
+    text = f"Jobs complete soonest, on average after {seconds(best['avg_jct_s'])}, with {best['policy']}"
     setting = "".join(f" at {name.replace('_', ' ')} {best[name]}" for name in varied)
     gain = _against(best, rows, varied)
     if gain is None or best["policy"] == BASELINE:

@@ -7,15 +7,13 @@ import io
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
-Numbers = NDArray[Any]
+from torchshare.report.numbers import Numbers
 
 _INK = "#010203"  # replaced by the page's text color
 _STYLE = {

@@ -6,7 +6,6 @@ import base64
 import datetime
 import hashlib
 import json
-import math
 import os
 import platform
 import shlex
@@ -21,13 +20,13 @@ from markupsafe import Markup
 from torchshare.context.files import replacing
 from torchshare.context.names import escaped
 from torchshare.report.figures import svg
+from torchshare.report.numbers import number, percent, seconds, size
 from torchshare.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_UNKNOWN = "-"
 _MAX_TEXT = 800  # characters; a page stays small whatever its texts are
 
 
@@ -90,31 +89,3 @@ def _bounded(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _bounded(each) for key, each in value.items()}
     return [_bounded(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """A number with that many significant digits, and all digits of an integer."""
-    if value is None or not math.isfinite(value):
-        return _UNKNOWN
-    if isinstance(value, int) or abs(value) >= 10**digits - 0.5:
-        return f"{value:,.0f}"
-    return f"{value:.{digits}g}"
-
-
-def seconds(value: float | None) -> str:
-    """A time in its unit, such as 1.23 ms."""
-    if value is None or not math.isfinite(value):
-        return _UNKNOWN
-    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if abs(value) >= factor * (1 - 5e-4):  # not 1,000 of the next
-            return f"{number(value / factor)} {unit}"
-    return "0 s" if value == 0 else f"{number(value / 1e-9)} ns"
-
-
-def size(value: float | None) -> str:
-    """Bytes as MiB."""
-    return _UNKNOWN if value is None else f"{number(value / 2**20)} MiB"
-
-
-def percent(value: float | None) -> str:
-    return _UNKNOWN if value is None or not math.isfinite(value) else f"{value:.1%}"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchshare import _C
-from torchshare.report.figures import Numbers
+from torchshare.report.numbers import Numbers
 
 Flags = NDArray[np.bool_]
 
@@ -33,6 +33,8 @@ class Timeline:
     """Ends of steps, and the most bytes held in each."""
     running: Numbers
     """Begins and ends of the times in which it ran, neither suspended nor held."""
+    first_step: int = 1
+    """The number of the first step that is known."""
 
     def waited(self, begins: Numbers, ends: Numbers, *reasons: str) -> Numbers:
         """How much of each interval the job waited for one of the reasons. Seconds."""
@@ -42,6 +44,18 @@ class Timeline:
     def ran(self, begins: Numbers, ends: Numbers) -> float:
         """How long the job ran in the intervals, without its waits at the gate. Seconds."""
         return float((overlap(begins, ends, self.running) - self.waited(begins, ends, "gate")).sum())
+
+
+@dataclass(frozen=True)
+class Lone:
+    """Steps while no other job ran. Times in seconds."""
+
+    mean: float
+    quartiles: tuple[float, float]
+    count: int
+    first: int
+    """Their numbers; those between may not all be of them."""
+    last: int
 
 
 @dataclass(frozen=True)
@@ -57,20 +71,28 @@ class Steps:
     paused: Flags
     """It took much longer than the other alone or shared steps: the job evaluated or saved, for example."""
 
+    first: int = 2
+    """The number of the first of them."""
+
     @property
-    def alone_s(self) -> float | None:
-        """The mean time of a step while no other job ran; None of few steps."""
-        times = self._times(~self.shared)
-        return float(times.mean()) if len(times) >= _ENOUGH_STEPS else None
+    def alone(self) -> Lone | None:
+        """The steps while no other job ran; None of few. Those right after another has ended are left out, too."""
+        settled = ~self.shared & ~self.paused
+        for before in range(1, _WARM_UP_STEPS + 1):
+            settled[before:] &= ~self.shared[:-before]
+        places = np.flatnonzero(settled[_WARM_UP_STEPS:]) + _WARM_UP_STEPS
+        if len(places) < _ENOUGH_STEPS:
+            return None
+        times = self.times[places]
+        q25, q75 = np.quantile(times, [0.25, 0.75])
+        first, last = self.first + places[0], self.first + places[-1]
+        return Lone(float(times.mean()), (float(q25), float(q75)), len(places), int(first), int(last))
 
     @property
     def shared_s(self) -> float | None:
         """The mean time of a step while another job ran."""
-        times = self._times(self.shared)
+        times = self.times[_WARM_UP_STEPS:][(self.shared & ~self.paused)[_WARM_UP_STEPS:]]
         return float(times.mean()) if len(times) > 0 else None
-
-    def _times(self, which: Flags) -> Numbers:
-        return self.times[_WARM_UP_STEPS:][(which & ~self.paused)[_WARM_UP_STEPS:]]
 
 
 def timelines(jobs: Sequence[_C.Job], events: Sequence[_C.Event]) -> tuple[dict[str, Timeline], float]:
@@ -82,6 +104,7 @@ def timelines(jobs: Sequence[_C.Job], events: Sequence[_C.Event]) -> tuple[dict[
     began = {name: begin or math.inf for name, (begin, _) in spans.items()}
     rows: dict[str, dict[str, list[tuple[float, float]]]] = {job.name: {} for job in jobs}
     states: dict[str, tuple[float, str]] = {}
+    first_steps: dict[str, int] = {}
     for kind, job, begin_ns, end_ns, number, detail in events:
         if begin_ns < began.get(job, math.inf):
             continue  # of an ended job that had the name
@@ -92,6 +115,8 @@ def timelines(jobs: Sequence[_C.Job], events: Sequence[_C.Event]) -> tuple[dict[
             rows[job].setdefault(kind, []).append((end, number))
         elif kind in ("step", "input"):
             rows[job].setdefault(kind, []).append((begin, end))
+            if kind == "step":
+                first_steps.setdefault(job, number + 1)
         elif kind == "state":
             states[job] = (begin, detail)
     for job, (since, state) in states.items():
@@ -116,6 +141,7 @@ def timelines(jobs: Sequence[_C.Job], events: Sequence[_C.Event]) -> tuple[dict[
             waits={kind[5:]: pairs(job.name, kind) for kind in rows[job.name] if kind.startswith("wait ")},
             memory=pairs(job.name, "memory"),
             running=running(job.name),
+            first_step=first_steps.get(job.name, 1),
         )
         for job in jobs
     }
@@ -170,4 +196,4 @@ def _steps(timeline: Timeline, others: Numbers) -> Steps:
     paused = np.zeros(len(ends), dtype=bool)
     for alike in (shared, ~shared):
         paused |= alike & (own > _PAUSE * np.median(own[alike])) if alike.any() else False
-    return Steps(begins, ends, times, shared, paused)
+    return Steps(begins, ends, times, shared, paused, timeline.first_step + 1)

@@ -17,17 +17,13 @@ from torchshare import _C
 from torchshare.context.errors import described
 from torchshare.context.results import Result
 from torchshare.report import figures, page
-from torchshare.report.figures import Numbers
+from torchshare.report.numbers import Numbers
 from torchshare.runtime.bound import BoundReport
 from torchshare.runtime.gaps import GapReport
-from torchshare.runtime.job_timelines import Steps, Timeline, overlap, running_of, steps_of, timelines, union
+from torchshare.runtime.job_timelines import Steps, Timeline, steps_of, timelines
+from torchshare.runtime.sharing import step_times, verdict
+from torchshare.runtime.time_spent import COMPUTING, PARTS, blocked_s, stalled_s, time_spent
 
-COMPUTING = "computing"
-READY = "waiting for a core"
-INPUT = "waiting for input"
-OTHER_WAITS = "other waits"
-_WAITS = ("gate", "suspended", "held", "asleep", "collective", "checkpoint", "device", OTHER_WAITS)
-PARTS = (COMPUTING, READY, INPUT, *_WAITS)
 _BINS = 120  # of charts over time
 _BUCKETS = np.logspace(-6, 2, 49)  # of waits at the gate, in seconds
 _MAX_DECISIONS = 150
@@ -36,24 +32,6 @@ _MAX_CURVES = 10  # in a chart
 _MAX_NAME = 60  # characters
 _MAX_WINDOWS = 600  # in the chart of the bound
 _PACE = "bound: lower jobs may run"  # how such decisions begin, one a second
-_WEIGHTS = (
-    "Each job has the weights that it would have alone with the same sub-batches, threads and seed: by design, not "
-    "checked in this run."
-)
-
-
-def time_spent(result: Result, timeline: Timeline) -> dict[str, float]:
-    """Where the time of a job went, by PARTS. Seconds."""
-    spent = dict.fromkeys(PARTS, 0.0)
-    waits = np.concatenate([*timeline.waits.values(), np.empty((0, 2))])
-    in_input = float(overlap(timeline.inputs[:, 0], timeline.inputs[:, 1], waits).sum())
-    for reason, rows in timeline.waits.items():
-        spent[reason if reason in spent else OTHER_WAITS] += float(np.diff(rows).sum())
-    spent[OTHER_WAITS] += max(0.0, result.waited_s - float(np.diff(waits).sum()))  # going on, or in dropped events
-    spent[INPUT] = max(0.0, result.input_s - in_input)
-    spent[READY] = min(result.core_wait_s, max(0.0, result.ran_s - sum(spent.values())))
-    spent[COMPUTING] = max(0.0, result.ran_s - sum(spent.values()))
-    return spent
 
 
 def document(
@@ -108,10 +86,7 @@ def _short(name: str, most: int = _MAX_NAME) -> str:
 
 
 def _row(job: _C.Job, result: Result, timeline: Timeline, steps: Steps) -> dict[str, Any]:
-    alone, source = _alone(job, steps.alone_s)
-    shared = steps.shared_s
     spent = time_spent(result, timeline)
-    blocked = spent[COMPUTING] + spent[INPUT] - result.cpu_s
     return {
         "name": _short(job.name),
         "priority": result.priority,
@@ -120,86 +95,18 @@ def _row(job: _C.Job, result: Result, timeline: Timeline, steps: Steps) -> dict[
         "steps": result.steps,
         "steps_per_s": result.steps / result.ran_s if result.ran_s > 0 else None,
         "ran_s": result.ran_s,
-        "alone_s": alone,
-        "alone_from": source,
-        "shared_s": shared,
-        "slowdown": shared / alone - 1 if shared and alone else None,
+        **step_times(job, steps),
+        "stalled_s": stalled_s(result, spent),
         "memory_peak": result.memory_peak or None,
         "budget": job.memory_limit,
         "time": spent,
         "cpu_s": result.cpu_s,
-        "blocked_s": max(0.0, blocked) if result.cpu_s > 0 else None,
+        "blocked_s": blocked_s(result, spent),
     }
-
-
-def _alone(job: _C.Job, lone: float | None) -> tuple[float | None, str | None]:
-    """The time of a step alone, and where it is from."""
-    bound = job.bound()
-    if job.profiled_step_s is not None:
-        return job.profiled_step_s, "from its profile"
-    if lone is not None:
-        return lone, "the mean of its steps in this run while no other job ran"
-    if bound is not None and bound.windows > 0:
-        return bound.alone, "estimated from its steps while the others were held"
-    return None, None
 
 
 def _gap(gap: GapReport) -> dict[str, Any]:
     return {**dataclasses.asdict(gap), "job": _short(gap.job), "missed_s": max(0.0, gap.capacity_s - gap.filled_s)}
-
-
-def verdict(rows: Sequence[Mapping[str, Any]], found: Sequence[Timeline], steps: Sequence[Steps]) -> list[str]:
-    """What sharing gained and what it cost, as sentences."""
-    said = {"failed": "failed", "cancelled": "was cancelled"}
-    others = [row for row in rows if row["state"] != "finished"]
-    ends = [
-        f"'{row['name']}' {said.get(row['state'], 'is ' + row['state'])} after {row['steps']} steps."
-        for row in others[:_MAX_CURVES]
-    ]
-    if len(others) > _MAX_CURVES:
-        ends.append(f"{len(others) - _MAX_CURVES} more did not finish.")
-    spans = running_of(found)
-    spans = spans[spans[:, 0].argsort()]
-    if not (spans[1:, 0] < np.maximum.accumulate(spans[:, 1])[:-1]).any():
-        return ["No two jobs ran at the same time: nothing was shared.", *ends]
-    cost = [
-        f"A step of '{row['name']}' (primary) took {1 + row['slowdown']:.2f} times as long while it shared as alone."
-        for row in rows
-        if row["priority"] == "primary" and row["slowdown"] is not None
-    ]
-    return [_gain(rows, found, steps), *cost[:1], *ends, _WEIGHTS]
-
-
-def _gain(rows: Sequence[Mapping[str, Any]], found: Sequence[Timeline], steps: Sequence[Steps]) -> str:
-    """From the first step to the last: imports that precede the first count for nothing. Of jobs whose oldest events
-    were dropped, from the first step that is known of all. What is no step takes as long alone as here."""
-    known = [each for each in zip(rows, found, steps, strict=True) if len(each[1].steps) > 0]
-    unknown = [f"'{row['name']}'" for row, *_ in known if row["alone_s"] is None]
-    if unknown:
-        more = ", ..." if len(unknown) > _MAX_CURVES else ""
-        names = ", ".join(unknown[:_MAX_CURVES]) + more
-        return f"What sharing gained is not known: no step time alone of {names}; give a profile."
-    cut = [timeline.steps[0] for row, timeline, _ in known if row["steps"] > len(timeline.steps)]
-    begin = np.array([max(cut) if cut else min((timeline.steps[0] for _, timeline, _ in known), default=0.0)])
-    end = np.array([max((timeline.steps[-1] for _, timeline, _ in known), default=0.0)])
-    together = float(overlap(begin, end, union(running_of(found))).sum())
-    one_by_one = sum(_time_alone(row["alone_s"], timeline, each, begin, end) for row, timeline, each in known)
-    if together <= 0 or one_by_one <= 0:
-        return "What sharing gained is not known: there were too few steps."
-    ratio = one_by_one / together
-    compared = f"{ratio:.2f} times as fast" if ratio >= 1 else f"slower, it took {1 / ratio:.2f} times as long"
-    return (
-        f"Together the jobs took {together:.3g} s from the first step to the last. One after the other they would take "
-        f"about {one_by_one:.3g} s, by the times of their steps alone: sharing was {compared}."
-    )
-
-
-def _time_alone(step_s: float, timeline: Timeline, steps: Steps, begin: Numbers, end: Numbers) -> float:
-    """How long a job alone would take for what it did from `begin` to `end`: for each step its time alone, for the
-    rest, such as evaluation, as long as it took."""
-    counted = (steps.ends > begin) & ~steps.paused
-    in_steps = timeline.ran(np.maximum(steps.begins[counted], begin), steps.ends[counted])
-    return int(counted.sum()) * step_s + max(0.0, timeline.ran(begin, end) - in_steps)
 
 
 def charts(jobs: Sequence[_C.Job], found: Sequence[Timeline], last: float) -> dict[str, Figure]:

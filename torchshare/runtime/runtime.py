@@ -35,6 +35,7 @@ from torchshare.runtime.options import JobOptions, RuntimeOptions, check, docume
 
 if TYPE_CHECKING:
     from torchshare.runtime.metrics import Snapshot
+    from torchshare.runtime.sharing import SharingReport
 
 log = logging.getLogger("torchshare")
 
@@ -282,6 +283,13 @@ class Runtime:
     def gap_report(self) -> list[GapReport]:
         """With policy="best_fit", how the gaps of each job that outranks another were filled. Prints as one line."""
         return gap_reports([job._context for job in self._jobs])
+
+    def sharing_report(self) -> SharingReport:
+        """What sharing gained and what it cost, from the steps of each job alone and beside the others. Prints as
+        lines."""
+        from torchshare.runtime.sharing import sharing_report
+
+        return sharing_report([job._context.handle for job in self._jobs], self.results, self.events())
 
     def events(self) -> list[_C.Event]:
         """The timeline: (kind, job, begin in ns, end in ns, number, detail), in order of recording. The number is

@@ -155,7 +155,7 @@ def _load_file(path: Path, target: str) -> ModuleType:
 
 
 def _load_module(name: str, target: str, folder: str) -> ModuleType:
-    sys.path.insert(0, folder)
+    sys.path.insert(0, os.path.abspath(folder))
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -1,0 +1,173 @@
+"""One measurement: runs a job, alone or beside another, until it has done enough steps, and cancels it."""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from torchshare.context.results import ENDED
+from torchshare.profiles.ops import Ops, OpTrace
+from torchshare.profiles.profile import Time
+from torchshare.runtime.job import Job
+from torchshare.runtime.runtime import Runtime
+
+WARM_UP_STEPS = 3
+FEWEST_STEPS = 5
+_MAX_WINDOWS = 5  # how long to wait for FEWEST_STEPS, or for a warm-up beside another job
+_POLL_S = 0.01
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A job to measure."""
+
+    name: str
+    function: Callable[[Job], Any]
+    threads: int
+    seed: int = 0
+    steps: int | None = None
+    key: str = ""
+    """Of what runs: not the code, but its name and arguments."""
+
+
+class Measurement(BaseModel):
+    """What one job did in the measured window of one run. Seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    steps: list[Time]
+    sub_batches: list[Time]
+    set_up: Time
+    window: Time
+    memory: Count
+    rows: Count
+    """Of its largest batch; 0 if it was seen to load none."""
+    per_step: float
+    """Sub-batches per step."""
+    uses_batches: bool
+    ops: Ops | None = None
+    """If every op was timed."""
+    trace: Any = Field(default=None, exclude=True)
+    """The same as an OpTrace, in this process only."""
+
+    @property
+    def step_s(self) -> float:
+        return float(np.median(self.steps))
+
+    def ratio(self, alone: Measurement) -> float:
+        """Step time beside / alone. For a job that did no step, the window is a lower bound of its step time."""
+        return (self.step_s if self.steps else self.window) / alone.step_s
+
+    def __str__(self) -> str:
+        unknown = "" if self.rows else "; the size of its batches is not known"
+        return f"{1e3 * self.step_s:.2f} ms a step, {self.memory / 2**20:.1f} MiB{unknown}"
+
+
+def measured(
+    candidates: list[Candidate], sub_batches: list[int | None], window: float, record_ops: bool = False
+) -> list[Measurement]:
+    """Runs the jobs together until each has done enough steps, or time is up. Returns what they did after all had
+    warmed up."""
+    with Runtime() as runtime:
+        for index, (candidate, sub_batch) in enumerate(zip(candidates, sub_batches, strict=True)):
+            job = runtime.submit(
+                candidate.function,
+                name=candidate.name,
+                priority="secondary" if index else "primary",
+                sub_batch=sub_batch,
+                threads=candidate.threads,
+                seed=candidate.seed,
+                meter_memory=True,
+                record_ops=record_ops,
+            )
+            job._context.warns_of_split = False  # the trained weights are discarded
+        runtime.start()
+        jobs = runtime.jobs
+        _wait(jobs, WARM_UP_STEPS, 0, _MAX_WINDOWS * max(window, 1.0) if len(jobs) > 1 else float("inf"))
+        warm = time.monotonic()
+        steps_then = [job.result.steps for job in jobs]
+        _wait(jobs, 0, window, window)
+        _wait(jobs, FEWEST_STEPS, 0, _MAX_WINDOWS * window, steps_then)
+        ended = time.monotonic()
+        runtime.cancel()
+        results = runtime.wait()  # raises if a job failed
+        events = runtime.events()
+    found = []
+    for job, candidate in zip(jobs, candidates, strict=True):
+        own = [event for event in events if event[1] == job.name]
+        each = _figures(own, warm, ended, candidate, job, record_ops)
+        if len(jobs) == 1 and len(each.steps) < FEWEST_STEPS:
+            raise ValueError(
+                f"job '{job.name}' must do at least {WARM_UP_STEPS + FEWEST_STEPS + 1} steps, got "
+                f"{results[job.name].steps} in {results[job.name].ran_s:.1f} s; a longer --window may help"
+            )
+        found.append(each)
+    return found
+
+
+def _wait(jobs: tuple[Job, ...], steps: int, least: float, most: float, since: list[int] | None = None) -> None:
+    """Waits until every job has done `steps` steps and `least` seconds are over, or `most` are, or a job has ended."""
+    began = time.monotonic()
+    since = [0] * len(jobs) if since is None else since
+    while time.monotonic() - began < most and not any(job.state in ENDED for job in jobs):
+        enough = all(job.result.steps - before >= steps for job, before in zip(jobs, since, strict=True))
+        if enough and time.monotonic() - began >= least:
+            return
+        time.sleep(_POLL_S)
+
+
+def _figures(
+    events: list[Any], warm: float, ended: float, candidate: Candidate, job: Job, has_ops: bool
+) -> Measurement:
+    """Extracts a job's figures from the timeline, between two instants of time.monotonic()."""
+    begins = [begin / 1e9 for kind, _, begin, _, _, detail in events if kind == "state" and detail == "running"]
+    ends = [end / 1e9 for kind, _, _, end, _, _ in events if kind == "step"]
+    window = [end for end in ends[WARM_UP_STEPS - 1 :] if warm <= end <= ended]
+    if len(ends) >= WARM_UP_STEPS and not any(end < warm for end in ends[WARM_UP_STEPS:]):
+        window = [
+            end for end in ends[WARM_UP_STEPS - 1 :] if end <= ended
+        ]  # the window begins with the warm-up's last step
+    pieces = _sub_batches_of_steps(events)
+    context, result = job._context, job.result
+    ops, trace = (_ops(candidate, job)) if has_ops else (None, None)
+    return Measurement(
+        steps=np.diff(window).tolist(),
+        sub_batches=[end - begin for begin, end in pieces if end > warm],
+        set_up=max(0.0, ends[0] - begins[0]) if ends and begins else 0.0,
+        window=ended - warm,
+        memory=result.memory_peak,
+        rows=context.largest_batch,
+        per_step=len(pieces) / max(len(ends), 1),
+        uses_batches=context.uses_batches,
+        ops=ops,
+        trace=trace,
+    )
+
+
+def _sub_batches_of_steps(events: list[Any]) -> list[tuple[float, float]]:
+    """Begins and ends of the sub-batches that were in steps: not those of validation batches."""
+    spans = {
+        which: sorted((begin / 1e9, end / 1e9) for kind, _, begin, end, _, _ in events if kind == which)
+        for which in ("step", "sub_batch")
+    }
+    begins = [begin for begin, _ in spans["step"]]
+    return [
+        (begin, end)
+        for begin, end in spans["sub_batch"]
+        if (number := bisect.bisect_right(begins, begin)) and end <= spans["step"][number - 1][1]
+    ]
+
+
+def _ops(candidate: Candidate, job: Job) -> tuple[Ops, OpTrace]:
+    """Its ops, as if to time them had cost nothing."""
+    handle = job._context.handle
+    trace = OpTrace(job=candidate.name, threads=candidate.threads, **handle.op_trace())
+    return Ops.of(handle.ops_per_step(), 0.0, handle.op_profiles()), trace
