@@ -158,6 +158,7 @@ class RuntimeOptions:
     secondary_share: float | None
     resident: int | None
     timeline_capacity: int
+    keep: int
 
 class JobSpec:
     name: str

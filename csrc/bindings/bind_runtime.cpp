@@ -226,7 +226,8 @@ void bind_options(py::module_& module) {
       .def_readwrite("max_slowdown", &RuntimeOptions::max_slowdown)
       .def_readwrite("secondary_share", &RuntimeOptions::secondary_share)
       .def_readwrite("resident", &RuntimeOptions::resident)
-      .def_readwrite("timeline_capacity", &RuntimeOptions::timeline_capacity);
+      .def_readwrite("timeline_capacity", &RuntimeOptions::timeline_capacity)
+      .def_readwrite("keep", &RuntimeOptions::keep);
   def_seconds(options, "grace", [](RuntimeOptions& self) -> auto& { return self.gate.grace; });
   def_seconds(options, "max_wait", [](RuntimeOptions& self) -> auto& { return self.gate.max_wait; });
   def_seconds(options, "run_ahead", [](RuntimeOptions& self) -> auto& { return self.gate.run_ahead; });

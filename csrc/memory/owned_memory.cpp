@@ -164,6 +164,10 @@ MemoryOwner::~MemoryOwner() {
   }
 }
 
+bool MemoryOwner::is_identified() const {
+  return index_of(deleter_) > 0;
+}
+
 void MemoryOwner::trim() const {
   Ledger& ledger = ledger_of(*this);
   std::lock_guard lock(ledger.mutex);
@@ -205,8 +209,9 @@ bool is_owners(c10::DeleterFnPtr deleter) {
 }
 
 void cache_memory_of_process(bool enabled) {
-  static const MemoryOwner owner(std::make_shared<MemoryBudget>("process"), c10::DeviceType::CPU,
-                                 {.meters = false, .caches = true, .shared = true});
+  // Outlives the threads that still allocate while the process exits.
+  static const MemoryOwner& owner = *new MemoryOwner(std::make_shared<MemoryBudget>("process"), c10::DeviceType::CPU,
+                                                     {.meters = false, .caches = true, .shared = true});
   Ledger& ledger = ledgers()[0];
   std::lock_guard lock(ledger.mutex);
   ledger.cache.reset(enabled ? SIZE_MAX : 0);

@@ -43,6 +43,8 @@ class MemoryOwner {
   c10::DeleterFnPtr deleter() const { return deleter_; }
   bool meters() const { return options_.meters; }
   bool caches() const { return options_.caches; }
+  /// Whether it has a deleter of its own. If not, it has no cache, and is never another's other owner.
+  bool is_identified() const;
   /// Returns all cached memory to the kernel.
   void trim() const;
   /// The budget of another owner of this memory that still exists; null if there is none.

@@ -14,6 +14,14 @@ namespace {
 
 constexpr std::uint64_t kWarmUpSteps = 3;  // of a job; not used to estimate slowdowns
 
+std::optional<BoundStats> stats_of(const SlowdownBound* bound) {
+  if (bound == nullptr) {
+    return std::nullopt;
+  }
+  return BoundStats{bound->windows(), bound->windows_inside(), bound->alone(),
+                    bound->loss(),    bound->pace().share,     {bound->recent().begin(), bound->recent().end()}};
+}
+
 }  // namespace
 
 Coordinator::Coordinator(Clock& clock, Timeline& timeline, Gate& gate, std::optional<double> max_slowdown,
@@ -38,24 +46,26 @@ Coordinator::Registration Coordinator::add(NewJob new_job, Slot& slot, JobStatus
     throw std::invalid_argument("job name must not be empty");
   }
   const auto lock = lock_up_to_date();
-  const auto namesake = std::find_if(entries_.begin(), entries_.end(),
-                                     [&](const Entry& entry) { return entry.named() && entry.told.name == name; });
-  if (namesake != entries_.end() && !is_terminal(namesake->state)) {
+  const auto namesake = std::find_if(entries_.begin(), entries_.end(), [&](const auto& known) {
+    return known.second.named() && known.second.told.name == name;
+  });
+  const bool replaces = namesake != entries_.end();
+  if (replaces && !is_terminal(namesake->second.state)) {
     throw std::invalid_argument(fmt::format("job names must be unique in a runtime, got '{}' twice", name));
   }
-  const bool replaces = namesake != entries_.end();
-  const auto replaced = static_cast<std::size_t>(namesake - entries_.begin());
   const auto now = clock_.now();
-  const auto job = static_cast<JobId>(entries_.size());
-  entries_.push_back({.told = std::move(new_job), .slot = &slot, .status = &status, .arrival = now});
-  const NewJob& told = entries_.back().told;
+  const auto job = static_cast<JobId>(names_.size());
+  names_.push_back(name);
   const auto replace = [&](bool by_this) {
     if (replaces) {
-      entries_[replaced].replaced = by_this;
+      namesake->second.replaced = by_this;
     }
   };
   replace(true);  // first: no start condition means it any more
   try {
+    const NewJob& told =
+        entries_.emplace(job, Entry{.told = std::move(new_job), .slot = &slot, .status = &status, .arrival = now})
+            .first->second.told;
     if (open_) {
       check_starts(views());
     }
@@ -66,11 +76,12 @@ Coordinator::Registration Coordinator::add(NewJob new_job, Slot& slot, JobStatus
                           .steps = told.steps,
                           .profile = told.profile});
   } catch (...) {
-    entries_.pop_back();
+    entries_.erase(job);
+    names_.pop_back();
     replace(false);
     throw;
   }
-  any_automatic_ = any_automatic_ || std::holds_alternative<StartAuto>(told.start);
+  any_automatic_ = any_automatic_ || std::holds_alternative<StartAuto>(entries_.at(job).told.start);
   set_news();
   timeline_.record({now, now, job, EventKind::kState, 0, std::string(to_string(JobState::kPending))});
   for (const AutoSharing::Order& order : early_orders_) {
@@ -78,19 +89,59 @@ Coordinator::Registration Coordinator::add(NewJob new_job, Slot& slot, JobStatus
       carry_out(order);
     }
   }
+  std::erase_if(early_orders_, [&](const AutoSharing::Order& order) { return order.job == job; });
   return {*this, job};
 }
 
 void Coordinator::withdraw(JobId job) {
   const auto lock = lock_up_to_date();
-  entries_[job].slot = nullptr;  // first: the move may start other jobs, which must not count this one
-  move(job, JobState::kCancelled, clock_.now());
-  entries_[job].status = nullptr;
+  if (Entry* const entry = find(job)) {
+    entry->slot = nullptr;  // first: the move may start other jobs, which must not count this one
+    move(job, JobState::kCancelled, clock_.now());
+    entries_.erase(job);
+  }
+}
+
+Coordinator::Entry* Coordinator::find(JobId job) {
+  const auto known = entries_.find(job);
+  return known == entries_.end() ? nullptr : &known->second;
+}
+
+void Coordinator::retire_ended() noexcept {
+  if (!std::exchange(any_ended_, false)) {
+    return;
+  }
+  for (auto known = entries_.begin(); known != entries_.end();) {
+    const auto& [job, entry] = *known;
+    if (!is_terminal(entry.state) || entry.is_inside) {
+      ++known;
+      continue;
+    }
+    try {
+      if (entry.named()) {
+        ended_.add(record_of(job, entry));
+      }
+      known = entries_.erase(known);
+    } catch (const std::bad_alloc&) {
+      any_ended_ = true;
+      ++known;
+    }
+  }
+}
+
+JobRecord Coordinator::record_of(JobId job, const Entry& entry) {
+  return {job, entry.told.name, entry.told.priority, entry.state, entry.steps, stats_of(entry.bound.get())};
+}
+
+bool Coordinator::has_named(std::string_view name) const {
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [&](const auto& known) { return known.second.named() && known.second.told.name == name; });
 }
 
 std::unique_lock<std::mutex> Coordinator::lock_up_to_date() {
   std::unique_lock lock(mutex_);
   take_reports();
+  retire_ended();
   return lock;
 }
 
@@ -105,13 +156,18 @@ void Coordinator::open() {
 }
 
 bool Coordinator::wait_to_start(JobId job) {
-  std::unique_lock lock(mutex_);
+  auto lock = lock_up_to_date();
+  Entry* const entry = find(job);
+  if (entry == nullptr) {
+    return false;  // it was cancelled before
+  }
   ++starting_;
-  entries_[job].wait = Wait::kForStart;
+  entry->is_inside = true;
+  entry->wait = Wait::kForStart;
   set_news();
   take_reports();  // after set_news: later steps notify
   auto retry_at = decide(job);
-  while (entries_[job].wait == Wait::kForStart && !entries_[job].start_cancelled) {
+  while (entry->wait == Wait::kForStart && !entry->start_cancelled) {
     move(job, JobState::kDelayed, clock_.now());
     const std::uint32_t seen = changed_.value();
     lock.unlock();
@@ -120,8 +176,10 @@ bool Coordinator::wait_to_start(JobId job) {
     retry_at = decide(job);
   }
   --starting_;
-  const bool started = entries_[job].wait == Wait::kStarted;
+  entry->is_inside = false;
+  const bool started = entry->wait == Wait::kStarted;
   move(job, started ? JobState::kRunning : JobState::kCancelled, clock_.now());
+  any_ended_ = any_ended_ || is_terminal(entry->state);
   set_news();
   return started;
 }
@@ -143,7 +201,7 @@ void Coordinator::try_again() noexcept {
 }
 
 std::chrono::nanoseconds Coordinator::try_to_decide(JobId job) {
-  Entry& entry = entries_[job];
+  Entry& entry = entries_.at(job);
   if (entry.wait != Wait::kForStart || entry.start_cancelled) {
     return kNever;
   }
@@ -181,14 +239,17 @@ std::chrono::nanoseconds Coordinator::try_to_decide(JobId job) {
 }
 
 StartDecision Coordinator::start_condition(JobId job) const {
-  return decide_start(views(), job, clock_.now() - entries_[job].arrival);
+  const std::vector<JobView> jobs = views();
+  const auto self = std::find_if(jobs.begin(), jobs.end(), [job](const JobView& view) { return view.id == job; });
+  return decide_start(jobs, static_cast<std::size_t>(self - jobs.begin()), clock_.now() - entries_.at(job).arrival);
 }
 
 std::size_t Coordinator::free_places() const {
   if (!resident_) {
     return std::numeric_limits<std::size_t>::max();
   }
-  const auto taken = static_cast<std::size_t>(std::count_if(entries_.begin(), entries_.end(), [](const Entry& entry) {
+  const auto taken = static_cast<std::size_t>(std::count_if(entries_.begin(), entries_.end(), [](const auto& known) {
+    const Entry& entry = known.second;
     return entry.start_ordered && !entry.spilled && !is_terminal(entry.state);
   }));
   return *resident_ - std::min(taken, *resident_);
@@ -196,9 +257,8 @@ std::size_t Coordinator::free_places() const {
 
 bool Coordinator::has_place(JobId job) const {
   std::size_t ahead = 0;
-  for (JobId other = 0; other < entries_.size(); ++other) {
-    const Entry& entry = entries_[other];
-    const Priority priority = entries_[job].told.priority;
+  const Priority priority = entries_.at(job).told.priority;
+  for (const auto& [other, entry] : entries_) {
     const bool is_ahead = outranks(entry.told.priority, priority) || (entry.told.priority == priority && other < job);
     // It may be that its thread has not asked yet.
     const bool waits = !entry.start_ordered && !entry.start_cancelled && !is_terminal(entry.state) &&
@@ -209,8 +269,10 @@ bool Coordinator::has_place(JobId job) const {
 }
 
 void Coordinator::decide_waiting() {
-  for (JobId job = 0; starting_ > 0 && job < entries_.size(); ++job) {
-    decide(job);
+  if (starting_ > 0) {
+    for (const auto& [job, entry] : entries_) {
+      decide(job);
+    }
   }
   share();
 }
@@ -245,10 +307,11 @@ void Coordinator::issue(AutoSharing::Orders orders) noexcept {
 }
 
 void Coordinator::carry_out(const AutoSharing::Order& order) noexcept {
-  Entry& entry = entries_[order.job];
-  if (entry.start_cancelled || entry.slot == nullptr || is_terminal(entry.state)) {
+  Entry* const found = find(order.job);
+  if (found == nullptr || found->start_cancelled || found->slot == nullptr || is_terminal(found->state)) {
     return;  // being cancelled, or ended
   }
+  Entry& entry = *found;
   const auto record = [&](const char* what) { record_decision(order.job, [&] { return what + order.reason; }); };
   switch (order.action) {
     case AutoSharing::Action::kStart:
@@ -286,7 +349,7 @@ void Coordinator::keep_orders() {
 
 void Coordinator::obey(const AutoSharing::Order& order) {
   const auto lock = lock_up_to_date();
-  if (order.job < entries_.size()) {
+  if (order.job < names_.size()) {
     carry_out(order);
   } else {
     early_orders_.push_back(order);
@@ -322,7 +385,8 @@ void Coordinator::report(const JobReport& report) {
 /// time.
 void Coordinator::set_news() {
   const bool decides = max_slowdown_.has_value() || any_automatic_;
-  const bool awaits_step = std::any_of(entries_.begin(), entries_.end(), [](const Entry& entry) {
+  const bool awaits_step = std::any_of(entries_.begin(), entries_.end(), [](const auto& known) {
+    const Entry& entry = known.second;
     const StartCondition& start = entry.told.start;
     return entry.wait == Wait::kForStart && !is_terminal(entry.state) &&
            (std::holds_alternative<StartAtStep>(start) || std::holds_alternative<StartAuto>(start));
@@ -360,7 +424,8 @@ std::chrono::nanoseconds Coordinator::attend() {
 void Coordinator::apply(const JobReport& report) {
   using Kind = JobReport::Kind;
   const JobId job = report.job;
-  if (is_terminal(entries_[job].state)) {
+  Entry* const entry = find(job);
+  if (entry == nullptr || is_terminal(entry->state)) {
     return;  // the job was given up
   }
   switch (report.kind) {
@@ -384,7 +449,7 @@ void Coordinator::apply(const JobReport& report) {
       break;
     case Kind::kSpilled:
     case Kind::kRestored:
-      entries_[job].spilled = report.kind == Kind::kSpilled;
+      entry->spilled = report.kind == Kind::kSpilled;
       decide_waiting();
       changed_.notify_all();
       break;
@@ -396,12 +461,15 @@ void Coordinator::apply(const JobReport& report) {
 
 void Coordinator::cancel_start(JobId job) {
   const auto lock = lock_up_to_date();
-  Entry& entry = entries_[job];
-  entry.start_cancelled = true;
-  if (std::exchange(entry.held, false)) {
-    gate_.clear(*entry.slot, kHold);
+  Entry* const entry = find(job);
+  if (entry == nullptr) {
+    return;
   }
-  if (entry.state == JobState::kPending) {
+  entry->start_cancelled = true;
+  if (std::exchange(entry->held, false)) {
+    gate_.clear(*entry->slot, kHold);
+  }
+  if (entry->state == JobState::kPending) {
     move(job, JobState::kCancelled, clock_.now());
   }
   changed_.notify_all();
@@ -409,7 +477,7 @@ void Coordinator::cancel_start(JobId job) {
 
 void Coordinator::cancel_starts() {
   const auto lock = lock_up_to_date();
-  for (Entry& entry : entries_) {
+  for (auto& [job, entry] : entries_) {
     entry.start_cancelled = true;
   }
   changed_.notify_all();
@@ -417,11 +485,13 @@ void Coordinator::cancel_starts() {
 
 void Coordinator::give_up(JobId job) {
   const auto lock = lock_up_to_date();
-  move(job, JobState::kCancelled, clock_.now());
+  if (find(job) != nullptr) {
+    move(job, JobState::kCancelled, clock_.now());
+  }
 }
 
 bool Coordinator::move(JobId job, JobState to, std::chrono::nanoseconds at) {
-  Entry& entry = entries_[job];
+  Entry& entry = entries_.at(job);
   if (!can_become(entry.state, to)) {
     return false;
   }
@@ -430,6 +500,7 @@ bool Coordinator::move(JobId job, JobState to, std::chrono::nanoseconds at) {
   entry.last_step = {};
   timeline_.record({at, at, job, EventKind::kState, 0, std::string(to_string(to))});
   if (is_terminal(to)) {
+    any_ended_ = true;
     entry.held = false;
     sharing_.end(job);
   } else if (to == JobState::kRunning && from != JobState::kSuspended &&
@@ -442,7 +513,7 @@ bool Coordinator::move(JobId job, JobState to, std::chrono::nanoseconds at) {
 }
 
 void Coordinator::count_step(const JobReport& report) {
-  entries_[report.job].steps = report.steps;
+  entries_.at(report.job).steps = report.steps;
   try {
     sharing_.step(report.job, report.at);
     keep_bound(report.job, report.at);
@@ -453,7 +524,7 @@ void Coordinator::count_step(const JobReport& report) {
 }
 
 void Coordinator::keep_bound(JobId job, std::chrono::nanoseconds now) {
-  Entry& entry = entries_[job];
+  Entry& entry = entries_.at(job);
   const auto begin = std::exchange(entry.last_step, now);
   if (!max_slowdown_ || follows_ || begin.count() == 0 || entry.steps <= kWarmUpSteps || is_outranked(job)) {
     return;
@@ -489,35 +560,39 @@ void Coordinator::keep_bound(JobId job, std::chrono::nanoseconds now) {
 }
 
 bool Coordinator::has_lower_beside(JobId job) const {
-  return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& other) {
-    return outranks(entries_[job].told.priority, other.told.priority) && other.state == JobState::kRunning;
+  const Priority priority = entries_.at(job).told.priority;
+  return std::any_of(entries_.begin(), entries_.end(), [&](const auto& known) {
+    const Entry& other = known.second;
+    return outranks(priority, other.told.priority) && other.state == JobState::kRunning;
   });
 }
 
 bool Coordinator::is_outranked(JobId job) const {
-  return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& other) {
-    return outranks(other.told.priority, entries_[job].told.priority) &&
+  const Priority priority = entries_.at(job).told.priority;
+  return std::any_of(entries_.begin(), entries_.end(), [&](const auto& known) {
+    const Entry& other = known.second;
+    return outranks(other.told.priority, priority) &&
            (other.state == JobState::kRunning || other.state == JobState::kSuspended);
   });
 }
 
 std::optional<BoundStats> Coordinator::bound(JobId job) const {
   std::lock_guard lock(mutex_);
-  const auto& bound = entries_[job].bound;
-  if (bound == nullptr) {
-    return std::nullopt;
+  if (const auto known = entries_.find(job); known != entries_.end()) {
+    return stats_of(known->second.bound.get());
   }
-  return BoundStats{bound->windows(), bound->windows_inside(), bound->alone(),
-                    bound->loss(),    bound->pace().share,     {bound->recent().begin(), bound->recent().end()}};
+  const JobRecord* const record = ended_.find(names_.at(job));
+  return record != nullptr && record->id == job ? record->bound : std::nullopt;
 }
 
 std::vector<std::string> Coordinator::names() const {
   std::lock_guard lock(mutex_);
-  std::vector<std::string> names;
-  for (const Entry& entry : entries_) {
-    names.push_back(entry.told.name);
-  }
-  return names;
+  return names_;
+}
+
+std::size_t Coordinator::size() const {
+  std::lock_guard lock(mutex_);
+  return entries_.size();
 }
 
 bool Coordinator::wait_all(std::chrono::nanoseconds deadline) {
@@ -535,20 +610,48 @@ bool Coordinator::wait_all(std::chrono::nanoseconds deadline) {
 }
 
 std::vector<JobView> Coordinator::views() const {
+  static const StartCondition now = StartNow{};
   std::vector<JobView> views;
-  for (const Entry& entry : entries_) {
+  const auto add = [&](const JobRecord& ended) {
+    views.push_back({.name = ended.name,
+                     .priority = ended.priority,
+                     .state = ended.state,
+                     .steps = ended.steps,
+                     .start = &now,
+                     .id = ended.id});
+  };
+  bool counts_steps = false;
+  for (const auto& [job, entry] : entries_) {
+    const StartCondition& start = entry.told.start;
     views.push_back({.name = entry.told.name,
                      .priority = entry.told.priority,
                      .state = entry.state,
                      .steps = entry.steps,
-                     .start = &entry.told.start,
-                     .withdrawn = !entry.named()});
+                     .start = &start,
+                     .withdrawn = !entry.named(),
+                     .id = job});
+    counts_steps = counts_steps || std::holds_alternative<StartAtStep>(start);
+    const auto* const after = std::get_if<StartAfterJob>(&start);
+    const JobRecord* const awaited = after == nullptr || has_named(after->job) ? nullptr : ended_.find(after->job);
+    if (awaited != nullptr) {
+      add(*awaited);
+    }
   }
+  if (counts_steps) {
+    const auto& ended = ended_.in_order();
+    const auto first =
+        std::find_if(ended.begin(), ended.end(), [this](const auto& known) { return !has_named(known.second.name); });
+    if (first != ended.end()) {
+      add(first->second);
+    }
+  }
+  std::stable_sort(views.begin(), views.end(), [](const JobView& a, const JobView& b) { return a.id < b.id; });
   return views;
 }
 
 bool Coordinator::all_ended() const {
-  return std::all_of(entries_.begin(), entries_.end(), [](const Entry& entry) { return is_terminal(entry.state); });
+  return std::all_of(entries_.begin(), entries_.end(),
+                     [](const auto& known) { return is_terminal(known.second.state); });
 }
 
 }  // namespace torchshare

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -10,6 +11,7 @@
 #include "device/clock.h"
 #include "gate/gate.h"
 #include "model/event.h"
+#include "runtime/ended_jobs.h"
 #include "runtime/inbox.h"
 #include "runtime/job_report.h"
 #include "runtime/timeline.h"
@@ -28,16 +30,6 @@ struct NewJob {
   std::optional<ProfiledJob> profile = {};
 };
 
-/// How well the bound on the primary's slowdown was kept.
-struct BoundStats {
-  std::uint64_t windows = 0;  ///< windows of one second in which others ran beside it
-  std::uint64_t windows_inside = 0;
-  double alone = 0;  ///< seconds of a step alone
-  double loss = 0;   ///< fraction of the others' time that the primary loses to them
-  double share = 1;  ///< fraction of the time in which others may run, as last set
-  std::vector<BoundWindow> recent{};
-};
-
 /// Tracks the state and the steps of every job. Decides when a waiting job may start, and which jobs are held for
 /// another: to keep the bound on the primary's slowdown, or because `start="auto"` found it best. Records every change
 /// and every decision in the timeline. Any thread.
@@ -46,6 +38,8 @@ struct BoundStats {
 /// while it is spilled; when it is restored, it waits for memory only. Jobs whose start condition holds get the places
 /// in order of priority, then of arrival. Automatic jobs come last: AutoSharing chooses among them for the places that
 /// are left.
+///
+/// A job that has ended leaves a record; the work of a step does not grow with their number.
 ///
 /// Running jobs never wait for decisions: they put reports into an inbox, and a thread of ordinary priority applies
 /// them; see `serve` and Note [Priority inversion].
@@ -121,7 +115,10 @@ class Coordinator {
   /// One iteration of `serve`. Returns when to run the next one even if nothing is reported.
   std::chrono::nanoseconds attend();
 
+  /// Of all jobs, in order of submission.
   std::vector<std::string> names() const;
+  /// How many jobs have not ended, or not left a record yet.
+  std::size_t size() const;
   /// Empty if the job had no bound to keep.
   std::optional<BoundStats> bound(JobId job) const;
 
@@ -138,12 +135,13 @@ class Coordinator {
 
   struct Entry {
     NewJob told;
-    Slot* slot;         // null once the job is withdrawn
-    JobStatus* status;  // the same
+    Slot* slot;  // null once the job is withdrawn
+    JobStatus* status;
     std::chrono::nanoseconds arrival;
     JobState state = JobState::kPending;
     std::uint64_t steps = 0;
     Wait wait = Wait::kNone;
+    bool is_inside = false;  // its thread is in wait_to_start
     bool start_cancelled = false;
     bool start_ordered = false;
     bool held = false;
@@ -154,6 +152,13 @@ class Coordinator {
 
     bool named() const { return slot != nullptr && !replaced; }
   };
+
+  /// Null if the job has ended.
+  Entry* find(JobId job);
+  /// Makes records of the jobs that have ended; tries again later without memory.
+  void retire_ended() noexcept;
+  static JobRecord record_of(JobId job, const Entry& entry);
+  bool has_named(std::string_view name) const;
 
   // Note [Without memory]
   // A decision that finds no memory is made again a moment later, by `attend`; one that was made is carried out and
@@ -203,9 +208,12 @@ class Coordinator {
   std::atomic<std::chrono::nanoseconds> last_news_{std::chrono::nanoseconds(0)};
   std::atomic<std::chrono::nanoseconds> news_every_{kNewsInterval};
   std::atomic<bool> dismissed_{false};
-  EventCount changed_;        // the fields below
-  mutable std::mutex mutex_;  // guards every field below
-  std::vector<Entry> entries_;
+  EventCount changed_;              // the fields below
+  mutable std::mutex mutex_;        // guards every field below
+  std::map<JobId, Entry> entries_;  // of jobs that have not ended
+  EndedJobs ended_;
+  bool any_ended_ = false;          // of entries_
+  std::vector<std::string> names_;  // by JobId
   bool open_ = false;
   bool any_automatic_ = false;
   bool follows_ = false;

@@ -50,18 +50,9 @@ RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std:
       spec_(checked(std::move(spec), *runtime_->device)),
       language_(std::move(language)),
       priority_(runtime_->device->thread_priority(spec_.priority, runtime_->device_priority)),
-      budget_(std::make_shared<MemoryBudget>(spec_.name, spec_.memory_budget.value_or(MemoryBudget::kUnlimited))),
-      log_(runtime_->timeline.open_log()) {
-  // Jobs on a GPU are always metered: it is cheap beside the launches, and detects tensors that cross jobs.
-  Device& device = *runtime_->device;
-  const MemoryOwner::Options options{
-      .meters = spec_.meter_memory || spec_.memory_budget || device.is_asynchronous(),
-      .caches = spec_.cache_memory && device.memory_type() == c10::DeviceType::CPU,
-  };
-  if (options.meters || options.caches) {
-    device.install_memory();
-    memory_ = std::make_shared<MemoryOwner>(budget_, device.memory_type(), options);
-    checks_owners_ = device.is_asynchronous();
+      budget_(std::make_shared<MemoryBudget>(spec_.name, spec_.memory_budget.value_or(MemoryBudget::kUnlimited))) {
+  if (const MemoryOwner::Options options = memory_options(); options.meters || options.caches) {
+    runtime_->device->install_memory();
   }
   if (spec_.record_ops || runtime_->gate.forecasts()) {
     watch_ = std::make_unique<OpWatch>(slot_, runtime_->gate, runtime_->device->clock(),
@@ -69,6 +60,33 @@ RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std:
   }
   registration_ =
       runtime_->coordinator.add({spec_.name, spec_.priority, spec_.start, spec_.steps, spec_.profile}, slot_, status_);
+  log_ = runtime_->timeline.open_log();
+}
+
+RuntimeJob::~RuntimeJob() {
+  runtime_->timeline.close_log(log_);  // unless its thread has: it may never have run
+}
+
+/// Jobs on a GPU are always metered: it is cheap beside the launches, and detects tensors that cross jobs.
+MemoryOwner::Options RuntimeJob::memory_options() const {
+  const Device& device = *runtime_->device;
+  return {
+      .meters = spec_.meter_memory || spec_.memory_budget || device.is_asynchronous(),
+      .caches = spec_.cache_memory && device.memory_type() == c10::DeviceType::CPU,
+  };
+}
+
+/// Only jobs that run own memory: there are few owners, and jobs may wait in a long queue.
+void RuntimeJob::own_memory() {
+  if (const MemoryOwner::Options options = memory_options(); options.meters || options.caches) {
+    memory_ = std::make_shared<MemoryOwner>(budget_, runtime_->device->memory_type(), options);
+    checks_owners_ = runtime_->device->is_asynchronous();
+    if (!memory_->is_identified()) {
+      TORCH_WARN("job '", spec_.name,
+                 "': so many jobs run that its memory is not cached, and that its tensors are "
+                 "not told from others'");
+    }
+  }
 }
 
 std::optional<GapStats> RuntimeJob::gaps() const {
@@ -150,15 +168,20 @@ void RuntimeJob::give_up() {
 void RuntimeJob::run(Body body) {
   become_jobs_thread();
   if (!runtime_->coordinator.wait_to_start(id())) {
-    has_left_.store(true, std::memory_order_release);
+    leave();
     return;
   }
   began_.store(runtime_->now());
   const JobState end = run_body(body);
   body = nullptr;  // release its state before reporting the end
   ended_.store(runtime_->now());
-  has_left_.store(true, std::memory_order_release);
+  leave();
   report(JobReport::Kind::kEnded, 0, end);
+}
+
+void RuntimeJob::leave() {
+  runtime_->timeline.close_log(log_);
+  has_left_.store(true, std::memory_order_release);
 }
 
 void RuntimeJob::report(JobReport::Kind kind, std::uint64_t steps, JobState state) {
@@ -209,6 +232,7 @@ JobState RuntimeJob::run_body(const Body& body) {
   const DeviceRequest request{.priority = runtime_->priority_of(spec_.priority), .seed = spec_.seed, .sms = spec_.sms};
   JobState end = JobState::kFinished;
   try {
+    own_memory();
     JobThread thread(*runtime_->device, *priority_, request, *this, spec_.threads, memory_);
     const InBody in_body(*this, thread.device());
     body(*this);
@@ -413,6 +437,9 @@ void RuntimeJob::end_input() {
 }
 
 void RuntimeJob::begin_wait(std::string_view reason) {
+  if (++waits_ > 1) {
+    return;  // part of the outer one
+  }
   wait_reason_ = reason;
   wait_begin_ = runtime_->now();
   wait_is_inner_ = slot_.idle.load(std::memory_order_relaxed);
@@ -422,6 +449,9 @@ void RuntimeJob::begin_wait(std::string_view reason) {
 }
 
 void RuntimeJob::end_wait() {
+  if (--waits_ > 0) {
+    return;
+  }
   const auto now = runtime_->now();
   if (!wait_is_inner_) {
     end_idle(now);
@@ -480,7 +510,7 @@ void RuntimeJob::end_sub_batch() {
 
 void RuntimeJob::record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t number,
                              std::string_view detail) {
-  log_.record({begin, runtime_->now(), id(), kind, number, std::string(detail)});
+  log_->record({begin, runtime_->now(), id(), kind, number, std::string(detail)});
 }
 
 }  // namespace torchshare

@@ -22,6 +22,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
  public:
   /// Registers the job with the runtime's coordinator. Throws std::invalid_argument.
   RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std::unique_ptr<LanguageBinding> language);
+  ~RuntimeJob() override;
 
   const JobSpec& spec() const override { return spec_; }
   JobState state() const override { return status_.state.load(); }
@@ -102,7 +103,10 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   JobId id() const { return registration_.job(); }
   void attend() override;
   void wait_while(Attention bit, JobReport::Kind reason);
+  MemoryOwner::Options memory_options() const;
+  void own_memory();
   JobState run_body(const Body& body);
+  void leave();
   void report(JobReport::Kind kind, std::uint64_t steps = 0, JobState state = JobState::kRunning);
   template <class Wait>
   void block(std::string_view reason, Wait wait);
@@ -121,7 +125,6 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   const std::unique_ptr<LanguageBinding> language_;
   const std::unique_ptr<ThreadPriority> priority_;
   const std::shared_ptr<MemoryBudget> budget_;
-  EventLog& log_;
   JobStatus status_;
   DeviceScope* device_ = nullptr;  // non-null while the job's thread is set up; used on that thread
   std::atomic<int> sms_{0};        // 0: not partitioned
@@ -145,8 +148,10 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   std::chrono::nanoseconds wait_begin_{0};
   std::string wait_reason_;
   bool wait_is_inner_ = false;  // of a wait for input
+  int waits_ = 0;               // begun and not ended
   std::string error_;           // read by others once the state is terminal
 
+  std::shared_ptr<EventLog> log_;
   Coordinator::Registration registration_;  // last: it refers to the members above
 };
 

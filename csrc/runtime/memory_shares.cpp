@@ -24,7 +24,7 @@ void MemoryShares::leave(const MemoryBudget& budget) {
 
 void MemoryShares::divide() {
   const std::optional<std::int64_t> free_now = device_.free_memory();
-  if (!free_now) {
+  if (!free_now || members_.empty()) {
     return;
   }
   const auto members = static_cast<std::int64_t>(members_.size());

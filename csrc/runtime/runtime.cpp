@@ -5,8 +5,8 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <exception>
+#include <list>
 #include <stdexcept>
 #include <utility>
 
@@ -14,6 +14,7 @@
 #include "hook/op_hook.h"
 #include "runtime/job.h"
 #include "runtime/job_thread.h"
+#include "runtime/job_threads.h"
 #include "runtime/runtime_state.h"
 
 namespace torchshare {
@@ -21,7 +22,6 @@ namespace {
 
 constexpr std::chrono::nanoseconds kRunAhead = std::chrono::microseconds(500);
 constexpr std::chrono::nanoseconds kPatience = std::chrono::seconds(2);
-constexpr std::size_t kMaxThreadName = 15;  // Linux
 
 std::shared_ptr<RuntimeState> make_state(std::shared_ptr<Device> device, const RuntimeOptions& options) {
   if (current_context != nullptr) {
@@ -43,7 +43,7 @@ std::shared_ptr<RuntimeState> make_state(std::shared_ptr<Device> device, const R
                                 ? options.shortest_gap.value_or(std::chrono::nanoseconds(0))
                                 : measure_wake_cost().shortest_gap();
   auto state =
-      std::make_shared<RuntimeState>(std::move(device), std::move(policy), options.timeline_capacity,
+      std::make_shared<RuntimeState>(std::move(device), std::move(policy), options.timeline_capacity, options.keep,
                                      options.max_slowdown, options.resident, shortest_gap, options.device_priority);
   if (const auto share = options.secondary_share) {
     if (!(*share >= 0 && *share <= 1)) {
@@ -54,16 +54,13 @@ std::shared_ptr<RuntimeState> make_state(std::shared_ptr<Device> device, const R
   return state;
 }
 
-/// For example "ts3-resnet". Unique in this process: workers inherit it, see LowPriority::raise_for_good.
-std::string thread_name(const std::string& job) {
-  static std::atomic<int> threads = 0;
-  return fmt::format("ts{}-{}", ++threads, job).substr(0, kMaxThreadName);
-}
-
 }  // namespace
 
 Runtime::Runtime(std::shared_ptr<Device> device, const RuntimeOptions& options)
-    : state_(make_state(std::move(device), options)), former_threads_(at::get_num_threads()), process_(getpid()) {
+    : state_(make_state(std::move(device), options)),
+      former_threads_(at::get_num_threads()),
+      process_(getpid()),
+      jobs_(std::make_shared<JobThreads>()) {
   // Not in the first job's thread: a process forked in the meantime would inherit torch's locks in a locked state, and
   // torch's pool waits forever for threads that it could not create.
   install_op_hook();
@@ -77,7 +74,7 @@ Runtime::~Runtime() {
   }
   // The threads are the parent's; the child leaks their state.
   new auto(state_);
-  new auto(std::move(members_));
+  new auto(jobs_);
   new auto(std::move(coordinator_));
   new auto(std::move(stall_watch_));
 }
@@ -100,16 +97,13 @@ std::shared_ptr<RuntimeJob> Runtime::submit(JobSpec spec, Job::Body body, std::u
     throw std::logic_error("the runtime is closed; submit before close");
   }
   state_->device->check();
-  members_.push_back({std::make_shared<RuntimeJob>(state_, std::move(spec), std::move(language)), std::move(body), {}});
+  auto job = std::make_shared<RuntimeJob>(state_, std::move(spec), std::move(language));
   if (started_) {
-    try {
-      launch(members_.back());
-    } catch (...) {
-      members_.pop_back();
-      throw;
-    }
+    jobs_->start(job, std::move(body));
+  } else {
+    jobs_->add(job, std::move(body));
   }
-  return members_.back().job;
+  return job;
 }
 
 void Runtime::start() {
@@ -123,11 +117,7 @@ void Runtime::start() {
     start_helpers();
     started_ = true;
   }
-  for (Member& member : members_) {
-    if (!member.thread.joinable()) {
-      launch(member);
-    }
-  }
+  jobs_->start_all();
 }
 
 void Runtime::start_helpers() {
@@ -158,20 +148,6 @@ void Runtime::stop_helpers() {
   }
 }
 
-void Runtime::launch(Member& member) {
-  const std::string& job = member.job->spec().name;
-  const auto body = std::make_shared<Job::Body>(std::move(member.body));
-  try {
-    member.thread = std::thread([job = member.job, body, name = thread_name(job)] {
-      pthread_setname_np(pthread_self(), name.c_str());
-      job->run(std::move(*body));
-    });
-  } catch (const std::exception& error) {
-    member.body = std::move(*body);
-    throw std::runtime_error(fmt::format("job '{}': its thread cannot be created: {}", job, error.what()));
-  }
-}
-
 bool Runtime::wait(std::chrono::nanoseconds timeout) {
   check_process();
   const auto now = state_->now();
@@ -181,10 +157,7 @@ bool Runtime::wait(std::chrono::nanoseconds timeout) {
 void Runtime::cancel_all() {
   check_process();
   state_->coordinator.cancel_starts();  // first: the end of one job would start another
-  std::lock_guard lock(mutex_);
-  for (const Member& member : members_) {
-    member.job->cancel();
-  }
+  jobs_->cancel_all();
 }
 
 void Runtime::begin_close() {
@@ -199,15 +172,14 @@ void Runtime::begin_close() {
 std::vector<std::string> Runtime::close(std::chrono::nanoseconds patience) {
   begin_close();
   wait(patience);
-  std::vector<Member> members;
   bool was_started = false;
   {
     std::lock_guard lock(mutex_);
-    members.swap(members_);
     was_started = std::exchange(started_, false);
     stop_helpers();  // `start` may have created only some of them
   }
-  for (Member& member : members) {
+  std::list<JobThreads::Member> members = jobs_->take();
+  for (JobThreads::Member& member : members) {
     const bool ends = member.job->has_left() || (is_terminal(member.job->state()) && !member.job->is_given_up());
     if (member.thread.joinable() && !ends) {
       member.job->give_up();
@@ -221,7 +193,7 @@ std::vector<std::string> Runtime::close(std::chrono::nanoseconds patience) {
     set_intra_op_threads(former_threads_);  // torch uses the last number set as the default of new threads
   }
   std::vector<std::string> given_up;
-  for (const Member& member : members) {
+  for (const JobThreads::Member& member : members) {
     if (member.job->is_given_up() && !member.job->has_left()) {
       given_up.push_back(member.job->spec().name);
     }

@@ -14,12 +14,12 @@ namespace torchshare {
 /// The state that all jobs of one runtime share. Outlives the runtime if a job was given up.
 struct RuntimeState {
   RuntimeState(std::shared_ptr<Device> the_device, std::unique_ptr<GatePolicy> policy, std::size_t timeline_capacity,
-               std::optional<double> max_slowdown, std::optional<std::size_t> resident,
+               std::size_t keep, std::optional<double> max_slowdown, std::optional<std::size_t> resident,
                std::chrono::nanoseconds the_shortest_gap, DevicePriority the_device_priority)
       : device(std::move(the_device)),
         shortest_gap(the_shortest_gap),
         device_priority(the_device_priority),
-        timeline(timeline_capacity),
+        timeline(timeline_capacity, keep),
         gate(std::move(policy), device->clock()),
         coordinator(device->clock(), timeline, gate, max_slowdown, resident),
         stall_watch(device->clock()),

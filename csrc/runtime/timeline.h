@@ -2,6 +2,8 @@
 
 #include <concepts>
 #include <deque>
+#include <list>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <utility>
@@ -21,6 +23,7 @@ class EventLog {
   void drop() noexcept;
   /// Appends a copy of its events, in the order of recording.
   void copy_to(std::vector<Event>& events) const;
+  std::size_t size() const;
   /// How many events were dropped.
   std::size_t dropped() const;
 
@@ -35,8 +38,9 @@ class EventLog {
 /// job waits for another. Any thread.
 class Timeline {
  public:
-  /// `capacity`: events per log. Throws std::invalid_argument if it is 0.
-  explicit Timeline(std::size_t capacity);
+  /// `capacity`: events per log; `keep`: logs of ended jobs, the last ones. Throws std::invalid_argument if `capacity`
+  /// is 0.
+  explicit Timeline(std::size_t capacity, std::size_t keep = 20);
 
   void record(Event event) noexcept { shared_.record(std::move(event)); }
   /// Records the event that `make` returns, or drops it if `make` finds no memory.
@@ -48,18 +52,23 @@ class Timeline {
       shared_.drop();
     }
   }
-  /// A new log, which lives as long as the timeline.
-  EventLog& open_log();
+  /// A new log. Its events are part of the timeline until it is closed and `keep` others are closed after it.
+  std::shared_ptr<EventLog> open_log();
+  /// Called when a job has ended: it records nothing any more.
+  void close_log(const std::shared_ptr<EventLog>& log) noexcept;
   /// A copy of all events, in the order of their ends.
   std::vector<Event> events() const;
-  /// How many events were dropped.
+  /// How many events were dropped, with those of logs that are not kept.
   std::size_t dropped() const;
 
  private:
   const std::size_t capacity_;
+  const std::size_t keep_;
   EventLog shared_;
-  mutable std::mutex mutex_;  // guards logs_
-  std::deque<EventLog> logs_;
+  mutable std::mutex mutex_;  // guards the fields below
+  std::list<std::shared_ptr<EventLog>> open_;
+  std::list<std::shared_ptr<EventLog>> closed_;  // the last ones, the newest at the end
+  std::size_t dropped_ = 0;                      // with the logs that are not kept
 };
 
 }  // namespace torchshare

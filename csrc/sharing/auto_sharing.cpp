@@ -62,7 +62,8 @@ void AutoSharing::suspend(JobId id, bool suspended, std::chrono::nanoseconds now
 }
 
 void AutoSharing::end(JobId id) {
-  runs_.at(id).state = State::kEnded;
+  std::erase_if(pairs_, [id](const auto& known) { return known.first.first == id || known.first.second == id; });
+  runs_.erase(id);
   change_who_runs();
 }
 
@@ -205,7 +206,7 @@ bool AutoSharing::stalls(const SharedRun& run, std::chrono::nanoseconds now) {
 void AutoSharing::order(JobId id, bool wanted, const std::string& reason, std::chrono::nanoseconds now) {
   SharedRun& run = runs_.at(id);
   const bool runs = run.state == State::kRunning;
-  if (run.state == State::kEnded || wanted == runs || (!wanted && !runs)) {
+  if (wanted == runs || (!wanted && !runs)) {
     return;
   }
   const Action action = !wanted ? Action::kHold : run.state == State::kHeld ? Action::kRelease : Action::kStart;

@@ -41,6 +41,7 @@ class AutoSharing {
   void step(JobId id, std::chrono::nanoseconds now);
   /// Called when the user suspended or resumed the job.
   void suspend(JobId id, bool suspended, std::chrono::nanoseconds now);
+  /// Forgets the job.
   void end(JobId id);
   /// Called when the loader's length is known: the job will have done `steps` steps when this pass over the loader
   /// ends, or, with `for_good`, when the job ends.
@@ -48,6 +49,8 @@ class AutoSharing {
 
   /// Starts at most `places` jobs.
   Orders decide(std::chrono::nanoseconds now, std::size_t places = kMaxTogether);
+  /// How many jobs and pairs of jobs it knows.
+  std::size_t size() const { return runs_.size() + pairs_.size(); }
   /// When to decide again even if nothing happens.
   std::chrono::nanoseconds retry_at() const { return retry_at_; }
 

@@ -24,7 +24,7 @@ struct SharedJob {
 
 /// A shared job at run time, with measurements of its steps.
 struct SharedRun {
-  enum class State { kNotStarted, kRunning, kHeld, kEnded };
+  enum class State { kNotStarted, kRunning, kHeld };
 
   SharedJob job;
   State state = State::kNotStarted;

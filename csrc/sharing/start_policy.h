@@ -6,11 +6,13 @@
 #include <string>
 #include <string_view>
 
+#include "model/job_id.h"
 #include "torchshare/values.h"
 
 namespace torchshare {
 
-/// The input of start decisions, one entry per job in order of submission.
+/// The input of start decisions, one entry per job in order of submission. Of the jobs that have ended, those are
+/// enough that a condition names, and the first of the highest priority.
 struct JobView {
   std::string_view name;
   Priority priority;
@@ -18,6 +20,7 @@ struct JobView {
   std::uint64_t steps;
   const StartCondition* start;
   bool withdrawn = false;  ///< the job is gone, or another has its name, so no job waits for it
+  JobId id = 0;            ///< the caller's
 };
 
 struct StartDecision {

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -117,6 +118,21 @@ TEST_F(CachedMemoryTest, TheProcessHasACacheWhenAsked) {
   EXPECT_EQ(caching_owner()->other_owner(again.storage().data_ptr()), nullptr) << "any job may use it";
   cache_memory_of_process(false);
   EXPECT_FALSE(is_owners(a_mebibyte().storage().data_ptr().get_deleter()));
+}
+
+TEST_F(CachedMemoryTest, TheProcessHasACacheUntilItsVeryEnd) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // begins anew, so that the handler is registered first
+  const auto run = [] {
+    std::atexit([] {  // runs after the destructors of what is constructed later
+      const MemoryOwner* const owner = memory_owner(c10::DeviceType::CPU);
+      const bool lives = owner != nullptr && owner->budget().use_count() == 1 && owner->budget()->job() == "process";
+      _exit(lives && a_mebibyte().numel() == kMebibyte ? 0 : 1);
+    });
+    cache_memory_of_process(true);
+    a_mebibyte();
+    std::exit(2);
+  };
+  EXPECT_EXIT(run(), ::testing::ExitedWithCode(0), "");
 }
 
 TEST_F(CachedMemoryTest, TensorsThatGrowMoveBetweenTheAllocators) {

@@ -12,6 +12,7 @@
 #include <memory>
 #include <thread>
 
+#include "device/cpu/cpu_device.h"
 #include "fakes/fake_device.h"
 #include "fakes/no_memory.h"
 
@@ -672,6 +673,110 @@ TEST_F(CoordinatorTest, TheConditionOfAWithdrawnJobIsNotChecked) {
   add("b", Priority::kSecondary, "after:a");
   members_.clear();
   EXPECT_EQ(add("c", Priority::kPrimary, "now").state(), JobState::kPending);
+}
+
+TEST_F(CoordinatorTest, AJobThatHasEndedLeavesARecord) {
+  coordinator_.open();
+  for (int i = 0; i < 1000; ++i) {
+    Member& job = add("job " + std::to_string(i), i == 0 ? Priority::kPrimary : Priority::kSecondary, "now");
+    EXPECT_TRUE(coordinator_.wait_to_start(job.id()));
+    job.step();
+    job.end(JobState::kFinished);
+    ASSERT_LE(coordinator_.size(), 1U);
+  }
+  coordinator_.attend();
+  EXPECT_EQ(coordinator_.size(), 0U);
+  EXPECT_EQ(coordinator_.names().size(), 1000U);
+  members_.clear();  // as a runtime forgets them
+  EXPECT_TRUE(start(add("a", Priority::kSecondary, "after:job 0")).get());
+  EXPECT_THAT(details(*members_.back(), EventKind::kDecision),
+              ElementsAre(HasSubstr("job 'job 0' finished after 1 steps")));
+  EXPECT_TRUE(start(add("b", Priority::kSecondary, "step:5")).get());
+  EXPECT_THAT(details(*members_.back(), EventKind::kDecision),
+              ElementsAre(HasSubstr("job 'job 0' finished after 1 steps")));
+}
+
+TEST_F(CoordinatorTest, OfTheJobsWithOneNameTheLastIsMeant) {
+  coordinator_.open();
+  const auto run = [&](const std::string& name, JobState end) {
+    Member& job = add(name, Priority::kPrimary, "now");
+    EXPECT_TRUE(coordinator_.wait_to_start(job.id()));
+    job.end(end);
+  };
+  run("x", JobState::kFinished);
+  run("y", JobState::kFinished);
+  run("x", JobState::kFailed);
+  EXPECT_TRUE(start(add("a", Priority::kSecondary, "after:x")).get());
+  EXPECT_THAT(details(*members_.back(), EventKind::kDecision), ElementsAre(HasSubstr("job 'x' failed")));
+  Member& again = add("x", Priority::kPrimary, "now");
+  EXPECT_TRUE(coordinator_.wait_to_start(again.id()));
+  auto after = start(add("b", Priority::kSecondary, "after:x"));
+  EXPECT_TRUE(still_waits(after));
+  EXPECT_TRUE(start(add("c", Priority::kSecondary, "step:5")).get()) << "'y' is the first of the highest priority";
+  again.end(JobState::kFinished);
+  EXPECT_TRUE(after.get());
+}
+
+TEST_F(CoordinatorTest, NothingReachesAJobThatHasEnded) {
+  Member& job = add("a", Priority::kPrimary, "now");
+  EXPECT_TRUE(coordinator_.wait_to_start(job.id()));
+  job.end(JobState::kFinished);
+  coordinator_.attend();
+  ASSERT_EQ(coordinator_.size(), 0U);
+  job.step();
+  job.end(JobState::kFailed);
+  coordinator_.cancel_start(job.id());
+  coordinator_.give_up(job.id());
+  coordinator_.obey({job.id(), AutoSharing::Action::kHold, "late"});
+  EXPECT_FALSE(coordinator_.wait_to_start(job.id()));
+  EXPECT_FALSE(coordinator_.bound(job.id()).has_value());
+  EXPECT_FALSE(job.has_hold());
+  EXPECT_EQ(job.state(), JobState::kFinished);
+}
+
+TEST_F(CoordinatorTest, AJobThatIsGivenUpWhileItWaitsToStartEndsWithItsThread) {
+  coordinator_.open();
+  Member& job = add("a", Priority::kSecondary, "1000");
+  auto waiter = start(job);
+  ASSERT_TRUE(is_delayed(job));
+  coordinator_.give_up(job.id());
+  coordinator_.attend();
+  EXPECT_EQ(coordinator_.size(), 1U) << "its thread is still inside";
+  coordinator_.cancel_start(job.id());
+  EXPECT_FALSE(waiter.get());
+  coordinator_.attend();
+  EXPECT_EQ(coordinator_.size(), 0U);
+}
+
+TEST(Coordinator, JobsThatEndAndJobsThatComeMeetNoOther) {
+  SteadyClock clock;
+  Timeline timeline(1000);
+  Gate gate(make_gate_policy("priority", {}), clock);
+  Coordinator coordinator(clock, timeline, gate, {}, 2);
+  coordinator.open();
+  std::thread serves([&] { coordinator.serve(); });
+  const auto run_jobs = [&](const std::string& name) {
+    for (int i = 0; i < 200; ++i) {
+      Member job(coordinator, clock, {.name = name, .start = parse_start(i % 2 == 0 ? "now" : "after:" + name + "0")});
+      ASSERT_TRUE(coordinator.wait_to_start(job.id()));
+      job.step();
+      job.end(JobState::kFinished);
+    }
+  };
+  for (const std::string name : {"a", "b", "c"}) {
+    Member first(coordinator, clock, {.name = name + "0"});
+    ASSERT_TRUE(coordinator.wait_to_start(first.id()));
+    first.end(JobState::kFinished);
+  }
+  std::thread a([&] { run_jobs("a"); });
+  std::thread b([&] { run_jobs("b"); });
+  run_jobs("c");
+  a.join();
+  b.join();
+  EXPECT_TRUE(coordinator.wait_all(kNever));
+  coordinator.dismiss();
+  serves.join();
+  EXPECT_EQ(coordinator.size(), 0U);
 }
 
 /// Calls `at_next_look` when the time is read; counts waits.

@@ -82,6 +82,17 @@ TEST_F(MemorySharesTest, HugeBudgetsLeaveOthersAnEqualPart) {
   EXPECT_EQ(other->limit(), 1000 - 2 * 333);
 }
 
+TEST_F(MemorySharesTest, TheLastJobMayLeaveADeviceThatHasNoByteFree) {
+  const auto last = budget();
+  auto one = join(last);
+  device_.free = 0;
+  auto two = join(budget(100));
+  EXPECT_EQ(last->limit(), 0);
+  one.reset();
+  two.reset();
+  EXPECT_EQ(told_, 1 + 1) << "nobody was left to tell";
+}
+
 TEST_F(MemorySharesTest, ADeviceThatDoesNotLimitJobsLeavesThemUnlimited) {
   device_.free.reset();
   const auto first = budget();

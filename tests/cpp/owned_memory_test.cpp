@@ -192,6 +192,20 @@ TEST_F(OwnedMemoryTest, HasDeletersForManyOwners) {
   EXPECT_EQ(owners.front()->other_owner(tensor.storage().data_ptr()), nullptr);
 }
 
+TEST_F(OwnedMemoryTest, OneOwnerAfterAnotherIsIdentified) {
+  for (int i = 0; i < 200; ++i) {
+    const auto one = owner(std::to_string(i));
+    ASSERT_TRUE(one->is_identified()) << i;
+    const MemoryScope scope(one);
+    thousand_floats();
+  }
+  std::vector<std::shared_ptr<MemoryOwner>> owners;
+  for (int i = 0; i < 64; ++i) {
+    owners.push_back(owner(std::to_string(i)));
+  }
+  EXPECT_FALSE(owners.back()->is_identified()) << "there are 63 at once";
+}
+
 TEST_F(OwnedMemoryTest, IgnoresOwnersOfOtherDevices) {
   const auto gpus = std::make_shared<MemoryOwner>(std::make_shared<MemoryBudget>("gpu", 1), c10::DeviceType::CUDA);
   const MemoryScope scope(gpus);

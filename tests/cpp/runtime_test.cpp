@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <latch>
@@ -27,6 +28,7 @@
 #include "fakes/unknown_call.h"
 #include "runtime/job.h"
 #include "runtime/job_thread.h"
+#include "runtime/runtime_state.h"
 
 namespace torchshare {
 namespace {
@@ -162,6 +164,81 @@ TEST(Runtime, AFailureStaysInItsJob) {
   EXPECT_THAT(bad->error(), HasSubstr("shape '[3]' is invalid"));
   EXPECT_EQ(good->state(), JobState::kFinished);
   EXPECT_EQ(good->stats().steps, 5U);
+}
+
+TEST(Runtime, ForgetsJobsThatHaveEnded) {
+  Runtime runtime(std::make_shared<CpuDevice>(), {.resident = 2, .keep = 5});
+  std::vector<std::weak_ptr<Job>> jobs;
+  for (int i = 0; i < 300; ++i) {
+    jobs.push_back(runtime.submit({.name = std::to_string(i)}, [](Job& job) { train(job, 1); }));
+  }
+  runtime.start();
+  EXPECT_TRUE(runtime.wait(60s));
+  // The last one to end may still be at its end, and it alone is not joined.
+  const auto live = [&] {
+    return std::count_if(jobs.begin(), jobs.end(), [](const auto& job) { return !job.expired(); });
+  };
+  const auto deadline = std::chrono::steady_clock::now() + 30s;
+  while (live() > 0 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(1ms);
+  }
+  EXPECT_EQ(live(), 0);
+  RuntimeState& state = runtime.state();
+  EXPECT_EQ(state.coordinator.size(), 0U);
+  std::map<JobId, int> steps;
+  for (const Event& event : state.timeline.events()) {
+    steps[event.job] += event.kind == EventKind::kStep ? 1 : 0;
+  }
+  EXPECT_EQ(std::count_if(steps.begin(), steps.end(), [](const auto& job) { return job.second == 1; }), 5);
+  auto late = runtime.submit({.name = "late", .start = StartAfterJob{"7"}}, [](Job& job) { train(job, 1); });
+  EXPECT_TRUE(runtime.wait(30s));
+  EXPECT_EQ(late->state(), JobState::kFinished);
+}
+
+TEST(Runtime, OnlyJobsThatRunOwnMemory) {
+  Runtime runtime(std::make_shared<CpuDevice>(), {.resident = 1});
+  std::atomic<int> cached = 0;
+  const auto body = [&](Job&) {
+    at::ones({1 << 20});
+    const MemoryOwner* const owner = memory_owner(c10::DeviceType::CPU);
+    cached += owner != nullptr && owner->is_identified() && owner->caches() ? 1 : 0;
+  };
+  for (int i = 0; i < 150; ++i) {  // more than there are owners
+    runtime.submit({.name = std::to_string(i)}, body);
+  }
+  std::vector<std::shared_ptr<Job>> cancelled;  // before they begin
+  for (int i = 0; i < 100; ++i) {
+    cancelled.push_back(runtime.submit({.name = "never " + std::to_string(i), .start = parse_start("1000")}, body));
+  }
+  runtime.start();
+  for (const auto& job : cancelled) {
+    job->cancel();
+  }
+  EXPECT_TRUE(runtime.wait(60s));
+  EXPECT_EQ(cached, 150);
+}
+
+TEST(Runtime, TheGateIsClosedAfterAWaitInsideAnother) {
+  Runtime runtime(std::make_shared<CpuDevice>());
+  std::vector<bool> idle;
+  auto job = runtime.submit(primary("a"), [&](Job& job) {
+    const auto is_idle = [&] { return runtime_job(job).slot().idle.load(); };
+    {
+      const WaitForRanks outer;
+      idle.push_back(is_idle());
+      { const WaitForRanks inner; }
+      idle.push_back(is_idle());
+    }
+    idle.push_back(is_idle());
+    job.begin_input();
+    { const WaitForRanks in_input; }
+    idle.push_back(is_idle());
+    job.end_input();
+    idle.push_back(is_idle());
+  });
+  runtime.start();
+  EXPECT_TRUE(runtime.wait(30s));
+  EXPECT_EQ(idle, (std::vector<bool>{true, true, false, true, false}));
 }
 
 TEST(Runtime, LeavesBehindAJobThatIsBlockedElsewhere) {

@@ -50,19 +50,64 @@ TEST(Timeline, TakesEventsFromSeveralThreads) {
 
 TEST(Timeline, PutsTheLogsOfAllJobsInOneOrder) {
   Timeline timeline(2);
-  EventLog& first = timeline.open_log();
-  EventLog& second = timeline.open_log();
-  first.record(step(1));
-  second.record(step(2));
+  const auto first = timeline.open_log();
+  const auto second = timeline.open_log();
+  first->record(step(1));
+  second->record(step(2));
   timeline.record(step(3));
-  first.record(step(4));
-  first.record(step(5));
+  first->record(step(4));
+  first->record(step(5));
   std::vector<std::uint64_t> order;
   for (const Event& event : timeline.events()) {
     order.push_back(event.number);
   }
   EXPECT_THAT(order, ::testing::ElementsAre(2, 3, 4, 5)) << "each log forgets its own oldest";
   EXPECT_EQ(timeline.dropped(), 1U);
+}
+
+TEST(Timeline, KeepsTheLogsOfTheLastJobsThatHaveEndedAndOfAllThatRun) {
+  Timeline timeline(10, 2);
+  const auto runs = timeline.open_log();
+  runs->record(step(0));
+  for (std::uint32_t i = 1; i <= 4; ++i) {
+    const auto log = timeline.open_log();
+    log->record(step(i));
+    timeline.close_log(log);
+    timeline.close_log(log);  // no second time
+  }
+  std::vector<std::uint64_t> kept;
+  for (const Event& event : timeline.events()) {
+    kept.push_back(event.number);
+  }
+  EXPECT_THAT(kept, ::testing::ElementsAre(0, 3, 4));
+  EXPECT_EQ(timeline.dropped(), 2U);
+}
+
+TEST(Timeline, KeepsNoLogOfAnEndedJobIfNoneIsWanted) {
+  Timeline timeline(10, 0);
+  const auto log = timeline.open_log();
+  log->record(step(1));
+  timeline.close_log(log);
+  log->record(step(2));  // of a thread that was left behind
+  EXPECT_THAT(timeline.events(), ::testing::IsEmpty());
+}
+
+TEST(Timeline, TakesEventsOfJobsThatEndMeanwhile) {
+  Timeline timeline(100, 3);
+  const auto run_jobs = [&] {
+    for (std::uint32_t i = 0; i < 500; ++i) {
+      const auto log = timeline.open_log();
+      log->record(step(i));
+      timeline.close_log(log);
+    }
+  };
+  std::thread other(run_jobs);
+  for (int i = 0; i < 50; ++i) {
+    EXPECT_LE(timeline.events().size(), 3U + 1);
+  }
+  run_jobs();
+  other.join();
+  EXPECT_EQ(timeline.events().size() + timeline.dropped(), 1000U);
 }
 
 TEST(Timeline, RefusesZeroCapacity) {

@@ -1,19 +1,30 @@
-"""A closed runtime leaks nothing."""
+"""A closed runtime leaks nothing, and an open one nothing of jobs that have ended."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
+import logging
 import threading
+import time
+import traceback
+import warnings
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
-from conftest import run_ops_for_ever
+from conftest import run_ops_for_ever, wait_until
 
 import torchshare
-from torchshare import Job
+from torchshare import Job, JobFailed
+from torchshare.context.results import ENDED
+from torchshare.isolation import routing, settings
+from torchshare.runtime import signals
 
 MIB = 1 << 20
 
@@ -82,3 +93,212 @@ def test_a_closed_runtime_releases_the_objects_of_its_jobs():
     timers_gone()
     gc.collect()
     assert [finished(), delayed(), pending()] == [None, None, None]
+
+
+# Jobs that have ended, in a runtime that is open
+
+
+def tiny(job: Job) -> int:
+    weights = torch.zeros(100, 100, requires_grad=True)
+    for batch in job.batches([torch.ones(4, 100)]):
+        batch.backward(lambda x: (x @ weights).sum())
+    if int(job.name) % 10 == 9:
+        raise ValueError(f"no {job.name}")
+    return job.result.steps
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def run_two_at_a_time(runtime: torchshare.Runtime, numbers: range) -> None:
+    running: list[Job] = []
+    for number in numbers:
+        while len(running) == 2:
+            running = [job for job in running if job.state not in ENDED]
+            time.sleep(0.001)
+        running.append(runtime.submit(tiny, name=str(number), threads=1))
+        runtime.start()
+
+
+@pytest.mark.parametrize("jobs", [200, pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_runtime_forgets_the_jobs_that_have_ended(jobs: int) -> None:
+    process = psutil.Process()
+    with torchshare.Runtime("cpu", keep=5) as runtime:
+        run_two_at_a_time(runtime, range(40))
+        assert runtime.wait(60, check=False)
+        gc.collect()
+        before = threads(), descriptors(), process.memory_info().rss
+        run_two_at_a_time(runtime, range(40, jobs))
+        results = runtime.wait(60, check=False)
+        gc.collect()
+        after = threads(), descriptors(), process.memory_info().rss
+        steps = {job for kind, job, *_ in runtime.events() if kind == "step"}
+        walked = len(runtime._closer.jobs), len(runtime._effects._jobs)
+        last = runtime.submit(lambda job: "ran", name="last", start="after:3")
+        assert runtime.wait(60, check=False)["last"].value == "ran"
+    assert last.state == "finished"
+    assert after[0] <= before[0]
+    assert after[1] <= before[1]
+    assert after[2] - before[2] < 8 * MIB + jobs * MIB // 20
+    assert len(steps) == 5, "the events of the last five to end"
+    assert min(map(int, steps)) >= jobs - 8
+    assert walked[0] == 0
+    assert walked[1] <= 2 + 5 + 1
+    assert len(results) == jobs
+    assert all(result.steps == 1 for result in results.values()), "results of all are kept"
+    assert str(results["29"].exception) == "no 29"
+
+
+def test_a_timeline_of_no_more_jobs_than_are_kept_is_whole() -> None:
+    with torchshare.Runtime("cpu") as runtime:
+        run_two_at_a_time(runtime, range(20))
+        runtime.wait(60, check=False)
+        steps = {job for kind, job, *_ in runtime.events() if kind == "step"}
+        dropped = runtime._handle.dropped_events
+    assert steps == {str(number) for number in range(20)}
+    assert dropped == 0
+
+
+def test_jobs_that_wait_in_a_queue_have_a_cache_each(tmp_path: Path) -> None:
+    """There are 63 owners of memory."""
+    with torchshare.Runtime("cpu", resident=1, keep=0) as runtime:
+        for number in range(100):
+            runtime.submit(lambda job: torch.ones(1 << 20).sum().item(), name=str(number), threads=1)
+        results = runtime.wait(60)
+        runtime.write_report(tmp_path / "run.html")  # without the events of any job
+    assert all(result.memory_cached > 0 for result in results.values())
+
+
+def in_its_closure(held: Marker) -> Callable[[Job], None]:
+    def body(job: Job) -> None:
+        assert held
+        raise ValueError("lost")
+
+    return body
+
+
+def in_an_argument(held: Marker) -> Callable[[Job], None]:
+    def body(held: Marker, job: Job) -> None:
+        raise ValueError("lost")
+
+    return functools.partial(body, held)
+
+
+def in_what_it_calls(held: Marker) -> Callable[[Job], None]:
+    def inner(own: Marker) -> None:
+        try:
+            raise OSError("no such file")
+        except OSError as error:
+            raise ValueError("lost") from error
+
+    return lambda job: inner(held)
+
+
+def tracked(held: Marker) -> Callable[[Job], None]:
+    """And its batches may be repeated."""
+    model = torch.nn.BatchNorm1d(4)
+    model.held = held  # type: ignore[assignment]
+
+    def body(job: Job) -> None:
+        job.track(model=model)
+        for batch in job.batches([torch.ones(4, 4)]):
+            batch.backward(lambda x: model(x).sum())
+        raise ValueError("lost")
+
+    return body
+
+
+@pytest.mark.parametrize("make", [in_its_closure, in_an_argument, in_what_it_calls, tracked])
+def test_a_failed_job_keeps_its_traceback_and_nothing_that_it_used(make: Callable[[Any], Any]) -> None:
+    def submit(runtime: torchshare.Runtime) -> weakref.ref[Marker]:
+        marker = Marker()
+        runtime.submit(make(marker), name="a", threads=1, memory_budget=1 << 30)
+        return weakref.ref(marker)
+
+    with torchshare.Runtime("cpu") as runtime:
+        marker = submit(runtime)
+        with pytest.raises(JobFailed, match=r"job 'a' failed after [01] steps: ValueError: lost") as caught:
+            runtime.wait(60)
+        gc.collect()
+        assert marker() is None
+    own, _, jobs_failed = "".join(traceback.format_exception(caught.value)).rpartition("direct cause")
+    assert "Traceback (most recent call last)" in own
+    assert f'{__file__}", line' in own
+    assert '    raise ValueError("lost")' in own
+    assert "JobFailed" in jobs_failed
+    assert ('raise OSError("no such file")' in own) is (make is in_what_it_calls)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "finished"])
+def test_a_job_that_has_ended_otherwise_keeps_nothing_that_it_used(end: str) -> None:
+    def submit(runtime: torchshare.Runtime) -> weakref.ref[Marker]:
+        marker = Marker()
+
+        def body(job: Job, held: Marker = marker) -> None:
+            if end == "cancelled":
+                run_ops_for_ever(job)
+
+        runtime.submit(body, name="a", threads=1)
+        return weakref.ref(marker)
+
+    with torchshare.Runtime("cpu") as runtime:
+        marker = submit(runtime)
+        runtime.start()
+        if end == "cancelled":
+            wait_until(lambda: runtime.results["a"].ops > 0)
+            runtime.cancel()
+        assert runtime.wait(60)["a"].state == end
+        gc.collect()
+        assert marker() is None
+
+
+# Runtimes that are dropped
+
+
+def drop(runtime: list[torchshare.Runtime]) -> None:
+    """Leaves it to the garbage collector, and calls that."""
+    gone: Any = runtime.pop()
+    gone.itself = gone
+    del gone
+    gc.collect()
+
+
+@pytest.mark.parametrize(
+    "lock", [routing._lock, settings._lock, signals._lock, logging._lock, threading._active_limbo_lock, None]
+)
+def test_a_runtime_that_is_dropped_while_any_lock_is_held_is_closed_by_another_thread(lock: Any) -> None:
+    before = routing._open
+
+    def collect() -> None:
+        runtime = [torchshare.Runtime("cpu")]
+        runtime[0].submit(run_ops_for_ever, name="a")
+        runtime[0].start()
+        with lock or contextlib.nullcontext():
+            drop(runtime)
+        ended.set()
+
+    ended = threading.Event()
+    threading.Thread(target=collect, daemon=True).start()
+    assert ended.wait(20), "it waits for a lock that it holds"
+    wait_until(lambda: routing._open == before)
+
+
+def test_a_runtime_that_is_dropped_without_close_is_named_in_a_warning() -> None:
+    before = routing._open
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        closed = torchshare.Runtime("cpu")
+        closed.close()
+        drop([torchshare.Runtime("cpu")])
+        runs = [torchshare.Runtime("cpu")]
+        runs[0].submit(run_ops_for_ever, name="a")
+        runs[0].start()
+        drop(runs)
+        del closed
+        wait_until(lambda: routing._open == before)
+        texts = sorted(str(each.message) for each in caught if "Runtime" in str(each.message))
+    assert texts == [
+        "a Runtime was dropped without close()",
+        "a Runtime was dropped without close() while its jobs run: 'a'",
+    ]

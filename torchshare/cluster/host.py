@@ -150,7 +150,7 @@ class Host:
             self._runtime = None
         if self._runtime is None:
             self._runtime = Runtime(
-                self._device, checkpoint=self._storage.jobs, every=self._every, resume=True, ranks=False
+                self._device, checkpoint=self._storage.jobs, every=self._every, resume=True, ranks=False, keep=0
             )
         return self._runtime
 

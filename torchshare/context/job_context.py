@@ -94,6 +94,10 @@ class JobContext:
         self.host_random = HostRandom(self.seed)
         self.accumulation = Accumulation(self.name)
 
+    def release(self) -> None:
+        """Called at the job's end: drops what its function has used, as long as the runtime has other jobs."""
+        self.tracked, self.retry, self.loop = Tracked(), None, Loop()
+
     def suspend(self, spill: bool) -> None:
         """See Job.suspend; on this rank."""
         with self._parking:

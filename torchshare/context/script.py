@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     import logging
 
+    from torchshare.context.job_context import JobContext
+
 
 @dataclass(eq=False)
 class ScriptContext:
     """What a script that runs as a job has of its own, where a program has one per process. Its threads share it."""
 
-    name: str
-    """The job's."""
+    job: JobContext
     argv: list[str]
     path: list[str]
     """Its `sys.path`: the script's folder first."""
@@ -40,6 +41,11 @@ class ScriptContext:
     """Top-level names of what it has imported."""
     has_own_folder: bool = False
     """Whether `os.chdir` has no effect on other jobs."""
+
+    @property
+    def name(self) -> str:
+        """The job's."""
+        return self.job.name
 
     def owns(self, namespace: dict[str, Any]) -> bool:
         """Whether `namespace` is that of one of its modules."""

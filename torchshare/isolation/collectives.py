@@ -64,11 +64,22 @@ def _watched(post_forward: Callable[..., Any]) -> Callable[..., Any]:
     return watched_post_forward
 
 
+class _Wait:
+    """A wait for other ranks. Ends with `end`, or when nothing refers to it: the engine drops its callbacks when a
+    backward pass fails."""
+
+    def __init__(self, job: JobContext) -> None:
+        self._job: JobContext | None = job
+        job.handle.begin_wait("collective")
+
+    def end(self) -> None:
+        job, self._job = self._job, None
+        if job is not None:
+            job.handle.end_wait()
+
+    __del__ = end
+
+
 def _expect_wait(job: JobContext, _gradient: torch.Tensor) -> None:
     queue = torch.autograd.Variable._execution_engine.queue_callback
-
-    def begin() -> None:
-        job.handle.begin_wait("collective")
-        queue(job.handle.end_wait)
-
-    queue(begin)
+    queue(lambda: queue(_Wait(job).end))

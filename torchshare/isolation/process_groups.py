@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,7 +48,7 @@ class _Groups:
     """Whether the job has set its default group, or asked for it."""
 
 
-_of_jobs: dict[str, _Groups] = {}  # by the job's name
+_of_jobs: dict[JobContext, _Groups] = {}
 
 
 def route(patches: Patches) -> None:
@@ -70,20 +69,15 @@ def route(patches: Patches) -> None:
 
 def leave(job: JobContext) -> None:
     """Called at the end of a job. Drops its groups, so that ranks that wait for the job in a collective get an error.
-    Gloo closes a group's connections when nothing refers to it, and an exception refers to the variables of the
-    functions that it has left."""
-    groups = _of_jobs.get(job.name)
-    if groups is None or groups.job is not job:
+    Gloo closes a group's connections when nothing refers to it."""
+    groups = _of_jobs.get(job)
+    if groups is None:
         return
     try:
         if groups.default_pg is not None:
             torch.distributed.destroy_process_group()
     finally:
-        del _of_jobs[job.name]
-    error = sys.exc_info()[1]
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+        del _of_jobs[job]
     gc.collect()  # what refers to the groups, before the groups themselves
     groups.destroyed.clear()
 
@@ -92,10 +86,10 @@ def _own() -> _Groups | None:
     """The groups of the calling thread's job, or of the script that started the thread."""
     job, script = current.job(), current.script()
     if job is not None:
-        if job.name not in _of_jobs or _of_jobs[job.name].job is not job:
-            _of_jobs[job.name] = _Groups(job)
-        return _of_jobs[job.name]
-    return None if script is None else _of_jobs.get(script.name)
+        if job not in _of_jobs:
+            _of_jobs[job] = _Groups(job)
+        return _of_jobs[job]
+    return None if script is None else _of_jobs.get(script.job)
 
 
 def _routed(world: type) -> type:

@@ -12,13 +12,17 @@ from torchshare import _C
 from torchshare.context import current
 from torchshare.context.errors import Cancelled, described, users_traceback
 from torchshare.context.names import Lines
-from torchshare.context.tracked import Tracked
+from torchshare.context.tracebacks import drop_frames
 from torchshare.isolation import routing
 from torchshare.runtime import crash_report
 from torchshare.runtime.closing import Closer
 from torchshare.runtime.job import Job
 
 log = logging.getLogger("torchshare")
+
+
+class _Failed(Exception):
+    """Tells C++ that the body failed; the job has the exception."""
 
 
 def run_body(
@@ -28,6 +32,7 @@ def run_body(
     job._context.handle = handle  # Runtime.submit may not have set it yet
     job._context.thread = threading.get_ident()
     crash_report.enter_job(job.name)
+    end: type[BaseException] | None = None
     with current.entered(job._context):
         try:
             handle.begin_step()
@@ -40,22 +45,22 @@ def run_body(
             at_end()
             if handle.is_in_body:  # otherwise close() left the job behind, and its result is final
                 job._value = value
-        except Cancelled:
+        except Cancelled as error:
+            end = type(error)
             closer.tell_ranks(job._context, "ended", "was cancelled")
-            raise
-        except SystemExit as error:
-            job._exception = error
-            log.error("job '%s' called sys.exit(%r) after %d steps", job.name, error.code, job.result.steps)
-            closer.tell_ranks(job._context, "ended", f"called sys.exit({error.code!r})")
-            raise
+            drop_frames(error)
         except BaseException as error:
+            end = _Failed
             job._exception = error
             _report_failure(job, error, closer)
-            raise
+            drop_frames(error)
         finally:
-            job._context.tracked = Tracked()  # the job's memory, as long as the runtime has others
+            job._context.release()
             routing.leave_job(job._context)
             crash_report.leave_job(job.name)
+            closer.leave(job._context)
+    if end is not None:
+        raise end
 
 
 def _call(function: Callable[[Job], Any], job: Job) -> Any:
@@ -69,6 +74,10 @@ def _call(function: Callable[[Job], Any], job: Job) -> Any:
 
 def _report_failure(job: Job, error: BaseException, closer: Closer) -> None:
     handle = job._context.handle
+    if isinstance(error, SystemExit):
+        log.error("job '%s' called sys.exit(%r) after %d steps", job.name, error.code, job.result.steps)
+        closer.tell_ranks(job._context, "ended", f"called sys.exit({error.code!r})")
+        return
     if isinstance(error, RuntimeError) and not handle.cancel_requested and closer.ended_elsewhere(job._context):
         handle.cancel()  # a collective of it failed for that reason
     if not handle.cancel_requested:

@@ -31,26 +31,25 @@ class Folder:
         self._every = every
         self._resume = resume
         self._writer = Writer()
-        self._jobs: list[tuple[JobContext, Checkpoints]] = []
 
     def checkpoints_of(self, job: JobContext, folder: str) -> Loop:
         """In that folder of this one. Without checkpoints if its ranks would not save at the same steps. Raises
         ValueError if the folder has checkpoints of the job that are not to be resumed from."""
         if job.rank.count > 1 and self._every.steps is None:
             return Loop()
-        checkpoints = Checkpoints(job, self._path / folder, self._every, self._resume, self._writer)
-        self._jobs.append((job, checkpoints))
-        return checkpoints
+        return Checkpoints(job, self._path / folder, self._every, self._resume, self._writer)
 
-    def save_all(self, wait: Callable[[], int]) -> None:
+    def save_all(self, jobs: list[JobContext], wait: Callable[[], int]) -> None:
         """Resumes suspended jobs, asks all for a checkpoint, and waits until they are written, for 10 s at most. `wait`
         waits a moment and returns the number of signals that have come; a further one ends the wait."""
-        asked = [(job, each) for job, each in self._jobs if job.handle.state in ("running", "suspended")]
-        for job, each in asked:
-            each.ask()
+        asked = [
+            job for job in jobs if isinstance(job.loop, Checkpoints) and job.handle.state in ("running", "suspended")
+        ]
+        for job in asked:
+            job.loop.ask()
             job.resume()
         began, known = time.monotonic(), 0
-        while any(each.is_asked() and job.handle.state not in ENDED for job, each in asked):
+        while any(job.loop.is_asked() and job.handle.state not in ENDED for job in asked):
             signals, now = wait(), time.monotonic() - began
             known = signals if now < _SAME_S else known
             if signals > known or now > _LAST_S:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
+import contextlib
 import itertools
 import logging
 import os
@@ -10,12 +12,12 @@ import sys
 import sysconfig
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from torchshare import _C
-from torchshare.context import current
 from torchshare.context.job_context import JobContext
 from torchshare.context.rank import this_rank
 from torchshare.context.results import ENDED
@@ -53,7 +55,7 @@ class Closer:
         # The others are not counted: ranks may differ in their number.
         number = str(next(self._numbers)) if ranks else f"own{next(self._own_numbers)}"
         self.number = f"{this_rank().restarts}.{number}"
-        self.jobs: list[JobContext] = []
+        self.jobs: list[JobContext] = []  # that have not ended
         self.ranks: Ranks | None = None
         self._interrupter = Interrupter()
         self._watchdog = Watchdog(self.jobs, stuck_after)
@@ -70,17 +72,28 @@ class Closer:
         self._watch_cancels()
         self._tell_of_cancels()
 
+    def expect(self, job: JobContext) -> None:
+        """Called when a job has been submitted."""
+        for ended in [each for each in self.jobs if each.handle.state in ENDED]:
+            self.leave(ended)  # it was cancelled before it began
+        self.jobs.append(job)
+
+    def leave(self, job: JobContext) -> None:
+        """Called at the end of a job."""
+        with contextlib.suppress(ValueError):
+            self.jobs.remove(job)
+
     def watch_cancel(self, job: JobContext) -> None:
         """Delivers the cancellation of a job even if it runs no op."""
         self._interrupter.watch(job)
 
     def _watch_cancels(self) -> None:
-        for job in self.jobs:
+        for job in list(self.jobs):
             self._interrupter.watch(job)
 
     def _tell_of_cancels(self) -> None:
         """A job that has not started has no thread that tells it."""
-        for job in self.jobs:
+        for job in list(self.jobs):
             if job.handle.state not in ("finished", "failed"):
                 self.tell_ranks(job, "ended", "was cancelled")
 
@@ -143,14 +156,15 @@ class Closer:
 
     def _end_jobs(self, stops: signals.Stops) -> None:
         if self._folder is not None and signals.terminating():
-            self._folder.save_all(lambda: self._wait_a_moment(stops))
+            self._folder.save_all(list(self.jobs), lambda: self._wait_a_moment(stops))
         self._handle.begin_close()
         self._watch_cancels()
         self._tell_of_cancels()
         self._wait(stops)
-        places = {job.name: _place_of(job) for job in self.jobs}
+        places = {job.name: _place_of(job) for job in list(self.jobs)}
         for name in self._handle.close(0):
-            log.warning("job '%s' was cancelled, but its thread %s and was left behind", name, places[name])
+            place = places.get(name, "has not come to its end")
+            log.warning("job '%s' was cancelled, but its thread %s and was left behind", name, place)
 
     def _clean_up(self) -> None:
         if self._folder is not None:
@@ -166,7 +180,8 @@ class Closer:
         self._done.set()
 
     def _wait_for_the_other(self, stops: signals.Stops) -> None:
-        """Waits for the thread that closes the runtime. That thread itself may get here, if it collects the Runtime."""
+        """Waits for the thread that closes the runtime. That thread itself may get here: a finalizer of the user's that
+        closes the runtime may run in it."""
         if self._closing_thread != threading.get_ident():
             while not self._done.wait(signals.CHECK_S) and stops.count < _GIVE_UP_SIGNALS:
                 pass
@@ -177,7 +192,7 @@ class Closer:
         while not self._handle.wait(signals.CHECK_S) and time.monotonic() < deadline and stops.count < _GIVE_UP_SIGNALS:
             if stops.count and not told:
                 told = True
-                names = ", ".join(job.name for job in self.jobs if job.handle.state not in ENDED)
+                names = ", ".join(job.name for job in list(self.jobs) if job.handle.state not in ENDED)
                 log.warning("waiting for jobs to stop: %s; Ctrl-C again leaves them behind", names)
 
     def _wait_a_moment(self, stops: signals.Stops) -> int:
@@ -185,12 +200,19 @@ class Closer:
         return stops.count
 
     def drop(self) -> None:
-        """Called when the Runtime is collected, possibly on the thread of a job, which cannot wait for itself."""
-        if current.job() in self.jobs:
-            threading.Thread(target=self.drop, name="ts-closer", daemon=True).start()
-            return
-        with signals.deferred() as stops:
-            self.close(stops)
+        """Called when the Runtime is collected: on any thread, a job's too, in the middle of anything, with any lock
+        held. So it waits for nothing, as `threading.Thread.start` would."""
+        if not self._once.locked() and os.getpid() == self._process:
+            with contextlib.suppress(RuntimeError):  # at the interpreter's exit: close_all comes
+                _thread.start_new_thread(self._close_dropped, ())
+
+    def _close_dropped(self) -> None:
+        names = ", ".join(f"'{job.name}'" for job in list(self.jobs))
+        jobs = f" while its jobs run: {names}" if names else ""
+        try:
+            warnings.warn(f"a Runtime was dropped without close(){jobs}", ResourceWarning, stacklevel=1)
+        finally:
+            self.close(signals.Stops())
 
     @classmethod
     def close_all(cls) -> None:

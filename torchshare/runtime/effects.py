@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from torchshare import _core
 from torchshare.context.job_context import JobContext
+from torchshare.context.results import ENDED
 from torchshare.runtime.options import JobOptions, RuntimeOptions
 
 log = logging.getLogger("torchshare")
@@ -19,6 +20,7 @@ class Effects:
 
     def __init__(self, options: RuntimeOptions) -> None:
         self._options = options
+        self._keep = options.get("keep", 20)
         self._policy = options.get("policy", "priority")
         self._jobs: list[tuple[JobContext, JobOptions]] = []
         for name in ("grace", "max_wait"):
@@ -26,8 +28,10 @@ class Effects:
                 log.warning("%s has no effect: policy 'priority' lets no job wait", name)
 
     def expect(self, job: JobContext, options: JobOptions) -> None:
-        """Called when a job has been submitted."""
-        self._jobs.append((job, options))
+        """Called when a job has been submitted. Of the jobs that have ended, the last ones are remembered."""
+        ended = [known for known, _ in self._jobs if known.handle.state in ENDED]
+        forgotten = set(ended[: max(0, len(ended) - self._keep)])
+        self._jobs = [*(each for each in self._jobs if each[0] not in forgotten), (job, options)]
 
     def check(self, job: JobContext, own: JobOptions) -> None:
         """Called when a job has come to its end. Only then is it known what it did without."""

@@ -186,6 +186,12 @@ class RuntimeOptions(TypedDict, total=False):
         Expected("a positive integer below 2**31"),
         Option("events kept per job, and of states and decisions; the oldest are dropped first.", 1_000_000, "N"),
     ]
+    keep: Annotated[
+        int,
+        Interval(ge=0, lt=2**31),
+        Expected("a non-negative integer below 2**31"),
+        Option("ended jobs whose events the timeline keeps, the last ones. Results of all jobs are kept.", 20, "N"),
+    ]
     checkpoint: Annotated[
         str | os.PathLike[str] | None,
         Expected("a folder"),

@@ -129,7 +129,7 @@ class Ranks:
             self._serve()
 
     def _compare(self) -> None:
-        own = ", ".join(f"'{job.name}' {job.handle.priority}" for job in self._jobs)
+        own = ", ".join(f"'{job.name}' {job.handle.priority}" for job in list(self._jobs))
         self._store.set(f"jobs/{self._rank.number}", own)
         deadline = time.monotonic() + _JOIN_S
         for rank in range(self._rank.count):
@@ -203,7 +203,7 @@ class Ranks:
                 self._news.notify_all()
         elif what == "order" and rank != self._rank.number:
             self._runtime.obey(*json.loads(text))
-        for job in [job for job in self._jobs if job.name == name]:
+        for job in [job for job in list(self._jobs) if job.name == name]:
             # Also if this rank sent it: the last message wins on all ranks.
             if what == "suspend":
                 job.suspend(spill=text == "spill")
@@ -214,7 +214,7 @@ class Ranks:
         """Ends jobs that have ended on another rank, also if they were submitted here after that. A job may wait in C++
         for a rank that has not come to the rendezvous, and will not; it is left behind."""
         now = time.monotonic()
-        for job in [job for job in self._jobs if job.name in self._ended and job.handle.state not in ENDED]:
+        for job in [job for job in list(self._jobs) if job.name in self._ended and job.handle.state not in ENDED]:
             rank, how = self._ended[job.name]
             if job not in self._leaving:
                 self._leaving[job] = now + _LEAVE_S
@@ -244,5 +244,5 @@ class Ranks:
             log.error("all jobs end on rank %d: %s", self._rank.number, why)
             with self._news:
                 self._news.notify_all()
-            for job in self._jobs:
+            for job in list(self._jobs):
                 self._cancel(job)

@@ -65,9 +65,8 @@ class Runtime:
         self._options = options.copy()
         self._effects = Effects(options)
         self._folder = folder_of(options)
-        self._jobs: list[Job] = []
+        self._jobs: dict[str, Job] = {}
         routing.install()
-        # Runs at close, when the runtime is dropped, or at interpreter exit, whichever comes first.
         stuck_after = options.get("stuck_after", 300.0)
         self._closer = Closer(self._handle, options.get("ranks", True), self._folder, stuck_after)
         weakref.finalize(self, self._closer.drop).atexit = False  # type: ignore[misc]  # a property
@@ -78,12 +77,12 @@ class Runtime:
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        return tuple(self._jobs)
+        return tuple(self._jobs.values())
 
     @property
     def results(self) -> Results:
         """What every job has done so far."""
-        return Results([job.result for job in self._jobs])
+        return Results([job.result for job in self.jobs])
 
     @documented(JobOptions)
     def submit(self, function: Callable[[Job], Any], **options: Unpack[JobOptions]) -> Job:
@@ -126,8 +125,9 @@ class Runtime:
             text = str(error)
             raise ValueError(text if f"'{name}'" in text else f"job '{name}': {text}") from None
         effects.expect(context, given)
-        self._closer.jobs.append(context)
-        self._jobs = [*(each for each in self._jobs if each.name != name), job]  # an ended one had its name
+        self._closer.expect(context)
+        self._jobs.pop(name, None)  # an ended one that had its name
+        self._jobs[name] = job
         return job
 
     def _context(self, name: str, options: JobOptions, environ: dict[str, str] | None, folder: str) -> JobContext:
@@ -180,7 +180,7 @@ class Runtime:
         try:
             while not self._handle.wait(min(signals.CHECK_S, max(0.0, deadline - time.monotonic()))):
                 if time.monotonic() >= deadline:
-                    running = [job.name for job in self._jobs if job.state not in ENDED]
+                    running = [job.name for job in self.jobs if job.state not in ENDED]
                     raise TimeoutError(f"jobs have not ended after {timeout} s: {', '.join(running)}")
                 self.check_ranks()
         except (KeyboardInterrupt, SystemExit):
@@ -238,7 +238,7 @@ class Runtime:
         from torchshare.runtime import run_report
 
         content, figures = run_report.document(
-            [job._context.handle for job in self._jobs],
+            [job._context.handle for job in self.jobs],
             self.results,
             self.events(),
             self.bound_report(),
@@ -264,7 +264,7 @@ class Runtime:
     def _snapshot(self) -> Snapshot:
         from torchshare.runtime.metrics import Snapshot
 
-        handles = {job.name: job._context.handle for job in self._jobs}
+        handles = {job.name: job._context.handle for job in self.jobs}
         held = {name: handle.memory_held for name, handle in handles.items()}
         limit = {name: handle.memory_limit for name, handle in handles.items()}
         return Snapshot(self.results, self.gap_report(), held, limit)
@@ -276,13 +276,13 @@ class Runtime:
         if max_slowdown is None:
             return []
         events = self.events()
-        jobs = [job._context for job in self._jobs]
+        jobs = [job._context for job in self.jobs]
         reports = (report(job, jobs, events, max_slowdown) for job in jobs)
         return [found for found in reports if found is not None]
 
     def gap_report(self) -> list[GapReport]:
         """With policy="best_fit", how the gaps of each job that outranks another were filled. Prints as one line."""
-        return gap_reports([job._context for job in self._jobs])
+        return gap_reports([job._context for job in self.jobs])
 
     def sharing_report(self) -> SharingReport:
         """What sharing gained and what it cost, from the steps of each job alone and beside the others. Prints as
@@ -304,7 +304,7 @@ class Runtime:
     ) -> None:
         """Waits for the jobs, as an executor does; on an exception, cancels them instead."""
         try:
-            if error is None and any(job.state not in ENDED for job in self._jobs):
+            if error is None and any(job.state not in ENDED for job in self.jobs):
                 self.wait()
         finally:
             self.close()

@@ -32,7 +32,7 @@ class Watchdog:
     Python. Reads counters of the jobs, in its own thread, from `start` to `close`."""
 
     def __init__(self, jobs: list[JobContext], stuck_after: float) -> None:
-        """`jobs` may grow. `stuck_after` 0: never."""
+        """`jobs` may change. `stuck_after` 0: never."""
         self._jobs = jobs
         self._stuck_after = stuck_after
         self._seen: dict[JobContext, _Seen] = {}
@@ -49,7 +49,9 @@ class Watchdog:
 
     def _serve(self) -> None:
         while not self._closed.wait(min(self._stuck_after / _LOOKS, threading.TIMEOUT_MAX)):
-            for job in list(self._jobs):
+            jobs = list(self._jobs)
+            self._seen = {job: seen for job, seen in self._seen.items() if job in jobs}
+            for job in jobs:
                 self._look(job)
 
     def _look(self, job: JobContext) -> None:

@@ -14,6 +14,7 @@ from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 from torchshare.context import current
+from torchshare.context.job_context import JobContext
 from torchshare.context.script import ScriptContext
 from torchshare.isolation import script_process
 from torchshare.isolation.script_modules import Modules, installed_folders
@@ -112,7 +113,7 @@ class Script:
         assert job is not None
         process = os.getpid()
         try:
-            with self._context(job.name) as script, script_patches.entered(script):
+            with self._context(job) as script, script_patches.entered(script):
                 self._run(script)
         except BaseException as error:
             if os.getpid() == process:
@@ -149,10 +150,10 @@ class Script:
             script_process.run_exit_handlers(script)
 
     @contextlib.contextmanager
-    def _context(self, job: str) -> Iterator[ScriptContext]:
-        with self._output.opened(job) as (stdout, stderr), open(os.devnull) as stdin:
+    def _context(self, job: JobContext) -> Iterator[ScriptContext]:
+        with self._output.opened(job.name) as (stdout, stderr), open(os.devnull) as stdin:
             script = ScriptContext(
-                name=job,
+                job=job,
                 argv=list(self._argv),
                 path=[self._path0, *self._base],
                 stdin=stdin,

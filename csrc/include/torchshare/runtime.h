@@ -15,6 +15,7 @@
 
 namespace torchshare {
 
+class JobThreads;
 class LanguageBinding;
 class RuntimeJob;
 struct RuntimeState;
@@ -28,7 +29,8 @@ struct RuntimeOptions {
   std::optional<double> max_slowdown = {};     ///< bound on the primary's step time / step time alone - 1
   std::optional<double> secondary_share = {};  ///< fraction of the time in which jobs that another outranks may run
   std::optional<std::size_t> resident = {};    ///< most jobs that run at once; the others wait in a queue
-  std::size_t timeline_capacity = 1'000'000;   ///< events
+  std::size_t timeline_capacity = 1'000'000;   ///< events per job
+  std::size_t keep = 20;                       ///< jobs that have ended and whose events are kept, the last ones
 };
 
 /// Runs jobs together on one device. Any thread, but not a job's own; a forked child cannot use its parent's.
@@ -63,24 +65,17 @@ class Runtime {
   }
 
  private:
-  struct Member {
-    std::shared_ptr<RuntimeJob> job;
-    Job::Body body;  // moved to the thread at its start
-    std::thread thread;
-  };
-
   void check_process() const;
   void start_helpers();
   void stop_helpers();
-  static void launch(Member& member);
 
   const std::shared_ptr<RuntimeState> state_;
   const int former_threads_;
   const pid_t process_;
+  const std::shared_ptr<JobThreads> jobs_;
   std::mutex mutex_;  // guards every field below
   std::thread coordinator_;
   std::thread stall_watch_;
-  std::vector<Member> members_;
   bool started_ = false;
   bool closed_ = false;
 };

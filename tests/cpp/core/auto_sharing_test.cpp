@@ -228,6 +228,23 @@ INSTANTIATE_TEST_SUITE_P(AutoSharing, EveryPair,
                            return name;
                          });
 
+TEST(AutoSharing, ForgetsJobsThatHaveEnded) {
+  AutoSharing sharing({});
+  for (JobId id = 0; id < 200; ++id) {
+    sharing.arrive(id, {.name = std::to_string(id), .automatic = true});
+    sharing.decide(at(id));
+    sharing.step(id, at(id + 0.5));
+    sharing.decide(at(id + 0.5));
+    if (id > 0) {
+      sharing.end(id - 1);
+    }
+    ASSERT_LE(sharing.size(), 1U) << "one job, and no pair";
+  }
+  sharing.end(199);
+  sharing.arrive(200, {.name = "last", .automatic = true});
+  EXPECT_EQ(sharing.decide(at(300)).size(), 1U) << "it starts: nothing else runs";
+}
+
 TEST(AutoSharing, ProbesThenSuspendsTheSecondaryUntilThePrimaryIsDone) {
   World world({{0.02, 600, 2.0, 0, false}, {0.02, 700, 2.0}}, {}, 0.02);
   world.run();
