@@ -75,7 +75,7 @@ def test_two_functions_of_a_file_train_together(jobs: Path):
         "run", "jobs.py:train", "b=jobs.py:train", "--start", "step:5", "--sub-batch", "b=3", folder=jobs
     )
     assert done.returncode == 0, done.stderr
-    rows = [line.split()[:5] for line in done.stdout.splitlines()]
+    rows = [line.split()[:5] for line in done.stdout.partition("\n\n")[0].splitlines()]
     assert rows[1:] == [["train", "primary", "finished", "20", "20"], ["b", "secondary", "finished", "20", "60"]]
     assert "b: finished, 20 steps" in done.stderr  # plain lines when piped
     assert "\x1b" not in done.stderr + done.stdout

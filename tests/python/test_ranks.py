@@ -189,7 +189,7 @@ def test_launch_runs_ddp_scripts_on_all_ranks_as_torchrun_does(tmp_path: Path):
     ran = torchrun(*options, *commands, folder=tmp_path, launcher="torchshare launch")
     assert ran.returncode == 0, ran.stderr
     assert (tmp_path / "2.pt").read_bytes() == (tmp_path / "plain" / "2.pt").read_bytes()
-    assert [line.split()[:4] for line in ran.stdout.splitlines() if "[" not in line] == [
+    assert [line.split()[:4] for line in ran.stdout.splitlines() if "[" not in line][:3] == [
         ["job", "priority", "state", "steps"],
         ["train", "primary", "finished", "16"],
         ["train-2", "secondary", "finished", "16"],

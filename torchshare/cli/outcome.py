@@ -99,11 +99,10 @@ def _print(runtime: Runtime, dropped: list[JobOptions], as_json: bool) -> None:
         print(_as_json(runtime.results, bounds, gaps, runtime.sharing_report(), names))
         return
     print(runtime.results)
-    if bounds or gaps:
-        print("", *bounds, *gaps, sep="\n")
     sharing = runtime.sharing_report()
-    if sharing.answer:
-        print("", sharing, sep="\n")
+    lines = [*([sharing] if sharing.answer else []), *bounds, *gaps]
+    if lines:
+        print("", *lines, sep="\n")
 
 
 def _as_json(
