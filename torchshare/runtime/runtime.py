@@ -289,7 +289,7 @@ class Runtime:
         lines."""
         from torchshare.runtime.sharing import sharing_report
 
-        return sharing_report([job._context.handle for job in self._jobs], self.results, self.events())
+        return sharing_report([job._context.handle for job in self.jobs], self.results, self.events())
 
     def events(self) -> list[_C.Event]:
         """The timeline: (kind, job, begin in ns, end in ns, number, detail), in order of recording. The number is
