@@ -170,8 +170,9 @@ class JobQueue:
         trouble: str = "",
         earlier_steps: int = 0,
     ) -> bool:
-        """A job, or the rank of it on this device, on its host; `has_saved` if it has written a checkpoint there.
-        It has done `steps`, of them `earlier_steps` in earlier attempts. `time` is that host's. Returns whether it should be there."""
+        """A job, or the rank of it on this device, on its host; `has_saved` if it has written a checkpoint there. It
+        has done `steps`, of them `earlier_steps` in earlier attempts. `time` is that host's. Returns whether it should
+        be there."""
         job = self.jobs.get(name)
         if job is None or job.attempt != attempt or not job.place:
             return False
