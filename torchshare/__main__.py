@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import torchshare
+from torchshare.cli.parser import Parser
 
 # Only the module of the given verb is imported: most of them import torch, which takes seconds.
 VERBS = {
@@ -64,6 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 def parse(words: list[str]) -> argparse.Namespace:
     """Raises ValueError, or exits as argparse does, for invalid arguments."""
     parser, verbs = _empty_parser()
+    of_verb = parser
     given = next((word for word in words if not word.startswith("-")), None)
     for verb, text in VERBS.items():
         subparser = verbs.add_parser(verb, help=text, allow_abbrev=False)
@@ -73,16 +75,19 @@ def parse(words: list[str]) -> argparse.Namespace:
             if hasattr(module, "options_first"):
                 after = words.index(verb) + 1
                 words = [*words[:after], *module.options_first(subparser, words[after:])]
-    return parser.parse_args(words)
+            of_verb = subparser
+    arguments, unknown = parser.parse_known_args(words)
+    of_verb.refuse(unknown)
+    return arguments
 
 
-def _empty_parser() -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
-    parser = argparse.ArgumentParser(prog="torchshare", description=torchshare.__doc__, allow_abbrev=False)
+def _empty_parser() -> tuple[Parser, argparse._SubParsersAction[Parser]]:
+    parser = Parser(prog="torchshare", description=torchshare.__doc__, allow_abbrev=False)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and what CUDA it was built for")
     return parser, parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
 
-def parser_of_all_verbs() -> argparse.ArgumentParser:
+def parser_of_all_verbs() -> Parser:
     """For the documentation."""
     parser, verbs = _empty_parser()
     for verb, text in VERBS.items():

@@ -121,6 +121,7 @@ void bind_job(py::module_& module) {
   py::class_<DeviceGraph>(module, "DeviceGraph");
   py::class_<JobStats>(module, "JobStats")
       .def_readonly("steps", &JobStats::steps)
+      .def_readonly("earlier_steps", &JobStats::earlier_steps)
       .def_readonly("sub_batches", &JobStats::sub_batches)
       .def_readonly("ops", &JobStats::ops)
       .def_readonly("memory_peak", &JobStats::memory_peak)
@@ -205,6 +206,7 @@ void bind_job(py::module_& module) {
       .def("end_input", &RuntimeJob::end_input)
       .def("begin_wait", &RuntimeJob::begin_wait, py::arg("reason"))
       .def("end_wait", &RuntimeJob::end_wait)
+      .def("go_on_after", &RuntimeJob::go_on_after, py::arg("steps"))
       .def("expect_steps", &RuntimeJob::expect_steps, py::arg("more"), py::arg("for_good"))
       .def("report_spilled", &RuntimeJob::report_spilled, py::arg("spilled"))
       .def("begin_step", &RuntimeJob::begin_step)

@@ -130,7 +130,12 @@ void Coordinator::retire_ended() noexcept {
 }
 
 JobRecord Coordinator::record_of(JobId job, const Entry& entry) {
-  return {job, entry.told.name, entry.told.priority, entry.state, entry.steps, stats_of(entry.bound.get())};
+  return {job,
+          entry.told.name,
+          entry.told.priority,
+          entry.state,
+          entry.earlier_steps + entry.steps,
+          stats_of(entry.bound.get())};
 }
 
 bool Coordinator::has_named(std::string_view name) const {
@@ -429,6 +434,11 @@ void Coordinator::apply(const JobReport& report) {
     return;  // the job was given up
   }
   switch (report.kind) {
+    case Kind::kGoesOn:
+      entry->earlier_steps = report.steps;
+      sharing_.go_on(job, static_cast<double>(report.steps));
+      decide_waiting();
+      break;
     case Kind::kStepped:
       count_step(report);
       break;
@@ -626,7 +636,7 @@ std::vector<JobView> Coordinator::views() const {
     views.push_back({.name = entry.told.name,
                      .priority = entry.told.priority,
                      .state = entry.state,
-                     .steps = entry.steps,
+                     .steps = entry.earlier_steps + entry.steps,
                      .start = &start,
                      .withdrawn = !entry.named(),
                      .id = job});

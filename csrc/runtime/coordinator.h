@@ -139,7 +139,8 @@ class Coordinator {
     JobStatus* status;
     std::chrono::nanoseconds arrival;
     JobState state = JobState::kPending;
-    std::uint64_t steps = 0;
+    std::uint64_t steps = 0;          // of this run
+    std::uint64_t earlier_steps = 0;  // of earlier ones
     Wait wait = Wait::kNone;
     bool is_inside = false;  // its thread is in wait_to_start
     bool start_cancelled = false;

@@ -118,6 +118,7 @@ JobStats RuntimeJob::stats() const {
   const auto ended = ended_.load();
   const auto until = ended.count() != 0 ? ended : runtime_->now();
   return {.steps = status_.steps.load(),
+          .earlier_steps = status_.earlier_steps.load(),
           .sub_batches = sub_batches_.load(),
           .ops = slot_.ops(),
           .waited = waited_.load(),
@@ -433,7 +434,7 @@ void RuntimeJob::end_input() {
     watch_->begin_batch();
   }
   add_to(input_, now - input_begin_);
-  record_span(EventKind::kInput, input_begin_, status_.steps.load());
+  record_span(EventKind::kInput, input_begin_, status_.earlier_steps.load() + status_.steps.load());
 }
 
 void RuntimeJob::begin_wait(std::string_view reason) {
@@ -478,6 +479,11 @@ void RuntimeJob::expect_steps(std::uint64_t more, bool for_good) {
   report(for_good ? JobReport::Kind::kLength : JobReport::Kind::kExpects, status_.steps.load() + more);
 }
 
+void RuntimeJob::go_on_after(std::uint64_t steps) {
+  status_.earlier_steps.store(steps);
+  report(JobReport::Kind::kGoesOn, steps);
+}
+
 void RuntimeJob::report_spilled(bool spilled) {
   report(spilled ? JobReport::Kind::kSpilled : JobReport::Kind::kRestored);
 }
@@ -488,7 +494,7 @@ void RuntimeJob::begin_step() {
 
 void RuntimeJob::end_step() {
   const std::uint64_t steps = status_.steps.load();
-  record_span(EventKind::kStep, step_begin_, steps);
+  record_span(EventKind::kStep, step_begin_, status_.earlier_steps.load() + steps);
   if (const std::int64_t most = budget_->high_water(); most > 0) {
     record_span(EventKind::kMemory, step_begin_, static_cast<std::uint64_t>(most));
     budget_->begin_high_water();

@@ -75,6 +75,8 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   void begin_input() override;
   void end_input() override;
   void expect_steps(std::uint64_t more, bool for_good) override;
+  /// Called before its first step if it goes on from a checkpoint, after `steps` steps.
+  void go_on_after(std::uint64_t steps);
   /// Called when what the job keeps in memory has left the device, and when it is back.
   void report_spilled(bool spilled);
   void begin_step() override;

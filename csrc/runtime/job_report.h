@@ -12,9 +12,10 @@ namespace torchshare {
 /// A report from a job's own thread to the coordinator.
 struct JobReport {
   enum class Kind : std::uint8_t {
-    kStepped,    ///< it has done `steps` steps
-    kExpects,    ///< it will have done `steps` steps when this pass over its loader ends
-    kLength,     ///< it will have done `steps` steps when it ends
+    kGoesOn,     ///< it goes on from a checkpoint of an earlier run, in which it had done `steps` steps
+    kStepped,    ///< it has done `steps` steps in this run
+    kExpects,    ///< it will have done `steps` steps in this run when this pass over its loader ends
+    kLength,     ///< it will have done `steps` steps in this run when it ends
     kSuspended,  ///< it waits because its user suspended it
     kHeld,       ///< it waits because the coordinator holds it
     kResumed,    ///< it continues after either
@@ -32,7 +33,8 @@ struct JobReport {
 /// The progress of a job. Any thread reads it without a lock.
 struct JobStatus {
   std::atomic<JobState> state{JobState::kPending};  ///< written by the coordinator
-  std::atomic<std::uint64_t> steps{0};              ///< written by the job's own thread
+  std::atomic<std::uint64_t> steps{0};              ///< of this run; written by the job's own thread, as the next
+  std::atomic<std::uint64_t> earlier_steps{0};      ///< of earlier runs, whose checkpoint it goes on from
 };
 
 }  // namespace torchshare

@@ -67,6 +67,13 @@ void AutoSharing::end(JobId id) {
   change_who_runs();
 }
 
+void AutoSharing::go_on(JobId id, double steps) {
+  SharedRun& run = runs_.at(id);
+  if (run.job.steps) {
+    *run.job.steps = std::max(0.0, *run.job.steps - steps);
+  }
+}
+
 void AutoSharing::expect(JobId id, double steps, bool for_good) {
   SharedRun& run = runs_.at(id);
   if (for_good && !run.job.steps) {

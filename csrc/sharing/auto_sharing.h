@@ -43,8 +43,10 @@ class AutoSharing {
   void suspend(JobId id, bool suspended, std::chrono::nanoseconds now);
   /// Forgets the job.
   void end(JobId id);
-  /// Called when the loader's length is known: the job will have done `steps` steps when this pass over the loader
-  /// ends, or, with `for_good`, when the job ends.
+  /// Called before a job's first step if `steps` of the steps that were declared for it are done already.
+  void go_on(JobId id, double steps);
+  /// Called when the loader's length is known: the job will have done `steps` steps of this run when this pass over
+  /// the loader ends, or, with `for_good`, when the job ends.
   void expect(JobId id, double steps, bool for_good);
 
   /// Starts at most `places` jobs.

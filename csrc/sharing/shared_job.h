@@ -18,7 +18,7 @@ struct SharedJob {
   Priority priority = Priority::kSecondary;
   bool automatic = false;            ///< AutoSharing decides when it starts
   bool starts_now = false;           ///< its start has no condition
-  std::optional<double> steps = {};  ///< of the whole job, if declared
+  std::optional<double> steps = {};  ///< of its whole run, if declared
   std::optional<ProfiledJob> profile = {};
 };
 

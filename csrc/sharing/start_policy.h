@@ -17,7 +17,7 @@ struct JobView {
   std::string_view name;
   Priority priority;
   JobState state;
-  std::uint64_t steps;
+  std::uint64_t steps;  ///< with those of earlier runs, whose checkpoint it goes on from
   const StartCondition* start;
   bool withdrawn = false;  ///< the job is gone, or another has its name, so no job waits for it
   JobId id = 0;            ///< the caller's

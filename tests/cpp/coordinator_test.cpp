@@ -41,6 +41,10 @@ class Member {
     coordinator_.report({id(), kind, clock_.now(), status_.steps.load(), state});
     coordinator_.attend();
   }
+  void go_on_after(std::uint64_t steps) {
+    coordinator_.report({id(), JobReport::Kind::kGoesOn, clock_.now(), steps});
+    coordinator_.attend();
+  }
   void step() {
     ++status_.steps;
     report(JobReport::Kind::kStepped);
@@ -117,6 +121,23 @@ TEST_F(CoordinatorTest, StartsAtTheRequestedStep) {
   EXPECT_TRUE(waiter.get());
   EXPECT_THAT(details(secondary, EventKind::kState), ElementsAre("pending", "delayed", "running"));
   EXPECT_THAT(details(secondary, EventKind::kDecision), ElementsAre("start: step:2: job 'a' has done 2 steps"));
+}
+
+TEST_F(CoordinatorTest, CountsTheStepsBeforeAResume) {
+  Member& primary = add("a", Priority::kPrimary, "now");
+  Member& reached = add("b", Priority::kSecondary, "step:50");
+  Member& later = add("c", Priority::kSecondary, "step:52");
+  EXPECT_TRUE(start(primary).get());
+  auto first = start(reached);
+  auto second = start(later);
+  EXPECT_TRUE(is_delayed(reached) && is_delayed(later));
+  primary.go_on_after(50);
+  EXPECT_TRUE(first.get());
+  primary.step();
+  EXPECT_TRUE(still_waits(second));
+  primary.step();
+  EXPECT_TRUE(second.get());
+  EXPECT_THAT(details(later, EventKind::kDecision), ElementsAre("start: step:52: job 'a' has done 52 steps"));
 }
 
 TEST_F(CoordinatorTest, DecidesAtTheStepBeforeTheWaitingThreadWakes) {

@@ -27,6 +27,7 @@ from torchshare.cluster.host_report import JobReport
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.storage import Outcome, Storage, WrongStorage
 from torchshare.memory.checkpoint_file import JobFiles
+from torchshare.runtime.job import Job
 
 
 class Hosts:
@@ -278,7 +279,12 @@ def test_a_value_that_only_its_client_can_load_is_kept(hosts: Hosts, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("statement", "error"), [("sys.exit(3)", "SystemExit: 3"), ("raise KeyboardInterrupt", "KeyboardInterrupt: ")]
+    ("statement", "error"),
+    [
+        ("sys.exit(3)", "target 'exits.py:train' cannot be loaded: SystemExit: 3"),
+        ("raise ValueError", "target 'exits.py:train' cannot be loaded: ValueError"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    ],
 )
 def test_a_module_that_exits_fails_its_job(hosts: Hosts, statement: str, error: str) -> None:
     (hosts.folder / "exits.py").write_text(f"import sys\n{statement}\ndef train(job): pass\n")
@@ -286,6 +292,24 @@ def test_a_module_that_exits_fails_its_job(hosts: Hosts, statement: str, error: 
     host.start(hosts.spec("a", "exits.py:train"), 1)
     assert ended(host, "a") == JobReport("a", 1, "failed", error=error)
     assert str(hosts.folder / "exits.py") in hosts.log("a").splitlines()[1]  # the first frame is the user's
+
+
+@pytest.mark.parametrize(("text", "error"), [("", "ValueError"), ("bad lr", "ValueError: bad lr")])
+def test_a_jobs_own_value_error_shows_its_type(hosts: Hosts, text: str, error: str) -> None:
+    def fail(job: Job) -> None:
+        raise ValueError(text) if text else ValueError
+
+    host = hosts.host()
+    host.start(hosts.spec("a", fail), 1)
+    assert ended(host, "a") == JobReport("a", 1, "failed", error=error)
+    assert hosts.log("a").splitlines()[-1] == error and "in fail" in hosts.log("a")
+
+
+def test_what_torchshare_refuses_itself_is_one_line(hosts: Hosts) -> None:
+    host = Host(hosts.storage, "cpu")
+    host.start(hosts.spec("a", "gone.py:train"), 1)
+    assert ended(host, "a").error == f"target 'gone.py:train': no such file {hosts.folder / 'gone.py'}"
+    assert hosts.log("a").splitlines() == [ended(host, "a").error]
 
 
 @pytest.mark.parametrize(("suspend", "state"), [(True, "suspended"), (False, "cancelled")])

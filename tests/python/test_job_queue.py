@@ -586,6 +586,26 @@ def test_measured_ratios_decide_about_the_next_pair(path: Path) -> None:
     assert cluster.act() == []  # c would make a 10 times as slow
 
 
+def test_the_start_of_a_resumed_job_is_no_step(path: Path) -> None:
+    """It reports the steps of earlier attempts before it has done any."""
+    cluster = Cluster(path, 1)
+    cluster.queue.submit(spec("a", model="x"))
+    cluster.act()
+    cluster.save("a")
+    cluster.queue.left("a", 1, "suspended", steps=50)
+    cluster.on[0].clear()
+    assert cluster.act() == ["start a 0"]
+    for second, done in [(0, 0), (60, 0), *((60 + second, 10 * second + 1) for second in range(5))]:
+        cluster.queue.progress("a", 2, float(second), 50 + done, can_save=True, earlier_steps=50)
+    cluster.queue.submit(spec("b", model="y"))
+    assert cluster.act() == ["start b 0"]
+    for second in range(25):
+        cluster.queue.progress("a", 2, float(65 + second), 91 + second, can_save=True, earlier_steps=50)
+    row = cluster.queue.rows()[0]
+    assert row["slowdown"] == pytest.approx(10)
+    assert row["steps"] == 115
+
+
 def test_pairs_that_were_not_measured_have_the_ratios_of_a_profile(path: Path) -> None:
     cluster = Cluster(path, 1)
     cluster.queue.submit(spec("a", model="x", ratios={"y": [1.2, 10.0]}))

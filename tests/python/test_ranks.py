@@ -200,7 +200,7 @@ def test_launch_runs_ddp_scripts_on_all_ranks_as_torchrun_does(tmp_path: Path):
 
 def test_launch_checks_the_options_before_it_starts_processes(tmp_path: Path):
     for words, message in (
-        (["--frob", "2", "a.py"], "unrecognized arguments: --frob"),
+        (["--frob", "2", "a.py"], "unknown option --frob; see torchshare run --help"),
         (["a.py", "b.py", "--frob"], "options come before the targets"),
     ):
         ran = torchshare_command("launch", "--nproc-per-node=2", *words, folder=tmp_path)

@@ -142,7 +142,7 @@ def row(
     shared: float | None = None,
 ) -> dict[str, object]:
     times = {"alone_s": alone, "slowdown": slowdown, "shared_s": shared}
-    return {"name": name, "priority": priority, "state": state, "steps": steps, **times}
+    return {"name": name, "priority": priority, "state": state, "steps": steps, "run_steps": steps, **times}
 
 
 def test_the_verdict_compares_with_one_after_the_other() -> None:

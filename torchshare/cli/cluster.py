@@ -22,7 +22,7 @@ from torchshare.cluster.report import events_of_queue
 from torchshare.context.files import replacing
 from torchshare.context.names import escaped
 from torchshare.runtime.options import Declared, JobOptions, on_the_command_line
-from torchshare.scripts import targets
+from torchshare.scripts import command_line, targets
 from torchshare.scripts.job_file import words_of_file
 
 # The options of a job: how its text is read, and the help.
@@ -107,7 +107,7 @@ def options_first(parser: argparse.ArgumentParser, words: list[str]) -> list[str
     verbs = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     if not words or words[0] != "submit" or "-h" in words or "--help" in words:
         return words
-    return ["submit", *targets.options_first(verbs.choices["submit"], words[1:])]
+    return ["submit", *command_line.options_first(verbs.choices["submit"], words[1:])]
 
 
 def _run(run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:

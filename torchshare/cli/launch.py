@@ -7,6 +7,7 @@ import sys
 
 from torchshare.cli import run as run_verb
 from torchshare.cli.outputs import refuse
+from torchshare.cli.parser import Parser
 
 _OURS = ("-h", "--help")
 _OF_THE_SCRIPT = ("-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path")
@@ -38,10 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     parser = torchrun.get_args_parser()
     options, words = split(parser, arguments.words[arguments.words[:1] == ["--"] :])
-    checker = argparse.ArgumentParser(prog="torchshare run", allow_abbrev=False)
+    checker = Parser(prog="torchshare run", allow_abbrev=False)
     run_verb.configure(checker)
     try:
-        checker.parse_args(run_verb.options_first(checker, words))
+        checker.refuse(checker.parse_known_args(run_verb.options_first(checker, words))[1])
     except ValueError as error:
         return refuse(error)
     given = parser.parse_args([*options, "-m", "torchshare"])

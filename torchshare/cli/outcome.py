@@ -37,6 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics-port", metavar="N", help="serve metrics for Prometheus at this port of 127.0.0.1 (0: a free one)"
     )
+    parser.add_argument("--quiet", action="store_true", help="show no progress; warnings and results remain")
     parser.add_argument("--json", action="store_true", help="print the results as one JSON document")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from torchshare.context.files import replacing
 from torchshare.context.names import escaped
+from torchshare.scripts.targets import CannotLoad
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +72,11 @@ def complain(text: str) -> None:
 
 
 def refuse(error: Exception) -> int:
-    """Prints the error; returns the exit code for invalid input."""
+    """Prints the error, behind the traceback of a target's own code; returns the exit code for invalid input."""
+    if isinstance(error, CannotLoad) and error.__cause__ is not None:
+        from torchshare.context.errors import users_traceback  # imports torch
+
+        print(escaped(users_traceback(error.__cause__), keep="\n\t"), file=sys.stderr)
     complain(str(error))
     return 2
 

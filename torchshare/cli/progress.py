@@ -1,9 +1,10 @@
-"""Shows the progress of jobs on stderr: a live table on a terminal, plain lines when piped."""
+"""Shows the progress of jobs on stderr: on a terminal a table that is rewritten, elsewhere few lines."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
@@ -15,7 +16,8 @@ from torchshare.context.names import escaped
 from torchshare.context.results import ENDED, Result
 from torchshare.runtime.runtime import Runtime, log
 
-_PLAIN_EVERY_S = 2.0
+_FIRST_LINE_S = 60.0  # where there is no terminal; each further one after twice the time
+_RAREST_LINE_S = 960.0
 
 
 class _Escaping(logging.Formatter):
@@ -26,27 +28,30 @@ class _Escaping(logging.Formatter):
 class Progress:
     """A context manager; call `update` regularly inside it."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._runtime = runtime
         self._console = Console(stderr=True, markup=False, emoji=False)
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
         self._handler: logging.Handler | None = None
         self._states: dict[str, str] = {}
-        self._next_line = 0.0
+        self._pause = _FIRST_LINE_S
+        self._next_line = clock() + self._pause
 
     def update(self) -> None:
         results = list(self._runtime.results.values())
         if self._live is not None:
             self._live.update(_table(results), refresh=True)
             return
-        due = time.monotonic() >= self._next_line
+        due = self._clock() >= self._next_line
         for result in results:
             former = self._states.get(result.name)
             if former != result.state or (due and result.state not in ENDED):
                 self._states[result.name] = result.state
                 self._console.print(_line(result), markup=False, highlight=False, soft_wrap=True)
         if due:
-            self._next_line = time.monotonic() + _PLAIN_EVERY_S
+            self._pause = min(2 * self._pause, _RAREST_LINE_S)
+            self._next_line = self._clock() + self._pause
 
     def __enter__(self) -> Progress:
         # Prints log lines above the table. INFO includes compilations, which take long.
@@ -73,7 +78,7 @@ class Progress:
 
 
 def _rate(result: Result) -> str:
-    return f"{result.steps / result.ran_s:.1f}" if result.steps > 0 else "-"
+    return f"{result.steps_per_s:.1f}" if result.steps > 0 and result.steps_per_s is not None else "-"
 
 
 def _metrics(result: Result) -> str:

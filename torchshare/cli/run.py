@@ -8,7 +8,6 @@ import functools
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 from torchshare.cli import outcome, supervisor
 from torchshare.cli.outputs import check_outputs, complain, refuse
 from torchshare.cli.queue import RESIDENT, Queue, queue
+from torchshare.context.names import escaped
 from torchshare.context.rank import this_rank
 from torchshare.runtime.options import YES_NO, Declared, JobOptions, RuntimeOptions, on_the_command_line
-from torchshare.scripts import targets
+from torchshare.scripts import command_line, targets
 from torchshare.scripts.job_file import words_of_environment, words_of_file
 from torchshare.scripts.output import Output
 from torchshare.scripts.script import Script
@@ -33,7 +33,7 @@ log = logging.getLogger("torchshare")
 _CTRL_C = 130  # the exit code
 _UPDATE_S = 0.1  # how often the progress display is updated
 
-options_first = targets.options_first
+options_first = command_line.options_first
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -94,6 +94,11 @@ class _Submission:
 def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     """Runs the verb. Returns the exit code. Checks all input before any job starts."""
     attempt = supervisor.this_attempt()
+    if attempt is None and this_rank().is_first:
+        words = given.command_line
+        hint = command_line.misplaced(parser, words[words.index("run") + 1 :])
+        if hint is not None:
+            print(f"torchshare: {escaped(hint)}", file=sys.stderr)
     try:
         arguments = _all_arguments(parser, given)
         if attempt is None and arguments.max_restarts is not None:
@@ -108,9 +113,6 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         submissions = [each for each in submissions if each.options not in dropped]
     except ValueError as error:
         return refuse(error)
-    except SyntaxError as error:
-        traceback.print_exception(error.with_traceback(None))
-        return 2
     # Imports torch, which takes seconds.
     from torchshare.runtime import crash_report, signals
     from torchshare.runtime.runtime import Runtime
@@ -138,7 +140,8 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
             has_scripts = any(isinstance(each.function, Script) for each in submissions)
             watch = _Watch(runtime, stops, output, has_scripts, stops_on_failure=arguments.on_failure == "stop")
             with outcome.served_metrics(runtime, port, resumes=attempt is not None and attempt.resume):
-                watch.run(shows_progress=output.mode != "plain" and this_rank().is_first)
+                shows_progress = output.mode != "plain" and not arguments.quiet and this_rank().is_first
+                watch.run(shows_progress)
         except (ValueError, RuntimeError) as error:
             if not any(result.ran_s for result in runtime.results.values()):  # none has begun
                 return refuse(error)
@@ -170,7 +173,7 @@ def _all_arguments(parser: argparse.ArgumentParser, given: argparse.Namespace) -
         if len(given.jobs) > 1:
             raise ValueError(f"{files[0]} must be the only target; got {len(given.jobs)}")
         sources.append(parser.parse_args(words_of_file(Path(files[0]), single, of_jobs)))
-    merged = argparse.Namespace(json=given.json, jobs=sources[-1].jobs if files else given.jobs)
+    merged = argparse.Namespace(json=given.json, quiet=given.quiet, jobs=sources[-1].jobs if files else given.jobs)
     for name in single:
         setattr(merged, name, next((value for each in sources if (value := getattr(each, name)) is not None), None))
     for name in of_jobs:

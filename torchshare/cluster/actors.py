@@ -288,6 +288,7 @@ class SchedulerActor:
                 host.gpu,
                 has_saved=each.has_saved,
                 trouble=each.trouble,
+                earlier_steps=each.earlier_steps,
             ):
                 self._stop(host, each, host.strays.setdefault((each.name, each.attempt), time.time()))
             elif queue.jobs[each.name].stopping:

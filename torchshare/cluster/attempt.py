@@ -107,6 +107,7 @@ class Attempt:
             can_save=loop.can_save and not loop.unwritten,
             stops=self.stopped,
             has_saved=loop.has_saved,
+            earlier_steps=0 if self.job is None else self.job.result.earlier_steps,
             trouble=self.trouble or (f"no checkpoint can be written: {loop.unwritten}" if loop.unwritten else ""),
         )
 

@@ -89,7 +89,9 @@ class Host:
                     self._start(attempt, function, environ)
         except BaseException as error:  # a module may raise any
             if not attempt.stopped:
-                self._fail(attempt, error, users_traceback(error))
+                is_ours = isinstance(error, ValueError)  # a module's own is the cause of a CannotLoad
+                cause = error.__cause__ if is_ours else error
+                self._fail(attempt, error, "" if cause is None else users_traceback(cause), is_ours=is_ours)
 
     def _look(self, attempt: Attempt) -> None:
         """Whether the job has ended before. Raises OSError."""
@@ -156,7 +158,11 @@ class Host:
 
     def _function(self, spec: JobSpec) -> Callable[..., Any]:
         if spec.pickled:
-            return pickle.loads(self._storage.function(spec.submission).read_bytes())  # type: ignore[no-any-return]
+            pickled = self._storage.function(spec.submission).read_bytes()
+            try:
+                return pickle.loads(pickled)  # type: ignore[no-any-return]
+            except Exception as error:
+                raise targets.CannotLoad(spec.target, error) from error
         return targets.load(spec.target, Output(str(self._storage.logs(spec.submission)), append=True), spec.folder)
 
     def _body(self, attempt: Attempt, function: Callable[..., Any]) -> Callable[[Job], None]:
@@ -205,7 +211,8 @@ class Host:
             if not attempt.stopped:
                 attempt.stopped = attempt.suspends = True
 
-    def _fail(self, attempt: Attempt, error: BaseException, text: str = "") -> None:
+    def _fail(self, attempt: Attempt, error: BaseException, text: str = "", *, is_ours: bool = False) -> None:
+        """With `is_ours`, the error's message says everything."""
         spec = attempt.spec
         try:
             self._storage.check()
@@ -213,7 +220,7 @@ class Host:
             attempt.refusal = str(gone)
             attempt.stopped = attempt.suspends = True
             return
-        outcome = Outcome("failed", None, str(error) if isinstance(error, ValueError) else described(error))
+        outcome = Outcome("failed", None, str(error) if is_ours else described(error))
         try:
             with self._storage.log(spec.submission, spec.name).open("a") as file:
                 file.write(f"{text or outcome.error}\n")

@@ -12,6 +12,7 @@ class JobReport:
     state: str
     """running, suspended, finished, failed or cancelled"""
     steps: int = 0
+    """Of the whole training."""
     can_save: bool = False
     error: str = ""
     stops: bool = False
@@ -20,6 +21,8 @@ class JobReport:
     """Whether it has written a checkpoint, in this attempt."""
     trouble: str = ""
     """What it waits for, if that is not its turn."""
+    earlier_steps: int = 0
+    """Of `steps`, those that earlier attempts have done."""
 
 
 @dataclass(frozen=True)

@@ -168,9 +168,11 @@ class JobQueue:
         *,
         has_saved: bool = False,
         trouble: str = "",
+        earlier_steps: int = 0,
     ) -> bool:
-        """A job, or the rank of it on this device, on its host; `has_saved` if it has written a checkpoint there.
-        `time` is that host's. Returns whether it should be there."""
+        """A job, or the rank of it on this device, on its host; `has_saved` if it has written a checkpoint there. It
+        has done `steps`, of them `earlier_steps` in earlier attempts. `time` is that host's. Returns whether it should
+        be there."""
         job = self.jobs.get(name)
         if job is None or job.attempt != attempt or not job.place:
             return False
@@ -183,7 +185,7 @@ class JobQueue:
         job.steps, job.trouble = steps, trouble
         partner = self.partner(job)
         model = None if partner is None else partner.spec.model
-        job.step_times.observe(time, steps, model)
+        job.step_times.observe(time, steps - earlier_steps, model)
         measured = None if model is None else job.step_times.slowdown(model)
         if model is not None and measured is not None and job.step_times.is_news(model, measured):
             job.step_times.told[model] = measured

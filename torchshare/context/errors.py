@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import itertools
 import traceback
 from pathlib import Path
@@ -62,16 +63,16 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def described(error: BaseException | None) -> str:
-    """Type and message of an exception, even if its `__str__` raises."""
+    """Type and message of an exception, even if its `__str__` raises; only the type if it has no message."""
     try:
         message = str(error)
     except Exception:
         message = "(its __str__ failed)"
-    return f"{type(error).__name__}: {message}"
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 _OWN = str(Path(__file__).parents[1])
-_PATCHES = str(Path(_OWN, "isolation"))
+_HIDDEN = ("<frozen importlib", importlib.__file__, str(Path(_OWN, "isolation")))
 
 
 def users_traceback(error: BaseException) -> str:
@@ -79,7 +80,8 @@ def users_traceback(error: BaseException) -> str:
     report = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = report
     while part is not None:
-        part.stack = users_part(part.stack)
+        is_syntax_error = hasattr(part, "msg")  # it names its place itself
+        part.stack = users_part(part.stack) or (traceback.StackSummary() if is_syntax_error else part.stack)
         part = part.__cause__ or part.__context__
     return "".join(report.format()).rstrip()
 
@@ -87,9 +89,7 @@ def users_traceback(error: BaseException) -> str:
 def users_part(stack: traceback.StackSummary) -> traceback.StackSummary:
     """The stack from the user's first frame on, without imports' and patches' frames."""
     frames = list(itertools.dropwhile(lambda frame: frame.filename.startswith(_OWN), stack))
-    hidden = ("<frozen importlib", _PATCHES)
-    kept = [frame for frame in frames if not frame.filename.startswith(hidden)]
-    return traceback.StackSummary.from_list(kept or list(stack))
+    return traceback.StackSummary.from_list(frame for frame in frames if not frame.filename.startswith(_HIDDEN))
 
 
 class JobFailed(RuntimeError):

@@ -98,6 +98,11 @@ class JobContext:
         """Called at the job's end: drops what its function has used, as long as the runtime has other jobs."""
         self.tracked, self.retry, self.loop = Tracked(), None, Loop()
 
+    def leave_out_passes(self, count: int) -> None:
+        """Of those that it declared, an earlier run has completed `count`."""
+        if self.epochs_left is not None:
+            self.epochs_left = max(0, self.epochs_left - count)
+
     def suspend(self, spill: bool) -> None:
         """See Job.suspend; on this rank."""
         with self._parking:

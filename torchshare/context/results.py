@@ -21,6 +21,9 @@ class Result:
     exception: BaseException | None
     """The exception that its function raised, with the traceback."""
     steps: int
+    """Of the whole training: with `earlier_steps`. All other counts and times are of this run."""
+    earlier_steps: int
+    """Done in earlier runs, before the checkpoint that the job goes on from."""
     sub_batches: int
     ops: int
     ran_s: float
@@ -38,6 +41,16 @@ class Result:
     memory_cached: int
     """Peak bytes of freed blocks that were cached for it; they are no part of `memory_peak`."""
     metrics: dict[str, float]
+
+    @property
+    def run_steps(self) -> int:
+        """Steps of this run."""
+        return self.steps - self.earlier_steps
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Of this run; None before the job has begun."""
+        return self.run_steps / self.ran_s if self.ran_s > 0 else None
 
 
 class Results(Mapping[str, Result]):
@@ -58,7 +71,6 @@ class Results(Mapping[str, Result]):
     def __str__(self) -> str:
         rows = [("job", "priority", "state", "steps", "sub-batches", "ops", "ran s", "waited s", "input s", "steps/s")]
         for r in self.values():
-            rate = f"{r.steps / r.ran_s:.1f}" if r.ran_s > 0 else "-"
             rows.append(
                 (
                     escaped(r.name),
@@ -70,7 +82,7 @@ class Results(Mapping[str, Result]):
                     f"{r.ran_s:.2f}",
                     f"{r.waited_s:.2f}",
                     f"{r.input_s:.2f}",
-                    rate,
+                    "-" if r.steps_per_s is None else f"{r.steps_per_s:.1f}",
                 )
             )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -94,11 +94,13 @@ class Checkpoints(Loop):
         self._files.keep(newest)
         self._goal = usable[newest]
         self._goal_place = Place(**self._goal["place"])
+        self._job.handle.go_on_after(self._goal_place.steps)
 
     def epochs(self, count: int) -> Iterator[int]:
         place, goal = self._place, self._goal_place
         number, first = place.epoch_loops, 0
         if goal is not None and number + (goal.epoch is None) == goal.epoch_loops:
+            self._job.leave_out_passes(goal.first_pass - len(place.passes))
             place.passes = goal.passes[: goal.first_pass]
             first = count if goal.epoch is None else goal.epoch
         elif goal is not None and number < goal.epoch_loops:

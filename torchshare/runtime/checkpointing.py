@@ -69,6 +69,8 @@ def folder_of(options: RuntimeOptions) -> Folder | None:
             if options.get(name):
                 raise ValueError(f"{name} has no effect without checkpoint, the folder to write to")
         return None
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise ValueError(f"checkpoint must be a folder, got the file {os.fspath(path)}")
     every = parse(options.get("every", "5min"))
     if this_rank().count > 1 and every.steps is None:
         raise ValueError("every must be a number of steps, because the ranks must save at the same one")

@@ -56,7 +56,8 @@ class Effects:
 
     def _of_steps(self, job: JobContext) -> Iterator[tuple[str, str, str]]:
         """Options, of any job, for which this job's steps count."""
-        steps = job.handle.stats().steps
+        stats = job.handle.stats()
+        steps, all_steps = stats.steps, stats.earlier_steps + stats.steps
         bound = self._options.get("max_slowdown")
         if bound is not None and steps == 0 and any(_outranks(job, other) for other, _ in self._jobs):
             yield job.name, f"max_slowdown={bound}", f"the job {_NO_STEP}"
@@ -64,8 +65,8 @@ class Effects:
             start = str(options.get("start", "now"))
             if start == "auto" and steps == 0 and options.get("profile") is None:
                 yield other.name, "start='auto'", f"job '{job.name}' {_NO_STEP}"
-            if start.startswith("step:") and self._counted_by(other) is job and steps < int(start[5:]):
-                did = f"did {steps} steps" if steps else _NO_STEP
+            if start.startswith("step:") and self._counted_by(other) is job and all_steps < int(start[5:]):
+                did = f"did {all_steps} steps" if all_steps else _NO_STEP
                 yield other.name, f"start='{start}'", f"job '{job.name}' {did}"
 
     def _counted_by(self, job: JobContext) -> JobContext | None:

@@ -18,7 +18,8 @@ from torchshare.runtime.gaps import GapReport
 
 _HOST = "127.0.0.1"
 _COUNTERS: dict[str, tuple[str, Callable[[Result], float]]] = {
-    "steps": ("Optimizer steps", lambda result: result.steps),
+    "steps": ("Optimizer steps, with those before a resume", lambda result: result.steps),
+    "run_steps": ("Optimizer steps of this run", lambda result: result.run_steps),
     "sub_batches": ("Sub-batches", lambda result: result.sub_batches),
     "ops": ("Ops", lambda result: result.ops),
     "run_seconds": ("Time since its start", lambda result: result.ran_s),

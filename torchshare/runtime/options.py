@@ -234,9 +234,10 @@ class JobOptions(TypedDict, total=False):
         Expected("a string or a number of seconds"),
         Option(
             'when the job starts: "now", "after:<job>" (when that job has ended), "step:<k>" (when the primary has '
-            'done k steps or has ended), seconds after submission, or "auto": when the average completion time of '
-            'the pair is least. "auto" plans from profiles; without them, it first runs a few steps of each job alone '
-            "and of both. It may hold either job; with `max_slowdown`, only the lower one.",
+            "done k steps, with those before a resume, or has ended), seconds after submission, or "
+            '"auto": when the average completion time of the pair is least. "auto" plans from profiles; without '
+            "them, it first runs a few steps of each job alone and of both. It may hold either job; with "
+            "`max_slowdown`, only the lower one.",
             "now",
             metavar="WHEN",
         ),
@@ -268,12 +269,14 @@ class JobOptions(TypedDict, total=False):
     steps: Annotated[
         WholeNumber | None,
         Option(
-            'steps of the whole job, if known; "auto" uses it. Without `steps` or `epochs`, "auto" uses the length of '
-            "the loader, else assumes that the job is as long as the other.",
+            'steps of the whole job, with those before a resume, if known; "auto" uses it. Without `steps` or '
+            '`epochs`, "auto" uses the length of the loader, else assumes that the job is as long as the other.',
             metavar="N",
         ),
     ]
-    epochs: Annotated[WholeNumber | None, Option("passes over the loader, if known; see `steps`.", metavar="N")]
+    epochs: Annotated[
+        WholeNumber | None, Option("passes of the whole job over its loader, if known; see `steps`.", metavar="N")
+    ]
     profile: Annotated[
         Profile | str | os.PathLike[str] | None,
         Expected("a Profile or the path of one"),

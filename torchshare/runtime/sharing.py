@@ -65,7 +65,7 @@ def sharing_report(jobs: Sequence[_C.Job], results: Mapping[str, Result], events
 
 def _outcome(result: Result, timeline: Timeline) -> dict[str, Any]:
     stalled = stalled_s(result, time_spent(result, timeline))
-    fields = {name: getattr(result, name) for name in ("name", "priority", "state", "steps")}
+    fields = {name: getattr(result, name) for name in ("name", "priority", "state", "steps", "run_steps")}
     return {**fields, "stalled_s": stalled}
 
 
@@ -142,7 +142,7 @@ def _gain(rows: Sequence[Row], found: Sequence[Timeline], steps: Sequence[Steps]
             f"What sharing gained is not known: no step time alone of {names}; give a profile, or start one job when "
             "another has done some steps."
         )
-    cut = [timeline.steps[0] for row, timeline, _ in known if row["steps"] > len(timeline.steps)]
+    cut = [timeline.steps[0] for row, timeline, _ in known if row["run_steps"] > len(timeline.steps)]
     begin = np.array([max(cut) if cut else min((timeline.steps[0] for _, timeline, _ in known), default=0.0)])
     end = np.array([max((timeline.steps[-1] for _, timeline, _ in known), default=0.0)])
     together = float(overlap(begin, end, union(running_of(found))).sum())

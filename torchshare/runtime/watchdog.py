@@ -75,4 +75,5 @@ def _stack_of(thread: int) -> str:
     frame = sys._current_frames().get(thread)
     if frame is None:
         return "it is not in Python"
-    return Lines("it is in\n" + "".join(users_part(traceback.extract_stack(frame)).format()).rstrip())
+    stack = traceback.extract_stack(frame)
+    return Lines("it is in\n" + "".join((users_part(stack) or stack).format()).rstrip())

@@ -1,4 +1,4 @@
-"""The standard output and error of scripts that run together: lines with the job's name, or a file per job."""
+"""The standard streams of scripts that run together: lines with the job's name, or a file per job; no input."""
 
 from __future__ import annotations
 
@@ -180,6 +180,37 @@ def _visible(line: str) -> str:
     """What a terminal would show of a line: of the versions between carriage returns, the last that is not blank."""
     versions = [version for version in line.split("\r") if version.strip()]
     return _CURSOR_MOVES.sub("", versions[-1]).rstrip() if versions else ""
+
+
+class _NoInput(io.FileIO):
+    """The standard input of a script: empty. Says so once, when it is read."""
+
+    def __init__(self, job: str) -> None:
+        super().__init__(os.devnull)
+        self._job = job
+        self._told = False
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        self._tell()
+        return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        self._tell()
+        return super().readall()
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            log.warning(
+                "job '%s': standard input is empty in torchshare run, so input() and breakpoint() fail: run the script "
+                "alone with python, or use a remote debugger",
+                self._job,
+            )
+
+
+def empty_input(job: str) -> TextIO:
+    """The standard input of a script."""
+    return io.TextIOWrapper(io.BufferedReader(_NoInput(job)))
 
 
 class Output:

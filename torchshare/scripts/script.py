@@ -18,7 +18,7 @@ from torchshare.context.job_context import JobContext
 from torchshare.context.script import ScriptContext
 from torchshare.isolation import script_process
 from torchshare.isolation.script_modules import Modules, installed_folders
-from torchshare.scripts.output import Output
+from torchshare.scripts.output import Output, empty_input
 
 
 class Script:
@@ -66,7 +66,7 @@ class Script:
         path = Path(self._folder or "", command[0])
         file = path / "__main__.py" if path.is_dir() else path
         if not file.is_file():
-            raise ValueError(f"no such file {file}")
+            raise ValueError(f"the folder {path} has no __main__.py" if path.is_dir() else f"no such file {file}")
         self.__name__ = path.stem
         self._argv = command
         self._path0 = os.path.abspath(path if path.is_dir() else os.path.realpath(path.parent))
@@ -151,7 +151,7 @@ class Script:
 
     @contextlib.contextmanager
     def _context(self, job: JobContext) -> Iterator[ScriptContext]:
-        with self._output.opened(job.name) as (stdout, stderr), open(os.devnull) as stdin:
+        with self._output.opened(job.name) as (stdout, stderr), empty_input(job.name) as stdin:
             script = ScriptContext(
                 job=job,
                 argv=list(self._argv),

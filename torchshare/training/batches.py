@@ -234,9 +234,10 @@ def fetch(job: JobContext, loader: Iterable[Any], options: Options, passing: Pas
     job.uses_batches = True
     if not job.has_stepped:
         agreement.check(job, steps=False)
-    _expect_steps(job, loader, passing)
     if passing.is_over:
+        job.leave_out_passes(1)
         return iter(())
+    _expect_steps(job, loader, passing)
     handle.begin_input()  # starting worker processes is waiting for input, too
     try:
         iterator = passing.open(loader)
@@ -279,7 +280,7 @@ def _expect_steps(job: JobContext, loader: Iterable[Any], passing: Pass) -> None
         job.handle.expect_steps(remaining, for_good=False)
     elif job.epochs_left > 0:
         job.handle.expect_steps(remaining + batches * (job.epochs_left - 1), for_good=True)
-        job.epochs_left -= 1
+        job.leave_out_passes(1)
 
 
 def _check_thread(job: JobContext) -> None:

@@ -407,6 +407,19 @@ TEST(AutoSharing, TakesThePassOverTheLoaderAsALowerBound) {
   EXPECT_TRUE(sharing.decide(at(1)).empty());
 }
 
+TEST(AutoSharing, PlansWithoutTheStepsBeforeAResume) {
+  const auto decision = [](double declared, double done) {
+    AutoSharing sharing({});
+    sharing.arrive(0, {.name = "a", .steps = declared, .profile = profile("pa", 0.02, "pb", 1.5, 1.5)});
+    sharing.arrive(1, {.name = "b", .automatic = true, .steps = 600, .profile = profile("pb", 0.02)});
+    sharing.start(0, at(0));
+    sharing.go_on(0, done);
+    return sharing.decide(at(1)).back().reason;
+  };
+  EXPECT_EQ(decision(1000, 990), decision(10, 0));
+  EXPECT_NE(decision(1000, 990), decision(1000, 0));
+}
+
 TEST(AutoSharing, HandlesNoRemainingWork) {
   Behaviour a{0.02, 5, 1.1, 0, false};
   Behaviour b{0.02, 600, 1.1};
