@@ -7,6 +7,7 @@
 #include "bindings/bindings.h"
 #include "bindings/python_binding.h"
 #include "model/time.h"
+#include "runtime/adopted_thread.h"
 #include "runtime/job.h"
 #include "runtime/runtime_state.h"
 #include "runtime/timeline_file.h"
@@ -254,6 +255,12 @@ void bind_options(py::module_& module) {
       .def_readwrite("ops", &JobSpec::ops);
 }
 
+/// `with Adopted(job):` see AdoptedThread.
+struct Adopted {
+  std::shared_ptr<RuntimeJob> job;
+  std::unique_ptr<AdoptedThread> thread;
+};
+
 }  // namespace
 
 void bind_runtime(py::module_& module) {
@@ -261,6 +268,10 @@ void bind_runtime(py::module_& module) {
   bind_options(module);
   py::class_<ProcessCode>(module, "ProcessCode")
       .def(py::init<std::vector<std::string>, std::vector<std::string>>(), py::arg("always"), py::arg("with_turn"));
+  py::class_<Adopted>(module, "Adopted")
+      .def(py::init([](std::shared_ptr<RuntimeJob> job) { return Adopted{std::move(job), nullptr}; }), py::arg("job"))
+      .def("__enter__", [](Adopted& self) { self.thread = std::make_unique<AdoptedThread>(*self.job); })
+      .def("__exit__", [](Adopted& self, const py::args&) { self.thread.reset(); });
   py::class_<Runtime>(module, "Runtime")
       .def(py::init([](const std::string& device, const RuntimeOptions& options) {
              return std::make_unique<Runtime>(make_device(device), options);

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class _Thread(threading.local):
     job: JobContext | None = None
     script: ScriptContext | None = None
+    owner: JobContext | None = None
     forked_by: JobContext | None = None
 
 
@@ -31,14 +32,30 @@ def job() -> JobContext | None:
     return _thread.job
 
 
+def owner() -> JobContext | None:
+    """The job of the calling thread, or whose code started the thread. None in processes that a job forks."""
+    return _thread.owner
+
+
 @contextlib.contextmanager
 def entered(job: JobContext) -> Iterator[None]:
     """Makes `job` the job of the calling thread."""
     _thread.job = job
+    with adopted(job):
+        try:
+            yield
+        finally:
+            _thread.job = None
+
+
+@contextlib.contextmanager
+def adopted(job: JobContext) -> Iterator[None]:
+    """Makes the calling thread one that `job` has started."""
+    _thread.owner = job
     try:
         yield
     finally:
-        _thread.job = None
+        _thread.owner = None
 
 
 def script() -> ScriptContext | None:
@@ -48,7 +65,7 @@ def script() -> ScriptContext | None:
 
 def tenant() -> Tenant | None:
     """Whose code the thread runs: the script, else the job; in processes that it forked, too."""
-    return _thread.script or _thread.job or _thread.forked_by
+    return _thread.script or _thread.owner or _thread.forked_by
 
 
 def environ() -> dict[bytes, bytes] | None:
@@ -73,7 +90,8 @@ def outside_script() -> Iterator[None]:
 
 
 def _forget() -> None:
-    _thread.forked_by, _thread.job = _thread.job or _thread.forked_by, None
+    _thread.forked_by = _thread.owner or _thread.forked_by
+    _thread.job = _thread.owner = None
 
 
 os.register_at_fork(after_in_child=_forget)

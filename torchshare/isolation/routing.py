@@ -2,8 +2,8 @@
 
 The op hook makes ops draw from the job's generator. This module covers calls that run no op: `torch.manual_seed` and
 the like, Python's `random`, `numpy.random`, and `time.sleep`. Installed while a Runtime is open; affects jobs' threads
-only. Names that modules have bound before, as in `from random import random`, are routed, too; other references to
-functions of `random`, `numpy.random` and `time`, such as default arguments, are not.
+and those that they start. Names that modules have bound before, as in `from random import random`, are routed, too;
+other references to functions of `random`, `numpy.random` and `time`, such as default arguments, are not.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from torchshare.isolation import (
     replacements,
     settings,
     steps,
+    threads,
     tracing,
 )
 from torchshare.isolation.patches import Patches
@@ -83,6 +84,7 @@ def _route() -> None:
     collectives.route(_patches)
     accumulation.route(_patches)
     replacements.route(_patches)
+    threads.route(_patches)
 
 
 def uninstall() -> None:
@@ -137,7 +139,7 @@ class _RoutedGenerator:
         self._default = default
 
     def __getattr__(self, name: str) -> Any:
-        job = current.job()
+        job = current.owner()
         return getattr(self._default if job is None else job.handle.generator, name)
 
 
@@ -145,27 +147,27 @@ class _RoutedRandom(random.Random):
     """The class of Python's hidden global instance; all its other methods call these six."""
 
     def random(self) -> float:
-        job = current.job()
+        job = current.owner()
         return super().random() if job is None else job.random.random()
 
     def getrandbits(self, k: int, /) -> int:
-        job = current.job()
+        job = current.owner()
         return super().getrandbits(k) if job is None else job.random.getrandbits(k)
 
     def seed(self, *args: Any, **kwargs: Any) -> None:
-        job = current.job()
+        job = current.owner()
         super().seed(*args, **kwargs) if job is None else job.random.seed(*args, **kwargs)
 
     def getstate(self) -> tuple[Any, ...]:
-        job = current.job()
+        job = current.owner()
         return super().getstate() if job is None else job.random.getstate()
 
     def setstate(self, state: tuple[Any, ...]) -> None:
-        job = current.job()
+        job = current.owner()
         super().setstate(state) if job is None else job.random.setstate(state)
 
     def gauss(self, mu: float = 0.0, sigma: float = 1.0) -> float:
-        job = current.job()
+        job = current.owner()
         return super().gauss(mu, sigma) if job is None else job.random.gauss(mu, sigma)
 
 
@@ -194,7 +196,7 @@ def _route_numpy_random() -> None:
 def _routed_numpy(original: Callable[..., Any], method: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def routed(*args: Any, **kwargs: Any) -> Any:
-        job = current.job()
+        job = current.owner()
         target = original if job is None else getattr(job.numpy_random, method)
         return target(*args, **kwargs)
 
