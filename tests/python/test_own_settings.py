@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import LOOP, Ran, python, run_one, run_ops_for_ever, script, wait_until
+from conftest import LOOP, Ran, python, run_one, script, wait_until
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -195,23 +196,61 @@ def test_old_and_new_names_of_a_setting_are_connected_as_in_plain_torch():
 def test_beside_a_gpu_they_must_be_agreed_on(monkeypatch: pytest.MonkeyPatch):
     """A job on the CPU may use the GPU, too."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    changes = {
+        "cudnn.enabled": cudnn.flags(enabled=False).__enter__,
+        "cudnn.benchmark": lambda: setattr(cudnn, "benchmark", True),
+        "cudnn.conv.fp32_precision": lambda: setattr(cudnn.conv, "fp32_precision", "ieee"),
+        "cuda.matmul.allow_tf32": lambda: setattr(cuda.matmul, "allow_tf32", True),
+        "cuda.matmul.allow_bf16": lambda: setattr(cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
+        "cuda.enable_mem_efficient_sdp": lambda: cuda.enable_mem_efficient_sdp(False),
+    }
 
-    def sets(job: Job) -> None:
-        with torch.backends.cudnn.flags(enabled=False):
-            pass
-
-    def stays(job: Job) -> None:
+    def primary(job: Job) -> None:
+        cuda.matmul.allow_fp16_accumulation = True
         trained(job, lambda: None, 5)
-        run_ops_for_ever(job)
+        ready.set()
+        assert tried.wait(60)
 
+    def sets(job: Job) -> bool:
+        assert ready.wait(60)
+        for name, change in changes.items():
+            with pytest.raises(RuntimeError, match=f"torch.backends.{name}.* is one per process"):
+                change()
+        cuda.matmul.allow_fp16_accumulation = True
+        return cuda.matmul.allow_fp16_accumulation
+
+    ready, tried = threading.Event(), threading.Event()
+    before = values()
     with torchshare.Runtime(device="cpu") as runtime:
-        primary = runtime.submit(stays, priority="primary")
-        other = runtime.submit(sets, name="other")
+        runtime.submit(primary, priority="primary")
+        other = runtime.submit(sets)
         runtime.start()
-        wait_until(lambda: other.state == "failed", 60)
-        primary.cancel()
-        runtime.wait(timeout=60, check=False)
-    assert "torch.backends.cudnn.enabled is one per process" in str(other.result.exception)
+        wait_until(lambda: other.state in ("finished", "failed"), 60)
+        tried.set()
+        assert runtime.wait(timeout=60)["sets"].value
+    assert values() == before
+
+
+def test_a_job_that_forbids_assignments_forbids_its_own():
+    def forbids(job: Job) -> None:
+        torch.backends.disable_global_flags()
+        with cudnn.flags(enabled=False):
+            assert not cudnn.enabled
+        with pytest.raises(RuntimeError, match="not allowed to set"):
+            cudnn.benchmark = True
+        forbidden.set()
+
+    def sets(job: Job) -> bool:
+        assert forbidden.wait(60)
+        cudnn.benchmark = True
+        return cudnn.benchmark
+
+    forbidden = threading.Event()
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(forbids, priority="primary")
+        runtime.submit(sets)
+        assert runtime.wait(timeout=60)["sets"].value
+    assert not torch.backends.flags_frozen()
 
 
 def test_a_compiled_function_reads_them():

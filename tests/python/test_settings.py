@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch import set_default_dtype as bound_early
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torchshare
@@ -60,6 +61,7 @@ def test_jobs_that_set_the_same_run_with_it(late: bool):
     [
         (double, "torch.set_default_dtype is one per process, and job 'a' runs with torch.float32, not torch.float64"),
         (lambda: torch.set_default_tensor_type(torch.DoubleTensor), "torch.set_default_dtype is one per process"),
+        (lambda: bound_early(torch.float64), "torch.set_default_dtype is one per process"),
         (lambda: torch.use_deterministic_algorithms(True), "torch.use_deterministic_algorithms"),
         (lambda: torch.set_float32_matmul_precision("medium"), "torch.set_float32_matmul_precision"),
         (lambda: setattr(torch.backends.mkldnn, "enabled", False), "torch.backends.mkldnn.enabled"),

@@ -14,7 +14,9 @@ import torch
 
 from torchshare.context import current
 from torchshare.context.job_context import JobContext
+from torchshare.isolation.patches import Patches
 
+_FROZEN = "frozen"
 _NONE, _TF32 = "none", "tf32"
 _PRECISIONS = (_NONE, _TF32, "ieee")
 _MATMUL_TF32, _MATMUL_PRECISION = "_get_cublas_allow_tf32", "_get_float32_matmul_precision"
@@ -48,6 +50,28 @@ def set_own(job: JobContext, name: str, value: Any, former: Any) -> bool:
     elif name == "_get_cudnn_allow_tf32":
         own["cuda", "conv"] = own["cuda", "rnn"] = _TF32 if value else _NONE
     return True
+
+
+def route_freezing(patches: Patches) -> None:
+    """`torch.backends.disable_global_flags` forbids assignments to settings, in the job that calls it."""
+    module = torch.backends.m  # type: ignore[attr-defined]  # the one behind torch.backends
+    disable, are_frozen = module.disable_global_flags, module.flags_frozen
+
+    @functools.wraps(disable)
+    def disable_global_flags() -> None:
+        job = current.job()
+        if job is None:
+            disable()
+        else:
+            job.own_settings[_FROZEN] = True
+
+    @functools.wraps(are_frozen)
+    def flags_frozen() -> bool:
+        job = current.job()
+        return are_frozen() or (job is not None and _FROZEN in job.own_settings)
+
+    patches.replace(module, "disable_global_flags", disable_global_flags)
+    patches.replace(module, "flags_frozen", flags_frozen)
 
 
 def forget_matmul(job: JobContext) -> None:

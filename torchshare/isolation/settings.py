@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch._inductor.config
-import torch.export._trace
 
 from torchshare.context import current
 from torchshare.isolation import agreement, own_settings
@@ -65,6 +63,7 @@ _ON_GPUS = {
     ),
     "torch.backends.cuda.enable_cudnn_sdp": ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
     "torch.backends.cuda.enable_mem_efficient_sdp": ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
+    "torch.nn.attention.sdpa_kernel(OVERRIDEABLE)": ("_get_overrideable_sdp_enabled", "_set_sdp_use_overrideable"),
     "torch.backends.cuda.preferred_blas_library": ("_get_blas_preferred_backend", "_set_blas_preferred_backend"),
     "torch.backends.cuda.preferred_linalg_library": ("_get_linalg_preferred_backend", "_set_linalg_preferred_backend"),
 }
@@ -92,10 +91,10 @@ def route(patches: Patches) -> None:
         _route_fastpath(patches),
     ]
     agreement.begin(settings)
+    own_settings.route_freezing(patches)
     patches.wrap(torch, "set_default_tensor_type", _as_default_dtype)
     patches.wrap(torch, "set_num_interop_threads", _without_effect)
-    trace = torch.export._trace
-    patches.replace(trace, "_ignore_backend_decomps", _outside_jobs(trace._ignore_backend_decomps))
+    _route_export(patches)
 
 
 def _route_in_c(patches: Patches, name: str, getter: str, setter: str, *, of_gpu: bool) -> Setting:
@@ -171,11 +170,13 @@ def _route_precisions(patches: Patches) -> list[Setting]:
 
 def _route_deterministic(patches: Patches) -> Setting:
     """Inductor's option must not change before jobs have agreed: the function of torch is guarded, too."""
+    from torch._inductor import config
+
     in_c = torch._C._set_deterministic_algorithms
 
     def write(value: tuple[bool, bool]) -> None:
         in_c(value[0], warn_only=value[1])
-        torch._inductor.config.deterministic = value[0]
+        config.deterministic = value[0]
 
     def value() -> tuple[bool, bool]:
         return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
@@ -218,8 +219,11 @@ def _route_fastpath(patches: Patches) -> Setting:
     return setting
 
 
-def _outside_jobs(original: Callable[[], Any]) -> Callable[[], Any]:
+def _route_export(patches: Patches) -> None:
     """What `torch.export` switches off while it traces would be off for all jobs."""
+    from torch.export import _trace
+
+    original = _trace._ignore_backend_decomps
 
     @functools.wraps(original)
     @contextlib.contextmanager
@@ -227,7 +231,7 @@ def _outside_jobs(original: Callable[[], Any]) -> Callable[[], Any]:
         with contextlib.nullcontext() if current.job() is not None else original():
             yield
 
-    return ignore_backend_decomps
+    patches.replace(_trace, "_ignore_backend_decomps", ignore_backend_decomps)
 
 
 def _as_default_dtype(original: Callable[[Any], None]) -> Callable[[Any], None]:
