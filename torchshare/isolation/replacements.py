@@ -141,10 +141,10 @@ def _assigned(owner: Any, name: str, *value: Any) -> bool:
 
 def _new(owner: Any, name: str, *value: Any) -> Attribute | None:
     """For an attribute that is to be each job's own from now on. None if this assignment is like any other."""
-    tenant, frame = current.tenant(), _assigning()
-    if tenant is None or name in _BOOKKEEPING or not _is_foreign(tenant, owner, frame):
+    if name in _BOOKKEEPING:
         return None
-    if (packages.of(owner), name) == _SET_BY_C:
+    tenant, frame = current.tenant(), _assigning()
+    if tenant is None or not _is_foreign(tenant, owner, frame) or (packages.of(owner), name) == _SET_BY_C:
         return None
     if value and isinstance(value[0], ModuleType) and _package(frame) == "importlib":
         return None  # a module, in its package
@@ -175,9 +175,9 @@ def _assign(attribute: Attribute, *value: Any) -> None:
 def _is_foreign(tenant: Tenant, owner: Any, frame: FrameType) -> bool:
     """Whether it is a finished module or class that jobs share, and the code that assigns is of another package."""
     package = packages.of(owner)
-    if package in (_package(frame), _author(frame)) or not packages.is_shared(tenant, package):
+    if package == _package(frame) or packages.is_initializing(owner):
         return False
-    return _author(frame) != "torchshare" and not packages.is_initializing(owner)
+    return _author(frame) not in (package, "torchshare") and packages.is_shared(tenant, package)
 
 
 def _can_be_own(attribute: Attribute, *value: Any) -> bool:
