@@ -17,6 +17,7 @@ from test_checkpoints import steps_in
 from test_ranks import PROGRAMS, torchrun
 
 from torchshare.cli import supervisor
+from torchshare.runtime import crashes
 
 TRAIN = """
 import sys, time, torch, torchshare
@@ -304,7 +305,7 @@ def test_supervision_is_refused_where_it_cannot_work(tmp_path: Path, monkeypatch
 
 
 def test_what_a_child_reports():
-    def read(text: str, status: int) -> tuple[int, supervisor.Crash | None]:
+    def read(text: str, status: int) -> tuple[int, crashes.Crash | None]:
         return supervisor.read(io.BytesIO(text.encode()), status)
 
     job = '["job", 255, "a"]\n'
@@ -317,9 +318,38 @@ def test_what_a_child_reports():
     status, crash = read(job + stack, -signal.SIGABRT)
     assert (status, crash.job, crash.how) == (134, "a", "job 'a' crashed the process: SIGABRT at x.py:3 (f)")
     assert read(stack, -signal.SIGABRT)[1].job is None
+    left = '["left", 255, "a"]\n'  # and its thread's id may be that of another one
+    assert read(job + left + stack, -signal.SIGABRT)[1].job is None
+    assert read(job + left + '["job", 255, "b"]\n' + stack, -signal.SIGABRT)[1].job == "b"
     assert read(job + '["end", 0, ""]\n' + stack, -signal.SIGABRT) == (0, None)  # as torch 2.11 may, at exit
     lost = "device 'cuda:0' is lost to this process"
-    assert read(job + f'["lost", 0, "{lost}"]\n', 1) == (1, supervisor.Crash(lost, None))
+    assert read(job + f'["lost", 0, "{lost}"]\n', 1) == (1, crashes.Crash(lost, None))
+
+
+AFTER_A_JOB = """
+import ctypes, os, sys, threading, torchshare
+from torchshare.runtime import crash_report
+crash_report.open_for(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT))
+with torchshare.Runtime("cpu") as runtime:
+    runtime.submit(lambda job: None, name="a")
+    runtime.wait()
+for _ in range(10):
+    threads = [threading.Thread(target=threading.Event().wait, args=(0.01,)) for _ in range(5)]
+    [thread.start() for thread in threads]
+thread = threading.Thread(target=ctypes.string_at, args=(0,))
+thread.start()
+thread.join()
+"""
+
+
+def test_a_job_that_has_ended_is_not_blamed_for_a_later_thread(tmp_path: Path):
+    report = tmp_path / "report"
+    done = subprocess.run([sys.executable, "-c", AFTER_A_JOB, str(report)], capture_output=True, timeout=200)
+    assert done.returncode == -signal.SIGSEGV
+    text = report.read_text()
+    assert [line[0] for line in crashes.lines_of(text)] == ["job", "left"]
+    assert crashes.stack_in(text)
+    assert crashes.crash_in(text) is None
 
 
 # Ranks
