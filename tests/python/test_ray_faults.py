@@ -69,6 +69,7 @@ def test_a_job_that_crashes_its_process_takes_no_partner_with_it(local: Local, k
     lost = [event for event in local.journal() if event["event"] == "lost" and name in event["steps"]]
     assert [event["blamed"] for event in lost] == ([name] * 3 if known else [None] * 4)
     assert [len(event["steps"]) for event in lost] == ([2, 1, 1] if known else [2, 1, 1, 1])
+    local.wait_for_hosts()
 
 
 def test_a_scheduler_that_is_killed(local: Local) -> None:
@@ -81,7 +82,7 @@ def test_a_scheduler_that_is_killed(local: Local) -> None:
             os.kill(pid, signal.SIGKILL)
         after = submit(training(), f"after{pid}")  # waits for the new one
     assert equal(job.result(ALL_DONE_S), run_one(training(60)).value)
-    assert job.status()["attempt"] == 1
+    assert job.status()["attempt"] == 1, local.journal()
     assert equal(after.result(ALL_DONE_S), run_one(training()).value)
 
 

@@ -58,7 +58,9 @@ class FakeRay:
         return reference
 
     def get_runtime_context(self) -> Any:
-        return types.SimpleNamespace(current_actor="scheduler", was_current_actor_reconstructed=self.restarted)
+        return types.SimpleNamespace(
+            current_actor="scheduler", get_actor_id=lambda: "id", was_current_actor_reconstructed=self.restarted
+        )
 
 
 @pytest.fixture

@@ -58,7 +58,8 @@ class SchedulerActor:
         self._failed_starts: dict[tuple[str, int], FailedStart] = {}  # by node and index
         self._killed_starts: dict[str, int] = {}  # by job: how often the process of its env was killed at its start
         self._refusal: Exception | None = None
-        self._is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        context = ray.get_runtime_context()
+        self._is_restarted = context.get_actor_id() is not None and context.was_current_actor_reconstructed
         self._stopped = threading.Event()
         self._open()
         threading.Thread(target=self._run, daemon=True).start()
