@@ -39,6 +39,8 @@ class ScriptContext:
 
     imported: set[str] = field(default_factory=set)
     """Top-level names of what it has imported."""
+    start_context: Any = None
+    """Of multiprocessing, once it has set a start method or started a process."""
     has_own_folder: bool = False
     """Whether `os.chdir` has no effect on other jobs."""
 

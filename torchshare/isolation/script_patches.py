@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from torchshare.context import current
 from torchshare.context.script import ScriptContext
-from torchshare.isolation import replacements, script_modules, script_process, script_state
+from torchshare.isolation import replacements, script_modules, script_process, script_start_method, script_state
 from torchshare.isolation.patches import Patches
 
 _lock = threading.Lock()  # guards the variables below
@@ -27,6 +27,7 @@ def entered(script: ScriptContext) -> Iterator[None]:
             script_state.route(_patches)
             script_modules.route(_patches, replacements.imported)
             script_process.route(_patches)
+            script_start_method.route(_patches)
         _running += 1
     current.set_script(script)
     replacements.enter(script)
