@@ -38,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command line. Returns the exit code: 0 success, 1 a job did not finish, 2 invalid input, 130 Ctrl-C,
     141 the reader of the output has gone (`| head`)."""
     words = sys.argv[1:] if argv is None else argv
+    _replace_closed_streams()
     try:
         arguments = parse(words)
     except ValueError as error:
@@ -93,6 +94,18 @@ def parser_of_all_verbs() -> Parser:
     for verb, text in VERBS.items():
         importlib.import_module(f"torchshare.cli.{verb}").configure(verbs.add_parser(verb, help=text, description=text))
     return parser
+
+
+def _replace_closed_streams() -> None:
+    """Of a program that was started with `>&-`, Python's streams are None, and the next file that is opened gets the
+    number of the closed one, to which C code and child processes write."""
+    closed = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None]
+    for name in closed:
+        stream = open(os.devnull, "r" if name == "stdin" else "w")  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    if "stdout" in closed:
+        print("torchshare: stdout is closed: what is printed is lost", file=sys.stderr)
 
 
 def _drop_output() -> None:

@@ -185,6 +185,7 @@ void bind_job(py::module_& module) {
       .def("launch", &RuntimeJob::launch, py::arg("graph"), py::arg("name"), ReleaseGil())
       .def_property_readonly("cancel_requested", &RuntimeJob::cancel_requested)
       .def_property_readonly("is_in_body", &RuntimeJob::is_in_body)
+      .def_property_readonly("is_in_op", &RuntimeJob::is_in_op)
       .def_property_readonly("is_waiting", &RuntimeJob::is_waiting)
       .def_property_readonly("has_left", &RuntimeJob::has_left)
       .def("stats", &RuntimeJob::stats)
@@ -267,9 +268,10 @@ void bind_runtime(py::module_& module) {
   bind_job(module);
   bind_options(module);
   py::class_<ProcessCode>(module, "ProcessCode")
-      .def(py::init<std::vector<std::string>, std::vector<std::string>>(), py::arg("always"), py::arg("with_turn"));
+      .def(py::init<std::vector<std::string>, std::vector<std::string>>(), py::arg("always"), py::arg("with_turn"))
+      .def("raise_in", &ProcessCode::raise_in, py::arg("thread"), py::arg("type"));
   py::class_<Adopted>(module, "Adopted")
-      .def(py::init([](std::shared_ptr<RuntimeJob> job) { return Adopted{std::move(job), nullptr}; }), py::arg("job"))
+      .def(py::init([](RuntimeJob& job) { return Adopted{job.shared_from_this(), nullptr}; }), py::arg("job"))
       .def("__enter__", [](Adopted& self) { self.thread = std::make_unique<AdoptedThread>(*self.job); })
       .def("__exit__", [](Adopted& self, const py::args&) { self.thread.reset(); });
   py::class_<Runtime>(module, "Runtime")

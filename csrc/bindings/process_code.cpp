@@ -57,4 +57,16 @@ bool ProcessCode::is_run_by(unsigned long thread) const {
   return false;
 }
 
+bool ProcessCode::raise_in(unsigned long thread, const py::object& type) const {
+  if (type.is_none()) {
+    PyThreadState_SetAsyncExc(thread, nullptr);
+    return true;
+  }
+  if (is_run_by(thread)) {
+    return false;
+  }
+  PyThreadState_SetAsyncExc(thread, type.ptr());
+  return true;
+}
+
 }  // namespace torchshare::bindings

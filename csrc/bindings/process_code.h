@@ -18,6 +18,9 @@ class ProcessCode {
   /// Whether the thread with that Python id runs such code in any of its frames. Runs no Python, so the answer is valid
   /// as long as the caller holds the GIL.
   bool is_run_by(unsigned long thread) const;
+  /// Raises an exception of `type` in the thread before its next bytecode, unless it runs such code: then returns
+  /// false. None takes back what has not been raised. With the GIL.
+  bool raise_in(unsigned long thread, const pybind11::object& type) const;
 
  private:
   std::vector<std::string> always_;

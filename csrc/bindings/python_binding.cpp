@@ -113,10 +113,9 @@ bool PythonBinding::interrupt() {
   if (thread == 0) {
     return true;  // `run` checks before it calls the body
   }
-  if (exceptions_.process_code.is_run_by(thread)) {
+  if (!exceptions_.process_code.raise_in(thread, exceptions_.cancelled)) {
     return false;
   }
-  PyThreadState_SetAsyncExc(thread, exceptions_.cancelled.ptr());
   is_interrupted_ = true;
   return true;
 }

@@ -28,9 +28,10 @@ class ThreadPriority {
   /// Gives the thread ordinary priority, until `lower` has been called as often.
   virtual void raise() {}
   virtual void lower() {}
-  /// Gives the thread and its workers ordinary priority while `unopposed`: no job runs that they could disturb.
+  /// Gives the thread, its workers and the processes that they started ordinary priority while `unopposed`: no job runs
+  /// that they could disturb.
   virtual void set_unopposed(bool /*unopposed*/) {}
-  /// Gives the thread and its workers ordinary priority permanently: the job is ending.
+  /// Gives the thread, its workers and their processes ordinary priority permanently: the job is ending.
   virtual void raise_for_good() {}
   /// Processor time that the thread has used so far; empty if unknown.
   virtual std::optional<std::chrono::nanoseconds> used() const { return std::nullopt; }

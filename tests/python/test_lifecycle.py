@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -184,6 +185,59 @@ def test_a_job_that_is_to_end_has_ordinary_priority(end: str) -> None:
     if not _C.may_raise_priority():
         pytest.skip("priorities cannot be raised here: no CAP_SYS_NICE, no RLIMIT_NICE")
     assert seen == [os.SCHED_IDLE, os.SCHED_OTHER]
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork")
+def test_processes_that_a_secondary_has_started_are_raised_with_it() -> None:
+    """They kept its idle priority when the primary had ended. One that has chosen its priority itself keeps it."""
+    low, ended = threading.Event(), threading.Event()
+    sleep = ["sleep", "1000"]
+
+    def body(job: Job) -> None:
+        thread = threading.get_native_id()
+        wait_until(lambda: os.sched_getscheduler(thread) == os.SCHED_IDLE)  # once the other runs
+        loader = torch.utils.data.DataLoader(range(1000), num_workers=1, multiprocessing_context="fork")
+        items = iter(loader)
+        chosen = subprocess.Popen(["nice", "-n", "3", *sleep])
+        shell = subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+        forks = multiprocessing.get_context("fork")
+        orphan = forks.Process(target=time.sleep, args=(1000,))
+        helper = threading.Thread(target=orphan.start)
+        helper.start()
+        helper.join()  # its child is another thread's now
+        assert shell.stdout is not None
+        grandchild = int(shell.stdout.readline())
+        pids = [items._workers[0].pid, orphan.pid, shell.pid, grandchild]
+        try:
+            assert os.SCHED_IDLE in map(os.sched_getscheduler, pids)  # not those started while the other waited
+            wait_until(lambda: os.getpriority(os.PRIO_PROCESS, chosen.pid) == niceness + 3)
+            os.sched_setscheduler(chosen.pid, os.SCHED_BATCH, os.sched_param(0))
+            low.set()
+            assert ended.wait(SOON_S)
+            wait_until(lambda: {os.sched_getscheduler(pid) for pid in pids} == {os.SCHED_OTHER})
+            assert os.sched_getscheduler(chosen.pid) == os.SCHED_BATCH
+        finally:
+            os.kill(grandchild, signal.SIGKILL)
+            orphan.kill()
+            orphan.join()
+            for process in (shell, chosen):
+                process.kill()
+                process.communicate()
+
+    def above(job: Job) -> None:
+        while not low.wait(0.001):
+            torch.ones(1).add_(1)  # else it seems to wait for the other, which is then raised
+
+    if not _C.may_raise_priority():
+        pytest.skip("priorities cannot be raised here: no CAP_SYS_NICE, no RLIMIT_NICE")
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    with torchshare.Runtime(device="cpu", device_priority="idle") as runtime:
+        runtime.submit(body, name="below", threads=1)
+        primary = runtime.submit(above, priority="primary", threads=1)
+        runtime.start()
+        wait_until(lambda: primary.state == "finished", 60)
+        ended.set()
+        runtime.wait(timeout=60)
 
 
 def test_wait_and_close_inside_a_job_are_refused() -> None:

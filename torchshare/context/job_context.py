@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     import torch
 
     from torchshare import _C
+
+
+_LONGEST_OP_S = 10.0
+_SEEN_AFTER_S = 0.001  # another thread has seen what was written so long ago
 
 
 @dataclass(eq=False)
@@ -85,8 +91,12 @@ class JobContext:
     thread: int = 0
     """`threading.get_ident()` of the job's thread, while it runs."""
     host_random: HostRandom = field(init=False)
-    _parking: threading.Lock = field(default_factory=threading.Lock)
-    """Guards `spills` and the job's suspension."""
+    _parking: threading.RLock = field(default_factory=threading.RLock)
+    """Guards `spills` and the job's suspension. A signal may come while it is held."""
+    _is_suspended: bool = False
+    """By `suspend` or `park`."""
+    _handlers: int = 0
+    """How many of its signal handlers run."""
     handle: _C.Job = field(init=False)
     """Set by Runtime.submit or by the job's own thread, whichever comes first."""
 
@@ -109,24 +119,45 @@ class JobContext:
             if spill:
                 self.spills = True
             else:
+                self._is_suspended = True
                 self.handle.suspend()
 
     def resume(self) -> None:
         """See Job.resume; on this rank."""
         with self._parking:
-            self.spills = False
-            self.handle.resume()
+            self.spills = self._is_suspended = False
+            if not self._handlers:
+                self.handle.resume()
 
     def park(self) -> None:
         """Called by the job itself once its memory is off the device: suspends it unless it has been resumed."""
         with self._parking:
             if self.spills:
+                self._is_suspended = True
                 self.handle.suspend()
 
     def has_optimizers(self) -> bool:
         """Whether it is known to train, before its first step."""
         tracked = self.tracked.objects.values()
         return bool(self.accumulation.optimizers) or any(hasattr(value, "param_groups") for value in tracked)
+
+    @contextlib.contextmanager
+    def outside_ops(self) -> Iterator[None]:
+        """The job enters no op meanwhile. Waits for the end of the one that it is in, 10 s at most."""
+        with self._parking:
+            self._handlers += 1
+            self.handle.suspend()
+        try:
+            until = time.monotonic() + _LONGEST_OP_S
+            time.sleep(_SEEN_AFTER_S)
+            while self.handle.is_in_op and time.monotonic() < until:
+                time.sleep(_SEEN_AFTER_S)
+            yield
+        finally:
+            with self._parking:
+                self._handlers -= 1
+                if not self._handlers and not self._is_suspended:
+                    self.handle.resume()
 
     @property
     def random(self) -> random.Random:

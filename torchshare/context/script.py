@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from threading import Thread
@@ -41,6 +42,8 @@ class ScriptContext:
     """Top-level names of what it has imported."""
     start_context: Any = None
     """Of multiprocessing, once it has set a start method or started a process."""
+    main_thread: Thread = field(default_factory=threading.current_thread)
+    """What `threading.main_thread` returns."""
     has_own_folder: bool = False
     """Whether `os.chdir` has no effect on other jobs."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import logging
 import os
 from typing import Any
@@ -21,6 +22,15 @@ _READ_AT_START = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
 )
+
+
+def name_user() -> None:
+    """A uid without a passwd entry, as in a container, has no name. torch needs one for Inductor's cache, and fails to
+    import dynamo, which every optimizer needs: names the user by the uid."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["LOGNAME"] = str(os.getuid())
 
 
 def route(patches: Patches) -> None:

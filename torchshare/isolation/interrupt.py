@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import queue
 import sys
@@ -18,7 +19,10 @@ from torchshare.context.errors import Cancelled
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
 
+log = logging.getLogger("torchshare")
+
 INTERRUPT_AFTER_S = 0.1
+_PATIENCE_S = 1.6  # as long as Runtime.close waits
 
 PROCESS_CODE = _C.ProcessCode(
     always=[
@@ -33,6 +37,7 @@ PROCESS_CODE = _C.ProcessCode(
         "torchshare.scripts.output.",
         "torchshare.memory.spill.__init__",
         "torchshare.memory.spill.restore",
+        "torchshare.isolation.routing.leave_job",
         "torchshare.isolation.interrupt.fork",  # runs at-fork handlers of other modules
     ],
     with_turn=[
@@ -79,6 +84,74 @@ class Interrupter:
             for waiting, when in list(due.items()):
                 if time.monotonic() >= when and waiting.handle.interrupt():
                     del due[waiting]
+
+
+_lock = threading.RLock()  # guards JobContext.thread and the set; a signal may come while it is held
+_not_raised: set[JobContext] = set()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+def raise_in(job: JobContext, error: BaseException) -> None:
+    """Raises `error` in the job's thread before its next bytecode, as soon as that is outside of PROCESS_CODE."""
+    carrier = _carrier(job, error)
+    if not _try_to_raise(job, carrier):
+        threading.Thread(target=_raise_later, args=(job, carrier), name="ts-raise", daemon=True).start()
+
+
+def _raise_later(job: JobContext, carrier: type[BaseException]) -> None:
+    while not _try_to_raise(job, carrier):
+        time.sleep(INTERRUPT_AFTER_S / 2)
+
+
+def _try_to_raise(job: JobContext, carrier: type[BaseException]) -> bool:
+    with _lock:
+        if job.thread == 0:
+            return True  # it has ended
+        _not_raised.add(job)
+        return PROCESS_CODE.raise_in(job.thread, carrier)
+
+
+def leave(job: JobContext) -> None:
+    """Called at the end of a job, in its thread."""
+    with _lock:
+        thread, job.thread = job.thread, 0
+        if job in _not_raised:
+            _not_raised.discard(job)
+            PROCESS_CODE.raise_in(thread, None)
+
+
+def _carrier(job: JobContext, error: BaseException) -> type[BaseException]:
+    """A class that makes `error`: Python raises no objects in other threads."""
+
+    def make(_cls: Any, *_: Any) -> BaseException:
+        _not_raised.discard(job)
+        return error
+
+    kind = type(error)
+    try:
+        return type(kind.__name__, (kind,), {"__new__": make, "__module__": kind.__module__})
+    except TypeError:  # it has no subclasses
+        return type(kind.__name__, (BaseException,), {"__new__": make, "__module__": kind.__module__})
+
+
+def end(job: JobContext, status: int) -> None:
+    """Ends a job from another of its threads, as `os._exit` ends a program: even if its own does not run Python."""
+    raise_in(job, SystemExit(status))
+    threading.Thread(target=_leave_behind, args=(job, status), name="ts-exit", daemon=True).start()
+
+
+def _leave_behind(job: JobContext, status: int) -> None:
+    for step in (None, job.handle.cancel, job.handle.give_up):
+        if step is not None:
+            step()
+        until = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < until:
+            if job.handle.has_left:
+                return
+            time.sleep(INTERRUPT_AFTER_S / 2)
+    log.warning(
+        "job '%s' has ended by os._exit(%r); its thread does not run Python and was left behind", job.name, status
+    )
 
 
 def route(replace: Any) -> None:

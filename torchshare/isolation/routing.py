@@ -33,6 +33,7 @@ from torchshare.isolation import (
     gradient_sync,
     hooks,
     interrupt,
+    job_signals,
     process_groups,
     replacements,
     settings,
@@ -75,6 +76,7 @@ def _route() -> None:
     _turns = compiling.route(_replace)
     tracing.route(_replace, _turns)
     interrupt.route(_replace)
+    job_signals.route(_patches)
     steps.route(_patches)
     settings.route(_patches)
     environment.route(_patches)
@@ -103,6 +105,7 @@ def expect_job(job: JobContext, is_script: bool) -> None:
     """Called before a job's thread can run."""
     agreement.expect(job)
     replacements.expect(job, is_script)
+    job_signals.expect(job)
 
 
 def leave_job(job: JobContext) -> None:
@@ -210,6 +213,6 @@ def _routed_sleep(original: Callable[[float], None]) -> Callable[[float], None]:
         if job is None or job.is_ending or not 0 <= seconds < float("inf"):
             original(seconds)  # raises for an invalid time
         else:
-            job.handle.sleep(seconds)
+            job_signals.sleep(job, seconds)
 
     return sleep

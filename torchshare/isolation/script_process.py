@@ -7,7 +7,6 @@ import ctypes
 import functools
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from typing import Any
 
 from torchshare.context import current
 from torchshare.context.script import ScriptContext
+from torchshare.isolation import interrupt, job_signals
 from torchshare.isolation.patches import Patches
 
 log = logging.getLogger("torchshare")
@@ -41,7 +41,7 @@ def route(patches: Patches) -> None:
     patches.replace(os, "_exit", _routed_exit(os._exit))
     patches.replace(atexit, "register", _routed_register(atexit.register))
     patches.replace(atexit, "unregister", _routed_unregister(atexit.unregister))
-    patches.replace(signal, "signal", _routed_signal(signal.signal))
+    patches.replace(threading, "main_thread", _routed_main_thread(threading.main_thread))
     patches.replace(threading.Thread, "start", _inheriting_start(threading.Thread.start))
     # `run` may be overridden, or be an attribute of the thread.
     bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
@@ -74,10 +74,12 @@ def _routed_chdir(original: Callable[[Any], None]) -> Callable[[Any], None]:
 def _routed_exit(original: Callable[[int], Any]) -> Callable[[int], Any]:
     @functools.wraps(original)
     def _exit(status: int) -> Any:
-        script, job = current.script(), current.job()
-        if script is None or job is None:  # a process that the job forked
+        job = job_signals.handled() or current.owner()
+        if current.script() is None or job is None:  # a process that the job forked
             return original(status)
-        log.warning("job '%s': os._exit(%r) ends the job, not the process", script.name, status)
+        log.warning("job '%s': os._exit(%r) ends the job, not the process", job.name, status)
+        if current.owner() is job is not current.job():
+            interrupt.end(job, status)
         raise SystemExit(status)
 
     return _exit
@@ -124,17 +126,13 @@ def run_exit_handlers(script: ScriptContext) -> None:
             log.error("job '%s': error in an atexit function", script.name, exc_info=True)
 
 
-def _routed_signal(original: Callable[..., Any]) -> Callable[..., Any]:
+def _routed_main_thread(original: Callable[[], threading.Thread]) -> Callable[[], threading.Thread]:
     @functools.wraps(original)
-    def set_signal(signalnum: int, handler: Any) -> Any:
+    def main_thread() -> threading.Thread:
         script = current.script()
-        if script is None or current.job() is None:
-            return original(signalnum, handler)
-        name = signal.Signals(signalnum).name
-        log.warning("job '%s': signal.signal(%s) has no effect in a job: signals go to torchshare", script.name, name)
-        return signal.getsignal(signalnum)
+        return original() if script is None or job_signals.handled() is not None else script.main_thread
 
-    return set_signal
+    return main_thread
 
 
 def _inheriting_start(original: Callable[..., None]) -> Callable[..., None]:

@@ -1,10 +1,13 @@
-"""Threads that a job starts draw from its random state, and find what it has replaced. Their ops are not gated."""
+"""Threads that a job starts draw from its random state, and find what it has replaced. Their ops are not gated. The
+job's own thread is to them what the main thread is to a program's."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from torchshare import _C
 from torchshare.context import current
@@ -16,6 +19,19 @@ def route(patches: Patches) -> None:
     # `run` may be overridden, or be an attribute of the thread.
     bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
     patches.replace(threading.Thread, "_bootstrap_inner", _adopted(bootstrap))
+
+
+@contextlib.contextmanager
+def presented(name: str) -> Iterator[None]:
+    """Gives the calling thread, which C++ has started, a `threading.Thread` of that name. It is no daemon, so neither
+    are the threads that it starts, unless they ask to be."""
+    thread = threading.current_thread()
+    thread.name = name
+    thread._daemonic = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        thread._delete()  # type: ignore[attr-defined]  # or a later thread with its number would get it
 
 
 def _remembering(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
@@ -38,3 +54,15 @@ def _adopted(original: Callable[[threading.Thread], None]) -> Callable[[threadin
             original(self)
 
     return _bootstrap_inner
+
+
+def _become_main_thread() -> None:
+    """Called in a forked child. Python before gh-102512 leaves it with a main thread that cannot end, if a thread
+    forked that Python has not started: a job's."""
+    thread = threading._main_thread  # type: ignore[attr-defined]
+    if isinstance(thread, threading._DummyThread):
+        thread.__class__ = threading._MainThread  # type: ignore[attr-defined]
+        thread._set_tstate_lock()  # type: ignore[attr-defined]
+
+
+os.register_at_fork(after_in_child=_become_main_thread)

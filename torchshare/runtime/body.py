@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,8 @@ from torchshare.context import current
 from torchshare.context.errors import Cancelled, described, users_traceback
 from torchshare.context.names import Lines
 from torchshare.context.tracebacks import drop_frames
-from torchshare.isolation import routing
-from torchshare.runtime import crash_report
+from torchshare.isolation import job_signals, routing, threads
+from torchshare.runtime import crash_report, forked
 from torchshare.runtime.closing import Closer
 from torchshare.runtime.job import Job
 
@@ -33,7 +34,7 @@ def run_body(
     job._context.thread = threading.get_ident()
     crash_report.enter_job(job.name)
     end: type[BaseException] | None = None
-    with current.entered(job._context):
+    with current.entered(job._context), threads.presented(job.name):
         try:
             handle.begin_step()
             handle.begin_sub_batch()
@@ -64,12 +65,20 @@ def run_body(
 
 
 def _call(function: Callable[[Job], Any], job: Job) -> Any:
+    process = os.getpid()
     try:
-        return function(job)
-    except SystemExit as error:
-        if error.code:
-            raise
-        return None
+        value = function(job)
+    except BaseException as error:
+        if os.getpid() != process:
+            forked.end(error)
+        if isinstance(error, SystemExit) and not error.code:
+            return None
+        raise
+    finally:
+        job_signals.leave(job._context)
+    if os.getpid() != process:
+        forked.end(None)
+    return value
 
 
 def _report_failure(job: Job, error: BaseException, closer: Closer) -> None:

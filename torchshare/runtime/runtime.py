@@ -21,7 +21,7 @@ from torchshare.context.job_context import JobContext
 from torchshare.context.rank import this_rank
 from torchshare.context.results import ENDED, Results
 from torchshare.context.sub_batch_rows import SubBatchRows
-from torchshare.isolation import routing
+from torchshare.isolation import environment, routing
 from torchshare.isolation.interrupt import PROCESS_CODE
 from torchshare.runtime import signals
 from torchshare.runtime.body import run_body
@@ -56,6 +56,7 @@ class Runtime:
             RuntimeError: if called inside a job.
         """
         check(RuntimeOptions, options, "Runtime")
+        environment.name_user()
         # Otherwise the first optimizer imports it inside a job, for 1 to 2 s.
         importlib.import_module("torch._dynamo")
         _C.keep_cuda_stand_in()

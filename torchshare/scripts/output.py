@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,6 +24,7 @@ log = logging.getLogger("torchshare")
 _BAR_EVERY_S = 2.0  # how often a progress bar, which overwrites its line, is printed as a line
 _CURSOR_MOVES = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")
 
+_nowhere = open(os.devnull, "w")  # noqa: SIM115  # for all jobs
 _lock = threading.Lock()  # keeps lines whole
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
@@ -32,7 +33,8 @@ class _Outer:
     """The process's own stream of this name, as it is at the time. In a forked process, that with which the program
     began: a display that jobs' lines go through may have been locked by another thread.
 
-    Once the reader of the stream has gone (`| head`), what is written is dropped, and the run ends.
+    Once the reader of the stream has gone (`| head`), what is written is dropped, and the run ends. What cannot be
+    written for another reason (the stream is closed, the disk is full) is dropped after one warning: training goes on.
     """
 
     def __init__(self, name: str, output: Output) -> None:
@@ -42,23 +44,29 @@ class _Outer:
 
     def _stream(self) -> Any:
         forked = os.getpid() != self._process
-        return getattr(sys, f"__{self._name}__") if forked else process_stream(self._name)
+        stream = getattr(sys, f"__{self._name}__") if forked else process_stream(self._name)
+        if stream is None or getattr(stream, "closed", False):
+            self._output.tell_of_loss(self._name, "it is closed")
+            return _nowhere
+        return stream
 
     def __getattr__(self, attribute: str) -> Any:
         return getattr(self._stream(), attribute)
 
     def write(self, text: str, /) -> int:
-        try:
-            self._stream().write(text)
-        except BrokenPipeError:
-            self._output.has_reader = False
+        self._try(lambda stream: stream.write(text))
         return len(text)
 
     def flush(self) -> None:
+        self._try(lambda stream: stream.flush())
+
+    def _try(self, act: Callable[[Any], object]) -> None:
         try:
-            self._stream().flush()
+            act(self._stream())
         except BrokenPipeError:
             self._output.has_reader = False
+        except OSError as error:
+            self._output.tell_of_loss(self._name, error.strerror)
 
 
 class LineStream(io.TextIOBase):
@@ -222,7 +230,15 @@ class Output:
         self._append = append
         self.has_reader = True
         """False after a write to a closed pipe."""
+        self._lost: set[str] = set()
         self._all_to_stderr = all_to_stderr
+
+    def tell_of_loss(self, stream: str, reason: str | None) -> None:
+        """Warns, once, that what jobs write to the stream is dropped."""
+        if stream not in self._lost:
+            self._lost.add(stream)
+            with current.outside_script():
+                log.warning("what the jobs print to %s is lost from here on: %s", stream, reason)
 
     @contextlib.contextmanager
     def opened(self, job: str) -> Iterator[tuple[TextIO, TextIO]]:

@@ -5,13 +5,12 @@ import contextlib
 import importlib
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from torchshare.context import current
 from torchshare.context.job_context import JobContext
@@ -111,16 +110,8 @@ class Script:
 
         job = current.job()
         assert job is not None
-        process = os.getpid()
-        try:
-            with self._context(job) as script, script_patches.entered(script):
-                self._run(script)
-        except BaseException as error:
-            if os.getpid() == process:
-                raise
-            _end_forked(error)
-        if os.getpid() != process:
-            _end_forked(None)
+        with self._context(job) as script, script_patches.entered(script):
+            self._run(script)
 
     def _run(self, script: ScriptContext) -> None:
         script.has_own_folder = script_process.separate_folder()
@@ -143,7 +134,8 @@ class Script:
                     importlib.import_module(self._spec.parent)
             exec(self._code, vars(main))
         except SystemExit as error:
-            if error.code is not None and not isinstance(error.code, int):
+            is_forked = current.job() is None  # and prints it at its end
+            if error.code is not None and not isinstance(error.code, int) and not is_forked:
                 print(error.code, file=sys.stderr)
             raise
         finally:
@@ -162,6 +154,7 @@ class Script:
                 environ=dict(os.environ._data),  # type: ignore[attr-defined]
                 filters=list(warnings.filters),
             )
+            script.main_thread.name = "MainThread"
             script.modules = Modules(script, self._folders)
             yield script
 
@@ -170,16 +163,3 @@ def _compiled(loader: Any, name: str) -> CodeType:
     code = loader.get_code(name)
     assert code is not None  # the file exists
     return code  # type: ignore[no-any-return]
-
-
-def _end_forked(error: BaseException | None) -> NoReturn:
-    """Ends a process that the script forked and that came to the script's end, as the end of a program does."""
-    status = 0
-    if isinstance(error, SystemExit):
-        status = error.code if isinstance(error.code, int) else int(error.code is not None)
-    elif error is not None:
-        traceback.print_exception(error)
-        status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)

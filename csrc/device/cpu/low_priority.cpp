@@ -4,20 +4,18 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 #include <c10/util/Exception.h>
-#include <dirent.h>
 #include <fmt/format.h>
 #include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <cstring>
 #include <fstream>
-#include <memory>
 #include <new>
 #include <string>
 #include <thread>
 
+#include "device/cpu/child_processes.h"
 #include "device/cpu/cpu_load.h"
 
 namespace torchshare {
@@ -36,13 +34,6 @@ bool set_niceness(int thread, int niceness) {
 
 int niceness(int thread) {
   return getpriority(PRIO_PROCESS, static_cast<id_t>(thread));
-}
-
-std::string name_of(const std::string& thread) {
-  std::ifstream file("/proc/self/task/" + thread + "/comm");
-  std::string name;
-  std::getline(file, name);
-  return name;
 }
 
 /// Makes OpenMP start the workers of the calling thread, with an op that is large enough to be parallelized: workers
@@ -67,27 +58,38 @@ bool LowPriority::restore_thread(int thread) const {
                                        : set_policy(thread, former_policy_, former_param_);
 }
 
-struct CloseFolder {
-  void operator()(DIR* folder) const { closedir(folder); }
-};
+bool LowPriority::is_low(int thread) const {
+  return how_ == DevicePriority::kNice ? niceness(thread) == former_nice_ + kNiceness
+                                       : sched_getscheduler(thread) == SCHED_IDLE;
+}
 
-/// Visits the threads with this thread's name: its workers inherited it, and its priority.
-template <class Visit>
-void LowPriority::for_each_worker(int thread, Visit visit) const noexcept {
-  try {
-    const std::string name = name_of(std::to_string(thread));
-    // Not std::filesystem, which ends the process if it finds no memory.
-    const std::unique_ptr<DIR, CloseFolder> threads(opendir("/proc/self/task"));
-    while (const dirent* const entry = threads != nullptr ? readdir(threads.get()) : nullptr) {
-      const std::string text = entry->d_name;
-      int worker = 0;
-      std::from_chars(text.data(), text.data() + text.size(), worker);
-      if (worker != 0 && worker != thread && name_of(text) == name) {
-        visit(worker);
-      }
+bool LowPriority::is_ordinary(int thread) const {
+  return sched_getscheduler(thread) == former_policy_ && niceness(thread) == former_nice_;
+}
+
+/// Raises or lowers what the thread has started: workers, which have its name, and the processes that it or they have
+/// started, unless they have chosen a priority themselves.
+void LowPriority::change_started(int thread, bool raise) const noexcept {
+  const auto change_child = [&](int child) {
+    if (raise ? is_low(child) : is_ordinary(child)) {
+      raise ? restore_thread(child) : lower_thread(child);
     }
+  };
+  try {
+    const std::string own = std::to_string(thread);
+    const std::string name = name_of_thread("self", own);
+    for_each_thread("self", [&](const std::string& text) {
+      if (name_of_thread("self", text) != name) {
+        return;
+      }
+      if (text != own) {
+        raise ? restore_thread(std::stoi(text)) : lower_thread(std::stoi(text));
+      }
+      for_each_thread_of_children(text, change_child);
+    });
+    for_each_thread_of_orphans(name, change_child);
   } catch (const std::bad_alloc&) {
-    // The rest of the workers keep their priority.
+    // The rest keeps its priority.
   }
 }
 
@@ -162,7 +164,7 @@ void LowPriority::set_unopposed(bool unopposed) {
   change(unopposed ? 1 : -1);
   std::lock_guard lock(mutex_);
   if (const int thread = thread_.load(std::memory_order_acquire); thread != 0) {
-    for_each_worker(thread, [&](int worker) { unopposed ? restore_thread(worker) : lower_thread(worker); });
+    change_started(thread, unopposed);
   }
 }
 
@@ -173,7 +175,7 @@ void LowPriority::raise_for_good() {
   change(kForGood);
   std::lock_guard lock(mutex_);
   if (const int thread = thread_.load(std::memory_order_acquire); thread != 0) {
-    for_each_worker(thread, [this](int worker) { restore_thread(worker); });
+    change_started(thread, true);
   }
 }
 

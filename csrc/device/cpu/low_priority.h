@@ -32,8 +32,9 @@ class LowPriority final : public ThreadPriority {
   bool apply(int thread);
   bool lower_thread(int thread) const;
   bool restore_thread(int thread) const;
-  template <class Visit>
-  void for_each_worker(int thread, Visit visit) const noexcept;
+  bool is_low(int thread) const;
+  bool is_ordinary(int thread) const;
+  void change_started(int thread, bool raise) const noexcept;
 
   std::atomic<DevicePriority> how_;  // `enter` replaces kAuto
   std::atomic<int> raises_{0};       // above 0: ordinary priority

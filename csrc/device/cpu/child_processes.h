@@ -1,0 +1,23 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+namespace torchshare {
+
+/// The name of a thread, which threads and processes that it starts inherit until they name themselves or run another
+/// program. `process`: its number, or "self".
+std::string name_of_thread(const std::string& process, const std::string& thread);
+
+/// Visits the threads of a process by their kernel's id, as text. `process`: its number, or "self".
+void for_each_thread(const std::string& process, const std::function<void(const std::string&)>& visit);
+
+/// Visits all threads of the processes that a thread of this process has started, and of those that they have started
+/// in turn. Where the kernel does not list them (CONFIG_PROC_CHILDREN), visits none.
+void for_each_thread_of_children(const std::string& thread, const std::function<void(int)>& visit);
+
+/// The same for processes that a thread of the given name has started and that another thread has taken over since,
+/// because it has ended. They are found while they have its name.
+void for_each_thread_of_orphans(const std::string& name, const std::function<void(int)>& visit);
+
+}  // namespace torchshare

@@ -1,0 +1,183 @@
+"""What ends a program, and what a program may lack: each touches its own job alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import LOOP, Ran, launch, python, run_one, script
+
+from torchshare import Job
+
+
+@pytest.mark.parametrize(
+    ("does", "status", "printed"),
+    [
+        ("pass", 0, ""),
+        ("raise ValueError('in the child')", 1, "ValueError: in the child"),
+        ("sys.exit('in the child')", 1, "in the child"),
+        ("sys.exit(5)", 5, ""),
+        (
+            "threading.Thread(target=lambda: (time.sleep(0.1), print('in the child', flush=True))).start()",
+            0,
+            "in the child",
+        ),
+    ],
+)
+def test_a_forked_child_that_comes_back_from_its_function_ends(does: str, status: int, printed: str) -> None:
+    """It aborted: "init_threadstate: thread state already initialized"."""
+    done = python(
+        "import os, sys, threading, time, torch, torchshare\n"
+        "def forks(job):\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        f"        {does}\n"
+        "        return\n"
+        "    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+        "def steps(job):\n"
+        "    return sum(int(torch.ones(1)) for _ in range(100))\n"
+        "with torchshare.Runtime(device='cpu') as runtime:\n"
+        "    runtime.submit(steps, name='steps')\n"
+        "    runtime.submit(forks, name='forks')\n"
+        "    results = runtime.wait()\n"
+        "print('ended', results['forks'].value, results['steps'].value)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"ended {status} 100"
+    said = done.stdout.replace("ended", "") + done.stderr
+    assert printed in said and ("Traceback" in said) == ("ValueError" in printed) and "init_threadstate" not in said
+
+
+def test_a_forked_child_of_a_script_prints_what_it_exits_with_once(tmp_path: Path) -> None:
+    forks = """
+import os, sys
+child = os.fork()
+if child == 0:
+    sys.exit("in the child")
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    command = [sys.executable, "-m", "torchshare", "run", "--output=prefix", script(tmp_path, "a.py", forks)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "a: 1"), done.stderr
+    assert done.stderr.count("in the child") == 1
+
+
+@pytest.mark.parametrize("rests", ["train(1)", "time.sleep(1000)", "lock.acquire()"])
+def test_os_exit_in_a_thread_ends_its_job_alone(tmp_path: Path, rests: str) -> None:
+    """As a watchdog does it, whatever the job's own thread does. It ended the process, with both jobs."""
+    exits = f"""
+import os, threading, time
+lock = threading.Lock()
+lock.acquire()
+def exit_soon():
+    time.sleep(0.2)
+    open("exits", "w").close()
+    os._exit(3)
+threading.Thread(target=exit_soon, daemon=True).start()
+while True:
+    {rests}
+"""
+    waits = """
+import os
+while not os.path.exists("exits"):
+    train(1)
+train(20)
+print("goes on")
+"""
+    command = ["run", "--json", script(tmp_path, "a.py", LOOP + exits), script(tmp_path, "b.py", LOOP + waits)]
+    process = launch("-m", "torchshare", *command, folder=tmp_path)  # leaves a thread behind
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 1 and "b: goes on" in err, err
+    assert "job 'a': os._exit(3) ends the job, not the process" in err
+    states = [job["state"] for job in json.loads(out)["jobs"]]
+    assert states == [{"train(1)": "failed"}.get(rests, "cancelled"), "finished"]
+
+
+def test_a_script_starts_threads_and_processes_as_plain_python_does(tmp_path: Path) -> None:
+    """The job's thread was a daemon: so were the threads that it started, which ended with it, in the middle of their
+    work. Processes that it forked could not end, once it knew its thread."""
+    starts = """
+import multiprocessing, threading, time
+def write(name):
+    time.sleep(0.2)
+    open(name, "w").close()
+print(threading.current_thread().name, threading.main_thread() is threading.current_thread())
+process = multiprocessing.get_context("fork").Process(target=write, args=("by_process",))
+process.start()
+process.join()
+print(process.exitcode)
+thread = threading.Thread(target=write, args=("by_thread",))
+print(thread.daemon, threading.Thread(daemon=True).daemon)
+thread.start()
+"""
+    plain, shared = tmp_path / "plain", tmp_path / "shared"
+    for folder in (plain, shared):
+        folder.mkdir()
+    command = [sys.executable, script(plain, "a.py", starts)]
+    expected = subprocess.run(command, cwd=plain, capture_output=True, text=True, check=True, timeout=100)
+    ran = Ran(shared, "--output=prefix", script(shared, "a.py", starts))
+    assert (ran.code, ran.of("a")) == (0, expected.stdout.splitlines()), ran.text()
+    assert (shared / "by_process").exists() and (shared / "by_thread").exists()
+
+
+def test_a_function_starts_threads_that_are_no_daemons() -> None:
+    def body(job: Job) -> tuple[str, bool, threading.Thread]:
+        return threading.current_thread().name, threading.Thread().daemon, threading.current_thread()
+
+    name, is_daemon, thread = run_one(body).value
+    assert (name, is_daemon) == ("alone", False)
+    assert thread not in threading.enumerate()
+
+
+PRINTS = "import subprocess, sys\nprint('printed', flush=True)\nsubprocess.run(['echo', 'by a child'])\n"
+
+
+@pytest.mark.parametrize(
+    ("redirection", "status", "said"),
+    [
+        (">&-", 0, "torchshare: stdout is closed: what is printed is lost"),
+        (">&- 2>&-", 0, ""),
+        ("<&- >&- 2>&-", 0, ""),
+        (">/dev/full", 1, "what the jobs print to stdout is lost from here on: No space left on device"),
+    ],
+)
+def test_no_job_fails_by_a_stdout_that_cannot_be_written(
+    tmp_path: Path, redirection: str, status: int, said: str
+) -> None:
+    """Both failed with `'NoneType' object has no attribute 'write'`, or "No space left on device"."""
+    writes = "open(sys.argv[1], 'w').write('file')\nprint('printed', flush=True)\n"
+    for name in ("a", "b"):
+        script(tmp_path, f"{name}.py", PRINTS + writes)
+    command = f"{sys.executable} -m torchshare run --timeline t.json 'a.py a.out' 'b.py b.out' {redirection}"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert done.returncode == status, done.stderr
+    assert [(tmp_path / name).read_text() for name in ("a.out", "b.out")] == ["file", "file"]
+    assert "failed" not in done.stderr and done.stderr.count("lost") == (said != "")
+    assert said in done.stderr
+
+
+def test_a_user_without_a_name_may_run_jobs() -> None:
+    """A uid without a passwd entry, as containers have it: torch could not name Inductor's cache, and no runtime could
+    be opened. Simulated: other users cannot read this Python."""
+    done = python(
+        "import os, pwd\n"
+        "for name in ('USER', 'LOGNAME', 'LNAME', 'USERNAME'):\n"
+        "    os.environ.pop(name, None)\n"
+        "def none(uid): raise KeyError(f'getpwuid(): uid not found: {uid}')\n"
+        "pwd.getpwuid = none\n"
+        "import torch, torchshare\n"
+        "def train(job):\n"
+        "    model = torch.nn.Linear(2, 2)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    for batch in job.batches([torch.ones(4, 2)] * 3):\n"
+        "        batch.backward(lambda x: model(x).sum())\n"
+        "        optimizer.step()\n"
+        "with torchshare.Runtime(device='cpu') as runtime:\n"
+        "    runtime.submit(train, name='a')\n"
+        "    print(runtime.wait()['a'].steps, os.environ['LOGNAME'] == str(os.getuid()))\n"
+    )
+    assert (done.returncode, done.stdout) == (0, "3 True\n"), done.stderr

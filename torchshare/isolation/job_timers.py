@@ -1,0 +1,135 @@
+"""`signal.setitimer(ITIMER_REAL)` and `signal.alarm`: a process has one such timer, and each job gets its own."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torchshare.context.job_context import JobContext
+from torchshare.isolation import process_signals
+from torchshare.isolation.patches import Patches
+
+_SHORTEST_S = 1e-6  # 0 would disarm
+_set = signal.setitimer
+_get = signal.getitimer
+
+
+@dataclass
+class _Timer:
+    due: float
+    interval: float
+
+    def left(self) -> tuple[float, float]:
+        return max(self.due - time.monotonic(), _SHORTEST_S), self.interval
+
+
+_lock = threading.RLock()  # guards _timers; a signal may come while it is held
+_timers: dict[JobContext | None, _Timer] = {}  # None: the program's
+_NONE = (0.0, 0.0)
+
+
+def route(patches: Patches, caller: Callable[[], JobContext | None]) -> None:
+    """`caller` says which job calls."""
+    left, interval = _get(signal.ITIMER_REAL)
+    if left:
+        _timers[None] = _Timer(time.monotonic() + left, interval)
+    patches.at_undo(_leave_to_program)
+    patches.replace(signal, "setitimer", _routed_set(signal.setitimer, caller))
+    patches.replace(signal, "getitimer", _routed_get(signal.getitimer, caller))
+    patches.replace(signal, "alarm", _routed_alarm(signal.alarm))
+
+
+def leave(job: JobContext) -> None:
+    """Called at the end of a job."""
+    with _lock:
+        if _timers.pop(job, None) is not None:
+            _arm()
+
+
+def pop_due() -> list[JobContext | None]:
+    """Whose timers have caused the SIGALRM that has come; empty if it comes from elsewhere. Arms the next one."""
+    with _lock:
+        now = time.monotonic()
+        due = [owner for owner, timer in _timers.items() if timer.due <= now + _SHORTEST_S]
+        for owner in due:
+            timer = _timers[owner]
+            if timer.interval:
+                timer.due = now + timer.interval
+            else:
+                del _timers[owner]
+        if due:
+            _arm()
+        return due
+
+
+def _start(owner: JobContext | None, seconds: float, interval: float) -> tuple[float, float]:
+    with _lock:
+        former = _timers.pop(owner, None)
+        if seconds:
+            _timers[owner] = _Timer(time.monotonic() + seconds, interval)
+        _arm()
+    return _NONE if former is None else former.left()
+
+
+def _arm() -> None:
+    _set(signal.ITIMER_REAL, min((timer.left()[0] for timer in _timers.values()), default=0.0))
+
+
+def _leave_to_program() -> None:
+    with _lock:
+        timer = _timers.get(None)
+        _timers.clear()
+        _set(signal.ITIMER_REAL, *(_NONE if timer is None else timer.left()))
+
+
+def _routed_set(original: Any, caller: Callable[[], JobContext | None]) -> Any:
+    @functools.wraps(original)
+    def setitimer(which: int, seconds: float, interval: float = 0.0, /) -> tuple[float, float]:
+        if which != signal.ITIMER_REAL or seconds < 0 or interval < 0:
+            former: tuple[float, float] = original(which, seconds, interval)  # raises for an invalid time
+            return former
+        owner = caller()
+        if owner is not None and not process_signals.is_taken(signal.SIGALRM):
+            process_signals.in_main_thread(functools.partial(process_signals.take, [signal.SIGALRM]))
+        return _start(owner, seconds, interval)
+
+    return setitimer
+
+
+def _routed_get(original: Any, caller: Callable[[], JobContext | None]) -> Any:
+    @functools.wraps(original)
+    def getitimer(which: int, /) -> tuple[float, float]:
+        if which != signal.ITIMER_REAL:
+            found: tuple[float, float] = original(which)
+            return found
+        with _lock:
+            timer = _timers.get(caller())
+        return _NONE if timer is None else timer.left()
+
+    return getitimer
+
+
+def _routed_alarm(original: Any) -> Any:
+    @functools.wraps(original)
+    def alarm(seconds: int, /) -> int:
+        if seconds < 0:
+            return int(original(seconds))
+        left = signal.setitimer(signal.ITIMER_REAL, float(int(seconds)))[0]
+        return max(1, round(left)) if left else 0
+
+    return alarm
+
+
+def _forget() -> None:
+    """Called in a forked child, which begins without a timer."""
+    _timers.clear()
+    _lock._at_fork_reinit()  # type: ignore[attr-defined]
+
+
+os.register_at_fork(after_in_child=_forget)
