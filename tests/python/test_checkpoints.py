@@ -452,13 +452,13 @@ def test_names_never_become_paths(tmp_path: Path):
 
 @pytest.mark.parametrize(("full", "width"), [(False, 2), (True, 2), (True, 50000)])
 def test_training_goes_on_without_checkpoints(full: bool, width: int, tmp_path: Path, caplog):
-    """A file in the place of the folder; a disk on which the first bytes of each file fit."""
-    whole, folder = run(sgd(Fault(), width)), tmp_path / "folder"
+    """A folder that cannot be made, in the place of a file; a disk on which the first bytes of each file fit."""
+    whole, folder = run(sgd(Fault(), width)), tmp_path / "parent" / "folder"
     former = resource.getrlimit(resource.RLIMIT_FSIZE)
     if full:
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, former[1]))
     else:
-        folder.write_text("")
+        folder.parent.write_text("")
     try:
         with caplog.at_level(logging.WARNING, "torchshare"):
             assert identical(run(sgd(Fault(), width), folder, resume=False), whole)

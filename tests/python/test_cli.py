@@ -157,7 +157,7 @@ def test_bad_input_is_one_clear_line_before_any_job_starts(jobs: Path, arguments
 
 def test_an_error_in_the_users_own_file_shows_where(jobs: Path):
     done = in_a_process("run", "broken.py:train", folder=jobs)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert 'broken.py", line 1' in done.stderr and "No module named 'no_such_thing'" in done.stderr
 
 

@@ -23,7 +23,7 @@ from conftest import run_ops_for_ever, wait_until
 import torchshare
 from torchshare import Job, JobFailed
 from torchshare.context.results import ENDED
-from torchshare.isolation import routing, settings
+from torchshare.isolation import agreement, routing
 from torchshare.runtime import signals
 
 MIB = 1 << 20
@@ -265,7 +265,7 @@ def drop(runtime: list[torchshare.Runtime]) -> None:
 
 
 @pytest.mark.parametrize(
-    "lock", [routing._lock, settings._lock, signals._lock, logging._lock, threading._active_limbo_lock, None]
+    "lock", [routing._lock, agreement._lock, signals._lock, logging._lock, threading._active_limbo_lock, None]
 )
 def test_a_runtime_that_is_dropped_while_any_lock_is_held_is_closed_by_another_thread(lock: Any) -> None:
     before = routing._open

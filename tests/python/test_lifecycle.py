@@ -20,6 +20,7 @@ from conftest import Gatekeeper, launch, python, run_one, run_ops_for_ever, wait
 
 import torchshare
 from torchshare import _C, Job, JobFailed
+from torchshare.isolation import process_signals
 from torchshare.runtime import signals
 
 SOON_S = 30.0  # generous: the test is that it ends
@@ -514,7 +515,7 @@ def test_a_closed_runtime_restores_the_signal_handlers() -> None:
 
 def test_a_signal_while_handlers_are_restored_interrupts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGINT)
-    set_handler, came = signal.signal, False
+    set_handler, came = process_signals.set_handler, False
 
     def interrupted(number: int, handler: Any) -> Any:
         nonlocal came
@@ -524,7 +525,7 @@ def test_a_signal_while_handlers_are_restored_interrupts_nothing(monkeypatch: py
             raise SystemExit(143)
         return former
 
-    monkeypatch.setattr(signal, "signal", interrupted)
+    monkeypatch.setattr(process_signals, "set_handler", interrupted)
     with pytest.raises(SystemExit), signals.deferred():
         pass
     assert signal.getsignal(signal.SIGINT) is before

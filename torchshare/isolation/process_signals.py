@@ -94,12 +94,18 @@ def give_back() -> None:
 
 
 def _arrived(number: int, frame: FrameType | None) -> None:
-    if any(taker(number, frame) for taker in (*_jobs, *reversed(_takers))):
+    if not any(taker(number, frame) for taker in _jobs):
+        pass_on(number, frame)
+
+
+def pass_on(number: int, frame: FrameType | None = None) -> None:
+    """Does what a signal does that no job has handled."""
+    if any(taker(number, frame) for taker in reversed(_takers)):
         return
-    handler = _replaced.get(number)
+    handler = handler_of_program(number)
     if callable(handler):
         handler(number, frame)
-    elif number in ENDING and handler is not signal.SIG_IGN:
+    elif handler is signal.SIG_DFL and number in (*ENDING, signal.SIGINT):
         terminate(number)
 
 

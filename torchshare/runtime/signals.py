@@ -44,7 +44,7 @@ class Stops:
 
 @contextmanager
 def deferred(*, forget: bool = False) -> Iterator[Stops]:
-    """Counts signals instead of handling them. At the end, calls the former handler for the first, unless `forget`."""
+    """Counts signals instead of handling them. At the end, passes the first on, unless `forget`."""
     stops = Stops()
     in_main = process_signals.is_main_thread()
     if in_main:
@@ -59,9 +59,7 @@ def deferred(*, forget: bool = False) -> Iterator[Stops]:
                 _counting(stops, process_signals.give_back)
             process_signals.remove_taker(stops.add)
     if stops.count and not forget:
-        first = stops.exit_code - _EXIT_CODE
-        handler = process_signals.handler_of_program(first)
-        (handler if callable(handler) else process_signals.terminate)(first, None)
+        process_signals.pass_on(stops.exit_code - _EXIT_CODE)
 
 
 def _take_all() -> None:
