@@ -174,12 +174,12 @@ def compiled(kind: str, steps: int = STEPS, fit: bool = False, **options: Any) -
     return train
 
 
-def assert_close(a: list[Tensor], b: list[Tensor]) -> None:
-    """Tolerance: 1e-10 times the largest element of each tensor."""
+def assert_close(a: list[Tensor], b: list[Tensor], tolerance: float = 1e-10) -> None:
+    """`tolerance`: times the largest element of each tensor."""
     assert len(a) == len(b)
     for x, y in zip(a, b, strict=True):
         assert x.dtype == y.dtype
-        assert (x - y).abs().max() <= 1e-10 * y.abs().max(), (x, y)
+        assert (x - y).abs().max() <= tolerance * y.abs().max(), (x, y)
 
 
 def assert_identical(a: list[Tensor], b: list[Tensor]) -> None:
@@ -195,8 +195,10 @@ SLOW = pytest.mark.slow  # compiles
     "kind", ["mlp", *(pytest.param(kind, marks=SLOW) for kind in ("cnn", "lstm", "transformer", "dropping"))]
 )
 def test_fifty_steps_are_those_of_eager(kind: str) -> None:
-    """Including dropout: the masks are those of eager, from the job's own random state."""
-    assert_close(run_one(compiled(kind)).value, run_one(eagerly(kind)).value)
+    """Including dropout: the masks are those of eager, from the job's own random state. The gradient of a bias of
+    attention's keys is 0 but for rounding (1e-17), which AdamW divides by its size plus 1e-8."""
+    tolerance = 1e-9 if kind == "transformer" else 1e-10
+    assert_close(run_one(compiled(kind)).value, run_one(eagerly(kind)).value, tolerance)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import sys
@@ -17,6 +18,7 @@ class Patches:
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
+        self._rebound: dict[int, tuple[object, object]] = {}  # by id: former and new value of variables of modules
 
     def replace(self, owner: Any, name: str, value: object) -> None:
         original = getattr(owner, name, _MISSING)
@@ -33,7 +35,7 @@ class Patches:
         value = make(function)
         self.replace(owner, name, value)
         if isinstance(owner, ModuleType):
-            self._rebind(function, value)
+            self._rebound[id(function)] = (function, value)
 
     def _redirect(self, function: FunctionType, target: Callable[..., Any]) -> None:
         code, variables = function.__code__, function.__globals__
@@ -49,24 +51,31 @@ class Patches:
 
         self.at_undo(restore)
 
-    def _rebind(self, former: object, value: object) -> None:
-        """In the variables of all modules, as `from time import sleep` makes them."""
-        for module in list(sys.modules.values()):
+    def _rebind(self) -> None:
+        """In the variables of all modules, as `from time import sleep` makes them: all values in one pass."""
+        rebound, self._rebound = self._rebound, {}
+        for module in list(sys.modules.values()) if rebound else ():
             variables = module.__dict__ if type(module) is ModuleType else {}
-            for name in [name for name, each in variables.copy().items() if each is former]:
-                variables[name] = value
-                self.at_undo(lambda variables=variables, name=name: variables.__setitem__(name, former))  # type: ignore[misc]
+            if rebound.keys().isdisjoint(map(id, variables.copy().values())):
+                continue
+            for name, each in variables.copy().items():
+                former, value = rebound.get(id(each), (None, None))
+                if former is not None:
+                    variables[name] = value
+                    self.at_undo(functools.partial(variables.__setitem__, name, former))
 
     def at_undo(self, restore: Callable[[], None]) -> None:
         self._undo.append(restore)
 
     @contextlib.contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """Undoes what the block has replaced if it raises."""
+        """Undoes what the block has replaced if it raises. Calls of `wrap` belong into one."""
         before = len(self._undo)
         try:
             yield
+            self._rebind()
         except BaseException:  # Ctrl-C, too
+            self._rebound.clear()
             self._undo_to(before)
             raise
 
