@@ -322,6 +322,27 @@ end("again")
     assert (ran.code, ran.of("a")) == (0, [str(-signal.SIGTERM), "9"]), ran.text()
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork")
+def test_a_signal_to_a_process_that_is_being_forked_is_not_lost(tmp_path: Path) -> None:
+    """Python ignores what a handler raises in a callback of os.register_at_fork."""
+    forks = """
+import multiprocessing
+signals = [signal.SIGTERM]
+os.register_at_fork(after_in_child=lambda: [os.kill(os.getpid(), number) for number in signals])
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
+child = multiprocessing.get_context("fork").Process(target=print, args=("goes on",))
+child.start()
+child.join()
+signals.clear()
+print(child.exitcode)
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    pool.terminate()
+    pool.join()
+"""
+    ran = Ran(tmp_path, "--output=prefix", script(tmp_path, "a.py", START + forks))
+    assert (ran.code, ran.of("a")) == (0, ["9"]), ran.text()
+
+
 def test_a_second_signal_ends_a_handler_that_hangs(tmp_path: Path) -> None:
     hangs = """
 def hang(*_):

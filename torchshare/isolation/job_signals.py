@@ -62,6 +62,7 @@ def route(patches: Patches) -> None:
     patches.replace(signal, "raise_signal", _routed_raise(signal.raise_signal))
     patches.replace(os, "kill", _routed_kill(os.kill))
     patches.replace(_thread, "interrupt_main", _routed_interrupt(_thread.interrupt_main))
+    patches.replace(os, "fork", _routed_fork(os.fork))
     job_timers.route(patches, _program)
 
 
@@ -288,6 +289,19 @@ def _handler(job: JobContext, number: int) -> _Handler:
 def _exit(job: JobContext, number: int, _frame: FrameType | None) -> None:
     log.warning("job '%s': %s ends the job: it has no handler of it", job.name, _name(number))
     raise SystemExit(128 + number)
+
+
+def _routed_fork(original: Callable[[], int]) -> Callable[[], int]:
+    @functools.wraps(original)
+    def fork() -> int:  # see PROCESS_CODE
+        """Signals wait until it is done: what a handler raises in a callback of os.register_at_fork is lost."""
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, process_signals.taken())
+        try:
+            return original()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    return fork
 
 
 _here = threading.local()  # what the thread that forks is
