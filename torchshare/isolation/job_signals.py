@@ -25,7 +25,7 @@ from typing import Any
 from torchshare.context import current
 from torchshare.context.job_context import JobContext
 from torchshare.context.script import ScriptContext
-from torchshare.isolation import interrupt, job_timers, process_signals
+from torchshare.isolation import interrupt, job_faults, job_timers, process_signals
 from torchshare.isolation.patches import Patches
 
 log = logging.getLogger("torchshare")
@@ -64,6 +64,7 @@ def route(patches: Patches) -> None:
     patches.replace(_thread, "interrupt_main", _routed_interrupt(_thread.interrupt_main))
     patches.replace(os, "fork", _routed_fork(os.fork))
     job_timers.route(patches, _program)
+    job_faults.route(patches, _program, _set)
 
 
 def expect(job: JobContext) -> None:
@@ -78,6 +79,7 @@ def leave(job: JobContext) -> None:
         for handlers in _handlers.values():
             handlers.pop(job, None)
     job_timers.leave(job)
+    job_faults.leave(job)
     interrupt.leave(job)
 
 
@@ -214,8 +216,9 @@ def _cancel_others(handling: list[JobContext], name: str) -> None:
 def _run_in_main(job: JobContext, handler: _Handler, number: int) -> None:
     if not callable(handler.action) or job not in _jobs:
         return
+    at_once = isinstance(handler.action, job_faults.Dump) and not handler.action.chain
     try:
-        with _entered(job, handler.script), job.outside_ops():
+        with _entered(job, handler.script), contextlib.nullcontext() if at_once else job.outside_ops():
             handler.action(number, sys._current_frames().get(job.thread))
     except BaseException as error:
         interrupt.raise_in(job, error)
