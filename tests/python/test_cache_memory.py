@@ -160,3 +160,20 @@ def test_a_job_whose_shapes_never_repeat_stays_within_an_eighth_of_its_peak() ->
 
     most, last = run_one(body, threads=1).value
     assert most <= 2 * last * 9 / 8 + 40 * MIB  # each list is freed when the next one is complete
+
+
+@pytest.mark.parametrize("count", [63, 64])
+def test_a_job_more_than_memory_has_owners_runs_with_a_warning(count: int, capfd: pytest.CaptureFixture[str]) -> None:
+    together = threading.Barrier(count)
+
+    def body(job: Job) -> float:
+        together.wait(60)
+        return torch.ones(4).sum().item()
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        for index in range(count):
+            runtime.submit(body, name=f"job-{index}", threads=1)
+        results = runtime.wait(timeout=100)
+    assert {result.value for result in results.values()} == {4.0}
+    warning = "so many jobs run that its memory is not cached, and that its tensors are not told from others'"
+    assert capfd.readouterr().err.count(warning) == count - 63

@@ -14,6 +14,7 @@ from conftest import LOOP, Ran, launch, python, run_one, script
 from torchshare import Job
 
 
+@pytest.mark.parametrize("watched", [False, True], ids=["", "-X faulthandler"])
 @pytest.mark.parametrize(
     ("does", "status", "printed"),
     [
@@ -28,8 +29,12 @@ from torchshare import Job
         ),
     ],
 )
-def test_a_forked_child_that_comes_back_from_its_function_ends(does: str, status: int, printed: str) -> None:
-    """It aborted: "init_threadstate: thread state already initialized"."""
+def test_a_forked_child_that_comes_back_from_its_function_ends(
+    does: str, status: int, printed: str, watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It aborted: "init_threadstate: thread state already initialized", and hung with faulthandler."""
+    if watched:
+        monkeypatch.setenv("PYTHONFAULTHANDLER", "1")  # as -X faulthandler
     done = python(
         "import os, sys, threading, time, torch, torchshare\n"
         "def forks(job):\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import random
 import subprocess
@@ -225,3 +226,34 @@ def test_a_seed_must_be_an_integer():
             pytest.raises(ValueError, match=r"seed must be an integer from 0 to 2\*\*64 - 1, got"),
         ):
             runtime.submit(lambda job: None, name="a", seed=seed)
+
+
+def draw_from_numpy_s_state() -> list[Any]:
+    """As packages do that draw from the state itself, numpy.random.mtrand._rand."""
+    import scipy.stats
+    from sklearn.model_selection import KFold
+    from sklearn.utils import check_random_state, shuffle
+
+    numpy.random.seed(0)
+    return [
+        check_random_state(None).rand(),
+        shuffle(list(range(9))),
+        [test.tolist() for _, test in KFold(2, shuffle=True).split(range(6))],
+        scipy.stats.norm.rvs(size=2).tolist(),
+        copy.deepcopy(check_random_state(None)).rand(),
+        numpy.random.rand(),
+        numpy.random.mtrand._rand is check_random_state(None) is check_random_state(numpy.random),
+    ]
+
+
+def test_packages_that_hold_numpy_s_state_draw_from_the_job_s() -> None:
+    plain = draw_from_numpy_s_state()
+    state = numpy.random.get_state()[1].tolist()
+    results: list[list[Any]] = []
+    with torchshare.Runtime(device="cpu") as runtime:
+        for name in "ab":
+            runtime.submit(lambda job: results.append(draw_from_numpy_s_state()), name=name, threads=1)
+        runtime.wait(timeout=100)
+        assert numpy.random.get_state()[1].tolist() == state
+    assert results == [plain, plain]
+    assert draw_from_numpy_s_state() == plain

@@ -111,14 +111,15 @@ def resumed(folder: Path) -> subprocess.CompletedProcess[str]:
     return torchshare_command("run", *words, folder=folder)
 
 
-def test_sigterm_writes_a_checkpoint_and_the_run_resumes(tmp_path: Path, whole: Path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_writes_a_checkpoint_and_the_run_resumes(tmp_path: Path, whole: Path, number: signal.Signals):
     """Under plain Python, the script's own lines do nothing."""
     process = start(tmp_path, "--every", "1h")
     assert process.stdout.readline() == "began\n"
     time.sleep(0.3)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, err = process.communicate(timeout=100)
-    assert process.returncode == 143, err
+    assert process.returncode == 128 + number, err
     (step,) = steps_in(tmp_path / "ckpt")
     assert 1 < step < 64 and not (tmp_path / "out.pt").exists()
     done = resumed(tmp_path)

@@ -328,3 +328,24 @@ def test_what_stands_for_an_attribute_of_a_script_can_be_read_and_assigned_while
         warnings.warn("said", stacklevel=1)
     assert [str(each.message) for each in caught] == ["said"]
     print("written")
+
+
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_each_script_has_the_run_of_its_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """An installed package that keeps it in a variable: both scripts logged to the run of the second."""
+    logger = "run = None\ndef init(name):\n    global run\n    run = name\n"
+    script(tmp_path, f"site/{name}.py", logger)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.syspath_prepend(tmp_path)  # sys.path[0] is the program's own folder
+    logs = f"""
+import os, sys, time, {name}
+{name}.init(sys.argv[1])
+open(f"{{sys.argv[1]}}.there", "w").close()
+until = time.monotonic() + 60
+while not (os.path.exists("a.there") and os.path.exists("b.there")) and time.monotonic() < until:
+    time.sleep(0.01)
+print({name}.run)
+"""
+    each = script(tmp_path, "each.py", logs)
+    ran = Ran(tmp_path, f"a={each} a", f"b={each} b")
+    assert (ran.of("a"), ran.of("b")) == (["a"], ["b"]), ran.text()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from conftest import run_one
 from torch import nn
 from torch import set_default_dtype as bound_early
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -149,3 +152,66 @@ def test_hooks_on_all_modules_and_optimizers_are_for_the_job_that_registers_them
     a, b = run_pair(job(3.0), job(5.0))
     assert (a.value, b.value) == ((3.0, 1), (5.0, 1))
     assert nn.Identity()(torch.ones(1)).item() == 1.0
+
+
+@pytest.mark.parametrize("table", ["optimizers", "parameters"])
+def test_a_job_may_register_hooks_on_all_while_those_of_the_other_run(table: str) -> None:
+    """torch iterates over the table of hooks while it calls them."""
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    register: Any = register_optimizer_step_post_hook
+    if table == "parameters":
+        register = register_module_parameter_registration_hook
+    in_hook, registered = threading.Event(), threading.Event()
+
+    def a(job: Job) -> list[str]:
+        came = []
+
+        def hook(*_: object) -> None:
+            came.append(table)
+            in_hook.set()
+            assert registered.wait(20)
+
+        register(hook)
+        handle = register(lambda *_: came.append("last"))
+        layer = nn.Linear(2, 2, bias=False)
+        optimizer = torch.optim.SGD(layer.parameters())
+        optimizer.step()
+        handle.remove()
+        optimizer.step()
+        nn.Linear(2, 2, bias=False)
+        return came
+
+    def b(job: Job) -> None:
+        assert in_hook.wait(20)
+        register(lambda *_: pytest.fail("in the other job"))
+        registered.set()
+
+    first, second = run_pair(a, b)
+    assert (first.value, second.state) == ([table, "last", table], "finished")
+
+
+def test_hooks_on_all_change_what_the_next_ones_get() -> None:
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    def train(job: Job | None = None) -> list[Any]:
+        seen: list[Any] = []
+        handles = [
+            register_module_parameter_registration_hook(lambda _m, _n, p: nn.Parameter(p.data + 1)),
+            register_module_parameter_registration_hook(lambda _m, _n, p: nn.Parameter(p.data * 2)),
+            register_optimizer_step_pre_hook(lambda _o, args, kwargs: (args, {"closure": lambda: 1})),
+            register_optimizer_step_pre_hook(lambda _o, _args, kwargs: seen.append(list(kwargs))),
+        ]
+        layer = nn.Linear(1, 1, bias=False)
+        layer.weight = nn.Parameter(torch.ones(1, 1))
+        seen += [layer.weight.item(), torch.optim.SGD(layer.parameters()).step()]
+        with pytest.raises(RuntimeError, match="must return"):
+            handles.append(register_optimizer_step_pre_hook(lambda *_: 3))
+            torch.optim.SGD(layer.parameters()).step()
+        for handle in handles:
+            handle.remove()
+        return seen
+
+    assert run_one(train).value == train()

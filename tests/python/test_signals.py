@@ -322,6 +322,27 @@ end("again")
     assert (ran.code, ran.of("a")) == (0, [str(-signal.SIGTERM), "9"]), ran.text()
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork")
+def test_a_signal_to_a_process_that_is_being_forked_is_not_lost(tmp_path: Path) -> None:
+    """Python ignores what a handler raises in a callback of os.register_at_fork."""
+    forks = """
+import multiprocessing
+signals = [signal.SIGTERM]
+os.register_at_fork(after_in_child=lambda: [os.kill(os.getpid(), number) for number in signals])
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
+child = multiprocessing.get_context("fork").Process(target=print, args=("goes on",))
+child.start()
+child.join()
+signals.clear()
+print(child.exitcode)
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    pool.terminate()
+    pool.join()
+"""
+    ran = Ran(tmp_path, "--output=prefix", script(tmp_path, "a.py", START + forks))
+    assert (ran.code, ran.of("a")) == (0, ["9"]), ran.text()
+
+
 def test_a_second_signal_ends_a_handler_that_hangs(tmp_path: Path) -> None:
     hangs = """
 def hang(*_):
@@ -339,3 +360,73 @@ signal.signal(signal.SIGUSR1, hang)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, err
+
+
+FAULTS = """
+import faulthandler
+name = sys.argv[1]
+file = open(f"{name}.dump", "w")
+def wait_here():
+    wait_for(lambda: "wait_here" in open(f"{name}.dump").read())
+"""
+
+
+def test_both_scripts_dump_their_tracebacks_at_a_signal(tmp_path: Path) -> None:
+    dumps = """
+faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+meet("a", "b")
+if name == "a":
+    send("USR1")
+wait_here()
+assert faulthandler.unregister(signal.SIGUSR1) and not faulthandler.unregister(signal.SIGUSR1)
+print(signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL)
+"""
+    each = script(tmp_path, "each.py", START + FAULTS + dumps)
+    ran = Ran(tmp_path, f"a={each} a", f"b={each} b")
+    assert (ran.code, ran.of("a"), ran.of("b")) == (0, ["True"], ["True"]), ran.text()
+
+
+def test_the_time_out_of_faulthandler_is_a_job_s_own(tmp_path: Path) -> None:
+    """a dumps and exits, b is cancelled in time, c dumps and goes on."""
+    dumps = """
+meet("a", "b", "c")
+if name == "a":
+    faulthandler.dump_traceback_later(0.3, exit=True, file=file)
+    while True:
+        torch.ones(4).sum()
+elif name == "b":
+    faulthandler.dump_traceback_later(100, exit=True)
+    wait_for(lambda: os.path.getsize("a.dump") and os.path.getsize("c.dump"))
+    faulthandler.cancel_dump_traceback_later()
+else:
+    faulthandler.dump_traceback_later(0.1, repeat=True, file=file)
+    wait_here()
+print("done")
+"""
+    each = script(tmp_path, "each.py", START + FAULTS + dumps)
+    ran = Ran(tmp_path, "--resident", "3", f"a={each} a", f"b={each} b", f"c={each} c")
+    assert ran.states() == ["failed", "finished", "finished"], ran.text()
+    assert [ran.of(name).count("done") for name in "abc"] == [0, 1, 1], ran.text()
+
+
+def test_a_script_s_faulthandler_leaves_the_report_of_a_crash(tmp_path: Path) -> None:
+    import faulthandler
+
+    former = faulthandler.is_enabled()
+    with (tmp_path / "report").open("w+") as report:
+        faulthandler.enable(report)
+        try:
+            enables = """
+assert not faulthandler.is_enabled()
+faulthandler.enable(file)
+assert faulthandler.is_enabled()
+faulthandler.disable()
+"""
+            ran = Ran(tmp_path, "--output=prefix", f"{script(tmp_path, 'a.py', START + FAULTS + enables)} a")
+            assert ran.code == 0, ran.text()
+            assert faulthandler.is_enabled()
+        finally:
+            if former:
+                faulthandler.enable()
+            else:
+                faulthandler.disable()

@@ -87,6 +87,7 @@ class JobContext:
     data_parallel: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     """Its models that average gradients over ranks."""
     global_hooks: list[Any] = field(default_factory=list)
+    hook_tables: dict[str, dict[int, Callable[..., Any]]] = field(default_factory=dict)
     """Handles of the hooks on all modules or optimizers that it has registered."""
     thread: int = 0
     """`threading.get_ident()` of the job's thread, while it runs."""

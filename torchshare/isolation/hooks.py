@@ -6,8 +6,11 @@ from __future__ import annotations
 import functools
 import importlib
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
+
+from torch.utils.hooks import RemovableHandle
 
 from torchshare.context import current
 from torchshare.context.job_context import JobContext
@@ -20,6 +23,13 @@ _TABLES = [
     for name in dir(owner)
     if name.startswith("_global_") and name.endswith(("forward_hooks", "_pre_hooks", "backward_hooks", "_post_hooks"))
 ]
+_KINDS = ("buffer", "module", "parameter")
+_LAZY = {
+    **{f"register_module_{kind}_registration_hook": f"_global_{kind}_registration_hooks" for kind in _KINDS},
+    **{f"register_optimizer_step_{when}_hook": f"_global_optimizer_{when}_hooks" for when in ("pre", "post")},
+}
+"""Tables that torch calls hooks of while it iterates: they must not change meanwhile. Each has one permanent hook here,
+which calls those that the job keeps in a table of its own. By the function that registers."""
 _owners: weakref.WeakKeyDictionary[Callable[..., Any], JobContext | None] = weakref.WeakKeyDictionary()
 
 
@@ -31,6 +41,9 @@ def own(hook: Callable[..., Any], job: JobContext | None = None) -> Callable[...
 
 def on_all(job: JobContext) -> str | None:
     """The name of torch's table with a hook on all modules or optimizers that acts in `job`; None: there is none."""
+    for name, table in job.hook_tables.items():
+        if table:
+            return name
     for owner, name in _TABLES:
         for hook in list(getattr(owner, name).values()):
             if _owners.get(hook, job) is job:
@@ -41,14 +54,55 @@ def on_all(job: JobContext) -> str | None:
 def route(patches: Patches) -> None:
     for owner in (_MODULES, _OPTIMIZERS):
         for name in dir(owner):
-            if name.startswith(("register_module_", "register_optimizer_")):
+            if name in _LAZY:
+                table = _LAZY[name]
+                patches.at_undo(getattr(owner, name)(own(_calling_the_job_s(table))).remove)
+                patches.wrap(owner, name, functools.partial(_into_own_table, table=table))
+            elif name.startswith("register_module_"):
                 patches.wrap(owner, name, _for_the_job)
 
 
 def leave(job: JobContext) -> None:
     """Called at the end of a job."""
+    job.hook_tables.clear()
     while job.global_hooks:
         job.global_hooks.pop().remove()
+
+
+def _calling_the_job_s(table: str) -> Callable[..., Any]:
+    is_of_optimizers = table.startswith("_global_optimizer")
+
+    def dispatch(*args: Any) -> Any:
+        job = current.job()
+        last = None
+        for hook in () if job is None else list(job.hook_tables.get(table, {}).values()):
+            result = hook(*args)
+            if result is None:
+                continue
+            last = result
+            if not is_of_optimizers:
+                args = (*args[:-1], result)
+            elif isinstance(result, tuple) and len(result) == 2:
+                args = (args[0], *result)
+            else:
+                break  # torch raises
+        return last
+
+    return dispatch
+
+
+def _into_own_table(register: Callable[..., Any], table: str) -> Callable[..., Any]:
+    @functools.wraps(register)
+    def register_here(hook: Callable[..., Any]) -> Any:
+        job = current.job()
+        if job is None:
+            return register(hook)
+        hooks = job.hook_tables.setdefault(table, OrderedDict())
+        handle = RemovableHandle(hooks)
+        hooks[handle.id] = hook
+        return handle
+
+    return register_here
 
 
 def _for_the_job(register: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torchshare import _C
@@ -38,7 +36,7 @@ PROCESS_CODE = _C.ProcessCode(
         "torchshare.memory.spill.__init__",
         "torchshare.memory.spill.restore",
         "torchshare.isolation.routing.leave_job",
-        "torchshare.isolation.interrupt.fork",  # runs at-fork handlers of other modules
+        "torchshare.isolation.job_signals.fork",  # runs at-fork handlers of other modules
     ],
     with_turn=[
         "torch.fx._symbolic_trace.",
@@ -155,9 +153,8 @@ def _leave_behind(job: JobContext, status: int) -> None:
 
 
 def route(replace: Any) -> None:
-    """Repeats a cancellation that is lost in a `__del__` or a callback; gives os.fork a frame, see PROCESS_CODE."""
+    """Repeats a cancellation that is lost in a `__del__` or a callback."""
     replace(sys, "unraisablehook", _routed_unraisable(sys.unraisablehook))
-    replace(os, "fork", _routed_fork(os.fork))
 
 
 def _routed_unraisable(original: Any) -> Any:
@@ -170,11 +167,3 @@ def _routed_unraisable(original: Any) -> Any:
             job.watch_cancel(job)
 
     return unraisable
-
-
-def _routed_fork(original: Callable[[], int]) -> Callable[[], int]:
-    @functools.wraps(original)
-    def fork() -> int:
-        return original()
-
-    return fork

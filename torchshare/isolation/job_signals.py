@@ -25,7 +25,7 @@ from typing import Any
 from torchshare.context import current
 from torchshare.context.job_context import JobContext
 from torchshare.context.script import ScriptContext
-from torchshare.isolation import interrupt, job_timers, process_signals
+from torchshare.isolation import interrupt, job_faults, job_timers, process_signals
 from torchshare.isolation.patches import Patches
 
 log = logging.getLogger("torchshare")
@@ -62,7 +62,9 @@ def route(patches: Patches) -> None:
     patches.replace(signal, "raise_signal", _routed_raise(signal.raise_signal))
     patches.replace(os, "kill", _routed_kill(os.kill))
     patches.replace(_thread, "interrupt_main", _routed_interrupt(_thread.interrupt_main))
+    patches.replace(os, "fork", _routed_fork(os.fork))
     job_timers.route(patches, _program)
+    job_faults.route(patches, _program, _set)
 
 
 def expect(job: JobContext) -> None:
@@ -77,6 +79,7 @@ def leave(job: JobContext) -> None:
         for handlers in _handlers.values():
             handlers.pop(job, None)
     job_timers.leave(job)
+    job_faults.leave(job)
     interrupt.leave(job)
 
 
@@ -213,8 +216,9 @@ def _cancel_others(handling: list[JobContext], name: str) -> None:
 def _run_in_main(job: JobContext, handler: _Handler, number: int) -> None:
     if not callable(handler.action) or job not in _jobs:
         return
+    at_once = isinstance(handler.action, job_faults.Dump) and not handler.action.chain
     try:
-        with _entered(job, handler.script), job.outside_ops():
+        with _entered(job, handler.script), contextlib.nullcontext() if at_once else job.outside_ops():
             handler.action(number, sys._current_frames().get(job.thread))
     except BaseException as error:
         interrupt.raise_in(job, error)
@@ -288,6 +292,19 @@ def _handler(job: JobContext, number: int) -> _Handler:
 def _exit(job: JobContext, number: int, _frame: FrameType | None) -> None:
     log.warning("job '%s': %s ends the job: it has no handler of it", job.name, _name(number))
     raise SystemExit(128 + number)
+
+
+def _routed_fork(original: Callable[[], int]) -> Callable[[], int]:
+    @functools.wraps(original)
+    def fork() -> int:  # see PROCESS_CODE
+        """Signals wait until it is done: what a handler raises in a callback of os.register_at_fork is lost."""
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, process_signals.taken())
+        try:
+            return original()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    return fork
 
 
 _here = threading.local()  # what the thread that forks is

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-import numpy
 import torch
 
 from torchshare import _C
@@ -34,6 +33,7 @@ from torchshare.isolation import (
     hooks,
     interrupt,
     job_signals,
+    numpy_random,
     process_groups,
     replacements,
     settings,
@@ -70,7 +70,7 @@ def install() -> None:
 def _route() -> None:
     global _turns
     _route_python_random()
-    _route_numpy_random()
+    numpy_random.route(_patches)
     _replace(torch.random, "default_generator", _RoutedGenerator(torch.default_generator))
     _patches.wrap(time, "sleep", _routed_sleep)
     _turns = compiling.route(_replace)
@@ -184,26 +184,6 @@ def _route_python_random() -> None:
 
 def _of_instance(_original: Any, name: str) -> Any:
     return getattr(random._inst, name)
-
-
-def _route_numpy_random() -> None:
-    shared = numpy.random.mtrand._rand
-    methods = {
-        name: name for name in numpy.random.__all__ if getattr(getattr(numpy.random, name), "__self__", None) is shared
-    }
-    methods |= {"seed": "seed", "ranf": "random_sample", "sample": "random_sample"}
-    for name, method in methods.items():
-        _patches.wrap(numpy.random, name, functools.partial(_routed_numpy, method=method))
-
-
-def _routed_numpy(original: Callable[..., Any], method: str) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def routed(*args: Any, **kwargs: Any) -> Any:
-        job = current.owner()
-        target = original if job is None else getattr(job.numpy_random, method)
-        return target(*args, **kwargs)
-
-    return routed
 
 
 def _routed_sleep(original: Callable[[float], None]) -> Callable[[float], None]:

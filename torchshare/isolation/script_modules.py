@@ -28,7 +28,10 @@ _former: dict[str, ModuleType] = {}  # what _PerScript modules replaced in it
 
 # Installed packages that keep the state of a run in variables of modules or classes.
 STATEFUL = frozenset(
-    ("absl", "accelerate", "hydra", "lightning", "lightning_fabric", "pytorch_lightning", "transformers")
+    {
+        *("absl", "accelerate", "hydra", "lightning", "lightning_fabric", "pytorch_lightning", "transformers"),
+        *("mlflow", "wandb"),
+    }
 )
 
 
