@@ -34,7 +34,7 @@ _BOOKKEEPING = frozenset(
     for name in (
         *("abstractmethods", "annotate", "annotations", "builtins", "cached", "doc", "file", "firstlineno", "loader"),
         *("match_args", "module", "name", "package", "parameters", "path", "qualname", "signature", "spec"),
-        *("static_attributes", "text_signature", "warningregistry", "wrapped"),
+        *("slotnames", "static_attributes", "text_signature", "warningregistry", "wrapped"),
     )
 )
 _SET_BY_C = ("torch", "Storage")  # by torch's C code, with the default dtype
@@ -89,14 +89,9 @@ def leave(tenant: Tenant) -> None:
             if not attribute.values:
                 del _attributes[key]
                 attribute.remove()
-        for shared in [each for each in _shared if each[0] == tenant.name]:
+        for shared in [each for each in reversed(_shared) if each[0] == tenant.name]:
             _shared.remove(shared)
-            _give_back(shared[1])
-
-
-def _give_back(attribute: Attribute) -> None:
-    """Restores a value that was shared."""
-    setattr(attribute.owner, attribute.name, attribute.common)
+            shared[1].restore()
 
 
 def imported(script: ScriptContext, package: str) -> None:
@@ -131,8 +126,8 @@ def check(script: ScriptContext) -> None:
 
 def _assigned(owner: Any, name: str, *value: Any) -> bool:
     """The watch's callback. True if the assignment is done."""
-    if value and isinstance(value[0], attributes.Descriptor):
-        return False  # it is our own
+    if name in _BOOKKEEPING or (value and isinstance(value[0], attributes.Descriptor)):  # the latter is ours
+        return False
     attribute = _attributes.get((id(owner), name)) or _new(owner, name, *value)
     if attribute is not None:
         _assign(attribute, *value)
@@ -141,8 +136,6 @@ def _assigned(owner: Any, name: str, *value: Any) -> bool:
 
 def _new(owner: Any, name: str, *value: Any) -> Attribute | None:
     """For an attribute that is to be each job's own from now on. None if this assignment is like any other."""
-    if name in _BOOKKEEPING:
-        return None
     tenant, frame = current.tenant(), _assigning()
     if tenant is None or not _is_foreign(tenant, owner, frame) or (packages.of(owner), name) == _SET_BY_C:
         return None
@@ -175,20 +168,20 @@ def _assign(attribute: Attribute, *value: Any) -> None:
 def _is_foreign(tenant: Tenant, owner: Any, frame: FrameType) -> bool:
     """Whether it is a finished module or class that jobs share, and the code that assigns is of another package."""
     package = packages.of(owner)
-    if package == _package(frame) or packages.is_initializing(owner):
+    if package == _package(frame) or packages.is_initializing(owner) or packages.is_being_made(owner):
         return False
     return _author(frame) not in (package, "torchshare") and packages.is_shared(tenant, package)
 
 
 def _can_be_own(attribute: Attribute, *value: Any) -> bool:
-    new = value[0] if value else None
+    owner, name, new = attribute.owner, attribute.name, value[0] if value else None
     if isinstance(attribute, ClassAttribute):
-        return not attribute.name.startswith("__") or (callable(attribute.common) and callable(new))
+        # The interpreter finds special methods in the slots of the class, which has them for all jobs or for none.
+        return not name.startswith("__") or callable(attributes.found(owner, name)) == callable(new)
     if ModuleAttribute.is_callable(attribute.common, new):
         return True
-    return attribute.owner not in (sys, sys.modules.get("builtins")) and not packages.reads(
-        attribute.owner, attribute.name
-    )
+    is_of_interpreter = owner in (sys, sys.modules.get("builtins")) or name in ("__getattr__", "__dir__")
+    return not is_of_interpreter and not packages.reads(owner, name)
 
 
 def _share(tenant: Tenant, attribute: Attribute, frame: FrameType) -> None:
@@ -197,10 +190,11 @@ def _share(tenant: Tenant, attribute: Attribute, frame: FrameType) -> None:
     where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     others = [each.name for each in list(_tenants) if each is not tenant and _uses(each, package)]
     if others and not _tenants.get(tenant) and package not in sys.stdlib_module_names:
+        reader = "Python" if isinstance(attribute.owner, type) else f"{package}'s code"
         text = (
             f"job '{tenant.name}': {_described(attribute)}, replaced at {where}, cannot be the job's own, because "
-            f"{package}'s code reads it, and job '{others[0]}' uses {package}, too; run them in two processes, or "
-            "allow it with shared_patches"
+            f"{reader} reads it, and job '{others[0]}' uses {package}, too; run them in two processes, or allow it "
+            "with shared_patches"
         )
         log.error(text)  # the code may catch the error
         raise RuntimeError(text)
