@@ -430,6 +430,23 @@ def test_a_job_alone_may_replace_anything():
     assert look_at_value() == "LayerNorm"
 
 
+def test_a_job_that_is_submitted_later_is_refused():
+    meeting = Meeting()
+
+    def replaces(_job: Job) -> None:
+        replaced_value()
+        meeting.stay()
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.start()
+        runtime.submit(replaces, name="first")
+        with pytest.raises(RuntimeError, match=r"job 'late': job 'first' has replaced .*LayerNorm"):
+            meeting.visit(lambda: runtime.submit(lambda _job: look_at_value(), name="late"))
+        runtime.wait(60)
+        runtime.submit(lambda _job: look_at_value(), name="late")
+        assert runtime.wait(60)["late"].value == "LayerNorm"
+
+
 # Not the job's business.
 
 
@@ -638,3 +655,20 @@ def test_a_value_of_a_package_that_both_scripts_use_fails_the_one_that_replaces_
     (tmp_path / "imported").unlink()
     code, _, text = installed(tmp_path, "--shared-patches", "a.py", "b.py")
     assert code == 0 and "job 'a' has replaced images.LIMIT" in text
+
+
+def test_a_script_that_imports_the_package_later_fails_there(tmp_path: Path):
+    """It never steps an optimizer. Packages that change the standard library while they are imported are no reason."""
+    script(tmp_path, "site/images.py", "LIMIT = 1\ndef limit(): return LIMIT\n")
+    script(tmp_path, "site/indirect.py", "from images import limit\n")
+    script(tmp_path, "site/regular.py", "import re\nre._MAXCACHE = re._MAXCACHE\nre._MAXCACHE += 1\n")
+    wait = "import os, re, time\ndef wait(name):\n    while not os.path.exists(name): time.sleep(0.01)\n"
+    replaces = "import regular, torch, images\nimages.LIMIT = None\nopen('replaced', 'w').close()\nwait('done')\n"
+    late = "wait('replaced')\ntry:\n    import indirect\n    print('limit', indirect.limit())\n"
+    script(tmp_path, "a.py", wait + replaces)
+    script(tmp_path, "b.py", wait + late + "finally:\n    open('done', 'w').close()\n")
+    code, out, text = installed(tmp_path, "a.py", "b.py")
+    states = {job["name"]: job["state"] for job in json.loads(out)["jobs"]}
+    assert code == 1 and states == {"a": "finished", "b": "failed"}, text
+    assert f"job 'b': job 'a' has replaced images.LIMIT ({tmp_path}/a.py:5) for all jobs" in text
+    assert "limit None" not in text and "Warning" not in text and "_MAXCACHE" not in text

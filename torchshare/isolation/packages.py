@@ -89,9 +89,9 @@ def uses(script: ScriptContext, package: str) -> bool:
 def _referred(module: ModuleType) -> Iterator[str]:
     """Top-level names of the packages whose modules, functions and classes its variables hold."""
     for value in vars(module).copy().values() if isinstance(module, ModuleType) else ():
-        if isinstance(value, ModuleType):
+        if issubclass(type(value), ModuleType):
             yield of(value)
-        elif isinstance(value, (type, FunctionType)):
+        elif issubclass(type(value), (type, FunctionType)):  # isinstance reads attributes: some of torch's then warn
             yield str(value.__module__).partition(".")[0]
 
 

@@ -67,9 +67,10 @@ def _stop() -> None:
 
 
 def expect(job: JobContext, is_script: bool) -> None:
-    """Called when a job has been submitted."""
+    """Called when a job is submitted. Raises RuntimeError if it would run with a value of another job."""
     if not is_script:
         with _lock:
+            _refuse(job, job.shared_patches)
             _tenants[job] = job.shared_patches
 
 
@@ -95,10 +96,12 @@ def leave(tenant: Tenant) -> None:
 
 
 def imported(script: ScriptContext, package: str) -> None:
-    """Called when a script imports a package, loaded or not."""
+    """Called when a script imports a package, loaded or not. Raises RuntimeError as `check` does."""
     if package in script.imported:
         return
-    script.imported.add(package)
+    with _lock:  # another job shares a value either before, or after it finds that this one uses the package
+        script.imported.add(package)
+        check(script)
     for patching in _by_package.keys() - {package} if _by_package else ():
         if packages.uses(script, patching):
             _apply(script, patching)
@@ -114,14 +117,20 @@ def _apply(script: ScriptContext, package: str) -> None:
 
 
 def check(script: ScriptContext) -> None:
-    """Called before a script's first optimizer step. Raises RuntimeError if it runs with a value of another job."""
-    for name, attribute, where in _shared:
+    """Called before a script's first optimizer step, too: what it has imported may have imported more meanwhile. Raises
+    RuntimeError if it runs with a value of another job."""
+    _refuse(script, _tenants.get(script, False))
+
+
+def _refuse(tenant: Tenant, may_share: bool) -> None:
+    for name, attribute, where in _shared.copy():
         package = packages.of(attribute.owner)
-        if name != script.name and not _tenants.get(script) and packages.uses(script, package):
-            raise RuntimeError(
-                f"job '{script.name}': job '{name}' has replaced {_described(attribute)} ({where}) for all jobs; run "
-                "them in two processes, or allow it with shared_patches"
-            )
+        if name == tenant.name or may_share or package in sys.stdlib_module_names or not _uses(tenant, package):
+            continue
+        raise RuntimeError(
+            f"job '{tenant.name}': job '{name}' has replaced {_described(attribute)} ({where}) for all jobs; run them "
+            "in two processes, or allow it with shared_patches"
+        )
 
 
 def _assigned(owner: Any, name: str, *value: Any) -> bool:
@@ -187,9 +196,15 @@ def _can_be_own(attribute: Attribute, *value: Any) -> bool:
 def _share(tenant: Tenant, attribute: Attribute, frame: FrameType) -> None:
     """Lets a tenant replace a value for all. Raises RuntimeError if that may change another's results."""
     package = packages.of(attribute.owner)
+    if package in sys.stdlib_module_names and packages.being_imported(frame):
+        return  # as `import numpy.f2py` enlarges a cache: once per process
     where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    others = [each.name for each in list(_tenants) if each is not tenant and _uses(each, package)]
-    if others and not _tenants.get(tenant) and package not in sys.stdlib_module_names:
+    with _lock:
+        others = [each.name for each in list(_tenants) if each is not tenant and _uses(each, package)]
+        refused = others and not _tenants.get(tenant) and package not in sys.stdlib_module_names
+        if not refused:
+            _shared.append((tenant.name, attribute, where))
+    if refused:
         reader = "Python" if isinstance(attribute.owner, type) else f"{package}'s code"
         text = (
             f"job '{tenant.name}': {_described(attribute)}, replaced at {where}, cannot be the job's own, because "
@@ -200,7 +215,6 @@ def _share(tenant: Tenant, attribute: Attribute, frame: FrameType) -> None:
         raise RuntimeError(text)
     if others:
         log.warning("job '%s' has replaced %s (%s) for all jobs", tenant.name, _described(attribute), where)
-    _shared.append((tenant.name, attribute, where))
 
 
 def _uses(tenant: Tenant, package: str) -> bool:
