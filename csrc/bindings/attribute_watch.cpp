@@ -52,27 +52,29 @@ class Watch {
 PyObject* callback = nullptr;              // null: no watch. With the GIL
 thread_local bool is_in_callback = false;  // whose own assignments are not watched
 
-/// The value that an assignment would replace, borrowed; null if there is none, or the type of `owner` handles the
-/// assignment itself.
-PyObject* replaced(PyObject* owner, PyObject* name) {
+/// Whether the assignment stores another value in `owner`, or without `value` deletes one. False if the type of `owner`
+/// handles it itself, and for what CPython refuses; check PyErr_Occurred.
+bool stores(PyObject* owner, PyObject* name, PyObject* value) {
   PyObject* of_type = _PyType_Lookup(Py_TYPE(owner), name);
   if (of_type != nullptr && Py_TYPE(of_type)->tp_descr_set != nullptr) {
-    return nullptr;
+    return false;
   }
+  PyObject* former = nullptr;
   if (!PyType_Check(owner)) {
-    return PyDict_GetItemWithError(PyModule_GetDict(owner), name);
+    former = PyDict_GetItemWithError(PyModule_GetDict(owner), name);
+  } else if (auto* type = reinterpret_cast<PyTypeObject*>(owner); PyType_HasFeature(type, Py_TPFLAGS_IMMUTABLETYPE)) {
+    return false;
+  } else {
+    former = _PyType_Lookup(type, name);
   }
-  auto* type = reinterpret_cast<PyTypeObject*>(owner);
-  // CPython refuses to change classes that are written in C.
-  return PyType_HasFeature(type, Py_TPFLAGS_IMMUTABLETYPE) ? nullptr : _PyType_Lookup(type, name);
+  return former != value && PyErr_Occurred() == nullptr;
 }
 
 int set_attribute(PyObject* owner, PyObject* name, PyObject* value, setattrofunc original) {
   if (callback == nullptr || is_in_callback || !PyUnicode_CheckExact(name)) {
     return original(owner, name, value);
   }
-  PyObject* former = replaced(owner, name);
-  if (former == nullptr || former == value) {
+  if (!stores(owner, name, value)) {
     return PyErr_Occurred() != nullptr ? -1 : original(owner, name, value);
   }
   const py::object kept = py::reinterpret_borrow<py::object>(callback);

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import copy
+import dataclasses
 import functools
 import json
 import math
@@ -289,6 +291,90 @@ def test_compiled_code_that_calls_the_function_of_its_own_module():
     assert beside(replace, lambda: run(lambda x: F.adaptive_avg_pool2d(x, 1)))[:2] == (8.0, 2.0)
 
 
+# What is new.
+
+
+def test_a_new_attribute_is_the_jobs_and_ends_with_it():
+    """Libraries mark so what they have patched, and patch it only once."""
+
+    meeting = Meeting()
+
+    def patch(_job: Job) -> Any:
+        patched = [hasattr(each, "_is_patched") for each in (nn.Linear, nn.init, torch.Tensor)]
+        if not any(patched):
+            nn.Module._is_patched = nn.init._is_patched = torch.Tensor._is_patched = True  # type: ignore
+            torch.Tensor.times = lambda self, factor: self * factor  # type: ignore[attr-defined]
+        layer = nn.Linear(1, 1)
+        layer.mine = torch.Tensor._is_patched  # type: ignore[attr-defined]
+        found = patched, layer._is_patched, nn.init._is_patched, float(torch.ones(()).times(3))  # type: ignore
+        meeting.stay()
+        return found
+
+    assert both(patch, lambda job: meeting.visit(lambda: patch(job))) == [([False] * 3, True, True, 3.0)] * 2
+    assert not any("_is_patched" in vars(each) for each in (nn.Module, nn.init, torch.Tensor))
+    assert type(nn.init) is types.ModuleType
+
+
+def test_a_new_attribute_of_a_class_leaves_those_of_its_bases_and_instances():
+    def replace() -> Any:
+        nn.ReLU.training = 7  # type: ignore[assignment,misc]
+        nn.ReLU.__call__ = lambda self, x: x * 7  # type: ignore[method-assign]
+        nn.ReLU.__note__ = "mine"  # type: ignore[attr-defined]
+        return nn.ReLU.training, nn.ReLU().training, nn.ReLU()(2), nn.ReLU.__note__  # type: ignore[attr-defined]
+
+    def look() -> Any:
+        layer = nn.ReLU()
+        layer.added = 1  # type: ignore[assignment]
+        return [hasattr(nn.ReLU, name) for name in ("training", "__note__")], layer.training, float(layer(ONES).sum())
+
+    before = dict(vars(nn.ReLU))
+    expected = look()
+    assert beside(replace, look) == ((7, True, 14, "mine"), expected, expected)
+    assert dict(vars(nn.ReLU)) == before
+
+
+def make_falsy() -> None:
+    nn.Module.__bool__ = lambda self: False  # type: ignore[attr-defined]
+
+
+def test_a_new_special_method_fails_the_job_at_once():
+    def replace() -> str:
+        with pytest.raises(RuntimeError) as caught:
+            make_falsy()
+        return str(caught.value)
+
+    message, other, after = beside(replace, lambda: bool(nn.ReLU()))
+    line = make_falsy.__code__.co_firstlineno + 1
+    assert message == (
+        f"job 'first': torch.nn.modules.module.Module.__bool__, replaced at {__file__}:{line}, cannot be the job's "
+        "own, because Python reads it, and job 'second' uses torch, too; run them in two processes, or allow it with "
+        "shared_patches"
+    )
+    assert other and after
+
+
+def test_a_job_alone_may_add_a_special_method_until_it_ends():
+    def replace(_job: Job) -> Any:
+        make_falsy()
+        nn.Module.__bool__ = functools.partial(lambda self: False)  # type: ignore[attr-defined]
+        return "__bool__" in vars(nn.Module)
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(replace, name="alone")
+        assert runtime.wait(60)["alone"].value
+    assert "__bool__" not in vars(nn.Module) and nn.ReLU()
+
+
+def test_a_new_variable_that_the_modules_code_reads_fails_the_job_at_once():
+    """In place of the builtin function, which it reads without one."""
+
+    def replace() -> None:
+        with pytest.raises(RuntimeError, match="cannot be the job's own, because torch's code reads it"):
+            torch.nn.init.isinstance = lambda *args: False  # type: ignore[attr-defined]
+
+    assert beside(replace, output)[1] == output()
+
+
 # What cannot be each job's own.
 
 
@@ -344,6 +430,23 @@ def test_a_job_alone_may_replace_anything():
     assert look_at_value() == "LayerNorm"
 
 
+def test_a_job_that_is_submitted_later_is_refused():
+    meeting = Meeting()
+
+    def replaces(_job: Job) -> None:
+        replaced_value()
+        meeting.stay()
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.start()
+        runtime.submit(replaces, name="first")
+        with pytest.raises(RuntimeError, match=r"job 'late': job 'first' has replaced .*LayerNorm"):
+            meeting.visit(lambda: runtime.submit(lambda _job: look_at_value(), name="late"))
+        runtime.wait(60)
+        runtime.submit(lambda _job: look_at_value(), name="late")
+        assert runtime.wait(60)["late"].value == "LayerNorm"
+
+
 # Not the job's business.
 
 
@@ -362,17 +465,18 @@ def test_the_programs_own_modules_and_classes_are_its_jobs_together():
 seen = False
 
 
-def test_what_is_new_and_what_libraries_do_to_themselves():
-    """New names are harmless. torch's own code replaces attributes of torch while it traces."""
+def test_what_libraries_do_to_themselves_and_to_classes_that_they_make():
+    """torch's own code replaces attributes of torch while it traces; the standard library adds some to new classes."""
 
     def replace() -> Any:
-        torch.nn.init.of_the_job = 1  # type: ignore[attr-defined]
         traced = torch.fx.symbolic_trace(nn.Linear(4, 4))
         enum = types.new_class("E", (__import__("enum").Enum,), {}, lambda body: body.__setitem__("a", 1))
-        return float(traced(ONES).numel()), enum["a"].value
+        made = dataclasses.make_dataclass("Made", ["x"])(3)
+        return float(traced(ONES).numel()), enum["a"].value, made.x, copy.copy(nn.Sequential()).training
 
-    assert beside(replace, output)[0] == (4.0, 1)
-    del torch.nn.init.of_the_job  # type: ignore[attr-defined]
+    before = dict(vars(nn.Sequential))
+    assert beside(replace, output)[0] == (4.0, 1, 3, True)
+    assert dict(vars(nn.Sequential)) == before
 
 
 def test_a_metaclass_with_a_setattr_of_its_own_and_classes_in_c_behave_as_without_jobs():
@@ -551,3 +655,20 @@ def test_a_value_of_a_package_that_both_scripts_use_fails_the_one_that_replaces_
     (tmp_path / "imported").unlink()
     code, _, text = installed(tmp_path, "--shared-patches", "a.py", "b.py")
     assert code == 0 and "job 'a' has replaced images.LIMIT" in text
+
+
+def test_a_script_that_imports_the_package_later_fails_there(tmp_path: Path):
+    """It never steps an optimizer. Packages that change the standard library while they are imported are no reason."""
+    script(tmp_path, "site/images.py", "LIMIT = 1\ndef limit(): return LIMIT\n")
+    script(tmp_path, "site/indirect.py", "from images import limit\n")
+    script(tmp_path, "site/regular.py", "import re\nre._MAXCACHE = re._MAXCACHE\nre._MAXCACHE += 1\n")
+    wait = "import os, re, time\ndef wait(name):\n    while not os.path.exists(name): time.sleep(0.01)\n"
+    replaces = "import regular, torch, images\nimages.LIMIT = None\nopen('replaced', 'w').close()\nwait('done')\n"
+    late = "wait('replaced')\ntry:\n    import indirect\n    print('limit', indirect.limit())\n"
+    script(tmp_path, "a.py", wait + replaces)
+    script(tmp_path, "b.py", wait + late + "finally:\n    open('done', 'w').close()\n")
+    code, out, text = installed(tmp_path, "a.py", "b.py")
+    states = {job["name"]: job["state"] for job in json.loads(out)["jobs"]}
+    assert code == 1 and states == {"a": "finished", "b": "failed"}, text
+    assert f"job 'b': job 'a' has replaced images.LIMIT ({tmp_path}/a.py:5) for all jobs" in text
+    assert "limit None" not in text and "Warning" not in text and "_MAXCACHE" not in text

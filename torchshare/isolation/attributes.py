@@ -48,6 +48,13 @@ class Attribute:
             self.values[tenant] = new
         self.install() if self.values else self.remove()
 
+    def restore(self) -> None:
+        """The common value, in place of one that a job has assigned for all."""
+        if self.common is not _INHERITED:
+            setattr(self.owner, self.name, self.common)
+        elif self.name in vars(self.owner):
+            delattr(self.owner, self.name)
+
     def install(self) -> None:
         raise NotImplementedError
 
@@ -71,11 +78,20 @@ class ClassAttribute(Attribute):
 
     def inherited(self, cls: type) -> Any:
         """The value in the bases of `cls` after the owner."""
-        bases = cls.__mro__[cls.__mro__.index(self.owner) + 1 :]
-        for base in bases:
-            if self.name in vars(base):
-                return vars(base)[self.name]
-        raise AttributeError(f"type object '{cls.__name__}' has no attribute '{self.name}'")
+        value = _first(cls.__mro__[cls.__mro__.index(self.owner) + 1 :], self.name)
+        if value is _INHERITED:
+            raise AttributeError(f"type object '{cls.__name__}' has no attribute '{self.name}'")
+        return value
+
+
+def found(cls: type, name: str) -> Any:
+    """The value in a class or its bases, as its dictionary holds it, or None."""
+    value = _first(cls.__mro__, name)
+    return None if value is _INHERITED else value
+
+
+def _first(classes: tuple[type, ...], name: str) -> Any:
+    return next((vars(each)[name] for each in classes if name in vars(each)), _INHERITED)
 
 
 def _held(owner: type, name: str) -> Any:

@@ -45,6 +45,16 @@ def is_initializing(owner: Any) -> bool:
     return module is not None and _initializes(vars(module))
 
 
+def is_being_made(owner: Any) -> bool:
+    """Whether it is a class that a function such as `dataclasses.make_dataclass` makes: its module has none such."""
+    if not isinstance(owner, type) or of(owner) not in sys.stdlib_module_names:
+        return False
+    found: Any = process_modules.get(_module_name(owner))
+    for name in owner.__qualname__.split("."):
+        found = vars(found).get(name) if hasattr(found, "__dict__") else None
+    return found is None
+
+
 def _initializes(variables: dict[str, Any]) -> bool:
     return bool(getattr(variables.get("__spec__"), "_initializing", False))
 
@@ -79,9 +89,9 @@ def uses(script: ScriptContext, package: str) -> bool:
 def _referred(module: ModuleType) -> Iterator[str]:
     """Top-level names of the packages whose modules, functions and classes its variables hold."""
     for value in vars(module).copy().values() if isinstance(module, ModuleType) else ():
-        if isinstance(value, ModuleType):
+        if issubclass(type(value), ModuleType):
             yield of(value)
-        elif isinstance(value, (type, FunctionType)):
+        elif issubclass(type(value), (type, FunctionType)):  # isinstance reads attributes: some of torch's then warn
             yield str(value.__module__).partition(".")[0]
 
 

@@ -34,7 +34,7 @@ _BOOKKEEPING = frozenset(
     for name in (
         *("abstractmethods", "annotate", "annotations", "builtins", "cached", "doc", "file", "firstlineno", "loader"),
         *("match_args", "module", "name", "package", "parameters", "path", "qualname", "signature", "spec"),
-        *("static_attributes", "text_signature", "warningregistry", "wrapped"),
+        *("slotnames", "static_attributes", "text_signature", "warningregistry", "wrapped"),
     )
 )
 _SET_BY_C = ("torch", "Storage")  # by torch's C code, with the default dtype
@@ -67,9 +67,10 @@ def _stop() -> None:
 
 
 def expect(job: JobContext, is_script: bool) -> None:
-    """Called when a job has been submitted."""
+    """Called when a job is submitted. Raises RuntimeError if it would run with a value of another job."""
     if not is_script:
         with _lock:
+            _refuse(job, job.shared_patches)
             _tenants[job] = job.shared_patches
 
 
@@ -89,21 +90,18 @@ def leave(tenant: Tenant) -> None:
             if not attribute.values:
                 del _attributes[key]
                 attribute.remove()
-        for shared in [each for each in _shared if each[0] == tenant.name]:
+        for shared in [each for each in reversed(_shared) if each[0] == tenant.name]:
             _shared.remove(shared)
-            _give_back(shared[1])
-
-
-def _give_back(attribute: Attribute) -> None:
-    """Restores a value that was shared."""
-    setattr(attribute.owner, attribute.name, attribute.common)
+            shared[1].restore()
 
 
 def imported(script: ScriptContext, package: str) -> None:
-    """Called when a script imports a package, loaded or not."""
+    """Called when a script imports a package, loaded or not. Raises RuntimeError as `check` does."""
     if package in script.imported:
         return
-    script.imported.add(package)
+    with _lock:  # another job shares a value either before, or after it finds that this one uses the package
+        script.imported.add(package)
+        check(script)
     for patching in _by_package.keys() - {package} if _by_package else ():
         if packages.uses(script, patching):
             _apply(script, patching)
@@ -119,20 +117,26 @@ def _apply(script: ScriptContext, package: str) -> None:
 
 
 def check(script: ScriptContext) -> None:
-    """Called before a script's first optimizer step. Raises RuntimeError if it runs with a value of another job."""
-    for name, attribute, where in _shared:
+    """Called before a script's first optimizer step, too: what it has imported may have imported more meanwhile. Raises
+    RuntimeError if it runs with a value of another job."""
+    _refuse(script, _tenants.get(script, False))
+
+
+def _refuse(tenant: Tenant, may_share: bool) -> None:
+    for name, attribute, where in _shared.copy():
         package = packages.of(attribute.owner)
-        if name != script.name and not _tenants.get(script) and packages.uses(script, package):
-            raise RuntimeError(
-                f"job '{script.name}': job '{name}' has replaced {_described(attribute)} ({where}) for all jobs; run "
-                "them in two processes, or allow it with shared_patches"
-            )
+        if name == tenant.name or may_share or package in sys.stdlib_module_names or not _uses(tenant, package):
+            continue
+        raise RuntimeError(
+            f"job '{tenant.name}': job '{name}' has replaced {_described(attribute)} ({where}) for all jobs; run them "
+            "in two processes, or allow it with shared_patches"
+        )
 
 
 def _assigned(owner: Any, name: str, *value: Any) -> bool:
     """The watch's callback. True if the assignment is done."""
-    if value and isinstance(value[0], attributes.Descriptor):
-        return False  # it is our own
+    if name in _BOOKKEEPING or (value and isinstance(value[0], attributes.Descriptor)):  # the latter is ours
+        return False
     attribute = _attributes.get((id(owner), name)) or _new(owner, name, *value)
     if attribute is not None:
         _assign(attribute, *value)
@@ -141,8 +145,6 @@ def _assigned(owner: Any, name: str, *value: Any) -> bool:
 
 def _new(owner: Any, name: str, *value: Any) -> Attribute | None:
     """For an attribute that is to be each job's own from now on. None if this assignment is like any other."""
-    if name in _BOOKKEEPING:
-        return None
     tenant, frame = current.tenant(), _assigning()
     if tenant is None or not _is_foreign(tenant, owner, frame) or (packages.of(owner), name) == _SET_BY_C:
         return None
@@ -175,38 +177,44 @@ def _assign(attribute: Attribute, *value: Any) -> None:
 def _is_foreign(tenant: Tenant, owner: Any, frame: FrameType) -> bool:
     """Whether it is a finished module or class that jobs share, and the code that assigns is of another package."""
     package = packages.of(owner)
-    if package == _package(frame) or packages.is_initializing(owner):
+    if package == _package(frame) or packages.is_initializing(owner) or packages.is_being_made(owner):
         return False
     return _author(frame) not in (package, "torchshare") and packages.is_shared(tenant, package)
 
 
 def _can_be_own(attribute: Attribute, *value: Any) -> bool:
-    new = value[0] if value else None
+    owner, name, new = attribute.owner, attribute.name, value[0] if value else None
     if isinstance(attribute, ClassAttribute):
-        return not attribute.name.startswith("__") or (callable(attribute.common) and callable(new))
+        # The interpreter finds special methods in the slots of the class, which has them for all jobs or for none.
+        return not name.startswith("__") or callable(attributes.found(owner, name)) == callable(new)
     if ModuleAttribute.is_callable(attribute.common, new):
         return True
-    return attribute.owner not in (sys, sys.modules.get("builtins")) and not packages.reads(
-        attribute.owner, attribute.name
-    )
+    is_of_interpreter = owner in (sys, sys.modules.get("builtins")) or name in ("__getattr__", "__dir__")
+    return not is_of_interpreter and not packages.reads(owner, name)
 
 
 def _share(tenant: Tenant, attribute: Attribute, frame: FrameType) -> None:
     """Lets a tenant replace a value for all. Raises RuntimeError if that may change another's results."""
     package = packages.of(attribute.owner)
+    if package in sys.stdlib_module_names and packages.being_imported(frame):
+        return  # as `import numpy.f2py` enlarges a cache: once per process
     where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    others = [each.name for each in list(_tenants) if each is not tenant and _uses(each, package)]
-    if others and not _tenants.get(tenant) and package not in sys.stdlib_module_names:
+    with _lock:
+        others = [each.name for each in list(_tenants) if each is not tenant and _uses(each, package)]
+        refused = others and not _tenants.get(tenant) and package not in sys.stdlib_module_names
+        if not refused:
+            _shared.append((tenant.name, attribute, where))
+    if refused:
+        reader = "Python" if isinstance(attribute.owner, type) else f"{package}'s code"
         text = (
             f"job '{tenant.name}': {_described(attribute)}, replaced at {where}, cannot be the job's own, because "
-            f"{package}'s code reads it, and job '{others[0]}' uses {package}, too; run them in two processes, or "
-            "allow it with shared_patches"
+            f"{reader} reads it, and job '{others[0]}' uses {package}, too; run them in two processes, or allow it "
+            "with shared_patches"
         )
         log.error(text)  # the code may catch the error
         raise RuntimeError(text)
     if others:
         log.warning("job '%s' has replaced %s (%s) for all jobs", tenant.name, _described(attribute), where)
-    _shared.append((tenant.name, attribute, where))
 
 
 def _uses(tenant: Tenant, package: str) -> bool:

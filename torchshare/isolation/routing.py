@@ -103,8 +103,8 @@ def uninstall() -> None:
 
 def expect_job(job: JobContext, is_script: bool) -> None:
     """Called before a job's thread can run."""
+    replacements.expect(job, is_script)  # may refuse it
     agreement.expect(job)
-    replacements.expect(job, is_script)
     job_signals.expect(job)
 
 
