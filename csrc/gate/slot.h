@@ -50,6 +50,8 @@ struct alignas(64) Slot {
   void leave() { enter(); }
   bool inside() const { return (activity.load(std::memory_order_acquire) & 1) != 0; }
   std::uint64_t ops() const { return activity.load(std::memory_order_relaxed) / 2; }
+  /// With the one that it is inside.
+  std::uint64_t ops_begun() const { return (activity.load(std::memory_order_acquire) + 1) / 2; }
 };
 
 }  // namespace torchshare

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Generator.h>
 
+#include <atomic>
 #include <string_view>
 
 #include "gate/op_watch.h"
@@ -23,6 +24,10 @@ class OpContext {
   /// The job's own generator on its device; undefined if the device has no generators.
   const at::Generator& device_generator() const { return device_generator_; }
   const Slot& slot() const { return slot_; }
+  /// How many ops the job's threads have begun. Any thread.
+  std::uint64_t ops_begun() const { return slot_.ops_begun() + adopted_ops_.load(std::memory_order_acquire); }
+  /// Called before an op of a thread that the job has started.
+  void begin_adopted_op() { adopted_ops_.fetch_add(1, std::memory_order_release); }
   /// Called when an op exceeded the job's memory budget: throws the exception of the job's language, or returns to let
   /// `error` propagate.
   virtual void refuse_memory(const BudgetExceeded&) {}
@@ -50,6 +55,7 @@ class OpContext {
 
  private:
   at::Generator generator_;
+  std::atomic<std::uint64_t> adopted_ops_{0};
   int depth_ = 0;  // of nested ops; used by the job's thread only
 };
 

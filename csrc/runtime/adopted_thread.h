@@ -5,20 +5,24 @@
 namespace torchshare {
 
 /// The calling thread counts as one that a job has started, until the destructor: its random ops on the CPU draw from
-/// the job's generator. Its ops are not gated. Same thread.
+/// the job's generator. Its ops are counted, not gated. Same thread. The job must outlive it.
 class AdoptedThread {
  public:
-  explicit AdoptedThread(const OpContext& job) : context_(job), scope_(context_) {}
+  explicit AdoptedThread(OpContext& job) : context_(job), scope_(context_) {}
   AdoptedThread(const AdoptedThread&) = delete;  // bound to a thread
   AdoptedThread& operator=(const AdoptedThread&) = delete;
 
  private:
   class Ungated final : public OpContext {
    public:
-    explicit Ungated(const OpContext& job) : OpContext(job.slot().priority, job.generator()) {}
+    explicit Ungated(OpContext& job) : OpContext(job.slot().priority, job.generator()), job_(job) {
+      slot_.attention = kContended;  // for good: `attend` sees each op
+    }
 
    private:
-    void attend() override {}
+    void attend() override { job_.begin_adopted_op(); }
+
+    OpContext& job_;
   };
 
   Ungated context_;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import torchshare
-from torchshare import Job
+from torchshare import Job, Results
 from torchshare.isolation import agreement, routing
 
 ENDED = ("finished", "failed", "cancelled")
@@ -171,6 +172,143 @@ def test_a_job_that_waits_for_a_higher_one_says_so(monkeypatch: pytest.MonkeyPat
         runtime.submit(lambda job: double(), name="b")
         runtime.wait(timeout=100)
     assert "job 'b' waits for job 'a' to set torch.set_default_dtype to torch.float64 too, 20 s" in caplog.text
+
+
+# Jobs that run with what another has set, and threads of jobs
+
+
+def in_thread(call: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def in_turn(first: Callable[[], Any], second: Callable[[], Any], third: Callable[[], Any] = lambda: None) -> Results:
+    """The primary calls `first`, then the secondary `second`; `third` is called in it once the primary has ended."""
+    is_set, has_run = threading.Event(), threading.Event()
+
+    def primary(job: Job) -> None:
+        first()
+        is_set.set()
+        until(has_run)
+
+    def secondary(job: Job) -> Any:
+        until(is_set)
+        try:
+            value = second()
+        finally:
+            has_run.set()
+        wait_until(lambda: runtime.jobs[0].state in ENDED, 60)
+        third()
+        return value
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(primary, name="a", priority="primary")
+        runtime.submit(secondary, name="b")
+        return runtime.wait(timeout=100, check=False)
+
+
+def text_of(results: Results) -> str:
+    assert (results["a"].state, results["b"].state) == ("finished", "failed"), results
+    return str(results["b"].exception)
+
+
+DOUBLE = "job 'b': torch.set_default_dtype is one per process, and job 'a' runs with torch.float64, not torch.float32"
+
+
+@pytest.mark.parametrize("late", [one_step, lambda: torch.ones(2, requires_grad=True).sum().backward(), lambda: None])
+def test_what_a_job_made_under_the_value_of_one_that_has_ended_is_not_used(late: Callable[[], Any]):
+    assert DOUBLE in text_of(in_turn(double, lambda: nn.Linear(3, 2).weight.dtype, late))
+
+
+def test_it_is_not_saved(tmp_path: Path):
+    results = in_turn(double, lambda: nn.Linear(3, 2), lambda: torch.save(torch.ones(2), tmp_path / "x.pt"))
+    assert DOUBLE in text_of(results)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_a_job_that_runs_with_the_value_of_another_names_the_setting():
+    results = in_turn(double, lambda: nn.Linear(3, 2)(torch.ones(3, dtype=torch.float32)))
+    assert DOUBLE in text_of(results)
+    assert "must have the same dtype" in str(results["b"].exception.__cause__)
+
+
+def test_ops_of_a_thread_that_the_job_has_started_count():
+    assert DOUBLE in text_of(in_turn(double, lambda: in_thread(lambda: torch.ones(3))))
+
+
+def test_a_refusal_that_a_job_swallows_fails_it_at_its_end():
+    def swallowed() -> None:
+        with contextlib.suppress(RuntimeError):
+            torch.use_deterministic_algorithms(True)
+
+    results = in_turn(one_step, swallowed)
+    assert "job 'b': torch.use_deterministic_algorithms is one per process" in text_of(results)
+
+
+def test_a_job_that_runs_no_op_meanwhile_is_not_concerned():
+    results = in_turn(double, lambda: None, one_step)
+    assert (results["a"].state, results["b"].state) == ("finished", "finished"), results
+
+
+def test_a_job_that_sets_the_same_is_not_refused():
+    results = in_turn(double, lambda: (torch.ones(3), double()))
+    assert (results["a"].state, results["b"].state) == ("finished", "finished"), results
+
+
+def test_a_setting_of_a_thread_is_one_of_its_job():
+    assert DOUBLE in text_of(in_turn(lambda: in_thread(double), lambda: nn.Linear(3, 2)))
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_thread_waits_for_higher_jobs():
+    """It is not the job's own, and cannot use its sleep."""
+
+    def first() -> None:
+        wait_until(lambda: any("waits" in each for each in told), 60)
+        double()
+
+    told: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agreement, "_TELL_S", 0.0)
+        patch.setattr(agreement.log, "warning", lambda text, *values: told.append(text % values))
+        with torchshare.Runtime(device="cpu") as runtime:
+            runtime.submit(lambda job: first(), name="a", priority="primary")
+            runtime.submit(lambda job: in_thread(double), name="b")
+            runtime.wait(timeout=100)
+
+
+def test_a_hook_that_a_thread_registers_is_one_of_its_job():
+    def register() -> None:
+        nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output * 7)
+
+    def own() -> None:
+        in_thread(register)
+        found.append(nn.ReLU()(torch.ones(1)).item())
+        in_thread(lambda: found.append(nn.ReLU()(torch.ones(1)).item()))
+
+    found: list[float] = []
+    results = in_turn(own, lambda: nn.ReLU()(torch.ones(1)).item())
+    assert (found, results["b"].value) == ([7.0, 7.0], 1.0)
+
+
+def test_a_thread_of_an_ended_job_sets_nothing():
+    ended, errors = threading.Event(), []
+
+    def late() -> None:
+        until(ended)
+        try:
+            double()
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=late)
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(lambda job: thread.start(), name="a")
+        runtime.wait(timeout=100)
+        ended.set()
+        thread.join(60)
+    assert errors == ["job 'a' has ended: its thread cannot set torch.set_default_dtype"]
 
 
 # on_disagree="primary"

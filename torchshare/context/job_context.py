@@ -160,6 +160,10 @@ class JobContext:
                 if not self._handlers and not self._is_suspended:
                     self.handle.resume()
 
+    def ops_begun(self) -> int:
+        """How many ops its threads have begun."""
+        return self.handle.ops_begun if hasattr(self, "handle") else 0
+
     @property
     def random(self) -> random.Random:
         return self.host_random.python

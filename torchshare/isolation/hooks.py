@@ -108,13 +108,13 @@ def _into_own_table(register: Callable[..., Any], table: str) -> Callable[..., A
 def _for_the_job(register: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(register)
     def register_here(hook: Callable[..., Any], **options: Any) -> Any:
-        job = current.job()
+        job = current.owner()
         if job is None:
             return register(hook, **options)
 
         @functools.wraps(hook)
         def only_in_job(*args: Any, **kwargs: Any) -> Any:
-            return hook(*args, **kwargs) if current.job() is job else None
+            return hook(*args, **kwargs) if current.owner() is job else None
 
         handle = register(own(only_in_job, job), **options)
         job.global_hooks.append(handle)

@@ -32,7 +32,7 @@ def reader(name: str, original: Callable[[], Any]) -> Callable[[], Any]:
 
     @functools.wraps(original)
     def read() -> Any:
-        job = current.job()
+        job = current.owner()
         return original() if job is None or name not in job.own_settings else job.own_settings[name]
 
     return torch.compiler.assume_constant_result(read)  # type: ignore[no-any-return, no-untyped-call]
@@ -59,7 +59,7 @@ def route_freezing(patches: Patches) -> None:
 
     @functools.wraps(disable)
     def disable_global_flags() -> None:
-        job = current.job()
+        job = current.owner()
         if job is None:
             disable()
         else:
@@ -67,7 +67,7 @@ def route_freezing(patches: Patches) -> None:
 
     @functools.wraps(are_frozen)
     def flags_frozen() -> bool:
-        job = current.job()
+        job = current.owner()
         return are_frozen() or (job is not None and _FROZEN in job.own_settings)
 
     patches.replace(module, "disable_global_flags", disable_global_flags)
@@ -85,7 +85,7 @@ def precision_reader(original: Callable[[str, str], str]) -> Callable[[str, str]
 
     @functools.wraps(original)
     def read(backend: str, op: str) -> str:
-        job = current.job()
+        job = current.owner()
         if job is None or backend != "cuda" or not job.own_settings:
             return original(backend, op)
         for each in (op, "all"):

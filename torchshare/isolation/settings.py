@@ -103,7 +103,7 @@ def _route_in_c(patches: Patches, name: str, getter: str, setter: str, *, of_gpu
 
     @functools.wraps(write)
     def guarded(*values: Any) -> Any:
-        job = current.job()
+        job = current.owner()
         if job is None:
             return write(*values)
         value = values[0] if len(values) == 1 else values
@@ -154,7 +154,7 @@ def _route_precisions(patches: Patches) -> list[Setting]:
 
     @functools.wraps(write)
     def guarded(backend: str, op: str, precision: str) -> str:
-        job, setting = current.job(), settings.get((backend, op))
+        job, setting = current.owner(), settings.get((backend, op))
         if job is None or setting is None:
             return write(backend, op, precision)
         if backend != "cuda" or not own_settings.are_own(job):
@@ -186,7 +186,7 @@ def _route_deterministic(patches: Patches) -> Setting:
     def guarded(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
-            job = current.job()
+            job = current.owner()
             if job is None:
                 function(mode, warn_only=warn_only)
             else:
@@ -207,7 +207,7 @@ def _route_fastpath(patches: Patches) -> Setting:
     def guarded(_original: Callable[[bool], None]) -> Callable[[bool], None]:
         @functools.wraps(write)
         def set_fastpath_enabled(value: bool) -> None:
-            job = current.job()
+            job = current.owner()
             if job is None:
                 write(value)
             else:
@@ -228,7 +228,7 @@ def _route_export(patches: Patches) -> None:
     @functools.wraps(original)
     @contextlib.contextmanager
     def ignore_backend_decomps() -> Iterator[None]:
-        with contextlib.nullcontext() if current.job() is not None else original():
+        with contextlib.nullcontext() if current.owner() is not None else original():
             yield
 
     patches.replace(_trace, "_ignore_backend_decomps", ignore_backend_decomps)
@@ -237,7 +237,7 @@ def _route_export(patches: Patches) -> None:
 def _as_default_dtype(original: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(original)
     def set_default_tensor_type(t: Any) -> None:
-        if current.job() is None:
+        if current.owner() is None:
             original(t)
         else:
             tensor_type = getattr(torch, t.rpartition(".")[2]) if isinstance(t, str) else t
@@ -249,7 +249,7 @@ def _as_default_dtype(original: Callable[[Any], None]) -> Callable[[Any], None]:
 def _without_effect(original: Callable[[int], None]) -> Callable[[int], None]:
     @functools.wraps(original)
     def set_num_interop_threads(number: int) -> None:
-        job = current.job()
+        job = current.owner()
         if job is None:
             original(number)
         else:

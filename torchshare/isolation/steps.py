@@ -19,6 +19,7 @@ def route(patches: Patches) -> None:
     patches.at_undo(register_optimizer_step_pre_hook(hooks.own(_before_step)).remove)
     patches.at_undo(register_optimizer_step_post_hook(hooks.own(_after_step)).remove)
     patches.wrap(torch.autograd, "backward", _training)
+    patches.wrap(torch, "save", _saving)
     patches.replace(torch.cuda.CUDAGraph, "replay", _training(torch.cuda.CUDAGraph.replay))
     iterator = dataloader._BaseDataLoaderIter
     patches.replace(iterator, "__next__", _as_input(iterator.__next__))
@@ -29,7 +30,7 @@ def route(patches: Patches) -> None:
 def _before_step(_optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
     if torch.compiler.is_compiling():
         return
-    job = current.job()
+    job = current.owner()
     if job is not None and not job.has_stepped:
         agreement.check(job, steps=True)
         script = current.script()
@@ -53,11 +54,29 @@ def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> N
     job.handle.begin_sub_batch()
 
 
+def _before_effect() -> None:
+    """A job that has not stepped is about to do what a job does with the right settings only."""
+    if not torch.compiler.is_compiling():
+        job = current.owner()
+        if job is not None and not job.has_stepped:
+            agreement.check(job, steps=False)
+
+
+def _saving(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def save(*args: Any, **kwargs: Any) -> None:
+        _before_effect()
+        original(*args, **kwargs)
+
+    return save
+
+
 def _training(original: Callable[..., None]) -> Callable[..., None]:
     """The call tells a batch that trains from one of a validation."""
 
     @functools.wraps(original)
     def training(*args: Any, **kwargs: Any) -> None:
+        _before_effect()
         original(*args, **kwargs)
         job = None if torch.compiler.is_compiling() else current.job()
         if job is not None:

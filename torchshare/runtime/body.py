@@ -14,7 +14,7 @@ from torchshare.context import current
 from torchshare.context.errors import Cancelled, described, users_traceback
 from torchshare.context.names import Lines
 from torchshare.context.tracebacks import drop_frames
-from torchshare.isolation import job_signals, routing, threads
+from torchshare.isolation import agreement, job_signals, routing, threads
 from torchshare.runtime import crash_report, forked
 from torchshare.runtime.closing import Closer
 from torchshare.runtime.job import Job
@@ -41,7 +41,9 @@ def run_body(
             if handle.memory_limit is not None:
                 log.info("job '%s': memory budget: %.1f MiB", job.name, handle.memory_limit / 2**20)
             job._context.loop.begin_job(functools.partial(closer.newest_common, job._context))
+            agreement.enter(job._context)
             value = _call(function, job)
+            agreement.check_end(job._context)
             job._context.loop.end_job()
             at_end()
             if handle.is_in_body:  # otherwise close() left the job behind, and its result is final
@@ -52,7 +54,7 @@ def run_body(
             drop_frames(error)
         except BaseException as error:
             end = _Failed
-            job._exception = error
+            job._exception = error = _explained(job, error)
             _report_failure(job, error, closer)
             drop_frames(error)
         finally:
@@ -79,6 +81,16 @@ def _call(function: Callable[[Job], Any], job: Job) -> Any:
     if os.getpid() != process:
         forked.end(None)
     return value
+
+
+def _explained(job: Job, error: BaseException) -> BaseException:
+    """What another job has set may be why it failed."""
+    try:
+        agreement.check_end(job._context, error)
+    except RuntimeError as refusal:
+        refusal.__cause__ = error
+        return refusal
+    return error
 
 
 def _report_failure(job: Job, error: BaseException, closer: Closer) -> None:
