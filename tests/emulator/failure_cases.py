@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from forked_case import Case, ends_of, in_fork, say
 
 LIMIT_S = 60
+PATIENCE_S = 10  # for a job that may have failed before it began
 kept: list[Tensor] = []
 both_trained = threading.Barrier(2)  # of a case's process
 emulator = ctypes.CDLL(None)  # preloaded by run.sh
@@ -50,7 +51,7 @@ def train(job: Job) -> str:
     try:
         trained = digest(weights(job))
         with contextlib.suppress(threading.BrokenBarrierError):  # the other job has failed
-            both_trained.wait(LIMIT_S)
+            both_trained.wait(PATIENCE_S)
         torch.cuda.synchronize()
         return trained
     finally:

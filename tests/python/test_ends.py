@@ -129,6 +129,26 @@ thread.start()
     assert (shared / "by_process").exists() and (shared / "by_thread").exists()
 
 
+def test_files_that_a_script_has_not_closed_are_written(tmp_path: Path) -> None:
+    """They were empty: the garbage collector closed a file before its buffer was written. What a daemon says of values
+    that are gone is not printed."""
+    forgets = """
+import csv, threading, time
+import own
+writer = csv.writer(open("main.csv", "w"))
+writer.writerow([1])
+values = [0]
+def daemon():
+    while True:
+        values.append(values.pop())
+threading.Thread(target=daemon, daemon=True).start()
+"""
+    script(tmp_path, "own.py", "log = open('own.txt', 'w')\nlog.write('logged')\ndef function(): pass")
+    ran = Ran(tmp_path, script(tmp_path, "a.py", forgets), script(tmp_path, "b.py", "pass"))
+    assert (ran.code, "Traceback" in ran.text()) == (0, False), ran.text()
+    assert ((tmp_path / "main.csv").read_text(), (tmp_path / "own.txt").read_text()) == ("1\n", "logged")
+
+
 def test_a_function_starts_threads_that_are_no_daemons() -> None:
     def body(job: Job) -> tuple[str, bool, threading.Thread]:
         return threading.current_thread().name, threading.Thread().daemon, threading.current_thread()

@@ -44,6 +44,8 @@ class ScriptContext:
     """Of multiprocessing, once it has set a start method or started a process."""
     main_thread: Thread = field(default_factory=threading.current_thread)
     """What `threading.main_thread` returns."""
+    has_ended: bool = False
+    """Whether its code has run to the end. Daemons that it has started may still run."""
     has_own_folder: bool = False
     """Whether `os.chdir` has no effect on other jobs."""
 

@@ -151,7 +151,21 @@ def _inheriting_start(original: Callable[..., None]) -> Callable[..., None]:
 def _inheriting_bootstrap(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def _bootstrap_inner(self: threading.Thread) -> None:
-        current.set_script(getattr(self, "_torchshare_script", None))
+        script = getattr(self, "_torchshare_script", None)
+        current.set_script(script)
+        if script is not None:
+            _silence_at_end(self, script)
         original(self)
 
     return _bootstrap_inner
+
+
+def _silence_at_end(thread: threading.Thread, script: ScriptContext) -> None:
+    """A script that has ended has no values any more. Daemons of a program end with it; those of a script would fail."""
+    invoke = thread._invoke_excepthook  # type: ignore[attr-defined]
+
+    def invoke_excepthook(failed: threading.Thread) -> None:
+        if not script.has_ended:
+            invoke(failed)
+
+    thread._invoke_excepthook = invoke_excepthook  # type: ignore[attr-defined]

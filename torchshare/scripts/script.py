@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torchshare.context import current
@@ -140,6 +140,9 @@ class Script:
             raise
         finally:
             script_process.run_exit_handlers(script)
+            script.has_ended = True
+            for module in [main, *reversed(script.own_modules.values())]:
+                _release_values(module)
 
     @contextlib.contextmanager
     def _context(self, job: JobContext) -> Iterator[ScriptContext]:
@@ -157,6 +160,15 @@ class Script:
             script.main_thread.name = "MainThread"
             script.modules = Modules(script, self._folders)
             yield script
+
+
+def _release_values(module: ModuleType) -> None:
+    """As the end of a program does. Files that it has not closed are written then; the garbage collector would close a
+    file before it has written the buffer."""
+    variables = vars(module)
+    for name in list(variables):
+        if not name.startswith("__") and not isinstance(variables[name], (FunctionType, type, ModuleType)):
+            variables[name] = None
 
 
 def _compiled(loader: Any, name: str) -> CodeType:
