@@ -161,7 +161,7 @@ def _inheriting_bootstrap(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _silence_at_end(thread: threading.Thread, script: ScriptContext) -> None:
-    """A script that has ended has no values any more. Daemons of a program end with it; those of a script would fail."""
+    """A script that has ended has no values any more. Daemons of a program end with it; a script's would fail."""
     invoke = thread._invoke_excepthook  # type: ignore[attr-defined]
 
     def invoke_excepthook(failed: threading.Thread) -> None:
