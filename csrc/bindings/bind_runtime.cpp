@@ -186,6 +186,7 @@ void bind_job(py::module_& module) {
       .def_property_readonly("cancel_requested", &RuntimeJob::cancel_requested)
       .def_property_readonly("is_in_body", &RuntimeJob::is_in_body)
       .def_property_readonly("is_in_op", &RuntimeJob::is_in_op)
+      .def("set_forking", &RuntimeJob::set_forking, py::arg("forking"))
       .def_property_readonly("ops_begun", &RuntimeJob::ops_begun)
       .def_property_readonly("is_waiting", &RuntimeJob::is_waiting)
       .def_property_readonly("has_left", &RuntimeJob::has_left)

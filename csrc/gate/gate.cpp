@@ -236,7 +236,7 @@ bool Gate::poll_turn(std::unique_lock<std::mutex>& lock, const Slot& slot) {
   auto checked = began;
   while (true) {
     const std::uint32_t seen = changed_.value();
-    if (has(slot, kCancel | kSuspend | kHold)) {
+    if (has(slot, kCancel | kSuspend | kHold | kFork)) {
       return false;
     }
     record_markers(lock, slot);

@@ -20,6 +20,7 @@ enum Attention : std::uint32_t {
   kHold = 8,       ///< wait at the next op until the coordinator releases the job
   kFilled = 16,    ///< does not stop the job: a lower job was admitted since its last op
   kRaised = 32,    ///< give back the ordinary priority that StallWatch lent the thread
+  kFork = 64,      ///< wait at the next op until another job has forked the process
 };
 
 /// One job's state at the gate. `activity` is written by the job's own thread only; `attention` by any thread.

@@ -145,6 +145,10 @@ void RuntimeJob::resume() {
   runtime_->gate.clear(slot_, kSuspend);
 }
 
+void RuntimeJob::set_forking(bool forking) {
+  forking ? runtime_->gate.set(slot_, kFork) : runtime_->gate.clear(slot_, kFork);
+}
+
 void RuntimeJob::cancel() {
   if (cancel_requested_.exchange(true)) {
     return;
@@ -316,7 +320,7 @@ void RuntimeJob::attend() {
     if ((attention & kRaised) != 0) {
       lower_again(slot_, *priority_);
     }
-    if ((attention & (kCancel | kSuspend | kHold)) != 0 && !language_->may_stop()) {
+    if ((attention & (kCancel | kSuspend | kHold | kFork)) != 0 && !language_->may_stop()) {
       return;
     }
     if ((attention & kCancel) != 0) {
@@ -325,6 +329,9 @@ void RuntimeJob::attend() {
       wait_while(kSuspend, JobReport::Kind::kSuspended);
     } else if ((attention & kHold) != 0) {
       wait_while(kHold, JobReport::Kind::kHeld);
+    } else if ((attention & kFork) != 0) {
+      const Waiting here(*this);
+      block("fork", [&] { runtime_->gate.wait_while(slot_, kFork); });
     } else if ((attention & kContended) == 0 || runtime_->gate.try_enter(slot_)) {
       return;
     } else {

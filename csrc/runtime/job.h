@@ -37,6 +37,8 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   bool has_left() const { return has_left_.load(std::memory_order_acquire); }
   /// True while its body runs. Unlike `state`, which lags behind, changes at once.
   bool is_in_body() const { return in_body_.load() && !given_up_.load(); }
+  /// While set, it enters no op: another job forks the process. Any thread.
+  void set_forking(bool forking);
   /// True while its thread is inside an op.
   bool is_in_op() const { return slot_.inside(); }
   /// True while it waits for input, for its turn at the gate, or, suspended or held, for its release.

@@ -50,6 +50,8 @@ if __name__ == "__main__":
 
     with multiprocessing.Pool(2) as pool:
         shards = pool.map(make_shard, range(2))
+        pool.close()
+        pool.join()  # else, once in 1,000 times, a worker misses the SIGTERM that it handles, in plain Python, too
     log = [f"{name} {folder}" for _, name, folder in shards]
     x = torch.tensor([row for shard, _, _ in shards for row in shard])
     code = "import os; print(os.environ['RUN_NAME'], os.path.basename(os.getcwd()))"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
-from conftest import LOOP, Ran, launch, python, run_one, script
+import torch
+from conftest import LOOP, Ran, launch, python, run_one, script, wait_until
 
+import torchshare
 from torchshare import Job
 
 
@@ -127,6 +130,43 @@ thread.start()
     ran = Ran(shared, "--output=prefix", script(shared, "a.py", starts))
     assert (ran.code, ran.of("a")) == (0, expected.stdout.splitlines()), ran.text()
     assert (shared / "by_process").exists() and (shared / "by_thread").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork")
+def test_no_other_job_is_inside_an_op_while_a_job_forks() -> None:
+    """A lock of torch that it held would be held for ever in the child, whose first op waited for it."""
+    seen: list[bool] = []
+    ended = threading.Event()
+
+    def works(job: Job) -> None:
+        x = torch.ones(200, 200)
+        while not ended.is_set():
+            x @ x
+
+    def forks(job: Job) -> list[int]:
+        handle = others[0]._context.handle
+        wait_until(lambda: handle.stats().ops > 0)
+        codes = []
+        for _ in range(5):
+            forking.append(job)
+            child = os.fork()
+            if child == 0:
+                os._exit(int(torch.ones(3).sum()))
+            forking.clear()
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        before = handle.stats().ops
+        wait_until(lambda: handle.stats().ops > before)
+        ended.set()
+        return codes
+
+    forking: list[Job] = []
+    others: list[Job] = []
+    os.register_at_fork(before=lambda: seen.append(others[0]._context.handle.is_in_op) if forking else None)
+    with torchshare.Runtime(device="cpu", policy="strict", device_priority="none") as runtime:
+        others.append(runtime.submit(works, name="works", threads=1))
+        runtime.submit(forks, name="forks", threads=1, priority="secondary")
+        assert runtime.wait(timeout=60)["forks"].value == [3] * 5
+    assert seen == [False] * 5
 
 
 def test_files_that_a_script_has_not_closed_are_written(tmp_path: Path) -> None:

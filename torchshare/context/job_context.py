@@ -149,10 +149,7 @@ class JobContext:
             self._handlers += 1
             self.handle.suspend()
         try:
-            until = time.monotonic() + _LONGEST_OP_S
-            time.sleep(_SEEN_AFTER_S)
-            while self.handle.is_in_op and time.monotonic() < until:
-                time.sleep(_SEEN_AFTER_S)
+            wait_outside_ops([self])
             yield
         finally:
             with self._parking:
@@ -177,3 +174,11 @@ class JobContext:
         """The device of the job's stream; None on the CPU. Called in the job's thread."""
         own = self.handle.device_generator
         return None if own is None else own.device
+
+
+def wait_outside_ops(jobs: list[JobContext]) -> None:
+    """Returns once jobs that enter no more ops have ended theirs, after 10 s at the latest."""
+    until = time.monotonic() + _LONGEST_OP_S
+    time.sleep(_SEEN_AFTER_S)
+    while any(job.handle.is_in_op for job in jobs) and time.monotonic() < until:
+        time.sleep(_SEEN_AFTER_S)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from torchshare.context import current
+from torchshare.context import current, job_context
 from torchshare.context.job_context import JobContext
 from torchshare.context.script import ScriptContext
 from torchshare.isolation import interrupt, job_faults, job_timers, process_signals
@@ -48,6 +48,7 @@ class _Handler:
     """A function, SIG_IGN or SIG_DFL."""
 
 
+_forks = threading.RLock()  # held during a fork
 _lock = threading.RLock()  # guards _handlers; a signal may come while it is held
 _handlers: dict[int, dict[JobContext, _Handler]] = {}  # by signal, in order of registration
 _jobs: weakref.WeakSet[JobContext] = weakref.WeakSet()  # those that have not ended
@@ -300,11 +301,30 @@ def _routed_fork(original: Callable[[], int]) -> Callable[[], int]:
         """Signals wait until it is done: what a handler raises in a callback of os.register_at_fork is lost."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, process_signals.taken())
         try:
-            return original()
+            with _others_outside_ops():
+                return original()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     return fork
+
+
+@contextlib.contextmanager
+def _others_outside_ops() -> Iterator[None]:
+    """A lock of torch that another job holds inside an op would never be released in the child. Jobs fork one at a
+    time."""
+    process, forking = os.getpid(), _program()
+    with _forks:
+        others = [job for job in list(_jobs) if job is not forking and hasattr(job, "handle")]
+        try:
+            for job in others:
+                job.handle.set_forking(True)
+            if others:
+                job_context.wait_outside_ops(others)
+            yield
+        finally:
+            for job in others if os.getpid() == process else ():
+                job.handle.set_forking(False)
 
 
 _here = threading.local()  # what the thread that forks is
