@@ -311,3 +311,41 @@ def test_published_habits_run_in_pairs(published: tuple[Path, dict[str, bytes]],
         assert ran.code == 0, ran.text()
         assert all((folder / f"{name}.pt").read_bytes() == plain[f"{name}.pt"] for name in pair)
         assert "WARNING" not in ran.text() and "one per process" not in ran.text()
+
+
+def test_options_of_the_compiler_are_each_job_s_own() -> None:
+    """They were the process's: what one script set, the other's functions were compiled with."""
+    dynamo, inductor = torch._dynamo.config, torch._inductor.config
+    before = dynamo.suppress_errors, inductor.max_autotune, inductor.get_hash()
+    together = threading.Barrier(2)
+
+    def sets(job: Job) -> tuple[Any, ...]:
+        together.wait(60)
+        dynamo.suppress_errors = not before[0]
+        with inductor.patch(max_autotune=not before[1]):
+            in_thread: list[bool] = []
+            thread = threading.Thread(target=lambda: in_thread.append(dynamo.suppress_errors))
+            thread.start()
+            thread.join()
+            together.wait(60)
+            together.wait(60)
+            own = dynamo.suppress_errors, inductor.max_autotune, inductor.get_hash()
+        return *own, in_thread, inductor.max_autotune
+
+    def reads(job: Job) -> tuple[Any, ...]:
+        together.wait(60)
+        together.wait(60)
+        found = dynamo.suppress_errors, inductor.max_autotune, inductor.get_hash()
+        together.wait(60)
+        return found
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(sets, priority="primary")
+        runtime.submit(reads)
+        results = runtime.wait(timeout=60)
+        assert (dynamo.suppress_errors, inductor.max_autotune) == before[:2]
+    assert results["reads"].value == before
+    errors, autotune, digest, in_thread, after = results["sets"].value
+    assert (errors, autotune, in_thread, after) == (not before[0], not before[1], [not before[0]], before[1])
+    assert digest != before[2]
+    assert (dynamo.suppress_errors, inductor.max_autotune, inductor.get_hash()) == before

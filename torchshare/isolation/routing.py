@@ -39,6 +39,7 @@ from torchshare.isolation import (
     settings,
     steps,
     threads,
+    torch_config,
     tracing,
 )
 from torchshare.isolation.patches import Patches
@@ -79,6 +80,7 @@ def _route() -> None:
     job_signals.route(_patches)
     steps.route(_patches)
     settings.route(_patches)
+    torch_config.route(_patches)
     environment.route(_patches)
     hooks.route(_patches)
     process_groups.route(_patches)
