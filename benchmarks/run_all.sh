@@ -5,6 +5,7 @@ set -eu
 cd "$(dirname "$0")/.."
 "$PY" benchmarks/hook.py "$BUILD/benchmarks/cpp/torchshare_benchmarks"
 "$PY" benchmarks/overhead.py
+"$PY" benchmarks/watch.py
 "$PY" benchmarks/memory.py
 "$PY" benchmarks/out_of_memory.py
 "$PY" benchmarks/pairs.py
