@@ -672,3 +672,48 @@ def test_a_script_that_imports_the_package_later_fails_there(tmp_path: Path):
     assert code == 1 and states == {"a": "finished", "b": "failed"}, text
     assert f"job 'b': job 'a' has replaced images.LIMIT ({tmp_path}/a.py:5) for all jobs" in text
     assert "limit None" not in text and "Warning" not in text and "_MAXCACHE" not in text
+
+
+LAZY = """
+import torch
+from torch import nn
+class Block(nn.LayerNorm):
+    pass
+def norm(kind=torch.nn.LayerNorm):
+    return kind.__name__
+"""
+
+
+@pytest.mark.parametrize("option", ["", "--shared-patches"])
+def test_a_package_that_is_imported_first_does_not_keep_what_a_script_has_replaced(tmp_path: Path, option: str) -> None:
+    """Its base classes and default arguments were the one script's for both."""
+    script(tmp_path, "site/lazy.py", LAZY)
+    script(tmp_path, "site/unconcerned.py", "import torch\nrelu = torch.nn.functional.relu\n")
+    replaces = (
+        "import torch\nclass Mine(torch.nn.LayerNorm):\n    pass\ntorch.nn.LayerNorm = Mine\n"
+        "import unconcerned\nassert torch.nn.LayerNorm is Mine\n"
+        "try:\n    import lazy\n    print('norm', lazy.norm())\nfinally:\n    open('imported', 'w').close()\n"
+    )
+    wait = "import os, time\nwhile not os.path.exists('imported'): time.sleep(0.01)\n"
+    script(tmp_path, "a.py", replaces)
+    script(tmp_path, "b.py", wait + "import lazy\nprint('norm', lazy.norm())")
+    code, out, text = installed(tmp_path, *filter(None, [option]), "a.py", "b.py")
+    if option:
+        assert code == 0 and "a: norm Mine" in text, text
+        return
+    states = {job["name"]: job["state"] for job in json.loads(out)["jobs"]}
+    assert code == 1 and states == {"a": "failed", "b": "finished"}, text
+    assert "job 'a': lazy is imported first after the job has replaced torch.nn.LayerNorm, and would keep it" in text
+    assert "b: norm LayerNorm" in text
+
+
+def test_a_package_that_a_script_alone_imports_gets_what_it_has_replaced(tmp_path: Path) -> None:
+    script(tmp_path, "site/lazy.py", LAZY)
+    script(
+        tmp_path,
+        "a.py",
+        "import torch\nclass Mine(torch.nn.LayerNorm):\n    pass\ntorch.nn.LayerNorm = Mine\n"
+        "import lazy\nprint('norm', lazy.norm())\n",
+    )
+    code, out, _ = installed(tmp_path, "a.py")
+    assert code == 0 and "norm Mine" in out + _

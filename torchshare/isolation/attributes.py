@@ -7,8 +7,10 @@ value of the tenant that the calling thread works for, or the process's.
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ import torch
 from torchshare.context import current
 
 Assign = Callable[..., None]
+Read = Callable[["Attribute", FrameType], None]
 
 _INHERITED = object()
 """Stands for a value: there is none, so classes look for it in their bases."""
@@ -24,9 +27,10 @@ _INHERITED = object()
 class Attribute:
     """One attribute of a module or class."""
 
-    def __init__(self, owner: Any, name: str, assign: Assign) -> None:
+    def __init__(self, owner: Any, name: str, assign: Assign, read: Read) -> None:
         self.owner = owner
         self.name = name
+        self._read = read
         self.assign = assign
         """Called for an assignment, or without value a deletion, that comes through the attribute itself."""
         self.common: Any = vars(owner).get(name, _INHERITED)
@@ -36,6 +40,11 @@ class Attribute:
     def value(self) -> Any:
         """The one of the calling thread, as the dictionary of the class or module would hold it."""
         return self.values.get(current.tenant(), self.common) if self.values else self.common  # type: ignore[arg-type]
+
+    def read_by(self, frame: FrameType) -> None:
+        """Tells of the thread's own value that the code of a module or class body reads, which may keep it."""
+        if not frame.f_code.co_flags & inspect.CO_OPTIMIZED and current.tenant() in self.values:
+            self._read(self, frame)
 
     def set(self, tenant: current.Tenant | None, *value: Any) -> None:
         """Without `value`: deletes it."""
@@ -110,6 +119,8 @@ class Descriptor:
 
     def __get__(self, instance: Any, cls: type) -> Any:
         value = self.attribute.value()
+        if instance is None:
+            self.attribute.read_by(sys._getframe(1))
         if value is _INHERITED:
             value = self.attribute.inherited(cls)
         bind = getattr(type(value), "__get__", None)
@@ -184,6 +195,7 @@ class _Property:
 
     def __get__(self, module: ModuleType, _kind: type) -> Any:
         value = self.attribute.value()
+        self.attribute.read_by(sys._getframe(1))
         if value is _INHERITED:
             raise AttributeError(f"module '{self.attribute.owner.__name__}' has no attribute '{self.attribute.name}'")
         return value

@@ -45,6 +45,8 @@ os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-d
 _attributes: dict[tuple[int, str], Attribute] = {}
 _tenants: weakref.WeakKeyDictionary[Tenant, bool] = weakref.WeakKeyDictionary()
 """The running scripts, and the jobs that are no scripts; whether they may replace what is shared."""
+_jobs: weakref.WeakSet[JobContext] = weakref.WeakSet()
+"""Those that have been submitted and have not ended."""
 _by_package: dict[str, list[tuple[Attribute, Any]]] = {}
 """Values that shared packages have set while they were imported: for each script that uses them."""
 _shared: list[tuple[str, Attribute, str]] = []
@@ -68,10 +70,11 @@ def _stop() -> None:
 
 def expect(job: JobContext, is_script: bool) -> None:
     """Called when a job is submitted. Raises RuntimeError if it would run with a value of another job."""
-    if not is_script:
-        with _lock:
+    with _lock:
+        if not is_script:
             _refuse(job, job.shared_patches)
             _tenants[job] = job.shared_patches
+        _jobs.add(job)
 
 
 def enter(script: ScriptContext) -> None:
@@ -85,6 +88,7 @@ def leave(tenant: Tenant) -> None:
     """Called at the end of a job or script. What it has replaced is as before."""
     with _lock:
         _tenants.pop(tenant, None)
+        _jobs.discard(tenant)  # type: ignore[arg-type]
         for key, attribute in list(_attributes.items()):
             attribute.values.pop(tenant, None)
             if not attribute.values:
@@ -150,7 +154,7 @@ def _new(owner: Any, name: str, *value: Any) -> Attribute | None:
         return None
     if value and isinstance(value[0], ModuleType) and _package(frame) == "importlib":
         return None  # a module, in its package
-    attribute = (ClassAttribute if isinstance(owner, type) else ModuleAttribute)(owner, name, _assign)
+    attribute = (ClassAttribute if isinstance(owner, type) else ModuleAttribute)(owner, name, _assign, _read)
     if not _can_be_own(attribute, *value):
         _share(tenant, attribute, frame)
         return None
@@ -215,6 +219,21 @@ def _share(tenant: Tenant, attribute: Attribute, frame: FrameType) -> None:
         raise RuntimeError(text)
     if others:
         log.warning("job '%s' has replaced %s (%s) for all jobs", tenant.name, _described(attribute), where)
+
+
+def _read(attribute: Attribute, frame: FrameType) -> None:
+    """A shared package that is imported now would keep the importing job's value for all. Raises RuntimeError if there
+    are others."""
+    package, tenant = packages.being_imported(frame), current.tenant()
+    others = [job.name for job in list(_jobs) if tenant is not None and job.name != tenant.name]
+    if tenant is None or not others or not package or package == packages.of(attribute.owner) or _tenants.get(tenant):
+        return
+    if packages.is_shared(tenant, package):
+        raise RuntimeError(
+            f"job '{tenant.name}': {package} is imported first after the job has replaced {_described(attribute)}, "
+            f"and would keep it for job '{others[0]}' ({frame.f_code.co_filename}:{frame.f_lineno}); import it before, "
+            "run them in two processes, or allow it with shared_patches"
+        )
 
 
 def _uses(tenant: Tenant, package: str) -> bool:
