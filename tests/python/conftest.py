@@ -118,14 +118,15 @@ def torchshare_command(*arguments: str, folder: Path) -> subprocess.CompletedPro
 
 
 def launch(*arguments: str, folder: Path) -> subprocess.Popen[str]:
-    """Starts Python as from a terminal: if the tests run in the background, the shell makes them ignore Ctrl-C."""
+    """Starts Python as from a terminal: if the tests run in the background, the shell makes them ignore Ctrl-C, and
+    nohup SIGHUP."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)],
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from torchshare import _core
 from torchshare.context import current
+from torchshare.context.errors import described
 from torchshare.context.job_context import JobContext
 
 log = logging.getLogger("torchshare")
@@ -180,7 +181,9 @@ def check_end(job: JobContext, error: BaseException | None = None) -> None:
     why it has failed."""
     with _lock:
         refusals = [each.refusal for each in _exposures(job) if not each.is_harmless()]
-    if not job.handle.cancel_requested and str(error) not in [refusal.text() for refusal in refusals]:
+    if not job.handle.cancel_requested and described(error) not in [
+        described(RuntimeError(each.text())) for each in refusals
+    ]:
         for refusal in refusals:
             refusal.deliver(job)
 

@@ -153,9 +153,9 @@ def _action(job: JobContext, number: int) -> Any:
 
 def _default(number: int) -> Any:
     """What a program begins with."""
-    if number == signal.SIGINT:
-        return signal.default_int_handler
     found = process_signals.handler_of_program(number)
+    if number == signal.SIGINT and found is not signal.SIG_IGN:
+        return signal.default_int_handler
     return signal.SIG_DFL if callable(found) else found
 
 
