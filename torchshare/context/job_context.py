@@ -87,8 +87,9 @@ class JobContext:
     data_parallel: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     """Its models that average gradients over ranks."""
     global_hooks: list[Any] = field(default_factory=list)
+    """Handles of the hooks on all modules that it has registered."""
     hook_tables: dict[str, dict[int, Callable[..., Any]]] = field(default_factory=dict)
-    """Handles of the hooks on all modules or optimizers that it has registered."""
+    """Its hooks on all optimizers and on registrations in modules, by the name of torch's table; see hooks.py."""
     thread: int = 0
     """`threading.get_ident()` of the job's thread, while it runs."""
     host_random: HostRandom = field(init=False)

@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cctype>
 #include <fstream>
 #include <memory>
