@@ -22,12 +22,12 @@ import numpy as np
 
 from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import JobSpec
-from torchshare.cluster.job_trace import Trace
 from torchshare.cluster.journal import Journal
 from torchshare.cluster.queue_state import QueueSettings
-from torchshare.cluster.ratios import uniform
-from torchshare.cluster.simulate import Case, Setting, simulate
 from torchshare.context.results import ENDED
+from torchshare.simulation.job_trace import Trace
+from torchshare.simulation.ratios import uniform
+from torchshare.simulation.simulate import Case, Setting, simulate
 
 from record import RESULTS, write
 

@@ -65,6 +65,7 @@ PACKAGES = [
     "profiles",
     "runtime",
     "profiling",
+    "simulation",
     "scripts",
     "cluster",
     "cli",
@@ -74,7 +75,7 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAG
 # `Job` and `Runtime` are for users; features use JobContext.
 FACADES = ["torchshare.runtime.job", "torchshare.runtime.runtime"]
 FACADE_USERS = {"runtime", "profiling", "cluster", "cli"}
-TORCH_FREE_PACKAGES = {"cluster"}
+TORCH_FREE_PACKAGES = {"cluster", "simulation"}
 
 
 def imports(tree: ast.AST) -> set[str]:

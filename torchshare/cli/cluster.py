@@ -18,7 +18,7 @@ from torchshare.cli.outputs import check_outputs, print_table, refuse
 from torchshare.cluster import client, connection
 from torchshare.cluster.host_actor import ClusterSettings
 from torchshare.cluster.queue_state import QueueSettings
-from torchshare.cluster.report import events_of_queue
+from torchshare.cluster.timeline import events_of_queue
 from torchshare.context.files import replacing
 from torchshare.context.names import escaped
 from torchshare.runtime.options import Declared, JobOptions, on_the_command_line
@@ -220,9 +220,9 @@ def _status(arguments: argparse.Namespace) -> int:
             file.write(json.dumps({"traceEvents": events_of_queue(client.spans())}).encode())
     hosts, rows = client.hosts(), {row["name"]: row for row in client.jobs()}
     if arguments.report is not None:
-        from torchshare.cluster import pages  # slow to import
+        from torchshare.cluster import page  # slow to import
 
-        pages.write_queue(arguments.report, list(rows.values()), hosts, client.spans())
+        page.write_queue(arguments.report, list(rows.values()), hosts, client.spans())
     if arguments.json:
         print(json.dumps({"devices": hosts, "jobs": list(rows.values())}, indent=2))
         return 0

@@ -1,14 +1,14 @@
-"""Reports of a simulation, for the terminal and for https://ui.perfetto.dev; of a queue, for the latter."""
+"""Reports of a simulation, for the terminal and for https://ui.perfetto.dev."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
-from torchshare.cluster.queued_job import Span
-from torchshare.cluster.simulate import Outcome, swept
+from torchshare.report.trace_events import trace_events
+from torchshare.simulation.simulate import Outcome, swept
 
 BASELINE = "tiresias"  # the policy that the table compares with, if it was simulated
 
@@ -63,32 +63,3 @@ def timeline(outcome: Outcome) -> list[dict[str, Any]]:
     names = outcome.case.trace.names
     spans = [(names[job], begin, end, gpus) for job, begin, end, gpus in outcome.spans]
     return trace_events(spans, outcome.case.setting.gpus_per_node)
-
-
-def events_of_queue(spans: Sequence[Span]) -> list[dict[str, Any]]:
-    """Chrome trace events of a cluster's jobs, from the first one's begin on."""
-    origin = min((begin for _, _, begin, _ in spans), default=0.0)
-    return trace_events([(name, begin - origin, end - origin, [gpu]) for name, gpu, begin, end in spans], 1)
-
-
-def trace_events(spans: Iterable[tuple[str, float, float, list[int]]], per_node: int) -> list[dict[str, Any]]:
-    """Chrome trace events of jobs, each with its begin, end and GPUs: a process per node, two threads per GPU, one for
-    each of its concurrent jobs."""
-    busy_until: dict[int, float] = {}  # per thread
-    events = []
-    for name, begin, end, gpus in sorted(spans, key=lambda span: span[1]):
-        for gpu in gpus:
-            thread = 2 * gpu if busy_until.get(2 * gpu, 0.0) <= begin else 2 * gpu + 1
-            busy_until[thread] = end
-            events.append(
-                {
-                    "name": name,
-                    "ph": "X",
-                    "pid": gpu // per_node,
-                    "tid": thread,
-                    "ts": begin * 1e6,
-                    "dur": (end - begin) * 1e6,
-                    "args": {"gpus": len(gpus)},
-                }
-            )
-    return events
