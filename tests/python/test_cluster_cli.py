@@ -16,9 +16,9 @@ from conftest import torchshare_command
 from test_plan import profile
 
 from torchshare import cluster
+from torchshare.checkpoints.interval import EXPECTED
 from torchshare.cli import cluster as verb
 from torchshare.cluster import client, connection
-from torchshare.memory.interval import EXPECTED
 from torchshare.scripts import targets
 
 

@@ -19,8 +19,8 @@ from torchshare.cluster import client, connection
 from torchshare.cluster.host_actor import ClusterSettings
 from torchshare.cluster.queue_state import QueueSettings
 from torchshare.cluster.timeline import events_of_queue
-from torchshare.context.files import replacing
 from torchshare.context.names import escaped
+from torchshare.durable.files import replacing
 from torchshare.runtime.options import Declared, JobOptions, on_the_command_line
 from torchshare.scripts import command_line, targets
 from torchshare.scripts.job_file import words_of_file

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchshare.context.files import replacing
 from torchshare.context.names import escaped
+from torchshare.durable.files import replacing
 from torchshare.scripts.targets import CannotLoad
 
 if TYPE_CHECKING:

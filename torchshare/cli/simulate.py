@@ -14,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from torchshare import _core
 from torchshare.cli.outputs import check_figure, check_outputs, print_table, refuse, save_figure, write
-from torchshare.context.files import replacing
 from torchshare.context.names import escaped
+from torchshare.durable.files import replacing
 from torchshare.simulation import report
 from torchshare.simulation.job_trace import FORMATS, Limits, Trace, read_trace
 from torchshare.simulation.ratios import Ratios, read_ratios, uniform

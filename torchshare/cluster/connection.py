@@ -17,7 +17,7 @@ from typing import Any
 
 from torchshare.cluster.host_actor import CannotStart, ClusterSettings
 from torchshare.context.errors import described
-from torchshare.context.files import make_folder
+from torchshare.durable.files import make_folder
 
 STORAGE = "~/.torchshare/cluster"
 _POLL_S = 0.2

@@ -20,9 +20,9 @@ from torchshare.cluster.host_report import HostReport
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.storage import Outcome, Storage
 from torchshare.context.errors import described, is_disk_full, users_traceback
-from torchshare.context.files import make_folder
 from torchshare.context.rank import Rank
 from torchshare.context.results import ENDED
+from torchshare.durable.files import make_folder
 from torchshare.runtime import crash_report
 from torchshare.runtime.job import Job
 from torchshare.runtime.options import JobOptions

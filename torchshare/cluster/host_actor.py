@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchshare.checkpoints.interval import EXPECTED, is_interval
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.queue_state import QueueSettings
 from torchshare.cluster.storage import Storage
-from torchshare.memory.interval import EXPECTED, is_interval
 
 if TYPE_CHECKING:
     from torchshare.cluster.host_report import HostReport

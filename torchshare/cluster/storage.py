@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import secrets
 import shutil
@@ -12,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchshare.context.files import make_folder, sync_folder
-from torchshare.context.names import file_stem
+from torchshare.durable.files import make_folder, replacing
+from torchshare.durable.names import file_stem
 
 
 @dataclass(frozen=True)
@@ -146,14 +145,5 @@ def _write(path: Path, data: bytes) -> None:
     """Writes a file, whole or not at all, unless it exists. Once this has returned, it survives a crash of the
     system."""
     make_folder(path.parent)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-        sync_folder(path.parent)  # also if another process has just made it
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path, synced=True, overwrites=False) as file:
+        file.write(data)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hi
 from annotated_types import Interval, Predicate
 from typing_extensions import TypedDict
 
+from torchshare.checkpoints.interval import EXPECTED, is_interval
 from torchshare.context.names import escaped
-from torchshare.memory.interval import EXPECTED, is_interval
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -17,14 +17,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchshare.checkpoints import random_state
+from torchshare.checkpoints.interval import Interval
+from torchshare.checkpoints.job_files import JobFiles
+from torchshare.checkpoints.place import Place
+from torchshare.checkpoints.states import load_state, state_of
+from torchshare.checkpoints.writer import Writer
 from torchshare.context.loop import Loop, NewestCommon, Pass
 from torchshare.context.sub_batch_rows import SubBatchRows
-from torchshare.memory import copies, random_state
-from torchshare.memory.checkpoint_file import JobFiles
-from torchshare.memory.interval import Interval
-from torchshare.memory.place import Place
-from torchshare.memory.states import load_state, state_of
-from torchshare.memory.writer import Writer
+from torchshare.memory import copies
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
