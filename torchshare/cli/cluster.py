@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -40,14 +39,14 @@ _OWN: dict[str, tuple[Callable[[str], Any], str, str]] = {
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
     parser.description = (
-        "Runs a queue of jobs on a Ray cluster, up to two jobs on a device. Without --address, joins the Ray of this "
-        "machine; `up` and `submit` start it if there is none."
+        "Runs a queue of jobs on a Ray cluster, up to two jobs on a device. Without --address, it is the Ray of "
+        "this machine, which `ray start --head` starts."
     )
     verbs = parser.add_subparsers(dest="what", required=True, metavar="VERB")
 
     def verb(name: str, text: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
         found = verbs.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
-        found.add_argument("--address", default=os.environ.get("RAY_ADDRESS"), help="of Ray (default: this machine's)")
+        found.add_argument("--address", help="of Ray (default: that of RAY_ADDRESS, else this machine's)")
         found.set_defaults(run=lambda arguments: _run(run, arguments))
         return found
 

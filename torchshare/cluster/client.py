@@ -123,7 +123,7 @@ def submit(
             in profiles are models.
         env: Ray's runtime_env. Only jobs with equal ones share a device.
         folder: the working folder of scripts, on every node. Default: this process's.
-        address: of the Ray cluster. Default: the one of this machine, which is started if there is none.
+        address: of the Ray cluster; see `connect`. Default: that of RAY_ADDRESS, or of this machine.
         **options: further options of Runtime.submit: sub_batch, threads, seed, profile, ...
 
     Raises:
