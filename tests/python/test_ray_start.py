@@ -36,7 +36,9 @@ def client_address() -> Iterator[tuple[str, str]]:
     """The address of a Ray, and that of its client server."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "ray_client_server_port": port})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")  # see docs/cluster.md
+        cluster = Cluster(initialize_head=True, head_node_args={**NODE, "ray_client_server_port": port})
     yield cluster.address, f"ray://127.0.0.1:{port}"
     cluster.shutdown()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torchshare.cluster.host_actor import CannotStart, ClusterSettings
+from torchshare.cluster.host_actor import NAMESPACE, SCHEDULER, CannotStart, ClusterSettings
 from torchshare.context.errors import described
 
 STORAGE = "~/.torchshare/cluster"
@@ -38,8 +38,7 @@ def up(address: str | None = None, settings: ClusterSettings | None = None) -> C
     connect(address)
     import ray
 
-    from torchshare.cluster.actors import SCHEDULER, SchedulerActor
-    from torchshare.cluster.remote_host import NAMESPACE
+    from torchshare.cluster.scheduler_actor import SchedulerActor
 
     wanted = settings or ClusterSettings(str(Path(STORAGE).expanduser().absolute()))
     scheduler = ray.remote(SchedulerActor).options(
@@ -102,9 +101,6 @@ def call(method: str, *arguments: Any) -> Any:
     Raises ValueError if it refuses, or if there is none."""
     ray = need_ray()
     from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
-
-    from torchshare.cluster.actors import SCHEDULER
-    from torchshare.cluster.remote_host import NAMESPACE
 
     if not ray.is_initialized():
         raise ValueError("not connected to a cluster: call torchshare.cluster.connect or submit first")

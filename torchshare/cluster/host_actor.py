@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("torchshare")
 
+NAMESPACE = "torchshare"  # of the actors on Ray
+SCHEDULER = "scheduler"  # the name of the scheduler's
+
 
 class CannotStart(ValueError):
     """The scheduler cannot use its storage."""

@@ -1,4 +1,9 @@
-"""The journal of a cluster's queue: a file of JSON lines."""
+"""The journal of a cluster's queue: a file of JSON lines.
+
+It is no SQLite database, because a new head goes on from storage that another machine has written. SQLite relies on
+byte-range locks, which some network file systems ignore, and a database that two processes have written is corrupt. An
+append-only file needs no lock to show that another process has written: its size has changed.
+"""
 
 from __future__ import annotations
 

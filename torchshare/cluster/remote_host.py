@@ -1,18 +1,11 @@
-"""The scheduler's side of a host: its actor on Ray, and what is known of it."""
+"""The scheduler's side of a host: what is known of it."""
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from typing import Any
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-from torchshare.cluster.host_actor import ClusterSettings, HostActor
-
-NAMESPACE = "torchshare"
 _MAX_REASON = 300  # characters
 
 
@@ -59,25 +52,12 @@ class FailedStart:
     due: float
 
 
-def start_actor(settings: ClusterSettings, node: str, index: int, mark: str, *, has_gpu: bool, env: str = "{}") -> Any:
-    resources = {"num_cpus": 0, "num_gpus": 1} if has_gpu else {"num_cpus": 1}
-    actor = ray.remote(HostActor).options(
-        name=f"host-{node}-{index}",
-        namespace=NAMESPACE,
-        lifetime="detached",  # survives the scheduler
-        get_if_exists=env == "{}",
-        max_restarts=0,  # a new process is a new host
-        max_concurrency=8,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        runtime_env=json.loads(env),
-        **resources,
-    )
-    return actor.remote(settings, env, mark)
+class HostDied(Exception):
+    """The process of a host has ended; the message says why."""
 
 
-def living_nodes() -> dict[str, int]:
-    """The GPUs of each."""
-    return {node["NodeID"]: int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]}
+class HostUnavailable(Exception):
+    """A host cannot be reached for now."""
 
 
 def last_line(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The scheduler of a cluster, an actor on Ray."""
+"""The scheduler of a cluster. Reaches Ray through RayNodes alone."""
 
 from __future__ import annotations
 
@@ -10,25 +10,21 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ray
-from ray.exceptions import ActorUnavailableError, RayError
-
 from torchshare.cluster.host_actor import CannotStart, ClusterSettings
 from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal
-from torchshare.cluster.metrics import Metrics
 from torchshare.cluster.queued_job import Action, Span, key_of
-from torchshare.cluster.remote_host import FailedStart, RemoteHost, last_line, living_nodes, start_actor
+from torchshare.cluster.remote_host import FailedStart, HostDied, HostUnavailable, RemoteHost, last_line
 from torchshare.cluster.storage import Storage, WrongStorage
 from torchshare.runtime.crashes import crash_in
 
 if TYPE_CHECKING:
     from torchshare.cluster.host_report import HostReport, JobReport
+    from torchshare.cluster.ray_nodes import RayNodes
 
 log = logging.getLogger("torchshare")
 
-SCHEDULER = "scheduler"
 _AGAIN_S = 1.0  # until the next try to start
 _POLL_S = 0.1  # how often hosts are asked for reports
 _NODES_S = 1.0  # how often the nodes are looked at
@@ -45,24 +41,24 @@ _NOT_OF_THE_JOB = (WrongStorage.__name__, os.strerror(errno.ENOSPC))  # reasons 
 _STARTS = 3  # of a process with an `env`, before the job that needs it has failed
 
 
-class SchedulerActor:
-    """Holds the queue. Started again by Ray, it goes on from the journal."""
+class Scheduler:
+    """Holds the queue, and tells the hosts what to do. A new one goes on from the journal."""
 
-    def __init__(self, settings: ClusterSettings) -> None:
+    def __init__(self, settings: ClusterSettings, nodes: RayNodes, *, is_restarted: bool = False) -> None:
+        """If the storage cannot be used, `check` raises, and `run` tries again."""
         self._settings = settings
+        self._nodes = nodes
+        self._is_restarted = is_restarted
         self._storage = Storage(Path(settings.storage))
         self._lock = threading.Lock()
         self._hosts: dict[tuple[str, int], RemoteHost] = {}
-        self._nodes: dict[str, int] = {}
+        self._gpus: dict[str, int] = {}  # by node
         self._nodes_due = self._metrics_due = 0.0
         self._failed_starts: dict[tuple[str, int], FailedStart] = {}  # by node and index
         self._killed_starts: dict[str, int] = {}  # by job: how often the process of its env was killed at its start
         self._refusal: Exception | None = None
-        context = ray.get_runtime_context()
-        self._is_restarted = context.get_actor_id() is not None and context.was_current_actor_reconstructed
         self._stopped = threading.Event()
         self._open()
-        threading.Thread(target=self._run, daemon=True).start()
 
     def _open(self) -> None:
         try:
@@ -84,12 +80,16 @@ class SchedulerActor:
             journal.close()
             raise
 
-    def _run(self) -> None:
-        # A disk may have been full, or an earlier scheduler not have ended yet; a ValueError stays.
-        while isinstance(self._refusal, (RuntimeError, OSError)) and not self._stopped.wait(_AGAIN_S):
-            self._open()
+    def run(self) -> None:
+        """Serves until the queue is shut down."""
+        self._wait_for_storage()
         if self._refusal is None:
             self._serve()
+
+    def _wait_for_storage(self) -> None:
+        """A disk may have been full, or an earlier scheduler not have ended yet. A ValueError is final."""
+        while isinstance(self._refusal, (RuntimeError, OSError)) and not self._stopped.wait(_AGAIN_S):
+            self._open()
 
     # For clients
 
@@ -169,22 +169,21 @@ class SchedulerActor:
                 self._stopped.set()
                 self._end_hosts()
         finally:
-            ray.kill(ray.get_runtime_context().current_actor)
+            self._nodes.end_scheduler()
 
     def _end_hosts(self) -> None:
         hosts, self._hosts = list(self._hosts.values()), {}
         up = {host.gpu: host.actor.save_all.remote() for host in hosts if host.gpu is not None}
         if up:
-            ray.wait(list(up.values()), num_returns=len(up), timeout=_SAVE_S)
+            self._nodes.wait(list(up.values()), _SAVE_S)
         for host in hosts:
-            ray.kill(host.actor)
+            self._nodes.kill(host.actor)
         for gpu in up:
             self._lose(gpu, "the queue was shut down", crashed=False)
 
     # The loop
 
     def _serve(self) -> None:
-        metrics = Metrics()
         while not self._stopped.wait(_POLL_S):
             try:
                 self._find_nodes()
@@ -193,7 +192,7 @@ class SchedulerActor:
                     self._act()
                     if time.monotonic() >= self._metrics_due:
                         self._metrics_due = time.monotonic() + _METRICS_S
-                        metrics.update(self._queue)
+                        self._nodes.publish(self._queue)
             except Exception:
                 if self._stopped.is_set():
                     return
@@ -205,13 +204,13 @@ class SchedulerActor:
         if time.monotonic() < self._nodes_due:
             return
         self._nodes_due = time.monotonic() + _NODES_S
-        self._nodes = living_nodes()
+        self._gpus = self._nodes.living()
         with self._lock:
             if self._stopped.is_set():
                 return  # nobody would end a host that is started now
             failed_starts = self._failed_starts.items()
-            self._failed_starts = {place: each for place, each in failed_starts if place[0] in self._nodes}
-            for node, gpus in self._nodes.items():
+            self._failed_starts = {place: each for place, each in failed_starts if place[0] in self._gpus}
+            for node, gpus in self._gpus.items():
                 for index in range(gpus or self._settings.hosts_per_node):
                     failed = self._failed_starts.get((node, index))
                     is_due = failed is None or failed.due <= time.monotonic()
@@ -222,7 +221,7 @@ class SchedulerActor:
                     self._lose(gpu, "its node is gone", crashed=False)
 
     def _start(self, node: str, index: int, env: str = "{}") -> Any:
-        return start_actor(self._settings, node, index, self._mark, has_gpu=self._nodes[node] > 0, env=env)
+        return self._nodes.start(self._settings, node, index, self._mark, has_gpu=self._gpus[node] > 0, env=env)
 
     def _poll(self) -> None:
         """Asks all hosts for reports, and takes those that have come."""
@@ -231,15 +230,14 @@ class SchedulerActor:
                 forget, host.forget = host.forget, []
                 host.report, host.asked = host.actor.report.remote(forget), time.monotonic()
         waiting = {host.report: host for host in self._hosts.values() if host.report is not None}
-        ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=0) if waiting else ([], [])
-        for reference in ready:
+        for reference in self._nodes.wait(list(waiting), 0.0):
             host = waiting[reference]
             host.report = None
             try:
-                report = ray.get(reference)
-            except ActorUnavailableError:
+                report = self._nodes.answer(reference)
+            except HostUnavailable:
                 continue
-            except RayError as error:
+            except HostDied as error:
                 host.error = str(error)
             else:
                 if host.blamed:  # all is saved
@@ -307,11 +305,11 @@ class SchedulerActor:
     def _bury(self, host: RemoteHost) -> None:
         """Of a dead process: its jobs wait again."""
         del self._hosts[host.node, host.index]
-        ray.kill(host.actor)
+        self._nodes.kill(host.actor)
         killed = "worker process has died" in host.error
         with self._lock:
             is_nodes_fault = any(each in host.error for each in _NOT_OF_THE_JOB)
-            if host.replaced_for and not is_nodes_fault and host.node in living_nodes():
+            if host.replaced_for and not is_nodes_fault and host.node in self._nodes.living():
                 starts = self._killed_starts[host.replaced_for] = self._killed_starts.get(host.replaced_for, 0) + 1
                 if not killed or starts >= _STARTS:
                     self._queue.refuse(host.replaced_for, f"its env cannot be set up: {last_line(host.error)}")
@@ -355,7 +353,7 @@ class SchedulerActor:
         if action.what == "start":
             host.actor.start.remote(action.job, action.attempt, action.rank)
         elif action.what == "replace":
-            ray.kill(host.actor)
+            self._nodes.kill(host.actor)
             host.token, host.report, host.replaced_for = "", None, action.job.name
             try:
                 host.actor = self._start(host.node, host.index, key_of(action.job.env))
