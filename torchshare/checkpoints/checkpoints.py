@@ -36,7 +36,7 @@ _POLL_S = 0.05  # how often a job that waits for the writer looks for a cancella
 
 
 class Checkpoints(Loop):
-    """Those of one job. On the job's thread, except for what Loop says."""
+    """The checkpoints of one job. Used in the job's thread, except where Loop says otherwise."""
 
     has_saved = False
     unwritten = ""
@@ -247,7 +247,7 @@ class Checkpoints(Loop):
         }
 
     def _write(self, step: int, payload: dict[str, Any]) -> None:
-        """In the writer's thread."""
+        """Writes a checkpoint, in the writer's thread."""
         try:
             copies.check(payload["states"])
             self._files.write(step, payload)
@@ -261,7 +261,7 @@ class Checkpoints(Loop):
             self._written.set()
 
     def _warn(self, what: str, error: Exception) -> None:
-        """Once, until a checkpoint has been written."""
+        """Warns once; again after a checkpoint has been written."""
         if not self._warned:
             self._warned = True
             log.warning("job '%s': %s: %s", self._job.name, what, error)

@@ -41,7 +41,7 @@ class JobFiles:
 
     @property
     def has_any(self) -> bool:
-        """Whether one was written, or is gone on from."""
+        """Whether a checkpoint was written, or the job resumed from one."""
         return bool(self._kept)
 
     def find(self) -> dict[int, Path]:

@@ -40,7 +40,7 @@ class Handle:
         self.name = name
 
     def status(self) -> dict[str, Any]:
-        """What `torchshare cluster list` shows of it."""
+        """The job's row in `torchshare cluster list`."""
         rows: list[dict[str, Any]] = call("rows", self.name)
         return rows[0]
 
@@ -234,7 +234,7 @@ def hosts() -> list[dict[str, Any]]:
 
 
 def spans() -> list[Span]:
-    """Where each job has been: its name, its device, and from when until when, in seconds since 1970."""
+    """The times that each job has spent on each device: name, device, begin and end, in seconds since 1970."""
     found: list[Span] = call("spans")
     return found
 
@@ -259,7 +259,7 @@ def _check(spec: JobSpec) -> None:
 
 
 def _pickled(function: Callable[..., Any]) -> bytes:
-    """With the code of its module, which nodes may not have."""
+    """Pickles a function with the code of its module, which the nodes may not have. Raises ValueError."""
     from ray import cloudpickle
 
     module = sys.modules.get(getattr(function, "__module__", None) or "")

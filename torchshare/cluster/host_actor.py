@@ -31,10 +31,10 @@ class ClusterSettings:
     storage: str
     queue: QueueSettings = field(default_factory=QueueSettings)
     every: str | int = "5min"
-    """How often jobs write checkpoints."""
+    """Interval between checkpoints: a number of steps, or a time such as "5min"."""
     device: str = "auto"
     hosts_per_node: int = 1
-    """On nodes without GPUs; on others, a host per GPU."""
+    """Hosts of a node without GPUs; other nodes have one per GPU."""
 
     def __post_init__(self) -> None:
         if not is_interval(self.every):
@@ -46,7 +46,7 @@ class ClusterSettings:
 
 
 class HostActor:
-    """See Host. Imports torch in its own process only."""
+    """Passes calls to its Host. Importing this module does not import torch."""
 
     def __init__(self, settings: ClusterSettings, env: str, mark: str) -> None:
         """`mark` is that of the scheduler, in the storage. Raises WrongStorage if it is not there."""

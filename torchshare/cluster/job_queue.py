@@ -25,7 +25,7 @@ _HEARD_S = 30.0  # how often the journal says that hosts with jobs have reported
 
 
 class JobQueue:
-    """See Note [Events]. Not thread-safe."""
+    """The queue, whose state is made from its journal's events (see Note [Events]). Not thread-safe."""
 
     def __init__(
         self, journal: Journal, settings: QueueSettings | None = None, clock: Callable[[], float] = time.time
@@ -86,7 +86,7 @@ class JobQueue:
             self._record({"event": "cancel", "job": name})
 
     def refuse(self, name: str, error: str) -> None:
-        """A job cannot be started: it has failed."""
+        """Fails a job that cannot be started."""
         job = self.jobs[name]
         if not job.outcome and not job.place:
             self._record({"event": "refuse", "job": name, "error": error})
@@ -200,7 +200,7 @@ class JobQueue:
         return list(self.hosts[gpu].jobs.values())
 
     def spans(self) -> list[Span]:
-        """Where each job has been, and is, in order of the ends."""
+        """The times that jobs have spent on devices, in the order of their ends."""
         now = self._clock()
         still = [(job.spec.name, gpu, job.began, now) for job in self._state.open.values() for gpu in job.place]
         return [*self._state.spans, *still]
@@ -249,7 +249,7 @@ class JobQueue:
         return found
 
     def _actions(self, job: QueuedJob) -> list[Action]:
-        """For each rank the same, except `replace`, which only some may need."""
+        """The same action for each rank, except `replace`, which only some ranks may need."""
         if job.place:
             what = "cancel" if job.cancelled or job.has_lost_ranks else "suspend"
             if what == "suspend" and not job.can_save:

@@ -19,11 +19,11 @@ class RemoteHost:
     gpu: int | None = None
     token: str = ""
     report: Any = None
-    """The report that was asked for."""
+    """The answer to the call for a report; None if there is no such call."""
     asked: float = 0.0
     forget: list[tuple[str, int]] = field(default_factory=list)
     strays: dict[tuple[str, int], float] = field(default_factory=dict)
-    """Jobs that should not be there, and since when that is known."""
+    """When each job that should not run here was seen first."""
     blamed: str = ""
     """The job that does not stop, for which the process is being ended."""
     niceness: int = 0
@@ -32,7 +32,7 @@ class RemoteHost:
 
     @property
     def note(self) -> str:
-        """What its user may want to change."""
+        """What the user may want to change about this host; empty if nothing."""
         if self.niceness <= 0:
             return ""
         return f"niceness {self.niceness}; Ray's own is 15: start it with RAY_worker_niceness=0"
@@ -44,7 +44,7 @@ class RemoteHost:
 
 @dataclass(frozen=True)
 class FailedStart:
-    """Of a host that ended before its first report."""
+    """The last start of a host that ended before its first report."""
 
     reason: str
     wait: float

@@ -118,7 +118,7 @@ class Scheduler:
             return self._queue.rows() if name is None else [self._queue.row(self._queue.find(name))]
 
     def hosts(self) -> list[dict[str, Any]]:
-        """Those that were up once, and those that cannot be started, with the reason."""
+        """The hosts that have been up, and those that cannot be started, with the reason."""
         self.check()
         with self._lock:
             rows: list[dict[str, Any]] = [
@@ -137,7 +137,7 @@ class Scheduler:
         ]
 
     def spans(self) -> list[Span]:
-        """Where each job has been: its name, its device, from when, and until when."""
+        """The times that each job has spent on each device."""
         self.check()
         with self._lock:
             return self._queue.spans()
@@ -295,7 +295,7 @@ class Scheduler:
                 self._stop(host, each, job.stopped, suspend=not job.cancelled)
 
     def _stop(self, host: RemoteHost, job: JobReport, since: float, *, suspend: bool = False) -> None:
-        """Of a job that runs and should not. An earlier call may have been lost."""
+        """Stops a job that should not run. Called again until the host has received it, since a call may be lost."""
         if not job.stops:
             host.actor.stop.remote(job.name, job.attempt, suspend)
         elif time.time() - since > _STOP_S and not host.blamed:  # it may catch Cancelled, or be blocked
@@ -303,7 +303,7 @@ class Scheduler:
             host.report, host.asked = host.actor.save_all.remote(), time.monotonic()
 
     def _bury(self, host: RemoteHost) -> None:
-        """Of a dead process: its jobs wait again."""
+        """Removes a host whose process is dead; its jobs wait again."""
         del self._hosts[host.node, host.index]
         self._nodes.kill(host.actor)
         killed = "worker process has died" in host.error

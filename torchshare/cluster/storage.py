@@ -38,7 +38,7 @@ class WrongStorage(OSError):
 class Storage:
     path: Path
     mark: str | None = None
-    """What the cluster's scheduler has written into it; None: not known, and not looked for."""
+    """The text that the cluster's scheduler has written into the folder; None disables `check`."""
 
     @property
     def journal(self) -> Path:
@@ -50,7 +50,7 @@ class Storage:
 
     @property
     def is_used(self) -> bool:
-        """Whether it had a journal with events before."""
+        """Whether the folder has files of jobs: then its journal had events."""
         folders = (self.path / each for each in ("jobs", "outcomes", "functions"))
         return self._mark.exists() or any(any(folder.glob("[!.]*")) for folder in folders)
 
@@ -91,15 +91,15 @@ class Storage:
         return self.path / "outcomes" / f"{submission}.pkl"
 
     def gang(self, submission: str, attempt: int) -> Path:
-        """Where the first rank of a job writes its address."""
+        """The file to which the first rank of a job writes its address."""
         return self.path / "gangs" / f"{submission}.{attempt}"
 
     def crash(self, token: str) -> Path:
-        """What the process of a host writes when it crashes."""
+        """The file to which a host's process writes when it crashes."""
         return self.path / "crashes" / token
 
     def take_crash(self, token: str) -> str:
-        """What it has written. Removes it."""
+        """What the host's process has written; empty if nothing. Removes the file."""
         text, path = "", self.crash(token)
         with contextlib.suppress(OSError):
             text = path.read_text(errors="replace")
