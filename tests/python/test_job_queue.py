@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from torchshare.cluster import job_queue
+from torchshare.cluster.host_report import JobReport
 from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal, Superseded
@@ -82,9 +83,12 @@ class Cluster:
         for gpu in [gpu for gpu, jobs in self.on.items() if name in jobs]:
             self.queue.left(name, self.on[gpu].pop(name), state, error, gpu=gpu)
 
+    def progress(self, name: str, attempt: int, time: float, steps: int, **more: Any) -> bool:
+        return self.queue.progress(JobReport(name, attempt, "running", steps, **more), time)
+
     def save(self, name: str) -> None:
         """The job has begun to write checkpoints."""
-        assert self.queue.progress(name, self.queue.jobs[name].attempt, 0.0, 1, can_save=True)
+        assert self.progress(name, self.queue.jobs[name].attempt, 0.0, 1, can_save=True)
 
     def states(self) -> dict[str, str]:
         return {row["name"]: row["state"] for row in self.queue.rows()}
@@ -391,7 +395,7 @@ def test_each_of_two_suspects_runs_alone_and_only_crashes_alone_count(path: Path
     cluster.queue.submit(spec("third"))
     assert cluster.act() == []
     assert cluster.queue.rows()[1]["error"] == "runs alone: killed"
-    assert cluster.queue.progress("innocent", 2, 0.0, 5, can_save=True, has_saved=True)
+    assert cluster.progress("innocent", 2, 0.0, 5, can_save=True, has_saved=True)
     assert cluster.act() == ["start third 0"]
     assert cluster.queue.rows()[1]["error"] == ""
 
@@ -402,7 +406,7 @@ def test_a_new_checkpoint_begins_the_count_of_crashes_anew(path: Path) -> None:
     for number in range(6):
         assert cluster.act() == ["start a 0"]
         attempt = cluster.queue.jobs["a"].attempt
-        cluster.queue.progress("a", attempt, 0.0, number, can_save=True, has_saved=number % 2 == 1)
+        cluster.progress("a", attempt, 0.0, number, can_save=True, has_saved=number % 2 == 1)
         cluster.lose(0)
         cluster.add_host(0, f"{number}")
         cluster.open()
@@ -557,12 +561,12 @@ def test_measured_ratios_decide_about_the_next_pair(path: Path) -> None:
     cluster.queue.submit(spec("a", model="x"))
     cluster.act()
     for second in range(5):
-        cluster.queue.progress("a", 1, float(second), 10 * second + 1, can_save=False)
+        cluster.progress("a", 1, float(second), 10 * second + 1)
     cluster.queue.submit(spec("b", model="y"))
     assert cluster.act() == ["start b 0"]
     cluster.queue.compact(after=0)
     for second in range(5, 30):
-        cluster.queue.progress("a", 1, float(second), 41 + second - 5, can_save=False)
+        cluster.progress("a", 1, float(second), 41 + second - 5)
     row = cluster.queue.rows()[0]
     assert row["slowdown"] == pytest.approx(10)
     assert row["predicted_slowdown"] == pytest.approx(10)
@@ -583,11 +587,11 @@ def test_the_start_of_a_resumed_job_is_no_step(path: Path) -> None:
     cluster.on[0].clear()
     assert cluster.act() == ["start a 0"]
     for second, done in [(0, 0), (60, 0), *((60 + second, 10 * second + 1) for second in range(5))]:
-        cluster.queue.progress("a", 2, float(second), 50 + done, can_save=True, earlier_steps=50)
+        cluster.progress("a", 2, float(second), 50 + done, can_save=True, earlier_steps=50)
     cluster.queue.submit(spec("b", model="y"))
     assert cluster.act() == ["start b 0"]
     for second in range(25):
-        cluster.queue.progress("a", 2, float(65 + second), 91 + second, can_save=True, earlier_steps=50)
+        cluster.progress("a", 2, float(65 + second), 91 + second, can_save=True, earlier_steps=50)
     row = cluster.queue.rows()[0]
     assert row["slowdown"] == pytest.approx(10)
     assert row["steps"] == 115
@@ -614,7 +618,7 @@ def test_pairs_of_the_same_models_that_differ_do_not_fill_the_journal(path: Path
             cluster.now += 1
             for name in cluster.states():
                 steps[name] += steps_of_c if name == "c" else 100
-                cluster.queue.progress(name, 1, cluster.now, steps[name], can_save=False)
+                cluster.progress(name, 1, cluster.now, steps[name])
 
     started = []
     for names, model in (("ac", "x"), ("bd", "y")):
@@ -643,7 +647,7 @@ def test_the_steps_of_jobs_are_kept(path: Path, lost: bool) -> None:
     cluster.queue.submit(spec("a"))
     cluster.act()
     if lost:
-        cluster.queue.progress("a", 1, 0.0, 20, can_save=False)
+        cluster.progress("a", 1, 0.0, 20)
         cluster.lose(0)
     else:
         cluster.queue.left("a", 1, "finished", steps=20)

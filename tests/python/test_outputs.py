@@ -14,7 +14,7 @@ from test_plan import profile
 
 from torchshare.cli import profile_cache
 from torchshare.context.names import escaped
-from torchshare.durable.names import file_stem
+from torchshare.durable.files import file_stem
 
 TRACE = "job,arrival_s,gpus,duration_s\na,0,1,10\nb,1,1,10\n"
 JOBS = """

@@ -12,8 +12,7 @@ from typing import IO, Any
 import torch
 
 from torchshare.context.rank import Rank
-from torchshare.durable.files import finished_name, make_folder, replacing
-from torchshare.durable.names import file_stem
+from torchshare.durable.files import file_stem, finished_name, make_folder, replacing
 
 log = logging.getLogger("torchshare")
 

@@ -13,13 +13,11 @@ from typing import Any
 from rich.table import Table
 
 from torchshare import _core
-from torchshare.cli.outputs import check_outputs, print_table, refuse
+from torchshare.cli.outputs import check_outputs, print_table, refuse, write_timeline
 from torchshare.cluster import client, connection
 from torchshare.cluster.host_actor import ClusterSettings
 from torchshare.cluster.queue_state import QueueSettings
-from torchshare.cluster.timeline import events_of_queue
 from torchshare.context.names import escaped
-from torchshare.durable.files import replacing
 from torchshare.runtime.options import Declared, JobOptions, on_the_command_line
 from torchshare.scripts import command_line, targets
 from torchshare.scripts.job_file import words_of_file
@@ -215,11 +213,12 @@ def _status(arguments: argparse.Namespace) -> int:
     check_outputs({"--timeline": arguments.timeline, "--report": arguments.report})
     connection.connect(arguments.address)
     if arguments.timeline is not None:
-        with replacing(arguments.timeline) as file:
-            file.write(json.dumps({"traceEvents": events_of_queue(client.spans())}).encode())
+        from torchshare.cluster import page  # slow to import
+
+        write_timeline(arguments.timeline, page.events_of_queue(client.spans()))
     hosts, rows = client.hosts(), {row["name"]: row for row in client.jobs()}
     if arguments.report is not None:
-        from torchshare.cluster import page  # slow to import
+        from torchshare.cluster import page
 
         page.write_queue(arguments.report, list(rows.values()), hosts, client.spans())
     if arguments.json:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchshare.context.names import escaped
 from torchshare.durable.cache import CacheUnusable, own_folder
-from torchshare.durable.names import file_stem
+from torchshare.durable.files import file_stem
 from torchshare.profiles.profile import Profile, device_name
 from torchshare.profiling.measurement import Candidate
 from torchshare.scripts import targets

@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from torchshare import _core
-from torchshare.cli.outputs import check_figure, check_outputs, print_table, refuse, save_figure, write
+from torchshare.cli.outputs import check_figure, check_outputs, print_table, refuse, save_figure, write, write_timeline
 from torchshare.context.names import escaped
-from torchshare.durable.files import replacing
 from torchshare.simulation import report
 from torchshare.simulation.job_trace import FORMATS, Limits, Trace, read_trace
 from torchshare.simulation.ratios import Ratios, read_ratios, uniform
@@ -131,13 +130,8 @@ def run(arguments: argparse.Namespace) -> int:
 
         status |= write(arguments.report, lambda path: page.write_simulation(path, outcomes, rows))
     if arguments.timeline is not None:
-        status |= write(arguments.timeline, lambda path: _save_timeline(outcomes[0], path))
+        status |= write(arguments.timeline, lambda path: write_timeline(path, report.timeline(outcomes[0])))
     return status
-
-
-def _save_timeline(outcome: Outcome, path: Path) -> None:
-    with replacing(path) as file:
-        file.write(json.dumps({"traceEvents": report.timeline(outcome)}).encode())
 
 
 def _setting(arguments: argparse.Namespace) -> Setting:

@@ -1,4 +1,4 @@
-"""The report of a queue as a page."""
+"""The report of a queue as a page, and its timeline."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torchshare.cluster.queued_job import Span
-from torchshare.cluster.timeline import events_of_queue
 from torchshare.report import figures, page
+from torchshare.report.trace_events import trace_events
 
 _MAX_JOBS = 100  # in the table of a queue
 _MAX_NAME = 40  # characters
@@ -51,3 +51,9 @@ def write_queue(
         "environment": page.origin({}),
     }
     page.write(path, "queue.html", document, {"devices": figures.lanes(bars)} if bars else {})
+
+
+def events_of_queue(spans: Sequence[Span]) -> list[dict[str, Any]]:
+    """Chrome trace events of a cluster's jobs. Time 0 is when the first one began."""
+    origin = min((begin for _, _, begin, _ in spans), default=0.0)
+    return trace_events([(name, begin - origin, end - origin, [gpu]) for name, gpu, begin, end in spans], 1)

@@ -63,10 +63,9 @@ class Scheduler:
     def _open(self) -> None:
         try:
             self._queue, self._mark = self._opened()
+            self._refusal = None
         except (ValueError, RuntimeError, OSError) as error:
             self._refusal = error
-        else:
-            self._refusal = None
 
     def _opened(self) -> tuple[JobQueue, str]:
         """The queue in the storage, and the mark there."""
@@ -174,8 +173,7 @@ class Scheduler:
     def _end_hosts(self) -> None:
         hosts, self._hosts = list(self._hosts.values()), {}
         up = {host.gpu: host.actor.save_all.remote() for host in hosts if host.gpu is not None}
-        if up:
-            self._nodes.wait(list(up.values()), _SAVE_S)
+        self._nodes.wait(list(up.values()), _SAVE_S)
         for host in hosts:
             self._nodes.kill(host.actor)
         for gpu in up:
@@ -278,17 +276,7 @@ class Scheduler:
             if each.state != "running":
                 queue.left(each.name, each.attempt, each.state, each.error, each.steps, host.gpu)
                 host.forget.append((each.name, each.attempt))
-            elif not queue.progress(
-                each.name,
-                each.attempt,
-                report.time,
-                each.steps,
-                each.can_save,
-                host.gpu,
-                has_saved=each.has_saved,
-                trouble=each.trouble,
-                earlier_steps=each.earlier_steps,
-            ):
+            elif not queue.progress(each, report.time, host.gpu):
                 self._stop(host, each, host.strays.setdefault((each.name, each.attempt), time.time()))
             elif queue.jobs[each.name].stopping:
                 job = queue.jobs[each.name]

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchshare.durable.files import make_folder, replacing
-from torchshare.durable.names import file_stem
+from torchshare.durable.files import file_stem, make_folder, replacing
 
 
 @dataclass(frozen=True)

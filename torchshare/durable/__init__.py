@@ -1,1 +1,1 @@
-"""Files that are whole or absent, and their names."""
+"""Files: whole or absent, locked by name, and the user's cache."""

@@ -1,14 +1,19 @@
+"""Files that are whole or absent, and their names."""
+
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+from urllib.parse import quote
 
 _UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{16}\.part", re.DOTALL)
+_MAX_STEM = 120  # characters
 _MAX_NAME = 220  # bytes of a file's own name in that of its unfinished one, which has at most 255
 
 
@@ -26,7 +31,8 @@ def replacing(path: str | os.PathLike[str], *, synced: bool = False, overwrites:
             yield device
         return
     target = Path(os.path.realpath(path))  # a link stays a link
-    unfinished = target.with_name(f".{_shortened(target.name)}.{secrets.token_hex(8)}.part")
+    name = os.fsdecode(os.fsencode(target.name)[:_MAX_NAME])
+    unfinished = target.with_name(f".{name}.{secrets.token_hex(8)}.part")
     file = unfinished.open("xb")  # fails for a link of that name
     try:
         with file:
@@ -72,5 +78,9 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
-def _shortened(name: str) -> str:
-    return os.fsdecode(os.fsencode(name)[:_MAX_NAME])
+def file_stem(job: str) -> str:
+    """A job's name as part of a file name: no separators, no dots, of bounded length."""
+    stem = quote(job, safe="", errors="surrogatepass").replace(".", "%2E")
+    if len(stem) <= _MAX_STEM:
+        return stem
+    return f"{stem[: _MAX_STEM - 17]}-{hashlib.sha256(job.encode(errors='surrogatepass')).hexdigest()[:16]}"

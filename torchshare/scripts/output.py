@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from torchshare.context import current
 from torchshare.context.names import escaped
 from torchshare.context.rank import this_rank
-from torchshare.durable.names import file_stem
+from torchshare.durable.files import file_stem
 from torchshare.isolation.script_state import process_stream
 
 log = logging.getLogger("torchshare")

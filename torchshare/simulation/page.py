@@ -9,7 +9,7 @@ from typing import Any
 from torchshare.report import figures, page
 from torchshare.report.numbers import seconds
 from torchshare.simulation import plots
-from torchshare.simulation.report import BASELINE, baseline_of
+from torchshare.simulation.report import BASELINE, against_baseline
 from torchshare.simulation.simulate import Outcome, swept
 
 
@@ -23,7 +23,7 @@ def write_simulation(path: str | os.PathLike[str], outcomes: Sequence[Outcome], 
         "title": f"torchshare: {len({row['policy'] for row in rows})} policies, {rows[0]['jobs']} jobs, simulated",
         "verdict": [_verdict(rows, best, varied)],
         "varied": varied,
-        "rows": [{**row, "against_baseline": _against(row, rows, varied)} for row in rows],
+        "rows": [{**row, "against_baseline": against_baseline(row, rows, varied)} for row in rows],
         "baseline": BASELINE,
         "environment": page.origin({}),
     }
@@ -33,13 +33,7 @@ def write_simulation(path: str | os.PathLike[str], outcomes: Sequence[Outcome], 
 def _verdict(rows: Sequence[dict[str, Any]], best: dict[str, Any], varied: Sequence[str]) -> str:
     text = f"Jobs complete soonest, on average after {seconds(best['avg_jct_s'])}, with {best['policy']}"
     setting = "".join(f" at {name.replace('_', ' ')} {best[name]}" for name in varied)
-    gain = _against(best, rows, varied)
+    gain = against_baseline(best, rows, varied)
     if gain is None or best["policy"] == BASELINE:
         return f"{text}{setting}."
     return f"{text}{setting}: {1 + gain:.2f} times the average completion time of {BASELINE}."
-
-
-def _against(row: dict[str, Any], rows: Sequence[dict[str, Any]], varied: Sequence[str]) -> float | None:
-    """Its mean completion time / that of the baseline in the same setting - 1."""
-    baseline = baseline_of(row, rows, varied)
-    return None if baseline is None else row["avg_jct_s"] / baseline["avg_jct_s"] - 1

@@ -39,12 +39,12 @@ def table(rows: list[dict[str, Any]]) -> Table:
     ):
         lines.add_column(title, justify="right")
     for row in rows:
-        baseline = baseline_of(row, rows, varied)
+        against = against_baseline(row, rows, varied)
         lines.add_row(
             row["policy"],
             *(str(row[name]) for name in varied),
             f"{row['avg_jct_s']:,.0f}",
-            f"{row['avg_jct_s'] / baseline['avg_jct_s'] - 1:+.0%}" if baseline else "-",
+            "-" if against is None else f"{against:+.0%}",
             *(f"{row[name]:,.0f}" for name in ("median_jct_s", "p99_jct_s", "makespan_s", "avg_queue_s")),
             f"{row['gpu_utilization']:.0%}",
             f"{row['shared_fraction']:.0%}",
@@ -53,9 +53,10 @@ def table(rows: list[dict[str, Any]]) -> Table:
     return lines
 
 
-def baseline_of(row: Mapping[str, Any], rows: Sequence[dict[str, Any]], varied: Sequence[str]) -> dict[str, Any] | None:
-    """The row of the baseline in the same setting, if it was simulated."""
-    return next((r for r in rows if r["policy"] == BASELINE and all(r[n] == row[n] for n in varied)), None)
+def against_baseline(row: Mapping[str, Any], rows: Sequence[dict[str, Any]], varied: Sequence[str]) -> float | None:
+    """Its mean completion time / that of the baseline in the same setting - 1; None if that was not simulated."""
+    same = (each for each in rows if each["policy"] == BASELINE and all(each[name] == row[name] for name in varied))
+    return next((float(row["avg_jct_s"] / each["avg_jct_s"] - 1) for each in same), None)
 
 
 def timeline(outcome: Outcome) -> list[dict[str, Any]]:
