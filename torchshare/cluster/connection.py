@@ -15,11 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torchshare.cluster.host_actor import CannotStart, ClusterSettings
+from torchshare.cluster.host_actor import STORAGE, CannotStart, ClusterSettings
 from torchshare.context.errors import described
 from torchshare.context.files import make_folder
 
-STORAGE = "~/.torchshare/cluster"
 _POLL_S = 0.2
 _PATIENCE_S = 60.0  # how long a client waits for a scheduler that is started again
 _ANSWER_S = 30.0
