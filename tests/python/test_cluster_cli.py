@@ -132,7 +132,7 @@ def check_refused(words: list[str], message: str, folder: Path, monkeypatch: pyt
         (["--gpus", "x", "train.py"], "--gpus must be a positive integer below 2**31, got x"),
         (["--env", "{", "train.py"], "--env must be a dict of JSON values with strings as keys, got {"),
         (["--memory", "0", "train.py"], "job 'train': memory must be a positive integer below 2**63, got 0"),
-        (["train.py", "3"], f"target must be {targets.FORMS}, a script with its arguments in quotes; got '3'"),
+        (["train.py", "3"], f"target must be {targets.FORMS}, a script with its arguments in quotes, got '3'"),
         (["--gpus", "0", "train.py"], "job 'train': gpus must be a positive integer below 2**31, got 0"),
         (["--env", "5", "train.py"], "job 'train': env must be a dict of JSON values with strings as keys, got 5"),
         (["--env", "[]", "train.py"], "job 'train': env must be a dict of JSON values with strings as keys, got []"),

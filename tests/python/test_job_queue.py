@@ -124,8 +124,8 @@ def test_a_name_is_taken_but_the_same_submission_twice_is_one_job(path: Path) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gpus": 3}, "job 'a': gpus must be at most 2, the cluster's devices; got 3"),
-        ({"memory": 2000}, "job 'a': memory must be at most 1000, that of a device; got 2000"),
+        ({"gpus": 3}, "job 'a': gpus must be at most 2, the cluster's devices, got 3"),
+        ({"memory": 2000}, "job 'a': memory must be at most 1000, that of a device, got 2000"),
         ({"priority": "high"}, "priority must be 'primary', 'secondary' or 'level-0' to 'level-9', got 'high'"),
     ],
 )

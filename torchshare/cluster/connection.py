@@ -210,7 +210,7 @@ def _check_same(connected: str, address: str | None) -> None:
     with contextlib.suppress(OSError):
         if f"{socket.gethostbyname(host)}:{port}" == connected:
             return
-    raise ValueError(f"address must be {connected}, to which this process is connected; got {address}")
+    raise ValueError(f"address must be {connected}, to which this process is connected, got {address}")
 
 
 def _forget_dead_ray() -> None:

@@ -71,11 +71,11 @@ class JobQueue:
         devices = len(self.hosts)  # those too whose process is being started again
         if spec.gpus > max(1, devices):
             raise ValueError(
-                f"job '{spec.name}': gpus must be at most {devices}, the cluster's devices; got {spec.gpus}"
+                f"job '{spec.name}': gpus must be at most {devices}, the cluster's devices, got {spec.gpus}"
             )
         if self._settings.memory and (spec.memory or 0) > self._settings.memory:
             limit = self._settings.memory
-            raise ValueError(f"job '{spec.name}': memory must be at most {limit}, that of a device; got {spec.memory}")
+            raise ValueError(f"job '{spec.name}': memory must be at most {limit}, that of a device, got {spec.memory}")
         _core.priority_level(spec.priority)  # raises ValueError
         self._record(_submission(spec, self._settings))
         return spec.name

@@ -63,7 +63,7 @@ def _words(target: str) -> list[str]:
 
 
 def _no_target(target: str) -> ValueError:
-    return ValueError(f"target must be {FORMS}, a script with its arguments in quotes; got '{target}'")
+    return ValueError(f"target must be {FORMS}, a script with its arguments in quotes, got '{target}'")
 
 
 def default_name(target: str, taken: Container[str] = ()) -> str:
