@@ -35,7 +35,7 @@ _CTRL_C = 130  # the exit code
 _UPDATE_S = 0.1  # how often the progress display is updated
 
 OPTIONS = {"options of the run": RunOptions, "options of the runtime": RuntimeOptions}
-"""By the title of their flags."""
+"""Classes of options, by the title that their flags have in `--help`."""
 options_first = command_line.options_first
 
 

@@ -48,7 +48,7 @@ def check(checkpoint: object, environment: Mapping[str, str]) -> None:
 
 
 def drop(jobs: Sequence[JobOptions], attempt: Attempt | None) -> list[JobOptions]:
-    """Those of the jobs that the supervisor has dropped. No other job waits for them any more."""
+    """Returns the jobs that the supervisor has dropped. No other job waits for them any more."""
     reasons = {} if attempt is None else attempt.dropped
     dropped = [each for each in jobs if each["name"] in reasons]
     for each in dropped:

@@ -193,7 +193,7 @@ def spans() -> list[Span]:
 
 
 def _pickled(function: Callable[..., Any]) -> bytes:
-    """With the code of its module, which nodes may not have."""
+    """Pickles a function with the code of its module, which nodes may not have."""
     from ray import cloudpickle
 
     module = sys.modules.get(getattr(function, "__module__", None) or "")

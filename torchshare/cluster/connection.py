@@ -114,7 +114,7 @@ def connect(address: str | None = None) -> None:
 
 
 def call(method: str, *arguments: Any) -> Any:
-    """Asks the scheduler, and again if it has to be started again in the meantime: the methods may be called twice.
+    """Calls a method of the scheduler; again, if it is started again in the meantime: methods may be called twice.
     Raises ValueError if it refuses, or if there is none."""
     ray = need_ray()
     from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError

@@ -30,7 +30,7 @@ class JobSpec:
     env: dict[str, Any] = field(default_factory=dict)
     """Ray's runtime_env."""
     ratios: dict[str, list[float]] = field(default_factory=dict)
-    """By another model: the ratio of this one beside it, and of it beside this one, as the profile has them."""
+    """Interference ratios from the profile, by partner model: this model's beside it, and its beside this model."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further options of Runtime.submit."""
 

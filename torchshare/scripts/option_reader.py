@@ -19,7 +19,7 @@ class GivenOptions:
     targets: list[str]
     """[NAME=]TARGET each."""
     options: dict[str, Any]
-    """Those that are not of a job."""
+    """The options that are not of a job."""
     _of_jobs: list[tuple[str | None, Declared, Any]]
     """Job (None: all jobs), option and value, the least important first."""
 

@@ -52,7 +52,7 @@ def check_form(target: str, folder: str | None = None) -> None:
 
 
 def _words(target: str) -> list[str]:
-    """Of a script and its arguments; the first is not empty."""
+    """Splits a script and its arguments into words; the first is not empty."""
     try:
         words = shlex.split(target)
     except ValueError as error:
