@@ -104,7 +104,7 @@ class Runtime:
         self, function: Callable[[Job], Any], options: JobOptions, environ: dict[str, str] | None, folder: str = ""
     ) -> Job:
         """With `environ`, the job has ranks of its own, which that environment describes: a host of a cluster runs
-        ranks of different jobs. `folder`, in that of the checkpoints, gets the job's."""
+        ranks of different jobs. Its checkpoints go to `folder`, inside the folder of all checkpoints."""
         if not callable(function):
             raise TypeError(f"function must be a callable that takes a Job, got {function!r}")
         name = options.get("name")
