@@ -32,7 +32,7 @@ class Process(subprocess.Popen[str]):
         self._server = server()
         super().__init__(args, text=True, **options)
 
-    def _execute_child(self, *given: Any) -> None:  # type: ignore[override]
+    def _execute_child(self, *given: Any) -> None:
         args, _, _, _, _, cwd, env, _, _, _, *ends = given[:16]
         standard = ends[0], ends[3], ends[5]
         descriptors = [own if end == -1 else end for end, own in zip(standard, (0, 1, 2), strict=True)]
@@ -59,7 +59,8 @@ class Process(subprocess.Popen[str]):
         return self.returncode
 
     def _wait(self, timeout: float | None) -> int:
-        return super()._wait(1e9 if timeout is None else timeout)  # type: ignore[misc]
+        code: int = super()._wait(1e9 if timeout is None else timeout)  # type: ignore[misc]
+        return code
 
 
 class Server:
