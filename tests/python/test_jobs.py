@@ -11,7 +11,8 @@ from conftest import Gatekeeper, python, run_ops_for_ever, wait_until
 
 import torchshare
 from torchshare import _C, Job, JobFailed
-from torchshare.runtime import options
+from torchshare.runtime.declared import declared
+from torchshare.runtime.options import JobOptions, RuntimeOptions
 
 BATCH = torch.ones(4, 2)
 
@@ -305,11 +306,9 @@ def test_an_interpreter_that_ends_takes_its_jobs_along(body):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("declaration", "spec"), [(options.RuntimeOptions, _C.RuntimeOptions), (options.JobOptions, _C.JobSpec)]
-)
+@pytest.mark.parametrize(("declaration", "spec"), [(RuntimeOptions, _C.RuntimeOptions), (JobOptions, _C.JobSpec)])
 def test_the_defaults_that_signatures_show_are_those_of_cpp(declaration: type, spec: type):
-    shown = {each.name: each.option.default for each in options.declared(declaration)}
+    shown = {each.name: each.option.default for each in declared(declaration)}
     written_only = {"grace", "max_wait", "run_ahead", "start"}
     known = [name for name in shown if hasattr(spec, name) and name not in written_only | {"name", "threads", "ops"}]
     assert len(known) >= 5

@@ -118,7 +118,7 @@ class SchedulerActor:
             return self._queue.rows() if name is None else [self._queue.row(self._queue.find(name))]
 
     def hosts(self) -> list[dict[str, Any]]:
-        """Those that were up once, and those that cannot be started, with the reason."""
+        """Lists the hosts that were up once, and those that cannot be started, with the reason."""
         self.check()
         with self._lock:
             rows: list[dict[str, Any]] = [
@@ -260,7 +260,7 @@ class SchedulerActor:
     def _take(self, host: RemoteHost, report: HostReport) -> None:
         queue = self._queue
         if self._stopped.is_set():
-            return  # its jobs are cancelled, which the queue must not know
+            return  # closing cancels its jobs, which must not reach the queue
         is_new = host.token != report.token
         if is_new:
             replaced = queue.replaced(host.node, host.index, report.token)
@@ -297,7 +297,7 @@ class SchedulerActor:
                 self._stop(host, each, job.stopped, suspend=not job.cancelled)
 
     def _stop(self, host: RemoteHost, job: JobReport, since: float, *, suspend: bool = False) -> None:
-        """Of a job that runs and should not. An earlier call may have been lost."""
+        """Tells a host to stop a job, unless its report says that it stops. An earlier call may have been lost."""
         if not job.stops:
             host.actor.stop.remote(job.name, job.attempt, suspend)
         elif time.time() - since > _STOP_S and not host.blamed:  # it may catch Cancelled, or be blocked
@@ -305,7 +305,7 @@ class SchedulerActor:
             host.report, host.asked = host.actor.save_all.remote(), time.monotonic()
 
     def _bury(self, host: RemoteHost) -> None:
-        """Of a dead process: its jobs wait again."""
+        """Forgets a host whose process is dead; its jobs wait again."""
         del self._hosts[host.node, host.index]
         ray.kill(host.actor)
         killed = "worker process has died" in host.error
@@ -332,7 +332,7 @@ class SchedulerActor:
         host = self._queue.hosts[gpu]
         for job in self._queue.placed(gpu):
             outcome = self._storage.outcome(job.spec.outcome_of(job.attempt, job.place.index(gpu)))
-            if outcome is not None:  # it had ended, and could not tell
+            if outcome is not None:  # it had ended before its host could report it
                 self._queue.left(job.spec.name, job.attempt, outcome.state, outcome.error, gpu=gpu, heard=host.heard)
         crash = crash_in(self._storage.take_crash(host.token))
         if crashed and blamed is None and crash is not None:

@@ -18,7 +18,7 @@ from torchshare.runtime.job import Job
 
 log = logging.getLogger("torchshare")
 
-FIRST_WAIT_S = 1.0  # until what a full disk has prevented is tried again; doubled each time
+FIRST_WAIT_S = 1.0  # before a write that a full disk prevented is tried again; doubled each time
 _LONGEST_WAIT_S = 60.0
 _POLL_S = 0.02
 
@@ -34,7 +34,7 @@ class Attempt:
     """If stopped: to go on later."""
     rank: int = 0
     store: Any = None
-    """Of a gang's rendezvous, on its first rank."""
+    """The store of a gang's rendezvous, on its first rank."""
     trouble: str = ""
     """What it waits for."""
     refusal: str = ""
@@ -64,7 +64,7 @@ class Attempt:
             except OSError as error:
                 self._has_trouble(f"{what}: {error}")
                 if isinstance(error, WrongStorage):
-                    self.refusal = str(error)  # the job goes on on another host
+                    self.refusal = str(error)  # the job continues on another host
             else:
                 self.trouble = ""
                 return
@@ -74,7 +74,7 @@ class Attempt:
             wait = min(2 * wait, _LONGEST_WAIT_S)
 
     def put_back(self, error: Exception) -> None:
-        """Of a job that a full disk has ended: it goes on from its checkpoint, after a wait that grows."""
+        """Waits before a job that a full disk has ended goes on from its checkpoint; longer each time."""
         self._has_trouble(f"goes on from its checkpoint when the disk has space: {described(error)}")
         self.wait(min(FIRST_WAIT_S * 2.0 ** min(self.number, 10), _LONGEST_WAIT_S))
 
@@ -113,7 +113,7 @@ class Attempt:
 
 
 def save(job: Job, patience: float) -> None:
-    """Again while the disk is full: what the job has done since would be lost."""
+    """Saves a job, again and again while the disk is full, else what it has done since would be lost."""
     deadline, wait = time.monotonic() + patience, FIRST_WAIT_S
     while True:
         job.save(max(0.0, deadline - time.monotonic()))

@@ -15,11 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torchshare.cluster.host_actor import CannotStart, ClusterSettings
+from torchshare.cluster.host_actor import STORAGE, CannotStart, ClusterSettings
 from torchshare.context.errors import described
 from torchshare.context.files import make_folder
 
-STORAGE = "~/.torchshare/cluster"
 _POLL_S = 0.2
 _PATIENCE_S = 60.0  # how long a client waits for a scheduler that is started again
 _ANSWER_S = 30.0
@@ -115,7 +114,7 @@ def connect(address: str | None = None) -> None:
 
 
 def call(method: str, *arguments: Any) -> Any:
-    """Asks the scheduler, and again if it has to be started again in the meantime: the methods may be called twice.
+    """Calls a method of the scheduler; again, if it is started again in the meantime: methods may be called twice.
     Raises ValueError if it refuses, or if there is none."""
     ray = need_ray()
     from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
@@ -211,7 +210,7 @@ def _check_same(connected: str, address: str | None) -> None:
     with contextlib.suppress(OSError):
         if f"{socket.gethostbyname(host)}:{port}" == connected:
             return
-    raise ValueError(f"address must be {connected}, to which this process is connected; got {address}")
+    raise ValueError(f"address must be {connected}, to which this process is connected, got {address}")
 
 
 def _forget_dead_ray() -> None:

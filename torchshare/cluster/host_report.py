@@ -12,7 +12,7 @@ class JobReport:
     state: str
     """running, suspended, finished, failed or cancelled"""
     steps: int = 0
-    """Of the whole training."""
+    """Steps of the whole training."""
     can_save: bool = False
     error: str = ""
     stops: bool = False
@@ -20,21 +20,21 @@ class JobReport:
     has_saved: bool = False
     """Whether it has written a checkpoint, in this attempt."""
     trouble: str = ""
-    """What it waits for, if that is not its turn."""
+    """What it waits for, other than its turn."""
     earlier_steps: int = 0
-    """Of `steps`, those that earlier attempts have done."""
+    """The part of `steps` that earlier attempts have done."""
 
 
 @dataclass(frozen=True)
 class HostReport:
     token: str
-    """Of the process."""
+    """Identifies the process."""
     time: float
-    """By the host's clock, which does not jump."""
+    """Seconds of the host's clock, which does not jump."""
     jobs: list[JobReport]
     env: str
-    """Of the process: a scheduler that was started again may not know."""
+    """The process's environment: a scheduler that was started again may not know it."""
     refusal: str = ""
     """Why the host can take no more jobs."""
     niceness: int = 0
-    """Of the process."""
+    """The process's."""

@@ -28,7 +28,7 @@ class QueuedJob:
     """In the live scheduler."""
     submitted: float
     estimate: float = 0.0
-    """Of its duration."""
+    """Its duration in seconds, estimated."""
     wanted: tuple[int, ...] = ()
     """The devices where the policy wants it."""
     place: tuple[int, ...] = ()
@@ -36,14 +36,14 @@ class QueuedJob:
     gone: dict[int, Gone] = field(default_factory=dict)
     """The ranks that have left, by device, in this order."""
     attempt: int = 0
-    """Of how many starts this is the last."""
+    """Number of starts so far."""
     stopping: bool = False
     stopped: float = 0.0
     """When it was told to stop."""
     cancelled: bool = False
     can_save: bool = False
     crashes: int = 0
-    """Of host processes, by this job, since its last new checkpoint."""
+    """Number of host processes that this job has crashed since its last new checkpoint."""
     is_suspect: bool = False
     """It may have crashed a host: it runs alone until it has written a checkpoint."""
     began: float = 0.0
@@ -100,11 +100,11 @@ class HostRecord:
     node: str
     index: int
     token: str
-    """Of the process."""
+    """Identifies the process."""
     env: str
     up: bool = True
     jobs: dict[str, QueuedJob] = field(default_factory=dict)
-    """Those whose place it is."""
+    """The jobs that have this device, by name."""
     replacing: bool = False
     heard: float = 0.0
     """When it reported last, or came."""

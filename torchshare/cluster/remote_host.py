@@ -51,7 +51,7 @@ class RemoteHost:
 
 @dataclass(frozen=True)
 class FailedStart:
-    """Of a host that ended before its first report."""
+    """Why a host ended before its first report."""
 
     reason: str
     wait: float

@@ -48,7 +48,7 @@ def _given(value: Any) -> dict[str, Any]:
 
 
 def restore(state: QueueState, event: Event) -> None:
-    """Of an empty state."""
+    """Fills an empty state from a snapshot."""
     state.origin, state.now = event["origin"], event["time"] - event["origin"]
     state.learned.restore(event["learned"])
     state.tell_ratios(sorted(state.learned.pairs))
@@ -61,7 +61,7 @@ def restore(state: QueueState, event: Event) -> None:
     state.spans = [(name, gpu, begin, end) for name, gpu, begin, end in event["spans"]]
     for saved in event["jobs"]:
         _restore_job(state, saved)
-    state.apply({"event": "look", "time": event["time"]})  # the policy has forgotten when it wanted to
+    state.apply({"event": "look", "time": event["time"]})  # the policy does not remember when it wanted to decide again
 
 
 def _restore_job(state: QueueState, saved: dict[str, Any]) -> None:

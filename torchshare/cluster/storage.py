@@ -39,7 +39,7 @@ class WrongStorage(OSError):
 class Storage:
     path: Path
     mark: str | None = None
-    """What the cluster's scheduler has written into it; None: not known, and not looked for."""
+    """The text that the cluster's scheduler has written into it; None: unknown, and not checked."""
 
     @property
     def journal(self) -> Path:
@@ -100,7 +100,7 @@ class Storage:
         return self.path / "crashes" / token
 
     def take_crash(self, token: str) -> str:
-        """What it has written. Removes it."""
+        """Returns what the process wrote about its crash, and removes the file."""
         text, path = "", self.crash(token)
         with contextlib.suppress(OSError):
             text = path.read_text(errors="replace")

@@ -35,7 +35,7 @@ _POLL_S = 0.05  # how often a job that waits for the writer looks for a cancella
 
 
 class Checkpoints(Loop):
-    """Those of one job. On the job's thread, except for what Loop says."""
+    """The checkpoints of one job. Used on the job's thread, except for what Loop says."""
 
     has_saved = False
     unwritten = ""
@@ -246,7 +246,7 @@ class Checkpoints(Loop):
         }
 
     def _write(self, step: int, payload: dict[str, Any]) -> None:
-        """In the writer's thread."""
+        """Writes a checkpoint, in the writer's thread."""
         try:
             copies.check(payload["states"])
             self._files.write(step, payload)

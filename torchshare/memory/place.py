@@ -13,6 +13,6 @@ class Place:
     epoch_loops: int = 0
     """Loops over Job.epochs that have ended."""
     epoch: int | None = None
-    """Of the loop that has not."""
+    """The epoch of the loop that has not ended."""
     first_pass: int = 0
-    """Of that epoch; without one, the first pass after the last loop."""
+    """The first pass of that epoch; without one, the first pass after the last loop."""
