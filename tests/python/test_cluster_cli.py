@@ -16,9 +16,9 @@ from conftest import torchshare_command
 from test_plan import profile
 
 from torchshare import _core, cluster
+from torchshare.checkpoints.interval import EXPECTED
 from torchshare.cli import cluster as verb
 from torchshare.cluster import client, connection
-from torchshare.memory.interval import EXPECTED
 from torchshare.scripts import targets
 
 
@@ -271,7 +271,7 @@ def test_what_rays_calls_raise_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_
     actor = SimpleNamespace(rows=SimpleNamespace(remote=lambda: None))
     for name, function in (("is_initialized", lambda: True), ("get_actor", lambda *_: actor), ("get", fails)):
         monkeypatch.setattr(ray, name, function)
-    monkeypatch.setattr(verb.connection, "_connect", lambda *_: False)
+    monkeypatch.setattr(verb.connection, "connect", lambda _: None)
     done = torchshare_command("cluster", "list", folder=tmp_path)
     assert done.returncode == 2
     assert str(cause) in done.stderr

@@ -45,7 +45,8 @@ def test_a_job_without_a_core_is_named_with_its_wait():
         "def run(job):\n"
         "    end = time.monotonic() + 2\n"
         "    while time.monotonic() < end: torch.ones(100)\n"
-        "others = [subprocess.Popen([sys.executable, '-c', 'while True: pass']) for _ in range(2)]\n"
+        "busy = f'import os\\nwhile os.getppid() == {os.getpid()}: pass'\n"  # ends with this process, however that ends
+        "others = [subprocess.Popen([sys.executable, '-c', busy]) for _ in range(2)]\n"
         "try:\n"
         "    with torchshare.Runtime(device='cpu', device_priority='idle') as runtime:\n"
         "        runtime.submit(run, name='starves', threads=1)\n"

@@ -13,13 +13,11 @@ from typing import Any
 
 from rich.table import Table
 
-from torchshare.cli.outputs import check_outputs, print_table, refuse
+from torchshare.cli.outputs import check_outputs, print_table, refuse, write_timeline
 from torchshare.cluster import client, connection
 from torchshare.cluster.host_actor import STORAGE, ClusterSettings
 from torchshare.cluster.options import SubmitOptions
 from torchshare.cluster.queue_state import QueueSettings
-from torchshare.cluster.report import events_of_queue
-from torchshare.context.files import replacing
 from torchshare.context.names import escaped
 from torchshare.scripts import command_line, targets
 from torchshare.scripts.option_reader import GivenOptions, OptionReader
@@ -28,14 +26,14 @@ from torchshare.scripts.option_reader import GivenOptions, OptionReader
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
     parser.description = (
-        "Runs a queue of jobs on a Ray cluster, up to two jobs on a device. Without --address, joins the Ray of this "
-        "machine; `up` and `submit` start it if there is none."
+        "Runs a queue of jobs on a Ray cluster, up to two jobs on a device. Without --address, it is the Ray of "
+        "this machine, which `ray start --head` starts."
     )
     verbs = parser.add_subparsers(dest="what", required=True, metavar="VERB")
 
     def verb(name: str, text: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
         found = verbs.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
-        found.add_argument("--address", default=os.environ.get("RAY_ADDRESS"), help="of Ray (default: this machine's)")
+        found.add_argument("--address", help="of Ray (default: that of RAY_ADDRESS, else this machine's)")
         found.set_defaults(run=lambda arguments: _run(run, arguments))
         return found
 
@@ -150,13 +148,14 @@ def _status(arguments: argparse.Namespace) -> int:
     check_outputs({"--timeline": arguments.timeline, "--report": arguments.report})
     connection.connect(arguments.address)
     if arguments.timeline is not None:
-        with replacing(arguments.timeline) as file:
-            file.write(json.dumps({"traceEvents": events_of_queue(client.spans())}).encode())
+        from torchshare.cluster import page  # slow to import
+
+        write_timeline(arguments.timeline, page.events_of_queue(client.spans()))
     hosts, rows = client.hosts(), {row["name"]: row for row in client.jobs()}
     if arguments.report is not None:
-        from torchshare.cluster import pages  # slow to import
+        from torchshare.cluster import page
 
-        pages.write_queue(arguments.report, list(rows.values()), hosts, client.spans())
+        page.write_queue(arguments.report, list(rows.values()), hosts, client.spans())
     if arguments.json:
         print(json.dumps({"devices": hosts, "jobs": list(rows.values())}, indent=2))
         return 0

@@ -42,7 +42,7 @@ class Handle:
         self.name = name
 
     def status(self) -> dict[str, Any]:
-        """What `torchshare cluster list` shows of it."""
+        """The job's row in `torchshare cluster list`."""
         rows: list[dict[str, Any]] = call("rows", self.name)
         return rows[0]
 
@@ -102,7 +102,7 @@ def submit(target: str | Callable[..., Any], *, address: str | None = None, **op
     Args:
         target: a script with its arguments ("train.py --epochs 3", "-m pkg.train"), a function of a file or module
             ("file.py:function"), or a function that takes a Job, which is pickled.
-        address: of the Ray cluster. Default: the one of this machine, which is started if there is none.
+        address: of the Ray cluster; see `connect`. Default: that of RAY_ADDRESS, or of this machine.
         {options}
 
     Raises:
@@ -187,13 +187,13 @@ def hosts() -> list[dict[str, Any]]:
 
 
 def spans() -> list[Span]:
-    """Where each job has been: its name, its device, and from when until when, in seconds since 1970."""
+    """The times that each job has spent on each device: name, device, begin and end, in seconds since 1970."""
     found: list[Span] = call("spans")
     return found
 
 
 def _pickled(function: Callable[..., Any]) -> bytes:
-    """Pickles a function with the code of its module, which nodes may not have."""
+    """Pickles a function with the code of its module, which the nodes may not have. Raises ValueError."""
     from ray import cloudpickle
 
     module = sys.modules.get(getattr(function, "__module__", None) or "")

@@ -20,9 +20,9 @@ from torchshare.cluster.host_report import HostReport
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.storage import Outcome, Storage
 from torchshare.context.errors import described, is_disk_full, users_traceback
-from torchshare.context.files import make_folder
 from torchshare.context.rank import Rank
 from torchshare.context.results import ENDED
+from torchshare.durable.files import make_folder
 from torchshare.runtime import crash_report
 from torchshare.runtime.job import Job
 from torchshare.runtime.options import JobOptions
@@ -40,7 +40,7 @@ _NEWS_S = 1.0  # how long a rank whose collective failed waits to hear that anot
 
 
 class Host:
-    """Called from several threads."""
+    """Thread-safe."""
 
     def __init__(
         self,
@@ -94,13 +94,13 @@ class Host:
                 self._fail(attempt, error, "" if cause is None else users_traceback(cause), is_ours=is_ours)
 
     def _look(self, attempt: Attempt) -> None:
-        """Whether the job has ended before. Raises OSError."""
+        """Finds out whether the job has ended before. Raises OSError."""
         self._storage.check()
         make_folder(self._storage.logs(attempt.spec.submission))
         attempt.outcome = self._storage.outcome(attempt.outcome_name)
 
     def _loaded(self, spec: JobSpec) -> Callable[..., Any]:
-        """Its function. The thread that loads it is left behind if that takes too long."""
+        """Loads the job's function. A thread that takes too long is left behind. Raises what the module raises."""
         loaded: futures.Future[Callable[..., Any]] = futures.Future()
 
         def load() -> None:
@@ -212,7 +212,7 @@ class Host:
                 attempt.stopped = attempt.suspends = True
 
     def _fail(self, attempt: Attempt, error: BaseException, text: str = "", *, is_ours: bool = False) -> None:
-        """Reports an attempt as failed. With `is_ours`, the error's message needs no traceback."""
+        """Writes the failure to the job's log and as its outcome; with `is_ours`, the message without its type."""
         spec = attempt.spec
         try:
             self._storage.check()
@@ -257,7 +257,7 @@ class Host:
             return HostReport(self.token, time.monotonic(), jobs, self._env, refusal, niceness)
 
     def save_all(self) -> None:
-        """Called before the process ends. Jobs write their checkpoints, and are cancelled, to go on later."""
+        """Writes the checkpoints of all jobs and cancels them; they go on later. Called before the process ends."""
         with self._lock:
             for attempt in self._attempts.values():
                 if not attempt.stopped:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("torchshare")
 STORAGE = "~/.torchshare/cluster"
 
+NAMESPACE = "torchshare"  # of the actors on Ray
+SCHEDULER = "scheduler"  # the name of the scheduler's
+
 
 class CannotStart(ValueError):
     """The scheduler cannot use its storage."""
@@ -45,7 +48,7 @@ class ClusterSettings:
 
 
 class HostActor:
-    """See Host. Imports torch in its own process only."""
+    """Passes calls to its Host. Importing this module does not import torch."""
 
     def __init__(self, settings: ClusterSettings, env: str, mark: str) -> None:
         """`mark` is that of the scheduler, in the storage. Raises WrongStorage if it is not there."""

@@ -26,11 +26,11 @@ class JobSpec:
     memory: int | None = None
     """Bytes on its device."""
     duration: float | None = None
-    """Seconds alone, estimated."""
+    """Estimated seconds alone on its devices."""
     env: dict[str, Any] = field(default_factory=dict)
     """Ray's runtime_env."""
     ratios: dict[str, list[float]] = field(default_factory=dict)
-    """Interference ratios from the profile, by partner model: this model's beside it, and its beside this model."""
+    """Interference ratios of the profile, by the partner's model: this job's, and the partner's."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further options of Runtime.submit."""
 

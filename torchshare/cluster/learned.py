@@ -66,12 +66,12 @@ class Learned:
         self._durations: dict[str, float] = {}
 
     def ratio(self, model: str, partner: str) -> float:
-        """The ratio measured on the cluster; before that, the profile's; without one, the default."""
+        """The ratio measured on the cluster, else that of a profile, else the default."""
         pair = (model, partner)
         return self._ratios.get(pair, self._profiled.get(pair, self._default_ratio))
 
     def set_profiled(self, model: str, ratios: Mapping[str, Sequence[float]]) -> list[tuple[str, str]]:
-        """Sets the ratios of a profile. Returns the pairs whose ratio has changed."""
+        """Returns the pairs whose ratio has changed."""
         pairs = {(model, partner): max(1.0, own) for partner, (own, _) in ratios.items()}
         pairs |= {(partner, model): max(1.0, theirs) for partner, (_, theirs) in ratios.items()}
         news = [pair for pair, ratio in pairs.items() if self._profiled.get(pair) != ratio]
@@ -80,14 +80,14 @@ class Learned:
 
     @property
     def pairs(self) -> set[tuple[str, str]]:
-        """The pairs of models that have a ratio of their own."""
+        """The pairs whose ratio was measured or is in a profile."""
         return self._ratios.keys() | self._profiled.keys()
 
     def set_ratio(self, model: str, partner: str, measured: float) -> None:
         self._ratios[model, partner] = max(1.0, measured)
 
     def saved(self) -> dict[str, Any]:
-        """For JSON."""
+        """The tables as values that JSON has."""
         tables = {"ratios": self._ratios, "profiled": self._profiled}
         rows = {name: [[*pair, ratio] for pair, ratio in table.items()] for name, table in tables.items()}
         return {**rows, "durations": self._durations}

@@ -65,7 +65,7 @@ class QueueSettings:
 
 
 class QueueState:
-    """Changes by `apply` only."""
+    """Changed by `apply` alone."""
 
     def __init__(self, settings: QueueSettings) -> None:
         self.jobs: dict[str, QueuedJob] = {}
@@ -73,24 +73,24 @@ class QueueState:
         self.open: dict[str, QueuedJob] = {}
         """The jobs that have not ended, by name."""
         self.misplaced: dict[int, QueuedJob] = {}
-        """The jobs for which something is to be done, by number."""
+        """The jobs that are not where the policy wants them, by number."""
         self.hosts: dict[int, HostRecord] = {}
-        """The hosts, by device."""
+        """The hosts by device."""
         self.spans: list[Span] = []
-        """The spans of jobs that have left their device."""
+        """The times that jobs spent on devices which they have left since."""
         self.learned = Learned(settings.interference, settings.duration)
         self.live = _core.LiveScheduler(_cluster(settings), settings.policy)
         self.live.lose(0, 0.0, 0.0)  # until there is a host
         self.origin: float | None = None
         self.now = 0.0
         self.rows: dict[str, int] = {}
-        """The rows of models in the live scheduler."""
+        """The number of each model in the live scheduler."""
         self.groups: dict[str, int] = {}
-        """The groups of environments: jobs that need different ones cannot share a process."""
+        """The sharing group of each environment: jobs with different ones cannot share a process."""
         self.numbers: list[QueuedJob] = []
 
     def next_time(self, clock: float) -> float:
-        """The time of the next event. Times do not decrease, whatever the clocks of this scheduler and the former."""
+        """The time of the next event. Times never decrease, also if an earlier scheduler's clock was ahead."""
         return max(clock, self.time)
 
     @property
@@ -125,7 +125,7 @@ class QueueState:
         self._obey(self.live.arrive(number, self.now))
 
     def add(self, spec: JobSpec, estimate: float, arrival: float) -> int:
-        """Adds a job to the live scheduler; returns its number there."""
+        """Adds the job to the live scheduler. Returns its number there."""
         row, level, memory = self._row(spec.model), _core.priority_level(spec.priority), (spec.memory or 0) / _GIB
         return self.live.add(arrival, estimate, spec.gpus, memory, row, level, self._group(spec))
 
@@ -180,8 +180,8 @@ class QueueState:
             self._rank_leaves(job, event["gpu"], gone, event)
 
     def _suspect(self, jobs: list[QueuedJob], blamed: str | None) -> None:
-        """Counts a crash of the jobs' process for the job that is known to have caused it. If none is known, each runs
-        alone from now on, which shows which it was."""
+        """Makes the jobs of a crashed process suspects, which run alone. The crash counts for the job that is known to
+        have crashed it; which of two it was shows when each has run alone."""
         for job in jobs:
             if blamed in (None, job.spec.name) and all(gone.state != "lost" for gone in job.gone.values()):
                 job.crashes += blamed is not None or len(jobs) == 1  # once for all its ranks
@@ -290,13 +290,13 @@ class QueueState:
             self.misplaced.pop(job.number, None)
 
     def tell_ratios(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Tells the live scheduler the ratios of these pairs of models."""
+        """Gives the ratios of these pairs to the live scheduler; all others have the default there."""
         for model, partner in pairs:
             self.live.set_ratio(self._row(model), self._row(partner), self.learned.ratio(model, partner), self.now)
 
 
 def _heard(event: Event) -> float:
-    """The time until which a job that has left is known to have run."""
+    """The last time at which a job that has left is known to have run."""
     return float(event["heard"] if "heard" in event else event["time"])
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from torchshare.context.files import replacing
+from torchshare.durable.files import replacing
 from torchshare.profiles.profile import code_digest, device_name
 from torchshare.profiling.measurement import Candidate, Measurement
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchshare.checkpoints.checkpoints import Checkpoints
+from torchshare.checkpoints.interval import Interval, parse
+from torchshare.checkpoints.writer import Writer
 from torchshare.context.loop import Loop
 from torchshare.context.rank import this_rank
 from torchshare.context.results import ENDED
-from torchshare.memory.checkpoints import Checkpoints
-from torchshare.memory.interval import Interval, parse
-from torchshare.memory.writer import Writer
 from torchshare.runtime.declared import with_defaults
 from torchshare.runtime.options import RuntimeOptions
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Interval, Predicate
 from typing_extensions import TypedDict
 
-from torchshare.memory.interval import EXPECTED, is_interval
+from torchshare.checkpoints.interval import EXPECTED, is_interval
 from torchshare.runtime.declared import YES_NO, Expected, Option
 
 if TYPE_CHECKING:

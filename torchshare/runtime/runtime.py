@@ -16,11 +16,11 @@ from typing_extensions import Unpack
 from torchshare import _C
 from torchshare.context import current
 from torchshare.context.errors import BudgetExceeded, Cancelled, JobFailed, described
-from torchshare.context.files import replacing
 from torchshare.context.job_context import JobContext
 from torchshare.context.rank import this_rank
 from torchshare.context.results import ENDED, Results
 from torchshare.context.sub_batch_rows import SubBatchRows
+from torchshare.durable.files import replacing
 from torchshare.isolation import environment, routing
 from torchshare.isolation.interrupt import PROCESS_CODE
 from torchshare.runtime import signals
