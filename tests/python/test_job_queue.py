@@ -16,8 +16,9 @@ from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal, Superseded
 from torchshare.cluster.learned import Learned, StepTimes
-from torchshare.cluster.queue_state import QueueSettings, QueueState
+from torchshare.cluster.queue_state import QueueState
 from torchshare.cluster.queued_job import Action
+from torchshare.cluster.settings import QueueSettings
 from torchshare.context.results import ENDED
 
 
@@ -128,18 +129,21 @@ def test_a_name_is_taken_but_the_same_submission_twice_is_one_job(path: Path) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gpus": 3}, "job 'a': gpus must be at most 2, the cluster's devices; got 3"),
-        ({"memory": 2000}, "job 'a': memory must be at most 1000, that of a device; got 2000"),
+        ({"gpus": 3}, "job 'a': gpus must be at most 2, the cluster's devices, got 3"),
+        ({"memory": 2000}, "job 'a': memory must be at most 1000, that of a device, got 2000"),
         ({"priority": "high"}, "priority must be 'primary', 'secondary' or 'level-0' to 'level-9', got 'high'"),
         ({"model": ["a"]}, "job 'a': model must be a string, got ['a']"),
         ({"name": ["a"]}, "job '['a']': name must be a string, got ['a']"),
         ({"priority": 1}, "job 'a': priority must be a string, got 1"),
-        ({"env": {1: "x", "a": "y"}}, "job 'a': env must be a dict with strings as keys, got {1: 'x', 'a': 'y'}"),
-        ({"gpus": None}, "job 'a': gpus must be a number from 1 to 2147483647, got None"),
-        ({"gpus": 1.0}, "job 'a': gpus must be a number from 1 to 2147483647, got 1.0"),
-        ({"memory": -5}, "job 'a': memory must be a number from 0 to 9223372036854775807, got -5"),
-        ({"duration": "5"}, "job 'a': duration must be a number from 0 to 1000000000000, got '5'"),
-        ({"duration": float("nan")}, "job 'a': duration must be a number from 0 to 1000000000000, got nan"),
+        (
+            {"env": {1: "x", "a": "y"}},
+            "job 'a': env must be a dict of JSON values with strings as keys, got {1: 'x', 'a': 'y'}",
+        ),
+        ({"gpus": None}, "job 'a': gpus must be a positive integer below 2**31, got None"),
+        ({"gpus": 1.0}, "job 'a': gpus must be a positive integer below 2**31, got 1.0"),
+        ({"memory": -5}, "job 'a': memory must be a positive integer below 2**63, got -5"),
+        ({"duration": "5"}, "job 'a': duration must be a positive number of seconds, at most 1e12, got '5'"),
+        ({"duration": float("nan")}, "job 'a': duration must be a positive number of seconds, at most 1e12, got nan"),
         ({"ratios": {"y": [1.0]}}, "job 'a': cannot be accepted: not enough values to unpack"),
         ({"ratios": [1.0]}, "job 'a': cannot be accepted: 'list' object has no attribute"),
         ({"options": {"lr": float("inf")}}, "job 'a': cannot be accepted: Out of range float values"),
@@ -796,7 +800,7 @@ def test_a_journal_of_another_version_is_refused(path: Path, event: dict[str, An
         ({"interference": 0.5}, "interference must be a number of at least 1, got 0.5"),
         ({"restart_cost": -1}, "restart_cost must be a number of at least 0, got -1"),
         ({"restart_cost": float("nan")}, "restart_cost must be a number of at least 0, got nan"),
-        ({"memory": -5}, "memory must be a number of at least 0, got -5"),
+        ({"memory": -5}, re.escape("memory must be a non-negative integer below 2**63, got -5")),
     ],
 )
 def test_settings_of_a_queue_are_checked(settings: dict[str, float], message: str) -> None:

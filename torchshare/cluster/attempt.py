@@ -18,7 +18,7 @@ from torchshare.runtime.job import Job
 
 log = logging.getLogger("torchshare")
 
-FIRST_WAIT_S = 1.0  # until what a full disk has prevented is tried again; doubled each time
+FIRST_WAIT_S = 1.0  # before a write that a full disk prevented is tried again; doubled each time
 _LONGEST_WAIT_S = 60.0
 _POLL_S = 0.02
 
@@ -64,7 +64,7 @@ class Attempt:
             except OSError as error:
                 self._has_trouble(f"{what}: {error}")
                 if isinstance(error, WrongStorage):
-                    self.refusal = str(error)  # the job goes on on another host
+                    self.refusal = str(error)  # the job continues on another host
             else:
                 self.trouble = ""
                 return

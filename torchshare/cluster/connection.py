@@ -12,10 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torchshare.cluster.host_actor import NAMESPACE, SCHEDULER, CannotStart, ClusterSettings
+from torchshare.cluster.host_actor import NAMESPACE, SCHEDULER, CannotStart
+from torchshare.cluster.settings import STORAGE, ClusterSettings
 from torchshare.context.errors import described
 
-STORAGE = "~/.torchshare/cluster"
 _POLL_S = 0.2
 _PATIENCE_S = 60.0  # how long a client waits for a scheduler that is started again
 _ANSWER_S = 30.0
@@ -162,4 +162,4 @@ def _check_same(connected: str, address: str | None) -> None:
     with contextlib.suppress(OSError):
         if f"{socket.gethostbyname(host)}:{port}" == connected:
             return
-    raise ValueError(f"address must be {connected}, to which this process is connected; got {address}")
+    raise ValueError(f"address must be {connected}, to which this process is connected, got {address}")

@@ -68,7 +68,7 @@ class Host:
 
     def start(self, spec: JobSpec, number: int, rank: int = 0) -> None:
         """Starts a job, or a rank of it, or goes on from its checkpoint, in a thread: its module may never finish
-        loading. What prevents it is in a later report."""
+        loading. If it cannot start, a later report says why."""
         with self._lock:
             known = self._attempts.get(spec.name)
             if known is not None and known.number >= number:
@@ -79,7 +79,7 @@ class Host:
 
     def _begin(self, attempt: Attempt, before: Job | None) -> None:
         try:
-            if before is not None:  # the queue believed it lost
+            if before is not None:  # the queue took it for lost
                 end(before, _SAVE_S)
             attempt.patiently("the storage cannot be used", functools.partial(self._look, attempt))
             if attempt.outcome is None and not attempt.stopped:
@@ -87,7 +87,7 @@ class Host:
                 environ = self._meet(attempt) if attempt.spec.gpus > 1 else None
                 with self._lock:
                     self._start(attempt, function, environ)
-        except BaseException as error:  # a module may raise any
+        except BaseException as error:  # a module may raise any exception
             if not attempt.stopped:
                 is_ours = isinstance(error, ValueError)  # a module's own is the cause of a CannotLoad
                 cause = error.__cause__ if is_ours else error
@@ -216,7 +216,7 @@ class Host:
         spec = attempt.spec
         try:
             self._storage.check()
-        except OSError as gone:  # it may be why
+        except OSError as gone:  # it may be the cause
             attempt.refusal = str(gone)
             attempt.stopped = attempt.suspends = True
             return

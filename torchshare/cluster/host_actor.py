@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchshare.checkpoints.interval import EXPECTED, is_interval
 from torchshare.cluster.job_spec import JobSpec
-from torchshare.cluster.queue_state import QueueSettings
+from torchshare.cluster.settings import ClusterSettings
 from torchshare.cluster.storage import Storage
 
 if TYPE_CHECKING:
@@ -24,25 +22,6 @@ SCHEDULER = "scheduler"  # the name of the scheduler's
 
 class CannotStart(ValueError):
     """The scheduler cannot use its storage."""
-
-
-@dataclass(frozen=True)
-class ClusterSettings:
-    storage: str
-    queue: QueueSettings = field(default_factory=QueueSettings)
-    every: str | int = "5min"
-    """Interval between checkpoints: a number of steps, or a time such as "5min"."""
-    device: str = "auto"
-    hosts_per_node: int = 1
-    """Hosts of a node without GPUs; other nodes have one per GPU."""
-
-    def __post_init__(self) -> None:
-        if not is_interval(self.every):
-            raise ValueError(f"every must be {EXPECTED}, got {self.every!r}")
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise ValueError(f"device must be auto, cpu or cuda, got {self.device!r}")
-        if self.hosts_per_node < 1:
-            raise ValueError(f"hosts_per_node must be at least 1, got {self.hosts_per_node}")
 
 
 class HostActor:

@@ -14,8 +14,9 @@ from torchshare.cluster import snapshot
 from torchshare.cluster.host_report import JobReport
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Event, Journal
-from torchshare.cluster.queue_state import QueueSettings, QueueState
+from torchshare.cluster.queue_state import QueueState
 from torchshare.cluster.queued_job import Action, HostRecord, QueuedJob, Span
+from torchshare.cluster.settings import QueueSettings
 from torchshare.context.names import free_name
 
 log = logging.getLogger("torchshare")
@@ -72,11 +73,11 @@ class JobQueue:
         devices = len(self.hosts)  # those too whose process is being started again
         if spec.gpus > max(1, devices):
             raise ValueError(
-                f"job '{spec.name}': gpus must be at most {devices}, the cluster's devices; got {spec.gpus}"
+                f"job '{spec.name}': gpus must be at most {devices}, the cluster's devices, got {spec.gpus}"
             )
         if self._settings.memory and (spec.memory or 0) > self._settings.memory:
             limit = self._settings.memory
-            raise ValueError(f"job '{spec.name}': memory must be at most {limit}, that of a device; got {spec.memory}")
+            raise ValueError(f"job '{spec.name}': memory must be at most {limit}, that of a device, got {spec.memory}")
         _core.priority_level(spec.priority)  # raises ValueError
         self._record(_submission(spec, self._settings))
         return spec.name
@@ -117,7 +118,7 @@ class JobQueue:
         return None
 
     def heard(self, gpu: int) -> None:
-        """The host has reported. A scheduler that comes after this one knows it for some time of each 30 s."""
+        """Called when a host has reported. The time is written to the journal at most every 30 s."""
         now = self._state.next_time(self._clock())
         self.hosts[gpu].heard = now
         if now >= self._heard_due:
@@ -215,8 +216,8 @@ class JobQueue:
     # What is to be done
 
     def actions(self, reachable: Container[int] | None = None) -> list[Action]:
-        """What is to be done now, each once. Only on devices whose hosts are `reachable`, by default all. Raises
-        Superseded, also if there is nothing to do: clients would be refused for ever."""
+        """Returns what is to be done now, each action once, on devices whose hosts are `reachable`, by default all.
+        Raises Superseded, also if there is nothing to do: clients would be refused for ever."""
         self._journal.check()
         if self._state.looks_again(self._clock()):
             self._record({"event": "look"})

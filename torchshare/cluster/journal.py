@@ -138,6 +138,6 @@ def _read(path: Path) -> tuple[list[Event], int]:
         except ValueError:
             raise ValueError(f"{path}:{number}: the journal is damaged: {line[:60]!r}") from None
         events.append(event)
-    if not b'{"'.startswith(cut_off[:2]) and cut_off.strip(b"\0"):  # no beginning of a line
+    if not b'{"'.startswith(cut_off[:2]) and cut_off.strip(b"\0"):  # not the beginning of a line
         raise ValueError(f"{path}:{len(lines) + 1}: the journal is damaged: {cut_off[:60]!r}")
     return events, len(data) - len(cut_off)

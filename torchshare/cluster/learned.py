@@ -32,7 +32,7 @@ class StepTimes:
         """The slowdowns of this job that others have been told, by the partner's model."""
 
     def observe(self, time: float, steps: int, partner: str | None) -> None:
-        """`steps` so far. The time in which the partner changed does not count, nor that before the first step."""
+        """Called with the steps so far. The time before the first step and that of a change of partner do not count."""
         if self._last is not None and self._last[2] == partner and self._last[1] > 0:
             total = self._sums[partner]
             total.steps += steps - self._last[1]
@@ -49,7 +49,8 @@ class StepTimes:
         return None if alone is None or beside is None else beside / alone
 
     def is_news(self, partner: str, slowdown: float) -> bool:
-        """Compared with this job's earlier measurements: two pairs of the same models may differ, and always would."""
+        """Whether the slowdown differs from the last one that this job has told. It is not compared with those of other
+        jobs: two pairs of the same models may always differ."""
         known = self.told.get(partner)
         return known is None or abs(max(1.0, slowdown) / max(1.0, known) - 1) > _CHANGE
 

@@ -8,38 +8,19 @@ is where the old one was.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from torchshare import _core
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Event
 from torchshare.cluster.learned import Learned
 from torchshare.cluster.queued_job import Gone, HostRecord, QueuedJob, Span, key_of
+from torchshare.cluster.settings import QueueSettings
 from torchshare.context.results import ENDED
 
 _CRASHES = 3  # of a job without a new checkpoint, before it is given up
 _ALONE = -1  # the group of a job that shares with none
 _GIB = 2**30
-
-
-@dataclass(frozen=True)
-class QueueSettings:
-    policy: str = "pair-srsf"
-    interference: float = 1.1
-    """The ratio of pairs that have not been measured, neither here nor in a profile."""
-    restart_cost: float = 10.0
-    memory: int = 0
-    """Bytes of a device; 0: ignored."""
-    duration: float = 3600.0
-    """Seconds that a job is taken to last if nothing is known of it."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("interference", 1.0), ("restart_cost", 0.0), ("memory", 0), ("duration", 1e-3)):
-            value = getattr(self, name)
-            if not least <= value < math.inf:
-                raise ValueError(f"{name} must be a number of at least {least:g}, got {value}")
 
 
 class QueueState:
@@ -284,5 +265,5 @@ def _cluster(settings: QueueSettings) -> _core.Cluster:
     options.gpu_memory_gib = settings.memory / _GIB
     options.restart_cost = settings.restart_cost
     options.one_gang_beside = True
-    options.largest_split = 1  # other sub-batches would be other weights
+    options.largest_split = 1  # other sub-batches would give other weights
     return _core.Cluster(options, 1, [settings.interference], [], [], [], [], [], [])

@@ -10,12 +10,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchshare.cluster.host_actor import CannotStart, ClusterSettings
+from torchshare.cluster.host_actor import CannotStart
 from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal
 from torchshare.cluster.queued_job import Action, Span, key_of
 from torchshare.cluster.remote_host import FailedStart, HostDied, HostUnavailable, RemoteHost, last_line
+from torchshare.cluster.settings import ClusterSettings
 from torchshare.cluster.storage import Storage, WrongStorage
 from torchshare.runtime.crashes import crash_in
 
@@ -256,7 +257,7 @@ class Scheduler:
     def _take(self, host: RemoteHost, report: HostReport) -> None:
         queue = self._queue
         if self._stopped.is_set():
-            return  # its jobs are cancelled, which the queue must not know
+            return  # closing cancels its jobs, which must not reach the queue
         is_new = host.token != report.token
         if is_new:
             replaced = queue.replaced(host.node, host.index, report.token)
@@ -318,7 +319,7 @@ class Scheduler:
         host = self._queue.hosts[gpu]
         for job in self._queue.placed(gpu):
             outcome = self._storage.outcome(job.spec.outcome_of(job.attempt, job.place.index(gpu)))
-            if outcome is not None:  # it had ended, and could not tell
+            if outcome is not None:  # it had ended before its host could report it
                 self._queue.left(job.spec.name, job.attempt, outcome.state, outcome.error, gpu=gpu, heard=host.heard)
         crash = crash_in(self._storage.take_crash(host.token))
         if crashed and blamed is None and crash is not None:

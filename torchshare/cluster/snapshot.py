@@ -61,7 +61,7 @@ def restore(state: QueueState, event: Event) -> None:
     state.spans = [(name, gpu, begin, end) for name, gpu, begin, end in event["spans"]]
     for saved in event["jobs"]:
         _restore_job(state, saved)
-    state.apply({"event": "look", "time": event["time"]})  # the policy has forgotten when it wanted to
+    state.apply({"event": "look", "time": event["time"]})  # the policy does not remember when it wanted to decide again
 
 
 def _restore_job(state: QueueState, saved: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ class _File(BaseModel):
 
     version: Literal[1] = 1
     origin: dict[str, str]
-    """Of what the measurements are: the job's code, the device and so on."""
+    """What was measured: the job's code, the device and so on."""
     found: dict[str, list[Measurement]] = {}
 
 
