@@ -23,6 +23,7 @@ from torchshare.context.results import ENDED, Results
 from torchshare.context.sub_batch_rows import SubBatchRows
 from torchshare.isolation import environment, routing
 from torchshare.isolation.interrupt import PROCESS_CODE
+from torchshare.memory import spill
 from torchshare.runtime import signals
 from torchshare.runtime.body import run_body
 from torchshare.runtime.bound import BoundReport, report
@@ -140,6 +141,7 @@ class Runtime:
             self._closer.number,
             self._closer.watch_cancel,
             self._closer.tell_ranks,
+            spill.park,
             on_cpu=self.device == "cpu",
             on_disagree=self._options.get("on_disagree", "error"),
             resplit=options.get("resplit", True),
