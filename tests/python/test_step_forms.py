@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -234,6 +235,7 @@ def one_per_epoch(training: Training, train: Callable[[Any], None], evaluate: Ca
 LOADERS = {each.__name__: each for each in (one_loader, two_loaders, one_per_epoch)}
 
 
+@functools.cache
 def plain_torch(kind: type[Training], loaders: str, sub_batch: int | None, device: str) -> list[Tensor]:
     """Splits and weights by hand."""
     training = kind(device)
