@@ -23,6 +23,7 @@ from torchshare.context.sub_batch_rows import SubBatchRows
 from torchshare.durable.files import replacing
 from torchshare.isolation import environment, routing
 from torchshare.isolation.interrupt import PROCESS_CODE
+from torchshare.memory import spill
 from torchshare.runtime import signals
 from torchshare.runtime.body import run_body
 from torchshare.runtime.bound import BoundReport, report
@@ -142,6 +143,7 @@ class Runtime:
             self._closer.number,
             self._closer.watch_cancel,
             self._closer.tell_ranks,
+            spill.park,
             on_cpu=self.device == "cpu",
             on_disagree=self._options["on_disagree"],
             resplit=settings["resplit"],
