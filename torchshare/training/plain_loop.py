@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from torchshare.checkpoints import states
 from torchshare.context import current, step_loop
 from torchshare.context.accumulation import Part
-from torchshare.memory import states
 from torchshare.training import split_warning
 from torchshare.training.batches import Batch, Count, Options, Reduction, fetch, options_of
 
