@@ -500,6 +500,7 @@ void RuntimeJob::begin_step() {
 }
 
 void RuntimeJob::end_step() {
+  record_sub_batches();
   const std::uint64_t steps = status_.steps.load();
   record_span(EventKind::kStep, step_begin_, status_.earlier_steps.load() + steps);
   if (const std::int64_t most = budget_->high_water(); most > 0) {
@@ -518,7 +519,15 @@ void RuntimeJob::begin_sub_batch() {
 }
 
 void RuntimeJob::end_sub_batch() {
-  record_span(EventKind::kSubBatch, sub_batch_begin_, sub_batches_.fetch_add(1));
+  sub_batches_in_step_.emplace_back(sub_batch_begin_.count(), runtime_->now().count());
+}
+
+void RuntimeJob::record_sub_batches() {
+  for (const auto& [begin, end] : exchange_sub_batches({})) {
+    const std::uint64_t number = sub_batches_.fetch_add(1);
+    log_->record(
+        {std::chrono::nanoseconds(begin), std::chrono::nanoseconds(end), id(), EventKind::kSubBatch, number, {}});
+  }
 }
 
 void RuntimeJob::record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t number,

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "device/device.h"
 #include "hook/op_context.h"
@@ -87,6 +88,11 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   void end_step() override;
   void begin_sub_batch() override;
   void end_sub_batch() override;
+  /// Begins and ends of sub-batches, in nanoseconds.
+  using SubBatches = std::vector<std::pair<std::int64_t, std::int64_t>>;
+  /// Replaces the sub-batches that have ended since the last step, and returns them. The next step counts them.
+  SubBatches exchange_sub_batches(SubBatches others) { return std::exchange(sub_batches_in_step_, std::move(others)); }
+  bool has_sub_batches() const { return !sub_batches_in_step_.empty(); }
   void synchronize() override;
   /// See DeviceScope::open_stream.
   std::uintptr_t open_stream() { return device_->open_stream(); }
@@ -121,6 +127,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   template <class Work>
   void without_language_lock(Work work);
   void record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t number, std::string_view detail = {});
+  void record_sub_batches();
   void record_budget();
   void unwind();
   void begin_idle(std::chrono::nanoseconds now);
@@ -150,6 +157,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   // Written and read by the job's own thread only.
   std::chrono::nanoseconds step_begin_{0};
   std::chrono::nanoseconds sub_batch_begin_{0};
+  SubBatches sub_batches_in_step_;
   std::chrono::nanoseconds input_begin_{0};
   std::chrono::nanoseconds wait_begin_{0};
   std::string wait_reason_;

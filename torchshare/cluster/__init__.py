@@ -1,4 +1,4 @@
-"""Many jobs on many devices: simulated, or run on a Ray cluster."""
+"""A queue of jobs on the devices of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchshare.cluster.client import Handle, JobError, hosts, job, jobs, spans, submit
     from torchshare.cluster.connection import connect, down, up
-    from torchshare.cluster.host_actor import ClusterSettings
-    from torchshare.cluster.queue_state import QueueSettings
+    from torchshare.cluster.settings import ClusterSettings, QueueSettings
 
 __all__ = [
     "ClusterSettings",
@@ -27,8 +26,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "ClusterSettings": "host_actor",
-    "QueueSettings": "queue_state",
+    "ClusterSettings": "settings",
+    "QueueSettings": "settings",
     "connect": "connection",
     "down": "connection",
     "up": "connection",
@@ -36,7 +35,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Imported on first use: the simulator needs none of it."""
+    """Imported on first use: some of it needs Ray."""
     if name not in __all__:
         raise AttributeError(f"module 'torchshare.cluster' has no attribute '{name}'")
     return getattr(importlib.import_module(f"torchshare.cluster.{_MODULES.get(name, 'client')}"), name)

@@ -4,46 +4,28 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchshare.cluster.job_spec import JobSpec
-from torchshare.cluster.queue_state import QueueSettings
+from torchshare.cluster.settings import ClusterSettings
 from torchshare.cluster.storage import Storage
-from torchshare.memory.interval import EXPECTED, is_interval
 
 if TYPE_CHECKING:
     from torchshare.cluster.host_report import HostReport
 
 log = logging.getLogger("torchshare")
 
+NAMESPACE = "torchshare"  # of the actors on Ray
+SCHEDULER = "scheduler"  # the name of the scheduler's
+
 
 class CannotStart(ValueError):
     """The scheduler cannot use its storage."""
 
 
-@dataclass(frozen=True)
-class ClusterSettings:
-    storage: str
-    queue: QueueSettings = field(default_factory=QueueSettings)
-    every: str | int = "5min"
-    """How often jobs write checkpoints."""
-    device: str = "auto"
-    hosts_per_node: int = 1
-    """On nodes without GPUs; on others, a host per GPU."""
-
-    def __post_init__(self) -> None:
-        if not is_interval(self.every):
-            raise ValueError(f"every must be {EXPECTED}, got {self.every!r}")
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise ValueError(f"device must be auto, cpu or cuda, got {self.device!r}")
-        if self.hosts_per_node < 1:
-            raise ValueError(f"hosts_per_node must be at least 1, got {self.hosts_per_node}")
-
-
 class HostActor:
-    """See Host. Imports torch in its own process only."""
+    """Passes calls to its Host. Importing this module does not import torch."""
 
     def __init__(self, settings: ClusterSettings, env: str, mark: str) -> None:
         """`mark` is that of the scheduler, in the storage. Raises WrongStorage if it is not there."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torchshare.context.accumulation import Accumulation
 from torchshare.context.host_random import HostRandom
 from torchshare.context.loop import Loop
+from torchshare.context.open_loops import OpenLoops
 from torchshare.context.rank import Rank, this_rank
 from torchshare.context.step_counter import StepCounter
 from torchshare.context.sub_batch_rows import SubBatchRows
@@ -40,11 +41,13 @@ class JobContext:
     epochs_left: int | None
     """Remaining passes over the loader; None if not declared."""
     runtime: str
-    """Of its runtime: unique in this process; the same on all ranks of a runtime that runs on several."""
+    """Identifies its runtime: unique in this process; the same on all ranks of a runtime that runs on several."""
     watch_cancel: Callable[[JobContext], None]
     """Delivers a cancellation to the job even if it runs no op."""
     tell_ranks: Callable[[JobContext, str, str], None]
     """Tells the job's other ranks that it is "ended", and how, or that they too must "suspend" or "resume" it."""
+    park_spilled: Callable[[JobContext], None]
+    """Suspends the job with its tracked tensors off the device, until it is resumed."""
     rank: Rank = field(default_factory=this_rank)
     shared_patches: bool = False
     """Whether it may replace, for all jobs, what cannot be its own."""
@@ -68,8 +71,10 @@ class JobContext:
     """Whether it is a script that was interrupted: it is not unwound again at its next batch or sleep."""
     has_stepped: bool = False
     """Whether an optimizer has made a step, or is about to."""
+    optimizers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    """Those that it has made."""
     uses_batches: bool = False
-    """Whether its loop counts the steps; otherwise its optimizer's steps are counted."""
+    """Whether it has a loop over batches of `Job.batches` or `torchshare.batches`, or a call of `Job.fit`."""
     resplit: bool = True
     """Whether batches that run out of memory are repeated in smaller sub-batches."""
     spills: bool = False
@@ -80,6 +85,7 @@ class JobContext:
     retry: Any = None
     """How it repeats batches: a training.retry.Retry, from the first batch that it may have to repeat."""
     step_counter: StepCounter = field(default_factory=StepCounter)
+    open_loops: OpenLoops = field(default_factory=OpenLoops)
     accumulation: Accumulation = field(init=False)
     tracked: Tracked = field(default_factory=Tracked)
     loop: Loop = field(default_factory=Loop)
@@ -96,7 +102,7 @@ class JobContext:
     _parking: threading.RLock = field(default_factory=threading.RLock)
     """Guards `spills` and the job's suspension. A signal may come while it is held."""
     _is_suspended: bool = False
-    """By `suspend` or `park`."""
+    """Set by `suspend` and `park`."""
     _handlers: int = 0
     """How many of its signal handlers run."""
     handle: _C.Job = field(init=False)
@@ -111,7 +117,7 @@ class JobContext:
         self.tracked, self.retry, self.loop = Tracked(), None, Loop()
 
     def leave_out_passes(self, count: int) -> None:
-        """Of those that it declared, an earlier run has completed `count`."""
+        """Called when an earlier run has completed `count` of the passes that the job declared."""
         if self.epochs_left is not None:
             self.epochs_left = max(0, self.epochs_left - count)
 
@@ -141,7 +147,8 @@ class JobContext:
     def has_optimizers(self) -> bool:
         """Whether it is known to train, before its first step."""
         tracked = self.tracked.objects.values()
-        return bool(self.accumulation.optimizers) or any(hasattr(value, "param_groups") for value in tracked)
+        known = self.optimizers or self.accumulation.optimizers
+        return bool(known) or any(hasattr(value, "param_groups") for value in tracked)
 
     @contextlib.contextmanager
     def outside_ops(self) -> Iterator[None]:

@@ -43,7 +43,7 @@ os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-de
 _tenants: weakref.WeakKeyDictionary[Tenant, bool] = weakref.WeakKeyDictionary()
 """The running scripts, and the jobs that are no scripts; whether they may change what is shared."""
 _jobs: weakref.WeakSet[JobContext] = weakref.WeakSet()
-"""Those that have been submitted and have not ended."""
+"""The jobs that have been submitted and have not ended."""
 _changes: list[Change] = []
 
 

@@ -27,10 +27,8 @@ log = logging.getLogger("torchshare")
 _POLL_S = 0.2
 
 
-def between_sub_batches(job: JobContext) -> None:
+def park(job: JobContext) -> None:
     """Called where no graph of autograd holds tensors of the job, in its thread."""
-    if not job.spills:
-        return
     spilled = Spilled(job)
     try:
         job.park()
@@ -103,7 +101,7 @@ class Spilled:
 
 
 def _storages(job: JobContext) -> Iterator[torch.UntypedStorage]:
-    """Those of tracked objects that are on the job's device and may be emptied."""
+    """The storages of tracked objects that are on the job's device and may be emptied."""
     device = "cpu" if job.device is None else job.device.type
     for value in job.tracked.objects.values():
         for tensor in _tensors_of(value):

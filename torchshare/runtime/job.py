@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchshare.checkpoints import states
 from torchshare.context.checks import check_count
 from torchshare.context.job_context import JobContext
 from torchshare.context.results import ENDED, Result
-from torchshare.memory import states
 from torchshare.training import batches
 from torchshare.training.batches import Batch, Count, Reduction
 from torchshare.training.batches import Options as BatchOptions
@@ -223,7 +223,7 @@ class Job:
     def suspend(self, *, spill: bool = False) -> None:
         """Parks the job before its next op, until `resume`; on all ranks.
 
-        With `spill`, parks it before its next sub-batch of `batches`, and moves the parameters, buffers, gradients and
+        With `spill`, parks it before its next batch or sub-batch, and moves the parameters, buffers, gradients and
         optimizer state that it tracks (see `track`) off the device: from a GPU to pinned host memory, on the CPU to a
         temporary file. No other thread may use them until the job has been resumed. `resume` moves them back into the
         same Python objects; if the device has no memory for them, the job waits for it. With

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from torchshare import _core
-from torchshare.context import current
-from torchshare.isolation import agreement, gradient_sync
-from torchshare.memory import spill
+from torchshare.context import current, step_loop
+from torchshare.context.open_loops import OpenBatch
+from torchshare.isolation import agreement
 from torchshare.training import pytree, split_warning
 from torchshare.training.cuda_graph import Graphed
 from torchshare.training.retry import Attempt, Retry
@@ -34,27 +34,22 @@ class Batch:
         self._data = data
         self._number = number
         self._options = options
-        self._trained = False  # its rows have been through the loop's body, as far as can be seen from here
+        self._open = OpenBatch()
 
     @property
     def data(self) -> Any:
         """The whole batch, as the loader yielded it."""
-        self._trained = True
+        self._open.is_done = True
         return self._data
 
     def __iter__(self) -> Generator[SubBatch, None, None]:
         """The sub-batches in order. One with nothing to count (all its tokens masked) is left out."""
         _check_thread(self._job)
-        handle = self._job.handle
         with split_warning.around(self._job, self._is_split):
             sub_batches = list(self.split())
             for sub_batch in sub_batches:
-                spill.between_sub_batches(self._job)
-                handle.begin_sub_batch()
-                with gradient_sync.in_sub_batch(self._job, sub_batch is sub_batches[-1]):
+                with step_loop.in_sub_batch(self._job, self._open, sub_batch is sub_batches[-1]):
                     yield sub_batch
-                handle.end_sub_batch()
-        self._trained = True
 
     def backward(self, loss_fn: Callable[..., Any], *, scaler: torch.amp.grad_scaler.GradScaler | None = None) -> Any:
         """Runs forward and backward for each sub-batch; the gradients accumulate to those of the whole batch.
@@ -105,7 +100,7 @@ class Batch:
             loss, extra = loss
             extras.append(extra)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise TypeError(f"{self._where()}: the loss is {_described(loss)}; expected a tensor with one element")
+            raise TypeError(f"{self._where()}: the loss must be a tensor with one element, got {_described(loss)}")
         if sub.weight != 1.0:
             loss = loss * sub.weight
         if attempt is not None:
@@ -146,7 +141,7 @@ class Batch:
         ]
         total = sum(counts)
         if not total > 0:
-            raise ValueError(f"{self._where()}: count() gives {total} for the whole batch; expected more than 0")
+            raise ValueError(f"{self._where()}: count() of the whole batch must be more than 0, got {total}")
         for index, (data, size, count) in enumerate(zip(pieces, sizes, counts, strict=True)):
             if count > 0:
                 yield SubBatch(data, 1.0 if options.reduction == "sum" else count / total, size, index)
@@ -161,9 +156,9 @@ class Batch:
         path, rows = found[0]
         for other, size in found:
             if size != rows:
-                raise ValueError(f"{self._where()}: {path} has {rows} rows but {other} has {size}; expected equal")
+                raise ValueError(f"{self._where()}: {path} must have {size} rows, as {other} has, got {rows}")
         if rows == 0:
-            raise ValueError(f"{self._where()}: {path} has 0 rows; expected at least 1")
+            raise ValueError(f"{self._where()}: {path} must have at least 1 row, got 0")
         return rows
 
     def _where(self) -> str:
@@ -187,9 +182,9 @@ def check_sub_batch(job: str, sub_batch: object, batch_size: int | None = None) 
     if sub_batch is None:
         return None
     if not isinstance(sub_batch, int) or isinstance(sub_batch, bool) or sub_batch < 1:
-        raise ValueError(f"job '{job}': sub_batch is {sub_batch!r}; expected a whole number of rows, at least 1")
+        raise ValueError(f"job '{job}': sub_batch must be a positive integer, got {sub_batch!r}")
     if batch_size is not None and sub_batch > batch_size:
-        raise ValueError(f"job '{job}': sub_batch is {sub_batch}; expected at most the loader's batch of {batch_size}")
+        raise ValueError(f"job '{job}': sub_batch must be at most {batch_size}, the loader's batch, got {sub_batch}")
     return sub_batch
 
 
@@ -201,36 +196,24 @@ def options_of(
     declared = getattr(loader, "batch_size", None)
     check_sub_batch(job.name, sub_batch, declared if isinstance(declared, int) else None)
     if reduction not in ("mean", "sum"):
-        raise ValueError(f"job '{job.name}': reduction is {reduction!r}; expected 'mean' or 'sum'")
+        raise ValueError(f"job '{job.name}': reduction must be 'mean' or 'sum', got {reduction!r}")
     if reduction == "sum" and count is not None:
-        raise ValueError(f"job '{job.name}': count has no meaning with reduction 'sum'; expected one of the two")
+        raise ValueError(f"job '{job.name}': count must be None with reduction 'sum', got {count!r}")
     if not isinstance(loader, Iterable):
-        raise TypeError(f"job '{job.name}': the loader is {_described(loader)}; expected an iterable of batches")
+        raise TypeError(f"job '{job.name}': the loader must be an iterable of batches, got {_described(loader)}")
     return Options(sub_batch, reduction, count)
 
 
 def iterate(job: JobContext, loader: Iterable[Any], options: Options) -> Iterator[Batch]:
     """See Job.batches."""
-    handle = job.handle
     passing = job.loop.begin_pass(loader)
     for batch in fetch(job, loader, options, passing):
-        handle.begin_step()
-        begun, is_step = job.step_counter.begin_batch(), False
-        try:
+        with step_loop.in_batch(job, batch._open, passing):
             yield batch
-        finally:
-            # A loop that breaks out after its step has done it; one that only looked, or failed on the way, has not.
-            if batch._trained and job.handle.is_in_body:
-                is_step = job.step_counter.is_step(begun, job.has_optimizers())
-            if is_step:
-                handle.end_step()
-        if is_step:
-            passing.end_step()
 
 
 def fetch(job: JobContext, loader: Iterable[Any], options: Options, passing: Pass) -> Iterator[Batch]:
-    """The loader's batches, not yet begun as steps; the caller calls `passing.end_step`."""
-    handle = job.handle
+    """The loader's batches, not yet begun as steps."""
     job.uses_batches = True
     if not job.has_stepped:
         agreement.check(job, steps=False)
@@ -238,35 +221,24 @@ def fetch(job: JobContext, loader: Iterable[Any], options: Options, passing: Pas
         job.leave_out_passes(1)
         return iter(())
     _expect_steps(job, loader, passing)
-    handle.begin_input()  # starting worker processes is waiting for input, too
-    try:
+    with step_loop.in_input(job):  # starting worker processes is waiting for input, too
         iterator = passing.open(loader)
-    finally:
-        handle.end_input()
     passing.restore()
     return _fetched(job, iterator, options, passing)
 
 
 def _fetched(job: JobContext, iterator: Iterator[Any], options: Options, passing: Pass) -> Iterator[Batch]:
-    handle = job.handle
     end = object()
     while True:
         _check_thread(job)
-        if not job.is_ending:
-            spill.between_sub_batches(job)
-            handle.checkpoint()
-        handle.begin_input()
-        try:
-            with job.accumulation.fetching():
-                data = next(iterator, end)
-        finally:
-            handle.end_input()
+        with job.accumulation.fetching(), step_loop.in_input(job):
+            data = next(iterator, end)
         if data is end:
             break
         passing.count()
         yield Batch(job, data, passing.fetched - 1, options)
     if passing.fetched == 0:
-        raise ValueError(f"job '{job.name}': the loader yielded no batch; expected at least 1")
+        raise ValueError(f"job '{job.name}': the loader must yield at least 1 batch, got none")
 
 
 def _expect_steps(job: JobContext, loader: Iterable[Any], passing: Pass) -> None:
