@@ -60,7 +60,7 @@ class JobContext:
     on_disagree: str = "error"
     """What happens if it wants another value of a setting of torch than a higher job; see the option."""
     own_settings: dict[Any, Any] = field(default_factory=dict)
-    """Settings of a GPU that it has set on the CPU, by the function of torch._C that reads them."""
+    """Settings of torch that are its own: see isolation.own_settings."""
     largest_batch: int = 0
     """Rows of the largest batch so far."""
     warns_of_split: bool = True

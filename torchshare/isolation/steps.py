@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 
 from torchshare.context import current, step_loop
-from torchshare.isolation import agreement, hooks, replacements
+from torchshare.isolation import agreement, hooks, shared_changes
 from torchshare.isolation.patches import Patches
 
 
@@ -38,7 +38,7 @@ def _before_step(_optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) ->
         agreement.check(job, steps=True)
         script = current.script()
         if script is not None:
-            replacements.check(script)
+            shared_changes.check(script)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:

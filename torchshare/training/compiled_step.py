@@ -275,10 +275,10 @@ class CompiledStep:
         if sum(map(len, self._packages.values())) >= _MAX_PACKAGES:
             raise _UnsupportedBatch(f"the batch has a new shape, and at most {_MAX_PACKAGES} packages are compiled")
         begin = time.monotonic()
-        randoms = self._job.random.getstate(), _numpy_state(self._job)
+        randoms = self._job.random.getstate(), self._job.host_random.numpy_state()
         with split_warning.around(self._job, lambda: kind == "gradients"):
             traced = [self._tracer.step(data) if kind == "step" else self._tracer.gradients(data)]
-        if randoms != (self._job.random.getstate(), _numpy_state(self._job)):
+        if randoms != (self._job.random.getstate(), self._job.host_random.numpy_state()):
             raise Untraceable("the loss function draws from Python's or numpy's random state")
         generators = self._job.handle.generator, self._job.handle.device_generator
         self._tracer.check(traced[0], data, [generator for generator in generators if generator is not None])
@@ -443,8 +443,3 @@ def _is_tensor(value: Any) -> bool:
 
 def _alike(a: list[Tensor], b: list[Tensor]) -> bool:
     return len(a) == len(b) and all(_C.tensor_spec(x) == _C.tensor_spec(y) for x, y in zip(a, b, strict=True))
-
-
-def _numpy_state(job: JobContext) -> Any:
-    kind, keys, *rest = job.numpy_random.get_state(legacy=True)
-    return kind, keys.tobytes(), *rest  # type: ignore[union-attr]
