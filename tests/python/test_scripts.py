@@ -362,7 +362,7 @@ PyMODINIT_FUNC PyInit_counted(void) { return PyModuleDef_Init(&definition); }
 """
 
 
-TWICE = pytest.mark.xfail(reason="scripts that import it at the same moment may still initialize it twice", strict=False)
+TWICE = pytest.mark.xfail(reason="scripts that import it at once may still initialize it twice", strict=False)
 
 
 @pytest.mark.parametrize("is_namespace", [False, pytest.param(True, marks=TWICE)])
