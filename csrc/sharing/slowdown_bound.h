@@ -4,7 +4,7 @@
 #include <deque>
 #include <optional>
 
-#include "sharing/pace.h"
+#include "model/pace.h"
 
 namespace torchshare {
 
