@@ -20,14 +20,15 @@ from typing import Any
 
 import numpy as np
 
+from torchshare.cluster.host_report import JobReport
 from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import JobSpec
-from torchshare.cluster.job_trace import Trace
 from torchshare.cluster.journal import Journal
 from torchshare.cluster.queue_state import QueueSettings
-from torchshare.cluster.ratios import uniform
-from torchshare.cluster.simulate import Case, Setting, simulate
 from torchshare.context.results import ENDED
+from torchshare.simulation.job_trace import Trace
+from torchshare.simulation.ratios import uniform
+from torchshare.simulation.simulate import Case, Setting, simulate
 
 from record import RESULTS, write
 
@@ -94,7 +95,7 @@ class Played:
                 name = action.job.name
                 if action.what == "start":
                     self.held[name] = self._setting.restart_cost if action.attempt > 1 else 0.0
-                    self.queue.progress(name, action.attempt, self.now, 1, can_save=True)
+                    self.queue.progress(JobReport(name, action.attempt, "running", 1, can_save=True), self.now)
                 else:
                     del self.held[name]
                     self.queue.left(name, action.attempt, "suspended")

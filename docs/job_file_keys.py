@@ -1,33 +1,22 @@
-"""The keys of jobs.toml as tables: from the parser of `torchshare run` and the declared options."""
-
-import argparse
+"""The keys of jobs.toml as tables, from the declared options."""
 
 from torchshare.cli import run
-from torchshare.runtime.options import JobOptions, RuntimeOptions, declared
-
-NO_KEYS = ("help", "jobs", "json")
+from torchshare.runtime.declared import on_the_command_line
+from torchshare.runtime.options import JobOptions
 
 
 def insert(_app, name, source):
     """Replaces the comments of the page."""
     if name == "jobs-toml":
-        parser = argparse.ArgumentParser()
-        run.configure(parser)
-        of_jobs = next(group for group in parser._action_groups if group.title == "options of jobs")._group_actions
-        others = [each for each in parser._actions if each not in of_jobs and each.dest not in NO_KEYS]
-        for place, actions in {"outside of jobs": others, "of a job": of_jobs}.items():
-            source[0] = source[0].replace(f"<!-- keys {place} -->", table(actions))
+        for place, classes in {"outside of jobs": run.OPTIONS.values(), "of a job": [JobOptions]}.items():
+            options = [option for each in classes for option in on_the_command_line(each)]
+            source[0] = source[0].replace(f"<!-- keys {place} -->", table(options))
 
 
-def table(actions):
-    known = {option.name: option for options in (RuntimeOptions, JobOptions) for option in declared(options)}
+def table(options):
     lines = ["| key | meaning |", "|---|---|"]
-    for action in sorted(actions, key=lambda each: each.dest):
-        option = known.get(action.dest)
-        text = option.option.help if option else action.help
-        if option:
-            text = f"{option.expected}: {text}"
-            if option.option.default is not None:
-                text += f" Default: {option.option.default}."
-        lines.append(f"| `{action.dest}` | {text.replace('|', chr(92) + '|').replace('%%', '%')} |")
+    for each in sorted(options, key=lambda each: each.name):
+        default = "" if each.option.default is None else f" Default: {each.option.default}."
+        text = f"{each.expected}: {each.option.help}{default}".replace("|", "\\|")
+        lines.append(f"| `{each.name}` | {text} |")
     return "\n".join(lines)

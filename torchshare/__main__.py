@@ -97,8 +97,8 @@ def parser_of_all_verbs() -> Parser:
 
 
 def _replace_closed_streams() -> None:
-    """Of a program that was started with `>&-`, Python's streams are None, and the next file that is opened gets the
-    number of the closed one, to which C code and child processes write."""
+    """Opens streams that are closed, as by `>&-`. Otherwise Python's are None, and the next file that is opened gets
+    the number of a closed one, to which C code and child processes write."""
     closed = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None]
     for name in closed:
         stream = open(os.devnull, "r" if name == "stdin" else "w")  # noqa: SIM115

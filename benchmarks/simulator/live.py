@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torchshare
 from torchshare import _core
-from torchshare.cluster.job_trace import Trace
-from torchshare.cluster.ratios import Ratios
-from torchshare.cluster.simulate import Case, Setting, make_cluster, simulate
+from torchshare.simulation.job_trace import Trace
+from torchshare.simulation.ratios import Ratios
+from torchshare.simulation.simulate import Case, Setting, make_cluster, simulate
 
 from jobs import Meter, StepMeter, train
 from record import RESULTS, spread, steady_malloc, write

@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from torchshare import _core
-from torchshare.cluster.job_trace import Limits, Trace, read_trace
-from torchshare.cluster.ratios import uniform
-from torchshare.cluster.simulate import Setting, make_cluster
+from torchshare.simulation.job_trace import Limits, Trace, read_trace
+from torchshare.simulation.ratios import uniform
+from torchshare.simulation.simulate import Setting, make_cluster
 
 from record import RESULTS, spread, write
 from study import DATA, read_load

@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from torchshare import _core
-from torchshare.cluster.job_trace import Limits, Trace, read_trace
-from torchshare.cluster.ratios import Ratios, read_ratios, uniform
-from torchshare.cluster.simulate import Case, Outcome, Setting, simulate_all
+from torchshare.simulation.job_trace import Limits, Trace, read_trace
+from torchshare.simulation.ratios import Ratios, read_ratios, uniform
+from torchshare.simulation.simulate import Case, Outcome, Setting, simulate_all
 
 from record import RESULTS, write
 

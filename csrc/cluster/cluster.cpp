@@ -52,7 +52,7 @@ void Cluster::check(const WorkloadJob& job, Seconds estimate, std::size_t place)
   const double memory = options_.gpu_memory_gib == 0 ? kUnlimited : options_.gpu_memory_gib;
   if (!positive(job.duration) || !positive(estimate) || !(job.arrival >= 0 && job.arrival < kNeverVirtual)) {
     throw std::invalid_argument(
-        fmt::format("job {}: arrival must be >= 0, duration and estimate > 0, all finite; got arrival {} s, duration "
+        fmt::format("job {}: arrival must be >= 0, duration and estimate > 0, all finite, got arrival {} s, duration "
                     "{} s, estimate {} s",
                     place, job.arrival, job.duration, estimate));
   }

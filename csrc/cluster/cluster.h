@@ -128,7 +128,7 @@ class Cluster {
   /// A partner that the job has keeps running.
   void set_group(JobId job, int group);
   JobProgress progress(JobId job) const;
-  /// Of a job that was in another cluster.
+  /// Sets the progress of a job that was in another cluster.
   void restore(JobId job, const JobProgress& progress);
   /// A running job did nothing in the last `seconds`.
   void take_back(JobId job, Seconds seconds);

@@ -32,7 +32,7 @@ class Interference {
 
   /// A further model, whose pairs have the one ratio; returns its row. Throws std::logic_error for a table.
   int add_model();
-  /// Of one pair; memory grows with the pairs that are set. Throws std::invalid_argument.
+  /// Sets the ratio of one pair; memory grows with the pairs that are set. Throws std::invalid_argument.
   void set(int model, int partner, double ratio);
 
  private:

@@ -40,7 +40,7 @@ class LiveScheduler {
   /// Appends a node whose GPUs are yet to be gained.
   void add_node() { cluster_.add_node(); }
   JobProgress progress(JobId job) const;
-  /// Of a job that has not arrived here, but in a scheduler before: it waits, or runs on `gpus`. Decides nothing.
+  /// Adds a job that has arrived in an earlier scheduler: it waits, or runs on `gpus`. Decides nothing.
   /// Throws std::invalid_argument as `arrive` does.
   void restore(JobId job, const JobProgress& progress, std::vector<GpuId> gpus, Seconds now);
   // The following apply from the next event on.

@@ -19,7 +19,7 @@ std::shared_ptr<Device> make_cuda_device([[maybe_unused]] int index) {
 #ifdef TORCHSHARE_WITH_CUDA
   return std::make_shared<CudaDevice>(index);
 #else
-  throw std::invalid_argument(fmt::format("device 'cuda:{}': expected 'auto' or 'cpu' ({})", index, cuda_status()));
+  throw std::invalid_argument(fmt::format("device must be 'auto' or 'cpu' ({}), got 'cuda:{}'", cuda_status(), index));
 #endif
 }
 

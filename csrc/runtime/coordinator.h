@@ -85,7 +85,7 @@ class Coordinator {
   /// One iteration of `serve`. Returns when to run the next one even if nothing is reported.
   std::chrono::nanoseconds attend();
 
-  /// Of all jobs, in order of submission.
+  /// The names of all jobs, in order of submission.
   std::vector<std::string> names() const;
   /// How many jobs have not ended.
   std::size_t size() const;

@@ -75,7 +75,7 @@ class JobTable {
   std::map<JobId, LiveJob>& live() { return live_; }
   const std::map<JobId, LiveJob>& live() const { return live_; }
   const JobRecords& records() const { return records_; }
-  /// Of all jobs, by JobId.
+  /// The names of all jobs, by JobId.
   const std::vector<std::string>& names() const { return names_; }
   bool all_ended() const;
 

@@ -34,7 +34,7 @@ class ReportInbox {
   /// How often steps wake the coordinator's thread.
   void set_interval(std::chrono::nanoseconds interval) { interval_.store(interval); }
 
-  /// By one thread at a time; see Inbox::drain.
+  /// Called by one thread at a time; see Inbox::drain.
   template <class Use>
   void drain(Use use) {
     reports_.drain(use);

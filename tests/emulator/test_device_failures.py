@@ -90,7 +90,9 @@ def complaint(outcome: Outcome, clean: dict[str, str], name: str, error: int, bo
     if outcome["left"]:
         return f"threads are left: {outcome['left']}"
     if outcome["runtime"] is not None:  # it could not start, or could not close
-        no_gpu = "expected one of 0 GPUs" in outcome["runtime"]  # torch has warned with the error of cudaGetDeviceCount
+        no_gpu = (
+            "device must be one of 0 GPUs" in outcome["runtime"]
+        )  # torch has warned with the error of cudaGetDeviceCount
         return None if text_of(error) in outcome["runtime"] or no_gpu else f"the runtime says {outcome['runtime']}"
     failed = {job: said for job, said in outcome["jobs"].items() if said != clean[job]}
     for job, said in failed.items():

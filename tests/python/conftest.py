@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 
@@ -88,7 +88,12 @@ def run_one(function: Callable[[Job], Any], timeout: float = 200, device: str = 
 
 def python(code: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
     """Runs a program in its own process to its end."""
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout)
+    with launch("-c", code, folder=Path.cwd()) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def torchshare_command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -118,16 +123,8 @@ def torchshare_command(*arguments: str, folder: Path) -> subprocess.CompletedPro
 
 
 def launch(*arguments: str, folder: Path) -> subprocess.Popen[str]:
-    """Starts Python as from a terminal: if the tests run in the background, the shell makes them ignore Ctrl-C, and
-    nohup SIGHUP."""
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)],
-    )
+    """Starts Python as from a terminal, with torch in memory already."""
+    return preloaded.Process(list(arguments), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:

@@ -140,7 +140,7 @@ def test_every_kind_of_loader_is_read_to_its_end(name, make):
 
 @pytest.mark.parametrize("value", [0, -1, True, 2.0, "4"])
 def test_sub_batch_must_be_a_whole_number_of_rows(value):
-    with pytest.raises(ValueError, match=rf"job 'alone': sub_batch is {value!r}; expected a whole number of rows"):
+    with pytest.raises(ValueError, match=rf"job 'alone': sub_batch must be a positive integer, got {value!r}"):
         pieces(X, value)
     with (
         torchshare.Runtime() as runtime,
@@ -151,18 +151,18 @@ def test_sub_batch_must_be_a_whole_number_of_rows(value):
 
 def test_sub_batch_must_fit_the_loaders_batch():
     loader = DataLoader(TensorDataset(X), batch_size=4)
-    with pytest.raises(ValueError, match="job 'alone': sub_batch is 5; expected at most the loader's batch of 4"):
+    with pytest.raises(ValueError, match="job 'alone': sub_batch must be at most 4, the loader's batch, got 5"):
         run_one(lambda job: job.batches(loader, sub_batch=5))
 
 
 BAD_BATCHES = {
-    "different lengths": ((X, torch.zeros(4)), r"batch 0: batch\[0\] has 5 rows but batch\[1\] has 4; expected equal"),
-    "empty": ((X[:0], Y[:0]), r"batch 0: batch\[0\] has 0 rows; expected at least 1"),
+    "different lengths": ((X, torch.zeros(4)), r"batch 0: batch\[0\] must have 4 rows, as batch\[1\] has, got 5"),
+    "empty": ((X[:0], Y[:0]), r"batch 0: batch\[0\] must have at least 1 row, got 0"),
     "no tensor": (["a", "b"], "batch 0: a list has no tensor with rows to split"),
     "an object of the user's": (SimpleNamespace(x=X), "batch 0: a SimpleNamespace has no tensor with rows to split"),
     "a leaf deep inside": (
         {"x": X, "y": [(Y, {"mask": Y[:4]})]},
-        r"batch 0: batch\['x'\] has 5 rows but batch\['y'\]\[0\]\[1\]\['mask'\] has 4; expected equal",
+        r"batch 0: batch\['x'\] must have 4 rows, as batch\['y'\]\[0\]\[1\]\['mask'\] has, got 5",
     ),
 }
 
@@ -174,18 +174,20 @@ def test_batches_that_cannot_be_split_are_refused(data, message):
 
 
 def test_nothing_to_count_is_refused():
-    with pytest.raises(ValueError, match=r"job 'alone', batch 0: count\(\) gives 0.0 for the whole batch"):
+    with pytest.raises(
+        ValueError, match=r"job 'alone', batch 0: count\(\) of the whole batch must be more than 0, got 0.0"
+    ):
         pieces(X, 2, count=lambda data: 0)
-    with pytest.raises(ValueError, match="count has no meaning with reduction 'sum'"):
+    with pytest.raises(ValueError, match="count must be None with reduction 'sum', got "):
         pieces(X, 2, reduction="sum", count=len)
-    with pytest.raises(ValueError, match="reduction is 'max'; expected 'mean' or 'sum'"):
+    with pytest.raises(ValueError, match="reduction must be 'mean' or 'sum', got 'max'"):
         pieces(X, 2, reduction="max")
 
 
 def test_a_loader_must_yield_something():
-    with pytest.raises(ValueError, match="job 'alone': the loader yielded no batch; expected at least 1"):
+    with pytest.raises(ValueError, match="job 'alone': the loader must yield at least 1 batch, got none"):
         run_one(lambda job: list(job.batches([])))
-    with pytest.raises(TypeError, match="job 'alone': the loader is a int; expected an iterable of batches"):
+    with pytest.raises(TypeError, match="job 'alone': the loader must be an iterable of batches, got a int"):
         run_one(lambda job: job.batches(3))
 
 
@@ -195,7 +197,7 @@ def test_a_loss_must_be_one_number(loss):
         for batch in job.batches([X]):
             batch.backward(lambda x: loss)
 
-    with pytest.raises(TypeError, match=r"job 'alone', batch 0: the loss is .*; expected a tensor with one element"):
+    with pytest.raises(TypeError, match=r"job 'alone', batch 0: the loss must be a tensor with one element, got "):
         run_one(body)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from torchshare.cluster.ratios import uniform
-from torchshare.cluster.simulate import Case, Setting, simulate
+from torchshare.simulation.ratios import uniform
+from torchshare.simulation.simulate import Case, Setting, simulate
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "simulator")]

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchshare import Job
-from torchshare.context.cache import CacheUnusable, own_folder
+from torchshare.durable.cache import CacheUnusable, own_folder
 from torchshare.training import step_package
 
 OTHER_USER = 12345

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import random
 import resource
 import time
@@ -21,8 +22,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import torchshare
 from torchshare import Batch, Job, JobFailed
+from torchshare.checkpoints import job_files
 from torchshare.context.rank import Rank
-from torchshare.memory import checkpoint_file
 
 Weights = dict[str, Any]
 
@@ -383,11 +384,21 @@ def test_every_flipped_byte_is_found(tmp_path: Path):
     path = tmp_path / "a.00000012.pt"
     data = path.read_bytes()
     (tmp_path / "a.00000009.pt").unlink()
-    files = checkpoint_file.JobFiles(tmp_path, "a", Rank(0, 1))
+    files = job_files.JobFiles(tmp_path, "a", Rank(0, 1))
     assert files.usable()
     for at in [*range(0, len(data), 97), *range(len(data) - 90, len(data))]:
         path.write_bytes(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
         assert not files.usable(), at
+
+
+def test_what_a_killed_process_left_goes_with_the_next_checkpoint(tmp_path: Path):
+    """Of this job and rank alone: others may be writing."""
+    token = "0123456789abcdef"
+    for name in ("a.00000001.pt", "a.00000001.rank1.pt", "b.00000001.pt"):
+        (tmp_path / f".{name}.{token}.part").touch()
+    job_files.JobFiles(tmp_path, "a", Rank(0, 1)).write(2, {})
+    left = [f".a.00000001.rank1.pt.{token}.part", f".b.00000001.pt.{token}.part", "a.00000002.pt"]
+    assert sorted(os.listdir(tmp_path)) == left
 
 
 def test_without_a_usable_file_the_job_starts_from_its_beginning(tmp_path: Path, caplog):
@@ -597,7 +608,7 @@ def test_a_write_that_fails_once_fails_the_file():
             return super().write(data)
 
     with pytest.raises(OSError, match="No space left on device"):
-        checkpoint_file._save({"weights": torch.zeros(9)}, FullOnce())
+        job_files._save({"weights": torch.zeros(9)}, FullOnce())
 
 
 @pytest.mark.slow

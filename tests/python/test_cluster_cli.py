@@ -15,10 +15,10 @@ import pytest
 from conftest import torchshare_command
 from test_plan import profile
 
-from torchshare import cluster
+from torchshare import _core, cluster
+from torchshare.checkpoints.interval import EXPECTED
 from torchshare.cli import cluster as verb
 from torchshare.cluster import client, connection
-from torchshare.memory.interval import EXPECTED
 from torchshare.scripts import targets
 
 
@@ -84,6 +84,37 @@ def test_a_job_file(tmp_path: Path, submitted: Submitted) -> None:
     assert "jobs.toml, line 3: unknown key 'start'" in done.stderr
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="job files need Python 3.11")
+def test_flags_come_before_variables_and_those_before_a_job_file(
+    tmp_path: Path, submitted: Submitted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in `torchshare run`; options of a job come before those of all jobs."""
+    (tmp_path / "jobs.toml").write_text(
+        '[jobs.a]\nrun = "a.py"\nthreads = 1\nseed = 1\ngpus = 2\n[jobs.b]\nrun = "b.py"\n'
+    )
+    monkeypatch.setenv("TORCHSHARE_THREADS", "2")
+    monkeypatch.setenv("TORCHSHARE_SEED", "a=2")
+    words = ["--seed", "3", "--seed", "b=4", "jobs.toml"]
+    done = torchshare_command("cluster", "submit", "--no-wait", *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert submitted.jobs == [
+        ("a.py", {"name": "a", "threads": 2, "seed": 3, "gpus": 2}),
+        ("b.py", {"name": "b", "threads": 2, "seed": 4}),
+    ]
+
+
+def test_the_settings_of_a_queue_are_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(verb.connection, "up", lambda _, settings: given.append(settings))
+    words = ["--storage", str(tmp_path), "--device-memory", "5", "--policy", "fifo", "--every", "20"]
+    for more in (words, []):
+        done = torchshare_command("cluster", "up", *more, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+    queue = cluster.QueueSettings("fifo", memory=5)
+    default = str(Path("~/.torchshare/cluster").expanduser())
+    assert given == [cluster.ClusterSettings(str(tmp_path), queue, "20"), cluster.ClusterSettings(default)]
+
+
 def unexpected(*_: Any) -> None:
     raise AssertionError("it connects to a cluster")
 
@@ -98,16 +129,19 @@ def check_refused(words: list[str], message: str, folder: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--gpus", "x", "train.py"], "--gpus cannot be 'x'"),
-        (["--env", "{", "train.py"], "--env cannot be '{'"),
-        (["--memory", "0", "train.py"], "job 'train': memory_budget must be a positive integer below 2**63, got 0"),
-        (["train.py", "3"], f"target must be {targets.FORMS}, a script with its arguments in quotes; got '3'"),
-        (["--gpus", "0", "train.py"], "job 'train': gpus must be a positive integer, got 0"),
-        (["--env", "5", "train.py"], "job 'train': env must be a dict, got 5"),
-        (["--env", "[]", "train.py"], "job 'train': env must be a dict, got []"),
+        (["--gpus", "x", "train.py"], "--gpus must be a positive integer below 2**31, got x"),
+        (["--env", "{", "train.py"], "--env must be a dict of JSON values with strings as keys, got {"),
+        (["--memory", "0", "train.py"], "job 'train': memory must be a positive integer below 2**63, got 0"),
+        (["train.py", "3"], f"target must be {targets.FORMS}, a script with its arguments in quotes, got '3'"),
+        (["--gpus", "0", "train.py"], "job 'train': gpus must be a positive integer below 2**31, got 0"),
+        (["--env", "5", "train.py"], "job 'train': env must be a dict of JSON values with strings as keys, got 5"),
+        (["--env", "[]", "train.py"], "job 'train': env must be a dict of JSON values with strings as keys, got []"),
         (["--threads", "0", "train.py"], "job 'train': threads must be an integer from 1 to 1024, got 0"),
-        (["--priority", "b=primary", "a=train.py"], "options name job 'b', must be one of NAME=TARGET: a"),
-        (["--priority", "train=primary", "train.py"], "options name job 'train', must be one of NAME=TARGET: none"),
+        (["--priority", "b=primary", "a=train.py"], "--priority names job 'b', must be one of a"),
+        (
+            ["--priority", "train=primary", "train.py"],
+            "--priority names job 'train', must be one of those with NAME=TARGET",
+        ),
         (
             ["--priority", "high", "train.py"],
             "priority must be 'primary', 'secondary' or 'level-0' to 'level-9', got 'high'",
@@ -123,10 +157,12 @@ def test_invalid_options_are_one_line(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--every", "soon"], f"every must be {EXPECTED}, got 'soon'"),
-        (["--device", "tpu"], "device must be auto, cpu or cuda, got 'tpu'"),
-        (["--hosts-per-node", "0"], "hosts_per_node must be at least 1, got 0"),
-        (["--restart-cost", "-1"], "restart_cost must be a number of at least 0, got -1.0"),
+        (["--every", "soon"], f"--every must be {EXPECTED}, got soon"),
+        (["--device", "tpu"], "--device must be auto, cpu or cuda, got tpu"),
+        (["--hosts-per-node", "0"], "--hosts-per-node must be a positive integer below 2**31, got 0"),
+        (["--policy", "fair"], f"--policy must be one of {', '.join(_core.cluster_policy_names())}, got fair"),
+        (["--device-memory", "-1"], "--device-memory must be a non-negative integer below 2**63, got -1"),
+        (["--restart-cost", "-1"], "--restart-cost must be a number of at least 0, got -1"),
     ],
 )
 def test_invalid_settings_start_nothing(
@@ -140,7 +176,7 @@ def test_invalid_settings_start_nothing(
     [
         ({"name": 5}, "job '5': name must be a string of at most 255 characters without lone surrogates, got 5"),
         ({"env": {"x": object}}, "job 'a': the options must be values of JSON: Object of type type is not JSON"),
-        ({"memory": 1.5}, "job 'a': memory_budget must be a positive integer below 2**63, got 1.5"),
+        ({"memory": 1.5}, "job 'a': memory must be a positive integer below 2**63, got 1.5"),
     ],
 )
 def test_what_is_no_option_is_refused_before_it_is_sent(options: dict[str, Any], message: str) -> None:
@@ -235,7 +271,7 @@ def test_what_rays_calls_raise_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_
     actor = SimpleNamespace(rows=SimpleNamespace(remote=lambda: None))
     for name, function in (("is_initialized", lambda: True), ("get_actor", lambda *_: actor), ("get", fails)):
         monkeypatch.setattr(ray, name, function)
-    monkeypatch.setattr(verb.connection, "_connect", lambda *_: False)
+    monkeypatch.setattr(verb.connection, "connect", lambda _: None)
     done = torchshare_command("cluster", "list", folder=tmp_path)
     assert done.returncode == 2
     assert str(cause) in done.stderr

@@ -19,6 +19,7 @@ import pytest
 from cluster_jobs import equal, training
 from conftest import run_one, wait_until
 
+from torchshare.checkpoints.job_files import JobFiles
 from torchshare.cluster import attempt as attempt_module
 from torchshare.cluster import host as host_module
 from torchshare.cluster import storage as storage_module
@@ -26,7 +27,6 @@ from torchshare.cluster.host import Host
 from torchshare.cluster.host_report import JobReport
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.storage import Outcome, Storage, WrongStorage
-from torchshare.memory.checkpoint_file import JobFiles
 from torchshare.runtime.job import Job
 
 

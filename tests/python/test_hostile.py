@@ -220,7 +220,7 @@ def test_a_long_trace_takes_little_memory(folder: Path) -> None:
         file.write("job,arrival_s,gpus,duration_s\n")
         file.writelines(f"j{row},{row},1,10\n" for row in range(rows))
     code = (
-        "import resource; from pathlib import Path; from torchshare.cluster import job_trace as traces\n"
+        "import resource; from pathlib import Path; from torchshare.simulation import job_trace as traces\n"
         "used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
         "before = used(); trace = traces.read_trace(Path('t.csv'), 'csv', traces.Limits(64)); print(used() - before)\n"
     )

@@ -11,7 +11,8 @@ from conftest import Gatekeeper, python, run_ops_for_ever, wait_until
 
 import torchshare
 from torchshare import _C, Job, JobFailed
-from torchshare.runtime import options
+from torchshare.runtime.declared import declared
+from torchshare.runtime.options import JobOptions, RuntimeOptions
 
 BATCH = torch.ones(4, 2)
 
@@ -44,7 +45,8 @@ def test_a_job_without_a_core_is_named_with_its_wait():
         "def run(job):\n"
         "    end = time.monotonic() + 2\n"
         "    while time.monotonic() < end: torch.ones(100)\n"
-        "others = [subprocess.Popen([sys.executable, '-c', 'while True: pass']) for _ in range(2)]\n"
+        "busy = f'import os\\nwhile os.getppid() == {os.getpid()}: pass'\n"  # ends with this process, however that ends
+        "others = [subprocess.Popen([sys.executable, '-c', busy]) for _ in range(2)]\n"
         "try:\n"
         "    with torchshare.Runtime(device='cpu', device_priority='idle') as runtime:\n"
         "        runtime.submit(run, name='starves', threads=1)\n"
@@ -304,11 +306,9 @@ def test_an_interpreter_that_ends_takes_its_jobs_along(body):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("declaration", "spec"), [(options.RuntimeOptions, _C.RuntimeOptions), (options.JobOptions, _C.JobSpec)]
-)
+@pytest.mark.parametrize(("declaration", "spec"), [(RuntimeOptions, _C.RuntimeOptions), (JobOptions, _C.JobSpec)])
 def test_the_defaults_that_signatures_show_are_those_of_cpp(declaration: type, spec: type):
-    shown = {each.name: each.option.default for each in options.declared(declaration)}
+    shown = {each.name: each.option.default for each in declared(declaration)}
     written_only = {"grace", "max_wait", "run_ahead", "start"}
     known = [name for name in shown if hasattr(spec, name) and name not in written_only | {"name", "threads", "ops"}]
     assert len(known) >= 5

@@ -61,14 +61,17 @@ def test_an_upward_include_is_found() -> None:
 
 
 PACKAGES = [
+    "durable",
     "context",
     "report",
     "isolation",
     "memory",
+    "checkpoints",
     "training",
     "profiles",
     "runtime",
     "profiling",
+    "simulation",
     "scripts",
     "cluster",
     "cli",
@@ -78,7 +81,7 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAG
 # `Job` and `Runtime` are for users; features use JobContext.
 FACADES = ["torchshare.runtime.job", "torchshare.runtime.runtime"]
 FACADE_USERS = {"runtime", "profiling", "cluster", "cli"}
-TORCH_FREE_PACKAGES = {"cluster"}
+TORCH_FREE_PACKAGES = {"cluster", "durable", "simulation"}
 
 
 def imports(tree: ast.AST) -> set[str]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +13,8 @@ from conftest import torchshare_command
 from test_plan import profile
 
 from torchshare.cli import profile_cache
-from torchshare.context.files import replacing
-from torchshare.context.names import escaped, file_stem
+from torchshare.context.names import escaped
+from torchshare.durable.files import file_stem
 
 TRACE = "job,arrival_s,gpus,duration_s\na,0,1,10\nb,1,1,10\n"
 JOBS = """
@@ -36,49 +34,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "jobs.py").write_text(JOBS)
     (tmp_path / "folder").mkdir()
     return tmp_path
-
-
-def test_a_file_is_replaced_at_the_end_or_not_at_all(tmp_path: Path) -> None:
-    path, part = tmp_path / "a.json", tmp_path / "a.json.part"
-    path.write_text("old")
-    path.chmod(0o600)
-    part.write_text("the user's own")
-    with pytest.raises(KeyError), replacing(path) as file:
-        file.write(b"half")
-        raise KeyError
-    assert path.read_text() == "old"
-    with replacing(path) as file:
-        file.write(b"new")
-        assert path.read_text() == "old"
-    assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o600)
-    assert sorted(tmp_path.iterdir()) == [path, part] and part.read_text() == "the user's own"
-
-
-def test_a_process_that_is_killed_while_it_writes_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_text("old")
-    for written in (0, 1, 100_000):
-        child = os.fork()
-        if child == 0:
-            with replacing(path) as file:
-                file.write(b"x" * written)
-                file.flush()
-                os.kill(os.getpid(), signal.SIGKILL)
-        assert os.waitpid(child, 0)[1] == signal.SIGKILL
-        assert path.read_text() == "old"
-
-
-def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "target")
-    with replacing(tmp_path / "link") as file:
-        file.write(b"new")
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "new"
-    os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    with replacing(tmp_path / "pipe") as file:
-        file.write(b"text")
-    assert os.read(reader, 9) == b"text" and (tmp_path / "pipe").is_fifo()
-    os.close(reader)
 
 
 @pytest.mark.parametrize(

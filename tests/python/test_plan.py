@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from torchshare.__main__ import main
-from torchshare.cluster.ratios import read_ratios
 from torchshare.profiles.profile import Alone, Beside, Fit, Partner, Profile, Spread
 from torchshare.profiling import plots
 from torchshare.profiling.plan import PlanSettings, plan, write_ratios
+from torchshare.simulation.ratios import read_ratios
 
 MIB = 2**20
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -22,9 +20,8 @@ from torchshare.cluster.queue_state import QueueSettings
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'ray[default]>=2.40'")
 from ray_cluster import ALL_DONE_S, Local, is_running, submit  # noqa: E402
 
-from torchshare.cluster import actors, connection  # noqa: E402
+from torchshare.cluster import connection  # noqa: E402
 from torchshare.cluster.host_actor import ClusterSettings  # noqa: E402
-from torchshare.cluster.journal import Journal  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -34,14 +31,6 @@ def test_jobs_end_with_the_weights_of_jobs_alone(local: Local) -> None:
     for number, job in enumerate(jobs):
         assert equal(job.result(ALL_DONE_S), run_one(training(seed=number)).value)
         assert "".join(job.logs()).endswith(f"job identical{number} has trained\n")
-
-
-def test_a_script_and_its_log(local: Local, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import os, sys\nprint('in', os.getcwd(), sys.argv[1:])\n")
-    job = submit("train.py --epochs 3", "script", folder=tmp_path)
-    assert job.result(ALL_DONE_S) is None
-    assert f"in {tmp_path} ['--epochs', '3']\n" in "".join(job.logs(follow=True))
-    assert cluster.job("script").state == "finished"
 
 
 def test_the_command(local: Local, tmp_path: Path) -> None:
@@ -65,40 +54,24 @@ def test_the_command(local: Local, tmp_path: Path) -> None:
     assert {"ok", "bad"} <= {event["name"] for event in events}
     long = submit(training(1000, 0.05), "stopped")
     wait_until(is_running(long), 60)
+    with pytest.raises(TimeoutError, match=r"job 'stopped' has not ended after 0.1 s: it is running"):
+        long.result(0.1)
     assert run("stop", "stopped").stdout in ("Job 'stopped' is cancelling\n", "Job 'stopped' was cancelled\n")
-    wait_until(lambda: long.state == "cancelled", 30)
+    with pytest.raises(cluster.JobError, match="job 'stopped' was cancelled"):
+        long.result(30)
     done = run("stop", "none")
     assert (done.returncode, done.stderr) == (2, "torchshare: error: job 'none': there is no such job\n")
 
 
-def test_what_cannot_run(local: Local, tmp_path: Path) -> None:
+def test_what_a_client_is_told(local: Local) -> None:
     submit(training(1), "twice")
     with pytest.raises(ValueError, match="job 'twice': job names must be unique; a job of that name is "):
         submit(training(1), "twice")
-    with pytest.raises(ValueError, match="job 'large': gpus must be at most 2, the cluster's devices; got 3"):
-        submit(training(1), "large", gpus=3)
-    with pytest.raises(cluster.JobError, match=r"job 'missing' failed: target 'missing.py': no such file"):
-        submit("missing.py", "missing", folder=tmp_path).result(ALL_DONE_S)
     with pytest.raises(cluster.JobError, match=r"job 'raises' failed: ZeroDivisionError: division by zero"):
         submit(lambda job: 1 / 0, "raises").result(ALL_DONE_S)
     assert "1 / 0" in "".join(cluster.job("raises").logs())
     with pytest.raises(ValueError, match="job 'none': there is no such job"):
         cluster.job("none")
-
-
-def test_cancelling_pending_and_running_jobs_and_giving_up_to_wait(local: Local) -> None:
-    jobs = [submit(training(1000, 0.05), f"long{number}", priority="primary") for number in range(4)]
-    for job in jobs:
-        wait_until(is_running(job), 60)
-    waiting = submit(training(), "waiting")
-    with pytest.raises(TimeoutError, match=r"job 'waiting' has not ended after 0.1 s: it is pending"):
-        waiting.result(0.1)
-    assert jobs[0].status()["beside"] in {job.name for job in jobs}
-    for job in [waiting, *jobs]:
-        job.cancel()
-    for job in [waiting, *jobs]:
-        with pytest.raises(cluster.JobError, match=f"job '{job.name}' was cancelled"):
-            job.result(30)
 
 
 def test_a_client_that_goes_away_during_down(local: Local) -> None:
@@ -112,26 +85,10 @@ def test_a_client_that_goes_away_during_down(local: Local) -> None:
     local.wait_for_hosts()
 
 
-def test_a_second_scheduler_is_refused(local: Local) -> None:
-    code = f"""
-from pathlib import Path
-from torchshare.cluster.journal import Journal
-Journal(Path({local.settings.storage!r}, "journal.jsonl"), patience=0.5)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stderr.splitlines()[-1].endswith("journal.jsonl: another scheduler has it open")
+def test_other_settings_than_those_of_the_scheduler_are_refused(local: Local) -> None:
     other = ClusterSettings(local.settings.storage, QueueSettings(policy="fifo"))
     with pytest.raises(ValueError, match="the cluster is up with other settings"):
         cluster.up(local.ray.address, other)
-
-
-def test_a_scheduler_whose_journal_another_has(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actors, "Journal", functools.partial(Journal, patience=0))
-    second = actors.SchedulerActor(local.settings)
-    for refused in (second.check, second.rows, lambda: second.cancel("a"), second.shut_down):
-        with pytest.raises(ValueError, match="another scheduler has it open"):
-            refused()
-    second._stopped.set()  # otherwise it would go on when the first one has ended
 
 
 def test_a_client_without_an_answer_does_not_end_the_scheduler(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,30 +127,9 @@ def test_environments_and_metrics(local: Local) -> None:
     wait_until(are_exported, 30)
 
 
-def test_a_client_that_goes_away(local: Local, tmp_path: Path) -> None:
-    code = f"""
-from torchshare import cluster
-from cluster_jobs import training
-cluster.connect({local.ray.address!r})
-job = cluster.submit(training(20, 0.02), name="orphan", threads=1)
-print("submitted", flush=True)
-job.result()
-"""
-    client = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
-    )
-    assert client.stdout is not None
-    assert client.stdout.readline() == b"submitted\n"
-    client.kill()
-    client.communicate()
-    assert equal(cluster.job("orphan").result(ALL_DONE_S), run_one(training(20)).value)
-
-
 def test_another_address_is_refused(local: Local) -> None:
     with pytest.raises(
-        ValueError, match=r"address must be [0-9.:]+, to which this process is connected; got 10.0.0.1:6"
+        ValueError, match=r"address must be [0-9.:]+, to which this process is connected, got 10.0.0.1:6"
     ):
         cluster.submit("train.py", address="10.0.0.1:6")
     cluster.connect(local.ray.address.replace("127.0.0.1", "localhost"))

@@ -103,10 +103,8 @@ def test_a_rank_that_fails_ends_the_gang_with_its_reason(local: Local) -> None:
         dist.all_reduce(torch.ones(1))
 
     gang = submit(fails, "fails", gpus=2)
-    with pytest.raises(cluster.JobError, match="job 'fails' failed: rank 1: no data"):
+    with pytest.raises(cluster.JobError, match="job 'fails' failed: rank 1: ValueError: no data"):
         gang.result(ALL_DONE_S)
-    with pytest.raises(ValueError, match="gpus must be at most 2"):
-        submit(fails, "large", gpus=3)
 
 
 def test_a_gang_is_cancelled(local: Local) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
+import preloaded
 import pytest
 
 TESTS = Path(__file__).parents[1]
@@ -20,6 +22,7 @@ FAST = [("language_model", "reinforcement"), ("reinforcement", "language_model")
 PAIRS = list(itertools.permutations(SCRIPTS, 2))
 REFUSED = {pair: "torch.set_default_dtype is one per process" for pair in PAIRS if "double_precision" in pair}
 """Pairs of which the second script fails, with the text that says why. To become shorter, not longer."""
+LIMIT_S = 60
 LOGS = {".log", ".txt", ".csv", ".json"}
 
 Files = dict[str, bytes]
@@ -39,9 +42,6 @@ class Programs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._plain: dict[str, Files] = {}
-        self._process = subprocess.Popen(
-            [sys.executable, TESTS / "script_pairs.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
 
     def plain(self, script: str) -> Files:
         """The files that the script writes."""
@@ -54,24 +54,36 @@ class Programs:
             self._plain[script] = files_in(folder)
         return self._plain[script]
 
-    def together(self, scripts: list[str], folder: Path) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        case = {"scripts": list(map(path_of, scripts)), "folder": str(folder)}
-        print(json.dumps(case), file=self._process.stdin, flush=True)
-        outcome: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return outcome
+    def together(self, scripts: list[str], folder: Path) -> tuple[int, str]:
+        """The exit status, and what was printed."""
+        arguments = [str(TESTS / "script_pairs.py"), str(folder), *map(path_of, scripts)]
+        process = preloaded.Process(
+            arguments, cwd=folder, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        try:
+            printed, _ = process.communicate(timeout=LIMIT_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what it has left behind
+        return process.returncode, printed
 
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+
+def overlap(timeline: Path) -> float:
+    """The milliseconds from when both jobs had begun an op until one had ended its last. 0 if one of them has run no
+    op, or there is no timeline."""
+    events = json.loads(timeline.read_text())["traceEvents"] if timeline.exists() else []
+    spans = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            spans[event["pid"]] += [event["ts"], event["ts"] + event["dur"]]
+    if len(spans) < 2:
+        return 0.0
+    return float(min(map(max, spans.values())) - max(map(min, spans.values()))) / 1e3
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
-    programs = Programs(tmp_path_factory.mktemp("plain"))
-    yield programs
-    programs.close()
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    return Programs(tmp_path_factory.mktemp("plain"))
 
 
 def test_there_are_66_pairs() -> None:
@@ -84,17 +96,17 @@ def test_there_are_66_pairs() -> None:
 )
 def test_a_pair_writes_the_files_of_plain_python(programs: Programs, tmp_path: Path, first: str, second: str) -> None:
     plain, partner = programs.plain(first), programs.plain(second)
-    ran = programs.together([first, second], tmp_path)
+    status, printed = programs.together([first, second], tmp_path)
     found = files_in(tmp_path)
     reason = REFUSED.get((first, second))
     if reason is not None:
-        assert sum(reason in line for line in ran["printed"].splitlines()) == 1, ran["printed"]
+        assert sum(reason in line for line in printed.splitlines()) == 1, printed
         assert partner.keys() - found.keys(), "the refused script has come to its end"
         refused = {name for name in partner if name not in found or Path(name).suffix in LOGS}
         partner = {name: data for name, data in partner.items() if name not in refused}  # written before, as alone
         found = {name: data for name, data in found.items() if name not in refused}
     else:
-        assert ran["overlap"] > 0, ran["printed"]
+        assert overlap(Path(f"{tmp_path}.json")) > 0, printed
     expected = plain | partner
     wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-    assert (ran["status"], wrong) == (int(reason is not None), []), ran["printed"]
+    assert (status, wrong) == (int(reason is not None), []), printed

@@ -15,11 +15,11 @@ from conftest import launch, torchshare_command
 
 from torchshare import _core
 from torchshare.__main__ import main
-from torchshare.cluster.job_trace import Trace
-from torchshare.cluster.pages import write_queue
-from torchshare.cluster.ratios import uniform
-from torchshare.cluster.simulate import Case, Setting, Sweep, simulate, simulate_all, summarize
+from torchshare.cluster.page import write_queue
 from torchshare.report import numbers
+from torchshare.simulation.job_trace import Trace
+from torchshare.simulation.ratios import uniform
+from torchshare.simulation.simulate import Case, Setting, Sweep, simulate, simulate_all, summarize
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the traces are not in {DATA}")
@@ -244,7 +244,7 @@ def test_ctrl_c_ends_a_long_simulation(tmp_path):
         rows.writerow(["job", "arrival_s", "gpus", "duration_s"])
         rows.writerows(zip(trace.names, trace.arrival, trace.gpus, trace.duration, strict=True))
     code = (
-        "import sys, torchshare.cluster.simulate as s, torchshare.__main__ as m\n"
+        "import sys, torchshare.simulation.simulate as s, torchshare.__main__ as m\n"
         "real = s.simulate_all\n"
         "import torchshare.cli.simulate as c\n"
         "c.simulate_all = lambda *a: (print('go', file=sys.stderr, flush=True), real(*a))[1]\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchshare.cluster.job_trace import Limits, read_trace
-from torchshare.cluster.ratios import read_ratios, uniform
+from torchshare.simulation.job_trace import Limits, read_trace
+from torchshare.simulation.ratios import read_ratios, uniform
 
 HEADER = "job,arrival_s,gpus,duration_s,memory_gib,model\n"
 LIMITS = Limits(gpus=8, memory_gib=16)

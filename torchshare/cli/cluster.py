@@ -13,41 +13,27 @@ from typing import Any
 
 from rich.table import Table
 
-from torchshare import _core
-from torchshare.cli.outputs import check_outputs, print_table, refuse
+from torchshare.cli.outputs import check_outputs, print_table, refuse, write_timeline
 from torchshare.cluster import client, connection
-from torchshare.cluster.host_actor import ClusterSettings
+from torchshare.cluster.host_actor import STORAGE, ClusterSettings
+from torchshare.cluster.options import SubmitOptions
 from torchshare.cluster.queue_state import QueueSettings
-from torchshare.cluster.report import events_of_queue
-from torchshare.context.files import replacing
 from torchshare.context.names import escaped
-from torchshare.runtime.options import Declared, JobOptions, on_the_command_line
 from torchshare.scripts import command_line, targets
-from torchshare.scripts.job_file import words_of_file
-
-# The options of a job: how its text is read, and the help.
-_OWN: dict[str, tuple[Callable[[str], Any], str, str]] = {
-    "priority": (str, "P", "primary, secondary or level-0 to level-9 (default: secondary)"),
-    "gpus": (int, "N", "number of devices (default: 1)"),
-    "memory": (int, "BYTES", "memory that it needs on its device"),
-    "duration": (float, "S", "seconds that it would take alone, as far as known"),
-    "model": (str, "MODEL", "what it shares its interference ratios with (default: its name without a number)"),
-    "env": (json.loads, "JSON", "Ray's runtime_env"),
-    "folder": (str, "DIR", "working folder of scripts, on every node (default: this one)"),
-}
+from torchshare.scripts.option_reader import GivenOptions, OptionReader
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
     parser.description = (
-        "Runs a queue of jobs on a Ray cluster, up to two jobs on a device. Without --address, joins the Ray of this "
-        "machine; `up` and `submit` start it if there is none."
+        "Runs a queue of jobs on a Ray cluster, up to two jobs on a device. Without --address, it is the Ray of "
+        "this machine, which `ray start --head` starts."
     )
     verbs = parser.add_subparsers(dest="what", required=True, metavar="VERB")
 
     def verb(name: str, text: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
         found = verbs.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
-        found.add_argument("--address", default=os.environ.get("RAY_ADDRESS"), help="of Ray (default: this machine's)")
+        found.add_argument("--address", help="of Ray (default: that of RAY_ADDRESS, else this machine's)")
         found.set_defaults(run=lambda arguments: _run(run, arguments))
         return found
 
@@ -70,36 +56,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _configure_up(parser: argparse.ArgumentParser) -> None:
-    default = QueueSettings()
-    for flag, kind, value, metavar, text in (
-        ("--storage", str, connection.STORAGE, "DIR", "folder that all nodes see"),
-        ("--interference", float, default.interference, "RATIO", "of pairs that have not been measured"),
-        ("--restart-cost", float, default.restart_cost, "S", "seconds to resume a job"),
-        ("--device-memory", int, default.memory, "BYTES", "only jobs that fit share; 0: ignored"),
-        ("--every", str, "5min", "INTERVAL", "between checkpoints"),
-        ("--device", str, "auto", "D", "cpu, or auto: a GPU if there is one"),
-        ("--hosts-per-node", int, 1, "N", "on nodes without GPUs"),
-    ):
-        parser.add_argument(flag, type=kind, default=value, metavar=metavar, help=f"{text} (default: %(default)s)")
-    parser.add_argument("--policy", choices=_core.cluster_policy_names(), default=default.policy)
+    reader = OptionReader(parser)
+    reader.add(ClusterSettings, "the cluster")
+    reader.add(QueueSettings, "the queue")
+    parser.set_defaults(reader=reader)
 
 
 def _configure_submit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("jobs", nargs="+", metavar="[NAME=]TARGET", help=f"{targets.FORMS}; or a jobs.toml")
+    reader = OptionReader(parser)
+    reader.add_jobs(SubmitOptions)
     parser.add_argument("--no-wait", action="store_true", help="return at once; else a single job is waited for")
-    _add_options(parser)
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    for name, (_, metavar, text) in _OWN.items():
-        parser.add_argument(f"--{name}", action="append", metavar=f"[NAME=]{metavar}", help=text)
-    for option in _further_options():
-        metavar = f"[NAME=]{option.option.metavar}"
-        parser.add_argument(option.flag, action="append", metavar=metavar, help=option.option.flag_help())
-
-
-def _further_options() -> list[Declared]:
-    return [option for option in on_the_command_line(JobOptions) if option.name not in client.OF_QUEUE]
+    parser.set_defaults(reader=reader)
 
 
 def options_first(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
@@ -123,17 +90,12 @@ def _run(run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace
 
 
 def _up(arguments: argparse.Namespace) -> int:
+    given = arguments.reader.read(arguments, {})
+    storage = given.options.pop("storage", STORAGE)
     settings = ClusterSettings(
-        storage=str(Path(arguments.storage).expanduser().absolute()),
-        queue=QueueSettings(
-            policy=arguments.policy,
-            interference=arguments.interference,
-            restart_cost=arguments.restart_cost,
-            memory=arguments.device_memory,
-        ),
-        every=int(arguments.every) if arguments.every.isdigit() else arguments.every,
-        device=arguments.device,
-        hosts_per_node=arguments.hosts_per_node,
+        str(Path(storage).expanduser().absolute()),
+        QueueSettings(**given.of(QueueSettings)),
+        **given.of(ClusterSettings),
     )
     connection.up(arguments.address, settings)
     print(f"The queue is up, in {settings.storage}, with the policy {settings.queue.policy}")
@@ -141,15 +103,10 @@ def _up(arguments: argparse.Namespace) -> int:
 
 
 def _submit(arguments: argparse.Namespace) -> int:
-    words, options = _jobs(arguments)
-    named = [targets.split_name(word) for word in words]
-    names = [name for name, _ in named if name is not None]
-    for name in options.keys() - {None, *names}:
-        raise ValueError(f"options name job '{name}', must be one of NAME=TARGET: {', '.join(names) or 'none'}")
-    prepared = []
-    for name, target in named:
-        given = {**options.get(None, {}), **options.get(name, {})}
-        prepared.append(client.prepared(target, name=name, **given))
+    given: GivenOptions = arguments.reader.read(arguments, os.environ)
+    named = [targets.split_name(word) for word in given.targets]
+    given.check_names([name for name, _ in named if name is not None])
+    prepared = [client.prepared(target, **{"name": name, **given.of_job(name)}) for name, target in named]
     connection.up(arguments.address)
     handles = []
     for send in prepared:
@@ -169,31 +126,6 @@ def _wait(job: client.Handle) -> int:
     row = job.status()
     print(f"Job '{name}' {_how(row)}", file=sys.stderr)
     return 0 if row["state"] == "finished" else 1
-
-
-def _jobs(arguments: argparse.Namespace) -> tuple[list[str], dict[str | None, dict[str, Any]]]:
-    """The targets, and the options of all jobs (None) and of each."""
-    readers: dict[str, Callable[[str], Any]] = {name: read for name, (read, _, _) in _OWN.items()}
-    readers |= {option.name: option.parse for option in _further_options()}
-    words = arguments.jobs
-    sources = [arguments]
-    if words[0].endswith(".toml"):
-        if len(words) > 1:
-            raise ValueError(f"{words[0]} must be the only target; got {len(words)}")
-        parser = argparse.ArgumentParser()
-        parser.add_argument("jobs", nargs="+")
-        _add_options(parser)
-        sources.insert(0, parser.parse_args(words_of_file(Path(words[0]), [], list(readers))))
-        words = sources[0].jobs
-    found: dict[str | None, dict[str, Any]] = {}
-    for source in sources:
-        for option, read in readers.items():
-            for name, text in map(targets.split_name, getattr(source, option) or []):
-                try:
-                    found.setdefault(name, {})[option] = read(text)
-                except ValueError:
-                    raise ValueError(f"--{option.replace('_', '-')} cannot be '{text}'") from None
-    return words, found
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -216,13 +148,14 @@ def _status(arguments: argparse.Namespace) -> int:
     check_outputs({"--timeline": arguments.timeline, "--report": arguments.report})
     connection.connect(arguments.address)
     if arguments.timeline is not None:
-        with replacing(arguments.timeline) as file:
-            file.write(json.dumps({"traceEvents": events_of_queue(client.spans())}).encode())
+        from torchshare.cluster import page  # slow to import
+
+        write_timeline(arguments.timeline, page.events_of_queue(client.spans()))
     hosts, rows = client.hosts(), {row["name"]: row for row in client.jobs()}
     if arguments.report is not None:
-        from torchshare.cluster import pages  # slow to import
+        from torchshare.cluster import page
 
-        pages.write_queue(arguments.report, list(rows.values()), hosts, client.spans())
+        page.write_queue(arguments.report, list(rows.values()), hosts, client.spans())
     if arguments.json:
         print(json.dumps({"devices": hosts, "jobs": list(rows.values())}, indent=2))
         return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -26,34 +25,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("torchshare")
 
-NAMES = ("timeline", "report", "metrics_port")
-"""Of the arguments that a file or the environment may give."""
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments for outputs."""
-    parser.add_argument("--timeline", type=Path, metavar="OUT.json", help="write a trace for https://ui.perfetto.dev")
-    parser.add_argument("--report", type=Path, metavar="OUT.html", help="write a page: what sharing gained and cost")
-    parser.add_argument(
-        "--metrics-port", metavar="N", help="serve metrics for Prometheus at this port of 127.0.0.1 (0: a free one)"
-    )
-    parser.add_argument("--quiet", action="store_true", help="show no progress; warnings and results remain")
-    parser.add_argument("--json", action="store_true", help="print the results as one JSON document")
-
-
-def files(arguments: argparse.Namespace) -> dict[str, Path | None]:
+def files(options: Mapping[str, Any]) -> dict[str, Path | None]:
     """The outputs by option."""
-    return {"--timeline": arguments.timeline, "--report": arguments.report}
-
-
-def metrics_port(arguments: argparse.Namespace) -> int | None:
-    """Raises ValueError for what is no port."""
-    text = arguments.metrics_port
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and int(text) < 2**16):
-        raise ValueError(f"--metrics-port must be a port from 0 to 65535, got {text}")
-    return int(text)
+    return {"--timeline": options.get("timeline"), "--report": options.get("report")}
 
 
 @contextlib.contextmanager
@@ -76,18 +51,18 @@ def served_metrics(runtime: Runtime, port: int | None, resumes: bool) -> Iterato
         yield
 
 
-def show(runtime: Runtime, dropped: list[JobOptions], arguments: argparse.Namespace) -> int:
+def show(runtime: Runtime, dropped: list[JobOptions], options: Mapping[str, Any], as_json: bool) -> int:
     """Prints the results and writes the files. Returns the exit code."""
     if this_rank().is_first:
-        _print(runtime, dropped, as_json=arguments.json)
-    status = _status(runtime, dropped, arguments.success)
-    for path, save in ((arguments.timeline, runtime.write_timeline), (arguments.report, runtime.write_report)):
+        _print(runtime, dropped, as_json)
+    status = _status(runtime, dropped, options.get("success", "all"))
+    for path, save in zip(files(options).values(), (runtime.write_timeline, runtime.write_report), strict=True):
         if path is not None:
             status = write(this_rank().file(path), save) or status
     return status
 
 
-def _status(runtime: Runtime, dropped: list[JobOptions], success: str | None) -> int:
+def _status(runtime: Runtime, dropped: list[JobOptions], success: str) -> int:
     states = [(result.priority, result.state) for result in runtime.results.values()]
     states += [(each.get("priority", ""), "dropped") for each in dropped]
     return 0 if all(state == "finished" for level, state in states if success != "primary" or level == "primary") else 1

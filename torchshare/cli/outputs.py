@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from torchshare.context.files import replacing
 from torchshare.context.names import escaped
+from torchshare.durable.files import replacing
 from torchshare.scripts.targets import CannotLoad
 
 if TYPE_CHECKING:
@@ -61,6 +62,12 @@ def write(path: Path, save: Callable[[Path], object]) -> int:
 def save_figure(figure: Figure, path: Path, dpi: int) -> None:
     with replacing(path) as file:
         figure.savefig(file, format=path.suffix[1:].lower(), dpi=dpi)
+
+
+def write_timeline(path: Path, events: list[dict[str, Any]]) -> None:
+    """Writes Chrome trace events, for https://ui.perfetto.dev."""
+    with replacing(path) as file:
+        file.write(json.dumps({"traceEvents": events}).encode())
 
 
 def complain(text: str) -> None:

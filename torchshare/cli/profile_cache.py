@@ -6,8 +6,9 @@ import hashlib
 import sys
 from pathlib import Path
 
-from torchshare.context.cache import CacheUnusable, own_folder
-from torchshare.context.names import escaped, file_stem
+from torchshare.context.names import escaped
+from torchshare.durable.cache import CacheUnusable, own_folder
+from torchshare.durable.files import file_stem
 from torchshare.profiles.profile import Profile, device_name
 from torchshare.profiling.measurement import Candidate
 from torchshare.scripts import targets

@@ -21,7 +21,7 @@ from torchshare.profiling.measurement import Candidate
 from torchshare.scripts.scratch import WorkingFolder
 
 File = tuple[Path | None, Callable[[Path], object]]
-"""With what writes it."""
+"""A path, and the function that writes the file."""
 
 _MAX_NAMED = 5  # files
 

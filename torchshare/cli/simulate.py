@@ -13,13 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from torchshare import _core
-from torchshare.cli.outputs import check_figure, check_outputs, print_table, refuse, save_figure, write
-from torchshare.cluster import report
-from torchshare.cluster.job_trace import FORMATS, Limits, Trace, read_trace
-from torchshare.cluster.ratios import Ratios, read_ratios, uniform
-from torchshare.cluster.simulate import Case, Outcome, Setting, Sweep, simulate_all, summarize
-from torchshare.context.files import replacing
+from torchshare.cli.outputs import check_figure, check_outputs, print_table, refuse, save_figure, write, write_timeline
 from torchshare.context.names import escaped
+from torchshare.simulation import report
+from torchshare.simulation.job_trace import FORMATS, Limits, Trace, read_trace
+from torchshare.simulation.ratios import Ratios, read_ratios, uniform
+from torchshare.simulation.simulate import Case, Outcome, Setting, Sweep, simulate_all, summarize
 
 _MAX_GPUS = 1_000_000
 
@@ -123,21 +122,16 @@ def run(arguments: argparse.Namespace) -> int:
         print_table(report.table(rows))
     status = 0
     if arguments.plot is not None:
-        from torchshare.cluster import plots  # slow to import
+        from torchshare.simulation import plots  # slow to import
 
         status |= write(arguments.plot, lambda path: save_figure(plots.simulation(outcomes, rows), path, dpi=110))
     if arguments.report is not None:
-        from torchshare.cluster import pages
+        from torchshare.simulation import page
 
-        status |= write(arguments.report, lambda path: pages.write_simulation(path, outcomes, rows))
+        status |= write(arguments.report, lambda path: page.write_simulation(path, outcomes, rows))
     if arguments.timeline is not None:
-        status |= write(arguments.timeline, lambda path: _save_timeline(outcomes[0], path))
+        status |= write(arguments.timeline, lambda path: write_timeline(path, report.timeline(outcomes[0])))
     return status
-
-
-def _save_timeline(outcome: Outcome, path: Path) -> None:
-    with replacing(path) as file:
-        file.write(json.dumps({"traceEvents": report.timeline(outcome)}).encode())
 
 
 def _setting(arguments: argparse.Namespace) -> Setting:

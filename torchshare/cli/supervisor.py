@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -41,19 +40,16 @@ def this_attempt() -> Attempt | None:
     return None if text is None else Attempt(**json.loads(text))
 
 
-def check(restarts: str, checkpoint: object, environment: Mapping[str, str]) -> int:
-    """The number that --max-restarts stands for. Raises ValueError where it cannot be used."""
-    if not re.fullmatch(r"\d{1,9}", restarts):
-        raise ValueError(f"--max-restarts must be a non-negative integer, got {restarts}")
+def check(checkpoint: object, environment: Mapping[str, str]) -> None:
+    """Raises ValueError where --max-restarts cannot be used."""
     if "TORCHELASTIC_RUN_ID" in environment:
         raise ValueError("--max-restarts is not for ranks: torchrun restarts them, by its own --max-restarts")
     if checkpoint is None:
         raise ValueError("--max-restarts needs --checkpoint, the folder that jobs are resumed from")
-    return int(restarts)
 
 
 def drop(jobs: Sequence[JobOptions], attempt: Attempt | None) -> list[JobOptions]:
-    """Those of the jobs that the supervisor has dropped. No other job waits for them any more."""
+    """Returns the jobs that the supervisor has dropped. No other job waits for them any more."""
     reasons = {} if attempt is None else attempt.dropped
     dropped = [each for each in jobs if each["name"] in reasons]
     for each in dropped:

@@ -1,4 +1,4 @@
-"""Many jobs on many devices: simulated, or run on a Ray cluster."""
+"""A queue of jobs on the devices of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Imported on first use: the simulator needs none of it."""
+    """Imported on first use: some of it needs Ray."""
     if name not in __all__:
         raise AttributeError(f"module 'torchshare.cluster' has no attribute '{name}'")
     return getattr(importlib.import_module(f"torchshare.cluster.{_MODULES.get(name, 'client')}"), name)

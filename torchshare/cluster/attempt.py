@@ -1,4 +1,4 @@
-"""One start of a job on a host, and what the host tells of it."""
+"""One start of a job on a host, and its reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchshare.runtime.job import Job
 
 log = logging.getLogger("torchshare")
 
-FIRST_WAIT_S = 1.0  # until what a full disk has prevented is tried again; doubled each time
+FIRST_WAIT_S = 1.0  # before a write that a full disk prevented is tried again; doubled each time
 _LONGEST_WAIT_S = 60.0
 _POLL_S = 0.02
 
@@ -31,12 +31,12 @@ class Attempt:
     outcome: Outcome | None = None
     stopped: bool = False
     suspends: bool = False
-    """If stopped: to go on later."""
+    """Whether it was stopped to go on later."""
     rank: int = 0
     store: Any = None
-    """Of a gang's rendezvous, on its first rank."""
+    """The store of a gang's rendezvous, on its first rank."""
     trouble: str = ""
-    """What it waits for."""
+    """What it waits for; see JobReport."""
     refusal: str = ""
     """Why its host can run no jobs."""
 
@@ -46,17 +46,17 @@ class Attempt:
 
     @property
     def may_fail(self) -> bool:
-        """Whether its failure is the job's: not if it follows from the stop, or from that of another rank."""
+        """Whether a failure counts for the job. It does not if it follows from the stop, or from another rank's."""
         return not self.suspends and not (self.stopped and self.spec.gpus > 1)
 
     def wait(self, seconds: float) -> None:
-        """Or until it is told to stop."""
+        """Waits for so long, or until the attempt is told to stop."""
         deadline = time.monotonic() + seconds
         while not self.stopped and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 
     def patiently(self, what: str, step: Callable[[], None]) -> None:
-        """Does it again, after growing waits, until the storage takes it or the attempt is stopped."""
+        """Repeats a step that uses the storage, after growing waits, until it succeeds or the attempt is stopped."""
         wait = FIRST_WAIT_S
         while True:
             try:
@@ -64,7 +64,7 @@ class Attempt:
             except OSError as error:
                 self._has_trouble(f"{what}: {error}")
                 if isinstance(error, WrongStorage):
-                    self.refusal = str(error)  # the job goes on on another host
+                    self.refusal = str(error)  # the job continues on another host
             else:
                 self.trouble = ""
                 return
@@ -74,7 +74,7 @@ class Attempt:
             wait = min(2 * wait, _LONGEST_WAIT_S)
 
     def put_back(self, error: Exception) -> None:
-        """Of a job that a full disk has ended: it goes on from its checkpoint, after a wait that grows."""
+        """Waits, longer at each attempt, before a job that a full disk has ended goes on from its checkpoint."""
         self._has_trouble(f"goes on from its checkpoint when the disk has space: {described(error)}")
         self.wait(min(FIRST_WAIT_S * 2.0 ** min(self.number, 10), _LONGEST_WAIT_S))
 
@@ -113,7 +113,7 @@ class Attempt:
 
 
 def save(job: Job, patience: float) -> None:
-    """Again while the disk is full: what the job has done since would be lost."""
+    """Has the job write a checkpoint, and repeats that while the disk is full: its last steps would be lost."""
     deadline, wait = time.monotonic() + patience, FIRST_WAIT_S
     while True:
         job.save(max(0.0, deadline - time.monotonic()))
@@ -124,7 +124,7 @@ def save(job: Job, patience: float) -> None:
 
 
 def end(job: Job, patience: float) -> None:
-    """Raises ValueError if the job does not stop."""
+    """Cancels the job and waits for its end. Raises ValueError if it does not stop."""
     job.cancel()
     deadline = time.monotonic() + patience
     while job.state not in ENDED and time.monotonic() < deadline:

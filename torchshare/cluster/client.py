@@ -10,15 +10,18 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Unpack
 
 from torchshare import _core
 from torchshare.cluster.connection import call, up
 from torchshare.cluster.job_spec import JobSpec
+from torchshare.cluster.options import SubmitOptions
 from torchshare.context.results import ENDED
-from torchshare.runtime.options import JobOptions, check
+from torchshare.runtime.declared import check, documented
 from torchshare.scripts import targets
 
 if TYPE_CHECKING:
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
     from torchshare.cluster.storage import Outcome
 
 _POLL_S = 0.2
-OF_QUEUE = ("name", "priority", "start", "memory_budget")  # options of Runtime.submit that are given otherwise
 
 
 class JobError(RuntimeError):
@@ -40,7 +42,7 @@ class Handle:
         self.name = name
 
     def status(self) -> dict[str, Any]:
-        """What `torchshare cluster list` shows of it."""
+        """The job's row in `torchshare cluster list`."""
         rows: list[dict[str, Any]] = call("rows", self.name)
         return rows[0]
 
@@ -93,102 +95,53 @@ class Handle:
         return f"<cluster job '{self.name}'>"
 
 
-def submit(
-    target: str | Callable[..., Any],
-    *,
-    gpus: int = 1,
-    name: str | None = None,
-    priority: str = "secondary",
-    memory: int | None = None,
-    duration: float | None = None,
-    model: str | None = None,
-    env: dict[str, Any] | None = None,
-    folder: str | os.PathLike[str] | None = None,
-    address: str | None = None,
-    **options: Any,
-) -> Handle:
+@documented(SubmitOptions)
+def submit(target: str | Callable[..., Any], *, address: str | None = None, **options: Unpack[SubmitOptions]) -> Handle:
     """Adds a job to the queue of a cluster. Once this returns, the job is kept: it ends, or is reported as failed.
 
     Args:
         target: a script with its arguments ("train.py --epochs 3", "-m pkg.train"), a function of a file or module
             ("file.py:function"), or a function that takes a Job, which is pickled.
-        gpus: number of devices. With several, the job runs on each as a rank of its own, with the environment that
-            torchrun gives its processes; what its first rank returns is its result.
-        name: unique in the cluster. Default: the script's or function's, with a number if it is taken.
-        priority: as for Runtime.submit. Higher jobs leave the queue first, and are protected beside lower ones.
-        memory: bytes that the job needs on its device; its budget there.
-        duration: seconds that it would take alone, as far as known. Default: that of its `profile`, else as long as the
-            last one of its model.
-        model: jobs of one model have the same interference ratios. Default: the script's or function's name. The names
-            in profiles are models.
-        env: Ray's runtime_env. Only jobs with equal ones share a device.
-        folder: the working folder of scripts, on every node. Default: this process's.
-        address: of the Ray cluster. Default: the one of this machine, which is started if there is none.
-        **options: further options of Runtime.submit: sub_batch, threads, seed, profile, ...
+        address: of the Ray cluster; see `connect`. Default: that of RAY_ADDRESS, or of this machine.
+        {options}
 
     Raises:
         ValueError: for invalid arguments, a name that is taken, or more devices than there are.
     """
-    send = prepared(
-        target,
-        gpus=gpus,
-        name=name,
-        priority=priority,
-        memory=memory,
-        duration=duration,
-        model=model,
-        env=env,
-        folder=folder,
-        **options,
-    )
+    send = prepared(target, **options)
     up(address)
     return send()
 
 
-def prepared(
-    target: str | Callable[..., Any],
-    *,
-    name: str | None = None,
-    model: str | None = None,
-    folder: str | os.PathLike[str] | None = None,
-    gpus: int = 1,
-    priority: str = "secondary",
-    memory: int | None = None,
-    duration: float | None = None,
-    env: dict[str, Any] | None = None,
-    **options: Any,
-) -> Callable[[], Handle]:
+def prepared(target: str | Callable[..., Any], **options: Unpack[SubmitOptions]) -> Callable[[], Handle]:
     """Checks the arguments of `submit`. What it returns submits the job to the cluster that is connected then."""
-    wrong = [option for option in options if option in OF_QUEUE]
-    if wrong:
-        raise TypeError(f"submit() got an unknown option '{wrong[0]}'")
-    is_text = isinstance(target, str)
-    if not is_text and not callable(target):
-        raise TypeError(f"target must be a script, or a function that takes a Job; got {target!r}")
-    if isinstance(target, str):
-        targets.check_form(target, None if folder is None else str(folder))
+    if not isinstance(target, str) and not callable(target):
+        raise TypeError(f"target must be a script, or a function that takes a Job, got {target!r}")
     base = targets.default_name(target) if isinstance(target, str) else getattr(target, "__name__", "job")
-    profiled = _profiled(options.get("profile"))
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    check(SubmitOptions, given, "submit", given.get("name", base))
+    if isinstance(target, str):
+        targets.check_form(target, given.get("folder"))
+    profiled = _profiled(given.get("profile"))
+    own = {each.name: given.pop(each.name) for each in fields(JobSpec) if each.name in given}
+    own["folder"] = str(Path(own.get("folder", os.getcwd())).absolute())
     spec = JobSpec(
-        name=base if name is None else name,
+        **{"name": base, "model": base, "duration": profiled.duration, **own},
         submission=secrets.token_hex(16),
         target=target if isinstance(target, str) else base,
-        folder=str(Path(folder or os.getcwd()).absolute()),
-        model=base if model is None else model,
-        pickled=not is_text,
-        gpus=gpus,
-        priority=priority,
-        memory=memory,
-        duration=profiled.duration if duration is None else duration,
+        pickled=not isinstance(target, str),
         ratios=profiled.ratios,
-        env={} if env is None else env,
-        options=options,
+        options=given,
     )
-    _check(spec)
+    _core.priority_level(spec.priority)  # raises ValueError
+    try:
+        json.dumps(vars(spec), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"job '{spec.name}': the options must be values of JSON: {error}") from None
 
     def send() -> Handle:
         function = None if isinstance(target, str) else _pickled(target)
-        return Handle(call("submit", spec, function, name is None))
+        return Handle(call("submit", spec, function, options.get("name") is None))
 
     return send
 
@@ -234,32 +187,13 @@ def hosts() -> list[dict[str, Any]]:
 
 
 def spans() -> list[Span]:
-    """Where each job has been: its name, its device, and from when until when, in seconds since 1970."""
+    """The times that each job has spent on each device: name, device, begin and end, in seconds since 1970."""
     found: list[Span] = call("spans")
     return found
 
 
-def _check(spec: JobSpec) -> None:
-    options = {"name": spec.name, "priority": spec.priority, "memory_budget": spec.memory, **spec.options}
-    check(JobOptions, options, "submit", spec.name)
-    _core.priority_level(spec.priority)  # raises ValueError
-    if not isinstance(spec.env, dict):
-        raise ValueError(f"job '{spec.name}': env must be a dict, got {spec.env!r}")
-    try:
-        json.dumps(vars(spec), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"job '{spec.name}': the options must be values of JSON: {error}") from None
-    duration = spec.duration
-    if duration is not None and not (isinstance(duration, (int, float)) and 0 < duration < float("inf")):
-        raise ValueError(f"job '{spec.name}': duration must be a positive number, got {duration!r}")
-    if not isinstance(spec.gpus, int) or spec.gpus < 1:
-        raise ValueError(f"job '{spec.name}': gpus must be a positive integer, got {spec.gpus!r}")
-    if not spec.name:
-        raise ValueError("name must not be empty")
-
-
 def _pickled(function: Callable[..., Any]) -> bytes:
-    """With the code of its module, which nodes may not have."""
+    """Pickles a function with the code of its module, which the nodes may not have. Raises ValueError."""
     from ray import cloudpickle
 
     module = sys.modules.get(getattr(function, "__module__", None) or "")

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -15,19 +12,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torchshare.cluster.host_actor import CannotStart, ClusterSettings
+from torchshare.cluster.host_actor import NAMESPACE, SCHEDULER, STORAGE, CannotStart, ClusterSettings
 from torchshare.context.errors import described
-from torchshare.context.files import make_folder
 
-STORAGE = "~/.torchshare/cluster"
 _POLL_S = 0.2
 _PATIENCE_S = 60.0  # how long a client waits for a scheduler that is started again
 _ANSWER_S = 30.0
-_REACHED_S = 2.0
-_RAY_PID = "ray.pid"  # in the storage: the identity of the Ray that `up` has started
+_START = "`RAY_worker_niceness=0 ray start --head`"  # with Ray's own niceness, 15, all other processes come first
 _CLIENT = "ray://"  # begins an address of Ray's client server, which other networks can reach
 
-_connected: dict[str, str | None] = {"by": None}  # the address that Ray was given
+_connected: dict[str, str] = {}  # "by": the address, if `connect` has connected
 
 
 class _NotUp(ValueError):
@@ -35,21 +29,17 @@ class _NotUp(ValueError):
 
 
 def up(address: str | None = None, settings: ClusterSettings | None = None) -> ClusterSettings:
-    """Connects to a Ray cluster and starts the scheduler if there is none. Returns its settings.
-
-    Without an address, joins the Ray of this machine, or starts it.
+    """Connects to a Ray cluster, as `connect`, and starts the scheduler if there is none. Returns its settings.
 
     Raises:
-        ValueError: if there is no cluster at the address, if the scheduler cannot use its storage, or if it runs with
-            other settings.
+        ValueError: if there is no cluster, if the scheduler cannot use its storage, or if it runs with other settings.
     """
-    ray = need_ray()
-    from torchshare.cluster.actors import SCHEDULER, SchedulerActor
-    from torchshare.cluster.remote_host import NAMESPACE
+    connect(address)
+    import ray
 
-    storage = Path(STORAGE if settings is None else settings.storage).expanduser().absolute()
-    has_started = _connect(ray, address, storage)
-    wanted = settings or ClusterSettings(str(storage))
+    from torchshare.cluster.scheduler_actor import SchedulerActor
+
+    wanted = settings or ClusterSettings(str(Path(STORAGE).expanduser().absolute()))
     scheduler = ray.remote(SchedulerActor).options(
         name=SCHEDULER,
         namespace=NAMESPACE,
@@ -66,9 +56,6 @@ def up(address: str | None = None, settings: ClusterSettings | None = None) -> C
         found: ClusterSettings = call("check")
     except CannotStart:  # another error may be this client's connection
         ray.kill(actor)
-        if has_started:
-            ray.shutdown()
-            _end_ray(storage / _RAY_PID)
         raise
     if settings is not None and found != settings:
         raise ValueError(f"the cluster is up with other settings: {found}")
@@ -76,52 +63,43 @@ def up(address: str | None = None, settings: ClusterSettings | None = None) -> C
 
 
 def down() -> None:
-    """Ends the scheduler and the hosts, after the running jobs have written checkpoints; and Ray, if `up` started it.
-    The queue stays in the storage: the next `up` goes on with it."""
-    ray = need_ray()
-    settings: ClusterSettings = call("check")
+    """Ends the scheduler and the hosts, after the running jobs have written checkpoints. The queue stays in the
+    storage: the next `up` goes on with it. Ray runs on; a connection to it that `connect` has made is closed."""
+    call("check")
     with contextlib.suppress(_NotUp):  # it may end before it has answered
         call("shut_down")
-    ray.shutdown()
-    _end_ray(Path(settings.storage, _RAY_PID))
-
-
-def _end_ray(pid: Path) -> None:
-    """Waits until it has ended: the next `up` would connect to it, and wait for it."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        known = pid.read_text()
-        number = known.partition(" ")[0]
-        if _identity(number) != known:
-            return  # it has ended, or runs on another machine, whose storage this is too
-        pid.unlink()
-        os.kill(int(number), signal.SIGTERM)
-        deadline = time.monotonic() + _PATIENCE_S
-        while _identity(number) == known and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-
-
-def _identity(pid: int | str) -> str:
-    """The pid of a process, when it was started, and since which boot: no later process has the same. Raises
-    FileNotFoundError, or ProcessLookupError, if it has ended."""
-    state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    if state in "ZX":
-        raise ProcessLookupError(pid)
-    return f"{pid} {fields[18]} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+    if _connected.pop("by", None) is not None:
+        need_ray().shutdown()
 
 
 def connect(address: str | None = None) -> None:
-    """Connects to a cluster that is up. Raises ValueError if it is not."""
-    _connect(need_ray(), address, None)
+    """Connects to a Ray cluster. Without an address: the one that this process is connected to, for example by
+    `ray.init()`, else that of the variable RAY_ADDRESS, else that of this machine. Raises ValueError if there is
+    none."""
+    ray = need_ray()
+    if ray.is_initialized():
+        _check_same(ray.get_runtime_context().gcs_address, address)
+        return
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address is not None and address.startswith(_CLIENT):
+        _show_token()
+    try:
+        with _in_one_line(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the error says the same
+            ray.init(address or "auto", log_to_driver=False, logging_level="ERROR")
+    except ConnectionError as error:
+        if address is None:
+            raise ValueError(f"there is no Ray cluster on this machine: {_START} starts one") from None
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"there is no Ray cluster at {address}: {reason}") from None
+    _connected["by"] = address or "auto"
 
 
 def call(method: str, *arguments: Any) -> Any:
-    """Asks the scheduler, and again if it has to be started again in the meantime: the methods may be called twice.
+    """Calls a method of the scheduler, and again if the scheduler is started again meanwhile: it may be called twice.
     Raises ValueError if it refuses, or if there is none."""
     ray = need_ray()
     from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
-
-    from torchshare.cluster.actors import SCHEDULER
-    from torchshare.cluster.remote_host import NAMESPACE
 
     if not ray.is_initialized():
         raise ValueError("not connected to a cluster: call torchshare.cluster.connect or submit first")
@@ -168,34 +146,6 @@ def need_ray() -> ModuleType:
     return found
 
 
-def _connect(ray: Any, address: str | None, storage: Path | None) -> bool:
-    """With `storage`, starts Ray where there is none. Returns whether it did."""
-    if ray.is_initialized():
-        _check_same(ray.get_runtime_context().gcs_address, address)
-        return False
-    if address is None:
-        _forget_dead_ray()
-    elif address.startswith(_CLIENT):
-        _show_token()
-    started: subprocess.Popen[bytes] | None = None
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            with _in_one_line(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the error says the same
-                ray.init(address or "auto", log_to_driver=False, logging_level="ERROR")
-            _connected["by"] = address
-            return started is not None
-        except ConnectionError as error:
-            if address is not None or storage is None or time.monotonic() >= deadline:
-                where = "on this machine" if address is None else f"at {address}"
-                raise ValueError(f"there is no Ray cluster {where}: {str(error).partition(chr(10))[0]}") from None
-        if started is not None and started.poll() is not None:
-            raise ValueError(f"Ray could not be started; see {storage / 'ray.log'}")
-        started = started or _start_ray(storage)
-        time.sleep(1)
-
-
 def _show_token() -> None:
     """Ray's client shows its token only in this mode, while clusters ask for it by default."""
     known = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
@@ -205,39 +155,10 @@ def _show_token() -> None:
 
 def _check_same(connected: str, address: str | None) -> None:
     """Raises ValueError if the process, which can have one connection only, is connected to another cluster."""
-    if address in (None, "auto", connected, _connected["by"]):
+    if address in (None, "auto", connected, _connected.get("by")):
         return
     host, _, port = str(address).rpartition(":")
     with contextlib.suppress(OSError):
         if f"{socket.gethostbyname(host)}:{port}" == connected:
             return
-    raise ValueError(f"address must be {connected}, to which this process is connected; got {address}")
-
-
-def _forget_dead_ray() -> None:
-    """Removes the address of a Ray that was killed: Ray would wait for it for minutes, and would not start again."""
-    file = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
-    try:
-        host, _, port = file.read_text().strip().rpartition(":")
-        socket.create_connection((host, int(port)), timeout=_REACHED_S).close()
-    except (FileNotFoundError, ValueError):
-        return
-    except OSError:
-        file.unlink(missing_ok=True)
-
-
-def _start_ray(storage: Path) -> subprocess.Popen[bytes]:
-    make_folder(storage)
-    with (storage / "ray.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            # Hosts would have niceness 15. With grpcio 1.85, forks of the client server crash.
-            env={"RAY_worker_niceness": "0", **os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"},
-        )
-    with contextlib.suppress(FileNotFoundError):
-        (storage / _RAY_PID).write_text(_identity(process.pid))
-    return process
+    raise ValueError(f"address must be {connected}, to which this process is connected, got {address}")

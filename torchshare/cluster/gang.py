@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchshare.context.files import replacing
+from torchshare.durable.files import replacing
 from torchshare.runtime.ranks import serve
 
 _POLL_S = 0.05

@@ -20,9 +20,9 @@ from torchshare.cluster.host_report import HostReport
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.storage import Outcome, Storage
 from torchshare.context.errors import described, is_disk_full, users_traceback
-from torchshare.context.files import make_folder
 from torchshare.context.rank import Rank
 from torchshare.context.results import ENDED
+from torchshare.durable.files import make_folder
 from torchshare.runtime import crash_report
 from torchshare.runtime.job import Job
 from torchshare.runtime.options import JobOptions
@@ -40,7 +40,7 @@ _NEWS_S = 1.0  # how long a rank whose collective failed waits to hear that anot
 
 
 class Host:
-    """Called from several threads."""
+    """Thread-safe."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Host:
 
     def start(self, spec: JobSpec, number: int, rank: int = 0) -> None:
         """Starts a job, or a rank of it, or goes on from its checkpoint, in a thread: its module may never finish
-        loading. What prevents it is in a later report."""
+        loading. If it cannot start, a later report says why."""
         with self._lock:
             known = self._attempts.get(spec.name)
             if known is not None and known.number >= number:
@@ -79,7 +79,7 @@ class Host:
 
     def _begin(self, attempt: Attempt, before: Job | None) -> None:
         try:
-            if before is not None:  # the queue believed it lost
+            if before is not None:  # the queue took it for lost
                 end(before, _SAVE_S)
             attempt.patiently("the storage cannot be used", functools.partial(self._look, attempt))
             if attempt.outcome is None and not attempt.stopped:
@@ -87,20 +87,20 @@ class Host:
                 environ = self._meet(attempt) if attempt.spec.gpus > 1 else None
                 with self._lock:
                     self._start(attempt, function, environ)
-        except BaseException as error:  # a module may raise any
+        except BaseException as error:  # a module may raise any exception
             if not attempt.stopped:
                 is_ours = isinstance(error, ValueError)  # a module's own is the cause of a CannotLoad
                 cause = error.__cause__ if is_ours else error
                 self._fail(attempt, error, "" if cause is None else users_traceback(cause), is_ours=is_ours)
 
     def _look(self, attempt: Attempt) -> None:
-        """Whether the job has ended before. Raises OSError."""
+        """Finds out whether the job has ended before. Raises OSError."""
         self._storage.check()
         make_folder(self._storage.logs(attempt.spec.submission))
         attempt.outcome = self._storage.outcome(attempt.outcome_name)
 
     def _loaded(self, spec: JobSpec) -> Callable[..., Any]:
-        """Its function. The thread that loads it is left behind if that takes too long."""
+        """Loads the job's function. A thread that takes too long is left behind. Raises what the module raises."""
         loaded: futures.Future[Callable[..., Any]] = futures.Future()
 
         def load() -> None:
@@ -212,11 +212,11 @@ class Host:
                 attempt.stopped = attempt.suspends = True
 
     def _fail(self, attempt: Attempt, error: BaseException, text: str = "", *, is_ours: bool = False) -> None:
-        """With `is_ours`, the error's message says everything."""
+        """Writes the failure to the job's log and as its outcome; with `is_ours`, the message without its type."""
         spec = attempt.spec
         try:
             self._storage.check()
-        except OSError as gone:  # it may be why
+        except OSError as gone:  # it may be the cause
             attempt.refusal = str(gone)
             attempt.stopped = attempt.suspends = True
             return
@@ -257,7 +257,7 @@ class Host:
             return HostReport(self.token, time.monotonic(), jobs, self._env, refusal, niceness)
 
     def save_all(self) -> None:
-        """Called before the process ends. Jobs write their checkpoints, and are cancelled, to go on later."""
+        """Writes the checkpoints of all jobs and cancels them; they go on later. Called before the process ends."""
         with self._lock:
             for attempt in self._attempts.values():
                 if not attempt.stopped:

@@ -6,17 +6,22 @@ import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.queue_state import QueueSettings
 from torchshare.cluster.storage import Storage
-from torchshare.memory.interval import EXPECTED, is_interval
+from torchshare.runtime.declared import Expected, Option, check
+from torchshare.runtime.options import Every, PositiveInt
 
 if TYPE_CHECKING:
     from torchshare.cluster.host_report import HostReport
 
 log = logging.getLogger("torchshare")
+STORAGE = "~/.torchshare/cluster"
+
+NAMESPACE = "torchshare"  # of the actors on Ray
+SCHEDULER = "scheduler"  # the name of the scheduler's
 
 
 class CannotStart(ValueError):
@@ -25,25 +30,25 @@ class CannotStart(ValueError):
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    storage: str
+    storage: Annotated[str, Expected("a folder"), Option("folder that all nodes see.", STORAGE, metavar="DIR")]
     queue: QueueSettings = field(default_factory=QueueSettings)
-    every: str | int = "5min"
-    """How often jobs write checkpoints."""
-    device: str = "auto"
-    hosts_per_node: int = 1
-    """On nodes without GPUs; on others, a host per GPU."""
+    every: Annotated[Every, Option("how often jobs write checkpoints.", metavar="INTERVAL")] = "5min"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Expected("auto, cpu or cuda"),
+        Option("cpu, or auto: a GPU if there is one.", metavar="D"),
+    ] = "auto"
+    hosts_per_node: Annotated[
+        PositiveInt, Option("hosts on nodes without GPUs; on others, a host per GPU.", metavar="N")
+    ] = 1
 
     def __post_init__(self) -> None:
-        if not is_interval(self.every):
-            raise ValueError(f"every must be {EXPECTED}, got {self.every!r}")
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise ValueError(f"device must be auto, cpu or cuda, got {self.device!r}")
-        if self.hosts_per_node < 1:
-            raise ValueError(f"hosts_per_node must be at least 1, got {self.hosts_per_node}")
+        given = {name: value for name, value in vars(self).items() if name != "queue"}
+        check(ClusterSettings, given, "ClusterSettings")
 
 
 class HostActor:
-    """See Host. Imports torch in its own process only."""
+    """Passes calls to its Host. Importing this module does not import torch."""
 
     def __init__(self, settings: ClusterSettings, env: str, mark: str) -> None:
         """`mark` is that of the scheduler, in the storage. Raises WrongStorage if it is not there."""

@@ -1,4 +1,4 @@
-"""What a host tells the scheduler. Apart from it: the scheduler's process has no torch."""
+"""Reports of a host to the scheduler, whose process does not import torch."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ class JobReport:
     state: str
     """running, suspended, finished, failed or cancelled"""
     steps: int = 0
-    """Of the whole training."""
+    """Steps of the whole training."""
     can_save: bool = False
     error: str = ""
     stops: bool = False
-    """Whether it was told to."""
+    """Whether the job was told to stop."""
     has_saved: bool = False
-    """Whether it has written a checkpoint, in this attempt."""
+    """Whether this attempt has written a checkpoint."""
     trouble: str = ""
-    """What it waits for, if that is not its turn."""
+    """What the job waits for, such as space on a disk."""
     earlier_steps: int = 0
-    """Of `steps`, those that earlier attempts have done."""
+    """The part of `steps` that earlier attempts have done."""
 
 
 @dataclass(frozen=True)
 class HostReport:
     token: str
-    """Of the process."""
+    """Identifies the process."""
     time: float
-    """By the host's clock, which does not jump."""
+    """Seconds on the host's monotonic clock."""
     jobs: list[JobReport]
     env: str
-    """Of the process: a scheduler that was started again may not know."""
+    """The runtime_env of the process as JSON: a scheduler that was started again may not know it."""
     refusal: str = ""
     """Why the host can take no more jobs."""
     niceness: int = 0
-    """Of the process."""
+    """Niceness of the process."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from torchshare import _core
 from torchshare.cluster import snapshot
+from torchshare.cluster.host_report import JobReport
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Event, Journal
 from torchshare.cluster.queue_state import QueueSettings, QueueState
@@ -25,7 +26,7 @@ _HEARD_S = 30.0  # how often the journal says that hosts with jobs have reported
 
 
 class JobQueue:
-    """See Note [Events]. Not thread-safe."""
+    """The queue, whose state is made from its journal's events (see Note [Events]). Not thread-safe."""
 
     def __init__(
         self, journal: Journal, settings: QueueSettings | None = None, clock: Callable[[], float] = time.time
@@ -71,11 +72,11 @@ class JobQueue:
         devices = len(self.hosts)  # those too whose process is being started again
         if spec.gpus > max(1, devices):
             raise ValueError(
-                f"job '{spec.name}': gpus must be at most {devices}, the cluster's devices; got {spec.gpus}"
+                f"job '{spec.name}': gpus must be at most {devices}, the cluster's devices, got {spec.gpus}"
             )
         if self._settings.memory and (spec.memory or 0) > self._settings.memory:
             limit = self._settings.memory
-            raise ValueError(f"job '{spec.name}': memory must be at most {limit}, that of a device; got {spec.memory}")
+            raise ValueError(f"job '{spec.name}': memory must be at most {limit}, that of a device, got {spec.memory}")
         _core.priority_level(spec.priority)  # raises ValueError
         self._record(_submission(spec, self._settings))
         return spec.name
@@ -86,7 +87,7 @@ class JobQueue:
             self._record({"event": "cancel", "job": name})
 
     def refuse(self, name: str, error: str) -> None:
-        """A job cannot be started: it has failed."""
+        """Fails a job that cannot be started."""
         job = self.jobs[name]
         if not job.outcome and not job.place:
             self._record({"event": "refuse", "job": name, "error": error})
@@ -116,7 +117,7 @@ class JobQueue:
         return None
 
     def heard(self, gpu: int) -> None:
-        """The host has reported. A scheduler that comes after this one knows it for some time of each 30 s."""
+        """Called when a host has reported. The time is written to the journal at most every 30 s."""
         now = self._state.next_time(self._clock())
         self.hosts[gpu].heard = now
         if now >= self._heard_due:
@@ -157,35 +158,22 @@ class JobQueue:
             event = {"event": "left", "job": name, "attempt": attempt, "gpu": gpu, "state": state, "error": error}
             self._record({**event, "steps": steps, **({} if heard is None else {"heard": heard})})
 
-    def progress(
-        self,
-        name: str,
-        attempt: int,
-        time: float,
-        steps: int,
-        can_save: bool,
-        gpu: int | None = None,
-        *,
-        has_saved: bool = False,
-        trouble: str = "",
-        earlier_steps: int = 0,
-    ) -> bool:
-        """A job, or the rank of it on this device, on its host; `has_saved` if it has written a checkpoint there. It
-        has done `steps`, of them `earlier_steps` in earlier attempts. `time` is that host's. Returns whether it should
+    def progress(self, report: JobReport, time: float, gpu: int | None = None) -> bool:
+        """A job, or the rank of it on this device, runs on its host. `time` is that host's. Returns whether it should
         be there."""
-        job = self.jobs.get(name)
-        if job is None or job.attempt != attempt or not job.place:
+        job = self.jobs.get(report.name)
+        if job is None or job.attempt != report.attempt or not job.place:
             return False
         if gpu is not None and gpu != job.place[0]:  # the first rank speaks for all
             return gpu in job.place and gpu not in job.gone
-        if can_save and not job.can_save:
-            self._record({"event": "saves", "job": name})
-        if has_saved and job.is_suspect:
-            self._record({"event": "saved", "job": name})
-        job.steps, job.trouble = steps, trouble
+        if report.can_save and not job.can_save:
+            self._record({"event": "saves", "job": report.name})
+        if report.has_saved and job.is_suspect:
+            self._record({"event": "saved", "job": report.name})
+        job.steps, job.trouble = report.steps, report.trouble
         partner = self.partner(job)
         model = None if partner is None else partner.spec.model
-        job.step_times.observe(time, steps - earlier_steps, model)
+        job.step_times.observe(time, report.steps - report.earlier_steps, model)
         measured = None if model is None else job.step_times.slowdown(model)
         if model is not None and measured is not None and job.step_times.is_news(model, measured):
             job.step_times.told[model] = measured
@@ -200,7 +188,7 @@ class JobQueue:
         return list(self.hosts[gpu].jobs.values())
 
     def spans(self) -> list[Span]:
-        """Where each job has been, and is, in order of the ends."""
+        """The times that jobs have spent on devices, in the order of their ends."""
         now = self._clock()
         still = [(job.spec.name, gpu, job.began, now) for job in self._state.open.values() for gpu in job.place]
         return [*self._state.spans, *still]
@@ -227,8 +215,8 @@ class JobQueue:
     # What is to be done
 
     def actions(self, reachable: Container[int] | None = None) -> list[Action]:
-        """What is to be done now, each once. Only on devices whose hosts are `reachable`, by default all. Raises
-        Superseded, also if there is nothing to do: clients would be refused for ever."""
+        """Returns what is to be done now, each action once, on devices whose hosts are `reachable`, by default all.
+        Raises Superseded, also if there is nothing to do: clients would be refused for ever."""
         self._journal.check()
         if self._state.looks_again(self._clock()):
             self._record({"event": "look"})
@@ -249,7 +237,7 @@ class JobQueue:
         return found
 
     def _actions(self, job: QueuedJob) -> list[Action]:
-        """For each rank the same, except `replace`, which only some may need."""
+        """The same action for each rank, except `replace`, which only some ranks may need."""
         if job.place:
             what = "cancel" if job.cancelled or job.has_lost_ranks else "suspend"
             if what == "suspend" and not job.can_save:

@@ -1,8 +1,12 @@
-"""The journal of a cluster's queue: a file of JSON lines."""
+"""The journal of a cluster's queue: a file of JSON lines.
+
+It is no SQLite database, because a new head goes on from storage that another machine has written. SQLite relies on
+byte-range locks, which some network file systems ignore, and a database that two processes have written is corrupt. An
+append-only file needs no lock to show that another process has written: its size has changed.
+"""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -10,7 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchshare.context.files import make_folder, sync_folder
+from filelock import FileLock, Timeout
+
+from torchshare.durable.files import finished_name, make_folder, replacing, sync_folder
 
 Event = dict[str, Any]
 
@@ -25,7 +31,7 @@ class Superseded(RuntimeError):
 class Journal:
     """What `append` has returned from is on the disk.
 
-    One process at a time: the file is locked. Where the file system's locks do not reach other machines, each append
+    One process at a time: a lock file is held. Where the file system's locks do not reach other machines, each append
     finds out whether another process has written since.
     """
 
@@ -38,9 +44,15 @@ class Journal:
         """
         make_folder(path.parent)
         self._path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._lock = FileLock(f"{path}.lock", thread_local=False)
         try:
-            self._lock(patience)
+            self._lock.acquire(patience, _POLL_S)
+        except Timeout:
+            raise Superseded(f"{path}: another scheduler has it open") from None
+        self._file = -1
+        try:
+            self._remove_unfinished()
+            self._file = self._opened()
             self.events, self._size = _read(path)
             if not self.events and not is_new:
                 raise ValueError(f"{path}: the journal is lost: it has no event, but its folder has files of jobs")
@@ -49,8 +61,17 @@ class Journal:
             self.append({"event": "scheduler", "time": time.time(), "pid": os.getpid()})
             sync_folder(path.parent)
         except BaseException:
-            os.close(self._file)
+            self.close()
             raise
+
+    def _opened(self) -> int:
+        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def _remove_unfinished(self) -> None:
+        """An earlier scheduler may have been killed while it replaced the journal."""
+        for each in self._path.parent.iterdir():
+            if finished_name(each.name) == self._path.name:
+                each.unlink()
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Raises OSError if it cannot be written, and Superseded; the journal is then as it was."""
@@ -71,21 +92,12 @@ class Journal:
     def replace(self, event: Mapping[str, Any]) -> None:
         """Begins the journal anew, with this event alone; whole or not at all. Raises OSError, and Superseded."""
         self.check()
-        new = self._path.with_name(f".{self._path.name}.new")
-        file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            data = f"{json.dumps(event, allow_nan=False)}\n".encode()
-            with os.fdopen(os.dup(file), "wb") as stream:
-                stream.write(data)
-            os.fsync(file)
-            os.replace(new, self._path)
-        except BaseException:
-            os.close(file)
-            raise
-        os.close(self._file)
-        self._file, self._size, self.count = file, len(data), 1
-        sync_folder(self._path.parent)
+        data = f"{json.dumps(event, allow_nan=False)}\n".encode()
+        with replacing(self._path, synced=True) as file:
+            file.write(data)
+        former, self._file = self._file, self._opened()
+        os.close(former)
+        self._size, self.count = len(data), 1
 
     def retract(self) -> None:
         """Drops the last event, which could not be applied, and closes: what its writer knows may differ now from what
@@ -98,16 +110,7 @@ class Journal:
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
-
-    def _lock(self, patience: float) -> None:
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise Superseded(f"{self._path}: another scheduler has it open") from None
-                time.sleep(_POLL_S)
+        self._lock.release()
 
     def check(self) -> None:
         """Raises Superseded, and ValueError after `close`."""
@@ -135,6 +138,6 @@ def _read(path: Path) -> tuple[list[Event], int]:
         except ValueError:
             raise ValueError(f"{path}:{number}: the journal is damaged: {line[:60]!r}") from None
         events.append(event)
-    if not b'{"'.startswith(cut_off[:2]) and cut_off.strip(b"\0"):  # no beginning of a line
+    if not b'{"'.startswith(cut_off[:2]) and cut_off.strip(b"\0"):  # not the beginning of a line
         raise ValueError(f"{path}:{len(lines) + 1}: the journal is damaged: {cut_off[:60]!r}")
     return events, len(data) - len(cut_off)

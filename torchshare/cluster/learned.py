@@ -32,7 +32,7 @@ class StepTimes:
         """The slowdowns of this job that others have been told, by the partner's model."""
 
     def observe(self, time: float, steps: int, partner: str | None) -> None:
-        """`steps` so far. The time in which the partner changed does not count, nor that before the first step."""
+        """Called with the steps so far. The time before the first step and that of a change of partner do not count."""
         if self._last is not None and self._last[2] == partner and self._last[1] > 0:
             total = self._sums[partner]
             total.steps += steps - self._last[1]
@@ -49,7 +49,8 @@ class StepTimes:
         return None if alone is None or beside is None else beside / alone
 
     def is_news(self, partner: str, slowdown: float) -> bool:
-        """Compared with this job's earlier measurements: two pairs of the same models may differ, and always would."""
+        """Whether the slowdown differs from the last one that this job has told. It is not compared with those of other
+        jobs: two pairs of the same models may always differ."""
         known = self.told.get(partner)
         return known is None or abs(max(1.0, slowdown) / max(1.0, known) - 1) > _CHANGE
 
@@ -65,12 +66,12 @@ class Learned:
         self._durations: dict[str, float] = {}
 
     def ratio(self, model: str, partner: str) -> float:
-        """As measured on the cluster; before that, as a profile has it; without one, the default."""
+        """The ratio measured on the cluster, else that of a profile, else the default."""
         pair = (model, partner)
         return self._ratios.get(pair, self._profiled.get(pair, self._default_ratio))
 
     def set_profiled(self, model: str, ratios: Mapping[str, Sequence[float]]) -> list[tuple[str, str]]:
-        """Returns the pairs of which that is news."""
+        """Returns the pairs whose ratio has changed."""
         pairs = {(model, partner): max(1.0, own) for partner, (own, _) in ratios.items()}
         pairs |= {(partner, model): max(1.0, theirs) for partner, (_, theirs) in ratios.items()}
         news = [pair for pair, ratio in pairs.items() if self._profiled.get(pair) != ratio]
@@ -79,14 +80,14 @@ class Learned:
 
     @property
     def pairs(self) -> set[tuple[str, str]]:
-        """Those that have a ratio of their own."""
+        """The pairs whose ratio was measured or is in a profile."""
         return self._ratios.keys() | self._profiled.keys()
 
     def set_ratio(self, model: str, partner: str, measured: float) -> None:
         self._ratios[model, partner] = max(1.0, measured)
 
     def saved(self) -> dict[str, Any]:
-        """For JSON."""
+        """The tables as values that JSON has."""
         tables = {"ratios": self._ratios, "profiled": self._profiled}
         rows = {name: [[*pair, ratio] for pair, ratio in table.items()] for name, table in tables.items()}
         return {**rows, "durations": self._durations}

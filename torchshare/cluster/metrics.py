@@ -21,7 +21,7 @@ class Metrics:
         self._completion = Histogram(
             "torchshare_completion_seconds", "From a job's submission to its end.", boundaries=_SECONDS
         )
-        self._slowdown = Gauge("torchshare_slowdown", "Of jobs beside another, as far as measured: the mean.")
+        self._slowdown = Gauge("torchshare_slowdown", "Mean measured slowdown of jobs beside another.")
         self._seen: set[str] = set()
         self._tags: dict[Any, set[str]] = {}
 

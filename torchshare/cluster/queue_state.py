@@ -11,6 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Interval, Predicate
 
 from torchshare import _core
 from torchshare.cluster.job_spec import JobSpec
@@ -18,62 +21,81 @@ from torchshare.cluster.journal import Event
 from torchshare.cluster.learned import Learned
 from torchshare.cluster.queued_job import Gone, HostRecord, QueuedJob, Span, key_of
 from torchshare.context.results import ENDED
+from torchshare.runtime.declared import Expected, Option, check
 
 _CRASHES = 3  # of a job without a new checkpoint, before it is given up
 _ALONE = -1  # the group of a job that shares with none
 _GIB = 2**30
 
 
+_POLICIES = _core.cluster_policy_names()
+_Number = Annotated[float, Interval(ge=0, lt=math.inf), Expected("a number of at least 0")]
+
+
 @dataclass(frozen=True)
 class QueueSettings:
-    policy: str = "pair-srsf"
-    interference: float = 1.1
-    """The ratio of pairs that have not been measured, neither here nor in a profile."""
-    restart_cost: float = 10.0
-    memory: int = 0
-    """Bytes of a device; 0: ignored."""
-    duration: float = 3600.0
-    """Seconds that a job is taken to last if nothing is known of it."""
+    policy: Annotated[
+        str,
+        Predicate(lambda name: name in _POLICIES),
+        Expected(f"one of {', '.join(_POLICIES)}"),
+        Option("the cluster policy.", metavar="NAME"),
+    ] = "pair-srsf"
+    interference: Annotated[
+        float,
+        Interval(ge=1, lt=math.inf),
+        Expected("a number of at least 1"),
+        Option("ratio of pairs that have not been measured, neither here nor in a profile.", metavar="RATIO"),
+    ] = 1.1
+    restart_cost: Annotated[_Number, Option("seconds to resume a job.", metavar="S")] = 10.0
+    memory: Annotated[
+        int,
+        Interval(ge=0, lt=2**63),
+        Expected("a non-negative integer below 2**63"),
+        Option("bytes of a device: only jobs that fit share; 0: ignored.", metavar="BYTES", flag="--device-memory"),
+    ] = 0
+    duration: Annotated[
+        float,
+        Interval(ge=1e-3, lt=math.inf),
+        Expected("a number of at least 0.001"),
+        Option("seconds that a job is taken to last if nothing is known of it."),
+    ] = 3600.0
 
     def __post_init__(self) -> None:
-        for name, least in (("interference", 1.0), ("restart_cost", 0.0), ("memory", 0), ("duration", 1e-3)):
-            value = getattr(self, name)
-            if not least <= value < math.inf:
-                raise ValueError(f"{name} must be a number of at least {least:g}, got {value}")
+        check(QueueSettings, vars(self), "QueueSettings")
 
 
 class QueueState:
-    """Changes by `apply` only."""
+    """Changed by `apply` alone."""
 
     def __init__(self, settings: QueueSettings) -> None:
         self.jobs: dict[str, QueuedJob] = {}
         self.submissions: dict[str, QueuedJob] = {}
         self.open: dict[str, QueuedJob] = {}
-        """Those that have not ended."""
+        """The jobs that have not ended, by name."""
         self.misplaced: dict[int, QueuedJob] = {}
-        """Those for which something is to be done, by number."""
+        """The jobs that are not where the policy wants them, by number."""
         self.hosts: dict[int, HostRecord] = {}
-        """By device."""
+        """The hosts by device."""
         self.spans: list[Span] = []
-        """Of jobs that have left their device."""
+        """The times that jobs spent on devices which they have left since."""
         self.learned = Learned(settings.interference, settings.duration)
         self.live = _core.LiveScheduler(_cluster(settings), settings.policy)
         self.live.lose(0, 0.0, 0.0)  # until there is a host
         self.origin: float | None = None
         self.now = 0.0
         self.rows: dict[str, int] = {}
-        """Of models, in the live scheduler."""
+        """The number of each model in the live scheduler."""
         self.groups: dict[str, int] = {}
-        """By environment: jobs that need different ones cannot share a process."""
+        """The sharing group of each environment: jobs with different ones cannot share a process."""
         self.numbers: list[QueuedJob] = []
 
     def next_time(self, clock: float) -> float:
-        """Of the next event. Times do not decrease, whatever the clocks of this scheduler and its predecessor."""
+        """The time of the next event. Times never decrease, also if an earlier scheduler's clock was ahead."""
         return max(clock, self.time)
 
     @property
     def time(self) -> float:
-        """Of the last event."""
+        """The time of the last event."""
         return self.now + (self.origin or 0.0)
 
     def looks_again(self, clock: float) -> bool:
@@ -103,7 +125,7 @@ class QueueState:
         self._obey(self.live.arrive(number, self.now))
 
     def add(self, spec: JobSpec, estimate: float, arrival: float) -> int:
-        """To the live scheduler."""
+        """Adds the job to the live scheduler. Returns its number there."""
         row, level, memory = self._row(spec.model), _core.priority_level(spec.priority), (spec.memory or 0) / _GIB
         return self.live.add(arrival, estimate, spec.gpus, memory, row, level, self._group(spec))
 
@@ -158,8 +180,8 @@ class QueueState:
             self._rank_leaves(job, event["gpu"], gone, event)
 
     def _suspect(self, jobs: list[QueuedJob], blamed: str | None) -> None:
-        """Of those in a process that crashed. The crash counts for the job that is known to have crashed it; which of
-        two it was shows when each has run alone."""
+        """Makes the jobs of a crashed process suspects, which run alone. The crash counts for the job that is known to
+        have crashed it; which of two it was shows when each has run alone."""
         for job in jobs:
             if blamed in (None, job.spec.name) and all(gone.state != "lost" for gone in job.gone.values()):
                 job.crashes += blamed is not None or len(jobs) == 1  # once for all its ranks
@@ -268,13 +290,13 @@ class QueueState:
             self.misplaced.pop(job.number, None)
 
     def tell_ratios(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """To the live scheduler, which knows the ratio of all others."""
+        """Gives the ratios of these pairs to the live scheduler; all others have the default there."""
         for model, partner in pairs:
             self.live.set_ratio(self._row(model), self._row(partner), self.learned.ratio(model, partner), self.now)
 
 
 def _heard(event: Event) -> float:
-    """Until when a job that has left is known to have run."""
+    """The last time at which a job that has left is known to have run."""
     return float(event["heard"] if "heard" in event else event["time"])
 
 
@@ -284,5 +306,5 @@ def _cluster(settings: QueueSettings) -> _core.Cluster:
     options.gpu_memory_gib = settings.memory / _GIB
     options.restart_cost = settings.restart_cost
     options.one_gang_beside = True
-    options.largest_split = 1  # other sub-batches would be other weights
+    options.largest_split = 1  # other sub-batches would give other weights
     return _core.Cluster(options, 1, [settings.interference], [], [], [], [], [], [])

@@ -25,25 +25,25 @@ class Gone:
 class QueuedJob:
     spec: JobSpec
     number: int
-    """In the live scheduler."""
+    """The job's number in the live scheduler; -1 for a job that had ended when the journal was compacted."""
     submitted: float
     estimate: float = 0.0
-    """Of its duration."""
+    """Estimated duration alone, in seconds."""
     wanted: tuple[int, ...] = ()
-    """The devices where the policy wants it."""
+    """The devices that the policy has chosen."""
     place: tuple[int, ...] = ()
-    """The devices where it is, in order of its ranks. One that has left keeps its place until all have."""
+    """The devices that the job has, in the order of its ranks. A rank that has left keeps its device until all have."""
     gone: dict[int, Gone] = field(default_factory=dict)
     """The ranks that have left, by device, in this order."""
     attempt: int = 0
-    """Of how many starts this is the last."""
+    """Number of starts so far."""
     stopping: bool = False
     stopped: float = 0.0
-    """When it was told to stop."""
+    """Time at which it was told to stop."""
     cancelled: bool = False
     can_save: bool = False
     crashes: int = 0
-    """Of host processes, by this job, since its last new checkpoint."""
+    """Number of host processes that this job has crashed since its last new checkpoint."""
     is_suspect: bool = False
     """It may have crashed a host: it runs alone until it has written a checkpoint."""
     began: float = 0.0
@@ -54,7 +54,7 @@ class QueuedJob:
     outcome: str = ""
     error: str = ""
     trouble: str = ""
-    """What its host waits for."""
+    """What the job's host waits for, such as space on a disk."""
     step_times: StepTimes = field(default_factory=StepTimes)
 
     @property
@@ -71,7 +71,7 @@ class QueuedJob:
 
     @property
     def has_lost_ranks(self) -> bool:
-        """Whether its other ranks have to stop."""
+        """Whether a rank has left without finishing: then the other ranks have to stop."""
         return any(gone.state != "finished" for gone in self.gone.values())
 
     @property
@@ -80,7 +80,7 @@ class QueuedJob:
 
     @property
     def is_misplaced(self) -> bool:
-        """Whether something is to be done, as soon as that is possible."""
+        """Whether the job is not where the policy wants it, and has not been told to leave yet."""
         return not self.stopping and (self.place != self.wanted or self.has_lost_ranks)
 
     def verdict(self) -> Gone:
@@ -100,19 +100,19 @@ class HostRecord:
     node: str
     index: int
     token: str
-    """Of the process."""
+    """Identifies the process."""
     env: str
     up: bool = True
     jobs: dict[str, QueuedJob] = field(default_factory=dict)
-    """Those whose place it is."""
+    """The jobs that run on the device."""
     replacing: bool = False
     heard: float = 0.0
-    """When it reported last, or came."""
+    """Time of its last report, or of its first contact."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """What the caller is to tell a host."""
+    """A call that the scheduler is to make to a host."""
 
     what: str
     """start, suspend, cancel, or replace: end the process, and start one with the `env` of the job."""

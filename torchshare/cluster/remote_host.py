@@ -1,18 +1,11 @@
-"""The scheduler's side of a host: its actor on Ray, and what is known of it."""
+"""The scheduler's side of a host: what is known of it."""
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from typing import Any
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-from torchshare.cluster.host_actor import ClusterSettings, HostActor
-
-NAMESPACE = "torchshare"
 _MAX_REASON = 300  # characters
 
 
@@ -26,11 +19,11 @@ class RemoteHost:
     gpu: int | None = None
     token: str = ""
     report: Any = None
-    """The report that was asked for."""
+    """The answer to the call for a report; None if there is no such call."""
     asked: float = 0.0
     forget: list[tuple[str, int]] = field(default_factory=list)
     strays: dict[tuple[str, int], float] = field(default_factory=dict)
-    """Jobs that should not be there, and since when that is known."""
+    """When each job that should not run here was seen first."""
     blamed: str = ""
     """The job that does not stop, for which the process is being ended."""
     niceness: int = 0
@@ -39,7 +32,7 @@ class RemoteHost:
 
     @property
     def note(self) -> str:
-        """What its user may want to change."""
+        """What the user may want to change about this host; empty if nothing."""
         if self.niceness <= 0:
             return ""
         return f"niceness {self.niceness}; Ray's own is 15: start it with RAY_worker_niceness=0"
@@ -51,7 +44,7 @@ class RemoteHost:
 
 @dataclass(frozen=True)
 class FailedStart:
-    """Of a host that ended before its first report."""
+    """The last start of a host that ended before its first report."""
 
     reason: str
     wait: float
@@ -59,25 +52,12 @@ class FailedStart:
     due: float
 
 
-def start_actor(settings: ClusterSettings, node: str, index: int, mark: str, *, has_gpu: bool, env: str = "{}") -> Any:
-    resources = {"num_cpus": 0, "num_gpus": 1} if has_gpu else {"num_cpus": 1}
-    actor = ray.remote(HostActor).options(
-        name=f"host-{node}-{index}",
-        namespace=NAMESPACE,
-        lifetime="detached",  # survives the scheduler
-        get_if_exists=env == "{}",
-        max_restarts=0,  # a new process is a new host
-        max_concurrency=8,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        runtime_env=json.loads(env),
-        **resources,
-    )
-    return actor.remote(settings, env, mark)
+class HostDied(Exception):
+    """The process of a host has ended; the message says why."""
 
 
-def living_nodes() -> dict[str, int]:
-    """The GPUs of each."""
-    return {node["NodeID"]: int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]}
+class HostUnavailable(Exception):
+    """A host cannot be reached for now."""
 
 
 def last_line(text: str) -> str:

@@ -16,7 +16,7 @@ _OF_HOST = ("node", "index", "token", "env", "up", "replacing", "heard")
 
 
 def take(state: QueueState) -> Event:
-    """Without the step times of the jobs that run."""
+    """Takes a snapshot. The step times of running jobs are not part of it."""
     return {
         "event": "snapshot",
         "time": state.time,
@@ -48,7 +48,7 @@ def _given(value: Any) -> dict[str, Any]:
 
 
 def restore(state: QueueState, event: Event) -> None:
-    """Of an empty state."""
+    """Brings an empty state to where the snapshot was taken."""
     state.origin, state.now = event["origin"], event["time"] - event["origin"]
     state.learned.restore(event["learned"])
     state.tell_ratios(sorted(state.learned.pairs))
@@ -61,7 +61,7 @@ def restore(state: QueueState, event: Event) -> None:
     state.spans = [(name, gpu, begin, end) for name, gpu, begin, end in event["spans"]]
     for saved in event["jobs"]:
         _restore_job(state, saved)
-    state.apply({"event": "look", "time": event["time"]})  # the policy has forgotten when it wanted to
+    state.apply({"event": "look", "time": event["time"]})  # the policy does not remember when it wanted to decide again
 
 
 def _restore_job(state: QueueState, saved: dict[str, Any]) -> None:

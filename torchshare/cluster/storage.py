@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import secrets
 import shutil
@@ -12,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchshare.context.files import make_folder, sync_folder
-from torchshare.context.names import file_stem
+from torchshare.durable.files import file_stem, make_folder, replacing
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class WrongStorage(OSError):
 class Storage:
     path: Path
     mark: str | None = None
-    """What the cluster's scheduler has written into it; None: not known, and not looked for."""
+    """The text that the cluster's scheduler has written into the folder; None disables `check`."""
 
     @property
     def journal(self) -> Path:
@@ -51,7 +49,7 @@ class Storage:
 
     @property
     def is_used(self) -> bool:
-        """Whether it had a journal with events before."""
+        """Whether the folder has files of jobs: then its journal had events."""
         folders = (self.path / each for each in ("jobs", "outcomes", "functions"))
         return self._mark.exists() or any(any(folder.glob("[!.]*")) for folder in folders)
 
@@ -92,15 +90,15 @@ class Storage:
         return self.path / "outcomes" / f"{submission}.pkl"
 
     def gang(self, submission: str, attempt: int) -> Path:
-        """Where the first rank of a job writes its address."""
+        """The file to which the first rank of a job writes its address."""
         return self.path / "gangs" / f"{submission}.{attempt}"
 
     def crash(self, token: str) -> Path:
-        """What the process of a host writes when it crashes."""
+        """The file to which a host's process writes when it crashes."""
         return self.path / "crashes" / token
 
     def take_crash(self, token: str) -> str:
-        """What it has written. Removes it."""
+        """What the host's process has written; empty if nothing. Removes the file."""
         text, path = "", self.crash(token)
         with contextlib.suppress(OSError):
             text = path.read_text(errors="replace")
@@ -146,14 +144,5 @@ def _write(path: Path, data: bytes) -> None:
     """Writes a file, whole or not at all, unless it exists. Once this has returned, it survives a crash of the
     system."""
     make_folder(path.parent)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-        sync_folder(path.parent)  # also if another process has just made it
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path, synced=True, overwrites=False) as file:
+        file.write(data)

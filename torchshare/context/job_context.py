@@ -40,7 +40,7 @@ class JobContext:
     epochs_left: int | None
     """Remaining passes over the loader; None if not declared."""
     runtime: str
-    """Of its runtime: unique in this process; the same on all ranks of a runtime that runs on several."""
+    """Identifies its runtime: unique in this process; the same on all ranks of a runtime that runs on several."""
     watch_cancel: Callable[[JobContext], None]
     """Delivers a cancellation to the job even if it runs no op."""
     tell_ranks: Callable[[JobContext, str, str], None]
@@ -96,7 +96,7 @@ class JobContext:
     _parking: threading.RLock = field(default_factory=threading.RLock)
     """Guards `spills` and the job's suspension. A signal may come while it is held."""
     _is_suspended: bool = False
-    """By `suspend` or `park`."""
+    """Set by `suspend` and `park`."""
     _handlers: int = 0
     """How many of its signal handlers run."""
     handle: _C.Job = field(init=False)
@@ -111,7 +111,7 @@ class JobContext:
         self.tracked, self.retry, self.loop = Tracked(), None, Loop()
 
     def leave_out_passes(self, count: int) -> None:
-        """Of those that it declared, an earlier run has completed `count`."""
+        """Called when an earlier run has completed `count` of the passes that the job declared."""
         if self.epochs_left is not None:
             self.epochs_left = max(0, self.epochs_left - count)
 

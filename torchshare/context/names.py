@@ -1,14 +1,10 @@
-"""Names and other text of users, made fit for a terminal and for file names."""
+"""Names and other text of users, made fit for a terminal."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 from collections.abc import Container
-from urllib.parse import quote
-
-_MAX_STEM = 120  # characters
 
 
 def escaped(text: str, keep: str = "") -> str:
@@ -36,11 +32,3 @@ def free_name(wanted: str, taken: Container[str]) -> str:
     """That name, with a number if it is taken."""
     numbered = (f"{wanted}-{number}" for number in itertools.count(2))
     return next(name for name in itertools.chain([wanted], numbered) if name not in taken)
-
-
-def file_stem(job: str) -> str:
-    """A job's name as part of a file name: no separators, no dots, of bounded length."""
-    stem = quote(job, safe="", errors="surrogatepass").replace(".", "%2E")
-    if len(stem) <= _MAX_STEM:
-        return stem
-    return f"{stem[: _MAX_STEM - 17]}-{hashlib.sha256(job.encode(errors='surrogatepass')).hexdigest()[:16]}"

@@ -12,7 +12,7 @@ from pathlib import Path
 class Rank:
     number: int
     count: int
-    """Of all ranks."""
+    """The number of ranks."""
     restarts: int = 0
     """How often the launcher has started all ranks again. The store keeps the keys of former times."""
 

@@ -21,7 +21,7 @@ class Result:
     exception: BaseException | None
     """The exception that its function raised, with the traceback."""
     steps: int
-    """Of the whole training: with `earlier_steps`. All other counts and times are of this run."""
+    """Steps of the whole training, with `earlier_steps`. All other counts and times are of this run."""
     earlier_steps: int
     """Done in earlier runs, before the checkpoint that the job goes on from."""
     sub_batches: int
@@ -49,7 +49,7 @@ class Result:
 
     @property
     def steps_per_s(self) -> float | None:
-        """Of this run; None before the job has begun."""
+        """Steps per second of this run; None before the job has begun."""
         return self.run_steps / self.ran_s if self.ran_s > 0 else None
 
 

@@ -36,12 +36,12 @@ class ScriptContext:
     at_exit: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     """Functions registered with `atexit`, and their arguments."""
     threads: list[Thread] = field(default_factory=list)
-    """Those that it has started, and that its end waits for."""
+    """Threads that it has started, and that its end waits for."""
 
     imported: set[str] = field(default_factory=set)
     """Top-level names of what it has imported."""
     start_context: Any = None
-    """Of multiprocessing, once it has set a start method or started a process."""
+    """The context of multiprocessing, once it has set a start method or started a process."""
     main_thread: Thread = field(default_factory=threading.current_thread)
     """What `threading.main_thread` returns."""
     has_ended: bool = False
@@ -51,7 +51,7 @@ class ScriptContext:
 
     @property
     def name(self) -> str:
-        """The job's."""
+        """The job's name."""
         return self.job.name
 
     def owns(self, namespace: dict[str, Any]) -> bool:

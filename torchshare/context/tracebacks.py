@@ -39,7 +39,7 @@ def _without_frames(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def _frame_at(code: CodeType, line: int) -> FrameType:
-    """Of a generator that has not begun: it refers to no caller."""
+    """The frame of a generator that has not begun, which refers to no caller."""
     known: dict[str, Any] = {"co_filename": code.co_filename, "co_name": code.co_name, "co_firstlineno": line}
     if sys.version_info >= (3, 11):
         known |= {"co_qualname": code.co_qualname, "co_linetable": _NO_COLUMNS}

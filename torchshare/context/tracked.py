@@ -11,7 +11,7 @@ class Tracked:
 
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}
-        """By name. They have `state_dict` and `load_state_dict`, or are generators; may include the loader."""
+        """The objects, by name: with `state_dict` and `load_state_dict`, or generators; may include the loader."""
         self.loader: Any = None
         """The loader whose passes and batches are counted. None: those of every loader are."""
 

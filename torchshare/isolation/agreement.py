@@ -269,7 +269,7 @@ def _opposes(other: JobContext, job: JobContext) -> bool:
 
 
 def _outranks(other: JobContext, job: JobContext) -> bool:
-    """Of two equal jobs, the earlier one does."""
+    """Whether `other` outranks the job. The earlier of two equal jobs outranks the later one."""
     others, priority = other.handle.priority, job.handle.priority
     return _core.outranks(others, priority) or (others == priority and _order(other) < _order(job))
 

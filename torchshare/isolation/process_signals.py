@@ -20,7 +20,7 @@ ENDING = {
     for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGXCPU")
     if hasattr(signal, name)
 }
-"""Those that end a program without a handler, and that others send it: all mean what SIGTERM does."""
+"""The signals that end a program without a handler, and that others send it: all mean what SIGTERM does."""
 
 set_handler = signal.signal  # not the one of job_signals
 _get_handler = signal.getsignal
@@ -37,7 +37,7 @@ def is_main_thread() -> bool:
 
 
 def ask_first(taker: Taker) -> None:
-    """Of the jobs: asked before all others, also in forked processes."""
+    """Sets the taker that is asked for the jobs, before all others, also in forked processes."""
     _jobs[:] = [taker]
 
 

@@ -46,7 +46,7 @@ _attributes: dict[tuple[int, str], Attribute] = {}
 _tenants: weakref.WeakKeyDictionary[Tenant, bool] = weakref.WeakKeyDictionary()
 """The running scripts, and the jobs that are no scripts; whether they may replace what is shared."""
 _jobs: weakref.WeakSet[JobContext] = weakref.WeakSet()
-"""Those that have been submitted and have not ended."""
+"""The jobs that have been submitted and have not ended."""
 _by_package: dict[str, list[tuple[Attribute, Any]]] = {}
 """Values that shared packages have set while they were imported: for each script that uses them."""
 _shared: list[tuple[str, Attribute, str]] = []

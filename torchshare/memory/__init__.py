@@ -1,1 +1,1 @@
-"""A job's state outside of its memory: checkpoints, and memory that is moved off the device."""
+"""A job's memory: copies of it, and moving it off the device."""

@@ -103,7 +103,7 @@ class Spilled:
 
 
 def _storages(job: JobContext) -> Iterator[torch.UntypedStorage]:
-    """Those of tracked objects that are on the job's device and may be emptied."""
+    """The storages of tracked objects that are on the job's device and may be emptied."""
     device = "cpu" if job.device is None else job.device.type
     for value in job.tracked.objects.values():
         for tensor in _tensors_of(value):

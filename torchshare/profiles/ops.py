@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from torchshare import _core
-from torchshare.context.files import replacing
+from torchshare.durable.files import replacing
 
 _KINDS = {"context": "u", "gap": "f", "idle": "f", "duration": "f", "step_ends": "iu", "kind": "u"}  # numpy's
 _MAX_BYTES = 1 << 27

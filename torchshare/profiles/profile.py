@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from torchshare import _core
-from torchshare.context.files import replacing
+from torchshare.durable.files import replacing
 from torchshare.profiles.ops import Ops
 
 VERSION: Literal[1] = 1  # version of the file's schema

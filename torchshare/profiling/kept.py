@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from torchshare.context.files import replacing
+from torchshare.durable.files import replacing
 from torchshare.profiles.profile import code_digest, device_name
 from torchshare.profiling.measurement import Candidate, Measurement
 
@@ -19,7 +19,7 @@ class _File(BaseModel):
 
     version: Literal[1] = 1
     origin: dict[str, str]
-    """Of what the measurements are: the job's code, the device and so on."""
+    """What was measured: the job's code, the device and so on."""
     found: dict[str, list[Measurement]] = {}
 
 

@@ -152,7 +152,7 @@ class Measuring:
         return ", ".join(missing) or f"the rest of round {self._round} of {self._rounds}"
 
     def profiles(self) -> list[Profile | None]:
-        """Of what was measured so far; None of a job that was not."""
+        """Profiles from what was measured so far; None for a job that was not measured."""
         found = [each.profile() if each.alone else None for each in self._subjects]
         if found[0] is not None and self._pairs:
             ratios = [beside(combination, ratios) for combination, ratios in self._pairs.items()]
@@ -161,7 +161,7 @@ class Measuring:
         return found
 
     def traces(self) -> list[OpTrace]:
-        """Of the last runs with every op timed, in this process."""
+        """The traces of the last runs with every op timed, in this process."""
         return [subject.recorded[-1].trace for subject in self._subjects]
 
     def _measure_alone(self, subject: Subject, pieces: int) -> Iterator[str]:

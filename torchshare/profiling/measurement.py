@@ -35,7 +35,7 @@ class Candidate:
     seed: int = 0
     steps: int | None = None
     key: str = ""
-    """Of what runs: not the code, but its name and arguments."""
+    """Identifies what runs, by name and arguments; the code is not part of it."""
 
 
 class Measurement(BaseModel):
@@ -49,7 +49,7 @@ class Measurement(BaseModel):
     window: Time
     memory: Count
     rows: Count
-    """Of its largest batch; 0 if it was seen to load none."""
+    """Rows of its largest batch; 0 if it was seen to load none."""
     per_step: float
     """Sub-batches per step."""
     uses_batches: bool

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchshare import _core
-from torchshare.context.files import replacing
+from torchshare.durable.files import replacing
 from torchshare.profiles.profile import Beside, Profile, step_time
 
 

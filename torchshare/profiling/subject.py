@@ -27,7 +27,7 @@ class Subject:
     splits: bool = True
     """Its loop runs in sub-batches where it is given a size."""
     alone: dict[int, list[Measurement]] = field(default_factory=dict)
-    """By number of sub-batches."""
+    """The measurements at each number of sub-batches."""
     recorded: list[Measurement] = field(default_factory=list)
     """In whole batches, with every op timed."""
 
@@ -54,7 +54,7 @@ class Subject:
         return True
 
     def profile(self) -> Profile:
-        """Of what was measured so far, whole batches at least."""
+        """Makes the profile from what was measured so far, which must include whole batches."""
         alone = [self._alone(pieces) for pieces in sorted(self.alone)]
         candidate = self.candidate
         return Profile(

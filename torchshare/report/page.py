@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from torchshare.context.files import replacing
 from torchshare.context.names import escaped
+from torchshare.durable.files import replacing
 from torchshare.report.figures import svg
 from torchshare.report.numbers import number, percent, seconds, size
 from torchshare.version import __version__

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchshare.checkpoints.checkpoints import Checkpoints
+from torchshare.checkpoints.interval import Interval, parse
+from torchshare.checkpoints.writer import Writer
 from torchshare.context.loop import Loop
 from torchshare.context.rank import this_rank
 from torchshare.context.results import ENDED
-from torchshare.memory.checkpoints import Checkpoints
-from torchshare.memory.interval import Interval, parse
-from torchshare.memory.writer import Writer
+from torchshare.runtime.declared import with_defaults
 from torchshare.runtime.options import RuntimeOptions
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ class Folder:
 
 def folder_of(options: RuntimeOptions) -> Folder | None:
     """The folder that a runtime's options ask for. Raises ValueError for options that do not fit together."""
-    path = options.get("checkpoint")
-    resume = options.get("resume", False)
+    settings = with_defaults(RuntimeOptions, options)
+    path = settings["checkpoint"]
     if path is None:
         for name in ("every", "resume"):
             if options.get(name):
@@ -71,9 +72,9 @@ def folder_of(options: RuntimeOptions) -> Folder | None:
         return None
     if os.path.exists(path) and not os.path.isdir(path):
         raise ValueError(f"checkpoint must be a folder, got the file {os.fspath(path)}")
-    every = parse(options.get("every", "5min"))
+    every = parse(settings["every"])
     if this_rank().count > 1 and every.steps is None:
         raise ValueError("every must be a number of steps, because the ranks must save at the same one")
     # torchrun starts all ranks again after a failure.
     is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    return Folder(Path(path).absolute(), every, resume or is_restart)
+    return Folder(Path(path).absolute(), every, settings["resume"] or is_restart)

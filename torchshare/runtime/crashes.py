@@ -40,13 +40,13 @@ def crash_in(report: str, error: str | None = None) -> Crash | None:
 
 
 def stack_in(report: str) -> str:
-    """Of the thread that crashed."""
+    """The stack of the thread that crashed."""
     stack = _STACK.search(report)
     return "" if stack is None else stack[0]
 
 
 def _jobs(report: str) -> dict[int, str]:
-    """By thread. The id of a thread that has ended may be used again."""
+    """The job of each thread. The id of a thread that has ended may be used again."""
     jobs: dict[int, str] = {}
     for kind, value, job in lines_of(report):
         if kind == "job":

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torchshare import _core
 from torchshare.context.job_context import JobContext
 from torchshare.context.results import ENDED
+from torchshare.runtime.declared import with_defaults
 from torchshare.runtime.options import JobOptions, RuntimeOptions
 
 log = logging.getLogger("torchshare")
@@ -28,9 +29,10 @@ class Effects:
     """Knows the options of a runtime and of its jobs."""
 
     def __init__(self, options: RuntimeOptions) -> None:
-        self._options = options
-        self._keep = options.get("keep", 20)
-        self._policy = options.get("policy", "priority")
+        settings = with_defaults(RuntimeOptions, options)
+        self._keep = settings["keep"]
+        self._policy = settings["policy"]
+        self._max_slowdown = settings["max_slowdown"]
         self._jobs: list[_Known] = []
         for name in ("grace", "max_wait"):
             if self._policy == "priority" and options.get(name) is not None:
@@ -60,8 +62,8 @@ class Effects:
             told = name == "epochs" and not job.uses_batches
             if own.get(name) is not None and not plans and not told:
                 yield job.name, f"{name}={own.get(name)}", "no job has start='auto'"
-        bounded = self._options.get("max_slowdown") is not None
-        if own.get("profile") is not None and not (plans or bounded or self._policy in ("best_fit", "resource")):
+        uses_profiles = plans or self._max_slowdown is not None or self._policy in ("best_fit", "resource")
+        if own.get("profile") is not None and not uses_profiles:
             reason = "only start='auto', max_slowdown and the policies 'best_fit' and 'resource' use it"
             yield job.name, "profile", reason
 
@@ -69,7 +71,7 @@ class Effects:
         """Options, of any job, for which this job's steps count."""
         stats = job.handle.stats()
         steps, all_steps = stats.steps, stats.earlier_steps + stats.steps
-        bound = self._options.get("max_slowdown")
+        bound = self._max_slowdown
         if bound is not None and steps == 0 and any(_outranks(job, other.job) for other in self._jobs):
             yield job.name, f"max_slowdown={bound}", f"the job {_NO_STEP}"
         for other in self._jobs:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchshare.checkpoints import states
 from torchshare.context.checks import check_count
 from torchshare.context.job_context import JobContext
 from torchshare.context.results import ENDED, Result
-from torchshare.memory import states
 from torchshare.training import batches
 from torchshare.training.batches import Batch, Count, Reduction
 from torchshare.training.batches import Options as BatchOptions

@@ -1,71 +1,34 @@
-"""The options of Runtime and Runtime.submit, each declared once: type, constraint and help text.
+"""The options of Runtime and Runtime.submit; see `torchshare.runtime.declared`.
 
-The checks, the signatures with their "Args:", and the flags of `torchshare run` are generated from here. An option that
-C++ uses is also a field of RuntimeOptions or JobSpec with the same name (csrc/runtime, csrc/bindings/bind_runtime.cpp).
+An option that C++ uses is also a field of RuntimeOptions or JobSpec with the same name (csrc/runtime,
+csrc/bindings/bind_runtime.cpp).
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
-import reprlib
-import textwrap
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Interval, Predicate
 from typing_extensions import TypedDict
 
-from torchshare.context.names import escaped
-from torchshare.memory.interval import EXPECTED, is_interval
+from torchshare.checkpoints.interval import EXPECTED, is_interval
+from torchshare.runtime.declared import YES_NO, Expected, Option
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
     from torchshare.profiles.profile import Profile
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-_S = TypeVar("_S")
-YES_NO = "yes|no"
-_INDENT = 12 * " "  # of a docstring's arguments
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The constraint on a value, for error messages: "must be {text}"."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Option:
-    """The help text of an option."""
-
-    help: str
-    default: object = None
-    """Shown in the signature."""
-    metavar: str | None = None
-    """Placeholder of its flag; an option without one has no flag."""
-
-    def flag_help(self) -> str:
-        """The first sentence, for `--help`."""
-        first = self.help.split(". ")[0].rstrip(".").replace("%", "%%")
-        return first if self.default is None else f"{first} (default: {self.default})"
-
-
 WholeNumber = Annotated[int, Interval(ge=0), Expected("a non-negative integer")]
+PositiveInt = Annotated[int, Interval(ge=1, lt=2**31), Expected("a positive integer below 2**31")]
 SecondsAboveZero = Annotated[float, Interval(gt=0, lt=float("inf")), Expected("a positive number of seconds")]
 Text = Annotated[str, Expected("a string")]
 Flag = Annotated[bool, Expected("True or False")]
+Every = Annotated[str | int, Predicate(is_interval), Expected(EXPECTED)]
 Name = Annotated[
     str,
     Predicate(lambda name: len(name) <= 255 and not any("\ud800" <= c <= "\udfff" for c in name)),
     Expected("a string of at most 255 characters without lone surrogates"),
 ]
-_shown = reprlib.Repr()
-_shown.maxstring = _shown.maxother = 80
 
 
 class RuntimeOptions(TypedDict, total=False):
@@ -132,8 +95,7 @@ class RuntimeOptions(TypedDict, total=False):
         Option("fraction of the time in which lower jobs may run, instead of `max_slowdown`.", metavar="SHARE"),
     ]
     on_disagree: Annotated[
-        str,
-        Predicate(lambda how: how in ("error", "primary")),
+        Literal["error", "primary"],
         Expected('"error" or "primary"'),
         Option(
             "what happens to a job that wants another value of a setting of torch than a higher job runs with, where a "
@@ -152,7 +114,7 @@ class RuntimeOptions(TypedDict, total=False):
         ),
     ]
     resident: Annotated[
-        Annotated[int, Interval(ge=1, lt=2**31), Expected("a positive integer below 2**31")] | None,
+        PositiveInt | None,
         Option(
             "most jobs that run at once. The others wait until one ends or is suspended with `spill=True`; the highest "
             'priority starts first, then in the order of submission, start="auto" last. A job that was spilled waits '
@@ -181,9 +143,7 @@ class RuntimeOptions(TypedDict, total=False):
         ),
     ]
     timeline_capacity: Annotated[
-        int,
-        Interval(ge=1, lt=2**31),
-        Expected("a positive integer below 2**31"),
+        PositiveInt,
         Option("events kept per job, and of states and decisions; the oldest are dropped first.", 1_000_000, "N"),
     ]
     keep: Annotated[
@@ -202,9 +162,7 @@ class RuntimeOptions(TypedDict, total=False):
         ),
     ]
     every: Annotated[
-        str | int,
-        Predicate(is_interval),
-        Expected(EXPECTED),
+        Every,
         Option(
             'how often checkpoints are written: a number of steps, or a time such as "30s" or "5min". Jobs of '
             "several ranks need a number of steps.",
@@ -222,26 +180,13 @@ class RuntimeOptions(TypedDict, total=False):
     ]
 
 
-class JobOptions(TypedDict, total=False):
-    """The keywords of Runtime.submit."""
+class CommonJobOptions(TypedDict, total=False):
+    """The options that a job has in a Runtime and on a cluster."""
 
     name: Annotated[
         Name | None, Option("unique among the jobs of this runtime that have not ended. Default: the function's name.")
     ]
     priority: Annotated[Text, Option('"primary", "secondary" or "level-0" (= primary) to "level-9".', "secondary", "P")]
-    start: Annotated[
-        str | float,
-        Expected("a string or a number of seconds"),
-        Option(
-            'when the job starts: "now", "after:<job>" (when that job has ended), "step:<k>" (when the primary has '
-            "done k steps, with those before a resume, or has ended), seconds after submission, or "
-            '"auto": when the average completion time of the pair is least. "auto" plans from profiles; without '
-            "them, it first runs a few steps of each job alone and of both. It may hold either job; with "
-            "`max_slowdown`, only the lower one.",
-            "now",
-            metavar="WHEN",
-        ),
-    ]
     sub_batch: Annotated[
         int | None,
         Interval(ge=1),
@@ -290,16 +235,6 @@ class JobOptions(TypedDict, total=False):
             metavar=YES_NO,
         ),
     ]
-    memory_budget: Annotated[
-        Annotated[int, Interval(ge=1, lt=2**63), Expected("a positive integer below 2**63")] | None,
-        Option(
-            "bytes that the job's tensors may occupy on the device, including workspaces of cuBLAS and cuDNN. An "
-            "allocation beyond it raises `BudgetExceeded` in this job. Default on a GPU: what its `profile` says it "
-            "needs and an eighth more; without one, while it shares the GPU, what it holds and an even part of what "
-            "is free. No limit on the CPU.",
-            metavar="BYTES",
-        ),
-    ]
     resplit: Annotated[
         Flag,
         Option(
@@ -329,7 +264,7 @@ class JobOptions(TypedDict, total=False):
         ),
     ]
     sms: Annotated[
-        Annotated[int, Interval(ge=1, lt=2**31), Expected("a positive integer below 2**31")] | None,
+        PositiveInt | None,
         Option(
             "streaming multiprocessors of the GPU that the job's work may use (a green context). The driver rounds the "
             "number; `Job.sms` is the result.",
@@ -339,113 +274,29 @@ class JobOptions(TypedDict, total=False):
     record_ops: Annotated[Flag, Option("time every op of the job, for `torchshare.profile`.", False)]
 
 
-@dataclass(frozen=True)
-class Declared:
-    """A declared option."""
+class JobOptions(CommonJobOptions, total=False):
+    """The keywords of Runtime.submit."""
 
-    name: str
-    type: Any
-    option: Option
-    expected: str
-
-    @property
-    def flag(self) -> str:
-        return f"--{self.name.replace('_', '-')}"
-
-    def parse(self, text: str) -> Any:
-        """The value that a flag's text stands for. Raises ValueError for a text that is none."""
-        kinds = set(_kinds(self.type)) - {type(None)}
-        kind = kinds.pop() if len(kinds) == 1 else str
-        if kind is bool:
-            if text not in ("yes", "no"):
-                raise ValueError(text)
-            return text == "yes"
-        return kind(text) if kind in (int, float) else text
-
-
-def declared(options: type, profile: type = object) -> Iterator[Declared]:
-    """The options that a class declares, in order. `profile` stands in for Profile, which is slow to import."""
-    for name, hint in get_type_hints(options, localns={"Profile": profile}, include_extras=True).items():
-        found = list(_metadata(hint))
-        option = next(value for value in found if isinstance(value, Option))
-        expected = next(value.text for value in found if isinstance(value, Expected))
-        yield Declared(name, hint, option, expected)
-
-
-def on_the_command_line(options: type) -> list[Declared]:
-    """The options that have a flag."""
-    return [option for option in declared(options) if option.option.metavar is not None]
-
-
-def _metadata(hint: Any) -> Iterator[Any]:
-    """The annotations of a type, then those of the types inside it."""
-    yield from getattr(hint, "__metadata__", ())
-    for argument in get_args(hint):
-        yield from _metadata(argument)
-
-
-def _kinds(hint: Any) -> Iterator[type]:
-    """The plain types of a hint."""
-    if hasattr(hint, "__metadata__"):
-        yield from _kinds(hint.__origin__)
-    elif arguments := get_args(hint):
-        for argument in arguments:
-            yield from _kinds(argument)
-    else:
-        yield hint
-
-
-@functools.cache
-def _checked(options: type) -> dict[str, tuple[Declared, TypeAdapter[Any]]]:
-    from pydantic import TypeAdapter
-
-    from torchshare.profiles.profile import Profile
-
-    return {each.name: (each, TypeAdapter(each.type, config={"strict": True})) for each in declared(options, Profile)}
-
-
-def check(options: type, given: Mapping[str, Any], caller: str, job: str | None = None) -> None:
-    """Raises TypeError for an unknown option, ValueError for a value that violates its declaration."""
-    from pydantic import ValidationError
-
-    known = _checked(options)
-    for name, value in given.items():
-        if name not in known:
-            raise TypeError(f"{caller}() got an unknown option '{name}'; the options are {', '.join(known)}")
-        option, adapter = known[name]
-        try:
-            adapter.validate_python(value)
-        except ValidationError:
-            of_job = "" if job is None else f"job '{escaped(str(job)[:80])}': "
-            raise ValueError(f"{of_job}{name} must be {option.expected}, got {_shown.repr(value)}") from None
-
-
-def fill(spec: _S, given: Mapping[str, Any]) -> _S:
-    """Sets the fields of the C++ struct `spec` that have an option of the same name; None keeps the field's default."""
-    for name, value in given.items():
-        if value is not None and hasattr(type(spec), name):
-            setattr(spec, name, value)
-    return spec
-
-
-def documented(options: type) -> Callable[[_F], _F]:
-    """Expands a function's `**options` in its signature, and "{options}" in its docstring."""
-
-    def decorate(function: _F) -> _F:
-        found = {each.name: each.option for each in declared(options)}
-        signature = inspect.signature(function)
-        keywords = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option.default)
-            for name, option in found.items()
-        ]
-        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-        function.__signature__ = signature.replace(parameters=[*own, *keywords])  # type: ignore[attr-defined]
-        if function.__doc__ is not None:  # None under `python -OO`
-            texts = [
-                textwrap.fill(f"{name}: {option.help}", 120, initial_indent=_INDENT, subsequent_indent=_INDENT + "    ")
-                for name, option in found.items()
-            ]
-            function.__doc__ = function.__doc__.replace("{options}", "\n".join(texts).lstrip())
-        return function
-
-    return decorate
+    start: Annotated[
+        str | float,
+        Expected("a string or a number of seconds"),
+        Option(
+            'when the job starts: "now", "after:<job>" (when that job has ended), "step:<k>" (when the primary has '
+            "done k steps, with those before a resume, or has ended), seconds after submission, or "
+            '"auto": when the average completion time of the pair is least. "auto" plans from profiles; without '
+            "them, it first runs a few steps of each job alone and of both. It may hold either job; with "
+            "`max_slowdown`, only the lower one.",
+            "now",
+            metavar="WHEN",
+        ),
+    ]
+    memory_budget: Annotated[
+        Annotated[int, Interval(ge=1, lt=2**63), Expected("a positive integer below 2**63")] | None,
+        Option(
+            "bytes that the job's tensors may occupy on the device, including workspaces of cuBLAS and cuDNN. An "
+            "allocation beyond it raises `BudgetExceeded` in this job. Default on a GPU: what its `profile` says it "
+            "needs and an eighth more; without one, while it shares the GPU, what it holds and an even part of what "
+            "is free. No limit on the CPU.",
+            metavar="BYTES",
+        ),
+    ]

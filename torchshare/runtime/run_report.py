@@ -75,7 +75,7 @@ def document(
 
 
 def _decisions(events: Sequence[_C.Event]) -> list[_C.Event]:
-    """Of decisions about a bound that follow each other, the last."""
+    """The decisions; where several about a bound follow each other, only the last."""
     paces = [detail.startswith(_PACE) for *_, detail in events]
     following = [*paces[1:], False]
     return [each for each, *both in zip(events, paces, following, strict=True) if not all(both)]
@@ -129,7 +129,7 @@ def charts(jobs: Sequence[_C.Job], found: Sequence[Timeline], last: float) -> di
 
 
 def bound_chart(windows: Sequence[tuple[int, int, float]], limit: float, last: float, origin: int) -> Figure:
-    """Of windows (begin, end and slowdown), the worst of each few."""
+    """Draws the worst of every few windows, each of which is begin, end and slowdown."""
     together = math.ceil(len(windows) / _MAX_WINDOWS)
     groups = [windows[first : first + together] for first in range(0, len(windows), together)]
     worst = [max(group, key=lambda window: window[2]) for group in groups]

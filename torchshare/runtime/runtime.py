@@ -16,11 +16,11 @@ from typing_extensions import Unpack
 from torchshare import _C
 from torchshare.context import current
 from torchshare.context.errors import BudgetExceeded, Cancelled, JobFailed, described
-from torchshare.context.files import replacing
 from torchshare.context.job_context import JobContext
 from torchshare.context.rank import this_rank
 from torchshare.context.results import ENDED, Results
 from torchshare.context.sub_batch_rows import SubBatchRows
+from torchshare.durable.files import replacing
 from torchshare.isolation import environment, routing
 from torchshare.isolation.interrupt import PROCESS_CODE
 from torchshare.runtime import signals
@@ -28,10 +28,11 @@ from torchshare.runtime.body import run_body
 from torchshare.runtime.bound import BoundReport, report
 from torchshare.runtime.checkpointing import folder_of
 from torchshare.runtime.closing import Closer
+from torchshare.runtime.declared import check, documented, fill, with_defaults
 from torchshare.runtime.effects import Effects
 from torchshare.runtime.gaps import GapReport, gap_reports
 from torchshare.runtime.job import Job
-from torchshare.runtime.options import JobOptions, RuntimeOptions, check, documented, fill
+from torchshare.runtime.options import JobOptions, RuntimeOptions
 
 if TYPE_CHECKING:
     from torchshare.runtime.metrics import Snapshot
@@ -63,13 +64,13 @@ class Runtime:
         if device != "cpu" and torch.cuda.is_available():
             torch.cuda.init()  # type: ignore[no-untyped-call]
         self._handle = _C.Runtime(device, fill(_C.RuntimeOptions(), options))
-        self._options = options.copy()
+        self._given = options.copy()
+        self._options = with_defaults(RuntimeOptions, options)
         self._effects = Effects(options)
         self._folder = folder_of(options)
         self._jobs: dict[str, Job] = {}
         routing.install()
-        stuck_after = options.get("stuck_after", 300.0)
-        self._closer = Closer(self._handle, options.get("ranks", True), self._folder, stuck_after)
+        self._closer = Closer(self._handle, self._options["ranks"], self._folder, self._options["stuck_after"])
         weakref.finalize(self, self._closer.drop).atexit = False  # type: ignore[misc]  # a property
 
     @property
@@ -132,19 +133,20 @@ class Runtime:
         return job
 
     def _context(self, name: str, options: JobOptions, environ: dict[str, str] | None, folder: str) -> JobContext:
+        settings = with_defaults(JobOptions, options)
         context = JobContext(
             name,
-            options.get("seed", 0),
-            options.get("sub_batch"),
-            options.get("epochs"),
+            settings["seed"],
+            settings["sub_batch"],
+            settings["epochs"],
             self._closer.number,
             self._closer.watch_cancel,
             self._closer.tell_ranks,
             on_cpu=self.device == "cpu",
-            on_disagree=self._options.get("on_disagree", "error"),
-            resplit=options.get("resplit", True),
-            shared_patches=self._options.get("shared_patches", False),
-            rows_at_once=SubBatchRows(options.get("regrow_after", 100)),
+            on_disagree=self._options["on_disagree"],
+            resplit=settings["resplit"],
+            shared_patches=self._options["shared_patches"],
+            rows_at_once=SubBatchRows(settings["regrow_after"]),
         )
         if environ is not None:
             context.environ = {os.fsencode(key): os.fsencode(value) for key, value in environ.items()}
@@ -244,7 +246,7 @@ class Runtime:
             self.events(),
             self.bound_report(),
             self.gap_report(),
-            run_report.environment(self.device, self._options),
+            run_report.environment(self.device, self._given),
             self._handle.dropped_events,
         )
         page.write(path, "run.html", content, figures)
@@ -273,7 +275,7 @@ class Runtime:
     def bound_report(self) -> list[BoundReport]:
         """How `max_slowdown` was kept: one report per job that lower jobs ran beside. A report prints as one line. The
         first of several ranks keeps the bound for all; the others have no report."""
-        max_slowdown = self._options.get("max_slowdown")
+        max_slowdown = self._options["max_slowdown"]
         if max_slowdown is None:
             return []
         events = self.events()

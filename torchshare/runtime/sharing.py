@@ -25,7 +25,7 @@ from torchshare.runtime.job_timelines import (
 from torchshare.runtime.time_spent import stalled_s, time_spent
 
 Row = Mapping[str, Any]
-"""Of a job: its name, priority, state and steps, `step_times`, and `stalled_s`."""
+"""A job's name, priority, state and steps, `step_times`, and `stalled_s`."""
 
 _MAX_NAMED = 10  # jobs
 _EXACT = 0.95  # of two estimates: the larger is told
@@ -40,12 +40,12 @@ class SharingReport:
     """What sharing gained and what it cost. Prints as lines, none of jobs that did not share."""
 
     jobs: Mapping[str, Mapping[str, Any]]
-    """By name: `alone_s`, `alone_quartiles_s` and `alone_from`, a step's mean time alone, how it varies, and where it
-    is from; `shared_s`, its mean time while another job ran; and `slowdown`. None of what is not known."""
+    """Each job's figures: `alone_s`, `alone_quartiles_s` and `alone_from`, a step's mean time alone, how it varies, and
+    where it is from; `shared_s`, its mean time while another job ran; and `slowdown`. Unknown ones are left out."""
     verdict: list[str]
     """Sentences."""
     answer: list[str]
-    """Those of them about the gain and the cost; none if no two jobs ran at the same time."""
+    """The sentences about the gain and the cost; empty if no two jobs ran at the same time."""
 
     def __str__(self) -> str:
         known = {name: row["alone_from"] for name, row in self.jobs.items() if row["alone_from"]}

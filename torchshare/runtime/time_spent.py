@@ -18,7 +18,7 @@ PARTS = (COMPUTING, READY, INPUT, *_WAITS)
 
 
 def time_spent(result: Result, timeline: Timeline) -> dict[str, float]:
-    """By PARTS. Seconds."""
+    """Seconds of each of PARTS."""
     spent = dict.fromkeys(PARTS, 0.0)
     waits = np.concatenate([*timeline.waits.values(), np.empty((0, 2))])
     in_input = float(overlap(timeline.inputs[:, 0], timeline.inputs[:, 1], waits).sum())

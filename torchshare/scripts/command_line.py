@@ -66,7 +66,7 @@ def _commands(words: list[str]) -> Iterator[str]:
     for word in first:
         if _is_option(word):
             raise ValueError(
-                f"options come before the targets, and a script's arguments in quotes with it; got '{word}' after one"
+                f"options come before the targets, and a script's arguments in quotes with it, got '{word}' after one"
             )
         yield word
 

@@ -1,4 +1,4 @@
-"""jobs.toml and the environment, as words of the command line.
+"""jobs.toml: targets, and their options.
 
 max_slowdown = 0.05
 
@@ -13,17 +13,24 @@ start = "step:50"
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_PREFIX = "TORCHSHARE_"
 _NAME = re.compile(r"[^\s=/:]+")
 
 
-def words_of_file(path: Path, options: Collection[str], job_options: Collection[str]) -> list[str]:
-    """The command line that a file stands for. Keys are flags, with underscores.
+@dataclass
+class JobFile:
+    targets: list[str] = field(default_factory=list)
+    """NAME=TARGET each."""
+    options: list[tuple[str, str]] = field(default_factory=list)
+    """Names with VALUE, for an option outside of jobs, or NAME=VALUE, for one of a job."""
 
+
+def read(path: Path, options: Collection[str], job_options: Collection[str]) -> JobFile:
+    """
     Raises:
         ValueError: for a file that cannot be read; for an unknown key, with its line and the allowed ones.
     """
@@ -43,33 +50,29 @@ def words_of_file(path: Path, options: Collection[str], job_options: Collection[
     jobs = document.pop("jobs", {})
     if not isinstance(jobs, dict) or not jobs or not all(isinstance(job, dict) for job in jobs.values()):
         raise ValueError(f"{path}: must have a table [jobs.NAME] per job")
-    words = _options(path, text, None, document, options)
-    targets = []
+    found = JobFile()
+    found.options += _options(path, text, None, document, options)
     for name, job in jobs.items():
         if not _NAME.fullmatch(name):
             raise ValueError(f"{path}: a job's name must have no space, '=', '/' or ':', got '{name}'")
         target = job.pop("run", None)
         if not isinstance(target, str):
             raise ValueError(f'{path}: [jobs.{name}] must have run = "train.py --epochs 3" or the like')
-        targets.append(f"{name}={target}")
-        words += _options(path, text, name, job, job_options)
-    return [*words, "--", *targets]
+        found.targets.append(f"{name}={target}")
+        found.options += _options(path, text, name, job, job_options)
+    return found
 
 
-def _options(path: Path, text: str, job: str | None, table: Mapping[str, Any], allowed: Collection[str]) -> list[str]:
-    words = []
+def _options(
+    path: Path, text: str, job: str | None, table: Mapping[str, Any], allowed: Collection[str]
+) -> Iterator[tuple[str, str]]:
     for key, value in table.items():
         if key not in allowed:
             where = f"{path}, line {_line(text, job, key)}: unknown key '{key}'"
-            extra = ["run"] if job is not None else ["jobs"]
-            raise ValueError(f"{where}; the keys {_place(job)} are {', '.join(sorted([*allowed, *extra]))}")
+            place, extra = ("outside of jobs", "jobs") if job is None else ("of a job", "run")
+            raise ValueError(f"{where}; the keys {place} are {', '.join(sorted([*allowed, extra]))}")
         shown = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-        words.append(f"--{key.replace('_', '-')}={shown if job is None else f'{job}={shown}'}")
-    return words
-
-
-def _place(job: str | None) -> str:
-    return "outside of jobs" if job is None else "of a job"
+        yield key, shown if job is None else f"{job}={shown}"
 
 
 def _line(text: str, job: str | None, key: str) -> int:
@@ -82,9 +85,3 @@ def _line(text: str, job: str | None, key: str) -> int:
         if inside and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", line):
             return number
     return 1
-
-
-def words_of_environment(environment: Mapping[str, str], options: Collection[str]) -> list[str]:
-    """The options that variables such as TORCHSHARE_MAX_SLOWDOWN stand for."""
-    given = {option: environment.get(_PREFIX + option.upper()) for option in options}
-    return [f"--{option.replace('_', '-')}={value}" for option, value in given.items() if value is not None]

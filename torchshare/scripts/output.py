@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from torchshare.context import current
-from torchshare.context.names import escaped, file_stem
+from torchshare.context.names import escaped
 from torchshare.context.rank import this_rank
+from torchshare.durable.files import file_stem
 from torchshare.isolation.script_state import process_stream
 
 log = logging.getLogger("torchshare")

@@ -38,7 +38,7 @@ class WorkingFolder:
 
     @property
     def key(self) -> str:
-        """Of a folder that the user gave: jobs may do something else in it."""
+        """The folder, if the user gave it, because jobs may do something else in it; else empty."""
         return "" if self._is_copied else str(self._folder)
 
     def __str__(self) -> str:

@@ -52,7 +52,7 @@ def check_form(target: str, folder: str | None = None) -> None:
 
 
 def _words(target: str) -> list[str]:
-    """Of a script and its arguments; the first is not empty."""
+    """Splits a script and its arguments into words; the first is not empty."""
     try:
         words = shlex.split(target)
     except ValueError as error:
@@ -63,7 +63,7 @@ def _words(target: str) -> list[str]:
 
 
 def _no_target(target: str) -> ValueError:
-    return ValueError(f"target must be {FORMS}, a script with its arguments in quotes; got '{target}'")
+    return ValueError(f"target must be {FORMS}, a script with its arguments in quotes, got '{target}'")
 
 
 def default_name(target: str, taken: Container[str] = ()) -> str:

@@ -105,7 +105,7 @@ class Batch:
             loss, extra = loss
             extras.append(extra)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise TypeError(f"{self._where()}: the loss is {_described(loss)}; expected a tensor with one element")
+            raise TypeError(f"{self._where()}: the loss must be a tensor with one element, got {_described(loss)}")
         if sub.weight != 1.0:
             loss = loss * sub.weight
         if attempt is not None:
@@ -146,7 +146,7 @@ class Batch:
         ]
         total = sum(counts)
         if not total > 0:
-            raise ValueError(f"{self._where()}: count() gives {total} for the whole batch; expected more than 0")
+            raise ValueError(f"{self._where()}: count() of the whole batch must be more than 0, got {total}")
         for index, (data, size, count) in enumerate(zip(pieces, sizes, counts, strict=True)):
             if count > 0:
                 yield SubBatch(data, 1.0 if options.reduction == "sum" else count / total, size, index)
@@ -161,9 +161,9 @@ class Batch:
         path, rows = found[0]
         for other, size in found:
             if size != rows:
-                raise ValueError(f"{self._where()}: {path} has {rows} rows but {other} has {size}; expected equal")
+                raise ValueError(f"{self._where()}: {path} must have {size} rows, as {other} has, got {rows}")
         if rows == 0:
-            raise ValueError(f"{self._where()}: {path} has 0 rows; expected at least 1")
+            raise ValueError(f"{self._where()}: {path} must have at least 1 row, got 0")
         return rows
 
     def _where(self) -> str:
@@ -187,9 +187,9 @@ def check_sub_batch(job: str, sub_batch: object, batch_size: int | None = None) 
     if sub_batch is None:
         return None
     if not isinstance(sub_batch, int) or isinstance(sub_batch, bool) or sub_batch < 1:
-        raise ValueError(f"job '{job}': sub_batch is {sub_batch!r}; expected a whole number of rows, at least 1")
+        raise ValueError(f"job '{job}': sub_batch must be a positive integer, got {sub_batch!r}")
     if batch_size is not None and sub_batch > batch_size:
-        raise ValueError(f"job '{job}': sub_batch is {sub_batch}; expected at most the loader's batch of {batch_size}")
+        raise ValueError(f"job '{job}': sub_batch must be at most {batch_size}, the loader's batch, got {sub_batch}")
     return sub_batch
 
 
@@ -201,11 +201,11 @@ def options_of(
     declared = getattr(loader, "batch_size", None)
     check_sub_batch(job.name, sub_batch, declared if isinstance(declared, int) else None)
     if reduction not in ("mean", "sum"):
-        raise ValueError(f"job '{job.name}': reduction is {reduction!r}; expected 'mean' or 'sum'")
+        raise ValueError(f"job '{job.name}': reduction must be 'mean' or 'sum', got {reduction!r}")
     if reduction == "sum" and count is not None:
-        raise ValueError(f"job '{job.name}': count has no meaning with reduction 'sum'; expected one of the two")
+        raise ValueError(f"job '{job.name}': count must be None with reduction 'sum', got {count!r}")
     if not isinstance(loader, Iterable):
-        raise TypeError(f"job '{job.name}': the loader is {_described(loader)}; expected an iterable of batches")
+        raise TypeError(f"job '{job.name}': the loader must be an iterable of batches, got {_described(loader)}")
     return Options(sub_batch, reduction, count)
 
 
@@ -266,7 +266,7 @@ def _fetched(job: JobContext, iterator: Iterator[Any], options: Options, passing
         passing.count()
         yield Batch(job, data, passing.fetched - 1, options)
     if passing.fetched == 0:
-        raise ValueError(f"job '{job.name}': the loader yielded no batch; expected at least 1")
+        raise ValueError(f"job '{job.name}': the loader must yield at least 1 batch, got none")
 
 
 def _expect_steps(job: JobContext, loader: Iterable[Any], passing: Pass) -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from torchshare.checkpoints import states
 from torchshare.context import current
 from torchshare.context.accumulation import Part
 from torchshare.isolation import gradient_sync
-from torchshare.memory import spill, states
+from torchshare.memory import spill
 from torchshare.training import split_warning
 from torchshare.training.batches import Batch, Count, Options, Reduction, fetch, options_of
 

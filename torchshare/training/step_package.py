@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -16,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from torchshare import _C
-from torchshare.context.cache import CacheUnusable, check_file, own_folder
+from torchshare.durable.cache import CacheUnusable, check_file, own_folder
 from torchshare.training import compile_package
 from torchshare.training.step_tracer import Traced, Untraceable
 
@@ -157,15 +157,13 @@ def _compile(request: dict[str, Any], folder: Path, job: JobContext) -> Path:
 @contextmanager
 def _locked(path: Path, sleep: Callable[[float], None]) -> Iterator[None]:
     """Holds a file lock, across processes: two jobs with the same step compile it once."""
-    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)) as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                sleep(_POLL_S)
+    lock = FileLock(path, thread_local=False)
+    while not lock.is_locked:
         try:
-            yield
-        finally:
-            # Closing is not enough: a process forked meanwhile, such as a DataLoader worker, has the file open too.
-            fcntl.flock(file, fcntl.LOCK_UN)
+            lock.acquire(blocking=False)
+        except Timeout:
+            sleep(_POLL_S)
+    try:
+        yield
+    finally:
+        lock.release()

@@ -8,7 +8,7 @@ namespace py = pybind11;
 namespace torchshare::bindings {
 namespace {
 
-/// Of jobs by name, priority and start.
+/// The names of the jobs that can never start; each job is given by its name, priority and start.
 std::vector<std::string> lost(const std::vector<std::tuple<std::string, std::string, std::string>>& jobs) {
   JobRecords records;
   for (const auto& [name, priority, start] : jobs) {

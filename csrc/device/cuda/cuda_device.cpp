@@ -69,7 +69,7 @@ CudaDevice::CudaDevice(int index) : index_(index), name_(fmt::format("cuda:{}", 
   const int devices = c10::cuda::device_count();
   if (index < 0 || index >= devices) {
     throw std::invalid_argument(
-        fmt::format("device 'cuda:{}': expected one of {} GPUs ({})", index, devices, cuda_status()));
+        fmt::format("device must be one of {} GPUs ({}), got 'cuda:{}'", devices, cuda_status(), index));
   }
   at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
   check();

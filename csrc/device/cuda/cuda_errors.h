@@ -8,9 +8,9 @@
 
 namespace torchshare {
 
-/// Of cudaEventQuery or cudaStreamQuery: whether the work is done. Throws what is an error. By CUDA's programming guide
-/// (Error Checking), cudaErrorNotReady is none, and cudaGetLastError does not report it; torch clears it all the same,
-/// because otherwise it would be taken for the error of the thread's next kernel launch.
+/// Whether the work is done, from the result of cudaEventQuery or cudaStreamQuery. Throws if that is an error. By
+/// CUDA's programming guide (Error Checking), cudaErrorNotReady is none, and cudaGetLastError does not report it; torch
+/// clears it all the same, because otherwise it would be taken for the error of the thread's next kernel launch.
 inline bool is_done(cudaError_t queried) {
   if (queried == cudaErrorNotReady) {
     (void)cudaGetLastError();

@@ -105,7 +105,7 @@ MarkerCost measure_marker_cost(std::string_view kind, int count) {
     throw std::invalid_argument(fmt::format("kind must be 'write' or 'event', got '{}'", kind));
   }
   if (count < 1 || cuda_device_count() == 0) {
-    throw std::invalid_argument(fmt::format("{} markers: expected at least 1, and a GPU ({})", count, cuda_status()));
+    throw std::invalid_argument(fmt::format("count must be at least 1, on a GPU ({}), got {}", cuda_status(), count));
   }
   const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool();
   const auto markers = kind == "write" ? make_written_markers(stream) : make_event_markers(stream);

@@ -35,7 +35,7 @@ int make_green_stream(const StreamKind& kind, cudaStream_t* stream) {
   unsigned int groups = 1;
   driver.check(driver.split_sms(&part, &groups, &all, &rest, 0, static_cast<unsigned int>(*kind.sms)),
                "cuDevSmResourceSplitByCount");
-  TORCH_CHECK_VALUE(groups == 1, "sms is ", *kind.sms, "; expected 1 to the ", all.sm.smCount, " of this GPU");
+  TORCH_CHECK_VALUE(groups == 1, "sms must be from 1 to ", all.sm.smCount, ", the number of this GPU, got ", *kind.sms);
   CUdevResourceDesc description = nullptr;
   driver.check(driver.describe_resource(&description, &part, 1), "cuDevResourceGenerateDesc");
   CUgreenCtx context = nullptr;

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
-from torchshare.context.files import make_folder, sync_folder
-from torchshare.context.names import file_stem
 from torchshare.context.rank import Rank
+from torchshare.durable.files import file_stem, finished_name, make_folder, replacing
 
 log = logging.getLogger("torchshare")
 
@@ -43,7 +40,7 @@ class JobFiles:
 
     @property
     def has_any(self) -> bool:
-        """Whether one was written, or is gone on from."""
+        """Whether a checkpoint was written, or the job resumed from one."""
         return bool(self._kept)
 
     def find(self) -> dict[int, Path]:
@@ -95,29 +92,18 @@ class JobFiles:
         """Writes a file, whole or not at all, and removes those that are too old. Raises OSError."""
         payload = {"format": _FORMAT, "job": self._job, "ranks": self._rank.count, **payload}
         make_folder(self._folder)
-        descriptor, temporary = tempfile.mkstemp(suffix=".tmp", prefix=self._temporary, dir=self._folder)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                _save(payload, file)
-                file.flush()
-                os.fsync(descriptor)
-            path = self._rank.file(self._folder / f"{self._stem}.{step:08}.pt")
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-        sync_folder(self._folder)
+        path = self._rank.file(self._folder / f"{self._stem}.{step:08}.pt")
+        with replacing(path, synced=True) as file:
+            _save(payload, file)
         count = _KEPT if self._rank.count == 1 else _KEPT_OF_RANKS
         self._kept = [*(each for each in self._kept if each != path), path][-count:]
         for each in self._folder.iterdir():
-            own = self._pattern.fullmatch(each.name) or each.name.startswith(self._temporary)
-            if own and each not in self._kept:
+            if each not in self._kept and self._owns(each.name):
                 each.unlink(missing_ok=True)
 
-    @property
-    def _temporary(self) -> str:
-        return f".{self._stem}.{self._rank.number}."
+    def _owns(self, name: str) -> bool:
+        """Whether it is the name of a checkpoint, or of an unfinished one, of this job on this rank."""
+        return any(self._pattern.fullmatch(each) for each in (name, finished_name(name)))
 
 
 class _Hashing:

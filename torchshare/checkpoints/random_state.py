@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def get(job: JobContext, loader: Any) -> dict[str, Any]:
-    """That of the job, and of the generators that the loader was made with. In the job's thread."""
+    """The random state of the job and of its loader's generators. Called in the job's thread."""
     _kind, keys, *rest = job.numpy_random.get_state(legacy=True)
     device = job.handle.device_generator
     return {

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Place:
-    """Where a job's loop is."""
+    """The position of a job's loop."""
 
     steps: int = 0
     passes: list[int] = field(default_factory=list)
@@ -13,6 +13,6 @@ class Place:
     epoch_loops: int = 0
     """Loops over Job.epochs that have ended."""
     epoch: int | None = None
-    """Of the loop that has not."""
+    """The current epoch of the loop that has not ended."""
     first_pass: int = 0
-    """Of that epoch; without one, the first pass after the last loop."""
+    """The first pass of that epoch; without one, the first pass after the last loop."""

@@ -1,4 +1,4 @@
-"""The scheduler of a cluster, an actor on Ray."""
+"""The scheduler of a cluster. Reaches Ray through RayNodes alone."""
 
 from __future__ import annotations
 
@@ -10,25 +10,21 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ray
-from ray.exceptions import ActorUnavailableError, RayError
-
 from torchshare.cluster.host_actor import CannotStart, ClusterSettings
 from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal
-from torchshare.cluster.metrics import Metrics
 from torchshare.cluster.queued_job import Action, Span, key_of
-from torchshare.cluster.remote_host import FailedStart, RemoteHost, last_line, living_nodes, start_actor
+from torchshare.cluster.remote_host import FailedStart, HostDied, HostUnavailable, RemoteHost, last_line
 from torchshare.cluster.storage import Storage, WrongStorage
 from torchshare.runtime.crashes import crash_in
 
 if TYPE_CHECKING:
     from torchshare.cluster.host_report import HostReport, JobReport
+    from torchshare.cluster.ray_nodes import RayNodes
 
 log = logging.getLogger("torchshare")
 
-SCHEDULER = "scheduler"
 _AGAIN_S = 1.0  # until the next try to start
 _POLL_S = 0.1  # how often hosts are asked for reports
 _NODES_S = 1.0  # how often the nodes are looked at
@@ -45,32 +41,31 @@ _NOT_OF_THE_JOB = (WrongStorage.__name__, os.strerror(errno.ENOSPC))  # reasons 
 _STARTS = 3  # of a process with an `env`, before the job that needs it has failed
 
 
-class SchedulerActor:
-    """Holds the queue. Started again by Ray, it goes on from the journal."""
+class Scheduler:
+    """Holds the queue, and tells the hosts what to do. A new one goes on from the journal."""
 
-    def __init__(self, settings: ClusterSettings) -> None:
+    def __init__(self, settings: ClusterSettings, nodes: RayNodes, *, is_restarted: bool = False) -> None:
+        """If the storage cannot be used, `check` raises, and `run` tries again."""
         self._settings = settings
+        self._nodes = nodes
+        self._is_restarted = is_restarted
         self._storage = Storage(Path(settings.storage))
         self._lock = threading.Lock()
         self._hosts: dict[tuple[str, int], RemoteHost] = {}
-        self._nodes: dict[str, int] = {}
+        self._gpus: dict[str, int] = {}  # by node
         self._nodes_due = self._metrics_due = 0.0
         self._failed_starts: dict[tuple[str, int], FailedStart] = {}  # by node and index
         self._killed_starts: dict[str, int] = {}  # by job: how often the process of its env was killed at its start
         self._refusal: Exception | None = None
-        context = ray.get_runtime_context()
-        self._is_restarted = context.get_actor_id() is not None and context.was_current_actor_reconstructed
         self._stopped = threading.Event()
         self._open()
-        threading.Thread(target=self._run, daemon=True).start()
 
     def _open(self) -> None:
         try:
             self._queue, self._mark = self._opened()
+            self._refusal = None
         except (ValueError, RuntimeError, OSError) as error:
             self._refusal = error
-        else:
-            self._refusal = None
 
     def _opened(self) -> tuple[JobQueue, str]:
         """The queue in the storage, and the mark there."""
@@ -84,12 +79,16 @@ class SchedulerActor:
             journal.close()
             raise
 
-    def _run(self) -> None:
-        # A disk may have been full, or an earlier scheduler not have ended yet; a ValueError stays.
-        while isinstance(self._refusal, (RuntimeError, OSError)) and not self._stopped.wait(_AGAIN_S):
-            self._open()
+    def run(self) -> None:
+        """Serves until the queue is shut down."""
+        self._wait_for_storage()
         if self._refusal is None:
             self._serve()
+
+    def _wait_for_storage(self) -> None:
+        """A disk may have been full, or an earlier scheduler not have ended yet. A ValueError is final."""
+        while isinstance(self._refusal, (RuntimeError, OSError)) and not self._stopped.wait(_AGAIN_S):
+            self._open()
 
     # For clients
 
@@ -118,7 +117,7 @@ class SchedulerActor:
             return self._queue.rows() if name is None else [self._queue.row(self._queue.find(name))]
 
     def hosts(self) -> list[dict[str, Any]]:
-        """Those that were up once, and those that cannot be started, with the reason."""
+        """The hosts that have been up, and those that cannot be started, with the reason."""
         self.check()
         with self._lock:
             rows: list[dict[str, Any]] = [
@@ -137,7 +136,7 @@ class SchedulerActor:
         ]
 
     def spans(self) -> list[Span]:
-        """Where each job has been: its name, its device, from when, and until when."""
+        """The times that each job has spent on each device."""
         self.check()
         with self._lock:
             return self._queue.spans()
@@ -169,22 +168,20 @@ class SchedulerActor:
                 self._stopped.set()
                 self._end_hosts()
         finally:
-            ray.kill(ray.get_runtime_context().current_actor)
+            self._nodes.end_scheduler()
 
     def _end_hosts(self) -> None:
         hosts, self._hosts = list(self._hosts.values()), {}
         up = {host.gpu: host.actor.save_all.remote() for host in hosts if host.gpu is not None}
-        if up:
-            ray.wait(list(up.values()), num_returns=len(up), timeout=_SAVE_S)
+        self._nodes.wait(list(up.values()), _SAVE_S)
         for host in hosts:
-            ray.kill(host.actor)
+            self._nodes.kill(host.actor)
         for gpu in up:
             self._lose(gpu, "the queue was shut down", crashed=False)
 
     # The loop
 
     def _serve(self) -> None:
-        metrics = Metrics()
         while not self._stopped.wait(_POLL_S):
             try:
                 self._find_nodes()
@@ -193,7 +190,7 @@ class SchedulerActor:
                     self._act()
                     if time.monotonic() >= self._metrics_due:
                         self._metrics_due = time.monotonic() + _METRICS_S
-                        metrics.update(self._queue)
+                        self._nodes.publish(self._queue)
             except Exception:
                 if self._stopped.is_set():
                     return
@@ -205,13 +202,13 @@ class SchedulerActor:
         if time.monotonic() < self._nodes_due:
             return
         self._nodes_due = time.monotonic() + _NODES_S
-        self._nodes = living_nodes()
+        self._gpus = self._nodes.living()
         with self._lock:
             if self._stopped.is_set():
                 return  # nobody would end a host that is started now
             failed_starts = self._failed_starts.items()
-            self._failed_starts = {place: each for place, each in failed_starts if place[0] in self._nodes}
-            for node, gpus in self._nodes.items():
+            self._failed_starts = {place: each for place, each in failed_starts if place[0] in self._gpus}
+            for node, gpus in self._gpus.items():
                 for index in range(gpus or self._settings.hosts_per_node):
                     failed = self._failed_starts.get((node, index))
                     is_due = failed is None or failed.due <= time.monotonic()
@@ -222,7 +219,7 @@ class SchedulerActor:
                     self._lose(gpu, "its node is gone", crashed=False)
 
     def _start(self, node: str, index: int, env: str = "{}") -> Any:
-        return start_actor(self._settings, node, index, self._mark, has_gpu=self._nodes[node] > 0, env=env)
+        return self._nodes.start(self._settings, node, index, self._mark, has_gpu=self._gpus[node] > 0, env=env)
 
     def _poll(self) -> None:
         """Asks all hosts for reports, and takes those that have come."""
@@ -231,15 +228,14 @@ class SchedulerActor:
                 forget, host.forget = host.forget, []
                 host.report, host.asked = host.actor.report.remote(forget), time.monotonic()
         waiting = {host.report: host for host in self._hosts.values() if host.report is not None}
-        ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=0) if waiting else ([], [])
-        for reference in ready:
+        for reference in self._nodes.wait(list(waiting), 0.0):
             host = waiting[reference]
             host.report = None
             try:
-                report = ray.get(reference)
-            except ActorUnavailableError:
+                report = self._nodes.answer(reference)
+            except HostUnavailable:
                 continue
-            except RayError as error:
+            except HostDied as error:
                 host.error = str(error)
             else:
                 if host.blamed:  # all is saved
@@ -260,7 +256,7 @@ class SchedulerActor:
     def _take(self, host: RemoteHost, report: HostReport) -> None:
         queue = self._queue
         if self._stopped.is_set():
-            return  # its jobs are cancelled, which the queue must not know
+            return  # closing cancels its jobs, which must not reach the queue
         is_new = host.token != report.token
         if is_new:
             replaced = queue.replaced(host.node, host.index, report.token)
@@ -280,24 +276,14 @@ class SchedulerActor:
             if each.state != "running":
                 queue.left(each.name, each.attempt, each.state, each.error, each.steps, host.gpu)
                 host.forget.append((each.name, each.attempt))
-            elif not queue.progress(
-                each.name,
-                each.attempt,
-                report.time,
-                each.steps,
-                each.can_save,
-                host.gpu,
-                has_saved=each.has_saved,
-                trouble=each.trouble,
-                earlier_steps=each.earlier_steps,
-            ):
+            elif not queue.progress(each, report.time, host.gpu):
                 self._stop(host, each, host.strays.setdefault((each.name, each.attempt), time.time()))
             elif queue.jobs[each.name].stopping:
                 job = queue.jobs[each.name]
                 self._stop(host, each, job.stopped, suspend=not job.cancelled)
 
     def _stop(self, host: RemoteHost, job: JobReport, since: float, *, suspend: bool = False) -> None:
-        """Of a job that runs and should not. An earlier call may have been lost."""
+        """Stops a job that should not run. Called again until the host has received it, since a call may be lost."""
         if not job.stops:
             host.actor.stop.remote(job.name, job.attempt, suspend)
         elif time.time() - since > _STOP_S and not host.blamed:  # it may catch Cancelled, or be blocked
@@ -305,13 +291,13 @@ class SchedulerActor:
             host.report, host.asked = host.actor.save_all.remote(), time.monotonic()
 
     def _bury(self, host: RemoteHost) -> None:
-        """Of a dead process: its jobs wait again."""
+        """Removes a host whose process is dead; its jobs wait again."""
         del self._hosts[host.node, host.index]
-        ray.kill(host.actor)
+        self._nodes.kill(host.actor)
         killed = "worker process has died" in host.error
         with self._lock:
             is_nodes_fault = any(each in host.error for each in _NOT_OF_THE_JOB)
-            if host.replaced_for and not is_nodes_fault and host.node in living_nodes():
+            if host.replaced_for and not is_nodes_fault and host.node in self._nodes.living():
                 starts = self._killed_starts[host.replaced_for] = self._killed_starts.get(host.replaced_for, 0) + 1
                 if not killed or starts >= _STARTS:
                     self._queue.refuse(host.replaced_for, f"its env cannot be set up: {last_line(host.error)}")
@@ -332,7 +318,7 @@ class SchedulerActor:
         host = self._queue.hosts[gpu]
         for job in self._queue.placed(gpu):
             outcome = self._storage.outcome(job.spec.outcome_of(job.attempt, job.place.index(gpu)))
-            if outcome is not None:  # it had ended, and could not tell
+            if outcome is not None:  # it had ended before its host could report it
                 self._queue.left(job.spec.name, job.attempt, outcome.state, outcome.error, gpu=gpu, heard=host.heard)
         crash = crash_in(self._storage.take_crash(host.token))
         if crashed and blamed is None and crash is not None:
@@ -355,7 +341,7 @@ class SchedulerActor:
         if action.what == "start":
             host.actor.start.remote(action.job, action.attempt, action.rank)
         elif action.what == "replace":
-            ray.kill(host.actor)
+            self._nodes.kill(host.actor)
             host.token, host.report, host.replaced_for = "", None, action.job.name
             try:
                 host.actor = self._start(host.node, host.index, key_of(action.job.env))

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from torchshare.cluster.simulate import Outcome, swept
+from torchshare.simulation.simulate import Outcome, swept
 
 _BINS = 60  # intervals of time that utilization is averaged over
 _FIRST_TRACE = 0  # utilization is plotted for one trace: an average would represent none

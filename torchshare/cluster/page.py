@@ -1,4 +1,4 @@
-"""Reports of a simulation and of a queue as pages."""
+"""The report of a queue as a page, and its timeline."""
 
 from __future__ import annotations
 
@@ -6,49 +6,14 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torchshare.cluster import plots
 from torchshare.cluster.queued_job import Span
-from torchshare.cluster.report import BASELINE, baseline_of, events_of_queue
-from torchshare.cluster.simulate import Outcome, swept
 from torchshare.report import figures, page
-from torchshare.report.numbers import seconds
+from torchshare.report.trace_events import trace_events
 
 _MAX_JOBS = 100  # in the table of a queue
 _MAX_NAME = 40  # characters
 _MAX_REASON = 100
 _MAX_SPANS = 300  # in its chart
-
-
-def write_simulation(path: str | os.PathLike[str], outcomes: Sequence[Outcome], rows: Sequence[dict[str, Any]]) -> None:
-    """Writes a page that compares the policies. Raises OSError on failure."""
-    varied = swept(rows)
-    best = min(rows, key=lambda row: row["avg_jct_s"])
-    with figures.styled():
-        drawn = {"simulation": plots.simulation(outcomes, rows)}
-    document = {
-        "title": f"torchshare: {len({row['policy'] for row in rows})} policies, {rows[0]['jobs']} jobs, simulated",
-        "verdict": [_verdict(rows, best, varied)],
-        "varied": varied,
-        "rows": [{**row, "against_baseline": _against(row, rows, varied)} for row in rows],
-        "baseline": BASELINE,
-        "environment": page.origin({}),
-    }
-    page.write(path, "simulation.html", document, drawn)
-
-
-def _verdict(rows: Sequence[dict[str, Any]], best: dict[str, Any], varied: Sequence[str]) -> str:
-    text = f"Jobs complete soonest, on average after {seconds(best['avg_jct_s'])}, with {best['policy']}"
-    setting = "".join(f" at {name.replace('_', ' ')} {best[name]}" for name in varied)
-    gain = _against(best, rows, varied)
-    if gain is None or best["policy"] == BASELINE:
-        return f"{text}{setting}."
-    return f"{text}{setting}: {1 + gain:.2f} times the average completion time of {BASELINE}."
-
-
-def _against(row: dict[str, Any], rows: Sequence[dict[str, Any]], varied: Sequence[str]) -> float | None:
-    """Its mean completion time / that of the baseline in the same setting - 1."""
-    baseline = baseline_of(row, rows, varied)
-    return None if baseline is None else row["avg_jct_s"] / baseline["avg_jct_s"] - 1
 
 
 def _row(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,3 +51,9 @@ def write_queue(
         "environment": page.origin({}),
     }
     page.write(path, "queue.html", document, {"devices": figures.lanes(bars)} if bars else {})
+
+
+def events_of_queue(spans: Sequence[Span]) -> list[dict[str, Any]]:
+    """Chrome trace events of a cluster's jobs. Time 0 is when the first one began."""
+    origin = min((begin for _, _, begin, _ in spans), default=0.0)
+    return trace_events([(name, begin - origin, end - origin, [gpu]) for name, gpu, begin, end in spans], 1)

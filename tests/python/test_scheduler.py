@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import os
@@ -10,19 +9,19 @@ import secrets
 import threading
 import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_until
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'ray[default]>=2.40'")
-from torchshare.cluster import actors
+from torchshare.cluster import scheduler as scheduler_module
 from torchshare.cluster.host_actor import CannotStart, ClusterSettings
 from torchshare.cluster.host_report import HostReport, JobReport
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal
 from torchshare.cluster.remote_host import RemoteHost
+from torchshare.cluster.scheduler import Scheduler
 from torchshare.cluster.storage import Outcome, Storage
 
 
@@ -36,45 +35,54 @@ class Played:
         return types.SimpleNamespace(remote=lambda *arguments: self.calls.append((name, *arguments)))
 
 
-class FakeRay:
-    """Calls are answered when they are in `ready`, with themselves."""
+class PlayedNodes:
+    """One node without a GPU, unless it is not `alive`. Answers that are `ready` have come, and are themselves."""
 
-    def __init__(self, node: str = "") -> None:
+    def __init__(self) -> None:
+        self.alive = True
+        self.started: list[Any] = []
         self.killed: list[Any] = []
+        self.marks: list[str] = []
         self.ready: list[Any] = []
-        self.alive = node
-        self.restarted = False
+        self.while_starting: Callable[[], object] = lambda: None
+
+    def living(self) -> dict[str, int]:
+        return {"n": 0} if self.alive else {}
+
+    def start(self, settings: ClusterSettings, node: str, index: int, mark: str, **_: Any) -> Played:
+        self.while_starting()
+        self.marks.append(mark)
+        self.started.append(Played())
+        return self.started[-1]
 
     def kill(self, actor: Any) -> None:
         self.killed.append(actor)
 
-    def nodes(self) -> list[dict[str, Any]]:
-        return [{"NodeID": "n", "Alive": bool(self.alive), "Resources": {}}]
+    def wait(self, answers: list[Any], timeout: float) -> list[Any]:
+        return self.ready
 
-    def wait(self, *_: Any, **__: Any) -> tuple[list[Any], list[Any]]:
-        return self.ready, []
-
-    def get(self, reference: Any) -> Any:
+    def answer(self, reference: Any) -> Any:
         return reference
 
-    def get_runtime_context(self) -> Any:
-        return types.SimpleNamespace(
-            current_actor="scheduler", get_actor_id=lambda: "id", was_current_actor_reconstructed=self.restarted
-        )
+    def publish(self, queue: Any) -> None:
+        pass
+
+    def end_scheduler(self) -> None:
+        self.killed.append("scheduler")
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    found = FakeRay()
-    monkeypatch.setattr(actors.SchedulerActor, "_serve", lambda self: None)
-    monkeypatch.setattr(actors, "ray", found)
-    monkeypatch.setattr(actors, "living_nodes", lambda: {"n": 0} if found.alive else {})
-    return found
+def nodes() -> PlayedNodes:
+    return PlayedNodes()
 
 
-def started(path: Path, *jobs: str) -> tuple[actors.SchedulerActor, RemoteHost]:
+def opened(path: Path, nodes: PlayedNodes, **options: Any) -> Scheduler:
+    return Scheduler(ClusterSettings(str(path)), nodes, **options)
+
+
+def started(path: Path, nodes: PlayedNodes, *jobs: str) -> tuple[Scheduler, RemoteHost]:
     """A scheduler with one host, on which these jobs run."""
-    scheduler = actors.SchedulerActor(ClusterSettings(str(path)))
+    scheduler = opened(path, nodes)
     for name in jobs:
         scheduler.submit(JobSpec(name, name, f"{name}.py", "/", "m"), None, False)
     host = scheduler._hosts["n", 0] = RemoteHost("n", 0, Played())
@@ -83,7 +91,7 @@ def started(path: Path, *jobs: str) -> tuple[actors.SchedulerActor, RemoteHost]:
     return scheduler, host
 
 
-def report(scheduler: actors.SchedulerActor, host: RemoteHost, *jobs: JobReport, token: str = "token") -> None:
+def report(scheduler: Scheduler, host: RemoteHost, *jobs: JobReport, token: str = "token") -> None:
     scheduler._take(host, HostReport(token, 0.0, list(jobs), "{}"))
 
 
@@ -98,11 +106,11 @@ def report(scheduler: actors.SchedulerActor, host: RemoteHost, *jobs: JobReport,
     ],
 )
 def test_an_env_is_to_blame_only_if_the_node_lives_and_its_process_is_not_killed(
-    tmp_path: Path, fake: FakeRay, alive: str, error: str, states: list[str]
+    tmp_path: Path, nodes: PlayedNodes, alive: str, error: str, states: list[str]
 ) -> None:
     """A process that is killed at its start is started again, three times in all."""
-    fake.alive = alive
-    scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+    nodes.alive = bool(alive)
+    scheduler = opened(tmp_path, nodes)
     job = scheduler.submit(JobSpec("a", "id", "a.py", "/", "m", env={"env_vars": {"X": "1"}}), None, False)
     for number, state in enumerate(states):
         gpu = scheduler._queue.host_up("n", 0, f"token{number}")
@@ -112,10 +120,12 @@ def test_an_env_is_to_blame_only_if_the_node_lives_and_its_process_is_not_killed
         assert scheduler.rows("a")[0]["state"] == state
 
 
-def test_jobs_that_ended_before_their_host_and_scheduler_died_do_not_run_again(tmp_path: Path, fake: FakeRay) -> None:
-    def start() -> actors.SchedulerActor:
+def test_jobs_that_ended_before_their_host_and_scheduler_died_do_not_run_again(
+    tmp_path: Path, nodes: PlayedNodes
+) -> None:
+    def start() -> Scheduler:
         """With two hosts, whose processes are new."""
-        scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+        scheduler = opened(tmp_path, nodes)
         for index in range(2):
             host = scheduler._hosts["n", index] = RemoteHost("n", index, Played())
             report(scheduler, host, token=secrets.token_hex(4))
@@ -134,9 +144,8 @@ def test_jobs_that_ended_before_their_host_and_scheduler_died_do_not_run_again(t
     assert {name: job.crashes for name, job in again._queue.jobs.items()} == {"gang": 0, "single": 0, "lost": 1}
 
 
-def test_a_job_that_does_not_stop_ends_the_process_and_is_blamed(tmp_path: Path, fake: FakeRay) -> None:
-    fake.alive = "n"
-    scheduler, host = started(tmp_path, "stuck", "partner")
+def test_a_job_that_does_not_stop_ends_the_process_and_is_blamed(tmp_path: Path, nodes: PlayedNodes) -> None:
+    scheduler, host = started(tmp_path, nodes, "stuck", "partner")
     running = [JobReport(name, 1, "running", 7) for name in ("stuck", "partner")]
     report(scheduler, host, *running)
     scheduler.cancel("stuck")
@@ -148,19 +157,19 @@ def test_a_job_that_does_not_stop_ends_the_process_and_is_blamed(tmp_path: Path,
     assert host.actor.calls == [("save_all",)]
     assert not host.is_reachable
     host.report = "saved"
-    fake.ready.append("saved")
+    nodes.ready.append("saved")
     scheduler._poll()
-    assert fake.killed == [host.actor]
+    assert nodes.killed == [host.actor]
     states = [(row["state"], row["steps"]) for row in scheduler.rows()]
     assert states == [("cancelled", 7), ("suspended", 7)]
     assert scheduler._queue.jobs["partner"].crashes == 0
     scheduler._queue._journal.close()
-    again = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+    again = opened(tmp_path, nodes)
     assert [(row["state"], row["steps"]) for row in again.rows()] == states
 
 
-def test_a_job_that_should_not_be_there_and_does_not_stop_ends_the_process(tmp_path: Path, fake: FakeRay) -> None:
-    scheduler, host = started(tmp_path)
+def test_a_job_that_should_not_be_there_and_does_not_stop_ends_the_process(tmp_path: Path, nodes: PlayedNodes) -> None:
+    scheduler, host = started(tmp_path, nodes)
     report(scheduler, host, JobReport("stray", 3, "running"))
     assert host.actor.calls == [("stop", "stray", 3, False)]
     host.strays["stray", 3] -= 1000
@@ -169,8 +178,8 @@ def test_a_job_that_should_not_be_there_and_does_not_stop_ends_the_process(tmp_p
 
 
 @pytest.mark.parametrize("suspend", [True, False])
-def test_a_stop_that_did_not_reach_the_host_is_repeated(tmp_path: Path, fake: FakeRay, suspend: bool) -> None:
-    scheduler, host = started(tmp_path, "a")
+def test_a_stop_that_did_not_reach_the_host_is_repeated(tmp_path: Path, nodes: PlayedNodes, suspend: bool) -> None:
+    scheduler, host = started(tmp_path, nodes, "a")
     if suspend:
         scheduler._queue.jobs["a"].can_save = True
         scheduler._queue._state._obey(([0], []))  # the policy wants it
@@ -183,8 +192,8 @@ def test_a_stop_that_did_not_reach_the_host_is_repeated(tmp_path: Path, fake: Fa
     assert len(host.actor.calls) == 1
 
 
-def test_a_start_that_did_not_reach_the_host_is_repeated(tmp_path: Path, fake: FakeRay) -> None:
-    scheduler, host = started(tmp_path, "a")
+def test_a_start_that_did_not_reach_the_host_is_repeated(tmp_path: Path, nodes: PlayedNodes) -> None:
+    scheduler, host = started(tmp_path, nodes, "a")
     report(scheduler, host)
     assert scheduler.rows("a")[0]["state"] == "running"  # the host may not know it yet
     scheduler._queue.jobs["a"].began -= 100
@@ -192,48 +201,42 @@ def test_a_start_that_did_not_reach_the_host_is_repeated(tmp_path: Path, fake: F
     assert [action.attempt for action in scheduler._queue.actions()] == [2]
 
 
-def test_a_scheduler_that_is_shut_down_ends(tmp_path: Path, fake: FakeRay) -> None:
+def test_a_scheduler_that_is_shut_down_ends(tmp_path: Path, nodes: PlayedNodes) -> None:
     """Also if that fails. It would accept jobs, and never run them."""
-    scheduler, host = started(tmp_path)
+    scheduler, host = started(tmp_path, nodes)
     scheduler.shut_down()
-    assert fake.killed == [host.actor, "scheduler"]
-    scheduler, host = started(tmp_path / "other")
+    assert nodes.killed == [host.actor, "scheduler"]
+    scheduler, host = started(tmp_path / "other", nodes)
     scheduler._queue._journal.close()
     with pytest.raises(ValueError, match="the journal is closed"):
         scheduler.shut_down()
-    assert fake.killed[2:] == [host.actor, "scheduler"]
+    assert nodes.killed[2:] == [host.actor, "scheduler"]
 
 
-def test_a_host_that_is_starting_when_the_queue_is_shut_down_is_ended(
-    tmp_path: Path, fake: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake.alive = "n"
-    scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+def test_a_host_that_is_starting_when_the_queue_is_shut_down_is_ended(tmp_path: Path, nodes: PlayedNodes) -> None:
+    scheduler = opened(tmp_path, nodes)
     shutting_down = threading.Thread(target=scheduler.shut_down)
 
-    def start_actor(*_: Any, **__: Any) -> str:
+    def shut_down() -> None:
         shutting_down.start()
         shutting_down.join(0.5)  # it has to wait for the host
-        return "starting"
 
-    monkeypatch.setattr(actors, "start_actor", start_actor)
+    nodes.while_starting = shut_down
     scheduler._find_nodes()
     shutting_down.join(10)
-    assert fake.killed == ["starting", "scheduler"]
+    assert nodes.killed == [*nodes.started, "scheduler"]
     scheduler._nodes_due = 0.0
     scheduler._find_nodes()
     assert scheduler._hosts == {}
 
 
 def test_a_host_that_cannot_start_says_why_and_waits_longer_each_time(
-    tmp_path: Path, fake: FakeRay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, nodes: PlayedNodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fake.alive = "n"
-    monkeypatch.setattr(actors, "start_actor", lambda *_, **__: Played())
-    monkeypatch.setattr(actors, "_NODES_S", 0.0)
+    monkeypatch.setattr(scheduler_module, "_NODES_S", 0.0)
     now = 0.0
-    monkeypatch.setattr(actors, "time", types.SimpleNamespace(monotonic=lambda: now, time=time.time))
-    scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+    monkeypatch.setattr(scheduler_module, "time", types.SimpleNamespace(monotonic=lambda: now, time=time.time))
+    scheduler = opened(tmp_path, nodes)
     for wait in (1.0, 2.0, 4.0):
         scheduler._find_nodes()
         host = scheduler._hosts["n", 0]
@@ -249,7 +252,7 @@ def test_a_host_that_cannot_start_says_why_and_waits_longer_each_time(
     scheduler._find_nodes()
     host = scheduler._hosts["n", 0]
     host.report = _NoJobs("token", 0.0, [], "{}")
-    fake.ready.append(host.report)
+    nodes.ready.append(host.report)
     scheduler._poll()
     assert [(row["device"], row["up"], row["error"]) for row in scheduler.hosts()] == [(0, True, "")]
 
@@ -258,41 +261,36 @@ def no_space(_: int) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_disk_that_was_full_is_tried_again(tmp_path: Path, fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actors, "_AGAIN_S", 0.01)
+def test_a_disk_that_was_full_is_tried_again(
+    tmp_path: Path, nodes: PlayedNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", no_space)
-        scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+        scheduler = opened(tmp_path, nodes)
         with pytest.raises(CannotStart, match="No space left on device"):
             scheduler.check()
-
-    def accepts() -> bool:
-        with contextlib.suppress(CannotStart):
-            return scheduler.check() == ClusterSettings(str(tmp_path))
-        return False
-
-    wait_until(accepts)
+    scheduler._wait_for_storage()
+    assert scheduler.check() == ClusterSettings(str(tmp_path))
     assert scheduler.rows() == []
 
 
 def test_a_scheduler_waits_until_an_earlier_one_has_ended(
-    tmp_path: Path, fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, nodes: PlayedNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actors, "_AGAIN_S", 0.01)
-    monkeypatch.setattr(actors, "Journal", functools.partial(Journal, patience=0))
-    earlier, _ = started(tmp_path, "a")
-    later = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
-    with pytest.raises(CannotStart, match="another scheduler has it open"):
-        later.check()
+    monkeypatch.setattr(scheduler_module, "Journal", functools.partial(Journal, patience=0))
+    earlier, _ = started(tmp_path, nodes, "a")
+    later = opened(tmp_path, nodes)
+    for refused in (later.check, later.rows, lambda: later.cancel("a"), later.shut_down):
+        with pytest.raises(CannotStart, match="another scheduler has it open"):
+            refused()
     earlier._queue._journal.close()
-    wait_until(lambda: later._refusal is None)
+    later._wait_for_storage()
     assert later.rows("a")[0]["state"] == "running"
 
 
-def test_the_job_whose_thread_crashed_the_process_is_blamed(tmp_path: Path, fake: FakeRay) -> None:
+def test_the_job_whose_thread_crashed_the_process_is_blamed(tmp_path: Path, nodes: PlayedNodes) -> None:
     """As the process has written. Both had been, and were put together again."""
-    fake.alive = "n"
-    scheduler, host = started(tmp_path, "guilty", "innocent")
+    scheduler, host = started(tmp_path, nodes, "guilty", "innocent")
     report = scheduler._storage.crash("token")
     report.parent.mkdir()
     report.write_text(
@@ -312,9 +310,8 @@ def test_the_job_whose_thread_crashed_the_process_is_blamed(tmp_path: Path, fake
 
 
 @pytest.mark.parametrize("text", ["", '["job", 11, "a"]\nCurrent thread 0xa (most recent call first):\n', "garbage"])
-def test_who_crashed_the_process_may_not_be_known(tmp_path: Path, fake: FakeRay, text: str) -> None:
-    fake.alive = "n"
-    scheduler, host = started(tmp_path, "a", "b")
+def test_who_crashed_the_process_may_not_be_known(tmp_path: Path, nodes: PlayedNodes, text: str) -> None:
+    scheduler, host = started(tmp_path, nodes, "a", "b")
     report = scheduler._storage.crash("token")
     report.parent.mkdir()
     report.write_text(text)
@@ -324,14 +321,13 @@ def test_who_crashed_the_process_may_not_be_known(tmp_path: Path, fake: FakeRay,
 
 
 def test_a_host_that_no_longer_sees_the_storage_is_ended_and_its_jobs_go_on(
-    tmp_path: Path, fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, nodes: PlayedNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake.alive = "n"
-    scheduler, host = started(tmp_path, "a")
+    scheduler, host = started(tmp_path, nodes, "a")
     host.report = _NoJobs("token", 0.0, [JobReport("a", 1, "running")], "{}", refusal="/x is not the storage")
-    fake.ready.append(host.report)
+    nodes.ready.append(host.report)
     scheduler._poll()
-    assert fake.killed == [host.actor]
+    assert nodes.killed == [host.actor]
     assert scheduler.rows("a")[0]["state"] == "suspended"
     assert scheduler._queue.jobs["a"].crashes == 0
     again = scheduler._hosts["n", 0] = RemoteHost("n", 0, Played())
@@ -340,51 +336,45 @@ def test_a_host_that_no_longer_sees_the_storage_is_ended_and_its_jobs_go_on(
     assert [row["error"] for row in scheduler.hosts()] == ["/x is not the storage"]
 
 
-def test_hosts_get_the_mark_in_the_storage(tmp_path: Path, fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_get_the_mark_in_the_storage(tmp_path: Path, nodes: PlayedNodes) -> None:
     """The same one, also from another scheduler: hosts outlive it."""
-    fake.alive = "n"
-    marks = []
-    monkeypatch.setattr(actors, "start_actor", lambda settings, node, index, mark, **_: marks.append(mark))
     for _ in range(2):
-        scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+        scheduler = opened(tmp_path, nodes)
         scheduler._find_nodes()
         scheduler._queue._journal.close()
-    Storage(tmp_path, marks[0]).check()
-    assert marks[0] == marks[1]
+    first, second = nodes.marks
+    Storage(tmp_path, first).check()
+    assert first == second
 
 
-def test_a_scheduler_that_comes_back_without_its_storage_waits_for_it(
-    tmp_path: Path, fake: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scheduler_that_comes_back_without_its_storage_waits_for_it(tmp_path: Path, nodes: PlayedNodes) -> None:
     """It made a new one, with an empty queue."""
-    monkeypatch.setattr(actors, "_AGAIN_S", 0.01)
-    scheduler, _ = started(tmp_path / "storage", "a")
+    scheduler, _ = started(tmp_path / "storage", nodes, "a")
     scheduler._queue._journal.close()
     (tmp_path / "storage").rename(tmp_path / "away")
-    fake.restarted = True
-    again = actors.SchedulerActor(ClusterSettings(str(tmp_path / "storage")))
+    again = opened(tmp_path / "storage", nodes, is_restarted=True)
     with pytest.raises(CannotStart, match=r"storage/journal.jsonl: there is no journal any more; is the storage there"):
         again.check()
     assert not (tmp_path / "storage").exists()
     (tmp_path / "away").rename(tmp_path / "storage")
-    wait_until(lambda: again._refusal is None)
+    again._wait_for_storage()
     assert again.rows("a")[0]["state"] == "running"
 
 
-def test_a_host_with_rays_niceness_is_told_of(tmp_path: Path, fake: FakeRay) -> None:
-    scheduler, host = started(tmp_path)
+def test_a_host_with_rays_niceness_is_told_of(tmp_path: Path, nodes: PlayedNodes) -> None:
+    scheduler, host = started(tmp_path, nodes)
     assert [row["note"] for row in scheduler.hosts()] == [""]
     scheduler._take(host, HostReport("token", 0.0, [], "{}", niceness=15))
     note = "niceness 15; Ray's own is 15: start it with RAY_worker_niceness=0"
     assert [row["note"] for row in scheduler.hosts()] == [note]
 
 
-def test_what_a_host_did_unheard_is_no_run_time(tmp_path: Path, fake: FakeRay) -> None:
+def test_what_a_host_did_unheard_is_no_run_time(tmp_path: Path, nodes: PlayedNodes) -> None:
     """The whole cluster was down, and one job had ended before."""
-    scheduler, _ = started(tmp_path, "ended", "lost")
+    scheduler, _ = started(tmp_path, nodes, "ended", "lost")
     Storage(tmp_path).put_outcome("ended", Outcome("finished"))
     scheduler._queue._journal.close()
-    again = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+    again = opened(tmp_path, nodes)
     state = again._queue._state
     again._queue._clock = lambda: time.time() + 1e6
     report(again, RemoteHost("n", 0, Played()), token="another")
@@ -397,8 +387,8 @@ class _NoJobs(HostReport):
     __hash__ = object.__hash__
 
 
-def test_a_host_that_hangs_is_given_up(tmp_path: Path, fake: FakeRay) -> None:
-    scheduler = actors.SchedulerActor(ClusterSettings(str(tmp_path)))
+def test_a_host_that_hangs_is_given_up(tmp_path: Path, nodes: PlayedNodes) -> None:
+    scheduler = opened(tmp_path, nodes)
     scheduler.submit(JobSpec("a", "id", "a.py", "/", "m"), None, False)
     no_jobs = _NoJobs("token", 0.0, [], "{}")
     actor = types.SimpleNamespace(report=types.SimpleNamespace(remote=lambda forget: no_jobs))
@@ -406,14 +396,14 @@ def test_a_host_that_hangs_is_given_up(tmp_path: Path, fake: FakeRay) -> None:
     scheduler._poll()
     host.asked -= 1000
     scheduler._poll()  # it has never answered: its env is being set up
-    fake.ready.append(host.report)
+    nodes.ready.append(host.report)
     scheduler._poll()
-    fake.ready.clear()
+    nodes.ready.clear()
     assert [action.what for action in scheduler._queue.actions()] == ["start"]
     scheduler._poll()
     assert scheduler.rows("a")[0]["state"] == "running"
     host.asked -= 1000
     scheduler._poll()
-    assert (fake.killed, scheduler._hosts) == ([actor], {})
+    assert (nodes.killed, scheduler._hosts) == ([actor], {})
     assert scheduler.rows("a")[0]["state"] == "suspended"
     assert scheduler._queue.jobs["a"].crashes == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from torchshare.cluster.job_trace import BadValue, read_rows
+from torchshare.simulation.job_trace import BadValue, read_rows
 
 _MAX_RATIO = 1e6
 

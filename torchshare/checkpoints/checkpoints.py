@@ -17,14 +17,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchshare.checkpoints import random_state
+from torchshare.checkpoints.interval import Interval
+from torchshare.checkpoints.job_files import JobFiles
+from torchshare.checkpoints.place import Place
+from torchshare.checkpoints.states import load_state, state_of
+from torchshare.checkpoints.writer import Writer
 from torchshare.context.loop import Loop, NewestCommon, Pass
 from torchshare.context.sub_batch_rows import SubBatchRows
-from torchshare.memory import copies, random_state
-from torchshare.memory.checkpoint_file import JobFiles
-from torchshare.memory.interval import Interval
-from torchshare.memory.place import Place
-from torchshare.memory.states import load_state, state_of
-from torchshare.memory.writer import Writer
+from torchshare.memory import copies
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
@@ -35,7 +36,7 @@ _POLL_S = 0.05  # how often a job that waits for the writer looks for a cancella
 
 
 class Checkpoints(Loop):
-    """Those of one job. On the job's thread, except for what Loop says."""
+    """The checkpoints of one job. Used in the job's thread, except where Loop says otherwise."""
 
     has_saved = False
     unwritten = ""
@@ -246,7 +247,7 @@ class Checkpoints(Loop):
         }
 
     def _write(self, step: int, payload: dict[str, Any]) -> None:
-        """In the writer's thread."""
+        """Writes a checkpoint, in the writer's thread."""
         try:
             copies.check(payload["states"])
             self._files.write(step, payload)
@@ -260,7 +261,7 @@ class Checkpoints(Loop):
             self._written.set()
 
     def _warn(self, what: str, error: Exception) -> None:
-        """Once, until a checkpoint has been written."""
+        """Warns once; again after a checkpoint has been written."""
         if not self._warned:
             self._warned = True
             log.warning("job '%s': %s: %s", self._job.name, what, error)

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchshare import _core
-from torchshare.cluster.job_trace import Trace
-from torchshare.cluster.ratios import Ratios
+from torchshare.simulation.job_trace import Trace
+from torchshare.simulation.ratios import Ratios
 
 SMALL_JOB_GPUS = 4  # a job with at most so many GPUs counts as small
 _CHUNK = 2_000  # simulated instants between checks for progress and Ctrl-C

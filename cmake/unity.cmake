@@ -1,0 +1,29 @@
+# unity_sources(OUT NAME SOURCES...): sets OUT to generated files that include eight of the sources each, because most of
+# the time to compile a file is torch's headers. CMAKE_UNITY_BUILD does the same with absolute paths; with relative ones,
+# ccache finds what another clone has compiled.
+option(TORCHSHARE_UNITY "Compile several files at a time" ON)
+set(TORCHSHARE_UNITY_BATCH 8)
+unset(CMAKE_UNITY_BUILD CACHE)  # set in build folders of before
+
+function(unity_sources out name)
+  if(NOT TORCHSHARE_UNITY)
+    set(${out} ${ARGN} PARENT_SCOPE)
+    return()
+  endif()
+  set(folder ${CMAKE_CURRENT_BINARY_DIR}/unity)
+  set(files "")
+  set(number 0)
+  while(ARGN)
+    list(SUBLIST ARGN 0 ${TORCHSHARE_UNITY_BATCH} batch)
+    list(REMOVE_ITEM ARGN ${batch})
+    set(text "")
+    foreach(source ${batch})
+      file(RELATIVE_PATH path ${folder} ${source})
+      string(APPEND text "#include \"${path}\"\n")
+    endforeach()
+    file(GENERATE OUTPUT ${folder}/${name}_${number}.cpp CONTENT "${text}")
+    list(APPEND files ${folder}/${name}_${number}.cpp)
+    math(EXPR number "${number} + 1")
+  endwhile()
+  set(${out} ${files} PARENT_SCOPE)
+endfunction()

@@ -1,0 +1,151 @@
+"""Starts Python programs that have torch in memory at once, because importing it takes two seconds of a processor.
+
+A server imports what most programs import, and forks itself for each one. Programs whose own imports are what is tested
+need a process of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import types
+from typing import Any
+
+IMPORTED = (
+    *("torch._dynamo", "torch._functorch.aot_autograd", "torch.export._trace"),
+    *("torchshare.cli.run", "torchshare.isolation.script_patches", "torchshare.runtime.runtime"),
+)
+
+
+class Process(subprocess.Popen[str]):
+    """A program that the server has forked. `args` are those of `python`: a script, -m or -c, and their arguments."""
+
+    def __init__(self, args: list[str], **options: Any) -> None:
+        self._server = server()
+        super().__init__(args, text=True, **options)
+
+    def _execute_child(self, *given: Any) -> None:
+        args, _, _, _, _, cwd, env, _, _, _, *ends = given[:16]
+        standard = ends[0], ends[3], ends[5]
+        descriptors = [own if end == -1 else end for end, own in zip(standard, (0, 1, 2), strict=True)]
+        request = {
+            "argv": list(map(str, args)),
+            "cwd": str(cwd or os.getcwd()),
+            "env": dict(env or os.environ),
+            "session": bool(given[21]),  # start_new_session
+        }
+        self.pid = int(self._server.ask(request, descriptors))
+        self._child_created = True
+        self._close_pipe_fds(*ends)  # type: ignore[attr-defined]
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        """Always without blocking: `wait` polls."""
+        status = self._server.ask({"wait": self.pid})
+        return (0, 0) if status is None else (self.pid, status)
+
+    def _internal_poll(self, *_: Any, **__: Any) -> int | None:
+        if self.returncode is None:
+            pid, status = self._try_wait(os.WNOHANG)
+            if pid == self.pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def _wait(self, timeout: float | None) -> int:
+        code: int = super()._wait(1e9 if timeout is None else timeout)  # type: ignore[misc]
+        return code
+
+
+class Server:
+    """The process that programs are forked from."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # As from a terminal: in the background, the shell makes tests ignore Ctrl-C, and nohup SIGHUP.
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)],
+        )
+        theirs.close()
+        self._lock = threading.Lock()  # guards the socket: an answer belongs to the request before it
+
+    def ask(self, request: dict[str, Any], descriptors: list[int] = []) -> Any:  # noqa: B006
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+            return json.loads(self._socket.recv(100))
+
+
+@functools.cache
+def server() -> Server:
+    return Server()
+
+
+def _serve(requests: socket.socket) -> dict[str, Any] | None:
+    """Returns in each forked process, with what it is to run."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 3)
+        if not message:
+            return None
+        request: dict[str, Any] = json.loads(message)
+        if "wait" in request:
+            pid, status = os.waitpid(request["wait"], os.WNOHANG)
+            answer = status if pid else None
+        else:
+            answer = os.fork()
+            if answer == 0:
+                requests.close()
+                for number, descriptor in enumerate(descriptors):
+                    os.dup2(descriptor, number)
+                os.closerange(3, max(descriptors) + 1)
+                return request
+            for descriptor in descriptors:
+                os.close(descriptor)
+        requests.send(json.dumps(answer).encode())
+
+
+def _run(argv: list[str]) -> None:
+    """As `python` runs it, with the arguments `argv`."""
+    if argv[0] == "-m":
+        sys.argv = argv[1:]
+        runpy._run_module_as_main(argv[1])  # type: ignore[attr-defined]
+        return
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    if argv[0] == "-c":
+        sys.argv, name, text = ["-c", *argv[2:]], "<string>", argv[1]
+    else:
+        sys.argv, name = argv, argv[0]
+        sys.path[0] = os.path.dirname(os.path.abspath(name))
+        main.__file__ = name
+        with open(name) as file:
+            text = file.read()
+    exec(compile(text, name, "exec"), vars(main))
+
+
+def main() -> None:
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    for name in IMPORTED:
+        importlib.import_module(name)
+    program = _serve(requests)
+    if program is not None:
+        if program["session"]:
+            os.setsid()
+        os.chdir(program["cwd"])
+        os.environ.clear()
+        os.environ.update(program["env"])
+        if "OMP_NUM_THREADS" in os.environ:  # read when torch was imported
+            sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        sys.path[0] = ""
+        _run(program["argv"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The options of a job on a cluster."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+from annotated_types import Interval
+
+from torchshare.runtime.declared import Expected, Option
+from torchshare.runtime.options import CommonJobOptions, PositiveInt
+
+
+class SubmitOptions(CommonJobOptions, total=False):
+    """The keywords of torchshare.cluster.submit."""
+
+    gpus: Annotated[
+        PositiveInt,
+        Option(
+            "number of devices. With several, the job runs on each as a rank of its own, with the environment that "
+            "torchrun gives its processes; what its first rank returns is its result.",
+            1,
+            metavar="N",
+        ),
+    ]
+    memory: Annotated[
+        Annotated[int, Interval(ge=1, lt=2**63), Expected("a positive integer below 2**63")] | None,
+        Option("bytes that the job needs on its device; its budget there.", metavar="BYTES"),
+    ]
+    duration: Annotated[
+        Annotated[float, Interval(gt=0, le=1e12), Expected("a positive number of seconds, at most 1e12")] | None,
+        Option(
+            "seconds that it would take alone, as far as known. Default: that of its `profile`, else as long as the "
+            "last one of its model.",
+            metavar="S",
+        ),
+    ]
+    model: Annotated[
+        Annotated[str, Expected("a string")] | None,
+        Option(
+            "jobs of one model have the same interference ratios. Default: the script's or function's name. The names "
+            "in profiles are models.",
+            metavar="MODEL",
+        ),
+    ]
+    env: Annotated[
+        Annotated[dict[str, Any], Expected("a dict of JSON values with strings as keys")] | None,
+        Option("Ray's runtime_env. Only jobs with equal ones share a device.", metavar="JSON"),
+    ]
+    folder: Annotated[
+        str | os.PathLike[str] | None,
+        Expected("a folder"),
+        Option("the working folder of scripts, on every node. Default: this process's.", metavar="DIR"),
+    ]

@@ -1,0 +1,1 @@
+"""Files: whole or absent, locked by name, and the user's cache."""
