@@ -245,9 +245,8 @@ void bind_options(py::module_& module) {
       .def_property(
           "priority", [](const JobSpec& spec) { return to_string(spec.priority); },
           [](JobSpec& spec, const std::string& text) { spec.priority = parse_priority(text); })
-      .def_property(
-          "start", nullptr,
-          [](JobSpec& spec, const py::object& start) { spec.start = parse_start(std::string(py::str(start))); })
+      .def_property("start", nullptr,
+                    [](JobSpec& spec, const py::object& start) { spec.start = std::string(py::str(start)); })
       .def_readwrite("threads", &JobSpec::threads)
       .def_readwrite("seed", &JobSpec::seed)
       .def_readwrite("steps", &JobSpec::steps)

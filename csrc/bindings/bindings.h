@@ -5,6 +5,7 @@
 namespace torchshare::bindings {
 
 void bind_model(pybind11::module_& module);
+void bind_sharing(pybind11::module_& module);
 void bind_planner(pybind11::module_& module);
 void bind_gate(pybind11::module_& module);
 void bind_runtime(pybind11::module_& module);

@@ -16,7 +16,7 @@ constexpr double kAgeStep = 4;
 
 }  // namespace
 
-Cluster::Cluster(const ClusterOptions& options, const Interference& interference, const std::vector<JobRecord>& jobs,
+Cluster::Cluster(const ClusterOptions& options, const Interference& interference, const std::vector<WorkloadJob>& jobs,
                  const std::vector<Seconds>& estimates)
     : options_(options), interference_(interference), gpus_(options.gpus, options.gpus_per_node) {
   if (estimates.size() != jobs.size()) {
@@ -29,7 +29,7 @@ Cluster::Cluster(const ClusterOptions& options, const Interference& interference
   }
 }
 
-JobId Cluster::add(const JobRecord& job, Seconds estimate) {
+JobId Cluster::add(const WorkloadJob& job, Seconds estimate) {
   check(job, estimate, jobs_.size());
   ClusterJob& entry = jobs_.emplace_back();
   entry.asked = job;
@@ -39,14 +39,14 @@ JobId Cluster::add(const JobRecord& job, Seconds estimate) {
   return static_cast<JobId>(jobs_.size() - 1);
 }
 
-WaitingQueue::Kind Cluster::kind_of(JobRecord job) {
+WaitingQueue::Kind Cluster::kind_of(WorkloadJob job) {
   if (options_.gpu_memory_gib == 0) {
     job.memory_gib = 0;  // if memory is ignored, it distinguishes no kinds
   }
   return waiting_.kind_of(job);
 }
 
-void Cluster::check(const JobRecord& job, Seconds estimate, std::size_t place) const {
+void Cluster::check(const WorkloadJob& job, Seconds estimate, std::size_t place) const {
   const auto positive = [](double value) { return value > 0 && value < kNeverVirtual; };
   constexpr double kUnlimited = std::numeric_limits<double>::infinity();
   const double memory = options_.gpu_memory_gib == 0 ? kUnlimited : options_.gpu_memory_gib;
@@ -96,7 +96,7 @@ Seconds Cluster::ends_at(JobId job) const {
   return entry.since + entry.restart_left + entry.work_left / entry.speed;
 }
 
-double Cluster::memory(const JobRecord& job, int sub_batches) const {
+double Cluster::memory(const WorkloadJob& job, int sub_batches) const {
   return job.memory_gib * (options_.fixed_memory_fraction + (1 - options_.fixed_memory_fraction) / sub_batches);
 }
 

@@ -5,8 +5,8 @@
 
 #include "cluster/gpus.h"
 #include "cluster/interference.h"
-#include "cluster/job_record.h"
 #include "cluster/waiting_queue.h"
+#include "cluster/workload_job.h"
 
 namespace torchshare {
 
@@ -44,7 +44,7 @@ enum class JobPhase : std::uint8_t { kToCome, kWaiting, kRunning, kEnded };
 
 /// The state of a job in the cluster. Times and work are as of `since`.
 struct ClusterJob {
-  JobRecord asked;
+  WorkloadJob asked;
   Seconds estimate = 0;  ///< of the duration; the only duration that policies see
   JobPhase phase = JobPhase::kToCome;
   bool pinned = false;      ///< it cannot be suspended
@@ -70,7 +70,7 @@ struct ClusterJob {
 class Cluster {
  public:
   /// `estimates[i]` is the duration of `jobs[i]` as known to policies. Throws std::invalid_argument.
-  Cluster(const ClusterOptions& options, const Interference& interference, const std::vector<JobRecord>& jobs,
+  Cluster(const ClusterOptions& options, const Interference& interference, const std::vector<WorkloadJob>& jobs,
           const std::vector<Seconds>& estimates);
 
   const ClusterOptions& options() const { return options_; }
@@ -123,7 +123,7 @@ class Cluster {
 
   // For the live scheduler: jobs and GPUs that were not known at the beginning.
   /// Throws std::invalid_argument.
-  JobId add(const JobRecord& job, Seconds estimate);
+  JobId add(const WorkloadJob& job, Seconds estimate);
   void set_pinned(JobId job, bool pinned) { jobs_[job].pinned = pinned; }
   /// Changes the group of a job. Its present partner keeps running.
   void set_group(JobId job, int group);
@@ -142,14 +142,14 @@ class Cluster {
   std::vector<JobId> take_changed() { return std::exchange(changed_, {}); }
 
  private:
-  void check(const JobRecord& job, Seconds estimate, std::size_t place) const;
-  WaitingQueue::Kind kind_of(JobRecord job);
+  void check(const WorkloadJob& job, Seconds estimate, std::size_t place) const;
+  WaitingQueue::Kind kind_of(WorkloadJob job);
   void enqueue(JobId job, Rank rank);
   void settle(ClusterJob& job);
   void leave(JobId job);
   /// Updates the speed of these jobs.
   void set_speeds(std::vector<JobId> jobs);
-  double memory(const JobRecord& job, int sub_batches) const;
+  double memory(const WorkloadJob& job, int sub_batches) const;
 
   ClusterOptions options_;
   Interference interference_;

@@ -11,7 +11,7 @@ namespace torchshare {
 LiveScheduler::LiveScheduler(Cluster cluster, std::unique_ptr<ClusterPolicy> policy)
     : cluster_(std::move(cluster)), policy_(std::move(policy)) {}
 
-JobId LiveScheduler::add(const JobRecord& job, Seconds estimate) {
+JobId LiveScheduler::add(const WorkloadJob& job, Seconds estimate) {
   return cluster_.add(job, estimate);
 }
 

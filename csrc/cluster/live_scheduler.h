@@ -22,7 +22,7 @@ class LiveScheduler {
 
   const Cluster& cluster() const { return cluster_; }
   /// Adds a job that arrives later. Throws std::invalid_argument.
-  JobId add(const JobRecord& job, Seconds estimate);
+  JobId add(const WorkloadJob& job, Seconds estimate);
 
   /// Times in seconds since the beginning. Throws std::invalid_argument if time decreases or the job is in another
   /// phase.

@@ -4,7 +4,7 @@
 
 namespace torchshare {
 
-WaitingQueue::Kind WaitingQueue::kind_of(const JobRecord& job) {
+WaitingQueue::Kind WaitingQueue::kind_of(const WorkloadJob& job) {
   const Kinship kinship{job.model, job.gpus, job.memory_gib, job.group};
   const auto [entry, is_new] = kinds_.try_emplace(kinship, queues_.size());
   if (is_new) {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "cluster/job_record.h"
+#include "cluster/workload_job.h"
 #include "model/job_id.h"
 
 namespace torchshare {
@@ -35,7 +35,7 @@ class WaitingQueue {
   using Kind = std::size_t;
 
   /// The kind of a job.
-  Kind kind_of(const JobRecord& job);
+  Kind kind_of(const WorkloadJob& job);
 
   void insert(Kind kind, Rank rank, JobId job);
   void erase(Kind kind, Rank rank, JobId job);

@@ -8,8 +8,8 @@
 
 #include "device/device.h"
 #include "gate/slot.h"
+#include "model/pace.h"
 #include "policy/admission.h"
-#include "sharing/pace.h"
 
 namespace torchshare {
 

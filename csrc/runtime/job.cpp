@@ -49,14 +49,16 @@ RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std:
       runtime_(std::move(runtime)),
       spec_(checked(std::move(spec), *runtime_->device)),
       language_(std::move(language)),
-      priority_(runtime_->device->thread_priority(spec_.priority, runtime_->device_priority)),
+      priority_(runtime_->device->thread_priority(spec_.priority, runtime_->options.device_priority)),
       budget_(std::make_shared<MemoryBudget>(spec_.name, spec_.memory_budget.value_or(MemoryBudget::kUnlimited))) {
   if (const MemoryOwner::Options options = memory_options(); options.meters || options.caches) {
     runtime_->device->install_memory();
   }
   if (spec_.record_ops || runtime_->gate.forecasts()) {
-    watch_ = std::make_unique<OpWatch>(slot_, runtime_->gate, runtime_->device->clock(),
-                                       WatchOptions{spec_.record_ops, runtime_->shortest_gap, spec_.ops});
+    watch_ = std::make_unique<OpWatch>(
+        slot_, runtime_->gate, runtime_->device->clock(),
+        WatchOptions{spec_.record_ops, runtime_->options.shortest_gap.value_or(std::chrono::nanoseconds(0)),
+                     spec_.ops});
   }
   registration_ =
       runtime_->coordinator.add({spec_.name, spec_.priority, spec_.start, spec_.steps, spec_.profile}, slot_, status_);
@@ -99,17 +101,10 @@ bool RuntimeJob::limits_memory() const {
 
 void RuntimeJob::record_budget() {
   const std::int64_t limit = budget_->limit();
-  const auto now = runtime_->now();
-  runtime_->timeline.record([&] {
-    return Event{now,
-                 now,
-                 id(),
-                 EventKind::kDecision,
-                 0,
-                 limit == MemoryBudget::kUnlimited
-                     ? "memory budget: none, no other job runs"
-                     : fmt::format("memory budget: {:.1f} MiB, an even share of what is free",
-                                   static_cast<double>(limit) / (1 << 20))};
+  runtime_->timeline.record_decision(id(), runtime_->now(), [&] {
+    return limit == MemoryBudget::kUnlimited ? std::string("memory budget: none, no other job runs")
+                                             : fmt::format("memory budget: {:.1f} MiB, an even share of what is free",
+                                                           static_cast<double>(limit) / (1 << 20));
   });
 }
 

@@ -23,7 +23,7 @@ namespace {
 constexpr std::chrono::nanoseconds kRunAhead = std::chrono::microseconds(500);
 constexpr std::chrono::nanoseconds kPatience = std::chrono::seconds(2);
 
-std::shared_ptr<RuntimeState> make_state(std::shared_ptr<Device> device, const RuntimeOptions& options) {
+void check(const RuntimeOptions& options, const Device& device) {
   if (current_context != nullptr) {
     throw std::logic_error("a runtime cannot be opened inside a job; submit to the job's own runtime");
   }
@@ -31,24 +31,26 @@ std::shared_ptr<RuntimeState> make_state(std::shared_ptr<Device> device, const R
     throw std::invalid_argument(
         "max_slowdown and secondary_share must not be given together: the bound sets the share");
   }
-  if (options.gate.run_ahead && !device->is_asynchronous()) {
-    throw std::invalid_argument(fmt::format("run_ahead needs an asynchronous device (cuda), got '{}'", device->name()));
+  if (const auto share = options.secondary_share; share && !(*share >= 0 && *share <= 1)) {
+    throw std::invalid_argument(fmt::format("secondary_share must be from 0 to 1, got {}", *share));
   }
-  GatePolicyOptions gate = options.gate;
+  if (options.gate.run_ahead && !device.is_asynchronous()) {
+    throw std::invalid_argument(fmt::format("run_ahead needs an asynchronous device (cuda), got '{}'", device.name()));
+  }
+}
+
+std::shared_ptr<RuntimeState> make_state(std::shared_ptr<Device> device, RuntimeOptions options) {
+  check(options, *device);
   if (device->is_asynchronous() && options.policy != "priority") {
-    gate.run_ahead = gate.run_ahead.value_or(kRunAhead);
+    options.gate.run_ahead = options.gate.run_ahead.value_or(kRunAhead);
   }
-  auto policy = make_gate_policy(options.policy, gate);
-  const auto shortest_gap = options.shortest_gap || !policy->forecasts()
-                                ? options.shortest_gap.value_or(std::chrono::nanoseconds(0))
-                                : measure_wake_cost().shortest_gap();
-  auto state =
-      std::make_shared<RuntimeState>(std::move(device), std::move(policy), options.timeline_capacity, options.keep,
-                                     options.max_slowdown, options.resident, shortest_gap, options.device_priority);
-  if (const auto share = options.secondary_share) {
-    if (!(*share >= 0 && *share <= 1)) {
-      throw std::invalid_argument(fmt::format("secondary_share must be from 0 to 1, got {}", *share));
-    }
+  auto policy = make_gate_policy(options.policy, options.gate);
+  if (!options.shortest_gap && policy->forecasts()) {
+    options.shortest_gap = measure_wake_cost().shortest_gap();
+  }
+  const auto share = options.secondary_share;
+  auto state = std::make_shared<RuntimeState>(std::move(device), std::move(policy), std::move(options));
+  if (share) {
     state->gate.set_pace({.share = *share});
   }
   return state;
@@ -133,7 +135,7 @@ void Runtime::start_helpers() {
     pthread_setname_np(thread.native_handle(), name);
   };
   start(coordinator_, "ts-coordinator", [this] { state_->coordinator.serve(); });
-  if (state_->device_priority != DevicePriority::kNone) {
+  if (state_->options.device_priority != DevicePriority::kNone) {
     start(stall_watch_, "ts-stall-watch", [this] { state_->stall_watch.serve(); });
   }
 }

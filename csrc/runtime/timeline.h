@@ -1,15 +1,18 @@
 #pragma once
 
+#include <chrono>
 #include <concepts>
 #include <deque>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <new>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "model/event.h"
+#include "torchshare/values.h"
 
 namespace torchshare {
 
@@ -43,11 +46,14 @@ class Timeline {
   explicit Timeline(std::size_t capacity, std::size_t keep = 20);
 
   void record(Event event) noexcept { shared_.record(std::move(event)); }
-  /// Records the event that `make` returns, or drops it if `make` finds no memory.
-  template <std::invocable Make>
-  void record(Make make) noexcept {
+  void record_state(JobId job, JobState state, std::chrono::nanoseconds at) noexcept {
+    record({at, at, job, EventKind::kState, 0, std::string(to_string(state))});
+  }
+  /// Records a decision about a job, in the words that `describe` returns, or drops it if there is no memory for them.
+  template <std::invocable Describe>
+  void record_decision(JobId job, std::chrono::nanoseconds at, Describe describe) noexcept {
     try {
-      shared_.record(make());
+      record({at, at, job, EventKind::kDecision, 0, describe()});
     } catch (const std::bad_alloc&) {
       shared_.drop();
     }

@@ -3,8 +3,9 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <vector>
 
-#include "sharing/pace.h"
+#include "model/pace.h"
 
 namespace torchshare {
 
@@ -13,6 +14,16 @@ struct BoundWindow {
   std::chrono::nanoseconds begin;
   std::chrono::nanoseconds end;
   double slowdown;  ///< mean step time / step time alone - 1
+};
+
+/// How well a bound on the primary's slowdown was kept.
+struct BoundStats {
+  std::uint64_t windows = 0;  ///< windows of one second in which others ran beside it
+  std::uint64_t windows_inside = 0;
+  double alone = 0;  ///< seconds of a step alone
+  double loss = 0;   ///< fraction of the others' time that the primary loses to them
+  double share = 1;  ///< fraction of the time in which others may run, as last set
+  std::vector<BoundWindow> recent{};
 };
 
 /// Keeps a bound on the primary's slowdown: learns from the primary's steps how long a step takes alone and what the
@@ -52,6 +63,9 @@ class SlowdownBound {
   std::uint64_t windows_inside() const { return windows_inside_; }
   /// The last windows, the oldest first.
   const std::deque<BoundWindow>& recent() const { return recent_; }
+  BoundStats stats() const {
+    return {windows_, windows_inside_, alone_, loss_, pace_.share, {recent_.begin(), recent_.end()}};
+  }
 
  private:
   void learn(double time, double open);  // seconds

@@ -63,7 +63,7 @@ class Member {
 class CoordinatorTest : public ::testing::Test {
  protected:
   Member& add(const std::string& name, Priority priority, const std::string& start) {
-    return add({.name = name, .priority = priority, .start = parse_start(start)});
+    return add({.name = name, .priority = priority, .start = start});
   }
   Member& add(NewJob told) {
     members_.push_back(std::make_unique<Member>(coordinator_, clock_, std::move(told)));
@@ -96,7 +96,7 @@ class CoordinatorTest : public ::testing::Test {
                        const std::string& other, double ratio) {
     return add({.name = name,
                 .priority = priority,
-                .start = parse_start(start),
+                .start = start,
                 .steps = steps,
                 .profile = ProfiledJob{"p" + name, step, {{"p" + other, {ratio, ratio}}}}});
   }
@@ -305,8 +305,8 @@ class QueueTest : public CoordinatorTest {
     }
   }
   Member& job(const std::string& name, Priority priority = Priority::kSecondary, const std::string& start = "now") {
-    queued_.push_back(std::make_unique<Member>(
-        queue_, clock_, NewJob{.name = name, .priority = priority, .start = parse_start(start)}));
+    queued_.push_back(
+        std::make_unique<Member>(queue_, clock_, NewJob{.name = name, .priority = priority, .start = start}));
     return *queued_.back();
   }
   /// The calls of the jobs' threads, which wait for their turns.
@@ -321,7 +321,7 @@ class QueueTest : public CoordinatorTest {
     return waiter.wait_for(10s) == std::future_status::ready && waiter.get() && member.state() == JobState::kRunning;
   }
 
-  Coordinator queue_{clock_, timeline_, gate_, {}, 2};
+  Coordinator queue_{clock_, timeline_, gate_, {.resident = 2}};
   std::vector<std::unique_ptr<Member>> queued_;  // after queue_
   std::map<Member*, std::future<bool>> waiters_;
 };
@@ -494,13 +494,13 @@ TEST(ResidentTest, OneAutomaticJobRunsAtATime) {
   ManualClock clock;
   Timeline timeline{1000};
   Gate gate{make_gate_policy("priority", {}), clock};
-  Coordinator coordinator{clock, timeline, gate, {}, 1};
+  Coordinator coordinator{clock, timeline, gate, {.resident = 1}};
   std::vector<std::unique_ptr<Member>> members;
   for (const std::string name : {"a", "b"}) {
     members.push_back(std::make_unique<Member>(
         coordinator, clock,
         NewJob{.name = name,
-               .start = StartAuto{},
+               .start = "auto",
                .steps = 100,
                .profile = ProfiledJob{"p" + name, 0.1, {{name == "a" ? "pb" : "pa", {1.1, 1.1}}}}}));
   }
@@ -516,7 +516,7 @@ TEST(ResidentTest, RefusesNone) {
   ManualClock clock;
   Timeline timeline{1000};
   Gate gate{make_gate_policy("priority", {}), clock};
-  EXPECT_THROW(Coordinator(clock, timeline, gate, {}, 0), std::invalid_argument);
+  EXPECT_THROW(Coordinator(clock, timeline, gate, {.resident = 0}), std::invalid_argument);
 }
 
 class SwappedTest : public CoordinatorTest {
@@ -587,7 +587,7 @@ TEST(BoundedCoordinator, PacesLowerJobsByThePrimarysSteps) {
   ManualClock clock;
   Timeline timeline(1000);
   Gate gate(make_gate_policy("priority", {}), clock);
-  Coordinator coordinator(clock, timeline, gate, 0.05);
+  Coordinator coordinator(clock, timeline, gate, {.max_slowdown = 0.05});
   Member primary(coordinator, clock, {.name = "a", .priority = Priority::kPrimary});
   Member secondary(coordinator, clock, {.name = "b"});
   EXPECT_TRUE(coordinator.wait_to_start(primary.id()));
@@ -773,12 +773,12 @@ TEST(Coordinator, JobsThatEndAndJobsThatComeMeetNoOther) {
   SteadyClock clock;
   Timeline timeline(1000);
   Gate gate(make_gate_policy("priority", {}), clock);
-  Coordinator coordinator(clock, timeline, gate, {}, 2);
+  Coordinator coordinator(clock, timeline, gate, {.resident = 2});
   coordinator.open();
   std::thread serves([&] { coordinator.serve(); });
   const auto run_jobs = [&](const std::string& name) {
     for (int i = 0; i < 200; ++i) {
-      Member job(coordinator, clock, {.name = name, .start = parse_start(i % 2 == 0 ? "now" : "after:" + name + "0")});
+      Member job(coordinator, clock, {.name = name, .start = i % 2 == 0 ? "now" : "after:" + name + "0"});
       ASSERT_TRUE(coordinator.wait_to_start(job.id()));
       job.step();
       job.end(JobState::kFinished);
@@ -824,7 +824,7 @@ TEST(Coordinator, AStepThatComesWhileAJobBeginsToWaitIsNotLost) {
   Gate gate(make_gate_policy("priority", {}), clock);
   Coordinator coordinator(clock, timeline, gate);
   Member primary(coordinator, clock, {.name = "a", .priority = Priority::kPrimary});
-  Member secondary(coordinator, clock, {.name = "b", .start = parse_start("step:2")});
+  Member secondary(coordinator, clock, {.name = "b", .start = "step:2"});
   coordinator.open();
   EXPECT_TRUE(coordinator.wait_to_start(primary.id()));
   std::jthread server([&] { coordinator.serve(); });
@@ -868,7 +868,7 @@ TEST(Coordinator, WaitsBeforeItTriesAgainWithoutMemory) {
   Timeline timeline(1000);
   Gate gate(make_gate_policy("priority", {}), clock);
   Coordinator coordinator(clock, timeline, gate);
-  Member job(coordinator, clock, {.name = "a", .start = StartAuto{}});
+  Member job(coordinator, clock, {.name = "a", .start = "auto"});
   coordinator.open();
   std::jthread server([&] {
     news_left = 0;

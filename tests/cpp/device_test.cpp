@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <future>
 #include <latch>
 #include <thread>
 
@@ -236,6 +237,33 @@ TEST(ManualClock, StandsStillUntilMoved) {
   EXPECT_EQ(clock.now(), before);
   clock.advance(3ns);
   EXPECT_EQ(clock.now(), before + 3ns);
+}
+
+TEST(ManualClock, WakesAThreadWhenItsDeadlineComesAndNotBefore) {
+  ManualClock clock;
+  EventCount wake;
+  auto woken = std::async(std::launch::async, [&] {
+    clock.wait(wake, wake.value(), 10s);
+    return clock.now();
+  });
+  while (clock.waiting() == 0) {
+    std::this_thread::yield();
+  }
+  clock.advance(9s);
+  clock.advance(1s);
+  EXPECT_EQ(woken.get(), 10s);
+}
+
+TEST(ManualClock, WakesAThreadThatIsNotified) {
+  ManualClock clock;
+  EventCount wake;
+  auto woken = std::async(std::launch::async, [&] { clock.wait(wake, wake.value(), kNever); });
+  while (clock.waiting() == 0) {
+    std::this_thread::yield();
+  }
+  wake.notify_all();
+  woken.get();
+  EXPECT_EQ(clock.waiting(), 0U);
 }
 
 TEST(FakeDevice, RecordsThePriorityOfEachThread) {

@@ -130,8 +130,7 @@ TEST_F(RuntimeStreamTest, TensorsOfAnEndedJobMayBeUsedByAnyJob) {
   Runtime runtime(device_);
   at::Tensor left;
   runtime.submit({.name = "first"}, [&](Job&) { left = at::ones({4}); });
-  const auto second =
-      runtime.submit({.name = "second", .start = parse_start("after:first")}, [&](Job&) { left.add(1); });
+  const auto second = runtime.submit({.name = "second", .start = "after:first"}, [&](Job&) { left.add(1); });
   runtime.start();
   ASSERT_TRUE(have_ended({second}));
   EXPECT_EQ(second->state(), JobState::kFinished) << second->error();

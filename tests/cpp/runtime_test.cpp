@@ -66,7 +66,7 @@ void wait_for_ops(const Job& job, std::uint64_t ops) {
 }
 
 JobSpec secondary(const std::string& name, const std::string& start = "now") {
-  return {.name = name, .priority = Priority::kSecondary, .start = parse_start(start)};
+  return {.name = name, .priority = Priority::kSecondary, .start = start};
 }
 
 JobSpec primary(const std::string& name) {
@@ -190,7 +190,7 @@ TEST(Runtime, ForgetsJobsThatHaveEnded) {
     steps[event.job] += event.kind == EventKind::kStep ? 1 : 0;
   }
   EXPECT_EQ(std::count_if(steps.begin(), steps.end(), [](const auto& job) { return job.second == 1; }), 5);
-  auto late = runtime.submit({.name = "late", .start = StartAfterJob{"7"}}, [](Job& job) { train(job, 1); });
+  auto late = runtime.submit({.name = "late", .start = "after:7"}, [](Job& job) { train(job, 1); });
   EXPECT_TRUE(runtime.wait(30s));
   EXPECT_EQ(late->state(), JobState::kFinished);
 }
@@ -208,7 +208,7 @@ TEST(Runtime, OnlyJobsThatRunOwnMemory) {
   }
   std::vector<std::shared_ptr<Job>> cancelled;  // before they begin
   for (int i = 0; i < 100; ++i) {
-    cancelled.push_back(runtime.submit({.name = "never " + std::to_string(i), .start = parse_start("1000")}, body));
+    cancelled.push_back(runtime.submit({.name = "never " + std::to_string(i), .start = "1000"}, body));
   }
   runtime.start();
   for (const auto& job : cancelled) {

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from types import FrameType
 from typing import IO
 
+from torchshare import _core
 from torchshare.runtime.crashes import Crash, crash_in, lines_of, stack_in
 from torchshare.runtime.options import JobOptions
 
@@ -53,11 +54,13 @@ def drop(jobs: Sequence[JobOptions], attempt: Attempt | None) -> list[JobOptions
     dropped = [each for each in jobs if each["name"] in reasons]
     for each in dropped:
         print(f"torchshare: job '{each['name']}' is dropped: {reasons[str(each['name'])]}", file=sys.stderr)
-    has_primary = any(each.get("priority") == "primary" for each in jobs if each not in dropped)
-    for each in jobs:
-        start = str(each.get("start", "now"))
-        if start.removeprefix("after:") in reasons or (start.startswith("step:") and not has_primary):
-            each["start"] = "now"
+    if dropped:
+        kept = [each for each in jobs if each not in dropped]
+        told = [(str(each["name"]), each.get("priority", "secondary"), each.get("start", "now")) for each in kept]
+        lost = _core.lost_starts([(name, priority, str(start)) for name, priority, start in told])
+        for each in kept:
+            if each["name"] in lost:
+                each["start"] = "now"
     return dropped
 
 

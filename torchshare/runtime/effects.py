@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from torchshare import _core
 from torchshare.context.job_context import JobContext
@@ -16,6 +17,14 @@ log = logging.getLogger("torchshare")
 _NO_STEP = "did no step, of an optimizer or with job.batches"
 
 
+@dataclass(frozen=True)
+class _Known:
+    job: JobContext
+    start: str
+    rule: _core.StartRule
+    has_profile: bool
+
+
 class Effects:
     """Knows the options of a runtime and of its jobs."""
 
@@ -24,16 +33,18 @@ class Effects:
         self._keep = settings["keep"]
         self._policy = settings["policy"]
         self._max_slowdown = settings["max_slowdown"]
-        self._jobs: list[tuple[JobContext, JobOptions]] = []
+        self._jobs: list[_Known] = []
         for name in ("grace", "max_wait"):
             if self._policy == "priority" and options.get(name) is not None:
                 log.warning("%s has no effect: policy 'priority' lets no job wait", name)
 
     def expect(self, job: JobContext, options: JobOptions) -> None:
         """Called when a job has been submitted. Of the jobs that have ended, the last ones are remembered."""
-        ended = [known for known, _ in self._jobs if known.handle.state in ENDED]
-        forgotten = set(ended[: max(0, len(ended) - self._keep)])
-        self._jobs = [*(each for each in self._jobs if each[0] not in forgotten), (job, options)]
+        ended = [known for known in self._jobs if known.job.handle.state in ENDED]
+        forgotten = {id(known) for known in ended[: max(0, len(ended) - self._keep)]}
+        start = str(options.get("start", "now"))
+        known = _Known(job, start, _core.StartRule(start), options.get("profile") is not None)
+        self._jobs = [*(each for each in self._jobs if id(each) not in forgotten), known]
 
     def check(self, job: JobContext, own: JobOptions) -> None:
         """Called when a job has come to its end. Only then is it known what it did without."""
@@ -46,7 +57,7 @@ class Effects:
                 yield job.name, f"{name}={own.get(name)}", f"only job.batches and torchshare.batches {what}"
 
     def _of_plans(self, job: JobContext, own: JobOptions) -> Iterator[tuple[str, str, str]]:
-        plans = any(options.get("start") == "auto" for _, options in self._jobs)
+        plans = any(known.rule.is_planned for known in self._jobs)
         for name in ("steps", "epochs"):
             told = name == "epochs" and not job.uses_batches
             if own.get(name) is not None and not plans and not told:
@@ -61,19 +72,19 @@ class Effects:
         stats = job.handle.stats()
         steps, all_steps = stats.steps, stats.earlier_steps + stats.steps
         bound = self._max_slowdown
-        if bound is not None and steps == 0 and any(_outranks(job, other) for other, _ in self._jobs):
+        if bound is not None and steps == 0 and any(_outranks(job, other.job) for other in self._jobs):
             yield job.name, f"max_slowdown={bound}", f"the job {_NO_STEP}"
-        for other, options in self._jobs:
-            start = str(options.get("start", "now"))
-            if start == "auto" and steps == 0 and options.get("profile") is None:
-                yield other.name, "start='auto'", f"job '{job.name}' {_NO_STEP}"
-            if start.startswith("step:") and self._counted_by(other) is job and all_steps < int(start[5:]):
+        for other in self._jobs:
+            option = f"start='{other.start}'"
+            if other.rule.is_planned and steps == 0 and not other.has_profile:
+                yield other.job.name, option, f"job '{job.name}' {_NO_STEP}"
+            if not other.rule.enough(all_steps) and self._counted_by(other.job) is job:
                 did = f"did {all_steps} steps" if all_steps else _NO_STEP
-                yield other.name, f"start='{start}'", f"job '{job.name}' {did}"
+                yield other.job.name, option, f"job '{job.name}' {did}"
 
     def _counted_by(self, job: JobContext) -> JobContext | None:
-        """The job whose steps "step:<k>" counts: of the others, the first of the highest priority."""
-        others = [other for other, _ in self._jobs if other is not job]
+        """The job whose steps a start rule counts: of the others, the first of the highest priority."""
+        others = [other.job for other in self._jobs if other.job is not job]
         return next((each for each in others if not any(_outranks(other, each) for other in others)), None)
 
 

@@ -15,14 +15,14 @@ template <typename T>
 using Column = py::array_t<T, py::array::c_style | py::array::forcecast>;
 
 /// A workload by columns, one row per job.
-std::vector<JobRecord> make_workload(const Column<double>& arrival, const Column<double>& duration,
-                                     const Column<int>& gpus, const Column<double>& memory_gib,
-                                     const Column<int>& model) {
+std::vector<WorkloadJob> make_workload(const Column<double>& arrival, const Column<double>& duration,
+                                       const Column<int>& gpus, const Column<double>& memory_gib,
+                                       const Column<int>& model) {
   const py::ssize_t size = arrival.size();
   if (duration.size() != size || gpus.size() != size || memory_gib.size() != size || model.size() != size) {
     throw std::invalid_argument("the columns of a workload must have equal lengths");
   }
-  std::vector<JobRecord> workload;
+  std::vector<WorkloadJob> workload;
   workload.reserve(static_cast<std::size_t>(size));
   for (py::ssize_t i = 0; i < size; ++i) {
     workload.push_back({arrival.at(i), duration.at(i), gpus.at(i), memory_gib.at(i), model.at(i)});

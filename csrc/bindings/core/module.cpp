@@ -3,6 +3,7 @@
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The part of torchshare that works without torch; its stub is _core.pyi.";
   torchshare::bindings::bind_model(module);
+  torchshare::bindings::bind_sharing(module);
   torchshare::bindings::bind_planner(module);
   torchshare::bindings::bind_cluster(module);
 }

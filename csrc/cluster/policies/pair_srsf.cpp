@@ -19,7 +19,7 @@ constexpr double kAging = 1.0 / 64;
 class PairSrsf final : public ClusterPolicy {
  public:
   Rank rank(const Cluster& cluster, JobId job) const override {
-    const JobRecord& asked = cluster.job(job).asked;
+    const WorkloadJob& asked = cluster.job(job).asked;
     return {0, cluster.remaining(job) * asked.gpus + kAging * cluster.gpus().count() * asked.arrival};
   }
 

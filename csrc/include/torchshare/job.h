@@ -16,7 +16,7 @@ namespace torchshare {
 struct JobSpec {
   std::string name;
   Priority priority = Priority::kSecondary;
-  StartCondition start = StartNow{};
+  std::string start = "now";         ///< or "auto", "after:<job>", "step:<k>", or a number of seconds
   int threads = 1;                   ///< intra-op threads, at least 1
   std::uint64_t seed = 0;            ///< of the job's own random generator
   std::optional<double> steps = {};  ///< of the whole job, if declared

@@ -5,7 +5,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <variant>
 
 // The terms of the project as types. Input is text, output is checked values.
 
@@ -43,29 +42,6 @@ constexpr bool is_terminal(JobState state) {
 /// True if a job in state `from` may change to state `to`.
 bool can_become(JobState from, JobState to);
 std::string_view to_string(JobState state);
-
-struct StartNow {};
-/// Starts when the named job has ended, in any state.
-struct StartAfterJob {
-  std::string job;
-};
-/// Starts when the primary has done `step` steps, or has ended.
-struct StartAtStep {
-  std::uint64_t step;
-};
-/// Starts `delay` after the job's arrival.
-struct StartAfterDelay {
-  std::chrono::nanoseconds delay;
-};
-/// Starts when AutoSharing finds it best.
-struct StartAuto {};
-
-/// The condition that a job waits for before it runs: its sharing time point, as given by the user.
-using StartCondition = std::variant<StartNow, StartAfterJob, StartAtStep, StartAfterDelay, StartAuto>;
-
-/// Reads "now", "auto", "after:<job>", "step:<k>" or a number of seconds. Throws std::invalid_argument.
-StartCondition parse_start(std::string_view text);
-std::string to_string(const StartCondition& condition);
 
 /// Options of gate policies.
 struct GatePolicyOptions {

@@ -8,7 +8,7 @@
 #include <set>
 #include <stdexcept>
 
-#include "fakes/job_records.h"
+#include "fakes/workloads.h"
 
 namespace torchshare {
 namespace {
@@ -103,7 +103,7 @@ TEST_P(ClusterPolicyContract, ConservesGpusMemoryAndWorkOverAThousandWorkloads) 
     // Ratios from small to large, and a pair that never shares.
     const Interference interference(
         2, {1 + static_cast<double>(seed % 11) / 10, 1.3, 2.5, seed % 2 == 0 ? Interference::kNeverShares : 1.0});
-    const std::vector<JobRecord> workload = random_workload(random, 25, options.gpus, 2);
+    const std::vector<WorkloadJob> workload = random_workload(random, 25, options.gpus, 2);
     std::vector<Seconds> estimates = durations_of(workload);
     std::lognormal_distribution<double> error(0, seed % 5 == 0 ? 0.5 : 0);
     for (Seconds& estimate : estimates) {
@@ -128,7 +128,7 @@ TEST_P(ClusterPolicyContract, ConservesGpusMemoryAndWorkOverAThousandWorkloads) 
 
 TEST_P(ClusterPolicyContract, EqualInputGivesEqualOutput) {
   std::mt19937_64 random(3);
-  const std::vector<JobRecord> workload = random_workload(random, 200, 16, 1);
+  const std::vector<WorkloadJob> workload = random_workload(random, 200, 16, 1);
   const ClusterOptions options{.gpus = 16};
   const auto once = ends_of(GetParam(), options, Interference(1.2), workload);
   EXPECT_EQ(once, ends_of(GetParam(), options, Interference(1.2), workload));
@@ -139,7 +139,7 @@ TEST_P(ClusterPolicyContract, AJobAloneTakesItsDuration) {
 }
 
 TEST_P(ClusterPolicyContract, JobsThatAllFitDoNotMeet) {
-  const std::vector<JobRecord> workload{{0, 100, 32, 0, 0}, {0, 50, 16, 0, 0}, {10, 70, 16, 0, 0}};
+  const std::vector<WorkloadJob> workload{{0, 100, 32, 0, 0}, {0, 50, 16, 0, 0}, {10, 70, 16, 0, 0}};
   const auto ends = ends_of(GetParam(), {}, Interference(1.1), workload);
   EXPECT_EQ(ends[0], 100);
   EXPECT_EQ(ends[1], 50);
@@ -159,7 +159,7 @@ ClusterOptions one_gpu(Seconds restart_cost = 0) {
 
 TEST(ClusterPolicies, FifoLetsNoJobOvertake) {
   const ClusterOptions options{.gpus = 4};
-  const std::vector<JobRecord> workload{{0, 100, 3, 0, 0}, {1, 100, 2, 0, 0}, {2, 10, 1, 0, 0}};
+  const std::vector<WorkloadJob> workload{{0, 100, 3, 0, 0}, {1, 100, 2, 0, 0}, {2, 10, 1, 0, 0}};
   EXPECT_THAT(ends_of("fifo", options, Interference(1), workload), ElementsAre(100, 200, 110));
   EXPECT_THAT(ends_of("sjf", options, Interference(1), workload), ElementsAre(100, 200, 12));
 }
@@ -168,17 +168,17 @@ TEST(ClusterPolicies, BackfillOvertakesOnlyWithoutDelayingTheFirst) {
   const ClusterOptions options{.gpus = 4};
   // 4 GPUs are reserved for the second at 100. The third ends by then and may overtake; the fourth would not, and
   // waits.
-  const std::vector<JobRecord> workload{{0, 100, 3, 0, 0}, {1, 50, 4, 0, 0}, {2, 90, 1, 0, 0}, {3, 200, 1, 0, 0}};
+  const std::vector<WorkloadJob> workload{{0, 100, 3, 0, 0}, {1, 50, 4, 0, 0}, {2, 90, 1, 0, 0}, {3, 200, 1, 0, 0}};
   EXPECT_THAT(ends_of("fifo-backfill", options, Interference(1), workload), ElementsAre(100, 150, 92, 350));
   // With a spare GPU at 100, the long job overtakes as well.
-  const std::vector<JobRecord> spare{{0, 100, 3, 0, 0}, {1, 50, 3, 0, 0}, {3, 200, 1, 0, 0}};
+  const std::vector<WorkloadJob> spare{{0, 100, 3, 0, 0}, {1, 50, 3, 0, 0}, {3, 200, 1, 0, 0}};
   EXPECT_THAT(ends_of("fifo-backfill", options, Interference(1), spare), ElementsAre(100, 150, 203));
 }
 
 TEST(ClusterPolicies, SrtfOnOneGpuIsTheBestWithoutSharing) {
   for (unsigned seed = 0; seed < 50; ++seed) {
     std::mt19937_64 random(seed);
-    const std::vector<JobRecord> workload = random_workload(random, 20, 1, 1);
+    const std::vector<WorkloadJob> workload = random_workload(random, 20, 1, 1);
     std::map<std::string_view, double> sum;
     for (const std::string_view policy : {"srtf", "srsf", "fifo", "fifo-backfill", "sjf", "tiresias"}) {
       for (const Seconds end : ends_of(policy, one_gpu(), Interference(2), workload)) {
@@ -194,20 +194,20 @@ TEST(ClusterPolicies, SrtfOnOneGpuIsTheBestWithoutSharing) {
 
 TEST(ClusterPolicies, TiresiasSuspendsAJobOfTheSecondQueueAtARound) {
   // The first exceeds 57,600 GPU-seconds at 57,600; the second, which came later, precedes it from that round on.
-  const std::vector<JobRecord> workload{{0, 60'000, 1, 0, 0}, {50'000, 1'000, 1, 0, 0}};
+  const std::vector<WorkloadJob> workload{{0, 60'000, 1, 0, 0}, {50'000, 1'000, 1, 0, 0}};
   EXPECT_THAT(ends_of("tiresias", one_gpu(), Interference(1), workload), ElementsAre(61'000, 58'600));
   EXPECT_THAT(ends_of("tiresias", one_gpu(10), Interference(1), workload), ElementsAre(61'010, 58'600));
 }
 
 TEST(ClusterPolicies, SjfFfsSharesWithTheFirstGpusThatHaveRoom) {
   const ClusterOptions options{.gpus = 2, .gpus_per_node = 2};
-  const std::vector<JobRecord> workload{{0, 100, 1, 0, 0}, {0, 300, 1, 0, 0}, {1, 10, 1, 0, 0}};
+  const std::vector<WorkloadJob> workload{{0, 100, 1, 0, 0}, {0, 300, 1, 0, 0}, {1, 10, 1, 0, 0}};
   // Beside the shorter job on GPU 0, regardless of the ratio.
   EXPECT_THAT(ends_of("sjf-ffs", options, Interference(2), workload), ElementsAre(110, 300, 21));
 }
 
 TEST(ClusterPolicies, SjfBsbfSharesIfThePairGainsAndElseWaits) {
-  const std::vector<JobRecord> workload{{0, 100, 1, 0, 0}, {0, 100, 1, 0, 0}};
+  const std::vector<WorkloadJob> workload{{0, 100, 1, 0, 0}, {0, 100, 1, 0, 0}};
   EXPECT_THAT(ends_of("sjf-bsbf", one_gpu(), Interference(1.4), workload), ElementsAre(140, 140));
   EXPECT_THAT(ends_of("sjf-bsbf", one_gpu(), Interference(1.6), workload), ElementsAre(100, 200));
   // A short new job gains by sharing even at 1.6, because the policy cannot suspend the long one.
@@ -218,7 +218,7 @@ TEST(ClusterPolicies, SjfBsbfSharesIfThePairGainsAndElseWaits) {
 TEST(ClusterPolicies, SjfBsbfTakesThePartnerOfTheBestPair) {
   const ClusterOptions options{.gpus = 2, .gpus_per_node = 2};
   // The pair with the job that ends sooner has the lower average.
-  const std::vector<JobRecord> workload{{0, 300, 1, 0, 0}, {0, 100, 1, 0, 0}, {1, 500, 1, 0, 0}};
+  const std::vector<WorkloadJob> workload{{0, 300, 1, 0, 0}, {0, 100, 1, 0, 0}, {1, 500, 1, 0, 0}};
   const auto ends = ends_of("sjf-bsbf", options, Interference(1.25), workload);
   EXPECT_EQ(ends[0], 300);
   EXPECT_DOUBLE_EQ(ends[1], 1 + 99 * 1.25);
@@ -230,7 +230,7 @@ TEST(ClusterPolicies, PairSrsfTakesTheBestOfSharingAndEitherOrder) {
     std::uniform_real_distribution<double> duration(10, 100);
     std::uniform_real_distribution<double> ratio(1, 2);
     const double xi = ratio(random);
-    const std::vector<JobRecord> workload{{0, duration(random), 1, 0, 0}, {0, duration(random), 1, 0, 0}};
+    const std::vector<WorkloadJob> workload{{0, duration(random), 1, 0, 0}, {0, duration(random), 1, 0, 0}};
     const auto [shorter, longer] = std::minmax(workload[0].duration, workload[1].duration);
     const double shared = (xi * shorter + longer + (xi - 1) * shorter) / 2;
     const double in_turn = shorter + longer / 2;
@@ -246,7 +246,7 @@ TEST(ClusterPolicies, PairSrsfSuspendsALongJobForAShortOneWhenSharingDoesNotPay)
 
 TEST(ClusterPolicies, PairSrsfMovesASharingJobToFreeGpusWhenThatPays) {
   const ClusterOptions options{.gpus = 2, .gpus_per_node = 2, .restart_cost = 10};
-  const std::vector<JobRecord> workload{{0, 1000, 1, 0, 0}, {0, 50, 1, 0, 0}, {0, 1000, 1, 0, 0}};
+  const std::vector<WorkloadJob> workload{{0, 1000, 1, 0, 0}, {0, 50, 1, 0, 0}, {0, 1000, 1, 0, 0}};
   const auto ends = ends_of("pair-srsf", options, Interference(1.2), workload);
   EXPECT_LT(std::max(ends[0], ends[2]), 1100) << "sharing to the end would take 1,200 s";
 }
@@ -254,7 +254,7 @@ TEST(ClusterPolicies, PairSrsfMovesASharingJobToFreeGpusWhenThatPays) {
 TEST(ClusterPolicies, PairSrsfAgesSoThatABigJobIsNotOvertakenForever) {
   // Two jobs of 8 x 8 GPU-seconds arrive every 8 s: a full load on 16 GPUs, each shorter than the big one.
   const ClusterOptions options{.gpus = 16, .restart_cost = 0};
-  std::vector<JobRecord> workload{{0, 100, 16, 0, 0}};
+  std::vector<WorkloadJob> workload{{0, 100, 16, 0, 0}};
   for (int i = 0; i < 4000; ++i) {
     workload.push_back({i * 8.0, 8, 8, 0, 0});
     workload.push_back({i * 8.0, 8, 8, 0, 0});
@@ -268,14 +268,14 @@ TEST(ClusterPolicies, PairSrsfAgesSoThatABigJobIsNotOvertakenForever) {
 TEST(ClusterPolicies, AGangSharesWithTheFirstGangThatHasEnoughGpus) {
   const ClusterOptions options{.gpus = 4, .one_gang_beside = true};
   // The third job leaves the first gang one GPU to share, the second gang has two.
-  const std::vector<JobRecord> workload{{0, 100, 2, 0, 0}, {0, 100, 2, 0, 0}, {1, 50, 1, 0, 0}, {2, 10, 2, 0, 0}};
+  const std::vector<WorkloadJob> workload{{0, 100, 2, 0, 0}, {0, 100, 2, 0, 0}, {1, 50, 1, 0, 0}, {2, 10, 2, 0, 0}};
   EXPECT_THAT(ends_of("sjf-ffs", options, Interference(1), workload), ElementsAre(100, 100, 51, 12));
 }
 
 TEST(ClusterPolicies, PairSrsfMakesRoomForAGangBesideOneOfTwoGangs) {
   const ClusterOptions options{.gpus = 8, .restart_cost = 0, .one_gang_beside = true};
   constexpr double kNever = Interference::kNeverShares;
-  std::vector<JobRecord> workload{{0, 5000, 2, 0, 0}, {0, 5000, 2, 0, 0}, {1, 3000, 4, 0, 0}};
+  std::vector<WorkloadJob> workload{{0, 5000, 2, 0, 0}, {0, 5000, 2, 0, 0}, {1, 3000, 4, 0, 0}};
   for (int single = 0; single < 4; ++single) {
     workload.push_back({0, 100'000, 1, 0, 1});
   }

@@ -5,7 +5,7 @@
 
 #include <stdexcept>
 
-#include "fakes/job_records.h"
+#include "fakes/workloads.h"
 
 namespace torchshare {
 namespace {
@@ -19,7 +19,7 @@ ClusterOptions four_gpus() {
 
 class ClusterTest : public ::testing::Test {
  protected:
-  Cluster make(const std::vector<JobRecord>& jobs, const Interference& interference = Interference(1.5)) {
+  Cluster make(const std::vector<WorkloadJob>& jobs, const Interference& interference = Interference(1.5)) {
     Cluster cluster(options_, interference, jobs, durations_of(jobs));
     for (JobId job = 0; job < jobs.size(); ++job) {
       cluster.arrive(job, {0, static_cast<double>(job)});
@@ -113,7 +113,7 @@ TEST_F(ClusterTest, WithoutDurationsAJobShowsOnlyHowOldItIs) {
 }
 
 TEST_F(ClusterTest, RefusesInvalidJobs) {
-  const auto refusal = [&](const JobRecord& job) { return [&, job] { make({job}); }; };
+  const auto refusal = [&](const WorkloadJob& job) { return [&, job] { make({job}); }; };
   using E = std::invalid_argument;
   EXPECT_THAT(refusal({0, 0, 1, 0, 0}), ThrowsMessage<E>(HasSubstr("duration 0 s")));
   EXPECT_THAT(refusal({-1, 1, 1, 0, 0}), ThrowsMessage<E>(HasSubstr("arrival -1 s")));

@@ -45,21 +45,6 @@ TEST(JobState, RunsOnlyFromItsStartOrASuspension) {
   EXPECT_FALSE(can_become(JobState::kSuspended, JobState::kFinished));
 }
 
-TEST(StartCondition, ReadsEveryForm) {
-  EXPECT_TRUE(std::holds_alternative<StartNow>(parse_start("now")));
-  EXPECT_TRUE(std::holds_alternative<StartAuto>(parse_start("auto")));
-  EXPECT_EQ(std::get<StartAfterJob>(parse_start("after:a b")).job, "a b");
-  EXPECT_EQ(std::get<StartAtStep>(parse_start("step:50")).step, 50U);
-  EXPECT_EQ(std::get<StartAfterDelay>(parse_start("2.5")).delay, std::chrono::milliseconds(2500));
-  EXPECT_EQ(std::get<StartAfterDelay>(parse_start("1e-3")).delay, std::chrono::milliseconds(1));
-}
-
-TEST(StartCondition, RefusesOtherText) {
-  for (const char* text : {"", "soon", "after:", "step:", "step:-1", "step:1.5", "-1", "nan", "inf", "1e10", "2s"}) {
-    EXPECT_THAT([&] { parse_start(text); }, ThrowsMessage<std::invalid_argument>(HasSubstr("must be 'now'"))) << text;
-  }
-}
-
 TEST(SplitRows, CoversTheBatchInOrder) {
   for (std::int64_t batch = 1; batch <= 20; ++batch) {
     for (std::int64_t piece = 1; piece <= batch + 2; ++piece) {

@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "cluster/live_scheduler.h"
-#include "fakes/job_records.h"
+#include "fakes/workloads.h"
 
 namespace torchshare {
 namespace {
@@ -17,7 +17,7 @@ using ::testing::IsEmpty;
 
 TEST(Simulator, CountsTheGpuTimeThatWasBusy) {
   const ClusterOptions options{.gpus = 4, .record_spans = true};
-  const std::vector<JobRecord> workload{{0, 100, 2, 0, 0}, {10, 50, 1, 0, 0}};
+  const std::vector<WorkloadJob> workload{{0, 100, 2, 0, 0}, {10, 50, 1, 0, 0}};
   Simulator simulator(Cluster(options, Interference(1), workload, durations_of(workload)), make_cluster_policy("fifo"),
                       true);
   while (simulator.step()) {
@@ -39,7 +39,7 @@ TEST(Simulator, TakesAWorkloadInAnyOrder) {
 
 TEST(Simulator, GivesTheSameOnTwoThreadsAtOnce) {
   std::mt19937_64 random(7);
-  const std::vector<JobRecord> workload = random_workload(random, 300, 16, 1);
+  const std::vector<WorkloadJob> workload = random_workload(random, 300, 16, 1);
   const auto run = [&] { return ends_of("pair-srsf", {.gpus = 16}, Interference(1.3), workload); };
   auto other = std::async(std::launch::async, run);
   EXPECT_EQ(run(), other.get());
@@ -53,7 +53,7 @@ class Idle final : public ClusterPolicy {
 };
 
 TEST(Simulator, ThrowsIfAPolicyLetsJobsWaitForever) {
-  const std::vector<JobRecord> workload{{0, 1, 1, 0, 0}};
+  const std::vector<WorkloadJob> workload{{0, 1, 1, 0, 0}};
   Simulator simulator(Cluster({}, Interference(1), workload, {1}), std::make_unique<Idle>());
   EXPECT_TRUE(simulator.step());
   EXPECT_THROW(simulator.step(), std::logic_error);
@@ -61,7 +61,7 @@ TEST(Simulator, ThrowsIfAPolicyLetsJobsWaitForever) {
 
 TEST(LiveScheduler, ReturnsTheJobsToStartAndToSuspend) {
   const ClusterOptions options{.gpus = 1, .gpus_per_node = 1, .restart_cost = 1};
-  const std::vector<JobRecord> workload{{0, 100, 1, 0, 0}, {0, 10, 1, 0, 0}};
+  const std::vector<WorkloadJob> workload{{0, 100, 1, 0, 0}, {0, 10, 1, 0, 0}};
   LiveScheduler scheduler(Cluster(options, Interference(1.8), workload, durations_of(workload)),
                           make_cluster_policy("pair-srsf"));
   auto orders = scheduler.arrive(0, 0);
@@ -166,7 +166,7 @@ TEST(LiveScheduler, LeavesJobsThatWaitTheirRankInAnother) {
   second.add_node();  // with two GPUs, its rank would be 530
   second.set_ratio(0, 0, 3, 0);
   for (const JobId job : {0, 1, 2}) {
-    const JobRecord& asked = first.cluster().job(job).asked;
+    const WorkloadJob& asked = first.cluster().job(job).asked;
     second.restore(second.add(asked, asked.duration), first.progress(job), first.cluster().job(job).gpus, 3200);
     EXPECT_EQ(second.cluster().job(job).rank, first.cluster().job(job).rank);
   }

@@ -16,12 +16,25 @@ std::chrono::nanoseconds ManualClock::now() const {
 void ManualClock::advance(std::chrono::nanoseconds by) {
   std::lock_guard lock(mutex_);
   now_ += by;
+  for (auto wait = waits_.begin(); wait != waits_.end() && wait->first <= now_; ++wait) {
+    wait->second->notify_all();  // it is there: its thread needs the lock to leave
+  }
 }
 
 void ManualClock::wait(EventCount& wake, std::uint32_t seen, std::chrono::nanoseconds deadline) {
-  if (now() < deadline) {
-    wake.wait(seen, std::chrono::steady_clock::now().time_since_epoch() + std::chrono::milliseconds(1));
+  std::unique_lock lock(mutex_);
+  if (now_ < deadline) {
+    const auto own = waits_.emplace(deadline, &wake);
+    lock.unlock();
+    wake.wait(seen, kNever);
+    lock.lock();
+    waits_.erase(own);
   }
+}
+
+std::size_t ManualClock::waiting() const {
+  std::lock_guard lock(mutex_);
+  return waits_.size();
 }
 
 void FakeStream::launch(std::chrono::nanoseconds work) {

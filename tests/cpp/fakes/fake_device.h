@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <map>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -9,16 +10,19 @@
 
 namespace torchshare {
 
-/// A clock that only moves by `advance`; waiting threads poll it every millisecond of real time. Any thread.
+/// A clock that only moves by `advance`, which wakes the threads whose deadlines have come. Any thread.
 class ManualClock final : public Clock {
  public:
   std::chrono::nanoseconds now() const override;
   void advance(std::chrono::nanoseconds by);
   void wait(EventCount& wake, std::uint32_t seen, std::chrono::nanoseconds deadline) override;
+  /// How many threads wait.
+  std::size_t waiting() const;
 
  private:
-  mutable std::mutex mutex_;  // guards now_
+  mutable std::mutex mutex_;  // guards the fields below
   std::chrono::nanoseconds now_{0};
+  std::multimap<std::chrono::nanoseconds, EventCount*> waits_;  // by deadline
 };
 
 /// A queue of work in virtual time. Any thread.

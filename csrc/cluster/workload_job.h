@@ -8,7 +8,7 @@ namespace torchshare {
 inline constexpr int kAlone = -1;
 
 /// One job of a cluster's workload. Its GPUs run together or not at all (a gang).
-struct JobRecord {
+struct WorkloadJob {
   Seconds arrival = 0;
   Seconds duration = 0;  ///< alone, in whole batches
   int gpus = 1;

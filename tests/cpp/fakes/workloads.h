@@ -10,22 +10,22 @@
 
 namespace torchshare {
 
-inline std::vector<Seconds> durations_of(const std::vector<JobRecord>& workload) {
+inline std::vector<Seconds> durations_of(const std::vector<WorkloadJob>& workload) {
   std::vector<Seconds> durations;
-  for (const JobRecord& job : workload) {
+  for (const WorkloadJob& job : workload) {
     durations.push_back(job.duration);
   }
   return durations;
 }
 
 inline Simulator simulator_of(std::string_view policy, const ClusterOptions& options, const Interference& interference,
-                              const std::vector<JobRecord>& workload) {
+                              const std::vector<WorkloadJob>& workload) {
   return {Cluster(options, interference, workload, durations_of(workload)), make_cluster_policy(policy)};
 }
 
 /// Simulates a workload; returns the end of each job.
 inline std::vector<Seconds> ends_of(std::string_view policy, const ClusterOptions& options,
-                                    const Interference& interference, const std::vector<JobRecord>& workload) {
+                                    const Interference& interference, const std::vector<WorkloadJob>& workload) {
   Simulator simulator = simulator_of(policy, options, interference, workload);
   while (simulator.step()) {
   }
@@ -38,10 +38,10 @@ inline std::vector<Seconds> ends_of(std::string_view policy, const ClusterOption
 
 /// A workload of `jobs` jobs for a cluster of `gpus` GPUs of 16 GiB: heavy-tailed, with bursts of simultaneous
 /// arrivals.
-inline std::vector<JobRecord> random_workload(std::mt19937_64& random, int jobs, int gpus, int models) {
+inline std::vector<WorkloadJob> random_workload(std::mt19937_64& random, int jobs, int gpus, int models) {
   std::lognormal_distribution<double> duration(4, 1.5);
   std::exponential_distribution<double> gap(0.02);
-  std::vector<JobRecord> workload;
+  std::vector<WorkloadJob> workload;
   Seconds now = 0;
   for (int i = 0; i < jobs; ++i) {
     now += random() % 3 == 0 ? 0 : gap(random);

@@ -1,4 +1,4 @@
-#include "sharing/pace.h"
+#include "model/pace.h"
 
 #include <algorithm>
 

@@ -1,0 +1,286 @@
+#include "runtime/job_decisions.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "sharing/start_rules.h"
+
+namespace torchshare {
+namespace {
+
+// How often steps wake the coordinator's thread: without and with pending decisions that depend on them.
+constexpr std::chrono::nanoseconds kReportInterval = std::chrono::milliseconds(20);
+constexpr std::chrono::nanoseconds kReportIntervalForDecisions = std::chrono::milliseconds(1);
+constexpr std::chrono::nanoseconds kTryAgain = std::chrono::milliseconds(10);  // without memory
+
+}  // namespace
+
+JobDecisions::JobDecisions(Clock& clock, Timeline& timeline, Gate& gate, const RuntimeOptions& options,
+                           ReportInbox& reports, EventCount& changed)
+    : clock_(clock),
+      timeline_(timeline),
+      gate_(gate),
+      reports_(reports),
+      changed_(changed),
+      keeps_bound_(options.max_slowdown.has_value()),
+      jobs_(timeline),
+      starts_(jobs_, options.resident),
+      bounds_(options.max_slowdown, options.keep, gate, timeline),
+      sharing_(options.max_slowdown) {
+  set_report_interval();
+}
+
+JobId JobDecisions::add(const NewJob& new_job, Slot& slot, JobStatus& status) {
+  const auto now = clock_.now();
+  LiveJob& job = jobs_.add(new_job, slot, status, now);
+  const StartInputs inputs = job.start_inputs();
+  try {
+    if (open_) {
+      check_start(*job.record, jobs_.records());
+    }
+    sharing_.arrive(job.id(), {.name = new_job.name,
+                               .priority = new_job.priority,
+                               .automatic = inputs.plan,
+                               .starts_now = inputs == StartInputs{},
+                               .steps = new_job.steps,
+                               .profile = new_job.profile});
+  } catch (...) {
+    jobs_.undo_add(job);
+    throw;
+  }
+  any_automatic_ = any_automatic_ || inputs.plan;
+  set_report_interval();
+  timeline_.record_state(job.id(), JobState::kPending, now);
+  for (const AutoSharing::Order& order : ranks_.take_early(job.id())) {
+    carry_out(order);
+  }
+  return job.id();
+}
+
+void JobDecisions::withdraw(JobId id) {
+  if (LiveJob* const job = jobs_.find(id)) {
+    jobs_.forget_name(*job);  // first: the move may start other jobs, which must not count this one
+    move(*job, JobState::kCancelled, clock_.now());
+    jobs_.erase(id);
+  }
+}
+
+void JobDecisions::open() {
+  for (const auto& [id, job] : jobs_.live()) {
+    check_start(*job.record, jobs_.records());
+  }
+  open_ = true;
+}
+
+void JobDecisions::begin_wait(LiveJob& job) {
+  starts_.enter(job);
+  set_report_interval();
+}
+
+bool JobDecisions::end_wait(LiveJob& job) {
+  starts_.leave(job);
+  const bool started = job.wait == LiveJob::Wait::kStarted;
+  move(job, started ? JobState::kRunning : JobState::kCancelled, clock_.now());
+  set_report_interval();
+  return started;
+}
+
+void JobDecisions::cancel_start(JobId id) {
+  LiveJob* const job = jobs_.find(id);
+  if (job == nullptr) {
+    return;
+  }
+  job->start_cancelled = true;
+  if (std::exchange(job->held, false)) {
+    gate_.clear(*job->slot, kHold);
+  }
+  if (job->record->state == JobState::kPending) {
+    move(*job, JobState::kCancelled, clock_.now());
+  }
+  changed_.notify_all();
+}
+
+void JobDecisions::cancel_starts() {
+  for (auto& [id, job] : jobs_.live()) {
+    job.start_cancelled = true;
+  }
+  changed_.notify_all();
+}
+
+void JobDecisions::give_up(JobId id) {
+  if (LiveJob* const job = jobs_.find(id)) {
+    move(*job, JobState::kCancelled, clock_.now());
+  }
+}
+
+void JobDecisions::move(LiveJob& job, JobState to, std::chrono::nanoseconds at) {
+  const JobState from = job.record->state;
+  if (!jobs_.move(job, to, at)) {
+    return;
+  }
+  if (is_terminal(to)) {
+    job.held = false;
+    sharing_.end(job.id());
+    bounds_.end(job.id());
+  } else if (to == JobState::kRunning && from != JobState::kSuspended && !job.start_inputs().plan) {
+    sharing_.start(job.id(), at);
+  }
+  decide();
+  changed_.notify_all();
+}
+
+void JobDecisions::decide() noexcept {
+  try_to([this] { issue(starts_.decide(clock_.now(), ranks_.follows())); });
+  share();
+}
+
+/// Makes the decisions of AutoSharing only.
+void JobDecisions::share() noexcept {
+  if (open_ && !ranks_.follows()) {  // not open yet: more jobs may be added
+    try_to([this] { try_to_share(); });
+  }
+}
+
+template <class Decide>
+void JobDecisions::try_to(Decide decide) noexcept {
+  try {
+    decide();
+  } catch (const std::bad_alloc&) {
+    if (try_again_ == kNever) {
+      try_again_ = clock_.now() + kTryAgain;
+      reports_.wake();
+    }
+  }
+}
+
+void JobDecisions::try_to_share() {
+  const auto former_retry = sharing_.retry_at();
+  issue(sharing_.decide(clock_.now(), starts_.free_places()));
+  if (sharing_.retry_at() < former_retry) {
+    reports_.wake();
+  }
+}
+
+/// Carries out decisions, and keeps them for other ranks.
+void JobDecisions::issue(AutoSharing::Orders orders) noexcept {
+  for (const AutoSharing::Order& order : orders) {
+    carry_out(order);
+  }
+  ranks_.add(orders);
+}
+
+void JobDecisions::carry_out(const AutoSharing::Order& order) noexcept {
+  LiveJob* const job = jobs_.find(order.job);
+  if (job == nullptr || job->start_cancelled || job->slot == nullptr || job->has_ended()) {
+    return;  // being cancelled, or ended
+  }
+  if (order.action == AutoSharing::Action::kStart && job->start_ordered) {
+    return;
+  }
+  const char* const what = set_order(*job, order.action);
+  timeline_.record_decision(order.job, clock_.now(), [&] { return what + order.reason; });
+  changed_.notify_all();
+}
+
+/// Returns the word for the order.
+const char* JobDecisions::set_order(LiveJob& job, AutoSharing::Action action) noexcept {
+  switch (action) {
+    case AutoSharing::Action::kStart:
+      job.start_ordered = true;
+      job.wait = job.wait == LiveJob::Wait::kForStart ? LiveJob::Wait::kStarted : job.wait;
+      return "start: ";
+    case AutoSharing::Action::kHold:
+      job.held = true;
+      gate_.set(*job.slot, kHold);
+      return "hold: ";
+    case AutoSharing::Action::kRelease:
+      job.held = false;
+      gate_.clear(*job.slot, kHold);
+      return "release: ";
+    case AutoSharing::Action::kStay:
+      break;
+  }
+  return "stay: ";
+}
+
+void JobDecisions::obey(const AutoSharing::Order& order) {
+  if (order.job < jobs_.names().size()) {
+    carry_out(order);
+  } else {
+    ranks_.add_early(order);
+  }
+}
+
+/// Each step wakes the coordinator's thread only while a job's start depends on steps.
+void JobDecisions::set_report_interval() {
+  const bool decides = keeps_bound_ || any_automatic_;
+  reports_.set_interval(starts_.counts_steps() ? std::chrono::nanoseconds(0)
+                        : decides              ? kReportIntervalForDecisions
+                                               : kReportInterval);
+}
+
+std::chrono::nanoseconds JobDecisions::attend() {
+  if (try_again_ <= clock_.now()) {
+    try_again_ = kNever;
+    decide();
+  } else {
+    share();
+  }
+  return std::min(ranks_.follows() ? kNever : sharing_.retry_at(), try_again_);
+}
+
+void JobDecisions::apply(const JobReport& report) {
+  using Kind = JobReport::Kind;
+  LiveJob* const job = jobs_.find(report.job);
+  if (job == nullptr || job->has_ended()) {
+    return;  // the job was given up
+  }
+  const auto steps = static_cast<double>(report.steps);
+  switch (report.kind) {
+    case Kind::kGoesOn:
+      job->record->earlier_steps = report.steps;
+      sharing_.go_on(report.job, steps);
+      decide();
+      break;
+    case Kind::kStepped:
+      count_step(*job, report);
+      break;
+    case Kind::kExpects:
+    case Kind::kLength:
+      sharing_.expect(report.job, steps, report.kind == Kind::kLength);
+      break;
+    case Kind::kSuspended:
+    case Kind::kResumed:
+      sharing_.suspend(report.job, report.kind == Kind::kSuspended, report.at);
+      [[fallthrough]];
+    case Kind::kHeld:
+      move(*job, report.kind == Kind::kResumed ? JobState::kRunning : JobState::kSuspended, report.at);
+      break;
+    case Kind::kSpilled:
+    case Kind::kRestored:
+      job->spilled = report.kind == Kind::kSpilled;
+      decide();
+      changed_.notify_all();
+      break;
+    case Kind::kEnded:
+      move(*job, report.state, report.at);
+      break;
+  }
+}
+
+void JobDecisions::count_step(LiveJob& job, const JobReport& report) {
+  job.record->steps = report.steps;
+  const auto begin = std::exchange(job.last_step, report.at);
+  try {
+    sharing_.step(report.job, report.at);
+    if (begin.count() != 0 && !ranks_.follows()) {
+      bounds_.step(jobs_, job, begin, report.at);
+    }
+  } catch (const std::bad_alloc&) {
+    // The step is counted, but its time is not used.
+  }
+  decide();
+}
+
+}  // namespace torchshare

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <chrono>
+#include <optional>
+
+#include "device/clock.h"
+#include "gate/gate.h"
+#include "runtime/bound_keeper.h"
+#include "runtime/job_report.h"
+#include "runtime/job_table.h"
+#include "runtime/rank_orders.h"
+#include "runtime/report_inbox.h"
+#include "runtime/start_queue.h"
+#include "runtime/timeline.h"
+#include "sharing/auto_sharing.h"
+#include "torchshare/runtime.h"
+
+namespace torchshare {
+
+/// Decides which jobs run, whenever something happened to one, and carries the decisions out: jobs start as the
+/// StartQueue finds them due, and start, are held and released as AutoSharing orders; the BoundKeeper sets the pace of
+/// lower jobs. Records every decision in the timeline. Not thread-safe.
+///
+/// Note [Without memory]
+/// A decision that finds no memory is made again a moment later, by `attend`; one that was made is carried out and kept
+/// without allocating. What happened to a job is always noted: its reports are applied without allocating, and events
+/// that cannot be recorded are dropped. So no job waits for ever, and none ends the process.
+class JobDecisions {
+ public:
+  /// Notifies `changed` when jobs' states or orders changed, and wakes the thread behind `reports` when it has to
+  /// `attend` earlier than it was told. Throws std::invalid_argument for invalid options.
+  JobDecisions(Clock& clock, Timeline& timeline, Gate& gate, const RuntimeOptions& options, ReportInbox& reports,
+               EventCount& changed);
+
+  // See Coordinator.
+  JobId add(const NewJob& new_job, Slot& slot, JobStatus& status);
+  void withdraw(JobId job);
+  void open();
+  void cancel_start(JobId job);
+  void cancel_starts();
+  void give_up(JobId job);
+  void obey(const AutoSharing::Order& order);
+  std::chrono::nanoseconds attend();
+
+  // Around a job's wait for its start.
+  void begin_wait(LiveJob& job);
+  /// Returns whether the job starts; otherwise it is cancelled.
+  bool end_wait(LiveJob& job);
+  void delay(LiveJob& job) { move(job, JobState::kDelayed, clock_.now()); }
+
+  void apply(const JobReport& report);
+  /// Decides for all jobs, so that a job starts at the step it waits for, not when its own thread, possibly of idle
+  /// priority, is scheduled. Needed only when time has passed: all else that happens calls it.
+  void decide() noexcept;
+
+  JobTable& jobs() { return jobs_; }
+  const JobTable& jobs() const { return jobs_; }
+  const BoundKeeper& bounds() const { return bounds_; }
+  RankOrders& ranks() { return ranks_; }
+
+ private:
+  void set_report_interval();
+  void count_step(LiveJob& job, const JobReport& report);
+  void move(LiveJob& job, JobState to, std::chrono::nanoseconds at);
+  void share() noexcept;
+  template <class Decide>
+  void try_to(Decide decide) noexcept;
+  void try_to_share();
+  void issue(AutoSharing::Orders orders) noexcept;
+  void carry_out(const AutoSharing::Order& order) noexcept;
+  const char* set_order(LiveJob& job, AutoSharing::Action action) noexcept;
+
+  Clock& clock_;
+  Timeline& timeline_;
+  Gate& gate_;
+  ReportInbox& reports_;
+  EventCount& changed_;
+  const bool keeps_bound_;
+  JobTable jobs_;
+  StartQueue starts_;
+  BoundKeeper bounds_;
+  RankOrders ranks_;
+  AutoSharing sharing_;
+  bool open_ = false;
+  bool any_automatic_ = false;
+  std::chrono::nanoseconds try_again_ = kNever;  // there was no memory to decide
+};
+
+}  // namespace torchshare

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <new>
+
+#include "device/clock.h"
+#include "runtime/inbox.h"
+#include "runtime/job_report.h"
+
+namespace torchshare {
+
+/// The reports of running jobs, on their way to the coordinator's thread, which `announce` wakes. A job that reports
+/// takes no lock, and a step wakes the thread only so often, because a wake costs the running job time. Any thread.
+class ReportInbox {
+ public:
+  /// Returns false without memory.
+  bool put(const JobReport& report) noexcept {
+    try {
+      reports_.put(report);
+      return true;
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+  }
+  /// Called after `put`.
+  void announce(const JobReport& report) {
+    const bool is_step = report.kind == JobReport::Kind::kStepped;
+    if (!is_step || report.at - last_.load(std::memory_order_relaxed) >= interval_.load()) {
+      last_.store(report.at, std::memory_order_relaxed);
+      wake();
+    }
+  }
+  /// How often steps wake the coordinator's thread.
+  void set_interval(std::chrono::nanoseconds interval) { interval_.store(interval); }
+
+  /// Called by one thread at a time; see Inbox::drain.
+  template <class Use>
+  void drain(Use use) {
+    reports_.drain(use);
+  }
+
+  // The coordinator's thread.
+  void wake() { news_.notify_all(); }
+  /// Calls `attend`, which returns when to call it again, until `dismiss`, and then once more.
+  template <class Attend>
+  void serve(Clock& clock, Attend attend) {
+    while (!dismissed_.load()) {
+      const std::uint32_t seen = news_.value();
+      const auto next = attend();
+      if (!dismissed_.load()) {
+        clock.wait(news_, seen, next);
+      }
+    }
+    attend();
+  }
+  void dismiss() {
+    dismissed_.store(true);
+    wake();
+  }
+
+ private:
+  Inbox<JobReport> reports_;
+  EventCount news_;
+  std::atomic<std::chrono::nanoseconds> last_{std::chrono::nanoseconds(0)};
+  std::atomic<std::chrono::nanoseconds> interval_{std::chrono::nanoseconds(0)};
+  std::atomic<bool> dismissed_{false};
+};
+
+}  // namespace torchshare
