@@ -88,7 +88,12 @@ def run_one(function: Callable[[Job], Any], timeout: float = 200, device: str = 
 
 def python(code: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
     """Runs a program in its own process to its end."""
-    with launch("-c", code, folder=Path.cwd()) as process:
+    return completed("-c", code, timeout=timeout)
+
+
+def completed(*arguments: str, folder: Path | None = None, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    """Runs Python with these arguments to its end; see `launch`."""
+    with launch(*arguments, folder=folder or Path.cwd()) as process:
         try:
             out, err = process.communicate(timeout=timeout)
         finally:

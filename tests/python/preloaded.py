@@ -7,6 +7,7 @@ need a process of their own.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import functools
 import importlib
 import json
@@ -148,6 +149,8 @@ def main() -> None:
         os.environ.update(program["env"])
         if "OMP_NUM_THREADS" in os.environ:  # read when torch was imported
             sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        if os.environ.get("PYTHONFAULTHANDLER"):  # read when the interpreter began, as other variables of Python
+            faulthandler.enable()
         sys.path[0] = ""
         _run(program["argv"])
 

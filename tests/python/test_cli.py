@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import launch, torchshare_command
+from conftest import completed, launch, torchshare_command
 
 from torchshare import _C
 
@@ -66,8 +65,7 @@ def jobs(tmp_path: Path) -> Path:
 
 
 def in_a_process(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torchshare", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    return completed("-m", "torchshare", *arguments, folder=folder)
 
 
 def test_two_functions_of_a_file_train_together(jobs: Path):

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import LOOP, Ran, python, script
+from conftest import LOOP, Ran, completed, python, script
 from test_shared_torch import Meeting, both
 from torch import nn
 from torch.nn import functional as F
@@ -604,12 +604,7 @@ sys.exit(main(["run", "--json", *sys.argv[1:]]))
 
 def installed(folder: Path, *scripts: str) -> tuple[int, str, str]:
     """Runs scripts beside an installed package of the folder "site"."""
-    import subprocess
-
-    code = INSTALLED.format(folder=str(folder / "site"))
-    done = subprocess.run(
-        [sys.executable, "-c", code, *scripts], cwd=folder, capture_output=True, text=True, timeout=100
-    )
+    done = completed("-c", INSTALLED.format(folder=str(folder / "site")), *scripts, folder=folder)
     return done.returncode, done.stdout, done.stderr
 
 
