@@ -24,7 +24,7 @@ from torchshare.cluster.host_report import JobReport
 from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal
-from torchshare.cluster.queue_state import QueueSettings
+from torchshare.cluster.settings import QueueSettings
 from torchshare.context.results import ENDED
 from torchshare.simulation.job_trace import Trace
 from torchshare.simulation.ratios import uniform
@@ -212,7 +212,7 @@ def live(arguments: argparse.Namespace) -> dict[str, Any]:
     from ray.cluster_utils import Cluster
 
     from torchshare import cluster
-    from torchshare.cluster.host_actor import ClusterSettings
+    from torchshare.cluster.settings import ClusterSettings
 
     step_s, restart_cost = 0.05, 2.0
     trace = make_trace(12, 4, 1, arguments.seconds, 2.5)

@@ -19,11 +19,11 @@ from typing import Any
 import ray
 
 from torchshare.cluster import client, connection
-from torchshare.cluster.host_actor import NAMESPACE, SCHEDULER, ClusterSettings
+from torchshare.cluster.host_actor import NAMESPACE, SCHEDULER
 from torchshare.cluster.host_report import HostReport, JobReport
 from torchshare.cluster.job_spec import JobSpec
-from torchshare.cluster.queue_state import QueueSettings
 from torchshare.cluster.scheduler_actor import SchedulerActor
+from torchshare.cluster.settings import ClusterSettings, QueueSettings
 from torchshare.context.results import ENDED
 
 from record import RESULTS, write

@@ -26,7 +26,8 @@ def imports(watched: bool) -> float:
 
     def body(_job: Job) -> float:
         if not watched:
-            _C.watch_attributes(None)
+            _C.unwatch_fields()
+            _C.unwatch_attributes()
         begin = time.thread_time()
         for name in IMPORTED:
             importlib.import_module(name)

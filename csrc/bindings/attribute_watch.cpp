@@ -1,6 +1,6 @@
 #include "bindings/attribute_watch.h"
 
-#include <utility>
+#include "bindings/watched.h"
 
 namespace py = pybind11;
 
@@ -10,7 +10,8 @@ namespace py = pybind11;
 // into the wrappers `type.__setattr__` and `ModuleType.__setattr__`, because CPython refuses a call of a wrapper whose
 // function is not the one in the slot. A metaclass with a `__setattr__` of its own arrives here through the wrapper.
 //
-// Not seen: writes to a module's `__dict__`, and `object.__setattr__(module, ...)`, which CPython refuses meanwhile.
+// `object.__setattr__(module, ...)` is refused by CPython meanwhile. The dictionary of a module, which code may change
+// without these, and the fields of functions are descriptors of the built-in types: see field_watch.h.
 namespace torchshare::bindings {
 namespace {
 
@@ -27,9 +28,21 @@ class Watch {
   void exchange(setattrofunc from, setattrofunc to) {
     exchange_in(base_, from, to);
     for (const char* name : {"__setattr__", "__delattr__"}) {
-      PyObject* wrapper = PyDict_GetItemString(base_.tp_dict, name);
-      reinterpret_cast<PyWrapperDescrObject*>(wrapper)->d_wrapped = reinterpret_cast<void*>(to);
+      wrapper(name)->d_wrapped = reinterpret_cast<void*>(to);
     }
+  }
+
+  /// Of the type itself: from Python 3.13 on, ModuleType inherits those of `object`.
+  PyWrapperDescrObject* wrapper(const char* name) {
+    PyObject* found = PyDict_GetItemString(dictionary_of(base_), name);
+    if (found == nullptr) {
+      PyObject* inherited = PyDict_GetItemString(dictionary_of(PyBaseObject_Type), name);
+      const auto own = py::reinterpret_steal<py::object>(
+          PyDescr_NewWrapper(&base_, reinterpret_cast<PyWrapperDescrObject*>(inherited)->d_base, nullptr));
+      PyDict_SetItemString(dictionary_of(base_), name, own.ptr());
+      found = own.ptr();
+    }
+    return reinterpret_cast<PyWrapperDescrObject*>(found);
   }
 
   static void exchange_in(PyTypeObject& type, setattrofunc from, setattrofunc to) {
@@ -49,38 +62,60 @@ class Watch {
   const setattrofunc original_;
 };
 
-PyObject* callback = nullptr;              // null: no watch. With the GIL
-thread_local bool is_in_callback = false;  // whose own assignments are not watched
+Told callback;
+PyObject* ignored = nullptr;              // a set of names
+PyTypeObject* descriptor_type = nullptr;  // of attributes of classes that are routed already
 
-/// Whether the assignment stores another value in `owner`, or without `value` deletes one. False if the type of `owner`
-/// handles it itself, and for what CPython refuses; check PyErr_Occurred.
-bool stores(PyObject* owner, PyObject* name, PyObject* value) {
+/// The value that the assignment replaces, borrowed, or `value` if it stores no other: the type of `owner` handles it
+/// itself, or CPython refuses it. Check PyErr_Occurred.
+PyObject* replaced(PyObject* owner, PyObject* name, PyObject* value) {
   PyObject* of_type = _PyType_Lookup(Py_TYPE(owner), name);
   if (of_type != nullptr && Py_TYPE(of_type)->tp_descr_set != nullptr) {
-    return false;
+    return value;
   }
-  PyObject* former = nullptr;
   if (!PyType_Check(owner)) {
-    former = PyDict_GetItemWithError(PyModule_GetDict(owner), name);
-  } else if (auto* type = reinterpret_cast<PyTypeObject*>(owner); PyType_HasFeature(type, Py_TPFLAGS_IMMUTABLETYPE)) {
-    return false;
-  } else {
-    former = _PyType_Lookup(type, name);
+    return PyDict_GetItemWithError(PyModule_GetDict(owner), name);
   }
-  return former != value && PyErr_Occurred() == nullptr;
+  auto* type = reinterpret_cast<PyTypeObject*>(owner);
+  return PyType_HasFeature(type, Py_TPFLAGS_IMMUTABLETYPE) ? value : _PyType_Lookup(type, name);
+}
+
+/// Whether the package of `owner` assigns, `owner` is still being imported, or importlib puts a module into its
+/// package: most assignments of an import are such. Python's code decides about the others.
+bool is_its_own(PyObject* owner, PyObject* value) {
+  static PyObject* const module_name = PyUnicode_InternFromString("__module__");
+  static PyObject* const own_name = PyUnicode_InternFromString("__name__");
+  const bool is_class = PyType_Check(owner);
+  PyObject* variables = is_class ? reinterpret_cast<PyTypeObject*>(owner)->tp_dict : PyModule_GetDict(owner);
+  const std::string_view module = top_of(variables, is_class ? module_name : own_name);
+  const std::string_view assigning = top_of(PyEval_GetGlobals(), own_name);
+  if (!module.empty() && module == assigning) {
+    return true;
+  }
+  if (is_class) {
+    PyObject* name = variables == nullptr ? nullptr : PyDict_GetItemWithError(variables, module_name);
+    PyObject* found = name == nullptr ? nullptr : PyDict_GetItemWithError(PyImport_GetModuleDict(), name);
+    variables = found != nullptr && PyModule_Check(found) ? PyModule_GetDict(found) : nullptr;
+  }
+  if (assigning == "importlib" || assigning.starts_with("_frozen_importlib")) {  // C code of a new module, too
+    return (value != nullptr && PyModule_Check(value)) || variables == nullptr || !has_spec(variables);
+  }
+  return variables != nullptr && is_initializing(variables);
 }
 
 int set_attribute(PyObject* owner, PyObject* name, PyObject* value, setattrofunc original) {
-  if (callback == nullptr || is_in_callback || !PyUnicode_CheckExact(name)) {
+  if (!callback || !PyUnicode_CheckExact(name)) {
     return original(owner, name, value);
   }
-  if (!stores(owner, name, value)) {
+  PyObject* former = replaced(owner, name, value);
+  if (PyErr_Occurred() != nullptr) {
+    return -1;
+  }
+  const bool is_routed = former != nullptr && PyObject_TypeCheck(former, descriptor_type);
+  if (former == value || PySet_Contains(ignored, name) == 1 || (!is_routed && is_its_own(owner, value))) {
     return PyErr_Occurred() != nullptr ? -1 : original(owner, name, value);
   }
-  const py::object kept = py::reinterpret_borrow<py::object>(callback);
-  is_in_callback = true;
-  PyObject* answer = PyObject_CallFunctionObjArgs(callback, owner, name, value, nullptr);
-  is_in_callback = false;
+  PyObject* answer = value == nullptr ? callback({owner, name}) : callback({owner, name, value});
   if (answer == nullptr) {
     return -1;
   }
@@ -105,17 +140,19 @@ int set_of_module(PyObject* owner, PyObject* name, PyObject* value) {
 
 }  // namespace
 
-void watch_attributes(py::object new_callback) {
-  const py::object former = py::reinterpret_steal<py::object>(std::exchange(callback, nullptr));
-  if (former) {
-    classes.remove();
-    modules.remove();
-  }
-  if (!new_callback.is_none()) {
-    classes.install();
-    modules.install();
-    callback = new_callback.release().ptr();
-  }
+void watch_attributes(py::object assigned, const py::frozenset& ignored_names, const py::type& routed) {
+  unwatch_attributes();
+  ignored = py::object(ignored_names).release().ptr();
+  descriptor_type = reinterpret_cast<PyTypeObject*>(py::object(routed).release().ptr());
+  classes.install();
+  modules.install();
+  callback.set(std::move(assigned));
+}
+
+void unwatch_attributes() {
+  callback.set(py::none());
+  classes.remove();
+  modules.remove();
 }
 
 }  // namespace torchshare::bindings

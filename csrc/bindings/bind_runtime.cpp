@@ -216,7 +216,9 @@ void bind_job(py::module_& module) {
       .def("begin_step", &RuntimeJob::begin_step)
       .def("end_step", &RuntimeJob::end_step)
       .def("begin_sub_batch", &RuntimeJob::begin_sub_batch)
-      .def("end_sub_batch", &RuntimeJob::end_sub_batch);
+      .def("end_sub_batch", &RuntimeJob::end_sub_batch)
+      .def_property_readonly("has_sub_batches", &RuntimeJob::has_sub_batches)
+      .def("exchange_sub_batches", &RuntimeJob::exchange_sub_batches, py::arg("others"));
 }
 
 // The fields that Python may set; their names are those of the options in torchshare/runtime/options.py.

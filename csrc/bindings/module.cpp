@@ -2,6 +2,7 @@
 
 #include "bindings/attribute_watch.h"
 #include "bindings/bindings.h"
+#include "bindings/field_watch.h"
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "Devices, the gate and jobs of torchshare; its stub is _C.pyi.";
@@ -16,5 +17,10 @@ PYBIND11_MODULE(_C, module) {
   torchshare::bindings::bind_gate(module);
   torchshare::bindings::bind_runtime(module);
   torchshare::bindings::bind_compiled(module);
-  module.def("watch_attributes", &torchshare::bindings::watch_attributes, pybind11::arg("callback"));
+  module.def("watch_attributes", &torchshare::bindings::watch_attributes, pybind11::arg("assigned"),
+             pybind11::arg("ignored"), pybind11::arg("routed"));
+  module.def("unwatch_attributes", &torchshare::bindings::unwatch_attributes);
+  module.def("watch_fields", &torchshare::bindings::watch_fields, pybind11::arg("assigned"), pybind11::arg("read"),
+             pybind11::arg("untold"));
+  module.def("unwatch_fields", &torchshare::bindings::unwatch_fields);
 }

@@ -125,12 +125,12 @@ class Cluster {
   /// Throws std::invalid_argument.
   JobId add(const WorkloadJob& job, Seconds estimate);
   void set_pinned(JobId job, bool pinned) { jobs_[job].pinned = pinned; }
-  /// A partner that the job has keeps running.
+  /// Changes the group of a job. Its present partner keeps running.
   void set_group(JobId job, int group);
   JobProgress progress(JobId job) const;
   /// Sets the progress of a job that was in another cluster.
   void restore(JobId job, const JobProgress& progress);
-  /// A running job did nothing in the last `seconds`.
+  /// Takes the last `seconds` of work back from a running job, which did nothing in them.
   void take_back(JobId job, Seconds seconds);
   void add_node() { gpus_.add_node(); }
   /// The GPU must have no jobs.

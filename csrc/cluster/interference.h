@@ -30,7 +30,7 @@ class Interference {
     return table_.empty() ? uniform_ : table_[static_cast<std::size_t>(model * models_ + partner)];
   }
 
-  /// A further model, whose pairs have the one ratio; returns its row. Throws std::logic_error for a table.
+  /// Adds a model, whose pairs have the one ratio; returns its row. Throws std::logic_error for a table.
   int add_model();
   /// Sets the ratio of one pair; memory grows with the pairs that are set. Throws std::invalid_argument.
   void set(int model, int partner, double ratio);

@@ -27,11 +27,11 @@ class LiveScheduler {
   /// Times in seconds since the beginning. Throws std::invalid_argument if time decreases or the job is in another
   /// phase.
   Orders arrive(JobId job, Seconds now);
-  /// The job runs or waits.
+  /// Ends a job that runs or waits.
   Orders end(JobId job, Seconds now);
-  /// A GPU that can no longer be used. Its jobs wait again; they did nothing after `heard`.
+  /// Removes a GPU that can no longer be used. Its jobs wait again; their work after `heard` does not count.
   Orders lose(GpuId gpu, Seconds heard, Seconds now);
-  /// A GPU that can be used again, or for the first time.
+  /// Adds a GPU that can be used again, or for the first time.
   Orders gain(GpuId gpu, Seconds now);
   /// Called at `look_again()`.
   Orders look(Seconds now);

@@ -90,6 +90,11 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   void end_step() override;
   void begin_sub_batch() override { times_.begin_sub_batch(); }
   void end_sub_batch() override { times_.end_sub_batch(); }
+  /// Replaces the sub-batches that have ended since the last step, and returns them. The next step counts them.
+  JobTimes::SubBatches exchange_sub_batches(JobTimes::SubBatches others) {
+    return times_.exchange_sub_batches(std::move(others));
+  }
+  bool has_sub_batches() const { return times_.has_sub_batches(); }
   void synchronize() override;
   /// See DeviceScope::open_stream.
   std::uintptr_t open_stream() { return device_->open_stream(); }

@@ -24,9 +24,18 @@ void JobTimes::read_thread() {
 }
 
 void JobTimes::end_step(std::int64_t memory) {
+  record_sub_batches();
   record(EventKind::kStep, step_begin_, all_steps());
   if (memory > 0) {
     record(EventKind::kMemory, step_begin_, static_cast<std::uint64_t>(memory));
+  }
+}
+
+void JobTimes::record_sub_batches() {
+  for (const auto& [begin, end] : exchange_sub_batches({})) {
+    const std::uint64_t number = sub_batches_.fetch_add(1);
+    log_->record(
+        {std::chrono::nanoseconds(begin), std::chrono::nanoseconds(end), job_.id(), EventKind::kSubBatch, number, {}});
   }
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "runtime/job_parts.h"
 
@@ -35,7 +36,12 @@ class JobTimes {
   /// `memory`: the most bytes that the job held during the step; 0: unknown.
   void end_step(std::int64_t memory);
   void begin_sub_batch() { sub_batch_begin_ = job_.now(); }
-  void end_sub_batch() { record(EventKind::kSubBatch, sub_batch_begin_, sub_batches_.fetch_add(1)); }
+  void end_sub_batch() { sub_batches_in_step_.emplace_back(sub_batch_begin_.count(), job_.now().count()); }
+  /// Begins and ends of sub-batches, in nanoseconds.
+  using SubBatches = std::vector<std::pair<std::int64_t, std::int64_t>>;
+  /// See RuntimeJob.
+  SubBatches exchange_sub_batches(SubBatches others) { return std::exchange(sub_batches_in_step_, std::move(others)); }
+  bool has_sub_batches() const { return !sub_batches_in_step_.empty(); }
   void begin_input(std::chrono::nanoseconds now) { input_begin_ = now; }
   void end_input(std::chrono::nanoseconds now);
   /// Returns false for a wait inside another, which counts as part of that one.
@@ -51,6 +57,7 @@ class JobTimes {
  private:
   using Total = std::atomic<std::chrono::nanoseconds>;
 
+  void record_sub_batches();
   void record(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t number, std::string_view detail = {});
   std::uint64_t all_steps() const { return status_.earlier_steps.load() + status_.steps.load(); }
 
@@ -68,6 +75,7 @@ class JobTimes {
   // Of the job's own thread.
   std::chrono::nanoseconds step_begin_{0};
   std::chrono::nanoseconds sub_batch_begin_{0};
+  SubBatches sub_batches_in_step_;
   std::chrono::nanoseconds input_begin_{0};
   std::chrono::nanoseconds wait_begin_{0};
   std::string wait_reason_;

@@ -15,8 +15,8 @@ from conftest import wait_until
 from ray.cluster_utils import Cluster
 
 from torchshare import cluster
-from torchshare.cluster.host_actor import NAMESPACE, ClusterSettings
-from torchshare.cluster.queue_state import QueueSettings
+from torchshare.cluster.host_actor import NAMESPACE
+from torchshare.cluster.settings import ClusterSettings, QueueSettings
 
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 ALL_DONE_S = 120.0

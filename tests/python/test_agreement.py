@@ -183,7 +183,9 @@ def in_thread(call: Callable[[], Any]) -> None:
     thread.join()
 
 
-def in_turn(first: Callable[[], Any], second: Callable[[], Any], third: Callable[[], Any] = lambda: None) -> Results:
+def in_turn(
+    first: Callable[[], Any], second: Callable[[], Any], third: Callable[[], Any] = lambda: None, **options: Any
+) -> Results:
     """The primary calls `first`, then the secondary `second`; `third` is called in it once the primary has ended."""
     is_set, has_run = threading.Event(), threading.Event()
 
@@ -202,7 +204,7 @@ def in_turn(first: Callable[[], Any], second: Callable[[], Any], third: Callable
         third()
         return value
 
-    with torchshare.Runtime(device="cpu") as runtime:
+    with torchshare.Runtime(device="cpu", **options) as runtime:
         runtime.submit(primary, name="a", priority="primary")
         runtime.submit(secondary, name="b")
         return runtime.wait(timeout=100, check=False)
@@ -251,8 +253,25 @@ def test_a_job_that_runs_no_op_meanwhile_is_not_concerned():
     assert (results["a"].state, results["b"].state) == ("finished", "finished"), results
 
 
-def test_a_job_that_sets_the_same_is_not_refused():
-    results = in_turn(double, lambda: (torch.ones(3), double()))
+def test_a_job_that_sets_the_same_before_its_ops_is_not_refused():
+    results = in_turn(double, lambda: (double(), torch.ones(3)))
+    assert (results["a"].state, results["b"].state) == ("finished", "finished"), results
+
+
+LATE = "job 'b': torch.set_default_dtype is one per process, and the job has run ops with torch.float64, as job 'a' has"
+
+
+def test_a_job_that_sets_the_same_after_its_ops_is_refused():
+    """Alone, it would have run them with another value."""
+    assert LATE in text_of(in_turn(double, lambda: (torch.ones(3), double())))
+
+
+def test_a_job_that_sets_it_after_its_ops_when_the_other_has_ended_is_refused():
+    assert LATE in text_of(in_turn(double, lambda: torch.ones(3), double))
+
+
+def test_a_job_that_is_to_go_on_with_the_values_of_others_does_so_if_it_sets_them_late():
+    results = in_turn(double, lambda: (torch.ones(3), double()), on_disagree="primary")
     assert (results["a"].state, results["b"].state) == ("finished", "finished"), results
 
 

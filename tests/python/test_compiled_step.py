@@ -215,16 +215,6 @@ def test_fit_is_the_loop() -> None:
     assert_identical(run_one(compiled("dropping", fit=True)).value, run_one(compiled("dropping")).value)
 
 
-@pytest.mark.parametrize("fit", [False, True])
-def test_uneven_sub_batches_and_an_uneven_last_batch(fit: bool) -> None:
-    """Ten rows as 4, 4 and 2; the last batch of each pass has 6: 4 and 2."""
-    done = run_one(compiled("mlp", fit=fit, last=6), sub_batch=4)
-    eager = run_one(eagerly("mlp", last=6), sub_batch=4)
-    assert_close(done.value, eager.value)
-    assert done.sub_batches == eager.sub_batches
-    assert done.steps == eager.steps == STEPS
-
-
 def test_shared_is_alone_bit_for_bit(policy: str) -> None:
     alone = run_one(compiled("dropping", steps=300, dtype=torch.float32)).value
     with torchshare.Runtime(policy=policy, max_wait=0.005) as runtime:
@@ -557,10 +547,10 @@ def test_a_cancelled_sub_batch_leaves_nothing_behind() -> None:
             broken = [pieces[0], ([torch.ones(1)], 0.5)]
             with pytest.raises(ValueError, match="has no package for these shapes"):
                 step._bound.run(job._context.handle, broken)
-            done = job.result.sub_batches
+            done = job.result.ops
 
             def cancel_in_the_middle() -> None:
-                wait_until(lambda: job.result.sub_batches > done + 10)
+                wait_until(lambda: job.result.ops > done + 10)
                 job._context.handle.cancel()
 
             canceller = threading.Thread(target=cancel_in_the_middle)

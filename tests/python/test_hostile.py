@@ -126,6 +126,7 @@ DEEP = 100_000
         (json.dumps(changed(PROFILE, ("partners", 0, "beside"), [])).encode(), "must have the pair of whole batches"),
         (json.dumps(changed(PROFILE, ("fit", "left_out_errors"), [0.1])).encode(), "one number per size"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_broken_profile_is_refused_in_our_words(folder: Path, text: bytes, message: str) -> None:
     (folder / "a.json").write_bytes(text)

@@ -16,8 +16,9 @@ from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal, Superseded
 from torchshare.cluster.learned import Learned, StepTimes
-from torchshare.cluster.queue_state import QueueSettings, QueueState
+from torchshare.cluster.queue_state import QueueState
 from torchshare.cluster.queued_job import Action
+from torchshare.cluster.settings import QueueSettings
 from torchshare.context.results import ENDED
 
 

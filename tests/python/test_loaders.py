@@ -65,34 +65,6 @@ def assert_split_is_whole(train: Train, steps: int | None = STEPS) -> None:
     assert steps is None or split.steps == steps
 
 
-def two_loaders(_: object) -> list[Tensor]:
-    loop = Loop()
-    training, validation = torchshare.batches(loop.loader), torchshare.batches(validation_loader())
-    for _epoch in range(EPOCHS):
-        loop.train(training)
-        assert loop.evaluate(validation) == 44
-    return loop.weights()
-
-
-def validated_first(_: object) -> list[Tensor]:
-    """As a sanity check, and in evaluation mode only: gradients are on."""
-    loop = Loop()
-    training, validation = torchshare.batches(loop.loader), torchshare.batches(validation_loader())
-    for _epoch in range(EPOCHS):
-        loop.model.eval()
-        assert sum(len(y) for x, y in validation if loop.model(x).requires_grad) == 44
-        loop.model.train()
-        loop.train(training)
-    return loop.weights()
-
-
-def wrapped_every_epoch(_: object) -> list[Tensor]:
-    loop = Loop()
-    for _epoch in range(EPOCHS):
-        loop.train(torchshare.batches(loop.loader))
-    return loop.weights()
-
-
 def wrapped_twice(_: object) -> list[Tensor]:
     loop = Loop()
     loaders = torchshare.batches(loop.loader), torchshare.batches(loop.loader)
@@ -191,9 +163,6 @@ def not_split_together(_: object) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("train", "steps"),
     [
-        (two_loaders, STEPS),
-        (validated_first, STEPS),
-        (wrapped_every_epoch, STEPS),
         (wrapped_twice, STEPS),
         (wrapped_in_itself, STEPS),
         (evaluated_in_the_body, STEPS),

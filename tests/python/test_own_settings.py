@@ -1,4 +1,4 @@
-"""Settings of a GPU's libraries, in jobs on a CPU: each job's own."""
+"""Settings of a GPU's libraries in jobs on a CPU, and those that only Python code reads: each job's own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import LOOP, Ran, python, run_one, script, wait_until
+from test_replacements import beside
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -349,3 +350,61 @@ def test_options_of_the_compiler_are_each_job_s_own() -> None:
     assert (errors, autotune, in_thread, after) == (not before[0], not before[1], [not before[0]], before[1])
     assert digest != before[2]
     assert (dynamo.suppress_errors, inductor.max_autotune, inductor.get_hash()) == before
+
+
+def test_settings_that_only_python_reads_are_each_job_s_own():
+    future, mha = torch.__future__, torch.backends.mha
+
+    def read() -> list[bool]:
+        return [
+            mha.get_fastpath_enabled(),
+            future.get_swap_module_params_on_conversion(),
+            future.get_overwrite_module_params_on_conversion(),
+        ]
+
+    def change() -> list[bool]:
+        mha.set_fastpath_enabled(value=False)
+        future.set_swap_module_params_on_conversion(True)
+        future.set_overwrite_module_params_on_conversion(True)
+        layer = nn.Linear(1, 1)
+        before = layer.weight
+        layer.double()
+        return [*read(), *in_child(read), layer.weight is before]
+
+    mine, other, after = beside(change, read)
+    assert mine == [False, True, True, False, True, True, True]
+    assert other == after == [True, False, False]
+
+
+def test_how_einsum_contracts_is_each_job_s_own(monkeypatch: pytest.MonkeyPatch):
+    module = torch.backends.opt_einsum
+    monkeypatch.setattr(module.m, "is_available", lambda: True)  # whether the package is installed or not
+    monkeypatch.setattr(module.m, "enabled", True)
+    monkeypatch.setattr(module.m, "strategy", "auto")
+
+    def change() -> tuple[Any, ...]:
+        with pytest.raises(ValueError, match="must be one of"):
+            module.set_flags(None, "quick")
+        former = module.set_flags(None, "greedy")
+        again = module.set_flags(False, None)
+        return former, again, module.m._get_enabled(), module.m._get_strategy()
+
+    mine, other, after = beside(change, lambda: (module.m._get_enabled(), module.m._get_strategy()))
+    assert mine == ((True, "auto"), (True, "greedy"), False, "greedy")
+    assert other == after == (True, "auto")
+
+
+def test_the_order_of_kernels_of_attention_is_without_effect_on_a_cpu_and_each_job_s_own():
+    def entered() -> list[int]:
+        context = sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], set_priority=True)
+        context.__enter__()
+        found.append(context)  # its finalizer restores the order
+        return torch._C._get_sdp_priority_order()
+
+    found: list[Any] = []
+
+    before = torch._C._get_sdp_priority_order()
+    assert before[0] != int(SDPBackend.MATH)
+    mine, other, after = beside(entered, torch._C._get_sdp_priority_order)
+    assert mine[0] == int(SDPBackend.MATH)
+    assert other == after == before

@@ -65,37 +65,6 @@ def test_two_lines_split_batches_with_the_same_mathematics(zero_first: bool, of_
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("infinite_at", [None, 4])
-def test_a_gradient_scaler_steps_once_per_batch(infinite_at: int | None):
-    """It skips a batch of which one sub-batch is infinite, once, and its scale is halved once."""
-    parameters, schedules = [], []
-
-    def train(job: Job) -> list[torch.Tensor]:
-        model, optimizer, loader = parts()
-        loader, optimizer = torchshare.batches(loader), torchshare.accumulate(optimizer)
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        scales = []
-        for _epoch in range(2):
-            for x, y in loader:
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(x), y)
-                infinite = infinite_at is not None and job.result.steps == infinite_at and (y == 0).any()
-                scaler.scale(loss * float("inf") if infinite else loss).backward()
-                scaler.unscale_(optimizer)
-                scaler.step(optimizer)
-                scaler.update()
-                scales.append(scaler.get_scale())
-        parameters.append(list(model.parameters()))
-        schedules.append(list(dict.fromkeys(scales)))
-        return list(model.parameters())
-
-    for sub_batch in (None, 6):
-        run_one(train, sub_batch=sub_batch)
-    assert schedules == [[4.0] if infinite_at is None else [4.0, 2.0]] * 2
-    for a, b in zip(*parameters, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-
-
 def test_a_nan_in_one_job_stays_in_it():
     def train(value: float) -> Callable[[Job], list[torch.Tensor]]:
         def body(job: Job) -> list[torch.Tensor]:

@@ -257,3 +257,22 @@ def test_packages_that_hold_numpy_s_state_draw_from_the_job_s() -> None:
         assert numpy.random.get_state()[1].tolist() == state
     assert results == [plain, plain]
     assert draw_from_numpy_s_state() == plain
+
+
+def test_a_bit_generator_is_one_of_the_job_that_sets_it() -> None:
+    """Its checkpoints have that generator's state, too."""
+
+    def draws(job: Job) -> list[Any]:
+        numpy.random.set_bit_generator(numpy.random.PCG64(5))
+        first = numpy.random.rand(2).tolist()
+        state = job._context.host_random.numpy_state()
+        second = numpy.random.rand(2).tolist()
+        job._context.host_random.set_numpy_state(state)
+        return [first, second, numpy.random.rand(2).tolist(), type(numpy.random.get_bit_generator()).__name__]
+
+    plain = numpy.random.RandomState(numpy.random.PCG64(5))
+    first, second = plain.rand(2).tolist(), plain.rand(2).tolist()
+    generator, state = numpy.random.get_bit_generator(), numpy.random.get_state(legacy=False)["state"]["key"].tolist()
+    assert run_one(draws).value == [first, second, second, "PCG64"]
+    assert numpy.random.get_bit_generator() is generator
+    assert numpy.random.get_state(legacy=False)["state"]["key"].tolist() == state

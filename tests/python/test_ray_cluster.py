@@ -15,13 +15,13 @@ from cluster_jobs import equal, training
 from conftest import run_one, torchshare_command, wait_until
 
 from torchshare import cluster
-from torchshare.cluster.queue_state import QueueSettings
+from torchshare.cluster.settings import QueueSettings
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'ray[default]>=2.40'")
 from ray_cluster import ALL_DONE_S, Local, is_running, submit  # noqa: E402
 
 from torchshare.cluster import connection  # noqa: E402
-from torchshare.cluster.host_actor import ClusterSettings  # noqa: E402
+from torchshare.cluster.settings import ClusterSettings  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 
 from torchshare.cluster import scheduler as scheduler_module
-from torchshare.cluster.host_actor import CannotStart, ClusterSettings
+from torchshare.cluster.host_actor import CannotStart
 from torchshare.cluster.host_report import HostReport, JobReport
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal
 from torchshare.cluster.remote_host import RemoteHost
 from torchshare.cluster.scheduler import Scheduler
+from torchshare.cluster.settings import ClusterSettings
 from torchshare.cluster.storage import Outcome, Storage
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import warnings
 from pathlib import Path
 
@@ -349,3 +350,38 @@ print({name}.run)
     each = script(tmp_path, "each.py", logs)
     ran = Ran(tmp_path, f"a={each} a", f"b={each} b")
     assert (ran.of("a"), ran.of("b")) == (["a"], ["b"]), ran.text()
+
+
+COUNTS = """
+#include <Python.h>
+static int initialized = 0;
+static int begin(PyObject* module) { return PyModule_AddIntConstant(module, "initialized", ++initialized); }
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, begin}, {0, NULL}};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "counted", NULL, 0, NULL, slots};
+PyMODINIT_FUNC PyInit_counted(void) { return PyModuleDef_Init(&definition); }
+"""
+
+
+TWICE = pytest.mark.xfail(reason="scripts that import it at once may still initialize it twice", strict=False)
+
+
+@pytest.mark.parametrize("is_namespace", [False, pytest.param(True, marks=TWICE)])
+def test_a_package_with_c_code_on_the_path_has_one_python_half(tmp_path: Path, is_namespace: bool) -> None:
+    """Two halves would initialize the C code twice: protobuf, loaded so, crashed the process."""
+    package = tmp_path / "path" / "half_c" / "inner"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from . import counted\n")
+    if not is_namespace:
+        (package.parent / "__init__.py").write_text("")
+    (tmp_path / "counted.c").write_text(COUNTS)
+    suffix, include = sysconfig.get_config_var("EXT_SUFFIX"), sysconfig.get_path("include")
+    target = package / f"counted{suffix}"
+    subprocess.run(["gcc", "-shared", "-fPIC", f"-I{include}", "counted.c", "-o", target], cwd=tmp_path, check=True)
+    for name in "ab":
+        (tmp_path / f"{name}.py").write_text(
+            "import sys\nsys.path.append('path')\n"
+            "import half_c.inner.counted as c\nprint('initialized', c.initialized)\n"
+        )
+    ran = Ran(tmp_path, "a.py", "b.py")
+    assert ran.code == 0, ran.text()
+    assert ran.text().count("initialized 1") == 2, ran.text()

@@ -70,7 +70,7 @@ def test_jobs_that_set_the_same_run_with_it(late: bool):
         (lambda: setattr(torch.backends.mkldnn, "enabled", False), "torch.backends.mkldnn.enabled"),
         (lambda: torch.backends.cuda.enable_flash_sdp(False), "torch.backends.cuda.enable_flash_sdp"),
         (lambda: sdpa_kernel(SDPBackend.MATH).__enter__(), "torch.backends.cuda.enable_"),
-        (lambda: torch.backends.mha.set_fastpath_enabled(False), "torch.backends.mha"),
+        (lambda: torch.backends.nnpack.set_flags(False), "torch.backends.nnpack"),
         (lambda: torch.backends.mkldnn.flags(enabled=False).__enter__(), "torch.backends.mkldnn.enabled"),
         (lambda: torch.set_deterministic_debug_mode("warn"), "torch.use_deterministic_algorithms"),
         (lambda: setattr(torch.backends, "fp32_precision", "ieee"), "torch.backends.fp32_precision"),

@@ -194,10 +194,9 @@ class Checkpoints(Loop):
     def optimizer_stepped(self) -> None:
         self._sees_optimizers = self._has_stepped = True
 
-    def end_step(self, steps: int) -> None:
+    def advance(self) -> None:
         """Writes a checkpoint if one is due. Not while gradients wait for more batches: they are not saved."""
         place = self._place
-        place.steps += steps
         has_stepped, self._has_stepped = self._has_stepped, False
         if has_stepped or not self._sees_optimizers:
             is_due = self._steps_due <= place.steps and self._time_due <= time.monotonic()
@@ -278,6 +277,7 @@ class _CountedPass(Pass):
     def __init__(self, checkpoints: Checkpoints, job: JobContext, place: Place) -> None:
         self._checkpoints = checkpoints
         self._job = job
+        self._place = place
         self._passes = place.passes
         self._index = len(place.passes) - 1
         self.fetched = self._passes[-1]
@@ -296,5 +296,8 @@ class _CountedPass(Pass):
         self.fetched += 1
         self._passes[self._index] = self.fetched
 
-    def end_step(self, steps: int = 1) -> None:
-        self._checkpoints.end_step(steps)
+    def stepped(self, steps: int = 1) -> None:
+        self._place.steps += steps
+
+    def advance(self) -> None:
+        self._checkpoints.advance()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy
 import torch
 
 if TYPE_CHECKING:
@@ -13,13 +12,12 @@ if TYPE_CHECKING:
 
 def get(job: JobContext, loader: Any) -> dict[str, Any]:
     """The random state of the job and of its loader's generators. Called in the job's thread."""
-    _kind, keys, *rest = job.numpy_random.get_state(legacy=True)
     device = job.handle.device_generator
     return {
         "torch": job.handle.generator.get_state(),
         "device": None if device is None else device.get_state(),
         "python": job.random.getstate(),
-        "numpy": (keys.tolist(), *rest),  # type: ignore[union-attr]
+        "numpy": job.host_random.numpy_state(),
         "loader": [generator.get_state() for generator in _generators_of(loader)],
     }
 
@@ -31,8 +29,7 @@ def put(job: JobContext, loader: Any, state: dict[str, Any]) -> None:
     if device is not None and state["device"] is not None:
         device.set_state(state["device"])
     job.random.setstate(state["python"])
-    keys, *rest = state["numpy"]
-    job.numpy_random.set_state(("MT19937", numpy.array(keys, dtype=numpy.uint32), *rest))
+    job.host_random.set_numpy_state(state["numpy"])
     for generator, each in zip(_generators_of(loader), state["loader"], strict=False):
         generator.set_state(each)
 

@@ -15,9 +15,8 @@ from rich.table import Table
 
 from torchshare.cli.outputs import check_outputs, print_table, refuse, write_timeline
 from torchshare.cluster import client, connection
-from torchshare.cluster.host_actor import STORAGE, ClusterSettings
 from torchshare.cluster.options import SubmitOptions
-from torchshare.cluster.queue_state import QueueSettings
+from torchshare.cluster.settings import STORAGE, ClusterSettings, QueueSettings
 from torchshare.context.names import escaped
 from torchshare.scripts import command_line, targets
 from torchshare.scripts.option_reader import GivenOptions, OptionReader

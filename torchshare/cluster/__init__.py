@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchshare.cluster.client import Handle, JobError, hosts, job, jobs, spans, submit
     from torchshare.cluster.connection import connect, down, up
-    from torchshare.cluster.host_actor import ClusterSettings
-    from torchshare.cluster.queue_state import QueueSettings
+    from torchshare.cluster.settings import ClusterSettings, QueueSettings
 
 __all__ = [
     "ClusterSettings",
@@ -27,8 +26,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "ClusterSettings": "host_actor",
-    "QueueSettings": "queue_state",
+    "ClusterSettings": "settings",
+    "QueueSettings": "settings",
     "connect": "connection",
     "down": "connection",
     "up": "connection",

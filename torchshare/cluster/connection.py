@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torchshare.cluster.host_actor import NAMESPACE, SCHEDULER, STORAGE, CannotStart, ClusterSettings
+from torchshare.cluster.host_actor import NAMESPACE, SCHEDULER, CannotStart
+from torchshare.cluster.settings import STORAGE, ClusterSettings
 from torchshare.context.errors import described
 
 _POLL_S = 0.2

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
 from torchshare.cluster.job_spec import JobSpec
-from torchshare.cluster.queue_state import QueueSettings
+from torchshare.cluster.settings import ClusterSettings
 from torchshare.cluster.storage import Storage
-from torchshare.runtime.declared import Expected, Option, check
-from torchshare.runtime.options import Every, PositiveInt
 
 if TYPE_CHECKING:
     from torchshare.cluster.host_report import HostReport
 
 log = logging.getLogger("torchshare")
-STORAGE = "~/.torchshare/cluster"
 
 NAMESPACE = "torchshare"  # of the actors on Ray
 SCHEDULER = "scheduler"  # the name of the scheduler's
@@ -26,25 +22,6 @@ SCHEDULER = "scheduler"  # the name of the scheduler's
 
 class CannotStart(ValueError):
     """The scheduler cannot use its storage."""
-
-
-@dataclass(frozen=True)
-class ClusterSettings:
-    storage: Annotated[str, Expected("a folder"), Option("folder that all nodes see.", STORAGE, metavar="DIR")]
-    queue: QueueSettings = field(default_factory=QueueSettings)
-    every: Annotated[Every, Option("how often jobs write checkpoints.", metavar="INTERVAL")] = "5min"
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"],
-        Expected("auto, cpu or cuda"),
-        Option("cpu, or auto: a GPU if there is one.", metavar="D"),
-    ] = "auto"
-    hosts_per_node: Annotated[
-        PositiveInt, Option("hosts on nodes without GPUs; on others, a host per GPU.", metavar="N")
-    ] = 1
-
-    def __post_init__(self) -> None:
-        given = {name: value for name, value in vars(self).items() if name != "queue"}
-        check(ClusterSettings, given, "ClusterSettings")
 
 
 class HostActor:

@@ -14,8 +14,9 @@ from torchshare.cluster import snapshot
 from torchshare.cluster.host_report import JobReport
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Event, Journal
-from torchshare.cluster.queue_state import QueueSettings, QueueState
+from torchshare.cluster.queue_state import QueueState
 from torchshare.cluster.queued_job import Action, HostRecord, QueuedJob, Span
+from torchshare.cluster.settings import QueueSettings
 from torchshare.context.names import free_name
 
 log = logging.getLogger("torchshare")

@@ -8,60 +8,19 @@ is where the old one was.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated
-
-from annotated_types import Interval, Predicate
 
 from torchshare import _core
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Event
 from torchshare.cluster.learned import Learned
 from torchshare.cluster.queued_job import Gone, HostRecord, QueuedJob, Span, key_of
+from torchshare.cluster.settings import QueueSettings
 from torchshare.context.results import ENDED
-from torchshare.runtime.declared import Expected, Option, check
 
 _CRASHES = 3  # of a job without a new checkpoint, before it is given up
 _ALONE = -1  # the group of a job that shares with none
 _GIB = 2**30
-
-
-_POLICIES = _core.cluster_policy_names()
-_Number = Annotated[float, Interval(ge=0, lt=math.inf), Expected("a number of at least 0")]
-
-
-@dataclass(frozen=True)
-class QueueSettings:
-    policy: Annotated[
-        str,
-        Predicate(lambda name: name in _POLICIES),
-        Expected(f"one of {', '.join(_POLICIES)}"),
-        Option("the cluster policy.", metavar="NAME"),
-    ] = "pair-srsf"
-    interference: Annotated[
-        float,
-        Interval(ge=1, lt=math.inf),
-        Expected("a number of at least 1"),
-        Option("ratio of pairs that have not been measured, neither here nor in a profile.", metavar="RATIO"),
-    ] = 1.1
-    restart_cost: Annotated[_Number, Option("seconds to resume a job.", metavar="S")] = 10.0
-    memory: Annotated[
-        int,
-        Interval(ge=0, lt=2**63),
-        Expected("a non-negative integer below 2**63"),
-        Option("bytes of a device: only jobs that fit share; 0: ignored.", metavar="BYTES", flag="--device-memory"),
-    ] = 0
-    duration: Annotated[
-        float,
-        Interval(ge=1e-3, lt=math.inf),
-        Expected("a number of at least 0.001"),
-        Option("seconds that a job is taken to last if nothing is known of it."),
-    ] = 3600.0
-
-    def __post_init__(self) -> None:
-        check(QueueSettings, vars(self), "QueueSettings")
 
 
 class QueueState:

@@ -9,10 +9,11 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from torchshare.cluster.host_actor import NAMESPACE, ClusterSettings, HostActor
+from torchshare.cluster.host_actor import NAMESPACE, HostActor
 from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.metrics import Metrics
 from torchshare.cluster.remote_host import HostDied, HostUnavailable
+from torchshare.cluster.settings import ClusterSettings
 
 
 class RayNodes:

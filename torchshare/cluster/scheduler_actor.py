@@ -6,9 +6,9 @@ import threading
 
 import ray
 
-from torchshare.cluster.host_actor import ClusterSettings
 from torchshare.cluster.ray_nodes import RayNodes
 from torchshare.cluster.scheduler import Scheduler
+from torchshare.cluster.settings import ClusterSettings
 
 
 class SchedulerActor(Scheduler):

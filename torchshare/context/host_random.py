@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 import numpy
+from numpy.random.bit_generator import BitGenerator
 
 _NUMPY_SEEDS = 2**32
 
@@ -34,6 +35,24 @@ class HostRandom:
         self._save()
         return self._numpy
 
+    def numpy_state(self) -> Any:
+        """As a value that can be saved and compared."""
+        state: Any = self.numpy.get_state(legacy=False)
+        if state["bit_generator"] != "MT19937":
+            return state
+        return state["state"]["key"].tolist(), state["state"]["pos"], state["has_gauss"], state["gauss"]
+
+    def set_numpy_state(self, state: Any) -> None:
+        if not isinstance(state, dict):
+            keys, *rest = state
+            state = ("MT19937", numpy.array(keys, dtype=numpy.uint32), *rest)
+        self.numpy.set_state(state)
+
+    def use(self, generator: BitGenerator) -> None:
+        """See numpy.random.set_bit_generator."""
+        self._save()
+        self._numpy = numpy.random.RandomState(generator)
+
     def keep(self) -> Kept:
         """Keeps the states for `restore`, until `forget`. They are saved when something next asks for them: saving
         takes longer than some training steps."""
@@ -53,7 +72,7 @@ class HostRandom:
 
     def _save(self) -> None:
         if self._unsaved:
-            states = self._python.getstate(), self._numpy.get_state()
+            states = self._python.getstate(), self._numpy.get_state(legacy=False)
             for kept in self._unsaved:
                 kept.states = states
             self._unsaved.clear()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torchshare.context.accumulation import Accumulation
 from torchshare.context.host_random import HostRandom
 from torchshare.context.loop import Loop
+from torchshare.context.open_loops import OpenLoops
 from torchshare.context.rank import Rank, this_rank
 from torchshare.context.step_counter import StepCounter
 from torchshare.context.sub_batch_rows import SubBatchRows
@@ -45,6 +46,8 @@ class JobContext:
     """Delivers a cancellation to the job even if it runs no op."""
     tell_ranks: Callable[[JobContext, str, str], None]
     """Tells the job's other ranks that it is "ended", and how, or that they too must "suspend" or "resume" it."""
+    park_spilled: Callable[[JobContext], None]
+    """Suspends the job with its tracked tensors off the device, until it is resumed."""
     rank: Rank = field(default_factory=this_rank)
     shared_patches: bool = False
     """Whether it may replace, for all jobs, what cannot be its own."""
@@ -57,7 +60,7 @@ class JobContext:
     on_disagree: str = "error"
     """What happens if it wants another value of a setting of torch than a higher job; see the option."""
     own_settings: dict[Any, Any] = field(default_factory=dict)
-    """Settings of a GPU that it has set on the CPU, by the function of torch._C that reads them."""
+    """Settings of torch that are its own: see isolation.own_settings."""
     largest_batch: int = 0
     """Rows of the largest batch so far."""
     warns_of_split: bool = True
@@ -68,8 +71,10 @@ class JobContext:
     """Whether it is a script that was interrupted: it is not unwound again at its next batch or sleep."""
     has_stepped: bool = False
     """Whether an optimizer has made a step, or is about to."""
+    optimizers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    """Optimizers that it has made."""
     uses_batches: bool = False
-    """Whether its loop counts the steps; otherwise its optimizer's steps are counted."""
+    """Whether it has a loop over batches of `Job.batches` or `torchshare.batches`, or a call of `Job.fit`."""
     resplit: bool = True
     """Whether batches that run out of memory are repeated in smaller sub-batches."""
     spills: bool = False
@@ -80,6 +85,7 @@ class JobContext:
     retry: Any = None
     """How it repeats batches: a training.retry.Retry, from the first batch that it may have to repeat."""
     step_counter: StepCounter = field(default_factory=StepCounter)
+    open_loops: OpenLoops = field(default_factory=OpenLoops)
     accumulation: Accumulation = field(init=False)
     tracked: Tracked = field(default_factory=Tracked)
     loop: Loop = field(default_factory=Loop)
@@ -141,7 +147,8 @@ class JobContext:
     def has_optimizers(self) -> bool:
         """Whether it is known to train, before its first step."""
         tracked = self.tracked.objects.values()
-        return bool(self.accumulation.optimizers) or any(hasattr(value, "param_groups") for value in tracked)
+        known = self.optimizers or self.accumulation.optimizers
+        return bool(known) or any(hasattr(value, "param_groups") for value in tracked)
 
     @contextlib.contextmanager
     def outside_ops(self) -> Iterator[None]:

@@ -25,8 +25,11 @@ class Pass:
         """Called when the loader has yielded a batch."""
         self.fetched += 1
 
-    def end_step(self, steps: int = 1) -> None:
-        """Called when the loop is done with all batches that the loader has yielded; the last `steps` are steps."""
+    def stepped(self, steps: int = 1) -> None:
+        """Called after steps."""
+
+    def advance(self) -> None:
+        """Called after a step when the loop is done with all batches that the loader has yielded."""
 
 
 class Loop:

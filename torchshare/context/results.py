@@ -25,6 +25,7 @@ class Result:
     earlier_steps: int
     """Done in earlier runs, before the checkpoint that the job goes on from."""
     sub_batches: int
+    """Sub-batches of its steps."""
     ops: int
     ran_s: float
     """From its start to its end, or until now."""

@@ -13,11 +13,13 @@ class StepCounter:
     one steps twice in a row.
     """
 
+    trained = 0
+    """Backward passes and steps of optimizers."""
+
     def __init__(self) -> None:
         self._counted: Callable[[], object] = lambda: None
         self._latest: Callable[[], object] = lambda: None
-        self._trained = 0
-        self._trained_before = 0  # at the end of the last batch that was a step
+        self._trained_before = 0  # at the end of the last step
 
     def counts(self, optimizer: object) -> bool:
         """Called after each step of an optimizer in another loop."""
@@ -26,19 +28,19 @@ class StepCounter:
         self._latest = weakref.ref(optimizer)
         return self._counted() is optimizer
 
-    def trained(self) -> None:
-        """Called after each backward pass and each step of an optimizer."""
-        self._trained += 1
-
-    def begin_batch(self) -> int:
-        """Returns what `is_step` is to be given at the end of the batch."""
-        return self._trained
+    def waits(self) -> bool:
+        """Whether there was a backward pass since the last step."""
+        return self.trained > self._trained_before
 
     def is_step(self, begun: int, has_optimizers: bool) -> bool:
-        """Whether a batch that has ended is a step. Of two loops, one in the body of the other: the inner one's."""
-        if not self._trained and not has_optimizers:
+        """Whether a batch is a step that has ended, and began at `trained`. Of two loops, one in the body of the other:
+        the inner one's."""
+        if not self.trained and not has_optimizers:
             return True
-        if self._trained <= max(begun, self._trained_before):
+        if self.trained <= max(begun, self._trained_before):
             return False
-        self._trained_before = self._trained
+        self.end_step()
         return True
+
+    def end_step(self) -> None:
+        self._trained_before = self.trained

@@ -17,7 +17,7 @@ from torchshare.isolation.patches import Patches
 
 def route(patches: Patches) -> None:
     for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_"):
-        patches.wrap(torch.nn.utils, name, functools.partial(_at_the_last, instead=lambda: torch.zeros(())))
+        patches.wrap(torch.nn.utils, name, _clipping)
     for name in ("unscale_", "step", "update"):
         scaler = torch.amp.grad_scaler.GradScaler
         patches.replace(scaler, name, _at_the_last(getattr(scaler, name)))
@@ -36,13 +36,31 @@ def _at_the_last(original: Callable[..., Any], instead: Callable[[], Any] = lamb
     @functools.wraps(original)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         accumulation = _accumulation()
-        if accumulation is None or accumulation.is_last:
+        if accumulation is None:
             return original(*args, **kwargs)
         if original.__name__ == "step":
             accumulation.step()
-        return instead()
+        return original(*args, **kwargs) if accumulation.is_last else instead()
 
     return guarded
+
+
+def _clipping(original: Callable[..., Any]) -> Callable[..., Any]:
+    at_the_last = _at_the_last(original, instead=lambda: torch.zeros(()))
+
+    @functools.wraps(original)
+    def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        job = current.job()
+        if job is not None and job.open_loops.is_compiled:
+            parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            if all(parameter.grad is None for parameter in parameters):
+                raise RuntimeError(
+                    f"job '{job.name}': gradients must be clipped before the update, got them after a compiled step; "
+                    "clip them in optimizer.register_step_pre_hook, with which the step runs in eager"
+                )
+        return at_the_last(parameters, *args, **kwargs)
+
+    return clip
 
 
 def _when_zeroing(original: Callable[..., None]) -> Callable[..., None]:

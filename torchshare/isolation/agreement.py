@@ -68,10 +68,16 @@ class Setting:
             if exposure is None and refusal is not None:
                 self.exposed[job] = Exposure(refusal, job.ops_begun() if ops is None else ops.get(job, 0))
 
-    def settle(self, job: JobContext, value: Any) -> None:
-        """The job has set the value: if it is the one that it was exposed to, it runs as it wants to."""
-        if job in self.exposed and self.exposed[job].refusal.value == value:
+    def settle(self, job: JobContext, value: Any) -> list[Refusal]:
+        """The job has set the value. Returns why it cannot go on, if it has run ops with it before."""
+        exposure = self.exposed.get(job)
+        if exposure is None or exposure.refusal.value != value:
+            return []
+        if exposure.is_harmless():
             del self.exposed[job]
+            return []
+        exposure.refusal.is_late = True
+        return [exposure.refusal]
 
 
 @dataclass
@@ -95,6 +101,8 @@ class Refusal:
     other: JobContext
     value: Any
     wanted: Any
+    is_late: bool = False
+    """Whether the job has set the value, too, but after it had run ops."""
 
     def deliver(self, caller: JobContext) -> None:
         """Without the lock: handlers of logs are the user's code."""
@@ -113,6 +121,12 @@ class Refusal:
         job.watch_cancel(job)
 
     def text(self) -> str:
+        if self.is_late:
+            return (
+                f"job '{self.job.name}': {self.setting.name} is one per process, and the job has run ops with "
+                f"{self.value}, as job '{self.other.name}' has set it, before it set the same; set it before the first "
+                "op, or run them in two processes"
+            )
         return (
             f"job '{self.job.name}': {self.setting.name} is one per process, and job '{self.other.name}' runs with "
             f"{self.value}, not {self.wanted}; set the same in both, run them in two processes, or let the higher job "
@@ -203,10 +217,10 @@ def agree(setting: Setting, job: JobContext, value: Any) -> None:
             if job not in _jobs:
                 raise RuntimeError(f"job '{job.name}' has ended: its thread cannot set {setting.name}")
             if setting.value() == value:
-                setting.settle(job, value)
+                refusals = setting.settle(job, value)
                 if setting.wanted:
                     setting.wanted[job] = value
-                return
+                break
             opposed = [other for other in list(_jobs) if _opposes(other, job)]
             if not opposed:
                 refusals = _take(setting, job, value)
@@ -236,14 +250,14 @@ def _take(setting: Setting, job: JobContext, value: Any) -> list[Refusal]:
     if not setting.wanted:
         setting.former = present
     setting.wanted[job] = value
-    setting.settle(job, value)
+    late = setting.settle(job, value)
     setting.expose(ops)
     lost = [other for other in list(_jobs) if other is not job and _has_begun(other)]
     refusals = [refusal for other in lost if (refusal := setting.refused(other)) is not None]
     for refusal in refusals:
         if refusal.job.on_disagree == "error":
             refusal.job.handle.cancel()
-    return refusals
+    return refusals + late
 
 
 def _before_fork() -> None:

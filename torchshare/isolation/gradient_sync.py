@@ -3,15 +3,13 @@ pass of the last sub-batch. Ranks may therefore differ in their number of sub-ba
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torchshare.context import current
-from torchshare.context.job_context import JobContext
 from torchshare.isolation.patches import Patches
 
 
@@ -30,12 +28,3 @@ def _remembered(init: Callable[..., None]) -> Callable[..., None]:
             job.data_parallel.add(self)
 
     return remembering_init
-
-
-@contextlib.contextmanager
-def in_sub_batch(job: JobContext, is_last: bool) -> Iterator[None]:
-    """Around forward and backward of a sub-batch."""
-    with contextlib.ExitStack() as stack:
-        for model in () if is_last else tuple(job.data_parallel):
-            stack.enter_context(model.no_sync())
-        yield

@@ -23,6 +23,8 @@ def route(patches: Patches) -> None:
     methods |= {"seed": "seed", "ranf": "random_sample", "sample": "random_sample"}
     for name, method in methods.items():
         patches.wrap(numpy.random, name, functools.partial(_routed, method=method))
+    for name in ("get_bit_generator", "set_bit_generator"):
+        patches.wrap(numpy.random, name, functools.partial(_of_the_state, name=name))
     routed = _RoutedState(shared)
     _route_scipy(patches, shared, routed)
     # numpy's own code reads the module's variable, and needs the state of the process there.
@@ -58,3 +60,14 @@ def _routed(original: Callable[..., Any], method: str) -> Callable[..., Any]:
         return target(*args, **kwargs)
 
     return routed
+
+
+def _of_the_state(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def bit_generator(*args: Any, **kwargs: Any) -> Any:
+        job = current.owner()
+        if job is None:
+            return original(*args, **kwargs)
+        return job.host_random.use(*args, **kwargs) if name.startswith("set") else job.numpy_random._bit_generator
+
+    return bit_generator

@@ -1,4 +1,5 @@
-"""Settings of a GPU's libraries in jobs on a CPU: without effect there, so each job has its own and reads what it set.
+"""Settings of a GPU's libraries in jobs on a CPU, without effect there, and settings that only torch's Python code
+reads: each job has its own and reads what it set.
 
 torch keeps some of them twice, under an old and a new name: `allow_tf32` also sets `fp32_precision` and the precision
 of float32 matrix products, which is read here although it has an effect on a CPU.
@@ -8,17 +9,32 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from torchshare.context import current
 from torchshare.context.job_context import JobContext
-from torchshare.isolation.patches import Patches
+from torchshare.context.script import ScriptContext
+from torchshare.isolation.patches import Patches, copied
 
 _FROZEN = "frozen"
 _NONE, _TF32 = "none", "tf32"
 _PRECISIONS = (_NONE, _TF32, "ieee")
+_IN_VARIABLES = [  # the functions of a module that read and set them, in variables of it
+    (torch.backends.mha, ("get_fastpath_enabled", "set_fastpath_enabled")),
+    (
+        vars(torch.backends.opt_einsum)["m"],
+        ("_get_enabled", "_set_enabled", "_get_strategy", "_set_strategy", "set_flags"),
+    ),
+    (
+        torch.__future__,
+        tuple(
+            f"{verb}_{name}_module_params_on_conversion" for verb in ("get", "set") for name in ("overwrite", "swap")
+        ),
+    ),
+]
 _MATMUL_TF32, _MATMUL_PRECISION = "_get_cublas_allow_tf32", "_get_float32_matmul_precision"
 
 
@@ -50,6 +66,32 @@ def set_own(job: JobContext, name: str, value: Any, former: Any) -> bool:
     elif name == "_get_cudnn_allow_tf32":
         own["cuda", "conv"] = own["cuda", "rnn"] = _TF32 if value else _NONE
     return True
+
+
+def route_variables(patches: Patches) -> None:
+    for module, names in _IN_VARIABLES:
+        for name in names:
+            patches.wrap(module, name, _with_own_variables)
+
+
+def _with_own_variables(function: FunctionType) -> Callable[..., Any]:
+    """A call finds the variables of the module as its job has set them, in processes that the job has forked, too."""
+    variables = function.__globals__
+    module = variables["__name__"]
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        tenant = current.tenant()
+        if tenant is None:
+            return function(*args, **kwargs)
+        own = (tenant.job if isinstance(tenant, ScriptContext) else tenant).own_settings
+        found = variables | {name: value for (owner, name), value in own.items() if owner == module}
+        before = found.copy()
+        result = copied(function, found)(*args, **kwargs)
+        own.update({(module, name): value for name, value in found.items() if value is not before.get(name)})
+        return result
+
+    return torch.compiler.assume_constant_result(run)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def route_freezing(patches: Patches) -> None:

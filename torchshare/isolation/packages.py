@@ -17,12 +17,33 @@ if TYPE_CHECKING:
 
 
 def of(owner: Any) -> str:
-    """The top-level name of the package of a module or class."""
+    """The top-level name of the package of a module, class or function."""
     return _module_name(owner).partition(".")[0]
 
 
 def _module_name(owner: Any) -> str:
-    return str((owner.__module__ if isinstance(owner, type) else vars(owner).get("__name__")) or "")
+    has_module = isinstance(owner, (type, FunctionType))
+    return str((owner.__module__ if has_module else vars(owner).get("__name__")) or "")
+
+
+def of_frame(frame: FrameType) -> str:
+    """The package whose code runs; empty for code that another runs with `exec` in variables of its own."""
+    return "" if type(frame.f_globals) is not dict else str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def is_of_python(frame: FrameType) -> bool:
+    """Whether it runs code of the standard library."""
+    return of_frame(frame) in sys.stdlib_module_names
+
+
+def author(frame: FrameType) -> str:
+    """The package whose code runs; of the standard library's code, such as `unittest.mock`, whose calls it."""
+    outer: FrameType | None = frame
+    while outer is not None:
+        if not is_of_python(outer):
+            return of_frame(outer)
+        outer = outer.f_back
+    return of_frame(frame)
 
 
 def is_shared(tenant: Tenant, package: str) -> bool:
@@ -40,19 +61,31 @@ def _is_installed(package: str) -> bool:
     return any(origin.startswith(f"{folder}/") for folder in installed_folders())
 
 
-def is_initializing(owner: Any) -> bool:
-    module = process_modules.get(_module_name(owner))
-    return module is not None and _initializes(vars(module))
-
-
 def is_being_made(owner: Any) -> bool:
     """Whether it is a class that a function such as `dataclasses.make_dataclass` makes: its module has none such."""
-    if not isinstance(owner, type) or of(owner) not in sys.stdlib_module_names:
-        return False
-    found: Any = process_modules.get(_module_name(owner))
+    return isinstance(owner, type) and of(owner) in sys.stdlib_module_names and _named(owner) is None
+
+
+def has(function: FunctionType) -> bool:
+    """Whether the function is found in its module by its name, and not one that other code makes."""
+    return function in _functions(_named(function))
+
+
+def _named(owner: Any) -> Any:
+    """What the module of a class or function has by its name, or None."""
+    found: Any = process_modules.get(owner.__module__)
     for name in owner.__qualname__.split("."):
         found = vars(found).get(name) if hasattr(found, "__dict__") else None
-    return found is None
+    return found
+
+
+def _functions(value: Any) -> Iterator[FunctionType]:
+    """The function that a value of a module or class is or holds, and those that it wraps."""
+    function = value.fget if isinstance(value, property) else value
+    function = function.__func__ if isinstance(function, (classmethod, staticmethod)) else function
+    while isinstance(function, FunctionType):
+        yield function
+        function = vars(function).get("__wrapped__")
 
 
 def _initializes(variables: dict[str, Any]) -> bool:
@@ -103,12 +136,7 @@ def reads(module: ModuleType, name: str) -> bool:
 def _codes(values: Any, variables: dict[str, Any]) -> Iterator[CodeType]:
     """The code of the functions among `values`, and of classes, that has `variables` as its globals."""
     for value in list(values.values()):
-        function = value.fget if isinstance(value, property) else value
-        function = function.__func__ if isinstance(function, (classmethod, staticmethod)) else function
-        while isinstance(function, FunctionType):
-            if function.__globals__ is variables:
-                yield function.__code__
-            function = vars(function).get("__wrapped__")
+        yield from (each.__code__ for each in _functions(value) if each.__globals__ is variables)
         if isinstance(value, type) and value.__module__ == variables.get("__name__"):
             yield from _codes(vars(value), variables)
 

@@ -88,12 +88,11 @@ class Patches:
             self._undo.pop()()
 
 
-def copied(function: Callable[..., Any]) -> FunctionType:
-    """Another function with the present code of `function`."""
+def copied(function: Callable[..., Any], variables: dict[str, Any] | None = None) -> FunctionType:
+    """Another function with the present code of `function`; in `variables` instead of those of its module."""
     assert isinstance(function, FunctionType)
-    copy = FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
+    globals_ = function.__globals__ if variables is None else variables
+    copy = FunctionType(function.__code__, globals_, function.__name__, function.__defaults__, function.__closure__)
     for name in ("__kwdefaults__", "__qualname__", "__module__", "__doc__", "__annotations__"):
         setattr(copy, name, getattr(function, name))
     vars(copy).update(vars(function))

@@ -33,10 +33,12 @@ from torchshare.isolation import (
     hooks,
     interrupt,
     job_signals,
+    kernels,
     numpy_random,
     process_groups,
     replacements,
     settings,
+    shared_changes,
     steps,
     threads,
     torch_config,
@@ -88,6 +90,7 @@ def _route() -> None:
     collectives.route(_patches)
     accumulation.route(_patches)
     replacements.route(_patches)
+    kernels.route(_patches)
     threads.route(_patches)
 
 
@@ -105,7 +108,7 @@ def uninstall() -> None:
 
 def expect_job(job: JobContext, is_script: bool) -> None:
     """Called before a job's thread can run."""
-    replacements.expect(job, is_script)  # may refuse it
+    shared_changes.expect(job, is_script)  # may refuse it
     agreement.expect(job)
     job_signals.expect(job)
 

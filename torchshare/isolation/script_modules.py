@@ -24,6 +24,7 @@ from torchshare.isolation.patches import Patches
 
 process_modules: dict[str, ModuleType] = sys.modules  # the table that CPython's C code reads
 _former: dict[str, ModuleType] = {}  # what _PerScript modules replaced in it
+_with_extensions: dict[str, str] = {}  # places of the shared packages that are neither installed nor without C code
 
 
 # Installed packages that keep the state of a run in variables of modules or classes.
@@ -91,12 +92,17 @@ class Modules(MutableMapping[str, ModuleType]):
         if top in STATEFUL:
             return True
         loaded = process_modules.get(top)
-        if type(loaded) is ModuleType and getattr(loaded.__spec__, "origin", None) == place:
+        if type(loaded) is ModuleType and loaded.__spec__ is not None and _place(loaded.__spec__) == place:
             return False  # torchshare itself, in a script in its folder
         is_package = spec.submodule_search_locations is not None and spec.origin is not None
         entry = os.path.dirname(os.path.dirname(place) if is_package else place)
         first = os.path.abspath(self._script.path[0]) if self._script.path else ""
-        return os.path.abspath(entry) == first or entry not in self._installed
+        if os.path.abspath(entry) == first:
+            return True
+        is_new = loaded is None or top in _with_extensions
+        if is_new and any(map(_has_extensions, spec.submodule_search_locations or ())):
+            return _with_extensions.setdefault(top, place) != place  # one per process, as its C code is
+        return entry not in self._installed
 
     def is_in_process(self, name: str) -> bool:
         """Whether the process's table has the module that the script means."""
@@ -139,6 +145,12 @@ class Modules(MutableMapping[str, ModuleType]):
 def _shared_table(name: str) -> dict[str, ModuleType]:
     """Where the module of this name is that belongs to no script."""
     return _former if type(process_modules.get(name)) is _PerScript else process_modules
+
+
+@functools.cache
+def _has_extensions(folder: str) -> bool:
+    suffixes = tuple(EXTENSION_SUFFIXES)
+    return any(file.endswith(suffixes) for _, _, files in os.walk(folder) for file in files)
 
 
 def _place(spec: ModuleSpec) -> str:

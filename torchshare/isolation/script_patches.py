@@ -9,7 +9,14 @@ from collections.abc import Iterator
 
 from torchshare.context import current
 from torchshare.context.script import ScriptContext
-from torchshare.isolation import replacements, script_modules, script_process, script_start_method, script_state
+from torchshare.isolation import (
+    replacements,
+    script_modules,
+    script_process,
+    script_start_method,
+    script_state,
+    shared_changes,
+)
 from torchshare.isolation.patches import Patches
 
 _lock = threading.Lock()  # guards the variables below
@@ -30,7 +37,7 @@ def entered(script: ScriptContext) -> Iterator[None]:
             script_start_method.route(_patches)
         _running += 1
     current.set_script(script)
-    replacements.enter(script)
+    shared_changes.enter(script)
     try:
         yield
     finally:

@@ -1,5 +1,6 @@
 """Settings that torch keeps once per process. Those that change results, jobs must agree on; those of a GPU's libraries
-are each job's own on a CPU. Guarded are the functions of torch._C that all of torch calls."""
+on a CPU, and those that only Python code reads, are each job's own. Guarded are the functions of torch._C that all of
+torch calls."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import torch
 from torchshare.context import current
 from torchshare.isolation import agreement, own_settings
 from torchshare.isolation.agreement import Setting
-from torchshare.isolation.patches import Patches, copied
+from torchshare.isolation.patches import Patches
 
 log = logging.getLogger("torchshare")
 
@@ -35,6 +36,7 @@ _ANYWHERE = {
         "_get_math_sdp_allow_fp16_bf16_reduction",
         "_set_math_sdp_allow_fp16_bf16_reduction",
     ),
+    "torch.backends.nnpack": ("_get_nnpack_enabled", "_set_nnpack_enabled"),
     "torch.backends.quantized.engine": ("_get_qengine", "_set_qengine"),
     "torch._C._set_cpu_allow_fp16_reduced_precision_reduction": (
         "_get_cpu_allow_fp16_reduced_precision_reduction",
@@ -63,6 +65,8 @@ _ON_GPUS = {
     ),
     "torch.backends.cuda.enable_cudnn_sdp": ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
     "torch.backends.cuda.enable_mem_efficient_sdp": ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
+    # A CPU has an order of its own.
+    "torch.nn.attention.sdpa_kernel(set_priority=True)": ("_get_sdp_priority_order", "_set_sdp_priority_order"),
     "torch.nn.attention.sdpa_kernel(OVERRIDEABLE)": ("_get_overrideable_sdp_enabled", "_set_sdp_use_overrideable"),
     "torch.backends.cuda.preferred_blas_library": ("_get_blas_preferred_backend", "_set_blas_preferred_backend"),
     "torch.backends.cuda.preferred_linalg_library": ("_get_linalg_preferred_backend", "_set_linalg_preferred_backend"),
@@ -88,10 +92,10 @@ def route(patches: Patches) -> None:
         *(_route_in_c(patches, name, *functions, of_gpu=True) for name, functions in _ON_GPUS.items()),
         *_route_precisions(patches),
         _route_deterministic(patches),
-        _route_fastpath(patches),
     ]
     agreement.begin(settings)
     own_settings.route_freezing(patches)
+    own_settings.route_variables(patches)
     patches.wrap(torch, "set_default_tensor_type", _as_default_dtype)
     patches.wrap(torch, "set_num_interop_threads", _without_effect)
     _route_export(patches)
@@ -196,26 +200,6 @@ def _route_deterministic(patches: Patches) -> Setting:
 
     patches.wrap(torch, "use_deterministic_algorithms", guarded)
     patches.replace(torch._C, "_set_deterministic_algorithms", guarded(in_c))
-    return setting
-
-
-def _route_fastpath(patches: Patches) -> Setting:
-    mha = torch.backends.mha
-    write = copied(mha.set_fastpath_enabled)
-    setting = Setting("torch.backends.mha", mha.get_fastpath_enabled, write)
-
-    def guarded(_original: Callable[[bool], None]) -> Callable[[bool], None]:
-        @functools.wraps(write)
-        def set_fastpath_enabled(value: bool) -> None:
-            job = current.owner()
-            if job is None:
-                write(value)
-            else:
-                agreement.agree(setting, job, value)
-
-        return set_fastpath_enabled
-
-    patches.wrap(mha, "set_fastpath_enabled", guarded)
     return setting
 
 

@@ -10,14 +10,17 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
-from torchshare.context import current
-from torchshare.isolation import agreement, hooks, replacements
+from torchshare.context import current, step_loop
+from torchshare.isolation import agreement, hooks, shared_changes
 from torchshare.isolation.patches import Patches
 
 
 def route(patches: Patches) -> None:
     patches.at_undo(register_optimizer_step_pre_hook(hooks.own(_before_step)).remove)
     patches.at_undo(register_optimizer_step_post_hook(hooks.own(_after_step)).remove)
+    patches.replace(torch.optim.Optimizer, "__init__", _remembered(torch.optim.Optimizer.__init__))
+    scaler = torch.amp.grad_scaler.GradScaler
+    patches.replace(scaler, "step", _scaling(scaler.step))
     patches.wrap(torch.autograd, "backward", _training)
     patches.wrap(torch, "save", _saving)
     patches.replace(torch.cuda.CUDAGraph, "replay", _training(torch.cuda.CUDAGraph.replay))
@@ -35,23 +38,43 @@ def _before_step(_optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) ->
         agreement.check(job, steps=True)
         script = current.script()
         if script is not None:
-            replacements.check(script)
+            shared_changes.check(script)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
     if torch.compiler.is_compiling():
         return
     job = current.job()
-    if job is None:
-        return
-    job.loop.optimizer_stepped()
-    job.step_counter.trained()
-    if job.uses_batches or not job.step_counter.counts(optimizer):
-        return
-    job.handle.end_sub_batch()
-    job.handle.end_step()
-    job.handle.begin_step()
-    job.handle.begin_sub_batch()
+    if job is not None:
+        step_loop.optimizer_stepped(job, optimizer)
+
+
+def _scaling(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that is left out because gradients are infinite is one."""
+
+    @functools.wraps(original)
+    def step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        job = current.job()
+        before = 0 if job is None else job.step_counter.trained
+        result = original(self, optimizer, *args, **kwargs)
+        if job is not None and job.step_counter.trained == before:
+            step_loop.optimizer_stepped(job, optimizer)
+        return result
+
+    return step
+
+
+def _remembered(init: Callable[..., None]) -> Callable[..., None]:
+    """A job that has an optimizer trains: what it does before its first step is no step."""
+
+    @functools.wraps(init)
+    def remembering_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        job = current.job()
+        if job is not None:
+            job.optimizers.add(self)
+
+    return remembering_init
 
 
 def _before_effect() -> None:
@@ -80,26 +103,24 @@ def _training(original: Callable[..., None]) -> Callable[..., None]:
         original(*args, **kwargs)
         job = None if torch.compiler.is_compiling() else current.job()
         if job is not None:
-            job.step_counter.trained()
+            step_loop.backward_ran(job)
 
     return training
 
 
 def _as_input(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The call waits for input, unless a loop of `Job.batches` says itself when it does."""
+    """The call waits for input."""
 
     @functools.wraps(original)
     def fetch(self: Any) -> Any:
         job = current.job()
-        if job is None or job.uses_batches:
+        if job is None:
             return original(self)
         if not job.has_stepped:
             agreement.check(job, steps=False)
-        job.largest_batch = max(job.largest_batch, getattr(self, "batch_size", None) or 0)
-        job.handle.begin_input()
-        try:
+        if not job.uses_batches:
+            job.largest_batch = max(job.largest_batch, getattr(self, "batch_size", None) or 0)
+        with step_loop.in_input(job):
             return original(self)
-        finally:
-            job.handle.end_input()
 
     return fetch

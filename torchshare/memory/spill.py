@@ -27,10 +27,8 @@ log = logging.getLogger("torchshare")
 _POLL_S = 0.2
 
 
-def between_sub_batches(job: JobContext) -> None:
+def park(job: JobContext) -> None:
     """Called where no graph of autograd holds tensors of the job, in its thread."""
-    if not job.spills:
-        return
     spilled = Spilled(job)
     try:
         job.park()

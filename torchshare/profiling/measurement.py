@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -135,7 +134,7 @@ def _figures(
         window = [
             end for end in ends[WARM_UP_STEPS - 1 :] if end <= ended
         ]  # the window begins with the warm-up's last step
-    pieces = _sub_batches_of_steps(events)
+    pieces = [(begin / 1e9, end / 1e9) for kind, _, begin, end, _, _ in events if kind == "sub_batch"]
     context, result = job._context, job.result
     ops, trace = (_ops(candidate, job)) if has_ops else (None, None)
     return Measurement(
@@ -150,20 +149,6 @@ def _figures(
         ops=ops,
         trace=trace,
     )
-
-
-def _sub_batches_of_steps(events: list[Any]) -> list[tuple[float, float]]:
-    """Begins and ends of the sub-batches that were in steps: not those of validation batches."""
-    spans = {
-        which: sorted((begin / 1e9, end / 1e9) for kind, _, begin, end, _, _ in events if kind == which)
-        for which in ("step", "sub_batch")
-    }
-    begins = [begin for begin, _ in spans["step"]]
-    return [
-        (begin, end)
-        for begin, end in spans["sub_batch"]
-        if (number := bisect.bisect_right(begins, begin)) and end <= spans["step"][number - 1][1]
-    ]
 
 
 def _ops(candidate: Candidate, job: Job) -> tuple[Ops, OpTrace]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchshare import _C
-from torchshare.context import current
+from torchshare.context import current, step_loop
 from torchshare.context.errors import Cancelled, described, users_traceback
 from torchshare.context.names import Lines
 from torchshare.context.tracebacks import drop_frames
@@ -36,8 +36,7 @@ def run_body(
     end: type[BaseException] | None = None
     with current.entered(job._context), threads.presented(job.name):
         try:
-            handle.begin_step()
-            handle.begin_sub_batch()
+            step_loop.begin(job._context)
             if handle.memory_limit is not None:
                 log.info("job '%s': memory budget: %.1f MiB", job.name, handle.memory_limit / 2**20)
             job._context.loop.begin_job(functools.partial(closer.newest_common, job._context))

@@ -24,7 +24,7 @@ class Crash:
 
 
 def lines_of(report: str) -> list[list[Any]]:
-    """What crash_report has written itself."""
+    """The lines that crash_report has written; the others are Python's."""
     return [json.loads(line) for line in report.splitlines() if line.startswith('["')]
 
 

@@ -223,7 +223,7 @@ class Job:
     def suspend(self, *, spill: bool = False) -> None:
         """Parks the job before its next op, until `resume`; on all ranks.
 
-        With `spill`, parks it before its next sub-batch of `batches`, and moves the parameters, buffers, gradients and
+        With `spill`, parks it before its next batch or sub-batch, and moves the parameters, buffers, gradients and
         optimizer state that it tracks (see `track`) off the device: from a GPU to pinned host memory, on the CPU to a
         temporary file. No other thread may use them until the job has been resumed. `resume` moves them back into the
         same Python objects; if the device has no memory for them, the job waits for it. With

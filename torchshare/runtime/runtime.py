@@ -23,6 +23,7 @@ from torchshare.context.sub_batch_rows import SubBatchRows
 from torchshare.durable.files import replacing
 from torchshare.isolation import environment, routing
 from torchshare.isolation.interrupt import PROCESS_CODE
+from torchshare.memory import spill
 from torchshare.runtime import signals
 from torchshare.runtime.body import run_body
 from torchshare.runtime.bound import BoundReport, report
@@ -104,7 +105,7 @@ class Runtime:
         self, function: Callable[[Job], Any], options: JobOptions, environ: dict[str, str] | None, folder: str = ""
     ) -> Job:
         """With `environ`, the job has ranks of its own, which that environment describes: a host of a cluster runs
-        ranks of different jobs. `folder`, in that of the checkpoints, gets the job's."""
+        ranks of different jobs. Its checkpoints go to `folder`, inside the folder of all checkpoints."""
         if not callable(function):
             raise TypeError(f"function must be a callable that takes a Job, got {function!r}")
         name = options.get("name")
@@ -142,6 +143,7 @@ class Runtime:
             self._closer.number,
             self._closer.watch_cancel,
             self._closer.tell_ranks,
+            spill.park,
             on_cpu=self.device == "cpu",
             on_disagree=self._options["on_disagree"],
             resplit=settings["resplit"],

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from torchshare import _core
-from torchshare.context import current
-from torchshare.isolation import agreement, gradient_sync
-from torchshare.memory import spill
+from torchshare.context import current, step_loop
+from torchshare.context.open_loops import OpenBatch
+from torchshare.isolation import agreement
 from torchshare.training import pytree, split_warning
 from torchshare.training.cuda_graph import Graphed
 from torchshare.training.retry import Attempt, Retry
@@ -34,27 +34,22 @@ class Batch:
         self._data = data
         self._number = number
         self._options = options
-        self._trained = False  # its rows have been through the loop's body, as far as can be seen from here
+        self._open = OpenBatch()
 
     @property
     def data(self) -> Any:
         """The whole batch, as the loader yielded it."""
-        self._trained = True
+        self._open.is_done = True
         return self._data
 
     def __iter__(self) -> Generator[SubBatch, None, None]:
         """The sub-batches in order. One with nothing to count (all its tokens masked) is left out."""
         _check_thread(self._job)
-        handle = self._job.handle
         with split_warning.around(self._job, self._is_split):
             sub_batches = list(self.split())
             for sub_batch in sub_batches:
-                spill.between_sub_batches(self._job)
-                handle.begin_sub_batch()
-                with gradient_sync.in_sub_batch(self._job, sub_batch is sub_batches[-1]):
+                with step_loop.in_sub_batch(self._job, self._open, sub_batch is sub_batches[-1]):
                     yield sub_batch
-                handle.end_sub_batch()
-        self._trained = True
 
     def backward(self, loss_fn: Callable[..., Any], *, scaler: torch.amp.grad_scaler.GradScaler | None = None) -> Any:
         """Runs forward and backward for each sub-batch; the gradients accumulate to those of the whole batch.
@@ -211,26 +206,14 @@ def options_of(
 
 def iterate(job: JobContext, loader: Iterable[Any], options: Options) -> Iterator[Batch]:
     """See Job.batches."""
-    handle = job.handle
     passing = job.loop.begin_pass(loader)
     for batch in fetch(job, loader, options, passing):
-        handle.begin_step()
-        begun, is_step = job.step_counter.begin_batch(), False
-        try:
+        with step_loop.in_batch(job, batch._open, passing):
             yield batch
-        finally:
-            # A loop that breaks out after its step has done it; one that only looked, or failed on the way, has not.
-            if batch._trained and job.handle.is_in_body:
-                is_step = job.step_counter.is_step(begun, job.has_optimizers())
-            if is_step:
-                handle.end_step()
-        if is_step:
-            passing.end_step()
 
 
 def fetch(job: JobContext, loader: Iterable[Any], options: Options, passing: Pass) -> Iterator[Batch]:
-    """The loader's batches, not yet begun as steps; the caller calls `passing.end_step`."""
-    handle = job.handle
+    """The loader's batches, not yet begun as steps."""
     job.uses_batches = True
     if not job.has_stepped:
         agreement.check(job, steps=False)
@@ -238,29 +221,18 @@ def fetch(job: JobContext, loader: Iterable[Any], options: Options, passing: Pas
         job.leave_out_passes(1)
         return iter(())
     _expect_steps(job, loader, passing)
-    handle.begin_input()  # starting worker processes is waiting for input, too
-    try:
+    with step_loop.in_input(job):  # starting worker processes is waiting for input, too
         iterator = passing.open(loader)
-    finally:
-        handle.end_input()
     passing.restore()
     return _fetched(job, iterator, options, passing)
 
 
 def _fetched(job: JobContext, iterator: Iterator[Any], options: Options, passing: Pass) -> Iterator[Batch]:
-    handle = job.handle
     end = object()
     while True:
         _check_thread(job)
-        if not job.is_ending:
-            spill.between_sub_batches(job)
-            handle.checkpoint()
-        handle.begin_input()
-        try:
-            with job.accumulation.fetching():
-                data = next(iterator, end)
-        finally:
-            handle.end_input()
+        with job.accumulation.fetching(), step_loop.in_input(job):
+            data = next(iterator, end)
         if data is end:
             break
         passing.count()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from torchshare import _C
+from torchshare.context import step_loop
 from torchshare.context.errors import BudgetExceeded, is_out_of_memory
 from torchshare.training import batches, pytree, split_warning, undo
 from torchshare.training.batches import Batch
@@ -28,6 +29,7 @@ from torchshare.training.undo import RandomStates
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
+    from torchshare.context.loop import Pass
 
 log = logging.getLogger("torchshare")
 
@@ -92,12 +94,23 @@ class CompiledStep:
     def __call__(self, batch: Batch) -> Tensor:
         """Trains on a batch of `job.batches`; returns its loss, detached."""
         self.check_owner(batch._job)
-        if self._job.handle.memory_limit is not None:
-            return self._repeating(batch)
+        loss = self._once(batch) if self._job.handle.memory_limit is None else self._repeating(batch)
+        self._job.open_loops.is_compiled = True
+        return loss
+
+    def _once(self, batch: Batch) -> Tensor:
         pieces = self._pieces(batch) if self._is_as_compiled() else None
         if pieces is None:
             return self._eager(batch)
-        return self._ready().run(self._job.handle, pieces)
+        loss = self._ready().run(self._job.handle, pieces)
+        self._trained(batch)
+        return loss
+
+    def _trained(self, batch: Batch) -> None:
+        """Called after compiled code has trained on the batch."""
+        batch._open.is_done = True
+        step_loop.backward_ran(self._job)
+        step_loop.optimizer_stepped(self._job, self._optimizer)
 
     def _repeating(self, batch: Batch) -> Tensor:
         """As `__call__`, in smaller sub-batches if the batch runs out of memory. The first run of a package may run out
@@ -136,6 +149,7 @@ class CompiledStep:
                     states.restore()
                 halve(job, rows, batch.reduction)
             else:
+                self._trained(batch)
                 self._ran.add(key)
                 job.rows_at_once.count(rows)
                 return loss
@@ -151,29 +165,28 @@ class CompiledStep:
                 f"job '{job.name}': the compiled step must be one of this job, got one of job '{self._job.name}'"
             )
 
-    def run_steps(self, batches: list[Batch]) -> list[Tensor]:
-        """Trains on batches that have not begun as steps, and returns their losses. Releases the GIL while they run
-        compiled."""
+    def run_steps(self, batches: list[Batch], passing: Pass) -> list[Tensor]:
+        """Trains on batches of a pass that have not begun as steps, and returns their losses. Releases the GIL while
+        they run compiled."""
         losses: list[Tensor] = []
-        handle = self._job.handle
+        limited = self._job.handle.memory_limit is not None
         is_as_compiled = self._is_as_compiled()
         queue: list[Pieces] = []
         for batch in batches:
-            pieces = self._pieces(batch) if is_as_compiled and handle.memory_limit is None else None
+            pieces = self._pieces(batch) if is_as_compiled and not limited else None
             if pieces is not None:
                 queue.append(pieces)
                 continue
-            losses += self._drain(queue)
-            handle.checkpoint()
-            handle.begin_step()
-            losses.append(self(batch))
-            handle.end_step()
-        return losses + self._drain(queue)
+            losses += self._drain(queue, passing)
+            with step_loop.in_batch(self._job, batch._open, passing, is_ahead=True):
+                losses.append(self(batch))
+        return losses + self._drain(queue, passing)
 
-    def _drain(self, queue: list[Pieces]) -> list[Tensor]:
+    def _drain(self, queue: list[Pieces], passing: Pass) -> list[Tensor]:
         if not queue:
             return []
-        losses = _C.run_steps(self._job.handle, self._ready(), queue)
+        with step_loop.in_compiled_steps(self._job, passing, len(queue)):
+            losses = _C.run_steps(self._job.handle, self._ready(), queue)
         queue.clear()
         return losses
 
@@ -183,8 +196,6 @@ class CompiledStep:
         for rate, group in zip(self._rates, self._optimizer.param_groups, strict=True):
             rate.fill_(float(group["lr"]))
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # checked by learning-rate schedulers
-        self._job.loop.optimizer_stepped()
-        self._job.step_counter.trained()
         return self._bound
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -242,7 +253,6 @@ class CompiledStep:
         known = self._bound is not None and self._bound.covers(pieces) and all(map(self._has_structure, subs))
         if (not known and not self._cover(subs)) or not self._bind():
             return None
-        batch._trained = True
         return pieces
 
     def _cover(self, subs: list[tuple[Any, float]]) -> bool:
@@ -265,10 +275,10 @@ class CompiledStep:
         if sum(map(len, self._packages.values())) >= _MAX_PACKAGES:
             raise _UnsupportedBatch(f"the batch has a new shape, and at most {_MAX_PACKAGES} packages are compiled")
         begin = time.monotonic()
-        randoms = self._job.random.getstate(), _numpy_state(self._job)
+        randoms = self._job.random.getstate(), self._job.host_random.numpy_state()
         with split_warning.around(self._job, lambda: kind == "gradients"):
             traced = [self._tracer.step(data) if kind == "step" else self._tracer.gradients(data)]
-        if randoms != (self._job.random.getstate(), _numpy_state(self._job)):
+        if randoms != (self._job.random.getstate(), self._job.host_random.numpy_state()):
             raise Untraceable("the loss function draws from Python's or numpy's random state")
         generators = self._job.handle.generator, self._job.handle.device_generator
         self._tracer.check(traced[0], data, [generator for generator in generators if generator is not None])
@@ -413,9 +423,9 @@ def fit(
         remaining = None if steps is None else steps - done
         fetched = itertools.islice(batches.fetch(job, loader, options, passing), remaining)
         while chunk := list(itertools.islice(fetched, prefetch)):
-            losses += step.run_steps(chunk)
+            losses += step.run_steps(chunk, passing)
             done += len(chunk)
-            passing.end_step(len(chunk))
+            step_loop.advance(passing)
         if steps is None:
             break
         if done == before:
@@ -433,8 +443,3 @@ def _is_tensor(value: Any) -> bool:
 
 def _alike(a: list[Tensor], b: list[Tensor]) -> bool:
     return len(a) == len(b) and all(_C.tensor_spec(x) == _C.tensor_spec(y) for x, y in zip(a, b, strict=True))
-
-
-def _numpy_state(job: JobContext) -> Any:
-    kind, keys, *rest = job.numpy_random.get_state(legacy=True)
-    return kind, keys.tobytes(), *rest  # type: ignore[union-attr]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchshare import _C
+from torchshare.context import step_loop
 from torchshare.context.tensor_map import TensorMap
 from torchshare.isolation import compiling, routing
 from torchshare.training import pytree
@@ -147,7 +148,7 @@ class _Graph:
                 gradient.copy_(leaf.grad)
             leaf.grad = gradient
         self._job.handle.launch(self._graph, self._name)
-        self._job.step_counter.trained()
+        step_loop.backward_ran(self._job)
         return self._loss.clone()
 
 

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from torchshare.checkpoints import states
-from torchshare.context import current
+from torchshare.context import current, step_loop
 from torchshare.context.accumulation import Part
-from torchshare.isolation import gradient_sync
-from torchshare.memory import spill
 from torchshare.training import split_warning
 from torchshare.training.batches import Batch, Count, Options, Reduction, fetch, options_of
 
@@ -138,24 +136,16 @@ class _SplitLoader:
     def _bodies(self, batch: Batch, passing: Pass) -> Iterator[Any]:
         """The data of each sub-batch, for the loop's body."""
         job, accumulation = self._job, self._job.accumulation
-        job.handle.begin_step()
-        begun = job.step_counter.begin_batch()
         pieces = list(batch.split())
         parts = [Part(number, len(pieces), piece.weight) for number, piece in enumerate(pieces)]
         accumulation.weigh()
-        with split_warning.around(job, lambda: len(pieces) > 1):
-            for part, piece in zip(parts, pieces, strict=True):
-                if not part.is_first:
-                    spill.between_sub_batches(job)
-                job.handle.begin_sub_batch()
-                with accumulation.inside(part), gradient_sync.in_sub_batch(job, part.is_last):
-                    yield piece.data
-                self._check_weighted()
-                job.handle.end_sub_batch()
-        accumulation.check(parts)
-        if job.step_counter.is_step(begun, job.has_optimizers()):
-            job.handle.end_step()
-            passing.end_step()
+        with step_loop.in_batch(job, batch._open, passing):
+            with split_warning.around(job, lambda: len(pieces) > 1):
+                for part, piece in zip(parts, pieces, strict=True):
+                    with step_loop.in_sub_batch(job, batch._open, part.is_last, part):
+                        yield piece.data
+                    self._check_weighted()
+            accumulation.check(parts)
 
     def _check_weighted(self) -> None:
         if self._job.accumulation.weights.are_bypassed():

@@ -53,7 +53,7 @@ class _Differences:
         """Modules have been called, but none to train it."""
 
     def _sub_batch(self) -> int:
-        return self._job.handle.stats().sub_batches
+        return self._job.open_loops.sub_batches
 
     def look(self, module: nn.Module, inputs: tuple[Any, ...]) -> bool:
         """Called before a module's forward. Returns whether to stop. Looks at the layers when their model is called:

@@ -33,7 +33,7 @@ struct JobSpec {
 struct JobStats {
   std::uint64_t steps = 0;          ///< of this run, as all that follows
   std::uint64_t earlier_steps = 0;  ///< of earlier runs, whose checkpoint it goes on from
-  std::uint64_t sub_batches = 0;
+  std::uint64_t sub_batches = 0;    ///< of its steps
   std::uint64_t ops = 0;
   std::chrono::nanoseconds waited{0};     ///< spent at the gate, suspended, asleep or in collectives
   std::chrono::nanoseconds input{0};      ///< spent waiting for its loader

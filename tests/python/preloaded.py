@@ -6,6 +6,7 @@ need a process of their own.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import json
@@ -23,6 +24,9 @@ IMPORTED = (
     *("torch._dynamo", "torch._functorch.aot_autograd", "torch.export._trace"),
     *("torchshare.cli.run", "torchshare.isolation.script_patches", "torchshare.runtime.runtime"),
 )
+
+
+PR_SET_PDEATHSIG = 1
 
 
 class Process(subprocess.Popen[str]):
@@ -101,6 +105,7 @@ def _serve(requests: socket.socket) -> dict[str, Any] | None:
         else:
             answer = os.fork()
             if answer == 0:
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # none outlives the tests
                 requests.close()
                 for number, descriptor in enumerate(descriptors):
                     os.dup2(descriptor, number)

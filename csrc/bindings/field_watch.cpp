@@ -1,0 +1,136 @@
+#include "bindings/field_watch.h"
+
+#include <array>
+#include <utility>
+
+#include "bindings/watched.h"
+
+namespace py = pybind11;
+
+namespace torchshare::bindings {
+namespace {
+
+Told of_assignments;
+Told of_reads;
+PyObject* readers = nullptr;  // a set of names of packages
+
+/// A field of a built-in type. While it is watched, a descriptor of ours is in the dictionary of the type.
+class Field {
+ public:
+  Field(PyTypeObject& type, const char* name, getter get, setter set)
+      : type_(type), ours_{name, get, set, nullptr, this} {}
+
+  void install() {
+    original_ = present();
+    put(py::reinterpret_steal<py::object>(PyDescr_NewGetSet(&type_, &ours_)));
+  }
+
+  void remove() {
+    if (original_) {
+      put(std::exchange(original_, {}));
+    }
+  }
+
+  const char* name() const { return ours_.name; }
+
+  PyObject* read(PyObject* owner) const {
+    const py::object original = original_or_present();
+    return Py_TYPE(original.ptr())->tp_descr_get(original.ptr(), owner, reinterpret_cast<PyObject*>(Py_TYPE(owner)));
+  }
+
+  int write(PyObject* owner, PyObject* value) const {
+    const py::object original = original_or_present();
+    return Py_TYPE(original.ptr())->tp_descr_set(original.ptr(), owner, value);
+  }
+
+ private:
+  py::object present() const {
+    return py::reinterpret_borrow<py::object>(PyDict_GetItemString(dictionary_of(type_), ours_.name));
+  }
+
+  /// Code may have read our descriptor, and use it after the watch.
+  py::object original_or_present() const { return original_ ? original_ : present(); }
+
+  void put(const py::object& descriptor) {
+    if (PyDict_SetItemString(dictionary_of(type_), ours_.name, descriptor.ptr()) != 0) {
+      throw py::error_already_set();
+    }
+    PyType_Modified(&type_);
+  }
+
+  PyTypeObject& type_;
+  PyGetSetDef ours_;
+  py::object original_;
+};
+
+PyObject* read(PyObject* owner, void* field) {
+  return static_cast<Field*>(field)->read(owner);
+}
+
+int assign(PyObject* owner, PyObject* value, void* closure) {
+  const auto& field = *static_cast<Field*>(closure);
+  if (of_assignments && value != nullptr) {
+    const py::str name(field.name());
+    PyObject* answer = of_assignments({owner, name.ptr(), value});
+    if (answer == nullptr) {
+      return -1;
+    }
+    const bool is_done = answer == Py_True;
+    Py_DECREF(answer);
+    if (is_done) {
+      return 0;
+    }
+  }
+  return field.write(owner, value);
+}
+
+/// Whether code of a package that may read without being told of runs.
+bool is_reader() {
+  static PyObject* const name = PyUnicode_InternFromString("__name__");
+  const std::string_view package = top_of(PyEval_GetGlobals(), name);
+  return PySet_Contains(readers, py::str(package.data(), package.size()).ptr()) == 1;
+}
+
+PyObject* read_variables(PyObject* owner, void* closure) {
+  PyObject* variables = static_cast<Field*>(closure)->read(owner);
+  if (!of_reads || variables == nullptr || !PyDict_Check(variables) || is_initializing(variables) || is_reader()) {
+    return variables;
+  }
+  PyObject* answer = of_reads({owner, variables});
+  Py_DECREF(variables);
+  return answer;
+}
+
+/// Never destroyed: code may keep a descriptor of ours.
+const std::array<Field*, 5>& fields() {
+  static const auto& all = *new std::array<Field*, 5>{
+      new Field(PyFunction_Type, "__code__", read, assign),
+      new Field(PyFunction_Type, "__defaults__", read, assign),
+      new Field(PyFunction_Type, "__kwdefaults__", read, assign),
+      new Field(PyFunction_Type, "__globals__", read_variables, nullptr),
+      new Field(PyModule_Type, "__dict__", read_variables, nullptr),
+  };
+  return all;
+}
+
+}  // namespace
+
+void watch_fields(py::object assigned, py::object read, const py::frozenset& untold) {
+  unwatch_fields();
+  readers = py::object(untold).release().ptr();
+  for (Field* field : fields()) {
+    field->install();
+  }
+  of_assignments.set(std::move(assigned));
+  of_reads.set(std::move(read));
+}
+
+void unwatch_fields() {
+  of_assignments.set(py::none());
+  of_reads.set(py::none());
+  for (Field* field : fields()) {
+    field->remove();
+  }
+}
+
+}  // namespace torchshare::bindings
