@@ -7,11 +7,13 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "device/device.h"
 #include "hook/op_context.h"
 #include "memory/owned_memory.h"
+#include "runtime/job_interrupts.h"
+#include "runtime/job_parts.h"
+#include "runtime/job_times.h"
 #include "runtime/language_binding.h"
 #include "runtime/runtime_state.h"
 #include "torchshare/job.h"
@@ -29,7 +31,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   JobState state() const override { return status_.state.load(); }
   JobStats stats() const override;
   /// When its body began and ended; 0: not yet.
-  std::pair<std::chrono::nanoseconds, std::chrono::nanoseconds> span() const { return {began_.load(), ended_.load()}; }
+  std::pair<std::chrono::nanoseconds, std::chrono::nanoseconds> span() const { return times_.span(); }
   /// See Coordinator::bound.
   std::optional<BoundStats> bound() const { return runtime_->coordinator.bound(id()); }
   /// Its ops, their durations and order; null unless it is watched. Read it only once the thread has left the job.
@@ -37,13 +39,13 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   /// True once the job's thread has finished its work for the job; for a job that was given up, possibly never.
   bool has_left() const { return has_left_.load(std::memory_order_acquire); }
   /// True while its body runs. Unlike `state`, which lags behind, changes at once.
-  bool is_in_body() const { return in_body_.load() && !given_up_.load(); }
+  bool is_in_body() const { return in_body_.load() && !is_given_up(); }
   /// While set, it enters no op: another job forks the process. Any thread.
-  void set_forking(bool forking);
+  void set_forking(bool forking) { interrupts_.set_forking(forking); }
   /// True while its thread is inside an op.
   bool is_in_op() const { return slot_.inside(); }
   /// True while it waits for input, for its turn at the gate, or, suspended or held, for its release.
-  bool is_waiting() const { return is_waiting_.load(std::memory_order_relaxed); }
+  bool is_waiting() const { return interrupts_.is_waiting(); }
   /// Empty unless it is watched.
   std::optional<GapStats> gaps() const;
   std::string error() const override;
@@ -54,28 +56,28 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   bool limits_memory() const;
   MemoryBudget& budget() const { return *budget_; }
 
-  void suspend() override;
-  void resume() override;
-  void cancel() override;
+  void suspend() override { interrupts_.suspend(); }
+  void resume() override { interrupts_.resume(); }
+  void cancel() override { interrupts_.cancel(); }
   /// Interrupts a cancelled job that runs no ops, by raising in its language. Returns false if that is not possible
   /// now; the caller tries again later.
   bool interrupt();
   /// Gives up a cancelled job whose thread does not end: counts it as ended. If the thread reaches an op later, it is
   /// unwound there; what it does until then has no effect on the job's result.
-  void give_up();
-  bool is_given_up() const { return given_up_.load(); }
-  bool cancel_requested() const override { return cancel_requested_.load(std::memory_order_acquire); }
+  void give_up() { interrupts_.give_up(); }
+  bool is_given_up() const { return interrupts_.is_given_up(); }
+  bool cancel_requested() const override { return interrupts_.cancel_requested(); }
 
   // On the job's own thread.
 
   /// Waits for the start, runs `body`, destroys it, and ends the job. Called once, on the thread that becomes the
   /// job's.
   void run(Body body);
-  void checkpoint() override;
+  void checkpoint() override { interrupts_.checkpoint(!is_ungated()); }  // other threads wait for an ungated one
   /// Called when the cancellation has reached the job's code: ops run again, so that the job can clean up.
-  void acknowledge_cancel();
+  void acknowledge_cancel() { interrupts_.acknowledge_cancel(); }
   /// Called when code that swallows exceptions has lost the cancellation: the next op throws again.
-  void repeat_cancel();
+  void repeat_cancel() { interrupts_.repeat_cancel(); }
   void sleep(std::chrono::nanoseconds duration) override;
   void begin_input() override;
   void end_input() override;
@@ -84,15 +86,15 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   void go_on_after(std::uint64_t steps);
   /// Called when what the job keeps in memory has left the device, and when it is back.
   void report_spilled(bool spilled);
-  void begin_step() override;
+  void begin_step() override { times_.begin_step(); }
   void end_step() override;
-  void begin_sub_batch() override;
-  void end_sub_batch() override;
-  /// Begins and ends of sub-batches, in nanoseconds.
-  using SubBatches = std::vector<std::pair<std::int64_t, std::int64_t>>;
+  void begin_sub_batch() override { times_.begin_sub_batch(); }
+  void end_sub_batch() override { times_.end_sub_batch(); }
   /// Replaces the sub-batches that have ended since the last step, and returns them. The next step counts them.
-  SubBatches exchange_sub_batches(SubBatches others) { return std::exchange(sub_batches_in_step_, std::move(others)); }
-  bool has_sub_batches() const { return !sub_batches_in_step_.empty(); }
+  JobTimes::SubBatches exchange_sub_batches(JobTimes::SubBatches others) {
+    return times_.exchange_sub_batches(std::move(others));
+  }
+  bool has_sub_batches() const { return times_.has_sub_batches(); }
   void synchronize() override;
   /// See DeviceScope::open_stream.
   std::uintptr_t open_stream() { return device_->open_stream(); }
@@ -110,26 +112,17 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
 
  private:
   class InBody;
-  class Waiting;
 
   JobId id() const { return registration_.job(); }
-  void attend() override;
-  void wait_while(Attention bit, JobReport::Kind reason);
+  void attend() override { interrupts_.attend(); }
   MemoryOwner::Options memory_options() const;
   void own_memory();
   JobState run_body(const Body& body);
+  void set_error(const std::exception& error) noexcept;
   void leave();
-  void report(JobReport::Kind kind, std::uint64_t steps = 0, JobState state = JobState::kRunning);
-  template <class Wait>
-  void block(std::string_view reason, Wait wait);
   template <class Work>
   void outside_gate(Work work);
-  template <class Work>
-  void without_language_lock(Work work);
-  void record_span(EventKind kind, std::chrono::nanoseconds begin, std::uint64_t number, std::string_view detail = {});
-  void record_sub_batches();
   void record_budget();
-  void unwind();
   void begin_idle(std::chrono::nanoseconds now);
   void end_idle(std::chrono::nanoseconds now);
 
@@ -138,34 +131,17 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   const std::unique_ptr<LanguageBinding> language_;
   const std::unique_ptr<ThreadPriority> priority_;
   const std::shared_ptr<MemoryBudget> budget_;
+  const JobParts parts_;
   JobStatus status_;
+  JobTimes times_;
+  JobInterrupts interrupts_;
   DeviceScope* device_ = nullptr;  // non-null while the job's thread is set up; used on that thread
   std::atomic<int> sms_{0};        // 0: not partitioned
-  std::atomic<bool> cancel_requested_{false};
   std::atomic<bool> in_body_{false};
-  std::atomic<bool> is_waiting_{false};  // written by the job's own thread
-  std::atomic<bool> given_up_{false};
   std::atomic<bool> has_left_{false};
-  std::atomic<std::uint64_t> sub_batches_{0};
-  std::atomic<std::chrono::nanoseconds> waited_{std::chrono::nanoseconds(0)};
-  // As last read from the thread.
-  mutable std::atomic<std::chrono::nanoseconds> cpu_{std::chrono::nanoseconds(0)};
-  mutable std::atomic<std::chrono::nanoseconds> core_wait_{std::chrono::nanoseconds(0)};
-  std::atomic<std::chrono::nanoseconds> input_{std::chrono::nanoseconds(0)};
-  std::atomic<std::chrono::nanoseconds> began_{std::chrono::nanoseconds(0)};
-  std::atomic<std::chrono::nanoseconds> ended_{std::chrono::nanoseconds(0)};
-  // Written and read by the job's own thread only.
-  std::chrono::nanoseconds step_begin_{0};
-  std::chrono::nanoseconds sub_batch_begin_{0};
-  SubBatches sub_batches_in_step_;
-  std::chrono::nanoseconds input_begin_{0};
-  std::chrono::nanoseconds wait_begin_{0};
-  std::string wait_reason_;
-  bool wait_is_inner_ = false;  // of a wait for input
-  int waits_ = 0;               // begun and not ended
+  bool wait_is_inner_ = false;  // of a wait for input; the job's own thread
   std::string error_;           // read by others once the state is terminal
 
-  std::shared_ptr<EventLog> log_;
   Coordinator::Registration registration_;  // last: it refers to the members above
 };
 

@@ -1,0 +1,129 @@
+#include "runtime/job_interrupts.h"
+
+#include <fmt/format.h>
+
+namespace torchshare {
+
+void JobInterrupts::suspend() {
+  job_.runtime.gate.set(job_.slot, kSuspend);
+  if (cancel_requested()) {
+    resume();  // the ops that clean up must not wait
+  }
+}
+
+void JobInterrupts::set_forking(bool forking) {
+  forking ? job_.runtime.gate.set(job_.slot, kFork) : job_.runtime.gate.clear(job_.slot, kFork);
+}
+
+void JobInterrupts::cancel() {
+  if (cancel_requested_.exchange(true)) {
+    return;
+  }
+  job_.runtime.gate.set(job_.slot, kCancel);  // first, so that no further op runs
+  resume();
+  job_.priority.raise_for_good();  // other threads wait for the job to end
+  job_.runtime.coordinator.cancel_start(job_.id());
+}
+
+void JobInterrupts::give_up() {
+  given_up_.store(true);
+  job_.runtime.gate.set(job_.slot, kCancel);
+  job_.runtime.coordinator.give_up(job_.id());
+}
+
+/// The job waits for others until the destructor, and may do so already. The job's own thread.
+class JobInterrupts::Waiting {
+ public:
+  explicit Waiting(JobInterrupts& job) : job_(job), former_(job.is_waiting_.exchange(true)) {}
+  ~Waiting() { job_.is_waiting_.store(former_); }
+  Waiting(const Waiting&) = delete;  // bound to a thread
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  JobInterrupts& job_;
+  const bool former_;
+};
+
+void JobInterrupts::attend() {
+  while (true) {
+    const std::uint32_t attention = job_.slot.attention.load(std::memory_order_acquire);
+    if ((attention & kRaised) != 0) {
+      lower_again(job_.slot, job_.priority);
+    }
+    if ((attention & (kCancel | kSuspend | kHold | kFork)) != 0 && !job_.language.may_stop()) {
+      return;
+    }
+    if ((attention & kCancel) != 0) {
+      unwind();
+    }
+    if (park(attention)) {
+      continue;
+    }
+    if ((attention & kFork) != 0) {
+      const Waiting here(*this);
+      block("fork", [this] { job_.runtime.gate.wait_while(job_.slot, kFork); });
+    } else if ((attention & kContended) == 0 || job_.runtime.gate.try_enter(job_.slot) || wait_turn()) {
+      return;
+    }
+  }
+}
+
+bool JobInterrupts::wait_turn() {
+  bool admitted = false;
+  const Waiting here(*this);
+  block("gate", [&] { admitted = job_.runtime.gate.wait_turn(job_.slot); });
+  return admitted;
+}
+
+bool JobInterrupts::park(std::uint32_t attention) {
+  if ((attention & kSuspend) != 0) {
+    wait_while(kSuspend, "suspended", JobReport::Kind::kSuspended);
+  } else if ((attention & kHold) != 0) {
+    wait_while(kHold, "held", JobReport::Kind::kHeld);
+  }
+  return (attention & (kSuspend | kHold)) != 0;
+}
+
+void JobInterrupts::wait_while(Attention bit, std::string_view reason, JobReport::Kind kind) {
+  const Waiting here(*this);
+  job_.report(kind);
+  if (bit == kSuspend) {
+    on_suspend_();
+  }
+  block(reason, [&] { job_.runtime.gate.wait_while(job_.slot, bit); });
+  job_.report(JobReport::Kind::kResumed);
+}
+
+void JobInterrupts::checkpoint(bool parks) {
+  while (true) {
+    const std::uint32_t attention = parks ? job_.slot.attention.load(std::memory_order_acquire) : 0;
+    if ((cancel_requested() || (attention & (kSuspend | kHold)) != 0) && !job_.language.may_stop()) {
+      return;
+    }
+    if (cancel_requested()) {
+      unwind();
+    }
+    if (!park(attention)) {
+      return;
+    }
+  }
+}
+
+void JobInterrupts::acknowledge_cancel() {
+  if (!is_given_up()) {
+    job_.runtime.gate.clear(job_.slot, kCancel);
+  }
+}
+
+void JobInterrupts::repeat_cancel() {
+  if (cancel_requested()) {
+    job_.runtime.gate.set(job_.slot, kCancel);
+  }
+}
+
+void JobInterrupts::unwind() {
+  acknowledge_cancel();
+  job_.language.raise_cancelled(fmt::format("job '{}' was cancelled", job_.spec.name));
+}
+
+}  // namespace torchshare
