@@ -201,7 +201,7 @@ void bind_job(py::module_& module) {
       .def("cancel", &RuntimeJob::cancel, ReleaseGil())
       .def("give_up", &RuntimeJob::give_up, ReleaseGil())
       .def("interrupt", &RuntimeJob::interrupt)
-      .def("checkpoint", &RuntimeJob::checkpoint)
+      .def("yield_point", &RuntimeJob::yield_point)
       .def("acknowledge_cancel", &RuntimeJob::acknowledge_cancel)
       .def("repeat_cancel", &RuntimeJob::repeat_cancel)
       .def(

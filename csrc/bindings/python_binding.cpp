@@ -142,7 +142,7 @@ void PythonBinding::run(RuntimeJob& job, const py::function& function) {
   const py::gil_scoped_acquire gil;
   thread_.store(PyThread_get_thread_ident());
   try {
-    job.checkpoint();  // for a cancel before `thread_` was set
+    job.yield_point();  // for a cancel before `thread_` was set
     call(function, job);
   } catch (const abi::__forced_unwind&) {
     wait_forever();

@@ -36,7 +36,7 @@ bool Turns::wait() {
   const auto begin = std::chrono::steady_clock::now();
   while (!lock_.attr("acquire")(true, job == nullptr && !imports ? -1 : kCheckS).cast<bool>()) {
     if (job != nullptr) {
-      job->checkpoint();
+      job->yield_point();
     }
     if (imports && std::chrono::steady_clock::now() - begin > kImportWaits) {
       return false;

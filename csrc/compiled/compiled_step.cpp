@@ -168,7 +168,7 @@ std::vector<at::Tensor> run_steps(Job& job, const CompiledStep& step, const std:
   std::vector<at::Tensor> losses;
   losses.reserve(batches.size());
   for (const std::vector<Piece>& batch : batches) {
-    job.checkpoint();
+    job.yield_point();
     job.begin_step();
     losses.push_back(step.run(&job, batch));
     job.end_step();

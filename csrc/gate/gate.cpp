@@ -14,7 +14,7 @@ constexpr std::chrono::nanoseconds kPoll = std::chrono::microseconds(20);
 constexpr std::chrono::nanoseconds kCheck = std::chrono::milliseconds(10);
 
 bool has(const Slot& slot, std::uint32_t bits) {
-  return (slot.attention.load(std::memory_order_acquire) & bits) != 0;
+  return (slot.interrupts.load(std::memory_order_acquire) & bits) != 0;
 }
 
 std::optional<std::chrono::nanoseconds> expected_op(const Slot& slot) {
@@ -52,9 +52,9 @@ void Gate::refresh_contention() {
                                        }) ||
                            is_paced(*member.slot);
     if (contended) {
-      member.slot->attention.fetch_or(kContended, std::memory_order_release);
+      member.slot->interrupts.fetch_or(kContended, std::memory_order_release);
     } else {
-      member.slot->attention.fetch_and(~kContended, std::memory_order_release);
+      member.slot->interrupts.fetch_and(~kContended, std::memory_order_release);
     }
   }
 }
@@ -79,14 +79,14 @@ Pace Gate::pace() const {
   return pace_;
 }
 
-void Gate::set(Slot& slot, Attention bit) {
-  slot.attention.fetch_or(bit, std::memory_order_release);
+void Gate::set(Slot& slot, Interrupt bit) {
+  slot.interrupts.fetch_or(bit, std::memory_order_release);
   slot.changed.notify_all();
   changed_.notify_all();
 }
 
-void Gate::clear(Slot& slot, Attention bit) {
-  slot.attention.fetch_and(~bit, std::memory_order_release);
+void Gate::clear(Slot& slot, Interrupt bit) {
+  slot.interrupts.fetch_and(~bit, std::memory_order_release);
   slot.changed.notify_all();
   changed_.notify_all();
 }
@@ -153,8 +153,8 @@ void Gate::let_in(const Slot& slot, std::chrono::nanoseconds now) {
   member_of(slot).record.admit(now, expected_op(slot));
   for (const Member& member : members_) {
     if (outranks(member.slot->priority, slot.priority) &&
-        (member.slot->attention.load(std::memory_order_relaxed) & kFilled) == 0) {
-      member.slot->attention.fetch_or(kFilled, std::memory_order_release);
+        (member.slot->interrupts.load(std::memory_order_relaxed) & kFilled) == 0) {
+      member.slot->interrupts.fetch_or(kFilled, std::memory_order_release);
     }
   }
 }
@@ -273,7 +273,7 @@ void Gate::check_streams(std::unique_lock<std::mutex>& lock) {
   lock.lock();
 }
 
-void Gate::wait_while(Slot& slot, Attention bit) {
+void Gate::wait_while(Slot& slot, Interrupt bit) {
   while (true) {
     const std::uint32_t seen = slot.changed.value();
     if (!has(slot, bit) || has(slot, kCancel)) {

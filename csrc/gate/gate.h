@@ -50,9 +50,9 @@ class Gate {
     Slot& slot_;
   };
 
-  /// Sets or clears a bit of `slot.attention` and wakes its job.
-  void set(Slot& slot, Attention bit);
-  void clear(Slot& slot, Attention bit);
+  /// Sets or clears a bit of `slot.interrupts` and wakes its job.
+  void set(Slot& slot, Interrupt bit);
+  void clear(Slot& slot, Interrupt bit);
   /// Called when the job starts or stops waiting for input; while it waits, lower jobs may enter at once.
   void set_idle(Slot& slot, bool idle);
   /// Called when a job left an op for a gap that is worth filling: waiting jobs ask the policy again.
@@ -61,7 +61,7 @@ class Gate {
   /// True if the policy uses forecasts of ops and gaps.
   bool forecasts() const { return policy_->forecasts(); }
   /// True if an op of `slot` may have to wait for another member.
-  bool is_lower(const Slot& slot) const { return (slot.attention.load(std::memory_order_relaxed) & kContended) != 0; }
+  bool is_lower(const Slot& slot) const { return (slot.interrupts.load(std::memory_order_relaxed) & kContended) != 0; }
   // Called around an op of a job that another outranks, if the policy forecasts.
   void begin_filling() { fillers_.fetch_add(1, std::memory_order_acq_rel); }
   void end_filling() { fillers_.fetch_sub(1, std::memory_order_acq_rel); }
@@ -76,7 +76,7 @@ class Gate {
   /// Waits until the policy admits the job (returns true) or until it is cancelled, suspended or held (false).
   [[nodiscard]] bool wait_turn(const Slot& slot);
   /// Waits while `bit` is set and the job is not cancelled.
-  void wait_while(Slot& slot, Attention bit);
+  void wait_while(Slot& slot, Interrupt bit);
   /// Waits for `duration`, or until the job is cancelled.
   void sleep(Slot& slot, std::chrono::nanoseconds duration);
 

@@ -69,7 +69,7 @@ OpChain::Place& OpWatch::advance(std::uint64_t signature) {
   if (times_ != nullptr) {
     settle();
   }
-  const bool filled = (slot_.attention.load(std::memory_order_relaxed) & kFilled) != 0;
+  const bool filled = (slot_.interrupts.load(std::memory_order_relaxed) & kFilled) != 0;
   lower_ = gate_.is_lower(slot_);
   now_.reset();
   if (left_at_ || filled || options_.record) {
@@ -86,7 +86,7 @@ OpChain::Place& OpWatch::advance(std::uint64_t signature) {
     left_at_.reset();
   }
   if (filled) {
-    slot_.attention.fetch_and(~kFilled, std::memory_order_acq_rel);
+    slot_.interrupts.fetch_and(~kFilled, std::memory_order_acq_rel);
     add_to(counters_.gaps_filled, std::uint64_t{1});
   }
   if ((filled || overlapped_) && !lower_) {

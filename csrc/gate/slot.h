@@ -13,7 +13,7 @@ namespace torchshare {
 class RunAhead;
 
 /// Reasons for a job to stop before an op, as bits.
-enum Attention : std::uint32_t {
+enum Interrupt : std::uint32_t {
   kCancel = 1,     ///< raise at the next op
   kSuspend = 2,    ///< park at the next op
   kContended = 4,  ///< the policy must be asked before each op
@@ -23,7 +23,7 @@ enum Attention : std::uint32_t {
   kFork = 64,      ///< wait at the next op until another job has forked the process
 };
 
-/// One job's state at the gate. `activity` is written by the job's own thread only; `attention` by any thread.
+/// One job's state at the gate. `activity` is written by the job's own thread only; `interrupts` by any thread.
 ///
 /// Note [Free exit]
 /// A job that leaves an op writes one counter and wakes nobody, which keeps the cost of sharing off the primary. A
@@ -35,8 +35,8 @@ struct alignas(64) Slot {
   explicit Slot(Priority p) : priority(p) {}
 
   const Priority priority;
-  std::atomic<std::uint32_t> attention{0};
-  EventCount changed;                      ///< `attention`; see Gate::set
+  std::atomic<std::uint32_t> interrupts{0};
+  EventCount changed;                      ///< `interrupts`; see Gate::set
   std::atomic<bool> idle{false};           ///< the job waits for input
   std::atomic<std::uint64_t> activity{0};  ///< odd while inside an op; half of it is the number of ops
   // Nanoseconds, written by the job's own thread; see OpWatch.

@@ -42,8 +42,8 @@ class OpContext {
  protected:
   friend class Pass;
   friend class Ungated;
-  /// Called before an op when `attention` is set: waits its turn, parks, or throws to unwind the job.
-  virtual void attend() = 0;
+  /// Called before an op when `interrupts` is set: waits its turn, parks, or throws to unwind the job.
+  virtual void handle_interrupts() = 0;
   /// True if ungated, or inside an op. On the job's own thread.
   bool is_ungated() const { return depth_ > 0; }
 
@@ -76,8 +76,8 @@ class [[nodiscard]] Pass {
       if (context_->watch_ != nullptr) [[unlikely]] {
         context_->watch_->arrive(call);
       }
-      if (context_->slot_.attention.load(std::memory_order_relaxed) != 0) [[unlikely]] {
-        context_->attend();
+      if (context_->slot_.interrupts.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+        context_->handle_interrupts();
       }
       if (context_->watch_ != nullptr) [[unlikely]] {
         context_->watch_->begin();  // may throw the device's error

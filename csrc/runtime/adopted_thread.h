@@ -16,11 +16,11 @@ class AdoptedThread {
   class Ungated final : public OpContext {
    public:
     explicit Ungated(OpContext& job) : OpContext(job.slot().priority, job.generator()), job_(job) {
-      slot_.attention = kContended;  // for good: `attend` sees each op
+      slot_.interrupts = kContended;  // for good: `handle_interrupts` sees each op
     }
 
    private:
-    void attend() override { job_.begin_adopted_op(); }
+    void handle_interrupts() override { job_.begin_adopted_op(); }
 
     OpContext& job_;
   };

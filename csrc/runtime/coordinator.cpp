@@ -102,12 +102,12 @@ void Coordinator::report(const JobReport& report) {
 }
 
 void Coordinator::serve() {
-  reports_.serve(clock_, [this] { return attend(); });
+  reports_.serve(clock_, [this] { return serve_once(); });
 }
 
-std::chrono::nanoseconds Coordinator::attend() {
+std::chrono::nanoseconds Coordinator::serve_once() {
   const auto lock = lock_up_to_date();
-  return decisions_.attend();
+  return decisions_.serve_once();
 }
 
 std::vector<std::string> Coordinator::names() const {

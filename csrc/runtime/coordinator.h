@@ -83,7 +83,7 @@ class Coordinator {
   void serve();
   void dismiss() { reports_.dismiss(); }
   /// One iteration of `serve`. Returns when to run the next one even if nothing is reported.
-  std::chrono::nanoseconds attend();
+  std::chrono::nanoseconds serve_once();
 
   /// The names of all jobs, in order of submission.
   std::vector<std::string> names() const;

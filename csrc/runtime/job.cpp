@@ -132,7 +132,7 @@ void RuntimeJob::sleep(std::chrono::nanoseconds duration) {
   if (!in_input) {
     end_idle(runtime_->now());
   }
-  checkpoint();
+  yield_point();
 }
 
 void RuntimeJob::begin_input() {

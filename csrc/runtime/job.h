@@ -73,7 +73,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   /// Waits for the start, runs `body`, destroys it, and ends the job. Called once, on the thread that becomes the
   /// job's.
   void run(Body body);
-  void checkpoint() override { interrupts_.checkpoint(!is_ungated()); }  // other threads wait for an ungated one
+  void yield_point() override { interrupts_.yield_point(!is_ungated()); }  // other threads wait for an ungated one
   /// Called when the cancellation has reached the job's code: ops run again, so that the job can clean up.
   void acknowledge_cancel() { interrupts_.acknowledge_cancel(); }
   /// Called when code that swallows exceptions has lost the cancellation: the next op throws again.
@@ -114,7 +114,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   class InBody;
 
   JobId id() const { return registration_.job(); }
-  void attend() override { interrupts_.attend(); }
+  void handle_interrupts() override { interrupts_.handle_interrupts(); }
   MemoryOwner::Options memory_options() const;
   void own_memory();
   JobState run_body(const Body& body);

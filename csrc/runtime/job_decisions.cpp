@@ -220,7 +220,7 @@ void JobDecisions::set_report_interval() {
                                                : kReportInterval);
 }
 
-std::chrono::nanoseconds JobDecisions::attend() {
+std::chrono::nanoseconds JobDecisions::serve_once() {
   if (try_again_ <= clock_.now()) {
     try_again_ = kNever;
     decide();

@@ -22,13 +22,13 @@ namespace torchshare {
 /// lower jobs. Records every decision in the timeline. Not thread-safe.
 ///
 /// Note [Without memory]
-/// A decision that finds no memory is made again a moment later, by `attend`; one that was made is carried out and kept
-/// without allocating. What happened to a job is always noted: its reports are applied without allocating, and events
-/// that cannot be recorded are dropped. So no job waits for ever, and none ends the process.
+/// A decision that finds no memory is made again a moment later, by `serve_once`; one that was made is carried out and
+/// kept without allocating. What happened to a job is always noted: its reports are applied without allocating, and
+/// events that cannot be recorded are dropped. So no job waits for ever, and none ends the process.
 class JobDecisions {
  public:
   /// Notifies `changed` when jobs' states or orders changed, and wakes the thread behind `reports` when it has to
-  /// `attend` earlier than it was told. Throws std::invalid_argument for invalid options.
+  /// `serve_once` earlier than it was told. Throws std::invalid_argument for invalid options.
   JobDecisions(Clock& clock, Timeline& timeline, Gate& gate, const RuntimeOptions& options, ReportInbox& reports,
                EventCount& changed);
 
@@ -40,7 +40,7 @@ class JobDecisions {
   void cancel_starts();
   void give_up(JobId job);
   void obey(const AutoSharing::Order& order);
-  std::chrono::nanoseconds attend();
+  std::chrono::nanoseconds serve_once();
 
   // Around a job's wait for its start.
   void begin_wait(LiveJob& job);

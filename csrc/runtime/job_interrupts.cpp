@@ -44,25 +44,25 @@ class JobInterrupts::Waiting {
   const bool former_;
 };
 
-void JobInterrupts::attend() {
+void JobInterrupts::handle_interrupts() {
   while (true) {
-    const std::uint32_t attention = job_.slot.attention.load(std::memory_order_acquire);
-    if ((attention & kRaised) != 0) {
+    const std::uint32_t interrupts = job_.slot.interrupts.load(std::memory_order_acquire);
+    if ((interrupts & kRaised) != 0) {
       lower_again(job_.slot, job_.priority);
     }
-    if ((attention & (kCancel | kSuspend | kHold | kFork)) != 0 && !job_.language.may_stop()) {
+    if ((interrupts & (kCancel | kSuspend | kHold | kFork)) != 0 && !job_.language.may_stop()) {
       return;
     }
-    if ((attention & kCancel) != 0) {
+    if ((interrupts & kCancel) != 0) {
       unwind();
     }
-    if (park(attention)) {
+    if (park(interrupts)) {
       continue;
     }
-    if ((attention & kFork) != 0) {
+    if ((interrupts & kFork) != 0) {
       const Waiting here(*this);
       block("fork", [this] { job_.runtime.gate.wait_while(job_.slot, kFork); });
-    } else if ((attention & kContended) == 0 || job_.runtime.gate.try_enter(job_.slot) || wait_turn()) {
+    } else if ((interrupts & kContended) == 0 || job_.runtime.gate.try_enter(job_.slot) || wait_turn()) {
       return;
     }
   }
@@ -75,16 +75,16 @@ bool JobInterrupts::wait_turn() {
   return admitted;
 }
 
-bool JobInterrupts::park(std::uint32_t attention) {
-  if ((attention & kSuspend) != 0) {
+bool JobInterrupts::park(std::uint32_t interrupts) {
+  if ((interrupts & kSuspend) != 0) {
     wait_while(kSuspend, "suspended", JobReport::Kind::kSuspended);
-  } else if ((attention & kHold) != 0) {
+  } else if ((interrupts & kHold) != 0) {
     wait_while(kHold, "held", JobReport::Kind::kHeld);
   }
-  return (attention & (kSuspend | kHold)) != 0;
+  return (interrupts & (kSuspend | kHold)) != 0;
 }
 
-void JobInterrupts::wait_while(Attention bit, std::string_view reason, JobReport::Kind kind) {
+void JobInterrupts::wait_while(Interrupt bit, std::string_view reason, JobReport::Kind kind) {
   const Waiting here(*this);
   job_.report(kind);
   if (bit == kSuspend) {
@@ -94,16 +94,16 @@ void JobInterrupts::wait_while(Attention bit, std::string_view reason, JobReport
   job_.report(JobReport::Kind::kResumed);
 }
 
-void JobInterrupts::checkpoint(bool parks) {
+void JobInterrupts::yield_point(bool parks) {
   while (true) {
-    const std::uint32_t attention = parks ? job_.slot.attention.load(std::memory_order_acquire) : 0;
-    if ((cancel_requested() || (attention & (kSuspend | kHold)) != 0) && !job_.language.may_stop()) {
+    const std::uint32_t interrupts = parks ? job_.slot.interrupts.load(std::memory_order_acquire) : 0;
+    if ((cancel_requested() || (interrupts & (kSuspend | kHold)) != 0) && !job_.language.may_stop()) {
       return;
     }
     if (cancel_requested()) {
       unwind();
     }
-    if (!park(attention)) {
+    if (!park(interrupts)) {
       return;
     }
   }

@@ -25,16 +25,16 @@ class JobInterrupts {
   void cancel();
   void give_up();
   /// True once a cancellation has reached the job's code.
-  bool is_acknowledged() const { return (job_.slot.attention.load(std::memory_order_acquire) & kCancel) == 0; }
+  bool is_acknowledged() const { return (job_.slot.interrupts.load(std::memory_order_acquire) & kCancel) == 0; }
   bool cancel_requested() const { return cancel_requested_.load(std::memory_order_acquire); }
   bool is_given_up() const { return given_up_.load(); }
   bool is_waiting() const { return is_waiting_.load(std::memory_order_relaxed); }
 
   // The job's own thread.
-  /// Called before an op if any `attention` is set. Returns when the op may run.
-  void attend();
+  /// Called before an op if any `interrupts` is set. Returns when the op may run.
+  void handle_interrupts();
   /// Called between ops; `parks`: whether the job may be suspended or held here.
-  void checkpoint(bool parks);
+  void yield_point(bool parks);
   void acknowledge_cancel();
   void repeat_cancel();
   void set_waiting(bool waiting) { is_waiting_.store(waiting, std::memory_order_relaxed); }
@@ -49,8 +49,8 @@ class JobInterrupts {
   class Waiting;
 
   /// Parks the job if it is suspended or held; returns whether it was.
-  bool park(std::uint32_t attention);
-  void wait_while(Attention bit, std::string_view reason, JobReport::Kind kind);
+  bool park(std::uint32_t interrupts);
+  void wait_while(Interrupt bit, std::string_view reason, JobReport::Kind kind);
   /// Returns whether the job was admitted.
   bool wait_turn();
   void unwind();

@@ -41,18 +41,18 @@ class ReportInbox {
   }
 
   // The coordinator's thread.
-  void wake() { news_.notify_all(); }
-  /// Calls `attend`, which returns when to call it again, until `dismiss`, and then once more.
-  template <class Attend>
-  void serve(Clock& clock, Attend attend) {
+  void wake() { wake_.notify_all(); }
+  /// Calls `serve_once`, which returns when to call it again, until `dismiss`, and then once more.
+  template <class ServeOnce>
+  void serve(Clock& clock, ServeOnce serve_once) {
     while (!dismissed_.load()) {
-      const std::uint32_t seen = news_.value();
-      const auto next = attend();
+      const std::uint32_t seen = wake_.value();
+      const auto next = serve_once();
       if (!dismissed_.load()) {
-        clock.wait(news_, seen, next);
+        clock.wait(wake_, seen, next);
       }
     }
-    attend();
+    serve_once();
   }
   void dismiss() {
     dismissed_.store(true);
@@ -61,7 +61,7 @@ class ReportInbox {
 
  private:
   Inbox<JobReport> reports_;
-  EventCount news_;
+  EventCount wake_;
   std::atomic<std::chrono::nanoseconds> last_{std::chrono::nanoseconds(0)};
   std::atomic<std::chrono::nanoseconds> interval_{std::chrono::nanoseconds(0)};
   std::atomic<bool> dismissed_{false};

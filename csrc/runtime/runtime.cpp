@@ -190,7 +190,7 @@ std::vector<std::string> Runtime::close(std::chrono::nanoseconds patience) {
       member.thread.join();
     }
   }
-  state_->coordinator.attend();
+  state_->coordinator.serve_once();
   if (was_started) {
     set_intra_op_threads(former_threads_);  // torch uses the last number set as the default of new threads
   }

@@ -12,7 +12,7 @@ constexpr std::chrono::nanoseconds kLookEvery = std::chrono::milliseconds(4);
 
 /// The kRaised bit says that the thread was raised; the caller that clears it lowers the thread.
 void lower_again(Slot& slot, ThreadPriority& priority) {
-  if ((slot.attention.fetch_and(~kRaised, std::memory_order_acq_rel) & kRaised) != 0) {
+  if ((slot.interrupts.fetch_and(~kRaised, std::memory_order_acq_rel) & kRaised) != 0) {
     priority.lower();
   }
 }
@@ -40,7 +40,7 @@ bool StallWatch::Member::stands_still() {
   const std::uint64_t activity = slot_.activity.load(std::memory_order_acquire);
   const auto used = priority_.used();
   const bool outside = (activity & 1) == 0;
-  const bool waits = (slot_.attention.load(std::memory_order_relaxed) & (kSuspend | kHold)) != 0;
+  const bool waits = (slot_.interrupts.load(std::memory_order_relaxed) & (kSuspend | kHold)) != 0;
   const bool moved = std::exchange(activity_, activity) != activity;
   const bool ran = std::exchange(used_, used) != used || !used;
   return outside && !waits && !moved && !ran;
@@ -55,12 +55,12 @@ void StallWatch::look() {
     const bool blocks = std::any_of(members_.begin(), members_.end(), [&](const Member* higher) {
       return higher->is_still_ && outranks(higher->slot_.priority, lower->slot_.priority);
     });
-    const bool raised = (lower->slot_.attention.load(std::memory_order_relaxed) & kRaised) != 0;
+    const bool raised = (lower->slot_.interrupts.load(std::memory_order_relaxed) & kRaised) != 0;
     if (!blocks) {
       lower_again(lower->slot_, lower->priority_);
     } else if (lower->is_still_ && !raised) {
       lower->priority_.raise();
-      lower->slot_.attention.fetch_or(kRaised, std::memory_order_acq_rel);
+      lower->slot_.interrupts.fetch_or(kRaised, std::memory_order_acq_rel);
     }
   }
 }

@@ -64,7 +64,7 @@ class CountingContext final : public OpContext {
   std::uint64_t ops() const { return slot_.ops(); }
 
  private:
-  void attend() override {}
+  void handle_interrupts() override {}
 };
 
 TEST(ContextPause, TakesTheThreadOutOfItsJobAndBack) {

@@ -35,15 +35,15 @@ class Member {
   const std::string& name() const { return name_; }
   Slot& slot() { return slot_; }
   JobState state() const { return status_.state.load(); }
-  bool has_hold() const { return (slot_.attention.load() & kHold) != 0; }
+  bool has_hold() const { return (slot_.interrupts.load() & kHold) != 0; }
   /// Puts a report, and applies it.
   void report(JobReport::Kind kind, JobState state = JobState::kRunning) {
     coordinator_.report({id(), kind, clock_.now(), status_.steps.load(), state});
-    coordinator_.attend();
+    coordinator_.serve_once();
   }
   void go_on_after(std::uint64_t steps) {
     coordinator_.report({id(), JobReport::Kind::kGoesOn, clock_.now(), steps});
-    coordinator_.attend();
+    coordinator_.serve_once();
   }
   void step() {
     ++status_.steps;
@@ -705,7 +705,7 @@ TEST_F(CoordinatorTest, AJobThatHasEndedLeavesARecord) {
     job.end(JobState::kFinished);
     ASSERT_LE(coordinator_.size(), 1U);
   }
-  coordinator_.attend();
+  coordinator_.serve_once();
   EXPECT_EQ(coordinator_.size(), 0U);
   EXPECT_EQ(coordinator_.names().size(), 1000U);
   members_.clear();  // as a runtime forgets them
@@ -742,7 +742,7 @@ TEST_F(CoordinatorTest, NothingReachesAJobThatHasEnded) {
   Member& job = add("a", Priority::kPrimary, "now");
   EXPECT_TRUE(coordinator_.wait_to_start(job.id()));
   job.end(JobState::kFinished);
-  coordinator_.attend();
+  coordinator_.serve_once();
   ASSERT_EQ(coordinator_.size(), 0U);
   job.step();
   job.end(JobState::kFailed);
@@ -761,11 +761,11 @@ TEST_F(CoordinatorTest, AJobThatIsGivenUpWhileItWaitsToStartEndsWithItsThread) {
   auto waiter = start(job);
   ASSERT_TRUE(is_delayed(job));
   coordinator_.give_up(job.id());
-  coordinator_.attend();
+  coordinator_.serve_once();
   EXPECT_EQ(coordinator_.size(), 1U) << "its thread is still inside";
   coordinator_.cancel_start(job.id());
   EXPECT_FALSE(waiter.get());
-  coordinator_.attend();
+  coordinator_.serve_once();
   EXPECT_EQ(coordinator_.size(), 0U);
 }
 
@@ -856,7 +856,7 @@ TEST_F(CoordinatorTest, ADecisionThatFindsNoMemoryIsMadeLaterAndForAllRanks) {
     primary.end(JobState::kFinished);
     news_left = -1;
     clock_.advance(10ms);
-    coordinator_.attend();
+    coordinator_.serve_once();
     ASSERT_EQ(waiter.wait_for(5s), std::future_status::ready) << "without memory after " << news << " allocations";
     EXPECT_EQ(coordinator_.take_orders().back().job, secondary.id());
     secondary.end(JobState::kFinished);
@@ -906,7 +906,7 @@ TEST(Coordinator, AThreadThatHoldsTheLockDelaysNoJobThatReports) {
   coordinator.open();
   EXPECT_TRUE(coordinator.wait_to_start(job.id()));
   clock.keeps = true;
-  std::jthread other([&] { coordinator.attend(); });
+  std::jthread other([&] { coordinator.serve_once(); });
   clock.asked.wait();
   auto step = std::async(std::launch::async, [&] {
     coordinator.report({job.id(), JobReport::Kind::kStepped, 1s, 1});

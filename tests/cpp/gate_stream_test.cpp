@@ -219,8 +219,8 @@ TEST_F(RunAheadGateTest, OneLongOpMayGoAndHoldsTheNext) {
 }
 
 TEST_F(RunAheadGateTest, DoesNotBoundTheHighest) {
-  EXPECT_EQ(primary_.attention.load() & kContended, 0U);
-  EXPECT_NE(secondary_.attention.load() & kContended, 0U);
+  EXPECT_EQ(primary_.interrupts.load() & kContended, 0U);
+  EXPECT_NE(secondary_.interrupts.load() & kContended, 0U);
 }
 
 TEST(DeviceTimes, ReadsDurationsAndGapsWhenTheDeviceHasDoneThem) {

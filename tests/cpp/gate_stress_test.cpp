@@ -52,7 +52,7 @@ class Worker final : public OpContext {
     gate_.add(slot_);
   }
   ~Worker() override { gate_.remove(slot_); }
-  void attend() override {
+  void handle_interrupts() override {
     if (gate_.is_lower(slot_) && !gate_.try_enter(slot_)) {
       (void)gate_.wait_turn(slot_);
     }

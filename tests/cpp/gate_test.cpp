@@ -40,8 +40,8 @@ class GateTest : public ::testing::Test {
 };
 
 TEST_F(GateTest, AsksThePolicyForTheLowerJobOnly) {
-  EXPECT_EQ(primary_.attention.load(), 0U);
-  EXPECT_EQ(secondary_.attention.load(), kContended);
+  EXPECT_EQ(primary_.interrupts.load(), 0U);
+  EXPECT_EQ(secondary_.interrupts.load(), kContended);
 }
 
 TEST_F(GateTest, KeepsSecondaryOutWhilePrimaryIsInside) {
@@ -88,7 +88,7 @@ TEST_F(GateTest, TheEndOfTheHigherJobOpensTheGatePermanently) {
   EXPECT_TRUE(still_waits(waiter));
   gate_.remove(primary_);
   EXPECT_TRUE(waiter.get());
-  EXPECT_EQ(secondary_.attention.load(), 0U);
+  EXPECT_EQ(secondary_.interrupts.load(), 0U);
   gate_.add(primary_);
 }
 
@@ -99,10 +99,10 @@ TEST(Gate, LetsOutrankedJobsInForTheirShareOfEachCycle) {
   Slot secondary(Priority::kSecondary);
   gate.set_pace({.cycle = 100ms, .share = 0.3});
   gate.add(secondary);
-  EXPECT_EQ(secondary.attention.load(), 0U);  // no job to wait for
+  EXPECT_EQ(secondary.interrupts.load(), 0U);  // no job to wait for
   gate.add(primary);
-  EXPECT_EQ(primary.attention.load(), 0U);
-  EXPECT_EQ(secondary.attention.load(), kContended);
+  EXPECT_EQ(primary.interrupts.load(), 0U);
+  EXPECT_EQ(secondary.interrupts.load(), kContended);
   EXPECT_TRUE(gate.try_enter(secondary));
   clock.advance(30ms);
   EXPECT_FALSE(gate.try_enter(secondary));
@@ -113,12 +113,12 @@ TEST(Gate, LetsOutrankedJobsInForTheirShareOfEachCycle) {
   gate.set_pace({.share = 0});
   EXPECT_FALSE(gate.try_enter(secondary));
   gate.remove(primary);
-  EXPECT_EQ(secondary.attention.load(), 0U);
+  EXPECT_EQ(secondary.interrupts.load(), 0U);
   gate.remove(secondary);
 }
 
 TEST_F(GateTest, CancelAndSuspendEndAWaitForATurn) {
-  for (const Attention bit : {kCancel, kSuspend}) {
+  for (const Interrupt bit : {kCancel, kSuspend}) {
     primary_.enter();
     auto waiter = secondary_waits();
     EXPECT_TRUE(still_waits(waiter));

@@ -19,12 +19,12 @@
 namespace torchshare {
 namespace {
 
-/// A job that counts calls of `attend`, and throws if told to.
+/// A job that counts calls of `handle_interrupts`, and throws if told to.
 class FakeJob final : public OpContext {
  public:
   FakeJob() : OpContext(Priority::kSecondary, at::detail::createCPUGenerator(7)) { install_op_hook(); }
-  void raise_attention() { slot_.attention.store(kCancel); }
-  void attend() override {
+  void raise_interrupt() { slot_.interrupts.store(kCancel); }
+  void handle_interrupts() override {
     ++attended_;
     if (throw_) {
       throw std::runtime_error("stopped at the gate");
@@ -76,7 +76,7 @@ TEST(OpHook, SeesForwardAndBackwardAlike) {
 TEST(OpHook, IsSwitchedOffOutsideTheScope) {
   FakeJob job;
   at::Tensor x = at::ones({4});
-  job.raise_attention();
+  job.raise_interrupt();
   x.add_(x);
   EXPECT_EQ(job.attended_, 0);
   EXPECT_EQ(ops_of(job, [&] { x.add_(x); }), 1U);
@@ -88,7 +88,7 @@ TEST(OpHook, WhatTheGateThrowsUnwindsTheOpAndLeavesTheJobOutside) {
   at::Tensor x = at::ones({4}).requires_grad_();
   const at::Tensor loss = x.mul(x).sum();
   const ContextScope scope(job);
-  job.raise_attention();
+  job.raise_interrupt();
   job.throw_ = true;
   EXPECT_THROW(x.detach().add_(1), std::runtime_error);
   EXPECT_THROW(at::ones({2}).atan_(), std::runtime_error);

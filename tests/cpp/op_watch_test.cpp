@@ -306,7 +306,7 @@ class Spelled final : public OpContext {
     install_op_hook();
     watch_ = std::make_unique<OpWatch>(slot_, gate_, clock_, WatchOptions{.record = true});
   }
-  void attend() override {}
+  void handle_interrupts() override {}
   std::vector<OpProfile> profiles() const { return watch_->profiles(); }
   std::size_t places() const { return watch_->trace().ops.size(); }
 

@@ -40,7 +40,7 @@ using ::testing::HasSubstr;
 at::Tensor train(Job& job, int steps) {
   at::Tensor weights = at::randn({16, 16}).requires_grad_();
   for (int i = 0; i < steps; ++i) {
-    job.checkpoint();
+    job.yield_point();
     job.begin_step();
     const at::Tensor loss = at::dropout(at::tanh(at::mm(at::randn({8, 16}), weights)), 0.3, true).pow(2).mean();
     loss.backward();

@@ -78,7 +78,7 @@ TEST_F(StallWatchTest, LowersItAgainWhenTheHigherOneMakesProgress) {
 
 TEST_F(StallWatchTest, TheJobItselfIsLoweredAtItsNextOp) {
   watch_.look();
-  EXPECT_NE(lower_slot_.attention.load() & kRaised, 0U);
+  EXPECT_NE(lower_slot_.interrupts.load() & kRaised, 0U);
   lower_again(lower_slot_, lower_);
   EXPECT_EQ(lower_.raises(), 0);
   lower_again(lower_slot_, lower_);
@@ -108,8 +108,8 @@ TEST_F(StallWatchTest, AnOpHoldsNothingThatOthersWaitFor) {
 }
 
 TEST_F(StallWatchTest, AHigherJobThatWaitsAsItShouldIsNotBlocked) {
-  for (const Attention bit : {kSuspend, kHold}) {
-    higher_slot_.attention = bit;
+  for (const Interrupt bit : {kSuspend, kHold}) {
+    higher_slot_.interrupts = bit;
     watch_.look();
     watch_.look();
     EXPECT_EQ(lower_.raises(), 0);

@@ -135,7 +135,7 @@ def _yield(job: JobContext) -> None:
     if not job.is_ending:
         if job.spills:
             job.park_spilled(job)
-        job.handle.checkpoint()
+        job.handle.yield_point()
 
 
 def _begin_sub_batch(job: JobContext) -> None:

@@ -32,7 +32,7 @@ def park(job: JobContext) -> None:
     spilled = Spilled(job)
     try:
         job.park()
-        job.handle.checkpoint()
+        job.handle.yield_point()
     except BaseException:
         job.resume()  # it was cancelled, and may run ops to clean up
         raise

@@ -68,7 +68,7 @@ class Job {
 
   // On the job's own thread.
   /// Waits while the job is suspended; throws Cancelled if it is cancelled.
-  virtual void checkpoint() = 0;
+  virtual void yield_point() = 0;
   /// Like std::this_thread::sleep_for, but a cancel ends it, and lower jobs may run meanwhile.
   virtual void sleep(std::chrono::nanoseconds duration) = 0;
   /// Called around the loader's work: while the job waits for input, lower jobs may enter at once.
