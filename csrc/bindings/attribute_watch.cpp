@@ -32,7 +32,7 @@ class Watch {
     }
   }
 
-  /// Of the type itself: from Python 3.13 on, ModuleType inherits those of `object`.
+  /// The descriptor of the type itself: from Python 3.13 on, ModuleType inherits those of `object`.
   PyWrapperDescrObject* wrapper(const char* name) {
     PyObject* found = PyDict_GetItemString(dictionary_of(base_), name);
     if (found == nullptr) {

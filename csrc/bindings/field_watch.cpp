@@ -11,8 +11,6 @@ namespace torchshare::bindings {
 namespace {
 
 Told of_assignments;
-Told of_reads;
-PyObject* readers = nullptr;  // a set of names of packages
 
 /// A field of a built-in type. While it is watched, a descriptor of ours is in the dictionary of the type.
 class Field {
@@ -69,9 +67,10 @@ PyObject* read(PyObject* owner, void* field) {
 
 int assign(PyObject* owner, PyObject* value, void* closure) {
   const auto& field = *static_cast<Field*>(closure);
-  if (of_assignments && value != nullptr) {
+  if (of_assignments) {
     const py::str name(field.name());
-    PyObject* answer = of_assignments({owner, name.ptr(), value});
+    PyObject* answer =
+        value == nullptr ? of_assignments({owner, name.ptr()}) : of_assignments({owner, name.ptr(), value});
     if (answer == nullptr) {
       return -1;
     }
@@ -84,50 +83,28 @@ int assign(PyObject* owner, PyObject* value, void* closure) {
   return field.write(owner, value);
 }
 
-/// Whether code of a package that may read without being told of runs.
-bool is_reader() {
-  static PyObject* const name = PyUnicode_InternFromString("__name__");
-  const std::string_view package = top_of(PyEval_GetGlobals(), name);
-  return PySet_Contains(readers, py::str(package.data(), package.size()).ptr()) == 1;
-}
-
-PyObject* read_variables(PyObject* owner, void* closure) {
-  PyObject* variables = static_cast<Field*>(closure)->read(owner);
-  if (!of_reads || variables == nullptr || !PyDict_Check(variables) || is_initializing(variables) || is_reader()) {
-    return variables;
-  }
-  PyObject* answer = of_reads({owner, variables});
-  Py_DECREF(variables);
-  return answer;
-}
-
 /// Never destroyed: code may keep a descriptor of ours.
-const std::array<Field*, 5>& fields() {
-  static const auto& all = *new std::array<Field*, 5>{
+const std::array<Field*, 3>& fields() {
+  static const auto& all = *new std::array<Field*, 3>{
       new Field(PyFunction_Type, "__code__", read, assign),
       new Field(PyFunction_Type, "__defaults__", read, assign),
       new Field(PyFunction_Type, "__kwdefaults__", read, assign),
-      new Field(PyFunction_Type, "__globals__", read_variables, nullptr),
-      new Field(PyModule_Type, "__dict__", read_variables, nullptr),
   };
   return all;
 }
 
 }  // namespace
 
-void watch_fields(py::object assigned, py::object read, const py::frozenset& untold) {
+void watch_fields(py::object assigned) {
   unwatch_fields();
-  readers = py::object(untold).release().ptr();
   for (Field* field : fields()) {
     field->install();
   }
   of_assignments.set(std::move(assigned));
-  of_reads.set(std::move(read));
 }
 
 void unwatch_fields() {
   of_assignments.set(py::none());
-  of_reads.set(py::none());
   for (Field* field : fields()) {
     field->remove();
   }

@@ -5,10 +5,9 @@
 namespace torchshare::bindings {
 
 /// Calls `assigned(function, name, value)` before the code, the defaults or the keyword defaults of a function are
-/// replaced; True from it means that nothing is left to do. A read of `module.__dict__` or `function.__globals__` gives
-/// what `read(module or function, dictionary)` returns, once the module is imported, unless code of a package in
-/// `untold` reads. What either raises, the assignment or read raises. With the GIL. See Note [Watching attributes].
-void watch_fields(pybind11::object assigned, pybind11::object read, const pybind11::frozenset& untold);
+/// replaced, without `value` before they are deleted; True from it means that nothing is left to do. What it raises,
+/// the assignment raises. With the GIL. See Note [Watching attributes].
+void watch_fields(pybind11::object assigned);
 void unwatch_fields();
 
 }  // namespace torchshare::bindings

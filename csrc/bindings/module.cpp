@@ -20,7 +20,6 @@ PYBIND11_MODULE(_C, module) {
   module.def("watch_attributes", &torchshare::bindings::watch_attributes, pybind11::arg("assigned"),
              pybind11::arg("ignored"), pybind11::arg("routed"));
   module.def("unwatch_attributes", &torchshare::bindings::unwatch_attributes);
-  module.def("watch_fields", &torchshare::bindings::watch_fields, pybind11::arg("assigned"), pybind11::arg("read"),
-             pybind11::arg("untold"));
+  module.def("watch_fields", &torchshare::bindings::watch_fields, pybind11::arg("assigned"));
   module.def("unwatch_fields", &torchshare::bindings::unwatch_fields);
 }

@@ -46,13 +46,15 @@ inline PyObject* dictionary_of(PyTypeObject& type) {
 #endif
 }
 
-/// The text of `variables[name]` up to its first dot; empty if there is none, or they are what a job sees as those of a
-/// module.
+/// The text of `variables[name]` up to its first dot; empty if there is none.
 inline std::string_view top_of(PyObject* variables, PyObject* name) {
   const bool are_plain = variables != nullptr && PyDict_CheckExact(variables);
   PyObject* found = are_plain ? PyDict_GetItemWithError(variables, name) : nullptr;
   Py_ssize_t size = 0;
   const char* text = found != nullptr && PyUnicode_Check(found) ? PyUnicode_AsUTF8AndSize(found, &size) : nullptr;
+  if (text == nullptr) {
+    PyErr_Clear();  // a name with surrogates
+  }
   const std::string_view whole = text == nullptr ? std::string_view() : std::string_view(text, size);
   return whole.substr(0, whole.find('.'));
 }

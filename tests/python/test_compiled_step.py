@@ -412,7 +412,7 @@ def test_what_changes_after_compiling_runs_in_eager(caplog: pytest.LogCaptureFix
         ({"loss_fn": None}, "job 'alone': loss_fn must be callable, got None"),
         ({"optimizer": None}, "job 'alone': optimizer must be a torch.optim.Optimizer, got NoneType"),
         ({"example_batch": []}, "job 'alone': example_batch must hold a tensor, got list"),
-        ({"sub_batch": 0}, "job 'alone': sub_batch is 0"),
+        ({"sub_batch": 0}, "job 'alone': sub_batch must be a positive integer, got 0"),
     ],
 )
 def test_bad_arguments(change: dict[str, Any], text: str) -> None:
@@ -466,7 +466,7 @@ def test_a_loader_that_is_used_up() -> None:
         training = Training("mlp")
         job.fit(training.step(job), iter(training.batches), steps=12)
 
-    with pytest.raises(ValueError, match="the loader yielded no batch"):
+    with pytest.raises(ValueError, match="the loader must yield at least 1 batch, got none"):
         run_one(train)
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 import types
-import unittest.mock
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from test_replacements import beside, output
-from test_shared_torch import Meeting
+from test_replacements import beside
 from torch import nn
 from torch.nn import functional as F
 
@@ -23,68 +21,6 @@ ONES = torch.ones(1, 4)
 
 def zeros(tensor: torch.Tensor, *_args: Any, **_options: Any) -> torch.Tensor:
     return nn.init.zeros_(tensor)
-
-
-def by_vars() -> None:
-    vars(nn.init)["kaiming_uniform_"] = vars(nn.init)["uniform_"] = zeros
-
-
-def by_dict() -> None:
-    nn.init.__dict__.update(kaiming_uniform_=zeros, uniform_=zeros)
-
-
-def by_globals() -> None:
-    nn.init.xavier_uniform_.__globals__["kaiming_uniform_"] = zeros
-    variables = nn.init.xavier_uniform_.__globals__
-    variables |= {"uniform_": zeros}
-
-
-def by_exec() -> None:
-    exec("def kaiming_uniform_(tensor, *_, **__): return zeros_(tensor)\nuniform_ = kaiming_uniform_", vars(nn.init))
-
-
-def by_mock() -> None:
-    unittest.mock.patch.dict(vars(nn.init), kaiming_uniform_=zeros, uniform_=zeros).start()
-
-
-@pytest.mark.parametrize("change", [by_vars, by_dict, by_globals, by_exec, by_mock])
-def test_what_a_job_writes_into_the_dictionary_of_a_module_is_its_own(change: Callable[[], None]):
-    def replaced() -> float:
-        change()
-        return output()
-
-    before = dict(vars(nn.init))
-    mine, other, after = beside(replaced, output)
-    assert (mine, other) == (0.0, after) and after == output() != 0.0
-    assert dict(vars(nn.init)) == before
-
-
-def test_a_dictionary_reads_as_the_modules():
-    def read() -> tuple[Any, ...]:
-        variables = vars(F)
-        F.relu = abs  # type: ignore[assignment]
-        present = (variables["relu"] is abs, vars(F)["relu"] is abs, "relu" in variables, variables.get("no such"))
-        vars(F)["added"] = 1
-        added = F.added == variables["added"] == 1  # type: ignore[attr-defined]
-        del vars(F)["added"]
-        copied = dict(variables)
-        return present, added, hasattr(F, "added"), copied["gelu"] is F.gelu, {**vars(F)}["gelu"] is F.gelu
-
-    mine, other, after = beside(read, lambda: (F.relu, vars(F).get("added"), sorted(vars(F)) == sorted(dir(F))))
-    assert mine == ((True, True, True, None), True, False, True, True)
-    assert other == after == (F.relu, None, True)
-
-
-def test_a_variable_that_the_modules_code_reads_fails_the_job():
-    def replace() -> str:
-        with pytest.raises(RuntimeError) as error:
-            vars(torch.serialization)["MAGIC_NUMBER"] = 4
-        return str(error.value)
-
-    before = torch.serialization.MAGIC_NUMBER
-    mine, other, after = beside(replace, lambda: torch.serialization.MAGIC_NUMBER)
-    assert "torch.serialization.MAGIC_NUMBER, replaced at " in mine and "shared_patches" in mine
-    assert other == after == before
 
 
 def changed_defaults() -> None:
@@ -99,7 +35,12 @@ def changed_code() -> None:
     nn.Linear.forward.__code__ = (lambda self, input: input).__code__
 
 
+def deleted_defaults() -> None:
+    del F.dropout.__defaults__
+
+
 FIELDS = [
+    (deleted_defaults, "torch.nn.functional.dropout.__defaults__", lambda: F.dropout.__defaults__),
     (changed_defaults, "torch.nn.functional.dropout.__defaults__", lambda: F.dropout.__defaults__),
     (changed_keyword_defaults, "torch.serialization.load.__kwdefaults__", lambda: torch.load.__kwdefaults__),
     (changed_code, "torch.nn.modules.linear.Linear.forward.__code__", lambda: nn.Linear.forward.__code__),
@@ -219,18 +160,3 @@ def test_whether_distributions_check_their_values_is_each_jobs():
         return torch.distributions.Distribution._validate_args
 
     assert beside(unchecked, checked) == (False, True, True)
-
-
-def test_a_job_that_waits_reads_variables_as_a_program():
-    """The standard library looks functions up, copies and pickles them, and imports."""
-    import inspect
-    import pickle
-    import typing
-
-    def look() -> bool:
-        hints = typing.get_type_hints(nn.Linear.forward)
-        return pickle.loads(pickle.dumps(F.relu)) is F.relu and bool(inspect.signature(F.relu)) and bool(hints)
-
-    meeting = Meeting()
-    meeting.inside.set()
-    assert beside(look, look) == (True, True, True)

@@ -132,14 +132,18 @@ def advance(passing: Pass) -> None:
 
 def _yield(job: JobContext) -> None:
     """Where the job may be suspended, with or without its memory, and cancelled."""
+    _park_spilled(job)
     if not job.is_ending:
-        if job.spills:
-            job.park_spilled(job)
         job.handle.yield_point()
 
 
+def _park_spilled(job: JobContext) -> None:
+    if job.spills and not job.is_ending:
+        job.park_spilled(job)
+
+
 def _begin_sub_batch(job: JobContext) -> None:
-    _yield(job)
+    _park_spilled(job)  # only: a job that has caught a cancel in a step may end that step
     job.open_loops.sub_batches += 1
     job.handle.begin_sub_batch()
 

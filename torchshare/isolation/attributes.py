@@ -41,10 +41,6 @@ class Attribute:
         """The one of the calling thread, as the dictionary of the class or module would hold it."""
         return self.values.get(current.tenant(), self.common) if self.values else self.common  # type: ignore[arg-type]
 
-    def exists(self) -> bool:
-        """For the calling thread."""
-        return self.value() is not _INHERITED
-
     def read_by(self, frame: FrameType) -> None:
         """Tells of the thread's own value that the code of a module or class body reads, which may keep it."""
         if not frame.f_code.co_flags & inspect.CO_OPTIMIZED and current.tenant() in self.values:

@@ -85,7 +85,7 @@ def _with_own_variables(function: FunctionType) -> Callable[..., Any]:
         if tenant is None:
             return function(*args, **kwargs)
         own = (tenant.job if isinstance(tenant, ScriptContext) else tenant).own_settings
-        found = variables | {name: value for (owner, name), value in own.items() if owner == module}
+        found = variables | {key[1]: value for key, value in own.items() if isinstance(key, tuple) and key[0] == module}
         before = found.copy()
         result = copied(function, found)(*args, **kwargs)
         own.update({(module, name): value for name, value in found.items() if value is not before.get(name)})

@@ -19,10 +19,9 @@ from torch.distributions import Distribution
 from torchshare import _C
 from torchshare.context import current
 from torchshare.context.script import ScriptContext
-from torchshare.isolation import attributes, namespaces, packages, shared_changes
+from torchshare.isolation import attributes, packages, shared_changes
 from torchshare.isolation.attributes import Attribute, ClassAttribute, ModuleAttribute
 from torchshare.isolation.patches import Patches
-from torchshare.isolation.script_modules import process_modules
 from torchshare.isolation.shared_changes import Change, lock
 
 if TYPE_CHECKING:
@@ -38,9 +37,7 @@ _BOOKKEEPING = frozenset(
     )
 )
 _SET_BY_C = ("torch", "Storage")  # by torch's C code, with the default dtype
-_READERS = sys.stdlib_module_names | {"torch", "torchshare"}
-"""Their code compares dictionaries of modules by identity, and writes none of another package."""
-_OURS = (__name__, attributes.__name__, namespaces.__name__)
+_OURS = (__name__, attributes.__name__)
 
 # With the lock of shared_changes:
 _attributes: dict[tuple[int, str], Attribute] = {}
@@ -50,7 +47,7 @@ _by_package: dict[str, list[tuple[Attribute, Any]]] = {}
 
 def route(patches: Patches) -> None:
     _C.watch_attributes(_assigned, _BOOKKEEPING, attributes.Descriptor)
-    _C.watch_fields(_field_assigned, _variables_read, _READERS)
+    _C.watch_fields(_field_assigned)
     patches.at_undo(_stop)
     patches.wrap(importlib, "reload", _reloading)
     patches.wrap(Distribution, "set_default_validate_args", _of_the_job)
@@ -171,10 +168,10 @@ def _share(
     shared_changes.make(tenant, Change(package, what, why_shared, shared_changes.line_of(frame), restore))
 
 
-def _field_assigned(function: FunctionType, name: str, value: Any) -> bool:
+def _field_assigned(function: FunctionType, name: str, *value: Any) -> bool:
     """The watch's callback for the code and defaults of functions."""
     tenant, former = current.tenant(), getattr(function, name)
-    if tenant is None or value is former or not packages.has(function):
+    if tenant is None or value == (former,) or not packages.has(function):
         return False
     frame, package = _assigning(), packages.of(function)
     if not _is_foreign(tenant, package, frame):
@@ -182,23 +179,6 @@ def _field_assigned(function: FunctionType, name: str, value: Any) -> bool:
     what = f"{function.__module__}.{function.__qualname__}.{name}"
     _share(tenant, frame, package, what, "all jobs call the function", lambda: setattr(function, name, former))
     return False
-
-
-def _variables_read(owner: Any, variables: dict[str, Any]) -> dict[str, Any]:
-    """The watch's callback for the variables of modules."""
-    tenant = current.tenant()
-    module = process_modules.get(str(variables.get("__name__"))) if tenant is not None else None
-    if tenant is None or module is None or vars(module) is not variables:
-        return variables
-    if not _is_foreign(tenant, packages.of(module), _assigning()):
-        return variables
-    return namespaces.Namespace(module, variables, functools.partial(_own_values, module))
-
-
-def _own_values(module: ModuleType) -> dict[str, Any]:
-    tenant = current.tenant()
-    found = [each for each in list(_attributes.values()) if each.owner is module and tenant in each.values]
-    return {each.name: each.value() for each in found if each.exists()}
 
 
 def _reloading(original: Callable[[ModuleType], ModuleType]) -> Callable[[ModuleType], ModuleType]:
