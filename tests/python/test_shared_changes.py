@@ -17,6 +17,7 @@ import torchshare
 from torchshare import Job
 
 ONES = torch.ones(1, 4)
+KEPT: list[torch.library.Library] = []
 
 
 def zeros(tensor: torch.Tensor, *_args: Any, **_options: Any) -> torch.Tensor:
@@ -141,6 +142,7 @@ def test_a_job_alone_may_register_kernels_until_it_ends():
 def test_an_op_of_the_jobs_own_has_its_kernels():
     def registers() -> float:
         library = torch.library.Library("own_of_job", "DEF")
+        KEPT.append(library)  # or torch keeps the name of an op that is gone, on which torch.compile fails later
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: x + x, "CPU")
         return float(torch.ops.own_of_job.twice(ONES).sum())

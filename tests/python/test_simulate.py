@@ -6,12 +6,14 @@ import csv
 import itertools
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pages
 import pytest
-from conftest import launch, torchshare_command
+from conftest import torchshare_command
 
 from torchshare import _core
 from torchshare.__main__ import main
@@ -251,7 +253,13 @@ def test_ctrl_c_ends_a_long_simulation(tmp_path):
         "sys.exit(m.main(sys.argv[1:]))"
     )
     options = ["--trace", str(path), "--gpus", "8", "--sweep", "restart-cost=0:100:1"]
-    process = launch("-c", code, "simulate", *options, folder=tmp_path)
+    process = subprocess.Popen(  # without torch, as users run it
+        [sys.executable, "-c", code, "simulate", *options],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert process.stderr is not None
     assert process.stderr.readline() == "go\n"
     process.send_signal(signal.SIGINT)
