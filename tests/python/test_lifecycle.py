@@ -592,7 +592,8 @@ def test_a_forked_child_is_refused_its_parents_runtime_and_ends() -> None:
     done = python(
         "import os, sys, torchshare\n"
         "runtime = torchshare.Runtime(device='cpu')\n"
-        "runtime.submit(lambda job: [None for _ in iter(job._context.handle.yield_point, 1)], name='spins', threads=1)\n"
+        "spin = lambda job: [None for _ in iter(job._context.handle.yield_point, 1)]\n"
+        "runtime.submit(spin, name='spins', threads=1)\n"
         "runtime.start()\n"
         "child = os.fork()\n"
         "if child == 0:\n"
