@@ -3,7 +3,7 @@
 # ccache finds what another clone has compiled.
 option(TORCHSHARE_UNITY "Compile several files at a time" ON)
 set(TORCHSHARE_UNITY_BATCH 8)
-unset(CMAKE_UNITY_BUILD CACHE)  # set in build folders of before
+unset(CMAKE_UNITY_BUILD CACHE)  # earlier versions cached ON in build folders
 
 function(unity_sources out name)
   if(NOT TORCHSHARE_UNITY)

@@ -80,8 +80,8 @@ PyObject* replaced(PyObject* owner, PyObject* name, PyObject* value) {
   return PyType_HasFeature(type, Py_TPFLAGS_IMMUTABLETYPE) ? value : _PyType_Lookup(type, name);
 }
 
-/// Whether the package of `owner` assigns, `owner` is still being imported, or importlib puts a module into its
-/// package: most assignments of an import are such. Python's code decides about the others.
+/// Whether the callback is skipped: the package of `owner` assigns, `owner` is still being imported, or importlib puts
+/// a module into its package. These are most assignments of an import.
 bool is_its_own(PyObject* owner, PyObject* value) {
   static PyObject* const module_name = PyUnicode_InternFromString("__module__");
   static PyObject* const own_name = PyUnicode_InternFromString("__name__");

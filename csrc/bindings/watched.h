@@ -8,14 +8,14 @@
 
 namespace torchshare::bindings {
 
-/// Python code that is told what the interpreter is about to do. What that code does itself, it is not told. With the
-/// GIL. See Note [Watching attributes].
+/// A Python callback that is called before the interpreter changes something, except for what the callback itself
+/// changes. With the GIL. See Note [Watching attributes].
 class Told {
  public:
-  /// Whether somebody is told of what this thread does now.
+  /// Whether this thread is to call it now.
   explicit operator bool() const { return callback_ != nullptr && !is_telling_; }
 
-  /// None: nobody.
+  /// None removes the callback.
   void set(pybind11::object callback) {
     PyObject* former = std::exchange(callback_, callback.is_none() ? nullptr : callback.release().ptr());
     Py_XDECREF(former);

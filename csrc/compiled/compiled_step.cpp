@@ -24,7 +24,7 @@
 // `update`; splitting changes only the order of additions. To the gate each of these calls is one op: a job waits,
 // parks and is cancelled between them. If `update` is not reached, the batch has changed nothing but the accumulators.
 //
-// `run_steps` is the C++ half of torchshare/context/step_loop.py: it begins and ends what no Python sees.
+// `run_steps` is the C++ half of torchshare/context/step_loop.py: it begins and ends the steps that run without Python.
 //
 // Compiled code would draw random numbers from the process's default generator. So a package takes its noise as inputs:
 // eager ops fill them from the job's own generator before it runs, in the same order.

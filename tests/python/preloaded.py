@@ -25,8 +25,6 @@ IMPORTED = (
     *("torch._dynamo", "torch._functorch.aot_autograd", "torch.export._trace"),
     *("torchshare.cli.run", "torchshare.isolation.script_patches", "torchshare.runtime.runtime"),
 )
-
-
 PR_SET_PDEATHSIG = 1
 
 

@@ -56,8 +56,9 @@ def drop(jobs: Sequence[JobOptions], attempt: Attempt | None) -> list[JobOptions
         print(f"torchshare: job '{each['name']}' is dropped: {reasons[str(each['name'])]}", file=sys.stderr)
     if dropped:
         kept = [each for each in jobs if each not in dropped]
-        told = [(str(each["name"]), each.get("priority", "secondary"), each.get("start", "now")) for each in kept]
-        lost = _core.lost_starts([(name, priority, str(start)) for name, priority, start in told])
+        lost = _core.lost_starts(
+            [(str(each["name"]), each.get("priority", "secondary"), str(each.get("start", "now"))) for each in kept]
+        )
         for each in kept:
             if each["name"] in lost:
                 each["start"] = "now"

@@ -72,7 +72,7 @@ class JobContext:
     has_stepped: bool = False
     """Whether an optimizer has made a step, or is about to."""
     optimizers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
-    """Optimizers that it has made."""
+    """Optimizers that it has made: with one it trains, and what it does before its first step is no step."""
     uses_batches: bool = False
     """Whether it has a loop over batches of `Job.batches` or `torchshare.batches`, or a call of `Job.fit`."""
     resplit: bool = True

@@ -47,7 +47,7 @@ def in_input(job: JobContext) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_batch(job: JobContext, batch: OpenBatch, passing: Pass, *, is_ahead: bool = False) -> Iterator[None]:
-    """Around the body of a loop over batches. `is_ahead`: more have been fetched; the caller calls `advance`."""
+    """Around the body of a loop over batches. `is_ahead`: more were fetched; the caller calls `passing.advance`."""
     handle, opened = job.handle, job.open_loops.batches
     trained, outside, is_step = job.step_counter.trained, handle.exchange_sub_batches([]), False
     if not opened:
@@ -123,11 +123,6 @@ def in_compiled_steps(job: JobContext, passing: Pass, steps: int) -> Iterator[No
     job.step_counter.trained += 1
     job.step_counter.end_step()
     job.handle.begin_step()
-
-
-def advance(passing: Pass) -> None:
-    """Called after steps when the loop is done with all that it has fetched ahead."""
-    passing.advance()
 
 
 def _yield(job: JobContext) -> None:

@@ -23,8 +23,11 @@ def route(patches: Patches) -> None:
     methods |= {"seed": "seed", "ranf": "random_sample", "sample": "random_sample"}
     for name, method in methods.items():
         patches.wrap(numpy.random, name, functools.partial(_routed, method=method))
-    for name in ("get_bit_generator", "set_bit_generator"):
-        patches.wrap(numpy.random, name, functools.partial(_of_the_state, name=name))
+    for name, of_job in (
+        ("get_bit_generator", lambda job: job.numpy_random._bit_generator),
+        ("set_bit_generator", lambda job, bitgen: job.host_random.use(bitgen)),
+    ):
+        patches.wrap(numpy.random, name, functools.partial(_in_a_job, of_job=of_job))
     routed = _RoutedState(shared)
     _route_scipy(patches, shared, routed)
     # numpy's own code reads the module's variable, and needs the state of the process there.
@@ -62,12 +65,10 @@ def _routed(original: Callable[..., Any], method: str) -> Callable[..., Any]:
     return routed
 
 
-def _of_the_state(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _in_a_job(original: Callable[..., Any], of_job: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def bit_generator(*args: Any, **kwargs: Any) -> Any:
         job = current.owner()
-        if job is None:
-            return original(*args, **kwargs)
-        return job.host_random.use(*args, **kwargs) if name.startswith("set") else job.numpy_random._bit_generator
+        return original(*args, **kwargs) if job is None else of_job(job, *args, **kwargs)
 
     return bit_generator

@@ -85,10 +85,12 @@ def _with_own_variables(function: FunctionType) -> Callable[..., Any]:
         if tenant is None:
             return function(*args, **kwargs)
         own = (tenant.job if isinstance(tenant, ScriptContext) else tenant).own_settings
-        found = variables | {key[1]: value for key, value in own.items() if isinstance(key, tuple) and key[0] == module}
+        found = variables | own.get(module, {})
         before = found.copy()
         result = copied(function, found)(*args, **kwargs)
-        own.update({(module, name): value for name, value in found.items() if value is not before.get(name)})
+        own.setdefault(module, {}).update(
+            {name: value for name, value in found.items() if value is not before.get(name)}
+        )
         return result
 
     return torch.compiler.assume_constant_result(run)  # type: ignore[no-any-return, no-untyped-call]

@@ -27,8 +27,8 @@ def _module_name(owner: Any) -> str:
 
 
 def of_frame(frame: FrameType) -> str:
-    """The package whose code runs; empty for code that another runs with `exec` in variables of its own."""
-    return "" if type(frame.f_globals) is not dict else str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    """The package whose code runs; empty for code that `exec` runs in variables without a name."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def is_of_python(frame: FrameType) -> bool:

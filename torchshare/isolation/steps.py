@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, MutableSet
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 
 from torchshare.context import current, step_loop
+from torchshare.context.job_context import JobContext
 from torchshare.isolation import agreement, hooks, shared_changes
 from torchshare.isolation.patches import Patches
 
@@ -18,7 +19,9 @@ from torchshare.isolation.patches import Patches
 def route(patches: Patches) -> None:
     patches.at_undo(register_optimizer_step_pre_hook(hooks.own(_before_step)).remove)
     patches.at_undo(register_optimizer_step_post_hook(hooks.own(_after_step)).remove)
-    patches.replace(torch.optim.Optimizer, "__init__", _remembered(torch.optim.Optimizer.__init__))
+    patches.replace(
+        torch.optim.Optimizer, "__init__", remembered(torch.optim.Optimizer.__init__, lambda job: job.optimizers)
+    )
     scaler = torch.amp.grad_scaler.GradScaler
     patches.replace(scaler, "step", _scaling(scaler.step))
     patches.wrap(torch.autograd, "backward", _training)
@@ -64,15 +67,15 @@ def _scaling(original: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-def _remembered(init: Callable[..., None]) -> Callable[..., None]:
-    """A job that has an optimizer trains: what it does before its first step is no step."""
+def remembered(init: Callable[..., None], known: Callable[[JobContext], MutableSet[Any]]) -> Callable[..., None]:
+    """Adds what a job makes to the objects that are `known` of the job."""
 
     @functools.wraps(init)
     def remembering_init(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         job = current.job()
         if job is not None:
-            job.optimizers.add(self)
+            known(job).add(self)
 
     return remembering_init
 

@@ -425,7 +425,7 @@ def fit(
         while chunk := list(itertools.islice(fetched, prefetch)):
             losses += step.run_steps(chunk, passing)
             done += len(chunk)
-            step_loop.advance(passing)
+            passing.advance()
         if steps is None:
             break
         if done == before:
