@@ -215,13 +215,14 @@ def test_jobs_that_start_together_learn_what_a_step_takes_alone(tmp_path: Path) 
     def short(job: Job) -> None:
         wait_until(lambda: runtime.jobs[1].result.steps > 10)
         train(job)
+        alone["since"] = runtime.jobs[1].result.steps + 1  # its state changes only some steps later
 
     def long(job: Job) -> None:
+        wait_until(lambda: runtime.jobs[0].state == "running")  # or the first steps are alone, too
         x = torch.ones(8, 4, requires_grad=True)
         for batch in job.batches(iter(lambda: None if alone.get("enough") else torch.ones(8, 4), None)):
             batch.backward(lambda data: (data * x).sum())
-            if runtime.jobs[0].state == "finished":
-                alone.setdefault("since", job.result.steps + 1)
+            if "since" in alone:
                 alone["enough"] = job.result.steps > alone["since"] + 40
 
     with torchshare.Runtime(device="cpu") as runtime:
