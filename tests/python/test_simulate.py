@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -265,6 +268,34 @@ def test_ctrl_c_ends_a_long_simulation(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (130, "torchshare: stopped\n")
+
+
+def test_ctrl_c_while_the_simulations_are_being_queued_stops_them(monkeypatch):
+    """Thousands of simulations take a while to queue: Ctrl-C stopped none of them then."""
+    cores = os.cpu_count() or 1
+    cases = [Case(random_trace(2000), "fifo", uniform(1.1), Setting(gpus=8), "1.1")] * (4 * cores)
+    submit, shutdown = ThreadPoolExecutor.submit, ThreadPoolExecutor.shutdown
+    stopping = threading.Event()
+    begun: set[int] = set()
+
+    def interrupted(pool, run, index):
+        if index == len(cases) - 1:
+            raise KeyboardInterrupt
+        return submit(pool, run, index)
+
+    def stopped(pool, **options):
+        stopping.set()
+        shutdown(pool, **options)
+
+    def progress(index, ended):
+        begun.add(index)
+        assert stopping.wait(60)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        simulate_all(cases, progress)
+    assert len(begun) <= cores
 
 
 def adaptdl(*more: str) -> list[str]:

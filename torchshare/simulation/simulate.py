@@ -136,8 +136,8 @@ def simulate_all(
         return simulate(cases[index], report)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        futures = [pool.submit(run, index) for index in range(len(cases))]
         try:
+            futures = [pool.submit(run, index) for index in range(len(cases))]
             return [future.result() for future in futures]
         except BaseException:
             stopped = True
