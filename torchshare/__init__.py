@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torchshare.runtime.options import JobOptions, RuntimeOptions
     from torchshare.runtime.runtime import Runtime
     from torchshare.runtime.sharing import SharingReport
+    from torchshare.serving.request import Request, RequestBatch
     from torchshare.training.batches import Batch
     from torchshare.training.compiled_step import CompiledStep
     from torchshare.training.plain_loop import accumulate, batches, track
@@ -38,6 +39,8 @@ __all__ = [
     "JobFailed",
     "JobOptions",
     "Profile",
+    "Request",
+    "RequestBatch",
     "Result",
     "Results",
     "Runtime",
@@ -66,6 +69,8 @@ _MODULES = {
     "JobFailed": "context.errors",
     "JobOptions": "runtime.options",
     "Profile": "profiles.profile",
+    "Request": "serving.request",
+    "RequestBatch": "serving.request",
     "Result": "context.results",
     "Results": "context.results",
     "Runtime": "runtime.runtime",

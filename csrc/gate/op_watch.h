@@ -95,7 +95,7 @@ class OpWatch {
   Clock& clock_;
   const WatchOptions options_;
   OpChain chain_;
-  LogHistogram durations_;  // of all ops: what to expect of an unknown one
+  LogHistogram<> durations_;  // of all ops: what to expect of an unknown one
   OpTrace trace_;
   std::unique_ptr<DeviceTimes> times_;               // null on a synchronous device
   std::unique_ptr<RunAhead> ahead_;                  // the same

@@ -68,6 +68,7 @@ PACKAGES = [
     "memory",
     "checkpoints",
     "training",
+    "serving",
     "profiles",
     "runtime",
     "profiling",

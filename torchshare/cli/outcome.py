@@ -104,4 +104,5 @@ def _plain(result: Result) -> dict[str, Any]:
     fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     del fields["value"]
     error = fields.pop("exception")
-    return {**fields, "error": None if error is None else described(error)}
+    requests = None if result.requests is None else dataclasses.asdict(result.requests)
+    return {**fields, "requests": requests, "error": None if error is None else described(error)}

@@ -2,11 +2,59 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchshare.context.names import escaped
 
+if TYPE_CHECKING:
+    from torchshare._core import RequestTimes, TimeSpread
+
 ENDED = ("finished", "failed", "cancelled")
+
+
+@dataclass(frozen=True)
+class Times:
+    """A distribution of times, in seconds; quantiles within 2.2 %, rounded up. 0 where nothing was measured."""
+
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of(cls, spread: TimeSpread) -> Times:
+        return cls(spread.mean, *map(spread.quantile, (0.5, 0.95, 0.99)))
+
+    def __str__(self) -> str:
+        return " / ".join(f"{1e3 * time:.2f}" for time in (self.p50, self.p95, self.p99))
+
+
+@dataclass(frozen=True)
+class Requests:
+    """The requests to a job. A request is no step."""
+
+    answered: int
+    failed: int
+    """Without an answer: the job gave an error instead, or ended."""
+    latency: Times
+    """From the arrival of a request to its answer."""
+    service: Times
+    """From the time that the job took it, or the batch that it is part of, to its answer."""
+    queued: Times
+    """From its arrival to the time that the job took it."""
+
+    @classmethod
+    def of(cls, times: RequestTimes) -> Requests:
+        """From what the job has measured so far."""
+        spreads = (times.latency, times.service, times.queued)
+        return cls(times.latency.count, times.failures, *map(Times.of, spreads))
+
+    def __str__(self) -> str:
+        failed = f", {self.failed} failed" if self.failed else ""
+        return (
+            f"{self.answered} requests answered{failed}; p50 / p95 / p99 in ms: latency {self.latency}, "
+            f"service {self.service}, queued {self.queued}"
+        )
 
 
 @dataclass(frozen=True)
@@ -42,6 +90,8 @@ class Result:
     memory_cached: int
     """Peak bytes of freed blocks that were cached for it; they are no part of `memory_peak`."""
     metrics: dict[str, float]
+    requests: Requests | None = None
+    """What the requests took that it answered; None unless it has called `Job.requests`."""
 
     @property
     def run_steps(self) -> int:
@@ -95,7 +145,8 @@ class Results(Mapping[str, Result]):
             ).rstrip()
             for row in rows
         ]
-        return "\n".join(table + [_core_wait(r) for r in self.values() if _starved(r)])
+        requests = [f"job '{escaped(r.name)}': {r.requests}" for r in self.values() if r.requests is not None]
+        return "\n".join(table + requests + [_core_wait(r) for r in self.values() if _starved(r)])
 
 
 def _starved(result: Result) -> bool:

@@ -9,7 +9,9 @@ import torch
 from torchshare.checkpoints import states
 from torchshare.context.checks import check_count
 from torchshare.context.job_context import JobContext
-from torchshare.context.results import ENDED, Result
+from torchshare.context.results import ENDED, Requests, Result
+from torchshare.serving import requests
+from torchshare.serving.request import RequestBatch
 from torchshare.training import batches
 from torchshare.training.batches import Batch, Count, Reduction
 from torchshare.training.batches import Options as BatchOptions
@@ -77,6 +79,7 @@ class Job:
             memory_peak=stats.memory_peak,
             memory_cached=stats.memory_cached,
             metrics=dict(self._metrics),
+            requests=None if self._context.requests is None else Requests.of(self._context.requests),
         )
 
     def track(self, *, loader: Any = None, **objects: Any) -> None:
@@ -135,6 +138,31 @@ class Job:
 
     def _sub_batch_or(self, given: int | None) -> int | None:
         return self._context.sub_batch if given is None else given
+
+    def requests(self, source: Any, *, max_batch: int = 1, max_wait: float = 0.0) -> Iterator[RequestBatch]:
+        """What the job is asked, for a loop that answers it:
+
+            for request in job.requests(source):
+                request.answer(model(request.data))
+
+        A request is no step: it has times of its own, in `Result.requests`. While the job waits for one, lower jobs
+        run. A request that the loop leaves without an answer fails, as do those that wait when the loop ends.
+
+        Args:
+            source: a queue (`queue.Queue`, `multiprocessing.Queue`, anything with `get(timeout=)`); a callable that
+                waits so many seconds, and raises `queue.Empty` if nothing has come; or an iterable. It gives
+                `torchshare.Request`s, whose clients wait for an answer, or data. None, `queue.ShutDown` and the end of
+                an iterable end the loop.
+            max_batch: rows that are answered at once: requests of the same shape are joined (`RequestBatch.data`), and
+                `RequestBatch.answer` gives each its rows. A request with more rows is answered alone.
+            max_wait: seconds from a request's arrival in which more may join it.
+
+        Raises:
+            TypeError, ValueError: for invalid arguments.
+        """
+        found = requests.source_of(self.name, source)
+        requests.check(self.name, found, max_batch, max_wait)
+        return requests.serve(self._context, found, max_batch, max_wait)
 
     def compiled_step(
         self,

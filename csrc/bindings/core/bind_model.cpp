@@ -2,6 +2,7 @@
 
 #include "bindings/bindings.h"
 #include "model/op_profile.h"
+#include "model/request_times.h"
 #include "model/split.h"
 #include "policy/gate_policy.h"
 #include "torchshare/values.h"
@@ -10,6 +11,8 @@ namespace py = pybind11;
 
 namespace torchshare::bindings {
 namespace {
+
+using std::chrono::nanoseconds;
 
 std::vector<std::pair<std::int64_t, std::int64_t>> split(std::int64_t batch, std::int64_t sub_batch) {
   std::vector<std::pair<std::int64_t, std::int64_t>> pieces;
@@ -44,6 +47,25 @@ void bind_model(py::module_& module) {
       .def_readonly("text", &OpProfile::text)
       .def_readonly("duration", &OpProfile::duration)
       .def_readonly("gap", &OpProfile::gap);
+  py::class_<TimeSpread>(module, "TimeSpread")
+      .def_property_readonly("count", &TimeSpread::count)
+      .def_property_readonly("mean", &TimeSpread::mean)
+      .def("quantile", &TimeSpread::quantile, py::arg("share"))
+      .def("at_most", &TimeSpread::at_most, py::arg("time"));
+  const auto internal = py::return_value_policy::reference_internal;
+  py::class_<RequestTimes>(module, "RequestTimes")
+      .def(py::init<>())
+      .def(
+          "answered",
+          [](RequestTimes& times, std::int64_t arrival, std::int64_t begin, std::int64_t end) {
+            times.answered(nanoseconds(arrival), nanoseconds(begin), nanoseconds(end));
+          },
+          py::arg("arrival"), py::arg("begin"), py::arg("end"))
+      .def("failed", &RequestTimes::failed)
+      .def_property_readonly("failures", &RequestTimes::failures)
+      .def_property_readonly("latency", &RequestTimes::latency, internal)
+      .def_property_readonly("service", &RequestTimes::service, internal)
+      .def_property_readonly("queued", &RequestTimes::queued, internal);
 }
 
 }  // namespace torchshare::bindings

@@ -1,0 +1,17 @@
+#include "model/request_times.h"
+
+namespace torchshare {
+
+Seconds TimeSpread::quantile(double share) const {
+  const auto time = histogram_.quantile(share, 1);
+  return time ? to_seconds(*time) : 0;
+}
+
+void RequestTimes::answered(std::chrono::nanoseconds arrival, std::chrono::nanoseconds begin,
+                            std::chrono::nanoseconds end) {
+  latency_.add(end - arrival);
+  service_.add(end - begin);
+  queued_.add(begin - arrival);
+}
+
+}  // namespace torchshare

@@ -1,0 +1,131 @@
+"""Requests, and what answers several of them at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchshare.context import current
+from torchshare.training import pytree
+from torchshare.training.batches import map_rows
+
+if TYPE_CHECKING:
+    from torchshare.context.job_context import JobContext
+
+
+class Request:
+    """What a client asks of a job; see `Job.requests`. It arrives when it is made. Any thread."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        """Of any type; for batches of requests, tensors as a loader yields them, whose first dimension is the rows."""
+        self._arrived = time.monotonic_ns()
+        self._answer: Future[Any] = Future()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits for the answer, `timeout` seconds at most.
+
+        Raises:
+            TimeoutError: if there is none by then.
+            Exception: what the job failed the request with; RuntimeError if the job ended before it answered.
+        """
+        return self._answer.result(timeout)
+
+    def done(self) -> bool:
+        """Whether it has an answer or an error."""
+        return self._answer.done()
+
+    def cancel(self) -> None:
+        """The answer is not wanted any more. A request that waits is left out."""
+        self._answer.cancel()
+
+    def _give(self, answer: Any) -> bool:
+        given = not self._answer.done() and self._answer.set_running_or_notify_cancel()
+        if given:
+            self._answer.set_result(answer)
+        return given
+
+    def _fail(self, error: BaseException) -> bool:
+        failed = not self._answer.done() and self._answer.set_running_or_notify_cancel()
+        if failed:
+            self._answer.set_exception(error)
+        return failed
+
+
+class RequestBatch:
+    """Requests that a job answers together; one, unless `Job.requests` was given a `max_batch`. In the job's thread."""
+
+    def __init__(self, job: JobContext, requests: Sequence[Request], rows: Sequence[int]) -> None:
+        self._job = job
+        self._rows = rows
+        self._began = time.monotonic_ns()
+        self.requests = requests
+        self.data = requests[0].data if len(requests) == 1 else _joined([each.data for each in requests])
+        """The data of one request, or that of all, joined along the first dimension of each tensor."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the requests; 1 for each that has no tensors."""
+        return sum(self._rows)
+
+    def answer(self, output: Any) -> None:
+        """Gives each request its rows of `output`, which has as many rows as `data`; a single request gets all of it.
+        Waits until the device has computed it.
+
+        Raises:
+            ValueError: if there are several requests, and a tensor of the output has another number of rows.
+        """
+        self._check_thread()
+        answers = [output] if len(self.requests) == 1 else self._split(output)
+        self._job.handle.synchronize()
+        now = time.monotonic_ns()
+        for request, answer in zip(self.requests, answers, strict=True):
+            if request._give(answer):
+                self._job.requests.answered(request._arrived, self._began, now)
+
+    def fail(self, error: BaseException) -> None:
+        """Gives each request that has no answer this error, which `Request.result` raises."""
+        self._check_thread()
+        for request in self.requests:
+            if request._fail(error):
+                self._job.requests.failed()
+
+    def _split(self, output: Any) -> list[Any]:
+        for path, tensor in pytree.tensors(output, "the answer"):
+            if tensor.size(0) != self.rows:
+                raise ValueError(
+                    f"job '{self._job.name}': {path} must have {self.rows} rows, as the requests have, got {tensor.size(0)}"
+                )
+        ends = [sum(self._rows[: index + 1]) for index in range(len(self._rows))]
+        return [map_rows(output, end - rows, end) for rows, end in zip(self._rows, ends, strict=True)]
+
+    def _check_thread(self) -> None:
+        if current.job() is not self._job:
+            raise RuntimeError(f"job '{self._job.name}': its requests must be answered in its own thread, while it runs")
+
+
+def rows_of(data: Any) -> int:
+    """Rows of a request: those of its first tensor; 1 without tensors."""
+    return next((tensor.size(0) for _, tensor in pytree.tensors(data)), 1)
+
+
+def shape_of(data: Any) -> list[Any]:
+    """Requests whose shapes are equal can be joined."""
+    shape: list[Any] = []
+
+    def add(leaf: Any) -> None:
+        joins = isinstance(leaf, torch.Tensor) and leaf.dim() > 0
+        shape.append((leaf.shape[1:], leaf.dtype, leaf.device) if joins else (type(leaf), leaf))
+
+    pytree.map_leaves(add, data)
+    return [type(data), *shape]
+
+
+def _joined(data: Sequence[Any]) -> Any:
+    columns = zip(*(dict(pytree.tensors(each)).values() for each in data), strict=True)
+    joined = iter([torch.cat(column) for column in columns])
+    return pytree.map_tensors(lambda _: next(joined), data[0])
