@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torchshare.runtime.runtime import Runtime
     from torchshare.runtime.sharing import SharingReport
     from torchshare.serving.request import Request, RequestBatch
+    from torchshare.serving.requests import requests
     from torchshare.training.batches import Batch
     from torchshare.training.compiled_step import CompiledStep
     from torchshare.training.plain_loop import accumulate, batches, track
@@ -52,6 +53,7 @@ __all__ = [
     "batches",
     "cache_memory",
     "profile",
+    "requests",
     "track",
 ]
 
@@ -81,6 +83,7 @@ _MODULES = {
     "batches": "training.plain_loop",
     "cache_memory": "context.cache_memory",
     "profile": "profiling.measure",
+    "requests": "serving.requests",
     "track": "training.plain_loop",
 }
 

@@ -84,8 +84,8 @@ class JobContext:
     rows_at_once: SubBatchRows = field(default_factory=lambda: SubBatchRows(0))
     retry: Any = None
     """How it repeats batches: a training.retry.Retry, from the first batch that it may have to repeat."""
-    requests: Any = None
-    """Times of the requests that it answers: a _core.RequestTimes, from its first call of `Job.requests` on."""
+    serving: Any = None
+    """The requests that it answers: a serving.request.Serving, from its first call of `Job.requests` on."""
     step_counter: StepCounter = field(default_factory=StepCounter)
     open_loops: OpenLoops = field(default_factory=OpenLoops)
     accumulation: Accumulation = field(init=False)

@@ -57,6 +57,8 @@ def run_body(
             _report_failure(job, error, closer)
             drop_frames(error)
         finally:
+            if job._context.serving is not None:
+                job._context.serving.end()
             job._context.release()
             routing.leave_job(job._context)
             crash_report.leave_job(job.name)

@@ -79,7 +79,7 @@ class Job:
             memory_peak=stats.memory_peak,
             memory_cached=stats.memory_cached,
             metrics=dict(self._metrics),
-            requests=None if self._context.requests is None else Requests.of(self._context.requests),
+            requests=None if self._context.serving is None else Requests.of(self._context.serving.times),
         )
 
     def track(self, *, loader: Any = None, **objects: Any) -> None:
@@ -146,7 +146,8 @@ class Job:
                 request.answer(model(request.data))
 
         A request is no step: it has times of its own, in `Result.requests`. While the job waits for one, lower jobs
-        run. A request that the loop leaves without an answer fails, as do those that wait when the loop ends.
+        run. A request may be answered after the loop has taken others. One that the program drops without an answer
+        fails, as do those that have come when the job ends.
 
         Args:
             source: a queue (`queue.Queue`, `multiprocessing.Queue`, anything with `get(timeout=)`); a callable that
@@ -160,9 +161,7 @@ class Job:
         Raises:
             TypeError, ValueError: for invalid arguments.
         """
-        found = requests.source_of(self.name, source)
-        requests.check(self.name, found, max_batch, max_wait)
-        return requests.serve(self._context, found, max_batch, max_wait)
+        return requests.serve(requests.serving_of(self._context), source, max_batch, max_wait)
 
     def compiled_step(
         self,

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchshare.context import current
+from torchshare import _core
+from torchshare.context import current, step_loop
 from torchshare.training import pytree
 from torchshare.training.batches import map_rows
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
+
+
+_ENDED = "the job has ended"
 
 
 class Request:
@@ -57,15 +65,17 @@ class Request:
 
 
 class RequestBatch:
-    """Requests that a job answers together; one, unless `Job.requests` was given a `max_batch`. In the job's thread."""
+    """Requests that a job answers together; one, unless `Job.requests` was given a `max_batch`. In the job's thread.
+    If a program drops it without an answer, its requests fail."""
 
-    def __init__(self, job: JobContext, requests: Sequence[Request], rows: Sequence[int]) -> None:
-        self._job = job
+    def __init__(self, serving: Serving, requests: Sequence[Request], rows: Sequence[int]) -> None:
+        self._serving = serving
         self._rows = rows
         self._began = time.monotonic_ns()
         self.requests = requests
         self.data = requests[0].data if len(requests) == 1 else _joined([each.data for each in requests])
         """The data of one request, or that of all, joined along the first dimension of each tensor."""
+        serving.open.add(self)
 
     @property
     def rows(self) -> int:
@@ -79,33 +89,73 @@ class RequestBatch:
         Raises:
             ValueError: if there are several requests, and a tensor of the output has another number of rows.
         """
-        self._check_thread()
+        self._serving.check_thread()
         answers = [output] if len(self.requests) == 1 else self._split(output)
-        self._job.handle.synchronize()
+        self._serving.synchronize()
         now = time.monotonic_ns()
         for request, answer in zip(self.requests, answers, strict=True):
             if request._give(answer):
-                self._job.requests.answered(request._arrived, self._began, now)
+                self._serving.times.answered(request._arrived, self._began, now)
 
     def fail(self, error: BaseException) -> None:
         """Gives each request that has no answer this error, which `Request.result` raises."""
-        self._check_thread()
-        for request in self.requests:
-            if request._fail(error):
-                self._job.requests.failed()
+        self._serving.check_thread()
+        self._serving.fail(self.requests, error)
+
+    def __del__(self) -> None:
+        self._serving.leave_out(self.requests, "it was dropped")
 
     def _split(self, output: Any) -> list[Any]:
         for path, tensor in pytree.tensors(output, "the answer"):
             if tensor.size(0) != self.rows:
                 raise ValueError(
-                    f"job '{self._job.name}': {path} must have {self.rows} rows, as the requests have, got {tensor.size(0)}"
+                    f"{self._serving.name}: {path} must have {self.rows} rows, as the requests have, "
+                    f"got {tensor.size(0)}"
                 )
-        ends = [sum(self._rows[: index + 1]) for index in range(len(self._rows))]
+        ends = itertools.accumulate(self._rows)
         return [map_rows(output, end - rows, end) for rows, end in zip(self._rows, ends, strict=True)]
 
-    def _check_thread(self) -> None:
+
+class Serving:
+    """What the loops of one job over requests have in common."""
+
+    def __init__(self, job: JobContext | None) -> None:
+        """Without a job: a program that torchshare does not run."""
+        self._job = job
+        self.name = "torchshare.requests" if job is None else f"job '{job.name}'"
+        self.times = _core.RequestTimes()
+        self.open: weakref.WeakSet[RequestBatch] = weakref.WeakSet()
+        self.at_end: list[Callable[[], Iterable[Request]]] = []
+        """Each returns the requests that a loop has not taken."""
+
+    def check_thread(self) -> None:
         if current.job() is not self._job:
-            raise RuntimeError(f"job '{self._job.name}': its requests must be answered in its own thread, while it runs")
+            raise RuntimeError(f"{self.name}: its requests must be taken and answered in its own thread, while it runs")
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around a wait for a request: lower jobs run."""
+        return contextlib.nullcontext() if self._job is None else step_loop.in_input(self._job)
+
+    def synchronize(self) -> None:
+        if self._job is not None:
+            self._job.handle.synchronize()
+
+    def fail(self, requests: Iterable[Request], error: BaseException) -> None:
+        for request in requests:
+            if request._fail(error):
+                self.times.failed()
+
+    def leave_out(self, requests: Iterable[Request], why: str) -> None:
+        for request in requests:
+            if not request.done():
+                self.fail([request], RuntimeError(f"{self.name}: a request was not answered: {why}"))
+
+    def end(self) -> None:
+        """Called at the end of the job: what has come is not left without an answer."""
+        for batch in list(self.open):
+            self.leave_out(batch.requests, _ENDED)
+        for rest in self.at_end:
+            self.leave_out(rest(), _ENDED)
 
 
 def rows_of(data: Any) -> int:

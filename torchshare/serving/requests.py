@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchshare import _core
-from torchshare.context import current, step_loop
-from torchshare.serving.request import Request, RequestBatch, rows_of, shape_of
+from torchshare.context import current
+from torchshare.serving.request import Request, RequestBatch, Serving, rows_of, shape_of
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
 
-Get = Callable[[float], Any]
+Get = Callable[[float], Request]
 """Waits so many seconds for a request. Raises queue.Empty if none has come, StopIteration if none will."""
 
 _POLL_S = 0.05  # how often a job that waits looks for its cancellation
@@ -29,7 +28,7 @@ class Source:
     """Whether `get` keeps to its seconds."""
 
 
-def source_of(job: str, source: Any) -> Source:
+def source_of(user: str, source: Any) -> Source:
     """Raises TypeError if requests cannot come from it."""
     if callable(getattr(source, "get", None)):
         return Source(_getter(lambda seconds: source.get(timeout=seconds) if seconds > 0 else source.get(False)), True)
@@ -38,10 +37,10 @@ def source_of(job: str, source: Any) -> Source:
         return Source(_getter(lambda _: next(iterator)), False)
     if callable(source):
         return Source(_getter(source), True)
-    raise TypeError(f"job '{job}': source must be a queue, an iterable or a callable, got {source!r}")
+    raise TypeError(f"{user}: source must be a queue, an iterable or a callable, got {source!r}")
 
 
-def _getter(get: Get) -> Get:
+def _getter(get: Callable[[float], Any]) -> Get:
     shut_down: Any = getattr(queue, "ShutDown", StopIteration)  # from Python 3.13
 
     def request(seconds: float) -> Request:
@@ -56,52 +55,52 @@ def _getter(get: Get) -> Get:
     return request
 
 
-def check(job: str, source: Source, max_batch: int, max_wait: float) -> None:
-    """Raises ValueError for arguments of Job.requests that are invalid."""
-    if not isinstance(max_batch, int) or isinstance(max_batch, bool) or max_batch < 1:
-        raise ValueError(f"job '{job}': max_batch must be a positive integer, got {max_batch!r}")
-    if not isinstance(max_wait, (int, float)) or not 0 <= max_wait <= 60:
-        raise ValueError(f"job '{job}': max_wait must be from 0 to 60 seconds, got {max_wait!r}")
-    if max_batch > 1 and not source.can_wait:
-        raise ValueError(f"job '{job}': max_batch must be 1 for a source that is an iterable, got {max_batch}")
-    if max_wait > 0 and max_batch == 1:
-        raise ValueError(f"job '{job}': max_wait must be 0 without max_batch, got {max_wait}")
+def requests(source: Any, *, max_batch: int = 1, max_wait: float = 0.0) -> Iterator[RequestBatch]:
+    """For a script: the same as `Job.requests`. Without torchshare, its requests are answered all the same."""
+    job = current.job()
+    return serve(Serving(None) if job is None else serving_of(job), source, max_batch, max_wait)
 
 
-def serve(
-    job: JobContext, source: Source, max_batch: int, max_wait: float
-) -> Generator[RequestBatch, None, None]:
+def serving_of(job: JobContext) -> Serving:
+    if job.serving is None:
+        job.serving = Serving(job)
+    found: Serving = job.serving
+    return found
+
+
+def serve(serving: Serving, source: Any, max_batch: int, max_wait: float) -> Iterator[RequestBatch]:
     """See Job.requests."""
-    if job.requests is None:
-        job.requests = _core.RequestTimes()
-    waiting = _Waiting(job, source.get)
-    batch: RequestBatch | None = None
-    try:
-        while first := waiting.next():
-            requests = [first]
-            if max_batch > 1:
-                waiting.add_to(requests, max_batch, first._arrived + int(max_wait * 1e9))
-            batch = RequestBatch(job, requests, [rows_of(each.data) for each in requests])
-            yield batch
-            _fail(job, batch.requests, "its loop went on without an answer")
-    finally:
-        why = "the job has stopped answering"
-        _fail(job, batch.requests if batch else [], why)
-        _fail(job, waiting.rest() if source.can_wait else [], why)
+    found = source_of(serving.name, source)
+    if not isinstance(max_batch, int) or isinstance(max_batch, bool) or max_batch < 1:
+        raise ValueError(f"{serving.name}: max_batch must be a positive integer, got {max_batch!r}")
+    if not isinstance(max_wait, (int, float)) or not 0 <= max_wait <= 60:
+        raise ValueError(f"{serving.name}: max_wait must be from 0 to 60 seconds, got {max_wait!r}")
+    if max_batch > 1 and not found.can_wait:
+        raise ValueError(f"{serving.name}: max_batch must be 1 for a source that is an iterable, got {max_batch}")
+    if max_wait > 0 and max_batch == 1:
+        raise ValueError(f"{serving.name}: max_wait must be 0 without max_batch, got {max_wait}")
+    waiting = _Waiting(serving, found)
+    serving.at_end.append(waiting.rest)
+    return _batches(serving, waiting, max_batch, int(max_wait * 1e9))
 
 
-def _fail(job: JobContext, requests: Iterable[Request], why: str) -> None:
-    for request in requests:
-        if request._fail(RuntimeError(f"job '{job.name}': a request was not answered: {why}")):
-            job.requests.failed()
+def _batches(serving: Serving, waiting: _Waiting, max_batch: int, max_wait_ns: int) -> Iterator[RequestBatch]:
+    while first := waiting.next():
+        found = [first]
+        if max_batch > 1:
+            waiting.add_to(found, max_batch, first._arrived + max_wait_ns)
+        batch = RequestBatch(serving, found, [rows_of(each.data) for each in found])
+        del found, first
+        yield batch
+        del batch  # nobody answers it if the program has dropped it
 
 
 class _Waiting:
     """The requests that have come from a source and are not answered."""
 
-    def __init__(self, job: JobContext, get: Get) -> None:
-        self._job = job
-        self._get = get
+    def __init__(self, serving: Serving, source: Source) -> None:
+        self._serving = serving
+        self._source = source
         self._held: Request | None = None  # it did not fit into the last batch
         self._is_over = False
 
@@ -128,22 +127,30 @@ class _Waiting:
             requests.append(request)
 
     def _take(self, seconds: float) -> Request | None:
-        """None: none has come, or the client has cancelled it."""
-        if current.job() is not self._job:
-            raise RuntimeError(f"job '{self._job.name}': its requests must be used in its own thread, while it runs")
-        request, self._held = self._held, None
-        if request is None:
-            with step_loop.in_input(self._job), contextlib.suppress(queue.Empty):
-                try:
-                    request = self._get(seconds)
-                except StopIteration:
-                    self._is_over = True
-        return None if request is None or request.done() else request
+        """Waits so long. None: no request has come that its client still wants."""
+        self._serving.check_thread()
+        request = self._received(seconds)
+        while request is not None and request.done():
+            request = self._received(0.0)
+        return request
 
-    def rest(self) -> list[Request]:
-        """All that have come, without waiting, once the loop has ended."""
-        found = [] if self._held is None else [self._held]
-        with contextlib.suppress(queue.Empty, StopIteration):
-            while not self._is_over:
-                found.append(self._get(0.0))
-        return found
+    def _received(self, seconds: float) -> Request | None:
+        if self._held is not None:
+            held, self._held = self._held, None
+            return held
+        with self._serving.waiting():
+            try:
+                return self._source.get(seconds)
+            except queue.Empty:
+                return None
+            except StopIteration:
+                self._is_over = True
+                return None
+
+    def rest(self) -> Iterator[Request]:
+        """What has come, without waiting."""
+        if self._held is not None:
+            yield self._held
+        with contextlib.suppress(Exception):  # queue.Empty, StopIteration, and what a broken source raises
+            while self._source.can_wait and not self._is_over:
+                yield self._source.get(0.0)

@@ -1,0 +1,415 @@
+"""Jobs that answer requests, as programs write them: a queue, a generator, clients in threads of their own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchshare
+from torchshare import Job, Request, Result
+
+SOON_S = 60  # only ends a hang
+
+
+def asked(data: list[Any], source: Any = None) -> tuple[list[Request], Any]:
+    """Requests in a queue that is closed after them."""
+    source = source or queue.Queue()
+    requests = [Request(each) for each in data]
+    for each in [*requests, None]:
+        source.put(each)
+    return requests, source
+
+
+def doubles(job: Job, source: Any, **options: Any) -> list[int]:
+    """Answers twice the data. Returns the rows of each batch."""
+    rows = []
+    for request in job.requests(source, **options):
+        rows.append(request.rows)
+        request.answer(request.data * 2)
+    return rows
+
+
+def serve(function: Any, **options: Any) -> Result:
+    with torchshare.Runtime("cpu", **options) as runtime:
+        job = runtime.submit(function, name="server", priority="primary")
+        runtime.wait(check=False)
+    if job.result.exception is not None:
+        raise job.result.exception
+    return job.result
+
+
+def test_each_request_in_a_queue_gets_its_answer() -> None:
+    requests, source = asked([torch.full((2,), float(i)) for i in range(20)])
+    result = serve(lambda job: doubles(job, source))
+    assert [float(each.result(0)[0]) for each in requests] == [2.0 * i for i in range(20)]
+    assert result.requests is not None and (result.requests.answered, result.requests.failed) == (20, 0)
+    assert result.steps == 0  # a request is no step
+
+
+def test_requests_come_from_an_iterable_or_a_callable() -> None:
+    def generated() -> Iterator[Any]:
+        yield from (torch.ones(1), torch.ones(3))
+
+    def called(seconds: float) -> Any:
+        assert seconds >= 0
+        return left.pop() if left else None
+
+    answers: list[Any] = []
+
+    def keep(job: Job) -> None:
+        for request in job.requests(generated()):
+            answers.append(request.data.sum())
+            request.answer(None)
+        for request in job.requests(called):
+            answers.append(request.data)
+            request.answer(None)
+
+    left = ["b", "a"]
+    assert serve(keep).requests.answered == 4  # type: ignore[union-attr]
+    assert answers == [1.0, 3.0, "a", "b"]
+
+
+def test_clients_in_threads_get_answers_while_a_training_runs() -> None:
+    source: queue.Queue[Request | None] = queue.Queue()
+    answers: list[float] = []
+
+    def client(number: int) -> None:
+        for index in range(5):
+            request = Request(torch.full((1,), 10.0 * number + index))
+            source.put(request)
+            answers.append(float(request.result(SOON_S)))
+
+    def train(job: Job) -> int:
+        done = 0
+        while not over.is_set():
+            torch.randn(32, 32) @ torch.randn(32, 32)
+            done += 1
+        return done
+
+    over = threading.Event()
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(4)]
+    with torchshare.Runtime("cpu", policy="strict") as runtime:
+        server = runtime.submit(lambda job: doubles(job, source), name="server", priority="primary")
+        training = runtime.submit(train, name="training")
+        runtime.start()
+        for each in clients:
+            each.start()
+        for each in clients:
+            each.join(SOON_S)
+        # The server waits for requests, and the training goes on.
+        before = training.result.ops
+        deadline = time.monotonic() + SOON_S
+        while training.result.ops < before + 100:
+            assert time.monotonic() < deadline
+        source.put(None)
+        over.set()
+        runtime.wait()
+    assert sorted(answers) == sorted(2.0 * (10 * number + index) for number in range(4) for index in range(5))
+    assert server.result.requests is not None and server.result.requests.answered == 20
+    assert training.result.value > 0
+
+
+def test_times_are_those_that_the_program_would_measure() -> None:
+    source: queue.Queue[Request | None] = queue.Queue()
+    measured: list[float] = []
+
+    def slow(job: Job) -> None:
+        for request in job.requests(source):
+            begin = time.monotonic()
+            time.sleep(0.02)
+            request.answer(request.data)
+            measured.append(time.monotonic() - begin)
+
+    for _ in range(10):
+        source.put(Request("hello"))
+    source.put(None)
+    requests = serve(slow).requests
+    assert requests is not None
+    assert requests.service.mean == pytest.approx(sum(measured) / 10, rel=0.1)
+    # All came at once, before the job ran: each waited for those before it.
+    assert requests.latency.mean > 4.5 * 0.02
+    assert requests.latency.mean == pytest.approx(requests.service.mean + requests.queued.mean)
+    assert requests.service.p50 <= requests.service.p95 <= requests.service.p99
+
+
+def test_requests_that_wait_are_answered_together_up_to_so_many_rows() -> None:
+    model = nn.Linear(3, 2)
+    requests, source = asked([torch.full((1 + index % 3, 3), float(index)) for index in range(6)])  # 12 rows
+    batches: list[int] = []
+
+    def infer(job: Job) -> None:
+        for batch in job.requests(source, max_batch=4):
+            batches.append(batch.rows)
+            with torch.no_grad():
+                batch.answer(model(batch.data))
+
+    result = serve(infer)
+    assert batches == [3, 4, 2, 3]
+    assert result.requests is not None and result.requests.answered == 6
+    for each in requests:
+        assert torch.allclose(each.result(0), model(each.data))
+
+
+def test_a_request_waits_for_others_only_so_long() -> None:
+    source: queue.Queue[Request | None] = queue.Queue()
+    seen: list[int] = []
+
+    def infer(job: Job) -> None:
+        for batch in job.requests(source, max_batch=2, max_wait=0.01):
+            seen.append(batch.rows)
+            batch.answer(batch.data)
+
+    with torchshare.Runtime("cpu") as runtime:
+        runtime.submit(infer, name="server", priority="primary")
+        runtime.start()
+        alone = Request(torch.ones(1))
+        source.put(alone)
+        assert alone.result(SOON_S) == 1.0
+        source.put(None)
+        runtime.wait()
+    assert seen == [1]
+
+
+def test_requests_of_other_shapes_and_larger_ones_are_answered_alone() -> None:
+    data = [torch.ones(1, 2), torch.ones(1, 3), {"x": torch.ones(1, 3)}, torch.ones(9, 3), torch.ones(2, 3), "text"]
+    requests, source = asked(data)
+    rows: list[int] = []
+
+    def infer(job: Job) -> None:
+        for batch in job.requests(source, max_batch=4, max_wait=0.01):
+            rows.append(batch.rows)
+            batch.answer(batch.data)
+
+    serve(infer)
+    assert rows == [1, 1, 1, 9, 2, 1]
+    assert [type(each.result(0)) for each in requests] == [type(each) for each in data]
+
+
+def test_an_answer_with_another_number_of_rows_is_refused() -> None:
+    requests, source = asked([torch.ones(1), torch.ones(2)])
+
+    def wrong(job: Job) -> None:
+        for batch in job.requests(source, max_batch=8):
+            batch.answer(batch.data[:1])
+
+    with pytest.raises(ValueError, match=r"job 'server': the answer must have 3 rows, as the requests have, got 1"):
+        serve(wrong)
+    for each in requests:
+        with pytest.raises(RuntimeError, match="was not answered"):
+            each.result(0)
+
+
+# Faults.
+
+
+def test_a_request_that_fails_fails_alone() -> None:
+    requests, source = asked([torch.ones(2, 3), torch.ones(2, 5), torch.ones(2, 3)])
+    model = nn.Linear(3, 1)
+
+    def infer(job: Job) -> None:
+        for request in job.requests(source):
+            try:
+                request.answer(model(request.data))
+            except RuntimeError as error:
+                request.fail(error)
+
+    result = serve(infer)
+    assert requests[0].result(0).shape == requests[2].result(0).shape == (2, 1)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        requests[1].result(0)
+    assert result.requests is not None and (result.requests.answered, result.requests.failed) == (2, 1)
+
+
+def test_a_loop_that_raises_fails_all_that_wait() -> None:
+    requests, source = asked([torch.ones(1)] * 100)
+
+    def fails(job: Job) -> None:
+        for _request in job.requests(source):
+            raise ZeroDivisionError("in the handler")
+
+    with pytest.raises(ZeroDivisionError):
+        serve(fails)
+    for each in requests:
+        with pytest.raises(RuntimeError, match="a request was not answered"):
+            each.result(0)
+
+
+def test_a_source_that_raises_fails_the_job_and_the_request_in_hand() -> None:
+    def broken() -> Iterator[Request]:
+        yield first
+        raise ConnectionError("the source is gone")
+
+    first = Request(1)
+    kept: list[Any] = []
+
+    def keeps(job: Job) -> None:
+        for request in job.requests(broken()):
+            kept.append(request)
+
+    with pytest.raises(ConnectionError, match="the source is gone"):
+        serve(keeps)
+    with pytest.raises(RuntimeError, match="a request was not answered"):
+        first.result(0)
+
+
+def test_a_request_that_the_loop_leaves_out_fails() -> None:
+    requests, source = asked([1, 2, 3])
+
+    def odd_only(job: Job) -> None:
+        for request in job.requests(source):
+            if request.data % 2:
+                request.answer(request.data)
+
+    result = serve(odd_only)
+    assert [requests[0].result(0), requests[2].result(0)] == [1, 3]
+    with pytest.raises(RuntimeError, match="it was dropped"):
+        requests[1].result(0)
+    assert result.requests is not None and result.requests.failed == 1
+
+
+def test_a_client_that_goes_away_loses_nothing_of_others() -> None:
+    requests, source = asked([torch.ones(1), torch.full((1,), 2.0), torch.full((1,), 3.0)])
+    requests[1].cancel()
+    result = serve(lambda job: doubles(job, source, max_batch=8))
+    assert [float(requests[0].result(0)), float(requests[2].result(0))] == [2.0, 6.0]
+    assert result.value == [2] and result.requests is not None and result.requests.answered == 2
+
+
+@pytest.mark.parametrize("how", ["cancel", "close"])
+def test_with_100_requests_waiting_a_job_that_is_stopped_leaves_none_without_an_error(how: str) -> None:
+    requests, source = asked([torch.ones(1)] * 100)
+    busy = threading.Event()
+
+    def hangs(job: Job) -> None:
+        for _request in job.requests(source):
+            busy.set()
+            while True:
+                torch.ones(1)
+
+    with torchshare.Runtime("cpu") as runtime:
+        job = runtime.submit(hangs, name="server", priority="primary")
+        runtime.start()
+        assert busy.wait(SOON_S)
+        job.cancel() if how == "cancel" else runtime.close()
+        for each in requests:
+            with pytest.raises(RuntimeError, match="was not answered"):
+                each.result(2)
+
+
+def test_a_job_that_waits_for_requests_can_be_cancelled() -> None:
+    with torchshare.Runtime("cpu") as runtime:
+        job = runtime.submit(lambda job: doubles(job, queue.Queue()), name="server", priority="primary")
+        runtime.start()
+        job.cancel()
+        runtime.wait(SOON_S)
+    assert job.state == "cancelled"
+
+
+def test_a_suspended_job_answers_after_it_is_resumed() -> None:
+    source: queue.Queue[Request | None] = queue.Queue()
+    with torchshare.Runtime("cpu") as runtime:
+        job = runtime.submit(lambda job: doubles(job, source), name="server", priority="primary")
+        runtime.start()
+        first, second = Request(torch.ones(1)), Request(torch.ones(1))
+        source.put(first)
+        assert first.result(SOON_S) == 2.0
+        job.suspend()
+        deadline = time.monotonic() + SOON_S
+        while job.state != "suspended":
+            assert time.monotonic() < deadline
+        source.put(second)
+        with pytest.raises(TimeoutError):
+            second.result(0.1)
+        job.resume()
+        assert second.result(SOON_S) == 2.0
+        source.put(None)
+        runtime.wait()
+
+
+def test_a_loop_can_be_left_and_begun_again() -> None:
+    source: queue.Queue[Request | None] = queue.Queue()
+    first, second = Request(torch.ones(1)), Request(torch.ones(1))
+
+    def twice(job: Job) -> None:
+        source.put(first)
+        for request in job.requests(source):
+            request.answer(request.data)
+            break
+        source.put(second)
+        source.put(None)
+        doubles(job, source)
+
+    result = serve(twice)
+    assert (first.result(0), second.result(0)) == (1.0, 2.0)
+    assert result.requests is not None and result.requests.answered == 2
+
+
+def test_many_requests_need_no_memory() -> None:
+    def many() -> Iterator[int]:
+        yield from range(20_000)
+
+    def counts(job: Job) -> int:
+        total = 0
+        for request in job.requests(many()):
+            total += request.data
+            request.answer(None)
+        return total
+
+    result = serve(counts)
+    assert result.value == sum(range(20_000))
+    assert result.requests is not None and result.requests.answered == 20_000
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (3, {}, "source must be a queue, an iterable or a callable, got 3"),
+        (queue.Queue(), {"max_batch": 0}, "max_batch must be a positive integer, got 0"),
+        (queue.Queue(), {"max_batch": True}, "max_batch must be a positive integer, got True"),
+        (queue.Queue(), {"max_batch": 4, "max_wait": -1}, "max_wait must be from 0 to 60 seconds, got -1"),
+        (queue.Queue(), {"max_wait": 0.1}, "max_wait must be 0 without max_batch, got 0.1"),
+        (iter([1]), {"max_batch": 2}, "max_batch must be 1 for a source that is an iterable, got 2"),
+    ],
+)
+def test_invalid_arguments_are_refused_at_once(source: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError)) as error:
+        serve(lambda job: job.requests(source, **options))
+    assert str(error.value) == f"job 'server': {message}"
+
+
+def test_a_batch_is_answered_in_the_jobs_thread() -> None:
+    _, source = asked([1])
+    errors: list[BaseException] = []
+
+    def elsewhere(job: Job) -> None:
+        def answer() -> None:
+            try:
+                request.answer(1)
+            except RuntimeError as error:
+                errors.append(error)
+
+        for request in job.requests(source):  # noqa: B007
+            thread = threading.Thread(target=answer)
+            thread.start()
+            thread.join()
+
+    serve(elsewhere)
+    assert str(errors[0]) == "job 'server': its requests must be taken and answered in its own thread, while it runs"
+
+
+def test_the_table_tells_of_requests() -> None:
+    _, source = asked([torch.ones(1)] * 3)
+    with torchshare.Runtime("cpu") as runtime:
+        runtime.submit(lambda job: doubles(job, source), name="server", priority="primary")
+        table = str(runtime.wait())
+    assert "job 'server': 3 requests answered; p50 / p95 / p99 in ms: latency " in table
