@@ -259,6 +259,12 @@ void bind_options(py::module_& module) {
       .def_readwrite("ops", &JobSpec::ops);
 }
 
+/// `with Serving(job):` see ServingScope.
+struct Serving {
+  std::shared_ptr<RuntimeJob> job;
+  std::unique_ptr<ServingScope> scope;
+};
+
 /// `with Adopted(job):` see AdoptedThread.
 struct Adopted {
   std::shared_ptr<RuntimeJob> job;
@@ -277,6 +283,14 @@ void bind_runtime(py::module_& module) {
       .def(py::init([](RuntimeJob& job) { return Adopted{job.shared_from_this(), nullptr}; }), py::arg("job"))
       .def("__enter__", [](Adopted& self) { self.thread = std::make_unique<AdoptedThread>(*self.job); })
       .def("__exit__", [](Adopted& self, const py::args&) { self.thread.reset(); });
+  py::class_<Serving>(module, "Serving")
+      .def(py::init([](RuntimeJob& job) { return Serving{job.shared_from_this(), nullptr}; }), py::arg("job"))
+      .def("__enter__",
+           [](Serving& self) {
+             self.scope = std::make_unique<ServingScope>(self.job->serving_threads(), self.job->spec().threads);
+           })
+      .def("synchronize", [](Serving& self) { self.scope->synchronize(); })
+      .def("__exit__", [](Serving& self, const py::args&) { self.scope.reset(); });
   py::class_<Runtime>(module, "Runtime")
       .def(py::init([](const std::string& device, const RuntimeOptions& options) {
              return std::make_unique<Runtime>(make_device(device), options);

@@ -138,6 +138,10 @@ void PythonBinding::refuse_memory(const BudgetExceeded& error) {
   throw PythonError(exceptions_.budget_exceeded.ptr(), error.what_without_backtrace());
 }
 
+std::unique_ptr<LanguageBinding> PythonBinding::for_thread() const {
+  return std::make_unique<PythonBinding>(exceptions_);
+}
+
 void PythonBinding::run(RuntimeJob& job, const py::function& function) {
   const py::gil_scoped_acquire gil;
   thread_.store(PyThread_get_thread_ident());

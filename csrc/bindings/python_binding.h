@@ -43,6 +43,8 @@ class PythonBinding final : public LanguageBinding {
   bool may_stop() override;
   [[noreturn]] void raise_cancelled(const std::string& message) override;
   void refuse_memory(const BudgetExceeded& error) override;
+  /// With the GIL.
+  std::unique_ptr<LanguageBinding> for_thread() const override;
 
   /// Calls `function(job)` as the job's body. Takes the GIL.
   void run(RuntimeJob& job, const pybind11::function& function);

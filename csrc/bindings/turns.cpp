@@ -31,7 +31,7 @@ bool Turns::wait() {
   if (lock_.attr("acquire")(false).cast<bool>()) {
     return true;
   }
-  auto* const job = static_cast<RuntimeJob*>(current_context);
+  OpContext* const job = current_context;
   const bool imports = is_importing();
   const auto begin = std::chrono::steady_clock::now();
   while (!lock_.attr("acquire")(true, job == nullptr && !imports ? -1 : kCheckS).cast<bool>()) {

@@ -16,6 +16,12 @@
 
 namespace torchshare {
 
+/// Something that holds for the calling thread until the destructor. Same thread.
+class ThreadScope {
+ public:
+  virtual ~ThreadScope() = default;
+};
+
 /// A job's own queue on an asynchronous device. Any thread unless noted otherwise.
 class DeviceStream {
  public:
@@ -30,6 +36,10 @@ class DeviceStream {
   virtual Marker passed() const = 0;
   /// Throws the device's error, if it has one: markers behind work that failed are never reached.
   virtual void check() const = 0;
+  /// The calling thread launches its work on this stream.
+  [[nodiscard]] virtual std::unique_ptr<ThreadScope> use() = 0;
+  /// Waits for everything launched so far, on this stream and on the job's others. Throws the device's errors.
+  virtual void synchronize() = 0;
 
   // The job's own thread.
   /// Records a time stamp after everything launched so far; 0 while a graph is being captured.
@@ -39,8 +49,6 @@ class DeviceStream {
   virtual std::optional<std::chrono::nanoseconds> between(Stamp from, Stamp to) = 0;
   /// The number of stamps that are kept.
   virtual std::size_t stamps() const = 0;
-  /// Waits for everything launched so far, on this stream and on the job's others. Throws the device's errors.
-  virtual void synchronize() = 0;
 };
 
 /// Work captured from a job's stream once and launched as a whole. The job's own thread.

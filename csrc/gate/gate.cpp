@@ -47,7 +47,7 @@ void Gate::refresh_contention() {
   for (const Member& member : members_) {
     const bool contended = std::any_of(members_.begin(), members_.end(),
                                        [&](const Member& other) {
-                                         return other.slot != member.slot &&
+                                         return other.slot->job != member.slot->job &&
                                                 policy_->concerns(member.slot->priority, other.slot->priority);
                                        }) ||
                            is_paced(*member.slot);
@@ -130,7 +130,7 @@ JobSnapshot Gate::snapshot(const Member& member) const {
 Verdict Gate::ask(const Slot& slot, std::chrono::nanoseconds now, std::chrono::nanoseconds waited) {
   Admission admission(*policy_, slot.priority, now);
   for (Member& member : members_) {
-    if (member.slot != &slot && admission.regards(member.slot->priority)) {
+    if (member.slot->job != slot.job && admission.regards(member.slot->priority)) {
       admission.add(member.slot->priority, member.record, snapshot(member));
     }
   }
@@ -161,6 +161,7 @@ void Gate::let_in(const Slot& slot, std::chrono::nanoseconds now) {
 
 void Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot) {
   struct Due {
+    const Slot* slot;
     std::shared_ptr<DeviceStream> stream;
     std::uint64_t activity;
     DeviceStream::Marker marker;
@@ -171,7 +172,7 @@ void Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot) 
     const bool inside = (activity & 1) != 0;
     if (member.stream != nullptr && outranks(member.slot->priority, slot.priority) && !inside &&
         !member.has_marker(activity)) {
-      due.push_back({member.stream, activity, 0});
+      due.push_back({member.slot, member.stream, activity, 0});
     }
   }
   if (due.empty()) {
@@ -184,7 +185,7 @@ void Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot) 
   lock.lock();
   for (Member& member : members_) {
     for (const Due& put : due) {
-      if (member.stream == put.stream) {
+      if (member.slot == put.slot && member.stream == put.stream) {
         member.marker = put.marker;
         member.marker_activity = put.activity;
       }
@@ -236,7 +237,7 @@ bool Gate::poll_turn(std::unique_lock<std::mutex>& lock, const Slot& slot) {
   auto checked = began;
   while (true) {
     const std::uint32_t seen = changed_.value();
-    if (has(slot, kCancel | kSuspend | kHold | kFork)) {
+    if (has(*slot.job, kSuspend | kHold | kFork | (slot.job == &slot ? kCancel : kLeaves))) {
       return false;
     }
     record_markers(lock, slot);

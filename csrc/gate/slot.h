@@ -21,9 +21,12 @@ enum Interrupt : std::uint32_t {
   kFilled = 16,    ///< does not stop the job: a lower job was admitted since its last op
   kRaised = 32,    ///< give back the ordinary priority that StallWatch lent the thread
   kFork = 64,      ///< wait at the next op until another job has forked the process
+  kServes = 128,   ///< of a slot of a ServingThread, for good: each op is counted
+  kLeaves = 256,   ///< for good: serving threads stop, because the job is cancelled or has ended
 };
 
-/// One job's state at the gate. `activity` is written by the job's own thread only; `interrupts` by any thread.
+/// One thread's state at the gate. `activity` is written by that thread only; `interrupts` by any thread. A job has one
+/// slot for its own thread, and one for each thread that serves its requests meanwhile (see ServingThread).
 ///
 /// Note [Free exit]
 /// A job that leaves an op writes one counter and wakes nobody, which keeps the cost of sharing off the primary. A
@@ -32,9 +35,11 @@ enum Interrupt : std::uint32_t {
 /// the waiting jobs. It writes that while inside, so a reader that finds `activity` even and unchanged has read a
 /// consistent value.
 struct alignas(64) Slot {
-  explicit Slot(Priority p) : priority(p) {}
+  /// `own`: that of the job's own thread, unless this is it.
+  explicit Slot(Priority p, const Slot* own = nullptr) : priority(p), job(own == nullptr ? this : own) {}
 
   const Priority priority;
+  const Slot* const job;  ///< the slot of the job's own thread, which is suspended and held for all
   std::atomic<std::uint32_t> interrupts{0};
   EventCount changed;                      ///< `interrupts`; see Gate::set
   std::atomic<bool> idle{false};           ///< the job waits for input

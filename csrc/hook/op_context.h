@@ -15,6 +15,8 @@ namespace torchshare {
 class OpContext {
  public:
   OpContext(Priority priority, at::Generator generator) : slot_(priority), generator_(std::move(generator)) {}
+  /// Of another thread of a job.
+  OpContext(const Slot& job, at::Generator generator) : slot_(job.priority, job.job), generator_(std::move(generator)) {}
   virtual ~OpContext() = default;
   OpContext(const OpContext&) = delete;  // its thread points at it
   OpContext& operator=(const OpContext&) = delete;
@@ -25,12 +27,16 @@ class OpContext {
   const at::Generator& device_generator() const { return device_generator_; }
   const Slot& slot() const { return slot_; }
   /// How many ops the job's threads have begun. Any thread.
-  std::uint64_t ops_begun() const { return slot_.ops_begun() + adopted_ops_.load(std::memory_order_acquire); }
-  /// Called before an op of a thread that the job has started.
+  std::uint64_t ops_begun() const { return slot_.ops_begun() + adopted_ops(); }
+  /// Those of threads other than its own.
+  std::uint64_t adopted_ops() const { return adopted_ops_.load(std::memory_order_acquire); }
+  /// Called before an op of a thread that the job has started, or that answers its requests.
   void begin_adopted_op() { adopted_ops_.fetch_add(1, std::memory_order_release); }
   /// Called when an op exceeded the job's memory budget: throws the exception of the job's language, or returns to let
   /// `error` propagate.
   virtual void refuse_memory(const BudgetExceeded&) {}
+  /// Called between ops where the thread can be stopped: parks, or throws to unwind the job.
+  virtual void yield_point() {}
   /// The priority of the job's thread; see ThreadPriority.
   virtual void raise_priority() {}
   virtual void lower_priority() {}
@@ -130,6 +136,9 @@ class ContextScope {
   ~ContextScope();
   ContextScope(const ContextScope&) = delete;  // bound to a thread
   ContextScope& operator=(const ContextScope&) = delete;
+
+ private:
+  OpContext* const former_;
 };
 
 /// Takes the calling thread out of its job until the destructor: ops are not gated and draw from the process's random

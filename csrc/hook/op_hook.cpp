@@ -162,13 +162,13 @@ void install_op_hook() {
   (void)installed;
 }
 
-ContextScope::ContextScope(OpContext& context) {
-  TORCH_INTERNAL_ASSERT(current_context == nullptr, "one job per thread");
+ContextScope::ContextScope(OpContext& context) : former_(current_context) {
+  TORCH_INTERNAL_ASSERT(former_ == nullptr || former_->slot().job == context.slot().job, "one job per thread");
   set_context(&context);
 }
 
 ContextScope::~ContextScope() {
-  set_context(nullptr);
+  set_context(former_);
 }
 
 ContextPause::ContextPause() : context_(current_context) {

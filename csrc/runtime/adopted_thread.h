@@ -15,8 +15,8 @@ class AdoptedThread {
  private:
   class Ungated final : public OpContext {
    public:
-    explicit Ungated(OpContext& job) : OpContext(job.slot().priority, job.generator()), job_(job) {
-      slot_.interrupts = kContended;  // for good: `handle_interrupts` sees each op
+    explicit Ungated(OpContext& job) : OpContext(job.slot(), job.generator()), job_(job) {
+      slot_.interrupts = kServes;
     }
 
    private:

@@ -41,7 +41,8 @@ RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std:
         if (memory_ != nullptr) {
           memory_->trim();
         }
-      }) {
+      }),
+      serving_threads_(parts_, *this) {
   if (const MemoryOwner::Options options = memory_options(); options.meters || options.caches) {
     runtime_->device->install_memory();
   }
@@ -66,7 +67,7 @@ bool RuntimeJob::limits_memory() const {
 }
 
 JobStats RuntimeJob::stats() const {
-  JobStats stats{.ops = slot_.ops(), .memory_peak = budget_->peak(), .memory_cached = budget_->peak_cached()};
+  JobStats stats{.ops = slot_.ops() + adopted_ops(), .memory_peak = budget_->peak(), .memory_cached = budget_->peak_cached()};
   times_.set(stats);
   return stats;
 }

@@ -16,6 +16,7 @@
 #include "runtime/job_times.h"
 #include "runtime/language_binding.h"
 #include "runtime/runtime_state.h"
+#include "runtime/serving_threads.h"
 #include "torchshare/job.h"
 
 namespace torchshare {
@@ -65,6 +66,8 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   /// Gives up a cancelled job whose thread does not end: counts it as ended. If the thread reaches an op later, it is
   /// unwound there; what it does until then has no effect on the job's result.
   void give_up() { interrupts_.give_up(); }
+  /// Threads that answer its requests.
+  ServingThreads& serving_threads() { return serving_threads_; }
   bool is_given_up() const { return interrupts_.is_given_up(); }
   bool cancel_requested() const override { return interrupts_.cancel_requested(); }
 
@@ -141,6 +144,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   std::atomic<bool> has_left_{false};
   bool wait_is_inner_ = false;  // of a wait for input; the job's own thread
   std::string error_;           // read by others once the state is terminal
+  ServingThreads serving_threads_;
 
   Coordinator::Registration registration_;  // last: it refers to the members above
 };

@@ -20,6 +20,7 @@ void JobInterrupts::cancel() {
     return;
   }
   job_.runtime.gate.set(job_.slot, kCancel);  // first, so that no further op runs
+  job_.runtime.gate.set(job_.slot, kLeaves);
   resume();
   job_.priority.raise_for_good();  // other threads wait for the job to end
   job_.runtime.coordinator.cancel_start(job_.id());
@@ -28,6 +29,7 @@ void JobInterrupts::cancel() {
 void JobInterrupts::give_up() {
   given_up_.store(true);
   job_.runtime.gate.set(job_.slot, kCancel);
+  job_.runtime.gate.set(job_.slot, kLeaves);
   job_.runtime.coordinator.give_up(job_.id());
 }
 

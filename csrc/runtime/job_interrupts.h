@@ -72,14 +72,7 @@ void JobInterrupts::block(std::string_view reason, Wait wait) {
 
 template <class Work>
 void JobInterrupts::without_language_lock(Work work) {
-  job_.language.before_wait();
-  try {
-    work();
-  } catch (...) {
-    job_.language.after_wait();
-    throw;
-  }
-  job_.language.after_wait();
+  without_lock(job_.language, work);
 }
 
 }  // namespace torchshare

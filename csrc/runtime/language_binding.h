@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "torchshare/errors.h"
@@ -20,6 +21,22 @@ class LanguageBinding {
   [[noreturn]] virtual void raise_cancelled(const std::string& message) { throw Cancelled(message); }
   /// See OpContext::refuse_memory.
   virtual void refuse_memory(const BudgetExceeded&) {}
+  /// For another thread that works for the job.
+  virtual std::unique_ptr<LanguageBinding> for_thread() const { return std::make_unique<LanguageBinding>(); }
 };
+
+/// Runs `work`, which may block, without the language's lock, such as the GIL, and takes the lock again even if `work`
+/// throws.
+template <class Work>
+void without_lock(LanguageBinding& language, Work work) {
+  language.before_wait();
+  try {
+    work();
+  } catch (...) {
+    language.after_wait();
+    throw;
+  }
+  language.after_wait();
+}
 
 }  // namespace torchshare

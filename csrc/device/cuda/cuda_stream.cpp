@@ -202,6 +202,14 @@ std::optional<std::chrono::nanoseconds> CudaStream::between(Stamp from, Stamp to
   return std::chrono::nanoseconds(static_cast<std::int64_t>(1e6 * static_cast<double>(ms)));
 }
 
+std::unique_ptr<ThreadScope> CudaStream::use() {
+  struct OnStream final : ThreadScope {
+    explicit OnStream(const c10::cuda::CUDAStream& stream) : guard(stream) {}
+    const c10::cuda::CUDAStreamGuard guard;
+  };
+  return std::make_unique<OnStream>(torchs());
+}
+
 void CudaStream::synchronize() {
   std::vector<cudaStream_t> streams;
   {

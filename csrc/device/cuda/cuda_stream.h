@@ -59,10 +59,11 @@ class CudaStream final : public DeviceStream {
   Marker record_marker() override;
   Marker passed() const override;
   void check() const override;
+  std::unique_ptr<ThreadScope> use() override;
+  void synchronize() override;
   Stamp stamp() override;
   std::optional<std::chrono::nanoseconds> between(Stamp from, Stamp to) override;
   std::size_t stamps() const override { return kStamps; }
-  void synchronize() override;
 
  private:
   static constexpr std::size_t kStamps = 4096;

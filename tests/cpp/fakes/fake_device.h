@@ -40,6 +40,7 @@ class FakeStream final : public DeviceStream {
   Marker record_marker() override { return append(markers_); }
   Marker passed() const override;
   void check() const override;
+  std::unique_ptr<ThreadScope> use() override { return nullptr; }
   Stamp stamp() override { return append(stamps_); }
   std::optional<std::chrono::nanoseconds> between(Stamp from, Stamp to) override;
   std::size_t stamps() const override { return 64; }
