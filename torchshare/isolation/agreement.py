@@ -143,8 +143,12 @@ _settings: list[Setting] = []
 
 
 def begin(settings: list[Setting]) -> None:
-    """Called when the first runtime opens."""
+    """Called when the first runtime opens, with some of the settings."""
     _settings[:] = settings
+
+
+def add(*settings: Setting) -> None:
+    _settings.extend(settings)
 
 
 def expect(job: JobContext) -> None:

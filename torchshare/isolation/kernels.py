@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from collections.abc import Callable
@@ -14,29 +13,32 @@ from torch.library import Library
 
 from torchshare.context import current
 from torchshare.isolation import packages, shared_changes
-from torchshare.isolation.patches import Patches
 from torchshare.isolation.shared_changes import Change
+from torchshare.isolation.table import Table
+
+TABLE = Table()
 
 
-def route(patches: Patches) -> None:
-    patches.wrap(Library, "impl", _registering)
-
-
-def _registering(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def impl(self: Library, op_name: Any, fn: Callable[..., Any], dispatch_key: str = "", **options: Any) -> None:
-        tenant = current.tenant()
-        op = _qualified(self.ns, op_name)
-        if tenant is not None and op not in torch.library._defs:  # an op of Python's
-            frame = _caller()
-            if packages.author(frame) not in ("torch", "torchshare") and not packages.being_imported(frame):
-                library, what = weakref.ref(self), f"the kernel of {op} for {dispatch_key or self.dispatch_key}"
-                where = shared_changes.line_of(frame)
-                change = Change("torch", what, "an op has one kernel", where, lambda: _destroy(library()))
-                shared_changes.make(tenant, change)
-        original(self, op_name, fn, dispatch_key, **options)
-
-    return impl
+@TABLE.call("torch.library:Library", "impl", everywhere=True)
+def _impl(
+    original: Callable[..., None],
+    self: Library,
+    op_name: Any,
+    fn: Callable[..., Any],
+    dispatch_key: str = "",
+    **options: Any,
+) -> None:
+    """A kernel of an op of torch is refused, or holds for all jobs: an op has one set of kernels."""
+    tenant = current.tenant()
+    op = _qualified(self.ns, op_name)
+    if tenant is not None and op not in torch.library._defs:  # an op of Python's
+        frame = _caller()
+        if packages.author(frame) not in ("torch", "torchshare") and not packages.being_imported(frame):
+            library, what = weakref.ref(self), f"the kernel of {op} for {dispatch_key or self.dispatch_key}"
+            where = shared_changes.line_of(frame)
+            change = Change("torch", what, "an op has one kernel", where, lambda: _destroy(library()))
+            shared_changes.make(tenant, change)
+    original(self, op_name, fn, dispatch_key, **options)
 
 
 def _qualified(namespace: str, op: Any) -> str:
@@ -52,6 +54,7 @@ def _destroy(library: Library | None) -> None:
 def _caller() -> FrameType:
     """The frame of the code that calls `torch.library`."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(("torch.library", "torch._lib")):
+    between = (__package__, "torch.library", "torch._lib")
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(between):
         frame = frame.f_back
     return frame

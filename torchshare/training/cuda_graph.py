@@ -13,7 +13,7 @@ from torch import Tensor
 from torchshare import _C
 from torchshare.context import step_loop
 from torchshare.context.tensor_map import TensorMap
-from torchshare.isolation import compiling, routing
+from torchshare.isolation import compiling, forward_hook
 from torchshare.training import pytree
 from torchshare.training.undo import Buffers, RandomStates, leaves_of
 
@@ -168,7 +168,7 @@ def _warm_up(job: JobContext, run: Callable[[], Tensor]) -> list[Tensor]:
         for round_number in range(_WARM_UP):
             if round_number == 0:
                 # compiled modules call no hooks
-                with routing.before_forward(job, remember) as remembers, compiling.in_eager():
+                with forward_hook.registered(job, remember) as remembers, compiling.in_eager():
                     if not remembers:
                         raise _Busy
                     loss = run()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from torchshare.isolation import routing
+from torchshare.isolation import forward_hook
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
@@ -26,7 +26,7 @@ def around(job: JobContext, is_split: Callable[[], bool]) -> Iterator[None]:
         yield
         return
     differences = _Differences(job)
-    with routing.before_forward(job, differences.look) as looks:
+    with forward_hook.registered(job, differences.look) as looks:
         try:
             yield
         finally:
