@@ -30,8 +30,7 @@ def listed(tables: Sequence[Table]) -> list[str]:
 
 def generated() -> str:
     parts = [
-        "\n".join([f"| in | {title} | why |", "|---|---|---|", *listed(tables)])
-        for title, tables in PARTS.items()
+        "\n".join([f"| in | {title} | why |", "|---|---|---|", *listed(tables)]) for title, tables in PARTS.items()
     ]
     return "\n\n".join(parts) + "\n"
 
