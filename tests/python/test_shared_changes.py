@@ -17,7 +17,7 @@ import torchshare
 from torchshare import Job
 
 ONES = torch.ones(1, 4)
-KEPT: list[torch.library.Library] = []
+KEPT: list[object] = []
 
 
 def zeros(tensor: torch.Tensor, *_args: Any, **_options: Any) -> torch.Tensor:
@@ -137,6 +137,18 @@ def test_a_job_alone_may_register_kernels_until_it_ends():
         runtime.submit(registers, name="a")
         assert runtime.wait(60)["a"].value == 0.0
     assert float((ONES * ONES).sum()) == 4.0
+
+
+def test_an_op_that_a_job_loads_from_cpp_has_its_kernels():
+    def registers() -> float:
+        loaded = torch._C._dispatch_library("DEF", "cpp_of_job", "")  # what `torch.ops.load_library` runs
+        loaded.def_("twice(Tensor x) -> Tensor")
+        library = torch.library.Library("cpp_of_job", "IMPL")
+        KEPT.extend([loaded, library])
+        library.impl("twice", lambda x: x + x, "CPU")
+        return float(torch.ops.cpp_of_job.twice(ONES).sum())
+
+    assert beside(registers, lambda: None)[0] == 8.0
 
 
 def test_an_op_of_the_jobs_own_has_its_kernels():

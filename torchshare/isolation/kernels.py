@@ -13,10 +13,20 @@ from torch.library import Library
 
 from torchshare.context import current
 from torchshare.isolation import packages, shared_changes
+from torchshare.isolation.patches import Patches
 from torchshare.isolation.shared_changes import Change
 from torchshare.isolation.table import Table
 
 TABLE = Table()
+
+
+_present: set[str] = set()  # namespaces of the ops that were loaded before the jobs
+
+
+@TABLE.at_start
+def _note_present(_patches: Patches) -> None:
+    _present.clear()
+    _present.update(each.partition("::")[0] for each in torch._C._dispatch_get_all_op_names())
 
 
 @TABLE.call("torch.library:Library", "impl", everywhere=True)
@@ -31,7 +41,8 @@ def _impl(
     """A kernel of an op of torch is refused, or holds for all jobs: an op has one set of kernels."""
     tenant = current.tenant()
     op = _qualified(self.ns, op_name)
-    if tenant is not None and op not in torch.library._defs:  # an op of Python's
+    is_defined_here = op in torch.library._defs  # with `Library.define`
+    if tenant is not None and not is_defined_here and (self.ns in _present or packages.is_shared(tenant, self.ns)):
         frame = _caller()
         if packages.author(frame) not in ("torch", "torchshare") and not packages.being_imported(frame):
             library, what = weakref.ref(self), f"the kernel of {op} for {dispatch_key or self.dispatch_key}"
