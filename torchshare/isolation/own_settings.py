@@ -17,6 +17,7 @@ import torch
 from torchshare.context import current
 from torchshare.context.job_context import JobContext
 from torchshare.context.script import ScriptContext
+from torchshare.device import devices
 from torchshare.isolation.patches import copied
 from torchshare.isolation.table import Table
 
@@ -29,7 +30,7 @@ _MATMUL_TF32, _MATMUL_PRECISION = "_get_cublas_allow_tf32", "_get_float32_matmul
 
 def are_own(job: JobContext) -> bool:
     """Whether settings of a GPU are without effect on the job. A job on a CPU could use a GPU that is there."""
-    return job.on_cpu and not torch.cuda.is_available()
+    return job.on_cpu and not devices.CUDA.is_available()
 
 
 def reader(name: str, original: Callable[[], Any]) -> Callable[[], Any]:

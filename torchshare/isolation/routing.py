@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchshare.context import current
+from torchshare.device import devices
 from torchshare.isolation import (
     accumulation,
     agreement,
@@ -68,7 +69,7 @@ def install() -> None:
     """Called once per Runtime. The first one applies the tables, the first one on a GPU that of CUDA."""
     global _open, _cuda_is_routed
     with _lock:
-        routes_cuda = not _cuda_is_routed and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        routes_cuda = not _cuda_is_routed and devices.CUDA.is_started()
         _patches.apply([*(TABLES if _open == 0 else ()), *((cuda.TABLE,) if routes_cuda else ())])
         _cuda_is_routed = _cuda_is_routed or routes_cuda
         _open += 1
