@@ -17,7 +17,7 @@ from torchshare.context import current
 from torchshare.isolation import agreement, own_settings
 from torchshare.isolation.agreement import Setting
 from torchshare.isolation.patches import Patches
-from torchshare.isolation.table import Table
+from torchshare.isolation.table import Table, around
 
 log = logging.getLogger("torchshare")
 
@@ -93,7 +93,7 @@ _AGREED_ON_GPUS = "Jobs must agree on the value; on a machine without a GPU, eac
 
 @TABLE.at_start
 def _begin(_patches: Patches) -> None:
-    agreement.begin([_DETERMINISTIC])
+    agreement.begin()
 
 
 def _agreed(write: Callable[..., Any], *, name: str, getter: str, of_gpu: bool) -> Callable[..., Any]:
@@ -183,7 +183,6 @@ _DETERMINISTIC = Setting(
 
 
 # Inductor's option must not change before jobs have agreed: the function of torch is guarded, too.
-@TABLE.call("torch._C", "_set_deterministic_algorithms", why=_AGREED)
 @TABLE.call("torch", "use_deterministic_algorithms", why=_AGREED, everywhere=True)
 def _use_deterministic_algorithms(original: Callable[..., None], mode: bool, *, warn_only: bool = False) -> None:
     job = current.owner()
@@ -191,6 +190,13 @@ def _use_deterministic_algorithms(original: Callable[..., None], mode: bool, *, 
         original(mode, warn_only=warn_only)
     else:
         agreement.agree(_DETERMINISTIC, job, (mode, warn_only))
+
+
+@TABLE.value("torch._C", "_set_deterministic_algorithms", why=_AGREED)
+def _agreed_deterministic(write: Callable[..., None]) -> Callable[..., None]:
+    agreement.add(_DETERMINISTIC)
+    guarded: Callable[..., None] = around(_use_deterministic_algorithms)(write)
+    return guarded
 
 
 @TABLE.call("torch.export._trace", "_ignore_backend_decomps")
