@@ -616,6 +616,37 @@ TEST(BoundedCoordinator, PacesLowerJobsByThePrimarysSteps) {
   EXPECT_FALSE(coordinator.bound(secondary.id()).has_value());
 }
 
+class BoundedPair : public ::testing::Test {
+ protected:
+  BoundedPair() {
+    EXPECT_TRUE(coordinator_.wait_to_start(primary_.id()));
+    EXPECT_TRUE(coordinator_.wait_to_start(secondary_.id()));
+  }
+
+  ManualClock clock_;
+  Timeline timeline_{1000};
+  Gate gate_{make_gate_policy("priority", {}), clock_};
+  Coordinator coordinator_{clock_, timeline_, gate_, {.max_slowdown = 0.05}};
+  Member primary_{coordinator_, clock_, {.name = "a", .priority = Priority::kPrimary}};
+  Member secondary_{coordinator_, clock_, {.name = "b"}};
+};
+
+TEST_F(BoundedPair, APrimaryWithoutStepsLimitsNoOther) {
+  clock_.advance(10s);
+  secondary_.step();
+  EXPECT_EQ(gate_.pace(), Pace{});
+}
+
+TEST_F(BoundedPair, TheBoundHoldsFromThePrimarysFirstTimedStepToItsEnd) {
+  for (int step = 0; step < 2; ++step) {
+    clock_.advance(10ms);
+    primary_.step();
+  }
+  EXPECT_NEAR(gate_.pace().share, 0.05, 0.01);
+  primary_.end(JobState::kFinished);
+  EXPECT_EQ(gate_.pace(), Pace{}) << "another primary, such as a server, may follow";
+}
+
 TEST_F(CoordinatorTest, AGivenUpJobChangesNothingAnyMore) {
   Member& job = add("a", Priority::kPrimary, "now");
   EXPECT_TRUE(coordinator_.wait_to_start(job.id()));
