@@ -187,8 +187,10 @@ def documented(options: type) -> Callable[[_F], _F]:
         own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
         function.__signature__ = signature.replace(parameters=[*own, *keywords])  # type: ignore[attr-defined]
         if function.__doc__ is not None:  # None under `python -OO`
+            line = next((each for each in function.__doc__.splitlines() if each.endswith("{options}")), _INDENT)
+            indent = line.removesuffix("{options}")
             texts = [
-                textwrap.fill(f"{name}: {option.help}", 120, initial_indent=_INDENT, subsequent_indent=_INDENT + "    ")
+                textwrap.fill(f"{name}: {option.help}", 120, initial_indent=indent, subsequent_indent=indent + "    ")
                 for name, option in found.items()
             ]
             function.__doc__ = function.__doc__.replace("{options}", "\n".join(texts).lstrip())
