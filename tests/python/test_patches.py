@@ -45,14 +45,14 @@ def test_a_runtime_names_what_torch_lacks_and_replaces_nothing(monkeypatch: pyte
     table.value("torch.nn", "Gone", "Linear", why="A layer that a new torch has lost.")(lambda kind: kind)
     table.value("torch.optim:Lost.inner", "step", why="So is this.")(lambda kind: kind)
     monkeypatch.setattr(routing, "TABLES", [*routing.TABLES, table])
-    before = torch.random.default_generator
+    before = torch.random.default_generator, list(sys.meta_path)
     with pytest.raises(RuntimeError) as caught:
         torchshare.Runtime(device="cpu")
     assert str(caught.value) == (
         f"jobs cannot be isolated: torch {torch.__version__} or another package lacks torch.nn.Gone (A layer that a "
         "new torch has lost.); torch.optim.Lost.inner.step (So is this.)"
     )
-    assert torch.random.default_generator is before
+    assert (torch.random.default_generator, sys.meta_path) == before
 
 
 def test_a_row_of_other_versions_of_torch_is_left_out() -> None:

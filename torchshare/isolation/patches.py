@@ -124,6 +124,8 @@ class Patches:
             self._rebound.clear()
             self._waiting = waiting
             self._undo_to(before)
+            if not before:
+                self._imports.stop()
             raise
 
     def undo(self) -> None:
