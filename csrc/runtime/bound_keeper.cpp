@@ -33,7 +33,7 @@ bool has_lower_beside(const JobTable& jobs, const LiveJob& job) {
 BoundKeeper::BoundKeeper(std::optional<double> max_slowdown, std::size_t keep, Gate& gate, Timeline& timeline)
     : max_slowdown_(max_slowdown), keep_(keep), gate_(gate), timeline_(timeline) {
   if (max_slowdown_) {
-    SlowdownBound{*max_slowdown_};  // throws
+    SlowdownBound{*max_slowdown_};  // throws if it is invalid, before the first step
   }
 }
 

@@ -583,39 +583,6 @@ TEST_F(CoordinatorTest, RefusesInvalidProfilesAndKeepsNothingOfThem) {
   EXPECT_THAT(coordinator_.names(), ElementsAre());
 }
 
-TEST(BoundedCoordinator, PacesLowerJobsByThePrimarysSteps) {
-  ManualClock clock;
-  Timeline timeline(1000);
-  Gate gate(make_gate_policy("priority", {}), clock);
-  Coordinator coordinator(clock, timeline, gate, {.max_slowdown = 0.05});
-  Member primary(coordinator, clock, {.name = "a", .priority = Priority::kPrimary});
-  Member secondary(coordinator, clock, {.name = "b"});
-  EXPECT_TRUE(coordinator.wait_to_start(primary.id()));
-  EXPECT_TRUE(coordinator.wait_to_start(secondary.id()));
-  const Gate::Membership first(gate, primary.slot(), nullptr);
-  const Gate::Membership second(gate, secondary.slot(), nullptr);
-  int open = 0;
-  constexpr int kMilliseconds = 20'000;
-  for (int left = 0, now = 0; now < kMilliseconds; ++now) {
-    const bool runs = gate.try_enter(secondary.slot());
-    open += runs ? 1 : 0;
-    left -= runs ? 5 : 10;  // the secondary costs it half its speed
-    clock.advance(1ms);
-    if (left <= 0) {
-      primary.step();
-      left = 100;
-    }
-  }
-  const auto stats = coordinator.bound(primary.id());
-  ASSERT_TRUE(stats.has_value());
-  EXPECT_NEAR(stats->alone, 0.01, 0.001);
-  EXPECT_NEAR(stats->loss, 0.5, 0.1);
-  EXPECT_NEAR(static_cast<double>(open) / kMilliseconds, 0.08, 0.03);
-  EXPECT_GE(stats->windows, 15U);
-  EXPECT_GE(stats->windows_inside, stats->windows - 2);
-  EXPECT_FALSE(coordinator.bound(secondary.id()).has_value());
-}
-
 class BoundedPair : public ::testing::Test {
  protected:
   BoundedPair() {
@@ -630,6 +597,31 @@ class BoundedPair : public ::testing::Test {
   Member primary_{coordinator_, clock_, {.name = "a", .priority = Priority::kPrimary}};
   Member secondary_{coordinator_, clock_, {.name = "b"}};
 };
+
+TEST_F(BoundedPair, PacesLowerJobsByThePrimarysSteps) {
+  const Gate::Membership first(gate_, primary_.slot(), nullptr);
+  const Gate::Membership second(gate_, secondary_.slot(), nullptr);
+  int open = 0;
+  constexpr int kMilliseconds = 20'000;
+  for (int left = 0, now = 0; now < kMilliseconds; ++now) {
+    const bool runs = gate_.try_enter(secondary_.slot());
+    open += runs ? 1 : 0;
+    left -= runs ? 5 : 10;  // the secondary costs it half its speed
+    clock_.advance(1ms);
+    if (left <= 0) {
+      primary_.step();
+      left = 100;
+    }
+  }
+  const auto stats = coordinator_.bound(primary_.id());
+  ASSERT_TRUE(stats.has_value());
+  EXPECT_NEAR(stats->alone, 0.01, 0.001);
+  EXPECT_NEAR(stats->loss, 0.5, 0.1);
+  EXPECT_NEAR(static_cast<double>(open) / kMilliseconds, 0.08, 0.03);
+  EXPECT_GE(stats->windows, 15U);
+  EXPECT_GE(stats->windows_inside, stats->windows - 2);
+  EXPECT_FALSE(coordinator_.bound(secondary_.id()).has_value());
+}
 
 TEST_F(BoundedPair, APrimaryWithoutStepsLimitsNoOther) {
   clock_.advance(10s);

@@ -19,8 +19,8 @@ from torchshare.isolation.table import Table
 
 TABLE = Table()
 
-
-_present: set[str] = set()  # namespaces of the ops that were loaded before the jobs
+_present: set[str] = set()
+"""Namespaces of the ops that were loaded before the first runtime was opened."""
 
 
 @TABLE.at_start

@@ -25,7 +25,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _S = TypeVar("_S")
 _T = TypeVar("_T")
 YES_NO = "yes|no"
-_INDENT = 12 * " "  # of a docstring's arguments
+_INDENT = 4 * " "  # of a docstring's arguments, once the docstring has no common indentation
 _shown = reprlib.Repr()
 _shown.maxstring = _shown.maxother = 80
 
@@ -187,13 +187,11 @@ def documented(options: type) -> Callable[[_F], _F]:
         own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
         function.__signature__ = signature.replace(parameters=[*own, *keywords])  # type: ignore[attr-defined]
         if function.__doc__ is not None:  # None under `python -OO`
-            line = next((each for each in function.__doc__.splitlines() if each.endswith("{options}")), _INDENT)
-            indent = line.removesuffix("{options}")
             texts = [
-                textwrap.fill(f"{name}: {option.help}", 120, initial_indent=indent, subsequent_indent=indent + "    ")
+                textwrap.fill(f"{name}: {option.help}", 120, initial_indent=_INDENT, subsequent_indent=_INDENT + "    ")
                 for name, option in found.items()
             ]
-            function.__doc__ = function.__doc__.replace("{options}", "\n".join(texts).lstrip())
+            function.__doc__ = inspect.cleandoc(function.__doc__).replace("{options}", "\n".join(texts).lstrip())
         return function
 
     return decorate
