@@ -76,6 +76,43 @@ def test_a_job_alone_may_change_a_function_until_it_ends(
         assert runtime.wait(300)["a"].value != before == look()
 
 
+def never_started(runtime: torchshare.Runtime) -> None:
+    runtime.submit(lambda _job: None, name="idle")
+    runtime.close()
+
+
+def refused(runtime: torchshare.Runtime) -> None:
+    with pytest.raises(ValueError, match="start must be"):
+        runtime.submit(lambda _job: None, name="idle", start="nonsense")
+
+
+def cancelled(runtime: torchshare.Runtime) -> None:
+    runtime.submit(lambda _job: None, name="idle").cancel()
+
+
+@pytest.mark.parametrize("end", [never_started, refused, cancelled])
+def test_a_job_that_never_ran_is_in_no_ones_way(end: Callable[[torchshare.Runtime], None]):
+    with torchshare.Runtime("cpu") as other, torchshare.Runtime("cpu") as runtime:
+        end(other)
+        changes = runtime.submit(lambda _job: changed_defaults(), name="changes", priority="primary")
+        runtime.wait()
+    assert changes.state == "finished"
+
+
+def test_a_job_that_is_refused_undoes_no_change_of_a_job_with_its_name():
+    with torchshare.Runtime("cpu", shared_patches=True) as runtime:
+
+        def changes(_job: Job) -> Any:
+            changed_defaults()
+            with pytest.raises(ValueError, match="unique"):
+                runtime.submit(lambda _job: None, name="changes")
+            return F.dropout.__defaults__
+
+        job = runtime.submit(changes, name="changes", priority="primary")
+        runtime.wait()
+    assert job.result.value == (0.9, True, False)
+
+
 def test_functions_of_the_program_and_copies_of_others_may_be_changed():
     def mine(x: int = 1) -> int:
         return x

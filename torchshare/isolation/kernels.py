@@ -47,8 +47,8 @@ def _impl(
         if packages.author(frame) not in ("torch", "torchshare") and not packages.being_imported(frame):
             library, what = weakref.ref(self), f"the kernel of {op} for {dispatch_key or self.dispatch_key}"
             where = shared_changes.line_of(frame)
-            change = Change("torch", what, "an op has one kernel", where, lambda: _destroy(library()))
-            shared_changes.make(tenant, change)
+            change = Change(tenant, "torch", what, "an op has one kernel", where, lambda: _destroy(library()))
+            shared_changes.make(change)
     original(self, op_name, fn, dispatch_key, **options)
 
 

@@ -164,7 +164,7 @@ def _share(
 ) -> None:
     if package in sys.stdlib_module_names and packages.being_imported(frame):
         return  # as `import numpy.f2py` enlarges a cache: once per process
-    shared_changes.make(tenant, Change(package, what, why_shared, shared_changes.line_of(frame), restore))
+    shared_changes.make(Change(tenant, package, what, why_shared, shared_changes.line_of(frame), restore))
 
 
 def _field_assigned(function: FunctionType, name: str, *value: Any) -> bool:

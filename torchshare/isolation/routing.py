@@ -93,6 +93,13 @@ def expect_job(job: JobContext, is_script: bool) -> None:
     job_signals.expect(job)
 
 
+def forget_job(job: JobContext) -> None:
+    """Called for an expected job that will not run."""
+    job_signals.leave(job)
+    agreement.leave(job)
+    shared_changes.leave(job)
+
+
 def leave_job(job: JobContext) -> None:
     """Called at the end of a job, in its thread."""
     agreement.leave(job)

@@ -26,6 +26,7 @@ log = logging.getLogger("torchshare")
 
 @dataclass(eq=False)
 class Change:
+    by: Tenant
     package: str
     what: str
     """Its name in messages, such as `torch.nn.Linear.forward`."""
@@ -34,8 +35,6 @@ class Change:
     where: str
     """File and line."""
     restore: Callable[[], None]
-    job: str = ""
-    """The name of the job that has made it."""
 
 
 lock = threading.RLock()  # guards the variables below; reentrant: a finalizer may assign attributes
@@ -72,7 +71,7 @@ def leave(tenant: Tenant) -> None:
     with lock:
         _tenants.pop(tenant, None)
         _jobs.discard(tenant)  # type: ignore[arg-type]
-        for change in [each for each in reversed(_changes) if each.job == tenant.name]:
+        for change in [each for each in reversed(_changes) if each.by is tenant]:
             _changes.remove(change)
             change.restore()
 
@@ -85,18 +84,18 @@ def check(script: ScriptContext) -> None:
 
 def _refuse(tenant: Tenant, may_share: bool) -> None:
     for change in _changes.copy():
-        if change.job == tenant.name or may_share or change.package in sys.stdlib_module_names:
+        if change.by is tenant or may_share or change.package in sys.stdlib_module_names:
             continue
         if _uses(tenant, change.package):
             raise RuntimeError(
-                f"job '{tenant.name}': job '{change.job}' has replaced {change.what} ({change.where}) for all jobs; "
-                "run them in two processes, or allow it with shared_patches"
+                f"job '{tenant.name}': job '{change.by.name}' has replaced {change.what} ({change.where}) for all "
+                "jobs; run them in two processes, or allow it with shared_patches"
             )
 
 
-def make(tenant: Tenant, change: Change) -> None:
+def make(change: Change) -> None:
     """Called before a tenant changes what all share. Raises RuntimeError if that may change another's results."""
-    change.job = tenant.name
+    tenant = change.by
     is_of_python = change.package in sys.stdlib_module_names
     with lock:
         others = [each.name for each in list(_tenants) if each is not tenant and _uses(each, change.package)]

@@ -74,9 +74,14 @@ class Closer:
 
     def expect(self, job: JobContext) -> None:
         """Called when a job has been submitted."""
-        for ended in [each for each in self.jobs if each.handle.state in ENDED]:
-            self.leave(ended)  # it was cancelled before it began
+        self._forget_unbegun()
         self.jobs.append(job)
+
+    def _forget_unbegun(self) -> None:
+        """Jobs that were cancelled before they began have no thread that calls `leave`."""
+        for job in [each for each in self.jobs if each.handle.state in ENDED and not each.thread]:
+            routing.forget_job(job)
+            self.leave(job)
 
     def leave(self, job: JobContext) -> None:
         """Called at the end of a job."""
@@ -86,6 +91,7 @@ class Closer:
     def watch_cancel(self, job: JobContext) -> None:
         """Delivers the cancellation of a job even if it runs no op."""
         self._interrupter.watch(job)
+        self._forget_unbegun()
 
     def _watch_cancels(self) -> None:
         for job in list(self.jobs):
@@ -167,6 +173,7 @@ class Closer:
             log.warning("job '%s' was cancelled, but its thread %s and was left behind", name, place)
 
     def _clean_up(self) -> None:
+        self._forget_unbegun()
         if self._folder is not None:
             self._folder.close()
         if self.ranks is not None:

@@ -124,7 +124,10 @@ class Runtime:
                 BudgetExceeded,
                 PROCESS_CODE,
             )
-        except ValueError as error:
+        except BaseException as error:
+            routing.forget_job(context)
+            if not isinstance(error, ValueError):
+                raise
             text = str(error)
             raise ValueError(text if f"'{name}'" in text else f"job '{name}': {text}") from None
         effects.expect(context, given)
