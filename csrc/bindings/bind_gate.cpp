@@ -18,7 +18,7 @@ namespace torchshare::bindings {
 
 void bind_gate(py::module_& module) {
   py::class_<Turns>(module, "Turns")
-      .def(py::init<py::object, py::function>(), py::arg("lock"), py::arg("before_release"))
+      .def(py::init<py::object>(), py::arg("lock"))
       .def("__enter__", &Turns::enter)
       .def("__exit__", [](Turns& turns, const py::args&) { turns.exit(); })
       .def("exit_all", &Turns::exit_all)

@@ -24,8 +24,7 @@ bool is_importing() {
 
 }  // namespace
 
-Turns::Turns(py::object lock, py::function before_release)
-    : lock_(std::move(lock)), before_release_(std::move(before_release)) {}
+Turns::Turns(py::object lock) : lock_(std::move(lock)) {}
 
 bool Turns::wait() {
   if (lock_.attr("acquire")(false).cast<bool>()) {
@@ -59,18 +58,12 @@ void Turns::exit() {
   if (!was_taken) {
     return;
   }
-  PyObject* const result = depth_ == 1 ? PyObject_CallNoArgs(before_release_.ptr()) : py::none().release().ptr();
   std::unique_ptr<Ungated> ungated;
   if (--depth_ == 0) {
     owner_ = latest_owner_ = 0;
     ungated = std::move(ungated_);
   }
   lock_.attr("release")();
-  ungated.reset();
-  if (result == nullptr) {
-    throw py::error_already_set();
-  }
-  Py_DECREF(result);
 }
 
 void Turns::exit_all() {

@@ -16,8 +16,7 @@ namespace torchshare::bindings {
 /// lock and recording its owner.
 class Turns {
  public:
-  /// The owner calls `before_release` before it releases the lock.
-  Turns(pybind11::object lock, pybind11::function before_release);
+  explicit Turns(pybind11::object lock);
   Turns(const Turns&) = delete;  // a lock
   Turns& operator=(const Turns&) = delete;
 
@@ -41,7 +40,6 @@ class Turns {
   bool wait();
 
   pybind11::object lock_;
-  pybind11::function before_release_;
   unsigned long owner_ = 0;
   static inline unsigned long latest_owner_ = 0;  // as owner_, of the process's latest Turns
   int depth_ = 0;                                 // of the owner's turns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 from types import SimpleNamespace
 from typing import Any
@@ -47,7 +48,7 @@ def in_job(body: Any) -> Any:
 
 def test_synchronize_waits_for_the_jobs_own_streams() -> None:
     devices: list[Any] = []
-    synchronize = cuda._routed_synchronize(devices.append)
+    synchronize = functools.partial(cuda._synchronize, devices.append)
 
     def body(handle: Stand) -> int:
         for device in (None, 0, "cuda", torch.device("cuda:0")):
@@ -72,7 +73,7 @@ def test_the_jobs_generator_stands_for_its_devices_default() -> None:
 
 def test_streams_that_a_job_opens_are_its_own() -> None:
     made: list[tuple[Any, ...]] = []
-    new: Any = cuda._routed_stream(lambda cls, *args, **kwargs: made.append((args, kwargs)))  # type: ignore[arg-type,return-value]
+    new: Any = functools.partial(cuda._new_stream, lambda cls, *args, **kwargs: made.append((args, kwargs)))
     stream = torch.cuda.Stream
 
     def body(_handle: Stand) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchshare import Job
-from torchshare.isolation import routing
+from torchshare.isolation import compiling
 from torchshare.training import cuda_graph
 
 
@@ -88,7 +88,7 @@ def test_while_another_job_compiles_it_runs_in_eager_and_is_captured_later() -> 
     keeper = Gatekeeper()
 
     def compiles() -> None:
-        with routing._turns:  # type: ignore[union-attr]
+        with compiling.turns():
             keeper.pause()
 
     def job(job: Job) -> list[list[str]]:

@@ -62,6 +62,7 @@ def test_an_upward_include_is_found() -> None:
 
 PACKAGES = [
     "durable",
+    "device",
     "context",
     "report",
     "isolation",

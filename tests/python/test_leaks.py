@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -24,7 +25,7 @@ import torchshare
 from torchshare import Job, JobFailed
 from torchshare.context.results import ENDED
 from torchshare.isolation import agreement, routing
-from torchshare.runtime import signals
+from torchshare.runtime import closing, signals
 
 MIB = 1 << 20
 
@@ -282,6 +283,23 @@ def test_a_runtime_that_is_dropped_while_any_lock_is_held_is_closed_by_another_t
     threading.Thread(target=collect, daemon=True).start()
     assert ended.wait(20), "it waits for a lock that it holds"
     wait_until(lambda: routing._open == before)
+
+
+def test_a_runtime_that_is_dropped_while_no_thread_can_be_started_is_closed_at_exit_not_by_the_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = routing._open
+    with monkeypatch.context() as patch:
+        runtime = [torchshare.Runtime("cpu")]
+        runtime[0].submit(run_ops_for_ever, name="a")
+        patch.setattr(closing, "_thread", SimpleNamespace(start_new_thread=fails))
+        drop(runtime)
+    assert routing._open == before + 1
+    closing.Closer.close_all()
+    assert routing._open == before
 
 
 def test_a_runtime_that_is_dropped_without_close_is_named_in_a_warning() -> None:

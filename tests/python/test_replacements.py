@@ -14,7 +14,6 @@ import types
 import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +26,7 @@ from torch.nn import functional as F
 import torchshare
 from torchshare import Job
 from torchshare.isolation import routing
+from torchshare.isolation.table import Table
 
 ONES = torch.ones(1, 4)
 
@@ -519,11 +519,13 @@ def test_patches_that_cannot_be_installed_leave_nothing_and_the_next_runtime_ins
 ):
     before = random.random, torch.random.default_generator, nn.utils.clip_grad_norm_.__code__
 
-    def fails(_patches: Any) -> None:
+    def fails(_original: Any) -> None:
         raise OSError("no passwd entry")
 
     with monkeypatch.context() as patch:
-        patch.setattr(routing, "accumulation", SimpleNamespace(route=fails))
+        last = Table()
+        last.value("torch.nn", "Linear", why="Fails.")(fails)
+        patch.setattr(routing, "TABLES", [*routing.TABLES, last])
         with pytest.raises(OSError, match="no passwd entry"):
             torchshare.Runtime(device="cpu")
     assert (random.random, torch.random.default_generator, nn.utils.clip_grad_norm_.__code__) == before

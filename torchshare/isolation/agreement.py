@@ -142,9 +142,14 @@ _jobs: weakref.WeakKeyDictionary[JobContext, int] = weakref.WeakKeyDictionary() 
 _settings: list[Setting] = []
 
 
-def begin(settings: list[Setting]) -> None:
-    """Called when the first runtime opens."""
-    _settings[:] = settings
+def begin() -> None:
+    """Called when the first runtime opens, before the settings are added."""
+    _settings.clear()
+
+
+def add(*settings: Setting) -> None:
+    """The first one that a job disagrees on is named first."""
+    _settings.extend(settings)
 
 
 def expect(job: JobContext) -> None:

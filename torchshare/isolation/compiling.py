@@ -9,47 +9,54 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import sys
+import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 from torchshare import _C
 from torchshare.context import current
 from torchshare.isolation import cuda
+from torchshare.isolation.table import Table
 
 log = logging.getLogger("torchshare")
 
-Replace = Callable[[Any, str, object], None]
+TABLE = Table()
 
 
-def route(replace: Replace) -> _C.Turns:
-    """Replaces dynamo's lock by ours, and takes it around Inductor once that is imported. Returns our lock."""
-    import torch._dynamo
-    from torch._dynamo import convert_frame, eval_frame
-    from torch._functorch import config
+@functools.cache
+def turns() -> _C.Turns:
+    """The lock with which jobs take turns: around dynamo's, which code that runs meanwhile may hold."""
+    from torch._dynamo.convert_frame import compile_lock
 
-    # With this check, the first call of a compiled function runs inside a TorchDispatchMode, where random ops draw from
-    # the process's generator (see the README's limits).
-    replace(config, "check_custom_op_aliasing", False)
-    # Of modules that are imported by the first compilation that needs them.
-    unpatched: dict[str, tuple[str, cuda.Wrap]] = {
-        "torch._inductor.compile_fx": ("_compile_fx_inner", lambda function: take_turns(turns, function)),
-        "torch._inductor.cudagraph_trees": ("get_container", cuda.outside_of_jobs('mode="reduce-overhead"')),
-    }
+    made = _C.Turns(compile_lock)
+    os.register_at_fork(after_in_child=made.forget_others)
+    return made
 
-    def patch_imported() -> None:
-        for name in unpatched.keys() & sys.modules.keys():
-            attribute, wrap = unpatched.pop(name)
-            replace(sys.modules[name], attribute, wrap(getattr(sys.modules[name], attribute)))
 
-    turns = _C.Turns(convert_frame.compile_lock, patch_imported)
-    replace(convert_frame, "compile_lock", turns)
-    for name in ("reset", "reset_code_caches"):
-        replace(torch._dynamo, name, _outside_of_jobs(getattr(torch._dynamo, name)))
-    replace(eval_frame, "_callback_from_stance", _eager_by_thread(eval_frame._callback_from_stance))
-    return turns
+@TABLE.value("torch._dynamo.convert_frame", "compile_lock")
+def _compile_lock(_dynamos: Any) -> _C.Turns:
+    """Jobs take turns at compiling and tracing."""
+    return turns()
+
+
+@TABLE.call("torch._inductor.compile_fx", "_compile_fx_inner")
+def in_turn(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Jobs take turns at compiling and tracing."""
+    with turns():
+        return original(*args, **kwargs)
+
+
+TABLE.call("torch._inductor.cudagraph_trees", "get_container")(cuda.outside_of_jobs('mode="reduce-overhead"'))
+
+
+@TABLE.value("torch._functorch.config", "check_custom_op_aliasing")
+def _unchecked(_checked: bool) -> bool:
+    """The first call of a compiled function draws random numbers from the job's generator.
+
+    With the check, it runs inside a TorchDispatchMode, where random ops draw from the process's generator (see the
+    README's limits)."""
+    return False
 
 
 _here = threading.local()
@@ -66,34 +73,17 @@ def in_eager() -> Iterator[None]:
         _here.in_eager = former
 
 
-def _eager_by_thread(callback_from_stance: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    @functools.wraps(callback_from_stance)
-    def callback(given: Any) -> Any:
-        return None if getattr(_here, "in_eager", False) else callback_from_stance(given)
-
-    return callback
+@TABLE.call("torch._dynamo.eval_frame", "_callback_from_stance")
+def _callback_from_stance(original: Callable[[Any], Any], given: Any) -> Any:
+    """A thread can run compiled functions in eager while others run them compiled."""
+    return None if getattr(_here, "in_eager", False) else original(given)
 
 
-def take_turns(lock: AbstractContextManager[Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Holds `lock` around `function`."""
-
-    @functools.wraps(function)
-    def locked(*args: Any, **kwargs: Any) -> Any:
-        with lock:
-            return function(*args, **kwargs)
-
-    return locked
-
-
-def _outside_of_jobs(function: Callable[[], None]) -> Callable[[], None]:
-    """`function` drops code that other jobs may be running, so in a job it only logs a warning."""
-
-    @functools.wraps(function)
-    def guarded() -> None:
-        job = current.job()
-        if job is None:
-            function()
-        else:
-            log.warning("job '%s': torch._dynamo.%s() does nothing in a job", job.name, function.__name__)
-
-    return guarded
+@TABLE.call("torch._dynamo", "reset", "reset_code_caches")
+def _reset(original: Callable[[], None]) -> None:
+    """A job drops no compiled code: other jobs may be running it."""
+    job = current.job()
+    if job is None:
+        original()
+    else:
+        log.warning("job '%s': torch._dynamo.%s() does nothing in a job", job.name, original.__name__)

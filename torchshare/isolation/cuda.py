@@ -2,81 +2,75 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torchshare.context import current
-from torchshare.isolation.patches import Patches
+from torchshare.isolation.table import Table
 
-Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def route(patches: Patches) -> None:
-    """Makes calls that affect the whole device or process affect the calling job only. CUDA must be initialized, which
-    creates the default generators."""
-    patches.wrap(torch.cuda, "synchronize", _routed_synchronize)
-    patches.replace(torch.cuda, "default_generators", _RoutedGenerators(torch.cuda.default_generators))
-    patches.replace(torch.cuda.Stream, "__new__", _routed_stream(torch.cuda.Stream.__new__))
-    # `graph` first: it would make the job's stream the one that all captures of the process use.
-    for cls, name in ((torch.cuda.graph, "__init__"), (torch.cuda.CUDAGraph, "capture_begin")):
-        patches.replace(cls, name, outside_of_jobs("torch.cuda.graph")(getattr(cls, name)))
+TABLE = Table()
+"""Applied once CUDA is initialized, which creates the default generators."""
 
 
-def _routed_synchronize(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def synchronize(device: Any = None) -> None:
-        job = current.job()
-        if job is None or not _is_current(device):
-            original(device)
-        else:
-            job.handle.synchronize()
-
-    return synchronize
+@TABLE.call("torch.cuda", "synchronize", everywhere=True)
+def _synchronize(original: Callable[..., None], device: Any = None) -> None:
+    """A job waits for its own work only."""
+    job = current.job()
+    if job is None or not _is_current(device):
+        original(device)
+    else:
+        job.handle.synchronize()
 
 
 def _is_current(device: Any) -> bool:
     return device is None or torch.device(device).index in (None, torch.cuda.current_device())
 
 
-def _routed_stream(original: Callable[..., torch.cuda.Stream]) -> Callable[..., torch.cuda.Stream]:
-    @functools.wraps(original)
-    def new(cls: type[torch.cuda.Stream], device: Any = None, priority: int = 0, **kwargs: Any) -> torch.cuda.Stream:
+@TABLE.call("torch.cuda:Stream", "__new__")
+def _new_stream(
+    original: Callable[..., torch.cuda.Stream],
+    cls: type[torch.cuda.Stream],
+    device: Any = None,
+    priority: int = 0,
+    **kwargs: Any,
+) -> torch.cuda.Stream:
+    """A job's streams have the priority of the job."""
+    job = current.job()
+    handle = 0
+    if job is not None and cls is torch.cuda.Stream and not kwargs and priority == 0 and _is_current(device):
+        handle = job.handle.open_stream()
+    if handle:
+        return original(cls, stream_ptr=handle)
+    return original(cls, device, priority, **kwargs)
+
+
+def outside_of_jobs(what: str) -> Callable[..., Any]:
+    """Makes a wrapper of torch's own captures."""
+
+    def guarded(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A job may not capture graphs other than with `Job.graph`.
+
+        A capture would take the process's generator, and fail or end with what other jobs do."""
         job = current.job()
-        handle = 0
-        if job is not None and cls is torch.cuda.Stream and not kwargs and priority == 0 and _is_current(device):
-            handle = job.handle.open_stream()
-        if handle:
-            return original(cls, stream_ptr=handle)
-        return original(cls, device, priority, **kwargs)
+        if job is not None:
+            raise RuntimeError(
+                f"job '{job.name}': {what} is not supported in a job; job.graph(loss_fn) captures forward and backward"
+            )
+        return original(*args, **kwargs)
 
-    return new
-
-
-def outside_of_jobs(what: str) -> Wrap:
-    """Refuses torch's own captures in a job: they would take the process's generator, and fail or end with what other
-    jobs do."""
-
-    def guard(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            job = current.job()
-            if job is not None:
-                raise RuntimeError(
-                    f"job '{job.name}': {what} is not supported in a job; "
-                    "job.graph(loss_fn) captures forward and backward"
-                )
-            return original(*args, **kwargs)
-
-        return guarded
-
-    return guard
+    return guarded
 
 
+# `graph` first: it would make the job's stream the one that all captures of the process use.
+for _cls, _name in (("graph", "__init__"), ("CUDAGraph", "capture_begin")):
+    TABLE.call(f"torch.cuda:{_cls}", _name)(outside_of_jobs("torch.cuda.graph"))
+
+
+@TABLE.value("torch.cuda", "default_generators")
 class _RoutedGenerators:
-    """Replaces torch.cuda.default_generators: inside a job, the generator of its device is the job's."""
+    """In a job, the generator of its device is the job's."""
 
     def __init__(self, defaults: tuple[torch.Generator, ...]) -> None:
         self._defaults = defaults

@@ -8,10 +8,11 @@ import os
 from typing import Any
 
 from torchshare.context import current
-from torchshare.isolation.patches import Patches
+from torchshare.isolation.table import Table
 
 log = logging.getLogger("torchshare")
 
+TABLE = Table()
 _READ_AT_START = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_DEVICE_ORDER",
@@ -31,10 +32,6 @@ def name_user() -> None:
         getpass.getuser()
     except (KeyError, OSError):
         os.environ["LOGNAME"] = str(os.getuid())
-
-
-def route(patches: Patches) -> None:
-    patches.replace(os.environ, "__class__", _Environ)
 
 
 class _Environ(os._Environ):  # type: ignore[type-arg]  # not subscriptable in Python 3.10
@@ -70,3 +67,7 @@ class _Environ(os._Environ):  # type: ignore[type-arg]  # not subscriptable in P
             del own[os.fsencode(key)]
         except KeyError:
             raise KeyError(key) from None
+
+
+_WHY = "Changes of a script, or of a job with ranks of its own, are its own, and those of the processes that it starts."
+TABLE.value("os:environ", "__class__", why=_WHY)(lambda _: _Environ)

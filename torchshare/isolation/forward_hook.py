@@ -14,9 +14,9 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from torchshare import _C
 from torchshare.context import current
 from torchshare.isolation import hooks
+from torchshare.isolation.compiling import turns
 from torchshare.isolation.patches import copied
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _ended: list[RemovableHandle] = []  # hooks that do nothing any more, to be remo
 
 
 @contextlib.contextmanager
-def registered(turns: _C.Turns, job: JobContext, look: Look) -> Iterator[bool]:
+def registered(job: JobContext, look: Look) -> Iterator[bool]:
     """Calls `look` before each forward of a module in `job`, until it returns True. Yields False, and does
     nothing, if another thread is compiling: waiting for it would let a primary job wait for a lower one."""
     is_open = True
@@ -48,18 +48,18 @@ def registered(turns: _C.Turns, job: JobContext, look: Look) -> Iterator[bool]:
         is_open = False
         _ended.extend(handles)
         handles.clear()
-        remove_ended(turns)
+        remove_ended()
 
     try:
-        yield turns.call_if_free(lambda: handles.append(_register(hooks.own(hook))))
+        yield turns().call_if_free(lambda: handles.append(_register(hooks.own(hook))))
     finally:
         end()
 
 
-def remove_ended(turns: _C.Turns) -> None:
+def remove_ended() -> None:
     """Removes hooks whose end came while another thread was compiling, unless one still is."""
     if _ended:
-        turns.call_if_free(_remove_ended)
+        turns().call_if_free(_remove_ended)
 
 
 def _remove_ended() -> None:

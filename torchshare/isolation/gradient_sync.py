@@ -3,13 +3,8 @@ pass of the last sub-batch. Ranks may therefore differ in their number of sub-ba
 
 from __future__ import annotations
 
-import torch
+from torchshare.isolation.steps import remembering
+from torchshare.isolation.table import Table
 
-from torchshare.isolation.patches import Patches
-from torchshare.isolation.steps import remembered
-
-
-def route(patches: Patches) -> None:
-    if torch.distributed.is_available():
-        kind = torch.nn.parallel.DistributedDataParallel
-        patches.replace(kind, "__init__", remembered(kind.__init__, lambda job: job.data_parallel))
+TABLE = Table()
+TABLE.call("torch.nn.parallel:DistributedDataParallel", "__init__")(remembering(lambda job: job.data_parallel))

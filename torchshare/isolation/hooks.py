@@ -15,7 +15,9 @@ from torch.utils.hooks import RemovableHandle
 from torchshare.context import current
 from torchshare.context.job_context import JobContext
 from torchshare.isolation.patches import Patches
+from torchshare.isolation.table import Table
 
+TABLE = Table()
 _MODULES, _OPTIMIZERS = map(importlib.import_module, ("torch.nn.modules.module", "torch.optim.optimizer"))
 _TABLES = [
     (owner, name)
@@ -51,17 +53,6 @@ def on_all(job: JobContext) -> str | None:
     return None
 
 
-def route(patches: Patches) -> None:
-    for owner in (_MODULES, _OPTIMIZERS):
-        for name in dir(owner):
-            if name in _LAZY:
-                table = _LAZY[name]
-                patches.at_undo(getattr(owner, name)(own(_calling_the_job_s(table))).remove)
-                patches.wrap(owner, name, functools.partial(_into_own_table, table=table))
-            elif name.startswith("register_module_"):
-                patches.wrap(owner, name, _for_the_job)
-
-
 def leave(job: JobContext) -> None:
     """Called at the end of a job."""
     job.hook_tables.clear()
@@ -91,33 +82,39 @@ def _calling_the_job_s(table: str) -> Callable[..., Any]:
     return dispatch
 
 
-def _into_own_table(register: Callable[..., Any], table: str) -> Callable[..., Any]:
-    @functools.wraps(register)
-    def register_here(hook: Callable[..., Any]) -> Any:
-        job = current.job()
-        if job is None:
-            return register(hook)
-        hooks = job.hook_tables.setdefault(table, OrderedDict())
-        handle = RemovableHandle(hooks)
-        hooks[handle.id] = hook
-        return handle
-
-    return register_here
+@TABLE.at_start
+def _add_permanent(patches: Patches) -> None:
+    for name, table in _LAZY.items():
+        register = getattr(_OPTIMIZERS if "optimizer" in name else _MODULES, name)
+        patches.at_undo(register(own(_calling_the_job_s(table))).remove)
 
 
-def _for_the_job(register: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(register)
-    def register_here(hook: Callable[..., Any], **options: Any) -> Any:
-        job = current.owner()
-        if job is None:
-            return register(hook, **options)
+_WHY = "A hook on all modules or optimizers is called for the job that has registered it, until it ends."
+_EAGER = [name for name in dir(_MODULES) if name.startswith("register_module_") and name not in _LAZY]
 
-        @functools.wraps(hook)
-        def only_in_job(*args: Any, **kwargs: Any) -> Any:
-            return hook(*args, **kwargs) if current.owner() is job else None
 
-        handle = register(own(only_in_job, job), **options)
-        job.global_hooks.append(handle)
-        return handle
+@TABLE.call("torch.nn.modules.module", *(name for name in _LAZY if "_module_" in name), why=_WHY, everywhere=True)
+@TABLE.call("torch.optim.optimizer", *(name for name in _LAZY if "_optimizer_" in name), why=_WHY, everywhere=True)
+def _into_own_table(register: Callable[..., Any], hook: Callable[..., Any]) -> Any:
+    job = current.job()
+    if job is None:
+        return register(hook)
+    hooks = job.hook_tables.setdefault(_LAZY[register.__name__], OrderedDict())
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
 
-    return register_here
+
+@TABLE.call("torch.nn.modules.module", *_EAGER, why=_WHY, everywhere=True)
+def _for_the_job(register: Callable[..., Any], hook: Callable[..., Any], **options: Any) -> Any:
+    job = current.owner()
+    if job is None:
+        return register(hook, **options)
+
+    @functools.wraps(hook)
+    def only_in_job(*args: Any, **kwargs: Any) -> Any:
+        return hook(*args, **kwargs) if current.owner() is job else None
+
+    handle = register(own(only_in_job, job), **options)
+    job.global_hooks.append(handle)
+    return handle

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 from torchshare import _C
 from torchshare.context import current
 from torchshare.context.errors import Cancelled
+from torchshare.isolation.table import Table
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
 
 log = logging.getLogger("torchshare")
 
+TABLE = Table()
 INTERRUPT_AFTER_S = 0.1
 _PATIENCE_S = 1.6  # as long as Runtime.close waits
 
@@ -152,18 +153,12 @@ def _leave_behind(job: JobContext, status: int) -> None:
     )
 
 
-def route(replace: Any) -> None:
-    """Repeats a cancellation that is lost in a `__del__` or a callback."""
-    replace(sys, "unraisablehook", _routed_unraisable(sys.unraisablehook))
-
-
-def _routed_unraisable(original: Any) -> Any:
-    def unraisable(lost: Any) -> None:
-        job = current.job()
-        if job is None or not isinstance(lost.exc_value, Cancelled):
-            original(lost)
-        else:
-            job.handle.repeat_cancel()
-            job.watch_cancel(job)
-
-    return unraisable
+@TABLE.call("sys", "unraisablehook")
+def _unraisable(original: Any, lost: Any) -> None:
+    """A cancellation that is lost in a `__del__` or a callback is repeated."""
+    job = current.job()
+    if job is None or not isinstance(lost.exc_value, Cancelled):
+        original(lost)
+    else:
+        job.handle.repeat_cancel()
+        job.watch_cancel(job)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
-import functools
 import os
 import signal
 import sys
@@ -15,14 +14,16 @@ import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from torchshare.context.job_context import JobContext
 from torchshare.isolation import interrupt
+from torchshare.isolation.job_handlers import program, set_action
 from torchshare.isolation.patches import Patches
+from torchshare.isolation.table import Table
 
-SetHandler = Callable[[JobContext, int, Any], Any]  # returns the former one
-Caller = Callable[[], JobContext | None]
+TABLE = Table()
+Function = TypeVar("Function", bound=Callable[..., Any])
 _FATAL = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
 _dump_traceback = faulthandler.dump_traceback
 
@@ -57,89 +58,84 @@ class _Asked:
 _asked: weakref.WeakKeyDictionary[JobContext, _Asked] = weakref.WeakKeyDictionary()
 
 
-def route(patches: Patches, caller: Caller, set_handler: SetHandler) -> None:
-    """`caller` says which job calls."""
+@TABLE.at_start
+def _disable_at_undo(patches: Patches) -> None:
     if not faulthandler.is_enabled():
         patches.at_undo(faulthandler.disable)  # a job may have enabled it
-    for name, make in _ROUTED.items():
-        original, of_job = getattr(faulthandler, name), make(set_handler)
-        patches.replace(faulthandler, name, _routed(original, of_job, caller))
 
 
 def leave(job: JobContext) -> None:
     """Called at the end of a job."""
-    _cancel(job)
+    _cancel_dump_traceback_later(job)
 
 
-def _routed(original: Callable[..., Any], of_job: Callable[..., Any], caller: Caller) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def routed(*args: Any, **kwargs: Any) -> Any:
-        job = caller()
+def _in_jobs(of_job: Function) -> Function:
+    """Declares that the function of faulthandler that has the name of `of_job` calls that in a job."""
+
+    def routed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Each job has its own signals and timeout."""
+        job = program()
         return original(*args, **kwargs) if job is None else of_job(job, *args, **kwargs)
 
-    return routed
+    TABLE.call("faulthandler", of_job.__name__.removeprefix("_"))(routed)
+    return of_job
 
 
 def _of(job: JobContext) -> _Asked:
     return _asked.setdefault(job, _Asked())
 
 
-def _register(set_handler: SetHandler) -> Callable[..., None]:
-    def register(
-        job: JobContext, signum: int, file: Any = None, all_threads: bool = True, chain: bool = False, **_: Any
-    ) -> None:
-        if signum in _FATAL:
-            raise RuntimeError(f"signal {signum} cannot be registered, use enable() instead")
-        dump = _of(job).dumps.setdefault(int(signum), Dump(None, False))
-        dump.file, dump.chain = sys.stderr if file is None else file, chain
-        former = set_handler(job, int(signum), dump)
-        dump.former = dump.former if former is dump else former
-
-    return register
+@_in_jobs
+def _register(
+    job: JobContext, signum: int, file: Any = None, all_threads: bool = True, chain: bool = False, **_: Any
+) -> None:
+    if signum in _FATAL:
+        raise RuntimeError(f"signal {signum} cannot be registered, use enable() instead")
+    dump = _of(job).dumps.setdefault(int(signum), Dump(None, False))
+    dump.file, dump.chain = sys.stderr if file is None else file, chain
+    former = set_action(job, int(signum), dump)
+    dump.former = dump.former if former is dump else former
 
 
-def _unregister(set_handler: SetHandler) -> Callable[..., bool]:
-    def unregister(job: JobContext, signum: int) -> bool:
-        dump = _of(job).dumps.pop(int(signum), None)
-        if dump is not None:
-            set_handler(job, int(signum), dump.former)
-        return dump is not None
-
-    return unregister
+@_in_jobs
+def _unregister(job: JobContext, signum: int) -> bool:
+    dump = _of(job).dumps.pop(int(signum), None)
+    if dump is not None:
+        set_action(job, int(signum), dump.former)
+    return dump is not None
 
 
-def _enable(_: SetHandler, original: Callable[..., None] = faulthandler.enable) -> Callable[..., None]:
-    def enable(job: JobContext, *args: Any, **kwargs: Any) -> None:
-        _of(job).is_enabled = True
-        if not _is_enabled_in_process():
-            original(*args, **kwargs)
-
-    return enable
+_enable_in_process, _is_enabled_in_process = faulthandler.enable, faulthandler.is_enabled
 
 
-_is_enabled_in_process = faulthandler.is_enabled
+@_in_jobs
+def _enable(job: JobContext, *args: Any, **kwargs: Any) -> None:
+    _of(job).is_enabled = True
+    if not _is_enabled_in_process():
+        _enable_in_process(*args, **kwargs)
 
 
-def _disable(_: SetHandler) -> Callable[..., bool]:
-    def disable(job: JobContext) -> bool:
-        former, _of(job).is_enabled = _of(job).is_enabled, False
-        return former
-
-    return disable
+@_in_jobs
+def _disable(job: JobContext) -> bool:
+    former, _of(job).is_enabled = _of(job).is_enabled, False
+    return former
 
 
-def _later(_: SetHandler) -> Callable[..., None]:
-    def dump_traceback_later(
-        job: JobContext, timeout: float, repeat: bool = False, file: Any = None, exit: bool = False, **_: Any
-    ) -> None:
-        if timeout <= 0:
-            raise ValueError("timeout must be greater than 0")
-        _cancel(job)
-        cancelled = _of(job).later = threading.Event()
-        arguments = (job, cancelled, timeout, repeat, sys.stderr if file is None else file, exit)
-        threading.Thread(target=_wait_and_dump, args=arguments, name="ts-dump", daemon=True).start()
+@_in_jobs
+def _is_enabled(job: JobContext) -> bool:
+    return _of(job).is_enabled
 
-    return dump_traceback_later
+
+@_in_jobs
+def _dump_traceback_later(
+    job: JobContext, timeout: float, repeat: bool = False, file: Any = None, exit: bool = False, **_: Any
+) -> None:
+    if timeout <= 0:
+        raise ValueError("timeout must be greater than 0")
+    _cancel_dump_traceback_later(job)
+    cancelled = _of(job).later = threading.Event()
+    arguments = (job, cancelled, timeout, repeat, sys.stderr if file is None else file, exit)
+    threading.Thread(target=_wait_and_dump, args=arguments, name="ts-dump", daemon=True).start()
 
 
 def _wait_and_dump(
@@ -156,18 +152,8 @@ def _wait_and_dump(
             return
 
 
-def _cancel(job: JobContext) -> None:
+@_in_jobs
+def _cancel_dump_traceback_later(job: JobContext) -> None:
     asked = _asked.get(job)
     if asked is not None and asked.later is not None:
         asked.later.set()
-
-
-_ROUTED: dict[str, Callable[[SetHandler], Callable[..., Any]]] = {
-    "register": _register,
-    "unregister": _unregister,
-    "enable": _enable,
-    "disable": _disable,
-    "is_enabled": lambda _: lambda job: _of(job).is_enabled,
-    "dump_traceback_later": _later,
-    "cancel_dump_traceback_later": lambda _: _cancel,
-}

@@ -7,7 +7,6 @@ A job whose handler has taken SIGTERM or Ctrl-C is not cancelled by it; the next
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import functools
 import logging
@@ -18,17 +17,19 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from torchshare.context import current, job_context
 from torchshare.context.job_context import JobContext
 from torchshare.context.script import ScriptContext
-from torchshare.isolation import interrupt, job_faults, job_timers, process_signals
-from torchshare.isolation.patches import Patches
+from torchshare.isolation import interrupt, job_faults, job_handlers, job_timers, process_signals
+from torchshare.isolation.job_handlers import Handler, by_signal, default_action, lock, name_of, program, running
+from torchshare.isolation.table import Table
 
 log = logging.getLogger("torchshare")
+
+TABLE = Table()
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _HARMLESS = {signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH, signal.SIGCONT}  # without a handler
@@ -39,33 +40,10 @@ _PROCESS_WIDE = {
 }
 
 
-@dataclass
-class _Handler:
-    """What a job does at a signal."""
-
-    script: ScriptContext | None
-    action: Any
-    """A function, SIG_IGN or SIG_DFL."""
-
-
 _forks = threading.RLock()  # held during a fork
-_lock = threading.RLock()  # guards _handlers; a signal may come while it is held
-_handlers: dict[int, dict[JobContext, _Handler]] = {}  # by signal, in order of registration
 _jobs: weakref.WeakSet[JobContext] = weakref.WeakSet()  # those that have not ended
 _have_been_stopped: weakref.WeakSet[JobContext] = weakref.WeakSet()  # whose handler has taken one of _STOPS
-_in_handler: list[JobContext] = []  # in the main thread
 _stops_after: list[int] = []  # of _STOPS, to be sent again after the handler that they have ended
-
-
-def route(patches: Patches) -> None:
-    patches.replace(signal, "signal", _routed_signal(signal.signal))
-    patches.replace(signal, "getsignal", _routed_getsignal(signal.getsignal))
-    patches.replace(signal, "raise_signal", _routed_raise(signal.raise_signal))
-    patches.replace(os, "kill", _routed_kill(os.kill))
-    patches.replace(_thread, "interrupt_main", _routed_interrupt(_thread.interrupt_main))
-    patches.replace(os, "fork", _routed_fork(os.fork))
-    job_timers.route(patches, _program)
-    job_faults.route(patches, _program, _set)
 
 
 def expect(job: JobContext) -> None:
@@ -75,9 +53,9 @@ def expect(job: JobContext) -> None:
 
 def leave(job: JobContext) -> None:
     """Called at the end of a job, in its thread."""
-    with _lock:
+    with lock:
         _jobs.discard(job)
-        for handlers in _handlers.values():
+        for handlers in by_signal.values():
             handlers.pop(job, None)
     job_timers.leave(job)
     job_faults.leave(job)
@@ -86,7 +64,7 @@ def leave(job: JobContext) -> None:
 
 def sleep(job: JobContext, seconds: float) -> None:
     """time.sleep in a job: what a handler raises ends it."""
-    if not any(job in handlers for handlers in _handlers.values()):
+    if not any(job in handlers for handlers in by_signal.values()):
         job.handle.sleep(seconds)
         return
     until = time.monotonic() + seconds
@@ -94,100 +72,44 @@ def sleep(job: JobContext, seconds: float) -> None:
         job.handle.sleep(min(left, _LOOK_EVERY_S))
 
 
-def handled() -> JobContext | None:
-    """The job whose handler the calling thread runs, as the main thread does it."""
-    return _in_handler[-1] if _in_handler and process_signals.is_main_thread() else None
+@TABLE.call("signal", "signal")
+def _signal(original: Callable[..., Any], signalnum: int, handler: Any) -> Any:
+    """Each job has its own handlers."""
+    job = job_handlers.caller()
+    if job is not None:
+        return job_handlers.set_action(job, int(signalnum), handler)
+    if process_signals.is_main_thread():
+        return process_signals.set_handler_of_program(int(signalnum), handler)
+    return original(signalnum, handler)  # raises ValueError
 
 
-def _caller() -> JobContext | None:
-    """The job whose main thread the caller is, as it sees it."""
-    return handled() or current.job()
-
-
-def _program() -> JobContext | None:
-    """The job whose code the caller is, in any of its threads."""
-    return _caller() or current.owner()
-
-
-def _routed_signal(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def set_signal(signalnum: int, handler: Any) -> Any:
-        job = _caller()
-        if job is not None:
-            return _set(job, int(signalnum), handler)
-        if process_signals.is_main_thread():
-            return process_signals.set_handler_of_program(int(signalnum), handler)
-        return original(signalnum, handler)  # raises ValueError
-
-    return set_signal
-
-
-def _set(job: JobContext, number: int, action: Any) -> Any:
-    if not 0 < number < signal.NSIG:
-        raise ValueError("signal number out of range")
-    if not (callable(action) or action in (signal.SIG_DFL, signal.SIG_IGN)):
-        raise TypeError("signal handler must be signal.SIG_IGN, signal.SIG_DFL, or a callable object")
-    if number in (signal.SIGKILL, signal.SIGSTOP):
-        raise OSError(22, os.strerror(22))
-    former, default = _action(job, number), _default(number)
-    with _lock:
-        if action is default:
-            _handlers.get(number, {}).pop(job, None)
-        else:
-            _handlers.setdefault(number, {})[job] = _Handler(current.script(), action)
-    if action is default or action is signal.SIG_DFL or process_signals.is_taken(number):
-        return former
-    if not process_signals.in_main_thread(functools.partial(process_signals.take, [number])):
-        log.warning("job '%s': %s has no effect until the main thread runs Python", job.name, _name(number))
-    return former
-
-
-def _name(number: int) -> str:
-    return signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
-
-
-def _action(job: JobContext, number: int) -> Any:
-    handler = _handlers.get(number, {}).get(job)
-    return _default(number) if handler is None else handler.action
-
-
-def _default(number: int) -> Any:
-    """What a program begins with."""
-    found = process_signals.handler_of_program(number)
-    if number == signal.SIGINT and found is not signal.SIG_IGN:
-        return signal.default_int_handler
-    return signal.SIG_DFL if callable(found) else found
-
-
-def _routed_getsignal(original: Callable[[int], Any]) -> Callable[[int], Any]:
-    @functools.wraps(original)
-    def getsignal(signalnum: int) -> Any:
-        job, number = _program(), int(signalnum)
-        if job is not None:
-            return _action(job, number)
-        return process_signals.handler_of_program(number) if process_signals.is_taken(number) else original(signalnum)
-
-    return getsignal
+@TABLE.call("signal", "getsignal")
+def _getsignal(original: Callable[[int], Any], signalnum: int) -> Any:
+    """Each job has its own handlers."""
+    job, number = program(), int(signalnum)
+    if job is not None:
+        return job_handlers.action_of(job, number)
+    return process_signals.handler_of_program(number) if process_signals.is_taken(number) else original(signalnum)
 
 
 def _take(number: int, frame: FrameType | None) -> bool:
     """Runs the jobs' handlers of a signal, and then the program's. Returns False if no job has one."""
     timed = job_timers.pop_due() if number == signal.SIGALRM else []
-    with _lock:
-        handlers = _handlers.get(number, {})
+    with lock:
+        handlers = by_signal.get(number, {})
         if timed:
             found = [(job, _handler(job, number)) for job in timed if job is not None]
         else:
             found = [(job, handler) for job, handler in handlers.items() if _listens(job, number)]
-    if not found and number in _STOPS and _in_handler:
+    if not found and number in _STOPS and running:
         _stops_after.append(number)
         raise KeyboardInterrupt  # ends the handler
     if found and number in _STOPS:
         _have_been_stopped.update(job for job, _ in found)
-        _cancel_others([job for job, _ in found], _name(number))
+        _cancel_others([job for job, _ in found], name_of(number))
     for job, handler in found:
         _run_in_main(job, handler, number)
-    while _stops_after and not _in_handler:
+    while _stops_after and not running:
         signal.raise_signal(_stops_after.pop())
     program = process_signals.handler_of_program(number)
     if found and (None in timed or not timed) and callable(program) and program is not signal.default_int_handler:
@@ -214,7 +136,7 @@ def _cancel_others(handling: list[JobContext], name: str) -> None:
         job.tell_ranks(job, "ended", "was cancelled")
 
 
-def _run_in_main(job: JobContext, handler: _Handler, number: int) -> None:
+def _run_in_main(job: JobContext, handler: Handler, number: int) -> None:
     if not callable(handler.action) or job not in _jobs:
         return
     at_once = isinstance(handler.action, job_faults.Dump) and not handler.action.chain
@@ -229,91 +151,84 @@ def _run_in_main(job: JobContext, handler: _Handler, number: int) -> None:
 def _entered(job: JobContext, script: ScriptContext | None) -> Iterator[None]:
     """Makes the main thread one of the script's."""
     former = current.script()
-    _in_handler.append(job)
+    running.append(job)
     current.set_script(script)
     try:
         yield
     finally:
         current.set_script(former)
-        _in_handler.pop()
+        running.pop()
 
 
-def _routed_raise(original: Callable[[int], None]) -> Callable[[int], None]:
-    @functools.wraps(original)
-    def raise_signal(signalnum: int, /) -> None:
-        if not _send_to_itself(int(signalnum)):
-            original(signalnum)
-
-    return raise_signal
+@TABLE.call("signal", "raise_signal")
+def _raise_signal(original: Callable[[int], None], signalnum: int, /) -> None:
+    """A signal that a job sends to its own process is for that job alone."""
+    if not _send_to_itself(int(signalnum)):
+        original(signalnum)
 
 
-def _routed_kill(original: Callable[[int, int], None]) -> Callable[[int, int], None]:
-    @functools.wraps(original)
-    def kill(pid: int, signalnum: int, /) -> None:
-        if pid != os.getpid() or not _send_to_itself(int(signalnum)):
-            original(pid, signalnum)
-
-    return kill
+@TABLE.call("os", "kill")
+def _kill(original: Callable[[int, int], None], pid: int, signalnum: int, /) -> None:
+    """A signal that a job sends to its own process is for that job alone."""
+    if pid != os.getpid() or not _send_to_itself(int(signalnum)):
+        original(pid, signalnum)
 
 
-def _routed_interrupt(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def interrupt_main(signum: int = signal.SIGINT, /) -> None:
-        if not _send_to_itself(int(signum)):
-            original(signum)
-
-    return interrupt_main
+@TABLE.call("_thread", "interrupt_main")
+def _interrupt_main(original: Callable[..., None], signum: int = signal.SIGINT, /) -> None:
+    """A signal that a job sends to its own process is for that job alone."""
+    if not _send_to_itself(int(signum)):
+        original(signum)
 
 
 def _send_to_itself(number: int) -> bool:
     """A signal that a job's program sends to itself is for that job alone. Returns False if it is not from a job, or
     for the whole process."""
-    job = _program()
-    if job is None or number == 0 or _name(number) in _PROCESS_WIDE:
+    job = program()
+    if job is None or number == 0 or name_of(number) in _PROCESS_WIDE:
         return False
     handler = _handler(job, number)
     if not callable(handler.action):
         return True
     if current.job() is job:
-        handler.action(number, sys._getframe(2))
+        handler.action(number, sys._getframe(3))
     else:
         process_signals.in_main_thread(lambda: _run_in_main(job, handler, number), wait=False)
     return True
 
 
-def _handler(job: JobContext, number: int) -> _Handler:
+def _handler(job: JobContext, number: int) -> Handler:
     """What the job does at a signal that is for it alone."""
-    own = _handlers.get(number, {}).get(job)
-    action = _default(number) if own is None else own.action
+    own = by_signal.get(number, {}).get(job)
+    action = default_action(number) if own is None else own.action
     if action is signal.SIG_DFL and number not in _HARMLESS:
         action = functools.partial(_exit, job)
-    return _Handler(current.script() if own is None else own.script, action)
+    return Handler(current.script() if own is None else own.script, action)
 
 
 def _exit(job: JobContext, number: int, _frame: FrameType | None) -> None:
-    log.warning("job '%s': %s ends the job: it has no handler of it", job.name, _name(number))
+    log.warning("job '%s': %s ends the job: it has no handler of it", job.name, name_of(number))
     raise SystemExit(128 + number)
 
 
-def _routed_fork(original: Callable[[], int]) -> Callable[[], int]:
-    @functools.wraps(original)
-    def fork() -> int:  # see PROCESS_CODE
-        """Signals wait until it is done: what a handler raises in a callback of os.register_at_fork is lost."""
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, process_signals.taken())
-        try:
-            with _others_outside_ops():
-                return original()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+@TABLE.call("os", "fork")
+def fork(original: Callable[[], int]) -> int:  # see PROCESS_CODE
+    """While a job forks, the others enter no op, and signals wait.
 
-    return fork
+    What a handler raises in a callback of os.register_at_fork is lost."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, process_signals.taken())
+    try:
+        with _others_outside_ops():
+            return original()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextlib.contextmanager
 def _others_outside_ops() -> Iterator[None]:
     """A lock of torch that another job holds inside an op would never be released in the child. Jobs fork one at a
     time."""
-    process, forking = os.getpid(), _program()
+    process, forking = os.getpid(), program()
     with _forks:
         others = [job for job in list(_jobs) if job is not forking and hasattr(job, "handle")]
         try:
@@ -332,7 +247,7 @@ _here = threading.local()  # what the thread that forks is
 
 def _before_fork() -> None:
     """Until the child has its own handlers, signals that it is sent wait."""
-    _here.forking = _program()
+    _here.forking = program()
     _here.mask = signal.pthread_sigmask(signal.SIG_BLOCK, process_signals.taken())
 
 
@@ -342,12 +257,12 @@ def _after_fork() -> None:
 
 def _become_program() -> None:
     """Called in a forked child: the handlers of the job that forked are those of the process."""
-    for number, handlers in _handlers.items():
+    for number, handlers in by_signal.items():
         if _here.forking in handlers:
             process_signals.set_handler(number, handlers[_here.forking].action)
-    for each in (_handlers, _jobs, _in_handler, _stops_after):
+    for each in (by_signal, _jobs, running, _stops_after):
         each.clear()
-    _lock._at_fork_reinit()  # type: ignore[attr-defined]
+    lock._at_fork_reinit()  # type: ignore[attr-defined]
     _after_fork()
 
 

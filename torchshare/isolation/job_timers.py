@@ -7,13 +7,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torchshare.context.job_context import JobContext
 from torchshare.isolation import process_signals
+from torchshare.isolation.job_handlers import program
 from torchshare.isolation.patches import Patches
+from torchshare.isolation.table import Table
 
 _SHORTEST_S = 1e-6  # 0 would disarm
 _set = signal.setitimer
@@ -34,15 +35,15 @@ _timers: dict[JobContext | None, _Timer] = {}  # None: the program's
 _NONE = (0.0, 0.0)
 
 
-def route(patches: Patches, caller: Callable[[], JobContext | None]) -> None:
-    """`caller` says which job calls."""
+TABLE = Table()
+
+
+@TABLE.at_start
+def _keep_programs(patches: Patches) -> None:
     left, interval = _get(signal.ITIMER_REAL)
     if left:
         _timers[None] = _Timer(time.monotonic() + left, interval)
     patches.at_undo(_leave_to_program)
-    patches.replace(signal, "setitimer", _routed_set(signal.setitimer, caller))
-    patches.replace(signal, "getitimer", _routed_get(signal.getitimer, caller))
-    patches.replace(signal, "alarm", _routed_alarm(signal.alarm))
 
 
 def leave(job: JobContext) -> None:
@@ -88,42 +89,36 @@ def _leave_to_program() -> None:
         _set(signal.ITIMER_REAL, *(_NONE if timer is None else timer.left()))
 
 
-def _routed_set(original: Any, caller: Callable[[], JobContext | None]) -> Any:
-    @functools.wraps(original)
-    def setitimer(which: int, seconds: float, interval: float = 0.0, /) -> tuple[float, float]:
-        if which != signal.ITIMER_REAL or seconds < 0 or interval < 0:
-            former: tuple[float, float] = original(which, seconds, interval)  # raises for an invalid time
-            return former
-        owner = caller()
-        if owner is not None and not process_signals.is_taken(signal.SIGALRM):
-            process_signals.in_main_thread(functools.partial(process_signals.take, [signal.SIGALRM]))
-        return _start(owner, seconds, interval)
-
-    return setitimer
+@TABLE.call("signal", "setitimer")
+def _setitimer(original: Any, which: int, seconds: float, interval: float = 0.0, /) -> tuple[float, float]:
+    """Each job has its own timer."""
+    if which != signal.ITIMER_REAL or seconds < 0 or interval < 0:
+        former: tuple[float, float] = original(which, seconds, interval)  # raises for an invalid time
+        return former
+    owner = program()
+    if owner is not None and not process_signals.is_taken(signal.SIGALRM):
+        process_signals.in_main_thread(functools.partial(process_signals.take, [signal.SIGALRM]))
+    return _start(owner, seconds, interval)
 
 
-def _routed_get(original: Any, caller: Callable[[], JobContext | None]) -> Any:
-    @functools.wraps(original)
-    def getitimer(which: int, /) -> tuple[float, float]:
-        if which != signal.ITIMER_REAL:
-            found: tuple[float, float] = original(which)
-            return found
-        with _lock:
-            timer = _timers.get(caller())
-        return _NONE if timer is None else timer.left()
-
-    return getitimer
+@TABLE.call("signal", "getitimer")
+def _getitimer(original: Any, which: int, /) -> tuple[float, float]:
+    """Each job has its own timer."""
+    if which != signal.ITIMER_REAL:
+        found: tuple[float, float] = original(which)
+        return found
+    with _lock:
+        timer = _timers.get(program())
+    return _NONE if timer is None else timer.left()
 
 
-def _routed_alarm(original: Any) -> Any:
-    @functools.wraps(original)
-    def alarm(seconds: int, /) -> int:
-        if seconds < 0:
-            return int(original(seconds))
-        left = signal.setitimer(signal.ITIMER_REAL, float(int(seconds)))[0]
-        return max(1, round(left)) if left else 0
-
-    return alarm
+@TABLE.call("signal", "alarm")
+def _alarm(original: Any, seconds: int, /) -> int:
+    """Each job has its own timer."""
+    if seconds < 0:
+        return int(original(seconds))
+    left = signal.setitimer(signal.ITIMER_REAL, float(int(seconds)))[0]
+    return max(1, round(left)) if left else 0
 
 
 def _forget() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,34 +11,15 @@ import numpy
 
 from torchshare.context import current
 from torchshare.isolation.patches import Patches
+from torchshare.isolation.table import Table
 
-
-def route(patches: Patches) -> None:
-    mtrand = numpy.random.mtrand
-    shared = mtrand._rand
-    methods = {
-        name: name for name in numpy.random.__all__ if getattr(getattr(numpy.random, name), "__self__", None) is shared
-    }
-    methods |= {"seed": "seed", "ranf": "random_sample", "sample": "random_sample"}
-    for name, method in methods.items():
-        patches.wrap(numpy.random, name, functools.partial(_routed, method=method))
-    for name, of_job in (
-        ("get_bit_generator", lambda job: job.numpy_random._bit_generator),
-        ("set_bit_generator", lambda job, bitgen: job.host_random.use(bitgen)),
-    ):
-        patches.wrap(numpy.random, name, functools.partial(_in_a_job, of_job=of_job))
-    routed = _RoutedState(shared)
-    _route_scipy(patches, shared, routed)
-    # numpy's own code reads the module's variable, and needs the state of the process there.
-    patches.replace(mtrand, "__class__", type("_Mtrand", (type(mtrand),), {"_rand": property(lambda _: routed)}))
-
-
-def _route_scipy(patches: Patches, shared: numpy.random.RandomState, routed: _RoutedState) -> None:
-    """Each of scipy's distributions has taken the state when it was made."""
-    stats = sys.modules.get("scipy.stats")
-    for each in [] if stats is None else list(vars(stats).values()):
-        if getattr(each, "__dict__", {}).get("_random_state") is shared:
-            patches.replace(each, "_random_state", routed)
+TABLE = Table()
+_SHARED = numpy.random.mtrand._rand
+_METHODS = {
+    name: name for name in numpy.random.__all__ if getattr(getattr(numpy.random, name), "__self__", None) is _SHARED
+} | {"seed": "seed", "ranf": "random_sample", "sample": "random_sample"}
+"""Methods of a state, by the function of numpy.random that calls them on the shared one."""
+_WHY = "Random numbers are drawn from the job's own state."
 
 
 class _RoutedState(numpy.random.RandomState):
@@ -55,20 +35,38 @@ class _RoutedState(numpy.random.RandomState):
         return getattr(state, name)
 
 
-def _routed(original: Callable[..., Any], method: str) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def routed(*args: Any, **kwargs: Any) -> Any:
-        job = current.owner()
-        target = original if job is None else getattr(job.numpy_random, method)
-        return target(*args, **kwargs)
-
-    return routed
+@TABLE.call("numpy.random", *_METHODS, why=_WHY, everywhere=True)
+def _draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    job = current.owner()
+    target = original if job is None else getattr(job.numpy_random, _METHODS[original.__name__])
+    return target(*args, **kwargs)
 
 
-def _in_a_job(original: Callable[..., Any], of_job: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def bit_generator(*args: Any, **kwargs: Any) -> Any:
-        job = current.owner()
-        return original(*args, **kwargs) if job is None else of_job(job, *args, **kwargs)
+@TABLE.call("numpy.random", "get_bit_generator", why=_WHY, everywhere=True)
+def _get_bit_generator(original: Callable[[], Any]) -> Any:
+    job = current.owner()
+    return original() if job is None else job.numpy_random._bit_generator
 
-    return bit_generator
+
+@TABLE.call("numpy.random", "set_bit_generator", why=_WHY, everywhere=True)
+def _set_bit_generator(original: Callable[[Any], None], bitgen: Any) -> None:
+    job = current.owner()
+    original(bitgen) if job is None else job.host_random.use(bitgen)
+
+
+_routed = _RoutedState(_SHARED)
+
+
+@TABLE.value("numpy.random.mtrand", "__class__", why=_WHY)
+def _with_routed_state(kind: type) -> type:
+    """numpy's own code reads the module's variable, and needs the state of the process there."""
+    return type("_Mtrand", (kind,), {"_rand": property(lambda _: _routed)})
+
+
+@TABLE.at_start
+def _route_scipy(patches: Patches) -> None:
+    """Each of scipy's distributions has taken the state when it was made."""
+    stats = sys.modules.get("scipy.stats")
+    for each in [] if stats is None else list(vars(stats).values()):
+        if getattr(each, "__dict__", {}).get("_random_state") is _SHARED:
+            patches.replace(each, "_random_state", _routed)

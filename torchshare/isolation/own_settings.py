@@ -17,30 +17,20 @@ import torch
 from torchshare.context import current
 from torchshare.context.job_context import JobContext
 from torchshare.context.script import ScriptContext
-from torchshare.isolation.patches import Patches, copied
+from torchshare.device import devices
+from torchshare.isolation.patches import copied
+from torchshare.isolation.table import Table
 
+TABLE = Table()
 _FROZEN = "frozen"
 _NONE, _TF32 = "none", "tf32"
 _PRECISIONS = (_NONE, _TF32, "ieee")
-_IN_VARIABLES = [  # the functions of a module that read and set them, in variables of it
-    (torch.backends.mha, ("get_fastpath_enabled", "set_fastpath_enabled")),
-    (
-        vars(torch.backends.opt_einsum)["m"],
-        ("_get_enabled", "_set_enabled", "_get_strategy", "_set_strategy", "set_flags"),
-    ),
-    (
-        torch.__future__,
-        tuple(
-            f"{verb}_{name}_module_params_on_conversion" for verb in ("get", "set") for name in ("overwrite", "swap")
-        ),
-    ),
-]
 _MATMUL_TF32, _MATMUL_PRECISION = "_get_cublas_allow_tf32", "_get_float32_matmul_precision"
 
 
 def are_own(job: JobContext) -> bool:
     """Whether settings of a GPU are without effect on the job. A job on a CPU could use a GPU that is there."""
-    return job.on_cpu and not torch.cuda.is_available()
+    return job.on_cpu and not devices.CUDA.is_available()
 
 
 def reader(name: str, original: Callable[[], Any]) -> Callable[[], Any]:
@@ -68,14 +58,21 @@ def set_own(job: JobContext, name: str, value: Any, former: Any) -> bool:
     return True
 
 
-def route_variables(patches: Patches) -> None:
-    for module, names in _IN_VARIABLES:
-        for name in names:
-            patches.wrap(module, name, _with_own_variables)
-
-
+@TABLE.value("torch.backends.mha", "get_fastpath_enabled", "set_fastpath_enabled", everywhere=True)
+@TABLE.value(
+    "torch.backends.opt_einsum:m",
+    *("_get_enabled", "_set_enabled", "_get_strategy", "_set_strategy", "set_flags"),
+    everywhere=True,
+)
+@TABLE.value(
+    "torch.__future__",
+    *(f"{verb}_{name}_module_params_on_conversion" for verb in ("get", "set") for name in ("overwrite", "swap")),
+    everywhere=True,
+)
 def _with_own_variables(function: FunctionType) -> Callable[..., Any]:
-    """A call finds the variables of the module as its job has set them, in processes that the job has forked, too."""
+    """Each job has its own value.
+
+    A call finds the variables of the module as its job has set them, in processes that the job has forked, too."""
     variables = function.__globals__
     module = variables["__name__"]
 
@@ -96,26 +93,21 @@ def _with_own_variables(function: FunctionType) -> Callable[..., Any]:
     return torch.compiler.assume_constant_result(run)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def route_freezing(patches: Patches) -> None:
-    """`torch.backends.disable_global_flags` forbids assignments to settings, in the job that calls it."""
-    module = torch.backends.m  # type: ignore[attr-defined]  # the one behind torch.backends
-    disable, are_frozen = module.disable_global_flags, module.flags_frozen
+@TABLE.call("torch.backends:m", "disable_global_flags")
+def _disable_global_flags(original: Callable[[], None]) -> None:
+    """Assignments to settings are forbidden in the job that calls it."""
+    job = current.owner()
+    if job is None:
+        original()
+    else:
+        job.own_settings[_FROZEN] = True
 
-    @functools.wraps(disable)
-    def disable_global_flags() -> None:
-        job = current.owner()
-        if job is None:
-            disable()
-        else:
-            job.own_settings[_FROZEN] = True
 
-    @functools.wraps(are_frozen)
-    def flags_frozen() -> bool:
-        job = current.owner()
-        return are_frozen() or (job is not None and _FROZEN in job.own_settings)
-
-    patches.replace(module, "disable_global_flags", disable_global_flags)
-    patches.replace(module, "flags_frozen", flags_frozen)
+@TABLE.call("torch.backends:m", "flags_frozen")
+def _flags_frozen(original: Callable[[], bool]) -> bool:
+    """Assignments to settings are forbidden in the job that has forbidden them."""
+    job = current.owner()
+    return original() or (job is not None and _FROZEN in job.own_settings)
 
 
 def forget_matmul(job: JobContext) -> None:

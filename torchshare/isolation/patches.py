@@ -4,21 +4,68 @@ import contextlib
 import functools
 import inspect
 import itertools
+import os
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
+
+import torch
+
+from torchshare.isolation.imports import Imports, is_partial
+from torchshare.isolation.table import Row, Table
 
 _MISSING = object()
 _numbers = itertools.count()
 
 
 class Patches:
-    """Attributes and functions replaced by others until `undo`."""
+    """Attributes and functions replaced by others until `undo`. Any thread."""
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()  # guards what follows: an import in any thread may apply rows
+        os.register_at_fork(after_in_child=self._lock._at_fork_reinit)  # type: ignore[attr-defined]
         self._undo: list[Callable[[], None]] = []
         self._rebound: dict[int, tuple[object, object]] = {}  # by id: former and new value of variables of modules
+        self._waiting: list[Row] = []  # for the import of their module
+        self._executed: set[str] = set()  # modules that have been imported, even if the import has yet to return
+        self._imports = Imports(self._imported)
+
+    def apply(self, tables: Sequence[Table]) -> None:
+        """Applies all rows or, if one fails, none; those of modules that are not loaded as soon as they are. Raises
+        RuntimeError with the names of rows that the installed packages lack."""
+        rows = [row for table in tables for row in table.rows if row.is_for()]
+        modules = {row.module for row in rows}
+        self._imports.watch(modules)
+        with self._lock, self.all_or_none():
+            loaded = {module for module in modules if self._is_loaded(module)}
+            _check(row for row in rows if row.module in loaded)
+            self._waiting += [row for row in rows if row.module not in loaded]
+            for table in tables:
+                for start in table.starts:
+                    start(self)
+                self._apply(row for row in table.rows if row.is_for() and row.module in loaded)
+
+    def _is_loaded(self, module: str) -> bool:
+        return module in sys.modules and (module in self._executed or not is_partial(module))
+
+    def _imported(self, module: str) -> None:
+        with self._lock:
+            self._executed.add(module)
+            rows = [row for row in self._waiting if row.module == module]
+            _check(rows)
+            with self.all_or_none():
+                self._apply(rows)
+            self._waiting = [row for row in self._waiting if row.module != module]
+
+    def _apply(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            owner = row.holder()
+            if row.everywhere:
+                self.wrap(owner, row.name, row.make)
+            else:
+                self.replace(owner, row.name, row.make(getattr(owner, row.name)))
 
     def replace(self, owner: Any, name: str, value: object) -> None:
         original = getattr(owner, name, _MISSING)
@@ -54,8 +101,7 @@ class Patches:
     def _rebind(self) -> None:
         """In the variables of all modules, as `from time import sleep` makes them: all values in one pass."""
         rebound, self._rebound = self._rebound, {}
-        for module in list(sys.modules.values()) if rebound else ():
-            variables = module.__dict__ if type(module) is ModuleType else {}
+        for variables in _variables() if rebound else ():
             if rebound.keys().isdisjoint(map(id, variables.copy().values())):
                 continue
             for name, each in variables.copy().items():
@@ -70,22 +116,44 @@ class Patches:
     @contextlib.contextmanager
     def all_or_none(self) -> Iterator[None]:
         """Undoes what the block has replaced if it raises. Calls of `wrap` belong into one."""
-        before = len(self._undo)
+        before, waiting = len(self._undo), list(self._waiting)
         try:
             yield
             self._rebind()
         except BaseException:  # Ctrl-C, too
             self._rebound.clear()
+            self._waiting = waiting
             self._undo_to(before)
+            if not before:
+                self._imports.stop()
             raise
 
     def undo(self) -> None:
         """Restores everything, the latest first."""
-        self._undo_to(0)
+        with self._lock:
+            self._imports.stop()
+            self._waiting.clear()
+            self._undo_to(0)
 
     def _undo_to(self, count: int) -> None:
         while len(self._undo) > count:
             self._undo.pop()()
+
+
+def _check(rows: Iterable[Row]) -> None:
+    missing = "; ".join(f"{row} ({row.why})" for row in rows if not row.exists())
+    if missing:
+        raise RuntimeError(f"jobs cannot be isolated: torch {torch.__version__} or another package lacks {missing}")
+
+
+def _variables() -> Iterator[dict[str, Any]]:
+    """The variables of all modules, and what properties of modules hold, as in `torch.backends`."""
+    for module in list(sys.modules.values()):
+        kind = type(module)
+        if kind is ModuleType:
+            yield module.__dict__
+        elif issubclass(kind, ModuleType):
+            yield from (vars(each) for each in list(vars(kind).values()) if type(getattr(each, "__dict__", 0)) is dict)
 
 
 def copied(function: Callable[..., Any], variables: dict[str, Any] | None = None) -> FunctionType:

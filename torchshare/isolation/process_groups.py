@@ -9,9 +9,7 @@ In a program that has a default group itself, a job's is made from it when the j
 
 from __future__ import annotations
 
-import functools
 import gc
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +18,7 @@ import torch
 
 from torchshare.context import current
 from torchshare.context.job_context import JobContext
-from torchshare.isolation.patches import Patches
+from torchshare.isolation.table import Table
 
 
 @dataclass(eq=False)
@@ -43,7 +41,7 @@ class _Groups:
     made: int = 0
     """Default groups that the job has made: the store keeps the keys of ended groups."""
     destroyed: list[Any] = field(default_factory=list)
-    """Held until the job's end, see `_held`."""
+    """Held until the job's end, see `_destroy_process_group`."""
     is_decided: bool = False
     """Whether the job has set its default group, or asked for it."""
 
@@ -51,20 +49,9 @@ class _Groups:
 _of_jobs: dict[JobContext, _Groups] = {}
 
 
-def route(patches: Patches) -> None:
-    if not torch.distributed.is_available():
-        return
-    from torch.distributed import distributed_c10d
-
-    patches.replace(distributed_c10d._world, "__class__", _routed(distributed_c10d._World))
-    for name, routed in (
-        ("_process_group_name", _named_after_job),
-        ("_register_process_group", _recorded),
-        ("_unregister_all_process_groups", _of_the_job),
-    ):
-        patches.replace(distributed_c10d, name, routed(getattr(distributed_c10d, name)))
-    patches.wrap(distributed_c10d, "destroy_process_group", _held)
-    patches.replace(sys, "excepthook", sys.excepthook)  # init_process_group replaces it
+TABLE = Table()
+# init_process_group replaces it.
+TABLE.value("sys", "excepthook", why="What torch.distributed sets there is undone at the end.")(lambda hook: hook)
 
 
 def leave(job: JobContext) -> None:
@@ -92,8 +79,9 @@ def _own() -> _Groups | None:
     return None if script is None else _of_jobs.get(script.job)
 
 
+@TABLE.value("torch.distributed.distributed_c10d:_world", "__class__")
 def _routed(world: type) -> type:
-    """torch's _World; in a job, with the job's attributes."""
+    """Each job has its own default group and its own names of groups."""
 
     class JobsWorld(world):  # type: ignore[misc]
         def __getattribute__(self, name: str) -> Any:
@@ -129,55 +117,50 @@ def _make_like(outer: Any) -> None:
     )
 
 
-def _held(destroy: Callable[..., Any]) -> Callable[..., Any]:
-    """Keeps the job's groups until its end. torch 2.11 deadlocks if the last reference to a group is a DDP module's:
-    the module's destructor joins gloo's threads with the GIL, for which they may wait to free a tensor. Python's own
-    reference is dropped without the GIL."""
-
-    @functools.wraps(destroy)
-    def destroy_process_group(group: Any = None) -> None:
-        own = _own()
-        if own is not None:
-            own.destroyed += [group] if group is not None else [*own.pg_map]
-        destroy(group)
-
-    return destroy_process_group
+_C10D = "torch.distributed.distributed_c10d"
 
 
-def _named_after_job(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def process_group_name(*args: Any, **kwargs: Any) -> Any:
-        name = original(*args, **kwargs)
-        own = _own()
-        if own is None:
-            return name
-        own.made += own.default_pg is None
-        return f"{own.job.runtime}/{own.job.name}/{own.made}/{name}"
+@TABLE.call(_C10D, "destroy_process_group", everywhere=True)
+def _destroy_process_group(original: Callable[..., Any], group: Any = None) -> None:
+    """A job's groups are kept until its end.
 
-    return process_group_name
-
-
-def _recorded(register: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(register)
-    def register_process_group(name: Any, group: Any) -> None:
-        own = _own()
-        if own is not None:
-            own.registered.add(name)
-        register(name, group)
-
-    return register_process_group
+    torch 2.11 deadlocks if the last reference to a group is a DDP module's: the module's destructor joins gloo's
+    threads with the GIL, for which they may wait to free a tensor. Python's own reference is dropped without the GIL.
+    """
+    own = _own()
+    if own is not None:
+        own.destroyed += [group] if group is not None else [*own.pg_map]
+    original(group)
 
 
-def _of_the_job(unregister_all: Callable[..., Any]) -> Callable[..., Any]:
+@TABLE.call(_C10D, "_process_group_name")
+def _process_group_name(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Names of groups begin with the job's name, so that their keys in a store do not collide."""
+    name = original(*args, **kwargs)
+    own = _own()
+    if own is None:
+        return name
+    own.made += own.default_pg is None
+    return f"{own.job.runtime}/{own.job.name}/{own.made}/{name}"
+
+
+@TABLE.call(_C10D, "_register_process_group")
+def _register_process_group(original: Callable[..., Any], name: Any, group: Any) -> None:
+    """A job unregisters its own groups only."""
+    own = _own()
+    if own is not None:
+        own.registered.add(name)
+    original(name, group)
+
+
+@TABLE.call(_C10D, "_unregister_all_process_groups")
+def _unregister_all_process_groups(original: Callable[[], None]) -> None:
+    """A job unregisters its own groups only."""
     from torch._C._distributed_c10d import _unregister_process_group
 
-    @functools.wraps(unregister_all)
-    def unregister_all_process_groups() -> None:
-        own = _own()
-        if own is None:
-            unregister_all()
-            return
-        while own.registered:
-            _unregister_process_group(own.registered.pop())
-
-    return unregister_all_process_groups
+    own = _own()
+    if own is None:
+        original()
+        return
+    while own.registered:
+        _unregister_process_group(own.registered.pop())

@@ -7,8 +7,6 @@ see shared_changes.
 
 from __future__ import annotations
 
-import functools
-import importlib
 import sys
 from collections.abc import Callable
 from types import FrameType, FunctionType, ModuleType
@@ -23,6 +21,7 @@ from torchshare.isolation import attributes, packages, shared_changes
 from torchshare.isolation.attributes import Attribute, ClassAttribute, ModuleAttribute
 from torchshare.isolation.patches import Patches
 from torchshare.isolation.shared_changes import Change, lock
+from torchshare.isolation.table import Table
 
 if TYPE_CHECKING:
     from torchshare.context.current import Tenant
@@ -36,6 +35,7 @@ _BOOKKEEPING = frozenset(
         *("slotnames", "static_attributes", "text_signature", "warningregistry", "wrapped"),
     )
 )
+TABLE = Table()
 _SET_BY_C = ("torch", "Storage")  # by torch's C code, with the default dtype
 _OURS = (__name__, attributes.__name__)
 
@@ -45,12 +45,11 @@ _by_package: dict[str, list[tuple[Attribute, Any]]] = {}
 """Values that shared packages have set while they were imported: for each script that uses them."""
 
 
-def route(patches: Patches) -> None:
+@TABLE.at_start
+def _watch(patches: Patches) -> None:
     _C.watch_attributes(_assigned, _BOOKKEEPING, attributes.Descriptor)
     _C.watch_fields(_field_assigned)
     patches.at_undo(_stop)
-    patches.wrap(importlib, "reload", _reloading)
-    patches.wrap(Distribution, "set_default_validate_args", _of_the_job)
 
 
 def _stop() -> None:
@@ -181,32 +180,28 @@ def _field_assigned(function: FunctionType, name: str, *value: Any) -> bool:
     return False
 
 
-def _reloading(original: Callable[[ModuleType], ModuleType]) -> Callable[[ModuleType], ModuleType]:
-    @functools.wraps(original)
-    def reload(module: ModuleType) -> ModuleType:
-        tenant, caller = current.tenant(), sys._getframe(2)
-        package = packages.of(module) if isinstance(module, ModuleType) else ""
-        if tenant is not None and packages.is_shared(tenant, package):
-            variables = vars(module).copy()
-            what = f"{module.__name__} (importlib.reload)"
-            _share(tenant, caller, package, what, "jobs share it", lambda: vars(module).update(variables))
-        return original(module)
-
-    return reload
+@TABLE.call("importlib", "reload", everywhere=True)
+def _reload(original: Callable[[ModuleType], ModuleType], module: ModuleType) -> ModuleType:
+    """Reloading a module that jobs share is refused, or holds for all jobs."""
+    tenant, caller = current.tenant(), sys._getframe(3)  # behind two frames of patches
+    package = packages.of(module) if isinstance(module, ModuleType) else ""
+    if tenant is not None and packages.is_shared(tenant, package):
+        variables = vars(module).copy()
+        what = f"{module.__name__} (importlib.reload)"
+        _share(tenant, caller, package, what, "jobs share it", lambda: vars(module).update(variables))
+    return original(module)
 
 
-def _of_the_job(original: Callable[[bool], None]) -> Callable[[bool], None]:
-    """In a job, in place of torch's own assignment, which is not foreign."""
+@TABLE.call("torch.distributions:Distribution", "set_default_validate_args", everywhere=True)
+def _set_default_validate_args(original: Callable[[bool], None], value: bool) -> None:
+    """Each job has its own value.
 
-    @functools.wraps(original)
-    def set_default_validate_args(value: bool) -> None:
-        tenant = current.tenant()
-        if tenant is None or value not in (True, False):
-            original(value)
-        else:
-            _set(ClassAttribute(Distribution, "_validate_args", _assign, _read), tenant, value)
-
-    return set_default_validate_args
+    In place of torch's own assignment, which is not foreign."""
+    tenant = current.tenant()
+    if tenant is None or value not in (True, False):
+        original(value)
+    else:
+        _set(ClassAttribute(Distribution, "_validate_args", _assign, _read), tenant, value)
 
 
 def _read(attribute: Attribute, frame: FrameType) -> None:

@@ -8,19 +8,15 @@ other references to functions of `random`, `numpy.random` and `time`, such as de
 
 from __future__ import annotations
 
-import functools
-import os
 import random
 import threading
-import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchshare import _C
 from torchshare.context import current
+from torchshare.device import devices
 from torchshare.isolation import (
     accumulation,
     agreement,
@@ -32,9 +28,12 @@ from torchshare.isolation import (
     gradient_sync,
     hooks,
     interrupt,
+    job_faults,
     job_signals,
+    job_timers,
     kernels,
     numpy_random,
+    own_settings,
     process_groups,
     replacements,
     settings,
@@ -45,53 +44,35 @@ from torchshare.isolation import (
     tracing,
 )
 from torchshare.isolation.patches import Patches
+from torchshare.isolation.table import Table
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
+
+TABLE = Table()
+
+_MODULES: list[Any] = [
+    *(numpy_random, compiling, tracing, interrupt, job_signals, job_timers, job_faults, steps, own_settings, settings),
+    *(torch_config, environment, hooks, accumulation, replacements, kernels, threads),
+    *((process_groups, gradient_sync, collectives) if torch.distributed.is_available() else ()),
+]
+TABLES = [TABLE, *(module.TABLE for module in _MODULES)]
+"""In the order in which they are applied."""
 
 _lock = threading.Lock()  # guards the variables below
 _open = 0
 _cuda_is_routed = False
 _patches = Patches()
-_replace = _patches.replace
-_turns: _C.Turns | None = None  # jobs take turns at compiling and tracing
 
 
 def install() -> None:
-    """Called once per Runtime. The first one installs the patches, the first one on a GPU those of CUDA."""
+    """Called once per Runtime. The first one applies the tables, the first one on a GPU that of CUDA."""
     global _open, _cuda_is_routed
-    with _lock, _patches.all_or_none():
-        if _open == 0:
-            _route()
-        routes_cuda = not _cuda_is_routed and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        if routes_cuda:
-            cuda.route(_patches)
+    with _lock:
+        routes_cuda = not _cuda_is_routed and devices.CUDA.is_started()
+        _patches.apply([*(TABLES if _open == 0 else ()), *((cuda.TABLE,) if routes_cuda else ())])
         _cuda_is_routed = _cuda_is_routed or routes_cuda
         _open += 1
-
-
-def _route() -> None:
-    global _turns
-    _route_python_random()
-    numpy_random.route(_patches)
-    _replace(torch.random, "default_generator", _RoutedGenerator(torch.default_generator))
-    _patches.wrap(time, "sleep", _routed_sleep)
-    _turns = compiling.route(_replace)
-    tracing.route(_replace, _turns)
-    interrupt.route(_replace)
-    job_signals.route(_patches)
-    steps.route(_patches)
-    settings.route(_patches)
-    torch_config.route(_patches)
-    environment.route(_patches)
-    hooks.route(_patches)
-    process_groups.route(_patches)
-    gradient_sync.route(_patches)
-    collectives.route(_patches)
-    accumulation.route(_patches)
-    replacements.route(_patches)
-    kernels.route(_patches)
-    threads.route(_patches)
 
 
 def uninstall() -> None:
@@ -101,8 +82,7 @@ def uninstall() -> None:
         _open -= 1
         if _open == 0:
             _cuda_is_routed = False
-            assert _turns is not None
-            forward_hook.remove_ended(_turns)
+            forward_hook.remove_ended()
             _patches.undo()
 
 
@@ -127,28 +107,13 @@ def leave_job(job: JobContext) -> None:
     hooks.leave(job)
     replacements.leave(job)
     job.accumulation.end_job()
-    if _turns is not None:
-        tracing.leave(_turns)
-        forward_hook.remove_ended(_turns)
+    tracing.leave()
+    forward_hook.remove_ended()
 
 
-def before_forward(job: JobContext, look: forward_hook.Look) -> AbstractContextManager[bool]:
-    """See forward_hook.registered. In a job."""
-    assert _turns is not None
-    return forward_hook.registered(_turns, job, look)
-
-
-def _forget_other_threads() -> None:
-    """Called in a forked child."""
-    if _turns is not None:
-        _turns.forget_others()
-
-
-os.register_at_fork(after_in_child=_forget_other_threads)
-
-
+@TABLE.value("torch.random", "default_generator")
 class _RoutedGenerator:
-    """Replaces torch.random.default_generator; forwards to the generator of the calling job."""
+    """Random numbers are drawn from the job's generator."""
 
     def __init__(self, default: torch.Generator) -> None:
         self._default = default
@@ -186,25 +151,21 @@ class _RoutedRandom(random.Random):
         return super().gauss(mu, sigma) if job is None else job.random.gauss(mu, sigma)
 
 
-def _route_python_random() -> None:
-    instance = random._inst
-    _replace(instance, "__class__", _RoutedRandom)
-    for name in random.__all__:
-        if getattr(getattr(random, name), "__self__", None) is instance:
-            _patches.wrap(random, name, functools.partial(_of_instance, name=name))
+_WHY = "Random numbers are drawn from the job's own state."
+_METHODS = [name for name in random.__all__ if getattr(getattr(random, name), "__self__", None) is random._inst]
+TABLE.value("random:_inst", "__class__", why=_WHY)(lambda _: _RoutedRandom)
 
 
-def _of_instance(_original: Any, name: str) -> Any:
-    return getattr(random._inst, name)
+@TABLE.value("random", *_METHODS, why=_WHY, everywhere=True)
+def _of_instance(original: Any) -> Any:
+    return getattr(random._inst, original.__name__)
 
 
-def _routed_sleep(original: Callable[[float], None]) -> Callable[[float], None]:
-    @functools.wraps(original)
-    def sleep(seconds: float, /) -> None:
-        job = current.job()
-        if job is None or job.is_ending or not 0 <= seconds < float("inf"):
-            original(seconds)  # raises for an invalid time
-        else:
-            job_signals.sleep(job, seconds)
-
-    return sleep
+@TABLE.call("time", "sleep", everywhere=True)
+def _sleep(original: Callable[[float], None], seconds: float, /) -> None:
+    """A job that sleeps can be cancelled, and lets lower jobs run."""
+    job = current.job()
+    if job is None or job.is_ending or not 0 <= seconds < float("inf"):
+        original(seconds)  # raises for an invalid time
+    else:
+        job_signals.sleep(job, seconds)

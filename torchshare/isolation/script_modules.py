@@ -8,12 +8,10 @@ that calls.
 
 from __future__ import annotations
 
-import builtins
 import functools
-import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from importlib.machinery import EXTENSION_SUFFIXES, BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -21,7 +19,9 @@ from typing import Any
 from torchshare.context import current
 from torchshare.context.script import ScriptContext
 from torchshare.isolation.patches import Patches
+from torchshare.isolation.table import Table
 
+TABLE = Table()
 process_modules: dict[str, ModuleType] = sys.modules  # the table that CPython's C code reads
 _former: dict[str, ModuleType] = {}  # what _PerScript modules replaced in it
 _with_extensions: dict[str, str] = {}  # places of the shared packages that are neither installed nor without C code
@@ -160,29 +160,8 @@ def _place(spec: ModuleSpec) -> str:
     return next(iter(spec.submodule_search_locations or ()), "")
 
 
-def route(patches: Patches, imported: Callable[[ScriptContext, str], None]) -> None:
-    """`imported` is called with the top-level name of each module that a script imports."""
-    original = builtins.__import__
-
-    @functools.wraps(original)
-    def import_in_script(
-        name: str,
-        globals: Mapping[str, Any] | None = None,
-        locals: Mapping[str, Any] | None = None,
-        fromlist: Any = (),
-        level: int = 0,
-    ) -> ModuleType:
-        script = current.script()
-        if script is None:
-            return original(name, globals, locals, fromlist, level)
-        if level == 0:
-            imported(script, name.partition(".")[0])
-        full = name if level == 0 or globals is None else globals.get("__package__") or ""
-        if script.modules.is_in_process(full.partition(".")[0]):  # type: ignore[attr-defined]
-            return original(name, globals, locals, fromlist, level)
-        return importlib.__import__(name, globals, locals, fromlist, level)
-
-    patches.replace(builtins, "__import__", import_in_script)
+@TABLE.at_start
+def _forget_at_undo(patches: Patches) -> None:
     patches.at_undo(_forget)
 
 

@@ -11,6 +11,7 @@ from torchshare.context import current
 from torchshare.context.script import ScriptContext
 from torchshare.isolation import (
     replacements,
+    script_imports,
     script_modules,
     script_process,
     script_start_method,
@@ -19,6 +20,8 @@ from torchshare.isolation import (
 )
 from torchshare.isolation.patches import Patches
 
+_MODULES = (script_state, script_modules, script_imports, script_process, script_start_method)
+TABLES = [module.TABLE for module in _MODULES]
 _lock = threading.Lock()  # guards the variables below
 _running = 0
 _patches = Patches()
@@ -29,12 +32,9 @@ os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-d
 def entered(script: ScriptContext) -> Iterator[None]:
     """Makes `script` the script of the calling thread."""
     global _running
-    with _lock, _patches.all_or_none():
+    with _lock:
         if _running == 0:
-            script_state.route(_patches)
-            script_modules.route(_patches, replacements.imported)
-            script_process.route(_patches)
-            script_start_method.route(_patches)
+            _patches.apply(TABLES)
         _running += 1
     current.set_script(script)
     shared_changes.enter(script)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import functools
 import logging
-import os
-import subprocess
+import subprocess  # noqa: F401  # loads _posixsubprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -15,10 +12,12 @@ from typing import Any
 
 from torchshare.context import current
 from torchshare.context.script import ScriptContext
-from torchshare.isolation import interrupt, job_signals
-from torchshare.isolation.patches import Patches
+from torchshare.isolation import interrupt, job_handlers
+from torchshare.isolation.table import Table
 
 log = logging.getLogger("torchshare")
+
+TABLE = Table()
 
 _CLONE_FS = 0x200
 _ENVIRONMENT_ARGUMENT = 5  # of fork_exec
@@ -32,86 +31,60 @@ def separate_folder() -> bool:
         return False
 
 
-def route(patches: Patches) -> None:
-    if hasattr(subprocess, "_fork_exec"):
-        patches.replace(subprocess, "_fork_exec", _with_environment(subprocess._fork_exec))
-    posix = sys.modules["_posixsubprocess"]
-    patches.replace(posix, "fork_exec", _with_environment(posix.fork_exec))
-    patches.replace(os, "chdir", _routed_chdir(os.chdir))
-    patches.replace(os, "_exit", _routed_exit(os._exit))
-    patches.replace(atexit, "register", _routed_register(atexit.register))
-    patches.replace(atexit, "unregister", _routed_unregister(atexit.unregister))
-    patches.replace(threading, "main_thread", _routed_main_thread(threading.main_thread))
-    patches.replace(threading.Thread, "start", _inheriting_start(threading.Thread.start))
-    # `run` may be overridden, or be an attribute of the thread.
-    bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
-    patches.replace(threading.Thread, "_bootstrap_inner", _inheriting_bootstrap(bootstrap))
+@TABLE.call("_posixsubprocess", "fork_exec", everywhere=True)
+def _fork_exec(original: Callable[..., int], *args: Any) -> int:
+    """A child process has the environment of the script that starts it."""
+    environ = current.environ()
+    if environ is not None and args[_ENVIRONMENT_ARGUMENT] is None:
+        own = [name + b"=" + value for name, value in environ.items()]
+        args = (*args[:_ENVIRONMENT_ARGUMENT], own, *args[_ENVIRONMENT_ARGUMENT + 1 :])
+    return original(*args)
 
 
-def _with_environment(original: Callable[..., int]) -> Callable[..., int]:
-    @functools.wraps(original)
-    def fork_exec(*args: Any) -> int:
-        environ = current.environ()
-        if environ is not None and args[_ENVIRONMENT_ARGUMENT] is None:
-            own = [name + b"=" + value for name, value in environ.items()]
-            args = (*args[:_ENVIRONMENT_ARGUMENT], own, *args[_ENVIRONMENT_ARGUMENT + 1 :])
-        return original(*args)
-
-    return fork_exec
+@TABLE.call("os", "chdir")
+def _chdir(original: Callable[[Any], None], path: Any) -> None:
+    """Each script has its own working folder on Linux; elsewhere, a warning."""
+    script = current.script()
+    if script is not None and not script.has_own_folder:
+        log.warning("job '%s': os.chdir(%r) changes the working folder of all jobs", script.name, path)
+    original(path)
 
 
-def _routed_chdir(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    @functools.wraps(original)
-    def chdir(path: Any) -> None:
-        script = current.script()
-        if script is not None and not script.has_own_folder:
-            log.warning("job '%s': os.chdir(%r) changes the working folder of all jobs", script.name, path)
-        original(path)
-
-    return chdir
-
-
-def _routed_exit(original: Callable[[int], Any]) -> Callable[[int], Any]:
-    @functools.wraps(original)
-    def _exit(status: int) -> Any:
-        job = job_signals.handled() or current.owner()
-        if current.script() is None or job is None:  # a process that the job forked
-            return original(status)
-        log.warning("job '%s': os._exit(%r) ends the job, not the process", job.name, status)
-        if current.owner() is job is not current.job():
-            interrupt.end(job, status)
-        raise SystemExit(status)
-
-    return _exit
+@TABLE.call("os", "_exit")
+def _exit(original: Callable[[int], Any], status: int) -> Any:
+    """A script that calls it ends its job, not the process."""
+    job = job_handlers.handled() or current.owner()
+    if current.script() is None or job is None:  # a process that the job forked
+        return original(status)
+    log.warning("job '%s': os._exit(%r) ends the job, not the process", job.name, status)
+    if current.owner() is job is not current.job():
+        interrupt.end(job, status)
+    raise SystemExit(status)
 
 
 def _calling_script() -> ScriptContext | None:
-    """The script whose own code called the caller of this function. Libraries serve all jobs of the process."""
+    """The script whose own code called the replaced function. Libraries serve all jobs of the process."""
     script = current.script()
-    return script if script is not None and script.owns(sys._getframe(2).f_globals) else None
+    return script if script is not None and script.owns(sys._getframe(3).f_globals) else None
 
 
-def _routed_register(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def register(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        script = _calling_script()
-        if script is None:
-            return original(function, *args, **kwargs)
-        script.at_exit.append((function, args, kwargs))
-        return function
-
-    return register
+@TABLE.call("atexit", "register")
+def _register(original: Callable[..., Any], function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Functions that a script's own code registers run at the end of the script."""
+    script = _calling_script()
+    if script is None:
+        return original(function, *args, **kwargs)
+    script.at_exit.append((function, args, kwargs))
+    return function
 
 
-def _routed_unregister(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def unregister(function: Callable[..., Any], /) -> None:
-        script = current.script()
-        if script is not None:
-            script.at_exit[:] = [each for each in script.at_exit if each[0] != function]
-        original(function)
-
-    return unregister
+@TABLE.call("atexit", "unregister")
+def _unregister(original: Callable[..., None], function: Callable[..., Any], /) -> None:
+    """Functions that a script's own code registers run at the end of the script."""
+    script = current.script()
+    if script is not None:
+        script.at_exit[:] = [each for each in script.at_exit if each[0] != function]
+    original(function)
 
 
 def run_exit_handlers(script: ScriptContext) -> None:
@@ -126,38 +99,33 @@ def run_exit_handlers(script: ScriptContext) -> None:
             log.error("job '%s': error in an atexit function", script.name, exc_info=True)
 
 
-def _routed_main_thread(original: Callable[[], threading.Thread]) -> Callable[[], threading.Thread]:
-    @functools.wraps(original)
-    def main_thread() -> threading.Thread:
-        script = current.script()
-        return original() if script is None or job_signals.handled() is not None else script.main_thread
-
-    return main_thread
+@TABLE.call("threading", "main_thread")
+def _main_thread(original: Callable[[], threading.Thread]) -> threading.Thread:
+    """The main thread of a script is the one that runs it."""
+    script = current.script()
+    return original() if script is None or job_handlers.handled() is not None else script.main_thread
 
 
-def _inheriting_start(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def start(self: threading.Thread) -> None:
-        script = current.script()
-        if script is not None:
-            self._torchshare_script = script  # type: ignore[attr-defined]
-            if not self.daemon:
-                script.threads.append(self)
-        original(self)
-
-    return start
+@TABLE.call("threading:Thread", "start")
+def _start(original: Callable[..., None], self: threading.Thread) -> None:
+    """A thread that a script starts is one of the script's."""
+    script = current.script()
+    if script is not None:
+        self._torchshare_script = script  # type: ignore[attr-defined]
+        if not self.daemon:
+            script.threads.append(self)
+    original(self)
 
 
-def _inheriting_bootstrap(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def _bootstrap_inner(self: threading.Thread) -> None:
-        script = getattr(self, "_torchshare_script", None)
-        current.set_script(script)
-        if script is not None:
-            _silence_at_end(self, script)
-        original(self)
-
-    return _bootstrap_inner
+# `run` may be overridden, or be an attribute of the thread.
+@TABLE.call("threading:Thread", "_bootstrap_inner")
+def _bootstrap_inner(original: Callable[..., None], self: threading.Thread) -> None:
+    """A thread that a script starts is one of the script's."""
+    script = getattr(self, "_torchshare_script", None)
+    current.set_script(script)
+    if script is not None:
+        _silence_at_end(self, script)
+    original(self)
 
 
 def _silence_at_end(thread: threading.Thread, script: ScriptContext) -> None:

@@ -6,7 +6,7 @@ import multiprocessing.context
 from typing import Any
 
 from torchshare.context import current
-from torchshare.isolation.patches import Patches
+from torchshare.isolation.table import Table
 
 _NAME = "_actual_context"
 
@@ -28,5 +28,6 @@ class _RoutedContext(multiprocessing.context.DefaultContext):
             script.start_context = context
 
 
-def route(patches: Patches) -> None:
-    patches.replace(multiprocessing.context._default_context, "__class__", _RoutedContext)
+TABLE = Table()
+_WHY = "Each script has its own start method: a program may set it once."
+TABLE.value("multiprocessing.context:_default_context", "__class__", why=_WHY)(lambda _: _RoutedContext)

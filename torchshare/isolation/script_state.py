@@ -11,6 +11,7 @@ from typing import Any
 
 from torchshare.context import current
 from torchshare.isolation.patches import Patches
+from torchshare.isolation.table import Table
 
 
 class _OfScript:
@@ -162,14 +163,21 @@ def process_stream(name: str) -> Any:
     return stream.outer if isinstance(stream, RoutedStream) else stream
 
 
-def route(patches: Patches) -> None:
+TABLE = Table()
+
+
+@TABLE.at_start
+def _route_in_dictionaries(patches: Patches) -> None:
     for name in ("stdin", "stdout", "stderr"):
         _route_in_dictionary(patches, sys, name, RoutedStream(name, getattr(sys, name)))
     _route_in_dictionary(patches, warnings, "filters", _RoutedFilters("filters", warnings.filters))
-    patches.replace(sys, "__class__", _Sys)
-    patches.replace(warnings, "__class__", _Warnings)
     for name in _LOGGER_ATTRIBUTES:
         patches.replace(logging.Logger, name, _OfLogger(name))
+
+
+_WHY_SYS = "argv, path, modules, stdin, stdout and stderr are each script's own."
+TABLE.value("sys", "__class__", why=_WHY_SYS)(lambda _: _Sys)
+TABLE.value("warnings", "__class__", why="Filters are each script's own.")(lambda _: _Warnings)
 
 
 def _route_in_dictionary(patches: Patches, module: ModuleType, name: str, routed: Any) -> None:

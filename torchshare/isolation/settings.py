@@ -7,7 +7,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,8 +17,11 @@ from torchshare.context import current
 from torchshare.isolation import agreement, own_settings
 from torchshare.isolation.agreement import Setting
 from torchshare.isolation.patches import Patches
+from torchshare.isolation.table import Table, around
 
 log = logging.getLogger("torchshare")
+
+TABLE = Table()
 
 # What the user sets, and the functions of torch._C that read and set it.
 _ANYWHERE = {
@@ -83,27 +87,19 @@ _PRECISIONS = {
     ("mkldnn", "conv"): "torch.backends.mkldnn.conv.fp32_precision",
     ("mkldnn", "rnn"): "torch.backends.mkldnn.rnn.fp32_precision",
 }
-_LIBRARIES = (torch.backends.cudnn, torch.backends.mkldnn, torch.backends.miopen)
+_AGREED = "Jobs must agree on the value."
+_AGREED_ON_GPUS = "Jobs must agree on the value; on a machine without a GPU, each has its own."
 
 
-def route(patches: Patches) -> None:
-    settings = [
-        *(_route_in_c(patches, name, *functions, of_gpu=False) for name, functions in _ANYWHERE.items()),
-        *(_route_in_c(patches, name, *functions, of_gpu=True) for name, functions in _ON_GPUS.items()),
-        *_route_precisions(patches),
-        _route_deterministic(patches),
-    ]
-    agreement.begin(settings)
-    own_settings.route_freezing(patches)
-    own_settings.route_variables(patches)
-    patches.wrap(torch, "set_default_tensor_type", _as_default_dtype)
-    patches.wrap(torch, "set_num_interop_threads", _without_effect)
-    _route_export(patches)
+@TABLE.at_start
+def _begin(_patches: Patches) -> None:
+    agreement.begin()
 
 
-def _route_in_c(patches: Patches, name: str, getter: str, setter: str, *, of_gpu: bool) -> Setting:
-    read, write = getattr(torch._C, getter), getattr(torch._C, setter)
-    setting = Setting(name, _readable(read), lambda value: write(*value) if isinstance(value, tuple) else write(value))
+def _agreed(write: Callable[..., Any], *, name: str, getter: str, of_gpu: bool) -> Callable[..., Any]:
+    read = _readable(getattr(torch._C, getter))
+    setting = Setting(name, read, lambda value: write(*value) if isinstance(value, tuple) else write(value))
+    agreement.add(setting)
 
     @functools.wraps(write)
     def guarded(*values: Any) -> Any:
@@ -121,20 +117,16 @@ def _route_in_c(patches: Patches, name: str, getter: str, setter: str, *, of_gpu
             write(*values)  # raises
         return None
 
-    _replace(patches, write, setter, guarded)
-    if of_gpu or getter == "_get_float32_matmul_precision":
-        _replace(patches, read, getter, own_settings.reader(getter, read))
-    return setting
+    return guarded
 
 
-def _replace(patches: Patches, original: Any, name: str, routed: Callable[..., Any]) -> None:
-    """In torch._C and where torch.backends keeps the function."""
-    patches.replace(torch._C, name, routed)
-    for library in _LIBRARIES:
-        for flag in vars(type(library)).values():
-            for kind in ("getter", "setter"):
-                if getattr(flag, kind, None) is original:
-                    patches.replace(flag, kind, routed)
+for _of_gpu, _functions, _why in ((False, _ANYWHERE, _AGREED), (True, _ON_GPUS, _AGREED_ON_GPUS)):
+    for _name, (_getter, _setter) in _functions.items():
+        _make = functools.partial(_agreed, name=_name, getter=_getter, of_gpu=_of_gpu)
+        TABLE.value("torch._C", _setter, why=_why, everywhere=True)(_make)
+        if _of_gpu or _getter == "_get_float32_matmul_precision":
+            _make = functools.partial(own_settings.reader, _getter)
+            TABLE.value("torch._C", _getter, why=_why, everywhere=True)(_make)
 
 
 def _readable(read: Callable[[], Any]) -> Callable[[], Any]:
@@ -149,12 +141,14 @@ def _readable(read: Callable[[], Any]) -> Callable[[], Any]:
     return value
 
 
-def _route_precisions(patches: Patches) -> list[Setting]:
-    read, write = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+@TABLE.value("torch._C", "_set_fp32_precision_setter", why=_AGREED_ON_GPUS)
+def _agreed_precision(write: Callable[[str, str, str], str]) -> Callable[[str, str, str], str]:
+    read = torch._C._get_fp32_precision_getter
     settings = {
         key: Setting(name, functools.partial(read, *key), functools.partial(write, *key))
         for key, name in _PRECISIONS.items()
     }
+    agreement.add(*settings.values())
 
     @functools.wraps(write)
     def guarded(backend: str, op: str, precision: str) -> str:
@@ -167,76 +161,65 @@ def _route_precisions(patches: Patches) -> list[Setting]:
             return write(backend, op, precision)  # raises
         return precision
 
-    patches.replace(torch._C, "_get_fp32_precision_getter", own_settings.precision_reader(read))
-    patches.replace(torch._C, "_set_fp32_precision_setter", guarded)
-    return list(settings.values())
+    return guarded
 
 
-def _route_deterministic(patches: Patches) -> Setting:
-    """Inductor's option must not change before jobs have agreed: the function of torch is guarded, too."""
+TABLE.value("torch._C", "_get_fp32_precision_getter", why=_AGREED_ON_GPUS)(own_settings.precision_reader)
+_set_deterministic = torch._C._set_deterministic_algorithms
+
+
+def _write_deterministic(value: tuple[bool, bool]) -> None:
     from torch._inductor import config
 
-    in_c = torch._C._set_deterministic_algorithms
-
-    def write(value: tuple[bool, bool]) -> None:
-        in_c(value[0], warn_only=value[1])
-        config.deterministic = value[0]
-
-    def value() -> tuple[bool, bool]:
-        return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-    setting = Setting("torch.use_deterministic_algorithms", value, write)
-
-    def guarded(function: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(function)
-        def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
-            job = current.owner()
-            if job is None:
-                function(mode, warn_only=warn_only)
-            else:
-                agreement.agree(setting, job, (mode, warn_only))
-
-        return use_deterministic_algorithms
-
-    patches.wrap(torch, "use_deterministic_algorithms", guarded)
-    patches.replace(torch._C, "_set_deterministic_algorithms", guarded(in_c))
-    return setting
+    _set_deterministic(value[0], warn_only=value[1])
+    config.deterministic = value[0]
 
 
-def _route_export(patches: Patches) -> None:
-    """What `torch.export` switches off while it traces would be off for all jobs."""
-    from torch.export import _trace
-
-    original = _trace._ignore_backend_decomps
-
-    @functools.wraps(original)
-    @contextlib.contextmanager
-    def ignore_backend_decomps() -> Iterator[None]:
-        with contextlib.nullcontext() if current.owner() is not None else original():
-            yield
-
-    patches.replace(_trace, "_ignore_backend_decomps", ignore_backend_decomps)
+_DETERMINISTIC = Setting(
+    "torch.use_deterministic_algorithms",
+    lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+    _write_deterministic,
+)
 
 
-def _as_default_dtype(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    @functools.wraps(original)
-    def set_default_tensor_type(t: Any) -> None:
-        if current.owner() is None:
-            original(t)
-        else:
-            tensor_type = getattr(torch, t.rpartition(".")[2]) if isinstance(t, str) else t
-            torch.set_default_dtype(tensor_type.dtype)
-
-    return set_default_tensor_type
+# Inductor's option must not change before jobs have agreed: the function of torch is guarded, too.
+@TABLE.call("torch", "use_deterministic_algorithms", why=_AGREED, everywhere=True)
+def _use_deterministic_algorithms(original: Callable[..., None], mode: bool, *, warn_only: bool = False) -> None:
+    job = current.owner()
+    if job is None:
+        original(mode, warn_only=warn_only)
+    else:
+        agreement.agree(_DETERMINISTIC, job, (mode, warn_only))
 
 
-def _without_effect(original: Callable[[int], None]) -> Callable[[int], None]:
-    @functools.wraps(original)
-    def set_num_interop_threads(number: int) -> None:
-        job = current.owner()
-        if job is None:
-            original(number)
-        else:
-            log.warning("job '%s': torch.set_num_interop_threads has no effect in a job", job.name)
+@TABLE.value("torch._C", "_set_deterministic_algorithms", why=_AGREED)
+def _agreed_deterministic(write: Callable[..., None]) -> Callable[..., None]:
+    agreement.add(_DETERMINISTIC)
+    guarded: Callable[..., None] = around(_use_deterministic_algorithms)(write)
+    return guarded
 
-    return set_num_interop_threads
+
+@TABLE.call("torch.export._trace", "_ignore_backend_decomps")
+def _ignore_backend_decomps(original: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
+    """What `torch.export` switches off while it traces stays on for the other jobs."""
+    return contextlib.nullcontext() if current.owner() is not None else original()
+
+
+@TABLE.call("torch", "set_default_tensor_type", everywhere=True)
+def _set_default_tensor_type(original: Callable[[Any], None], t: Any) -> None:
+    """A job sets the default dtype, on which jobs must agree."""
+    if current.owner() is None:
+        original(t)
+    else:
+        tensor_type = getattr(torch, t.rpartition(".")[2]) if isinstance(t, str) else t
+        torch.set_default_dtype(tensor_type.dtype)
+
+
+@TABLE.call("torch", "set_num_interop_threads", everywhere=True)
+def _set_num_interop_threads(original: Callable[[int], None], number: int) -> None:
+    """A job gets a warning, and the number stays."""
+    job = current.owner()
+    if job is None:
+        original(number)
+    else:
+        log.warning("job '%s': torch.set_num_interop_threads has no effect in a job", job.name)

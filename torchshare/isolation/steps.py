@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, MutableSet
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import dataloader
 
 from torchshare.context import current, step_loop
 from torchshare.context.job_context import JobContext
 from torchshare.isolation import agreement, hooks, shared_changes
 from torchshare.isolation.patches import Patches
+from torchshare.isolation.table import Table
+
+TABLE = Table()
 
 
-def route(patches: Patches) -> None:
+@TABLE.at_start
+def _add_hooks(patches: Patches) -> None:
     patches.at_undo(register_optimizer_step_pre_hook(hooks.own(_before_step)).remove)
     patches.at_undo(register_optimizer_step_post_hook(hooks.own(_after_step)).remove)
-    patches.replace(
-        torch.optim.Optimizer, "__init__", remembered(torch.optim.Optimizer.__init__, lambda job: job.optimizers)
-    )
-    scaler = torch.amp.grad_scaler.GradScaler
-    patches.replace(scaler, "step", _scaling(scaler.step))
-    patches.wrap(torch.autograd, "backward", _training)
-    patches.wrap(torch, "save", _saving)
-    patches.replace(torch.cuda.CUDAGraph, "replay", _training(torch.cuda.CUDAGraph.replay))
-    iterator = dataloader._BaseDataLoaderIter
-    patches.replace(iterator, "__next__", _as_input(iterator.__next__))
-    loader = dataloader.DataLoader
-    patches.replace(loader, "_get_iterator", _as_input(loader._get_iterator))  # starts worker processes
 
 
 def _before_step(_optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -52,32 +42,33 @@ def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> N
         step_loop.optimizer_stepped(job, optimizer)
 
 
-def _scaling(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A step that is left out because gradients are infinite is one."""
-
-    @functools.wraps(original)
-    def step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        job = current.job()
-        before = 0 if job is None else job.step_counter.trained
-        result = original(self, optimizer, *args, **kwargs)
-        if job is not None and job.step_counter.trained == before:
-            step_loop.optimizer_stepped(job, optimizer)
-        return result
-
-    return step
+@TABLE.call("torch.amp.grad_scaler:GradScaler", "step")
+def _scaled_step(
+    original: Callable[..., Any], self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
+) -> Any:
+    """A step that is left out because gradients are infinite counts as one."""
+    job = current.job()
+    before = 0 if job is None else job.step_counter.trained
+    result = original(self, optimizer, *args, **kwargs)
+    if job is not None and job.step_counter.trained == before:
+        step_loop.optimizer_stepped(job, optimizer)
+    return result
 
 
-def remembered(init: Callable[..., None], known: Callable[[JobContext], MutableSet[Any]]) -> Callable[..., None]:
+def remembering(known: Callable[[JobContext], MutableSet[Any]]) -> Callable[..., None]:
     """Adds what a job makes to the objects that are `known` of the job."""
 
-    @functools.wraps(init)
-    def remembering_init(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
+    def remembering_init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+        """A job knows the optimizers and models that it has made."""
+        original(self, *args, **kwargs)
         job = current.job()
         if job is not None:
             known(job).add(self)
 
     return remembering_init
+
+
+TABLE.call("torch.optim:Optimizer", "__init__")(remembering(lambda job: job.optimizers))
 
 
 def _before_effect() -> None:
@@ -88,42 +79,34 @@ def _before_effect() -> None:
             agreement.check(job, steps=False)
 
 
-def _saving(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def save(*args: Any, **kwargs: Any) -> None:
-        _before_effect()
-        original(*args, **kwargs)
-
-    return save
+@TABLE.call("torch", "save", everywhere=True)
+def _save(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Nothing is saved by a job that has run with settings that another job has set."""
+    _before_effect()
+    original(*args, **kwargs)
 
 
-def _training(original: Callable[..., None]) -> Callable[..., None]:
-    """The call tells a batch that trains from one of a validation."""
-
-    @functools.wraps(original)
-    def training(*args: Any, **kwargs: Any) -> None:
-        _before_effect()
-        original(*args, **kwargs)
-        job = None if torch.compiler.is_compiling() else current.job()
-        if job is not None:
-            step_loop.backward_ran(job)
-
-    return training
+@TABLE.call("torch.cuda:CUDAGraph", "replay")
+@TABLE.call("torch.autograd", "backward", everywhere=True)
+def _backward(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """A batch with a backward pass is one of training, not of validation."""
+    _before_effect()
+    original(*args, **kwargs)
+    job = None if torch.compiler.is_compiling() else current.job()
+    if job is not None:
+        step_loop.backward_ran(job)
 
 
-def _as_input(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The call waits for input."""
-
-    @functools.wraps(original)
-    def fetch(self: Any) -> Any:
-        job = current.job()
-        if job is None:
-            return original(self)
-        if not job.has_stepped:
-            agreement.check(job, steps=False)
-        if not job.uses_batches:
-            job.largest_batch = max(job.largest_batch, getattr(self, "batch_size", None) or 0)
-        with step_loop.in_input(job):
-            return original(self)
-
-    return fetch
+@TABLE.call("torch.utils.data.dataloader:_BaseDataLoaderIter", "__next__")
+@TABLE.call("torch.utils.data.dataloader:DataLoader", "_get_iterator")  # starts worker processes
+def _fetch(original: Callable[[Any], Any], self: Any) -> Any:
+    """A job that waits for input lets lower jobs run."""
+    job = current.job()
+    if job is None:
+        return original(self)
+    if not job.has_stepped:
+        agreement.check(job, steps=False)
+    if not job.uses_batches:
+        job.largest_batch = max(job.largest_batch, getattr(self, "batch_size", None) or 0)
+    with step_loop.in_input(job):
+        return original(self)

@@ -4,21 +4,15 @@ job's own thread is to them what the main thread is to a program's."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
 
 from torchshare import _C
 from torchshare.context import current
-from torchshare.isolation.patches import Patches
+from torchshare.isolation.table import Table
 
-
-def route(patches: Patches) -> None:
-    patches.replace(threading.Thread, "start", _remembering(threading.Thread.start))
-    # `run` may be overridden, or be an attribute of the thread.
-    bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
-    patches.replace(threading.Thread, "_bootstrap_inner", _adopted(bootstrap))
+TABLE = Table()
 
 
 @contextlib.contextmanager
@@ -34,26 +28,23 @@ def presented(name: str) -> Iterator[None]:
         thread._delete()  # type: ignore[attr-defined]  # or a later thread with its number would get it
 
 
-def _remembering(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
-    @functools.wraps(original)
-    def start(self: threading.Thread) -> None:
-        self._torchshare_owner = current.owner()  # type: ignore[attr-defined]
+@TABLE.call("threading:Thread", "start")
+def _start(original: Callable[[threading.Thread], None], self: threading.Thread) -> None:
+    """A thread that a job starts has the job's random state, and finds what the job has replaced."""
+    self._torchshare_owner = current.owner()  # type: ignore[attr-defined]
+    original(self)
+
+
+# `run` may be overridden, or be an attribute of the thread.
+@TABLE.call("threading:Thread", "_bootstrap_inner")
+def _bootstrap_inner(original: Callable[[threading.Thread], None], self: threading.Thread) -> None:
+    """A thread that a job starts has the job's random state, and finds what the job has replaced."""
+    job = getattr(self, "_torchshare_owner", None)
+    if job is None:
         original(self)
-
-    return start
-
-
-def _adopted(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
-    @functools.wraps(original)
-    def _bootstrap_inner(self: threading.Thread) -> None:
-        job = getattr(self, "_torchshare_owner", None)
-        if job is None:
-            original(self)
-            return
-        with current.adopted(job), _C.Adopted(job.handle):
-            original(self)
-
-    return _bootstrap_inner
+        return
+    with current.adopted(job), _C.Adopted(job.handle):
+        original(self)
 
 
 def _become_main_thread() -> None:

@@ -7,19 +7,18 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch.utils import _config_module
-
 from torchshare.context import current
 from torchshare.isolation.patches import Patches
+from torchshare.isolation.table import Table
 
 _own: WeakKeyDictionary[current.Tenant, dict[tuple[int, str], Any]] = WeakKeyDictionary()  # by id of entry and name
 
 
-def route(patches: Patches) -> None:
-    entry = _config_module._ConfigEntry
-    for name in ("user_override", "hide"):
-        patches.replace(entry, name, _OfTenant(name, getattr(entry, name)))
-    patches.wrap(_config_module.ConfigModule, "get_hash", _computed_anew)
+TABLE = Table()
+
+
+@TABLE.at_start
+def _forget_at_undo(patches: Patches) -> None:
     patches.at_undo(_own.clear)
 
 
@@ -45,12 +44,14 @@ class _OfTenant:
             _own.setdefault(tenant, {})[id(entry), self._name] = value
 
 
-def _computed_anew(original: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-    """The hash, by which compiled code is cached, is kept by the module: it may be another job's."""
+for _name in ("user_override", "hide"):
+    TABLE.value("torch.utils._config_module:_ConfigEntry", _name, why="Options of the compiler are each job's own.")(
+        functools.partial(_OfTenant, _name)
+    )
 
-    @functools.wraps(original)
-    def get_hash(self: Any) -> bytes:
-        vars(self)["_is_dirty"] = True
-        return original(self)
 
-    return get_hash
+@TABLE.call("torch.utils._config_module:ConfigModule", "get_hash", everywhere=True)
+def _get_hash(original: Callable[[Any], bytes], self: Any) -> bytes:
+    """The hash of the compiler's options, by which compiled code is cached, is computed for the calling job."""
+    vars(self)["_is_dirty"] = True
+    return original(self)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from torchshare.context.errors import is_out_of_memory
+from torchshare.device import devices
 from torchshare.memory import copies
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ class Spilled:
             return
         for storage, _ in self._copies:
             storage.resize_(0)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.empty_cache()
+        devices.of(_kind(job)).empty_cache()
         job.handle.report_spilled(True)
         job.moves += 1
         moved = sum(kept.numel() for _, kept in self._copies)
@@ -100,9 +100,13 @@ class Spilled:
         return True
 
 
+def _kind(job: JobContext) -> str:
+    return "cpu" if job.device is None else job.device.type
+
+
 def _storages(job: JobContext) -> Iterator[torch.UntypedStorage]:
     """The storages of tracked objects that are on the job's device and may be emptied."""
-    device = "cpu" if job.device is None else job.device.type
+    device = _kind(job)
     for value in job.tracked.objects.values():
         for tensor in _tensors_of(value):
             if tensor.layout is not torch.strided or is_lazy(tensor):

@@ -8,7 +8,6 @@ import inspect
 import json
 import math
 import os
-import platform
 import re
 import reprlib
 from collections.abc import Callable
@@ -233,19 +232,9 @@ def as_profile(job: str, profile: Profile | str | os.PathLike[str], function: Ca
 @functools.cache
 def device_name() -> str:
     """The name of the device that jobs run on, as stored in profiles."""
-    import torch
+    from torchshare.device import devices  # which imports torch
 
-    if torch.cuda.is_available():
-        return f"cuda: {torch.cuda.get_device_name(0)}"
-    models = [line.split(":", 1)[1].strip() for line in _cpu_lines() if line.startswith("model name")]
-    return f"cpu: {models[0] if models else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
-
-
-def _cpu_lines() -> list[str]:
-    try:
-        return Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
+    return devices.name_of(devices.best().kind)
 
 
 def code_digest(function: Callable[..., Any]) -> str:

@@ -41,7 +41,7 @@ _PATIENCE_S = 1.6  # how long close() waits for jobs that are blocked outside to
 class Closer:
     """Closes a runtime, once. Outlives the Runtime object."""
 
-    _all: ClassVar[set[Closer]] = set()  # closers of started runtimes
+    _all: ClassVar[set[Closer]] = set()  # closers of runtimes that were started, or dropped while no thread could be
 
     _numbers: ClassVar[Iterator[int]] = itertools.count()
     _own_numbers: ClassVar[Iterator[int]] = itertools.count()
@@ -181,8 +181,8 @@ class Closer:
         self._interrupter.close()
         self._watchdog.close()
         routing.uninstall()
+        self._all.discard(self)
         if self._is_open:
-            self._all.discard(self)
             signals.uninstall()
         self._done.set()
 
@@ -210,8 +210,10 @@ class Closer:
         """Called when the Runtime is collected: on any thread, a job's too, in the middle of anything, with any lock
         held. So it waits for nothing, as `threading.Thread.start` would."""
         if not self._once.locked() and os.getpid() == self._process:
-            with contextlib.suppress(RuntimeError):  # at the interpreter's exit: close_all comes
+            try:
                 _thread.start_new_thread(self._close_dropped, ())
+            except RuntimeError:  # there are too many, or the interpreter exits: left to close_all, as if it were open
+                self._all.add(self)
 
     def _close_dropped(self) -> None:
         names = ", ".join(f"'{job.name}'" for job in list(self.jobs))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +14,7 @@ from matplotlib.figure import Figure
 from torchshare import _C
 from torchshare.context.errors import described
 from torchshare.context.results import Result
+from torchshare.device import devices
 from torchshare.report import figures, page
 from torchshare.report.numbers import Numbers
 from torchshare.runtime.bound import BoundReport
@@ -153,11 +152,9 @@ def _most(edges: Numbers, timeline: Timeline) -> Numbers:
 
 def environment(device: str, options: Mapping[str, Any]) -> dict[str, str]:
     """What the report names as its origin."""
-    cores = len(os.sched_getaffinity(0))
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{platform.machine()}, {cores} cores"
     facts = {
         "options": ", ".join(f"{option}={value!r}" for option, value in options.items()) or "none",
-        "device": f"{device}: {name}",
+        "device": devices.name_of(device),
         "torch": torch.__version__,
     }
     return page.origin(facts)

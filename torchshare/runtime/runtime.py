@@ -20,6 +20,7 @@ from torchshare.context.job_context import JobContext
 from torchshare.context.rank import this_rank
 from torchshare.context.results import ENDED, Results
 from torchshare.context.sub_batch_rows import SubBatchRows
+from torchshare.device import devices
 from torchshare.durable.files import replacing
 from torchshare.isolation import environment, routing
 from torchshare.isolation.interrupt import PROCESS_CODE
@@ -62,8 +63,7 @@ class Runtime:
         # Otherwise the first optimizer imports it inside a job, for 1 to 2 s.
         importlib.import_module("torch._dynamo")
         _C.keep_cuda_stand_in()
-        if device != "cpu" and torch.cuda.is_available():
-            torch.cuda.init()  # type: ignore[no-untyped-call]
+        devices.start(device)
         self._handle = _C.Runtime(device, fill(_C.RuntimeOptions(), options))
         self._given = options.copy()
         self._options = with_defaults(RuntimeOptions, options)

@@ -13,7 +13,8 @@ from torch import Tensor
 from torchshare import _C
 from torchshare.context import step_loop
 from torchshare.context.tensor_map import TensorMap
-from torchshare.isolation import compiling, routing
+from torchshare.device import devices
+from torchshare.isolation import compiling, forward_hook
 from torchshare.training import pytree
 from torchshare.training.undo import Buffers, RandomStates, leaves_of
 
@@ -66,7 +67,7 @@ class Graphed:
                 raise
             except (RuntimeError, _Uncapturable) as error:
                 # The capture could not be ended: eager ops would not run.
-                if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+                if devices.is_capturing():
                     raise (error.__cause__ or error) from None
                 self._give_up(str(error).split("\n", 1)[0])
                 return None
@@ -168,7 +169,7 @@ def _warm_up(job: JobContext, run: Callable[[], Tensor]) -> list[Tensor]:
         for round_number in range(_WARM_UP):
             if round_number == 0:
                 # compiled modules call no hooks
-                with routing.before_forward(job, remember) as remembers, compiling.in_eager():
+                with forward_hook.registered(job, remember) as remembers, compiling.in_eager():
                     if not remembers:
                         raise _Busy
                     loss = run()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchshare.context.errors import is_out_of_memory
-from torchshare.isolation import routing
+from torchshare.isolation import forward_hook
 from torchshare.training.undo import Buffers, Gradients, RandomStates, leaves_of
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Attempt:
             return
         for module in modules_of([loss_fn, *self._job.tracked.objects.values()]):
             self._add(module)
-        with routing.before_forward(self._job, self._look) as self.has_looked:
+        with forward_hook.registered(self._job, self._look) as self.has_looked:
             if not self.has_looked:
                 self.obstacle = "another job compiled at that time"
             yield

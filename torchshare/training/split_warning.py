@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from torchshare.isolation import routing
+from torchshare.device import devices
+from torchshare.isolation import forward_hook
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
@@ -26,7 +27,7 @@ def around(job: JobContext, is_split: Callable[[], bool]) -> Iterator[None]:
         yield
         return
     differences = _Differences(job)
-    with routing.before_forward(job, differences.look) as looks:
+    with forward_hook.registered(job, differences.look) as looks:
         try:
             yield
         finally:
@@ -92,7 +93,7 @@ class _Differences:
         if is_later or sub_batch == self._first or len(inputs) < 2 or inputs[1] is None:
             return False
         state = inputs[1][0] if isinstance(inputs[1], (tuple, list)) else inputs[1]
-        if state.requires_grad or (state.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if state.requires_grad or (state.device.type != "cpu" and devices.is_capturing()):
             return False
         return bool(state.any())
 

@@ -1,0 +1,1 @@
+"""What Python asks the devices that jobs run on."""

@@ -1,0 +1,38 @@
+"""The kinds of devices that jobs can run on."""
+
+from __future__ import annotations
+
+from torchshare.device.cpu import Cpu
+from torchshare.device.cuda import Cuda
+from torchshare.device.device import Device
+
+CPU, CUDA = Cpu(), Cuda()
+ALL: list[Device] = [CPU, CUDA]
+"""In the order of `torchshare doctor`; "auto" is the last one that is available."""
+
+
+def of(place: str) -> Device:
+    """The kind of a device such as "cuda:1"."""
+    return {device.kind: device for device in ALL}[place.partition(":")[0]]
+
+
+def best() -> Device:
+    """The kind that jobs run on with device="auto"."""
+    return next(device for device in reversed(ALL) if device.is_available())
+
+
+def start(place: str) -> None:
+    """Called before a runtime opens on the device, or on "auto"."""
+    for device in ALL:
+        if place.partition(":")[0] in ("auto", device.kind) and device.is_available():
+            device.start()
+
+
+def name_of(place: str) -> str:
+    """The name of a device such as "cuda:1", after the place."""
+    return f"{place}: {of(place).name(int(place.partition(':')[2] or 0))}"
+
+
+def is_capturing() -> bool:
+    """Whether the calling thread captures a graph, on any device."""
+    return any(device.is_capturing() for device in ALL)

@@ -1,0 +1,35 @@
+"""Imports in scripts find the script's own modules first."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from torchshare.context import current
+from torchshare.isolation import replacements
+from torchshare.isolation.table import Table
+
+TABLE = Table()
+
+
+@TABLE.call("builtins", "__import__")
+def _import(
+    original: Callable[..., ModuleType],
+    name: str,
+    globals: Mapping[str, Any] | None = None,
+    locals: Mapping[str, Any] | None = None,
+    fromlist: Any = (),
+    level: int = 0,
+) -> ModuleType:
+    """A script has its own modules, see `script_modules`."""
+    script = current.script()
+    if script is None:
+        return original(name, globals, locals, fromlist, level)
+    if level == 0:
+        replacements.imported(script, name.partition(".")[0])
+    full = name if level == 0 or globals is None else globals.get("__package__") or ""
+    if script.modules.is_in_process(full.partition(".")[0]):  # type: ignore[attr-defined]
+        return original(name, globals, locals, fromlist, level)
+    return importlib.__import__(name, globals, locals, fromlist, level)
