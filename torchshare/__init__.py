@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torchshare.runtime.sharing import SharingReport
     from torchshare.serving.request import Request, RequestBatch
     from torchshare.serving.requests import requests
+    from torchshare.serving.served import serve
     from torchshare.training.batches import Batch
     from torchshare.training.compiled_step import CompiledStep
     from torchshare.training.plain_loop import accumulate, batches, track
@@ -54,6 +55,7 @@ __all__ = [
     "cache_memory",
     "profile",
     "requests",
+    "serve",
     "track",
 ]
 
@@ -84,6 +86,7 @@ _MODULES = {
     "cache_memory": "context.cache_memory",
     "profile": "profiling.measure",
     "requests": "serving.requests",
+    "serve": "serving.served",
     "track": "training.plain_loop",
 }
 

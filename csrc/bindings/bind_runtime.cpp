@@ -286,8 +286,9 @@ void bind_runtime(py::module_& module) {
   py::class_<Serving>(module, "Serving")
       .def(py::init([](RuntimeJob& job) { return Serving{job.shared_from_this(), nullptr}; }), py::arg("job"))
       .def("__enter__",
-           [](Serving& self) {
+           [](Serving& self) -> Serving& {
              self.scope = std::make_unique<ServingScope>(self.job->serving_threads(), self.job->spec().threads);
+             return self;
            })
       .def("synchronize", [](Serving& self) { self.scope->synchronize(); })
       .def("__exit__", [](Serving& self, const py::args&) { self.scope.reset(); });

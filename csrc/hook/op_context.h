@@ -16,7 +16,8 @@ class OpContext {
  public:
   OpContext(Priority priority, at::Generator generator) : slot_(priority), generator_(std::move(generator)) {}
   /// Of another thread of a job.
-  OpContext(const Slot& job, at::Generator generator) : slot_(job.priority, job.job), generator_(std::move(generator)) {}
+  OpContext(const Slot& job, at::Generator generator)
+      : slot_(job.priority, job.job), generator_(std::move(generator)) {}
   virtual ~OpContext() = default;
   OpContext(const OpContext&) = delete;  // its thread points at it
   OpContext& operator=(const OpContext&) = delete;

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "device/cpu/cpu_device.h"
+#include "hook/op_call.h"
 #include "runtime/job.h"
 #include "runtime/runtime_state.h"
 #include "torchshare/runtime.h"

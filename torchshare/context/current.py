@@ -51,11 +51,11 @@ def entered(job: JobContext) -> Iterator[None]:
 @contextlib.contextmanager
 def adopted(job: JobContext) -> Iterator[None]:
     """Makes the calling thread one that `job` has started."""
-    _thread.owner = job
+    former, _thread.owner = _thread.owner, job
     try:
         yield
     finally:
-        _thread.owner = None
+        _thread.owner = former
 
 
 def script() -> ScriptContext | None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 
@@ -10,7 +10,7 @@ from torchshare.checkpoints import states
 from torchshare.context.checks import check_count
 from torchshare.context.job_context import JobContext
 from torchshare.context.results import ENDED, Requests, Result
-from torchshare.serving import requests
+from torchshare.serving import requests, served
 from torchshare.serving.request import RequestBatch
 from torchshare.training import batches
 from torchshare.training.batches import Batch, Count, Reduction
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 
 _POLL_S = 0.01  # how often `save` looks
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Job:
@@ -162,6 +166,23 @@ class Job:
             TypeError, ValueError: for invalid arguments.
         """
         return requests.serve(requests.serving_of(self._context), source, max_batch, max_wait)
+
+    def serve(self, function: Callable[P, T]) -> Callable[P, T]:
+        """A function that does what `function` does, for any thread to call while the job runs, such as the handlers of
+        an HTTP server:
+
+            app.infer = job.serve(model)
+            uvicorn.run(app)
+
+        In such a call the thread works for the job: at the job's priority at the gate, on its stream, in its memory
+        budget and with its settings; each of several calls at a time has a random state of its own. A call is a
+        request, with times in `Result.requests`, and waits until the device has computed what it returns.
+
+        When the job ends, it waits for the calls that have begun; when it is cancelled, they raise RuntimeError at
+        their next op, as do later calls, and calls in threads of other jobs at once. The thread's priority in the
+        operating system stays.
+        """
+        return served.served(requests.serving_of(self._context), function)
 
     def compiled_step(
         self,

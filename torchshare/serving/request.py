@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 
 _ENDED = "the job has ended"
+_CHECK_S = 0.05  # how often a job that ends looks for its cancellation
+_PATIENCE_S = 1.6  # as long as Runtime.close waits
 
 
 class Request:
@@ -116,29 +119,60 @@ class RequestBatch:
         return [map_rows(output, end - rows, end) for rows, end in zip(self._rows, ends, strict=True)]
 
 
+class Calls:
+    """The calls of a job's served functions, by any thread; see Job.serve."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # guards what follows
+        self._in_flight = 0
+        self._is_over = False
+
+    def begin(self) -> bool:
+        """Whether the job still answers."""
+        with self._changed:
+            self._in_flight += not self._is_over
+            return not self._is_over
+
+    def done(self) -> None:
+        with self._changed:
+            self._in_flight -= 1
+            self._changed.notify_all()
+
+    def end(self, job: JobContext) -> None:
+        """Waits for the calls that have begun. Those of a cancelled job stop at their next op; one that runs none is
+        left behind."""
+        patience = _PATIENCE_S
+        with self._changed:
+            self._is_over = True
+            while self._in_flight and patience > 0:
+                self._changed.wait(_CHECK_S)
+                patience -= _CHECK_S if job.handle.cancel_requested else 0
+
+
 class Serving:
     """What the loops of one job over requests have in common."""
 
     def __init__(self, job: JobContext | None) -> None:
         """Without a job: a program that torchshare does not run."""
-        self._job = job
+        self.job = job
         self.name = "torchshare.requests" if job is None else f"job '{job.name}'"
         self.times = _core.RequestTimes()
+        self.calls = Calls()
         self.open: weakref.WeakSet[RequestBatch] = weakref.WeakSet()
         self.at_end: list[Callable[[], Iterable[Request]]] = []
         """Each returns the requests that a loop has not taken."""
 
     def check_thread(self) -> None:
-        if current.job() is not self._job:
+        if current.job() is not self.job:
             raise RuntimeError(f"{self.name}: its requests must be taken and answered in its own thread, while it runs")
 
     def waiting(self) -> AbstractContextManager[None]:
         """Around a wait for a request: lower jobs run."""
-        return contextlib.nullcontext() if self._job is None else step_loop.in_input(self._job)
+        return contextlib.nullcontext() if self.job is None else step_loop.in_input(self.job)
 
     def synchronize(self) -> None:
-        if self._job is not None:
-            self._job.handle.synchronize()
+        if self.job is not None:
+            self.job.handle.synchronize()
 
     def fail(self, requests: Iterable[Request], error: BaseException) -> None:
         for request in requests:
@@ -152,6 +186,8 @@ class Serving:
 
     def end(self) -> None:
         """Called at the end of the job: what has come is not left without an answer."""
+        if self.job is not None:
+            self.calls.end(self.job)
         for batch in list(self.open):
             self.leave_out(batch.requests, _ENDED)
         for rest in self.at_end:

@@ -1,0 +1,323 @@
+"""Functions of a job that other threads call, as the handlers of a server do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+import torch
+from torch import nn
+
+import torchshare
+from torchshare import Job
+
+SOON_S = 60  # only ends a hang
+
+
+class Server:
+    """A job that serves `function` until `stop`."""
+
+    def __init__(self, function: Callable[..., Any], at_start: Callable[[], object] = lambda: None) -> None:
+        self.function, self.at_start = function, at_start
+        self.ready, self.over = threading.Event(), threading.Event()
+        self.call: Callable[..., Any] = function
+
+    def __call__(self, job: Job) -> None:
+        self.at_start()
+        self.call = job.serve(self.function)
+        self.ready.set()
+        while not self.over.is_set():
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        self.over.set()
+
+
+@contextmanager
+def running(server: Server, **options: Any) -> Iterator[tuple[Job, torchshare.Runtime]]:
+    with torchshare.Runtime("cpu", policy="strict") as runtime:
+        job = runtime.submit(server, name="server", priority="primary", **options)
+        runtime.start()
+        assert server.ready.wait(SOON_S)
+        yield job, runtime
+        server.stop()
+        runtime.wait()
+
+
+def train(job: Job, over: threading.Event) -> None:
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    while not over.is_set():
+        optimizer.zero_grad()
+        model(torch.randn(32, 64)).square().mean().backward()
+        optimizer.step()
+
+
+def test_an_http_server_with_8_threads_answers_beside_a_training() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
+
+    @torch.no_grad()
+    def infer(value: float) -> float:
+        return float(model(torch.full((1, 4), value)))
+
+    def serve(job: Job) -> None:
+        served = job.serve(infer)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                try:
+                    body = str(served(float(self.path[1:]))).encode()
+                except ValueError as error:
+                    self.send_error(400, str(error))
+                    return
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            ports.append(server.server_address[1])
+            servers.append(server)
+            ready.set()
+            server.serve_forever(0.01)
+
+    def ask(number: int) -> float:
+        with urlopen(f"http://127.0.0.1:{ports[0]}/{number}", timeout=SOON_S) as reply:
+            return float(reply.read())
+
+    ports: list[int] = []
+    servers: list[ThreadingHTTPServer] = []
+    ready, over = threading.Event(), threading.Event()
+    with torchshare.Runtime("cpu") as runtime:
+        job = runtime.submit(serve, name="server", priority="primary")
+        runtime.submit(lambda job: train(job, over), name="training")
+        runtime.start()
+        assert ready.wait(SOON_S)
+        before = job.result.ops
+        with ThreadPoolExecutor(8) as clients:
+            answers = list(clients.map(ask, range(200)))
+        ops = job.result.ops - before
+        with pytest.raises(HTTPError, match="400"):
+            urlopen(f"http://127.0.0.1:{ports[0]}/nonsense", timeout=SOON_S)
+        over.set()
+        servers[0].shutdown()
+        runtime.wait()
+    assert answers == [infer(float(number)) for number in range(200)]
+    assert ops >= 200 * 5  # full, addmm, relu, addmm, item
+    requests = job.result.requests
+    assert requests is not None and requests.answered == 200 and job.result.steps == 0
+    assert 0 < requests.service.p50 <= requests.latency.p99
+
+
+def test_any_thread_may_call_64_at_a_time() -> None:
+    everyone = threading.Barrier(64)
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        everyone.wait(SOON_S)
+        return x * 2
+
+    server = Server(double)
+    with running(server) as (job, _), ThreadPoolExecutor(64) as pool:
+        answers = [float(each) for each in pool.map(server.call, torch.arange(64.0))]
+    assert answers == [2.0 * number for number in range(64)]
+    assert job.result.requests is not None and job.result.requests.answered == 64
+
+
+def test_a_call_has_the_jobs_settings_and_what_it_has_replaced() -> None:
+    def replace() -> None:
+        nn.functional.relu = lambda x: x * 0 + 7  # type: ignore[assignment]
+        torch.set_default_dtype(torch.float64)
+
+    def look() -> tuple[float, torch.dtype]:
+        x = torch.ones(1)
+        return float(nn.functional.relu(x)), x.dtype
+
+    server = Server(look, replace)
+    with running(server):
+        assert server.call() == (7.0, torch.float64)
+    assert look() == (1.0, torch.float32)
+
+
+def test_two_calls_at_a_time_draw_different_numbers_and_leave_the_programs_state() -> None:
+    both = threading.Barrier(2)
+
+    def draw() -> float:
+        both.wait(SOON_S)
+        return float(torch.rand(1))
+
+    state = torch.get_rng_state()
+    server = Server(draw)
+    with running(server), ThreadPoolExecutor(2) as pool:
+        first, second = (pool.submit(server.call) for _ in range(2))
+        assert first.result(SOON_S) != second.result(SOON_S)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_call_may_train_and_another_served_function_may_be_part_of_it() -> None:
+    model = nn.Linear(2, 1)
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        model.zero_grad()
+        model(x).sum().backward()
+        assert model.weight.grad is not None
+        return model.weight.grad.clone()
+
+    server = Server(gradient)
+    with running(server) as (job, _):
+        outer = server.call
+        assert torch.equal(outer(torch.ones(3, 2)), torch.full((1, 2), 3.0))
+    assert job.result.requests is not None and job.result.requests.answered == 1
+
+
+def test_the_jobs_own_thread_and_threads_that_it_starts_may_call_it() -> None:
+    def body(job: Job) -> list[float]:
+        double = job.serve(lambda x: x * 2)
+        answers = [double(1.0)]
+        thread = threading.Thread(target=lambda: answers.append(double(2.0)))
+        thread.start()
+        thread.join()
+        torch.rand(1)  # the thread has left the job's own as it was
+        return answers
+
+    with torchshare.Runtime("cpu") as runtime:
+        job = runtime.submit(body, name="server", priority="primary")
+        runtime.wait()
+    assert job.result.value == [2.0, 4.0]
+    assert job.result.requests is not None and job.result.requests.answered == 2
+
+
+def test_a_thread_is_left_as_it_was() -> None:
+    server = Server(lambda: torch.rand(1))
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    with running(server):
+        server.call()
+        assert torch.equal(torch.rand(1), expected)
+        assert torch.autograd._profiler_enabled() is False  # type: ignore[attr-defined]
+
+
+# Faults.
+
+
+def test_a_call_that_fails_fails_alone() -> None:
+    def half(x: int) -> float:
+        return 1 / x
+
+    server = Server(half)
+    with running(server) as (job, _):
+        with pytest.raises(ZeroDivisionError):
+            server.call(0)
+        assert server.call(2) == 0.5
+    requests = job.result.requests
+    assert requests is not None and (requests.answered, requests.failed) == (1, 1)
+    assert job.state == "finished"
+
+
+def test_a_job_that_ends_waits_for_calls_and_refuses_later_ones() -> None:
+    began, may_end = threading.Event(), threading.Event()
+
+    def slow() -> float:
+        began.set()
+        may_end.wait(SOON_S)
+        return float(torch.ones(1))
+
+    server = Server(slow)
+    with torchshare.Runtime("cpu") as runtime, ThreadPoolExecutor(1) as pool:
+        job = runtime.submit(server, name="server", priority="primary")
+        runtime.start()
+        assert server.ready.wait(SOON_S)
+        answer = pool.submit(server.call)
+        assert began.wait(SOON_S)
+        server.stop()
+        with pytest.raises(TimeoutError):
+            runtime.wait(0.2)
+        may_end.set()
+        runtime.wait(SOON_S)
+        assert answer.result(SOON_S) == 1.0 and job.state == "finished"
+        with pytest.raises(RuntimeError, match=r"^job 'server': a request was not answered: the job has ended$"):
+            server.call()
+
+
+@pytest.mark.parametrize("how", ["cancel", "close"])
+def test_calls_of_a_job_that_is_stopped_end_in_an_error(how: str) -> None:
+    began = threading.Barrier(9)
+
+    def forever() -> None:
+        began.wait(SOON_S)
+        while True:
+            torch.ones(4)
+
+    server = Server(forever)
+    with torchshare.Runtime("cpu") as runtime, ThreadPoolExecutor(8) as pool:
+        job = runtime.submit(server, name="server", priority="primary")
+        runtime.start()
+        assert server.ready.wait(SOON_S)
+        calls = [pool.submit(server.call) for _ in range(8)]
+        began.wait(SOON_S)
+        job.cancel() if how == "cancel" else runtime.close()
+        for each in calls:
+            with pytest.raises(RuntimeError, match=r"^job 'server': a request was not answered: the job was stopped$"):
+                each.result(2 * 1.6)
+        runtime.wait(SOON_S, check=False)
+    assert job.state == "cancelled"
+
+
+def test_calls_of_a_suspended_job_wait() -> None:
+    server = Server(lambda: float(torch.ones(1)))
+    with running(server) as (job, _), ThreadPoolExecutor(1) as pool:
+        assert server.call() == 1.0
+        job.suspend()
+        answer = pool.submit(server.call)
+        with pytest.raises(TimeoutError):
+            answer.result(0.2)
+        job.resume()
+        assert answer.result(SOON_S) == 1.0
+
+
+def test_a_thread_of_another_job_is_refused() -> None:
+    server = Server(lambda: torch.ones(1))
+    errors: list[str] = []
+
+    def other(_job: Job) -> None:
+        try:
+            server.call()
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    with running(server) as (_, runtime):
+        job = runtime.submit(other, name="other")
+        deadline = time.monotonic() + SOON_S
+        while job.state != "finished":
+            assert time.monotonic() < deadline
+    assert errors == ["job 'server': its served functions must not be called in a job, got job 'other'"]
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with torchshare.Runtime("cpu") as runtime:
+        job = runtime.submit(lambda job: job.serve(3), name="server", priority="primary")  # type: ignore[arg-type]
+        runtime.wait(check=False)
+    assert str(job.result.exception) == "job 'server': function must be callable, got 3"
+
+
+def test_outside_of_jobs_a_script_serves_and_takes_requests_as_plain_python() -> None:
+    def double(x: float) -> float:
+        return x * 2
+
+    assert torchshare.serve(double) is double
+    answers = []
+    for request in torchshare.requests([1, 2]):
+        request.answer(request.data)
+        answers.append(request.requests[0].result(0))
+    assert answers == [1, 2]

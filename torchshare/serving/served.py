@@ -1,0 +1,81 @@
+"""Functions of a job that any thread may call: `Job.serve`."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from torchshare import _C
+from torchshare.context import current
+from torchshare.context.errors import Cancelled
+from torchshare.serving.request import Serving
+from torchshare.serving.requests import serving_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Here(threading.local):
+    serving: Serving | None = None
+    """For which the thread answers a request."""
+
+
+_here = _Here()
+
+
+def serve(function: Callable[P, T]) -> Callable[P, T]:
+    """For a script: the same as `Job.serve`. Without torchshare, returns `function` itself."""
+    job = current.job()
+    return function if job is None else served(serving_of(job), function)
+
+
+def served(serving: Serving, function: Callable[P, T]) -> Callable[P, T]:
+    """See Job.serve."""
+    if not callable(function):
+        raise TypeError(f"{serving.name}: function must be callable, got {function!r}")
+    job = serving.job
+    assert job is not None
+
+    def answer(*args: P.args, **kwargs: P.kwargs) -> T:
+        if _here.serving is serving:
+            return function(*args, **kwargs)  # part of a request
+        arrived = time.monotonic_ns()
+        if not serving.calls.begin():
+            raise RuntimeError(f"{serving.name}: a request was not answered: the job has ended")
+        former, _here.serving = _here.serving, serving
+        began = time.monotonic_ns()
+        try:
+            if current.job() is job:
+                value = function(*args, **kwargs)
+                serving.synchronize()
+            else:
+                value = _in_thread(serving, function, *args, **kwargs)
+        except BaseException:
+            serving.times.failed()
+            raise
+        else:
+            serving.times.answered(arrived, began, time.monotonic_ns())
+            return value
+        finally:
+            _here.serving = former
+            serving.calls.done()
+
+    return functools.update_wrapper(answer, function, updated=())
+
+
+def _in_thread(serving: Serving, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """On a thread that is not the job's own."""
+    job, owner = serving.job, current.owner()
+    assert job is not None
+    if owner is not None and owner is not job:
+        raise RuntimeError(f"{serving.name}: its served functions must not be called in a job, got job '{owner.name}'")
+    try:
+        with current.adopted(job), _C.Serving(job.handle) as thread:
+            value = function(*args, **kwargs)
+            thread.synchronize()
+            return value
+    except Cancelled:
+        raise RuntimeError(f"{serving.name}: a request was not answered: the job was stopped") from None
