@@ -15,7 +15,7 @@ namespace torchshare {
 class OpContext {
  public:
   OpContext(Priority priority, at::Generator generator) : slot_(priority), generator_(std::move(generator)) {}
-  /// Of another thread of a job.
+  /// For another thread of a job.
   OpContext(const Slot& job, at::Generator generator)
       : slot_(job.priority, job.job), generator_(std::move(generator)) {}
   virtual ~OpContext() = default;
@@ -29,7 +29,7 @@ class OpContext {
   const Slot& slot() const { return slot_; }
   /// How many ops the job's threads have begun. Any thread.
   std::uint64_t ops_begun() const { return slot_.ops_begun() + adopted_ops(); }
-  /// Those of threads other than its own.
+  /// Without those of its own thread.
   std::uint64_t adopted_ops() const { return adopted_ops_.load(std::memory_order_acquire); }
   /// Called before an op of a thread that the job has started, or that answers its requests.
   void begin_adopted_op() { adopted_ops_.fetch_add(1, std::memory_order_release); }

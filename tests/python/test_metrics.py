@@ -48,6 +48,25 @@ def test_metrics_say_what_the_results_say() -> None:
     assert after["torchshare_job_memory_peak_bytes", NAME] == results[NAME].memory_peak > 0
 
 
+def test_requests_are_histograms_in_seconds() -> None:
+    def serve(job: Job) -> None:
+        for request in job.requests(range(20)):
+            request.answer(request.data) if request.data % 4 else request.fail(ValueError("a multiple of 4"))
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(serve, name="a", priority="primary")
+        runtime.submit(train, name="b")
+        result = runtime.wait(300)["a"]
+        after = samples(runtime.metrics())
+    assert result.requests is not None
+    buckets = [value for (name, *labels), value in after.items() if name == "torchshare_request_latency_seconds_bucket"]
+    assert buckets == sorted(buckets) and buckets[-1] == 15
+    assert after["torchshare_request_latency_seconds_count", "a"] == 15
+    assert after["torchshare_request_service_seconds_sum", "a"] == pytest.approx(15 * result.requests.service.mean)
+    assert after["torchshare_requests_failed_total", "a"] == 5
+    assert ("torchshare_requests_failed_total", "b") not in after
+
+
 def test_metrics_are_served_to_this_machine() -> None:
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(train, name="a")

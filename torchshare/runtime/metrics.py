@@ -7,12 +7,13 @@ import os
 import socketserver
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from torchshare._core import RequestTimes, TimeSpread
 from torchshare.context.results import Result
 from torchshare.runtime.gaps import GapReport
 
@@ -37,6 +38,12 @@ _GAPS: dict[str, tuple[str, Callable[[GapReport], float]]] = {
     "gap_filled_seconds": ("Duration of the ops of lower jobs", lambda gap: gap.filled_s),
     "gap_cost_seconds": ("Time that its own ops took longer", lambda gap: gap.cost_s),
 }
+_REQUESTS: dict[str, tuple[str, Callable[[RequestTimes], TimeSpread]]] = {
+    "latency": ("From the arrival of a request to its answer", lambda times: times.latency),
+    "service": ("From the time that the job took a request to its answer", lambda times: times.service),
+    "queue": ("From the arrival of a request to the time that the job took it", lambda times: times.queued),
+}
+_EDGES_S = tuple(edge * 10.0**power for power in range(-4, 2) for edge in (1, 2.5, 5))
 _servers: weakref.WeakSet[socketserver.TCPServer] = weakref.WeakSet()
 _STATES = ("pending", "delayed", "running", "suspended", "finished", "failed", "cancelled")
 
@@ -49,6 +56,8 @@ class Snapshot:
     gaps: Iterable[GapReport]
     memory_held: Mapping[str, int]
     memory_limit: Mapping[str, int | None]
+    requests: Mapping[str, RequestTimes] = field(default_factory=dict)
+    """Times per job that answers requests."""
 
 
 class _Collector(Collector):
@@ -70,11 +79,26 @@ class _Collector(Collector):
         yield _gauge("memory_bytes", "Bytes of its tensors, if they are metered", now.memory_held)
         yield _gauge("memory_limit_bytes", "Memory budget", now.memory_limit)
         yield _gauge("memory_peak_bytes", "Peak bytes", {each.name: each.memory_peak for each in now.results.values()})
+        for name, (text, of_times) in _REQUESTS.items():
+            histogram = HistogramMetricFamily(f"torchshare_request_{name}_seconds", text, labels=("job",))
+            for job, times in now.requests.items():
+                histogram.add_metric((job,), *_buckets(of_times(times)))
+            yield histogram
+        failed = CounterMetricFamily("torchshare_requests_failed", "Requests without an answer", labels=("job",))
+        for job, times in now.requests.items():
+            failed.add_metric((job,), times.failures)
+        yield failed
         state = GaugeMetricFamily("torchshare_job_state", "1 for the state of the job", labels=("job", "state"))
         for result in now.results.values():
             for each in _STATES:
                 state.add_metric((result.name, each), float(each == result.state))
         yield state
+
+
+def _buckets(spread: TimeSpread) -> tuple[list[tuple[str, float]], float]:
+    """Counts up to each edge, and the sum in seconds."""
+    counts = [(str(edge), float(spread.at_most(edge))) for edge in _EDGES_S]
+    return [*counts, ("+Inf", float(spread.count))], spread.mean * spread.count
 
 
 def _gauge(name: str, text: str, values: Mapping[str, int | None]) -> Metric:

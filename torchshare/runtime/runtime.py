@@ -275,7 +275,9 @@ class Runtime:
         handles = {job.name: job._context.handle for job in self.jobs}
         held = {name: handle.memory_held for name, handle in handles.items()}
         limit = {name: handle.memory_limit for name, handle in handles.items()}
-        return Snapshot(self.results, self.gap_report(), held, limit)
+        servings = {job.name: job._context.serving for job in self.jobs}
+        requests = {name: serving.times for name, serving in servings.items() if serving is not None}
+        return Snapshot(self.results, self.gap_report(), held, limit, requests)
 
     def bound_report(self) -> list[BoundReport]:
         """How `max_slowdown` was kept: one report per job that lower jobs ran beside. A report prints as one line. The
