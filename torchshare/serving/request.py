@@ -33,7 +33,7 @@ class Request:
 
     def __init__(self, data: Any) -> None:
         self.data = data
-        """A value of any type; for batches of requests, tensors as a loader yields them, with rows as first dimension."""
+        """For batches of requests: tensors as a loader yields them, with rows as their first dimension."""
         self._arrived = time.monotonic_ns()
         self._answer: Future[Any] = Future()
 
