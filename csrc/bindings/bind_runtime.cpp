@@ -132,6 +132,11 @@ void bind_job(py::module_& module) {
       .def_property_readonly("cpu_s", [](const JobStats& stats) { return to_seconds(stats.cpu); })
       .def_property_readonly("input_s", [](const JobStats& stats) { return to_seconds(stats.input); })
       .def_property_readonly("ran_s", [](const JobStats& stats) { return to_seconds(stats.ran); });
+  py::class_<LatencyStats>(module, "LatencyStats")
+      .def_readonly("answered", &LatencyStats::answered)
+      .def_readonly("misses", &LatencyStats::misses)
+      .def_readonly("share", &LatencyStats::share)
+      .def_readonly("cannot_hold", &LatencyStats::cannot_hold);
   py::class_<BoundStats>(module, "BoundStats")
       .def_readonly("windows", &BoundStats::windows)
       .def_readonly("windows_inside", &BoundStats::windows_inside)
@@ -192,6 +197,16 @@ void bind_job(py::module_& module) {
       .def_property_readonly("has_left", &RuntimeJob::has_left)
       .def("stats", &RuntimeJob::stats)
       .def("bound", &RuntimeJob::bound)
+      .def(
+          "promise", [](RuntimeJob& job, const std::string& slo) { job.promise(parse_latency_target(slo)); },
+          py::arg("slo"), ReleaseGil())
+      .def(
+          "report_answer",
+          [](RuntimeJob& job, std::int64_t since_arrival, std::int64_t since_taken) {
+            job.report_answer(std::chrono::nanoseconds(since_arrival), std::chrono::nanoseconds(since_taken));
+          },
+          py::arg("since_arrival"), py::arg("since_taken"))
+      .def("latency", &RuntimeJob::latency)
       .def("gaps", &RuntimeJob::gaps)
       .def("op_profiles", [](const RuntimeJob& job) { return watched(job).profiles(); })
       .def("ops_per_step", [](const RuntimeJob& job) { return watched(job).ops_per_step(); })

@@ -9,6 +9,7 @@ Seconds TimeSpread::quantile(double share) const {
 
 void RequestTimes::answered(std::chrono::nanoseconds arrival, std::chrono::nanoseconds begin,
                             std::chrono::nanoseconds end) {
+  late_ += to_seconds(end - arrival) > limit_ ? 1 : 0;
   latency_.add(end - arrival);
   service_.add(end - begin);
   queued_.add(begin - arrival);

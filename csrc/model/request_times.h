@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
 
 #include "model/log_histogram.h"
 #include "model/time.h"
@@ -31,17 +32,22 @@ class TimeSpread {
 /// What the requests to a job took. Not thread-safe.
 class RequestTimes {
  public:
+  /// Counts answers that come later than that after the request's arrival, from now on.
+  void promise(Seconds limit) { limit_ = limit; }
   /// Called when a request has its answer; times of one monotonic clock, with arrival <= begin <= end.
   void answered(std::chrono::nanoseconds arrival, std::chrono::nanoseconds begin, std::chrono::nanoseconds end);
   /// Called when a request got an error instead; its times do not count.
   void failed() { ++failed_; }
 
   std::uint64_t failures() const { return failed_; }
+  std::uint64_t late() const { return late_; }
   const TimeSpread& latency() const { return latency_; }  ///< end - arrival
   const TimeSpread& service() const { return service_; }  ///< end - begin
   const TimeSpread& queued() const { return queued_; }    ///< begin - arrival
 
  private:
+  Seconds limit_ = std::numeric_limits<Seconds>::infinity();
+  std::uint64_t late_ = 0;
   std::uint64_t failed_ = 0;
   TimeSpread latency_;
   TimeSpread service_;

@@ -7,26 +7,7 @@
 namespace torchshare {
 namespace {
 
-constexpr std::uint64_t kWarmUpSteps = 3;  // of a job; not used to estimate slowdowns
-
-template <class Holds>
-bool any_beside(const JobTable& jobs, const LiveJob& job, Holds holds) {
-  return std::any_of(jobs.live().begin(), jobs.live().end(), [&](const auto& known) {
-    return holds(job.priority(), known.second.priority(), known.second.record->state);
-  });
-}
-
-bool is_outranked(const JobTable& jobs, const LiveJob& job) {
-  return any_beside(jobs, job, [](Priority own, Priority other, JobState state) {
-    return outranks(other, own) && (state == JobState::kRunning || state == JobState::kSuspended);
-  });
-}
-
-bool has_lower_beside(const JobTable& jobs, const LiveJob& job) {
-  return any_beside(jobs, job, [](Priority own, Priority other, JobState state) {
-    return outranks(own, other) && state == JobState::kRunning;
-  });
-}
+constexpr std::uint64_t kWarmUpSteps = 3;  // steps or answers of a job; not used to estimate slowdowns
 
 }  // namespace
 
@@ -37,13 +18,13 @@ BoundKeeper::BoundKeeper(std::optional<double> max_slowdown, std::size_t keep, G
   }
 }
 
-void BoundKeeper::step(const JobTable& jobs, const LiveJob& job, std::chrono::nanoseconds begin,
+void BoundKeeper::step(const JobTable& jobs, const LiveJob& job, std::uint64_t count, std::chrono::nanoseconds begin,
                        std::chrono::nanoseconds now) {
   if (!max_slowdown_ || is_outranked(jobs, job)) {
     return;
   }
   SlowdownBound& bound = bound_of(job);
-  if (job.record->steps <= kWarmUpSteps) {
+  if (count <= kWarmUpSteps) {
     return;
   }
   const Pace former = bound.pace();

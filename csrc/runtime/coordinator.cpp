@@ -125,6 +125,11 @@ std::optional<BoundStats> Coordinator::bound(JobId job) const {
   return decisions_.bounds().stats(job);
 }
 
+std::optional<LatencyStats> Coordinator::latency(JobId job) const {
+  std::lock_guard lock(mutex_);
+  return decisions_.latencies().stats(job);
+}
+
 bool Coordinator::wait_all(std::chrono::nanoseconds deadline) {
   auto lock = lock_up_to_date();
   while (!decisions_.jobs().all_ended()) {

@@ -91,6 +91,8 @@ class Coordinator {
   std::size_t size() const;
   /// See BoundKeeper::stats.
   std::optional<BoundStats> bound(JobId job) const;
+  /// See LatencyKeeper::stats.
+  std::optional<LatencyStats> latency(JobId job) const;
 
   /// Waits until every job has ended, or until `deadline`; returns whether they have.
   bool wait_all(std::chrono::nanoseconds deadline);

@@ -37,11 +37,12 @@ RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std:
       budget_(std::make_shared<MemoryBudget>(spec_.name, spec_.memory_budget.value_or(MemoryBudget::kUnlimited))),
       parts_{*runtime_, spec_, *language_, *priority_, slot_, registration_},
       times_(parts_, status_),
-      interrupts_(parts_, times_, [this] {
-        if (memory_ != nullptr) {
-          memory_->trim();
-        }
-      }),
+      interrupts_(parts_, times_,
+                  [this] {
+                    if (memory_ != nullptr) {
+                      memory_->trim();
+                    }
+                  }),
       serving_threads_(parts_, *this) {
   if (const MemoryOwner::Options options = memory_options(); options.meters || options.caches) {
     runtime_->device->install_memory();
@@ -67,7 +68,8 @@ bool RuntimeJob::limits_memory() const {
 }
 
 JobStats RuntimeJob::stats() const {
-  JobStats stats{.ops = slot_.ops() + adopted_ops(), .memory_peak = budget_->peak(), .memory_cached = budget_->peak_cached()};
+  JobStats stats{
+      .ops = slot_.ops() + adopted_ops(), .memory_peak = budget_->peak(), .memory_cached = budget_->peak_cached()};
   times_.set(stats);
   return stats;
 }
@@ -186,6 +188,25 @@ void RuntimeJob::end_idle(std::chrono::nanoseconds now) {
 
 void RuntimeJob::expect_steps(std::uint64_t more, bool for_good) {
   parts_.report(for_good ? JobReport::Kind::kLength : JobReport::Kind::kExpects, status_.steps.load() + more);
+}
+
+void RuntimeJob::promise(const LatencyTarget& target) {
+  if (runtime_->options.max_slowdown || runtime_->options.secondary_share) {
+    throw std::invalid_argument(fmt::format(
+        "job '{}': slo must not be given with max_slowdown or secondary_share: each says when lower jobs may run",
+        spec_.name));
+  }
+  runtime_->coordinator.report(
+      {.job = id(), .kind = JobReport::Kind::kPromises, .at = runtime_->now(), .target = target});
+}
+
+void RuntimeJob::report_answer(std::chrono::nanoseconds since_arrival, std::chrono::nanoseconds since_taken) {
+  const auto now = runtime_->now();
+  runtime_->coordinator.report({.job = id(),
+                                .kind = JobReport::Kind::kAnswered,
+                                .at = now,
+                                .arrived = now - since_arrival,
+                                .taken = now - since_taken});
 }
 
 void RuntimeJob::go_on_after(std::uint64_t steps) {

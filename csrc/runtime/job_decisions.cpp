@@ -27,6 +27,7 @@ JobDecisions::JobDecisions(Clock& clock, Timeline& timeline, Gate& gate, const R
       jobs_(timeline),
       starts_(jobs_, options.resident),
       bounds_(options.max_slowdown, options.keep, gate, timeline),
+      latencies_(options.keep, gate, timeline),
       sharing_(options.max_slowdown) {
   set_report_interval();
 }
@@ -123,6 +124,7 @@ void JobDecisions::move(LiveJob& job, JobState to, std::chrono::nanoseconds at) 
     job.held = false;
     sharing_.end(job.id());
     bounds_.end(job.id());
+    latencies_.end(job.id());
   } else if (to == JobState::kRunning && from != JobState::kSuspended && !job.start_inputs().plan) {
     sharing_.start(job.id(), at);
   }
@@ -214,7 +216,7 @@ void JobDecisions::obey(const AutoSharing::Order& order) {
 
 /// Each step wakes the coordinator's thread only while a job's start depends on steps.
 void JobDecisions::set_report_interval() {
-  const bool decides = keeps_bound_ || any_automatic_;
+  const bool decides = keeps_bound_ || any_automatic_ || promises_;
   reports_.set_interval(starts_.counts_steps() ? std::chrono::nanoseconds(0)
                         : decides              ? kReportIntervalForDecisions
                                                : kReportInterval);
@@ -246,6 +248,14 @@ void JobDecisions::apply(const JobReport& report) {
     case Kind::kStepped:
       count_step(*job, report);
       break;
+    case Kind::kPromises:
+      try_to([&] { latencies_.promise(*job, report.target); });
+      promises_ = true;
+      set_report_interval();
+      break;
+    case Kind::kAnswered:
+      count_answer(*job, report);
+      break;
     case Kind::kExpects:
     case Kind::kLength:
       sharing_.expect(report.job, steps, report.kind == Kind::kLength);
@@ -275,12 +285,26 @@ void JobDecisions::count_step(LiveJob& job, const JobReport& report) {
   try {
     sharing_.step(report.job, report.at);
     if (begin.count() != 0 && !ranks_.follows()) {
-      bounds_.step(jobs_, job, begin, report.at);
+      bounds_.step(jobs_, job, report.steps, begin, report.at);
     }
   } catch (const std::bad_alloc&) {
     // The step is counted, but its time is not used.
   }
   decide();
+}
+
+/// A bound on the slowdown of a job without steps is one on the time that its requests take.
+void JobDecisions::count_answer(LiveJob& job, const JobReport& report) {
+  ++job.answers;
+  if (ranks_.follows()) {
+    return;
+  }
+  try_to([&] {
+    latencies_.answered(jobs_, job, report.arrived, report.at);
+    if (job.record->steps == 0) {
+      bounds_.step(jobs_, job, job.answers, report.taken, report.at);
+    }
+  });
 }
 
 }  // namespace torchshare

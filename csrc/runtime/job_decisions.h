@@ -8,6 +8,7 @@
 #include "runtime/bound_keeper.h"
 #include "runtime/job_report.h"
 #include "runtime/job_table.h"
+#include "runtime/latency_keeper.h"
 #include "runtime/rank_orders.h"
 #include "runtime/report_inbox.h"
 #include "runtime/start_queue.h"
@@ -18,8 +19,8 @@
 namespace torchshare {
 
 /// Decides which jobs run, whenever something happened to one, and carries the decisions out: jobs start as the
-/// StartQueue finds them due, and start, are held and released as AutoSharing orders; the BoundKeeper sets the pace of
-/// lower jobs. Records every decision in the timeline. Not thread-safe.
+/// StartQueue finds them due, and start, are held and released as AutoSharing orders; the BoundKeeper and the
+/// LatencyKeeper set the pace of lower jobs. Records every decision in the timeline. Not thread-safe.
 ///
 /// Note [Without memory]
 /// A decision that finds no memory is made again a moment later, by `serve_once`; one that was made is carried out and
@@ -56,11 +57,13 @@ class JobDecisions {
   JobTable& jobs() { return jobs_; }
   const JobTable& jobs() const { return jobs_; }
   const BoundKeeper& bounds() const { return bounds_; }
+  const LatencyKeeper& latencies() const { return latencies_; }
   RankOrders& ranks() { return ranks_; }
 
  private:
   void set_report_interval();
   void count_step(LiveJob& job, const JobReport& report);
+  void count_answer(LiveJob& job, const JobReport& report);
   void move(LiveJob& job, JobState to, std::chrono::nanoseconds at);
   void share() noexcept;
   template <class Decide>
@@ -79,10 +82,12 @@ class JobDecisions {
   JobTable jobs_;
   StartQueue starts_;
   BoundKeeper bounds_;
+  LatencyKeeper latencies_;
   RankOrders ranks_;
   AutoSharing sharing_;
   bool open_ = false;
   bool any_automatic_ = false;
+  bool promises_ = false;                        // any job has promised a latency
   std::chrono::nanoseconds try_again_ = kNever;  // there was no memory to decide
 };
 

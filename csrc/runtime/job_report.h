@@ -5,17 +5,20 @@
 #include <cstdint>
 
 #include "model/job_id.h"
+#include "model/latency_target.h"
 #include "torchshare/values.h"
 
 namespace torchshare {
 
-/// A report from a job's own thread to the coordinator.
+/// A report from a thread of a job to the coordinator.
 struct JobReport {
   enum class Kind : std::uint8_t {
     kGoesOn,     ///< it goes on from a checkpoint of an earlier run, in which it had done `steps` steps
     kStepped,    ///< it has done `steps` steps in this run
     kExpects,    ///< it will have done `steps` steps in this run when this pass over its loader ends
     kLength,     ///< it will have done `steps` steps in this run when it ends
+    kPromises,   ///< its requests are to be answered within `target`
+    kAnswered,   ///< it has answered a request that arrived and was taken at the times below
     kSuspended,  ///< it waits because its user suspended it
     kHeld,       ///< it waits because the coordinator holds it
     kResumed,    ///< it continues after either
@@ -28,6 +31,9 @@ struct JobReport {
   std::chrono::nanoseconds at;
   std::uint64_t steps = 0;
   JobState state = JobState::kRunning;
+  LatencyTarget target = {};
+  std::chrono::nanoseconds arrived{0};
+  std::chrono::nanoseconds taken{0};
 };
 
 /// The progress of a job. Any thread reads it without a lock.

@@ -76,4 +76,27 @@ bool JobTable::all_ended() const {
   return std::all_of(live_.begin(), live_.end(), [](const auto& known) { return known.second.has_ended(); });
 }
 
+namespace {
+
+template <class Holds>
+bool any_beside(const JobTable& jobs, const LiveJob& job, Holds holds) {
+  return std::any_of(jobs.live().begin(), jobs.live().end(), [&](const auto& known) {
+    return holds(job.priority(), known.second.priority(), known.second.record->state);
+  });
+}
+
+}  // namespace
+
+bool is_outranked(const JobTable& jobs, const LiveJob& job) {
+  return any_beside(jobs, job, [](Priority own, Priority other, JobState state) {
+    return outranks(other, own) && (state == JobState::kRunning || state == JobState::kSuspended);
+  });
+}
+
+bool has_lower_beside(const JobTable& jobs, const LiveJob& job) {
+  return any_beside(jobs, job, [](Priority own, Priority other, JobState state) {
+    return outranks(own, other) && state == JobState::kRunning;
+  });
+}
+
 }  // namespace torchshare

@@ -43,6 +43,7 @@ struct LiveJob {
   bool start_ordered = false;
   bool held = false;
   bool spilled = false;
+  std::uint64_t answers = 0;              // to requests
   std::chrono::nanoseconds last_step{0};  // its end; 0: none since the job's last change of state
 
   JobId id() const { return record->id; }
@@ -86,5 +87,10 @@ class JobTable {
   std::vector<std::string> names_;
   bool any_ended_ = false;  // of live_
 };
+
+/// True if a job that has begun and not ended outranks this one.
+bool is_outranked(const JobTable& jobs, const LiveJob& job);
+/// True if a job that this one outranks runs.
+bool has_lower_beside(const JobTable& jobs, const LiveJob& job);
 
 }  // namespace torchshare

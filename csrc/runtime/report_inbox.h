@@ -11,7 +11,8 @@
 namespace torchshare {
 
 /// The reports of running jobs, on their way to the coordinator's thread, which `announce` wakes. A job that reports
-/// takes no lock, and a step wakes the thread only so often, because a wake costs the running job time. Any thread.
+/// takes no lock, and a step or an answer wakes the thread only so often, because a wake costs the running job time.
+/// Any thread.
 class ReportInbox {
  public:
   /// Returns false without memory.
@@ -25,13 +26,14 @@ class ReportInbox {
   }
   /// Called after `put`.
   void announce(const JobReport& report) {
-    const bool is_step = report.kind == JobReport::Kind::kStepped;
+    using Kind = JobReport::Kind;
+    const bool is_step = report.kind == Kind::kStepped || report.kind == Kind::kAnswered;
     if (!is_step || report.at - last_.load(std::memory_order_relaxed) >= interval_.load()) {
       last_.store(report.at, std::memory_order_relaxed);
       wake();
     }
   }
-  /// How often steps wake the coordinator's thread.
+  /// How often steps and answers wake the coordinator's thread.
   void set_interval(std::chrono::nanoseconds interval) { interval_.store(interval); }
 
   /// Called by one thread at a time; see Inbox::drain.

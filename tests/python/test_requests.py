@@ -387,6 +387,119 @@ def test_invalid_arguments_are_refused_at_once(source: Any, options: dict[str, A
     assert str(error.value) == f"job 'server': {message}"
 
 
+# Promises.
+
+
+def wait_until(holds: Any) -> None:
+    deadline = time.monotonic() + SOON_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_promise_that_is_missed_alone_is_said_once_and_holds_the_lower_job(caplog: pytest.LogCaptureFixture) -> None:
+    over = threading.Event()
+
+    def late() -> Iterator[int]:
+        while not job._context.handle.latency().cannot_hold:
+            yield 1
+        yield from range(3)
+
+    def slow(job: Job) -> None:
+        for request in job.requests(late(), slo="p90<1ms"):
+            time.sleep(0.003)
+            request.answer(None)
+        before = lower.result.ops
+        time.sleep(0.1)
+        assert lower.result.ops <= before + 1
+        over.set()
+
+    def train(_job: Job) -> None:
+        while not over.is_set():
+            torch.ones(4)
+
+    with torchshare.Runtime("cpu") as runtime:
+        job = runtime.submit(slow, name="server", priority="primary")
+        lower = runtime.submit(train, name="training")
+        runtime.wait(SOON_S)
+    warnings = [record.message for record in caplog.records if "slo" in record.message]
+    assert warnings == ["job 'server': slo 'p90<1ms' cannot be held, even alone; lower jobs wait for its end"]
+    requests = job.result.requests
+    assert requests is not None and requests.late == requests.answered and requests.slo == "p90<1ms"
+    assert f"; p90<1ms: {requests.late} late (100.00%);" in str(requests)
+
+
+def test_a_promise_that_holds_lets_the_lower_job_run_all_the_time() -> None:
+    def quick(job: Job) -> float:
+        for request in job.requests(range(1000), slo="p99<10s"):
+            request.answer(None)
+            time.sleep(0.0001)
+        wait_until(lambda: runtime._handle.pace()[0] == 1.0)
+        return float(runtime._handle.pace()[0])
+
+    over = threading.Event()
+    with torchshare.Runtime("cpu") as runtime:
+        job = runtime.submit(quick, name="server", priority="primary")
+        runtime.submit(lambda _job: over.wait(SOON_S), name="training")
+        runtime.start()
+        wait_until(lambda: job.state == "finished")
+        over.set()
+        runtime.wait()
+    assert job.result.value == 1.0
+
+
+def test_a_bound_on_the_slowdown_of_a_server_is_one_on_its_answers() -> None:
+    over = threading.Event()
+
+    def requests() -> Iterator[int]:
+        for index in range(150):
+            time.sleep(0.02)
+            yield index
+
+    def serve(job: Job) -> None:
+        for request in job.requests(requests()):
+            time.sleep(0.002)
+            request.answer(None)
+        over.set()
+
+    def train(_job: Job) -> None:
+        while not over.is_set():
+            torch.ones(4)
+
+    with torchshare.Runtime("cpu", max_slowdown=0.5) as runtime:
+        job = runtime.submit(serve, name="server", priority="primary")
+        runtime.submit(train, name="training")
+        runtime.wait(SOON_S)
+        bound = job._context.handle.bound()
+    assert bound is not None and 0.002 < bound.alone < 0.015  # not the 22 ms between two requests
+
+
+@pytest.mark.parametrize("slo", ["fast", "p99", "p100<1s", "p99<0ms", "p99<20"])
+def test_a_promise_that_cannot_be_read_is_refused(slo: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"^job 'server': slo must be a percentile below 100 and a time"
+    ):
+        serve(lambda job: job.requests([1], slo=slo))
+
+
+def test_there_is_one_promise_per_job_and_no_other_rule_for_lower_jobs() -> None:
+    def two(job: Job) -> None:
+        job.requests([1], slo="p99<20ms")
+        job.serve(abs, slo="p99<20ms")
+        job.serve(abs, slo="p99<10ms")
+
+    with pytest.raises(ValueError, match=r"slo must be the same for all its requests, got 'p99<10ms' after 'p99<20ms'"):
+        serve(two)
+    for options in ({"max_slowdown": 0.1}, {"secondary_share": 0.5}):
+        with pytest.raises(
+            ValueError, match=r"job 'server': slo must not be given with max_slowdown or secondary_share"
+        ):
+            serve(lambda job: job.requests([1], slo="p99<20ms"), **options)
+
+
+# Bad input.
+
+
 def test_a_batch_is_answered_in_the_jobs_thread() -> None:
     _, source = asked([1])
     errors: list[BaseException] = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torchshare.context.names import escaped
 
 if TYPE_CHECKING:
-    from torchshare._core import RequestTimes, TimeSpread
+    from torchshare._core import TimeSpread
 
 ENDED = ("finished", "failed", "cancelled")
 
@@ -42,17 +42,16 @@ class Requests:
     """From the time that the job took it, or the batch that it is part of, to its answer."""
     queued: Times
     """From its arrival to the time that the job took it."""
-
-    @classmethod
-    def of(cls, times: RequestTimes) -> Requests:
-        """From what the job has measured so far."""
-        spreads = (times.latency, times.service, times.queued)
-        return cls(times.latency.count, times.failures, *map(Times.of, spreads))
+    slo: str | None = None
+    """What the job has promised about latencies."""
+    late: int = 0
+    """Answered later than that."""
 
     def __str__(self) -> str:
         failed = f", {self.failed} failed" if self.failed else ""
+        kept = f"; {self.slo}: {self.late} late ({self.late / max(self.answered, 1):.2%})" if self.slo else ""
         return (
-            f"{self.answered} requests answered{failed}; p50 / p95 / p99 in ms: latency {self.latency}, "
+            f"{self.answered} requests answered{failed}{kept}; p50 / p95 / p99 in ms: latency {self.latency}, "
             f"service {self.service}, queued {self.queued}"
         )
 

@@ -9,7 +9,7 @@ import torch
 from torchshare.checkpoints import states
 from torchshare.context.checks import check_count
 from torchshare.context.job_context import JobContext
-from torchshare.context.results import ENDED, Requests, Result
+from torchshare.context.results import ENDED, Result
 from torchshare.serving import requests, served
 from torchshare.serving.request import RequestBatch
 from torchshare.training import batches
@@ -83,7 +83,7 @@ class Job:
             memory_peak=stats.memory_peak,
             memory_cached=stats.memory_cached,
             metrics=dict(self._metrics),
-            requests=None if self._context.serving is None else Requests.of(self._context.serving.times),
+            requests=None if self._context.serving is None else self._context.serving.result(),
         )
 
     def track(self, *, loader: Any = None, **objects: Any) -> None:
@@ -143,7 +143,9 @@ class Job:
     def _sub_batch_or(self, given: int | None) -> int | None:
         return self._context.sub_batch if given is None else given
 
-    def requests(self, source: Any, *, max_batch: int = 1, max_wait: float = 0.0) -> Iterator[RequestBatch]:
+    def requests(
+        self, source: Any, *, max_batch: int = 1, max_wait: float = 0.0, slo: str | None = None
+    ) -> Iterator[RequestBatch]:
         """What the job is asked, for a loop that answers it:
 
             for request in job.requests(source):
@@ -161,13 +163,17 @@ class Job:
             max_batch: rows that are answered at once: requests of the same shape are joined (`RequestBatch.data`), and
                 `RequestBatch.answer` gives each its rows. A request with more rows is answered alone.
             max_wait: seconds from a request's arrival in which more may join it.
+            slo: what is promised about latencies, such as "p99<20ms" (us, ms or s): lower jobs run as much as that
+                leaves room for, by the requests that are answered later; see LatencyPace in csrc/sharing. If it cannot
+                be held alone, lower jobs are held and a warning says so. The same for all requests of the job, and not
+                with `max_slowdown` or `secondary_share`.
 
         Raises:
             TypeError, ValueError: for invalid arguments.
         """
-        return requests.serve(requests.serving_of(self._context), source, max_batch, max_wait)
+        return requests.serve(requests.serving_of(self._context), source, max_batch, max_wait, slo)
 
-    def serve(self, function: Callable[P, T]) -> Callable[P, T]:
+    def serve(self, function: Callable[P, T], *, slo: str | None = None) -> Callable[P, T]:
         """A function that does what `function` does, for any thread to call while the job runs, such as the handlers of
         an HTTP server:
 
@@ -181,8 +187,12 @@ class Job:
         When the job ends, it waits for the calls that have begun; when it is cancelled, they raise RuntimeError at
         their next op, as do later calls, and calls in threads of other jobs at once. The thread's priority in the
         operating system stays.
+
+        Args:
+            function: what answers, called in the caller's thread.
+            slo: as for `requests`.
         """
-        return served.served(requests.serving_of(self._context), function)
+        return served.served(requests.serving_of(self._context), function, slo)
 
     def compiled_step(
         self,

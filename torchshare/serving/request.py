@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import threading
 import time
 import weakref
@@ -16,12 +17,15 @@ import torch
 
 from torchshare import _core
 from torchshare.context import current, step_loop
+from torchshare.context.results import Requests, Times
 from torchshare.training import pytree
 from torchshare.training.batches import map_rows
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
 
+
+log = logging.getLogger("torchshare")
 
 _ENDED = "the job has ended"
 _CHECK_S = 0.05  # how often a job that ends looks for its cancellation
@@ -95,10 +99,9 @@ class RequestBatch:
         self._serving.check_thread()
         answers = [output] if len(self.requests) == 1 else self._split(output)
         self._serving.synchronize()
-        now = time.monotonic_ns()
         for request, answer in zip(self.requests, answers, strict=True):
             if request._give(answer):
-                self._serving.times.answered(request._arrived, self._began, now)
+                self._serving.answered(request._arrived, self._began)
 
     def fail(self, error: BaseException) -> None:
         """Gives each request that has no answer this error, which `Request.result` raises."""
@@ -157,10 +160,41 @@ class Serving:
         self.job = job
         self.name = "torchshare.requests" if job is None else f"job '{job.name}'"
         self.times = _core.RequestTimes()
+        self.slo: str | None = None
+        self._has_warned = False
         self.calls = Calls()
         self.open: weakref.WeakSet[RequestBatch] = weakref.WeakSet()
         self.at_end: list[Callable[[], Iterable[Request]]] = []
         """Each returns the requests that a loop has not taken."""
+
+    def promise(self, slo: str | None) -> None:
+        """See Job.requests. Raises ValueError for one that cannot be kept: there is one per job and runtime."""
+        if slo is None or slo == self.slo:
+            return
+        try:
+            target = _core.LatencyTarget(slo)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.name}: {error}") from None
+        if self.slo is not None:
+            raise ValueError(f"{self.name}: slo must be the same for all its requests, got {slo!r} after {self.slo!r}")
+        if self.job is not None:
+            self.job.handle.promise(slo)
+        self.slo = slo
+        self.times.promise(target.limit)
+
+    def answered(self, arrived: int, taken: int) -> None:
+        """Called when a request has its answer; times of `time.monotonic_ns`."""
+        now = time.monotonic_ns()
+        late = self.times.late
+        self.times.answered(arrived, taken, now)
+        if self.job is None:
+            return
+        self.job.handle.report_answer(now - arrived, now - taken)
+        if self.times.late > late and not self._has_warned:
+            kept = self.job.handle.latency()
+            if kept is not None and kept.cannot_hold:
+                self._has_warned = True
+                log.warning("%s: slo %r cannot be held, even alone; lower jobs wait for its end", self.name, self.slo)
 
     def check_thread(self) -> None:
         if current.job() is not self.job:
@@ -183,6 +217,12 @@ class Serving:
         for request in requests:
             if not request.done():
                 self.fail([request], RuntimeError(f"{self.name}: a request was not answered: {why}"))
+
+    def result(self) -> Requests:
+        """What has been measured so far."""
+        times = self.times
+        latency, service, queued = map(Times.of, (times.latency, times.service, times.queued))
+        return Requests(times.latency.count, times.failures, latency, service, queued, self.slo, times.late)
 
     def end(self) -> None:
         """Called at the end of the job: what has come is not left without an answer."""

@@ -55,10 +55,12 @@ def _getter(get: Callable[[float], Any]) -> Get:
     return request
 
 
-def requests(source: Any, *, max_batch: int = 1, max_wait: float = 0.0) -> Iterator[RequestBatch]:
+def requests(
+    source: Any, *, max_batch: int = 1, max_wait: float = 0.0, slo: str | None = None
+) -> Iterator[RequestBatch]:
     """For a script: the same as `Job.requests`. Without torchshare, its requests are answered all the same."""
     job = current.job()
-    return serve(Serving(None) if job is None else serving_of(job), source, max_batch, max_wait)
+    return serve(Serving(None) if job is None else serving_of(job), source, max_batch, max_wait, slo)
 
 
 def serving_of(job: JobContext) -> Serving:
@@ -68,7 +70,7 @@ def serving_of(job: JobContext) -> Serving:
     return found
 
 
-def serve(serving: Serving, source: Any, max_batch: int, max_wait: float) -> Iterator[RequestBatch]:
+def serve(serving: Serving, source: Any, max_batch: int, max_wait: float, slo: str | None) -> Iterator[RequestBatch]:
     """See Job.requests."""
     found = source_of(serving.name, source)
     if not isinstance(max_batch, int) or isinstance(max_batch, bool) or max_batch < 1:
@@ -79,6 +81,7 @@ def serve(serving: Serving, source: Any, max_batch: int, max_wait: float) -> Ite
         raise ValueError(f"{serving.name}: max_batch must be 1 for a source that is an iterable, got {max_batch}")
     if max_wait > 0 and max_batch == 1:
         raise ValueError(f"{serving.name}: max_wait must be 0 without max_batch, got {max_wait}")
+    serving.promise(slo)
     waiting = _Waiting(serving, found)
     serving.at_end.append(waiting.rest)
     return _batches(serving, waiting, max_batch, int(max_wait * 1e9))

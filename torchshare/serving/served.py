@@ -26,16 +26,17 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def serve(function: Callable[P, T]) -> Callable[P, T]:
+def serve(function: Callable[P, T], *, slo: str | None = None) -> Callable[P, T]:
     """For a script: the same as `Job.serve`. Without torchshare, returns `function` itself."""
     job = current.job()
-    return function if job is None else served(serving_of(job), function)
+    return function if job is None else served(serving_of(job), function, slo)
 
 
-def served(serving: Serving, function: Callable[P, T]) -> Callable[P, T]:
+def served(serving: Serving, function: Callable[P, T], slo: str | None) -> Callable[P, T]:
     """See Job.serve."""
     if not callable(function):
         raise TypeError(f"{serving.name}: function must be callable, got {function!r}")
+    serving.promise(slo)
     job = serving.job
     assert job is not None
 
@@ -57,7 +58,7 @@ def served(serving: Serving, function: Callable[P, T]) -> Callable[P, T]:
             serving.times.failed()
             raise
         else:
-            serving.times.answered(arrived, began, time.monotonic_ns())
+            serving.answered(arrived, began)
             return value
         finally:
             _here.serving = former

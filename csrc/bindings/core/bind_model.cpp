@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "model/latency_target.h"
 #include "model/op_profile.h"
 #include "model/request_times.h"
 #include "model/split.h"
@@ -52,6 +53,11 @@ void bind_model(py::module_& module) {
       .def_property_readonly("mean", &TimeSpread::mean)
       .def("quantile", &TimeSpread::quantile, py::arg("share"))
       .def("at_most", &TimeSpread::at_most, py::arg("time"));
+  py::class_<LatencyTarget>(module, "LatencyTarget")
+      .def(py::init(&parse_latency_target), py::arg("slo"))
+      .def_readonly("quantile", &LatencyTarget::quantile)
+      .def_readonly("limit", &LatencyTarget::limit)
+      .def("__str__", [](const LatencyTarget& target) { return to_string(target); });
   const auto internal = py::return_value_policy::reference_internal;
   py::class_<RequestTimes>(module, "RequestTimes")
       .def(py::init<>())
@@ -62,6 +68,8 @@ void bind_model(py::module_& module) {
           },
           py::arg("arrival"), py::arg("begin"), py::arg("end"))
       .def("failed", &RequestTimes::failed)
+      .def("promise", &RequestTimes::promise, py::arg("limit"))
+      .def_property_readonly("late", &RequestTimes::late)
       .def_property_readonly("failures", &RequestTimes::failures)
       .def_property_readonly("latency", &RequestTimes::latency, internal)
       .def_property_readonly("service", &RequestTimes::service, internal)

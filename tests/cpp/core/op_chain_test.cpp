@@ -184,8 +184,8 @@ TEST(OpTime, ClampsOneOutlierButFollowsATenfoldChange) {
 }
 
 TEST(LogHistogram, QuantilesAreUpperEdgesWithinAFifth) {
-  LogHistogram histogram;
-  for (std::uint64_t i = 1; i < LogHistogram::kEnough; ++i) {
+  LogHistogram<> histogram;
+  for (std::uint64_t i = 1; i < LogHistogram<>::kEnough; ++i) {
     histogram.add(1us);
   }
   EXPECT_FALSE(histogram.quantile(0.95));

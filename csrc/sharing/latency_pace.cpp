@@ -1,0 +1,53 @@
+#include "sharing/latency_pace.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "model/time.h"
+
+namespace torchshare {
+namespace {
+
+using std::chrono::nanoseconds;
+
+constexpr double kSaved = 30;          // late requests that the budget can save up
+constexpr double kGain = 0.6;          // how much a late request changes the logarithm of the share, without a budget
+constexpr double kMinGain = 0.06;      // the same with a full one
+constexpr double kGrowth = 0.24;       // what the share grows by per late request that is allowed, without a budget
+constexpr double kMaxGrowth = 1.2;     // the same with a full one
+constexpr double kFirstGrowth = 0.02;  // per request, before the first late one
+constexpr double kLeastShare = 1e-3;
+constexpr double kOverdrawn = -1;   // the budget below which lower jobs are held
+constexpr double kEnoughLate = 20;  // late requests alone, to give the promise up
+
+}  // namespace
+
+void LatencyPace::answered(nanoseconds now, nanoseconds latency, bool beside) {
+  if (!beside || cannot_hold_) {
+    return;
+  }
+  const double allowed = 1 - target_.quantile;
+  const bool is_late = to_seconds(latency) > target_.limit;
+  ++answered_;
+  misses_ += is_late ? 1 : 0;
+  budget_ = std::min(budget_ + allowed - (is_late ? 1 : 0), kSaved);
+  if (pace_.share == 0) {
+    held_ += 1;
+    held_misses_ += is_late ? 1 : 0;
+    cannot_hold_ = held_misses_ > kEnoughLate && held_misses_ > 2 * allowed * held_;
+  }
+  has_missed_ = has_missed_ || is_late;
+  const double saved = std::clamp(budget_ / kSaved, 0.0, 1.0);
+  const double growth = allowed * std::lerp(kGrowth, kMaxGrowth, saved);
+  share_ *= std::exp((has_missed_ ? growth : kFirstGrowth) - (is_late ? std::lerp(kGain, kMinGain, saved) : 0));
+  share_ = std::clamp(share_, kLeastShare, 1.0);
+  pace_.origin += (now - pace_.origin) / pace_.cycle * pace_.cycle;  // begin of the current cycle
+  set_share();
+}
+
+void LatencyPace::set_share() {
+  pace_.share = cannot_hold_ || budget_ < kOverdrawn ? 0 : share_;
+  pace_.cycle = from_seconds(target_.limit / share_);
+}
+
+}  // namespace torchshare
