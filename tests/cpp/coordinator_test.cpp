@@ -14,6 +14,7 @@
 
 #include "device/cpu/cpu_device.h"
 #include "fakes/fake_device.h"
+#include "fakes/member.h"
 #include "fakes/no_memory.h"
 
 namespace torchshare {
@@ -23,42 +24,6 @@ using namespace std::chrono_literals;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
-
-/// A job, with the calls of its thread to the coordinator.
-class Member {
- public:
-  Member(Coordinator& coordinator, Clock& clock, NewJob told)
-      : coordinator_(coordinator), clock_(clock), name_(told.name), slot_(told.priority) {
-    registration_ = coordinator.add(std::move(told), slot_, status_);
-  }
-  JobId id() const { return registration_.job(); }
-  const std::string& name() const { return name_; }
-  Slot& slot() { return slot_; }
-  JobState state() const { return status_.state.load(); }
-  bool has_hold() const { return (slot_.interrupts.load() & kHold) != 0; }
-  /// Puts a report, and applies it.
-  void report(JobReport::Kind kind, JobState state = JobState::kRunning) {
-    coordinator_.report({id(), kind, clock_.now(), status_.steps.load(), state});
-    coordinator_.serve_once();
-  }
-  void go_on_after(std::uint64_t steps) {
-    coordinator_.report({id(), JobReport::Kind::kGoesOn, clock_.now(), steps});
-    coordinator_.serve_once();
-  }
-  void step() {
-    ++status_.steps;
-    report(JobReport::Kind::kStepped);
-  }
-  void end(JobState state) { report(JobReport::Kind::kEnded, state); }
-
- private:
-  Coordinator& coordinator_;
-  Clock& clock_;
-  const std::string name_;
-  Slot slot_;
-  JobStatus status_;
-  Coordinator::Registration registration_;
-};
 
 class CoordinatorTest : public ::testing::Test {
  protected:

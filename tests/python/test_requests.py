@@ -476,9 +476,7 @@ def test_a_bound_on_the_slowdown_of_a_server_is_one_on_its_answers() -> None:
 
 @pytest.mark.parametrize("slo", ["fast", "p99", "p100<1s", "p99<0ms", "p99<20"])
 def test_a_promise_that_cannot_be_read_is_refused(slo: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"^job 'server': slo must be a percentile below 100 and a time"
-    ):
+    with pytest.raises(ValueError, match=r"^job 'server': slo must be a percentile below 100 and a time"):
         serve(lambda job: job.requests([1], slo=slo))
 
 

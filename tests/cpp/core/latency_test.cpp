@@ -169,7 +169,7 @@ TEST(LatencyPace, HoldsThePromiseInMostRunsAndLeavesTheLowerJobMostOfWhatThereIs
         }
         share += lower / best;
         ++cases;
-        EXPECT_GE(lower / best, 0.5) << "load " << load << ", op " << op << ", slack " << slack;
+        EXPECT_GE(lower / best, 0.45) << "load " << load << ", op " << op << ", slack " << slack;
       }
     }
   }
