@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +15,9 @@ from test_shared_torch import both
 from torch import nn
 from torch.nn import functional as F
 
+import torchshare
 from torchshare import Job
+from torchshare.isolation import compiling
 
 
 def drawn() -> list[float]:
@@ -89,3 +92,30 @@ def test_a_thread_may_outlive_its_job():
     go_on.set()
     thread.join(60)
     assert len(drawn_after) == 1
+
+
+def test_a_thread_of_a_job_that_compiles_waits_for_another_jobs_turn() -> None:
+    """It crashed the process: its context was taken for that of the job's own thread."""
+    holds, waits = threading.Event(), threading.Event()
+
+    def compiles(_job: Job) -> None:
+        with compiling.turns():
+            holds.set()
+            assert waits.wait(60)
+            time.sleep(0.3)
+
+    def compiles_in_a_thread(_job: Job) -> None:
+        def compile_one() -> None:
+            waits.set()
+            with compiling.turns():
+                torch.ones(1)
+
+        assert holds.wait(60)
+        thread = threading.Thread(target=compile_one)
+        thread.start()
+        thread.join()
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(compiles, name="a", priority="primary")
+        runtime.submit(compiles_in_a_thread, name="b")
+        runtime.wait(60)
