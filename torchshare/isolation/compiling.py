@@ -31,8 +31,8 @@ def route(replace: Replace) -> _C.Turns:
     from torch._functorch import config
 
     # With this check, the first call of a compiled function runs inside a TorchDispatchMode, where random ops draw from
-    # the process's generator (see the README's limits).
-    replace(config, "check_custom_op_aliasing", False)
+    # the process's generator (see the README's limits). Forced: what is assigned may be the thread's own.
+    replace(config._config["check_custom_op_aliasing"], "env_value_force", False)  # type: ignore[attr-defined]
     # Of modules that are imported by the first compilation that needs them.
     unpatched: dict[str, tuple[str, cuda.Wrap]] = {
         "torch._inductor.compile_fx": ("_compile_fx_inner", lambda function: take_turns(turns, function)),

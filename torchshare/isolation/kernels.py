@@ -52,6 +52,8 @@ def _destroy(library: Library | None) -> None:
 def _caller() -> FrameType:
     """The frame of the code that calls `torch.library`."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(("torch.library", "torch._lib")):
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(
+        ("torch.library", "torch._library")
+    ):
         frame = frame.f_back
     return frame

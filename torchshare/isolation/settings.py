@@ -173,14 +173,14 @@ def _route_precisions(patches: Patches) -> list[Setting]:
 
 
 def _route_deterministic(patches: Patches) -> Setting:
-    """Inductor's option must not change before jobs have agreed: the function of torch is guarded, too."""
+    """Inductor's option, which is each job's own, must not change before jobs have agreed: the function of torch is
+    guarded, too."""
     from torch._inductor import config
 
     in_c = torch._C._set_deterministic_algorithms
 
     def write(value: tuple[bool, bool]) -> None:
         in_c(value[0], warn_only=value[1])
-        config.deterministic = value[0]
 
     def value() -> tuple[bool, bool]:
         return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
@@ -195,6 +195,7 @@ def _route_deterministic(patches: Patches) -> Setting:
                 function(mode, warn_only=warn_only)
             else:
                 agreement.agree(setting, job, (mode, warn_only))
+                config.deterministic = torch.are_deterministic_algorithms_enabled()
 
         return use_deterministic_algorithms
 

@@ -1,4 +1,5 @@
-"""`torch._dynamo.config`, `torch._inductor.config` and their like: what a job sets there is its own."""
+"""`torch._dynamo.config`, `torch._inductor.config` and their like: what a job sets there is its own. Where torch keeps
+them in context variables, they are, as a job runs in a copy of the context in which it was submitted."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from torch.utils import _config_module
 
+from torchshare import torch_versions
 from torchshare.context import current
 from torchshare.isolation.patches import Patches
 
@@ -17,6 +19,8 @@ _own: WeakKeyDictionary[current.Tenant, dict[tuple[int, str], Any]] = WeakKeyDic
 
 def route(patches: Patches) -> None:
     entry = _config_module._ConfigEntry
+    if torch_versions.keeps_options_by_context(entry):
+        return
     for name in ("user_override", "hide"):
         patches.replace(entry, name, _OfTenant(name, getattr(entry, name)))
     patches.wrap(_config_module.ConfigModule, "get_hash", _computed_anew)
