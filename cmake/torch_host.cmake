@@ -10,7 +10,7 @@ print(';'.join([str(pathlib.Path(torch.__file__).parent), paths['include'],
                 sysconfig.get_config_var('EXT_SUFFIX'), torch.__version__, torch.version.cuda or 'none']), end='')"
     OUTPUT_VARIABLE facts RESULT_VARIABLE failed)
   if(failed)
-    message(FATAL_ERROR "${TORCHSHARE_PYTHON} cannot import torch. Install it first: make build, or pip install torch==2.11.0")
+    message(FATAL_ERROR "${TORCHSHARE_PYTHON} cannot import torch. Install it first: make build, or pip install torch")
   endif()
   set(TORCHSHARE_TORCH_FACTS "${facts}" CACHE INTERNAL "")
   set(TORCHSHARE_TORCH_FACTS_FOR "${TORCHSHARE_PYTHON} 5" CACHE INTERNAL "")  # so many facts

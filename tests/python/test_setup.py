@@ -82,3 +82,22 @@ def test_missing_prerequisites_are_one_line_with_the_command(tmp_path: Path):
     assert line.startswith(
         "missing: a C++ compiler, CMake, GoogleTest. Install with: sudo apt-get install -y g++ cmake"
     )
+
+
+def test_each_torch_has_its_own_environment_and_build_folder():
+    def commands(*arguments: str) -> str:
+        done = subprocess.run(
+            ["make", "-nB", f"PYTHON3={sys.executable}", *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    other = commands("test-cpp", "TORCH=2.99.1")
+    assert "sed 's/^torch==.*/torch==2.99.1/' requirements.txt > .venv-2.99.1/requirements.txt" in other
+    assert ".venv-2.99.1/bin/python -m pip install" in other
+    assert f"ctest --test-dir build/{sys.implementation.cache_tag}-torch-2.99.1 " in other
+    default = commands("test-cpp")
+    assert f"ctest --test-dir build/{sys.implementation.cache_tag} " in default and "2.99.1" not in default
