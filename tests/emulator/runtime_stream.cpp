@@ -257,7 +257,7 @@ API cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStat
 API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatus* status, unsigned long long* id,
                                          cudaGraph_t* graph, const cudaGraphNode_t** dependencies,
                                          const cudaGraphEdgeData** edges, std::size_t* count) {
-  if (graph != nullptr || dependencies != nullptr || edges != nullptr || count != nullptr) {
+  if (dependencies != nullptr || edges != nullptr || count != nullptr) {
     abort_unsupported("cudaStreamGetCaptureInfo of nodes");
   }
   if (const auto error = cudaStreamIsCapturing(handle, status); error != cudaSuccess) {
@@ -267,6 +267,9 @@ API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureS
     std::lock_guard lock(Capture::mutex);
     if (id != nullptr && stream->capture) {
       *id = stream->capture->id;
+    }
+    if (graph != nullptr && stream->capture) {  // names the capture; no call accepts it yet
+      *graph = reinterpret_cast<cudaGraph_t>(stream->capture.get());
     }
     return cudaSuccess;
   });

@@ -6,6 +6,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -353,6 +354,25 @@ def test_options_of_the_compiler_are_each_job_s_own() -> None:
     assert in_thread == [before[0] != shared_by_threads]  # as in plain torch
     assert digest != before[2]
     assert (dynamo.suppress_errors, inductor.max_autotune, inductor.get_hash()) == before
+
+
+def test_a_job_begins_with_the_options_and_context_variables_of_its_submitter() -> None:
+    """As a function that is called. torch 2.15 keeps the options in context variables, which threads do not share."""
+    variable, inductor = ContextVar("variable", default=0), torch._inductor.config
+
+    def reads_and_sets(_job: Job) -> tuple[int, bool]:
+        found = variable.get(), bool(inductor.max_autotune)
+        variable.set(2)
+        return found
+
+    with torchshare.Runtime(device="cpu") as runtime, inductor.patch(max_autotune=not inductor.max_autotune):
+        expected = inductor.max_autotune
+        variable.set(1)
+        for name in ("a", "b"):
+            runtime.submit(reads_and_sets, name=name)
+        results = runtime.wait(timeout=60)
+    assert [result.value for result in results.values()] == [(1, expected)] * 2
+    assert variable.get() == 1
 
 
 def test_all_jobs_that_ask_for_deterministic_algorithms_compile_with_them() -> None:
