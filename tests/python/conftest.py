@@ -132,7 +132,7 @@ def launch(*arguments: str, folder: Path) -> subprocess.Popen[str]:
     return preloaded.Process(list(arguments), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     """Polls until `condition` holds; fails the test on a timeout."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -176,7 +176,7 @@ class Gatekeeper:
 
     def pause(self) -> None:
         self.reached.set()
-        assert self.release.wait(30)
+        assert self.release.wait(300)
 
 
 class Ran:

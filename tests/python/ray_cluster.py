@@ -43,7 +43,7 @@ class Local:
         self.ray.shutdown()
 
     def wait_for_hosts(self, count: int = 2) -> None:
-        wait_until(lambda: sum(host["up"] for host in cluster.hosts()) >= count, 60)
+        wait_until(lambda: sum(host["up"] for host in cluster.hosts()) >= count)
 
     def journal(self) -> list[dict[str, Any]]:
         lines = Path(self.settings.storage, "journal.jsonl").read_text().splitlines()

@@ -33,7 +33,7 @@ def one_step(before: Callable[[torch.optim.Optimizer], Any] = lambda optimizer: 
 
 
 def until(event: threading.Event) -> None:
-    assert event.wait(60)
+    assert event.wait(300)
 
 
 def test_no_job_agrees_on_a_value_that_another_is_about_to_change(monkeypatch: pytest.MonkeyPatch):
@@ -56,7 +56,7 @@ def test_no_job_agrees_on_a_value_that_another_is_about_to_change(monkeypatch: p
 
     def primary(job: Job) -> torch.dtype:
         double()
-        wait_until(lambda: other.state in ENDED, 60)
+        wait_until(lambda: other.state in ENDED)
         return one_step()
 
     with torchshare.Runtime(device="cpu") as runtime:
@@ -81,8 +81,8 @@ def test_a_job_is_known_before_its_thread_runs(monkeypatch: pytest.MonkeyPatch):
     def first(job: Job) -> torch.dtype:
         one_step()
         stepped.set()
-        wait_until(lambda: second_job.is_set(), 60)
-        wait_until(lambda: runtime.jobs[1].state in ENDED, 60)
+        wait_until(lambda: second_job.is_set())
+        wait_until(lambda: runtime.jobs[1].state in ENDED)
         return one_step()
 
     def second(job: Job) -> None:
@@ -143,7 +143,7 @@ def test_a_conflict_is_told_before_data_is_loaded(with_job: bool):
     def primary(job: Job) -> None:
         double()
         has_set.set()
-        wait_until(lambda: other.state in ENDED, 60)
+        wait_until(lambda: other.state in ENDED)
 
     def secondary(job: Job) -> None:
         until(has_set)
@@ -164,7 +164,7 @@ def test_a_job_that_waits_for_a_higher_one_says_so(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(agreement, "_TELL_S", 0.0)
 
     def primary(job: Job) -> None:
-        wait_until(lambda: "waits" in caplog.text, 60)
+        wait_until(lambda: "waits" in caplog.text)
         double()
 
     with torchshare.Runtime(device="cpu") as runtime, caplog.at_level(logging.WARNING, "torchshare"):
@@ -200,7 +200,7 @@ def in_turn(
             value = second()
         finally:
             has_run.set()
-        wait_until(lambda: runtime.jobs[0].state in ENDED, 60)
+        wait_until(lambda: runtime.jobs[0].state in ENDED)
         third()
         return value
 
@@ -284,7 +284,7 @@ def test_a_thread_waits_for_higher_jobs():
     """It is not the job's own, and cannot use its sleep."""
 
     def first() -> None:
-        wait_until(lambda: any("waits" in each for each in told), 60)
+        wait_until(lambda: any("waits" in each for each in told))
         double()
 
     told: list[str] = []
@@ -326,7 +326,7 @@ def test_a_thread_of_an_ended_job_sets_nothing():
         runtime.submit(lambda job: thread.start(), name="a")
         runtime.wait(timeout=100)
         ended.set()
-        thread.join(60)
+        thread.join(300)
     assert errors == ["job 'a' has ended: its thread cannot set torch.set_default_dtype"]
 
 
@@ -350,7 +350,7 @@ def test_a_lower_job_goes_on_with_the_values_of_the_higher_one(caplog: pytest.Lo
 
     def stays(job: Job) -> Any:
         value = primary(job)
-        wait_until(lambda: other.state in ENDED, 60)
+        wait_until(lambda: other.state in ENDED)
         return value
 
     with (
@@ -381,7 +381,7 @@ def test_a_higher_job_that_comes_later_gets_its_values(caplog: pytest.LogCapture
     def primary(job: Job) -> torch.dtype:
         one_step()
         came.set()
-        wait_until(lambda: runtime.jobs[0].state in ENDED, 60)
+        wait_until(lambda: runtime.jobs[0].state in ENDED)
         return one_step()
 
     with (

@@ -79,13 +79,13 @@ def test_a_suspended_job_keeps_no_blocks() -> None:
     with torchshare.Runtime(device="cpu") as runtime:
         job = runtime.submit(body, threads=1)
         runtime.start()
-        assert used.wait(20)
+        assert used.wait(300)
         with_blocks = resident()
         job.suspend()
         wait_until(lambda: resident() < with_blocks - 250 * MIB)
         go_on.set()
         job.resume()
-        assert runtime.wait(60)[job.name].value == "done"
+        assert runtime.wait(300)[job.name].value == "done"
 
 
 def test_an_ended_job_keeps_no_blocks_but_its_results() -> None:
@@ -143,7 +143,7 @@ def test_the_partners_cache_is_given_up_before_an_allocation_fails() -> None:
         "with torchshare.Runtime(device='cpu') as runtime:\n"
         "    runtime.submit(first, threads=1)\n"
         "    runtime.submit(second, threads=1)\n"
-        "    print(runtime.wait(60)['second'].value)"
+        "    print(runtime.wait(300)['second'].value)"
     )
     assert done.stdout == "87.5\n", done.stderr
 
@@ -167,7 +167,7 @@ def test_a_job_more_than_memory_has_owners_runs_with_a_warning(count: int, capfd
     together = threading.Barrier(count)
 
     def body(job: Job) -> float:
-        together.wait(60)
+        together.wait(300)
         return torch.ones(4).sum().item()
 
     with torchshare.Runtime(device="cpu") as runtime:

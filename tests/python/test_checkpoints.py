@@ -48,7 +48,7 @@ def run(function: Callable[[Job], Any], folder: Path | None = None, resume: bool
     kept = {} if folder is None else {"checkpoint": folder, "every": 3, "resume": resume}
     with torchshare.Runtime(device="cpu", **kept) as runtime:
         runtime.submit(function, **{"name": "a", "threads": 1, **options})
-        return runtime.wait(60)["a"].value
+        return runtime.wait(300)["a"].value
 
 
 def identical(a: Any, b: Any) -> bool:
@@ -93,7 +93,7 @@ def test_save_writes_a_checkpoint_now(tmp_path: Path) -> None:
         job = runtime.submit(train, name="a", threads=1)
         job.save()  # it has not begun: no effect
         runtime.start()
-        assert gate.reached.wait(30)
+        assert gate.reached.wait(300)
         began = time.monotonic()
         job.save(timeout=0.05)
         assert time.monotonic() - began >= 0.05
@@ -446,7 +446,7 @@ def test_names_never_become_paths(tmp_path: Path):
         with torchshare.Runtime(device="cpu", checkpoint=folder, every=3, resume=True) as runtime:
             for name in names:
                 runtime.submit(sgd(Fault(fault)), name=name, threads=1)
-            results = runtime.wait(60, check=False)
+            results = runtime.wait(300, check=False)
         assert {result.state for result in results.values()} == {"failed" if fault > 0 else "finished"}
         assert len(list(folder.iterdir())) == 2 * len(names)
     assert list(tmp_path.iterdir()) == [folder]

@@ -104,17 +104,17 @@ def test_a_job_compiles_while_another_ends_its_search_for_batch_norm() -> None:
 
     def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
         keeper.release.set()  # the trace has seen the hook; guards are made after this
-        assert ended.wait(20)
+        assert ended.wait(300)
         return graph.forward
 
     def compiles(_job: Job) -> Tensor:
-        assert keeper.reached.wait(20)
+        assert keeper.reached.wait(300)
         return torch.compile(nn.Sequential(nn.ReLU()), backend=backend)(torch.ones(2))
 
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(splits, priority="primary")
         runtime.submit(compiles)
-        results = runtime.wait(60)
+        results = runtime.wait(300)
     assert results["compiles"].value.tolist() == [1, 1]
     assert not _global_forward_pre_hooks  # removed once the compilation was over
 
@@ -124,13 +124,13 @@ def test_a_job_looks_for_batch_norm_once_no_other_job_compiles() -> None:
     hooks: list[int] = []
 
     def splits(job: Job) -> None:
-        assert keeper.reached.wait(20)
+        assert keeper.reached.wait(300)
         model = nn.BatchNorm1d(4)
         for number, batch in enumerate(job.batches([torch.randn(4, 4)] * 2, sub_batch=2)):
             batch.backward(lambda x: (hooks.append(len(_global_forward_pre_hooks)) or model(x)).sum())
             if number == 0:
                 keeper.release.set()
-                assert compiled.wait(20)
+                assert compiled.wait(300)
 
     def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
         keeper.pause()
@@ -148,7 +148,7 @@ def test_a_job_looks_for_batch_norm_once_no_other_job_compiles() -> None:
     ):
         runtime.submit(splits, priority="primary")
         runtime.submit(compiles)
-        results = runtime.wait(60)
+        results = runtime.wait(300)
     assert results["compiles"].value.tolist() == [1, 1]
     assert sum("takes its" in str(warning.message) for warning in caught) == 1
     assert hooks == [0, 0, 1, 0]  # for each sub-batch; it has been found by the last
@@ -163,7 +163,7 @@ def test_a_job_compiles_while_another_looks_for_batch_norm() -> None:
             batch.backward(lambda x: (x * torch.ones((), requires_grad=True)).sum() + (keeper.pause() or 0))
 
     def compiles(_job: Job) -> Tensor:
-        assert keeper.reached.wait(20)
+        assert keeper.reached.wait(300)
         try:
             return torch.compile(nn.Sequential(nn.ReLU()), backend="eager")(torch.ones(2))
         finally:
@@ -172,7 +172,7 @@ def test_a_job_compiles_while_another_looks_for_batch_norm() -> None:
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(splits, priority="primary")
         runtime.submit(compiles)
-        results = runtime.wait(60)
+        results = runtime.wait(300)
     assert results["compiles"].value.tolist() == [1, 1]
 
 
@@ -192,20 +192,20 @@ def test_a_job_suspended_while_it_compiles_does_not_block_others(device: str) ->
         return value.sum().item()
 
     def first(_job: Job) -> float:
-        assert keeper.reached.wait(20)
+        assert keeper.reached.wait(300)
         return torch.compile(lambda x: x * 2, backend="eager")(torch.ones(2, device=device)).sum().item()
 
     with torchshare.Runtime(device=device) as runtime:
         low = runtime.submit(second, name="second")
         high = runtime.submit(first, name="first", priority="primary")
         runtime.start()
-        assert keeper.reached.wait(20)
+        assert keeper.reached.wait(300)
         low.suspend()
         keeper.release.set()
         wait_until(lambda: high.state == "finished")
         assert not compiled.is_set() or low.state == "suspended"
         low.resume()
-        results = runtime.wait(30)
+        results = runtime.wait(300)
     assert (results["first"].value, results["second"].value) == (4.0, 6.0)
 
 
@@ -219,13 +219,13 @@ def test_a_job_that_waits_to_compile_can_be_cancelled() -> None:
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(lambda _: torch.compile(lambda x: x * 3, backend=slow)(torch.ones(2)), name="compiles")
         runtime.start()
-        assert keeper.reached.wait(20)
+        assert keeper.reached.wait(300)
         waits = runtime.submit(lambda _: torch.compile(lambda x: x * 2, backend="eager")(torch.ones(2)), name="waits")
         wait_until(lambda: waits.result.ops > 0)
         waits.cancel()
         wait_until(lambda: waits.state == "cancelled")
         keeper.release.set()
-        runtime.wait(30)
+        runtime.wait(300)
 
 
 @pytest.mark.gpu

@@ -55,7 +55,7 @@ def pair(first: dict[str, Any] | None = None, steps: int = 60) -> tuple[Mapping[
     with torchshare.Runtime(policy="best_fit") as runtime:
         runtime.submit(training(steps), name="a", priority="primary", threads=1, seed=1, **(first or {}))
         runtime.submit(training(steps, 0), name="b", threads=1, seed=2)
-        results = runtime.wait(60)
+        results = runtime.wait(300)
         (report,) = runtime.gap_report()
     return results, report
 
@@ -86,7 +86,7 @@ def test_other_policies_have_no_forecasts_and_no_report():
     with torchshare.Runtime(policy="strict") as runtime:
         runtime.submit(training(3), name="a", priority="primary")
         runtime.submit(training(3), name="b")
-        runtime.wait(30)
+        runtime.wait(300)
         assert runtime.gap_report() == []
 
 
@@ -186,7 +186,7 @@ def test_a_replay_has_the_steps_of_both_jobs():
 def test_recorded_ops_add_up_to_the_job_that_they_are_of():
     with torchshare.Runtime() as runtime:
         job = runtime.submit(training(40), name="a", priority="primary", threads=1, record_ops=True)
-        runtime.wait(30)
+        runtime.wait(300)
         ends = [end for kind, _, _, end, _, _ in runtime.events() if kind == "step"]
     recorded = OpTrace(job="a", threads=1, **job._context.handle.op_trace())
     assert len(recorded.context) == job.result.ops
@@ -220,6 +220,6 @@ def test_op_traces_are_saved_and_loaded_and_other_files_refused(tmp_path: Path):
 def test_ops_are_available_only_of_watched_jobs_that_have_ended():
     with torchshare.Runtime() as runtime:
         job = runtime.submit(training(2), name="a")
-        runtime.wait(30)
+        runtime.wait(300)
         with pytest.raises(RuntimeError, match="job 'a': its ops are available only if they were watched"):
             job._context.handle.op_profiles()

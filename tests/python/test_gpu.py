@@ -84,7 +84,7 @@ def test_each_job_has_a_stream_of_its_own_with_its_priority() -> None:
     with torchshare.Runtime(device="cuda") as runtime:
         runtime.submit(look, name="high", priority="primary")
         runtime.submit(look, name="low")
-        results = runtime.wait(30)
+        results = runtime.wait(300)
     high, low = results["high"].value, results["low"].value
     assert 0 not in (high[0], low[0])
     assert high[0] != low[0]
@@ -124,12 +124,12 @@ def test_a_job_waits_for_its_own_work_only() -> None:
         for _ in range(4):
             torch.cuda._sleep(SLEEP_CYCLES)
         sleeping.set()
-        assert looked.wait(30)
+        assert looked.wait(300)
 
     def looker(_job: Job) -> float:
         x = torch.ones(4, device="cuda")
         x.mul_(1).add_(0).sum().item()  # loads the kernels, which may wait for the whole device
-        assert sleeping.wait(30)
+        assert sleeping.wait(300)
         begin = time.monotonic()
         x.add_(1)
         torch.cuda.synchronize()
@@ -144,7 +144,7 @@ def test_a_job_waits_for_its_own_work_only() -> None:
     with torchshare.Runtime(device="cuda") as runtime:
         runtime.submit(sleeper, name="sleeper")
         runtime.submit(looker, name="looker", priority="primary")
-        assert runtime.wait(60)["looker"].value < 0.4  # the sleeper has some 2 s to go
+        assert runtime.wait(300)["looker"].value < 0.4  # the sleeper has some 2 s to go
 
 
 def test_a_lower_job_waits_for_the_stream_of_a_higher_one() -> None:
@@ -156,13 +156,13 @@ def test_a_lower_job_waits_for_the_stream_of_a_higher_one() -> None:
         torch.cuda.current_stream().synchronize()
 
     def low(_job: Job) -> None:
-        assert launched.wait(30)
+        assert launched.wait(300)
         torch.ones(4, device="cuda")
 
     with torchshare.Runtime(device="cuda", policy="strict") as runtime:
         runtime.submit(high, priority="primary")
         runtime.submit(low)
-        results = runtime.wait(60)
+        results = runtime.wait(300)
     assert results["low"].waited_s > 0.2  # for most of the sleep
 
 
@@ -175,7 +175,7 @@ def test_tensors_that_cross_running_jobs_are_refused() -> None:
         keeper.pause()
 
     def taker(_job: Job) -> None:
-        assert keeper.reached.wait(30)
+        assert keeper.reached.wait(300)
         try:
             shared[0] + 1
         finally:
@@ -184,7 +184,7 @@ def test_tensors_that_cross_running_jobs_are_refused() -> None:
     with torchshare.Runtime(device="cuda") as runtime:
         runtime.submit(maker)
         runtime.submit(taker)
-        results = runtime.wait(60, check=False)
+        results = runtime.wait(300, check=False)
     assert "was given a tensor of job 'maker'" in str(results["taker"].exception)
     assert results["maker"].state == "finished"
 
@@ -196,7 +196,7 @@ def test_an_exception_in_one_job_leaves_the_other_alone() -> None:
     with torchshare.Runtime(device="cuda") as runtime:
         runtime.submit(fails, priority="primary")
         runtime.submit(trainer(attention), name="other", threads=1, seed=2)
-        results = runtime.wait(60, check=False)
+        results = runtime.wait(300, check=False)
     assert isinstance(results["fails"].exception, RuntimeError)
     assert identical(results["other"].value, alone(attention, 2))
 
@@ -213,7 +213,7 @@ def test_a_cancel_in_the_middle_of_a_queue_of_kernels() -> None:
         runtime.start()
         wait_until(lambda: endless.result.ops > 200)
         endless.cancel()
-        results = runtime.wait(60)
+        results = runtime.wait(300)
     assert results["queues"].state == "cancelled"
     assert identical(results["other"].value, alone(conv, 0))
 
@@ -230,7 +230,7 @@ def test_a_part_of_the_multiprocessors() -> None:
     assert all(torch.allclose(a.cpu(), b, atol=1e-4) for a, b in zip(weights, whole_gpu, strict=True))
     with torchshare.Runtime(device="cuda") as runtime:
         runtime.submit(look, name="much", sms=100_000)
-        assert runtime.wait(30, check=False)["much"].state == "failed"
+        assert runtime.wait(300, check=False)["much"].state == "failed"
 
 
 def test_marks_are_cheap() -> None:
@@ -249,7 +249,7 @@ def test_devices_without_a_gpu_of_that_number() -> None:
 def test_a_minute_of_everything() -> None:
     """Jobs come, share, are suspended and cancelled; memory is given back, and the last ones train as the first."""
     expected = alone(conv, 0)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     held = []
     rounds = 0
     while time.monotonic() < deadline:
@@ -263,7 +263,7 @@ def test_a_minute_of_everything() -> None:
             second.resume()
             if rounds % 3 == 0:
                 second.cancel()
-            results = runtime.wait(60)
+            results = runtime.wait(300)
         assert identical(expected, results["first"].value)
         del results, first, second
         held.append(held_by_tensors())

@@ -98,9 +98,9 @@ def test_a_third_job_comes_while_two_run(policy: str) -> None:
         runtime.submit(first, name="first", priority="primary", threads=1, seed=0)
         runtime.submit(trainer(attention), name="second", priority="level-2", threads=1, seed=1)
         runtime.start()
-        assert keeper.reached.wait(60)
+        assert keeper.reached.wait(300)
         runtime.submit(third, name="third", threads=1, seed=2)
-        assert third_at_work.wait(60)
+        assert third_at_work.wait(300)
         keeper.release.set()
         results = runtime.wait(90)
     assert identical(alone(conv, 0), results["first"].value)
@@ -142,7 +142,7 @@ def test_a_lower_job_launches_no_further_ahead_than_it_may() -> None:
 
     def low(_job: Job) -> int:
         x = torch.ones(512, 512, device="cuda")
-        assert keeper.reached.wait(30)
+        assert keeper.reached.wait(300)
         launched = []
         for _ in range(50):
             x @ x
@@ -173,7 +173,7 @@ def test_ops_are_timed_on_the_device() -> None:
 
     with torchshare.Runtime(device="cuda", policy="best_fit") as runtime:
         job = runtime.submit(work, name="first", priority="primary", threads=1, record_ops=True)
-        expected = runtime.wait(60)["first"].value
+        expected = runtime.wait(300)["first"].value
     long, short = sorted((p.duration.mean / 1e9 for p in job._context.handle.op_profiles()), reverse=True)[:2]
     assert min(expected) / 3 < long < max(expected) * 3
     assert short < long / 2

@@ -273,4 +273,4 @@ def test_a_partners_batch_norm_is_not_this_jobs():
         with torchshare.Runtime() as runtime:
             runtime.submit(split)
             runtime.submit(normalise)
-            runtime.wait(60)
+            runtime.wait(300)

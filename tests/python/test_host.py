@@ -175,12 +175,12 @@ def test_a_job_that_reaches_its_end_while_it_is_told_to_suspend_has_finished(hos
 
     def train(job: Any) -> int:
         began.set()
-        assert ends.wait(10)
+        assert ends.wait(300)
         return 7
 
     host = hosts.host()
     host.start(hosts.spec("a", train), 1)
-    assert began.wait(10)
+    assert began.wait(300)
     attempt = host._attempts["a"]
     attempt.stopped = attempt.suspends = True  # `stop` waits for the checkpoint
     ends.set()
@@ -321,13 +321,13 @@ def test_a_job_that_takes_long_to_load_can_be_stopped_and_delays_no_report(
 
     def load(spec: JobSpec) -> Callable[..., Any]:
         loading.set()
-        assert loaded.wait(10)
+        assert loaded.wait(300)
         return lambda job: None
 
     host._function = load
     host.start(hosts.spec("a", "a.py"), 1)
     try:
-        assert loading.wait(10)
+        assert loading.wait(300)
         assert wait_for(host.report).jobs == [JobReport("a", 1, "running")]
         host.stop("a", 1, suspend=suspend)
     finally:
@@ -373,7 +373,7 @@ def test_a_job_that_does_not_stop_does_not_run_twice(hosts: Hosts, monkeypatch: 
     host = hosts.host()
     spec = hosts.spec("a", endless)
     host.start(spec, 1)
-    assert began.wait(10)
+    assert began.wait(300)
     host.start(spec, 2)
     try:
         assert ended(host, "a").error == "its attempt before had not stopped 0.5 s after it was told to"
@@ -514,7 +514,7 @@ def test_a_job_is_suspended_when_its_checkpoint_could_be_written(hosts: Hosts, m
     assert (report.state, report.can_save, report.has_saved) == ("running", False, False)
     assert report.trouble == "no checkpoint can be written: No space left on device"
     disk.full = False
-    stopping.join(30)
+    stopping.join(300)
     assert ended(host, "a").state == "suspended"
     assert list(hosts.storage.logs("id-a").glob("a.*.pt"))
 
@@ -545,7 +545,7 @@ def test_a_host_whose_storage_goes_away_takes_and_ends_no_job(tmp_path: Path) ->
 
     def load(spec: JobSpec) -> Callable[..., Any]:
         def wait(job: Any) -> int:
-            assert goes_on.wait(30)
+            assert goes_on.wait(300)
             if spec.name == "fails":
                 raise FileNotFoundError("its data")
             return 7

@@ -129,7 +129,7 @@ def test_start_without_room_for_threads_says_so_and_can_be_tried_again() -> None
         "    print(error)\n"
         "print({job.state for job in jobs} >= {'pending'})\n"
         "resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)\n"
-        "print([r.value for r in runtime.wait(30).values()] == [job.name for job in jobs])\n"
+        "print([r.value for r in runtime.wait(300).values()] == [job.name for job in jobs])\n"
         "runtime.close()"
     )
     assert done.stdout.splitlines()[1:] == ["True", "True"], done.stderr
@@ -236,9 +236,9 @@ def test_processes_that_a_secondary_has_started_are_raised_with_it() -> None:
         runtime.submit(body, name="below", threads=1)
         primary = runtime.submit(above, priority="primary", threads=1)
         runtime.start()
-        wait_until(lambda: primary.state == "finished", 60)
+        wait_until(lambda: primary.state == "finished")
         ended.set()
-        runtime.wait(timeout=60)
+        runtime.wait(timeout=300)
 
 
 def test_wait_and_close_inside_a_job_are_refused() -> None:
@@ -361,9 +361,9 @@ def test_a_cancel_does_not_land_inside_a_fork() -> None:
         "with torchshare.Runtime(device='cpu') as runtime:\n"
         "    job = runtime.submit(body, threads=1)\n"
         "    runtime.start()\n"
-        "    assert inside.wait(10)\n"
+        "    assert inside.wait(300)\n"
         "    job.cancel()\n"
-        "    state = runtime.wait(10)['body'].state\n"
+        "    state = runtime.wait(300)['body'].state\n"
         "hooks.append(os.waitstatus_to_exitcode(os.wait()[1]))\n"
         "print(state, hooks)"
     )
@@ -454,7 +454,7 @@ def signalled(process: subprocess.Popen[str], *signals: tuple[str, float, int]) 
         assert line in printed, (printed, process.communicate(timeout=SOON_S))
         time.sleep(delay)
         process.send_signal(number)
-    return process.communicate(timeout=30)
+    return process.communicate(timeout=300)
 
 
 def twice(gap: float) -> tuple[tuple[str, float, int], ...]:
@@ -626,7 +626,7 @@ def test_a_forked_child_may_have_a_runtime_of_its_own() -> None:
         "def run():\n"
         "    with torchshare.Runtime(device='cpu') as runtime:\n"
         "        for i in range(6): runtime.submit(train, name=str(i), threads=1)\n"
-        "        return {result.value for result in runtime.wait(60).values()}\n"
+        "        return {result.value for result in runtime.wait(300).values()}\n"
         "for _ in range(3):\n"
         "    child = os.fork()\n"
         "    if child == 0:\n"

@@ -35,7 +35,7 @@ def test_an_allocation_beyond_the_budget_is_refused_in_that_job_only() -> None:
     with torchshare.Runtime() as runtime:
         runtime.submit(lambda job: step(job, 100_000), name="large", memory_budget=8 * MIB, resplit=False, threads=1)
         runtime.submit(lambda job: step(job, 200), name="small", priority="primary", memory_budget=8 * MIB, threads=1)
-        results = runtime.wait(60, check=False)
+        results = runtime.wait(300, check=False)
     error = results["large"].exception
     assert isinstance(error, torchshare.BudgetExceeded)
     assert isinstance(error, torch.OutOfMemoryError)

@@ -35,7 +35,7 @@ def test_metrics_say_what_the_results_say() -> None:
         runtime.submit(train, name=NAME, priority="primary", memory_budget=MIB)
         runtime.submit(train, name="b", start=f"after:{NAME}")
         before = samples(runtime.metrics())
-        results = runtime.wait(30)
+        results = runtime.wait(300)
         after = samples(runtime.metrics())
     assert before["torchshare_job_state", NAME, "pending"] == 1
     assert before["torchshare_job_steps_total", NAME, "primary"] == 0
@@ -53,7 +53,7 @@ def test_metrics_are_served_to_this_machine() -> None:
         runtime.submit(train, name="a")
         with runtime.serve_metrics(0) as address:
             assert address.startswith("http://127.0.0.1:")
-            runtime.wait(30)
+            runtime.wait(300)
             with urllib.request.urlopen(address, timeout=10) as answer:
                 served = samples(answer.read().decode())
         assert served["torchshare_job_steps_total", "a", "secondary"] == 7
@@ -65,9 +65,9 @@ def test_a_name_that_is_used_again_is_one_series() -> None:
     with torchshare.Runtime(device="cpu", policy="best_fit", max_slowdown=0.5) as runtime:
         runtime.submit(train, name="a", priority="primary")
         runtime.submit(train, name="b")
-        runtime.wait(30)
+        runtime.wait(300)
         runtime.submit(train, name="a", priority="primary")
-        runtime.wait(30)
+        runtime.wait(300)
         families = text_string_to_metric_families(runtime.metrics())
         assert [gap.job for gap in runtime.gap_report()] == ["a"]
     named = [(each.name, *each.labels.items()) for family in families for each in family.samples]
@@ -86,7 +86,7 @@ def test_a_result_is_final_once_it_says_finished(monkeypatch: pytest.MonkeyPatch
 
             def stats(self) -> object:
                 before = handle.stats()
-                runtime.wait(30)
+                runtime.wait(300)
                 return before
 
         monkeypatch.setattr(job._context, "handle", Ending())

@@ -86,7 +86,7 @@ def test_two_jobs_draw_what_each_draws_in_plain_torch(policy):
     with torchshare.Runtime(policy=policy) as runtime:
         for name, seed in (("a", 11), ("b", 12)):
             runtime.submit(lambda job: draw_everything(), name=name, seed=seed, threads=1)
-        results = runtime.wait(60)
+        results = runtime.wait(300)
     assert same(results["a"].value, in_plain_torch(11))
     assert same(results["b"].value, in_plain_torch(12))
     assert not same(results["a"].value, results["b"].value)
@@ -115,7 +115,7 @@ def test_worker_processes_are_seeded_by_their_job():
     with torchshare.Runtime() as runtime:
         runtime.submit(lambda job: draw_in_workers(), name="a", seed=5, threads=1)
         runtime.submit(lambda job: [torch.rand(3) for _ in range(2000)], name="b")
-        assert torch.equal(runtime.wait(60)["a"].value, alone)
+        assert torch.equal(runtime.wait(300)["a"].value, alone)
     assert alone.unique().numel() == alone.numel()  # and different from each other
     assert not torch.equal(run_one(lambda job: draw_in_workers(), seed=6).value, alone)
 

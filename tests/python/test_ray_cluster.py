@@ -53,7 +53,7 @@ def test_the_command(local: Local, tmp_path: Path) -> None:
     events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
     assert {"ok", "bad"} <= {event["name"] for event in events}
     long = submit(training(1000, 0.05), "stopped")
-    wait_until(is_running(long), 60)
+    wait_until(is_running(long))
     with pytest.raises(TimeoutError, match=r"job 'stopped' has not ended after 0.1 s: it is running"):
         long.result(0.1)
     assert run("stop", "stopped").stdout in ("Job 'stopped' is cancelling\n", "Job 'stopped' was cancelled\n")

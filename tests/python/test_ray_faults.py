@@ -30,7 +30,7 @@ def test_a_process_that_is_killed(local: Local, tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     jobs = [submit(training(60, 0.02, number, marks), f"killed{number}") for number in range(3)]
     for job in jobs:
-        wait_until(is_running(job, 20), 60)
+        wait_until(is_running(job, 20))
     device = next(host["device"] for host in cluster.hosts() if len(host["jobs"]) == 2)
     os.kill(local.pid(device), signal.SIGKILL)
     for number, job in enumerate(jobs):
@@ -52,7 +52,7 @@ def test_a_job_that_crashes_its_process_takes_no_partner_with_it(local: Local) -
 
     jobs = [submit(training(60, 0.02, number), f"partner{number}") for number in range(3)]
     for job in jobs:
-        wait_until(is_running(job, 20), 60)
+        wait_until(is_running(job, 20))
     how = f"job 'segfaults' crashed the process: Segmentation fault at {__file__}:"
     with pytest.raises(cluster.JobError, match=f"job 'segfaults' failed: its host ended 3 times, at last: {how}"):
         submit(crash, "segfaults").result(ALL_DONE_S)
@@ -66,10 +66,10 @@ def test_a_job_that_crashes_its_process_takes_no_partner_with_it(local: Local) -
 
 def test_a_scheduler_that_is_killed(local: Local) -> None:
     job = submit(training(60, 0.02), "through")
-    wait_until(is_running(job), 60)
+    wait_until(is_running(job))
     actor = ray.get_actor(SCHEDULER, NAMESPACE)
     for _ in range(2):
-        pid = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60)
+        pid = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=300)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         after = submit(training(), f"after{pid}")  # waits for the new one
@@ -109,7 +109,7 @@ def test_kills_at_random_moments(local: Local, tmp_path: Path) -> None:
 def test_a_node_that_is_killed(local: Local) -> None:
     jobs = [submit(training(60, 0.02, number), f"moved{number}") for number in range(4)]
     for job in jobs:
-        wait_until(is_running(job, 20), 60)
+        wait_until(is_running(job, 20))
     local.ray.remove_node(local.node, allow_graceful=False)
     for number, job in enumerate(jobs):
         assert equal(job.result(ALL_DONE_S), run_one(training(60, 0, number)).value)
@@ -121,7 +121,7 @@ def test_a_node_that_is_killed(local: Local) -> None:
 def test_the_queue_goes_on_after_the_whole_cluster_was_killed(local: Local) -> None:
     jobs = [submit(training(60, 0.02, number), f"again{number}") for number in range(5)]
     for job in jobs[:4]:
-        wait_until(is_running(job, 20), 60)
+        wait_until(is_running(job, 20))
     ray.shutdown()
     for node in [local.node, local.ray.head_node]:
         local.ray.remove_node(node, allow_graceful=False)
@@ -136,7 +136,7 @@ def test_the_queue_goes_on_after_the_head_alone_was_killed(local: Local) -> None
     """The other node's processes do not know yet, and may end their jobs."""
     jobs = [submit(training(60, 0.02, number), f"headless{number}") for number in range(5)]
     for job in jobs[:4]:
-        wait_until(is_running(job, 20), 60)
+        wait_until(is_running(job, 20))
     before = local.ray
     ray.shutdown()
     before.remove_node(before.head_node, allow_graceful=False)

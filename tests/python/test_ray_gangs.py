@@ -80,8 +80,8 @@ def test_a_script_ends_as_under_torchrun_beside_another_gang_and_a_job_of_one_de
 def test_a_gang_whose_host_is_killed_goes_on_as_a_whole(local: Local) -> None:
     gang = submit(data_parallel(150, 0.02), "killed", gpus=2)
     single = submit(training(60, 0.02), "beside")
-    wait_until(is_running(gang, 40), 60)
-    wait_until(is_running(single, 10), 60)
+    wait_until(is_running(gang, 40))
+    wait_until(is_running(single, 10))
     assert len(gang.status()["device"].split()) == 2
     other = next(host for host in cluster.hosts() if "beside" not in host["jobs"])
     os.kill(local.pid(other["device"]), signal.SIGKILL)
@@ -109,6 +109,6 @@ def test_a_rank_that_fails_ends_the_gang_with_its_reason(local: Local) -> None:
 
 def test_a_gang_is_cancelled(local: Local) -> None:
     gang = submit(data_parallel(100_000, 0.01), "endless", gpus=2)
-    wait_until(is_running(gang, 5), 60)
+    wait_until(is_running(gang, 5))
     gang.cancel()
-    wait_until(lambda: gang.state == "cancelled", 60)
+    wait_until(lambda: gang.state == "cancelled")

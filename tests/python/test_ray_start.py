@@ -66,7 +66,7 @@ def test_a_queue_goes_on_after_down_and_up(tmp_path: Path, run: Command) -> None
     assert (done.returncode, done.stderr) == (0, "Job 'train' is submitted\nJob 'train' has finished\n")
     assert "trained\n" in done.stdout
     assert run("submit", "--no-wait", "long=train.py 400 0.05").returncode == 0
-    wait_until(lambda: " running " in run("list").stdout, 60)
+    wait_until(lambda: " running " in run("list").stdout)
     assert run("down").returncode == 0
     assert run("list").stderr == not_up
     assert run("up").returncode == 0

@@ -60,7 +60,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         wait_until(lambda: second.state == "suspended")
         time.sleep(0.1)
         second.resume()
-        runtime.wait(60)
+        runtime.wait(300)
         runtime.write_report(path)
     return path
 
@@ -198,9 +198,9 @@ def train(job):
 def first(job):
     train(job)
 def pair(job):
-    both.wait(30)
+    both.wait(300)
     train(job)
-    both.wait(30)
+    both.wait(300)
 def second(job):
     pair(job)
 def third(job):
@@ -229,7 +229,7 @@ def test_jobs_that_start_together_learn_what_a_step_takes_alone(tmp_path: Path) 
         runtime.submit(short, name="short", priority="primary")
         runtime.submit(long, name="long")
         runtime.start()
-        runtime.wait(60)
+        runtime.wait(300)
     report = runtime.sharing_report()
     runtime.write_report(tmp_path / "out.html")
     first, second = (report.jobs[name] for name in ("short", "long"))
@@ -329,7 +329,7 @@ def test_a_report_of_a_full_timeline(tmp_path: Path) -> None:
     with torchshare.Runtime(device="cpu", timeline_capacity=1) as runtime:
         runtime.submit(train, name="a", priority="primary")
         runtime.submit(train, name="b")
-        runtime.wait(60)
+        runtime.wait(300)
         found, _ = job_timelines.timelines([job._context.handle for job in runtime.jobs], runtime.events())
         runtime.write_report(tmp_path / "out.html")
     for name in "ab":
@@ -340,13 +340,13 @@ def test_a_report_of_a_full_timeline(tmp_path: Path) -> None:
 def test_an_ended_job_is_in_no_figure_of_the_job_that_has_its_name() -> None:
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(train, name="a")
-        runtime.wait(60)
+        runtime.wait(300)
         looked: list[bool] = []
         runtime.submit(lambda job: wait_until(lambda: looked), name="gatekeeper")
         runtime.submit(train, name="a", start="after:gatekeeper")
         before, _ = job_timelines.timelines([job._context.handle for job in runtime.jobs], runtime.events())
         looked.append(True)
-        runtime.wait(60)
+        runtime.wait(300)
         after, _ = job_timelines.timelines([job._context.handle for job in runtime.jobs], runtime.events())
     assert len(before["a"].steps) == len(before["a"].running) == 0
     assert len(after["a"].steps) == runtime.results["a"].steps == 60
@@ -363,7 +363,7 @@ def test_a_job_that_is_suspended_now_has_been_since_then() -> None:
         wait_until(lambda: first.result.ran_s > reached + 0.2)
         found, _ = job_timelines.timelines([first._context.handle], runtime.events())
         first.resume()
-        runtime.wait(60)
+        runtime.wait(300)
     assert np.ptp(found["a"].waits["suspended"]) >= 0.2
     assert np.diff(found["a"].running).sum() <= reached
 

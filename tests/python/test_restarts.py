@@ -188,7 +188,7 @@ def run(folder, fault, began):
         os.write(began, b".")
         runtime.submit(noisy(fault), name="a", threads=1)
         runtime.submit(sgd(fault), name="b", threads=1)
-        results = runtime.wait(60)
+        results = runtime.wait(300)
     torch.save([results[name].value for name in "ab"], folder / "end.tmp")
     os.rename(folder / "end.tmp", folder / "end")
 

@@ -143,7 +143,7 @@ def test_one_row_that_does_not_fit_fails_the_job_alone(caplog: Any) -> None:
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(wide, name="wide", memory_budget=2**24, threads=1)
         runtime.submit(lambda job: train(job, [(data(), None)], 1, None), name="other", memory_budget=GIB, threads=1)
-        results = runtime.wait(60, check=False)
+        results = runtime.wait(300, check=False)
     assert isinstance(results["wide"].exception, torchshare.BudgetExceeded)
     assert "one row at a time does not fit" in caplog.text
     assert results["other"].state == "finished"
@@ -165,7 +165,7 @@ def test_both_jobs_may_run_out_of_memory_at_once() -> None:
     with torchshare.Runtime(device="cpu") as runtime:
         for name in ("a", "b"):
             runtime.submit(fits_in_halves, name=name, memory_budget=5 * 2**20, threads=1)
-        results = runtime.wait(60)
+        results = runtime.wait(300)
     weights, limit = results["a"].value
     assert 0 < limit < 256
     alone = run_one(fits_in_halves, sub_batch=limit).value[0]

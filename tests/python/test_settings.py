@@ -44,7 +44,7 @@ def run_pair(primary: Train, secondary: Train) -> tuple[Result, Result]:
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(primary, name="a", priority="primary", threads=1)
         runtime.submit(secondary, name="b", threads=1)
-        results = runtime.wait(timeout=60, check=False)
+        results = runtime.wait(timeout=300, check=False)
     return results["a"], results["b"]
 
 
@@ -127,7 +127,7 @@ def test_a_secondary_that_has_done_steps_is_cancelled(caplog: pytest.LogCaptureF
     with torchshare.Runtime(device="cpu") as runtime, caplog.at_level(logging.ERROR, "torchshare"):
         runtime.submit(late, name="a", priority="primary", threads=1)
         other = runtime.submit(training(), name="b", threads=1)
-        results = runtime.wait(timeout=60)
+        results = runtime.wait(timeout=300)
     assert (results["a"].value, results["b"].state) == (torch.float64, "cancelled")
     assert "job 'b' is cancelled: job 'b': torch.set_default_dtype" in caplog.text
 
@@ -171,7 +171,7 @@ def test_a_job_may_register_hooks_on_all_while_those_of_the_other_run(table: str
         def hook(*_: object) -> None:
             came.append(table)
             in_hook.set()
-            assert registered.wait(20)
+            assert registered.wait(300)
 
         register(hook)
         handle = register(lambda *_: came.append("last"))
@@ -184,7 +184,7 @@ def test_a_job_may_register_hooks_on_all_while_those_of_the_other_run(table: str
         return came
 
     def b(job: Job) -> None:
-        assert in_hook.wait(20)
+        assert in_hook.wait(300)
         register(lambda *_: pytest.fail("in the other job"))
         registered.set()
 

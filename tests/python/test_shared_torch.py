@@ -56,7 +56,7 @@ def both(first: Callable[[Job], Any], second: Callable[[Job], Any]) -> list[Any]
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(first, name="first", priority="primary", threads=1)
         runtime.submit(second, name="second", threads=1)
-        return [result.value for result in runtime.wait(60).values()]
+        return [result.value for result in runtime.wait(300).values()]
 
 
 def trace_step(model: nn.Module, loss_fn: Callable[..., Tensor]) -> str:
@@ -404,7 +404,7 @@ def test_the_stand_in_for_cuda_outlives_the_thread_that_asked_first() -> None:
         "def run():\n"
         "    with torchshare.Runtime(device='cpu') as runtime:\n"
         "        runtime.submit(lambda job: torch.ones(2).sum().item(), name='a')\n"
-        "        return runtime.wait(30)['a'].value\n"
+        "        return runtime.wait(300)['a'].value\n"
         "first = threading.Thread(target=run); first.start(); first.join()\n"
         "print(run())"
     )
@@ -425,7 +425,7 @@ def test_a_job_with_the_turn_is_not_suspended() -> None:
                 time.sleep(0.01)
 
     def primary(job: Job) -> None:
-        assert inside.wait(30)
+        assert inside.wait(300)
         time.sleep(0.05)
         with forward_ad.dual_level():
             pass
@@ -434,7 +434,7 @@ def test_a_job_with_the_turn_is_not_suspended() -> None:
         runtime.submit(primary, priority="primary", threads=1)
         job = runtime.submit(lower, threads=1)
         runtime.start()
-        assert inside.wait(30)
+        assert inside.wait(300)
         job.suspend()
         wait_until(lambda: runtime.results["primary"].state == "finished")
         job.resume()
@@ -452,7 +452,7 @@ def test_a_job_that_is_cancelled_while_it_waits_for_forward_mode_leaves_the_lock
             return "again"
 
     def second(job: Job) -> None:
-        assert inside.wait(30)
+        assert inside.wait(300)
         with forward_ad.dual_level():
             pass
 
@@ -460,12 +460,12 @@ def test_a_job_that_is_cancelled_while_it_waits_for_forward_mode_leaves_the_lock
         runtime.submit(first, threads=1)
         waiting = runtime.submit(second, threads=1)
         runtime.start()
-        assert inside.wait(30)
+        assert inside.wait(300)
         time.sleep(0.2)
         waiting.cancel()
         wait_until(lambda: waiting.state == "cancelled")
         free.set()
-        assert runtime.wait(30)["first"].value == "again"
+        assert runtime.wait(300)["first"].value == "again"
 
 
 def test_a_level_of_forward_mode_may_be_older_than_the_runtime() -> None:
@@ -483,7 +483,7 @@ def test_a_turn_that_a_job_still_holds_is_released_at_its_end() -> None:
     with torchshare.Runtime(device="cpu") as runtime:
         for name in ("a", "b"):
             runtime.submit(body, name=name, threads=1)
-            runtime.wait(30)
+            runtime.wait(300)
         assert not torch._dynamo.convert_frame.compile_lock.is_held_elsewhere()
     assert forward_ad._current_level == -1
 
@@ -504,7 +504,7 @@ def test_a_job_that_imports_does_not_wait_for_the_one_that_waits_for_its_module(
 
     def traces(job: Job) -> None:
         def function(x: Tensor) -> Tensor:
-            assert importing.wait(30)
+            assert importing.wait(300)
             time.sleep(0.1)
             return importlib.import_module("scripts_itself").double(x)
 
@@ -513,7 +513,7 @@ def test_a_job_that_imports_does_not_wait_for_the_one_that_waits_for_its_module(
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(imports, threads=1)
         runtime.submit(traces, threads=1)
-        runtime.wait(30)
+        runtime.wait(300)
 
 
 def test_a_child_that_is_forked_during_a_trace_may_trace() -> None:
@@ -522,12 +522,12 @@ def test_a_child_that_is_forked_during_a_trace_may_trace() -> None:
         "inside, forked = threading.Event(), threading.Event()\n"
         "def function(x):\n"
         "    inside.set()\n"
-        "    assert forked.wait(30)\n"
+        "    assert forked.wait(300)\n"
         "    return 2 * x\n"
         "with torchshare.Runtime(device='cpu') as runtime:\n"
         "    runtime.submit(lambda job: torch.jit.trace(function, torch.ones(2), check_trace=False), threads=1)\n"
         "    runtime.start()\n"
-        "    inside.wait(30)\n"
+        "    inside.wait(300)\n"
         "    child = os.fork()\n"
         "    if child == 0:\n"
         "        torch.jit.trace(lambda x: 2 * x, torch.ones(2))\n"
@@ -557,5 +557,5 @@ def test_a_class_is_scripted_and_a_jvp_compiled_as_without_a_runtime() -> None:
                 self.by = torch.ones(1)
 
         runtime.submit(body, threads=1)
-        value = runtime.wait(60)["body"].value
+        value = runtime.wait(300)["body"].value
     torch.testing.assert_close(value, torch.ones(2).cos())

@@ -266,7 +266,7 @@ def test_ctrl_c_ends_a_long_simulation(tmp_path):
     assert process.stderr is not None
     assert process.stderr.readline() == "go\n"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (130, "torchshare: stopped\n")
 
 
@@ -289,7 +289,7 @@ def test_ctrl_c_while_the_simulations_are_being_queued_stops_them(monkeypatch):
 
     def progress(index, ended):
         begun.add(index)
-        assert stopping.wait(60)
+        assert stopping.wait(300)
 
     monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
     monkeypatch.setattr(ThreadPoolExecutor, "shutdown", stopped)

@@ -86,10 +86,10 @@ def test_a_step_that_a_loop_breaks_out_after_is_in_its_checkpoints(tmp_path: Pat
         torchshare.Runtime(device="cpu", checkpoint=tmp_path, every=1) as runtime,
     ):
         runtime.submit(lambda job: train(job, True), name="a", threads=1)
-        runtime.wait(60)
+        runtime.wait(300)
     with torchshare.Runtime(device="cpu", checkpoint=tmp_path, every=1, resume=True) as runtime:
         runtime.submit(lambda job: train(job, False), name="a", threads=1)
-        result = runtime.wait(60)["a"]
+        result = runtime.wait(300)["a"]
     assert result.earlier_steps == 5  # the checkpoint is of the first step of the third pass
 
 
@@ -131,7 +131,7 @@ def test_validations_in_the_body_of_a_step_are_part_of_its_time() -> None:
 
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(train, name="alone", threads=1)
-        runtime.wait(60)
+        runtime.wait(300)
         events = runtime.events()
     step = next(event for event in events if event[0] == "step")
     sub_batch = next(event for event in events if event[0] == "sub_batch")
@@ -185,7 +185,7 @@ def test_a_loop_without_batches_is_suspended_with_its_memory() -> None:
         wait_until(lambda: job.state == "suspended")
         assert job._context.handle.memory_held < 2**20
         job.resume()
-        result = runtime.wait(60)["a"]
+        result = runtime.wait(300)["a"]
     assert (result.value, result.steps) == (0.0, 3)
 
 

@@ -81,5 +81,5 @@ def test_checkpoints_count_steps(tmp_path: Any, caplog: pytest.LogCaptureFixture
 
     with caplog.at_level(logging.WARNING), torchshare.Runtime(device="cpu", checkpoint=tmp_path, every=1) as runtime:
         runtime.submit(train, name="alone", threads=1, sub_batch=6)
-        runtime.wait(60)
+        runtime.wait(300)
     assert max(int(found) for path in tmp_path.rglob("*") for found in re.findall(r"(\d+)", path.stem)) == STEPS

@@ -77,7 +77,7 @@ def test_a_thread_may_outlive_its_job():
     go_on, drawn_after = threading.Event(), []
 
     def late() -> None:
-        go_on.wait(60)
+        go_on.wait(300)
         drawn_after.append(float(torch.randn(1)))
 
     def starts(_job: Job) -> threading.Thread:
@@ -87,5 +87,5 @@ def test_a_thread_may_outlive_its_job():
 
     thread = run_one(starts).value
     go_on.set()
-    thread.join(60)
+    thread.join(300)
     assert len(drawn_after) == 1

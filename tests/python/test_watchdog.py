@@ -30,7 +30,7 @@ def named(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
 def run(function: Callable[[Job], Any], **options: Any) -> None:
     with torchshare.Runtime(device="cpu", **{"stuck_after": STUCK_S, **options}) as runtime:
         runtime.submit(function, name="a", threads=1)
-        runtime.wait(30)
+        runtime.wait(300)
 
 
 def blocks_on_a_lock(_job: Job) -> None:
@@ -134,7 +134,7 @@ def test_a_job_that_is_kept_at_the_gate_or_has_not_started_is_not_named(named: C
         time.sleep(LONG_S)
         assert kept.result.ops == 0
         end.set()
-        runtime.wait(30)
+        runtime.wait(300)
     assert named("first") == named("kept") == named("later") == []
 
 

@@ -19,15 +19,19 @@ from torchshare.isolation.shared_changes import Change
 
 
 def route(patches: Patches) -> None:
-    patches.wrap(Library, "impl", _registering)
+    present = frozenset(each.partition("::")[0] for each in torch._C._dispatch_get_all_op_names())
+    patches.wrap(Library, "impl", functools.partial(_registering, present))
 
 
-def _registering(original: Callable[..., None]) -> Callable[..., None]:
+def _registering(present: frozenset[str], original: Callable[..., None]) -> Callable[..., None]:
+    """`present` are the namespaces of ops that were loaded before the jobs."""
+
     @functools.wraps(original)
     def impl(self: Library, op_name: Any, fn: Callable[..., Any], dispatch_key: str = "", **options: Any) -> None:
         tenant = current.tenant()
         op = _qualified(self.ns, op_name)
-        if tenant is not None and op not in torch.library._defs:  # an op of Python's
+        is_defined_here = op in torch.library._defs  # with `Library.define`
+        if tenant is not None and not is_defined_here and (self.ns in present or packages.is_shared(tenant, self.ns)):
             frame = _caller()
             if packages.author(frame) not in ("torch", "torchshare") and not packages.being_imported(frame):
                 library, what = weakref.ref(self), f"the kernel of {op} for {dispatch_key or self.dispatch_key}"
