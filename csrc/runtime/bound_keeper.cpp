@@ -33,16 +33,19 @@ bool has_lower_beside(const JobTable& jobs, const LiveJob& job) {
 BoundKeeper::BoundKeeper(std::optional<double> max_slowdown, std::size_t keep, Gate& gate, Timeline& timeline)
     : max_slowdown_(max_slowdown), keep_(keep), gate_(gate), timeline_(timeline) {
   if (max_slowdown_) {
-    gate_.set_pace(SlowdownBound(*max_slowdown_).pace());
+    SlowdownBound{*max_slowdown_};  // throws if it is invalid, before the first step
   }
 }
 
 void BoundKeeper::step(const JobTable& jobs, const LiveJob& job, std::chrono::nanoseconds begin,
                        std::chrono::nanoseconds now) {
-  if (!max_slowdown_ || job.record->steps <= kWarmUpSteps || is_outranked(jobs, job)) {
+  if (!max_slowdown_ || is_outranked(jobs, job)) {
     return;
   }
   SlowdownBound& bound = bound_of(job);
+  if (job.record->steps <= kWarmUpSteps) {
+    return;
+  }
   const Pace former = bound.pace();
   const std::uint64_t windows = bound.windows();
   const bool could_hold = !bound.cannot_hold();
@@ -81,6 +84,8 @@ void BoundKeeper::end(JobId job) noexcept {
   }
   known->second.has_ended = true;
   const auto ended = [](const auto& each) { return each.second.has_ended; };
+  const auto other = std::find_if_not(bounds_.begin(), bounds_.end(), ended);
+  gate_.set_pace(other == bounds_.end() ? Pace{} : other->second.bound.pace());
   if (static_cast<std::size_t>(std::count_if(bounds_.begin(), bounds_.end(), ended)) > keep_) {
     bounds_.erase(std::find_if(bounds_.begin(), bounds_.end(), ended));
   }

@@ -13,7 +13,8 @@
 namespace torchshare {
 
 /// Keeps the bound on the primary's slowdown: from its steps, a SlowdownBound learns the pace of lower jobs, which the
-/// gate applies. Not thread-safe.
+/// gate applies from its second step, the first whose time is known, to its end. A primary without steps, such as a
+/// server, limits no other job. Not thread-safe.
 class BoundKeeper {
  public:
   /// `keep`: bounds of ended jobs. Throws std::invalid_argument for an invalid bound.

@@ -583,37 +583,60 @@ TEST_F(CoordinatorTest, RefusesInvalidProfilesAndKeepsNothingOfThem) {
   EXPECT_THAT(coordinator_.names(), ElementsAre());
 }
 
-TEST(BoundedCoordinator, PacesLowerJobsByThePrimarysSteps) {
-  ManualClock clock;
-  Timeline timeline(1000);
-  Gate gate(make_gate_policy("priority", {}), clock);
-  Coordinator coordinator(clock, timeline, gate, {.max_slowdown = 0.05});
-  Member primary(coordinator, clock, {.name = "a", .priority = Priority::kPrimary});
-  Member secondary(coordinator, clock, {.name = "b"});
-  EXPECT_TRUE(coordinator.wait_to_start(primary.id()));
-  EXPECT_TRUE(coordinator.wait_to_start(secondary.id()));
-  const Gate::Membership first(gate, primary.slot(), nullptr);
-  const Gate::Membership second(gate, secondary.slot(), nullptr);
+class BoundedPair : public ::testing::Test {
+ protected:
+  BoundedPair() {
+    EXPECT_TRUE(coordinator_.wait_to_start(primary_.id()));
+    EXPECT_TRUE(coordinator_.wait_to_start(secondary_.id()));
+  }
+
+  ManualClock clock_;
+  Timeline timeline_{1000};
+  Gate gate_{make_gate_policy("priority", {}), clock_};
+  Coordinator coordinator_{clock_, timeline_, gate_, {.max_slowdown = 0.05}};
+  Member primary_{coordinator_, clock_, {.name = "a", .priority = Priority::kPrimary}};
+  Member secondary_{coordinator_, clock_, {.name = "b"}};
+};
+
+TEST_F(BoundedPair, PacesLowerJobsByThePrimarysSteps) {
+  const Gate::Membership first(gate_, primary_.slot(), nullptr);
+  const Gate::Membership second(gate_, secondary_.slot(), nullptr);
   int open = 0;
   constexpr int kMilliseconds = 20'000;
   for (int left = 0, now = 0; now < kMilliseconds; ++now) {
-    const bool runs = gate.try_enter(secondary.slot());
+    const bool runs = gate_.try_enter(secondary_.slot());
     open += runs ? 1 : 0;
     left -= runs ? 5 : 10;  // the secondary costs it half its speed
-    clock.advance(1ms);
+    clock_.advance(1ms);
     if (left <= 0) {
-      primary.step();
+      primary_.step();
       left = 100;
     }
   }
-  const auto stats = coordinator.bound(primary.id());
+  const auto stats = coordinator_.bound(primary_.id());
   ASSERT_TRUE(stats.has_value());
   EXPECT_NEAR(stats->alone, 0.01, 0.001);
   EXPECT_NEAR(stats->loss, 0.5, 0.1);
   EXPECT_NEAR(static_cast<double>(open) / kMilliseconds, 0.08, 0.03);
   EXPECT_GE(stats->windows, 15U);
   EXPECT_GE(stats->windows_inside, stats->windows - 2);
-  EXPECT_FALSE(coordinator.bound(secondary.id()).has_value());
+  EXPECT_FALSE(coordinator_.bound(secondary_.id()).has_value());
+}
+
+TEST_F(BoundedPair, APrimaryWithoutStepsLimitsNoOther) {
+  clock_.advance(10s);
+  secondary_.step();
+  EXPECT_EQ(gate_.pace(), Pace{});
+}
+
+TEST_F(BoundedPair, TheBoundHoldsFromThePrimarysFirstTimedStepToItsEnd) {
+  for (int step = 0; step < 2; ++step) {
+    clock_.advance(10ms);
+    primary_.step();
+  }
+  EXPECT_NEAR(gate_.pace().share, 0.05, 0.01);
+  primary_.end(JobState::kFinished);
+  EXPECT_EQ(gate_.pace(), Pace{}) << "another primary, such as a server, may follow";
 }
 
 TEST_F(CoordinatorTest, AGivenUpJobChangesNothingAnyMore) {

@@ -85,7 +85,7 @@ def test_a_suspended_job_keeps_no_blocks() -> None:
         wait_until(lambda: resident() < with_blocks - 250 * MIB)
         go_on.set()
         job.resume()
-        assert runtime.wait(300)[job.name].value == "done"
+        assert runtime.wait(60)[job.name].value == "done"
 
 
 def test_an_ended_job_keeps_no_blocks_but_its_results() -> None:

@@ -40,19 +40,19 @@ def test_slurm_queues_the_pair_again_and_it_goes_on(tmp_path: Path) -> None:
         assert line
         seen |= {line.strip()} & {"a: step", "b: step"}
     first.send_signal(signal.SIGTERM)
-    rest, _ = first.communicate(timeout=300)
+    rest, _ = first.communicate(timeout=60)
     assert first.returncode == 143, rest
     assert (tmp_path / "scontrol.log").read_text() == "requeue 17\n"
     assert len(list((tmp_path / "checkpoints-17").glob("*.pt"))) == 2
 
     second = start(100)
-    output, _ = second.communicate(timeout=300)
+    output, _ = second.communicate(timeout=60)
     assert second.returncode == 0, output
     assert output.count("resumes at step") == 2
     assert output.count("trained") == 2
 
     failing = start(-1)  # no batch
-    failing.communicate(timeout=300)
+    failing.communicate(timeout=60)
     assert failing.returncode == 1
     assert (tmp_path / "scontrol.log").read_text() == "requeue 17\n"
 

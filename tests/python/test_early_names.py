@@ -100,7 +100,7 @@ def test_a_job_that_sleeps_can_be_cancelled_at_once():
         while job.state != "running":
             time.sleep(0.01)
         job.cancel()
-        assert runtime.wait(300)["sleeps"].state == "cancelled"
+        assert runtime.wait(30)["sleeps"].state == "cancelled"
 
 
 def test_afterwards_all_names_are_as_before():

@@ -213,7 +213,7 @@ def test_a_cancel_in_the_middle_of_a_queue_of_kernels() -> None:
         runtime.start()
         wait_until(lambda: endless.result.ops > 200)
         endless.cancel()
-        results = runtime.wait(300)
+        results = runtime.wait(60)
     assert results["queues"].state == "cancelled"
     assert identical(results["other"].value, alone(conv, 0))
 
@@ -249,7 +249,7 @@ def test_devices_without_a_gpu_of_that_number() -> None:
 def test_a_minute_of_everything() -> None:
     """Jobs come, share, are suspended and cancelled; memory is given back, and the last ones train as the first."""
     expected = alone(conv, 0)
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 60
     held = []
     rounds = 0
     while time.monotonic() < deadline:
@@ -263,7 +263,7 @@ def test_a_minute_of_everything() -> None:
             second.resume()
             if rounds % 3 == 0:
                 second.cancel()
-            results = runtime.wait(300)
+            results = runtime.wait(60)
         assert identical(expected, results["first"].value)
         del results, first, second
         held.append(held_by_tensors())

@@ -61,7 +61,7 @@ def test_a_suspended_job_launches_nothing(policy: str) -> None:
             job.resume()
             wait_until(lambda: job.state == "running")  # the state follows the job; it may still say "suspended"
         job.cancel()
-        results = runtime.wait(300)
+        results = runtime.wait(60)
     assert results["counts"].state == "cancelled"
     expected = alone(conv, 0, epochs=1)
     assert all(identical(expected, result.value) for name, result in results.items() if name != "counts")
@@ -92,7 +92,7 @@ def test_a_cancel_while_a_graph_is_captured() -> None:
         runtime.submit(trainer(conv), name="other", priority="primary", threads=1)
         job.cancel()
         keeper.release.set()
-        results = runtime.wait(300)
+        results = runtime.wait(60)
     assert results["captures"].state == "cancelled"
     assert identical(alone(conv, 0), results["other"].value)
     results = run_pair(trainer(conv, graph=True), trainer(attention, graph=True))

@@ -11,7 +11,7 @@ from torch import nn
 import torchshare
 from torchshare import Job
 
-SOON_S = 300.0
+SOON_S = 60.0
 
 
 def joined() -> None:

@@ -514,7 +514,7 @@ def test_a_job_is_suspended_when_its_checkpoint_could_be_written(hosts: Hosts, m
     assert (report.state, report.can_save, report.has_saved) == ("running", False, False)
     assert report.trouble == "no checkpoint can be written: No space left on device"
     disk.full = False
-    stopping.join(300)
+    stopping.join(30)
     assert ended(host, "a").state == "suspended"
     assert list(hosts.storage.logs("id-a").glob("a.*.pt"))
 

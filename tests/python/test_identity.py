@@ -103,7 +103,7 @@ def test_a_partner_that_ends_badly_changes_no_bit(what, function, priority):
             partner.resume()
         if what != "fails":  # this job ends by itself
             partner.cancel()
-        results = runtime.wait(300, check=False)
+        results = runtime.wait(60, check=False)
     assert results["partner"].state == ("failed" if what == "fails" else "cancelled")
     assert identical(alone, results["train"].value)
 
@@ -119,7 +119,7 @@ def test_a_job_that_is_suspended_and_resumed_changes_no_bit():
             job.suspend()
             wait_until(lambda: job.state != "running")
             job.resume()
-        assert identical(alone, runtime.wait(300)["train"].value)
+        assert identical(alone, runtime.wait(60)["train"].value)
 
 
 class Listens(TorchDispatchMode):

@@ -42,7 +42,7 @@ def start_and_cancel(rounds: int) -> None:
             while index % 2 and first.result.ops == 0:
                 pass  # every other round is cancelled while it works
             runtime.cancel()
-            assert {result.state for result in runtime.wait(300).values()} == {"cancelled"}
+            assert {result.state for result in runtime.wait(20).values()} == {"cancelled"}
 
 
 def timers_gone() -> None:
@@ -85,7 +85,7 @@ def test_a_closed_runtime_releases_the_objects_of_its_jobs():
         while runtime.results["finished"].state != "finished":
             pass
         runtime.cancel()
-        runtime.wait(300)
+        runtime.wait(20)
     with torchshare.Runtime() as never_started:
         pending = submit(never_started, name="pending")
         never_started.close()
@@ -142,7 +142,7 @@ def test_a_runtime_forgets_the_jobs_that_have_ended(jobs: int) -> None:
     assert after[1] <= before[1]
     assert after[2] - before[2] < 8 * MIB + jobs * MIB // 20
     assert len(steps) == 5, "the events of the last five to end"
-    assert str(jobs - 1) in steps
+    assert steps >= set(map(str, range(jobs - 4, jobs))), "only one can end after those that were submitted later"
     assert walked[0] == 0
     assert walked[1] <= 2 + 5 + 1
     assert len(results) == jobs
@@ -248,7 +248,7 @@ def test_a_job_that_has_ended_otherwise_keeps_nothing_that_it_used(end: str) -> 
         if end == "cancelled":
             wait_until(lambda: runtime.results["a"].ops > 0)
             runtime.cancel()
-        assert runtime.wait(300)["a"].state == end
+        assert runtime.wait(60)["a"].state == end
         gc.collect()
         assert marker() is None
 
@@ -280,7 +280,7 @@ def test_a_runtime_that_is_dropped_while_any_lock_is_held_is_closed_by_another_t
 
     ended = threading.Event()
     threading.Thread(target=collect, daemon=True).start()
-    assert ended.wait(300), "it waits for a lock that it holds"
+    assert ended.wait(20), "it waits for a lock that it holds"
     wait_until(lambda: routing._open == before)
 
 

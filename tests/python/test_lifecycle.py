@@ -363,7 +363,7 @@ def test_a_cancel_does_not_land_inside_a_fork() -> None:
         "    runtime.start()\n"
         "    assert inside.wait(300)\n"
         "    job.cancel()\n"
-        "    state = runtime.wait(300)['body'].state\n"
+        "    state = runtime.wait(10)['body'].state\n"
         "hooks.append(os.waitstatus_to_exitcode(os.wait()[1]))\n"
         "print(state, hooks)"
     )
@@ -454,7 +454,7 @@ def signalled(process: subprocess.Popen[str], *signals: tuple[str, float, int]) 
         assert line in printed, (printed, process.communicate(timeout=SOON_S))
         time.sleep(delay)
         process.send_signal(number)
-    return process.communicate(timeout=300)
+    return process.communicate(timeout=30)
 
 
 def twice(gap: float) -> tuple[tuple[str, float, int], ...]:

@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "scripts" / "ddp" / "train.py"
 
 
 def torchrun(
-    *arguments: str, folder: Path, timeout: float = 300, launcher: str = "torch.distributed.run"
+    *arguments: str, folder: Path, timeout: float = 60, launcher: str = "torch.distributed.run"
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program on two ranks. Kills them all on a timeout."""
     run = subprocess.Popen(
@@ -119,7 +119,7 @@ def test_a_rank_killed_in_a_collective_ends_all_jobs(tmp_path: Path):
 )
 def test_a_rank_killed_during_a_decision_ends_all_jobs(dies: int, reason: str, within: int, tmp_path: Path):
     command = [sys.executable, str(PROGRAMS / "dying.py"), str(dies)]
-    _, out, err = two_ranks(command, tmp_path, watched=1 - dies, timeout=300)
+    _, out, err = two_ranks(command, tmp_path, watched=1 - dies, timeout=60)
     assert reason in err and reason in out, out + err
     states, _, seconds = out.splitlines()[-1].partition(" after ")
     assert "running" not in states and int(seconds.removesuffix(" s")) < within, out

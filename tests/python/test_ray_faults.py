@@ -69,7 +69,7 @@ def test_a_scheduler_that_is_killed(local: Local) -> None:
     wait_until(is_running(job))
     actor = ray.get_actor(SCHEDULER, NAMESPACE)
     for _ in range(2):
-        pid = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=300)
+        pid = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         after = submit(training(), f"after{pid}")  # waits for the new one

@@ -111,4 +111,4 @@ def test_a_gang_is_cancelled(local: Local) -> None:
     gang = submit(data_parallel(100_000, 0.01), "endless", gpus=2)
     wait_until(is_running(gang, 5))
     gang.cancel()
-    wait_until(lambda: gang.state == "cancelled")
+    wait_until(lambda: gang.state == "cancelled", 60)

@@ -60,7 +60,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         wait_until(lambda: second.state == "suspended")
         time.sleep(0.1)
         second.resume()
-        runtime.wait(300)
+        runtime.wait(60)
         runtime.write_report(path)
     return path
 
@@ -363,7 +363,7 @@ def test_a_job_that_is_suspended_now_has_been_since_then() -> None:
         wait_until(lambda: first.result.ran_s > reached + 0.2)
         found, _ = job_timelines.timelines([first._context.handle], runtime.events())
         first.resume()
-        runtime.wait(300)
+        runtime.wait(60)
     assert np.ptp(found["a"].waits["suspended"]) >= 0.2
     assert np.diff(found["a"].running).sum() <= reached
 

@@ -22,7 +22,7 @@ FAST = [("language_model", "reinforcement"), ("reinforcement", "language_model")
 PAIRS = list(itertools.permutations(SCRIPTS, 2))
 REFUSED = {pair: "torch.set_default_dtype is one per process" for pair in PAIRS if "double_precision" in pair}
 """Pairs of which the second script fails, with the text that says why. To become shorter, not longer."""
-LIMIT_S = 300
+LIMIT_S = 60
 LOGS = {".log", ".txt", ".csv", ".json"}
 
 Files = dict[str, bytes]

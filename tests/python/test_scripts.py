@@ -295,7 +295,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_scripts(tmp_path: Path):
     while not lines or "evaluated" not in lines[-1]:
         lines.append(process.stdout.readline())
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=30)
     states = {
         line.split()[0]: line.split()[2] for line in out.splitlines() if line.startswith(("stops", "goes", "wait"))
     }
@@ -342,7 +342,7 @@ def test_each_script_has_the_run_of_its_logger(tmp_path: Path, monkeypatch: pyte
 import os, sys, time, {name}
 {name}.init(sys.argv[1])
 open(f"{{sys.argv[1]}}.there", "w").close()
-until = time.monotonic() + 300
+until = time.monotonic() + 60
 while not (os.path.exists("a.there") and os.path.exists("b.there")) and time.monotonic() < until:
     time.sleep(0.01)
 print({name}.run)

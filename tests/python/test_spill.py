@@ -160,7 +160,7 @@ def test_without_room_the_memory_stays(caplog: Any, monkeypatch: pytest.MonkeyPa
         runtime.start()
         until(lambda: job.state == "suspended")
         job.resume()
-        value = runtime.wait(300)["a"].value
+        value = runtime.wait(60)["a"].value
     assert "job 'a': is suspended, but its memory stays on the device" in caplog.text
     assert all(map(torch.equal, value, run_one(wide).value))
 
@@ -217,7 +217,7 @@ def test_a_plain_suspension_after_a_spill_is_kept() -> None:
         runtime.start()
         until(lambda: job.result.steps > 3)
         job.suspend(spill=True)
-        assert moving.wait(300)
+        assert moving.wait(10)
         job.resume()
         job.suspend()
         until(lambda: job.state == "suspended")

@@ -87,5 +87,5 @@ def test_a_thread_may_outlive_its_job():
 
     thread = run_one(starts).value
     go_on.set()
-    thread.join(300)
+    thread.join(60)
     assert len(drawn_after) == 1

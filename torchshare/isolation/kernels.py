@@ -24,7 +24,7 @@ def route(patches: Patches) -> None:
 
 
 def _registering(present: frozenset[str], original: Callable[..., None]) -> Callable[..., None]:
-    """`present` are the namespaces of ops that were loaded before the jobs."""
+    """`present`: namespaces of the ops that were loaded before the first runtime was opened."""
 
     @functools.wraps(original)
     def impl(self: Library, op_name: Any, fn: Callable[..., Any], dispatch_key: str = "", **options: Any) -> None:

@@ -25,7 +25,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _S = TypeVar("_S")
 _T = TypeVar("_T")
 YES_NO = "yes|no"
-_INDENT = 12 * " "  # of a docstring's arguments
+_INDENT = 4 * " "  # of a docstring's arguments, once the docstring has no common indentation
 _shown = reprlib.Repr()
 _shown.maxstring = _shown.maxother = 80
 
@@ -191,7 +191,7 @@ def documented(options: type) -> Callable[[_F], _F]:
                 textwrap.fill(f"{name}: {option.help}", 120, initial_indent=_INDENT, subsequent_indent=_INDENT + "    ")
                 for name, option in found.items()
             ]
-            function.__doc__ = function.__doc__.replace("{options}", "\n".join(texts).lstrip())
+            function.__doc__ = inspect.cleandoc(function.__doc__).replace("{options}", "\n".join(texts).lstrip())
         return function
 
     return decorate

@@ -184,7 +184,7 @@ class Ranks:
         is held on another. The origin is sent as wall-clock time."""
         if self._rank.is_first:
             share, cycle, age = self._runtime.pace()
-            if share < 1 and self._pace != (share, cycle):
+            if self._pace != (share, cycle):
                 self._pace = (share, cycle)
                 self._reader.set("pace", json.dumps([share, cycle, time.time() - age]))
         elif self._reader.check(["pace"]):

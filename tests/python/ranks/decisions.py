@@ -1,5 +1,6 @@
 """Run by torchrun: all ranks take the same decisions about starts, suspensions, the bound and the end of jobs."""
 
+import threading
 import time
 
 import torch
@@ -70,20 +71,31 @@ def opposite_orders_end_alike() -> None:
 
 
 def bound_is_kept_by_one_pace() -> None:
+    may_end = threading.Event()
+
+    def steps_and_waits(job) -> None:
+        step_40_times(job)
+        job.log(done=1)
+        may_end.wait(20)
+
     with torchshare.Runtime(device="cpu", max_slowdown=0.1) as runtime:
-        runtime.submit(step_40_times, name="a", priority="primary")
+        a = runtime.submit(steps_and_waits, name="a", priority="primary")
         b = runtime.submit(work_for_ever, name="b")
         first, _, _ = runtime._handle.pace()
         runtime.start()
-        until(lambda: runtime.jobs[0].state == "finished")
-        from_both("finished")
+        until(lambda: a.result.metrics)
+        from_both("done")
         time.sleep(0.3)
         share, cycle, age = runtime._handle.pace()
         paces = from_both([share, cycle, (time.time() - age) % cycle])
         assert paces[0][:2] == paces[1][:2] and share not in (first, 1), (first, paces)
         apart = abs(paces[0][2] - paces[1][2])
         assert min(apart, cycle - apart) < 0.02, paces
+        may_end.set()
+        until(lambda: a.state == "finished")
+        until(lambda: runtime._handle.pace()[0] == 1)  # on both: without a primary, no job is held
         assert not runtime.bound_report() or RANK == 0
+        from_both("open")
         b.cancel()
 
 

@@ -48,7 +48,7 @@ def one_round(number: int) -> None:
         if cancelled_on == RANK:
             time.sleep(cancel_after)
             b.cancel()
-        results = runtime.wait(timeout=300)
+        results = runtime.wait(timeout=60)
     assert results["a"].state == "finished", results
     assert results["b"].state == "finished" or cancelled_on is not None, results
     if RANK == 0:
