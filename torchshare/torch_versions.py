@@ -19,6 +19,7 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = dict.fromkeys(
         "torch._C._distributed_c10d.PrefixStore",
         "torch._C._distributed_c10d.TCPStore",
         "torch._C._distributed_c10d._unregister_process_group",
+        "torch._C._dispatch_get_all_op_names",
         "torch._C._get_fp32_precision_getter",
         "torch._C._set_cpu_allow_fp16_reduced_precision_reduction",
         "torch._C._set_deterministic_algorithms",
