@@ -61,8 +61,8 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = dict.fromkeys(
     ),
     CHECKED,
 )
-"""Each name, and the versions with which it was checked. The functions of `torch._C` that read and write settings are in
-isolation/settings.py; opening a runtime looks all of them up."""
+"""Each name, and the versions with which it was checked. The functions of `torch._C` that read and write settings are
+in isolation/settings.py; opening a runtime looks all of them up."""
 
 
 class OtherTorch(ImportError):
