@@ -11,8 +11,7 @@
 #include <utility>
 #include <vector>
 
-// What differs between the versions of torch; no other file of csrc/ has an `#if` for it. Tested with 2.11.0
-// and 2.15.0.
+// What differs between the versions of torch; no other file of csrc/ has an `#if` for it. Written for 2.11 and 2.15.
 #define TORCHSHARE_TORCH_2_15 (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15)
 
 namespace torchshare {
