@@ -54,8 +54,8 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = dict.fromkeys(
     ),
     CHECKED,
 )
-"""Each name that no table of torchshare.isolation replaces, and the versions with which it was checked. The functions of
-`torch._C` that read and write settings are in isolation/settings.py; opening a runtime looks all of them up."""
+"""Each name that no table of torchshare.isolation replaces, and the versions with which it was checked. The functions
+of `torch._C` that read and write settings are in isolation/settings.py; opening a runtime looks all of them up."""
 
 
 def is_one_of(version: str, versions: str) -> bool:
