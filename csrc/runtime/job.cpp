@@ -69,7 +69,7 @@ bool RuntimeJob::limits_memory() const {
 
 JobStats RuntimeJob::stats() const {
   JobStats stats{
-      .ops = slot_.ops() + adopted_ops(), .memory_peak = budget_->peak(), .memory_cached = budget_->peak_cached()};
+      .ops = slot_.ops() + served_ops(), .memory_peak = budget_->peak(), .memory_cached = budget_->peak_cached()};
   times_.set(stats);
   return stats;
 }

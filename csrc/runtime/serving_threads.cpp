@@ -29,7 +29,7 @@ ServingThread::ServingThread(const JobParts& job, OpContext& own, at::Generator 
 }
 
 void ServingThread::handle_interrupts() {
-  own_.begin_adopted_op();
+  own_.begin_served_op();
   Gate& gate = job_.runtime.gate;
   bool is_admitted = false;
   while (!is_admitted) {
