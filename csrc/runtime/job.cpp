@@ -119,7 +119,7 @@ std::unique_ptr<DeviceGraph> RuntimeJob::capture(const std::function<void()>& wo
 template <class Work>
 void RuntimeJob::outside_gate(Work work) {
   const Ungated here;
-  interrupts_.without_language_lock(work);
+  without_lock(*language_, work);
 }
 
 void RuntimeJob::launch(DeviceGraph& graph, const std::string& name) {
