@@ -11,7 +11,8 @@ from torchshare.context.checks import check_count
 from torchshare.context.job_context import JobContext
 from torchshare.context.results import ENDED, Result
 from torchshare.serving import requests, served
-from torchshare.serving.request import RequestBatch
+from torchshare.serving.request_batch import RequestBatch
+from torchshare.serving.serving import serving_of
 from torchshare.training import batches
 from torchshare.training.batches import Batch, Count, Reduction
 from torchshare.training.batches import Options as BatchOptions
@@ -171,7 +172,7 @@ class Job:
         Raises:
             TypeError, ValueError: for invalid arguments.
         """
-        return requests.serve(requests.serving_of(self._context), source, max_batch, max_wait, slo)
+        return requests.serve(serving_of(self._context), source, max_batch, max_wait, slo)
 
     def serve(self, function: Callable[P, T], *, slo: str | None = None) -> Callable[P, T]:
         """A function that does what `function` does, for any thread to call while the job runs, such as the handlers of
@@ -192,7 +193,7 @@ class Job:
             function: what answers, called in the caller's thread.
             slo: as for `requests`.
         """
-        return served.served(requests.serving_of(self._context), function, slo)
+        return served.served(serving_of(self._context), function, slo)
 
     def compiled_step(
         self,
