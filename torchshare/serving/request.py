@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Request:
-    """What a client asks of a job; see `Job.requests`. It arrives when it is made. Any thread."""
+    """A request of a client to a job; see `Job.requests`. It arrives when it is created. Any thread."""
 
     def __init__(self, data: Any) -> None:
         self.data = data

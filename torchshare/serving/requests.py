@@ -88,7 +88,7 @@ def _batches(serving: Serving, waiting: _Waiting, max_batch: int, max_wait_ns: i
         batch = RequestBatch(serving, found, [rows_of(each.data) for each in found])
         del found, first
         yield batch
-        del batch  # nobody answers it if the program has dropped it
+        del batch  # fails its requests if the program has dropped it, too
 
 
 class _Waiting:

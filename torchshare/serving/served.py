@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 class _Here(threading.local):
     serving: Serving | None = None
-    """For which the thread answers a request."""
+    """The one for which the thread answers a request."""
 
 
 _here = _Here()
