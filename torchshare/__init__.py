@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from torchshare.runtime.options import JobOptions, RuntimeOptions
     from torchshare.runtime.runtime import Runtime
     from torchshare.runtime.sharing import SharingReport
-    from torchshare.serving.request import Request, RequestBatch
+    from torchshare.serving.request import Request
+    from torchshare.serving.request_batch import RequestBatch
     from torchshare.serving.requests import requests
     from torchshare.serving.served import serve
     from torchshare.training.batches import Batch
@@ -75,7 +76,7 @@ _MODULES = {
     "JobOptions": "runtime.options",
     "Profile": "profiles.profile",
     "Request": "serving.request",
-    "RequestBatch": "serving.request",
+    "RequestBatch": "serving.request_batch",
     "Result": "context.results",
     "Results": "context.results",
     "Runtime": "runtime.runtime",

@@ -132,11 +132,7 @@ void bind_job(py::module_& module) {
       .def_property_readonly("cpu_s", [](const JobStats& stats) { return to_seconds(stats.cpu); })
       .def_property_readonly("input_s", [](const JobStats& stats) { return to_seconds(stats.input); })
       .def_property_readonly("ran_s", [](const JobStats& stats) { return to_seconds(stats.ran); });
-  py::class_<LatencyStats>(module, "LatencyStats")
-      .def_readonly("answered", &LatencyStats::answered)
-      .def_readonly("misses", &LatencyStats::misses)
-      .def_readonly("share", &LatencyStats::share)
-      .def_readonly("cannot_hold", &LatencyStats::cannot_hold);
+  py::class_<LatencyStats>(module, "LatencyStats").def_readonly("cannot_hold", &LatencyStats::cannot_hold);
   py::class_<BoundStats>(module, "BoundStats")
       .def_readonly("windows", &BoundStats::windows)
       .def_readonly("windows_inside", &BoundStats::windows_inside)
@@ -198,8 +194,8 @@ void bind_job(py::module_& module) {
       .def("stats", &RuntimeJob::stats)
       .def("bound", &RuntimeJob::bound)
       .def(
-          "promise", [](RuntimeJob& job, const std::string& slo) { job.promise(parse_latency_target(slo)); },
-          py::arg("slo"), ReleaseGil())
+          "promise", [](RuntimeJob& job, double quantile, Seconds limit) { job.promise({quantile, limit}); },
+          py::arg("quantile"), py::arg("limit"), ReleaseGil())
       .def(
           "report_answer",
           [](RuntimeJob& job, std::int64_t since_arrival, std::int64_t since_taken) {

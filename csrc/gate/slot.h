@@ -21,7 +21,7 @@ enum Interrupt : std::uint32_t {
   kFilled = 16,    ///< does not stop the job: a lower job was admitted since its last op
   kRaised = 32,    ///< give back the ordinary priority that StallWatch lent the thread
   kFork = 64,      ///< wait at the next op until another job has forked the process
-  kServes = 128,   ///< of a slot of a ServingThread, for good: each op is counted
+  kCounted = 128,  ///< for good, of a thread that is not the job's own: each op is counted
   kLeaves = 256,   ///< for good: serving threads stop, because the job is cancelled or has ended
 };
 

@@ -28,10 +28,13 @@ class OpContext {
   const at::Generator& device_generator() const { return device_generator_; }
   const Slot& slot() const { return slot_; }
   /// How many ops the job's threads have begun. Any thread.
-  std::uint64_t ops_begun() const { return slot_.ops_begun() + adopted_ops(); }
-  /// Without those of its own thread.
-  std::uint64_t adopted_ops() const { return adopted_ops_.load(std::memory_order_acquire); }
-  /// Called before an op of a thread that the job has started, or that answers its requests.
+  std::uint64_t ops_begun() const {
+    return slot_.ops_begun() + adopted_ops_.load(std::memory_order_acquire) + served_ops();
+  }
+  /// The ops of threads that answer its requests.
+  std::uint64_t served_ops() const { return served_ops_.load(std::memory_order_acquire); }
+  void begin_served_op() { served_ops_.fetch_add(1, std::memory_order_release); }
+  /// Called before an op of a thread that the job has started.
   void begin_adopted_op() { adopted_ops_.fetch_add(1, std::memory_order_release); }
   /// Called when an op exceeded the job's memory budget: throws the exception of the job's language, or returns to let
   /// `error` propagate.
@@ -63,6 +66,7 @@ class OpContext {
  private:
   at::Generator generator_;
   std::atomic<std::uint64_t> adopted_ops_{0};
+  std::atomic<std::uint64_t> served_ops_{0};
   int depth_ = 0;  // of nested ops; used by the job's thread only
 };
 

@@ -7,12 +7,14 @@ Seconds TimeSpread::quantile(double share) const {
   return time ? to_seconds(*time) : 0;
 }
 
-void RequestTimes::answered(std::chrono::nanoseconds arrival, std::chrono::nanoseconds begin,
+bool RequestTimes::answered(std::chrono::nanoseconds arrival, std::chrono::nanoseconds begin,
                             std::chrono::nanoseconds end) {
-  late_ += to_seconds(end - arrival) > limit_ ? 1 : 0;
+  const bool is_late = to_seconds(end - arrival) > limit_;
+  late_ += is_late ? 1 : 0;
   latency_.add(end - arrival);
   service_.add(end - begin);
   queued_.add(begin - arrival);
+  return is_late;
 }
 
 }  // namespace torchshare

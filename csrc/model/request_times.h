@@ -29,13 +29,14 @@ class TimeSpread {
   Seconds total_ = 0;
 };
 
-/// What the requests to a job took. Not thread-safe.
+/// The times of the requests to a job. Not thread-safe.
 class RequestTimes {
  public:
-  /// Counts answers that come later than that after the request's arrival, from now on.
+  /// From now on, an answer that takes longer than `limit` from the request's arrival is late.
   void promise(Seconds limit) { limit_ = limit; }
   /// Called when a request has its answer; times of one monotonic clock, with arrival <= begin <= end.
-  void answered(std::chrono::nanoseconds arrival, std::chrono::nanoseconds begin, std::chrono::nanoseconds end);
+  /// Returns whether it is late.
+  bool answered(std::chrono::nanoseconds arrival, std::chrono::nanoseconds begin, std::chrono::nanoseconds end);
   /// Called when a request got an error instead; its times do not count.
   void failed() { ++failed_; }
 

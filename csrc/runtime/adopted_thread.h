@@ -15,7 +15,9 @@ class AdoptedThread {
  private:
   class Ungated final : public OpContext {
    public:
-    explicit Ungated(OpContext& job) : OpContext(job.slot(), job.generator()), job_(job) { slot_.interrupts = kServes; }
+    explicit Ungated(OpContext& job) : OpContext(job.slot(), job.generator()), job_(job) {
+      slot_.interrupts = kCounted;
+    }
 
    private:
     void handle_interrupts() override { job_.begin_adopted_op(); }

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 namespace torchshare {
 namespace {
 
@@ -12,7 +10,7 @@ constexpr std::uint64_t kWarmUpSteps = 3;  // steps or answers of a job; not use
 }  // namespace
 
 BoundKeeper::BoundKeeper(std::optional<double> max_slowdown, std::size_t keep, Gate& gate, Timeline& timeline)
-    : max_slowdown_(max_slowdown), keep_(keep), gate_(gate), timeline_(timeline) {
+    : max_slowdown_(max_slowdown), timeline_(timeline), bounds_(keep, gate) {
   if (max_slowdown_) {
     SlowdownBound{*max_slowdown_};  // throws if it is invalid, before the first step
   }
@@ -23,17 +21,15 @@ void BoundKeeper::step(const JobTable& jobs, const LiveJob& job, std::uint64_t c
   if (!max_slowdown_ || is_outranked(jobs, job)) {
     return;
   }
-  SlowdownBound& bound = bound_of(job);
+  SlowdownBound* const known = bounds_.find(job.id());
+  SlowdownBound& bound =
+      known != nullptr ? *known : bounds_.add(job.id(), SlowdownBound(*max_slowdown_, job.profiled_step));
   if (count <= kWarmUpSteps) {
     return;
   }
-  const Pace former = bound.pace();
   const std::uint64_t windows = bound.windows();
   const bool could_hold = !bound.cannot_hold();
-  bound.step(begin, now, has_lower_beside(jobs, job));
-  if (bound.pace() != former) {
-    gate_.set_pace(bound.pace());
-  }
+  bounds_.update(bound, [&] { bound.step(begin, now, has_lower_beside(jobs, job)); });
   if (could_hold && bound.cannot_hold()) {
     record(job.id(), now, bound, fmt::format("{:.3g} cannot be held, lower jobs wait for the end", *max_slowdown_));
   } else if (bound.windows() != windows) {
@@ -41,40 +37,11 @@ void BoundKeeper::step(const JobTable& jobs, const LiveJob& job, std::uint64_t c
   }
 }
 
-SlowdownBound& BoundKeeper::bound_of(const LiveJob& job) {
-  if (const auto known = bounds_.find(job.id()); known != bounds_.end()) {
-    return known->second.bound;
-  }
-  SlowdownBound& bound =
-      bounds_.try_emplace(job.id(), SlowdownBound(*max_slowdown_, job.profiled_step)).first->second.bound;
-  gate_.set_pace(bound.pace());
-  return bound;
-}
-
 void BoundKeeper::record(JobId job, std::chrono::nanoseconds now, const SlowdownBound& bound, std::string_view what) {
   timeline_.record_decision(job, now, [&] {
     return fmt::format("bound: {}: a step alone takes {:.4g} ms, others cost it {:.3g} of the time they may run", what,
                        1e3 * bound.alone(), bound.loss());
   });
-}
-
-void BoundKeeper::end(JobId job) noexcept {
-  const auto known = bounds_.find(job);
-  if (known == bounds_.end()) {
-    return;
-  }
-  known->second.has_ended = true;
-  const auto ended = [](const auto& each) { return each.second.has_ended; };
-  const auto other = std::find_if_not(bounds_.begin(), bounds_.end(), ended);
-  gate_.set_pace(other == bounds_.end() ? Pace{} : other->second.bound.pace());
-  if (static_cast<std::size_t>(std::count_if(bounds_.begin(), bounds_.end(), ended)) > keep_) {
-    bounds_.erase(std::find_if(bounds_.begin(), bounds_.end(), ended));
-  }
-}
-
-std::optional<BoundStats> BoundKeeper::stats(JobId job) const {
-  const auto known = bounds_.find(job);
-  return known == bounds_.end() ? std::nullopt : std::optional(known->second.bound.stats());
 }
 
 }  // namespace torchshare

@@ -2,12 +2,12 @@
 
 #include <chrono>
 #include <cstddef>
-#include <map>
 #include <optional>
 #include <string_view>
 
 #include "gate/gate.h"
 #include "runtime/job_table.h"
+#include "runtime/pace_rules.h"
 #include "sharing/slowdown_bound.h"
 
 namespace torchshare {
@@ -24,24 +24,15 @@ class BoundKeeper {
   /// Called when a job did its step or answer number `count` in [begin, now).
   void step(const JobTable& jobs, const LiveJob& job, std::uint64_t count, std::chrono::nanoseconds begin,
             std::chrono::nanoseconds now);
-  void end(JobId job) noexcept;
-  /// Empty if the job had no bound to keep, or if it is not kept any more.
-  std::optional<BoundStats> stats(JobId job) const;
+  void end(JobId job) noexcept { bounds_.end(job); }
+  std::optional<BoundStats> stats(JobId job) const { return bounds_.stats(job); }
 
  private:
-  struct Bound {
-    SlowdownBound bound;
-    bool has_ended = false;
-  };
-
-  SlowdownBound& bound_of(const LiveJob& job);
   void record(JobId job, std::chrono::nanoseconds now, const SlowdownBound& bound, std::string_view what);
 
   const std::optional<double> max_slowdown_;
-  const std::size_t keep_;
-  Gate& gate_;
   Timeline& timeline_;
-  std::map<JobId, Bound> bounds_;
+  PaceRules<SlowdownBound> bounds_;
 };
 
 }  // namespace torchshare

@@ -89,9 +89,9 @@ class Coordinator {
   std::vector<std::string> names() const;
   /// How many jobs have not ended.
   std::size_t size() const;
-  /// See BoundKeeper::stats.
+  /// Empty if the job had no bound to keep, or if it is not kept any more.
   std::optional<BoundStats> bound(JobId job) const;
-  /// See LatencyKeeper::stats.
+  /// Empty if the job has promised nothing, or if it is not kept any more.
   std::optional<LatencyStats> latency(JobId job) const;
 
   /// Waits until every job has ended, or until `deadline`; returns whether they have.

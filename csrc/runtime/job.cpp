@@ -69,7 +69,7 @@ bool RuntimeJob::limits_memory() const {
 
 JobStats RuntimeJob::stats() const {
   JobStats stats{
-      .ops = slot_.ops() + adopted_ops(), .memory_peak = budget_->peak(), .memory_cached = budget_->peak_cached()};
+      .ops = slot_.ops() + served_ops(), .memory_peak = budget_->peak(), .memory_cached = budget_->peak_cached()};
   times_.set(stats);
   return stats;
 }
@@ -119,7 +119,7 @@ std::unique_ptr<DeviceGraph> RuntimeJob::capture(const std::function<void()>& wo
 template <class Work>
 void RuntimeJob::outside_gate(Work work) {
   const Ungated here;
-  interrupts_.without_language_lock(work);
+  without_lock(*language_, work);
 }
 
 void RuntimeJob::launch(DeviceGraph& graph, const std::string& name) {

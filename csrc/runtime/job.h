@@ -47,10 +47,10 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   bool is_in_op() const { return slot_.inside(); }
   /// True while it waits for input, for its turn at the gate, or, suspended or held, for its release.
   bool is_waiting() const { return interrupts_.is_waiting(); }
-  /// Lower jobs are held as far as its requests need it; at once. Throws std::invalid_argument if the runtime has
-  /// another rule for that. Any thread.
+  /// Limits lower jobs so that the job's requests are answered within `target`. Throws std::invalid_argument if the
+  /// runtime has another rule for lower jobs. Any thread.
   void promise(const LatencyTarget& target);
-  /// Called when a request has been answered, which arrived and was taken so long ago. Any thread.
+  /// Called when a request has been answered; with the times since it arrived and since the job took it. Any thread.
   void report_answer(std::chrono::nanoseconds since_arrival, std::chrono::nanoseconds since_taken);
   /// See Coordinator::latency.
   std::optional<LatencyStats> latency() const { return runtime_->coordinator.latency(id()); }

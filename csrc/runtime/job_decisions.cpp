@@ -216,7 +216,7 @@ void JobDecisions::obey(const AutoSharing::Order& order) {
 
 /// Each step wakes the coordinator's thread only while a job's start depends on steps.
 void JobDecisions::set_report_interval() {
-  const bool decides = keeps_bound_ || any_automatic_ || promises_;
+  const bool decides = keeps_bound_ || any_automatic_ || !latencies_.empty();
   reports_.set_interval(starts_.counts_steps() ? std::chrono::nanoseconds(0)
                         : decides              ? kReportIntervalForDecisions
                                                : kReportInterval);
@@ -250,7 +250,6 @@ void JobDecisions::apply(const JobReport& report) {
       break;
     case Kind::kPromises:
       try_to([&] { latencies_.promise(*job, report.target); });
-      promises_ = true;
       set_report_interval();
       break;
     case Kind::kAnswered:

@@ -87,7 +87,6 @@ class JobDecisions {
   AutoSharing sharing_;
   bool open_ = false;
   bool any_automatic_ = false;
-  bool promises_ = false;                        // any job has promised a latency
   std::chrono::nanoseconds try_again_ = kNever;  // there was no memory to decide
 };
 

@@ -41,9 +41,6 @@ class JobInterrupts {
   /// Runs `wait`, which blocks, without the language's lock, and records it as a wait.
   template <class Wait>
   void block(std::string_view reason, Wait wait);
-  /// Runs `work` without the language's lock, such as the GIL, and takes the lock again even if `work` throws.
-  template <class Work>
-  void without_language_lock(Work work);
 
  private:
   class Waiting;
@@ -66,13 +63,8 @@ class JobInterrupts {
 template <class Wait>
 void JobInterrupts::block(std::string_view reason, Wait wait) {
   const auto begin = job_.now();
-  without_language_lock(wait);
+  without_lock(job_.language, wait);
   times_.add_wait(begin, reason);
-}
-
-template <class Work>
-void JobInterrupts::without_language_lock(Work work) {
-  without_lock(job_.language, work);
 }
 
 }  // namespace torchshare

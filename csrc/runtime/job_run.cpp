@@ -44,7 +44,7 @@ class RuntimeJob::InBody {
     job_.device_generator_ = device.generator();
     job_.sms_.store(device.sms().value_or(0));
     job_.in_body_.store(true);
-    job_.serving_threads_.open(job_.memory_, stream_, job_.device_generator_);
+    job_.serving_threads_.open({job_.memory_, stream_, job_.device_generator_});
   }
   ~InBody() {
     job_.runtime_->gate.set(job_.slot_, kLeaves);

@@ -36,17 +36,21 @@ ThreadPriority& with_threads_set(ThreadPriority& priority, int intra_op_threads)
 
 }  // namespace
 
-// Autograd has one worker thread per device for all jobs; a lower job that waits on it would block the primary's
-// backward. With multithreading off, each job's backward runs on its own thread.
+AutogradOnThread::AutogradOnThread()
+    : was_multithreaded_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+}
+
+AutogradOnThread::~AutogradOnThread() {
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(was_multithreaded_);
+}
+
 JobThread::JobThread(Device& device, ThreadPriority& priority, const DeviceRequest& request, OpContext& job,
                      int intra_op_threads, std::shared_ptr<MemoryOwner> memory)
     : priority_(with_threads_set(priority, intra_op_threads)),
       device_(device.enter(request)),
-      autograd_multithreading_(c10::AutogradState::get_tls_state().get_multithreading_enabled()),
       context_(job),
-      memory_(std::move(memory)) {
-  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
-}
+      memory_(std::move(memory)) {}
 
 void become_jobs_thread() {
   belongs_to_job = true;
@@ -61,10 +65,6 @@ void set_intra_op_threads(int threads) {
   (void)once;
   std::lock_guard lock(pools);
   at::set_num_threads(threads);
-}
-
-JobThread::~JobThread() {
-  c10::AutogradState::get_tls_state().set_multithreading_enabled(autograd_multithreading_);
 }
 
 }  // namespace torchshare

@@ -9,13 +9,28 @@
 
 namespace torchshare {
 
-/// Sets the calling thread up for a job: priority, intra-op threads, autograd on this thread alone, no autocast cache,
-/// the op hook on, memory counted if it has an owner. The destructor undoes all of it. Same thread.
+/// The calling thread runs its backward passes itself, and autocast caches nothing, until the destructor. Same thread.
+///
+/// Autograd has one worker thread per device for all jobs; a lower job that waits on it would block the primary's
+/// backward.
+class AutogradOnThread {
+ public:
+  AutogradOnThread();
+  ~AutogradOnThread();
+  AutogradOnThread(const AutogradOnThread&) = delete;  // bound to a thread
+  AutogradOnThread& operator=(const AutogradOnThread&) = delete;
+
+ private:
+  const bool was_multithreaded_;
+  const NoAutocastCache no_autocast_cache_;
+};
+
+/// Sets the calling thread up for a job: priority, intra-op threads, autograd, the op hook on, memory counted if it has
+/// an owner. The destructor undoes all of it but the intra-op threads. Same thread.
 class JobThread {
  public:
   JobThread(Device& device, ThreadPriority& priority, const DeviceRequest& request, OpContext& job,
             int intra_op_threads, std::shared_ptr<MemoryOwner> memory);
-  ~JobThread();
   JobThread(const JobThread&) = delete;  // bound to a thread
   JobThread& operator=(const JobThread&) = delete;
 
@@ -24,8 +39,7 @@ class JobThread {
  private:
   const PriorityScope priority_;  // first, so that OpenMP workers inherit it
   const std::unique_ptr<DeviceScope> device_;
-  const bool autograd_multithreading_;
-  const NoAutocastCache no_autocast_cache_;
+  const AutogradOnThread autograd_;
   const ContextScope context_;
   const MemoryScope memory_;
 };

@@ -2,11 +2,11 @@
 
 #include <chrono>
 #include <cstddef>
-#include <map>
 #include <optional>
 
 #include "gate/gate.h"
 #include "runtime/job_table.h"
+#include "runtime/pace_rules.h"
 #include "sharing/latency_pace.h"
 
 namespace torchshare {
@@ -16,26 +16,20 @@ namespace torchshare {
 class LatencyKeeper {
  public:
   /// `keep`: promises of ended jobs.
-  LatencyKeeper(std::size_t keep, Gate& gate, Timeline& timeline) : keep_(keep), gate_(gate), timeline_(timeline) {}
+  LatencyKeeper(std::size_t keep, Gate& gate, Timeline& timeline) : timeline_(timeline), promises_(keep, gate) {}
 
-  void promise(const LiveJob& job, const LatencyTarget& target);
+  /// False if a job has promised anything.
+  bool empty() const { return promises_.empty(); }
+  void promise(const LiveJob& job, const LatencyTarget& target) { promises_.add(job.id(), LatencyPace(target)); }
   /// Called when a job has answered a request that had come at `arrived`.
   void answered(const JobTable& jobs, const LiveJob& job, std::chrono::nanoseconds arrived,
                 std::chrono::nanoseconds now);
-  void end(JobId job) noexcept;
-  /// Empty if the job has promised nothing, or if it is not kept any more.
-  std::optional<LatencyStats> stats(JobId job) const;
+  void end(JobId job) noexcept { promises_.end(job); }
+  std::optional<LatencyStats> stats(JobId job) const { return promises_.stats(job); }
 
  private:
-  struct Promise {
-    LatencyPace pace;
-    bool has_ended = false;
-  };
-
-  const std::size_t keep_;
-  Gate& gate_;
   Timeline& timeline_;
-  std::map<JobId, Promise> promises_;
+  PaceRules<LatencyPace> promises_;
 };
 
 }  // namespace torchshare

@@ -2,34 +2,29 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
-#include <c10/core/AutogradState.h>
 #include <fmt/format.h>
 
 #include <stdexcept>
 #include <utility>
 
-#include "runtime/job_thread.h"
-
 namespace torchshare {
 
-ServingThread::ServingThread(const JobParts& job, OpContext& own, at::Generator generator,
-                             std::shared_ptr<MemoryOwner> memory, std::shared_ptr<DeviceStream> stream,
-                             at::Generator device_generator)
+ServingThread::ServingThread(const JobParts& job, OpContext& own, at::Generator generator, JobResources resources)
     : OpContext(own.slot(), std::move(generator)),
       job_(job),
       own_(own),
       language_(job.language.for_thread()),
-      stream_(std::move(stream)),
+      stream_(std::move(resources.stream)),
       member_(job.runtime.gate, slot_, stream_) {
-  slot_.interrupts.fetch_or(kServes);
+  slot_.interrupts.fetch_or(kCounted);
   slot_.idle.store(true);
-  memory_ = std::move(memory);
+  memory_ = std::move(resources.memory);
   checks_owners_ = stream_ != nullptr;
-  device_generator_ = std::move(device_generator);
+  device_generator_ = std::move(resources.device_generator);
 }
 
 void ServingThread::handle_interrupts() {
-  own_.begin_adopted_op();
+  own_.begin_served_op();
   Gate& gate = job_.runtime.gate;
   bool is_admitted = false;
   while (!is_admitted) {
@@ -62,80 +57,67 @@ void ServingThread::synchronize() {
   }
 }
 
-void ServingThreads::open(std::shared_ptr<MemoryOwner> memory, std::shared_ptr<DeviceStream> stream,
-                          at::Generator device_generator) {
+void ServingThreads::open(JobResources resources) {
   std::lock_guard lock(mutex_);
-  is_open_ = true;
-  memory_ = std::move(memory);
-  stream_ = std::move(stream);
-  device_generator_ = std::move(device_generator);
+  resources_ = std::move(resources);
 }
 
 void ServingThreads::close() {
   std::vector<std::unique_ptr<ServingThread>> free;  // leave the gate without the lock
   std::lock_guard lock(mutex_);
-  is_open_ = false;
+  resources_.reset();
   free.swap(free_);
-  memory_.reset();
-  stream_.reset();
-  device_generator_ = {};
 }
 
 std::unique_ptr<ServingThread> ServingThreads::take() {
-  std::uint64_t number = 0;
-  std::shared_ptr<MemoryOwner> memory;
-  std::shared_ptr<DeviceStream> stream;
-  at::Generator device_generator;
-  {
-    std::lock_guard lock(mutex_);
-    if (!is_open_) {
-      throw std::runtime_error(fmt::format("job '{}' answers no requests: it does not run", job_.spec.name));
-    }
-    if (!free_.empty()) {
-      auto thread = std::move(free_.back());
-      free_.pop_back();
-      return thread;
-    }
-    number = ++made_;
-    memory = memory_;
-    stream = stream_;
-    device_generator = device_generator_;
+  std::unique_lock lock(mutex_);
+  if (!resources_) {
+    throw std::runtime_error(fmt::format("job '{}' answers no requests: it does not run", job_.spec.name));
   }
-  return std::make_unique<ServingThread>(job_, own_, at::detail::createCPUGenerator(job_.spec.seed + number),
-                                         std::move(memory), std::move(stream), std::move(device_generator));
+  if (!free_.empty()) {
+    auto thread = std::move(free_.back());
+    free_.pop_back();
+    return thread;
+  }
+  JobResources resources = *resources_;
+  const std::uint64_t seed = job_.spec.seed + ++made_;
+  lock.unlock();  // it joins the gate
+  return std::make_unique<ServingThread>(job_, own_, at::detail::createCPUGenerator(seed), std::move(resources));
 }
 
 void ServingThreads::give_back(std::unique_ptr<ServingThread> thread) {
   std::lock_guard lock(mutex_);
-  if (is_open_) {
+  if (resources_) {
     free_.push_back(std::move(thread));
   }
 }
 
-ServingScope::ServingScope(ServingThreads& threads, int intra_op_threads)
-    : threads_(threads),
-      thread_(threads.take()),
-      intra_op_threads_(at::get_num_threads()),
-      autograd_multithreading_(c10::AutogradState::get_tls_state().get_multithreading_enabled()),
-      on_stream_(thread_->stream() == nullptr ? nullptr : thread_->stream()->use()),
-      context_(std::make_unique<ContextScope>(*thread_)),
-      memory_scope_(std::make_unique<MemoryScope>(thread_->memory())) {
-  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
-  if (intra_op_threads_ != intra_op_threads) {
-    set_intra_op_threads(intra_op_threads);
-  }
-  thread_->set_idle(false);
+ServingScope::InUse::InUse(ServingThreads& from) : threads(from), thread(from.take()) {
+  thread->set_idle(false);
 }
 
-ServingScope::~ServingScope() {
-  thread_->set_idle(true);
-  memory_scope_.reset();
-  context_.reset();
-  if (at::get_num_threads() != intra_op_threads_) {
-    set_intra_op_threads(intra_op_threads_);
-  }
-  c10::AutogradState::get_tls_state().set_multithreading_enabled(autograd_multithreading_);
-  threads_.give_back(std::move(thread_));
+ServingScope::InUse::~InUse() {
+  thread->set_idle(true);
+  threads.give_back(std::move(thread));
 }
+
+ServingScope::IntraOpThreads::IntraOpThreads(int count) : former(at::get_num_threads()) {
+  if (former != count) {
+    set_intra_op_threads(count);
+  }
+}
+
+ServingScope::IntraOpThreads::~IntraOpThreads() {
+  if (at::get_num_threads() != former) {
+    set_intra_op_threads(former);
+  }
+}
+
+ServingScope::ServingScope(ServingThreads& threads, int intra_op_threads)
+    : in_use_(threads),
+      intra_op_threads_(intra_op_threads),
+      on_stream_(in_use_.thread->use_stream()),
+      context_(*in_use_.thread),
+      memory_(in_use_.thread->memory()) {}
 
 }  // namespace torchshare

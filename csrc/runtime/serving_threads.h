@@ -2,34 +2,42 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "device/device.h"
 #include "gate/gate.h"
 #include "hook/op_context.h"
 #include "memory/owned_memory.h"
-#include "runtime/autocast_cache.h"
 #include "runtime/job_parts.h"
+#include "runtime/job_thread.h"
 #include "runtime/language_binding.h"
 
 namespace torchshare {
 
-/// A place at the gate for a thread that answers a job's requests, beside the job's own thread: at the job's priority,
-/// with the job's memory and stream, and a random state of its own. One thread at a time.
+/// What a job's threads have in common.
+struct JobResources {
+  std::shared_ptr<MemoryOwner> memory;   ///< null unless memory is metered or cached
+  std::shared_ptr<DeviceStream> stream;  ///< null on a synchronous device
+  at::Generator device_generator;        ///< undefined if the device has no generators
+};
+
+/// The side of the gate of a thread that answers a job's requests beside the job's own thread: at the job's priority,
+/// with the job's memory and stream, and a random state of its own. Used by one thread at a time.
 ///
 /// Note [Serving threads]
-/// The handlers of a server run on threads that it, not the job, has started. While one works for the job, its ops are
-/// gated as the job's own: a lower job waits until no thread of the job is inside an op, and the threads of one job do
-/// not wait for each other. What stops the job's own thread (a suspension, a hold, another job's fork) stops them, too;
-/// they read it from that thread's slot. Places stay with the gate between two requests, marked as idle, because
-/// joining it takes a lock for which a thread of idle priority may have to be waited.
+/// The handlers of a server run on threads that the server has started, not the job. While one works for the job, its
+/// ops are gated as the job's own: a lower job waits until no thread of the job is inside an op, and the threads of one
+/// job do not wait for each other. A suspension, a hold and another job's fork stop these threads, too: they read the
+/// interrupts of the job's own slot. A ServingThread stays a member of the gate between two requests, marked as idle,
+/// because joining the gate takes a lock that a thread of idle priority may hold.
 class ServingThread final : public OpContext {
  public:
-  ServingThread(const JobParts& job, OpContext& own, at::Generator generator, std::shared_ptr<MemoryOwner> memory,
-                std::shared_ptr<DeviceStream> stream, at::Generator device_generator);
+  ServingThread(const JobParts& job, OpContext& own, at::Generator generator, JobResources resources);
 
   const std::shared_ptr<MemoryOwner>& memory() const { return memory_; }
-  const std::shared_ptr<DeviceStream>& stream() const { return stream_; }
+  /// The thread launches its work on the job's stream, until the scope's destructor; null on a synchronous device.
+  std::unique_ptr<ThreadScope> use_stream() { return stream_ == nullptr ? nullptr : stream_->use(); }
   void set_idle(bool idle) { job_.runtime.gate.set_idle(slot_, idle); }
   /// Waits until the device has done what the job has launched.
   void synchronize();
@@ -47,14 +55,14 @@ class ServingThread final : public OpContext {
   const Gate::Membership member_;
 };
 
-/// The places of one job. Any thread.
+/// The ServingThreads of one job that no thread uses. Any thread.
 class ServingThreads {
  public:
   ServingThreads(const JobParts& job, OpContext& own) : job_(job), own_(own) {}
 
   /// Called when the job's body begins.
-  void open(std::shared_ptr<MemoryOwner> memory, std::shared_ptr<DeviceStream> stream, at::Generator device_generator);
-  /// Called when the job's body ends. Threads that still work for it keep their places until they are given back.
+  void open(JobResources resources);
+  /// Called when the job's body ends. Those in use leave the gate when they are given back.
   void close();
   /// Throws std::runtime_error if the job does not run.
   std::unique_ptr<ServingThread> take();
@@ -63,13 +71,10 @@ class ServingThreads {
  private:
   const JobParts& job_;
   OpContext& own_;
-  std::mutex mutex_;  // guards what follows
-  bool is_open_ = false;
+  std::mutex mutex_;                       // guards what follows
+  std::optional<JobResources> resources_;  // empty unless the body runs
   std::vector<std::unique_ptr<ServingThread>> free_;
   std::uint64_t made_ = 0;
-  std::shared_ptr<MemoryOwner> memory_;
-  std::shared_ptr<DeviceStream> stream_;
-  at::Generator device_generator_;
 };
 
 /// The calling thread works for a job until the destructor. Its operating-system priority stays. Same thread; the job
@@ -78,21 +83,36 @@ class ServingScope {
  public:
   /// Throws std::runtime_error if the job does not run.
   ServingScope(ServingThreads& threads, int intra_op_threads);
-  ~ServingScope();
   ServingScope(const ServingScope&) = delete;  // bound to a thread
   ServingScope& operator=(const ServingScope&) = delete;
 
-  void synchronize() { thread_->synchronize(); }
+  void synchronize() { in_use_.thread->synchronize(); }
 
  private:
-  ServingThreads& threads_;
-  std::unique_ptr<ServingThread> thread_;
-  const int intra_op_threads_;
-  const bool autograd_multithreading_;
-  const NoAutocastCache no_autocast_cache_;
+  struct InUse {
+    explicit InUse(ServingThreads& from);
+    ~InUse();
+    InUse(const InUse&) = delete;  // gives it back once
+    InUse& operator=(const InUse&) = delete;
+
+    ServingThreads& threads;
+    std::unique_ptr<ServingThread> thread;
+  };
+  struct IntraOpThreads {
+    explicit IntraOpThreads(int count);
+    ~IntraOpThreads();
+    IntraOpThreads(const IntraOpThreads&) = delete;  // bound to a thread
+    IntraOpThreads& operator=(const IntraOpThreads&) = delete;
+
+    const int former;
+  };
+
+  const InUse in_use_;
+  const IntraOpThreads intra_op_threads_;
+  const AutogradOnThread autograd_;
   const std::unique_ptr<ThreadScope> on_stream_;
-  std::unique_ptr<ContextScope> context_;
-  std::unique_ptr<MemoryScope> memory_scope_;
+  const ContextScope context_;
+  const MemoryScope memory_;
 };
 
 }  // namespace torchshare

@@ -29,6 +29,27 @@ void run_ops(int count) {
   }
 }
 
+/// A primary that is inside an op until `leave`.
+class HigherJob {
+ public:
+  explicit HigherJob(Runtime& runtime) {
+    runtime.submit({.name = "higher", .priority = Priority::kPrimary}, [latches = latches_](Job&) {
+      const Pass inside(current_context, NamedCall(1, "op"));
+      latches->is_inside.count_down();
+      latches->may_leave.wait();
+    });
+    latches_->is_inside.wait();
+  }
+  void leave() const { latches_->may_leave.count_down(); }
+
+ private:
+  struct Latches {
+    std::latch is_inside{1};
+    std::latch may_leave{1};
+  };
+  std::shared_ptr<Latches> latches_ = std::make_shared<Latches>();
+};
+
 /// A server that waits, as one that has given its handlers to other threads.
 class Serving : public ::testing::Test {
  protected:
@@ -121,14 +142,7 @@ TEST_F(Serving, NoLowerJobIsInsideAnOpWithIt) {
 
 TEST_F(Serving, TheThreadsOfALowerJobWaitForTheHigher) {
   start({.name = "server", .priority = Priority::kSecondary});
-  std::latch is_inside{1};
-  std::latch may_leave{1};
-  runtime_.submit({.name = "higher", .priority = Priority::kPrimary}, [&](Job&) {
-    const Pass inside(current_context, NamedCall(1, "op"));
-    is_inside.count_down();
-    may_leave.wait();
-  });
-  is_inside.wait();
+  const HigherJob higher(runtime_);
   std::atomic<bool> is_done{false};
   std::thread handler([&] {
     serve([] { run_ops(1); });
@@ -136,7 +150,7 @@ TEST_F(Serving, TheThreadsOfALowerJobWaitForTheHigher) {
   });
   std::this_thread::sleep_for(50ms);
   EXPECT_FALSE(is_done.load());
-  may_leave.count_down();
+  higher.leave();
   handler.join();
   end();
 }
@@ -164,19 +178,12 @@ TEST_F(Serving, ACancelledJobsThreadsStopAtTheNextOp) {
 
 TEST_F(Serving, AThreadThatWaitsForItsTurnStopsWhenItsJobIsCancelled) {
   start({.name = "server", .priority = Priority::kSecondary});
-  std::latch is_inside{1};
-  std::latch may_leave{1};
-  runtime_.submit({.name = "higher", .priority = Priority::kPrimary}, [&](Job&) {
-    const Pass inside(current_context, NamedCall(1, "op"));
-    is_inside.count_down();
-    may_leave.wait();
-  });
-  is_inside.wait();
+  const HigherJob higher(runtime_);
   std::thread handler([&] { EXPECT_THROW(serve([] { run_ops(1); }), Cancelled); });
   std::this_thread::sleep_for(20ms);
   server_->cancel();
   handler.join();
-  may_leave.count_down();
+  higher.leave();
   end();
 }
 

@@ -14,6 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 import torch
+from conftest import wait_until
 from torch import nn
 
 import torchshare
@@ -298,9 +299,7 @@ def test_a_thread_of_another_job_is_refused() -> None:
 
     with running(server) as (_, runtime):
         job = runtime.submit(other, name="other")
-        deadline = time.monotonic() + SOON_S
-        while job.state != "finished":
-            assert time.monotonic() < deadline
+        wait_until(lambda: job.state == "finished", SOON_S)
     assert errors == ["job 'server': its served functions must not be called in a job, got job 'other'"]
 
 

@@ -251,7 +251,7 @@ class RuntimeMachine(RuleBasedStateMachine):
 
 
 def run_machine(examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closing, "_PATIENCE_S", SOON_S)
+    monkeypatch.setattr(closing, "PATIENCE_S", SOON_S)
     for seed in range(SEEDS):
         alone(seed)  # also creates what the process keeps
     gc.collect()

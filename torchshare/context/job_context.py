@@ -85,7 +85,7 @@ class JobContext:
     retry: Any = None
     """How it repeats batches: a training.retry.Retry, from the first batch that it may have to repeat."""
     serving: Any = None
-    """The requests that it answers: a serving.request.Serving, from its first call of `Job.requests` on."""
+    """The requests that it answers: a serving.serving.Serving, from its first call of `Job.requests` on."""
     step_counter: StepCounter = field(default_factory=StepCounter)
     open_loops: OpenLoops = field(default_factory=OpenLoops)
     accumulation: Accumulation = field(init=False)

@@ -21,7 +21,7 @@ log = logging.getLogger("torchshare")
 
 TABLE = Table()
 INTERRUPT_AFTER_S = 0.1
-_PATIENCE_S = 1.6  # as long as Runtime.close waits
+PATIENCE_S = 1.6  # how long the end of a job waits for threads that are blocked outside torch
 
 PROCESS_CODE = _C.ProcessCode(
     always=[
@@ -143,7 +143,7 @@ def _leave_behind(job: JobContext, status: int) -> None:
     for step in (None, job.handle.cancel, job.handle.give_up):
         if step is not None:
             step()
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             if job.handle.has_left:
                 return

@@ -22,7 +22,7 @@ from torchshare.context.job_context import JobContext
 from torchshare.context.rank import this_rank
 from torchshare.context.results import ENDED
 from torchshare.isolation import routing
-from torchshare.isolation.interrupt import Interrupter
+from torchshare.isolation.interrupt import PATIENCE_S, Interrupter
 from torchshare.runtime import signals
 from torchshare.runtime.watchdog import Watchdog
 
@@ -35,7 +35,6 @@ log = logging.getLogger("torchshare")
 # Prefixes of files that are not the user's code. The standard library's folder contains site-packages.
 _LIBRARY = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]), "<frozen ")
 _GIVE_UP_SIGNALS = 2  # so many signals during close() end its wait
-_PATIENCE_S = 1.6  # how long close() waits for jobs that are blocked outside torch
 
 
 class Closer:
@@ -194,7 +193,7 @@ class Closer:
                 pass
 
     def _wait(self, stops: signals.Stops) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         told = False
         while not self._handle.wait(signals.CHECK_S) and time.monotonic() < deadline and stops.count < _GIVE_UP_SIGNALS:
             if stops.count and not told:

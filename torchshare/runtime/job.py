@@ -11,7 +11,8 @@ from torchshare.context.checks import check_count
 from torchshare.context.job_context import JobContext
 from torchshare.context.results import ENDED, Result
 from torchshare.serving import requests, served
-from torchshare.serving.request import RequestBatch
+from torchshare.serving.request_batch import RequestBatch
+from torchshare.serving.serving import serving_of
 from torchshare.training import batches
 from torchshare.training.batches import Batch, Count, Reduction
 from torchshare.training.batches import Options as BatchOptions
@@ -146,7 +147,7 @@ class Job:
     def requests(
         self, source: Any, *, max_batch: int = 1, max_wait: float = 0.0, slo: str | None = None
     ) -> Iterator[RequestBatch]:
-        """What the job is asked, for a loop that answers it:
+        """Yields the requests to the job, for a loop that answers them:
 
             for request in job.requests(source):
                 request.answer(model(request.data))
@@ -163,19 +164,18 @@ class Job:
             max_batch: rows that are answered at once: requests of the same shape are joined (`RequestBatch.data`), and
                 `RequestBatch.answer` gives each its rows. A request with more rows is answered alone.
             max_wait: seconds from a request's arrival in which more may join it.
-            slo: what is promised about latencies, such as "p99<20ms" (us, ms or s): lower jobs run as much as that
-                leaves room for, by the requests that are answered later; see LatencyPace in csrc/sharing. If it cannot
-                be held alone, lower jobs are held and a warning says so. The same for all requests of the job, and not
-                with `max_slowdown` or `secondary_share`.
+            slo: a promise about latencies, such as "p99<20ms" (in us, ms or s). Lower jobs are limited so that it is
+                kept; see LatencyPace in csrc/sharing. If it cannot be kept while they are held, a warning says so and
+                they stay held. A job has one, and not together with `max_slowdown` or `secondary_share`.
 
         Raises:
             TypeError, ValueError: for invalid arguments.
         """
-        return requests.serve(requests.serving_of(self._context), source, max_batch, max_wait, slo)
+        return requests.serve(serving_of(self._context), source, max_batch, max_wait, slo)
 
     def serve(self, function: Callable[P, T], *, slo: str | None = None) -> Callable[P, T]:
-        """A function that does what `function` does, for any thread to call while the job runs, such as the handlers of
-        an HTTP server:
+        """Returns a function that calls `function` for the job. Any thread may call it while the job runs, such as a
+        handler of an HTTP server:
 
             app.infer = job.serve(model)
             uvicorn.run(app)
@@ -192,7 +192,7 @@ class Job:
             function: what answers, called in the caller's thread.
             slo: as for `requests`.
         """
-        return served.served(requests.serving_of(self._context), function, slo)
+        return served.served(serving_of(self._context), function, slo)
 
     def compiled_step(
         self,

@@ -7,13 +7,12 @@ import queue
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchshare.context import current
-from torchshare.serving.request import Request, RequestBatch, Serving, rows_of, shape_of
-
-if TYPE_CHECKING:
-    from torchshare.context.job_context import JobContext
+from torchshare.serving.request import Request
+from torchshare.serving.request_batch import RequestBatch, rows_of, shape_of
+from torchshare.serving.serving import Serving, serving_of
 
 Get = Callable[[float], Request]
 """Waits so many seconds for a request. Raises queue.Empty if none has come, StopIteration if none will."""
@@ -63,13 +62,6 @@ def requests(
     return serve(Serving(None) if job is None else serving_of(job), source, max_batch, max_wait, slo)
 
 
-def serving_of(job: JobContext) -> Serving:
-    if job.serving is None:
-        job.serving = Serving(job)
-    found: Serving = job.serving
-    return found
-
-
 def serve(serving: Serving, source: Any, max_batch: int, max_wait: float, slo: str | None) -> Iterator[RequestBatch]:
     """See Job.requests."""
     found = source_of(serving.name, source)
@@ -83,7 +75,8 @@ def serve(serving: Serving, source: Any, max_batch: int, max_wait: float, slo: s
         raise ValueError(f"{serving.name}: max_wait must be 0 without max_batch, got {max_wait}")
     serving.promise(slo)
     waiting = _Waiting(serving, found)
-    serving.at_end.append(waiting.rest)
+    if found.can_wait:
+        serving.at_end.append(waiting.rest)
     return _batches(serving, waiting, max_batch, int(max_wait * 1e9))
 
 
@@ -95,11 +88,11 @@ def _batches(serving: Serving, waiting: _Waiting, max_batch: int, max_wait_ns: i
         batch = RequestBatch(serving, found, [rows_of(each.data) for each in found])
         del found, first
         yield batch
-        del batch  # nobody answers it if the program has dropped it
+        del batch  # fails its requests if the program has dropped it, too
 
 
 class _Waiting:
-    """The requests that have come from a source and are not answered."""
+    """The requests of a source that its loop has not taken."""
 
     def __init__(self, serving: Serving, source: Source) -> None:
         self._serving = serving
@@ -155,5 +148,5 @@ class _Waiting:
         if self._held is not None:
             yield self._held
         with contextlib.suppress(Exception):  # queue.Empty, StopIteration, and what a broken source raises
-            while self._source.can_wait and not self._is_over:
+            while not self._is_over:
                 yield self._source.get(0.0)

@@ -11,8 +11,7 @@ from typing import ParamSpec, TypeVar
 from torchshare import _C
 from torchshare.context import current
 from torchshare.context.errors import Cancelled
-from torchshare.serving.request import Serving
-from torchshare.serving.requests import serving_of
+from torchshare.serving.serving import ENDED, Serving, serving_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -20,7 +19,7 @@ T = TypeVar("T")
 
 class _Here(threading.local):
     serving: Serving | None = None
-    """For which the thread answers a request."""
+    """The one for which the thread answers a request."""
 
 
 _here = _Here()
@@ -45,7 +44,7 @@ def served(serving: Serving, function: Callable[P, T], slo: str | None) -> Calla
             return function(*args, **kwargs)  # part of a request
         arrived = time.monotonic_ns()
         if not serving.calls.begin():
-            raise RuntimeError(f"{serving.name}: a request was not answered: the job has ended")
+            raise serving.unanswered(ENDED)
         former, _here.serving = _here.serving, serving
         began = time.monotonic_ns()
         try:
@@ -79,4 +78,4 @@ def _in_thread(serving: Serving, function: Callable[P, T], *args: P.args, **kwar
             thread.synchronize()
             return value
     except Cancelled:
-        raise RuntimeError(f"{serving.name}: a request was not answered: the job was stopped") from None
+        raise serving.unanswered("the job was stopped") from None

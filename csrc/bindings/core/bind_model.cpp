@@ -56,15 +56,14 @@ void bind_model(py::module_& module) {
   py::class_<LatencyTarget>(module, "LatencyTarget")
       .def(py::init(&parse_latency_target), py::arg("slo"))
       .def_readonly("quantile", &LatencyTarget::quantile)
-      .def_readonly("limit", &LatencyTarget::limit)
-      .def("__str__", [](const LatencyTarget& target) { return to_string(target); });
+      .def_readonly("limit", &LatencyTarget::limit);
   const auto internal = py::return_value_policy::reference_internal;
   py::class_<RequestTimes>(module, "RequestTimes")
       .def(py::init<>())
       .def(
           "answered",
           [](RequestTimes& times, std::int64_t arrival, std::int64_t begin, std::int64_t end) {
-            times.answered(nanoseconds(arrival), nanoseconds(begin), nanoseconds(end));
+            return times.answered(nanoseconds(arrival), nanoseconds(begin), nanoseconds(end));
           },
           py::arg("arrival"), py::arg("begin"), py::arg("end"))
       .def("failed", &RequestTimes::failed)

@@ -1,0 +1,149 @@
+"""What the requests to one job have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from torchshare import _core
+from torchshare.context import current, step_loop
+from torchshare.context.results import Requests, Times
+from torchshare.isolation.interrupt import PATIENCE_S
+
+if TYPE_CHECKING:
+    from torchshare.context.job_context import JobContext
+    from torchshare.serving.request import Request
+
+log = logging.getLogger("torchshare")
+
+ENDED = "the job has ended"
+_CHECK_S = 0.05  # how often a job that ends looks for its cancellation
+
+
+class Calls:
+    """The calls of a job's served functions, by any thread; see Job.serve."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # guards what follows
+        self._in_flight = 0
+        self._is_over = False
+
+    def begin(self) -> bool:
+        """Whether the job still answers."""
+        with self._changed:
+            self._in_flight += not self._is_over
+            return not self._is_over
+
+    def done(self) -> None:
+        with self._changed:
+            self._in_flight -= 1
+            self._changed.notify_all()
+
+    def end(self, job: JobContext) -> None:
+        """Waits for the calls that have begun. Those of a cancelled job stop at their next op; one that runs none is
+        left behind."""
+        patience = PATIENCE_S
+        with self._changed:
+            self._is_over = True
+            while self._in_flight and patience > 0:
+                self._changed.wait(_CHECK_S)
+                patience -= _CHECK_S if job.handle.cancel_requested else 0
+
+
+class Serving:
+    """What the loops and served functions of one job have in common."""
+
+    def __init__(self, job: JobContext | None) -> None:
+        """`job`: None in a program that torchshare does not run."""
+        self.job = job
+        self.name = "torchshare.requests" if job is None else f"job '{job.name}'"
+        self.times = _core.RequestTimes()
+        self.slo: str | None = None
+        self._has_warned = False
+        self.calls = Calls()
+        self.batches: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The RequestBatches that the program holds."""
+        self.at_end: list[Callable[[], Iterable[Request]]] = []
+        """Each returns the requests that a loop has not taken."""
+
+    def promise(self, slo: str | None) -> None:
+        """See Job.requests. Raises ValueError for one that is invalid or differs from an earlier one of the job."""
+        if slo is None or slo == self.slo:
+            return
+        try:
+            target = _core.LatencyTarget(slo)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.name}: {error}") from None
+        if self.slo is not None:
+            raise ValueError(f"{self.name}: slo must be the same for all its requests, got {slo!r} after {self.slo!r}")
+        if self.job is not None:
+            self.job.handle.promise(target.quantile, target.limit)
+        self.slo = slo
+        self.times.promise(target.limit)
+
+    def answered(self, arrived: int, taken: int) -> None:
+        """Called when a request has its answer; times of `time.monotonic_ns`."""
+        now = time.monotonic_ns()
+        is_late = self.times.answered(arrived, taken, now)
+        if self.job is None:
+            return
+        self.job.handle.report_answer(now - arrived, now - taken)
+        if is_late and not self._has_warned:
+            kept = self.job.handle.latency()
+            if kept is not None and kept.cannot_hold:
+                self._has_warned = True
+                log.warning("%s: slo %r cannot be held, even alone; lower jobs wait for its end", self.name, self.slo)
+
+    def check_thread(self) -> None:
+        if current.job() is not self.job:
+            raise RuntimeError(f"{self.name}: its requests must be taken and answered in its own thread, while it runs")
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around a wait for a request: lower jobs run."""
+        return contextlib.nullcontext() if self.job is None else step_loop.in_input(self.job)
+
+    def synchronize(self) -> None:
+        if self.job is not None:
+            self.job.handle.synchronize()
+
+    def fail(self, requests: Iterable[Request], error: BaseException) -> None:
+        for request in requests:
+            if request._fail(error):
+                self.times.failed()
+
+    def unanswered(self, why: str) -> RuntimeError:
+        """The error of a request that gets no answer."""
+        return RuntimeError(f"{self.name}: a request was not answered: {why}")
+
+    def leave_out(self, requests: Iterable[Request], why: str) -> None:
+        for request in requests:
+            if not request.done():
+                self.fail([request], self.unanswered(why))
+
+    def result(self) -> Requests:
+        """What has been measured so far."""
+        times = self.times
+        latency, service, queued = map(Times.of, (times.latency, times.service, times.queued))
+        return Requests(times.latency.count, times.failures, latency, service, queued, self.slo, times.late)
+
+    def end(self) -> None:
+        """Called at the end of the job. Requests that have come and are not answered fail."""
+        if self.job is not None:
+            self.calls.end(self.job)
+        for batch in list(self.batches):
+            self.leave_out(batch.requests, ENDED)
+        for rest in self.at_end:
+            self.leave_out(rest(), ENDED)
+
+
+def serving_of(job: JobContext) -> Serving:
+    if job.serving is None:
+        job.serving = Serving(job)
+    found: Serving = job.serving
+    return found
