@@ -211,6 +211,7 @@ void RuntimeJob::promise(const LatencyTarget& target) {
 
 void RuntimeJob::report_answer(std::chrono::nanoseconds since_arrival, std::chrono::nanoseconds since_taken) {
   const auto now = runtime_->now();
+  times_.record_request(now - since_arrival, now, since_arrival - since_taken);
   runtime_->coordinator.report({.job = id(),
                                 .kind = JobReport::Kind::kAnswered,
                                 .at = now,
