@@ -9,8 +9,8 @@
 
 namespace torchshare {
 
-/// The kinds of timeline entries. Spans have a length; states and decisions are instants. A span of memory is a step, one
-/// of a request is from its arrival to its answer.
+/// The kinds of timeline entries. Spans have a length; states and decisions are instants. A span of memory is a step,
+/// one of a request is from its arrival to its answer.
 enum class EventKind : std::uint8_t { kStep, kSubBatch, kInput, kWait, kMemory, kRequest, kState, kDecision };
 
 /// One entry of the timeline. Times are nanoseconds of the device's clock.
@@ -25,7 +25,8 @@ struct Event {
 };
 
 constexpr std::string_view to_string(EventKind kind) {
-  constexpr std::string_view kNames[] = {"step", "sub_batch", "input", "wait", "memory", "request", "state", "decision"};
+  constexpr std::string_view kNames[] = {"step",   "sub_batch", "input", "wait",
+                                         "memory", "request",   "state", "decision"};
   return kNames[static_cast<int>(kind)];
 }
 

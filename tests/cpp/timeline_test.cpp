@@ -131,7 +131,8 @@ TEST(ChromeTrace, WritesSpansInstantsAndEscapedNames) {
   EXPECT_THAT(text.str(), HasSubstr(R"({"name":"memory","ph":"C","pid":0,"ts":0.000,"args":{"MiB":1.500}})"));
   EXPECT_THAT(text.str(), HasSubstr(R"({"name":"request","cat":"request","ph":"b","id":3,"pid":0,"tid":5,"ts":0.000,)"
                                     R"("args":{"queued_ms":0.002}})"));
-  EXPECT_THAT(text.str(), HasSubstr(R"({"name":"request","cat":"request","ph":"e","id":3,"pid":0,"tid":5,"ts":4.000,)"));
+  EXPECT_THAT(text.str(),
+              HasSubstr(R"({"name":"request","cat":"request","ph":"e","id":3,"pid":0,"tid":5,"ts":4.000,)"));
   EXPECT_THAT(text.str(), HasSubstr(R"("name":"start: \"now\"\u000a","cat":"decision","ph":"i")"));
   EXPECT_THAT(text.str(), HasSubstr(R"("args":{"name":"a \\ b"})"));
 }
