@@ -48,6 +48,8 @@ def lift_noise(graph: GraphModule, first: int) -> list[Noise]:
             _apply_dropout(graph, node, new)
         else:
             node.replace_all_uses_with(new)
+        if not all(isinstance(size, int) for size in like.shape):
+            raise Untraceable("random numbers for any number of rows cannot be compiled")
         tensor = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
         noise.append((tensor.fill_(0.5), *distribution))
         graph.graph.erase_node(node)

@@ -99,9 +99,17 @@ class GraphTracer:
 @contextmanager
 def without_host_random(job: JobContext, what: str) -> Iterator[None]:
     """Raises Untraceable if the body draws random numbers that a graph does not show."""
-    before = job.random.getstate(), job.host_random.numpy_state()
-    yield
-    if before != (job.random.getstate(), job.host_random.numpy_state()):
+
+    def states() -> tuple[object, object]:
+        return job.random.getstate(), job.host_random.numpy_state()
+
+    before = states()
+    try:
+        yield
+    except Untraceable:
+        if states() == before:
+            raise
+    if states() != before:
         raise Untraceable(f"{what} draws from Python's or numpy's random state")
 
 
