@@ -47,6 +47,18 @@ class Scorer(nn.Module):
         return {"scores": hidden, "pooled": [hidden.sum(0), x.shape[1]]}
 
 
+class Shifted(nn.Module):
+    """Reads a tensor that is neither a parameter nor a buffer; returns an input and a parameter, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.shift = torch.randn(6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.linear(x) + self.shift, x, self.linear.weight
+
+
 class Branching(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + 1 if x.size(0) > 3 else x - 1
@@ -161,6 +173,31 @@ def test_8_threads_at_once_get_the_same_answers_and_each_call_is_one_op() -> Non
         torch.testing.assert_close(answer, eager(model, inputs[number % 8]))
     assert ops == 400
     assert job.result.requests is not None and job.result.requests.answered == 400
+
+
+@SLOW
+def test_tensors_that_are_no_parameters_are_read_at_each_call_too() -> None:
+    def body(job: Job) -> None:
+        model = Shifted().eval()
+        infer = compiled(job, model, torch.randn(4, 6))
+        for rows in (4, 2):
+            model.shift.add_(1)
+            x = torch.randn(rows, 6)
+            torch.testing.assert_close(infer(x), eager(model, x))
+
+    run_one(body)
+
+
+@SLOW
+def test_a_call_over_the_memory_budget_fails_and_the_next_one_is_answered() -> None:
+    def body(job: Job) -> None:
+        model = nn.Sequential(nn.Linear(6, 1 << 16), nn.Linear(1 << 16, 2)).eval()
+        infer = compiled(job, model, torch.randn(2, 6))
+        with pytest.raises(torchshare.BudgetExceeded, match="job 'alone': memory budget exceeded in a compiled model"):
+            infer(torch.randn(100, 6))
+        assert_answers(infer, model, 2)
+
+    run_one(body, memory_budget=20 << 20)
 
 
 @SLOW

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from torchshare.training import pytree
 from torchshare.training.graph_trace import GraphTracer, unchanged
-from torchshare.training.traced import Traced, Untraceable, copy, difference, structure_of
+from torchshare.training.traced import Traced, Untraceable, copy, difference, first_line, structure_of
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a call."""
@@ -23,8 +23,8 @@ class ModelTracer(GraphTracer):
         self._call = call
 
     def trace(self) -> tuple[Traced, Any]:
-        """The graph for calls like the given one, with any number of rows if the model allows it; and
-        what the model returns, with empty tensors. Raises Untraceable."""
+        """The graph for calls like the given one, with any number of rows if the model allows it; and what the model
+        returns, with empty tensors. Raises Untraceable."""
         rows = next((tensor.size(0) for _, tensor in pytree.tensors(self._call)), 1)
         if rows > 1:
             try:
@@ -37,7 +37,10 @@ class ModelTracer(GraphTracer):
         traced = self._trace("model", self._outputs, self.tensors, self._call, rows=rows)
         if traced.noise:
             raise Untraceable("the forward pass draws random numbers")
-        return traced, self._check(traced)
+        try:
+            return traced, self._check(traced)
+        except RuntimeError as error:  # of the user's code, for another number of rows
+            raise Untraceable(f"{type(error).__name__}: {first_line(error)}") from error
 
     def _outputs(self, bound: list[Tensor], call: Call) -> list[Tensor]:
         args, kwargs = call

@@ -28,12 +28,12 @@ deviation) or DROPOUT (p, unused), what CUDA's dropout turns ones into."""
 
 @dataclass(frozen=True)
 class Traced:
-    """A graph whose inputs are the bound tensors of its kind (see `StepTracer`), `captured`, `noise`, and `data`."""
+    """A graph whose inputs are the bound tensors of its kind (see the tracers), `captured`, `noise`, and `data`."""
 
     kind: Kind
     graph: GraphModule
     captured: list[Tensor]
-    """Tensors that the loss function reads and that are neither the model's nor the batch's."""
+    """Tensors that the traced code reads and that are neither the model's nor among the data."""
     noise: list[Noise]
     data: list[Tensor]
     bound: list[Tensor]
