@@ -484,6 +484,55 @@ def test_there_is_one_promise_per_job_and_no_other_rule_for_lower_jobs() -> None
             serve(lambda job: job.requests([1], slo="p99<20ms"), **options)
 
 
+def test_a_promise_can_be_an_option_of_the_job() -> None:
+    _, source = asked([torch.ones(1)] * 3)
+    with torchshare.Runtime("cpu") as runtime:
+        job = runtime.submit(lambda job: doubles(job, source), name="server", priority="primary", slo="p99<10s")
+        runtime.wait()
+        promised = job._context.handle.latency()
+    assert promised is not None
+    assert job.result.requests is not None and job.result.requests.slo == "p99<10s"
+
+    def other(job: Job) -> None:
+        job.requests([1], slo="p99<20ms")
+
+    with torchshare.Runtime("cpu") as runtime:
+        job = runtime.submit(other, name="server", slo="p99<10s")
+        runtime.wait(check=False)
+    assert str(job.result.exception) == (
+        "job 'server': slo must be the same for all its requests, got 'p99<20ms' after 'p99<10s'"
+    )
+
+
+def test_a_promise_that_is_an_option_is_refused_before_any_job_runs() -> None:
+    with torchshare.Runtime("cpu", max_slowdown=0.1) as runtime:
+        with pytest.raises(ValueError, match=r"^job 'server': slo must be a percentile .*, got 'fast'$"):
+            runtime.submit(lambda job: None, name="server", slo="fast")
+        with pytest.raises(ValueError, match=r"^job 'server': slo must not be given with max_slowdown"):
+            runtime.submit(lambda job: None, name="server", slo="p99<20ms")
+        with pytest.raises(ValueError, match=r"^job 'server': slo must be a string, got 20$"):
+            runtime.submit(lambda job: None, name="server", slo=20)  # type: ignore[arg-type]
+
+
+def test_a_promise_of_a_job_without_requests_limits_nobody_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    over, shares = threading.Event(), list[float]()
+
+    def train(_job: Job) -> None:
+        for _ in range(100):
+            torch.ones(4)
+        shares.append(runtime._handle.pace()[0])
+        over.set()
+
+    with torchshare.Runtime("cpu") as runtime:
+        runtime.submit(lambda job: over.wait(SOON_S), name="server", priority="primary", slo="p99<20ms")
+        runtime.submit(train, name="training")
+        runtime.wait()
+    assert shares == [1.0]
+    assert [record.message for record in caplog.records if "slo" in record.message] == [
+        "job 'server': slo='p99<20ms' had no effect: it has called neither job.requests nor job.serve"
+    ]
+
+
 # Bad input.
 
 

@@ -150,6 +150,7 @@ class Runtime:
             on_cpu=self.device == "cpu",
             on_disagree=self._options["on_disagree"],
             resplit=settings["resplit"],
+            slo=settings["slo"],
             shared_patches=self._options["shared_patches"],
             rows_at_once=SubBatchRows(settings["regrow_after"]),
         )

@@ -145,5 +145,6 @@ class Serving:
 def serving_of(job: JobContext) -> Serving:
     if job.serving is None:
         job.serving = Serving(job)
+        job.serving.promise(job.slo)
     found: Serving = job.serving
     return found
