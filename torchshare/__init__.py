@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torchshare.runtime.options import JobOptions, RuntimeOptions
     from torchshare.runtime.runtime import Runtime
     from torchshare.runtime.sharing import SharingReport
+    from torchshare.serving.compiled_model import CompiledModel, compiled
     from torchshare.serving.request import Request
     from torchshare.serving.request_batch import RequestBatch
     from torchshare.serving.requests import requests
@@ -37,6 +38,7 @@ __all__ = [
     "BoundReport",
     "BudgetExceeded",
     "Cancelled",
+    "CompiledModel",
     "CompiledStep",
     "GapReport",
     "Job",
@@ -55,6 +57,7 @@ __all__ = [
     "accumulate",
     "batches",
     "cache_memory",
+    "compiled",
     "profile",
     "requests",
     "serve",
@@ -69,6 +72,7 @@ _MODULES = {
     "BoundReport": "runtime.bound",
     "BudgetExceeded": "context.errors",
     "Cancelled": "context.errors",
+    "CompiledModel": "serving.compiled_model",
     "CompiledStep": "training.compiled_step",
     "GapReport": "runtime.gaps",
     "Job": "runtime.job",
@@ -86,6 +90,7 @@ _MODULES = {
     "accumulate": "training.plain_loop",
     "batches": "training.plain_loop",
     "cache_memory": "context.cache_memory",
+    "compiled": "serving.compiled_model",
     "profile": "profiling.measure",
     "requests": "serving.requests",
     "serve": "serving.served",

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "bindings/bindings.h"
+#include "compiled/compiled_model.h"
 #include "compiled/step_package.h"
 #include "runtime/job.h"
 #include "torchshare/compiled_step.h"
@@ -80,17 +81,24 @@ void bind_compiled(py::module_& module) {
       .def(
           "__enter__", [](PackageLoadingBlock& block) { block.loading.emplace(); }, ReleaseGil())
       .def("__exit__", [](PackageLoadingBlock& block, const py::args&) { block.loading.reset(); });
-  module.def("tensor_spec", [](const at::Tensor& tensor) { return TensorSpec(tensor).text(); }, py::arg("tensor"));
+  module.def(
+      "tensor_spec", [](const at::Tensor& tensor, bool any_rows) { return TensorSpec(tensor, any_rows).text(); },
+      py::arg("tensor"), py::arg("any_rows") = false);
   py::class_<StepPackage, std::shared_ptr<StepPackage>>(module, "StepPackage")
-      .def(py::init<const std::string&>(), py::arg("path"), ReleaseGil())
-      .def("check", &StepPackage::check, py::arg("inputs"))
+      .def(py::init<const std::string&, std::size_t>(), py::arg("path"), py::arg("runners") = 1, ReleaseGil())
+      .def(
+          "check", [](const StepPackage& package, const Tensors& inputs) { package.specs(inputs); }, py::arg("inputs"))
       .def(
           "run",
           [](StepPackage& package, const Tensors& inputs) {
-            package.check(inputs);
+            package.specs(inputs);
             return package.run(inputs);
           },
           py::arg("inputs"), ReleaseGil());
+  py::class_<CompiledModel>(module, "CompiledModel")
+      .def(py::init<std::shared_ptr<StepPackage>, Tensors, const Tensors&>(), py::arg("package"), py::arg("bound"),
+           py::arg("example"))
+      .def("run", &CompiledModel::run, py::arg("data"), ReleaseGil());
   py::class_<CompiledStep>(module, "CompiledStep")
       .def(py::init(&make_step), py::arg("whole"), py::arg("gradients"), py::arg("update"), py::arg("accumulators"),
            py::arg("weight"))

@@ -62,11 +62,6 @@ at::Tensor counted(Job* job, Run run) {
   return loss;
 }
 
-std::vector<at::Tensor> joined(std::vector<at::Tensor> first, const std::vector<at::Tensor>& second) {
-  first.insert(first.end(), second.begin(), second.end());
-  return first;
-}
-
 }  // namespace
 
 BoundPackage::BoundPackage(std::shared_ptr<StepPackage> the_package, std::vector<at::Tensor> the_bound,
@@ -79,7 +74,7 @@ BoundPackage::BoundPackage(std::shared_ptr<StepPackage> the_package, std::vector
   for (const Noise& each : noise) {
     bound.push_back(each.tensor);
   }
-  package->check(joined(bound, example));
+  package->specs(joined(bound, example));
 }
 
 bool BoundPackage::takes(const std::vector<at::Tensor>& tensors) const {

@@ -76,25 +76,38 @@ void draw(const Noise& noise) {
 
 }  // namespace
 
+std::vector<at::Tensor> joined(std::vector<at::Tensor> bound, const std::vector<at::Tensor>& data) {
+  bound.insert(bound.end(), data.begin(), data.end());
+  return bound;
+}
+
 PackageLoading::PackageLoading() : lock_(*of_all_packages()) {}
 
-TensorSpec::TensorSpec(const at::Tensor& tensor)
-    : dtype_(tensor.scalar_type()),
+TensorSpec::TensorSpec(const at::Tensor& tensor, bool any_rows)
+    : any_rows_(any_rows && tensor.dim() > 0),
+      dtype_(tensor.scalar_type()),
       device_(tensor.device().type()),
       sizes_(tensor.sizes().vec()),
       strides_(tensor.strides().vec()) {}
 
 bool TensorSpec::matches(const at::Tensor& tensor) const {
-  return tensor.scalar_type() == dtype_ && tensor.device().type() == device_ && tensor.sizes() == sizes_ &&
-         tensor.strides() == strides_;
+  if (tensor.scalar_type() != dtype_ || tensor.device().type() != device_ || tensor.strides() != strides_) {
+    return false;
+  }
+  return any_rows_ ? tensor.size(0) > 0 && tensor.sizes().slice(1) == at::IntArrayRef(sizes_).slice(1)
+                   : tensor.sizes() == sizes_;
 }
 
 std::string TensorSpec::text() const {
-  return fmt::format("{}[{}] strides [{}] {}", c10::toString(dtype_), fmt::join(sizes_, ", "),
-                     fmt::join(strides_, ", "), c10::DeviceTypeName(device_, /*lower_case=*/true));
+  std::string sizes = fmt::format("{}", fmt::join(sizes_, ", "));
+  if (any_rows_) {
+    sizes.replace(0, std::min(sizes.find(','), sizes.size()), "*");
+  }
+  return fmt::format("{}[{}] strides [{}] {}", c10::toString(dtype_), sizes, fmt::join(strides_, ", "),
+                     c10::DeviceTypeName(device_, /*lower_case=*/true));
 }
 
-StepPackage::StepPackage(const std::string& path) : path_(path) {
+StepPackage::StepPackage(const std::string& path, std::size_t runners) : path_(path) {
   const PackageLoading here;
   const auto metadata = read_metadata(path);
   if (const std::string made_for = entry(metadata, path, package_key::kTorch); made_for != TORCH_VERSION) {
@@ -105,22 +118,32 @@ StepPackage::StepPackage(const std::string& path) : path_(path) {
   name_ = entry(metadata, path, package_key::kName);
   signature_ = hash_name(name_, hash_name(entry(metadata, path, package_key::kInputs)));
   // Single-threaded: no locks, and nothing that a CUDA graph cannot capture.
-  loader_ = std::make_unique<Loader>(path, "model", /*run_single_threaded=*/true);
+  loader_ = std::make_unique<Loader>(path, "model", /*run_single_threaded=*/runners == 1, runners);
 }
 
 StepPackage::~StepPackage() = default;
 
-void StepPackage::check(const std::vector<at::Tensor>& inputs) const {
+std::vector<TensorSpec> StepPackage::specs(const std::vector<at::Tensor>& inputs) const {
   if (inputs.size() != inputs_.size()) {
     throw std::invalid_argument(
         fmt::format("'{}' ({}) expects {} inputs, got {}", path_, name_, inputs_.size(), inputs.size()));
   }
+  std::vector<TensorSpec> specs;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (const std::string text = TensorSpec(inputs[i]).text(); text != inputs_[i]) {
-      throw std::invalid_argument(
-          fmt::format("'{}' ({}) expects input {} to be {}, got {}", path_, name_, i, inputs_[i], text));
+    specs.emplace_back(inputs[i], inputs_[i].find('*') != std::string::npos);
+    if (specs.back().text() != inputs_[i]) {
+      throw std::invalid_argument(fmt::format("'{}' ({}) expects input {} to be {}, got {}", path_, name_, i,
+                                              inputs_[i], TensorSpec(inputs[i]).text()));
     }
   }
+  return specs;
+}
+
+std::vector<at::Tensor> StepPackage::infer(const std::vector<at::Tensor>& inputs) {
+  return run_op(current_context, NamedCall(signature_, name_), [&] {
+    const at::NoGradGuard no_grad;
+    return loader_->run(inputs);
+  });
 }
 
 std::vector<at::Tensor> StepPackage::run(const std::vector<at::Tensor>& inputs, const std::vector<Noise>& noise) {

@@ -14,25 +14,30 @@ class AOTIModelPackageLoader;
 
 namespace torchshare {
 
-/// A compiled step or a part of one: an AOTInductor package that names the torch and the inputs it was compiled for.
-/// One thread at a time.
+/// A compiled step, a part of one, or a compiled model: an AOTInductor package that names the torch and the inputs it
+/// was compiled for.
 class StepPackage {
  public:
+  /// `runners`: calls of `infer` that can run at a time; further ones wait for them.
   /// Throws std::invalid_argument if `path` is no such package, or one for another torch.
-  explicit StepPackage(const std::string& path);
+  explicit StepPackage(const std::string& path, std::size_t runners = 1);
   ~StepPackage();
   StepPackage(const StepPackage&) = delete;  // owns the loaded code
   StepPackage& operator=(const StepPackage&) = delete;
 
-  /// Throws std::invalid_argument if these are not the inputs that it was compiled for.
-  void check(const std::vector<at::Tensor>& inputs) const;
+  /// What inputs it was compiled for. Throws std::invalid_argument if these are not such inputs.
+  std::vector<TensorSpec> specs(const std::vector<at::Tensor>& inputs) const;
 
   /// Runs as one op of the calling thread's job, if it has one: waits for its turn, or throws to unwind the job. The
-  /// compiled code updates some inputs in place. They must have passed `check`, or have the same specs.
+  /// compiled code updates some inputs in place. They must have passed `specs`, or match what it returned.
   /// `noise` is drawn first; its tensors must be among the inputs.
   /// Compiled code that runs out of memory may have updated some inputs and not others. So from the second run on,
   /// throws BudgetExceeded before it begins if the job's budget does not hold what the first run needed.
+  /// One thread at a time.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, const std::vector<Noise>& noise = {});
+
+  /// As `run`, for code that updates none of its inputs and draws no noise. With several runners, any thread.
+  std::vector<at::Tensor> infer(const std::vector<at::Tensor>& inputs);
 
  private:
   const std::string path_;
@@ -42,6 +47,9 @@ class StepPackage {
   std::int64_t need_ = 0;  // bytes beyond what was held before, at most; 0: not run yet
   std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader_;
 };
+
+/// The inputs of a package: the tensors that it is bound to, and then those of a call.
+std::vector<at::Tensor> joined(std::vector<at::Tensor> bound, const std::vector<at::Tensor>& data);
 
 /// The lock for reading or loading a package: AOTIModelPackageLoader is not thread-safe (in torch 2.11 its
 /// load_json_file parses into one static object). Held by StepPackage's constructor, and around torch's own loader in
@@ -59,7 +67,7 @@ class PackageLoading {
 namespace package_key {
 constexpr const char* kTorch = "torchshare.torch";    ///< the version
 constexpr const char* kInputs = "torchshare.inputs";  ///< TensorSpec::text of each, one per line
-constexpr const char* kName = "torchshare.name";      ///< "step", "gradients" or "update", and the rows
+constexpr const char* kName = "torchshare.name";      ///< "step", "gradients", "update" or "model", and the rows
 }  // namespace package_key
 
 }  // namespace torchshare

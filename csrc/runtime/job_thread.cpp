@@ -64,6 +64,7 @@ void set_intra_op_threads(int threads) {
   static const int once = pthread_atfork(&lock_pools, &unlock_pools, &forget_job_after_fork);
   (void)once;
   std::lock_guard lock(pools);
+  at::get_num_threads();  // else the first op of this thread sets the number that any thread has set last
   at::set_num_threads(threads);
 }
 

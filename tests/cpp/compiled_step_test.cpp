@@ -29,6 +29,17 @@ TEST(TensorSpec, TellsShapesStridesAndTypesApart) {
   EXPECT_FALSE(spec.matches(at::zeros({2, 3}, at::kDouble)));
 }
 
+TEST(TensorSpec, WithAnyRowsLeavesTheFirstDimensionOpen) {
+  const TensorSpec spec(at::zeros({2, 3}), /*any_rows=*/true);
+  EXPECT_EQ(spec.text(), "Float[*, 3] strides [3, 1] cpu");
+  EXPECT_TRUE(spec.matches(at::zeros({7, 3})));
+  EXPECT_FALSE(spec.matches(at::zeros({0, 3})));
+  EXPECT_FALSE(spec.matches(at::zeros({2, 4})));
+  EXPECT_FALSE(spec.matches(at::zeros({3})));
+  EXPECT_EQ(TensorSpec(at::zeros({5}), true).text(), "Float[*] strides [1] cpu");
+  EXPECT_FALSE(TensorSpec(at::zeros({}), true).any_rows());
+}
+
 TEST(StepPackage, RefusesFilesThatAreNoPackages) {
   EXPECT_THAT(
       [] { StepPackage package("/nowhere/step.pt2"); },

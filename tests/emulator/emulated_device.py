@@ -14,7 +14,7 @@ import torch._inductor.config
 from without_kernels import OPTIONS
 
 from torchshare.training import step_package
-from torchshare.training.step_tracer import Traced
+from torchshare.training.traced import Traced
 
 emulator = ctypes.CDLL(None)  # preloaded by run.sh
 for take in (emulator.emulator_take_race, emulator.emulator_take_hollow):

@@ -211,6 +211,35 @@ def test_layers_with_ops_of_their_own_for_single_precision(kind: str) -> None:
         assert torch.allclose(x, y, atol=1e-4)
 
 
+@pytest.mark.slow
+def test_a_batch_with_its_keys_in_another_order_trains_on_the_same_tensors() -> None:
+    x, y = torch.ones(ROWS, 4), torch.zeros(ROWS, 4)
+
+    def train(job: Job, compile: bool) -> list[Tensor]:
+        model = nn.Linear(4, 4)
+        nn.init.eye_(model.weight)
+        nn.init.zeros_(model.bias)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def loss_fn(data: dict[str, Tensor]) -> Tensor:
+            return (model(data["x"]) - data["y"]).square().mean()
+
+        loader = [{"x": x, "y": y}, {"y": y, "x": x}]
+        step = job.compiled_step(model, loss_fn, optimizer, loader[0]) if compile else None
+        for batch in job.batches(loader):
+            if step is not None:
+                step(batch)
+            else:
+                batch.backward(loss_fn)
+                optimizer.step()
+                optimizer.zero_grad()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    done, eager = (run_one(functools.partial(train, compile=each)).value for each in (True, False))
+    for a, b in zip(done, eager, strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
 def test_fit_is_the_loop() -> None:
     assert_identical(run_one(compiled("dropping", fit=True)).value, run_one(compiled("dropping")).value)
 

@@ -467,3 +467,17 @@ def test_the_order_of_kernels_of_attention_is_without_effect_on_a_cpu_and_each_j
     mine, other, after = beside(entered, torch._C._get_sdp_priority_order)
     assert mine[0] == int(SDPBackend.MATH)
     assert other == after == before
+
+
+def test_a_jobs_first_op_has_the_jobs_number_of_threads_although_the_other_job_set_its_own_before() -> None:
+    begun = threading.Barrier(2)
+
+    def threads(_: Job) -> int:
+        begun.wait(60)
+        return torch.get_num_threads()
+
+    with torchshare.Runtime("cpu") as runtime:
+        runtime.submit(threads, name="one", priority="primary", threads=1)
+        runtime.submit(threads, name="two", threads=2)
+        results = runtime.wait(60)
+    assert (results["one"].value, results["two"].value) == (1, 2)

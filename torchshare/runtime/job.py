@@ -19,6 +19,7 @@ from torchshare.training.batches import Options as BatchOptions
 from torchshare.training.cuda_graph import Graphed
 
 if TYPE_CHECKING:
+    from torchshare.serving.compiled_model import CompiledModel
     from torchshare.training.compiled_step import CompiledStep
 
 
@@ -227,6 +228,38 @@ class Job:
         return compiled_step.make(
             self._context, model, loss_fn, optimizer, example_batch, self._sub_batch_or(sub_batch)
         )
+
+    def compiled(self, model: torch.nn.Module, /, *args: Any, **kwargs: Any) -> CompiledModel:
+        """Compiles a model's forward pass without gradients, for calls like `model(*args, **kwargs)`. It runs from C++,
+        without the GIL, as one op at the gate. Use it in a loop over `requests`, in a function given to `serve`, or
+        anywhere in the job; several threads may call it at a time:
+
+            infer = job.compiled(model, example)
+            for request in job.requests(source, max_batch=8):
+                request.answer(infer(request.data))
+
+        Compilation runs in another process, once per model, shape, number of threads and version of torch; the result
+        is cached in `~/.cache/torchshare`. Nothing is compiled later.
+
+        Args:
+            model: the module to run, in evaluation mode. Its parameters and buffers are read at each call.
+            *args, **kwargs: an example of its arguments. Their values do not matter. If the first tensor has two or
+                more rows, later calls may have any number of rows: the first dimension of all tensors that have as many
+                rows as the first one. With one row, or if the model depends on the number of rows, they must have as
+                many.
+
+        A model that cannot be compiled (data-dependent control flow, hooks, random numbers, buffers that it changes)
+        runs in eager, after one warning that says why; see `CompiledModel.fallback`. So does a call with other shapes,
+        or after something else has changed, such as the training mode.
+
+        Raises:
+            TypeError: if `model` is no module.
+            ValueError: if a module is in training mode, or no argument holds a tensor.
+            RuntimeError: in another thread than the job's own.
+        """
+        from torchshare.serving import compiled_model
+
+        return compiled_model.make(self._context, model, args, kwargs)
 
     def graph(self, loss_fn: Callable[..., torch.Tensor]) -> Graphed:
         """Returns a loss function for `Batch.backward` whose forward and backward are captured as a CUDA graph, once

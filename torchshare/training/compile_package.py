@@ -25,7 +25,9 @@ def compile_request(request: dict[str, Any], package: Path) -> None:
     # enough; extensions that only the test programs detect (bfloat16, AMX) stay unused.
     config.cpp.vec_isa_ok = True
     cpu_vec_isa.VecISA.check_build = lambda *_: False  # type: ignore[method-assign]
-    exported = torch.export.export(request["graph"], inputs, strict=False)
+    rows = torch.export.Dim("rows", min=1)
+    shapes = tuple({0: rows} if index in request["any_rows"] else None for index in range(len(inputs)))
+    exported = torch.export.export(request["graph"], inputs, dynamic_shapes=shapes, strict=False)
     torch._inductor.aoti_compile_and_package(
         exported, package_path=str(package), inductor_configs={**request["options"]}
     )

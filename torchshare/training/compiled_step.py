@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import shutil
 import time
@@ -20,22 +19,21 @@ from torchshare.context import step_loop
 from torchshare.context.errors import BudgetExceeded, is_out_of_memory
 from torchshare.training import batches, pytree, split_warning, undo
 from torchshare.training.batches import Batch
+from torchshare.training.eager_fallback import EagerFallback
+from torchshare.training.graph_trace import without_host_random
 from torchshare.training.optimizer_rules import rule_of
 from torchshare.training.retry import halve, obstacle_of, warn_of_obstacle
 from torchshare.training.step_constants import StepConstants
 from torchshare.training.step_package import load_package, package_of
-from torchshare.training.step_tracer import Kind, Noise, StepTracer, Untraceable
+from torchshare.training.step_tracer import StepTracer
+from torchshare.training.traced import Kind, Noise, Untraceable, structure_of
 from torchshare.training.undo import RandomStates
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
     from torchshare.context.loop import Pass
 
-log = logging.getLogger("torchshare")
-
 _MAX_PACKAGES = 8  # batches of further shapes run in eager
-_TENSOR = object()  # stands for any tensor in the structure of a batch
-_PLAIN = (int, float, bool, str, bytes, type(None))
 Pieces = list[tuple[list[Tensor], float]]
 
 
@@ -55,11 +53,10 @@ class CompiledStep:
         self._model = model
         self._loss_fn = loss_fn
         self._optimizer = optimizer
-        self._logged: set[str] = set()  # reasons for running in eager
         self._ran: set[Any] = set()  # shapes of the sub-batches of batches that fitted into memory
-        self._fallback: str | None = None
+        self._fallback = EagerFallback(job.name, "compiled step")
         self._compile_s = 0.0
-        self._structure: Any = None  # of a batch: its tree with _TENSOR for each tensor
+        self._structure: list[Any] | None = None  # of a batch
         self._packages: dict[Kind, list[_LoadedPackage]] = {"step": [], "gradients": [], "update": []}
         device = next((parameter.device for group in optimizer.param_groups for parameter in group["params"]), None)
         self._weight = torch.ones((), dtype=torch.float64, device=device)
@@ -72,19 +69,17 @@ class CompiledStep:
         try:
             if isinstance(rule, str):
                 raise Untraceable(rule)
-            if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
-                raise Untraceable("the model is DistributedDataParallel")
             self._constants = StepConstants(job, model, loss_fn, optimizer)
             if (hook := self._constants.hook()) is not None:  # it would be called only once, during tracing
                 raise Untraceable(hook)
             self._tracer = StepTracer(model, loss_fn, optimizer, rule)
         except Untraceable as reason:
-            self._fall_back(reason)
+            self._fallback.for_good(reason)
 
     @property
     def fallback(self) -> str | None:
         """Why the step runs in eager for good; None if it is compiled."""
-        return self._fallback
+        return self._fallback.reason
 
     @property
     def compile_s(self) -> float:
@@ -206,7 +201,7 @@ class CompiledStep:
             RuntimeError: if no package for whole batches exists, or the optimizer has no state yet.
         """
         if not self._packages["step"] or not self._bind():
-            reason = self._fallback or "no whole batch has been compiled, or none trained on"
+            reason = self.fallback or "no whole batch has been compiled, or none trained on"
             raise RuntimeError(f"job '{self._job.name}': the step cannot be saved: {reason}")
         self._ready()
         package = self._packages["step"][0]
@@ -224,7 +219,7 @@ class CompiledStep:
 
     def prepare(self, data: Any, sub_batch: int | None) -> None:
         """Compiles the packages for batches like `data`, in sub-batches of `sub_batch` rows."""
-        if self._fallback is None:
+        if self.fallback is None:
             options = batches.Options(sub_batch, "mean", None)
             self._cover(list(_pieces_of(Batch(self._job, data, 0, options))))
 
@@ -236,14 +231,12 @@ class CompiledStep:
 
     def _is_as_compiled(self) -> bool:
         """Whether all that was compiled is as it was; logs the difference if not."""
-        if self._fallback is not None:
+        if self.fallback is not None:
             return False
-        change = self._constants.change()
-        if change is None and (hook := self._constants.hook()) is not None:
-            change = hook, f"{hook}, but had none when compiled"
-        if change is None:
+        difference = self._constants.difference()
+        if difference is None:
             return True
-        self._log_once(change[1], change[0])
+        self._fallback.for_now(difference[1], difference[0])
         return False
 
     def _pieces(self, batch: Batch) -> Pieces | None:
@@ -265,21 +258,21 @@ class CompiledStep:
                 if not any(_alike(known.data, pytree.all_tensors(data)) for known in self._packages[kind]):
                     self._add(kind, data)
         except Untraceable as reason:
-            self._fall_back(reason)
+            self._fallback.for_good(reason)
         except _UnsupportedBatch as reason:
-            self._log_once(str(reason))
+            self._fallback.for_now(str(reason))
             return False
-        return self._fallback is None
+        return self.fallback is None
 
     def _add(self, kind: Kind, data: Any) -> None:
         if sum(map(len, self._packages.values())) >= _MAX_PACKAGES:
             raise _UnsupportedBatch(f"the batch has a new shape, and at most {_MAX_PACKAGES} packages are compiled")
         begin = time.monotonic()
-        randoms = self._job.random.getstate(), self._job.host_random.numpy_state()
-        with split_warning.around(self._job, lambda: kind == "gradients"):
+        with (
+            without_host_random(self._job, "the loss function"),
+            split_warning.around(self._job, lambda: kind == "gradients"),
+        ):
             traced = [self._tracer.step(data) if kind == "step" else self._tracer.gradients(data)]
-        if randoms != (self._job.random.getstate(), self._job.host_random.numpy_state()):
-            raise Untraceable("the loss function draws from Python's or numpy's random state")
         generators = self._job.handle.generator, self._job.handle.device_generator
         self._tracer.check(traced[0], data, [generator for generator in generators if generator is not None])
         if kind == "gradients" and not self._packages["update"]:
@@ -295,18 +288,11 @@ class CompiledStep:
         self._compile_s += time.monotonic() - begin
 
     def _has_structure(self, sub: tuple[Any, float]) -> bool:
-        """Fast path for flat batches of tensors only; False otherwise."""
-        data = sub[0]
-        return type(data) is type(self._structure) and type(data) in (tuple, list) and all(map(_is_tensor, data))
+        return self._structure == pytree.structure(sub[0])
 
     def _check_structure(self, data: Any) -> None:
         """Non-tensor leaves are compile-time constants: they must be equal in every batch."""
-        structure = pytree.map_leaves(lambda leaf: _TENSOR if isinstance(leaf, Tensor) else leaf, data)
-        leaves: list[Any] = []
-        pytree.map_leaves(leaves.append, structure)
-        for leaf in leaves:
-            if leaf is not _TENSOR and not isinstance(leaf, _PLAIN):
-                raise Untraceable(f"a batch must hold tensors, numbers and strings, got {type(leaf).__name__}")
+        structure = structure_of(data, "a batch")
         if self._structure is None:
             self._structure = structure
         elif structure != self._structure:
@@ -340,7 +326,7 @@ class CompiledStep:
                 packages["step"], packages["gradients"], packages["update"], self._accumulators, self._weight
             )
         except ValueError as error:
-            self._fall_back(error)
+            self._fallback.for_good(error)
             return False
         return True
 
@@ -353,16 +339,6 @@ class CompiledStep:
             "gradients": [*tracer.tensors, *accumulators, self._weight],
             "update": [*tracer.parameters, *state, *accumulators, *rates],
         }
-
-    def _fall_back(self, reason: Exception) -> None:
-        self._fallback = str(reason)
-        self._log_once(self._fallback)
-
-    def _log_once(self, reason: str, kind: str | None = None) -> None:
-        """Once for each `kind` of reason."""
-        if (kind or reason) not in self._logged:
-            self._logged.add(kind or reason)
-            log.warning("job '%s': the compiled step runs in eager: %s", self._job.name, reason)
 
 
 @dataclass(frozen=True)
@@ -435,10 +411,6 @@ def fit(
 
 def _pieces_of(batch: Batch) -> Iterable[tuple[Any, float]]:
     return ((sub.data, sub.weight) for sub in batch.split())
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _alike(a: list[Tensor], b: list[Tensor]) -> bool:

@@ -50,6 +50,19 @@ def all_tensors(tree: Any) -> list[torch.Tensor]:
     return found
 
 
+def structure(tree: Any) -> list[Any]:
+    """All of `tree` but its tensors: types and keys of containers, leaves with their types, `Tensor` for a tensor.
+    Equal for trees that differ in the values of tensors only."""
+    if isinstance(tree, torch.Tensor):
+        return [torch.Tensor]
+    found: list[Any] = [type(tree)]
+    if not isinstance(tree, (Mapping, tuple, list)) and not _is_dataclass_instance(tree):
+        found.append(tree)
+    for key, child in _children(tree):
+        found += [key, *structure(child)]
+    return found
+
+
 def with_tensors(tree: Any, tensors: list[torch.Tensor]) -> Any:
     """`tree` with its tensors replaced, in order."""
     remaining = iter(tensors)

@@ -1,4 +1,4 @@
-"""What a compiled step has for good, but the user may change: looked at before each run, for 1 us per layer."""
+"""What compiled code has for good, but the user may change: looked at before each run, for 1 us per layer."""
 
 from __future__ import annotations
 
@@ -30,15 +30,20 @@ Change = tuple[str, str]
 
 
 class StepConstants:
-    """The modules that a step runs, their attributes, parameters and hooks; the variables of its loss function; the
-    optimizer's parameters and hyperparameters; autocast and the number of threads.
+    """The modules that a step or a model runs, their attributes, parameters and hooks; the variables of its loss
+    function; the optimizer's parameters and hyperparameters; autocast and the number of threads.
 
     Not seen is what changes inside of other objects, and what is used by functions that the loss function calls.
     """
 
     def __init__(
-        self, job: JobContext, model: nn.Module, loss_fn: Callable[..., Tensor], optimizer: torch.optim.Optimizer
+        self,
+        job: JobContext,
+        model: nn.Module,
+        loss_fn: Callable[..., Any],
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
+        """`loss_fn`: the model itself, if it is all that is compiled."""
         self._job = job
         self._optimizer = optimizer
         self._modules = list(_named_modules(model, loss_fn))
@@ -74,10 +79,17 @@ class StepConstants:
         for parameter, name in self._parameters.items():
             if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
                 return f"parameter {name} has a hook"
-        if any(getattr(self._optimizer, kind) for kind in _OPTIMIZER_HOOKS):
+        if self._optimizer is not None and any(getattr(self._optimizer, kind) for kind in _OPTIMIZER_HOOKS):
             return "the optimizer has a step hook"
         table = hooks.on_all(self._job)
         return None if table is None else f"all modules or optimizers have a hook ({table})"
+
+    def difference(self) -> Change | None:
+        """The first change or hook."""
+        change = self.change()
+        if change is None and (hook := self.hook()) is not None:
+            change = hook, f"{hook}, but had none when compiled"
+        return change
 
     def change(self) -> Change | None:
         """The first difference from what was compiled."""
@@ -118,15 +130,19 @@ class StepConstants:
         return [len(contents) for contents, _ in self._contents]
 
     def _updated_now(self) -> list[Tensor]:
-        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        return [parameter for group in self._groups() for parameter in group["params"]]
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [] if self._optimizer is None else self._optimizer.param_groups
 
     def _settings_now(self) -> dict[str, Any]:
         settings: dict[str, Any] = {"the number of intra-op threads": torch.get_num_threads()}
         for device in ("cpu", "cuda"):
             is_on = torch.is_autocast_enabled(device)
             settings[f"autocast on {device}"] = torch.get_autocast_dtype(device) if is_on else None
-        for number, group in enumerate(self._optimizer.param_groups):
-            for key in self._optimizer.defaults:
+        defaults = {} if self._optimizer is None else self._optimizer.defaults
+        for number, group in enumerate(self._groups()):
+            for key in defaults:
                 if key != "lr":
                     settings[f"the optimizer's '{key}' in group {number}"] = group[key]
         return settings

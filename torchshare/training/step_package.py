@@ -1,4 +1,4 @@
-"""Packages of compiled steps: a cache on disk, and the process that fills it."""
+"""Packages of compiled steps and models: a cache on disk, and the process that fills it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from torchshare import _C
 from torchshare.durable.cache import CacheUnusable, check_file, own_folder
 from torchshare.training import compile_package
-from torchshare.training.step_tracer import Traced, Untraceable
+from torchshare.training.traced import Traced, Untraceable
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
@@ -32,8 +32,8 @@ _POLL_S = 0.02
 
 
 def package_of(traced: Traced, threads: int, job: JobContext) -> Path:
-    """The package of a traced step. If the cache has none, compiles it and checks it against eager. Called in the job's
-    thread.
+    """The package of a traced step or model. If the cache has none, compiles it and checks it against eager. Called in
+    the job's thread.
 
     Raises:
         Untraceable: if the cache cannot be used, the compiler fails, its package does not load, or the compiled step
@@ -81,9 +81,10 @@ def _intact(folder: Path, key: str) -> Path | None:
     return None
 
 
-def load_package(path: Path) -> _C.StepPackage:
+def load_package(path: Path, runners: int = 1) -> _C.StepPackage:
+    """`runners`: calls of the package that can run at a time."""
     try:
-        return _C.StepPackage(str(path))
+        return _C.StepPackage(str(path), runners)
     except (ValueError, RuntimeError) as error:
         path.unlink(missing_ok=True)  # the next run compiles it again
         raise Untraceable(f"its package cannot be loaded: {error}") from None
@@ -91,16 +92,22 @@ def load_package(path: Path) -> _C.StepPackage:
 
 def request_of(traced: Traced, threads: int) -> dict[str, Any]:
     """The input of compile_package.py; also determines the cache key."""
-    rows = f" of {traced.data[0].shape[0]} rows" if traced.data and traced.data[0].dim() > 0 else ""
+    has_rows = traced.data and traced.data[0].dim() > 0 and not traced.any_rows
+    rows = f" of {traced.data[0].shape[0]} rows" if has_rows else ""
+    first = len(traced.inputs) - len(traced.data)
+    any_rows = [first + index for index in traced.any_rows]
     return {
         "graph": traced.graph,
         "inputs": [(tuple(t.shape), t.stride(), t.dtype, t.device.type) for t in traced.inputs],
+        "any_rows": any_rows,
         "threads": threads,
         "options": {
             "cpp.threads": threads,
             "aot_inductor.metadata": {
                 "torchshare.torch": torch.__version__.split("+")[0],
-                "torchshare.inputs": "\n".join(_C.tensor_spec(tensor) for tensor in traced.inputs),
+                "torchshare.inputs": "\n".join(
+                    _C.tensor_spec(tensor, index in any_rows) for index, tensor in enumerate(traced.inputs)
+                ),
                 "torchshare.name": f"compiled {traced.kind}{rows}",
             },
         },

@@ -15,12 +15,15 @@ class StepPackage;
 /// The properties of a tensor that compiled code depends on.
 class TensorSpec {
  public:
-  explicit TensorSpec(const at::Tensor& tensor);
+  /// `any_rows`: the code does not depend on the size of the first dimension.
+  explicit TensorSpec(const at::Tensor& tensor, bool any_rows = false);
   bool matches(const at::Tensor& tensor) const;
-  /// "Float[32, 10] strides [10, 1] cpu"
+  bool any_rows() const { return any_rows_; }
+  /// "Float[32, 10] strides [10, 1] cpu"; with any rows, "Float[*, 10] strides [10, 1] cpu"
   std::string text() const;
 
  private:
+  bool any_rows_;
   at::ScalarType dtype_;
   c10::DeviceType device_;
   std::vector<std::int64_t> sizes_;
