@@ -185,7 +185,7 @@ class JobSpec:
     threads: int
     seed: int
     steps: float | None
-    slo: str
+    slo: str | None
     profile: ProfiledJob | None
     meter_memory: bool
     memory_budget: int | None

@@ -32,8 +32,8 @@ JobSpec checked(JobSpec spec, const RuntimeState& runtime) {
     throw std::invalid_argument(fmt::format("job '{}': sms must be at least 1 and needs a GPU, got {} on device '{}'",
                                             spec.name, *spec.sms, device.name()));
   }
-  if (!spec.slo.empty()) {
-    parse_latency_target(spec.slo);
+  if (spec.slo) {
+    parse_latency_target(*spec.slo);
     check_no_other_rule(spec.name, runtime.options);
   }
   return spec;

@@ -16,11 +16,11 @@ namespace torchshare {
 struct JobSpec {
   std::string name;
   Priority priority = Priority::kSecondary;
-  std::string start = "now";         ///< or "auto", "after:<job>", "step:<k>", or a number of seconds
-  int threads = 1;                   ///< intra-op threads, at least 1
-  std::uint64_t seed = 0;            ///< of the job's own random generator
-  std::optional<double> steps = {};  ///< of the whole job, if declared
-  std::string slo = {};              ///< promise about the latencies of its requests, such as "p99<20ms", if any
+  std::string start = "now";            ///< or "auto", "after:<job>", "step:<k>", or a number of seconds
+  int threads = 1;                      ///< intra-op threads, at least 1
+  std::uint64_t seed = 0;               ///< of the job's own random generator
+  std::optional<double> steps = {};     ///< of the whole job, if declared
+  std::optional<std::string> slo = {};  ///< promise about the latencies of its requests, such as "p99<20ms", if any
   std::optional<ProfiledJob> profile = {};
   bool meter_memory = false;                       ///< count the job's memory even without a budget
   std::optional<std::int64_t> memory_budget = {};  ///< bytes of tensors on the device
