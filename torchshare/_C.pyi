@@ -185,6 +185,7 @@ class JobSpec:
     threads: int
     seed: int
     steps: float | None
+    slo: str
     profile: ProfiledJob | None
     meter_memory: bool
     memory_budget: int | None

@@ -261,6 +261,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("threads", &JobSpec::threads)
       .def_readwrite("seed", &JobSpec::seed)
       .def_readwrite("steps", &JobSpec::steps)
+      .def_readwrite("slo", &JobSpec::slo)
       .def_readwrite("profile", &JobSpec::profile)
       .def_readwrite("meter_memory", &JobSpec::meter_memory)
       .def_readwrite("memory_budget", &JobSpec::memory_budget)

@@ -11,7 +11,16 @@
 namespace torchshare {
 namespace {
 
-JobSpec checked(JobSpec spec, const Device& device) {
+void check_no_other_rule(const std::string& job, const RuntimeOptions& options) {
+  if (options.max_slowdown || options.secondary_share) {
+    throw std::invalid_argument(fmt::format(
+        "job '{}': slo must not be given with max_slowdown or secondary_share: each says when lower jobs may run",
+        job));
+  }
+}
+
+JobSpec checked(JobSpec spec, const RuntimeState& runtime) {
+  const Device& device = *runtime.device;
   if (spec.threads < 1) {
     throw std::invalid_argument(fmt::format("job '{}': threads must be at least 1, got {}", spec.name, spec.threads));
   }
@@ -23,6 +32,10 @@ JobSpec checked(JobSpec spec, const Device& device) {
     throw std::invalid_argument(fmt::format("job '{}': sms must be at least 1 and needs a GPU, got {} on device '{}'",
                                             spec.name, *spec.sms, device.name()));
   }
+  if (!spec.slo.empty()) {
+    parse_latency_target(spec.slo);
+    check_no_other_rule(spec.name, runtime.options);
+  }
   return spec;
 }
 
@@ -31,7 +44,7 @@ JobSpec checked(JobSpec spec, const Device& device) {
 RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std::unique_ptr<LanguageBinding> language)
     : OpContext(spec.priority, at::detail::createCPUGenerator(spec.seed)),
       runtime_(std::move(runtime)),
-      spec_(checked(std::move(spec), *runtime_->device)),
+      spec_(checked(std::move(spec), *runtime_)),
       language_(std::move(language)),
       priority_(runtime_->device->thread_priority(spec_.priority, runtime_->options.device_priority)),
       budget_(std::make_shared<MemoryBudget>(spec_.name, spec_.memory_budget.value_or(MemoryBudget::kUnlimited))),
@@ -191,17 +204,14 @@ void RuntimeJob::expect_steps(std::uint64_t more, bool for_good) {
 }
 
 void RuntimeJob::promise(const LatencyTarget& target) {
-  if (runtime_->options.max_slowdown || runtime_->options.secondary_share) {
-    throw std::invalid_argument(fmt::format(
-        "job '{}': slo must not be given with max_slowdown or secondary_share: each says when lower jobs may run",
-        spec_.name));
-  }
+  check_no_other_rule(spec_.name, runtime_->options);
   runtime_->coordinator.report(
       {.job = id(), .kind = JobReport::Kind::kPromises, .at = runtime_->now(), .target = target});
 }
 
 void RuntimeJob::report_answer(std::chrono::nanoseconds since_arrival, std::chrono::nanoseconds since_taken) {
   const auto now = runtime_->now();
+  times_.record_request(now - since_arrival, now, since_arrival - since_taken);
   runtime_->coordinator.report({.job = id(),
                                 .kind = JobReport::Kind::kAnswered,
                                 .at = now,

@@ -299,7 +299,7 @@ void JobDecisions::count_answer(LiveJob& job, const JobReport& report) {
     return;
   }
   try_to([&] {
-    latencies_.answered(jobs_, job, report.arrived, report.at);
+    latencies_.answered(jobs_, job, report);
     if (job.record->steps == 0) {
       bounds_.step(jobs_, job, job.answers, report.taken, report.at);
     }

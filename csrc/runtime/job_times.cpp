@@ -44,6 +44,11 @@ void JobTimes::end_input(std::chrono::nanoseconds now) {
   record(EventKind::kInput, input_begin_, all_steps());
 }
 
+void JobTimes::record_request(std::chrono::nanoseconds arrived, std::chrono::nanoseconds now,
+                              std::chrono::nanoseconds queued) {
+  log_->record({arrived, now, job_.id(), EventKind::kRequest, static_cast<std::uint64_t>(queued.count()), {}});
+}
+
 bool JobTimes::begin_wait(std::string_view reason, std::chrono::nanoseconds now) {
   if (++waits_ > 1) {
     return false;

@@ -47,6 +47,8 @@ class JobTimes {
   /// Returns false for a wait inside another, which counts as part of that one.
   bool begin_wait(std::string_view reason, std::chrono::nanoseconds now);
   bool end_wait();
+  /// Called when the job has answered a request. Any thread.
+  void record_request(std::chrono::nanoseconds arrived, std::chrono::nanoseconds now, std::chrono::nanoseconds queued);
   void add_wait(std::chrono::nanoseconds begin, std::string_view reason);
 
   /// When the body began and ended; 0: not yet.

@@ -4,8 +4,7 @@
 
 namespace torchshare {
 
-void LatencyKeeper::answered(const JobTable& jobs, const LiveJob& job, std::chrono::nanoseconds arrived,
-                             std::chrono::nanoseconds now) {
+void LatencyKeeper::answered(const JobTable& jobs, const LiveJob& job, const JobReport& answer) {
   LatencyPace* const promise = promises_.find(job.id());
   if (promise == nullptr || is_outranked(jobs, job)) {
     return;
@@ -13,14 +12,16 @@ void LatencyKeeper::answered(const JobTable& jobs, const LiveJob& job, std::chro
   LatencyPace& pace = *promise;
   const bool was_held = pace.pace().share == 0;
   const bool could_hold = !pace.cannot_hold();
-  promises_.update(pace, [&] { pace.answered(now, now - arrived, has_lower_beside(jobs, job)); });
+  promises_.update(pace, [&] {
+    pace.answered(answer.at, answer.at - answer.arrived, answer.taken - answer.arrived, has_lower_beside(jobs, job));
+  });
   const bool is_held = pace.pace().share == 0;
   if (could_hold && pace.cannot_hold()) {
-    timeline_.record_decision(job.id(), now, [&] {
+    timeline_.record_decision(job.id(), answer.at, [&] {
       return fmt::format("slo: {} cannot be held, even alone; lower jobs wait for the end", to_string(pace.target()));
     });
   } else if (was_held != is_held) {
-    timeline_.record_decision(job.id(), now, [&] {
+    timeline_.record_decision(job.id(), answer.at, [&] {
       const LatencyStats stats = pace.stats();
       return fmt::format("slo: {}: {} of {} requests were late, lower jobs {}", to_string(pace.target()), stats.misses,
                          stats.answered, is_held ? "are held" : "may run again");

@@ -21,9 +21,8 @@ class LatencyKeeper {
   /// False if a job has promised anything.
   bool empty() const { return promises_.empty(); }
   void promise(const LiveJob& job, const LatencyTarget& target) { promises_.add(job.id(), LatencyPace(target)); }
-  /// Called when a job has answered a request that had come at `arrived`.
-  void answered(const JobTable& jobs, const LiveJob& job, std::chrono::nanoseconds arrived,
-                std::chrono::nanoseconds now);
+  /// Called when a job has answered a request.
+  void answered(const JobTable& jobs, const LiveJob& job, const JobReport& answer);
   void end(JobId job) noexcept { promises_.end(job); }
   std::optional<LatencyStats> stats(JobId job) const { return promises_.stats(job); }
 

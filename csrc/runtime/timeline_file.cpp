@@ -33,14 +33,23 @@ double microseconds(std::chrono::nanoseconds time) {
 }
 
 // Spans of one kind never overlap within a job, so each kind gets its own track. Spans of a kind have one name, so that
-// a viewer adds them up.
-std::string entry(const Event& event, std::chrono::nanoseconds origin) {
+// a viewer adds them up. `number` is unique.
+std::string entry(const Event& event, std::size_t number, std::chrono::nanoseconds origin) {
   const auto kind = to_string(event.kind);
   const int track = static_cast<int>(event.kind);
   const double begin = microseconds(event.begin - origin);
   if (event.kind == EventKind::kMemory) {
     return fmt::format(R"({{"name":"memory","ph":"C","pid":{},"ts":{:.3f},"args":{{"MiB":{:.3f}}}}})", event.job, begin,
                        static_cast<double>(event.number) / (1 << 20));
+  }
+  if (event.kind == EventKind::kRequest) {  // they overlap
+    const auto ends = [&](char phase, std::chrono::nanoseconds at) {
+      return fmt::format(R"({{"name":"request","cat":"request","ph":"{}","id":{},"pid":{},"tid":{},"ts":{:.3f},)"
+                         R"("args":{{"queued_ms":{:.3f}}}}})",
+                         phase, number, event.job, track, microseconds(at - origin),
+                         static_cast<double>(event.number) / 1e6);
+    };
+    return ends('b', event.begin) + ",\n" + ends('e', event.end);
   }
   if (is_span(event.kind)) {
     const auto name = event.detail.empty() ? std::string(kind) : fmt::format("{}: {}", kind, event.detail);
@@ -55,8 +64,8 @@ std::string entry(const Event& event, std::chrono::nanoseconds origin) {
 std::string names(std::size_t job, const std::string& name) {
   auto out = fmt::format(R"({{"name":"process_name","ph":"M","pid":{},"args":{{"name":{}}}}})", job, json_string(name));
   for (int track = 0; track <= static_cast<int>(EventKind::kDecision); ++track) {
-    if (track == static_cast<int>(EventKind::kMemory)) {
-      continue;  // a counter, which has a track of its own
+    if (track == static_cast<int>(EventKind::kMemory) || track == static_cast<int>(EventKind::kRequest)) {
+      continue;  // counters and events that overlap have tracks of their own
     }
     out += fmt::format(
         ",\n"
@@ -78,8 +87,8 @@ void write_timeline_file(std::span<const Event> events, std::span<const std::str
   }
   const auto first =
       std::min_element(events.begin(), events.end(), [](const Event& a, const Event& b) { return a.begin < b.begin; });
-  for (const Event& event : events) {
-    file << std::exchange(separator, ",\n") << entry(event, first->begin);
+  for (std::size_t number = 0; number < events.size(); ++number) {
+    file << std::exchange(separator, ",\n") << entry(events[number], number, first->begin);
   }
   file << "\n]}\n";
   file.close();

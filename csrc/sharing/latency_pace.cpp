@@ -22,7 +22,7 @@ constexpr double kEnoughLate = 20;  // late requests alone, to give the promise 
 
 }  // namespace
 
-void LatencyPace::answered(nanoseconds now, nanoseconds latency, bool beside) {
+void LatencyPace::answered(nanoseconds now, nanoseconds latency, nanoseconds queued, bool beside) {
   if (!beside || cannot_hold_) {
     return;
   }
@@ -31,12 +31,13 @@ void LatencyPace::answered(nanoseconds now, nanoseconds latency, bool beside) {
   ++answered_;
   misses_ += is_late ? 1 : 0;
   budget_ = std::min(budget_ + allowed - (is_late ? 1 : 0), kSaved);
-  if (pace_.share == 0) {
+  if (budget_ < kOverdrawn && pace_.share == 0) {
     held_ += 1;
     held_misses_ += is_late ? 1 : 0;
     cannot_hold_ = held_misses_ > kEnoughLate && held_misses_ > 2 * allowed * held_;
   }
   has_missed_ = has_missed_ || is_late;
+  is_queue_late_ = to_seconds(queued) > target_.limit;
   const double saved = std::clamp(budget_ / kSaved, 0.0, 1.0);
   const double growth = allowed * std::lerp(kGrowth, kMaxGrowth, saved);
   share_ *= std::exp((has_missed_ ? growth : kFirstGrowth) - (is_late ? std::lerp(kGain, kMinGain, saved) : 0));
@@ -46,7 +47,7 @@ void LatencyPace::answered(nanoseconds now, nanoseconds latency, bool beside) {
 }
 
 void LatencyPace::set_share() {
-  pace_.share = cannot_hold_ || budget_ < kOverdrawn ? 0 : share_;
+  pace_.share = cannot_hold_ || is_queue_late_ || budget_ < kOverdrawn ? 0 : share_;
   pace_.cycle = from_seconds(target_.limit / share_);
 }
 

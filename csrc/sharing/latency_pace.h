@@ -26,15 +26,18 @@ struct LatencyStats {
 /// on what has been saved of the budget, because late requests come in bursts that often have another cause: with much
 /// saved, a burst changes little. Lower jobs are held while more requests have been late than were allowed.
 /// They run in slices as long as the promise, and only the time between two slices changes: an op that begins in a
-/// slice runs on after it, so that shorter slices would change nothing.
+/// slice runs on after it, so that shorter slices would change nothing. While requests wait in the queue for longer
+/// than the promise, all of them will be late, and lower jobs are held until the queue is short again.
 ///
 /// Pure: the caller reports requests, with times of any monotonic clock, real or virtual.
 class LatencyPace {
  public:
   explicit LatencyPace(LatencyTarget target) : target_(target) { set_share(); }
 
-  /// Called when a request has been answered. `beside`: lower jobs ran beside it.
-  void answered(std::chrono::nanoseconds now, std::chrono::nanoseconds latency, bool beside);
+  /// Called when a request has been answered; `latency` includes the time `queued` before the job took it. `beside`:
+  /// lower jobs ran beside it.
+  void answered(std::chrono::nanoseconds now, std::chrono::nanoseconds latency, std::chrono::nanoseconds queued,
+                bool beside);
 
   const LatencyTarget& target() const { return target_; }
   const Pace& pace() const { return pace_; }
@@ -50,6 +53,7 @@ class LatencyPace {
   double share_ = 0.05;
   double budget_ = 0;  // late requests that may still come
   bool has_missed_ = false;
+  bool is_queue_late_ = false;  // the last request was late before the job took it
   bool cannot_hold_ = false;
   std::uint64_t answered_ = 0;
   std::uint64_t misses_ = 0;

@@ -119,6 +119,7 @@ TEST(ChromeTrace, WritesSpansInstantsAndEscapedNames) {
   const std::vector<Event> events = {step(1),
                                      {1us, 2us, 0, EventKind::kWait, 0, "gate"},
                                      {1us, 2us, 0, EventKind::kMemory, 3 << 19, {}},
+                                     {1us, 5us, 0, EventKind::kRequest, 1500, {}},
                                      {2us, 2us, 0, EventKind::kDecision, 0, "start: \"now\"\n"}};
   write_timeline_file(events, std::vector<std::string>{"a \\ b"}, path);
   std::stringstream text;
@@ -128,6 +129,10 @@ TEST(ChromeTrace, WritesSpansInstantsAndEscapedNames) {
       HasSubstr(R"({"name":"step","cat":"step","ph":"X","pid":0,"tid":0,"ts":0.000,"dur":0.500,"args":{"number":1}})"));
   EXPECT_THAT(text.str(), HasSubstr(R"({"name":"wait: gate","cat":"wait")"));
   EXPECT_THAT(text.str(), HasSubstr(R"({"name":"memory","ph":"C","pid":0,"ts":0.000,"args":{"MiB":1.500}})"));
+  EXPECT_THAT(text.str(), HasSubstr(R"({"name":"request","cat":"request","ph":"b","id":3,"pid":0,"tid":5,"ts":0.000,)"
+                                    R"("args":{"queued_ms":0.002}})"));
+  EXPECT_THAT(text.str(),
+              HasSubstr(R"({"name":"request","cat":"request","ph":"e","id":3,"pid":0,"tid":5,"ts":4.000,)"));
   EXPECT_THAT(text.str(), HasSubstr(R"("name":"start: \"now\"\u000a","cat":"decision","ph":"i")"));
   EXPECT_THAT(text.str(), HasSubstr(R"("args":{"name":"a \\ b"})"));
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,7 +126,8 @@ def test_an_evaluation_is_no_step_but_steps_that_sharing_slows_are() -> None:
 
 def result(name: str) -> torchshare.Result:
     fields = dict.fromkeys((field.name for field in dataclasses.fields(torchshare.Result)), 0)
-    return torchshare.Result(**{**fields, "name": name, "priority": "primary", "state": "finished", "exception": None})
+    known = {"name": name, "priority": "primary", "state": "finished", "exception": None, "requests": None}
+    return torchshare.Result(**{**fields, **known})
 
 
 def verdict(rows: list[dict[str, object]], found: list[Timeline]) -> list[str]:
@@ -366,6 +368,46 @@ def test_a_job_that_is_suspended_now_has_been_since_then() -> None:
         runtime.wait(60)
     assert np.ptp(found["a"].waits["suspended"]) >= 0.2
     assert np.diff(found["a"].running).sum() <= reached
+
+
+def test_a_report_shows_the_latencies_of_requests_alone_and_beside_another_job(tmp_path: Path) -> None:
+    alone, beside = threading.Event(), threading.Event()
+
+    def serve(job: Job) -> None:
+        for number in job.requests(iter(range(2000)), slo="p99<2s"):
+            number.answer(None)
+            if number.data == 999:
+                alone.set()
+                assert beside.wait(60)
+
+    def train(_job: Job) -> None:
+        beside.set()
+        wait_until(lambda: server.state == "finished")
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        server = runtime.submit(serve, name="server", priority="primary")
+        runtime.start()
+        assert alone.wait(60)
+        runtime.submit(train, name="training")
+        runtime.wait(60)
+        runtime.write_report(tmp_path / "out.html")
+    text = (tmp_path / "out.html").read_text()
+    assert len(text) < 300_000
+    shown = pages.Page(text)
+    (requests,) = shown.data["requests"]
+    assert (requests["answered"], requests["slo"], requests["late"]) == (2000, "p99<2s", 0)
+    assert requests["alone_p99_s"] > 0 < requests["shared_p99_s"]
+    assert shown.tables["requests"][1][:3] == ["server", "2,000", "0"]
+    curves = {tag["id"] for name, tag in shown.tags if name == "g" and tag.get("id")}
+    assert {"latencies.0", "latencies_alone.0"} <= curves
+    assert "latencies.1" not in curves
+
+
+def test_which_requests_were_beside_another_job() -> None:
+    mine = dataclasses.replace(timeline([], (0, 10)), requests=spans((1, 1.5), (2, 4), (3.5, 3.75), (9, 9.5)))
+    (alone, shared), _ = job_timelines.latencies_of([mine, timeline([], (3, 3.6), (9.2, 9.3))])
+    assert list(alone) == [0.5]
+    assert list(shared) == [2, 0.25, 0.5]
 
 
 def test_a_report_stays_small(tmp_path: Path) -> None:

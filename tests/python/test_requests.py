@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from conftest import wait_until
@@ -348,20 +352,100 @@ def test_a_loop_can_be_left_and_begun_again() -> None:
     assert result.requests is not None and result.requests.answered == 2
 
 
-def test_many_requests_need_no_memory() -> None:
-    def many() -> Iterator[int]:
-        yield from range(20_000)
+def test_a_request_that_did_not_fit_is_answered_by_the_next_loop() -> None:
+    requests, source = asked([torch.ones(1, 2), torch.ones(1, 3)])
+
+    def leaves(job: Job) -> None:
+        for batch in job.requests(source, max_batch=2):
+            batch.answer(batch.data)
+            break
+        doubles(job, source, max_batch=2)
+
+    serve(leaves)
+    assert requests[0].result(0).shape == (1, 2)
+    assert float(requests[1].result(0).sum()) == 6.0
+
+
+def test_many_requests_and_loops_need_no_memory() -> None:
+    source: queue.Queue[Any] = queue.Queue()
 
     def counts(job: Job) -> int:
-        total = 0
-        for request in job.requests(many()):
-            total += request.data
-            request.answer(None)
-        return total
+        answered = 0
+        for _ in range(100):
+            for number in range(100):
+                source.put(number)
+            source.put(None)
+            for request in job.requests(source):
+                request.answer(None)
+                answered += 1
+        return answered
 
-    result = serve(counts)
-    assert result.value == sum(range(20_000))
+    def twice(job: Job) -> int:
+        counts(job)  # fills the timeline, for example
+        before = memory()
+        answered = counts(job)
+        assert memory() - before < 2 * 2**20  # 10,000 requests, 100 loops
+        return answered
+
+    memory = lambda: psutil.Process().memory_info().rss  # noqa: E731
+    result = serve(twice, timeline_capacity=1000)
+    assert result.value == 10_000
     assert result.requests is not None and result.requests.answered == 20_000
+
+
+def test_a_forked_child_answers_no_request_of_its_parent() -> None:
+    requests, source = asked([torch.ones(1), torch.ones(1)])
+
+    def forks(job: Job) -> list[int]:
+        codes = []
+        for request in job.requests(source):
+            child = os.fork()
+            if child == 0:
+                os._exit(7)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            request.answer(request.data * 2)
+        return codes
+
+    assert serve(forks).value == [7, 7]
+    assert [float(each.result(0)) for each in requests] == [2.0, 2.0]
+
+
+CTRL_C = """
+import os, queue, signal, threading, torch, torchshare
+source, requests = queue.Queue(), [torchshare.Request(torch.ones(1)) for _ in range(100)]
+busy = threading.Event()
+for each in requests:
+    source.put(each)
+
+def serve(job):
+    for request in job.requests(source):
+        busy.set()
+        while True:
+            torch.ones(1)
+
+def ctrl_c():
+    busy.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=ctrl_c).start()
+try:
+    with torchshare.Runtime("cpu") as runtime:
+        runtime.submit(serve, name="server", priority="primary")
+        runtime.wait()
+except KeyboardInterrupt:
+    for each in requests:
+        try:
+            each.result(2)
+        except RuntimeError as error:
+            print(error)
+"""
+
+
+def test_after_ctrl_c_each_of_100_requests_has_an_error() -> None:
+    done = subprocess.run([sys.executable, "-c", CTRL_C], capture_output=True, text=True, timeout=120)
+    errors = done.stdout.splitlines()
+    assert len(errors) == 100, done.stderr
+    assert all(each.startswith("job 'server': a request was not answered: ") for each in errors)
 
 
 # Bad input.
@@ -482,6 +566,55 @@ def test_there_is_one_promise_per_job_and_no_other_rule_for_lower_jobs() -> None
             ValueError, match=r"job 'server': slo must not be given with max_slowdown or secondary_share"
         ):
             serve(lambda job: job.requests([1], slo="p99<20ms"), **options)
+
+
+def test_a_promise_can_be_an_option_of_the_job() -> None:
+    _, source = asked([torch.ones(1)] * 3)
+    with torchshare.Runtime("cpu") as runtime:
+        job = runtime.submit(lambda job: doubles(job, source), name="server", priority="primary", slo="p99<10s")
+        runtime.wait()
+        promised = job._context.handle.latency()
+    assert promised is not None
+    assert job.result.requests is not None and job.result.requests.slo == "p99<10s"
+
+    def other(job: Job) -> None:
+        job.requests([1], slo="p99<20ms")
+
+    with torchshare.Runtime("cpu") as runtime:
+        job = runtime.submit(other, name="server", slo="p99<10s")
+        runtime.wait(check=False)
+    assert str(job.result.exception) == (
+        "job 'server': slo must be the same for all its requests, got 'p99<20ms' after 'p99<10s'"
+    )
+
+
+def test_a_promise_that_is_an_option_is_refused_before_any_job_runs() -> None:
+    with torchshare.Runtime("cpu", max_slowdown=0.1) as runtime:
+        with pytest.raises(ValueError, match=r"^job 'server': slo must be a percentile .*, got 'fast'$"):
+            runtime.submit(lambda job: None, name="server", slo="fast")
+        with pytest.raises(ValueError, match=r"^job 'server': slo must not be given with max_slowdown"):
+            runtime.submit(lambda job: None, name="server", slo="p99<20ms")
+        with pytest.raises(ValueError, match=r"^job 'server': slo must be a string, got 20$"):
+            runtime.submit(lambda job: None, name="server", slo=20)  # type: ignore[arg-type]
+
+
+def test_a_promise_of_a_job_without_requests_limits_nobody_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    over, shares = threading.Event(), list[float]()
+
+    def train(_job: Job) -> None:
+        for _ in range(100):
+            torch.ones(4)
+        shares.append(runtime._handle.pace()[0])
+        over.set()
+
+    with torchshare.Runtime("cpu") as runtime:
+        runtime.submit(lambda job: over.wait(SOON_S), name="server", priority="primary", slo="p99<20ms")
+        runtime.submit(train, name="training")
+        runtime.wait()
+    assert shares == [1.0]
+    assert [record.message for record in caplog.records if "slo" in record.message] == [
+        "job 'server': slo='p99<20ms' had no effect: it has called neither job.requests nor job.serve"
+    ]
 
 
 # Bad input.

@@ -21,8 +21,11 @@ from torchshare import Job, Result
 Train = Callable[[Job], torch.dtype]
 
 
-def training(before: Callable[[], None] | None = None, late: bool = False) -> Train:
-    """A job that calls `before` at its start, or 0.2 s later, and returns the type of its weights."""
+def training(
+    before: Callable[[], None] | None = None, late: bool = False, beside: threading.Event | None = None
+) -> Train:
+    """A job that calls `before` at its start, or 0.2 s later, and returns the type of its weights. With `beside`, it
+    trains until that is set."""
 
     def train(job: Job) -> torch.dtype:
         time.sleep(0.2 * late)
@@ -31,13 +34,27 @@ def training(before: Callable[[], None] | None = None, late: bool = False) -> Tr
         time.sleep(0.2 * (not late))
         layer = nn.Linear(3, 2)
         optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-        for _ in range(20):
+        steps = range(20) if beside is None else iter(beside.is_set, True)
+        for _ in steps:
             layer(torch.ones(4, 3)).sum().backward()
             optimizer.step()
             time.sleep(0.005)
         return layer.weight.dtype
 
     return train
+
+
+def ending(train: Train) -> tuple[Train, threading.Event]:
+    """The job, and what is set when it has ended."""
+    ended = threading.Event()
+
+    def run(job: Job) -> torch.dtype:
+        try:
+            return train(job)
+        finally:
+            ended.set()
+
+    return run, ended
 
 
 def run_pair(primary: Train, secondary: Train) -> tuple[Result, Result]:
@@ -85,7 +102,8 @@ def test_jobs_that_set_the_same_run_with_it(late: bool):
     ],
 )
 def test_a_secondary_that_sets_something_else_fails_alone(change: Callable[[], None], name: str):
-    a, b = run_pair(training(), training(change))
+    changes, ended = ending(training(change))
+    a, b = run_pair(training(beside=ended), changes)
     assert (a.state, b.state) == ("finished", "failed")
     assert name in str(b.exception) and "job 'b'" in str(b.exception)
 

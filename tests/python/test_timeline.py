@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import time
 from pathlib import Path
 
@@ -41,6 +42,29 @@ def test_every_step_sub_batch_and_input_is_recorded_with_its_times():
     for sub in of["sub_batch"]:
         step = of["step"][sub[4] // 2]
         assert step[2] <= sub[2] <= sub[3] <= step[3]
+
+
+def test_requests_overlap_and_are_on_the_trace_from_arrival_to_answer(tmp_path: Path):
+    source = queue.Queue()
+    for each in (torchshare.Request(1), torchshare.Request(2), None):
+        source.put(each)
+
+    def serve(job: Job) -> None:
+        for request in job.requests(source):
+            time.sleep(0.01)
+            request.answer(request.data)
+
+    with torchshare.Runtime() as runtime:
+        runtime.submit(serve, name="server")
+        runtime.wait(300)
+        first, second = (event for event in runtime.events() if event[0] == "request")
+        runtime.write_timeline(tmp_path / "trace.json")
+    assert second[2] < first[3] < second[3]  # it came before the first was answered
+    assert second[4] >= 10_000_000 > 0  # ns that it was queued
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    ends = [(event["id"], event["ph"]) for event in trace if event.get("cat") == "request"]
+    assert sorted(ends) == sorted((number, phase) for number in {each for each, _ in ends} for phase in "be")
+    assert len(ends) == 4
 
 
 def test_the_buffer_is_bounded_and_the_oldest_go():

@@ -48,6 +48,8 @@ class JobContext:
     """Tells the job's other ranks that it is "ended", and how, or that they too must "suspend" or "resume" it."""
     park_spilled: Callable[[JobContext], None]
     """Suspends the job with its tracked tensors off the device, until it is resumed."""
+    slo: str | None = None
+    """What it promises about the latencies of its requests."""
     rank: Rank = field(default_factory=this_rank)
     shared_patches: bool = False
     """Whether it may replace, for all jobs, what cannot be its own."""

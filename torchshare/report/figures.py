@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from torchshare.report.numbers import Numbers
 
+_POINTS = 300  # of a curve
 _INK = "#010203"  # replaced by the page's text color
 _STYLE = {
     "svg.fonttype": "none",  # text stays text
@@ -105,6 +106,30 @@ def waits(edges: Numbers, counts: Sequence[Numbers]) -> Figure:
         axes.stairs(count, edges, fill=True, color=f"C{job}", alpha=0.6, gid=curve_id("waits", job))
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter("s"))
+    return figure
+
+
+@styled()
+def latencies(curves: Sequence[tuple[int, Numbers, Numbers]], limits: Sequence[tuple[int, float, float]]) -> Figure:
+    """How many requests took longer than a time.
+
+    Args:
+        curves: of each job, its number and the latencies (seconds) alone, dotted, and beside others.
+        limits: number, seconds and quantile of each promise.
+    """
+    figure, axes = _axes("latency", "requests that took longer")
+    for job, *sides in curves:
+        for chart, style, times in zip(("latencies_alone", "latencies"), (":", "-"), sides, strict=True):
+            if len(times) > 0:
+                slowest = np.unique(np.geomspace(1, len(times), _POINTS).astype(int))
+                at = np.sort(times)[-slowest]
+                axes.step(at, slowest / len(times), style, color=f"C{job}", lw=1.3, gid=curve_id(chart, job))
+    for job, limit, quantile in limits:
+        axes.axvline(limit, color=f"C{job}", ls="--", lw=1)
+        axes.plot([limit], [1 - quantile], "o", color=f"C{job}", ms=5)
+    axes.set(xscale="log", yscale="log")
+    axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter("s"))
+    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
     return figure
 
 

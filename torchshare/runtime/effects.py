@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,13 +49,18 @@ class Effects:
 
     def check(self, job: JobContext, own: JobOptions) -> None:
         """Called when a job has come to its end. Only then is it known what it did without."""
-        for name, option, reason in (*self._of_batches(job, own), *self._of_plans(job, own), *self._of_steps(job)):
+        found = (self._of_batches(job, own), self._of_requests(job), self._of_plans(job, own), self._of_steps(job))
+        for name, option, reason in itertools.chain(*found):
             log.warning("job '%s': %s had no effect: %s", name, option, reason)
 
     def _of_batches(self, job: JobContext, own: JobOptions) -> Iterator[tuple[str, str, str]]:
         for name, what in (("sub_batch", "split batches"), ("epochs", "count passes")):
             if own.get(name) is not None and not job.uses_batches:
                 yield job.name, f"{name}={own.get(name)}", f"only job.batches and torchshare.batches {what}"
+
+    def _of_requests(self, job: JobContext) -> Iterator[tuple[str, str, str]]:
+        if job.slo is not None and job.serving is None:
+            yield job.name, f"slo='{job.slo}'", "it has called neither job.requests nor job.serve"
 
     def _of_plans(self, job: JobContext, own: JobOptions) -> Iterator[tuple[str, str, str]]:
         plans = any(known.rule.is_planned for known in self._jobs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ class Timeline:
     """Begins and ends of the times in which it ran, neither suspended nor held."""
     first_step: int = 1
     """The number of the first step that is known."""
+    requests: Numbers = field(default_factory=lambda: np.empty((0, 2)))
+    """Arrivals and answers, a row each."""
 
     def waited(self, begins: Numbers, ends: Numbers, *reasons: str) -> Numbers:
         """How much of each interval the job waited for one of the reasons. Seconds."""
@@ -113,7 +115,7 @@ def timelines(jobs: Sequence[_C.Job], events: Sequence[_C.Event]) -> tuple[dict[
             rows[job].setdefault(f"wait {detail}", []).append((begin, end))
         elif kind == "memory":
             rows[job].setdefault(kind, []).append((end, number))
-        elif kind in ("step", "input"):
+        elif kind in ("step", "input", "request"):
             rows[job].setdefault(kind, []).append((begin, end))
             if kind == "step":
                 first_steps.setdefault(job, number + 1)
@@ -142,6 +144,7 @@ def timelines(jobs: Sequence[_C.Job], events: Sequence[_C.Event]) -> tuple[dict[
             memory=pairs(job.name, "memory"),
             running=running(job.name),
             first_step=first_steps.get(job.name, 1),
+            requests=pairs(job.name, "request"),
         )
         for job in jobs
     }
@@ -179,11 +182,27 @@ def running_of(found: Sequence[Timeline]) -> Numbers:
     return np.concatenate([np.empty((0, 2)), *(each.running for each in found)])
 
 
-def steps_of(found: Sequence[Timeline]) -> list[Steps]:
-    """The steps of each job."""
+def others_of(found: Sequence[Timeline]) -> list[Numbers]:
+    """When others ran, for each of the jobs."""
     spans = running_of(found)
     owners = np.repeat(np.arange(len(found)), [len(each.running) for each in found])
-    return [_steps(each, spans[owners != job]) for job, each in enumerate(found)]
+    return [spans[owners != job] for job in range(len(found))]
+
+
+def steps_of(found: Sequence[Timeline]) -> list[Steps]:
+    """The steps of each job."""
+    return [_steps(each, others) for each, others in zip(found, others_of(found), strict=True)]
+
+
+def latencies_of(found: Sequence[Timeline]) -> list[tuple[Numbers, Numbers]]:
+    """The latencies of the requests to each job: of those during which no other job ran, and of the others. Seconds."""
+    return [_latencies(each.requests, others) for each, others in zip(found, others_of(found), strict=True)]
+
+
+def _latencies(requests: Numbers, others: Numbers) -> tuple[Numbers, Numbers]:
+    begins, ends = requests.T
+    shared = overlap(begins, ends, union(others)) > 0
+    return (ends - begins)[~shared], (ends - begins)[shared]
 
 
 def _steps(timeline: Timeline, others: Numbers) -> Steps:

@@ -290,6 +290,15 @@ class JobOptions(CommonJobOptions, total=False):
             metavar="WHEN",
         ),
     ]
+    slo: Annotated[
+        Text | None,
+        Option(
+            'a promise about the latencies of its requests, such as "p99<20ms" (in us, ms or s), for `job.requests` '
+            "and `job.serve`. Lower jobs are limited so that it is kept. Not together with `max_slowdown` or "
+            "`secondary_share`.",
+            metavar="PROMISE",
+        ),
+    ]
     memory_budget: Annotated[
         Annotated[int, Interval(ge=1, lt=2**63), Expected("a positive integer below 2**63")] | None,
         Option(

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from torchshare import _C
+from torchshare import _C, _core
 from torchshare.context.errors import described
-from torchshare.context.results import Result
+from torchshare.context.results import Requests, Result
 from torchshare.device import devices
 from torchshare.report import figures, page
 from torchshare.report.numbers import Numbers
 from torchshare.runtime.bound import BoundReport
 from torchshare.runtime.gaps import GapReport
-from torchshare.runtime.job_timelines import Steps, Timeline, steps_of, timelines
+from torchshare.runtime.job_timelines import Steps, Timeline, latencies_of, steps_of, timelines
 from torchshare.runtime.sharing import step_times, verdict
 from torchshare.runtime.time_spent import COMPUTING, PARTS, blocked_s, stalled_s, time_spent
 
@@ -55,6 +55,11 @@ def document(
         "jobs": rows[:_MAX_JOBS],
         "more_jobs": max(0, len(rows) - _MAX_JOBS),
         "curves": [row["name"] for row in rows[:_MAX_CURVES]],
+        "requests": [
+            _requests(job.name, requests, *times)
+            for job, times in list(zip(jobs, latencies_of(list(found.values())), strict=True))[:_MAX_JOBS]
+            if (requests := results[job.name].requests) is not None
+        ],
         "parts": [part for part in PARTS if part == COMPUTING or any(row["time"][part] > 0 for row in rows)],
         "bounds": [str(bound) for bound in bounds[:_MAX_CURVES]],
         "bounded": None if bounded is None else _short(bounded.name),
@@ -68,6 +73,7 @@ def document(
         "environment": dict(environment),
     }
     drawn = charts(jobs[:_MAX_CURVES], list(found.values())[:_MAX_CURVES], last)
+    drawn.update(latency_chart([results[job.name].requests for job in jobs], list(found.values())))
     if bounded is not None and (stats := bounded.bound()) is not None and (windows := stats.recent):
         drawn["bound"] = bound_chart(windows, bounds[0].max_slowdown, last, origin)
     return content, drawn
@@ -107,6 +113,30 @@ def _row(job: _C.Job, result: Result, timeline: Timeline, steps: Steps) -> dict[
 
 def _gap(gap: GapReport) -> dict[str, Any]:
     return {**dataclasses.asdict(gap), "job": _short(gap.job), "missed_s": max(0.0, gap.capacity_s - gap.filled_s)}
+
+
+def _requests(job: str, requests: Requests, alone: Numbers, shared: Numbers) -> dict[str, Any]:
+    return {
+        "job": _short(job),
+        "answered": requests.answered,
+        "failed": requests.failed,
+        "alone_p99_s": float(np.quantile(alone, 0.99)) if len(alone) else None,
+        "shared_p99_s": float(np.quantile(shared, 0.99)) if len(shared) else None,
+        "queued_p99_s": requests.queued.p99,
+        "service_p99_s": requests.service.p99,
+        "slo": requests.slo,
+        "late": requests.late if requests.slo else None,
+        "late_share": requests.late / max(requests.answered, 1) if requests.slo else None,
+    }
+
+
+def latency_chart(requests: Sequence[Requests | None], found: Sequence[Timeline]) -> dict[str, Figure]:
+    """The latencies of the first jobs, and what they have promised; nothing without requests."""
+    times = latencies_of(found)[:_MAX_CURVES]
+    curves = [(job, *each) for job, each in enumerate(times) if len(found[job].requests) > 0]
+    promised = [(job, each.slo) for job, each in enumerate(requests[:_MAX_CURVES]) if each is not None and each.slo]
+    limits = [(job, target.limit, target.quantile) for job, slo in promised if (target := _core.LatencyTarget(slo))]
+    return {"latencies": figures.latencies(curves, limits)} if curves else {}
 
 
 def charts(jobs: Sequence[_C.Job], found: Sequence[Timeline], last: float) -> dict[str, Figure]:

@@ -150,6 +150,7 @@ class Runtime:
             on_cpu=self.device == "cpu",
             on_disagree=self._options["on_disagree"],
             resplit=settings["resplit"],
+            slo=settings["slo"],
             shared_patches=self._options["shared_patches"],
             rows_at_once=SubBatchRows(settings["regrow_after"]),
         )
@@ -303,7 +304,7 @@ class Runtime:
 
     def events(self) -> list[_C.Event]:
         """The timeline: (kind, job, begin in ns, end in ns, number, detail), in order of recording. The number is
-        that of the step or sub-batch, or the bytes of a "memory" event."""
+        that of the step or sub-batch, the bytes of a "memory" event, or the ns that a request was queued."""
         return self._handle.events()
 
     def __enter__(self) -> Runtime:

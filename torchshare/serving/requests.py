@@ -76,11 +76,12 @@ def serve(serving: Serving, source: Any, max_batch: int, max_wait: float, slo: s
     serving.promise(slo)
     waiting = _Waiting(serving, found)
     if found.can_wait:
-        serving.at_end.append(waiting.rest)
+        waiting = serving.sources.setdefault(id(source), waiting)
     return _batches(serving, waiting, max_batch, int(max_wait * 1e9))
 
 
 def _batches(serving: Serving, waiting: _Waiting, max_batch: int, max_wait_ns: int) -> Iterator[RequestBatch]:
+    waiting.is_over = False
     while first := waiting.next():
         found = [first]
         if max_batch > 1:
@@ -92,24 +93,24 @@ def _batches(serving: Serving, waiting: _Waiting, max_batch: int, max_wait_ns: i
 
 
 class _Waiting:
-    """The requests of a source that its loop has not taken."""
+    """The requests of a source that no loop has taken."""
 
     def __init__(self, serving: Serving, source: Source) -> None:
         self._serving = serving
         self._source = source
         self._held: Request | None = None  # it did not fit into the last batch
-        self._is_over = False
+        self.is_over = False
 
     def next(self) -> Request | None:
         """Waits for a request; None: there will be none. While the job waits, lower jobs run."""
-        while not (request := self._take(_POLL_S)) and not self._is_over:
+        while not (request := self._take(_POLL_S)) and not self.is_over:
             pass
         return request
 
     def add_to(self, requests: list[Request], max_rows: int, until_ns: int) -> None:
         """Adds those that fit, and waits for them until `until_ns`."""
         rows, shape = rows_of(requests[0].data), shape_of(requests[0].data)
-        while rows < max_rows and not self._is_over:
+        while rows < max_rows and not self.is_over:
             seconds = (until_ns - time.monotonic_ns()) / 1e9
             request = self._take(min(max(seconds, 0.0), _POLL_S))
             if request is None:
@@ -140,7 +141,7 @@ class _Waiting:
             except queue.Empty:
                 return None
             except StopIteration:
-                self._is_over = True
+                self.is_over = True
                 return None
 
     def rest(self) -> Iterator[Request]:
@@ -148,5 +149,5 @@ class _Waiting:
         if self._held is not None:
             yield self._held
         with contextlib.suppress(Exception):  # queue.Empty, StopIteration, and what a broken source raises
-            while not self._is_over:
+            while not self.is_over:
                 yield self._source.get(0.0)

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +69,8 @@ class Serving:
         self.calls = Calls()
         self.batches: weakref.WeakSet[Any] = weakref.WeakSet()
         """The RequestBatches that the program holds."""
-        self.at_end: list[Callable[[], Iterable[Request]]] = []
-        """Each returns the requests that a loop has not taken."""
+        self.sources: dict[int, Any] = {}
+        """What its loops read, by the source's id: what they have not taken, a requests._Waiting."""
 
     def promise(self, slo: str | None) -> None:
         """See Job.requests. Raises ValueError for one that is invalid or differs from an earlier one of the job."""
@@ -138,12 +138,13 @@ class Serving:
             self.calls.end(self.job)
         for batch in list(self.batches):
             self.leave_out(batch.requests, ENDED)
-        for rest in self.at_end:
-            self.leave_out(rest(), ENDED)
+        for waiting in self.sources.values():
+            self.leave_out(waiting.rest(), ENDED)
 
 
 def serving_of(job: JobContext) -> Serving:
     if job.serving is None:
         job.serving = Serving(job)
+        job.serving.promise(job.slo)
     found: Serving = job.serving
     return found

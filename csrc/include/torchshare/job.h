@@ -20,6 +20,7 @@ struct JobSpec {
   int threads = 1;                   ///< intra-op threads, at least 1
   std::uint64_t seed = 0;            ///< of the job's own random generator
   std::optional<double> steps = {};  ///< of the whole job, if declared
+  std::string slo = {};              ///< promise about the latencies of its requests, such as "p99<20ms", if any
   std::optional<ProfiledJob> profile = {};
   bool meter_memory = false;                       ///< count the job's memory even without a budget
   std::optional<std::int64_t> memory_budget = {};  ///< bytes of tensors on the device

@@ -98,9 +98,11 @@ class Server {
         lower += op_;
         device_free = now += op_;
       }
-      server_free = std::max({arrival, server_free, device_free}) + service(random);
+      const double taken = std::max({arrival, server_free, device_free});
+      server_free = taken + service(random);
       late += server_free - arrival > limit ? 1 : 0;
-      control.answered(from_seconds(server_free), from_seconds(server_free - arrival), true);
+      control.answered(from_seconds(server_free), from_seconds(server_free - arrival), from_seconds(taken - arrival),
+                       true);
     }
     return {static_cast<double>(late) / requests, lower / server_free};
   }
@@ -109,7 +111,7 @@ class Server {
   double alone(double quantile) const {
     struct Held {
       Pace pace() const { return {.share = 0}; }
-      void answered(nanoseconds, nanoseconds latency, bool) { all.push_back(to_seconds(latency)); }
+      void answered(nanoseconds, nanoseconds latency, nanoseconds, bool) { all.push_back(to_seconds(latency)); }
       std::vector<double> all;
     } held;
     run(held, 1, 200'000, 1);
@@ -121,7 +123,7 @@ class Server {
   double best(double quantile, double limit) const {
     struct Fixed {
       Pace pace() const { return {.cycle = from_seconds(limit / share), .share = share}; }
-      void answered(nanoseconds, nanoseconds, bool) {}
+      void answered(nanoseconds, nanoseconds, nanoseconds, bool) {}
       double share;
       double limit;
     };
@@ -191,7 +193,7 @@ TEST(LatencyPace, LateRequestsWithoutLowerJobsBesideDoNotCount) {
   LatencyPace pace({0.99, 0.01});
   const Pace before = pace.pace();
   for (int i = 1; i < 1000; ++i) {
-    pace.answered(i * 10ms, 20ms, false);
+    pace.answered(i * 10ms, 20ms, 0ms, false);
   }
   EXPECT_EQ(pace.pace(), before);
   EXPECT_EQ(pace.stats().answered, 0U);
@@ -200,9 +202,20 @@ TEST(LatencyPace, LateRequestsWithoutLowerJobsBesideDoNotCount) {
 TEST(LatencyPace, RequestsInTimeLetLowerJobsRunAllTheTime) {
   LatencyPace pace({0.99, 0.01});
   for (int i = 1; i < 1000; ++i) {
-    pace.answered(i * 10ms, 1ms, true);
+    pace.answered(i * 10ms, 1ms, 0ms, true);
   }
   EXPECT_EQ(pace.pace().share, 1);
+}
+
+TEST(LatencyPace, LowerJobsAreHeldWhileTheQueueAloneIsLongerThanThePromise) {
+  LatencyPace pace({0.9, 0.01});
+  for (int i = 1; i < 1000; ++i) {
+    pace.answered(i * 10ms, 1ms, 0ms, true);  // saves a budget that one late request does not use up
+  }
+  pace.answered(10s, 15ms, 12ms, true);
+  EXPECT_EQ(pace.pace().share, 0);
+  pace.answered(10010ms, 5ms, 2ms, true);
+  EXPECT_GT(pace.pace().share, 0.5);
 }
 
 }  // namespace

@@ -1,0 +1,91 @@
+"""Requests to a job on a GPU: whose stream they run on, and when they have their answers."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from gpu_jobs import MIB, SLEEP_CYCLES
+from torch import nn
+
+import torchshare
+from torchshare import Job, Request
+
+pytestmark = pytest.mark.gpu
+
+SOON_S = 60  # only ends a hang
+
+
+def test_an_answer_is_given_when_the_device_has_computed_it() -> None:
+    source: queue.Queue[Request | None] = queue.Queue()
+    pending: list[bool] = []
+
+    def serve(job: Job) -> None:
+        for request in job.requests(source):
+            x = request.data.cuda()
+            torch.cuda._sleep(SLEEP_CYCLES // 10)
+            answer = x * 2
+            pending.append(not torch.cuda.current_stream().query())
+            request.answer(answer)
+            pending.append(not torch.cuda.current_stream().query())
+
+    with torchshare.Runtime("cuda") as runtime:
+        job = runtime.submit(serve, name="server", priority="primary")
+        runtime.start()
+        for number in range(3):
+            request = Request(torch.full((MIB,), float(number)))
+            source.put(request)
+            answer = request.result(SOON_S)  # read on this thread's stream, without a synchronization
+            assert bool((answer == 2 * number).all())
+        source.put(None)
+        runtime.wait()
+    assert pending == [True, False] * 3
+    requests = job.result.requests
+    assert requests is not None and requests.service.p50 > 0.01  # with the time on the device
+
+
+@pytest.mark.parametrize("policy", ["priority", "strict"])
+def test_requests_of_all_threads_run_on_the_jobs_stream_beside_a_training(policy: str) -> None:
+    ready, over = threading.Event(), threading.Event()
+    found: dict[str, Any] = {}
+
+    def serve(job: Job) -> None:
+        model = nn.Linear(16, 16).cuda().eval()
+        found["stream"], found["model"] = torch.cuda.current_stream(), model
+
+        @torch.no_grad()
+        def infer(x: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Stream]:
+            return model(x.cuda()), torch.cuda.current_stream()
+
+        found["infer"] = job.serve(infer)
+        ready.set()
+        assert over.wait(SOON_S)
+
+    def train(_job: Job) -> None:
+        model = nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        while not over.is_set():
+            optimizer.zero_grad()
+            model(torch.randn(32, 64, device="cuda")).square().mean().backward()
+            optimizer.step()
+
+    data = [torch.randn(4, 16) for _ in range(32)]
+    with torchshare.Runtime("cuda", policy=policy) as runtime:
+        job = runtime.submit(serve, name="server", priority="primary", threads=1)
+        runtime.submit(train, name="training", threads=1)
+        runtime.start()
+        assert ready.wait(SOON_S)
+        outside = torch.cuda.current_stream()
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(found["infer"], data))
+        assert torch.cuda.current_stream() == outside
+        over.set()
+        runtime.wait()
+    assert {stream for _, stream in answers} == {found["stream"]} != {outside}
+    for x, (answer, _) in zip(data, answers, strict=True):
+        assert torch.equal(answer, found["model"](x.cuda()))
+    assert job.result.requests is not None and job.result.requests.answered == len(data)
