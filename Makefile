@@ -1,5 +1,8 @@
 # The project's commands; see README.md. `make help` lists them.
-VENV := .venv
+# Another torch than requirements.txt names, as in `make test TORCH=2.15.0`: with an environment and a build folder of
+# its own. The modules of the last `make build` are those in torchshare/.
+TORCH =
+VENV := .venv$(TORCH:%=-%)
 PYTHON3 ?= python3
 PY := $(VENV)/bin/python
 JOBS := $(shell nproc)
@@ -9,7 +12,8 @@ PYTEST := $(PY) -m pytest -n $(shell n=$$(nproc); echo $$((n < 8 ? n : 8))) --di
 # In one process, by test-cluster: without an address, Ray finds any cluster of the machine.
 RAY_TESTS := $(wildcard tests/python/test_ray_*.py)
 # The folder of setup.py, so that C++ tests and `_C` share object files.
-BUILD = build/$(shell $(PYTHON3) -c 'import sys; print(sys.implementation.cache_tag)')
+BUILD = build/$(shell $(PYTHON3) -c 'import sys; print(sys.implementation.cache_tag)')$(TORCH:%=-torch-%)
+export TORCHSHARE_BUILD_DIR = $(abspath $(BUILD))
 CMAKE_BUILD := cmake --build
 # The generator of new build folders; setup.py does the same.
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
@@ -24,6 +28,7 @@ help:
 	@echo "make test-emulated   the GPU tests on an emulated CUDA device (tests/emulator/README.md)"
 	@echo "make test-cluster   the tests of torchshare cluster, with Ray"
 	@echo "make docs   the documentation as a site, in build/docs"
+	@echo "make test TORCH=2.15.0   the same with that torch, in .venv-2.15.0; so do the other targets"
 	@echo "make build | lint | bench | clean | prerequisites"
 
 demo: build
@@ -50,7 +55,8 @@ build: $(VENV)/ready
 $(VENV)/ready: requirements.txt
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh build
 	$(PYTHON3) -m venv $(VENV)
-	$(PY) -m pip install --disable-pip-version-check --no-compile -r requirements.txt  # Python compiles what it imports
+	sed 's/^torch==.*/$(if $(TORCH),torch==$(TORCH),&)/' requirements.txt > $(VENV)/requirements.txt
+	$(PY) -m pip install --disable-pip-version-check --no-compile -r $(VENV)/requirements.txt  # imports compile
 	@touch $@
 
 $(VENV)/docs: docs/requirements.txt $(VENV)/ready

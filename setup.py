@@ -20,6 +20,10 @@ OLDEST, NEWEST = (3, 10), (3, 13)
 class CMakeBuild(build_ext):
     """Configures and builds in a persistent folder, so that builds are incremental."""
 
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.force = True  # setuptools would keep a module in torchshare/ that is newer, such as another torch's
+
     def build_extension(self, extension: Extension) -> None:
         if extension.name != MODULES[0]:
             return  # one CMake build makes all extensions

@@ -1,7 +1,11 @@
 # torch::host and torch::python: the libraries and headers of the installed torch wheel, found with `import torch`.
 # find_package(Torch) fails where there is no CUDA toolkit, because the wheel on PyPI is the CUDA build.
 set(TORCHSHARE_PYTHON python3 CACHE STRING "The interpreter whose torch is built against")
-if(NOT TORCHSHARE_TORCH_FACTS OR NOT TORCHSHARE_TORCH_FACTS_FOR STREQUAL "${TORCHSHARE_PYTHON} 5")
+if(TORCHSHARE_TORCH_FACTS)  # are asked for again when another torch has been installed since
+  list(GET TORCHSHARE_TORCH_FACTS 0 TORCHSHARE_TORCH_DIR)
+  file(TIMESTAMP ${TORCHSHARE_TORCH_DIR}/version.py installed)
+endif()
+if(NOT TORCHSHARE_TORCH_FACTS OR NOT TORCHSHARE_TORCH_FACTS_FOR STREQUAL "${TORCHSHARE_PYTHON} 5 ${installed}")
   execute_process(
     COMMAND ${TORCHSHARE_PYTHON} -c "
 import sysconfig, torch, pathlib
@@ -10,12 +14,13 @@ print(';'.join([str(pathlib.Path(torch.__file__).parent), paths['include'],
                 sysconfig.get_config_var('EXT_SUFFIX'), torch.__version__, torch.version.cuda or 'none']), end='')"
     OUTPUT_VARIABLE facts RESULT_VARIABLE failed)
   if(failed)
-    message(FATAL_ERROR "${TORCHSHARE_PYTHON} cannot import torch. Install it first: make build, or pip install torch==2.11.0")
+    message(FATAL_ERROR "${TORCHSHARE_PYTHON} cannot import torch. Install it first: make build, or pip install torch")
   endif()
   set(TORCHSHARE_TORCH_FACTS "${facts}" CACHE INTERNAL "")
-  set(TORCHSHARE_TORCH_FACTS_FOR "${TORCHSHARE_PYTHON} 5" CACHE INTERNAL "")  # so many facts
+  list(GET TORCHSHARE_TORCH_FACTS 0 TORCHSHARE_TORCH_DIR)
+  file(TIMESTAMP ${TORCHSHARE_TORCH_DIR}/version.py installed)
+  set(TORCHSHARE_TORCH_FACTS_FOR "${TORCHSHARE_PYTHON} 5 ${installed}" CACHE INTERNAL "")  # so many facts
 endif()
-list(GET TORCHSHARE_TORCH_FACTS 0 TORCHSHARE_TORCH_DIR)
 list(GET TORCHSHARE_TORCH_FACTS 1 python_include)
 list(GET TORCHSHARE_TORCH_FACTS 2 TORCHSHARE_PYTHON_SUFFIX)
 list(GET TORCHSHARE_TORCH_FACTS 3 torch_version)

@@ -11,4 +11,9 @@ add_library(torch::host INTERFACE IMPORTED)
 target_include_directories(torch::host SYSTEM INTERFACE
   ${TORCHSHARE_TORCH_DIR}/include ${TORCHSHARE_TORCH_DIR}/include/torch/csrc/api/include)
 target_link_directories(torch::host INTERFACE ${TORCHSHARE_TORCH_DIR}/lib)
-target_link_libraries(torch::host INTERFACE c10 torch_cpu torch)
+# A compiled package needs libtorch.so, which is found only if the program has loaded it. It has no symbols: without
+# --no-as-needed, the linker may leave it out.
+target_link_libraries(torch::host INTERFACE c10 torch_cpu -Wl,--push-state,--no-as-needed,-ltorch,--pop-state)
+# The loader finds what torch's libraries need by their own run paths. The linker would search the CUDA toolkit's folder
+# first, and an older NCCL there lacks symbols.
+target_link_options(torch::host INTERFACE LINKER:--allow-shlib-undefined)

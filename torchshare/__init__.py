@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from torchshare.context.names import escape_message
+from torchshare.torch_versions import check_build
 from torchshare.version import __version__
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ _MODULES = {
 
 def __getattr__(name: str) -> object:
     if name == "_C":
-        importlib.import_module("torch")  # loads the libraries that _C links to
+        check_build()  # imports torch, which loads the libraries that _C links to
         return importlib.import_module("torchshare._C")
     if name not in _MODULES:
         raise AttributeError(f"module 'torchshare' has no attribute '{name}'")

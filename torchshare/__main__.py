@@ -12,6 +12,7 @@ from typing import Any
 
 import torchshare
 from torchshare.cli.parser import Parser
+from torchshare.torch_versions import OtherTorch
 
 # Only the module of the given verb is imported: most of them import torch, which takes seconds.
 VERBS = {
@@ -41,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     _replace_closed_streams()
     try:
         arguments = parse(words)
-    except ValueError as error:
+    except (ValueError, OtherTorch) as error:
         print(f"torchshare: error: {error}", file=sys.stderr)
         return 2
     arguments.command_line = words

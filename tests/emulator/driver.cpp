@@ -73,6 +73,17 @@ API CUresult cuCtxPopCurrent(CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
+// ---- logs of errors, of which the emulated driver writes none
+
+API CUresult cuLogsRegisterCallback(CUlogsCallback, void*, CUlogsCallbackHandle* handle) {
+  *handle = nullptr;
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuLogsUnregisterCallback(CUlogsCallbackHandle) {
+  return CUDA_SUCCESS;
+}
+
 // ---- stream memory operations
 
 API CUresult cuStreamWriteValue32(CUstream handle, CUdeviceptr address, cuuint32_t value, unsigned) {

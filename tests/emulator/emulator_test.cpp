@@ -212,6 +212,34 @@ TEST_F(EmulatorTest, ACapturedGraphRunsAtEachLaunch) {
   cudaEventDestroy(join);
 }
 
+TEST_F(EmulatorTest, ACapturedStreamHasTheNodesThatItsNextWorkFollows) {
+  cudaStreamCaptureStatus status{};
+  unsigned long long id = 0;
+  cudaGraph_t graph = nullptr;
+  const cudaGraphNode_t* nodes = nullptr;
+  const cudaGraphEdgeData* edges = nullptr;
+  std::size_t count = 0;
+  const auto ask = [&](cudaStream_t stream) {
+    return cudaStreamGetCaptureInfo(stream, &status, &id, &graph, &nodes, &edges, &count);
+  };
+  ASSERT_EQ(ask(first), cudaSuccess);
+  EXPECT_EQ(status, cudaStreamCaptureStatusNone);
+  ASSERT_EQ(cudaStreamBeginCapture(first, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  ASSERT_EQ(ask(first), cudaSuccess);
+  EXPECT_EQ(status, cudaStreamCaptureStatusActive);
+  EXPECT_NE(graph, nullptr);
+  EXPECT_EQ(count, 0U);
+  launch(first, "first", {all(1)});
+  ASSERT_EQ(ask(first), cudaSuccess);
+  ASSERT_EQ(count, 1U);
+  const cudaGraphNode_t before = nodes[0];
+  launch(first, "second", {all(1)});
+  ASSERT_EQ(ask(first), cudaSuccess);
+  ASSERT_EQ(count, 1U);
+  EXPECT_NE(nodes[0], before);
+  cudaGraphExecDestroy(end_capture());
+}
+
 TEST_F(EmulatorTest, BranchesOfAGraphMustNotConflict) {
   ASSERT_EQ(cudaStreamBeginCapture(first, cudaStreamCaptureModeThreadLocal), cudaSuccess);
   ASSERT_EQ(cudaEventRecord(event, first), cudaSuccess);

@@ -39,6 +39,14 @@ struct Capture {
   Graph graph;
   std::map<std::shared_ptr<Stream>, std::vector<std::size_t>> streams;  ///< each with its last nodes
 
+  /// What cudaStreamGetCaptureInfo gave for a stream, valid until its next call for that stream. No call accepts the
+  /// nodes yet.
+  struct Shown {
+    std::vector<cudaGraphNode_t> nodes;
+    std::vector<cudaGraphEdgeData> edges;
+  };
+  std::map<std::shared_ptr<Stream>, Shown> shown;
+
   static cudaError_t begin(const std::shared_ptr<Stream>& stream, cudaStreamCaptureMode mode);
   static cudaError_t end(const std::shared_ptr<Stream>& stream, std::shared_ptr<Graph>* graph);
 };

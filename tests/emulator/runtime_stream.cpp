@@ -257,17 +257,30 @@ API cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStat
 API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatus* status, unsigned long long* id,
                                          cudaGraph_t* graph, const cudaGraphNode_t** dependencies,
                                          const cudaGraphEdgeData** edges, std::size_t* count) {
-  if (graph != nullptr || dependencies != nullptr || edges != nullptr || count != nullptr) {
-    abort_unsupported("cudaStreamGetCaptureInfo of nodes");
-  }
   if (const auto error = cudaStreamIsCapturing(handle, status); error != cudaSuccess) {
     return error;
   }
   return stream_call(__func__, handle, [&](const auto& stream) {
     std::lock_guard lock(Capture::mutex);
-    if (id != nullptr && stream->capture) {
-      *id = stream->capture->id;
+    if (!stream->capture) {
+      return cudaSuccess;
     }
+    const auto give = [](auto* to, auto value) {
+      if (to != nullptr) {
+        *to = value;
+      }
+    };
+    const std::vector<std::size_t>& last = stream->capture->streams.at(stream);
+    Capture::Shown& shown = stream->capture->shown[stream];
+    shown = {{}, std::vector<cudaGraphEdgeData>(last.size())};
+    for (const std::size_t node : last) {
+      shown.nodes.push_back(reinterpret_cast<cudaGraphNode_t>(node + 1));
+    }
+    give(id, stream->capture->id);
+    give(graph, reinterpret_cast<cudaGraph_t>(stream->capture.get()));  // names the capture; no call accepts it yet
+    give(dependencies, shown.nodes.data());
+    give(edges, shown.edges.data());
+    give(count, last.size());
     return cudaSuccess;
   });
 }

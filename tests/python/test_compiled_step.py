@@ -489,7 +489,8 @@ def package_with(cache: Path, tmp_path: Path, what: str, value: str) -> str:
 
 def test_packages_that_do_not_fit_are_refused(cache: Path, tmp_path: Path) -> None:
     changed = package_with(cache, tmp_path, "torchshare.torch", "2.9.1")
-    with pytest.raises(ValueError, match=r"must be compiled for torch 2\.11\.0, got 2\.9\.1"):
+    here = re.escape(torch.__version__.partition("+")[0])
+    with pytest.raises(ValueError, match=rf"must be compiled for torch {here}, got 2\.9\.1"):
         _C.StepPackage(changed)
     (tmp_path / "no.pt2").write_text("no package")
     with pytest.raises(ValueError, match="is not the package of a compiled step"):

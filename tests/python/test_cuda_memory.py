@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 INCLUDE = Path(torch.__file__).parent / "include" / "c10"
-SOURCE = (Path(__file__).parents[2] / "csrc" / "device" / "cuda" / "cuda_memory.cpp").read_text()
+CUDA = Path(__file__).parents[2] / "csrc" / "device" / "cuda"
+SOURCE = "".join((CUDA / name).read_text() for name in ("torch_version.h", "cuda_memory.cpp"))
 BASES = {
     "Allocator": INCLUDE / "core" / "Allocator.h",
     "DeviceAllocator": INCLUDE / "core" / "CachingDeviceAllocator.h",

@@ -6,6 +6,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from conftest import LOOP, Ran, python, run_one, script, wait_until
 from test_replacements import beside
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._config_module import _ConfigEntry
 
 import torchshare
-from torchshare import Job
+from torchshare import Job, torch_versions
 
 cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
 
@@ -318,6 +320,7 @@ def test_options_of_the_compiler_are_each_job_s_own() -> None:
     """They were the process's: what one script set, the other's functions were compiled with."""
     dynamo, inductor = torch._dynamo.config, torch._inductor.config
     before = dynamo.suppress_errors, inductor.max_autotune, inductor.get_hash()
+    shared_by_threads = not torch_versions.keeps_options_by_context(_ConfigEntry)
     together = threading.Barrier(2)
 
     def sets(job: Job) -> tuple[Any, ...]:
@@ -347,9 +350,65 @@ def test_options_of_the_compiler_are_each_job_s_own() -> None:
         assert (dynamo.suppress_errors, inductor.max_autotune) == before[:2]
     assert results["reads"].value == before
     errors, autotune, digest, in_thread, after = results["sets"].value
-    assert (errors, autotune, in_thread, after) == (not before[0], not before[1], [not before[0]], before[1])
+    assert (errors, autotune, after) == (not before[0], not before[1], before[1])
+    assert in_thread == [before[0] != shared_by_threads]  # as in plain torch
     assert digest != before[2]
     assert (dynamo.suppress_errors, inductor.max_autotune, inductor.get_hash()) == before
+
+
+def test_a_job_begins_with_the_options_and_context_variables_of_its_submitter() -> None:
+    """As a function that is called. torch 2.15 keeps the options in context variables, which threads do not share."""
+    variable, inductor = ContextVar("variable", default=0), torch._inductor.config
+
+    def reads_and_sets(_job: Job) -> tuple[int, bool]:
+        found = variable.get(), bool(inductor.max_autotune)
+        variable.set(2)
+        return found
+
+    with torchshare.Runtime(device="cpu") as runtime, inductor.patch(max_autotune=not inductor.max_autotune):
+        expected = inductor.max_autotune
+        variable.set(1)
+        for name in ("a", "b"):
+            runtime.submit(reads_and_sets, name=name)
+        results = runtime.wait(timeout=60)
+    assert [result.value for result in results.values()] == [(1, expected)] * 2
+    assert variable.get() == 1
+
+
+def test_all_jobs_that_ask_for_deterministic_algorithms_compile_with_them() -> None:
+    """Only the first one did: for the others, there was nothing to set any more."""
+    together = threading.Barrier(2)
+
+    def asks(_job: Job) -> bool:
+        torch.use_deterministic_algorithms(True)
+        together.wait(60)
+        return bool(torch._inductor.config.deterministic)
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(asks, priority="primary", name="first")
+        runtime.submit(asks, name="second")
+        results = runtime.wait(timeout=60)
+        assert not torch._inductor.config.deterministic
+    assert [result.value for result in results.values()] == [True, True]
+
+
+def test_the_check_of_custom_ops_is_off_in_all_threads_while_a_runtime_is_open() -> None:
+    """With it, the first call of a compiled function draws random numbers from the process's generator."""
+    found: list[bool] = []
+
+    def read(*_: Any) -> None:
+        found.append(torch._functorch.config.check_custom_op_aliasing)
+
+    def in_thread(function: Callable[[], Any]) -> None:
+        thread = threading.Thread(target=function)
+        thread.start()
+        thread.join()
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        in_thread(lambda: runtime.submit(lambda _: in_thread(read)))
+        runtime.wait(timeout=60)
+    read()
+    assert found == [False, True]
 
 
 def test_settings_that_only_python_reads_are_each_job_s_own():

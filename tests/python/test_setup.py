@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,69 @@ def test_missing_prerequisites_are_one_line_with_the_command(tmp_path: Path):
     assert line.startswith(
         "missing: a C++ compiler, CMake, GoogleTest. Install with: sudo apt-get install -y g++ cmake"
     )
+
+
+def test_each_torch_has_its_own_environment_and_build_folder():
+    def commands(*arguments: str) -> str:
+        done = subprocess.run(
+            ["make", "-nB", f"PYTHON3={sys.executable}", *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    other = commands("test-cpp", "TORCH=2.99.1")
+    assert "sed 's/^torch==.*/torch==2.99.1/' requirements.txt > .venv-2.99.1/requirements.txt" in other
+    assert ".venv-2.99.1/bin/python -m pip install" in other
+    assert f"ctest --test-dir build/{sys.implementation.cache_tag}-torch-2.99.1 " in other
+    default = commands("test-cpp")
+    assert f"ctest --test-dir build/{sys.implementation.cache_tag} " in default and "2.99.1" not in default
+
+
+def test_a_build_replaces_the_modules_of_another_torch_even_newer_ones(tmp_path: Path):
+    for name in ("setup.py", "pyproject.toml", "README.md", "torchshare/__init__.py", "torchshare/version.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    module = f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+    (tmp_path / "torchshare" / module).write_text("of another torch")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "cmake").write_text(f"""#!{sys.executable}
+import os, sys
+from pathlib import Path
+
+if "--install" in sys.argv:  # a module that was built before the other one
+    for name in ("{module}", "{module.replace("_core", "_C")}"):
+        built = Path(sys.argv[sys.argv.index("--prefix") + 1], name)
+        built.parent.mkdir(parents=True, exist_ok=True)
+        built.write_text("of this torch")
+        os.utime(built, (0, 0))
+""")
+    (tools / "cmake").chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "--inplace"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "torchshare" / module).read_text() == "of this torch"
+
+
+def test_a_build_folder_notices_that_another_torch_was_installed(tmp_path: Path):
+    package = tmp_path / "torch"
+    (package / "include/torch/csrc/api/include").mkdir(parents=True)
+    (package / "__init__.py").write_text("from .version import __version__\nfrom . import version\n")
+
+    def configured_with(version: str, installed: int) -> str:
+        (package / "version.py").write_text(f"__version__ = '{version}'\ncuda = None\n")
+        os.utime(package / "version.py", (installed, installed))
+        done = configure(tmp_path / "build", "OFF", PYTHONPATH=str(tmp_path), PYTHONDONTWRITEBYTECODE="1")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert f"torch 2.98.0 at {package}" in configured_with("2.98.0", 1_000_000_000)
+    assert f"torch 2.99.0 at {package}" in configured_with("2.99.0", 1_000_000_001)

@@ -148,7 +148,7 @@ def test_two_kinds_of_traces_take_turns() -> None:
     former = nn.Module.__call__, nn.Module.__getattr__
     assert both(traces, traces_too)[0] == "gradients"
     assert (nn.Module.__call__, nn.Module.__getattr__) == former
-    assert not _symbolic_trace._is_fx_tracing_flag
+    assert not _symbolic_trace.is_fx_symbolic_tracing()
 
 
 def test_an_export_leaves_the_other_jobs_bits_alone() -> None:
@@ -193,7 +193,7 @@ def test_a_cancel_does_not_land_inside_a_trace(monkeypatch: pytest.MonkeyPatch) 
         assert runtime.wait(SOON_S, check=False)["traces"].state == "cancelled"
         monkeypatch.undo()
     assert nn.Module.__call__ is former
-    assert not _symbolic_trace._is_fx_tracing_flag
+    assert not _symbolic_trace.is_fx_symbolic_tracing()
 
 
 def test_two_jobs_script_and_trace_modules_at_once() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from torchshare import _C
 from torchshare.context import current
 from torchshare.isolation import cuda
+from torchshare.isolation.patches import Patches
 from torchshare.isolation.table import Table
 
 log = logging.getLogger("torchshare")
@@ -50,13 +51,13 @@ def in_turn(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 TABLE.call("torch._inductor.cudagraph_trees", "get_container")(cuda.outside_of_jobs('mode="reduce-overhead"'))
 
 
-@TABLE.value("torch._functorch.config", "check_custom_op_aliasing")
-def _unchecked(_checked: bool) -> bool:
-    """The first call of a compiled function draws random numbers from the job's generator.
+@TABLE.at_start
+def _draw_from_the_jobs_generator(patches: Patches) -> None:
+    """With this check, the first call of a compiled function runs inside a TorchDispatchMode, where random ops draw
+    from the process's generator. Forced: what is assigned may be the thread's own."""
+    from torch._functorch import config
 
-    With the check, it runs inside a TorchDispatchMode, where random ops draw from the process's generator (see the
-    README's limits)."""
-    return False
+    patches.replace(config._config["check_custom_op_aliasing"], "env_value_force", False)  # type: ignore[attr-defined]
 
 
 _here = threading.local()

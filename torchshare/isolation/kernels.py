@@ -65,7 +65,7 @@ def _destroy(library: Library | None) -> None:
 def _caller() -> FrameType:
     """The frame of the code that calls `torch.library`."""
     frame = sys._getframe(2)
-    between = (__package__, "torch.library", "torch._lib")
+    between = (__package__, "torch.library", "torch._library")
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(between):
         frame = frame.f_back
     return frame

@@ -169,10 +169,7 @@ _set_deterministic = torch._C._set_deterministic_algorithms
 
 
 def _write_deterministic(value: tuple[bool, bool]) -> None:
-    from torch._inductor import config
-
     _set_deterministic(value[0], warn_only=value[1])
-    config.deterministic = value[0]
 
 
 _DETERMINISTIC = Setting(
@@ -182,14 +179,18 @@ _DETERMINISTIC = Setting(
 )
 
 
-# Inductor's option must not change before jobs have agreed: the function of torch is guarded, too.
+# Inductor's option, which is each job's own, must not change before jobs have agreed: the function of torch is guarded,
+# too.
 @TABLE.call("torch", "use_deterministic_algorithms", why=_AGREED, everywhere=True)
 def _use_deterministic_algorithms(original: Callable[..., None], mode: bool, *, warn_only: bool = False) -> None:
     job = current.owner()
     if job is None:
         original(mode, warn_only=warn_only)
     else:
+        from torch._inductor import config
+
         agreement.agree(_DETERMINISTIC, job, (mode, warn_only))
+        config.deterministic = torch.are_deterministic_algorithms_enabled()
 
 
 @TABLE.value("torch._C", "_set_deterministic_algorithms", why=_AGREED)

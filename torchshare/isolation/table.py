@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from packaging.specifiers import SpecifierSet
+
+from torchshare import torch_versions
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -52,7 +53,7 @@ class Row:
         return hasattr(self.holder(), self.name)
 
     def is_for(self, version: str = torch.__version__) -> bool:
-        return not self.versions or SpecifierSet(self.versions).contains(version, prereleases=True)
+        return torch_versions.is_one_of(version, self.versions)
 
 
 class Table:

@@ -1,4 +1,5 @@
-"""`torch._dynamo.config`, `torch._inductor.config` and their like: what a job sets there is its own."""
+"""`torch._dynamo.config`, `torch._inductor.config` and their like: what a job sets there is its own. Where torch keeps
+them in context variables, they are, as a job runs in a copy of the context in which it was submitted."""
 
 from __future__ import annotations
 
@@ -7,6 +8,9 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torch.utils import _config_module
+
+from torchshare import torch_versions
 from torchshare.context import current
 from torchshare.isolation.patches import Patches
 from torchshare.isolation.table import Table
@@ -44,14 +48,15 @@ class _OfTenant:
             _own.setdefault(tenant, {})[id(entry), self._name] = value
 
 
-for _name in ("user_override", "hide"):
-    TABLE.value("torch.utils._config_module:_ConfigEntry", _name, why="Options of the compiler are each job's own.")(
-        functools.partial(_OfTenant, _name)
-    )
-
-
-@TABLE.call("torch.utils._config_module:ConfigModule", "get_hash", everywhere=True)
 def _get_hash(original: Callable[[Any], bytes], self: Any) -> bytes:
     """The hash of the compiler's options, by which compiled code is cached, is computed for the calling job."""
     vars(self)["_is_dirty"] = True
     return original(self)
+
+
+if not torch_versions.keeps_options_by_context(_config_module._ConfigEntry):
+    for _name in ("user_override", "hide"):
+        TABLE.value(
+            "torch.utils._config_module:_ConfigEntry", _name, why="Options of the compiler are each job's own."
+        )(functools.partial(_OfTenant, _name))
+    TABLE.call("torch.utils._config_module:ConfigModule", "get_hash", everywhere=True)(_get_hash)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import importlib
 import logging
 import os
@@ -115,10 +116,13 @@ class Runtime:
         context = self._context(name, options, environ, folder)
         job = Job(context)
         closer, effects, given = self._closer, self._effects, options.copy()
+        variables = contextvars.copy_context()
         routing.expect_job(context, getattr(function, "is_script", False))
         try:
             context.handle = self._handle.submit(
-                lambda handle: run_body(job, handle, function, closer, lambda: effects.check(context, given)),
+                lambda handle: variables.run(
+                    run_body, job, handle, function, closer, lambda: effects.check(context, given)
+                ),
                 _spec(name, self.device, options, function),
                 getattr(function, "cancelled_type", Cancelled),
                 BudgetExceeded,

@@ -368,7 +368,7 @@ def _spell_out_alpha(graph: GraphModule) -> None:
 
 def _lift_captured(graph: GraphModule, first: int) -> list[Tensor]:
     """Turns the tensors that the graph holds into inputs, after the first `first` ones. Returns them."""
-    graph.graph.set_codegen(CodeGen())  # type: ignore[no-untyped-call]  # flat arguments
+    graph.graph.set_codegen(CodeGen())  # type: ignore[no-untyped-call, unused-ignore]  # flat arguments
     captured: list[Tensor] = []
     inputs: dict[str, Node] = {}
     for node in list(graph.graph.find_nodes(op="get_attr")):

@@ -6,4 +6,5 @@ PYBIND11_MODULE(_core, module) {
   torchshare::bindings::bind_sharing(module);
   torchshare::bindings::bind_planner(module);
   torchshare::bindings::bind_cluster(module);
+  module.def("torch_version", [] { return TORCHSHARE_TORCH_VERSION; });  // that `_C` was built with
 }

@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "device/cuda/torch_version.h"
 #include "device/generator_swap.h"
 
 namespace torchshare {
@@ -24,8 +25,10 @@ void CudaGraph::begin_capture() {
     const GeneratorSwap swap(generator_);
     graph_->capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
   } catch (...) {
-    // torch's destructor throws if the generator was not registered before the capture failed: this one is not run.
-    (void)graph_.release();
+    if constexpr (!kGraphsEndFailedCaptures) {
+      // torch's destructor throws if the generator was not registered before the capture failed: it is not run.
+      (void)graph_.release();
+    }
     clean_up();
     throw;
   }
@@ -41,10 +44,19 @@ void CudaGraph::end_capture() {
   stream_->set_capturing(false);
 }
 
-/// After a failed capture torch 2.11 keeps allocating device and host memory from the graph's pool, with a filter that
-/// dies with the graph, and still treats the generator as captured.
 void CudaGraph::clean_up() {
   stream_->abandon_capture();
+  if constexpr (kGraphsEndFailedCaptures) {
+    graph_.reset();
+  } else {
+    end_pool();
+    generator_.graphsafe_set_state(fresh_);
+  }
+}
+
+/// After a failed capture torch 2.11 keeps allocating device and host memory from the graph's pool, with a filter that
+/// dies with the graph, and still treats the generator as captured.
+void CudaGraph::end_pool() {
   const c10::DeviceIndex device = generator_.device().index();
   try {
     c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool_);
@@ -59,7 +71,6 @@ void CudaGraph::clean_up() {
   } catch (const c10::Error&) {
     // The same.
   }
-  generator_.graphsafe_set_state(fresh_);
 }
 
 void CudaGraph::launch() {

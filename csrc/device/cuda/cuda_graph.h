@@ -22,6 +22,7 @@ class CudaGraph final : public DeviceGraph {
 
  private:
   void clean_up();
+  void end_pool();
 
   const std::shared_ptr<CudaStream> stream_;
   at::Generator generator_;

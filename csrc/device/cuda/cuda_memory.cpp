@@ -3,7 +3,6 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
-#include <torch/version.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,17 +14,16 @@
 #include <vector>
 
 #include "device/cuda/cuda_errors.h"
+#include "device/cuda/torch_version.h"
 #include "memory/owned_memory.h"
 
 namespace torchshare {
 namespace {
 
-using namespace c10::cuda::CUDACachingAllocator;
 using c10::DeviceIndex;
 using c10::MempoolId_t;
 
-/// Torch's allocator, asking the owner's budget first. Everything else is forwarded; a test compares the list with
-/// torch's header.
+/// Torch's allocator, asking the owner's budget first.
 ///
 /// Note [Uses during a capture]
 /// While any thread captures a graph, torch 2.11 takes each `recordStream` for a part of that graph. If the block is
@@ -33,9 +31,9 @@ using c10::MempoolId_t;
 /// still have to read it, in a job that captures nothing. So a use of a job's block by a stream that is not captured is
 /// kept from torch until no thread captures, and so is the block if it is freed in the meantime. torch would not reuse
 /// it before then, either, had the use been recorded before the capture. Blocks of no job are left to torch.
-class CudaMemory final : public CUDAAllocator {
+class CudaMemory final : public TorchsAllocator {
  public:
-  explicit CudaMemory(CUDAAllocator& torchs) : torchs_(torchs) {}
+  using TorchsAllocator::TorchsAllocator;
 
   c10::DataPtr allocate(std::size_t bytes) override {
     return data(bytes, [&] { return torchs_.allocate(bytes); });
@@ -67,35 +65,8 @@ class CudaMemory final : public CUDAAllocator {
     }
   }
 
-  bool is_simple_data_ptr(const c10::DataPtr& data) const override { return torchs_.is_simple_data_ptr(data); }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { torchs_.copy_data(to, from, bytes); }
-  bool initialized() override { return torchs_.initialized(); }
-  void init(int devices) override { torchs_.init(devices); }
   void emptyCache(MempoolId_t pool) override {
     unless_lost([&] { torchs_.emptyCache(pool); });
-  }
-  void enable(bool value) override { torchs_.enable(value); }
-  bool isEnabled() const override { return torchs_.isEnabled(); }
-  std::string name() override { return torchs_.name(); }
-  double getMemoryFraction(DeviceIndex device) override { return torchs_.getMemoryFraction(device); }
-  void setMemoryFraction(double fraction, DeviceIndex device) override { torchs_.setMemoryFraction(fraction, device); }
-  std::vector<StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override {
-    return torchs_.getExpandableSegmentSizes(device);
-  }
-  void cacheInfo(DeviceIndex device, std::size_t* largest) override { torchs_.cacheInfo(device, largest); }
-  void* getBaseAllocation(void* pointer, std::size_t* size) override {
-    return torchs_.getBaseAllocation(pointer, size);
-  }
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override {
-    return torchs_.getDeviceStats(device);
-  }
-  void resetAccumulatedStats(DeviceIndex device) override { torchs_.resetAccumulatedStats(device); }
-  void resetPeakStats(DeviceIndex device) override { torchs_.resetPeakStats(device); }
-  std::pair<std::size_t, std::size_t> getMemoryInfo(DeviceIndex device) override {
-    return torchs_.getMemoryInfo(device);
-  }
-  SnapshotInfo snapshot(MempoolId_t pool, bool include_traces) override {
-    return torchs_.snapshot(pool, include_traces);
   }
   void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override {
     begin_capture([&] { torchs_.beginAllocateToPool(device, pool, std::move(filter)); });
@@ -103,71 +74,15 @@ class CudaMemory final : public CUDAAllocator {
   void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override {
     end_capture([&] { torchs_.endAllocateToPool(device, pool); });
   }
-  void releasePool(DeviceIndex device, MempoolId_t pool) override { torchs_.releasePool(device, pool); }
-  int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override { return torchs_.getPoolUseCount(device, pool); }
-  void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, std::shared_ptr<CUDAAllocator> allocator) override {
-    torchs_.createOrIncrefPool(device, pool, std::move(allocator));
-  }
-  void setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool value) override {
-    torchs_.setUseOnOOM(device, pool, value);
-  }
-  void setNoSplit(DeviceIndex device, MempoolId_t pool) override { torchs_.setNoSplit(device, pool); }
-  bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t pool,
-                                const std::unordered_set<void*>& expected) override {
-    return torchs_.checkPoolLiveAllocations(device, pool, expected);
-  }
-  ShareableHandle shareIpcHandle(void* pointer) override { return torchs_.shareIpcHandle(pointer); }
-  std::shared_ptr<void> getIpcDevPtr(std::string handle) override { return torchs_.getIpcDevPtr(std::move(handle)); }
-  bool isHistoryEnabled() override { return torchs_.isHistoryEnabled(); }
-  void recordHistory(bool enabled, CreateContextFn recorder, std::size_t most, RecordContext when, bool clear,
-                     const std::vector<std::string>& skip) override {
-    torchs_.recordHistory(enabled, recorder, most, when, clear, skip);
-  }
-  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& metadata) override {
-    torchs_.recordAnnotation(metadata);
-  }
-  void pushCompileContext(std::string& metadata) override { torchs_.pushCompileContext(metadata); }
-  void popCompileContext() override { torchs_.popCompileContext(); }
-  void setUserMetadata(const std::string& metadata) override { torchs_.setUserMetadata(metadata); }
-  std::string getUserMetadata() override { return torchs_.getUserMetadata(); }
-  void attachOutOfMemoryObserver(OutOfMemoryObserver observer) override {
-    torchs_.attachOutOfMemoryObserver(std::move(observer));
-  }
-  void attachAllocatorTraceTracker(AllocatorTraceTracker tracker) override {
-    torchs_.attachAllocatorTraceTracker(std::move(tracker));
-  }
-  void enablePeerAccess(DeviceIndex device, DeviceIndex to) override { torchs_.enablePeerAccess(device, to); }
-  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, std::size_t bytes,
-                          cudaStream_t stream, bool peer) override {
-    return torchs_.memcpyAsync(to, to_device, from, from_device, bytes, stream, peer);
-  }
-  std::shared_ptr<AllocatorState> getCheckpointState(DeviceIndex device, MempoolId_t pool) override {
-    return torchs_.getCheckpointState(device, pool);
-  }
-  CheckpointDelta setCheckpointPoolState(DeviceIndex device, std::shared_ptr<AllocatorState> state) override {
-    return torchs_.setCheckpointPoolState(device, std::move(state));
-  }
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   void markCaptureBegin(DeviceIndex device) override {
-    begin_capture([&] { torchs_.markCaptureBegin(device); });
+    begin_capture([&] { TorchsAllocator::markCaptureBegin(device); });
   }
   void markCaptureEnd(DeviceIndex device) override {
-    end_capture([&] { torchs_.markCaptureEnd(device); });
-  }
-  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* pointer) override {
-    return torchs_.getContextForPointer(pointer);
-  }
-  bool supportsUserMetadata() override { return torchs_.supportsUserMetadata(); }
-  void annotateMemory(const void* pointer, const std::string& metadata) override {
-    torchs_.annotateMemory(pointer, metadata);
-  }
-  void attachOomRejectionObserver(OomRejectionObserver observer) override {
-    torchs_.attachOomRejectionObserver(std::move(observer));
+    end_capture([&] { TorchsAllocator::markCaptureEnd(device); });
   }
   c10::DataPtr allocateWithAddress(std::size_t bytes, void* address) override {
-    return data(bytes, [&] { return torchs_.allocateWithAddress(bytes, address); });
+    return data(bytes, [&] { return TorchsAllocator::allocateWithAddress(bytes, address); });
   }
-#endif
 
  private:
   static const MemoryOwner* owner_of(std::size_t bytes) {
@@ -285,7 +200,6 @@ class CudaMemory final : public CUDAAllocator {
     bool freed = false;
   };
 
-  CUDAAllocator& torchs_;
   std::atomic<bool> has_events_{false};  // torch's allocator may query some
   std::mutex calls_;                     // guards failures_, and torch's allocator while it has events
   std::unordered_map<DeviceIndex, std::exception_ptr> failures_;
@@ -295,7 +209,8 @@ class CudaMemory final : public CUDAAllocator {
 };
 
 CudaMemory& cuda_memory() {
-  static CudaMemory* const memory = new CudaMemory(*get());  // outlives the tensors of static objects
+  static CudaMemory* const memory =
+      new CudaMemory(*c10::cuda::CUDACachingAllocator::get());  // outlives the tensors of static objects
   return *memory;
 }
 
@@ -308,7 +223,7 @@ void CudaMemory::give_back(void* block) {
 }
 
 bool install_once() {
-  allocator.store(&cuda_memory());
+  c10::cuda::CUDACachingAllocator::allocator.store(&cuda_memory());
   return true;
 }
 
