@@ -6,8 +6,9 @@ VENV := .venv$(TORCH:%=-%)
 PYTHON3 ?= python3
 PY := $(VENV)/bin/python
 JOBS := $(shell nproc)
-# A file's tests stay in one process: they share what they have computed. Each process has torch in memory.
-PYTEST := $(PY) -m pytest -n $(shell n=$$(nproc); echo $$((n < 8 ? n : 8))) --dist loadfile
+# Each process has torch in memory, and a part of the files: tests of a file share what they have computed. One that has
+# come to its end takes half of what another has left.
+PYTEST := $(PY) -m pytest -n $(shell n=$$(nproc); echo $$((n < 8 ? n : 8))) --dist worksteal
 # In one process, by test-cluster: without an address, Ray finds any cluster of the machine.
 RAY_TESTS := $(wildcard tests/python/test_ray_*.py)
 # The folder of setup.py, so that C++ tests and `_C` share object files.
@@ -17,12 +18,13 @@ CMAKE_BUILD := cmake --build
 # The generator of new build folders; setup.py does the same.
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
-.PHONY: docs help demo test test-slow build lint bench clean prerequisites test-cpp test-python test-tsan test-asan soak \
-  build-emulator test-emulated test-emulated-all test-cluster
+.PHONY: docs help demo test test-slow build lint bench clean prerequisites test-cpp test-python test-python-slow \
+  test-loaded test-tsan test-asan soak build-emulator test-emulated test-emulated-all test-cluster
 help:
 	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
 	@echo "make test   set up, build, lint, run the C++ tests and the Python tests that are not slow"
 	@echo "make test-slow   the slow ones: compilations, sanitizers, the soak"
+	@echo "make test-loaded   the C++ and Python tests that are not slow, beside four busy loops"
 	@echo "make test-emulated   the GPU tests on an emulated CUDA device (tests/emulator/README.md)"
 	@echo "make test-cluster   the tests of torchshare cluster, with Ray"
 	@echo "make docs   the documentation as a site, in build/docs"
@@ -32,10 +34,19 @@ help:
 demo: build
 	$(PY) examples/digits_pair.py
 
-test: lint test-cpp test-python
+# Two parts at a time, because many use one core. In the slow ones, what a part has printed is shown at its end.
+ifneq ($(filter test test-slow,$(MAKECMDGOALS)),)
+MAKEFLAGS += --jobs=2
+endif
+ifneq ($(filter test-slow,$(MAKECMDGOALS)),)
+MAKEFLAGS += --output-sync=target
+build: $(VENV)/docs  # before tests use the environment
+endif
 
-test-slow: test-emulated test-tsan test-asan soak docs
-	$(PYTEST) -m slow $(RAY_TESTS:%=--ignore=%)
+test: test-cpp lint test-python
+
+# The longest first.
+test-slow: test-python-slow test-emulated test-asan test-tsan soak docs
 
 # The first build takes minutes and shows its progress.
 build: $(VENV)/ready
@@ -45,7 +56,11 @@ $(VENV)/ready: requirements.txt
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh build
 	$(PYTHON3) -m venv $(VENV)
 	sed 's/^torch==.*/$(if $(TORCH),torch==$(TORCH),&)/' requirements.txt > $(VENV)/requirements.txt
-	$(PY) -m pip install --disable-pip-version-check -r $(VENV)/requirements.txt
+	$(PY) -m pip install --disable-pip-version-check --no-compile -r $(VENV)/requirements.txt  # imports compile
+	@touch $@
+
+$(VENV)/docs: docs/requirements.txt $(VENV)/ready
+	$(PY) -m pip install --disable-pip-version-check --no-compile --quiet -r $<
 	@touch $@
 
 lint: build
@@ -63,6 +78,15 @@ test-cpp: build
 test-python: build
 	$(PYTEST) -m "not slow and not gpu" $(RAY_TESTS:%=--ignore=%)
 	$(PY) -m pytest -m "gpu and not slow"  # in one process: they share the GPU
+
+test-python-slow: build
+	$(PYTEST) -m slow $(RAY_TESTS:%=--ignore=%)
+
+# Beside four loops, which end with the shell that has started them, however it ends.
+BUSY := import os; parent = os.getppid()\nwhile os.getppid() == parent: pass
+test-loaded: build
+	@loops=; for _ in 1 2 3 4; do printf '$(BUSY)' | $(PYTHON3) - & loops="$$loops $$!"; done; \
+	$(MAKE) --no-print-directory test-cpp test-python; status=$$?; kill $$loops; exit $$status
 
 # The tests marked gpu, on a CUDA device that is emulated: SLOTS:JITTER, kernels at a time and microseconds.
 build-emulator: build
@@ -97,9 +121,8 @@ soak: build
 	$(PY) tests/soak.py --rounds 100 --programs 10
 
 # The pages of docs/ as a site, in build/docs. A warning is an error.
-docs: build
+docs: build $(VENV)/docs
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh docs
-	$(PY) -m pip install --disable-pip-version-check --quiet -r docs/requirements.txt
 	$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
 
 bench: build

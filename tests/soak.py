@@ -170,11 +170,14 @@ def one_program(chance: random.Random, device: str) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
-    process.stdout.readline()
-    for _ in range(chance.choice((1, 2, 2, 3))):
-        time.sleep(chance.random() * 0.2)
-        process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=PATIENCE_S)
+    try:
+        process.stdout.readline()
+        for _ in range(chance.choice((1, 2, 2, 3))):
+            time.sleep(chance.random() * 0.2)
+            process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()  # it trains for ever
     assert process.returncode == -signal.SIGINT, (process.returncode, err)
 
 

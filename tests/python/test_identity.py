@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -61,6 +63,12 @@ PAIRS = {
 }
 
 
+@functools.cache
+def alone(function: Callable[[Job], Weights], **options: Any) -> Weights:
+    """The weights that a job ends with alone. Tests share them."""
+    return run_one(function, **options).value
+
+
 def identical(a: Weights, b: Weights) -> bool:
     return a.keys() == b.keys() and all(torch.equal(tensor, b[name]) for name, tensor in a.items())
 
@@ -69,20 +77,21 @@ def identical(a: Weights, b: Weights) -> bool:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("first", "second"), PAIRS.values(), ids=PAIRS)
 def test_both_jobs_end_with_the_weights_they_have_alone(first, second, threads, policy):
-    alone = [run_one(function, threads=threads, seed=seed).value for seed, function in enumerate((first, second))]
     with torchshare.Runtime(policy=policy) as runtime:
         runtime.submit(first, name="first", priority="primary", threads=threads, seed=0)
         runtime.submit(second, name="second", start="step:3", threads=threads, seed=1)
         results = runtime.wait(90)
-    assert identical(alone[0], results["first"].value)
-    assert identical(alone[1], results["second"].value)
-    assert not identical(alone[0], run_one(first, threads=threads, seed=9).value)  # the comparison can fail
+    assert identical(alone(first, threads=threads, seed=0), results["first"].value)
+    assert identical(alone(second, threads=threads, seed=1), results["second"].value)
+    other_seed = alone(first, threads=threads, seed=9)
+    assert not identical(other_seed, results["first"].value)  # the comparison can fail
 
 
 def fail(job: Job) -> None:
     torch.ones(3) @ torch.ones(4)
 
 
+BESIDE_A_BAD_PARTNER = trainer(attention, torch.optim.AdamW)
 PARTNERS = {"fails": fail, "is cancelled": run_ops_for_ever, "is suspended": run_ops_for_ever}
 
 
@@ -90,10 +99,8 @@ PARTNERS = {"fails": fail, "is cancelled": run_ops_for_ever, "is suspended": run
 @pytest.mark.parametrize("priority", ["primary", "secondary"])
 @pytest.mark.parametrize(("what", "function"), PARTNERS.items(), ids=PARTNERS)
 def test_a_partner_that_ends_badly_changes_no_bit(what, function, priority):
-    train = trainer(attention, torch.optim.AdamW)
-    alone = run_one(train).value
     with torchshare.Runtime() as runtime:
-        job = runtime.submit(train, name="train", threads=1, priority=priority)
+        job = runtime.submit(BESIDE_A_BAD_PARTNER, name="train", threads=1, priority=priority)
         partner = runtime.submit(function, name="partner", threads=1)
         runtime.start()
         wait_until(lambda: job.result.steps >= 3)
@@ -105,12 +112,11 @@ def test_a_partner_that_ends_badly_changes_no_bit(what, function, priority):
             partner.cancel()
         results = runtime.wait(60, check=False)
     assert results["partner"].state == ("failed" if what == "fails" else "cancelled")
-    assert identical(alone, results["train"].value)
+    assert identical(alone(BESIDE_A_BAD_PARTNER), results["train"].value)
 
 
 def test_a_job_that_is_suspended_and_resumed_changes_no_bit():
     train = trainer(Recurrent, torch.optim.Adam)
-    alone = run_one(train).value
     with torchshare.Runtime() as runtime:
         job = runtime.submit(train, name="train", threads=1)
         runtime.start()
@@ -119,7 +125,7 @@ def test_a_job_that_is_suspended_and_resumed_changes_no_bit():
             job.suspend()
             wait_until(lambda: job.state != "running")
             job.resume()
-        assert identical(alone, runtime.wait(60)["train"].value)
+        assert identical(alone(train), runtime.wait(60)["train"].value)
 
 
 class Listens(TorchDispatchMode):

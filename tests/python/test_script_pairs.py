@@ -14,6 +14,7 @@ from pathlib import Path
 
 import preloaded
 import pytest
+from filelock import FileLock
 
 TESTS = Path(__file__).parents[1]
 SCRIPTS = sorted(path.stem for path in (TESTS / "habits").glob("*.py") if path.stem != "configurator")
@@ -37,7 +38,8 @@ def files_in(folder: Path) -> Files:
 
 
 class Programs:
-    """Runs a script with plain Python, once, and pairs of scripts with script_pairs.py."""
+    """Runs a script with plain Python, once, and pairs of scripts with script_pairs.py. Processes of pytest may share
+    the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -47,11 +49,13 @@ class Programs:
         """The files that the script writes."""
         if script not in self._plain:
             folder = self._folder / script
-            folder.mkdir()
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            command = [sys.executable, path_of(script)]
-            subprocess.run(command, cwd=folder, check=True, timeout=100, env=environment)
-            self._plain[script] = files_in(folder)
+            with FileLock(f"{folder}.lock"):
+                if not folder.exists():
+                    folder.mkdir()
+                    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+                    command = [sys.executable, path_of(script)]
+                    subprocess.run(command, cwd=folder, check=True, timeout=100, env=environment)
+                self._plain[script] = files_in(folder)
         return self._plain[script]
 
     def together(self, scripts: list[str], folder: Path) -> tuple[int, str]:
@@ -82,8 +86,11 @@ def overlap(timeline: Path) -> float:
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
-    return Programs(tmp_path_factory.mktemp("plain"))
+def programs(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Programs:
+    own = tmp_path_factory.getbasetemp()
+    folder = (own if worker_id == "master" else own.parent) / "plain"
+    folder.mkdir(exist_ok=True)
+    return Programs(folder)
 
 
 def test_there_are_66_pairs() -> None:
