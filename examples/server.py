@@ -113,8 +113,12 @@ def send(port: int, per_second: float, seconds: float) -> list[float]:
         return list(pool.map(ask, sent))
 
 
-def run(given: argparse.Namespace, trains: bool, report: str | None = None, **options: Any) -> tuple[list[float], float]:
-    """The latencies that the client saw, and the training's steps per second."""
+Seen = tuple[list[float], float]
+"""The latencies that the client saw, and the training's steps per second."""
+
+
+def run(given: argparse.Namespace, trains: bool, report: str | None = None, **options: Any) -> Seen:
+    """The server, with or without the training, for the time that the client sends."""
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as port, torchshare.Runtime("cpu") as runtime:
         command = [sys.executable, __file__, "--send-to", str(port.getsockname()[1])]

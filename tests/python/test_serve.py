@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -21,6 +24,7 @@ import torchshare
 from torchshare import Job
 
 SOON_S = 60  # only ends a hang
+ROOT = Path(__file__).parents[2]
 
 
 class Server:
@@ -320,3 +324,16 @@ def test_outside_of_jobs_a_script_serves_and_takes_requests_as_plain_python() ->
         request.answer(request.data)
         answers.append(request.requests[0].result(0))
     assert answers == [1, 2]
+
+
+@pytest.mark.slow
+def test_the_example_server_answers_over_http_beside_a_training(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "server.py"), "--seconds", "2", "--slo", "p95<5s"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    _, *rows = done.stdout.splitlines()
+    assert [row[:28].rstrip() for row in rows] == ["alone", "beside a training", "beside it, p95<5s"]
+    assert all(float(row.split()[-1]) > 0 for row in rows[1:])
+    assert (tmp_path / "server.png").stat().st_size > 0
+    report = (tmp_path / "server.html").read_text()
+    assert "p95&lt;5s" in report
