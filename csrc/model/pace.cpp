@@ -12,7 +12,10 @@ nanoseconds Pace::open_per_cycle() const {
 
 nanoseconds Pace::wait(nanoseconds now) const {
   const nanoseconds since = (now - origin) % cycle;
-  return share >= 1 || since < open_per_cycle() ? nanoseconds(0) : cycle - since;
+  if (share >= 1 || now >= until || since < open_per_cycle()) {
+    return nanoseconds(0);
+  }
+  return std::min(cycle - since, until - now);
 }
 
 /// Time open since the origin.
@@ -22,7 +25,11 @@ nanoseconds Pace::open_until(nanoseconds when) const {
 }
 
 nanoseconds Pace::open_within(nanoseconds begin, nanoseconds end) const {
-  return share >= 1 ? end - begin : open_until(end) - open_until(begin);
+  if (share >= 1) {
+    return end - begin;
+  }
+  const nanoseconds paced = std::clamp(until, begin, end);
+  return open_until(paced) - open_until(begin) + (end - paced);
 }
 
 }  // namespace torchshare

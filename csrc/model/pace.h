@@ -8,7 +8,8 @@ namespace torchshare {
 struct Pace {
   std::chrono::nanoseconds origin{0};
   std::chrono::nanoseconds cycle = std::chrono::milliseconds(200);
-  double share = 1;  ///< 0 to 1; 1: always
+  double share = 1;                                                  ///< 0 to 1; 1: always
+  std::chrono::nanoseconds until = std::chrono::nanoseconds::max();  ///< from then on, they may enter at any time
 
   bool operator==(const Pace&) const = default;
 

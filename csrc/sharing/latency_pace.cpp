@@ -18,6 +18,9 @@ constexpr double kMaxGrowth = 1.2;     // the same with a full one
 constexpr double kFirstGrowth = 0.02;  // per request, before the first late one
 constexpr double kLeastShare = 1e-3;
 constexpr double kOverdrawn = -1;   // the budget below which lower jobs are held
+constexpr double kQuiet = 50;       // limits without an answer, after which lower jobs may run at any time
+constexpr double kReserve = 1;      // of the budget, to be saved up before that time is at its shortest
+constexpr Seconds kLongest = 1e6;   // such a time
 constexpr double kEnoughLate = 20;  // late requests alone, to give the promise up
 
 }  // namespace
@@ -42,11 +45,16 @@ void LatencyPace::answered(nanoseconds now, nanoseconds latency, nanoseconds que
   const double growth = allowed * std::lerp(kGrowth, kMaxGrowth, saved);
   share_ *= std::exp((has_missed_ ? growth : kFirstGrowth) - (is_late ? std::lerp(kGain, kMinGain, saved) : 0));
   share_ = std::clamp(share_, kLeastShare, 1.0);
-  pace_.origin += (now - pace_.origin) / pace_.cycle * pace_.cycle;  // begin of the current cycle
+  pace_.origin += (now - pace_.origin) / pace_.cycle * pace_.cycle;       // begin of the current cycle
+  const double to_make_up = std::max(0.0, kReserve - budget_) / allowed;  // requests in time
+  pace_.until = now + from_seconds(std::min(kQuiet * target_.limit * (1 + to_make_up), kLongest));
   set_share();
 }
 
 void LatencyPace::set_share() {
+  if (cannot_hold_) {
+    pace_.until = nanoseconds::max();
+  }
   pace_.share = cannot_hold_ || is_queue_late_ || budget_ < kOverdrawn ? 0 : share_;
   pace_.cycle = from_seconds(target_.limit / share_);
 }

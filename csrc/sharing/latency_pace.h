@@ -28,11 +28,16 @@ struct LatencyStats {
 /// They run in slices as long as the promise, and only the time between two slices changes: an op that begins in a
 /// slice runs on after it, so that shorter slices would change nothing. While requests wait in the queue for longer
 /// than the promise, all of them will be late, and lower jobs are held until the queue is short again.
+/// A server that is seldom asked tells little, and loses little: once it has answered nothing for some time, lower jobs
+/// may run at any time until its next answer. That time is longer, the more late requests must be made up for.
 ///
 /// Pure: the caller reports requests, with times of any monotonic clock, real or virtual.
 class LatencyPace {
  public:
-  explicit LatencyPace(LatencyTarget target) : target_(target) { set_share(); }
+  explicit LatencyPace(LatencyTarget target) : target_(target) {
+    pace_.until = std::chrono::nanoseconds(0);
+    set_share();
+  }
 
   /// Called when a request has been answered; `latency` includes the time `queued` before the job took it. `beside`:
   /// lower jobs ran beside it.

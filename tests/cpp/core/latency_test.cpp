@@ -179,6 +179,35 @@ TEST(LatencyPace, HoldsThePromiseInMostRunsAndLeavesTheLowerJobMostOfWhatThereIs
   EXPECT_GE(share / cases, 0.8);
 }
 
+TEST(LatencyPace, APromiseHoldsIfAServerIsSeldomAskedAndShortOpsRunAlmostAllTheTime) {
+  for (const double load : {0.002, 0.02}) {
+    for (const double op : {0.5, 5.0}) {
+      const Server server(load, op * Server::kService);
+      const double limit = 1.25 * server.alone(kQuantile);
+      int held = 0;
+      double lower = 0;
+      for (unsigned seed = 100; seed < 110; ++seed) {
+        LatencyPace pace({kQuantile, limit});
+        const Server::Run run = server.run(pace, limit, 3000, seed);
+        held += run.late <= 1 - kQuantile ? 1 : 0;
+        lower += run.lower / 10;
+      }
+      EXPECT_GE(held, 9) << "load " << load << ", op " << op;
+      EXPECT_GE(lower, op < 1 ? 0.8 : 0) << "load " << load;
+    }
+  }
+}
+
+TEST(LatencyPace, LowerJobsRunAtAnyTimeUntilTheFirstAnswerAndOnceAServerHasAnsweredNothingForLong) {
+  LatencyPace pace({0.99, 0.02});
+  EXPECT_EQ(pace.pace().wait(0ns), 0ns);
+  pace.answered(1s, 30ms, 0ns, true);
+  pace.answered(2s, 30ms, 0ns, true);
+  EXPECT_EQ(pace.pace().share, 0);
+  EXPECT_GT(pace.pace().wait(62s), 0ns);
+  EXPECT_EQ(pace.pace().wait(1h), 0ns);
+}
+
 TEST(LatencyPace, APromiseThatIsMissedAloneIsGivenUpAndLowerJobsAreHeld) {
   const Server server(0.8, Server::kService);
   const double limit = 0.5 * server.alone(kQuantile);

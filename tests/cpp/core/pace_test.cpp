@@ -26,5 +26,13 @@ TEST(Pace, KnowsHowMuchOfATimeWasOpen) {
   EXPECT_EQ((Pace{.share = 0}).wait(1s), 200ms);
 }
 
+TEST(Pace, EndsAtATime) {
+  const Pace pace{.origin = 1s, .cycle = 100ms, .share = 0.3, .until = 1250ms};
+  EXPECT_EQ(pace.wait(1150ms), 50ms);
+  EXPECT_EQ(pace.wait(1240ms), 10ms);
+  EXPECT_EQ(pace.wait(1250ms), 0ms);
+  EXPECT_EQ(pace.open_within(1s, 1300ms), 60ms + 30ms + 50ms);
+}
+
 }  // namespace
 }  // namespace torchshare
