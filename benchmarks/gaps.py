@@ -114,7 +114,7 @@ def requests(shape: tuple[int, ...], per_second: float, start: float) -> Iterato
 
 
 def serve(kind: str, recorder: Recorder, per_second: float, start: float, job: torchshare.Job | None = None) -> None:
-    """Answers requests until the window ends; with `job`, through its dataloader hook."""
+    """Answers requests until the window ends; with `job`, those of `job.requests`."""
     torch.set_num_threads(THREADS)
     make, shape = SERVED[kind]
     model = make().eval()
@@ -122,9 +122,11 @@ def serve(kind: str, recorder: Recorder, per_second: float, start: float, job: t
     with torch.no_grad():
         for _ in range(5):
             model(torch.randn(LARGEST_REQUEST, *shape))
-        for batch in arriving if job is None else job.batches(arriving):
-            arrival, rows = batch.data if isinstance(batch, torchshare.Batch) else batch
-            model(rows)
+        for request in arriving if job is None else job.requests(arriving):
+            arrival, rows = request if job is None else request.data
+            answer = model(rows)
+            if job is not None:
+                request.answer(answer)
             if not recorder.answered(arrival, time.monotonic()):
                 return
 
