@@ -34,19 +34,9 @@ help:
 demo: build
 	$(PY) examples/digits_pair.py
 
-# Two parts at a time, because many use one core. In the slow ones, what a part has printed is shown at its end.
-ifneq ($(filter test test-slow,$(MAKECMDGOALS)),)
-MAKEFLAGS += --jobs=2
-endif
-ifneq ($(filter test-slow,$(MAKECMDGOALS)),)
-MAKEFLAGS += --output-sync=target
-build: $(VENV)/docs  # before tests use the environment
-endif
+test: lint test-cpp test-python
 
-test: test-cpp lint test-python
-
-# The longest first.
-test-slow: test-python-slow test-emulated test-asan test-tsan soak docs
+test-slow: test-emulated test-tsan test-asan soak docs test-python-slow
 
 # The first build takes minutes and shows its progress.
 build: $(VENV)/ready

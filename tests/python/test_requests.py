@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -442,7 +443,13 @@ except KeyboardInterrupt:
 
 
 def test_after_ctrl_c_each_of_100_requests_has_an_error() -> None:
-    done = subprocess.run([sys.executable, "-c", CTRL_C], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", CTRL_C],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # pytest in the background ignores it
+    )
     errors = done.stdout.splitlines()
     assert len(errors) == 100, done.stderr
     assert all(each.startswith("job 'server': a request was not answered: ") for each in errors)
