@@ -66,8 +66,10 @@ def serve(job: torchshare.Job, port: socket.socket, client: subprocess.Popen[str
     seen: list[float] = []
 
     def until_the_client_ends() -> None:
-        seen.extend(json.loads(client.communicate()[0]))
-        server.should_exit = True
+        try:
+            seen.extend(json.loads(client.communicate()[0]))
+        finally:
+            server.should_exit = True
 
     watcher = threading.Thread(target=until_the_client_ends)
     watcher.start()

@@ -91,6 +91,9 @@ TensorSpec::TensorSpec(const at::Tensor& tensor, bool any_rows)
       strides_(tensor.strides().vec()) {}
 
 bool TensorSpec::matches(const at::Tensor& tensor) const {
+  if (tensor.layout() != at::kStrided || tensor.is_conj() || tensor.is_neg()) {
+    return false;  // its memory holds other numbers
+  }
   if (tensor.scalar_type() != dtype_ || tensor.device().type() != device_ || tensor.strides() != strides_) {
     return false;
   }

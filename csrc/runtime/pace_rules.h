@@ -25,10 +25,12 @@ class PaceRules {
     const auto known = entries_.find(job);
     return known == entries_.end() ? nullptr : &known->second.rule;
   }
-  /// Adds a rule unless the job has one, and applies its pace.
-  Rule& add(JobId job, Rule rule) {
+  /// Adds a rule unless the job has one, and applies its pace unless that is another job's matter.
+  Rule& add(JobId job, Rule rule, bool applies = true) {
     Rule& added = entries_.try_emplace(job, Entry{std::move(rule)}).first->second.rule;
-    gate_.set_pace(added.pace());
+    if (applies) {
+      gate_.set_pace(added.pace());
+    }
     return added;
   }
   /// Calls `change`, and applies the rule's pace if that has changed it.

@@ -34,7 +34,7 @@ void LatencyPace::answered(nanoseconds now, nanoseconds latency, nanoseconds que
   ++answered_;
   misses_ += is_late ? 1 : 0;
   budget_ = std::min(budget_ + allowed - (is_late ? 1 : 0), kSaved);
-  if (budget_ < kOverdrawn && pace_.share == 0) {
+  if (budget_ < kOverdrawn && pace_.share == 0 && now - latency < pace_.until) {
     held_ += 1;
     held_misses_ += is_late ? 1 : 0;
     cannot_hold_ = held_misses_ > kEnoughLate && held_misses_ > 2 * allowed * held_;
@@ -56,7 +56,7 @@ void LatencyPace::set_share() {
     pace_.until = nanoseconds::max();
   }
   pace_.share = cannot_hold_ || is_queue_late_ || budget_ < kOverdrawn ? 0 : share_;
-  pace_.cycle = from_seconds(target_.limit / share_);
+  pace_.cycle = std::max(from_seconds(target_.limit / share_), nanoseconds(1));
 }
 
 }  // namespace torchshare

@@ -251,9 +251,68 @@ def test_arguments_by_name_and_a_dictionary_of_answers() -> None:
         infer = compiled(job, model, torch.randn(4, 6), **inputs(4))
         for rows in (4, 2):
             x, named = torch.randn(rows, 6), inputs(rows)
-            answer = infer(x, **dict(reversed(named.items())))  # in another order
+            answer = infer(x, **named)
             torch.testing.assert_close(answer, eager(model, x, **named))
             assert list(answer) == ["scores", "pooled"] and answer["pooled"][1] == 6
+
+    run_one(body)
+
+
+class Concatenated(nn.Module):
+    """Its answer depends on the order of its arguments."""
+
+    def forward(self, **features: Tensor) -> Tensor:
+        return torch.cat(list(features.values()), 1)
+
+
+class Masked(nn.Module):
+    """Has Boolean arguments, buffers and answers, and numbers that are not finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("allowed", torch.tensor([True, False, True, True, True, True]))
+        self._offset = torch.zeros(6)
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        kept = mask & self.allowed
+        return (x + self._offset).masked_fill(~kept, float("-inf")), kept
+
+
+class Caching(nn.Module):
+    """Computes what it needs for a size once, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = int(x.size(1))
+        if size not in self.tables:
+            self.tables[size] = torch.arange(size, dtype=torch.float32)
+        return x * self.tables[size]
+
+
+@SLOW
+def test_models_of_users(caplog: pytest.LogCaptureFixture) -> None:
+    """Each of these gave a wrong answer or failed the job once."""
+
+    def body(job: Job) -> None:
+        named = {"user": torch.randn(4, 2), "item": torch.randn(4, 3)}
+        concatenated, masked, caching = (model.eval() for model in (Concatenated(), Masked(), Caching()))
+        infer = compiled(job, concatenated, **named)
+        torch.testing.assert_close(infer(**named), eager(concatenated, **named))
+        infer = compiled(job, masked, torch.randn(4, 6), torch.ones(4, 6, dtype=torch.bool))
+        x, mask = torch.randn(2, 6), torch.rand(2, 6) > 0.5
+        torch.testing.assert_close(infer(x, mask), eager(masked, x, mask))
+        infer = job.compiled(caching, torch.randn(4, 6))
+        assert type(eager(caching, torch.randn(4, 6))) is Tensor
+        assert_answers(infer, caching, 4, 2)
+        assert not caplog.records
+        masked._offset = torch.ones(6)
+        torch.testing.assert_close(job.compiled(masked, x, mask)(x, mask), eager(masked, x, mask))
+        z = torch.randn(4, 6, dtype=torch.complex64)
+        infer = compiled(job, nn.Identity().eval(), z.imag)
+        torch.testing.assert_close(infer(z.conj().imag), z.conj().imag)
 
     run_one(body)
 

@@ -60,7 +60,7 @@ def test_requests_overlap_and_are_on_the_trace_from_arrival_to_answer(tmp_path: 
         first, second = (event for event in runtime.events() if event[0] == "request")
         runtime.write_timeline(tmp_path / "trace.json")
     assert second[2] < first[3] < second[3]  # it came before the first was answered
-    assert second[4] >= 10_000_000 > 0  # ns that it was queued
+    assert second[4] >= 10_000_000  # ns that it was queued
     trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     ends = [(event["id"], event["ph"]) for event in trace if event.get("cat") == "request"]
     assert sorted(ends) == sorted((number, phase) for number in {each for each, _ in ends} for phase in "be")

@@ -123,7 +123,9 @@ def latencies(curves: Sequence[tuple[int, Numbers, Numbers]], limits: Sequence[t
             if len(times) > 0:
                 slowest = np.unique(np.geomspace(1, len(times), _POINTS).astype(int))
                 at = np.sort(times)[-slowest]
-                axes.step(at, slowest / len(times), style, color=f"C{job}", lw=1.3, gid=curve_id(chart, job))
+                axes.step(
+                    at, slowest / len(times), style, where="post", color=f"C{job}", lw=1.3, gid=curve_id(chart, job)
+                )
     for job, limit, quantile in limits:
         axes.axvline(limit, color=f"C{job}", ls="--", lw=1)
         axes.plot([limit], [1 - quantile], "o", color=f"C{job}", ms=5)

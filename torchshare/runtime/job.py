@@ -243,10 +243,10 @@ class Job:
 
         Args:
             model: the module to run, in evaluation mode. Its parameters and buffers are read at each call.
-            *args, **kwargs: an example of its arguments. Their values do not matter. If the first tensor has two or
-                more rows, later calls may have any number of rows: the first dimension of all tensors that have as many
-                rows as the first one. With one row, or if the model depends on the number of rows, they must have as
-                many.
+            *args, **kwargs: an example of its arguments. The values of tensors do not matter; a call with another value
+                of another argument runs in eager. If the first tensor has two or more rows, later calls may have any
+                number of rows: the first dimension of all tensors that have as many rows as the first one. With one
+                row, or if the model depends on the number of rows, they must have as many.
 
         A model that cannot be compiled (data-dependent control flow, hooks, random numbers, buffers that it changes)
         runs in eager, after one warning that says why; see `CompiledModel.fallback`. So does a call with other shapes,

@@ -99,7 +99,7 @@ class Steps:
 
 def timelines(jobs: Sequence[_C.Job], events: Sequence[_C.Event]) -> tuple[dict[str, Timeline], float]:
     """The jobs' timelines, and the end of the last event; of a job that has not ended, until now."""
-    origin = min((begin for _, _, begin, *_ in events), default=0)
+    origin = origin_of(events)
     spans = {job.name: _span(job) for job in jobs}
     ends = [end for _, _, _, end, *_ in events] + [end for _, end in spans.values()]
     last = (max(ends, default=origin) - origin) / 1e9
@@ -108,7 +108,7 @@ def timelines(jobs: Sequence[_C.Job], events: Sequence[_C.Event]) -> tuple[dict[
     states: dict[str, tuple[float, str]] = {}
     first_steps: dict[str, int] = {}
     for kind, job, begin_ns, end_ns, number, detail in events:
-        if begin_ns < began.get(job, math.inf):
+        if (end_ns if kind == "request" else begin_ns) < began.get(job, math.inf):
             continue  # of an ended job that had the name
         begin, end = (begin_ns - origin) / 1e9, (end_ns - origin) / 1e9
         if kind == "wait":
@@ -149,6 +149,11 @@ def timelines(jobs: Sequence[_C.Job], events: Sequence[_C.Event]) -> tuple[dict[
         for job in jobs
     }
     return found, last
+
+
+def origin_of(events: Sequence[_C.Event]) -> int:
+    """When the first event began; not of a request, which may be older than the runtime."""
+    return min((begin for kind, _, begin, *_ in events if kind != "request"), default=0)
 
 
 def _span(job: _C.Job) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from torchshare.report import figures, page
 from torchshare.report.numbers import Numbers
 from torchshare.runtime.bound import BoundReport
 from torchshare.runtime.gaps import GapReport
-from torchshare.runtime.job_timelines import Steps, Timeline, latencies_of, steps_of, timelines
+from torchshare.runtime.job_timelines import Steps, Timeline, latencies_of, origin_of, steps_of, timelines
 from torchshare.runtime.sharing import step_times, verdict
 from torchshare.runtime.time_spent import COMPUTING, PARTS, blocked_s, stalled_s, time_spent
 
@@ -48,7 +48,7 @@ def document(
     rows = [_row(job, results[job.name], found[job.name], each) for job, each in zip(jobs, steps, strict=True)]
     decisions = _decisions([each for each in events if each[0] in ("state", "decision") and each[1] in found])
     bounded = next((job for job in jobs if bounds and job.name == bounds[0].job), None)
-    origin = min((begin for _, _, begin, *_ in events), default=0)
+    origin = origin_of(events)
     content = {
         "title": "torchshare: " + " + ".join(row["name"] for row in rows),
         "verdict": verdict(rows, list(found.values()), steps),

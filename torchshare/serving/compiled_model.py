@@ -42,11 +42,13 @@ class CompiledModel:
         self._model = model
         self._fallback = EagerFallback(job.name, "compiled model")
         begin = time.monotonic()
+        with torch.inference_mode(False):
+            self._warm_up(args, kwargs)
         try:
             self._constants = StepConstants(job, model, model)
             if (hook := self._constants.hook()) is not None:  # it would be called only once, during tracing
                 raise Untraceable(hook)
-            given = args, _ordered(kwargs)
+            given = args, kwargs
             with torch.inference_mode(False):
                 call = pytree.map_leaves(lambda leaf: copy(leaf) if isinstance(leaf, Tensor) else leaf, given)
                 self._structure = structure_of(call, "the arguments")
@@ -64,6 +66,17 @@ class CompiledModel:
             self._fallback.for_good(reason)
         self._compile_s = time.monotonic() - begin
 
+    def _warm_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Calls the model, so that what it caches in its first call are no tensors of the trace. The job's random state
+        and the model's buffers stay as they were."""
+        buffers = [(tensor, tensor.detach().clone()) for tensor in self._model.buffers()]
+        device = self._job.device
+        with torch.random.fork_rng([] if device is None else [device]), torch.no_grad():
+            self._model(*args, **kwargs)
+            for tensor, former in buffers:
+                if not torch.equal(tensor, former):
+                    tensor.copy_(former)
+
     @property
     def fallback(self) -> str | None:
         """Why the model runs in eager for good; None if it is compiled."""
@@ -80,7 +93,7 @@ class CompiledModel:
             raise RuntimeError(
                 f"job '{self._job.name}': its compiled model must not be called in another job, got job '{owner.name}'"
             )
-        tensors = self._inputs((args, _ordered(kwargs)))
+        tensors = self._inputs((args, kwargs))
         if tensors is not None:
             outputs = self._run(tensors)
             if outputs is not None:
@@ -116,10 +129,6 @@ class CompiledModel:
             if now != before:
                 return f"an argument is {now}, but was {before} when compiled"
         return "its arguments differ in their number of rows, or a parameter has been moved or converted"
-
-
-def _ordered(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return dict(sorted(kwargs.items()))
 
 
 def check(user: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

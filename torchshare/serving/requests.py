@@ -17,6 +17,7 @@ from torchshare.serving.serving import Serving, serving_of
 Get = Callable[[float], Request]
 """Waits so many seconds for a request. Raises queue.Empty if none has come, StopIteration if none will."""
 
+_LARGEST = 10_000  # requests in a queue that does not say how many it has
 _POLL_S = 0.05  # how often a job that waits looks for its cancellation
 
 
@@ -25,12 +26,15 @@ class Source:
     get: Get
     can_wait: bool
     """Whether `get` keeps to its seconds."""
+    size: Callable[[], int] | None = None
+    """How many requests a queue has, at most; None: it is no queue."""
 
 
 def source_of(user: str, source: Any) -> Source:
     """Raises TypeError if requests cannot come from it."""
     if callable(getattr(source, "get", None)):
-        return Source(_getter(lambda seconds: source.get(timeout=seconds) if seconds > 0 else source.get(False)), True)
+        get = _getter(lambda seconds: source.get(timeout=seconds) if seconds > 0 else source.get(False))
+        return Source(get, True, getattr(source, "qsize", lambda: _LARGEST))
     if isinstance(source, Iterable):
         iterator = iter(source)
         return Source(_getter(lambda _: next(iterator)), False)
@@ -75,7 +79,7 @@ def serve(serving: Serving, source: Any, max_batch: int, max_wait: float, slo: s
         raise ValueError(f"{serving.name}: max_wait must be 0 without max_batch, got {max_wait}")
     serving.promise(slo)
     waiting = _Waiting(serving, found)
-    if found.can_wait:
+    if found.size is not None:
         waiting = serving.sources.setdefault(id(source), waiting)
     return _batches(serving, waiting, max_batch, int(max_wait * 1e9))
 
@@ -149,5 +153,5 @@ class _Waiting:
         if self._held is not None:
             yield self._held
         with contextlib.suppress(Exception):  # queue.Empty, StopIteration, and what a broken source raises
-            while not self.is_over:
+            for _ in range(0 if self.is_over or self._source.size is None else self._source.size()):
                 yield self._source.get(0.0)

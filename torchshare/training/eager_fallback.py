@@ -1,4 +1,4 @@
-"""Why compiled code does not run."""
+"""Runs in eager what cannot run compiled, and says why."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class EagerFallback:
 
     def __init__(self, job_name: str, what: str) -> None:
         """`what`: "compiled step"."""
-        self._who = f"job '{job_name}': the {what}"
+        self._job, self._what = job_name, what
         self._logged: set[str] = set()
         self.reason: str | None = None
         """Why it runs in eager for good; None if it is compiled."""
@@ -25,4 +25,4 @@ class EagerFallback:
         """Logs the first reason of each `kind`."""
         if (kind or reason) not in self._logged:
             self._logged.add(kind or reason)
-            log.warning("%s runs in eager: %s", self._who, reason)
+            log.warning("job '%s': the %s runs in eager: %s", self._job, self._what, reason)

@@ -164,7 +164,7 @@ def _attributes_of(module: nn.Module, shown: str) -> Iterator[tuple[dict[str, An
     """What of a module's namespace can make a difference: (namespace, name, value, what messages call it)."""
     attributes = module.__dict__
     for name, value in {"forward": _MISSING, **attributes}.items():
-        if not name.startswith("_") or _is_plain(value):
+        if not name.startswith("_") or isinstance(value, Tensor) or _is_plain(value):
             yield attributes, name, value, f"'{name}' of {shown}"
     for kind in _CONTENTS:
         for name, value in attributes[kind].items():

@@ -39,7 +39,7 @@ class Traced:
     bound: list[Tensor]
     """Examples of the bound tensors; the optimizer's state may not exist yet."""
     any_rows: tuple[int, ...] = ()
-    """Those of `data` whose first dimension may have another size, the same for all of them."""
+    """The indices of `data` whose first dimension may have another size, the same for all of them."""
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -109,8 +109,15 @@ def draw(noise: Noise) -> None:
 
 
 def difference(result: Tensor, eager: Tensor) -> str | None:
-    """The largest difference, if beyond sqrt(eps) tolerance; else None."""
-    if eager.numel() == 0 or not torch.isfinite(eager).all():
+    """The largest difference of finite numbers, if beyond sqrt(eps) tolerance, or of which numbers are finite; else
+    None."""
+    if eager.dtype == torch.bool:
+        result, eager = result.int(), eager.int()
+    finite = torch.isfinite(eager)
+    if not torch.equal(torch.isfinite(result), finite):
+        return "which numbers are finite"
+    result, eager = result[finite], eager[finite]
+    if eager.numel() == 0:
         return None
     largest = eager.abs().max()
     allowed = torch.finfo(eager.dtype).eps ** 0.5 * largest if eager.is_floating_point() else 0
