@@ -76,6 +76,17 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.use_deterministic_algorithms(former)
 
 
+@pytest.fixture(autouse=True)
+def threads_stay() -> Iterator[None]:
+    """Fails a test that leaves the main thread with another number of intra-op threads: weights of later ones that are
+    compared with plain Python would differ."""
+    former = torch.get_num_threads()
+    yield
+    found = torch.get_num_threads()
+    torch.set_num_threads(former)
+    assert found == former
+
+
 def run_one(function: Callable[[Job], Any], timeout: float = 200, device: str = "cpu", **options: Any) -> Result:
     """Runs a job alone, by default with one intra-op thread; re-raises its exception."""
     with torchshare.Runtime(device=device) as runtime:

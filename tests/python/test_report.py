@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import queue
 import re
 import threading
 import time
@@ -401,6 +402,19 @@ def test_a_report_shows_the_latencies_of_requests_alone_and_beside_another_job(t
     curves = {tag["id"] for name, tag in shown.tags if name == "g" and tag.get("id")}
     assert {"latencies.0", "latencies_alone.0"} <= curves
     assert "latencies.1" not in curves
+
+
+def test_a_request_that_is_older_than_the_job_counts_with_all_of_its_latency(tmp_path: Path) -> None:
+    source: queue.Queue[Any] = queue.Queue()
+    source.put(torchshare.Request(1))
+    source.put(None)
+    time.sleep(0.2)
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(lambda job: [each.answer(None) for each in job.requests(source)], name="server")
+        runtime.wait(60)
+        runtime.write_report(tmp_path / "out.html")
+    (requests,) = pages.Page((tmp_path / "out.html").read_text()).data["requests"]
+    assert requests["alone_p99_s"] > 0.2
 
 
 def test_which_requests_were_beside_another_job() -> None:

@@ -394,6 +394,16 @@ def test_many_requests_and_loops_need_no_memory() -> None:
     assert result.requests is not None and result.requests.answered == 20_000
 
 
+def test_a_job_with_a_callable_source_that_never_ends_does_end() -> None:
+    def first_only(job: Job) -> None:
+        for request in job.requests(lambda _seconds: torch.ones(1)):
+            request.answer(None)
+            break
+
+    result = serve(first_only)
+    assert result.requests is not None and result.requests.answered == 1
+
+
 def test_a_forked_child_answers_no_request_of_its_parent() -> None:
     requests, source = asked([torch.ones(1), torch.ones(1)])
 
