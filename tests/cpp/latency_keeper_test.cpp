@@ -65,6 +65,15 @@ TEST_F(PromisedPair, LateAnswersHoldLowerJobsAndAnswersInTimeReleaseThem) {
   EXPECT_FALSE(coordinator_.latency(server_.id())->cannot_hold);
 }
 
+TEST_F(PromisedPair, APromiseOfALowerJobDoesNotReplaceThatOfAHigherOne) {
+  server_.promise({0.9, 0.02});
+  answer(200, 1ms);
+  answer(30, 100ms);
+  ASSERT_EQ(share(), 0);
+  training_.promise({0.9, 0.02});
+  EXPECT_EQ(share(), 0);
+}
+
 TEST_F(PromisedPair, APromiseEndsWithItsJob) {
   server_.promise({0.9, 0.02});
   server_.end(JobState::kFinished);
