@@ -235,6 +235,7 @@ class Job:
         anywhere in the job; several threads may call it at a time:
 
             infer = job.compiled(model, example)
+
             for request in job.requests(source, max_batch=8):
                 request.answer(infer(request.data))
 
@@ -243,7 +244,7 @@ class Job:
 
         Args:
             model: the module to run, in evaluation mode. Its parameters and buffers are read at each call.
-            *args, **kwargs: an example of its arguments. The values of tensors do not matter; a call with another value
+            args, kwargs: an example of its arguments. The values of tensors do not matter; a call with another value
                 of another argument runs in eager. If the first tensor has two or more rows, later calls may have any
                 number of rows: the first dimension of all tensors that have as many rows as the first one. With one
                 row, or if the model depends on the number of rows, they must have as many.
