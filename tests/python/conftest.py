@@ -77,14 +77,12 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def threads_stay() -> Iterator[None]:
-    """Fails a test that leaves the main thread with another number of intra-op threads: weights of later ones that are
+def threads_restored() -> Iterator[None]:
+    """Restores the number of intra-op threads, which some tests set in the main thread: weights of later tests that are
     compared with plain Python would differ."""
     former = torch.get_num_threads()
     yield
-    found = torch.get_num_threads()
     torch.set_num_threads(former)
-    assert found == former
 
 
 def run_one(function: Callable[[Job], Any], timeout: float = 200, device: str = "cpu", **options: Any) -> Result:
