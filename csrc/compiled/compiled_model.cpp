@@ -5,6 +5,7 @@
 #include "compiled/step_package.h"
 
 namespace torchshare {
+
 CompiledModel::CompiledModel(std::shared_ptr<StepPackage> package, std::vector<at::Tensor> bound,
                              const std::vector<at::Tensor>& example)
     : package_(std::move(package)), bound_(std::move(bound)), specs_(package_->specs(joined(bound_, example))) {}

@@ -299,17 +299,19 @@ def test_models_of_users(caplog: pytest.LogCaptureFixture) -> None:
     def body(job: Job) -> None:
         named = {"user": torch.randn(4, 2), "item": torch.randn(4, 3)}
         concatenated, masked, caching = (model.eval() for model in (Concatenated(), Masked(), Caching()))
-        infer = compiled(job, concatenated, **named)
-        torch.testing.assert_close(infer(**named), eager(concatenated, **named))
-        infer = compiled(job, masked, torch.randn(4, 6), torch.ones(4, 6, dtype=torch.bool))
+        concatenate = compiled(job, concatenated, **named)
+        torch.testing.assert_close(concatenate(**named), eager(concatenated, **named))
+        mask_rows = compiled(job, masked, torch.randn(4, 6), torch.ones(4, 6, dtype=torch.bool))
         x, mask = torch.randn(2, 6), torch.rand(2, 6) > 0.5
-        torch.testing.assert_close(infer(x, mask), eager(masked, x, mask))
+        torch.testing.assert_close(mask_rows(x, mask), eager(masked, x, mask))
         infer = job.compiled(caching, torch.randn(4, 6))
         assert type(eager(caching, torch.randn(4, 6))) is Tensor
         assert_answers(infer, caching, 4, 2)
         assert not caplog.records
         masked._offset = torch.ones(6)
-        torch.testing.assert_close(job.compiled(masked, x, mask)(x, mask), eager(masked, x, mask))
+        torch.testing.assert_close(mask_rows(x, mask), eager(masked, x, mask))
+        in_another_order = {"item": named["item"], "user": named["user"]}
+        torch.testing.assert_close(concatenate(**in_another_order), eager(concatenated, **in_another_order))
         z = torch.randn(4, 6, dtype=torch.complex64)
         infer = compiled(job, nn.Identity().eval(), z.imag)
         torch.testing.assert_close(infer(z.conj().imag), z.conj().imag)

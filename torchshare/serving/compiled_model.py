@@ -14,8 +14,7 @@ from torchshare import _C
 from torchshare.context import current
 from torchshare.context.errors import BudgetExceeded
 from torchshare.training import pytree
-from torchshare.training.eager_fallback import EagerFallback
-from torchshare.training.step_constants import StepConstants
+from torchshare.training.compiled_code import CompiledCode
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 _RUNNERS = 16  # threads that run the model at a time; further ones wait for them
 
 
-class CompiledModel:
+class CompiledModel(CompiledCode):
     """A model whose forward pass is compiled: called with the model's arguments, it returns what the model returns,
     without gradients. Made by `Job.compiled`. Any thread; several at a time.
 
@@ -38,16 +37,13 @@ class CompiledModel:
         from torchshare.training.step_package import load_package, package_of
         from torchshare.training.traced import Untraceable, copy, structure_of
 
-        self._job = job
+        super().__init__(job, "compiled model")
         self._model = model
-        self._fallback = EagerFallback(job.name, "compiled model")
         begin = time.monotonic()
         with torch.inference_mode(False):
             self._warm_up(args, kwargs)
         try:
-            self._constants = StepConstants(job, model, model)
-            if (hook := self._constants.hook()) is not None:  # it would be called only once, during tracing
-                raise Untraceable(hook)
+            self._keep_constants(model, model)
             given = args, kwargs
             with torch.inference_mode(False):
                 call = pytree.map_leaves(lambda leaf: copy(leaf) if isinstance(leaf, Tensor) else leaf, given)
@@ -63,12 +59,12 @@ class CompiledModel:
                 bound = [*traced.bound, *traced.captured]
                 self._compiled = _C.CompiledModel(load_package(path, _RUNNERS), bound, traced.data)
         except Untraceable as reason:
-            self._fallback.for_good(reason)
+            self._fall_back(reason)
         self._compile_s = time.monotonic() - begin
 
     def _warm_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Calls the model, so that what it caches in its first call are no tensors of the trace. The job's random state
-        and the model's buffers stay as they were."""
+        """Calls the model before it is traced: what it caches in its first call must not be tensors of the trace. The
+        job's random state and the model's buffers stay as they were."""
         buffers = [(tensor, tensor.detach().clone()) for tensor in self._model.buffers()]
         device = self._job.device
         with torch.random.fork_rng([] if device is None else [device]), torch.no_grad():
@@ -76,16 +72,6 @@ class CompiledModel:
             for tensor, former in buffers:
                 if not torch.equal(tensor, former):
                     tensor.copy_(former)
-
-    @property
-    def fallback(self) -> str | None:
-        """Why the model runs in eager for good; None if it is compiled."""
-        return self._fallback.reason
-
-    @property
-    def compile_s(self) -> float:
-        """Seconds that tracing, compiling and loading took."""
-        return self._compile_s
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         owner = current.owner()
@@ -98,20 +84,17 @@ class CompiledModel:
             outputs = self._run(tensors)
             if outputs is not None:
                 return pytree.with_tensors(self._output, outputs)
-            self._fallback.for_now(self._mismatch(tensors), "shapes")
+            self._log_once(self._mismatch(tensors), "shapes")
         with torch.no_grad():
             return self._model(*args, **kwargs)
 
     def _inputs(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Tensor] | None:
         """The tensors of the arguments; None if the call must run in eager, after logging why."""
-        if self.fallback is not None:
+        if not self._is_as_compiled():
             return None
-        difference = self._constants.difference()
-        if difference is None and pytree.structure(call) != self._structure:
-            difference = "arguments", "its arguments differ from those it was compiled for in more than tensors"
-        if difference is None:
+        if pytree.structure(call) == self._structure:
             return pytree.all_tensors(call)
-        self._fallback.for_now(difference[1], difference[0])
+        self._log_once("its arguments differ from those it was compiled for in more than tensors", "arguments")
         return None
 
     def _run(self, tensors: list[Tensor]) -> list[Tensor] | None:

@@ -19,11 +19,10 @@ from torchshare.context import step_loop
 from torchshare.context.errors import BudgetExceeded, is_out_of_memory
 from torchshare.training import batches, pytree, split_warning, undo
 from torchshare.training.batches import Batch
-from torchshare.training.eager_fallback import EagerFallback
+from torchshare.training.compiled_code import CompiledCode
 from torchshare.training.graph_trace import without_host_random
 from torchshare.training.optimizer_rules import rule_of
 from torchshare.training.retry import halve, obstacle_of, warn_of_obstacle
-from torchshare.training.step_constants import StepConstants
 from torchshare.training.step_package import load_package, package_of
 from torchshare.training.step_tracer import StepTracer
 from torchshare.training.traced import Kind, Noise, Untraceable, structure_of
@@ -37,7 +36,7 @@ _MAX_PACKAGES = 8  # batches of further shapes run in eager
 Pieces = list[tuple[list[Tensor], float]]
 
 
-class CompiledStep:
+class CompiledStep(CompiledCode):
     """A compiled training step: `step(batch)` does the work of `batch.backward(loss_fn)`, `optimizer.step()` and
     `optimizer.zero_grad()`. Made by `Job.compiled_step`.
 
@@ -49,13 +48,11 @@ class CompiledStep:
     def __init__(
         self, job: JobContext, model: nn.Module, loss_fn: Callable[..., Tensor], optimizer: torch.optim.Optimizer
     ) -> None:
-        self._job = job
+        super().__init__(job, "compiled step")
         self._model = model
         self._loss_fn = loss_fn
         self._optimizer = optimizer
         self._ran: set[Any] = set()  # shapes of the sub-batches of batches that fitted into memory
-        self._fallback = EagerFallback(job.name, "compiled step")
-        self._compile_s = 0.0
         self._structure: list[Any] | None = None  # of a batch
         self._packages: dict[Kind, list[_LoadedPackage]] = {"step": [], "gradients": [], "update": []}
         device = next((parameter.device for group in optimizer.param_groups for parameter in group["params"]), None)
@@ -69,22 +66,10 @@ class CompiledStep:
         try:
             if isinstance(rule, str):
                 raise Untraceable(rule)
-            self._constants = StepConstants(job, model, loss_fn, optimizer)
-            if (hook := self._constants.hook()) is not None:  # it would be called only once, during tracing
-                raise Untraceable(hook)
+            self._keep_constants(model, loss_fn, optimizer)
             self._tracer = StepTracer(model, loss_fn, optimizer, rule)
         except Untraceable as reason:
-            self._fallback.for_good(reason)
-
-    @property
-    def fallback(self) -> str | None:
-        """Why the step runs in eager for good; None if it is compiled."""
-        return self._fallback.reason
-
-    @property
-    def compile_s(self) -> float:
-        """Seconds spent on tracing, compiling and loading so far."""
-        return self._compile_s
+            self._fall_back(reason)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Trains on a batch of `job.batches`; returns its loss, detached."""
@@ -229,16 +214,6 @@ class CompiledStep:
         self._optimizer.zero_grad()
         return loss
 
-    def _is_as_compiled(self) -> bool:
-        """Whether all that was compiled is as it was; logs the difference if not."""
-        if self.fallback is not None:
-            return False
-        difference = self._constants.difference()
-        if difference is None:
-            return True
-        self._fallback.for_now(difference[1], difference[0])
-        return False
-
     def _pieces(self, batch: Batch) -> Pieces | None:
         """The sub-batches as arguments of the compiled step; None if the batch must run in eager, after logging why."""
         subs = list(_pieces_of(batch))
@@ -258,9 +233,9 @@ class CompiledStep:
                 if not any(_alike(known.data, pytree.all_tensors(data)) for known in self._packages[kind]):
                     self._add(kind, data)
         except Untraceable as reason:
-            self._fallback.for_good(reason)
+            self._fall_back(reason)
         except _UnsupportedBatch as reason:
-            self._fallback.for_now(str(reason))
+            self._log_once(str(reason))
             return False
         return self.fallback is None
 
@@ -326,7 +301,7 @@ class CompiledStep:
                 packages["step"], packages["gradients"], packages["update"], self._accumulators, self._weight
             )
         except ValueError as error:
-            self._fallback.for_good(error)
+            self._fall_back(error)
             return False
         return True
 
