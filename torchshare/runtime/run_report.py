@@ -49,6 +49,7 @@ def document(
     decisions = _decisions([each for each in events if each[0] in ("state", "decision") and each[1] in found])
     bounded = next((job for job in jobs if bounds and job.name == bounds[0].job), None)
     origin = origin_of(events)
+    latencies = latencies_of(list(found.values()))
     content = {
         "title": "torchshare: " + " + ".join(row["name"] for row in rows),
         "verdict": verdict(rows, list(found.values()), steps),
@@ -57,7 +58,7 @@ def document(
         "curves": [row["name"] for row in rows[:_MAX_CURVES]],
         "requests": [
             _requests(job.name, requests, *times)
-            for job, times in list(zip(jobs, latencies_of(list(found.values())), strict=True))[:_MAX_JOBS]
+            for job, times in list(zip(jobs, latencies, strict=True))[:_MAX_JOBS]
             if (requests := results[job.name].requests) is not None
         ],
         "parts": [part for part in PARTS if part == COMPUTING or any(row["time"][part] > 0 for row in rows)],
@@ -73,7 +74,7 @@ def document(
         "environment": dict(environment),
     }
     drawn = charts(jobs[:_MAX_CURVES], list(found.values())[:_MAX_CURVES], last)
-    drawn.update(latency_chart([results[job.name].requests for job in jobs], list(found.values())))
+    drawn.update(latency_chart([results[job.name].requests for job in jobs[:_MAX_CURVES]], latencies[:_MAX_CURVES]))
     if bounded is not None and (stats := bounded.bound()) is not None and (windows := stats.recent):
         drawn["bound"] = bound_chart(windows, bounds[0].max_slowdown, last, origin)
     return content, drawn
@@ -130,11 +131,12 @@ def _requests(job: str, requests: Requests, alone: Numbers, shared: Numbers) -> 
     }
 
 
-def latency_chart(requests: Sequence[Requests | None], found: Sequence[Timeline]) -> dict[str, Figure]:
-    """The latencies of the first jobs, and what they have promised; nothing without requests."""
-    times = latencies_of(found)[:_MAX_CURVES]
-    curves = [(job, *each) for job, each in enumerate(times) if len(found[job].requests) > 0]
-    promised = [(job, each.slo) for job, each in enumerate(requests[:_MAX_CURVES]) if each is not None and each.slo]
+def latency_chart(
+    requests: Sequence[Requests | None], latencies: Sequence[tuple[Numbers, Numbers]]
+) -> dict[str, Figure]:
+    """The latencies of each job, alone and shared, and what it has promised; nothing without requests."""
+    curves = [(job, *sides) for job, sides in enumerate(latencies) if any(len(times) > 0 for times in sides)]
+    promised = [(job, each.slo) for job, each in enumerate(requests) if each is not None and each.slo]
     limits = [(job, target.limit, target.quantile) for job, slo in promised if (target := _core.LatencyTarget(slo))]
     return {"latencies": figures.latencies(curves, limits)} if curves else {}
 
