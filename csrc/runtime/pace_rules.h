@@ -25,7 +25,7 @@ class PaceRules {
     const auto known = entries_.find(job);
     return known == entries_.end() ? nullptr : &known->second.rule;
   }
-  /// Adds a rule unless the job has one, and applies its pace unless that is another job's matter.
+  /// Adds a rule unless the job has one. Applies its pace if `applies`; otherwise, that of another job stays.
   Rule& add(JobId job, Rule rule, bool applies = true) {
     Rule& added = entries_.try_emplace(job, Entry{std::move(rule)}).first->second.rule;
     if (applies) {

@@ -47,14 +47,12 @@ void LatencyPace::answered(nanoseconds now, nanoseconds latency, nanoseconds que
   share_ = std::clamp(share_, kLeastShare, 1.0);
   pace_.origin += (now - pace_.origin) / pace_.cycle * pace_.cycle;       // begin of the current cycle
   const double to_make_up = std::max(0.0, kReserve - budget_) / allowed;  // requests in time
-  pace_.until = now + from_seconds(std::min(kQuiet * target_.limit * (1 + to_make_up), kLongest));
+  const nanoseconds quiet = from_seconds(std::min(kQuiet * target_.limit * (1 + to_make_up), kLongest));
+  pace_.until = cannot_hold_ ? nanoseconds::max() : now + quiet;
   set_share();
 }
 
 void LatencyPace::set_share() {
-  if (cannot_hold_) {
-    pace_.until = nanoseconds::max();
-  }
   pace_.share = cannot_hold_ || is_queue_late_ || budget_ < kOverdrawn ? 0 : share_;
   pace_.cycle = std::max(from_seconds(target_.limit / share_), nanoseconds(1));
 }

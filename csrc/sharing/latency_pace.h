@@ -29,15 +29,12 @@ struct LatencyStats {
 /// slice runs on after it, so that shorter slices would change nothing. While requests wait in the queue for longer
 /// than the promise, all of them will be late, and lower jobs are held until the queue is short again.
 /// A server that is seldom asked tells little, and loses little: once it has answered nothing for some time, lower jobs
-/// may run at any time until its next answer. That time is longer, the more late requests must be made up for.
+/// may run at any time until its next answer. The more late requests must be made up for, the longer is that time.
 ///
 /// Pure: the caller reports requests, with times of any monotonic clock, real or virtual.
 class LatencyPace {
  public:
-  explicit LatencyPace(LatencyTarget target) : target_(target) {
-    pace_.until = std::chrono::nanoseconds(0);
-    set_share();
-  }
+  explicit LatencyPace(LatencyTarget target) : target_(target) { set_share(); }
 
   /// Called when a request has been answered; `latency` includes the time `queued` before the job took it. `beside`:
   /// lower jobs ran beside it.
@@ -54,7 +51,7 @@ class LatencyPace {
   void set_share();
 
   const LatencyTarget target_;
-  Pace pace_;
+  Pace pace_{.until = std::chrono::nanoseconds(0)};  // until the first answer, lower jobs may run at any time
   double share_ = 0.05;
   double budget_ = 0;  // late requests that may still come
   bool has_missed_ = false;

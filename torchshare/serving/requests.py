@@ -152,6 +152,8 @@ class _Waiting:
         """What has come, without waiting."""
         if self._held is not None:
             yield self._held
+        if self.is_over or self._source.size is None:
+            return
         with contextlib.suppress(Exception):  # queue.Empty, StopIteration, and what a broken source raises
-            for _ in range(0 if self.is_over or self._source.size is None else self._source.size()):
+            for _ in range(self._source.size()):
                 yield self._source.get(0.0)
