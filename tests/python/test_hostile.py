@@ -303,6 +303,6 @@ def test_replay_hears_ctrl_c(tmp_path: Path) -> None:
     begin = time.monotonic()
     assert process.stderr is not None
     assert process.stderr.readline() == "torchshare: interrupted\n"
-    assert time.monotonic() - begin < 5  # 0.2 s where a core is free; a replay takes minutes
+    assert time.monotonic() - begin < 30  # 0.2 s where a core is free; a replay takes minutes
     process.communicate(timeout=30)
     assert process.returncode == 130

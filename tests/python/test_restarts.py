@@ -158,7 +158,7 @@ def test_a_second_sigterm_does_not_wait(tmp_path: Path):
     process = launch("-c", BLOCKED, folder=tmp_path)
     out, err = process.communicate(timeout=100)
     assert process.returncode == 143, err
-    assert 1.9 < float(out.split()[-1]) < 6.0
+    assert 1.9 < float(out.split()[-1]) < 25  # the step takes 30
 
 
 def test_a_run_that_crashed_serves_metrics_again(tmp_path: Path) -> None:
