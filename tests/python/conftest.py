@@ -24,6 +24,7 @@ import torch
 import torchshare
 from torchshare import Job, Result
 from torchshare.__main__ import main
+from torchshare.training import step_package
 
 
 @pytest.fixture(params=["priority", "strict", "best_fit", "resource"])
@@ -43,6 +44,14 @@ def cache() -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(CACHE))
         yield CACHE / "torchshare" / "steps"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiler() -> Iterator[None]:
+    """Compiles steps and models in processes that have inductor in memory: it takes longer to import than to run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_package, "Popen", lambda args, **options: preloaded.Process(args[1:], **options))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from typing import Any
 
 IMPORTED = (
     *("torch._dynamo", "torch._functorch.aot_autograd", "torch.export._trace"),
+    *("torch._inductor.compile_fx", "torch._inductor.codegen.cpp_wrapper_cpu", "torch._inductor.cpp_builder"),
     *("torchshare.cli.run", "torchshare.isolation.script_patches", "torchshare.runtime.runtime"),
 )
 PR_SET_PDEATHSIG = 1

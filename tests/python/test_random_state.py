@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import random
 import subprocess
@@ -71,6 +72,7 @@ def same(a: list[Any], b: list[Any]) -> bool:
     return len(a) == len(b) and all(map(equal, a, b))
 
 
+@functools.cache
 def in_plain_torch(seed: int) -> list[Any]:
     code = (
         "import pickle, random, sys, numpy, torch; torch.set_num_threads(1)\n"

@@ -70,13 +70,14 @@ def trace_step(model: nn.Module, loss_fn: Callable[..., Tensor]) -> str:
 class Slow(nn.Module):
     """A job that runs this stays inside."""
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(self, meeting: Meeting, seconds: float = SOON_S) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
         self.meeting = meeting
+        self.seconds = seconds
 
     def forward(self, x: Tensor) -> Tensor:
-        self.meeting.stay()
+        self.meeting.stay(self.seconds)
         return self.linear(x)
 
 
@@ -143,7 +144,8 @@ def test_two_kinds_of_traces_take_turns() -> None:
             symbolic.leave.set()
 
     def traces_too(job: Job) -> str:
-        return compiled.visit(lambda: torch.fx.symbolic_trace(Slow(symbolic)).code)
+        # If it comes first, the other job waits for it, and cannot make it leave.
+        return compiled.visit(lambda: torch.fx.symbolic_trace(Slow(symbolic, A_WHILE_S)).code)
 
     former = nn.Module.__call__, nn.Module.__getattr__
     assert both(traces, traces_too)[0] == "gradients"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -137,7 +137,7 @@ def _compile(request: dict[str, Any], folder: Path, job: JobContext) -> Path:
         raise Untraceable(f"its graph cannot be written: {str(error).partition(chr(10))[0]}") from None
     with output_file.open("w") as output:
         # Run as a file, not as `-m torchshare...`, which would import torchshare.
-        process = subprocess.Popen(
+        process = Popen(
             [sys.executable, compile_package.__file__, str(request_file), str(package)],
             stdout=output,
             stderr=output,
