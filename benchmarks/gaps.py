@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,10 @@ class Transformer(nn.Module):
         return answer
 
 
-SERVED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "cnn": (lambda: conv_net(32), (3, 32, 32)),
-    "transformer": (Transformer, (SEQUENCE, 128)),
+Served = tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]  # the model, rows of the largest request
+SERVED: dict[str, Served] = {
+    "cnn": (lambda: conv_net(32), lambda: torch.randn(LARGEST_REQUEST, 3, 32, 32)),
+    "transformer": (Transformer, lambda: torch.randn(LARGEST_REQUEST, SEQUENCE, 128)),
 }
 
 
@@ -99,53 +101,58 @@ class Recorder:
 Request = tuple[float, torch.Tensor]
 
 
-def requests(shape: tuple[int, ...], per_second: float, start: float) -> Iterator[Request]:
-    """Yields arrival and rows of each request, not before its arrival. Deterministic. A rate of 0: no waiting."""
+def requests(rows: torch.Tensor, per_second: float, start: float) -> Iterator[Request]:
+    """Yields arrival and rows of each request, not before its arrival: the first of `rows`. Deterministic. A rate of 0:
+    no waiting."""
     random = np.random.default_rng(0)
-    rows = torch.randn(LARGEST_REQUEST, *shape)
     arrival = start
     while True:
         arrival = arrival + random.exponential(1 / per_second) if per_second else time.monotonic()
-        count = int(random.integers(1, LARGEST_REQUEST + 1))
+        count = int(random.integers(1, len(rows) + 1))
         wait = arrival - time.monotonic()
         if wait > 0:
             time.sleep(wait)
         yield arrival, rows[:count]
 
 
-def serve(kind: str, recorder: Recorder, per_second: float, start: float, job: torchshare.Job | None = None) -> None:
-    """Answers requests until the window ends; with `job`, those of `job.requests`."""
+def serve(
+    kind: str, recorder: Recorder, per_second: float, start: float, device: str, job: torchshare.Job | None = None
+) -> None:
+    """Answers requests until the window ends; with `job`, those of `job.requests`. An answer is on the CPU."""
     torch.set_num_threads(THREADS)
-    make, shape = SERVED[kind]
-    model = make().eval()
-    arriving = requests(shape, per_second, start)
+    make, example = SERVED[kind]
+    model, largest = make().eval().to(device), example()
+    arriving = requests(largest, per_second, start)
     with torch.no_grad():
         for _ in range(5):
-            model(torch.randn(LARGEST_REQUEST, *shape))
+            model(largest.to(device)).cpu()
         for request in arriving if job is None else job.requests(arriving):
             arrival, rows = request if job is None else request.data
-            answer = model(rows)
+            answer = model(rows.to(device)).cpu()
             if job is not None:
                 request.answer(answer)
             if not recorder.answered(arrival, time.monotonic()):
                 return
 
 
-def body(kind: str, recorder: Recorder, per_second: float, start: float) -> Callable[..., None]:
+def body(kind: str, recorder: Recorder, per_second: float, start: float, device: str) -> Callable[..., None]:
     if kind in SERVED:
-        return lambda job=None: serve(kind, recorder, per_second, start, job)
+        return lambda job=None: serve(kind, recorder, per_second, start, device, job)
     return lambda job=None: train(kind, recorder, job, THREADS)
 
 
-def work(kinds: list[str], mode: str, per_second: float) -> list[dict[str, Any]]:
-    """Runs one or two jobs in this process, in the window given by the parent; returns their figures."""
+def work(
+    kinds: list[str], mode: str, rates: list[float], device: str = "cpu", timed: bool = False
+) -> list[dict[str, Any]]:
+    """Runs one or two jobs in this process, in the window given by the parent; returns their figures. `rates`: of the
+    requests of each job, per second. `timed`: each op is timed."""
     warnings.simplefilter("ignore")
     train(SECONDARY, StepMeter(3), threads=THREADS)  # warms up torch: the first step imports many modules
     print("ready", flush=True)
     start, end = json.loads(input())
     recorders = [Recorder(start, end) for _ in kinds]
-    bodies = [body(*pair, per_second, start - 1) for pair in zip(kinds, recorders, strict=True)]
-    report = ""
+    bodies = [body(*each, start - 1, device) for each in zip(kinds, recorders, rates, strict=True)]
+    report: dict[str, Any] = {}
     if mode in ("alone", "two threads"):
         threads = [threading.Thread(target=each) for each in bodies]
         for thread in threads:
@@ -153,12 +160,12 @@ def work(kinds: list[str], mode: str, per_second: float) -> list[dict[str, Any]]
         for thread in threads:
             thread.join()
     else:
-        with torchshare.Runtime(**MODES[mode]) as runtime:
+        with torchshare.Runtime(device=device, **MODES[mode]) as runtime:
             for index, each in enumerate(bodies):
                 priority = "secondary" if index else "primary"
-                runtime.submit(each, name=f"{index}", priority=priority, threads=THREADS)
+                runtime.submit(each, name=f"{index}", priority=priority, threads=THREADS, record_ops=timed)
             runtime.wait()
-            report = str(next(iter(runtime.gap_report()), ""))
+            report = next(map(asdict, runtime.gap_report()), {})
     return [{**recorder.figures(), "report": report} for recorder in recorders]
 
 
@@ -166,11 +173,11 @@ def run(kinds: list[str], mode: str, per_second: float, window: float, cores: in
     if mode.startswith("two processes"):
         options = ({}, MODES[mode])
         processes = [
-            launch(__file__, [[kind], "alone", per_second], cores, **each)
+            launch(__file__, [[kind], "alone", [per_second]], cores, **each)
             for kind, each in zip(kinds, options, strict=True)
         ]
     else:
-        processes = [launch(__file__, [kinds, mode, per_second], cores)]
+        processes = [launch(__file__, [kinds, mode, [per_second] * len(kinds)], cores)]
     return collect(processes, window)
 
 
@@ -193,7 +200,7 @@ def condensed(job: dict[str, Any]) -> dict[str, Any]:
     times = job["times"]
     p50, p95, p99 = np.quantile(times, [0.5, 0.95, 0.99]).tolist() if times else (None,) * 3
     mean = float(np.mean(times)) if times else None
-    return {"rate": job["rate"], "mean": mean, "p50": p50, "p95": p95, "p99": p99, "report": job.get("report", "")}
+    return {"rate": job["rate"], "mean": mean, "p50": p50, "p95": p95, "p99": p99, "report": job.get("report", {})}
 
 
 def summary(repetitions: list[dict[str, Any]]) -> dict[str, Any]:
@@ -205,18 +212,18 @@ def summary(repetitions: list[dict[str, Any]]) -> dict[str, Any]:
             primary, secondary = repetition["modes"][mode]
             alone, secondary_alone = repetition["alone"]
             plain = repetition["modes"][PLAIN]
-            values = {name: _over(primary[name], alone[name]) for name in ("mean", "p50", "p95", "p99")}
-            values["mean_vs_plain"] = _over(plain[0]["mean"], primary["mean"])
-            values["secondary"] = _over(secondary["rate"], secondary_alone["rate"])
-            values["secondary_vs_plain"] = _over(secondary["rate"], plain[1]["rate"])
-            values["aggregate"] = _over(primary["rate"], alone["rate"]) + values["secondary"]
+            values = {name: over(primary[name], alone[name]) for name in ("mean", "p50", "p95", "p99")}
+            values["mean_vs_plain"] = over(plain[0]["mean"], primary["mean"])
+            values["secondary"] = over(secondary["rate"], secondary_alone["rate"])
+            values["secondary_vs_plain"] = over(secondary["rate"], plain[1]["rate"])
+            values["aggregate"] = over(primary["rate"], alone["rate"]) + values["secondary"]
             for name, value in values.items():
                 figures.setdefault(name, []).append(value)
         found[mode] = {name: spread(values) for name, values in figures.items()}
     return found
 
 
-def _over(value: float | None, base: float | None) -> float:
+def over(value: float | None, base: float | None) -> float:
     """A job without times in the window is infinitely slow."""
     return value / base if value is not None and base else float("inf")
 

@@ -71,7 +71,7 @@ def work(kind: str, how: str, beside: bool, per_second: float, path: str) -> lis
         start, end = json.loads(input())
         latency, service = Recorder(start, end), Recorder(start, end)
         meters[:] = [latency, service, WindowMeter(start, end)]
-        arriving = requests(shape, per_second, start - 0.5)
+        arriving = requests(torch.randn(LARGEST_REQUEST, *shape), per_second, start - 0.5)
         for request in job.requests(arriving):
             begin = time.monotonic()
             arrival, rows = request.data

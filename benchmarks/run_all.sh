@@ -12,6 +12,7 @@ cd "$(dirname "$0")/.."
 "$PY" benchmarks/allocator.py
 "$PY" benchmarks/compiled.py
 "$PY" benchmarks/gaps.py
+"$PY" benchmarks/fikit.py
 "$PY" benchmarks/replay.py
 "$PY" benchmarks/fit.py
 "$PY" benchmarks/auto.py

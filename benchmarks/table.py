@@ -137,6 +137,27 @@ def gaps(summary: dict[str, Any]) -> str:
     return table(["primary", "mode", *names.values()], rows)
 
 
+def fikit(summary: dict[str, Any]) -> str:
+    """A row per pair and way to fill gaps."""
+    shared = {
+        "mean_speedup": "high: mean, times faster than default",
+        "p99_speedup": "p99, times faster",
+        "mean_vs_alone": "mean / alone",
+        "low_ratio": "low: rate / default",
+        "mispredicted": "gaps mispredicted",
+    }
+    rows = [
+        [
+            *(pair, mode, *(shown(figures[name]) for name in shared)),
+            *(shown(modes[stage]["cost"]) for stage in ("watched", "timed")),
+        ]
+        for pair, modes in summary.items()
+        for mode, figures in modes.items()
+        if "mispredicted" in figures
+    ]
+    return table(["high + low", "mode", *shared.values(), "alone: watched / plain", "timed / plain"], rows)
+
+
 def replay(summary: dict[str, Any]) -> str:
     def cell(errors: dict[str, float] | None) -> str:
         return shown({name: 100 * value for name, value in errors.items()}, 0) if errors else "kept out"
@@ -262,6 +283,7 @@ TABLES = {
     "out_of_memory": out_of_memory,
     "priority": priority,
     "gaps": gaps,
+    "fikit": fikit,
     "replay": replay,
     "fit": fit,
     "auto": auto,

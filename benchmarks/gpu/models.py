@@ -1,4 +1,4 @@
-"""The models of the GPU benchmarks in plain torch.nn: image classifiers, language models, transformers."""
+"""The models of benchmarks in plain torch.nn: image classifiers, language models, transformers."""
 
 from __future__ import annotations
 
@@ -20,6 +20,105 @@ def conv(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1)
 
 def classifier(channels: int, dropout: float = 0.0) -> list[nn.Module]:
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(channels, CLASSES)]
+
+
+def pooled(*layers: nn.Module) -> list[nn.Module]:
+    """Layers of a plain network without BatchNorm, and a maximum over 2x2 pixels."""
+    return [*layers, nn.MaxPool2d(2, ceil_mode=True)]
+
+
+def head(pixels: int, width: int) -> list[nn.Module]:
+    """Three linear layers over 256 or 512 channels of `pixels` each, as AlexNet and VGG have them."""
+    return [
+        *(nn.Flatten(), nn.Dropout(), nn.Linear(pixels, width), nn.ReLU(inplace=True)),
+        *(nn.Dropout(), nn.Linear(width, width), nn.ReLU(inplace=True), nn.Linear(width, CLASSES)),
+    ]
+
+
+def alexnet(tiny: bool) -> nn.Module:
+    """AlexNet (arXiv 1404.5997)."""
+    relu = partial(nn.ReLU, inplace=True)
+    return nn.Sequential(
+        *pooled(nn.Conv2d(3, 64, 11, stride=4, padding=2), relu()),
+        *pooled(nn.Conv2d(64, 192, 5, padding=2), relu()),
+        *(nn.Conv2d(192, 384, 3, padding=1), relu(), nn.Conv2d(384, 256, 3, padding=1), relu()),
+        *(nn.Conv2d(256, 256, 3, padding=1), relu(), nn.AdaptiveAvgPool2d(1 if tiny else 6)),
+        *head(256 if tiny else 256 * 36, 64 if tiny else 4096),
+    )
+
+
+def vgg11(tiny: bool) -> nn.Module:
+    """VGG-11 (arXiv 1409.1556)."""
+    layers: list[nn.Module] = []
+    inputs = 3
+    for widths in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
+        stage: list[nn.Module] = []
+        for width in widths[:1] if tiny else widths:
+            stage += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU(inplace=True)]
+            inputs = width
+        layers += pooled(*stage)
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1 if tiny else 7), *head(512 if tiny else 512 * 49, 64 if tiny else 4096)
+    )
+
+
+class Parallel(nn.Module):
+    """The outputs of branches side by side: Inception's; with the input itself, DenseNet's."""
+
+    def __init__(self, *branches: nn.Module) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([branch(x) for branch in self.branches], dim=1)
+
+
+def inception(tiny: bool) -> nn.Module:
+    """GoogLeNet with BatchNorm (arXiv 1409.4842, table 1), without its further classifiers."""
+
+    def block(inputs: int, *widths: int) -> nn.Module:
+        one, narrow3, three, narrow5, five, pool = widths
+        return Parallel(
+            nn.Sequential(*conv(inputs, one, 1), nn.ReLU()),
+            nn.Sequential(*conv(inputs, narrow3, 1), nn.ReLU(), *conv(narrow3, three, 3), nn.ReLU()),
+            nn.Sequential(*conv(inputs, narrow5, 1), nn.ReLU(), *conv(narrow5, five, 5), nn.ReLU()),
+            nn.Sequential(nn.MaxPool2d(3, 1, 1), *conv(inputs, pool, 1), nn.ReLU()),
+        )
+
+    blocks = [
+        *(block(192, 64, 96, 128, 16, 32, 32), block(256, 128, 128, 192, 32, 96, 64)),
+        *(nn.MaxPool2d(3, 2, 1), block(480, 192, 96, 208, 16, 48, 64), block(512, 160, 112, 224, 24, 64, 64)),
+        *(block(512, 128, 128, 256, 24, 64, 64), block(512, 112, 144, 288, 32, 64, 64)),
+        *(block(528, 256, 160, 320, 32, 128, 128), nn.MaxPool2d(3, 2, 1)),
+        *(block(832, 256, 160, 320, 32, 128, 128), block(832, 384, 192, 384, 48, 128, 128)),
+    ]
+    stem = [*conv(3, 64, 7, stride=2), nn.ReLU(), nn.MaxPool2d(3, 2, 1), *conv(64, 64, 1), nn.ReLU()]
+    stem += [*conv(64, 192, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    return (
+        nn.Sequential(*stem, *blocks[:1], *classifier(256))
+        if tiny
+        else nn.Sequential(*stem, *blocks, *classifier(1024))
+    )
+
+
+def densenet(tiny: bool) -> nn.Module:
+    """DenseNet-121 (arXiv 1608.06993)."""
+    grow = 32
+
+    def normed(inputs: int, outputs: int, size: int) -> list[nn.Module]:
+        return [nn.BatchNorm2d(inputs), nn.ReLU(), nn.Conv2d(inputs, outputs, size, padding=size // 2, bias=False)]
+
+    layers: list[nn.Module] = [*conv(3, 64, 7, stride=2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    channels = 64
+    for stage, depth in enumerate((6, 12, 24, 16)):
+        if stage:
+            layers += [*normed(channels, channels // 2, 1), nn.AvgPool2d(2)]
+            channels //= 2
+        for _ in range(1 if tiny else depth):
+            new = nn.Sequential(*normed(channels, 4 * grow, 1), *normed(4 * grow, grow, 3))
+            layers.append(Parallel(nn.Identity(), new))
+            channels += grow
+    return nn.Sequential(*layers, nn.BatchNorm2d(channels), nn.ReLU(), *classifier(channels))
 
 
 class Shuffle(nn.Module):

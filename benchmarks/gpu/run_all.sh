@@ -37,6 +37,7 @@ stage "gpu tests" 170 env TORCHSHARE_REQUIRE_GPU=1 "$PY" -m pytest -q -m "gpu an
 stage release 30 "$PY" benchmarks/gpu/release.py
 stage "pairs, fp32" 120 "$PY" benchmarks/gpu/pairs.py --window 2 --repetitions 1 --dtypes fp32 \
   --pairs shufflenet-512+same resnet50-4+same
+stage fikit 90 "$PY" benchmarks/fikit.py --device cuda --window 2 --repetitions 1 --pairs resnet50+bert --output "$results"
 stage timeline 40 "$PY" benchmarks/gpu/timeline.py
 for tool in memcheck racecheck; do
   if command -v compute-sanitizer >/dev/null; then

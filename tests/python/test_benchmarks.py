@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,9 @@ from torchshare.simulation.simulate import Case, Setting, simulate
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "simulator")]
+
+import fikit  # noqa: E402
+from gpu import models  # noqa: E402
 
 import auto  # noqa: E402
 import bound  # noqa: E402
@@ -209,7 +213,8 @@ def test_gaps_are_compared_with_alone_and_with_plain_sharing():
 
 def test_requests_are_the_same_in_every_mode_and_come_no_sooner_than_they_arrive():
     start = time.monotonic()
-    twice = [[next(arriving) for _ in range(5)] for arriving in (gaps.requests((2,), 1e3, start) for _ in range(2))]
+    largest = torch.randn(8, 2)
+    twice = [[next(arriving) for _ in range(5)] for arriving in (gaps.requests(largest, 1e3, start) for _ in range(2))]
     for (first, rows), (second, same_rows) in zip(*twice, strict=True):
         assert first == second and len(rows) == len(same_rows)
     assert time.monotonic() >= twice[0][-1][0]
@@ -228,8 +233,42 @@ def test_replay_errors_leave_out_jobs_that_were_kept_out():
 
 
 def test_the_models_that_answer_requests_answer():
-    for make, shape in gaps.SERVED.values():
-        assert make()(torch.randn(3, *shape)).shape == (3, 10)
+    for make, example in gaps.SERVED.values():
+        assert make()(example()[:3]).shape == (3, 10)
+
+
+def test_fikits_table_compares_with_default_sharing_and_with_alone():
+    def job(rate: float, latency: float, **report: float) -> dict[str, Any]:
+        return gaps.condensed({"rate": rate, "times": [latency] * 100, "report": report})
+
+    filled = [job(10, 0.125, returns_into_filler=3, gaps_filled=4), job(18, 0.05)]
+    repetition = {
+        "alone": {"alone": job(10, 0.1), "watched": job(10, 0.1), "timed": job(10, 0.11)},
+        "shared": {gaps.PLAIN: [job(10, 0.25), job(20, 0.05)], "best fit": filled, "best fit + SCHED_IDLE": filled},
+    }
+    summaries = {"a+b": fikit.summary([repetition])}
+    figures = {name: found["median"] for name, found in summaries["a+b"]["best fit"].items()}
+    assert figures == pytest.approx(
+        {
+            **{"mean_speedup": 2.0, "p99_speedup": 2.0, "mean_vs_alone": 1.25, "p99_vs_alone": 1.25},
+            **{"low_ratio": 0.9, "mispredicted": 0.75},
+        }
+    )
+    assert summaries["a+b"]["timed"]["cost"]["median"] == pytest.approx(1.1)
+    assert [row.split(" | ")[:2] for row in table.fikit(summaries).splitlines()[2:]] == [
+        ["| a+b", mode] for mode in ("best fit", "best fit + SCHED_IDLE")
+    ]
+    assert fikit.verdict(summaries)[0] == (
+        "best fit: the high-priority model is 2.00 to 2.00 times faster than with default sharing, 2.00 in the median; "
+        "the other has 0.90 to 0.90 of its rate there"
+    )
+
+
+@pytest.mark.parametrize("name", sorted({name for pair in fikit.PAIRS for name in pair.split("+")} - {"bert"}))
+def test_the_models_of_fikits_table_classify_images(name: str):
+    make = getattr(models, name)
+    with torch.no_grad():
+        assert make(True).eval()(torch.randn(2, 3, 64, 64)).shape == (2, models.CLASSES)
 
 
 @pytest.mark.parametrize("policy", cluster.POLICIES)

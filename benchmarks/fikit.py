@@ -1,0 +1,143 @@
+"""Measures FIKIT's table (arXiv 2311.10359): ten pairs of models that answer requests, the first with high priority.
+
+The high-priority model answers requests as they arrive (Poisson, at a share of what it can serve alone, batches of 1 to
+8); the other is asked again as soon as it has answered. Default sharing is two processes. torchshare fills the gaps of
+the first with ops of the second (policy="best_fit"), with and without the device's own priority (SCHED_IDLE; on a GPU,
+that of streams). Every mode of a repetition is a fresh process (or two), with the same arrivals; all are interleaved.
+Latency counts from the arrival.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from gpu import models
+
+import gaps
+import table
+from pairs import collect, launch
+from record import interleaved, parser, spread, steady_malloc, write
+
+LOAD = 0.3
+PAIRS = [
+    *("alexnet+vgg11", "vgg11+resnet50", "resnet18+vgg11", "resnet50+inception", "mobilenet+resnet50"),
+    *("shufflenet+densenet", "inception+alexnet", "densenet+resnet18", "bert+vgg11", "resnet50+bert"),
+]  # high priority + low priority
+SIDES = {"cpu": 64, "cuda": 224}  # pixels a side of an image
+TOKENS = 64
+SHARED = [
+    gaps.PLAIN,
+    "best fit",
+    "best fit + SCHED_IDLE",
+]  # modes of gaps.py in which both run; the first is default sharing
+ALONE, WATCHED, TIMED = "alone", "watched", "timed"  # of the high-priority model: plain; sharing stage; measuring stage
+PAPERS = """\
+FIKIT, kernels of one GPU: high-priority models 1.32 to 16.41 times faster than with default sharing, over 3.4 times in
+more than half of the cases; low-priority ones at 0.86 to 1 of it; measuring and scheduling cost less than 5 %.
+Tally (arXiv 2410.07381), beside training: p99 of high-priority inference 7.2 % above alone.
+Orion (EuroSys 2024), beside best-effort inference: up to 7.3 times the requests per GPU."""
+
+
+def small_bert() -> torch.nn.Module:
+    return models.Encoder(30_522, 256, 4, 4, 2)
+
+
+def register(device: str) -> None:
+    """Adds the models of the table to those that gaps.py can serve."""
+    image = (gaps.LARGEST_REQUEST, 3, SIDES[device], SIDES[device])
+    words = (gaps.LARGEST_REQUEST, TOKENS)
+    made: dict[str, Callable[[bool], torch.nn.Module]] = {
+        **{name: getattr(models, name) for name in ("alexnet", "vgg11", "resnet18", "resnet50", "mobilenet")},
+        **{name: getattr(models, name) for name in ("shufflenet", "inception", "densenet")},
+    }
+    for name, make in made.items():
+        gaps.SERVED[name] = partial(make, False), partial(torch.randn, *image)
+    bert = small_bert if device == "cpu" else partial(models.bert, False)
+    gaps.SERVED["bert"] = bert, partial(torch.randint, 10_000, words)
+
+
+def run(rates: dict[str, float], mode: str, device: str, window: float) -> list[dict[str, Any]]:
+    """The figures of one or two models in a mode. `rates`: requests per second of each; 0: one after the other."""
+    processes = [[kind] for kind in rates] if mode == gaps.PLAIN else [list(rates)]
+    how = {gaps.PLAIN: ALONE, WATCHED: "best fit", TIMED: "torchshare"}.get(mode, mode)
+    works = [[kinds, how, [rates[kind] for kind in kinds], device, mode == TIMED] for kinds in processes]
+    return collect([launch(__file__, work, 2) for work in works], window)
+
+
+def repeat(pair: str, device: str, window: float) -> dict[str, Any]:
+    """One repetition: the high-priority model alone, in torchshare alone, then both in every mode."""
+    high, low = pair.split("+")
+    service = float(np.mean(run({high: 0.0}, ALONE, device, window / 2)[0]["times"]))
+    arriving = {high: LOAD / service}
+    alone = {mode: run(arriving, mode, device, window)[0] for mode in (ALONE, WATCHED, TIMED)}
+    shared = {mode: run({**arriving, low: 0.0}, mode, device, window) for mode in SHARED}
+    return {
+        "service_s": service,
+        "alone": {mode: gaps.condensed(job) for mode, job in alone.items()},
+        "shared": {mode: [gaps.condensed(job) for job in jobs] for mode, jobs in shared.items()},
+    }
+
+
+def summary(repetitions: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Per mode: figures of the high-priority model's latency, the low one's rate, the gaps; and what it costs alone."""
+    found: dict[str, dict[str, list[float]]] = {}
+
+    def add(mode: str, name: str, value: float) -> None:
+        found.setdefault(mode, {}).setdefault(name, []).append(value)
+
+    for repetition in repetitions:
+        alone, default = repetition["alone"], repetition["shared"][gaps.PLAIN]
+        for mode, (high, low) in repetition["shared"].items():
+            for name in ("mean", "p99"):
+                add(mode, f"{name}_speedup", gaps.over(default[0][name], high[name]))
+                add(mode, f"{name}_vs_alone", gaps.over(high[name], alone[ALONE][name]))
+            add(mode, "low_ratio", gaps.over(low["rate"], default[1]["rate"]))
+            if high["report"]:
+                add(mode, "mispredicted", high["report"]["returns_into_filler"] / max(1, high["report"]["gaps_filled"]))
+        for mode in (WATCHED, TIMED):
+            add(mode, "cost", gaps.over(alone[mode]["p50"], alone[ALONE]["p50"]))
+    return {mode: {name: spread(values) for name, values in figures.items()} for mode, figures in found.items()}
+
+
+def verdict(summaries: dict[str, dict[str, dict[str, dict[str, float]]]]) -> list[str]:
+    """What was measured of what the paper claims; a line per way to fill gaps."""
+    lines = []
+    for mode in SHARED[1:]:
+        speedups = [modes[mode]["mean_speedup"]["median"] for modes in summaries.values()]
+        low = [modes[mode]["low_ratio"]["median"] for modes in summaries.values()]
+        lines.append(
+            f"{mode}: the high-priority model is {min(speedups):.2f} to {max(speedups):.2f} times faster than "
+            f"with default sharing, {statistics.median(speedups):.2f} in the median; the other has {min(low):.2f} to "
+            f"{max(low):.2f} of its rate there"
+        )
+    return lines
+
+
+def main() -> None:
+    arguments_of = parser(__doc__, repetitions=3, window=4.0)
+    arguments_of.add_argument("--pairs", nargs="+", choices=PAIRS, default=PAIRS)
+    arguments_of.add_argument("--device", choices=SIDES, default="cpu")
+    arguments = arguments_of.parse_args()
+    steady_malloc()
+    if arguments.work:
+        kinds, mode, rates, device, timed = json.loads(arguments.work)
+        register(device)
+        print(json.dumps(gaps.work(kinds, mode, rates, device, timed)))
+        return
+    raw = interleaved(
+        arguments.pairs, arguments.repetitions, lambda pair: repeat(pair, arguments.device, arguments.window)
+    )
+    summaries = {pair: summary(repetitions) for pair, repetitions in raw.items()}
+    name = "fikit" if arguments.device == "cpu" else "fikit_gpu"
+    write(name, {"summary": summaries, "repetitions": raw}, arguments.output)
+    print(table.fikit(summaries), *verdict(summaries), PAPERS, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
