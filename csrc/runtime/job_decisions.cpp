@@ -249,7 +249,7 @@ void JobDecisions::apply(const JobReport& report) {
       count_step(*job, report);
       break;
     case Kind::kPromises:
-      try_to([&] { latencies_.promise(jobs_, *job, report.target); });
+      try_to([&] { latencies_.promise(jobs_, *job, report.target, report.at); });
       set_report_interval();
       break;
     case Kind::kAnswered:

@@ -4,6 +4,17 @@
 
 namespace torchshare {
 
+void LatencyKeeper::promise(const JobTable& jobs, const LiveJob& job, const LatencyTarget& target,
+                            std::chrono::nanoseconds now) {
+  const bool is_outranked_now = is_outranked(jobs, job);
+  promises_.add(job.id(), LatencyPace(target), !is_outranked_now);
+  if (is_outranked_now) {
+    timeline_.record_decision(job.id(), now, [&] {
+      return fmt::format("slo: {} is not kept while a job of higher priority runs", to_string(target));
+    });
+  }
+}
+
 void LatencyKeeper::answered(const JobTable& jobs, const LiveJob& job, const JobReport& answer) {
   LatencyPace* const promise = promises_.find(job.id());
   if (promise == nullptr || is_outranked(jobs, job)) {

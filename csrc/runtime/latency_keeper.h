@@ -20,9 +20,7 @@ class LatencyKeeper {
 
   /// False if a job has promised anything.
   bool empty() const { return promises_.empty(); }
-  void promise(const JobTable& jobs, const LiveJob& job, const LatencyTarget& target) {
-    promises_.add(job.id(), LatencyPace(target), !is_outranked(jobs, job));
-  }
+  void promise(const JobTable& jobs, const LiveJob& job, const LatencyTarget& target, std::chrono::nanoseconds now);
   /// Called when a job has answered a request.
   void answered(const JobTable& jobs, const LiveJob& job, const JobReport& answer);
   void end(JobId job) noexcept { promises_.end(job); }

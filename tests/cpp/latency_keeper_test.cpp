@@ -12,6 +12,7 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// A server beside a training, with a fake clock.
 class PromisedPair : public ::testing::Test {
@@ -70,8 +71,10 @@ TEST_F(PromisedPair, APromiseOfALowerJobDoesNotReplaceThatOfAHigherOne) {
   answer(200, 1ms);
   answer(30, 100ms);
   ASSERT_EQ(share(), 0);
+  EXPECT_THAT(decisions(), Not(Contains(HasSubstr("not kept"))));
   training_.promise({0.9, 0.02});
   EXPECT_EQ(share(), 0);
+  EXPECT_THAT(decisions(), Contains("slo: p90<20ms is not kept while a job of higher priority runs"));
 }
 
 TEST_F(PromisedPair, APromiseEndsWithItsJob) {

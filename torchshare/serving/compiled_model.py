@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -134,10 +132,24 @@ def make(job: JobContext, model: nn.Module, args: tuple[Any, ...], kwargs: dict[
     return CompiledModel(job, model, args, kwargs)
 
 
-def compiled(model: nn.Module, /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+class EagerModel:
+    """What a script has instead of a `CompiledModel` if torchshare does not run it: the model without gradients."""
+
+    fallback = "torchshare does not run this program"
+    compile_s = 0.0
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    @torch.no_grad()
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._model(*args, **kwargs)
+
+
+def compiled(model: nn.Module, /, *args: Any, **kwargs: Any) -> CompiledModel | EagerModel:
     """For a script: the same as `Job.compiled`. Without torchshare, returns the model without gradients, in eager."""
     job = current.job()
     if job is not None:
         return make(job, model, args, kwargs)
     check("torchshare.compiled", model, args, kwargs)
-    return torch.no_grad()(functools.partial(model))
+    return EagerModel(model)
