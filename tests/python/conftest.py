@@ -50,7 +50,8 @@ def cache() -> Iterator[Path]:
 def compiler() -> Iterator[None]:
     """Compiles steps and models in processes that have inductor in memory: it takes longer to import than to run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_package, "Popen", lambda args, **options: preloaded.Process(args[1:], **options))
+        if not preloaded.has_gpu():
+            patch.setattr(step_package, "Popen", lambda args, **options: preloaded.Process(args[1:], **options))
         yield
 
 

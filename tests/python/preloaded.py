@@ -23,9 +23,10 @@ from typing import Any
 
 IMPORTED = (
     *("torch._dynamo", "torch._functorch.aot_autograd", "torch.export._trace"),
-    *("torch._inductor.compile_fx", "torch._inductor.codegen.cpp_wrapper_cpu", "torch._inductor.cpp_builder"),
     *("torchshare.cli.run", "torchshare.isolation.script_patches", "torchshare.runtime.runtime"),
 )
+# Where there is a GPU, importing it initializes CUDA, which a forked process cannot use.
+INDUCTOR = ("torch._inductor.compile_fx", "torch._inductor.codegen.cpp_wrapper_cpu", "torch._inductor.cpp_builder")
 PR_SET_PDEATHSIG = 1
 
 
@@ -74,7 +75,7 @@ class Server:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # As from a terminal: in the background, the shell makes tests ignore Ctrl-C, and nohup SIGHUP.
         self._process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())],
+            [sys.executable, __file__, str(theirs.fileno()), *IMPORTED, *(() if has_gpu() else INDUCTOR)],
             pass_fds=[theirs.fileno()],
             preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)],
         )
@@ -85,6 +86,12 @@ class Server:
         with self._lock:
             socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
             return json.loads(self._socket.recv(100))
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 @functools.cache
@@ -137,7 +144,7 @@ def _run(argv: list[str]) -> None:
 
 def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[1]))
-    for name in IMPORTED:
+    for name in sys.argv[2:]:
         importlib.import_module(name)
     program = _serve(requests)
     if program is not None:
