@@ -147,10 +147,12 @@ def test_the_live_meter_leaves_the_set_up_out_of_the_step_time():
     assert meter.set_up_s >= 0.03
 
 
-@pytest.mark.skipif(not study.DATA.is_dir(), reason=f"the traces are not in {study.DATA}")
-def test_gavels_table_has_a_model_for_every_application():
-    ratios = study.read_ratios(study.DATA / "gavel" / "derived_pairs_1gpu.csv", "v100", study.GAVEL_MODELS)
-    trace = study.read_load(study.DATA, 240)[0]
+def test_gavels_models_stand_for_every_application_of_adaptdl(tmp_path):
+    models = sorted(set(study.GAVEL_MODELS.values()))
+    pairs = [f'"{a}","{b}",1.2,1.3' for a in models for b in models]
+    (tmp_path / "pairs.csv").write_text("\n".join(["job_a,job_b,xi_a,xi_b", *pairs]))
+    ratios = study.read_ratios(tmp_path / "pairs.csv", None, study.GAVEL_MODELS)
+    trace = study.read_load(240)[0]
     figures = study.compare([trace], ratios, [study.Setting()], ["tiresias", "sjf-bsbf"])
     assert figures["sjf-bsbf"]["vs sjf-bsbf"]["avg_jct_s"] == {"mean": 0.0, "min": 0.0, "max": 0.0}
     assert figures["tiresias"]["vs sjf-bsbf"]["avg_jct_s"]["mean"] != 0

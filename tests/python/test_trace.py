@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from torchshare.simulation.adaptdl import JOBS, read_packaged
+from torchshare.simulation.generated import PHILLY, generate, parse_mix
 from torchshare.simulation.job_trace import Limits, read_trace
 from torchshare.simulation.ratios import read_ratios, uniform
 
@@ -112,6 +114,37 @@ def test_adaptdl_durations_come_from_the_runtimes(tmp_path):
     wrong = written(tmp_path, "application,num_gpus,global_batch,exclusive_runtime_s\nbert,2,48,-1\n", "wrong")
     with pytest.raises(ValueError, match=r"wrong:2: column 'exclusive_runtime_s' must be a number > 0, got '-1'"):
         read_trace(written(tmp_path, text), "adaptdl", LIMITS, runtimes=wrong)
+
+
+def test_packaged_traces_have_the_jobs_that_their_names_say():
+    assert [len(read_packaged(f"adaptdl:{jobs}", Limits(64))) for jobs in JOBS] == [8, 8, 8, 8]
+    (trace,) = read_packaged("adaptdl:240/6", Limits(64))
+    assert (trace.source, len(trace.names), trace.load) == ("adaptdl:240/6", 240, None)
+    assert (np.diff(trace.arrival) >= 0).all() and trace.arrival[-1] < 8 * 3600
+    assert set(trace.models) == {"bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3"}
+    first = {name: float(trace.duration[index]) for index, name in reversed([*enumerate(trace.models)])}
+    assert (first["ncf"], first["yolov3"]) == (33.0, 12869.9)
+
+
+@pytest.mark.parametrize("mix", [PHILLY, None])
+def test_a_generated_trace_has_the_load_that_was_asked_for(mix):
+    trace = generate(2000, Limits(16), mix=mix, load=1.5, seed=1)
+    assert trace.load == 1.5
+    assert trace.gpus.max() <= 16
+    assert (trace.gpus * trace.duration).sum() == pytest.approx(1.5 * 16 * trace.arrival[-1], rel=0.01)
+    hourly = generate(2000, Limits(16), mix=mix, jobs_per_hour=50, seed=1)
+    assert hourly.load is None
+    assert hourly.arrival[-1] == pytest.approx(40 * 3600, rel=0.01)
+    assert np.array_equal(hourly.duration, trace.duration)
+
+
+def test_generated_sizes_have_their_shares_and_medians():
+    mix = parse_mix("1:3:100:0.5,4:1:1000:0")
+    trace = generate(20_000, Limits(4), mix=mix, seed=2)
+    assert np.mean(trace.gpus == 1) == pytest.approx(0.75, abs=0.02)
+    assert np.median(trace.duration[trace.gpus == 1]) == pytest.approx(100, rel=0.05)
+    assert np.log(trace.duration[trace.gpus == 1]).std() == pytest.approx(0.5, rel=0.05)
+    assert set(trace.duration[trace.gpus == 4].round(6)) == {1000.0}
 
 
 PAIRS = "gpu,job_a,job_b,xi_a,xi_b\nv100,A,B,1.5,1.2\nv100,A,A,0.98,1.1\nk80,A,B,3,3\n"

@@ -6,7 +6,7 @@ import csv
 import math
 import sys
 from array import array
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -34,6 +34,7 @@ class Trace:
     memory_gib: Column  # per GPU; 0 if unknown
     models: list[str]  # names in the interference table; "" if unknown
     bad_rows: list[str] = field(default_factory=list)  # error messages of the skipped rows
+    load: float | None = None  # GPU time of the jobs / of the cluster while they arrive, if generated for this load
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ class Limits:
     memory_gib: float = math.inf
 
 
-class _Job(NamedTuple):
+class TraceJob(NamedTuple):
+    """One job of a trace; see `Trace` for units."""
+
     name: str
     arrival: float
     duration: float
@@ -107,16 +110,18 @@ class Row:
 
 
 @dataclass(frozen=True)
-class _Format:
+class Format:
+    """How the rows of a kind of file become jobs."""
+
     columns: list[str]  # required in the header
-    job: Callable[[Row, int], _Job]  # from a row and its line number
+    job: Callable[[Row, int], TraceJob]  # from a row and its line number
     arrival: str  # name of the column, for messages
     gpus: str
     sorted: bool = True
 
 
-def _plain(row: Row, line: int) -> _Job:
-    return _Job(
+def _plain(row: Row, line: int) -> TraceJob:
+    return TraceJob(
         name=row.text("job"),
         arrival=row.number("arrival_s"),
         duration=row.number("duration_s", above=0),
@@ -126,8 +131,8 @@ def _plain(row: Row, line: int) -> _Job:
     )
 
 
-def _philly(row: Row, line: int) -> _Job:
-    return _Job(
+def _philly(row: Row, line: int) -> TraceJob:
+    return TraceJob(
         name=f"philly-{line}",
         arrival=row.instant("timestamp"),
         duration=row.number("duration", above=0),
@@ -135,15 +140,15 @@ def _philly(row: Row, line: int) -> _Job:
     )
 
 
-def _adaptdl(runtimes: dict[_Key, float]) -> Callable[[Row, int], _Job]:
-    def job(row: Row, line: int) -> _Job:
+def _adaptdl(runtimes: dict[_Key, float]) -> Callable[[Row, int], TraceJob]:
+    def job(row: Row, line: int) -> TraceJob:
         key = (row.text("application"), row.count("num_replicas"), row.count("batch_size"))
         if key not in runtimes:
             application, gpus, batch = key
             raise BadValue(
                 f"application '{application}' has no runtime for {gpus} GPUs and batch {batch} in --runtimes"
             )
-        return _Job(row.text("name"), row.number("time"), runtimes[key], key[1], model=key[0])
+        return TraceJob(row.text("name"), row.number("time"), runtimes[key], key[1], model=key[0])
 
     return job
 
@@ -158,17 +163,24 @@ def read_trace(
     """Reads a trace; `kind` is one of FORMATS. Raises ValueError with file, line, column and value of the first bad
     row, or skips bad rows and lists their errors in `bad_rows`."""
     form = _format(kind, runtimes)
+    return trace_of(str(path), read_rows(path, form.columns), form, limits, skip_bad_rows=skip_bad_rows)
+
+
+def trace_of(
+    source: str, rows: Iterable[tuple[int, Row]], form: Format, limits: Limits, *, skip_bad_rows: bool = False
+) -> Trace:
+    """The trace that these rows with their line numbers are. Raises ValueError as `read_trace` does."""
     # A trace may have millions of rows: columns of numbers take a tenth of an object per job.
     names: dict[str, None] = {}  # in order
     models: list[str] = []
     arrival, duration, memory_gib, gpus = array("d"), array("d"), array("d"), array("i")
     bad: list[str] = []
-    for line, row in read_rows(path, form.columns):
+    for line, row in rows:
         try:
             job = form.job(row, line)
             _check(job, arrival[-1] if form.sorted and arrival else 0.0, names, limits, form)
         except BadValue as error:
-            bad.append(f"{path}:{line}: {error}")
+            bad.append(f"{source}:{line}: {error}")
             if not skip_bad_rows:
                 raise ValueError(bad[-1]) from None
         else:
@@ -179,9 +191,9 @@ def read_trace(
             gpus.append(job.gpus)
             memory_gib.append(job.memory_gib)
     if not names:
-        raise ValueError(f"{path} must have at least one valid job, got {len(bad)} bad rows")
+        raise ValueError(f"{source} must have at least one valid job, got {len(bad)} bad rows")
     trace = Trace(
-        source=str(path),
+        source=source,
         names=list(names),
         arrival=np.array(arrival),
         duration=np.array(duration),
@@ -207,18 +219,18 @@ def _by_arrival(trace: Trace) -> Trace:
     )
 
 
-def _format(kind: str, runtimes: Path | None) -> _Format:
+def _format(kind: str, runtimes: Path | None) -> Format:
     if kind == "csv":
-        return _Format(_PLAIN_COLUMNS, _plain, "arrival_s", "gpus")
+        return Format(_PLAIN_COLUMNS, _plain, "arrival_s", "gpus")
     if kind == "philly":
-        return _Format(["timestamp", "duration", "num_gpus"], _philly, "timestamp", "num_gpus", sorted=False)
+        return Format(["timestamp", "duration", "num_gpus"], _philly, "timestamp", "num_gpus", sorted=False)
     if runtimes is None:
         raise ValueError("--trace-format adaptdl needs --runtimes FILE: its traces have no durations")
     columns = ["name", "time", "application", "num_replicas", "batch_size"]
-    return _Format(columns, _adaptdl(_read_runtimes(runtimes)), "time", "num_replicas")
+    return Format(columns, _adaptdl(_read_runtimes(runtimes)), "time", "num_replicas")
 
 
-def _check(job: _Job, former: float, names: Container[str], limits: Limits, form: _Format) -> None:
+def _check(job: TraceJob, former: float, names: Container[str], limits: Limits, form: Format) -> None:
     if job.name in names:
         raise BadValue(f"job names must be unique, got '{job.name}' twice")
     if form.sorted and job.arrival < former:
@@ -247,17 +259,20 @@ def read_rows(path: Path, columns: list[str]) -> Iterator[tuple[int, Row]]:
     """The rows of a CSV file with their line numbers. Raises ValueError for an invalid file or a missing column."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            places = {column: place for place, column in enumerate(next(reader, []))}
-            missing = [column for column in columns if column not in places]
-            if missing:
-                raise ValueError(
-                    f"{path}:1: the header must have the columns {','.join(columns)}, '{missing[0]}' is missing"
-                )
-            for values in reader:
-                if values:  # not an empty line
-                    yield reader.line_num, Row(values, places)
+            yield from rows_in(file, str(path), columns)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not a CSV file: {error}") from None
+
+
+def rows_in(lines: Iterable[str], source: str, columns: list[str]) -> Iterator[tuple[int, Row]]:
+    """The rows of the CSV text `lines` with their line numbers. Raises ValueError for a missing column."""
+    reader = csv.reader(lines)
+    places = {column: place for place, column in enumerate(next(reader, []))}
+    missing = [column for column in columns if column not in places]
+    if missing:
+        raise ValueError(f"{source}:1: the header must have the columns {','.join(columns)}, '{missing[0]}' is missing")
+    for values in reader:
+        if values:  # not an empty line
+            yield reader.line_num, Row(values, places)

@@ -157,6 +157,7 @@ def summarize(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
             "interference": case.interference,
             "restart_cost_s": case.setting.restart_cost,
             "estimate_error": case.setting.estimate_error,
+            **({} if case.trace.load is None else {"load": case.trace.load}),
             "traces": len(same),
         }
         for name in same[0].figures:
@@ -170,13 +171,19 @@ def summarize(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 def swept(rows: Sequence[dict[str, Any]]) -> list[str]:
     """The settings in which the rows of `summarize` differ."""
-    settings = ("interference", "restart_cost_s", "estimate_error")
-    return [name for name in settings if len({row[name] for row in rows}) > 1]
+    settings = ("interference", "restart_cost_s", "estimate_error", "load")
+    return [name for name in settings if len({row.get(name) for row in rows}) > 1]
 
 
-def _row_key(outcome: Outcome) -> tuple[str, str, float, str]:
-    setting = outcome.case.setting
-    return outcome.case.policy, outcome.case.interference, setting.restart_cost, str(setting.estimate_error)
+def _row_key(outcome: Outcome) -> tuple[object, ...]:
+    case = outcome.case
+    return (
+        case.policy,
+        case.interference,
+        case.setting.restart_cost,
+        str(case.setting.estimate_error),
+        case.trace.load,
+    )
 
 
 @dataclass(frozen=True)
@@ -186,7 +193,7 @@ class Sweep:
     name: str
     values: list[float]
 
-    NAMES = ("interference", "restart-cost", "estimate-error")
+    NAMES = ("interference", "restart-cost", "estimate-error", "load")
 
     @classmethod
     def parse(cls, text: str) -> Sweep:
@@ -204,7 +211,7 @@ class Sweep:
         return cls(name, [round(first + index * step, 9) for index in range(count + 1)])
 
     def apply(self, setting: Setting, value: float) -> Setting:
-        """The setting with this value; interference is not part of a setting."""
+        """The setting with this value; interference and the load of generated jobs are not part of a setting."""
         if self.name == "restart-cost":
             return replace(setting, restart_cost=value)
         return replace(setting, estimate_error=value) if self.name == "estimate-error" else setting
