@@ -223,6 +223,9 @@ def test_bad_rows_stop_it_or_are_counted(capsys, trace_file):
         (["--estimate-error", "some"], "--estimate-error must be a number or none, got some"),
         (["--estimate-error", "nan"], "--estimate-error must be from 0 to 10, got nan"),
         (["--fixed-memory", "1.5"], "--fixed-memory must be from 0 to 1, got 1.5"),
+        (["--sub-batches", "3"], "--sub-batches must be one of 1, 2, 4, 8, got 3"),
+        (["--sub-batches", "9" * 99], "--sub-batches must be one of 1, 2, 4, 8, got 99999"),
+        (["--gpu-memory", "-1"], "--gpu-memory must be from 0 to 1e+09, got -1"),
         (["--sweep", "gpus=1:2:1"], "--sweep must be NAME=FROM:TO:STEP"),
         (["--sweep", "interference=0.5:1:0.5"], "interference ratio must be a number from 1 to 1e+06, got 0.5"),
         (["--plot", "nowhere/plot.png"], "--plot must be a file in an existing folder, got nowhere/plot.png"),
@@ -266,6 +269,17 @@ def test_a_wrong_trace_or_generator_is_named_in_one_line(capsys, arguments, mess
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_more_jobs_share_in_sub_batches_than_whole(capsys):
+    arguments = ("--trace", "adaptdl:160/1", "--policy", "sjf-ffs,sjf-bsbf,pair-srsf", "--json", "--gpu-memory", 16)
+    whole, split, unlimited = (
+        json.loads(run(capsys, *arguments, *more)[1])["policies"]
+        for more in (("--sub-batches", 1), (), ("--gpu-memory", 0))
+    )
+    for each, other, free in zip(whole, split, unlimited, strict=True):
+        assert each["shared_fraction"] < other["shared_fraction"] - 0.03, each["policy"]
+        assert free["avg_jct_s"] != other["avg_jct_s"]
 
 
 def test_generated_jobs_are_equal_for_equal_seeds_and_sweep_the_load(capsys):

@@ -18,11 +18,12 @@ from torchshare.context.names import escaped
 from torchshare.simulation import report
 from torchshare.simulation.adaptdl import is_packaged, read_packaged
 from torchshare.simulation.generated import MAX_JOBS, generate, parse_mix
-from torchshare.simulation.job_trace import FORMATS, Limits, Trace, read_trace
+from torchshare.simulation.job_trace import FORMATS, LARGEST_SPLIT, Limits, Trace, read_trace
 from torchshare.simulation.ratios import Ratios, read_ratios, uniform
 from torchshare.simulation.simulate import Case, Outcome, Setting, Sweep, simulate_all, summarize
 
 _MAX_GPUS = 1_000_000
+_SUB_BATCHES = [2**power for power in range(LARGEST_SPLIT.bit_length())]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -64,14 +65,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=Setting.fixed_memory,
         metavar="SHARE",
-        help="fraction of a job's memory that does not scale with its sub-batch (default: %(default)s)",
+        help="fraction of memory that does not scale with the sub-batch, unless a trace says it (default: %(default)s)",
     )
     parser.add_argument(
         "--fixed-time",
         type=float,
         default=Setting.fixed_time,
         metavar="SHARE",
-        help="cost of each further sub-batch / step time (default: %(default)s)",
+        help="cost of each further sub-batch / step time, unless a trace says it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--sub-batches",
+        type=int,
+        default=Setting.largest_split,
+        metavar="N",
+        help="maximum number of sub-batches of a job that shares, if memory is limited; 1: none (default: %(default)s)",
     )
     parser.add_argument(
         "--policy",
@@ -160,6 +168,10 @@ def _setting(arguments: argparse.Namespace) -> Setting:
     for option, share in (("--fixed-memory", arguments.fixed_memory), ("--fixed-time", arguments.fixed_time)):
         if not 0 <= share <= 1:
             raise ValueError(f"{option} must be from 0 to 1, got {share:g}")
+    if arguments.sub_batches not in _SUB_BATCHES:
+        raise ValueError(
+            f"--sub-batches must be one of {', '.join(map(str, _SUB_BATCHES))}, got {_short(arguments.sub_batches)}"
+        )
     _in_range("--seed", arguments.seed, 0, 2**63)
     error = None
     if arguments.estimate_error != "none":
@@ -174,6 +186,7 @@ def _setting(arguments: argparse.Namespace) -> Setting:
         gpu_memory_gib=arguments.gpu_memory,
         fixed_memory=arguments.fixed_memory,
         fixed_time=arguments.fixed_time,
+        largest_split=arguments.sub_batches,
         restart_cost=arguments.restart_cost,
         estimate_error=error,
         seed=arguments.seed,

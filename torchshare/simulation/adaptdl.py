@@ -8,7 +8,17 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchshare.simulation.job_trace import Format, Limits, Row, Trace, TraceJob, rows_in, trace_of
+from torchshare.simulation.job_trace import (
+    Format,
+    Limits,
+    Row,
+    Trace,
+    TraceJob,
+    adaptdl_key,
+    adaptdl_run,
+    rows_in,
+    trace_of,
+)
 
 JOBS = (80, 160, 240, 320)
 WORKLOADS = 8  # of each number of jobs
@@ -34,13 +44,7 @@ def read_packaged(name: str, limits: Limits) -> list[Trace]:
 
 
 def _job(row: Row, line: int) -> TraceJob:
-    return TraceJob(
-        name=row.text("name"),
-        arrival=row.number("time"),
-        duration=row.number("exclusive_runtime_s", above=0),
-        gpus=row.count("num_replicas"),
-        model=row.text("application"),
-    )
+    return adaptdl_run(adaptdl_key(row), row)._replace(name=row.text("name"), arrival=row.number("time"))
 
 
 _FORMAT = Format(["jobs", "workload"], _job, "time", "num_replicas")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from torchshare.simulation.adaptdl import JOBS, read_packaged
-from torchshare.simulation.job_trace import Limits, Trace
+from torchshare.simulation.job_trace import COLUMNS, Limits, Trace, pick
 
 MAX_JOBS = 1_000_000
 _LONGEST_S = 14 * 86_400.0  # Philly's 99th percentile of jobs with 8 GPUs is 12 days
@@ -115,20 +115,12 @@ def _drawn_from(mix: tuple[JobSize, ...], jobs: int, limits: Limits, random: np.
 
 
 def _drawn_from_adaptdl(jobs: int, limits: Limits, random: np.random.Generator) -> Trace:
-    known = read_packaged(f"adaptdl:{JOBS[-1]}", Limits(_ANY_GPUS))
-    gpus = np.concatenate([trace.gpus for trace in known])
-    memory = np.concatenate([trace.memory_gib for trace in known])
-    fitting = np.flatnonzero((gpus <= limits.gpus) & (memory <= limits.memory_gib))
+    traces = read_packaged(f"adaptdl:{JOBS[-1]}", Limits(_ANY_GPUS))
+    columns = {name: np.concatenate([getattr(trace, name) for trace in traces]) for name in COLUMNS}
+    names, models = ([text for trace in traces for text in getattr(trace, texts)] for texts in ("names", "models"))
+    known = replace(traces[0], names=names, models=models, **columns)
+    fitting = np.flatnonzero((known.gpus <= limits.gpus) & (known.memory_gib <= limits.memory_gib))
     if not len(fitting):
         raise ValueError(f"--gpu-memory must be enough for one of AdaptDL's jobs, got {limits.memory_gib:g} GiB")
-    of = random.choice(fitting, jobs)
-    models = [model for trace in known for model in trace.models]
-    return Trace(
-        source="",
-        names=[f"{models[index]}-{number}" for number, index in enumerate(of)],
-        arrival=np.zeros(jobs),
-        duration=np.concatenate([trace.duration for trace in known])[of],
-        gpus=gpus[of],
-        memory_gib=memory[of],
-        models=[models[index] for index in of],
-    )
+    drawn = pick(known, random.choice(fitting, jobs))
+    return replace(drawn, names=[f"{model}-{number}" for number, model in enumerate(drawn.models)])
