@@ -7,7 +7,9 @@ import json
 import math
 import reprlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -20,10 +22,13 @@ from torchshare.simulation.adaptdl import is_packaged, read_packaged
 from torchshare.simulation.generated import MAX_JOBS, generate, parse_mix
 from torchshare.simulation.job_trace import FORMATS, LARGEST_SPLIT, Limits, Trace, read_trace
 from torchshare.simulation.ratios import Ratios, read_ratios, uniform
-from torchshare.simulation.simulate import Case, Outcome, Setting, Sweep, simulate_all, summarize
+from torchshare.simulation.simulate import Case, Setting, Sweep, simulate_all, summarize
 
 _MAX_GPUS = 1_000_000
 _SUB_BATCHES = [2**power for power in range(LARGEST_SPLIT.bit_length())]
+
+
+Result = TypeVar("Result")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +135,8 @@ def run(arguments: argparse.Namespace) -> int:
         limits = Limits(setting.gpus, setting.gpu_memory_gib or math.inf)
         cases = _cases(arguments, setting, _traces(arguments, limits))
         _check_outputs(arguments, cases)
-        outcomes = _simulate(cases)
+        jobs = sum(len(case.trace.names) for case in cases)
+        outcomes = with_progress(jobs, lambda progress: simulate_all(cases, progress))
     except ValueError as error:
         return refuse(error)
     except KeyboardInterrupt:
@@ -295,19 +301,21 @@ def _check_outputs(arguments: argparse.Namespace, cases: list[Case]) -> None:
         raise ValueError(f"--timeline needs a single simulation (one trace, one --policy), got {len(cases)}")
 
 
-def _simulate(cases: list[Case]) -> list[Outcome]:
+def with_progress(jobs: int, work: Callable[[Callable[[int, int], object]], Result]) -> Result:
+    """The result of `work(progress)`, where `progress(index of a case, number of its ended jobs)` moves a bar, on a
+    terminal."""
     if not sys.stderr.isatty():
-        return simulate_all(cases)
-    ended = [0] * len(cases)
+        return work(lambda index, ended: None)
+    ended: dict[int, int] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("jobs simulated", total=sum(len(case.trace.names) for case in cases))
+        task = bar.add_task("jobs simulated", total=jobs)
 
         def progress(index: int, jobs: int) -> None:
             ended[index] = jobs
-            bar.update(task, completed=sum(ended))
+            bar.update(task, completed=sum(ended.values()))
 
-        return simulate_all(cases, progress)
+        return work(progress)
 
 
 def _warn(cases: list[Case]) -> None:
