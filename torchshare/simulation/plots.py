@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from torchshare.simulation.papers import Part
 from torchshare.simulation.simulate import Outcome, swept
@@ -46,6 +47,9 @@ def papers(tables: Sequence[Part]) -> Figure:
         _sweep(axes, part.rows, part.varied, "avg_jct_s")
         axes.set(xlabel=part.varied, title=part.title.partition(":")[0], yscale="log")
         axes.set_ylabel("average JCT (s)")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.3)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=9, frameon=False)
     return figure
