@@ -261,6 +261,7 @@ def test_bad_arguments_are_named_before_anything_runs(capsys, trace_file, argume
         (["--generate", "9", "--jobs-per-hour", "-1"], "--jobs-per-hour must be from 0.001 to 1e+09, got -1"),
         (["--generate", "9", "--mix", "1:1:10"], "GPUS:SHARE:MEDIAN_S:SIGMA,... of positive numbers, got '1:1:10'"),
         (["--generate", "9", "--mix", "1:1:10:1,2:1:nan:1"], "of positive numbers, got '2:1:nan:1'"),
+        (["--generate", "9", "--mix", ",".join(["1:1:10:1"] * 1001)], "--mix must have at most 1000 sizes, got 1001"),
         (["--generate", "9", "--mix", "128:1:10:1"], "--mix must have a size of at most 64 GPUs"),
     ],
 )

@@ -13,6 +13,7 @@ MAX_JOBS = 1_000_000
 _LONGEST_S = 14 * 86_400.0  # Philly's 99th percentile of jobs with 8 GPUs is 12 days
 _MAX_ENTRIES = 1_000  # of a mix
 _ANY_GPUS = 10**9
+_SHOWN = 60  # characters of an entry in a message
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,10 @@ def parse_mix(text: str) -> tuple[JobSize, ...] | None:
     if text in ("philly", "adaptdl"):
         return PHILLY if text == "philly" else None
     sizes = []
-    for entry in text.split(",")[:_MAX_ENTRIES]:
+    entries = text.split(",")
+    if len(entries) > _MAX_ENTRIES:
+        raise ValueError(f"--mix must have at most {_MAX_ENTRIES} sizes, got {len(entries)}")
+    for entry in entries:
         try:
             gpus, share, median, sigma = entry.split(":")
             size = JobSize(int(gpus), float(share), float(median), float(sigma))
@@ -56,7 +60,8 @@ def parse_mix(text: str) -> tuple[JobSize, ...] | None:
             and 0 <= size.sigma <= 10
         ):
             raise ValueError(
-                f"--mix must be philly, adaptdl or GPUS:SHARE:MEDIAN_S:SIGMA,... of positive numbers, got '{entry}'"
+                "--mix must be philly, adaptdl or GPUS:SHARE:MEDIAN_S:SIGMA,... of positive numbers, got "
+                f"'{entry[:_SHOWN]}'"
             )
         sizes.append(size)
     return tuple(sizes)
