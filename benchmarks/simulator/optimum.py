@@ -198,6 +198,7 @@ def measure(seed: int) -> dict[str, Any]:
         "seed": seed,
         "jobs": instance.jobs,
         "gpus": instance.gpus,
+        "ratio": round(float(np.median(instance.ratios)), 4),
         "is_complete": search.is_complete,
         "programs": search.programs,
         "best_s": best,
@@ -216,6 +217,20 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
             "best": statistics.fmean(gap <= 1e-6 for gap in gaps),
         }
     return found
+
+
+def by_ratio(runs: list[dict[str, Any]], policies: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The mean gaps of instances of about equal ratios, a quarter of all each."""
+    ordered = sorted(runs, key=lambda run: run["ratio"])
+    quarters = [ordered[len(ordered) * part // 4 : len(ordered) * (part + 1) // 4] for part in range(4)]
+    return [
+        {
+            "ratios": [quarter[0]["ratio"], quarter[-1]["ratio"]],
+            **{policy: statistics.fmean(run["gaps"][policy] for run in quarter) for policy in policies},
+        }
+        for quarter in quarters
+        if quarter
+    ]
 
 
 def plot(runs: list[dict[str, Any]]) -> Figure:
@@ -244,7 +259,13 @@ def main() -> None:
     print(f"{len(proven)} of {len(runs)} instances were searched to the end; the others do not count")
     for policy, figures in sorted(found.items(), key=lambda each: each[1]["mean"]):
         print(f"{policy:14}" + "".join(f"  {name} {figures[name]:6.1%}" for name in ("mean", "p95", "best")))
-    write("optimum", {"summary": found, "runs": runs}, arguments.out)
+    quarters = by_ratio(proven, ("sjf-bsbf", "pair-srsf"))
+    for quarter in quarters:
+        low, high = quarter["ratios"]
+        print(
+            f"ratios {low:.2f} to {high:.2f}: sjf-bsbf {quarter['sjf-bsbf']:.1%}, pair-srsf {quarter['pair-srsf']:.1%}"
+        )
+    write("optimum", {"summary": found, "by ratio": quarters, "runs": runs}, arguments.out)
     plot(proven).savefig(arguments.out / "optimum.png", dpi=80)
 
 

@@ -211,6 +211,14 @@ def test_no_policy_beats_the_optimum():
         assert 0 <= min(run["gaps"].values()) < max(run["gaps"].values())
         figures = optimum.summary([run, run])["pair-srsf"]
         assert figures["mean"] == pytest.approx(run["gaps"]["pair-srsf"])
+    runs = [{"ratio": ratio, "gaps": {"fifo": 10 * ratio}} for ratio in (1.4, 1.1, 1.3, 1.2, 1.5)]
+    assert [each["ratios"] for each in optimum.by_ratio(runs, ("fifo",))] == [
+        [1.1, 1.1],
+        [1.2, 1.2],
+        [1.3, 1.3],
+        [1.4, 1.5],
+    ]
+    assert optimum.by_ratio(runs, ("fifo",))[3]["fifo"] == pytest.approx(14.5)
 
 
 def test_auto_is_compared_with_the_best_fixed_mode_of_its_own_repetition():

@@ -195,15 +195,16 @@ def parts() -> list[Part]:
         "sub-batches": known.setting,
         "unlimited memory": replace(known.setting, gpu_memory_gib=0.0),
     }
-    tables.append(
+    tables += [
         Part(
-            "memory",
-            f"64 GPUs, 240 jobs: average JCT with and without sub-batches, ratio {RATIO:g}",
+            f"memory_{ratio:g}",
+            f"64 GPUs, 240 jobs: average JCT with and without sub-batches, ratio {ratio:g}",
             "",
-            [Point(label, known.traces, setting) for label, setting in memories.items()],
+            [Point(label, known.traces, setting, ratio) for label, setting in memories.items()],
             "memory",
         )
-    )
+        for ratio in (1.0, RATIO)
+    ]
     return tables
 
 
