@@ -85,7 +85,7 @@ def test_the_command_prints_every_table_and_where_the_claims_hold(made):
         assert len(ratios) == 11
         assert (claim["holds"] == "no") == (met == []), name
         assert not met or met[-1] in claim["holds"] or met == ratios, name
-    assert "Missing: FIKIT" in printed
+    assert "Not here: FIKIT's table" in printed
     assert max(map(len, printed.splitlines())) < 160
 
 

@@ -285,6 +285,6 @@ SETTING = (
     "applications is an assumption (torchshare/simulation/applications.py)."
 )
 FIKIT = (
-    "Missing: FIKIT (arXiv 2311.10359) has no command that makes its tables yet. They are about requests beside a "
-    "training on one device, which is measured, not simulated; benchmarks/gaps.py measures the like."
+    "Not here: FIKIT's table (arXiv 2311.10359), ten pairs of models that answer requests. It is measured on a device, "
+    "not simulated: benchmarks/fikit.py of the repository."
 )
