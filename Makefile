@@ -19,7 +19,7 @@ CMAKE_BUILD := cmake --build
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
 .PHONY: docs help demo test test-slow build lint bench clean prerequisites test-cpp test-python test-python-slow \
-  test-loaded test-tsan test-asan soak build-emulator test-emulated test-emulated-all test-cluster
+  test-loaded papers test-tsan test-asan soak build-emulator test-emulated test-emulated-all test-cluster
 help:
 	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
 	@echo "make test   set up, build, lint, run the C++ tests and the Python tests that are not slow"
@@ -27,6 +27,7 @@ help:
 	@echo "make test-loaded   the C++ and Python tests that are not slow, beside four busy loops"
 	@echo "make test-emulated   the GPU tests on an emulated CUDA device (tests/emulator/README.md)"
 	@echo "make test-cluster   the tests of torchshare cluster, with Ray"
+	@echo "make papers   the tables of the papers that are implemented here, simulated"
 	@echo "make docs   the documentation as a site, in build/docs"
 	@echo "make test TORCH=2.15.0   the same with that torch, in .venv-2.15.0; so do the other targets"
 	@echo "make build | lint | bench | clean | prerequisites"
@@ -109,6 +110,11 @@ test-cluster: build
 # Jobs that start, suspend, resume, cancel and fail at random moments, and programs that are interrupted.
 soak: build
 	$(PY) tests/soak.py --rounds 100 --programs 10
+
+# The tables of the papers, from traces in the repository: seconds.
+papers: build
+	$(PY) -m torchshare papers --save benchmarks/results/papers.json --plot benchmarks/results/papers.png --report build/papers.html
+	@echo "build/papers.html is the page"
 
 # The pages of docs/ as a site, in build/docs. A warning is an error.
 docs: build $(VENV)/docs

@@ -21,5 +21,6 @@ cd "$(dirname "$0")/.."
 "$PY" benchmarks/priority.py
 "$PY" benchmarks/simulator/study.py
 "$PY" benchmarks/simulator/speed.py
+"$PY" benchmarks/simulator/optimum.py
 "$PY" benchmarks/simulator/live.py
 "$PY" benchmarks/table.py

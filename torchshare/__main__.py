@@ -22,6 +22,7 @@ VERBS = {
     "plan": "decide from profiles which jobs share, in which sub-batches, and when",
     "cluster": "run a queue of jobs on a Ray cluster, two to a device",
     "simulate": "run scheduling policies over a trace of jobs",
+    "papers": "simulate the tables of the papers that are implemented here",
     "replay": "replay recorded ops of jobs in virtual time, under each gate policy",
     "doctor": "report what this machine has, and what will not work",
 }

@@ -179,8 +179,6 @@ class ClusterOptions:
     restart_cost: float
     durations_known: bool
     largest_split: int
-    fixed_memory_fraction: float
-    fixed_time_fraction: float
     record_spans: bool
     def __init__(self) -> None: ...
 
@@ -196,6 +194,9 @@ class Cluster:
         memory_gib: ArrayLike,
         model: ArrayLike,
         estimate: ArrayLike,
+        fixed_memory: ArrayLike,
+        fixed_time: ArrayLike,
+        sub_batches: ArrayLike,
     ) -> None: ...
 
 class Simulator:

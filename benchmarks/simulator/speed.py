@@ -10,18 +10,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from torchshare import _core
+from torchshare.simulation.adaptdl import read_packaged
+from torchshare.simulation.generated import JobSize, generate
 from torchshare.simulation.job_trace import Limits, Trace, read_trace
 from torchshare.simulation.ratios import uniform
 from torchshare.simulation.simulate import Setting, make_cluster
 
 from record import RESULTS, spread, write
-from study import DATA, read_load
+from study import DATA
 
 POLICIES = _core.cluster_policy_names()
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -39,23 +40,12 @@ def run(trace: Trace, policy: str, setting: Setting) -> float:
 
 def generated(jobs: int) -> Trace:
     """Heavy-tailed jobs of 1 to 8 GPUs that overload 64 GPUs: about a third of the jobs is in the queue."""
-    random = np.random.default_rng(jobs)
-    gpus = (2 ** random.integers(0, 4, jobs)).astype(np.int32)
-    duration = random.lognormal(5, 1.5, jobs)
-    last = float((gpus * duration).sum()) / (Setting.gpus * OVERLOAD)
-    return Trace(
-        source="generated",
-        names=[str(index) for index in range(jobs)],
-        arrival=np.sort(random.uniform(0, last, jobs)),
-        duration=duration,
-        gpus=gpus,
-        memory_gib=np.zeros(jobs),
-        models=[""] * jobs,
-    )
+    mix = tuple(JobSize(gpus, share=1, median_s=150, sigma=1.5) for gpus in (1, 2, 4, 8))
+    return generate(jobs, Limits(Setting.gpus), mix=mix, load=OVERLOAD, seed=jobs)
 
 
-def small(data: Path) -> dict[str, Any]:
-    trace = read_load(data, 240)[0]
+def small() -> dict[str, Any]:
+    (trace,) = read_packaged("adaptdl:240/1", Limits(Setting.gpus))
     return {policy: spread([1e3 * run(trace, policy, Setting()) for _ in range(20)]) for policy in POLICIES}
 
 
@@ -110,7 +100,7 @@ def main() -> None:
         for trace in [generated(size)]
     }
     summary = {
-        "240 jobs on 64 GPUs, ms": small(arguments.data),
+        "240 jobs on 64 GPUs, ms": small(),
         **{
             f"Philly on {gpus} GPUs": {policy: in_process("--philly", policy, str(gpus)) for policy in POLICIES}
             for gpus in (2500, 400)

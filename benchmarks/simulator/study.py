@@ -17,14 +17,15 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from torchshare import _core
-from torchshare.simulation.job_trace import Limits, Trace, read_trace
+from torchshare.simulation.adaptdl import read_packaged
+from torchshare.simulation.job_trace import Limits, Trace
 from torchshare.simulation.ratios import Ratios, read_ratios, uniform
 from torchshare.simulation.simulate import Case, Outcome, Setting, simulate_all
 
 from record import RESULTS, write
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
-LOADS = {160: "workloads", 240: "workloads-1.5", 320: "workloads-2.0"}
+LOADS = (160, 240, 320)
 AUTHORS = {160: "1.0", 240: "1.5", 320: "2.0"}  # the folders of the AdaptDL authors' own results
 RATIOS = [round(1 + tenth / 10, 1) for tenth in range(11)]
 ALL_POLICIES = _core.cluster_policy_names()
@@ -45,11 +46,8 @@ GAVEL_MODELS = {
 }
 
 
-def read_load(data: Path, jobs: int) -> list[Trace]:
-    folder = data / "adaptdl"
-    runtimes = folder / "derived_exclusive_runtimes.csv"
-    paths = sorted((folder / LOADS[jobs]).glob("workload-*.csv"))
-    return [read_trace(path, "adaptdl", Limits(gpus=Setting.gpus), runtimes=runtimes) for path in paths]
+def read_load(jobs: int) -> list[Trace]:
+    return read_packaged(f"adaptdl:{jobs}", Limits(gpus=Setting.gpus))
 
 
 def compare(
@@ -132,7 +130,7 @@ def study(data: Path) -> dict[str, Any]:
     uniform_rows, estimate_rows, none_rows, gavel_rows = [], [], [], []
     lower: dict[str, Any] = {}
     for jobs in LOADS:
-        traces = read_load(data, jobs)
+        traces = read_load(jobs)
         for ratio in RATIOS:
             about = {"jobs": jobs, "ratio": ratio}
             uniform_rows.append({**about, "policies": compare(traces, uniform(ratio), [known])})
@@ -149,7 +147,7 @@ def study(data: Path) -> dict[str, Any]:
     costs = [
         {
             "restart_cost_s": cost,
-            "policies": compare(read_load(data, 240), uniform(1.25), [Setting(restart_cost=cost)], FEW_POLICIES),
+            "policies": compare(read_load(240), uniform(1.25), [Setting(restart_cost=cost)], FEW_POLICIES),
         }
         for cost in (0, 10, 30, 60, 120)
     ]

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <stdexcept>
 #include <utility>
@@ -13,6 +14,9 @@ namespace {
 // Steps this coarse keep jobs of similar age from preempting each other in turn.
 constexpr Seconds kMinAge = 300;
 constexpr double kAgeStep = 4;
+
+constexpr std::size_t kMaxSplits = 8;
+constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
@@ -42,13 +46,13 @@ JobId Cluster::add(const WorkloadJob& job, Seconds estimate) {
 WaitingQueue::Kind Cluster::kind_of(WorkloadJob job) {
   if (options_.gpu_memory_gib == 0) {
     job.memory_gib = 0;  // if memory is ignored, it distinguishes no kinds
+    job.split = {};
   }
   return waiting_.kind_of(job);
 }
 
 void Cluster::check(const WorkloadJob& job, Seconds estimate, std::size_t place) const {
   const auto positive = [](double value) { return value > 0 && value < kNeverVirtual; };
-  constexpr double kUnlimited = std::numeric_limits<double>::infinity();
   const double memory = options_.gpu_memory_gib == 0 ? kUnlimited : options_.gpu_memory_gib;
   if (!positive(job.duration) || !positive(estimate) || !(job.arrival >= 0 && job.arrival < kNeverVirtual)) {
     throw std::invalid_argument(
@@ -60,6 +64,14 @@ void Cluster::check(const WorkloadJob& job, Seconds estimate, std::size_t place)
     throw std::invalid_argument(
         fmt::format("job {} must fit the cluster, got {} GPUs with {} GiB; the cluster has {} with {} GiB", place,
                     job.gpus, job.memory_gib, gpus_.count(), memory));
+  }
+  const SplitModel& split = job.split;
+  const auto is_share = [](double value) { return value >= 0 && value <= 1; };
+  if (!is_share(split.fixed_memory) || !is_share(split.fixed_time) || split.most < 1 || split.most >= 1 << kMaxSplits) {
+    throw std::invalid_argument(
+        fmt::format("job {}: fixed memory and fixed time must be from 0 to 1 and sub-batches from 1 to {}, got {}, {} "
+                    "and {}",
+                    place, (1 << kMaxSplits) - 1, split.fixed_memory, split.fixed_time, split.most));
   }
   if (job.model < 0 || job.model >= interference_.models()) {
     throw std::invalid_argument(fmt::format("job {}: model must be in the interference table, got {} of {}", place,
@@ -96,24 +108,46 @@ Seconds Cluster::ends_at(JobId job) const {
   return entry.since + entry.restart_left + entry.work_left / entry.speed;
 }
 
-double Cluster::memory(const WorkloadJob& job, int sub_batches) const {
-  return job.memory_gib * (options_.fixed_memory_fraction + (1 - options_.fixed_memory_fraction) / sub_batches);
+std::optional<PairSplits> Cluster::splits_beside(JobId job, JobId partner) const {
+  if (!may_share(job, partner)) {
+    return std::nullopt;
+  }
+  std::array<SplitSize, kMaxSplits> mine;
+  std::array<SplitSize, kMaxSplits> theirs;
+  return best_splits({remaining(job), sizes_beside(job, partner, mine)},
+                     {remaining(partner), sizes_beside(partner, job, theirs)},
+                     options_.gpu_memory_gib == 0 ? kUnlimited : options_.gpu_memory_gib);
 }
 
-int Cluster::split_beside(JobId job, JobId partner) const {
-  if (!may_share(job, partner)) {
-    return 0;
+std::span<const SplitSize> Cluster::sizes_beside(JobId job, JobId partner, std::span<SplitSize> sizes) const {
+  const ClusterJob& entry = jobs_[job];
+  const double beside = ratio(job, partner);
+  const int most = options_.gpu_memory_gib == 0 ? 1 : largest_split(entry);
+  std::size_t count = 0;
+  for (int pieces = entry.shared_gpus > 0 ? entry.sub_batches : 1; pieces <= most; pieces *= 2) {
+    sizes[count++] = {pieces, beside * split_cost(job, pieces), memory(entry, pieces)};
   }
-  if (options_.gpu_memory_gib == 0) {
-    return 1;
+  return sizes.first(count);
+}
+
+bool Cluster::fits_beside_partners(JobId job, int sub_batches) const {
+  const ClusterJob& entry = jobs_[job];
+  return std::all_of(entry.gpus.begin(), entry.gpus.end(), [&](GpuId gpu) {
+    const JobId partner = gpus_.partner(gpu, job);
+    return partner == kNobody ||
+           memory(entry, sub_batches) + memory(jobs_[partner], jobs_[partner].sub_batches) <= options_.gpu_memory_gib;
+  });
+}
+
+int Cluster::fewest_sub_batches(JobId job) const {
+  if (options_.gpu_memory_gib == 0 || jobs_[job].shared_gpus == 0) {
+    return 1;  // alone, its batches are whole
   }
-  const double room = options_.gpu_memory_gib - memory(jobs_[partner].asked, jobs_[partner].sub_batches);
-  for (int pieces = 1; pieces <= options_.largest_split; pieces *= 2) {
-    if (memory(jobs_[job].asked, pieces) <= room) {
-      return pieces;
-    }
+  int pieces = 1;
+  while (2 * pieces <= largest_split(jobs_[job]) && !fits_beside_partners(job, pieces)) {
+    pieces *= 2;
   }
-  return 0;
+  return pieces;
 }
 
 void Cluster::start(JobId job, std::vector<GpuId> gpus, int sub_batches) {
@@ -135,7 +169,7 @@ void Cluster::start(JobId job, std::vector<GpuId> gpus, int sub_batches) {
       touched.push_back(partner);
     }
   }
-  set_speeds(std::move(touched));
+  set_speeds(std::move(touched), job);
 }
 
 void Cluster::suspend(JobId job, Rank rank) {
@@ -248,7 +282,7 @@ void Cluster::settle(ClusterJob& job) {
   }
 }
 
-void Cluster::set_speeds(std::vector<JobId> jobs) {
+void Cluster::set_speeds(std::vector<JobId> jobs, JobId started) {
   std::sort(jobs.begin(), jobs.end());
   jobs.erase(std::unique(jobs.begin(), jobs.end()), jobs.end());
   for (const JobId job : jobs) {
@@ -263,10 +297,10 @@ void Cluster::set_speeds(std::vector<JobId> jobs) {
         ratio = std::max(ratio, interference_.ratio(entry.asked.model, jobs_[partner].asked.model));
       }
     }
-    if (entry.shared_gpus == 0) {
-      entry.sub_batches = 1;  // alone, its batches are whole again
+    if (job != started) {
+      entry.sub_batches = fewest_sub_batches(job);
     }
-    entry.speed = 1 / (ratio * split_cost(entry.sub_batches));
+    entry.speed = 1 / (ratio * split_cost(job, entry.sub_batches));
     changed_.push_back(job);
   }
 }

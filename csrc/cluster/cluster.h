@@ -1,5 +1,8 @@
 #pragma once
 
+#include <algorithm>
+#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -7,19 +10,18 @@
 #include "cluster/interference.h"
 #include "cluster/waiting_queue.h"
 #include "cluster/workload_job.h"
+#include "planner/pair_splits.h"
 
 namespace torchshare {
 
 struct ClusterOptions {
   int gpus = 64;
   int gpus_per_node = 4;
-  double gpu_memory_gib = 0;           ///< per GPU; 0: memory is ignored
-  Seconds restart_cost = 10;           ///< time that a resumed job holds its GPUs before it makes progress
-  bool durations_known = true;         ///< false: policies know a job's service so far, not its remaining time
-  int largest_split = 8;               ///< maximum number of sub-batches of a sharing job: 1, 2, 4, ..., this
-  double fixed_memory_fraction = 0.3;  ///< m0 / (m0 + m1 B): does not scale with the sub-batch
-  double fixed_time_fraction = 0.05;   ///< alpha / (alpha + beta B): cost of each further sub-batch
-  bool one_gang_beside = false;        ///< a job of several GPUs shares with at most one other such job
+  double gpu_memory_gib = 0;     ///< per GPU; 0: memory is ignored
+  Seconds restart_cost = 10;     ///< time that a resumed job holds its GPUs before it makes progress
+  bool durations_known = true;   ///< false: policies know a job's service so far, not its remaining time
+  int largest_split = 8;         ///< maximum number of sub-batches of a sharing job: 1, 2, 4, ..., this
+  bool one_gang_beside = false;  ///< a job of several GPUs shares with at most one other such job
   bool record_spans = false;
 };
 
@@ -102,13 +104,15 @@ class Cluster {
     return group != kAlone && group == jobs_[partner].asked.group && ratio(job, partner) < Interference::kNeverShares &&
            ratio(partner, job) < Interference::kNeverShares;
   }
-  /// The smallest number of sub-batches with which `job` fits beside `partner`; 0 if it never fits, or they never
+  /// The sub-batches with the least average completion time of the two (`best_splits`) with which waiting job `job`
+  /// fits beside running job `partner`, which has at least those it needs beside others. Empty if they never fit or
   /// share.
-  int split_beside(JobId job, JobId partner) const;
-  /// Step time in `sub_batches` sub-batches / step time in whole batches.
-  double split_cost(int sub_batches) const { return 1 + options_.fixed_time_fraction * (sub_batches - 1); }
+  std::optional<PairSplits> splits_beside(JobId job, JobId partner) const;
+  /// Step time of a job in `sub_batches` sub-batches / step time in whole batches.
+  double split_cost(JobId job, int sub_batches) const { return jobs_[job].asked.split.time(sub_batches); }
 
-  /// Starts a waiting job on as many GPUs as it requested, each with at most one job and enough free memory.
+  /// Starts a waiting job on as many GPUs as it requested, each with at most one job. The other jobs there are split as
+  /// far as they must to fit beside it.
   void start(JobId job, std::vector<GpuId> gpus, int sub_batches = 1);
   /// Suspends a running job; it waits again, at `rank`. Policies do not suspend pinned jobs.
   void suspend(JobId job, Rank rank);
@@ -148,8 +152,16 @@ class Cluster {
   void settle(ClusterJob& job);
   void leave(JobId job);
   /// Updates the speed of these jobs.
-  void set_speeds(std::vector<JobId> jobs);
-  double memory(const WorkloadJob& job, int sub_batches) const;
+  void set_speeds(std::vector<JobId> jobs, JobId started = kNobody);
+  double memory(const ClusterJob& job, int sub_batches) const {
+    return job.asked.memory_gib * job.asked.split.memory(sub_batches);
+  }
+  int largest_split(const ClusterJob& job) const { return std::min(options_.largest_split, job.asked.split.most); }
+  /// Fills and returns the first of `sizes`: how `job` may run beside `partner`.
+  std::span<const SplitSize> sizes_beside(JobId job, JobId partner, std::span<SplitSize> sizes) const;
+  bool fits_beside_partners(JobId job, int sub_batches) const;
+  /// The fewest sub-batches with which a running job fits beside its partners.
+  int fewest_sub_batches(JobId job) const;
 
   ClusterOptions options_;
   Interference interference_;

@@ -16,7 +16,7 @@ bool start_alone(Cluster& cluster, JobId job);
 /// A running job that another job could run beside.
 struct Partner {
   JobId job;
-  int sub_batches;  ///< number of sub-batches with which the new job fits
+  int sub_batches;  ///< the new job's beside it
   double value;     ///< lower is better; defined by the policy
 };
 
@@ -31,7 +31,7 @@ bool gangs_may_share(const Cluster& cluster, JobId job, JobId other);
 bool start_beside(Cluster& cluster, JobId job, const std::vector<Partner>& partners);
 
 /// Starts `job` on free GPUs and beside running jobs that have GPUs to share and enough memory, best first; false if
-/// there are too few. `value(partner, sub_batches)` is empty for partners that the policy rejects.
+/// there are too few. `value(partner, splits)` is empty for partners that the policy rejects.
 template <typename Value>
 bool share(Cluster& cluster, JobId job, const Value& value) {
   if (cluster.gpus().free() + cluster.gpus().half_free() < cluster.job(job).asked.gpus) {
@@ -41,10 +41,10 @@ bool share(Cluster& cluster, JobId job, const Value& value) {
   for (const JobId other : cluster.running()) {
     const ClusterJob& theirs = cluster.job(other);
     const bool has_room = theirs.shared_gpus < theirs.asked.gpus && gangs_may_share(cluster, job, other);
-    const int sub_batches = has_room ? cluster.split_beside(job, other) : 0;
-    const std::optional<double> worth = sub_batches > 0 ? value(other, sub_batches) : std::nullopt;
+    const std::optional<PairSplits> splits = has_room ? cluster.splits_beside(job, other) : std::nullopt;
+    const std::optional<double> worth = splits ? value(other, *splits) : std::nullopt;
     if (worth) {
-      partners.push_back({other, sub_batches, *worth});
+      partners.push_back({other, splits->a.sub_batches, *worth});
     }
   }
   std::sort(partners.begin(), partners.end(),

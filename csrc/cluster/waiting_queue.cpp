@@ -5,7 +5,7 @@
 namespace torchshare {
 
 WaitingQueue::Kind WaitingQueue::kind_of(const WorkloadJob& job) {
-  const Kinship kinship{job.model, job.gpus, job.memory_gib, job.group};
+  const Kinship kinship{job.model, job.gpus, job.memory_gib, job.group, job.split};
   const auto [entry, is_new] = kinds_.try_emplace(kinship, queues_.size());
   if (is_new) {
     kinships_.push_back(kinship);

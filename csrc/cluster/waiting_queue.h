@@ -28,8 +28,9 @@ struct Rank {
 };
 
 /// The waiting jobs, grouped into kinds with equal requests. If the first job of a kind does not fit, no other of its
-/// kind fits, and no job ranked behind it that requests at least as many GPUs and as much memory for the same model, to
-/// share with the same jobs or with none. So a decision considers a few kinds instead of all jobs.
+/// kind fits, and no job ranked behind it that requests at least as many GPUs and as much memory for the same model
+/// with the same sub-batches, to share with the same jobs or with none. So a decision considers a few kinds instead of
+/// all jobs.
 class WaitingQueue {
  public:
   using Kind = std::size_t;
@@ -59,10 +60,11 @@ class WaitingQueue {
     int gpus;
     double memory_gib;
     int group;
+    SplitModel split;
     auto operator<=>(const Kinship&) const = default;
     bool asks_for_no_less_than(const Kinship& other) const {
-      return model == other.model && (group == other.group || group == kAlone) && gpus >= other.gpus &&
-             memory_gib >= other.memory_gib;
+      return model == other.model && split == other.split && (group == other.group || group == kAlone) &&
+             gpus >= other.gpus && memory_gib >= other.memory_gib;
     }
   };
 

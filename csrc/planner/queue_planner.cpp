@@ -7,7 +7,7 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "model/pair.h"
+#include "planner/pair_splits.h"
 
 namespace torchshare {
 namespace {
@@ -57,20 +57,23 @@ class QueueSearch {
     PlannedJob b = jobs_[pair.b];
     a.ratios = pair.a_ratios;
     b.ratios = pair.b_ratios;
-    double best = kInfinite;
-    for (Index i = alone_splits_[pair.a]; i < a.ratios.size(); ++i) {
-      for (Index j = alone_splits_[pair.b]; j < b.ratios.size(); ++j) {
-        const double need = a.peak(i) + b.peak(j);
-        const PairJob first{remaining_[pair.a], slowdown(a, i, alone_splits_[pair.a])};
-        const PairJob second{remaining_[pair.b], slowdown(b, j, alone_splits_[pair.b])};
-        if (const double value = share_now(first, second);
-            need <= options_.memory.value_or(kInfinite) && value < best) {
-          best = value;
-          together_[pair.a][pair.b] = {first.ratio, 1 << i};
-          together_[pair.b][pair.a] = {second.ratio, 1 << j};
-        }
-      }
+    const std::vector<SplitSize> a_sizes = sizes(a, alone_splits_[pair.a]);
+    const std::vector<SplitSize> b_sizes = sizes(b, alone_splits_[pair.b]);
+    const auto best =
+        best_splits({remaining_[pair.a], a_sizes}, {remaining_[pair.b], b_sizes}, options_.memory.value_or(kInfinite));
+    if (best) {
+      together_[pair.a][pair.b] = {best->a.slowdown, best->a.sub_batches};
+      together_[pair.b][pair.a] = {best->b.slowdown, best->b.sub_batches};
     }
+  }
+
+  /// From the split that the job has alone.
+  static std::vector<SplitSize> sizes(const PlannedJob& job, Index alone) {
+    std::vector<SplitSize> found;
+    for (Index k = alone; k < job.ratios.size(); ++k) {
+      found.push_back({1 << k, slowdown(job, k, alone), job.peak(k)});
+    }
+    return found;
   }
 
   /// `resident` runs, if any; at `now`, with `sum` of the ends so far.

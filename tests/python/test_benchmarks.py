@@ -29,6 +29,7 @@ import hook  # noqa: E402
 import inversion  # noqa: E402
 import jobs  # noqa: E402
 import live  # noqa: E402
+import optimum  # noqa: E402
 import pairs  # noqa: E402
 import record  # noqa: E402
 import replay  # noqa: E402
@@ -147,15 +148,77 @@ def test_the_live_meter_leaves_the_set_up_out_of_the_step_time():
     assert meter.set_up_s >= 0.03
 
 
-@pytest.mark.skipif(not study.DATA.is_dir(), reason=f"the traces are not in {study.DATA}")
-def test_gavels_table_has_a_model_for_every_application():
-    ratios = study.read_ratios(study.DATA / "gavel" / "derived_pairs_1gpu.csv", "v100", study.GAVEL_MODELS)
-    trace = study.read_load(study.DATA, 240)[0]
+def test_gavels_models_stand_for_every_application_of_adaptdl(tmp_path):
+    models = sorted(set(study.GAVEL_MODELS.values()))
+    pairs = [f'"{a}","{b}",1.2,1.3' for a in models for b in models]
+    (tmp_path / "pairs.csv").write_text("\n".join(["job_a,job_b,xi_a,xi_b", *pairs]))
+    ratios = study.read_ratios(tmp_path / "pairs.csv", None, study.GAVEL_MODELS)
+    trace = study.read_load(240)[0]
     figures = study.compare([trace], ratios, [study.Setting()], ["tiresias", "sjf-bsbf"])
     assert figures["sjf-bsbf"]["vs sjf-bsbf"]["avg_jct_s"] == {"mean": 0.0, "min": 0.0, "max": 0.0}
     assert figures["tiresias"]["vs sjf-bsbf"]["avg_jct_s"]["mean"] != 0
     shared = study.simulate_all([study.Case(trace, "sjf-bsbf", ratios, study.Setting(), "v100")])[0]
     assert 0 < shared.figures["shared_fraction"] < 1
+
+
+def best_average(instance: optimum.Instance) -> float:
+    search = optimum.Search(instance, 1e12)
+    search.run()
+    assert search.is_complete
+    return (search.best - float(instance.arrival.sum())) / instance.jobs
+
+
+def alike(work: list[float], ratio: float, arrival: list[float] | None = None, gpus: int = 1) -> optimum.Instance:
+    """Jobs of one GPU, with one ratio for all pairs."""
+    jobs = len(work)
+    arrivals = np.zeros(jobs) if arrival is None else np.array(arrival)
+    return optimum.Instance(arrivals, np.array(work), np.ones(jobs, np.int32), np.full((jobs, jobs), ratio), gpus)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.2, 1.4, 1.6])
+def test_the_optimum_of_two_jobs_is_the_better_of_sharing_and_shortest_first(ratio):
+    shared = (ratio * 10 + (15 + (ratio - 1) * 10)) / 2
+    assert best_average(alike([10, 15], ratio)) == pytest.approx(min(shared, 10 + 15 / 2))
+
+
+def test_the_optimum_without_sharing_is_shortest_remaining_time_first():
+    for seed in range(5):
+        random = np.random.default_rng(seed)
+        arrival = np.append(0, np.sort(random.uniform(0, 30, 4)))
+        instance = alike(list(random.uniform(1, 20, 5)), 9.0, list(arrival))
+        assert best_average(instance) == pytest.approx(optimum.averages(instance)["srtf"])
+
+
+def test_the_optimum_without_interference_is_that_of_twice_the_gpus():
+    """Shortest first on four machines: the fifth job follows the shortest, and so on."""
+    work = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert best_average(alike(work, 1.0, gpus=2)) == pytest.approx((1 + 2 + 3 + 4 + 6 + 8) / 6)
+
+
+def test_a_gang_of_the_optimum_runs_at_its_slowest_place():
+    ratios = np.array([[1.0, 1.1, 1.25], [1.0, 1.0, 9.0], [1.0, 9.0, 1.0]])
+    gang = optimum.Instance(np.zeros(3), np.array([8.0, 10.0, 10.0]), np.array([2, 1, 1], np.int32), ratios, 2)
+    speeds = {running: speed.tolist() for running, speed in optimum.configurations(gang)}
+    assert speeds[frozenset({0, 1, 2})] == [1 / 1.25, 1, 1]
+    assert speeds[frozenset({0, 1})] == [1 / 1.1, 1, 0]
+    assert best_average(gang) == pytest.approx((10 + 10 + 10) / 3)
+
+
+def test_no_policy_beats_the_optimum():
+    for seed in (105, 116):
+        run = optimum.measure(seed)
+        assert run["is_complete"]
+        assert 0 <= min(run["gaps"].values()) < max(run["gaps"].values())
+        figures = optimum.summary([run, run])["pair-srsf"]
+        assert figures["mean"] == pytest.approx(run["gaps"]["pair-srsf"])
+    runs = [{"ratio": ratio, "gaps": {"fifo": 10 * ratio}} for ratio in (1.4, 1.1, 1.3, 1.2, 1.5)]
+    assert [each["ratios"] for each in optimum.by_ratio(runs, ("fifo",))] == [
+        [1.1, 1.1],
+        [1.2, 1.2],
+        [1.3, 1.3],
+        [1.4, 1.5],
+    ]
+    assert optimum.by_ratio(runs, ("fifo",))[3]["fifo"] == pytest.approx(14.5)
 
 
 def test_auto_is_compared_with_the_best_fixed_mode_of_its_own_repetition():

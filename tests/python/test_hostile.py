@@ -231,6 +231,7 @@ def test_a_long_trace_takes_little_memory(folder: Path) -> None:
 
 OPTIONS = [
     *("--gpus", "--gpus-per-node", "--gpu-memory", "--fixed-memory", "--fixed-time", "--interference"),
+    "--sub-batches",
     *("--restart-cost", "--estimate-error", "--seed"),
 ]
 

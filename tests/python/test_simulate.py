@@ -26,8 +26,6 @@ from torchshare.simulation.job_trace import Trace
 from torchshare.simulation.ratios import uniform
 from torchshare.simulation.simulate import Case, Setting, Sweep, simulate, simulate_all, summarize
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the traces are not in {DATA}")
 FIGURES = {
     "avg_jct_s",
     "median_jct_s",
@@ -225,6 +223,9 @@ def test_bad_rows_stop_it_or_are_counted(capsys, trace_file):
         (["--estimate-error", "some"], "--estimate-error must be a number or none, got some"),
         (["--estimate-error", "nan"], "--estimate-error must be from 0 to 10, got nan"),
         (["--fixed-memory", "1.5"], "--fixed-memory must be from 0 to 1, got 1.5"),
+        (["--sub-batches", "3"], "--sub-batches must be one of 1, 2, 4, 8, got 3"),
+        (["--sub-batches", "9" * 99], "--sub-batches must be one of 1, 2, 4, 8, got 99999"),
+        (["--gpu-memory", "-1"], "--gpu-memory must be from 0 to 1e+09, got -1"),
         (["--sweep", "gpus=1:2:1"], "--sweep must be NAME=FROM:TO:STEP"),
         (["--sweep", "interference=0.5:1:0.5"], "interference ratio must be a number from 1 to 1e+06, got 0.5"),
         (["--plot", "nowhere/plot.png"], "--plot must be a file in an existing folder, got nowhere/plot.png"),
@@ -238,6 +239,60 @@ def test_bad_arguments_are_named_before_anything_runs(capsys, trace_file, argume
     code, out, err = run(capsys, "--trace", trace_file, *defaults, *arguments)
     assert (code, out) == (2, "")
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--trace", "adaptdl:241/6"],
+            "--trace must be a file, adaptdl:JOBS or adaptdl:JOBS/N with JOBS one of 80, 160",
+        ),
+        (["--trace", "adaptdl:240/9"], "and N from 1 to 8, got adaptdl:240/9"),
+        (["--trace", "adaptdl:240/"], "got adaptdl:240/"),
+        (["--trace", "adaptdl:240/6", "--gpus", "16"], "adaptdl:240/6:25: column 'num_replicas' must be at most 16"),
+        (["--trace", "adaptdl:240/6", "--load", "1"], "--load needs --generate JOBS"),
+        (["--trace", "adaptdl:240/6", "--sweep", "load=1:2:1"], "--sweep load needs --generate JOBS"),
+        (["--generate", "0"], "--generate must be from 1 to 1e+06, got 0"),
+        (["--generate", "9", "--load", "0"], "--load must be from 0.001 to 1000, got 0"),
+        (["--generate", "9", "--load", "nan"], "--load must be from 0.001 to 1000, got nan"),
+        (["--generate", "9", "--sweep", "load=0:1:1"], "--load must be from 0.001 to 1000, got 0"),
+        (["--generate", "9", "--load", "1", "--jobs-per-hour", "1"], "exclude each other"),
+        (["--generate", "9", "--jobs-per-hour", "-1"], "--jobs-per-hour must be from 0.001 to 1e+09, got -1"),
+        (["--generate", "9", "--mix", "1:1:10"], "GPUS:SHARE:MEDIAN_S:SIGMA,... of positive numbers, got '1:1:10'"),
+        (["--generate", "9", "--mix", "1:1:10:1,2:1:nan:1"], "of positive numbers, got '2:1:nan:1'"),
+        (["--generate", "9", "--mix", ",".join(["1:1:10:1"] * 1001)], "--mix must have at most 1000 sizes, got 1001"),
+        (["--generate", "9", "--mix", "128:1:10:1"], "--mix must have a size of at most 64 GPUs"),
+    ],
+)
+def test_a_wrong_trace_or_generator_is_named_in_one_line(capsys, arguments, message):
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_more_jobs_share_in_sub_batches_than_whole(capsys):
+    arguments = ("--trace", "adaptdl:160/1", "--policy", "sjf-ffs,sjf-bsbf,pair-srsf", "--json", "--gpu-memory", 16)
+    whole, split, unlimited = (
+        json.loads(run(capsys, *arguments, *more)[1])["policies"]
+        for more in (("--sub-batches", 1), (), ("--gpu-memory", 0))
+    )
+    for each, other, free in zip(whole, split, unlimited, strict=True):
+        assert each["shared_fraction"] < other["shared_fraction"] - 0.03, each["policy"]
+        assert free["avg_jct_s"] != other["avg_jct_s"]
+
+
+def test_generated_jobs_are_equal_for_equal_seeds_and_sweep_the_load(capsys):
+    arguments = ("--generate", 100, "--mix", "1:3:100:1,8:1:50:0.5", "--policy", "fifo,sjf", "--json")
+    first, again, other = (run(capsys, *arguments, "--seed", seed)[1] for seed in (1, 1, 2))
+    assert first == again != other
+    code, out, _ = run(capsys, *arguments, "--sweep", "load=0.5:2:0.5")
+    rows = json.loads(out)["policies"]
+    assert code == 0
+    assert [(row["load"], row["policy"]) for row in rows[:3]] == [(0.5, "fifo"), (0.5, "sjf"), (1.0, "fifo")]
+    waits = [row["avg_queue_s"] for row in rows if row["policy"] == "fifo"]
+    assert waits == sorted(waits) and waits[0] < waits[-1]
 
 
 def test_ctrl_c_ends_a_long_simulation(tmp_path):
@@ -298,18 +353,11 @@ def test_ctrl_c_while_the_simulations_are_being_queued_stops_them(monkeypatch):
     assert len(begun) <= cores
 
 
-def adaptdl(*more: str) -> list[str]:
-    folder = DATA / "adaptdl"
-    traces = sorted(map(str, (folder / "workloads-1.5").glob("*.csv")))
-    runtimes = str(folder / "derived_exclusive_runtimes.csv")
-    return ["--trace", *traces, "--trace-format", "adaptdl", "--runtimes", runtimes, "--json", *more]
-
-
-@needs_data
 def test_pair_srsf_beats_tiresias_and_sjf_bsbf_on_the_adaptdl_traces(capsys):
     """The claim of the README on 240 jobs, for small, medium and large ratios."""
     policies = "tiresias,sjf-bsbf,pair-srsf"
-    code, out, _ = run(capsys, *adaptdl("--policy", policies, "--sweep", "interference=1.0:2.0:0.5"))
+    sweep = ("--sweep", "interference=1.0:2.0:0.5")
+    code, out, _ = run(capsys, "--trace", "adaptdl:240", "--policy", policies, *sweep, "--json")
     assert code == 0
     rows = {(row["policy"], row["interference"]): row for row in json.loads(out)["policies"]}
     for ratio in ("1", "1.5", "2"):

@@ -7,7 +7,9 @@ import json
 import math
 import reprlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -16,17 +18,43 @@ from torchshare import _core
 from torchshare.cli.outputs import check_figure, check_outputs, print_table, refuse, save_figure, write, write_timeline
 from torchshare.context.names import escaped
 from torchshare.simulation import report
-from torchshare.simulation.job_trace import FORMATS, Limits, Trace, read_trace
+from torchshare.simulation.adaptdl import is_packaged, read_packaged
+from torchshare.simulation.generated import MAX_JOBS, generate, parse_mix
+from torchshare.simulation.job_trace import FORMATS, LARGEST_SPLIT, Limits, Trace, read_trace
 from torchshare.simulation.ratios import Ratios, read_ratios, uniform
-from torchshare.simulation.simulate import Case, Outcome, Setting, Sweep, simulate_all, summarize
+from torchshare.simulation.simulate import Case, Setting, Sweep, simulate_all, summarize
 
 _MAX_GPUS = 1_000_000
+_SUB_BATCHES = [2**power for power in range(LARGEST_SPLIT.bit_length())]
+
+
+Result = TypeVar("Result")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
     parser.description = "Runs scheduling policies over traces of jobs on a simulated cluster, in virtual time."
-    parser.add_argument("--trace", type=Path, nargs="+", required=True, metavar="FILE", help="one or several traces")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--trace",
+        nargs="+",
+        metavar="FILE",
+        help="one or several traces; adaptdl:240/6 is the sixth of AdaptDL's workloads of 240 jobs (or 80, 160, 320), "
+        "adaptdl:240 all eight",
+    )
+    source.add_argument("--generate", type=int, metavar="JOBS", help="generate a trace of so many jobs")
+    parser.add_argument(
+        "--load",
+        type=float,
+        metavar="RATIO",
+        help="of the generated jobs: GPU time they need / of the cluster while they arrive (default: 1)",
+    )
+    parser.add_argument("--jobs-per-hour", type=float, metavar="N", help="rate of arrival, instead of --load")
+    parser.add_argument(
+        "--mix",
+        metavar="MIX",
+        help="sizes of the generated jobs: philly (default), adaptdl or GPUS:SHARE:MEDIAN_S:SIGMA,...",
+    )
     parser.add_argument("--trace-format", choices=FORMATS, default="csv", help="default: %(default)s")
     parser.add_argument(
         "--runtimes", type=Path, metavar="FILE", help="durations of the applications in an adaptdl trace"
@@ -42,14 +70,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=Setting.fixed_memory,
         metavar="SHARE",
-        help="fraction of a job's memory that does not scale with its sub-batch (default: %(default)s)",
+        help="fraction of memory that does not scale with the sub-batch, unless a trace says it (default: %(default)s)",
     )
     parser.add_argument(
         "--fixed-time",
         type=float,
         default=Setting.fixed_time,
         metavar="SHARE",
-        help="cost of each further sub-batch / step time (default: %(default)s)",
+        help="cost of each further sub-batch / step time, unless a trace says it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--sub-batches",
+        type=int,
+        default=Setting.largest_split,
+        metavar="N",
+        help="maximum number of sub-batches of a job that shares, if memory is limited; 1: none (default: %(default)s)",
     )
     parser.add_argument(
         "--policy",
@@ -80,7 +115,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SIGMA|none",
         help="log-normal error of the durations that policies know; none: durations unknown (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the estimates (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of estimates and generated jobs (default: %(default)s)"
+    )
     parser.add_argument(
         "--sweep", metavar="NAME=FROM:TO:STEP", help=f"run for each value of one of {', '.join(Sweep.NAMES)}"
     )
@@ -96,26 +133,17 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         setting = _setting(arguments)
         limits = Limits(setting.gpus, setting.gpu_memory_gib or math.inf)
-        traces = [
-            read_trace(
-                path,
-                arguments.trace_format,
-                limits,
-                runtimes=arguments.runtimes,
-                skip_bad_rows=arguments.skip_bad_rows,
-            )
-            for path in arguments.trace
-        ]
-        cases = _cases(arguments, setting, traces)
+        cases = _cases(arguments, setting, _traces(arguments, limits))
         _check_outputs(arguments, cases)
-        outcomes = _simulate(cases)
+        jobs = sum(len(case.trace.names) for case in cases)
+        outcomes = with_progress(jobs, lambda progress: simulate_all(cases, progress))
     except ValueError as error:
         return refuse(error)
     except KeyboardInterrupt:
         print("torchshare: stopped", file=sys.stderr)
         return 130
     rows = summarize(outcomes)
-    _warn(traces, cases)
+    _warn(cases)
     if arguments.json:
         print(json.dumps({"policies": rows}, indent=2))
     else:
@@ -146,6 +174,10 @@ def _setting(arguments: argparse.Namespace) -> Setting:
     for option, share in (("--fixed-memory", arguments.fixed_memory), ("--fixed-time", arguments.fixed_time)):
         if not 0 <= share <= 1:
             raise ValueError(f"{option} must be from 0 to 1, got {share:g}")
+    if arguments.sub_batches not in _SUB_BATCHES:
+        raise ValueError(
+            f"--sub-batches must be one of {', '.join(map(str, _SUB_BATCHES))}, got {_short(arguments.sub_batches)}"
+        )
     _in_range("--seed", arguments.seed, 0, 2**63)
     error = None
     if arguments.estimate_error != "none":
@@ -160,6 +192,7 @@ def _setting(arguments: argparse.Namespace) -> Setting:
         gpu_memory_gib=arguments.gpu_memory,
         fixed_memory=arguments.fixed_memory,
         fixed_time=arguments.fixed_time,
+        largest_split=arguments.sub_batches,
         restart_cost=arguments.restart_cost,
         estimate_error=error,
         seed=arguments.seed,
@@ -175,29 +208,70 @@ def _short(value: float) -> str:
     return reprlib.repr(value) if isinstance(value, int) else f"{value:g}"
 
 
-def _cases(arguments: argparse.Namespace, setting: Setting, traces: list[Trace]) -> list[Case]:
+def _traces(arguments: argparse.Namespace, limits: Limits) -> list[list[Trace]]:
+    """The traces; a list of them per load."""
+    sweep = _sweep(arguments)
+    of_loads = sweep is not None and sweep.name == "load"
+    generator = {"--load": arguments.load, "--jobs-per-hour": arguments.jobs_per_hour, "--mix": arguments.mix}
+    if arguments.generate is None:
+        for option, value in {**generator, "--sweep load": of_loads or None}.items():
+            if value is not None:
+                raise ValueError(f"{option} needs --generate JOBS")
+        return [[trace for text in arguments.trace for trace in _read(text, arguments, limits)]]
+    _in_range("--generate", arguments.generate, 1, MAX_JOBS)
+    if (arguments.load is not None) + (arguments.jobs_per_hour is not None) + of_loads > 1:
+        raise ValueError("--load, --jobs-per-hour and --sweep load exclude each other")
+    if arguments.jobs_per_hour is not None:
+        _in_range("--jobs-per-hour", arguments.jobs_per_hour, 1e-3, 1e9)
+    loads = sweep.values if sweep is not None and of_loads else [1.0 if arguments.load is None else arguments.load]
+    for load in loads:
+        _in_range("--load", load, 1e-3, 1e3)
+    mix = parse_mix(arguments.mix or "philly")
+    rate = arguments.jobs_per_hour
+    return [
+        [generate(arguments.generate, limits, mix=mix, load=load, jobs_per_hour=rate, seed=arguments.seed)]
+        for load in loads
+    ]
+
+
+def _read(text: str, arguments: argparse.Namespace, limits: Limits) -> list[Trace]:
+    if is_packaged(text):
+        return read_packaged(text, limits)
+    skip = arguments.skip_bad_rows
+    return [read_trace(Path(text), arguments.trace_format, limits, runtimes=arguments.runtimes, skip_bad_rows=skip)]
+
+
+def _sweep(arguments: argparse.Namespace) -> Sweep | None:
+    return Sweep.parse(arguments.sweep) if arguments.sweep else None
+
+
+def _cases(arguments: argparse.Namespace, setting: Setting, traces: list[list[Trace]]) -> list[Case]:
     known = _core.cluster_policy_names()
     wanted = [name for text in arguments.policy or ["all"] for name in text.split(",")]
     unknown = [name for name in wanted if name not in [*known, "all"]]
     if unknown:
         raise ValueError(f"--policy must be all or one of {', '.join(known)}, got {unknown[0]}")
     policies = known if "all" in wanted else list(dict.fromkeys(wanted))
-    sweep = Sweep.parse(arguments.sweep) if arguments.sweep else None
+    sweep = _sweep(arguments)
     record = bool(arguments.plot or arguments.report or arguments.timeline)
     if sweep and sweep.name == "interference":
         points = [(f"{value:g}", uniform(value), setting) for value in sweep.values]
     else:
         ratios = _ratios(arguments)
-        settings = [sweep.apply(setting, value) for value in sweep.values] if sweep else [setting]
+        settings = [setting]
+        if sweep and sweep.name != "load":
+            settings = [sweep.apply(setting, value) for value in sweep.values]
         points = [(arguments.interference, ratios, each) for each in settings]
     for _, ratios, _ in points:
-        for trace in traces:
-            ratios.rows(trace.models)
+        for same_load in traces:
+            for trace in same_load:
+                ratios.rows(trace.models)
     return [
         Case(trace, policy, ratios, each, name, record and not sweep)
         for name, ratios, each in points
+        for same_load in traces
         for policy in policies
-        for trace in traces
+        for trace in same_load
     ]
 
 
@@ -219,30 +293,33 @@ def _alias(text: str) -> tuple[str, str]:
 
 def _check_outputs(arguments: argparse.Namespace, cases: list[Case]) -> None:
     check_figure("--plot", arguments.plot)
-    inputs = [*arguments.trace, Path(arguments.interference), *([arguments.runtimes] if arguments.runtimes else [])]
+    traces = [Path(text) for text in arguments.trace or [] if not is_packaged(text)]
+    inputs = [*traces, Path(arguments.interference), *([arguments.runtimes] if arguments.runtimes else [])]
     outputs = {"--plot": arguments.plot, "--report": arguments.report, "--timeline": arguments.timeline}
     check_outputs(outputs, inputs)
     if arguments.timeline is not None and len(cases) > 1:
         raise ValueError(f"--timeline needs a single simulation (one trace, one --policy), got {len(cases)}")
 
 
-def _simulate(cases: list[Case]) -> list[Outcome]:
+def with_progress(jobs: int, work: Callable[[Callable[[int, int], object]], Result]) -> Result:
+    """The result of `work(progress)`, where `progress(index of a case, number of its ended jobs)` moves a bar, on a
+    terminal."""
     if not sys.stderr.isatty():
-        return simulate_all(cases)
-    ended = [0] * len(cases)
+        return work(lambda index, ended: None)
+    ended: dict[int, int] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("jobs simulated", total=sum(len(case.trace.names) for case in cases))
+        task = bar.add_task("jobs simulated", total=jobs)
 
         def progress(index: int, jobs: int) -> None:
             ended[index] = jobs
-            bar.update(task, completed=sum(ended))
+            bar.update(task, completed=sum(ended.values()))
 
-        return simulate_all(cases, progress)
+        return work(progress)
 
 
-def _warn(traces: list[Trace], cases: list[Case]) -> None:
-    for trace in traces:
+def _warn(cases: list[Case]) -> None:
+    for trace in {case.trace.source: case.trace for case in cases}.values():
         if trace.bad_rows:
             first = escaped(trace.bad_rows[0])
             print(f"torchshare: skipped {len(trace.bad_rows)} bad rows, the first: {first}", file=sys.stderr)

@@ -6,18 +6,21 @@ import csv
 import math
 import sys
 from array import array
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from torchshare.simulation.applications import APPLICATIONS
+
 Column = NDArray[np.float64]
 _MAX_NUMBER = 1e12  # beyond, times are no longer exact
 _DIGITS = 9
+LARGEST_SPLIT = 8  # maximum number of sub-batches, unless a job has fewer rows
 _SHOWN = 60  # characters of a value in a message
 _Key = tuple[str, int, int]  # application, GPUs, global batch
 
@@ -33,7 +36,16 @@ class Trace:
     gpus: NDArray[np.int32]
     memory_gib: Column  # per GPU; 0 if unknown
     models: list[str]  # names in the interference table; "" if unknown
+    # How a job runs in sub-batches; None: not known of any job, NaN: not of this one.
+    fixed_memory: Column | None = None  # fraction of its memory that does not scale with the sub-batch
+    fixed_time: Column | None = None  # cost of each further sub-batch / step time in whole batches
+    sub_batches: NDArray[np.int32] | None = None  # their maximum number
     bad_rows: list[str] = field(default_factory=list)  # error messages of the skipped rows
+    load: float | None = None  # GPU time of the jobs / of the cluster while they arrive, if generated for this load
+
+
+COLUMNS = ("arrival", "duration", "gpus", "memory_gib", "fixed_memory", "fixed_time", "sub_batches")
+"""The fields of a trace that are numbers of each job."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +56,18 @@ class Limits:
     memory_gib: float = math.inf
 
 
-class _Job(NamedTuple):
+class TraceJob(NamedTuple):
+    """One job of a trace; see `Trace` for units."""
+
     name: str
     arrival: float
     duration: float
     gpus: int
     memory_gib: float = 0.0
     model: str = ""
+    fixed_memory: float = math.nan
+    fixed_time: float = math.nan
+    sub_batches: int = LARGEST_SPLIT
 
 
 class BadValue(ValueError):
@@ -107,16 +124,23 @@ class Row:
 
 
 @dataclass(frozen=True)
-class _Format:
+class Format:
+    """How the rows of a kind of file become jobs."""
+
     columns: list[str]  # required in the header
-    job: Callable[[Row, int], _Job]  # from a row and its line number
+    job: Callable[[Row, int], TraceJob]  # from a row and its line number
     arrival: str  # name of the column, for messages
     gpus: str
     sorted: bool = True
 
 
-def _plain(row: Row, line: int) -> _Job:
-    return _Job(
+def most_sub_batches(rows: float) -> int:
+    """Powers of two, of at least one row each."""
+    return int(min(LARGEST_SPLIT, 2 ** math.floor(math.log2(max(1.0, rows)))))
+
+
+def _plain(row: Row, line: int) -> TraceJob:
+    job = TraceJob(
         name=row.text("job"),
         arrival=row.number("arrival_s"),
         duration=row.number("duration_s", above=0),
@@ -124,10 +148,22 @@ def _plain(row: Row, line: int) -> _Job:
         memory_gib=row.number("memory_gib", default=0.0),
         model=row.optional("model"),
     )
+    if row.optional("memory_per_row_gib"):
+        if job.memory_gib > 0:
+            raise BadValue(f"column 'memory_gib' must be empty beside 'memory_per_row_gib', got {job.memory_gib:g}")
+        fixed = row.number("memory_fixed_gib", default=0.0)
+        memory = fixed + row.number("memory_per_row_gib") * row.number("rows", above=0)
+        job = job._replace(memory_gib=memory, fixed_memory=fixed / memory if memory > 0 else math.nan)
+    if row.optional("beta_s"):
+        alpha = row.number("alpha_s", default=0.0)
+        job = job._replace(fixed_time=alpha / (alpha + row.number("beta_s", above=0) * row.number("rows", above=0)))
+    if row.optional("rows"):
+        job = job._replace(sub_batches=most_sub_batches(row.number("rows", above=0)))
+    return job
 
 
-def _philly(row: Row, line: int) -> _Job:
-    return _Job(
+def _philly(row: Row, line: int) -> TraceJob:
+    return TraceJob(
         name=f"philly-{line}",
         arrival=row.instant("timestamp"),
         duration=row.number("duration", above=0),
@@ -135,15 +171,40 @@ def _philly(row: Row, line: int) -> _Job:
     )
 
 
-def _adaptdl(runtimes: dict[_Key, float]) -> Callable[[Row, int], _Job]:
-    def job(row: Row, line: int) -> _Job:
-        key = (row.text("application"), row.count("num_replicas"), row.count("batch_size"))
-        if key not in runtimes:
+def adaptdl_run(key: _Key, row: Row) -> TraceJob:
+    """A job of AdaptDL without its name and arrival, from a row with its run time alone and, if known, the times of its
+    step, of `accum_steps` sub-batches and one that synchronizes."""
+    application, gpus, batch = key
+    job = TraceJob("", 0.0, row.number("exclusive_runtime_s", above=0), gpus, model=application)
+    known = APPLICATIONS.get(application)
+    if known is None or not row.optional("step_time_s"):
+        return job
+    further = row.number("accum_steps")
+    last = row.number("step_time_s", above=0)
+    step = last + further * (last - row.number("sync_time_s"))
+    rows = batch / gpus / (1 + further)
+    memory = known.fixed_gib + known.per_row_gib * rows
+    return job._replace(
+        memory_gib=memory,
+        fixed_memory=known.fixed_gib / memory,
+        fixed_time=min(1.0, (1 + further) * known.alpha_s / step),
+        sub_batches=most_sub_batches(rows),
+    )
+
+
+def adaptdl_key(row: Row) -> _Key:
+    return row.text("application"), row.count("num_replicas"), row.count("batch_size")
+
+
+def _adaptdl(runs: dict[_Key, TraceJob]) -> Callable[[Row, int], TraceJob]:
+    def job(row: Row, line: int) -> TraceJob:
+        key = adaptdl_key(row)
+        if key not in runs:
             application, gpus, batch = key
             raise BadValue(
                 f"application '{application}' has no runtime for {gpus} GPUs and batch {batch} in --runtimes"
             )
-        return _Job(row.text("name"), row.number("time"), runtimes[key], key[1], model=key[0])
+        return runs[key]._replace(name=row.text("name"), arrival=row.number("time"))
 
     return job
 
@@ -158,17 +219,25 @@ def read_trace(
     """Reads a trace; `kind` is one of FORMATS. Raises ValueError with file, line, column and value of the first bad
     row, or skips bad rows and lists their errors in `bad_rows`."""
     form = _format(kind, runtimes)
+    return trace_of(str(path), read_rows(path, form.columns), form, limits, skip_bad_rows=skip_bad_rows)
+
+
+def trace_of(
+    source: str, rows: Iterable[tuple[int, Row]], form: Format, limits: Limits, *, skip_bad_rows: bool = False
+) -> Trace:
+    """The trace that these rows with their line numbers are. Raises ValueError as `read_trace` does."""
     # A trace may have millions of rows: columns of numbers take a tenth of an object per job.
     names: dict[str, None] = {}  # in order
     models: list[str] = []
     arrival, duration, memory_gib, gpus = array("d"), array("d"), array("d"), array("i")
+    fixed_memory, fixed_time, sub_batches = array("d"), array("d"), array("i")
     bad: list[str] = []
-    for line, row in read_rows(path, form.columns):
+    for line, row in rows:
         try:
             job = form.job(row, line)
             _check(job, arrival[-1] if form.sorted and arrival else 0.0, names, limits, form)
         except BadValue as error:
-            bad.append(f"{path}:{line}: {error}")
+            bad.append(f"{source}:{line}: {error}")
             if not skip_bad_rows:
                 raise ValueError(bad[-1]) from None
         else:
@@ -178,16 +247,22 @@ def read_trace(
             duration.append(job.duration)
             gpus.append(job.gpus)
             memory_gib.append(job.memory_gib)
+            fixed_memory.append(job.fixed_memory)
+            fixed_time.append(job.fixed_time)
+            sub_batches.append(job.sub_batches)
     if not names:
-        raise ValueError(f"{path} must have at least one valid job, got {len(bad)} bad rows")
+        raise ValueError(f"{source} must have at least one valid job, got {len(bad)} bad rows")
     trace = Trace(
-        source=str(path),
+        source=source,
         names=list(names),
         arrival=np.array(arrival),
         duration=np.array(duration),
         gpus=np.array(gpus, dtype=np.int32),
         memory_gib=np.array(memory_gib),
         models=models,
+        fixed_memory=np.array(fixed_memory),
+        fixed_time=np.array(fixed_time),
+        sub_batches=np.array(sub_batches, dtype=np.int32),
         bad_rows=bad,
     )
     return trace if form.sorted else _by_arrival(trace)
@@ -196,29 +271,31 @@ def read_trace(
 def _by_arrival(trace: Trace) -> Trace:
     """The jobs in order of arrival, the first one at 0."""
     order = np.argsort(trace.arrival, kind="stable")
-    return replace(
-        trace,
-        names=[trace.names[job] for job in order],
-        arrival=trace.arrival[order] - trace.arrival[order[0]],
-        duration=trace.duration[order],
-        gpus=trace.gpus[order],
-        memory_gib=trace.memory_gib[order],
-        models=[trace.models[job] for job in order],
-    )
+    ordered = pick(trace, order)
+    return replace(ordered, arrival=ordered.arrival - ordered.arrival[0])
 
 
-def _format(kind: str, runtimes: Path | None) -> _Format:
+def pick(trace: Trace, jobs: NDArray[np.intp]) -> Trace:
+    """These jobs of the trace, in this order."""
+    picked: dict[str, Any] = {
+        name: None if (column := getattr(trace, name)) is None else column[jobs] for name in COLUMNS
+    }
+    names, models = ([texts[job] for job in jobs] for texts in (trace.names, trace.models))
+    return replace(trace, names=names, models=models, **picked)
+
+
+def _format(kind: str, runtimes: Path | None) -> Format:
     if kind == "csv":
-        return _Format(_PLAIN_COLUMNS, _plain, "arrival_s", "gpus")
+        return Format(_PLAIN_COLUMNS, _plain, "arrival_s", "gpus")
     if kind == "philly":
-        return _Format(["timestamp", "duration", "num_gpus"], _philly, "timestamp", "num_gpus", sorted=False)
+        return Format(["timestamp", "duration", "num_gpus"], _philly, "timestamp", "num_gpus", sorted=False)
     if runtimes is None:
         raise ValueError("--trace-format adaptdl needs --runtimes FILE: its traces have no durations")
     columns = ["name", "time", "application", "num_replicas", "batch_size"]
-    return _Format(columns, _adaptdl(_read_runtimes(runtimes)), "time", "num_replicas")
+    return Format(columns, _adaptdl(_read_runtimes(runtimes)), "time", "num_replicas")
 
 
-def _check(job: _Job, former: float, names: Container[str], limits: Limits, form: _Format) -> None:
+def _check(job: TraceJob, former: float, names: Container[str], limits: Limits, form: Format) -> None:
     if job.name in names:
         raise BadValue(f"job names must be unique, got '{job.name}' twice")
     if form.sorted and job.arrival < former:
@@ -226,38 +303,39 @@ def _check(job: _Job, former: float, names: Container[str], limits: Limits, form
     if job.gpus > limits.gpus:
         raise BadValue(f"column '{form.gpus}' must be at most {limits.gpus}, the GPUs of the cluster, got {job.gpus}")
     if job.memory_gib > limits.memory_gib:
-        raise BadValue(
-            f"column 'memory_gib' must be at most {limits.memory_gib:g}, the memory of a GPU, got {job.memory_gib:g}"
-        )
+        raise BadValue(f"memory must be at most {limits.memory_gib:g} GiB, that of a GPU, got {job.memory_gib:.4g} GiB")
 
 
-def _read_runtimes(path: Path) -> dict[_Key, float]:
+def _read_runtimes(path: Path) -> dict[_Key, TraceJob]:
     columns = ["application", "num_gpus", "global_batch", "exclusive_runtime_s"]
-    runtimes: dict[_Key, float] = {}
+    runs: dict[_Key, TraceJob] = {}
     for line, row in read_rows(path, columns):
         try:
             key = (row.text("application"), row.count("num_gpus"), row.count("global_batch"))
-            runtimes[key] = row.number("exclusive_runtime_s", above=0)
+            runs[key] = adaptdl_run(key, row)
         except BadValue as error:
             raise ValueError(f"{path}:{line}: {error}") from None
-    return runtimes
+    return runs
 
 
 def read_rows(path: Path, columns: list[str]) -> Iterator[tuple[int, Row]]:
     """The rows of a CSV file with their line numbers. Raises ValueError for an invalid file or a missing column."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            places = {column: place for place, column in enumerate(next(reader, []))}
-            missing = [column for column in columns if column not in places]
-            if missing:
-                raise ValueError(
-                    f"{path}:1: the header must have the columns {','.join(columns)}, '{missing[0]}' is missing"
-                )
-            for values in reader:
-                if values:  # not an empty line
-                    yield reader.line_num, Row(values, places)
+            yield from rows_in(file, str(path), columns)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not a CSV file: {error}") from None
+
+
+def rows_in(lines: Iterable[str], source: str, columns: list[str]) -> Iterator[tuple[int, Row]]:
+    """The rows of the CSV text `lines` with their line numbers. Raises ValueError for a missing column."""
+    reader = csv.reader(lines)
+    places = {column: place for place, column in enumerate(next(reader, []))}
+    missing = [column for column in columns if column not in places]
+    if missing:
+        raise ValueError(f"{source}:1: the header must have the columns {','.join(columns)}, '{missing[0]}' is missing")
+    for values in reader:
+        if values:  # not an empty line
+            yield reader.line_num, Row(values, places)

@@ -9,6 +9,7 @@ from typing import Any
 from torchshare.report import figures, page
 from torchshare.report.numbers import seconds
 from torchshare.simulation import plots
+from torchshare.simulation.papers import FIKIT, SETTING, Claim, Part, claim_cells, verdict
 from torchshare.simulation.report import BASELINE, against_baseline
 from torchshare.simulation.simulate import Outcome, swept
 
@@ -28,6 +29,24 @@ def write_simulation(path: str | os.PathLike[str], outcomes: Sequence[Outcome], 
         "environment": page.origin({}),
     }
     page.write(path, "simulation.html", document, drawn)
+
+
+def write_papers(path: str | os.PathLike[str], tables: Sequence[Part], claims: Sequence[Claim]) -> None:
+    """Writes a page with the tables of the papers. Raises OSError on failure."""
+    with figures.styled():
+        drawn = {"papers": plots.papers(tables)}
+    document = {
+        "title": "torchshare: the papers, simulated",
+        "verdict": [verdict(tables)],
+        "claims": claim_cells(claims),
+        "parts": [
+            {"name": part.name, "title": part.title, "note": part.note, "cells": part.cells()} for part in tables
+        ],
+        "setting": SETTING,
+        "fikit": FIKIT,
+        "environment": page.origin({}),
+    }
+    page.write(path, "papers.html", document, drawn)
 
 
 def _verdict(rows: Sequence[dict[str, Any]], best: dict[str, Any], varied: Sequence[str]) -> str:

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from torchshare.simulation.papers import Part
 from torchshare.simulation.simulate import Outcome, swept
 
 _BINS = 60  # intervals of time that utilization is averaged over
@@ -33,6 +35,23 @@ def simulation(outcomes: Sequence[Outcome], rows: Sequence[dict[str, Any]]) -> F
         _completion(left, outcomes)
         _utilization(right, outcomes)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=9, frameon=False, fontsize=9)
+    return figure
+
+
+def papers(tables: Sequence[Part]) -> Figure:
+    """Average JCT over the ratio, for each workload, and over the load."""
+    sweeps = [part for part in tables if part.varied in ("ratio", "load")]
+    figure = Figure(figsize=(10, 8), layout="constrained")
+    panels = figure.subplots(2, -(-len(sweeps) // 2)).ravel()
+    for axes, part in zip(panels, sweeps, strict=True):
+        _sweep(axes, part.rows, part.varied, "avg_jct_s")
+        axes.set(xlabel=part.varied, title=part.title.partition(":")[0], yscale="log")
+        axes.set_ylabel("average JCT (s)")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.grid(alpha=0.3)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=9, frameon=False)
     return figure
 
 

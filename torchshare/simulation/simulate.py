@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchshare import _core
-from torchshare.simulation.job_trace import Trace
+from torchshare.simulation.job_trace import LARGEST_SPLIT, Trace
 from torchshare.simulation.ratios import Ratios
 
 SMALL_JOB_GPUS = 4  # a job with at most so many GPUs counts as small
@@ -32,8 +32,10 @@ class Setting:
     gpus: int = 64
     gpus_per_node: int = 4
     gpu_memory_gib: float = 0.0  # 0: unlimited
+    # Of jobs whose trace does not say it:
     fixed_memory: float = 0.3  # m0 / (m0 + m1 B): the fraction of memory that does not scale with the sub-batch
     fixed_time: float = 0.05  # alpha / (alpha + beta B): the cost of each further sub-batch / step time
+    largest_split: int = LARGEST_SPLIT  # maximum number of sub-batches; 1: only whole batches share
     restart_cost: float = 10.0  # seconds
     estimate_error: float | None = 0.0  # sigma of the log-normal error of estimates; None: durations unknown
     seed: int = 0
@@ -67,11 +69,12 @@ def make_cluster(trace: Trace, ratios: Ratios, setting: Setting, record_spans: b
     options = _core.ClusterOptions()
     options.gpus, options.gpus_per_node = setting.gpus, setting.gpus_per_node
     options.gpu_memory_gib = setting.gpu_memory_gib
-    options.fixed_memory_fraction, options.fixed_time_fraction = setting.fixed_memory, setting.fixed_time
+    options.largest_split = setting.largest_split
     options.restart_cost = setting.restart_cost
     options.durations_known = setting.estimate_error is not None
     options.record_spans = record_spans
-    error = np.random.default_rng(setting.seed).lognormal(0.0, setting.estimate_error or 0.0, len(trace.names))
+    jobs = len(trace.names)
+    error = np.random.default_rng(setting.seed).lognormal(0.0, setting.estimate_error or 0.0, jobs)
     return _core.Cluster(
         options,
         len(ratios.matrix),
@@ -82,7 +85,14 @@ def make_cluster(trace: Trace, ratios: Ratios, setting: Setting, record_spans: b
         memory_gib=trace.memory_gib,
         model=ratios.rows(trace.models),
         estimate=trace.duration * error,
+        fixed_memory=_known(trace.fixed_memory, setting.fixed_memory, jobs),
+        fixed_time=_known(trace.fixed_time, setting.fixed_time, jobs),
+        sub_batches=np.full(jobs, LARGEST_SPLIT) if trace.sub_batches is None else trace.sub_batches,
     )
+
+
+def _known(column: Column | None, default: float, jobs: int) -> Column:
+    return np.full(jobs, default) if column is None else np.where(np.isnan(column), default, column)
 
 
 def simulate(case: Case, progress: Callable[[int], object] = lambda ended: None) -> Outcome:
@@ -157,6 +167,7 @@ def summarize(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
             "interference": case.interference,
             "restart_cost_s": case.setting.restart_cost,
             "estimate_error": case.setting.estimate_error,
+            **({} if case.trace.load is None else {"load": case.trace.load}),
             "traces": len(same),
         }
         for name in same[0].figures:
@@ -170,13 +181,19 @@ def summarize(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 def swept(rows: Sequence[dict[str, Any]]) -> list[str]:
     """The settings in which the rows of `summarize` differ."""
-    settings = ("interference", "restart_cost_s", "estimate_error")
-    return [name for name in settings if len({row[name] for row in rows}) > 1]
+    settings = ("interference", "restart_cost_s", "estimate_error", "load")
+    return [name for name in settings if len({row.get(name) for row in rows}) > 1]
 
 
-def _row_key(outcome: Outcome) -> tuple[str, str, float, str]:
-    setting = outcome.case.setting
-    return outcome.case.policy, outcome.case.interference, setting.restart_cost, str(setting.estimate_error)
+def _row_key(outcome: Outcome) -> tuple[object, ...]:
+    case = outcome.case
+    return (
+        case.policy,
+        case.interference,
+        case.setting.restart_cost,
+        str(case.setting.estimate_error),
+        case.trace.load,
+    )
 
 
 @dataclass(frozen=True)
@@ -186,7 +203,7 @@ class Sweep:
     name: str
     values: list[float]
 
-    NAMES = ("interference", "restart-cost", "estimate-error")
+    NAMES = ("interference", "restart-cost", "estimate-error", "load")
 
     @classmethod
     def parse(cls, text: str) -> Sweep:
@@ -204,7 +221,7 @@ class Sweep:
         return cls(name, [round(first + index * step, 9) for index in range(count + 1)])
 
     def apply(self, setting: Setting, value: float) -> Setting:
-        """The setting with this value; interference is not part of a setting."""
+        """The setting with this value; interference and the load of generated jobs are not part of a setting."""
         if self.name == "restart-cost":
             return replace(setting, restart_cost=value)
         return replace(setting, estimate_error=value) if self.name == "estimate-error" else setting

@@ -17,15 +17,23 @@ using Column = py::array_t<T, py::array::c_style | py::array::forcecast>;
 /// A workload by columns, one row per job.
 std::vector<WorkloadJob> make_workload(const Column<double>& arrival, const Column<double>& duration,
                                        const Column<int>& gpus, const Column<double>& memory_gib,
-                                       const Column<int>& model) {
+                                       const Column<int>& model, const Column<double>& fixed_memory,
+                                       const Column<double>& fixed_time, const Column<int>& sub_batches) {
   const py::ssize_t size = arrival.size();
-  if (duration.size() != size || gpus.size() != size || memory_gib.size() != size || model.size() != size) {
+  if (duration.size() != size || gpus.size() != size || memory_gib.size() != size || model.size() != size ||
+      fixed_memory.size() != size || fixed_time.size() != size || sub_batches.size() != size) {
     throw std::invalid_argument("the columns of a workload must have equal lengths");
   }
   std::vector<WorkloadJob> workload;
   workload.reserve(static_cast<std::size_t>(size));
   for (py::ssize_t i = 0; i < size; ++i) {
-    workload.push_back({arrival.at(i), duration.at(i), gpus.at(i), memory_gib.at(i), model.at(i)});
+    const SplitModel split{fixed_memory.at(i), fixed_time.at(i), sub_batches.at(i)};
+    workload.push_back({.arrival = arrival.at(i),
+                        .duration = duration.at(i),
+                        .gpus = gpus.at(i),
+                        .memory_gib = memory_gib.at(i),
+                        .model = model.at(i),
+                        .split = split});
   }
   return workload;
 }
@@ -33,12 +41,15 @@ std::vector<WorkloadJob> make_workload(const Column<double>& arrival, const Colu
 std::unique_ptr<Cluster> make_cluster(const ClusterOptions& options, int models, const std::vector<double>& ratios,
                                       const Column<double>& arrival, const Column<double>& duration,
                                       const Column<int>& gpus, const Column<double>& memory_gib,
-                                      const Column<int>& model, const Column<double>& estimate) {
+                                      const Column<int>& model, const Column<double>& estimate,
+                                      const Column<double>& fixed_memory, const Column<double>& fixed_time,
+                                      const Column<int>& sub_batches) {
   Interference interference =
       models == 1 && ratios.size() == 1 ? Interference(ratios[0]) : Interference(models, ratios);
-  return std::make_unique<Cluster>(options, std::move(interference),
-                                   make_workload(arrival, duration, gpus, memory_gib, model),
-                                   std::vector<Seconds>(estimate.data(), estimate.data() + estimate.size()));
+  return std::make_unique<Cluster>(
+      options, std::move(interference),
+      make_workload(arrival, duration, gpus, memory_gib, model, fixed_memory, fixed_time, sub_batches),
+      std::vector<Seconds>(estimate.data(), estimate.data() + estimate.size()));
 }
 
 /// One column over all jobs.
@@ -122,13 +133,12 @@ void bind_cluster(py::module_& module) {
       .def_readwrite("restart_cost", &ClusterOptions::restart_cost)
       .def_readwrite("durations_known", &ClusterOptions::durations_known)
       .def_readwrite("largest_split", &ClusterOptions::largest_split)
-      .def_readwrite("fixed_memory_fraction", &ClusterOptions::fixed_memory_fraction)
-      .def_readwrite("fixed_time_fraction", &ClusterOptions::fixed_time_fraction)
       .def_readwrite("one_gang_beside", &ClusterOptions::one_gang_beside)
       .def_readwrite("record_spans", &ClusterOptions::record_spans);
   py::class_<Cluster>(module, "Cluster")
       .def(py::init(&make_cluster), py::arg("options"), py::arg("models"), py::arg("ratios"), py::arg("arrival"),
-           py::arg("duration"), py::arg("gpus"), py::arg("memory_gib"), py::arg("model"), py::arg("estimate"));
+           py::arg("duration"), py::arg("gpus"), py::arg("memory_gib"), py::arg("model"), py::arg("estimate"),
+           py::arg("fixed_memory"), py::arg("fixed_time"), py::arg("sub_batches"));
   py::class_<Simulator>(module, "Simulator")
       .def(py::init([](const Cluster& cluster, std::string_view policy, bool record_usage) {
              return std::make_unique<Simulator>(cluster, make_cluster_policy(policy), record_usage);

@@ -38,30 +38,31 @@ class PairSrsf final : public ClusterPolicy {
 
  private:
   static double speed_alone(const Cluster& cluster, JobId job) {
-    return 1 / cluster.split_cost(cluster.job(job).sub_batches);
+    return 1 / cluster.split_cost(job, cluster.job(job).sub_batches);
   }
 
-  /// The speed that `other`, now at `speed`, loses if `job` joins; 0 if it is already that slow.
-  static double loss(const Cluster& cluster, JobId job, JobId other, double speed) {
-    return std::max(0.0, speed - speed_alone(cluster, other) / cluster.ratio(other, job));
+  /// The speed that `other`, now at `speed`, loses if it shares so; 0 if it is already that slow.
+  static double loss(const Cluster& cluster, JobId other, double speed, const SplitSize& split) {
+    const double alone = speed * cluster.split_cost(other, cluster.job(other).sub_batches);  // in whole batches
+    return std::max(0.0, speed - std::min(alone / cluster.split_cost(other, split.sub_batches), 1 / split.slowdown));
   }
 
-  static bool worth_sharing(const Cluster& cluster, JobId job, JobId other, double speed, int sub_batches) {
+  static bool worth_sharing(const Cluster& cluster, JobId job, JobId other, double speed, const PairSplits& splits) {
     const PairJob alone{cluster.remaining(job), 1};
-    const PairJob beside{alone.remaining * cluster.split_cost(sub_batches), cluster.ratio(job, other)};
-    const PairJob partner{cluster.remaining(other) / speed, speed / (speed - loss(cluster, job, other, speed))};
+    const PairJob beside{alone.remaining, splits.a.slowdown};
+    const PairJob partner{cluster.remaining(other) / speed, speed / (speed - loss(cluster, other, speed, splits.b))};
     return share_now(beside, partner) <= std::min(one_after_other(alone, partner), one_after_other(partner, alone));
   }
 
   /// Prefers the partners with the smallest loss per GPU.
   static bool start_shared(Cluster& cluster, JobId job) {
-    return share(cluster, job, [&](JobId other, int sub_batches) -> std::optional<double> {
+    return share(cluster, job, [&](JobId other, const PairSplits& splits) -> std::optional<double> {
       const ClusterJob& theirs = cluster.job(other);
-      if (!worth_sharing(cluster, job, other, theirs.speed, sub_batches)) {
+      if (!worth_sharing(cluster, job, other, theirs.speed, splits)) {
         return std::nullopt;
       }
       const int offered = std::min(cluster.job(job).asked.gpus, theirs.asked.gpus - theirs.shared_gpus);
-      return loss(cluster, job, other, theirs.speed) / offered;
+      return loss(cluster, other, theirs.speed, splits.b) / offered;
     });
   }
 
@@ -103,8 +104,8 @@ class PairSrsf final : public ClusterPolicy {
 
    private:
     bool would_share(JobId other, double speed) const {
-      const int sub_batches = cluster_.split_beside(job_, other);
-      return sub_batches > 0 && worth_sharing(cluster_, job_, other, speed, sub_batches);
+      const std::optional<PairSplits> splits = cluster_.splits_beside(job_, other);
+      return splits && worth_sharing(cluster_, job_, other, speed, *splits);
     }
 
     int beside_gang(JobId gang) const {

@@ -6,15 +6,12 @@ namespace torchshare {
 namespace {
 
 /// SJF with best sharing benefit first (arXiv 2407.13088): free GPUs first; else beside the running jobs with which
-/// sharing now beats waiting, by ascending average completion time of the pair. Never suspends.
+/// sharing now beats waiting, by ascending average completion time of the pair in its best sub-batches. Never suspends.
 class SjfBsbf final : public ShortestFirst {
   bool start_shared(Cluster& cluster, JobId job) const override {
-    return share(cluster, job, [&](JobId other, int sub_batches) -> std::optional<double> {
-      const PairJob a{cluster.remaining(job) * cluster.split_cost(sub_batches), cluster.ratio(job, other)};
-      const PairJob b{cluster.remaining(other) * cluster.split_cost(cluster.job(other).sub_batches),
-                      cluster.ratio(other, job)};
-      const double together = share_now(a, b);
-      return together < one_after_other(b, {cluster.remaining(job), 1}) ? std::optional(together) : std::nullopt;
+    return share(cluster, job, [&](JobId other, const PairSplits& splits) -> std::optional<double> {
+      const double apart = one_after_other({cluster.remaining(other), 1}, {cluster.remaining(job), 1});
+      return splits.value < apart ? std::optional(splits.value) : std::nullopt;
     });
   }
 };

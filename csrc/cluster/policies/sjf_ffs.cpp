@@ -7,8 +7,9 @@ namespace {
 /// Shortest job first with first-fit sharing: free GPUs first, then the first GPUs that have one job and room.
 class SjfFfs final : public ShortestFirst {
   bool start_shared(Cluster& cluster, JobId job) const override {
-    return share(cluster, job,
-                 [&](JobId other, int) { return std::optional<double>(cluster.job(other).gpus.front()); });
+    return share(cluster, job, [&](JobId other, const PairSplits&) {
+      return std::optional<double>(cluster.job(other).gpus.front());
+    });
   }
 };
 

@@ -79,8 +79,7 @@ class Auditor {
     double sum = 0;
     for (const JobId job : jobs) {
       const ClusterJob& entry = cluster.job(job);
-      const double fixed = cluster.options().fixed_memory_fraction;
-      sum += entry.asked.memory_gib * (fixed + (1 - fixed) / entry.sub_batches);
+      sum += entry.asked.memory_gib * entry.asked.split.memory(entry.sub_batches);
     }
     return sum;
   }
@@ -222,6 +221,101 @@ TEST(ClusterPolicies, SjfBsbfTakesThePartnerOfTheBestPair) {
   const auto ends = ends_of("sjf-bsbf", options, Interference(1.25), workload);
   EXPECT_EQ(ends[0], 300);
   EXPECT_DOUBLE_EQ(ends[1], 1 + 99 * 1.25);
+}
+
+/// A job of at most 16 GiB that arrives at 0.
+WorkloadJob random_job(std::mt19937_64& random) {
+  std::uniform_real_distribution<double> duration(10, 100);
+  std::uniform_real_distribution<double> memory(4, 16);
+  std::uniform_real_distribution<double> share(0, 0.3);
+  return {.duration = duration(random),
+          .memory_gib = memory(random),
+          .split = {.fixed_memory = share(random), .fixed_time = share(random), .most = 1 << random() % 4}};
+}
+
+/// The least average end of two jobs that share a GPU of 16 GiB from now on, over all their sub-batches; infinite if
+/// none fit.
+double best_shared(const WorkloadJob& a, double a_left, const WorkloadJob& b, double b_left, double ratio) {
+  double best = kNeverVirtual;
+  for (int i = 1; i <= a.split.most; i *= 2) {
+    for (int j = 1; j <= b.split.most; j *= 2) {
+      const auto memory = [](const WorkloadJob& job, int pieces) {
+        return job.memory_gib * (job.split.fixed_memory + (1 - job.split.fixed_memory) / pieces);
+      };
+      const double a_slow = ratio * (1 + (i - 1) * a.split.fixed_time);
+      const double b_slow = ratio * (1 + (j - 1) * b.split.fixed_time);
+      const double first = std::min(a_left * a_slow, b_left * b_slow);
+      const double rest = std::max(a_left - first / a_slow, b_left - first / b_slow);
+      if (memory(a, i) + memory(b, j) <= 16) {
+        best = std::min(best, first + rest / 2);
+      }
+    }
+  }
+  return best;
+}
+
+TEST(ClusterPolicies, PairsRunInTheBestOfAllTheirSubBatches) {
+  const ClusterOptions options{.gpus = 1, .gpus_per_node = 1, .gpu_memory_gib = 16, .restart_cost = 0};
+  int shared = 0;
+  int apart = 0;
+  for (unsigned seed = 0; seed < 500; ++seed) {
+    std::mt19937_64 random(seed);
+    const double ratio = std::uniform_real_distribution<double>(1, 1.8)(random);
+    const std::vector<WorkloadJob> workload{random_job(random), random_job(random)};
+    const double together = best_shared(workload[0], workload[0].duration, workload[1], workload[1].duration, ratio);
+    const auto [shorter, longer] = std::minmax(workload[0].duration, workload[1].duration);
+    const double in_turn = shorter + longer / 2;
+    for (const std::string_view policy : {"sjf-bsbf", "pair-srsf"}) {
+      const auto ends = ends_of(policy, options, Interference(ratio), workload);
+      EXPECT_NEAR((ends[0] + ends[1]) / 2, std::min(together, in_turn), 1e-9) << policy << ", seed " << seed;
+    }
+    const auto ends = ends_of("sjf-ffs", options, Interference(ratio), workload);
+    EXPECT_NEAR((ends[0] + ends[1]) / 2, together < kNeverVirtual ? together : in_turn, 1e-9) << "seed " << seed;
+    (together < in_turn ? shared : apart) += 1;
+  }
+  EXPECT_GT(shared, 100);
+  EXPECT_GT(apart, 100);
+}
+
+TEST(ClusterPolicies, SjfBsbfTakesTheBestOfAllPartnersAndSubBatches) {
+  constexpr int kGpus = 3;
+  const ClusterOptions options{.gpus = kGpus, .gpus_per_node = kGpus, .gpu_memory_gib = 16};
+  int shared = 0;
+  for (unsigned seed = 0; seed < 500; ++seed) {
+    std::mt19937_64 random(seed);
+    const double ratio = std::uniform_real_distribution<double>(1, 1.5)(random);
+    std::vector<WorkloadJob> workload;
+    for (int i = 0; i <= kGpus; ++i) {
+      workload.push_back(random_job(random));
+    }
+    WorkloadJob& last = workload.back();
+    last.arrival = 5;
+    double least = kNeverVirtual;
+    std::optional<JobId> best;
+    for (JobId job = 0; job < kGpus; ++job) {
+      const double left = workload[job].duration - last.arrival;
+      const double value = best_shared(last, last.duration, workload[job], left, ratio);
+      if (value < std::min(least, left + last.duration / 2)) {
+        least = value;
+        best = job;
+      }
+    }
+    Simulator simulator = simulator_of("sjf-bsbf", options, Interference(ratio), workload);
+    while (simulator.cluster().now() < last.arrival && simulator.step()) {
+    }
+    const ClusterJob& started = simulator.cluster().job(kGpus);
+    ASSERT_EQ(started.phase == JobPhase::kRunning, best.has_value()) << "seed " << seed;
+    if (best) {
+      ++shared;
+      const ClusterJob& partner = simulator.cluster().job(*best);
+      EXPECT_EQ(started.gpus, partner.gpus) << "seed " << seed;
+      const double first = std::min(last.duration / started.speed, partner.work_left / partner.speed);
+      const double rest = std::max(last.duration - first * started.speed, partner.work_left - first * partner.speed);
+      EXPECT_NEAR(first + rest / 2, least, 1e-9) << "seed " << seed;
+    }
+  }
+  EXPECT_GT(shared, 100);
+  EXPECT_LT(shared, 450);
 }
 
 TEST(ClusterPolicies, PairSrsfTakesTheBestOfSharingAndEitherOrder) {

@@ -69,21 +69,60 @@ TEST_F(ClusterTest, AResumedJobPaysItsRestartFirst) {
   EXPECT_EQ(cluster.job(0).preemptions, 1);
 }
 
-TEST_F(ClusterTest, SplitsANewJobUntilItFits) {
-  options_.fixed_memory_fraction = 0.25;
-  options_.fixed_time_fraction = 0.1;
-  Cluster cluster = make({{0, 100, 1, 8, 0}, {0, 100, 1, 8, 0}, {0, 100, 1, 14, 0}, {0, 100, 1, 16, 0}});
+WorkloadJob sized(double memory_gib, const SplitModel& split, int gpus = 1) {
+  return {.duration = 100, .gpus = gpus, .memory_gib = memory_gib, .split = split};
+}
+
+TEST_F(ClusterTest, SplitsANewJobOrItsPartnerUntilTheyFit) {
+  const SplitModel dear{.fixed_memory = 0.25, .fixed_time = 0.5};
+  const SplitModel cheap{.fixed_memory = 0.25, .fixed_time = 0.1};
+  Cluster cluster = make({sized(8, dear), sized(8, dear), sized(14, cheap), sized(16, cheap), sized(16, dear)});
   cluster.start(0, {0});
-  EXPECT_EQ(cluster.split_beside(1, 0), 1);
-  EXPECT_EQ(cluster.split_beside(2, 0), 4);  // 14 * (0.25 + 0.75 / 4) is 6.1 GiB; with 2 pieces it is 8.75
+  EXPECT_EQ(cluster.splits_beside(1, 0)->a.sub_batches, 1);
+  // 14 * (0.25 + 0.75 / 4) is 6.1 GiB; with 2 sub-batches it is 8.75.
+  EXPECT_EQ(cluster.splits_beside(2, 0)->a.sub_batches, 4);
+  EXPECT_EQ(cluster.splits_beside(2, 0)->b.sub_batches, 1);
   cluster.start(2, {0}, 4);
   EXPECT_DOUBLE_EQ(cluster.job(2).speed, 1 / (1.5 * 1.3));
   EXPECT_DOUBLE_EQ(cluster.job(0).speed, 1 / 1.5);
   cluster.end(0);
   EXPECT_EQ(cluster.job(2).sub_batches, 1) << "alone, its batches are whole again";
   EXPECT_DOUBLE_EQ(cluster.job(2).speed, 1);
+  // The running job is the cheaper one to split: 4 GiB remain for a new job of 8, then 16 * (0.25 + 0.75 / 4) = 7 GiB.
   cluster.start(3, {1});
-  EXPECT_EQ(cluster.split_beside(1, 3), 0) << "nothing fits beside a job that fills the memory";
+  EXPECT_EQ(cluster.splits_beside(1, 3)->a.sub_batches, 1);
+  EXPECT_EQ(cluster.splits_beside(1, 3)->b.sub_batches, 4);
+  cluster.start(1, {1});
+  EXPECT_EQ(cluster.job(3).sub_batches, 4);
+  EXPECT_DOUBLE_EQ(cluster.job(3).speed, 1 / (1.5 * 1.3));
+  EXPECT_DOUBLE_EQ(cluster.job(1).speed, 1 / 1.5);
+  options_.largest_split = 1;
+  Cluster whole = make({sized(8, dear), sized(14, cheap)});
+  whole.start(0, {0});
+  EXPECT_FALSE(whole.splits_beside(1, 0));
+}
+
+TEST_F(ClusterTest, AJobHasNoMoreSubBatchesThanItsPresentPartnersNeed) {
+  const SplitModel cheap{.fixed_memory = 0, .fixed_time = 0.1};
+  Cluster cluster = make({sized(12, cheap, 2), sized(4, cheap), sized(13, {.fixed_memory = 1})});
+  cluster.start(0, {0, 1});
+  cluster.start(1, {0});
+  EXPECT_EQ(cluster.job(0).sub_batches, 1);
+  EXPECT_EQ(cluster.splits_beside(2, 0)->b.sub_batches, 4);
+  cluster.start(2, {1});
+  EXPECT_EQ(cluster.job(0).sub_batches, 4);
+  EXPECT_DOUBLE_EQ(cluster.job(0).speed, 1 / (1.5 * 1.3));
+  cluster.end(2);
+  EXPECT_EQ(cluster.job(0).sub_batches, 1);
+  EXPECT_DOUBLE_EQ(cluster.job(0).speed, 1 / 1.5);
+}
+
+TEST_F(ClusterTest, AJobIsSplitNoFurtherThanItAllows) {
+  Cluster cluster = make({sized(8, {.fixed_memory = 1}), sized(16, {.fixed_memory = 0, .most = 3}),
+                          sized(16, {.fixed_memory = 0.1, .most = 3})});
+  cluster.start(0, {0});
+  EXPECT_EQ(cluster.splits_beside(1, 0)->a.sub_batches, 2);
+  EXPECT_FALSE(cluster.splits_beside(2, 0)) << "it would need four";
 }
 
 TEST_F(ClusterTest, AnEstimateThatWasTooShortIsDoubled) {
@@ -123,6 +162,9 @@ TEST_F(ClusterTest, RefusesInvalidJobs) {
   EXPECT_THAT(refusal({0, 1, 1, 0, 1}),
               ThrowsMessage<E>(HasSubstr("model must be in the interference table, got 1 of 1")));
   EXPECT_THROW(Cluster(options_, Interference(1), {{0, 1, 1, 0, 0}}, {}), E);
+  EXPECT_THAT(refusal(sized(1, {.fixed_memory = 1.5})),
+              ThrowsMessage<E>(HasSubstr("from 0 to 1 and sub-batches from 1")));
+  EXPECT_THAT(refusal(sized(1, {.most = 0})), ThrowsMessage<E>(HasSubstr("got 0.3, 0.05 and 0")));
 }
 
 TEST(Interference, RefusesInvalidTables) {

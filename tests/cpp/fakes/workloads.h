@@ -46,8 +46,10 @@ inline std::vector<WorkloadJob> random_workload(std::mt19937_64& random, int job
   for (int i = 0; i < jobs; ++i) {
     now += random() % 3 == 0 ? 0 : gap(random);
     const int asked = std::min(gpus, 1 << (random() % 4));
-    workload.push_back({now, duration(random), asked, static_cast<double>(random() % 17),
-                        static_cast<int>(random() % static_cast<unsigned>(models))});
+    const auto memory = static_cast<double>(random() % 17);
+    const int model = static_cast<int>(random() % static_cast<unsigned>(models));
+    const SplitModel split{.fixed_time = 0.1 * (model + 1), .most = 4 << model};
+    workload.push_back({now, duration(random), asked, memory, model, 0, 0, split});
   }
   return workload;
 }

@@ -1,0 +1,273 @@
+"""Each policy's distance from the best schedule there is, on small generated instances.
+
+The best schedule knows all jobs in advance, suspends and moves jobs at no cost, and shares any GPU between any two.
+Within an interval without arrivals and ends, only the time that each configuration runs matters: for a given sequence
+of arrivals and ends, the best average completion time is a linear program. Branch and bound goes through the sequences.
+The policies run with a restart cost of 0."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import statistics
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from torchshare import _core
+from torchshare.simulation.job_trace import Trace
+from torchshare.simulation.ratios import Ratios
+from torchshare.simulation.simulate import Case, Setting, simulate
+
+from record import RESULTS, write
+
+POLICIES = _core.cluster_policy_names()
+_TOLERANCE = 1e-7  # relative
+_MAX_PROGRAMS = 4_000  # per instance
+
+
+@dataclass(frozen=True)
+class Instance:
+    """Jobs in order of arrival; `ratios[i, j]` is the interference ratio of job i beside job j."""
+
+    arrival: NDArray[np.float64]
+    work: NDArray[np.float64]  # seconds alone
+    needs: NDArray[np.int32]  # GPUs
+    ratios: NDArray[np.float64]
+    gpus: int
+
+    @property
+    def jobs(self) -> int:
+        return len(self.work)
+
+
+def generated(seed: int) -> Instance:
+    """Six to eight jobs on two to four GPUs, at a load of 0.7 to 2, with ratios around one from 1 to 1.6."""
+    random = np.random.default_rng(seed)
+    jobs, gpus = int(random.integers(6, 9)), int(random.integers(2, 5))
+    work = random.lognormal(7, 1, jobs)
+    needs = np.minimum(random.choice([1, 1, 1, 2, 4], jobs), gpus).astype(np.int32)
+    window = float((work * needs).sum()) / (gpus * random.uniform(0.7, 2))
+    arrival = np.sort(random.uniform(0, window, jobs))
+    ratios = np.maximum(1, random.uniform(1, 1.6) + random.uniform(-0.2, 0.2, (jobs, jobs)))
+    return Instance(arrival - arrival[0], work, needs, ratios, gpus)
+
+
+def configurations(instance: Instance) -> list[tuple[frozenset[int], NDArray[np.float64]]]:
+    """The sets of jobs that can run at once, each with the speeds of its jobs; for a set, those that no other beats."""
+    jobs = range(instance.jobs)
+    on_a_gpu = [(), *((job,) for job in jobs), *itertools.combinations(jobs, 2)]
+    found: dict[frozenset[int], list[NDArray[np.float64]]] = {}
+    for placed in itertools.combinations_with_replacement(on_a_gpu, instance.gpus):
+        counts = np.zeros(instance.jobs, dtype=int)
+        slow = np.ones(instance.jobs)
+        for there in placed:
+            for job in there:
+                counts[job] += 1
+                slow[job] = max(slow[job], *(instance.ratios[job, other] for other in there if other != job), 1)
+        if ((counts == 0) | (counts == instance.needs)).all():
+            found.setdefault(frozenset(np.flatnonzero(counts).tolist()), []).append(np.where(counts > 0, 1 / slow, 0))
+    return [(running, speeds) for running, all_speeds in found.items() for speeds in _unbeaten(all_speeds)]
+
+
+def _unbeaten(vectors: list[NDArray[np.float64]]) -> Iterator[NDArray[np.float64]]:
+    unique = np.unique(np.array(vectors), axis=0)
+    for index, vector in enumerate(unique):
+        others = np.delete(unique, index, axis=0)
+        if not (others >= vector).all(axis=1).any():
+            yield vector
+
+
+class Search:
+    """Depth first over the sequences of arrivals and ends."""
+
+    def __init__(self, instance: Instance, known: float) -> None:
+        self._instance = instance
+        self._configurations = configurations(instance)
+        self.best = known  # sum of completion times; at first that of the best policy
+        self.programs = 0
+
+    def run(self) -> None:
+        self._extend([])
+
+    @property
+    def is_complete(self) -> bool:
+        return self.programs < _MAX_PROGRAMS
+
+    def _extend(self, ends: list[int | None]) -> None:
+        """`ends` has a job for each end so far, None for each arrival after the first."""
+        arrived = 1 + ends.count(None)
+        present = [job for job in range(arrived) if job not in ends]
+        following: list[int | None] = [*present] + ([None] if arrived < self._instance.jobs else [])
+        bounds = []
+        for event in following:
+            bound = self._bound([*ends, event])
+            if bound < self.best * (1 - _TOLERANCE):
+                bounds.append((bound, event))
+        for bound, event in sorted(bounds, key=lambda each: each[0]):
+            if bound >= self.best * (1 - _TOLERANCE) or not self.is_complete:
+                return
+            if len(ends) + 1 == 2 * self._instance.jobs - 1:
+                self.best = bound
+            else:
+                self._extend([*ends, event])
+
+    def _bound(self, ends: list[int | None]) -> float:
+        """The least sum of completion times after these events. A job that has not ended needs its rest at speed 1."""
+        instance = self._instance
+        self.programs += 1
+        cost: list[float] = []
+        speeds: list[NDArray[np.float64]] = []
+        interval: list[int] = []
+        arrived, ended = 1, set()
+        for index, event in enumerate(ends):
+            present = set(range(arrived)) - ended
+            for running, speed in self._configurations:
+                if running <= present:
+                    speeds.append(speed)
+                    interval.append(index)
+            arrived += event is None
+            ended |= set() if event is None else {event}
+        of = np.array(interval)
+        rates = np.array(speeds).T  # by job and variable
+        waiting = [job for job in range(arrived) if job not in ended]
+        # The time of event k is the length of the intervals up to k.
+        later_ends = np.array([sum(event is not None for event in ends[index:]) for index in range(len(ends))])
+        cost = later_ends[of] + float(len(waiting)) - rates[waiting].sum(axis=0)
+        constant = float(instance.work[waiting].sum())
+        constant += float((instance.arrival[arrived:] + instance.work[arrived:]).sum())
+        equal_rows, equal_values = [rates[job] for job in ended], [instance.work[job] for job in ended]
+        upper_rows, upper_values = [rates[job] for job in waiting], [instance.work[job] for job in waiting]
+        number = 1
+        for index, event in enumerate(ends):
+            if event is None:
+                equal_rows.append((of <= index).astype(float))
+                equal_values.append(instance.arrival[number])
+                number += 1
+        if number < instance.jobs:
+            upper_rows.append(np.ones(len(of)))
+            upper_values.append(instance.arrival[number])
+        found = linprog(
+            cost,
+            A_ub=coo_array(np.array(upper_rows)) if upper_rows else None,
+            b_ub=upper_values or None,
+            A_eq=coo_array(np.array(equal_rows)) if equal_rows else None,
+            b_eq=equal_values or None,
+            method="highs",
+        )
+        return constant + float(found.fun) if found.status == 0 else np.inf
+
+
+def averages(instance: Instance) -> dict[str, float]:
+    """The average completion time from arrival, by policy."""
+    trace = Trace(
+        source="",
+        names=[str(job) for job in range(instance.jobs)],
+        arrival=instance.arrival,
+        duration=instance.work,
+        gpus=instance.needs,
+        memory_gib=np.zeros(instance.jobs),
+        models=[str(job) for job in range(instance.jobs)],
+    )
+    setting = Setting(gpus=instance.gpus, gpus_per_node=instance.gpus, restart_cost=0.0)
+    ratios = Ratios(trace.models, instance.ratios)
+    return {policy: simulate(Case(trace, policy, ratios, setting, "")).figures["avg_jct_s"] for policy in POLICIES}
+
+
+def measure(seed: int) -> dict[str, Any]:
+    """The gaps of an instance: average completion time / the best one - 1, by policy."""
+    instance = generated(seed)
+    found = averages(instance)
+    arrivals = float(instance.arrival.sum())
+    search = Search(instance, min(found.values()) * instance.jobs + arrivals)
+    search.run()
+    best = (search.best - arrivals) / instance.jobs
+    return {
+        "seed": seed,
+        "jobs": instance.jobs,
+        "gpus": instance.gpus,
+        "ratio": round(float(np.median(instance.ratios)), 4),
+        "is_complete": search.is_complete,
+        "programs": search.programs,
+        "best_s": best,
+        "gaps": {policy: round(average / best - 1, 6) for policy, average in found.items()},
+    }
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Per policy: mean and 95th percentile of the gaps, and the share of the instances in which it is the best."""
+    found = {}
+    for policy in POLICIES:
+        gaps = [run["gaps"][policy] for run in runs]
+        found[policy] = {
+            "mean": statistics.fmean(gaps),
+            "p95": float(np.percentile(gaps, 95)),
+            "best": statistics.fmean(gap <= 1e-6 for gap in gaps),
+        }
+    return found
+
+
+def by_ratio(runs: list[dict[str, Any]], policies: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The mean gaps of instances of about equal ratios, a quarter of all each."""
+    ordered = sorted(runs, key=lambda run: run["ratio"])
+    quarters = [ordered[len(ordered) * part // 4 : len(ordered) * (part + 1) // 4] for part in range(4)]
+    return [
+        {
+            "ratios": [quarter[0]["ratio"], quarter[-1]["ratio"]],
+            **{policy: statistics.fmean(run["gaps"][policy] for run in quarter) for policy in policies},
+        }
+        for quarter in quarters
+        if quarter
+    ]
+
+
+def plot(runs: list[dict[str, Any]]) -> Figure:
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for policy in POLICIES:
+        gaps = np.sort([100 * run["gaps"][policy] for run in runs])
+        axes.plot(gaps, np.arange(1, len(gaps) + 1) / len(gaps), label=policy, lw=2.5 if policy == "pair-srsf" else 1.3)
+    axes.set(xlim=(0, 100), xlabel="average JCT above the optimum, %", ylabel="fraction of the instances")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--instances", type=int, default=200, metavar="N", help="default: %(default)s")
+    parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for optimum.json and .png")
+    arguments = parser.parse_args()
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.instances)
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        runs = list(pool.map(measure, seeds))
+    proven = [run for run in runs if run["is_complete"]]
+    found = summary(proven)
+    print(f"{len(proven)} of {len(runs)} instances were searched to the end; the others do not count")
+    for policy, figures in sorted(found.items(), key=lambda each: each[1]["mean"]):
+        print(f"{policy:14}" + "".join(f"  {name} {figures[name]:6.1%}" for name in ("mean", "p95", "best")))
+    quarters = by_ratio(proven, ("sjf-bsbf", "pair-srsf"))
+    for quarter in quarters:
+        low, high = quarter["ratios"]
+        print(
+            f"ratios {low:.2f} to {high:.2f}: sjf-bsbf {quarter['sjf-bsbf']:.1%}, pair-srsf {quarter['pair-srsf']:.1%}"
+        )
+    write("optimum", {"summary": found, "by ratio": quarters, "runs": runs}, arguments.out)
+    plot(proven).savefig(arguments.out / "optimum.png", dpi=80)
+
+
+if __name__ == "__main__":
+    main()

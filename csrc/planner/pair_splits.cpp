@@ -1,0 +1,23 @@
+#include "planner/pair_splits.h"
+
+#include "model/pair.h"
+
+namespace torchshare {
+
+std::optional<PairSplits> best_splits(const SplittableJob& a, const SplittableJob& b, double memory) {
+  std::optional<PairSplits> best;
+  for (const SplitSize& mine : a.sizes) {
+    for (const SplitSize& theirs : b.sizes) {
+      if (mine.memory + theirs.memory > memory) {
+        continue;
+      }
+      const double value = share_now({a.remaining, mine.slowdown}, {b.remaining, theirs.slowdown});
+      if (!best || value < best->value) {
+        best = PairSplits{mine, theirs, value};
+      }
+    }
+  }
+  return best;
+}
+
+}  // namespace torchshare
