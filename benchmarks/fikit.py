@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -52,12 +51,8 @@ def register(device: str) -> None:
     """Adds the models of the table to those that gaps.py can serve."""
     image = (gaps.LARGEST_REQUEST, 3, SIDES[device], SIDES[device])
     words = (gaps.LARGEST_REQUEST, TOKENS)
-    made: dict[str, Callable[[bool], torch.nn.Module]] = {
-        **{name: getattr(models, name) for name in ("alexnet", "vgg11", "resnet18", "resnet50", "mobilenet")},
-        **{name: getattr(models, name) for name in ("shufflenet", "inception", "densenet")},
-    }
-    for name, make in made.items():
-        gaps.SERVED[name] = partial(make, False), partial(torch.randn, *image)
+    for name in {name for pair in PAIRS for name in pair.split("+")} - {"bert"}:
+        gaps.SERVED[name] = partial(getattr(models, name), False), partial(torch.randn, *image)
     bert = small_bert if device == "cpu" else partial(models.bert, False)
     gaps.SERVED["bert"] = bert, partial(torch.randint, 10_000, words)
 
@@ -73,7 +68,10 @@ def run(rates: dict[str, float], mode: str, device: str, window: float) -> list[
 def repeat(pair: str, device: str, window: float) -> dict[str, Any]:
     """One repetition: the high-priority model alone, in torchshare alone, then both in every mode."""
     high, low = pair.split("+")
-    service = float(np.mean(run({high: 0.0}, ALONE, device, window / 2)[0]["times"]))
+    times = run({high: 0.0}, ALONE, device, window / 2)[0]["times"]
+    if not times:
+        raise SystemExit(f"{high} answers no request in {window / 2:g} s: --window must be longer, got {window:g}")
+    service = float(np.mean(times))
     arriving = {high: LOAD / service}
     alone = {mode: run(arriving, mode, device, window)[0] for mode in (ALONE, WATCHED, TIMED)}
     shared = {mode: run({**arriving, low: 0.0}, mode, device, window) for mode in SHARED}
@@ -98,7 +96,7 @@ def summary(repetitions: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, 
                 add(mode, f"{name}_speedup", gaps.over(default[0][name], high[name]))
                 add(mode, f"{name}_vs_alone", gaps.over(high[name], alone[ALONE][name]))
             add(mode, "low_ratio", gaps.over(low["rate"], default[1]["rate"]))
-            if high["report"]:
+            if mode != gaps.PLAIN:
                 add(mode, "mispredicted", high["report"]["returns_into_filler"] / max(1, high["report"]["gaps_filled"]))
         for mode in (WATCHED, TIMED):
             add(mode, "cost", gaps.over(alone[mode]["p50"], alone[ALONE]["p50"]))

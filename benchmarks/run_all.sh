@@ -1,5 +1,5 @@
 #!/bin/sh
-# Everything that the README's tables show, in about two hours on 2 cores. `make bench` builds first and calls this.
+# Everything that the README's tables show, and more, in hours on 2 cores. `make bench` builds first and calls this.
 set -eu
 : "${BUILD:?the C++ build folder}" "${PY:?the interpreter}"
 cd "$(dirname "$0")/.."

@@ -6,18 +6,24 @@ namespace torchshare {
 
 void LatencyKeeper::promise(const JobTable& jobs, const LiveJob& job, const LatencyTarget& target,
                             std::chrono::nanoseconds now) {
-  const bool is_outranked_now = is_outranked(jobs, job);
-  promises_.add(job.id(), LatencyPace(target), !is_outranked_now);
-  if (is_outranked_now) {
+  promises_.add(job.id(), LatencyPace(target), keeps(jobs, job, target, now));
+}
+
+bool LatencyKeeper::keeps(const JobTable& jobs, const LiveJob& job, const LatencyTarget& target,
+                          std::chrono::nanoseconds now) {
+  const bool kept = !is_outranked(jobs, job);
+  if (kept ? outranked_.erase(job.id()) > 0 : outranked_.insert(job.id()).second) {
     timeline_.record_decision(job.id(), now, [&] {
-      return fmt::format("slo: {} is not kept while a job of higher priority runs", to_string(target));
+      return fmt::format("slo: {} is {}", to_string(target),
+                         kept ? "kept again" : "not kept while a job of higher priority runs");
     });
   }
+  return kept;
 }
 
 void LatencyKeeper::answered(const JobTable& jobs, const LiveJob& job, const JobReport& answer) {
   LatencyPace* const promise = promises_.find(job.id());
-  if (promise == nullptr || is_outranked(jobs, job)) {
+  if (promise == nullptr || !keeps(jobs, job, promise->target(), answer.at)) {
     return;
   }
   LatencyPace& pace = *promise;

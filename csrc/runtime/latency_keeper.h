@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <optional>
+#include <set>
 
 #include "gate/gate.h"
 #include "runtime/job_table.h"
@@ -23,12 +24,19 @@ class LatencyKeeper {
   void promise(const JobTable& jobs, const LiveJob& job, const LatencyTarget& target, std::chrono::nanoseconds now);
   /// Called when a job has answered a request.
   void answered(const JobTable& jobs, const LiveJob& job, const JobReport& answer);
-  void end(JobId job) noexcept { promises_.end(job); }
+  void end(JobId job) noexcept {
+    promises_.end(job);
+    outranked_.erase(job);
+  }
   std::optional<LatencyStats> stats(JobId job) const { return promises_.stats(job); }
 
  private:
+  /// False while another job outranks this one. Records when that changes.
+  bool keeps(const JobTable& jobs, const LiveJob& job, const LatencyTarget& target, std::chrono::nanoseconds now);
+
   Timeline& timeline_;
   PaceRules<LatencyPace> promises_;
+  std::set<JobId> outranked_;  // of the jobs that have promised, by what the timeline says
 };
 
 }  // namespace torchshare

@@ -77,6 +77,17 @@ TEST_F(PromisedPair, APromiseOfALowerJobDoesNotReplaceThatOfAHigherOne) {
   EXPECT_THAT(decisions(), Contains("slo: p90<20ms is not kept while a job of higher priority runs"));
 }
 
+TEST_F(PromisedPair, TheTimelineSaysWhenAnotherJobOutranksTheServerAndWhenItHasEnded) {
+  training_.promise({0.9, 0.02});
+  training_.answer(1ms);
+  EXPECT_THAT(decisions(), Contains("slo: p90<20ms is not kept while a job of higher priority runs").Times(1));
+  server_.end(JobState::kFinished);
+  training_.answer(1ms);
+  training_.answer(1ms);
+  EXPECT_THAT(decisions(), Contains("slo: p90<20ms is kept again").Times(1));
+  EXPECT_EQ(coordinator_.latency(training_.id())->misses, 0U);
+}
+
 TEST_F(PromisedPair, APromiseEndsWithItsJob) {
   server_.promise({0.9, 0.02});
   server_.end(JobState::kFinished);
