@@ -29,6 +29,7 @@ class JobSize:
 
 # Fitted to the 82,247 jobs of Microsoft's Philly trace (github.com/msr-fiddle/philly-traces, CC BY 4.0), as AdaptDL's
 # repository has it: the share of each number of GPUs, and the median and the deviation of the logarithm of durations.
+# 16 stands for 9 to 16 GPUs and 32 for more. Means are not fitted, and differ (docs/queue.md).
 PHILLY = (
     JobSize(1, 0.9317, 1_117, 1.97),
     JobSize(2, 0.0221, 21, 3.27),
