@@ -160,15 +160,19 @@ class Search:
         if number < instance.jobs:
             upper_rows.append(np.ones(len(at)))
             upper_values.append(instance.arrival[number])
-        found = linprog(
-            cost,
-            A_ub=coo_array(np.array(upper_rows)) if upper_rows else None,
-            b_ub=upper_values or None,
-            A_eq=coo_array(np.array(equal_rows)) if equal_rows else None,
-            b_eq=equal_values or None,
-            method="highs",
-        )
-        if found.status not in (0, _INFEASIBLE):
+        for method, presolve in (("highs", True), ("highs", False), ("highs-ipm", True)):
+            found = linprog(
+                cost,
+                A_ub=coo_array(np.array(upper_rows)) if upper_rows else None,
+                b_ub=upper_values or None,
+                A_eq=coo_array(np.array(equal_rows)) if equal_rows else None,
+                b_eq=equal_values or None,
+                method=method,
+                options={"presolve": presolve},
+            )
+            if found.status in (0, _INFEASIBLE):
+                break
+        else:
             raise RuntimeError(f"linprog: status {found.status} after {ends}: {found.message}")
         return constant + float(found.fun) if found.status == 0 else np.inf
 

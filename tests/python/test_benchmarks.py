@@ -177,7 +177,7 @@ def alike(work: list[float], ratio: float, arrival: list[float] | None = None, g
 
 def test_a_linear_program_that_is_not_solved_is_no_bound(monkeypatch):
     solve = optimum.linprog
-    monkeypatch.setattr(optimum, "linprog", lambda *words, **more: solve(*words, **more, options={"maxiter": 0}))
+    monkeypatch.setattr(optimum, "linprog", lambda *words, **more: solve(*words, **{**more, "options": {"maxiter": 0}}))
     with pytest.raises(RuntimeError, match="linprog: status 1 after"):
         best_average(alike([5.0, 7.0, 9.0], 1.2, [0.0, 1.0, 2.0]))
 
