@@ -27,11 +27,16 @@ struct Rank {
   bool operator==(const Rank&) const = default;
 };
 
-/// The waiting jobs, grouped into kinds with equal requests. If the first job of a kind does not fit, no other of its
-/// kind fits, and no job ranked behind it that requests at least as many GPUs for the same model, needs as much memory
-/// and time in each number of sub-batches that it may run in, and shares with the same jobs or with none. So a decision
-/// considers a few kinds instead of all jobs. Shortest job first decides as if it considered all, see `share_now`: its
-/// average, less that of one job after the other, never falls with the later job's length or with a slowdown.
+/// The waiting jobs, grouped into kinds with equal requests. A refused job rules out the others of its kind, and all
+/// jobs that ask for no less: that request at least as many GPUs for the same model, need at least as much memory and
+/// time in each number of sub-batches that they may run in, and share with the same jobs or with none. So a decision
+/// tries a few kinds instead of all jobs.
+///
+/// For shortest job first this changes no decision. It refuses a job for lack of GPUs or of memory beside others, or,
+/// if it is SJF-BSBF, because `share_now` is not less than `one_after_other`. The difference of these two never falls
+/// with the new job's remaining time nor with a slowdown, and jobs ranked behind are not shorter. Where jobs ranked
+/// behind may be shorter (PairSrsf ages jobs; priorities), one that would gain by sharing may have to wait for a later
+/// decision.
 class WaitingQueue {
  public:
   using Kind = std::size_t;
