@@ -35,6 +35,7 @@ from record import RESULTS, write
 
 POLICIES = _core.cluster_policy_names()
 _TOLERANCE = 1e-7  # relative
+_INFEASIBLE = 2  # status of linprog
 _MAX_PROGRAMS = 4_000  # per instance
 
 
@@ -140,12 +141,12 @@ class Search:
                     interval.append(index)
             arrived += event is None
             ended |= set() if event is None else {event}
-        of = np.array(interval)
+        at = np.array(interval)
         rates = np.array(speeds).T  # by job and variable
         waiting = [job for job in range(arrived) if job not in ended]
         # The time of event k is the length of the intervals up to k.
         later_ends = np.array([sum(event is not None for event in ends[index:]) for index in range(len(ends))])
-        cost = later_ends[of] + float(len(waiting)) - rates[waiting].sum(axis=0)
+        cost = later_ends[at] + float(len(waiting)) - rates[waiting].sum(axis=0)
         constant = float(instance.work[waiting].sum())
         constant += float((instance.arrival[arrived:] + instance.work[arrived:]).sum())
         equal_rows, equal_values = [rates[job] for job in ended], [instance.work[job] for job in ended]
@@ -153,20 +154,26 @@ class Search:
         number = 1
         for index, event in enumerate(ends):
             if event is None:
-                equal_rows.append((of <= index).astype(float))
+                equal_rows.append((at <= index).astype(float))
                 equal_values.append(instance.arrival[number])
                 number += 1
         if number < instance.jobs:
-            upper_rows.append(np.ones(len(of)))
+            upper_rows.append(np.ones(len(at)))
             upper_values.append(instance.arrival[number])
-        found = linprog(
-            cost,
-            A_ub=coo_array(np.array(upper_rows)) if upper_rows else None,
-            b_ub=upper_values or None,
-            A_eq=coo_array(np.array(equal_rows)) if equal_rows else None,
-            b_eq=equal_values or None,
-            method="highs",
-        )
+        for method, presolve in (("highs", True), ("highs", False), ("highs-ipm", True)):
+            found = linprog(
+                cost,
+                A_ub=coo_array(np.array(upper_rows)) if upper_rows else None,
+                b_ub=upper_values or None,
+                A_eq=coo_array(np.array(equal_rows)) if equal_rows else None,
+                b_eq=equal_values or None,
+                method=method,
+                options={"presolve": presolve},
+            )
+            if found.status in (0, _INFEASIBLE):
+                break
+        else:
+            raise RuntimeError(f"linprog: status {found.status} after {ends}: {found.message}")
         return constant + float(found.fun) if found.status == 0 else np.inf
 
 

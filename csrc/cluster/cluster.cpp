@@ -48,6 +48,7 @@ WaitingQueue::Kind Cluster::kind_of(WorkloadJob job) {
     job.memory_gib = 0;  // if memory is ignored, it distinguishes no kinds
     job.split = {};
   }
+  job.split.most = std::min(job.split.most, options_.largest_split);
   return waiting_.kind_of(job);
 }
 

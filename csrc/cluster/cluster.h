@@ -157,7 +157,7 @@ class Cluster {
     return job.asked.memory_gib * job.asked.split.memory(sub_batches);
   }
   int largest_split(const ClusterJob& job) const { return std::min(options_.largest_split, job.asked.split.most); }
-  /// Fills and returns the first of `sizes`: how `job` may run beside `partner`.
+  /// Returns the sizes in which `job` may run beside `partner`, which it writes to the front of `sizes`.
   std::span<const SplitSize> sizes_beside(JobId job, JobId partner, std::span<SplitSize> sizes) const;
   bool fits_beside_partners(JobId job, int sub_batches) const;
   /// The fewest sub-batches with which a running job fits beside its partners.

@@ -42,19 +42,23 @@ void WaitingQueue::drop_head(Kind kind) {
   }
 }
 
-void WaitingQueue::refuse(Kind kind, std::vector<bool>& refused) const {
-  const Kinship& asked = kinships_[kind];
-  const auto ours = kinds_.find(asked);
-  const auto apply = [&](const auto& entry) {
-    refused[entry.second] = refused[entry.second] || entry.first.asks_for_no_less_than(asked);
-  };
-  for (auto other = ours; other != kinds_.end() && other->first.model == asked.model; ++other) {
-    apply(*other);
+bool WaitingQueue::Kinship::asks_for_no_less_than(const Kinship& other) const {
+  if (model != other.model || !(group == other.group || group == kAlone) || gpus < other.gpus ||
+      split.most > other.split.most) {
+    return false;
   }
-  for (auto other = std::make_reverse_iterator(ours); other != kinds_.rend() && other->first.model == asked.model;
-       ++other) {
-    apply(*other);
+  for (int pieces = 1; pieces <= split.most; pieces *= 2) {
+    if (memory_gib * split.memory(pieces) < other.memory_gib * other.split.memory(pieces) ||
+        split.time(pieces) < other.split.time(pieces)) {
+      return false;
+    }
   }
+  return true;
+}
+
+bool WaitingQueue::asks_for_no_less(Kind kind, const std::vector<Kind>& refused) const {
+  return std::any_of(refused.begin(), refused.end(),
+                     [&](Kind other) { return kinships_[kind].asks_for_no_less_than(kinships_[other]); });
 }
 
 std::optional<JobId> WaitingQueue::first() const {

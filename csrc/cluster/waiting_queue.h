@@ -27,10 +27,16 @@ struct Rank {
   bool operator==(const Rank&) const = default;
 };
 
-/// The waiting jobs, grouped into kinds with equal requests. If the first job of a kind does not fit, no other of its
-/// kind fits, and no job ranked behind it that requests at least as many GPUs and as much memory for the same model
-/// with the same sub-batches, to share with the same jobs or with none. So a decision considers a few kinds instead of
-/// all jobs.
+/// The waiting jobs, grouped into kinds with equal requests. A refused job rules out the others of its kind, and all
+/// jobs that ask for no less: that request at least as many GPUs for the same model, need at least as much memory and
+/// time in each number of sub-batches that they may run in, and share with the same jobs or with none. So a decision
+/// tries a few kinds instead of all jobs.
+///
+/// For shortest job first this changes no decision. It refuses a job for lack of GPUs or of memory beside others, or,
+/// if it is SJF-BSBF, because `share_now` is not less than `one_after_other`. The difference of these two never falls
+/// with the new job's remaining time nor with a slowdown, and jobs ranked behind are not shorter. Where jobs ranked
+/// behind may be shorter (PairSrsf ages jobs; priorities), one that would gain by sharing may have to wait for a later
+/// decision.
 class WaitingQueue {
  public:
   using Kind = std::size_t;
@@ -62,20 +68,17 @@ class WaitingQueue {
     int group;
     SplitModel split;
     auto operator<=>(const Kinship&) const = default;
-    bool asks_for_no_less_than(const Kinship& other) const {
-      return model == other.model && split == other.split && (group == other.group || group == kAlone) &&
-             gpus >= other.gpus && memory_gib >= other.memory_gib;
-    }
+    bool asks_for_no_less_than(const Kinship& other) const;
   };
 
   using Head = std::tuple<Rank, JobId, Kind>;
 
   void add_head(Kind kind);
   void drop_head(Kind kind);
-  /// After a job of `kind` was refused, also those that ask for no less.
-  void refuse(Kind kind, std::vector<bool>& refused) const;
+  /// Whether a job of `kind` asks for no less than one of those that were refused.
+  bool asks_for_no_less(Kind kind, const std::vector<Kind>& refused) const;
 
-  std::map<Kinship, Kind> kinds_;  // those of a model are neighbours
+  std::map<Kinship, Kind> kinds_;
   std::vector<Kinship> kinships_;  // of each kind
   std::vector<Queue> queues_;      // of each kind
   std::set<Head> heads_;           // the first job of each kind that has any
@@ -85,13 +88,16 @@ class WaitingQueue {
 
 template <typename Take>
 void WaitingQueue::offer(const Take& take) {
-  std::vector<bool> refused(queues_.size());
+  std::vector<bool> skipped(queues_.size());
+  std::vector<Kind> refused;
   auto next = heads_.begin();
   while (next != heads_.end()) {
     const auto [rank, job, kind] = *next;
     const std::uint64_t before = changes_;
-    if (!refused[kind] && !take(job)) {
-      refuse(kind, refused);
+    skipped[kind] = skipped[kind] || asks_for_no_less(kind, refused);
+    if (!skipped[kind] && !take(job)) {
+      skipped[kind] = true;
+      refused.push_back(kind);
     }
     next = changes_ == before ? std::next(next) : heads_.begin();
   }

@@ -175,6 +175,13 @@ def alike(work: list[float], ratio: float, arrival: list[float] | None = None, g
     return optimum.Instance(arrivals, np.array(work), np.ones(jobs, np.int32), np.full((jobs, jobs), ratio), gpus)
 
 
+def test_a_linear_program_that_is_not_solved_is_no_bound(monkeypatch):
+    solve = optimum.linprog
+    monkeypatch.setattr(optimum, "linprog", lambda *words, **more: solve(*words, **{**more, "options": {"maxiter": 0}}))
+    with pytest.raises(RuntimeError, match="linprog: status 1 after"):
+        best_average(alike([5.0, 7.0, 9.0], 1.2, [0.0, 1.0, 2.0]))
+
+
 @pytest.mark.parametrize("ratio", [1.0, 1.2, 1.4, 1.6])
 def test_the_optimum_of_two_jobs_is_the_better_of_sharing_and_shortest_first(ratio):
     shared = (ratio * 10 + (15 + (ratio - 1) * 10)) / 2

@@ -149,7 +149,7 @@ def test_every_link_and_file_that_is_named_exists(document: Path) -> None:
 
 
 def test_every_picture_is_drawn_by_a_script_from_recorded_figures() -> None:
-    """Or by a target of the Makefile."""
+    """A script in benchmarks/, or a target of the Makefile, draws it."""
     makefile = (ROOT / "Makefile").read_text()
     scripts = [path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")]
     shown = {link for document in DOCUMENTS for link in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", prose(document))}

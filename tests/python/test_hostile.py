@@ -236,11 +236,18 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+GENERATOR = ["--generate", "--load", "--jobs-per-hour", "--mix", "--seed"]
+
+
+@pytest.mark.parametrize(
+    ("source", "option"),
+    [*((("--trace", "t.csv"), option) for option in OPTIONS), *((("--generate=9",), option) for option in GENERATOR)],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
 @pytest.mark.parametrize("value", ["1e300", "inf", "nan", "-1", "0", "9" * 30, "9" * 400])
-def test_simulate_takes_any_number(folder: Path, option: str, value: str) -> None:
+def test_simulate_takes_any_number(folder: Path, source: tuple[str, ...], option: str, value: str) -> None:
     (folder / "t.csv").write_text("job,arrival_s,gpus,duration_s\na,0,1,10\nb,1,1,5\n")
-    done = torchshare_command("simulate", "--trace", "t.csv", f"{option}={value}", folder=folder)
+    done = torchshare_command("simulate", *source, f"{option}={value}", folder=folder)
     assert done.returncode in (0, 2) and "Traceback" not in done.stderr, done.stderr
     assert "incompatible" not in done.stderr and "inf" not in done.stdout and "nan" not in done.stdout
 

@@ -22,7 +22,8 @@ from torchshare import _core
 from torchshare.__main__ import main
 from torchshare.cluster.page import write_queue
 from torchshare.report import numbers
-from torchshare.simulation.job_trace import Trace
+from torchshare.simulation.generated import at_load, generate, parse_mix
+from torchshare.simulation.job_trace import Limits, Trace
 from torchshare.simulation.ratios import uniform
 from torchshare.simulation.simulate import Case, Setting, Sweep, simulate, simulate_all, summarize
 
@@ -251,18 +252,48 @@ def test_bad_arguments_are_named_before_anything_runs(capsys, trace_file, argume
         (["--trace", "adaptdl:240/9"], "and N from 1 to 8, got adaptdl:240/9"),
         (["--trace", "adaptdl:240/"], "got adaptdl:240/"),
         (["--trace", "adaptdl:240/6", "--gpus", "16"], "adaptdl:240/6:25: column 'num_replicas' must be at most 16"),
-        (["--trace", "adaptdl:240/6", "--load", "1"], "--load needs --generate JOBS"),
-        (["--trace", "adaptdl:240/6", "--sweep", "load=1:2:1"], "--sweep load needs --generate JOBS"),
+        (["--trace", "adaptdl:240/6", "--load", "1"], "--load needs --generate JOBS, got --load 1.0 without it"),
+        (
+            ["--trace", "adaptdl:240/6", "--sweep", "load=1:2:1"],
+            "--sweep needs --generate JOBS, got --sweep load=1:2:1",
+        ),
+        (
+            ["--trace", "adaptdl:240/6", "--trace-format", "philly"],
+            "--trace-format needs a --trace that is a file, got --trace-format philly without it",
+        ),
+        (
+            ["--trace", "adaptdl:240/6", "--runtimes", "r.csv"],
+            "--runtimes needs a --trace that is a file, got --runtimes",
+        ),
+        (["--trace", "t.csv", "--runtimes", "r.csv"], "--runtimes needs --trace-format adaptdl, got --runtimes r.csv"),
+        (["--generate", "9", "--trace-format", "csv"], "--trace-format needs a --trace that is a file, got"),
+        (["--generate", "9", "--runtimes", "r.csv"], "--runtimes needs a --trace that is a file, got --runtimes r.csv"),
+        (["--generate", "9", "--skip-bad-rows"], "--skip-bad-rows needs --trace, got --skip-bad-rows without it"),
+        (["--generate", "9", "--gpu-memory", "16"], "--gpu-memory needs --mix adaptdl, got --gpu-memory 16.0 without"),
+        (["--generate", "9", "--mix", "1:1:9:1", "--gpu-memory", "16"], "--gpu-memory needs --mix adaptdl"),
+        (
+            ["--generate", "9", "--interference", "p.csv"],
+            "--interference needs --mix adaptdl, got --interference p.csv",
+        ),
         (["--generate", "0"], "--generate must be from 1 to 1e+06, got 0"),
         (["--generate", "9", "--load", "0"], "--load must be from 0.001 to 1000, got 0"),
         (["--generate", "9", "--load", "nan"], "--load must be from 0.001 to 1000, got nan"),
         (["--generate", "9", "--sweep", "load=0:1:1"], "--load must be from 0.001 to 1000, got 0"),
         (["--generate", "9", "--load", "1", "--jobs-per-hour", "1"], "exclude each other"),
         (["--generate", "9", "--jobs-per-hour", "-1"], "--jobs-per-hour must be from 0.001 to 1e+09, got -1"),
-        (["--generate", "9", "--mix", "1:1:10"], "GPUS:SHARE:MEDIAN_S:SIGMA,... of positive numbers, got '1:1:10'"),
-        (["--generate", "9", "--mix", "1:1:10:1,2:1:nan:1"], "of positive numbers, got '2:1:nan:1'"),
+        (["--generate", "9", "--mix", "1:1:10"], "GPUS:SHARE:MEDIAN_S:SIGMA,... got '1:1:10'"),
+        (["--generate", "9", "--mix="], "--mix must be philly, adaptdl or GPUS:SHARE:MEDIAN_S:SIGMA,... got ''"),
+        (["--generate", "9", "--mix", "1:1:10:1,2:1:nan:1"], "MEDIAN_S of --mix must be above 0, at most 1209600"),
+        (["--generate", "9", "--mix", "1:1:2000000:1"], "1209600 (14 days), got '1:1:2000000:1'"),
+        (["--generate", "9", "--mix", "0:1:1:1"], "GPUS of --mix must be from 1 to 1e+09, got '0:1:1:1'"),
+        (["--generate", "9", "--mix", "1:0:1:1"], "SHARE of --mix must be above 0, at most 1e+09, got '1:0:1:1'"),
+        (["--generate", "9", "--mix", "1:1:1:11"], "SIGMA of --mix must be from 0 to 10, got '1:1:1:11'"),
         (["--generate", "9", "--mix", ",".join(["1:1:10:1"] * 1001)], "--mix must have at most 1000 sizes, got 1001"),
-        (["--generate", "9", "--mix", "128:1:10:1"], "--mix must have a size of at most 64 GPUs"),
+        (["--generate", "9", "--mix", "256:1:10:1,128:1:10:1"], "at most 64 GPUs, the cluster's, got 128 or more"),
+        (
+            ["--generate", "9", "--mix", "adaptdl", "--gpu-memory", "0.1"],
+            "--gpu-memory must be enough for one of AdaptDL's jobs, 3 GiB, got 0.1 GiB",
+        ),
     ],
 )
 def test_a_wrong_trace_or_generator_is_named_in_one_line(capsys, arguments, message):
@@ -293,6 +324,42 @@ def test_generated_jobs_are_equal_for_equal_seeds_and_sweep_the_load(capsys):
     assert [(row["load"], row["policy"]) for row in rows[:3]] == [(0.5, "fifo"), (0.5, "sjf"), (1.0, "fifo")]
     waits = [row["avg_queue_s"] for row in rows if row["policy"] == "fifo"]
     assert waits == sorted(waits) and waits[0] < waits[-1]
+
+
+def test_generated_jobs_that_do_not_fit_are_left_out_and_told(capsys):
+    arguments = ("--policy", "fifo", "--generate", 50, "--gpus", 4)
+    code, _, err = run(capsys, *arguments, "--mix", "1:3:100:1,8:1:50:0.5")
+    assert (code, err) == (0, "torchshare: left out 25.00% of the mix, which do not fit the cluster\n")
+    assert run(capsys, *arguments, "--mix", "1:3:100:1,4:1:50:0.5")[2] == ""
+    assert "left out" in run(capsys, *arguments, "--mix", "adaptdl")[2]
+
+
+def test_jobs_of_a_packaged_trace_that_do_not_fit_can_be_skipped(capsys):
+    code, out, err = run(
+        capsys, "--trace", "adaptdl:80/1", "--gpus", 8, "--policy", "fifo", "--json", "--skip-bad-rows"
+    )
+    assert code == 0
+    (row,) = json.loads(out)["policies"]
+    assert 0 < row["jobs"] < 80
+    assert f"skipped {80 - row['jobs']} bad rows, the first: adaptdl:80/1:" in err
+
+
+def test_a_sweep_of_the_load_draws_its_jobs_once(capsys, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "torchshare.cli.simulate.generate", lambda *a, **k: drawn.append(generate(*a, **k)) or drawn[-1]
+    )
+    code, out, _ = run(capsys, "--generate", 50, "--sweep", "load=1:3:1", "--policy", "fifo", "--json")
+    assert (code, len(drawn)) == (0, 1)
+    assert [row["load"] for row in json.loads(out)["policies"]] == [1, 2, 3]
+    other = generate(50, Limits(64), mix=parse_mix("philly"), load=3)
+    assert at_load(drawn[0], 3).arrival == pytest.approx(other.arrival)
+
+
+def test_generated_jobs_have_other_random_numbers_than_the_estimates():
+    trace = generate(1000, Limits(2), mix=parse_mix("1:1:9:1,2:1:9:1"), seed=3)
+    of_estimates = np.random.default_rng(3)  # as in `make_cluster`
+    assert not np.array_equal(1 + of_estimates.choice(2, 1000, p=[0.5, 0.5]), trace.gpus)
 
 
 def test_ctrl_c_ends_a_long_simulation(tmp_path):

@@ -44,7 +44,7 @@ MODELS = "job,arrival_s,gpus,duration_s,memory_gib,rows,memory_fixed_gib,memory_
 
 
 def test_memory_and_time_by_rows_are_read_from_the_columns_of_a_profile(tmp_path):
-    rows = "a,0,1,10,,32,2,0.25,0.1,0.0125\nb,0,1,10,4,,,,,\nc,0,1,10,,3,,2,,1\n"
+    rows = "a,0,1,10,,32,2,0.25,0.1,0.0125\nb,0,1,10,4,,,,,\nc,0,1,10,,3,0,2,0,1\n"
     trace = read_trace(written(tmp_path, MODELS + rows), "csv", LIMITS)
     assert trace.memory_gib.tolist() == [10, 4, 6]
     assert trace.fixed_memory.tolist() == pytest.approx([0.2, math.nan, 0], nan_ok=True)
@@ -57,10 +57,20 @@ def test_memory_and_time_by_rows_are_read_from_the_columns_of_a_profile(tmp_path
     [
         (",32,2,1,,", "memory must be at most 16 GiB, that of a GPU, got 34 GiB"),
         (",,2,0.1,,", "column 'rows' must not be empty"),
-        (",0,2,0.1,,", "column 'rows' must be a number > 0, got '0'"),
-        ("4,32,2,0.1,,", "column 'memory_gib' must be empty beside 'memory_per_row_gib', got 4"),
+        (",0,2,0.1,,", "column 'rows' must be a number >= 1, got '0'"),
+        (",1e-200,,,0,1e-200", "column 'rows' must be a number >= 1, got '1e-200'"),
+        (",0.5,,,,", "column 'rows' must be a number >= 1, got '0.5'"),
+        (",32,2,,,", "column 'memory_per_row_gib' must not be empty"),
+        (",32,,2,,", "column 'memory_fixed_gib' must not be empty"),
+        (",32,abc,,,", "column 'memory_fixed_gib' must be a number >= 0, got 'abc'"),
+        ("4,32,2,,,", "column 'memory_gib' must be empty beside memory by rows, got 4"),
+        (",32,,,1,", "column 'beta_s' must not be empty"),
+        (",32,,,,1", "column 'alpha_s' must not be empty"),
+        (",32,,,nan,", "column 'alpha_s' must be a number >= 0, got 'nan'"),
+        (",,,,1,1", "column 'rows' must not be empty"),
+        ("4,32,2,0.1,,", "column 'memory_gib' must be empty beside memory by rows, got 4"),
         (",32,-1,0.1,,", "column 'memory_fixed_gib' must be a number >= 0, got '-1'"),
-        (",32,,-0.1,,", "column 'memory_per_row_gib' must be a number >= 0, got '-0.1'"),
+        (",32,1,-0.1,,", "column 'memory_per_row_gib' must be a number >= 0, got '-0.1'"),
         (",32,,,-1,1", "column 'alpha_s' must be a number >= 0, got '-1'"),
         (",32,,,1,0", "column 'beta_s' must be a number > 0, got '0'"),
     ],
@@ -145,6 +155,9 @@ def test_adaptdl_durations_come_from_the_runtimes(tmp_path):
     assert trace.memory_gib.tolist() == [14], "24 rows of each GPU are two sub-batches of the largest size"
     with pytest.raises(ValueError, match="needs --runtimes FILE"):
         read_trace(written(tmp_path, text), "adaptdl", LIMITS)
+    slow = written(tmp_path, timed.read_text().replace("0.9,0", "0.9,1.8"), "slow")
+    with pytest.raises(ValueError, match=r"slow:2: column 'sync_time_s' must be at most 'step_time_s', 0.9, got 1.8"):
+        read_trace(written(tmp_path, text), "adaptdl", Limits(8), runtimes=slow)
     other = written(tmp_path, text.replace("48", "96"), "other")
     with pytest.raises(ValueError, match="no runtime for 2 GPUs and batch 96"):
         read_trace(other, "adaptdl", LIMITS, runtimes=runtimes)

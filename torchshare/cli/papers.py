@@ -23,8 +23,8 @@ _WIDTH = 110  # of texts, in characters
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
     parser.description = (
-        "Simulates the tables of SJF-BSBF (arXiv 2407.13088) on traces that torchshare brings along, and says where "
-        "the paper's claims hold. Takes seconds."
+        "Simulates the tables of SJF-BSBF (arXiv 2407.13088) on traces that come with torchshare, and says where its "
+        "average is as far below as in the paper. Takes seconds."
     )
     parser.add_argument("--report", type=Path, metavar="OUT.html", help="write a page with the tables and plots")
     parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw the sweeps")
@@ -77,7 +77,7 @@ def _print(tables: list[papers.Part], claims: list[papers.Claim]) -> None:
         if part.note:
             print(_filled(part.note))
         print_table(_table(part.cells()))
-    print("\nWhat the papers say, and whether it holds here")
+    print("\nWhat the paper says, and what is found here")
     print(_filled(papers.verdict(tables)))
     print_table(_table(papers.claim_cells(claims), left=4))
     print(_filled(papers.FIKIT))

@@ -7,7 +7,7 @@ import json
 import math
 import reprlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,12 +19,13 @@ from torchshare.cli.outputs import check_figure, check_outputs, print_table, ref
 from torchshare.context.names import escaped
 from torchshare.simulation import report
 from torchshare.simulation.adaptdl import is_packaged, read_packaged
-from torchshare.simulation.generated import MAX_JOBS, generate, parse_mix
+from torchshare.simulation.generated import MAX_JOBS, at_load, generate, parse_mix
 from torchshare.simulation.job_trace import FORMATS, LARGEST_SPLIT, Limits, Trace, read_trace
 from torchshare.simulation.ratios import Ratios, read_ratios, uniform
 from torchshare.simulation.simulate import Case, Setting, Sweep, simulate_all, summarize
 
 _MAX_GPUS = 1_000_000
+_SHOWN = 60  # characters of a value in a message
 _SUB_BATCHES = [2**power for power in range(LARGEST_SPLIT.bit_length())]
 
 
@@ -53,9 +54,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mix",
         metavar="MIX",
-        help="sizes of the generated jobs: philly (default), adaptdl or GPUS:SHARE:MEDIAN_S:SIGMA,...",
+        help="sizes of the generated jobs: philly (default), adaptdl or GPUS:SHARE:MEDIAN_S:SIGMA,...; those that do "
+        "not fit the cluster are left out",
     )
-    parser.add_argument("--trace-format", choices=FORMATS, default="csv", help="default: %(default)s")
+    parser.add_argument("--trace-format", choices=FORMATS, help=f"default: {FORMATS[0]}")
     parser.add_argument(
         "--runtimes", type=Path, metavar="FILE", help="durations of the applications in an adaptdl trace"
     )
@@ -212,12 +214,18 @@ def _traces(arguments: argparse.Namespace, limits: Limits) -> list[list[Trace]]:
     """The traces; a list of them per load."""
     sweep = _sweep(arguments)
     of_loads = sweep is not None and sweep.name == "load"
+    swept = {"--sweep": arguments.sweep if of_loads else None}
     generator = {"--load": arguments.load, "--jobs-per-hour": arguments.jobs_per_hour, "--mix": arguments.mix}
+    reading = {"--trace-format": arguments.trace_format, "--runtimes": arguments.runtimes}
     if arguments.generate is None:
-        for option, value in {**generator, "--sweep load": of_loads or None}.items():
-            if value is not None:
-                raise ValueError(f"{option} needs --generate JOBS")
+        _need("--generate JOBS", {**generator, **swept})
+        if all(map(is_packaged, arguments.trace)):
+            _need("a --trace that is a file", reading)
+        elif arguments.trace_format != "adaptdl":
+            _need("--trace-format adaptdl", {"--runtimes": arguments.runtimes})
         return [[trace for text in arguments.trace for trace in _read(text, arguments, limits)]]
+    _need("a --trace that is a file", reading)
+    _need("--trace", {"--skip-bad-rows": arguments.skip_bad_rows or None})
     _in_range("--generate", arguments.generate, 1, MAX_JOBS)
     if (arguments.load is not None) + (arguments.jobs_per_hour is not None) + of_loads > 1:
         raise ValueError("--load, --jobs-per-hour and --sweep load exclude each other")
@@ -226,19 +234,31 @@ def _traces(arguments: argparse.Namespace, limits: Limits) -> list[list[Trace]]:
     loads = sweep.values if sweep is not None and of_loads else [1.0 if arguments.load is None else arguments.load]
     for load in loads:
         _in_range("--load", load, 1e-3, 1e3)
-    mix = parse_mix(arguments.mix or "philly")
+    mix = parse_mix("philly" if arguments.mix is None else arguments.mix)
+    if mix is not None:
+        table = None if _ratio(arguments) is not None else arguments.interference
+        # Other mixes have neither memory nor models.
+        _need("--mix adaptdl", {"--gpu-memory": arguments.gpu_memory or None, "--interference": table})
     rate = arguments.jobs_per_hour
-    return [
-        [generate(arguments.generate, limits, mix=mix, load=load, jobs_per_hour=rate, seed=arguments.seed)]
-        for load in loads
-    ]
+    trace = generate(arguments.generate, limits, mix=mix, load=loads[0], jobs_per_hour=rate, seed=arguments.seed)
+    return [[trace] if load == trace.load or rate is not None else [at_load(trace, load)] for load in loads]
+
+
+def _need(other: str, options: Mapping[str, object]) -> None:
+    """Raises ValueError for the first of these options that has a value, because it has no effect without `other`."""
+    for option, value in options.items():
+        if value is not None:
+            raise ValueError(
+                f"{option} needs {other}, got {option}{'' if value is True else f' {value}'[:_SHOWN]} without it"
+            )
 
 
 def _read(text: str, arguments: argparse.Namespace, limits: Limits) -> list[Trace]:
-    if is_packaged(text):
-        return read_packaged(text, limits)
     skip = arguments.skip_bad_rows
-    return [read_trace(Path(text), arguments.trace_format, limits, runtimes=arguments.runtimes, skip_bad_rows=skip)]
+    if is_packaged(text):
+        return read_packaged(text, limits, skip_bad_rows=skip)
+    kind = arguments.trace_format or FORMATS[0]
+    return [read_trace(Path(text), kind, limits, runtimes=arguments.runtimes, skip_bad_rows=skip)]
 
 
 def _sweep(arguments: argparse.Namespace) -> Sweep | None:
@@ -276,12 +296,19 @@ def _cases(arguments: argparse.Namespace, setting: Setting, traces: list[list[Tr
 
 
 def _ratios(arguments: argparse.Namespace) -> Ratios:
+    ratio = _ratio(arguments)
+    if ratio is not None:
+        return uniform(ratio)
+    aliases = dict(_alias(text) for text in arguments.model_as)
+    return read_ratios(Path(arguments.interference), arguments.gpu_type, aliases)
+
+
+def _ratio(arguments: argparse.Namespace) -> float | None:
+    """The ratio of all pairs; None if it is a table."""
     try:
-        ratio = float(arguments.interference)
+        return float(arguments.interference)
     except ValueError:
-        aliases = dict(_alias(text) for text in arguments.model_as)
-        return read_ratios(Path(arguments.interference), arguments.gpu_type, aliases)
-    return uniform(ratio)
+        return None
 
 
 def _alias(text: str) -> tuple[str, str]:
@@ -323,6 +350,10 @@ def _warn(cases: list[Case]) -> None:
         if trace.bad_rows:
             first = escaped(trace.bad_rows[0])
             print(f"torchshare: skipped {len(trace.bad_rows)} bad rows, the first: {first}", file=sys.stderr)
+        if trace.left_out:
+            print(
+                f"torchshare: left out {trace.left_out:.2%} of the mix, which do not fit the cluster", file=sys.stderr
+            )
     raised = max(case.ratios.raised for case in cases)
     if raised:
         print(f"torchshare: raised {raised} ratios of the interference table to 1", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""AdaptDL's workloads, which torchshare brings along (traces/README.md)."""
+"""AdaptDL's workloads, which come with torchshare (traces/README.md)."""
 
 from __future__ import annotations
 
@@ -28,19 +28,22 @@ _FORM = f"{_PREFIX}JOBS or {_PREFIX}JOBS/N with JOBS one of {', '.join(map(str, 
 
 
 def is_packaged(name: str) -> bool:
-    """Whether this names traces that torchshare brings along, not a file."""
+    """Whether this names traces that come with torchshare, not a file."""
     return name.startswith(_PREFIX)
 
 
-def read_packaged(name: str, limits: Limits) -> list[Trace]:
+def read_packaged(name: str, limits: Limits, *, skip_bad_rows: bool = False) -> list[Trace]:
     """The trace `adaptdl:JOBS/N`, or for `adaptdl:JOBS` all eight. Raises ValueError for another name, and if a job
-    does not fit the cluster."""
+    does not fit the cluster, unless these are skipped and listed in `bad_rows`."""
     match = re.fullmatch(rf"{_PREFIX}(\d{{1,9}})(?:/(\d{{1,9}}))?", name, re.ASCII)
     jobs, workload = (int(match[1]), int(match[2] or 0)) if match else (0, 0)
     if match is None or jobs not in JOBS or not (match[2] is None or 1 <= workload <= WORKLOADS):
         raise ValueError(f"--trace must be a file, {_FORM}, got {name}")
     chosen = [workload] if workload else range(1, WORKLOADS + 1)
-    return [trace_of(f"{_PREFIX}{jobs}/{each}", _rows(jobs, each), _FORMAT, limits) for each in chosen]
+    return [
+        trace_of(f"{_PREFIX}{jobs}/{each}", _rows(jobs, each), _FORMAT, limits, skip_bad_rows=skip_bad_rows)
+        for each in chosen
+    ]
 
 
 def _job(row: Row, line: int) -> TraceJob:

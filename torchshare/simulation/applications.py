@@ -11,10 +11,11 @@ _LARGEST_GIB = 14.0  # assumed at `largest_rows` on a T4, which has 16 GB
 class Application:
     """Step time alpha_s + beta_s * rows, and memory fixed_gib + per_row_gib * rows.
 
-    Times are fitted to AdaptDL's measurements on one T4 (traces/APPLICATION/placements.csv), by least squares of the
-    relative error. Memory is an assumption, for AdaptDL does not say it: `fixed_gib` is 0.6 GiB of CUDA and 12 bytes
-    per parameter with SGD, 16 with Adam; the rest grows with the rows to `largest_gib` at the most rows that AdaptDL
-    runs at once on a GPU (max_local_bsz of its applications.py).
+    Times are fitted to AdaptDL's measurements on one T4 (step_time - sync_time of traces/APPLICATION/placements.csv),
+    by least squares of the relative error; yolov3 is off by 26 % at 6 rows. Memory is an assumption, for AdaptDL does
+    not say it: `fixed_gib` is 0.6 GiB of CUDA and 12 bytes per parameter with SGD, 16 with Adam; the rest grows with
+    the rows to `largest_gib` at the most rows that AdaptDL runs at once on a GPU (max_local_bsz of its
+    applications.py).
     """
 
     alpha_s: float

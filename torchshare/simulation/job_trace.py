@@ -42,6 +42,7 @@ class Trace:
     sub_batches: NDArray[np.int32] | None = None  # their maximum number
     bad_rows: list[str] = field(default_factory=list)  # error messages of the skipped rows
     load: float | None = None  # GPU time of the jobs / of the cluster while they arrive, if generated for this load
+    left_out: float = 0.0  # share of the jobs that were to be generated, but do not fit the cluster
 
 
 COLUMNS = ("arrival", "duration", "gpus", "memory_gib", "fixed_memory", "fixed_time", "sub_batches")
@@ -93,8 +94,10 @@ class Row:
         place = self._places.get(column, len(self._values))
         return self._values[place].strip() if place < len(self._values) else ""
 
-    def number(self, column: str, *, above: float | None = None, default: float | None = None) -> float:
-        """A finite number, at least 0 or more than `above`."""
+    def number(
+        self, column: str, *, least: float = 0.0, above: float | None = None, default: float | None = None
+    ) -> float:
+        """A finite number, at least `least` or more than `above`."""
         if default is not None and not self.optional(column):
             return default
         value = self.text(column)
@@ -104,10 +107,13 @@ class Row:
             number = math.nan
         if number > _MAX_NUMBER and math.isfinite(number):
             raise BadValue(f"column '{column}' must be at most {_MAX_NUMBER:g}, got '{value[:_SHOWN]}'")
-        if not math.isfinite(number) or (number < 0 if above is None else number <= above):
-            wanted = ">= 0" if above is None else f"> {above:g}"
+        if not math.isfinite(number) or (number < least if above is None else number <= above):
+            wanted = f">= {least:g}" if above is None else f"> {above:g}"
             raise BadValue(f"column '{column}' must be a number {wanted}, got '{value[:_SHOWN]}'")
         return number
+
+    def has_any(self, *columns: str) -> bool:
+        return any(self.optional(column) for column in columns)
 
     def count(self, column: str) -> int:
         value = self.text(column)
@@ -135,7 +141,7 @@ class Format:
 
 
 def most_sub_batches(rows: float) -> int:
-    """Powers of two, of at least one row each."""
+    """The maximum number of sub-batches of a job: a power of two, so that each has at least one row."""
     return int(min(LARGEST_SPLIT, 2 ** math.floor(math.log2(max(1.0, rows)))))
 
 
@@ -148,17 +154,17 @@ def _plain(row: Row, line: int) -> TraceJob:
         memory_gib=row.number("memory_gib", default=0.0),
         model=row.optional("model"),
     )
-    if row.optional("memory_per_row_gib"):
+    if row.has_any("memory_fixed_gib", "memory_per_row_gib"):
         if job.memory_gib > 0:
-            raise BadValue(f"column 'memory_gib' must be empty beside 'memory_per_row_gib', got {job.memory_gib:g}")
-        fixed = row.number("memory_fixed_gib", default=0.0)
-        memory = fixed + row.number("memory_per_row_gib") * row.number("rows", above=0)
+            raise BadValue(f"column 'memory_gib' must be empty beside memory by rows, got {job.memory_gib:g}")
+        fixed = row.number("memory_fixed_gib")
+        memory = fixed + row.number("memory_per_row_gib") * row.number("rows", least=1)
         job = job._replace(memory_gib=memory, fixed_memory=fixed / memory if memory > 0 else math.nan)
-    if row.optional("beta_s"):
-        alpha = row.number("alpha_s", default=0.0)
-        job = job._replace(fixed_time=alpha / (alpha + row.number("beta_s", above=0) * row.number("rows", above=0)))
+    if row.has_any("alpha_s", "beta_s"):
+        alpha = row.number("alpha_s")
+        job = job._replace(fixed_time=alpha / (alpha + row.number("beta_s", above=0) * row.number("rows", least=1)))
     if row.optional("rows"):
-        job = job._replace(sub_batches=most_sub_batches(row.number("rows", above=0)))
+        job = job._replace(sub_batches=most_sub_batches(row.number("rows", least=1)))
     return job
 
 
@@ -181,7 +187,10 @@ def adaptdl_run(key: _Key, row: Row) -> TraceJob:
         return job
     further = row.number("accum_steps")
     last = row.number("step_time_s", above=0)
-    step = last + further * (last - row.number("sync_time_s"))
+    sync = row.number("sync_time_s")
+    if sync > last:
+        raise BadValue(f"column 'sync_time_s' must be at most 'step_time_s', {last:g}, got {sync:g}")
+    step = last + further * (last - sync)
     rows = batch / gpus / (1 + further)
     memory = known.fixed_gib + known.per_row_gib * rows
     return job._replace(

@@ -318,6 +318,37 @@ TEST(ClusterPolicies, SjfBsbfTakesTheBestOfAllPartnersAndSubBatches) {
   EXPECT_LT(shared, 450);
 }
 
+TEST(ClusterPolicies, ShortestFirstDecidesAsIfItConsideredEveryJob) {
+  // A refusal rules out no job of another model: with a model for each job, all are considered.
+  constexpr int kJobs = 60;
+  const ClusterOptions options{.gpus = 8, .gpu_memory_gib = 16};
+  int others = 0;
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    std::mt19937_64 random(seed);
+    const double ratio = std::uniform_real_distribution<double>(1, 2)(random);
+    std::vector<WorkloadJob> workload = random_workload(random, kJobs, options.gpus, 1);
+    for (WorkloadJob& job : workload) {
+      const WorkloadJob drawn = random_job(random);
+      job.memory_gib = drawn.memory_gib;
+      job.split = drawn.split;
+    }
+    std::vector<WorkloadJob> alike = workload;
+    for (int job = 0; job < kJobs; ++job) {
+      workload[static_cast<JobId>(job)].model = job;
+    }
+    const Interference each(kJobs, std::vector<double>(kJobs * kJobs, ratio));
+    for (const std::string_view policy : {"sjf", "sjf-ffs", "sjf-bsbf"}) {
+      EXPECT_EQ(ends_of(policy, options, Interference(ratio), alike), ends_of(policy, options, each, workload))
+          << policy << ", seed " << seed;
+    }
+    const auto pair_srsf = [&](const Interference& interference, const std::vector<WorkloadJob>& jobs) {
+      return ends_of("pair-srsf", options, interference, jobs);
+    };
+    others += pair_srsf(Interference(ratio), alike) == pair_srsf(each, workload) ? 0 : 1;
+  }
+  EXPECT_LE(others, 4);  // PairSrsf ages jobs: those that rank behind may be shorter
+}
+
 TEST(ClusterPolicies, PairSrsfTakesTheBestOfSharingAndEitherOrder) {
   for (unsigned seed = 0; seed < 200; ++seed) {
     std::mt19937_64 random(seed);

@@ -63,6 +63,27 @@ TEST_F(WaitingQueueTest, ARefusalAppliesToJobsThatNeedMoreMemory) {
   EXPECT_THAT(jobs, ElementsAre(0, 2));
 }
 
+TEST_F(WaitingQueueTest, ARefusalAppliesToJobsThatNeedNoLessInAnyNumberOfSubBatches) {
+  const SplitModel asked{.fixed_memory = 0.5, .fixed_time = 0.1, .most = 4};
+  const std::vector<WorkloadJob> jobs{
+      {.memory_gib = 8, .split = asked},           {.memory_gib = 8, .split = {0.6, 0.2, 4}},  // more of both
+      {.memory_gib = 8, .split = {0.4, 0.2, 4}},    // less memory in sub-batches
+      {.memory_gib = 7, .split = {0.9, 0.2, 4}},    // less in whole batches
+      {.memory_gib = 8, .split = {0.5, 0.05, 4}},   // less time
+      {.memory_gib = 8, .split = {0.5, 0.1, 8}},    // in more sub-batches
+      {.memory_gib = 10, .split = {0.45, 0.1, 2}},  // less would be in 8, which it does not run in
+  };
+  for (JobId job = 0; job < jobs.size(); ++job) {
+    queue_.insert(queue_.kind_of(jobs[job]), {0, static_cast<double>(job)}, job);
+  }
+  std::vector<JobId> offered;
+  queue_.offer([&](JobId job) {
+    offered.push_back(job);
+    return false;
+  });
+  EXPECT_THAT(offered, ElementsAre(0, 2, 3, 4, 5));
+}
+
 TEST_F(WaitingQueueTest, KnowsTheFirstOfAll) {
   EXPECT_EQ(queue_.first(), std::nullopt);
   add(0, 3.0, 1);
