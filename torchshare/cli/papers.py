@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.table import Table
 
 from torchshare.cli.outputs import check_figure, check_outputs, print_table, refuse, save_figure, write
-from torchshare.cli.simulate import with_progress
+from torchshare.cli.simulation_progress import with_progress
 from torchshare.durable.files import replacing
 from torchshare.simulation import papers
 

@@ -7,15 +7,12 @@ import json
 import math
 import reprlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from torchshare import _core
 from torchshare.cli.outputs import check_figure, check_outputs, print_table, refuse, save_figure, write, write_timeline
+from torchshare.cli.simulation_progress import with_progress
 from torchshare.context.names import escaped
 from torchshare.simulation import report
 from torchshare.simulation.adaptdl import is_packaged, read_packaged
@@ -27,9 +24,6 @@ from torchshare.simulation.simulate import Case, Setting, Sweep, simulate_all, s
 _MAX_GPUS = 1_000_000
 _SHOWN = 60  # characters of a value in a message
 _SUB_BATCHES = [2**power for power in range(LARGEST_SPLIT.bit_length())]
-
-
-Result = TypeVar("Result")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -326,23 +320,6 @@ def _check_outputs(arguments: argparse.Namespace, cases: list[Case]) -> None:
     check_outputs(outputs, inputs)
     if arguments.timeline is not None and len(cases) > 1:
         raise ValueError(f"--timeline needs a single simulation (one trace, one --policy), got {len(cases)}")
-
-
-def with_progress(jobs: int, work: Callable[[Callable[[int, int], object]], Result]) -> Result:
-    """The result of `work(progress)`, where `progress(index of a case, number of its ended jobs)` moves a bar, on a
-    terminal."""
-    if not sys.stderr.isatty():
-        return work(lambda index, ended: None)
-    ended: dict[int, int] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("jobs simulated", total=jobs)
-
-        def progress(index: int, jobs: int) -> None:
-            ended[index] = jobs
-            bar.update(task, completed=sum(ended.values()))
-
-        return work(progress)
 
 
 def _warn(cases: list[Case]) -> None:
