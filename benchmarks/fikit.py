@@ -30,12 +30,10 @@ PAIRS = [
 ]  # high priority + low priority
 SIDES = {"cpu": 64, "cuda": 224}  # pixels a side of an image
 TOKENS = 64
-SHARED = [
-    gaps.PLAIN,
-    "best fit",
-    "best fit + SCHED_IDLE",
-]  # modes of gaps.py in which both run; the first is default sharing
-ALONE, WATCHED, TIMED = "alone", "watched", "timed"  # of the high-priority model: plain; sharing stage; measuring stage
+# Modes of gaps.py in which both models run; the first is default sharing.
+SHARED = [gaps.PLAIN, "best fit", "best fit + SCHED_IDLE"]
+# The high-priority model alone: in plain torch, in the sharing stage and in the measuring stage.
+ALONE, WATCHED, TIMED = "alone", "watched", "timed"
 PAPERS = """\
 FIKIT, kernels of one GPU: high-priority models 1.32 to 16.41 times faster than with default sharing, over 3.4 times in
 more than half of the cases; low-priority ones at 0.86 to 1 of it; measuring and scheduling cost less than 5 %.
@@ -44,6 +42,7 @@ Orion (EuroSys 2024), beside best-effort inference: up to 7.3 times the requests
 
 
 def small_bert() -> torch.nn.Module:
+    """BERT with 4 layers of 256, for a CPU."""
     return models.Encoder(30_522, 256, 4, 4, 2)
 
 

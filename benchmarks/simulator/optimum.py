@@ -129,7 +129,6 @@ class Search:
         """The least sum of completion times after these events. A job that has not ended needs its rest at speed 1."""
         instance = self._instance
         self.programs += 1
-        cost: list[float] = []
         speeds: list[NDArray[np.float64]] = []
         interval: list[int] = []
         arrived, ended = 1, set()

@@ -15,7 +15,7 @@ namespace {
 constexpr Seconds kMinAge = 300;
 constexpr double kAgeStep = 4;
 
-constexpr std::size_t kMaxSplits = 8;
+constexpr std::size_t kMaxSplits = 8;  // 1, 2, 4, ..., 128 sub-batches
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 }  // namespace

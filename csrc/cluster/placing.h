@@ -16,7 +16,7 @@ bool start_alone(Cluster& cluster, JobId job);
 /// A running job that another job could run beside.
 struct Partner {
   JobId job;
-  int sub_batches;  ///< the new job's beside it
+  int sub_batches;  ///< of the new job beside it
   double value;     ///< lower is better; defined by the policy
 };
 

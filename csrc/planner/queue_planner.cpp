@@ -67,7 +67,7 @@ class QueueSearch {
     }
   }
 
-  /// The sizes in which `job` may run beside another, the first of them that which it has alone.
+  /// The sizes in which `job` may run beside another, from the one that it has alone.
   static std::vector<SplitSize> sizes(const PlannedJob& job, Index alone) {
     std::vector<SplitSize> found;
     for (Index k = alone; k < job.ratios.size(); ++k) {

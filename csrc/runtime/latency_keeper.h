@@ -36,7 +36,7 @@ class LatencyKeeper {
 
   Timeline& timeline_;
   PaceRules<LatencyPace> promises_;
-  std::set<JobId> outranked_;  // of the jobs that have promised, by what the timeline says
+  std::set<JobId> outranked_;  // jobs whose promise the timeline calls not kept
 };
 
 }  // namespace torchshare

@@ -155,7 +155,8 @@ def main() -> None:
         os.environ.update(program["env"])
         if "OMP_NUM_THREADS" in os.environ:  # read when torch was imported
             sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        if "TORCHINDUCTOR_COMPILE_THREADS" in os.environ and "torch._inductor.config" in sys.modules:  # the same
+        if "TORCHINDUCTOR_COMPILE_THREADS" in os.environ and "torch._inductor.config" in sys.modules:
+            # Read when inductor was imported.
             sys.modules["torch._inductor.config"].compile_threads = int(os.environ["TORCHINDUCTOR_COMPILE_THREADS"])
         if os.environ.get("PYTHONFAULTHANDLER"):  # read when the interpreter began, as other variables of Python
             faulthandler.enable()

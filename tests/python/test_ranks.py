@@ -115,7 +115,7 @@ def test_a_rank_killed_in_a_collective_ends_all_jobs(tmp_path: Path):
     ("dies", "reason"), [(0, "the store of the ranks is lost"), (1, "rank 1 has not been heard of")]
 )
 def test_a_rank_killed_during_a_decision_ends_all_jobs(dies: int, reason: str, tmp_path: Path):
-    """Before the program's own wait for the jobs ends with another error."""
+    """The error names the reason: the program's own wait for the jobs would end with another one."""
     command = [sys.executable, str(PROGRAMS / "dying.py"), str(dies)]
     _, out, err = two_ranks(command, tmp_path, watched=1 - dies, timeout=120)
     assert reason in err and reason in out and "running" not in out.splitlines()[-1], out + err
