@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "runtime/forks.h"
+
 namespace torchshare {
 
 void JobInterrupts::suspend() {
@@ -12,7 +14,14 @@ void JobInterrupts::suspend() {
 }
 
 void JobInterrupts::set_forking(bool forking) {
-  forking ? job_.runtime.gate.set(job_.slot, kFork) : job_.runtime.gate.clear(job_.slot, kFork);
+  wait_for_sleep_at_forks();
+  if (forking) {
+    job_.priority.raise();  // the fork waits for what its thread does
+    job_.runtime.gate.set(job_.slot, kFork);
+  } else {
+    job_.runtime.gate.clear(job_.slot, kFork);
+    job_.priority.lower();
+  }
 }
 
 void JobInterrupts::cancel() {

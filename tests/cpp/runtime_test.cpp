@@ -26,6 +26,7 @@
 #include "device/cpu/low_priority.h"
 #include "fakes/fake_device.h"
 #include "fakes/unknown_call.h"
+#include "runtime/forks.h"
 #include "runtime/job.h"
 #include "runtime/job_thread.h"
 #include "runtime/runtime_state.h"
@@ -34,6 +35,7 @@ namespace torchshare {
 namespace {
 
 using namespace std::chrono_literals;
+using std::chrono::steady_clock;
 using ::testing::HasSubstr;
 
 /// A small training in plain LibTorch; returns the weights.
@@ -490,6 +492,51 @@ TEST(JobThread, AForkedChildMaySetItsThreadsThoughAnotherThreadWasAboutTo) {
     EXPECT_EQ(status, 0) << "it waited for ever";
   }
   set_intra_op_threads(former);
+}
+
+/// Each thread holds a lock while it runs, but not while it waits for the GIL, as torch does in the first call of an
+/// op.
+TEST(Forks, AForkedChildFindsNoLockOfAThreadThatWaitsForTheGil) {
+  wait_for_sleep_at_forks();
+  std::mutex gil;
+  std::mutex inner;
+  const std::jthread other([&](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      {
+        const std::lock_guard holds(gil);
+      }
+      const std::lock_guard holds(inner);
+      for (const auto until = steady_clock::now() + 500us; steady_clock::now() < until;) {
+      }
+    }
+  });
+  for (int fork_number = 0; fork_number < 50; ++fork_number) {
+    std::this_thread::sleep_for(200us);
+    const std::lock_guard holds(gil);
+    const pid_t child = fork();
+    if (child == 0) {
+      _exit(inner.try_lock() ? 0 : 1);
+    }
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_EQ(WEXITSTATUS(status), 0) << "fork " << fork_number;
+  }
+}
+
+TEST(Forks, AThreadThatComputesIsNotWaitedForLong) {
+  wait_for_sleep_at_forks();
+  const std::jthread computes([](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+    }
+  });
+  const auto begin = steady_clock::now();
+  const pid_t child = fork();
+  if (child == 0) {
+    _exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_LT(steady_clock::now() - begin, 2s);
 }
 
 /// An op that lasts as long as `body`.

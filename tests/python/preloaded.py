@@ -6,9 +6,11 @@ need a process of their own.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import functools
+import gc
 import importlib
 import json
 import os
@@ -18,7 +20,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import types
+from pathlib import Path
 from typing import Any
 
 IMPORTED = (
@@ -28,6 +32,7 @@ IMPORTED = (
 # Where there is a GPU, importing it initializes CUDA, which a forked process cannot use.
 INDUCTOR = ("torch._inductor.compile_fx", "torch._inductor.codegen.cpp_wrapper_cpu", "torch._inductor.cpp_builder")
 PR_SET_PDEATHSIG = 1
+STACKS = signal.SIGRTMAX - 1  # makes a program print the stacks of its threads
 
 
 class Process(subprocess.Popen[str]):
@@ -36,6 +41,22 @@ class Process(subprocess.Popen[str]):
     def __init__(self, args: list[str], **options: Any) -> None:
         self._server = server()
         super().__init__(args, text=True, **options)
+
+    def communicate(self, *given: Any, **options: Any) -> tuple[str, str]:
+        """If the program takes too long, the error says what its processes were doing."""
+        try:
+            return super().communicate(*given, **options)
+        except subprocess.TimeoutExpired as error:
+            family = [self.pid, *_descendants(self.pid)]
+            for pid in family:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, STACKS)
+                    time.sleep(0.5)  # whole stacks, one after the other
+            for pid in family:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            printed = "\n".join(filter(None, super().communicate()))
+            raise AssertionError(f"{error}; process {self.pid}, descendants {family[1:]}\n{printed}") from None
 
     def _execute_child(self, *given: Any) -> None:
         args, _, _, _, _, cwd, env, _, _, _, *ends = given[:16]
@@ -66,6 +87,14 @@ class Process(subprocess.Popen[str]):
     def _wait(self, timeout: float | None) -> int:
         code: int = super()._wait(1e9 if timeout is None else timeout)  # type: ignore[misc]
         return code
+
+
+def _descendants(pid: int) -> list[int]:
+    found = []
+    for listed in Path("/proc", str(pid), "task").glob("*/children"):
+        for child in map(int, listed.read_text().split()):
+            found += [child, *_descendants(child)]
+    return found
 
 
 class Server:
@@ -144,8 +173,10 @@ def _run(argv: list[str]) -> None:
 
 def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[1]))
+    faulthandler.register(STACKS)
     for name in sys.argv[2:]:
         importlib.import_module(name)
+    gc.freeze()  # else each program, as it ends, would visit all of it, and copy the memory
     program = _serve(requests)
     if program is not None:
         if program["session"]:
