@@ -523,7 +523,7 @@ TEST(Forks, AForkedChildFindsNoLockOfAThreadThatWaitsForTheGil) {
   }
 }
 
-TEST(Forks, AThreadThatComputesIsNotWaitedForLong) {
+TEST(Forks, AForkedChildIsNotDelayedForLongByAThreadThatComputes) {
   wait_for_sleep_at_forks();
   const std::jthread computes([](const std::stop_token& stop) {
     while (!stop.stop_requested()) {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import free_port, launch, python, script, torchshare_command, wait_until
+from conftest import completed, free_port, launch, python, script, torchshare_command, wait_until
 from test_checkpoints import steps_in
 from test_ranks import PROGRAMS, torchrun
 
@@ -179,13 +179,16 @@ import torch, torchshare, torch._dynamo
 sys.path.insert(0, sys.argv[1])
 from test_checkpoints import Fault, identical, noisy, sgd
 
+beats = os.pipe()
+
 class Slow(Fault):
     def step(self):
+        os.write(beats[1], b".")
         time.sleep(0.01)
 
-def run(folder, fault, began):
+def run(folder, fault):
     with torchshare.Runtime(device="cpu", checkpoint=folder, every=1, resume=True) as runtime:
-        os.write(began, b".")
+        os.write(beats[1], b".")
         runtime.submit(noisy(fault), name="a", threads=1)
         runtime.submit(sgd(fault), name="b", threads=1)
         results = runtime.wait(300)
@@ -196,15 +199,18 @@ folder, kills = Path(sys.argv[2]), int(sys.argv[3])
 chance = random.Random(int(sys.argv[4]))
 torch.set_num_threads(1)
 
-def attempt(folder, fault, patience):
-    began = os.pipe()
+def attempt(folder, fault, patience, after=1):
+    global beats
+    beats = os.pipe()
     pid = os.fork()
     if pid == 0:
         folder.mkdir(exist_ok=True)
-        run(folder, fault, began[1])
+        run(folder, fault)
         os._exit(0)
+    os.close(beats[1])
     if patience is not None:
-        os.read(began[0], 1)
+        for _ in range(after):
+            os.read(beats[0], 1)
         time.sleep(patience)
         os.kill(pid, signal.SIGKILL)
     assert os.waitpid(pid, 0)[1] in (0, signal.SIGKILL)
@@ -214,7 +220,8 @@ assert attempt(folder / "whole", Fault(), None)
 whole = torch.load(folder / "whole" / "end", weights_only=True)
 rounds = killed = 0
 while killed < kills or not rounds:
-    ended = attempt(folder / "killed", Slow(), chance.uniform(0, 0.8) if killed < kills else None)
+    patience = chance.uniform(0, 0.8) if killed < kills else None
+    ended = attempt(folder / "killed", Slow(), patience, after=10 if killed % 2 else 1)  # steps, or at the start
     killed += 1
     if ended:
         assert identical(torch.load(folder / "killed" / "end", weights_only=True), whole)
@@ -226,9 +233,8 @@ print("rounds", rounds)
 
 @pytest.mark.parametrize("kills", [5, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_killed_at_random_moments(kills: int, tmp_path: Path):
-    """Two jobs that write a checkpoint at every step; the process is forked, because importing torch takes seconds."""
-    code = [sys.executable, "-W", "ignore", "-c", KILLS, str(Path(__file__).parent), str(tmp_path), str(kills), "7"]
-    done = subprocess.run(code, capture_output=True, text=True, timeout=280)
+    """Two jobs that write a checkpoint at every step."""
+    done = completed("-c", KILLS, str(Path(__file__).parent), str(tmp_path), str(kills), "7", timeout=280)
     assert done.returncode == 0 and "rounds" in done.stdout, done.stderr
     assert "resumes at step" in done.stderr
 
