@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs a build with a sanitizer: run_sanitized.sh thread|address,undefined. The C++ tests with threads, then a pair of Python jobs on
-# the CPU and, where it was built, on the emulated CUDA device.
+# Runs a build with a sanitizer: run_sanitized.sh thread|address,undefined. The C++ tests with threads, and beside them pairs of
+# Python jobs on the CPU and, where it was built, on the emulated CUDA device.
 # torch and Python are not instrumented: faults inside them are not reported, nor are locks that only they use.
 set -eu
 : "${BUILD:?the instrumented build folder}" "${PY:?the interpreter}"
@@ -20,7 +20,10 @@ case $1 in
     filter='*' ;;
 esac
 
-plain "$BUILD/tests/cpp/torchshare_tests" --gtest_brief=1 --gtest_filter="$filter"
+log=$BUILD/cpp_tests.log  # they leave a core free most of the time
+setarch "$(uname -m)" -R "$BUILD/tests/cpp/torchshare_tests" --gtest_brief=1 --gtest_filter="$filter" > "$log" 2>&1 &
+cpp_tests=$!
+trap 'kill $cpp_tests 2>/dev/null || true' EXIT
 
 package=$BUILD/python/torchshare
 mkdir -p "$package"
@@ -34,4 +37,6 @@ if [ -e "$emulator" ]; then
   plain "$BUILD/tests/emulator/torchshare_emulator_tests" --gtest_brief=1
   plain env PRELOAD_FIRST="$preload" tests/emulator/run.sh "$PY" tests/sanitized_pair.py cuda
 fi
+wait $cpp_tests || { cat "$log"; exit 1; }
+tail -n 3 "$log"
 echo "sanitizers ($1): no fault in the C++ tests, none in pairs of Python jobs"
