@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from threading import Thread
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     import logging
+    from concurrent.futures import Executor
 
     from torchshare.context.job_context import JobContext
 
@@ -37,6 +39,8 @@ class ScriptContext:
     """Functions registered with `atexit`, and their arguments."""
     threads: list[Thread] = field(default_factory=list)
     """Threads that it has started, and that its end waits for."""
+    executors: WeakSet[Executor] = field(default_factory=WeakSet)
+    """Those of `concurrent.futures` that it has made. Its end shuts them down."""
 
     imported: set[str] = field(default_factory=set)
     """Top-level names of what it has imported."""
