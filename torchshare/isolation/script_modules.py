@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from importlib.machinery import EXTENSION_SUFFIXES, BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -34,6 +34,17 @@ STATEFUL = frozenset(
         *("mlflow", "wandb"),
     }
 )
+
+
+def _changed(_script: ScriptContext, _name: str, *_module: ModuleType) -> bool:
+    return False
+
+
+def ask_first(changed: Callable[..., bool]) -> None:
+    """`changed` is called before the table of a script, its name and the module change the process's table; without
+    module, before one is taken out. True if the module is to be the script's own."""
+    global _changed
+    _changed = changed
 
 
 def installed_folders() -> frozenset[str]:
@@ -117,7 +128,7 @@ class Modules(MutableMapping[str, ModuleType]):
         return module
 
     def __setitem__(self, name: str, module: ModuleType) -> None:
-        if not self.owns(name):
+        if not self.owns(name) and not _changed(self._script, name, module):
             _shared_table(name)[name] = module
             return
         self._own[name] = module
@@ -126,6 +137,8 @@ class Modules(MutableMapping[str, ModuleType]):
         process_modules[name] = _PerScript(name)
 
     def __delitem__(self, name: str) -> None:
+        if name not in self._own and name in self:
+            _changed(self._script, name)
         del (self._own if name in self._own else _shared_table(name))[name]
 
     def _visible(self) -> dict[str, ModuleType]:

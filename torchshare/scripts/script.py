@@ -16,7 +16,7 @@ from torchshare.context import current
 from torchshare.context.job_context import JobContext
 from torchshare.context.script import ScriptContext
 from torchshare.isolation import script_process
-from torchshare.isolation.script_modules import Modules, installed_folders
+from torchshare.isolation.script_modules import Modules, installed_folders, process_modules
 from torchshare.scripts.output import Output, empty_input
 
 
@@ -141,8 +141,10 @@ class Script:
         finally:
             script_process.run_exit_handlers(script)
             script.has_ended = True
+            shared = set(map(id, process_modules.values()))
             for module in [main, *reversed(script.own_modules.values())]:
-                _release_values(module)
+                if isinstance(module, ModuleType) and id(module) not in shared:
+                    _release_values(module)
 
     @contextlib.contextmanager
     def _context(self, job: JobContext) -> Iterator[ScriptContext]:
