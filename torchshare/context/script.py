@@ -27,6 +27,7 @@ class ScriptContext:
     stdout: TextIO
     stderr: TextIO
     environ: dict[bytes, bytes]
+    path_importer_cache: dict[str, Any] = field(default_factory=dict)
     own_modules: dict[str, ModuleType] = field(default_factory=dict)
     """Its `__main__`, and the modules that it finds outside of what is installed."""
     modules: MutableMapping[str, ModuleType] = field(init=False)

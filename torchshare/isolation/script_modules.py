@@ -185,3 +185,4 @@ def _forget() -> None:
             del process_modules[name]
     process_modules.update(_former)
     _former.clear()
+    _with_extensions.clear()
