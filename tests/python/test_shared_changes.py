@@ -218,12 +218,13 @@ def test_whether_distributions_check_their_values_is_each_jobs():
 
 WAIT = "import os, time\ndef wait(name):\n    while not os.path.exists(name): time.sleep(0.01)\n"
 REPLACES = """
-import importlib.util, sys, types
+import importlib.util, sys, types, unittest.mock
 import images, torch
+original = images
 fake = types.ModuleType("images")
 fake.LIMIT = "mine"
 sys.modules["images"] = sys.modules["torch.nn.init"] = fake
-sys.modules.update(optional=None, renamed=torch.nn.functional)
+sys.modules.update(renamed=torch.nn.functional)
 spec = importlib.util.spec_from_file_location("config", "configs/a.py")
 sys.modules["config"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["config"])
@@ -232,10 +233,15 @@ def look():
     from torch.nn.init import LIMIT
     return images.LIMIT, LIMIT, config.VALUE, renamed.relu is torch.nn.functional.relu
 print(look())
-try:
-    import optional
-except ImportError:
-    print("not optional")
+with unittest.mock.patch.dict(sys.modules, {"optional": None, "images": original}):
+    import images
+    print(images.LIMIT)
+    try:
+        import optional
+    except ImportError:
+        print("not optional")
+import optional
+print(look(), optional.LIMIT)
 open("replaced", "w").close()
 wait("done")
 """
@@ -265,7 +271,7 @@ def test_what_a_script_puts_into_the_table_of_modules_is_its_own(tmp_path: Path)
     code, _, text = installed(tmp_path, "--start", "c=after:a", "a.py", "b.py", "c.py")
     lines = {line for line in text.splitlines() if ": " in line}
     assert code == 0, text
-    assert {"a: ('mine', 'mine', 3, True)", "a: not optional"} < lines, text
+    assert {"a: ('mine', 'mine', 3, True)", "a: 1", "a: not optional", "a: ('mine', 'mine', 3, True) 2"} < lines, text
     assert {"b: 1 2 []", "b: no config"} < lines, text
     assert "c: <class 'dict'>" in lines, text
 

@@ -128,6 +128,9 @@ class Modules(MutableMapping[str, ModuleType]):
         return module
 
     def __setitem__(self, name: str, module: ModuleType) -> None:
+        if module is _shared_table(name).get(name) is not None:
+            self._own.pop(name, None)  # the script has put back what it has replaced
+            return
         if not self.owns(name) and not _changed(self._script, name, module):
             _shared_table(name)[name] = module
             return
@@ -140,6 +143,10 @@ class Modules(MutableMapping[str, ModuleType]):
         if name not in self._own and name in self:
             _changed(self._script, name)
         del (self._own if name in self._own else _shared_table(name))[name]
+
+    def clear(self) -> None:
+        """The shared modules stay: `unittest.mock.patch.dict` puts everything back."""
+        self._own.clear()
 
     def _visible(self) -> dict[str, ModuleType]:
         shared = {name: module for name, module in process_modules.copy().items() if type(module) is not _PerScript}
@@ -158,6 +165,11 @@ class Modules(MutableMapping[str, ModuleType]):
 def _shared_table(name: str) -> dict[str, ModuleType]:
     """Where the module of this name is that belongs to no script."""
     return _former if type(process_modules.get(name)) is _PerScript else process_modules
+
+
+def is_of_process(module: object) -> bool:
+    """Whether it is a module that belongs to no script."""
+    return any(module is each for table in (process_modules, _former) for each in table.copy().values())
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from torchshare.context import current
 from torchshare.context.job_context import JobContext
 from torchshare.context.script import ScriptContext
 from torchshare.isolation import script_process
-from torchshare.isolation.script_modules import Modules, installed_folders, process_modules
+from torchshare.isolation.script_modules import Modules, installed_folders, is_of_process
 from torchshare.scripts.output import Output, empty_input
 
 
@@ -141,9 +141,8 @@ class Script:
         finally:
             script_process.run_exit_handlers(script)
             script.has_ended = True
-            shared = set(map(id, process_modules.values()))
             for module in [main, *reversed(script.own_modules.values())]:
-                if isinstance(module, ModuleType) and id(module) not in shared:
+                if isinstance(module, ModuleType) and not is_of_process(module):
                     _release_values(module)
 
     @contextlib.contextmanager
