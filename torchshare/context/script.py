@@ -41,7 +41,7 @@ class ScriptContext:
     threads: list[Thread] = field(default_factory=list)
     """Threads that it has started, and that its end waits for."""
     executors: WeakSet[Executor] = field(default_factory=WeakSet)
-    """Those of `concurrent.futures` that it has made. Its end shuts them down."""
+    """Executors of `concurrent.futures` that it has made, and that its end shuts down."""
 
     imported: set[str] = field(default_factory=set)
     """Top-level names of what it has imported."""
