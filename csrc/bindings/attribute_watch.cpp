@@ -88,7 +88,7 @@ bool is_its_own(PyObject* owner, PyObject* value) {
   const bool is_class = PyType_Check(owner);
   PyObject* variables = is_class ? reinterpret_cast<PyTypeObject*>(owner)->tp_dict : PyModule_GetDict(owner);
   const std::string_view module = top_of(variables, is_class ? module_name : own_name);
-  const std::string_view assigning = top_of(PyEval_GetGlobals(), own_name);
+  const std::string_view assigning = assigning_package();
   if (!module.empty() && module == assigning) {
     return true;
   }
@@ -97,8 +97,10 @@ bool is_its_own(PyObject* owner, PyObject* value) {
     PyObject* found = name == nullptr ? nullptr : PyDict_GetItemWithError(PyImport_GetModuleDict(), name);
     variables = found != nullptr && PyModule_Check(found) ? PyModule_GetDict(found) : nullptr;
   }
-  if (assigning == "importlib" || assigning.starts_with("_frozen_importlib")) {  // C code of a new module, too
-    return (value != nullptr && PyModule_Check(value)) || variables == nullptr || !has_spec(variables);
+  const bool is_importlib = assigning == "importlib" || assigning.starts_with("_frozen_importlib");
+  if (is_importlib &&  // C code of a new module, too
+      ((value != nullptr && PyModule_Check(value)) || variables == nullptr || !has_spec(variables))) {
+    return true;
   }
   return variables != nullptr && is_initializing(variables);
 }

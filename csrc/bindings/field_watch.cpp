@@ -1,6 +1,7 @@
 #include "bindings/field_watch.h"
 
 #include <array>
+#include <string_view>
 #include <utility>
 
 #include "bindings/watched.h"
@@ -65,9 +66,15 @@ PyObject* read(PyObject* owner, void* field) {
   return static_cast<Field*>(field)->read(owner);
 }
 
+/// Whether the function's own package assigns, as decorators do.
+bool is_its_own(PyObject* function) {
+  const std::string_view package = top_of(PyFunction_GetModule(function));
+  return !package.empty() && package == assigning_package();
+}
+
 int assign(PyObject* owner, PyObject* value, void* closure) {
   const auto& field = *static_cast<Field*>(closure);
-  if (of_assignments) {
+  if (of_assignments && !is_its_own(owner)) {
     const py::str name(field.name());
     PyObject* answer =
         value == nullptr ? of_assignments({owner, name.ptr()}) : of_assignments({owner, name.ptr(), value});

@@ -46,17 +46,27 @@ inline PyObject* dictionary_of(PyTypeObject& type) {
 #endif
 }
 
-/// The text of `variables[name]` up to its first dot; empty if there is none.
-inline std::string_view top_of(PyObject* variables, PyObject* name) {
-  const bool are_plain = variables != nullptr && PyDict_CheckExact(variables);
-  PyObject* found = are_plain ? PyDict_GetItemWithError(variables, name) : nullptr;
+/// The text up to its first dot; empty if `name` is null or no text.
+inline std::string_view top_of(PyObject* name) {
   Py_ssize_t size = 0;
-  const char* text = found != nullptr && PyUnicode_Check(found) ? PyUnicode_AsUTF8AndSize(found, &size) : nullptr;
+  const char* text = name != nullptr && PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, &size) : nullptr;
   if (text == nullptr) {
     PyErr_Clear();  // a name with surrogates
   }
   const std::string_view whole = text == nullptr ? std::string_view() : std::string_view(text, size);
   return whole.substr(0, whole.find('.'));
+}
+
+/// The same of `variables[name]`.
+inline std::string_view top_of(PyObject* variables, PyObject* name) {
+  const bool are_plain = variables != nullptr && PyDict_CheckExact(variables);
+  return top_of(are_plain ? PyDict_GetItemWithError(variables, name) : nullptr);
+}
+
+/// The top-level name of the package whose code assigns.
+inline std::string_view assigning_package() {
+  static PyObject* const name = PyUnicode_InternFromString("__name__");
+  return top_of(PyEval_GetGlobals(), name);
 }
 
 /// The `__spec__` of a module with these variables, borrowed; null if it has none.

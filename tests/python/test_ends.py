@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import LOOP, Ran, launch, python, run_one, script, wait_until
+from test_replacements import installed
 
 import torchshare
 from torchshare import Job
@@ -130,6 +131,41 @@ thread.start()
     ran = Ran(shared, "--output=prefix", script(shared, "a.py", starts))
     assert (ran.code, ran.of("a")) == (0, expected.stdout.splitlines()), ran.text()
     assert (shared / "by_process").exists() and (shared / "by_thread").exists()
+
+
+EXECUTORS = """
+import asyncio, concurrent.futures, multiprocessing, time
+def write(name):
+    time.sleep(0.2)
+    open(name, "w").close()
+    return name
+async def in_default_executor():
+    return await asyncio.get_running_loop().run_in_executor(None, write, "by_loop")
+threads = concurrent.futures.ThreadPoolExecutor(1)
+processes = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork"))
+loop = asyncio.new_event_loop()
+print(threads.submit(write, "first").result(), loop.run_until_complete(in_default_executor()))
+threads.submit(write, "by_thread")
+processes.submit(write, "by_process")
+"""
+OF_LIBRARY = """
+import joblib, pooled
+print(joblib.Parallel(n_jobs=2)(joblib.delayed(abs)(-each) for each in range(3)), pooled.POOL.submit(abs, -4).result())
+"""
+
+
+@pytest.mark.parametrize(
+    ("uses", "written"), [(EXECUTORS, {"first", "by_loop", "by_thread", "by_process"}), (OF_LIBRARY, set())]
+)
+def test_the_end_of_a_script_waits_for_no_executor_for_ever(tmp_path: Path, uses: str, written: set[str]) -> None:
+    """As a program, which ends its executors when they have done what they were given. Those of libraries, such as the
+    processes that joblib keeps, serve all scripts."""
+    script(tmp_path, "site/pooled.py", "import concurrent.futures\nPOOL = concurrent.futures.ThreadPoolExecutor(1)\n")
+    script(tmp_path, "first.py", uses)
+    script(tmp_path, "second.py", uses)
+    code, _, text = installed(tmp_path, "first.py", "second.py")
+    assert code == 0, text
+    assert written <= set(os.listdir(tmp_path))
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork")

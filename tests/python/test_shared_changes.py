@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import json
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_replacements import beside
+from conftest import script
+from test_replacements import beside, installed
 from torch import nn
 from torch.nn import functional as F
 
@@ -211,3 +214,77 @@ def test_whether_distributions_check_their_values_is_each_jobs():
         return torch.distributions.Distribution._validate_args
 
     assert beside(unchecked, checked) == (False, True, True)
+
+
+WAIT = "import os, time\ndef wait(name):\n    while not os.path.exists(name): time.sleep(0.01)\n"
+REPLACES = """
+import importlib.util, sys, types, unittest.mock
+import images, torch
+original = images
+fake = types.ModuleType("images")
+fake.LIMIT = "mine"
+sys.modules["images"] = sys.modules["torch.nn.init"] = fake
+sys.modules.update(renamed=torch.nn.functional)
+spec = importlib.util.spec_from_file_location("config", "configs/a.py")
+sys.modules["config"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["config"])
+def look():
+    import images, config, renamed
+    from torch.nn.init import LIMIT
+    return images.LIMIT, LIMIT, config.VALUE, renamed.relu is torch.nn.functional.relu
+print(look())
+with unittest.mock.patch.dict(sys.modules, {"optional": None, "images": original}):
+    import images
+    print(images.LIMIT)
+    try:
+        import optional
+    except ImportError:
+        print("not optional")
+import optional
+print(look(), optional.LIMIT)
+open("replaced", "w").close()
+wait("done")
+"""
+LOOKS = """
+wait("replaced")
+import sys
+import images, optional
+from torch.nn.init import xavier_uniform_
+print(images.LIMIT, optional.LIMIT, [name for name in ("config", "renamed") if name in sys.modules])
+try:
+    import config
+except ImportError:
+    print("no config")
+open("done", "w").close()
+"""
+
+
+def test_what_a_script_puts_into_the_table_of_modules_is_its_own(tmp_path: Path) -> None:
+    """A stand-in for a package, a package that it does not want, a module of its own, and a package by another name.
+    They stood in the other script's table, too. At the end of the script, the package keeps its values."""
+    script(tmp_path, "site/images.py", "LIMIT = 1\n")
+    script(tmp_path, "site/optional.py", "LIMIT = 2\n")
+    script(tmp_path, "configs/a.py", "VALUE = 3\n")
+    script(tmp_path, "a.py", WAIT + REPLACES)
+    script(tmp_path, "b.py", WAIT + LOOKS)
+    script(tmp_path, "c.py", "import torch\nprint(type(torch.nn.functional.GRID_SAMPLE_PADDING_MODES))\n")
+    code, _, text = installed(tmp_path, "--start", "c=after:a", "a.py", "b.py", "c.py")
+    lines = {line for line in text.splitlines() if ": " in line}
+    assert code == 0, text
+    assert {"a: ('mine', 'mine', 3, True)", "a: 1", "a: not optional", "a: ('mine', 'mine', 3, True) 2"} < lines, text
+    assert {"b: 1 2 []", "b: no config"} < lines, text
+    assert "c: <class 'dict'>" in lines, text
+
+
+def test_a_script_that_takes_a_shared_module_out_of_the_table_fails_at_once(tmp_path: Path) -> None:
+    """The next import would make a second copy of it, for all jobs. One that is alone may."""
+    script(tmp_path, "site/images.py", "LIMIT = 1\n")
+    deletes = "import sys, images\n{}del sys.modules['images']\nimport images as second\nassert second is not images\n"
+    script(tmp_path, "a.py", WAIT + deletes.format("wait('imported')\n"))
+    script(tmp_path, "b.py", WAIT + "import images\nopen('imported', 'w').close()\ntime.sleep(1)\n")
+    script(tmp_path, "alone.py", deletes.format(""))
+    assert installed(tmp_path, "alone.py")[0] == 0
+    code, out, text = installed(tmp_path, "a.py", "b.py")
+    states = {job["name"]: job["state"] for job in json.loads(out)["jobs"]}
+    assert code == 1 and states == {"a": "failed", "b": "finished"}, text
+    assert "job 'a': sys.modules['images'], replaced at" in text and "because jobs share the module" in text

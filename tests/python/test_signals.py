@@ -155,6 +155,32 @@ print(came)
     assert "job 'a': SIGTERM ends the job: it has no handler of it" in ran.text()
 
 
+def test_the_event_loops_of_both_scripts_handle_signals(tmp_path: Path) -> None:
+    """asyncio has a descriptor written to at a signal, of which a process has one."""
+    loops = """
+import asyncio
+async def main():
+    came = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, came.set)
+    meet("a", "b")
+    if sys.argv[1] == "a":
+        send("USR1")
+    await asyncio.wait_for(came.wait(), 60)
+asyncio.run(main())
+print("handled", signal.set_wakeup_fd(-1))
+with open(os.devnull) as file:
+    try:
+        signal.set_wakeup_fd(file.fileno())
+    except ValueError as error:
+        print(error)
+"""
+    each = script(tmp_path, "each.py", START + loops)
+    ran = Ran(tmp_path, f"a={each} a", f"b={each} b")
+    assert (ran.code, ran.states()) == (0, ["finished", "finished"]), ran.text()
+    for job in "ab":
+        assert ran.of(job)[0] == "handled -1" and "must be in non-blocking mode" in ran.of(job)[1]
+
+
 def test_signal_and_getsignal_answer_as_in_plain_python(tmp_path: Path) -> None:
     asks = """
 print(signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT) is signal.default_int_handler)

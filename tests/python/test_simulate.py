@@ -420,6 +420,24 @@ def test_ctrl_c_while_the_simulations_are_being_queued_stops_them(monkeypatch):
     assert len(begun) <= cores
 
 
+def test_ctrl_c_does_not_land_inside_the_pool(monkeypatch):
+    """In `submit`, it may come between the taking of a lock and the block that releases it: then threads of the pool
+    waited for it for ever, and the end for them."""
+    cases = [Case(random_trace(20), "fifo", uniform(1.1), Setting(gpus=8), "1.1")] * 3
+    submit = ThreadPoolExecutor.submit
+    submitted = []
+
+    def interrupted(pool, run, index):
+        signal.raise_signal(signal.SIGINT)
+        submitted.append(submit(pool, run, index))
+        return submitted[-1]
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        simulate_all(cases)
+    assert len(submitted) == len(cases)
+
+
 def test_pair_srsf_beats_tiresias_and_sjf_bsbf_on_the_adaptdl_traces(capsys):
     """The claim of the README on 240 jobs, for small, medium and large ratios."""
     policies = "tiresias,sjf-bsbf,pair-srsf"

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from threading import Thread
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     import logging
+    from concurrent.futures import Executor
 
     from torchshare.context.job_context import JobContext
 
@@ -25,6 +27,7 @@ class ScriptContext:
     stdout: TextIO
     stderr: TextIO
     environ: dict[bytes, bytes]
+    path_importer_cache: dict[str, Any] = field(default_factory=dict)
     own_modules: dict[str, ModuleType] = field(default_factory=dict)
     """Its `__main__`, and the modules that it finds outside of what is installed."""
     modules: MutableMapping[str, ModuleType] = field(init=False)
@@ -37,6 +40,8 @@ class ScriptContext:
     """Functions registered with `atexit`, and their arguments."""
     threads: list[Thread] = field(default_factory=list)
     """Threads that it has started, and that its end waits for."""
+    executors: WeakSet[Executor] = field(default_factory=WeakSet)
+    """Executors of `concurrent.futures` that it has made, and that its end shuts down."""
 
     imported: set[str] = field(default_factory=set)
     """Top-level names of what it has imported."""

@@ -43,6 +43,7 @@ _PROCESS_WIDE = {
 _forks = threading.RLock()  # held during a fork
 _jobs: weakref.WeakSet[JobContext] = weakref.WeakSet()  # those that have not ended
 _have_been_stopped: weakref.WeakSet[JobContext] = weakref.WeakSet()  # whose handler has taken one of _STOPS
+_wakeup_fds: weakref.WeakKeyDictionary[JobContext, int] = weakref.WeakKeyDictionary()
 _stops_after: list[int] = []  # of _STOPS, to be sent again after the handler that they have ended
 
 
@@ -142,9 +143,30 @@ def _run_in_main(job: JobContext, handler: Handler, number: int) -> None:
     at_once = isinstance(handler.action, job_faults.Dump) and not handler.action.chain
     try:
         with _entered(job, handler.script), contextlib.nullcontext() if at_once else job.outside_ops():
-            handler.action(number, sys._current_frames().get(job.thread))
+            _act(job, handler, number, sys._current_frames().get(job.thread))
     except BaseException as error:
         interrupt.raise_in(job, error)
+
+
+def _act(job: JobContext, handler: Handler, number: int, frame: FrameType | None) -> None:
+    if job in _wakeup_fds:
+        with contextlib.suppress(OSError):  # full, or closed meanwhile
+            os.write(_wakeup_fds[job], bytes([number]))
+    handler.action(number, frame)
+
+
+@TABLE.call("signal", "set_wakeup_fd")
+def _set_wakeup_fd(original: Callable[..., int], fd: int, /, **options: Any) -> int:
+    """Each job has its own file descriptor that is written to at a signal."""
+    job = job_handlers.caller()
+    if job is None:
+        return original(fd, **options)
+    if fd >= 0 and os.get_blocking(fd):
+        raise ValueError(f"the fd {fd} must be in non-blocking mode")
+    former = _wakeup_fds.pop(job, -1)
+    if fd >= 0:
+        _wakeup_fds[job] = fd
+    return former
 
 
 @contextlib.contextmanager
@@ -191,7 +213,7 @@ def _send_to_itself(number: int) -> bool:
     if not callable(handler.action):
         return True
     if current.job() is job:
-        handler.action(number, sys._getframe(3))
+        _act(job, handler, number, sys._getframe(3))
     else:
         process_signals.in_main_thread(lambda: _run_in_main(job, handler, number), wait=False)
     return True

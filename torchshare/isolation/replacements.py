@@ -17,7 +17,7 @@ from torch.distributions import Distribution
 from torchshare import _C
 from torchshare.context import current
 from torchshare.context.script import ScriptContext
-from torchshare.isolation import attributes, packages, shared_changes
+from torchshare.isolation import attributes, packages, script_modules, shared_changes
 from torchshare.isolation.attributes import Attribute, ClassAttribute, ModuleAttribute
 from torchshare.isolation.patches import Patches
 from torchshare.isolation.shared_changes import Change, lock
@@ -38,6 +38,7 @@ _BOOKKEEPING = frozenset(
 TABLE = Table()
 _SET_BY_C = ("torch", "Storage")  # by torch's C code, with the default dtype
 _OURS = (__name__, attributes.__name__)
+_IMPORTERS = ("importlib", "_frozen_importlib")
 
 # With the lock of shared_changes:
 _attributes: dict[tuple[int, str], Attribute] = {}
@@ -202,6 +203,24 @@ def _set_default_validate_args(original: Callable[[bool], None], value: bool) ->
         original(value)
     else:
         _set(ClassAttribute(Distribution, "_validate_args", _assign, _read), tenant, value)
+
+
+def _module_changed(script: ScriptContext, name: str, *module: ModuleType) -> bool:
+    """A module that the script's own code puts into `sys.modules` is the script's own. One that it takes out would be
+    imported anew, for all."""
+    frame, package = sys._getframe(2), name.partition(".")[0]
+    while packages.of_frame(frame) == "_collections_abc" and frame.f_back is not None:
+        frame = frame.f_back
+    if packages.of_frame(frame) in _IMPORTERS or packages.is_shared(script, packages.author(frame)):
+        return False
+    if not module:
+        former = script.modules[name]
+        what = f"sys.modules['{name}']"
+        _share(script, frame, package, what, "jobs share the module", lambda: script.modules.update({name: former}))
+    return bool(module)
+
+
+script_modules.ask_first(_module_changed)
 
 
 def _read(attribute: Attribute, frame: FrameType) -> None:

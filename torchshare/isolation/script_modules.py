@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from importlib.machinery import EXTENSION_SUFFIXES, BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -34,6 +34,17 @@ STATEFUL = frozenset(
         *("mlflow", "wandb"),
     }
 )
+
+
+def _changed(_script: ScriptContext, _name: str, *_module: ModuleType) -> bool:
+    return False
+
+
+def ask_first(changed: Callable[..., bool]) -> None:
+    """`changed` is called before the table of a script, its name and the module change the process's table; without
+    module, before one is taken out. True if the module is to be the script's own."""
+    global _changed
+    _changed = changed
 
 
 def installed_folders() -> frozenset[str]:
@@ -117,7 +128,10 @@ class Modules(MutableMapping[str, ModuleType]):
         return module
 
     def __setitem__(self, name: str, module: ModuleType) -> None:
-        if not self.owns(name):
+        if module is _shared_table(name).get(name) is not None:
+            self._own.pop(name, None)  # the script has put back what it has replaced
+            return
+        if not self.owns(name) and not _changed(self._script, name, module):
             _shared_table(name)[name] = module
             return
         self._own[name] = module
@@ -126,7 +140,13 @@ class Modules(MutableMapping[str, ModuleType]):
         process_modules[name] = _PerScript(name)
 
     def __delitem__(self, name: str) -> None:
+        if name not in self._own and name in self:
+            _changed(self._script, name)
         del (self._own if name in self._own else _shared_table(name))[name]
+
+    def clear(self) -> None:
+        """The shared modules stay: `unittest.mock.patch.dict` puts everything back."""
+        self._own.clear()
 
     def _visible(self) -> dict[str, ModuleType]:
         shared = {name: module for name, module in process_modules.copy().items() if type(module) is not _PerScript}
@@ -145,6 +165,11 @@ class Modules(MutableMapping[str, ModuleType]):
 def _shared_table(name: str) -> dict[str, ModuleType]:
     """Where the module of this name is that belongs to no script."""
     return _former if type(process_modules.get(name)) is _PerScript else process_modules
+
+
+def is_of_process(module: object) -> bool:
+    """Whether it is a module that belongs to no script."""
+    return any(module is each for table in (process_modules, _former) for each in table.copy().values())
 
 
 @functools.cache
@@ -172,3 +197,4 @@ def _forget() -> None:
             del process_modules[name]
     process_modules.update(_former)
     _former.clear()
+    _with_extensions.clear()

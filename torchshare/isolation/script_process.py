@@ -8,11 +8,12 @@ import subprocess  # noqa: F401  # loads _posixsubprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Any
 
 from torchshare.context import current
 from torchshare.context.script import ScriptContext
-from torchshare.isolation import interrupt, job_handlers
+from torchshare.isolation import interrupt, job_handlers, packages
 from torchshare.isolation.table import Table
 
 log = logging.getLogger("torchshare")
@@ -88,7 +89,10 @@ def _unregister(original: Callable[..., None], function: Callable[..., Any], /) 
 
 
 def run_exit_handlers(script: ScriptContext) -> None:
-    """Joins the script's threads, and calls what it registered with `atexit`, as the end of a program does."""
+    """Shuts down the script's executors, joins its threads, and calls what it registered with `atexit`, as the end of a
+    program does."""
+    for executor in list(script.executors):
+        executor.shutdown()
     for thread in script.threads:
         thread.join()
     while script.at_exit:
@@ -106,13 +110,34 @@ def _main_thread(original: Callable[[], threading.Thread]) -> threading.Thread:
     return original() if script is None or job_handlers.handled() is not None else script.main_thread
 
 
+def _is_by_itself(script: ScriptContext) -> bool:
+    """Whether the script's own code has called the replaced function, or had Python's call it. What libraries start may
+    serve all jobs, and ends with the process."""
+    return not packages.is_shared(script, packages.author(sys._getframe(3)))
+
+
+def _is_of_executor(thread: threading.Thread) -> bool:
+    runs = getattr(thread, "_target", None) or type(thread)
+    return str(runs.__module__).startswith("concurrent.futures.")
+
+
+@TABLE.call("concurrent.futures.thread:ThreadPoolExecutor", "__init__")
+@TABLE.call("concurrent.futures.process:ProcessPoolExecutor", "__init__")
+def _make_executor(original: Callable[..., None], self: Executor, *args: Any, **kwargs: Any) -> None:
+    """An executor that a script's own code has not shut down ends with the script."""
+    original(self, *args, **kwargs)
+    script = current.script()
+    if script is not None and _is_by_itself(script):
+        script.executors.add(self)
+
+
 @TABLE.call("threading:Thread", "start")
 def _start(original: Callable[..., None], self: threading.Thread) -> None:
     """A thread that a script starts is one of the script's."""
     script = current.script()
     if script is not None:
         self._torchshare_script = script  # type: ignore[attr-defined]
-        if not self.daemon:
+        if not self.daemon and not _is_of_executor(self) and _is_by_itself(script):
             script.threads.append(self)
     original(self)
 

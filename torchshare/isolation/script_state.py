@@ -62,6 +62,7 @@ class _Sys(ModuleType, metaclass=_AnyModule):
 
     argv = _OfScript("argv")
     path = _OfScript("path")
+    path_importer_cache = _OfScript("path_importer_cache")  # relative entries are those of its working folder
     modules = _OfScript("modules")
     stdin = _OfScriptRouted("stdin")
     stdout = _OfScriptRouted("stdout")
@@ -175,7 +176,7 @@ def _route_in_dictionaries(patches: Patches) -> None:
         patches.replace(logging.Logger, name, _OfLogger(name))
 
 
-_WHY_SYS = "argv, path, modules, stdin, stdout and stderr are each script's own."
+_WHY_SYS = "argv, path, path_importer_cache, modules, stdin, stdout and stderr are each script's own."
 TABLE.value("sys", "__class__", why=_WHY_SYS)(lambda _: _Sys)
 TABLE.value("warnings", "__class__", why="Filters are each script's own.")(lambda _: _Warnings)
 

@@ -16,7 +16,7 @@ from torchshare.context import current
 from torchshare.context.job_context import JobContext
 from torchshare.context.script import ScriptContext
 from torchshare.isolation import script_process
-from torchshare.isolation.script_modules import Modules, installed_folders
+from torchshare.isolation.script_modules import Modules, installed_folders, is_of_process
 from torchshare.scripts.output import Output, empty_input
 
 
@@ -142,7 +142,8 @@ class Script:
             script_process.run_exit_handlers(script)
             script.has_ended = True
             for module in [main, *reversed(script.own_modules.values())]:
-                _release_values(module)
+                if isinstance(module, ModuleType) and not is_of_process(module):
+                    _release_values(module)
 
     @contextlib.contextmanager
     def _context(self, job: JobContext) -> Iterator[ScriptContext]:

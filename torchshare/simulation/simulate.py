@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -145,14 +148,30 @@ def simulate_all(
 
         return simulate(cases[index], report)
 
+    ended: SimpleQueue[Future[Outcome]] = SimpleQueue()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
-            futures = [pool.submit(run, index) for index in range(len(cases))]
+            with _ctrl_c_waits():
+                futures = [pool.submit(run, index) for index in range(len(cases))]
+                for future in futures:
+                    future.add_done_callback(ended.put)
+            for _ in futures:
+                ended.get().result()  # unlike a future that has not ended, the queue is no lock that Ctrl-C leaves held
             return [future.result() for future in futures]
         except BaseException:
             stopped = True
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Until the end of the block. Inside `submit`, it might leave a lock held that the threads of the pool wait for."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def summarize(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
