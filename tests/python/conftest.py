@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import logging
@@ -33,6 +34,8 @@ def policy(request: pytest.FixtureRequest) -> str:
 
 
 on_both = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+gc.freeze()  # else a full collection, of which jobs and compilers do many, takes a tenth of a second
 
 CACHE = Path(__file__).parents[2] / "build" / "test-cache"
 

@@ -65,8 +65,9 @@ def leave(job: JobContext) -> None:
             torch.distributed.destroy_process_group()
     finally:
         del _of_jobs[job]
-    gc.collect()  # what refers to the groups, before the groups themselves
-    groups.destroyed.clear()
+    if groups.destroyed:
+        gc.collect()  # what refers to the groups, before the groups themselves
+        groups.destroyed.clear()
 
 
 def _own() -> _Groups | None:
