@@ -18,7 +18,7 @@ CMAKE_BUILD := cmake --build
 # The generator of new build folders; setup.py does the same.
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
-.PHONY: docs help demo test test-slow build lint bench clean prerequisites test-cpp test-python test-python-slow \
+.PHONY: docs help demo test test-slow build wheel sdist lint bench clean prerequisites test-cpp test-python test-python-slow \
   test-loaded papers test-tsan test-asan soak build-emulator test-emulated test-emulated-all test-cluster
 help:
 	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-emulated   the GPU tests on an emulated CUDA device (tests/emulator/README.md)"
 	@echo "make test-cluster   the tests of torchshare cluster, with Ray"
 	@echo "make papers   the tables of the papers that are implemented here, simulated"
+	@echo "make wheel | sdist   a wheel for this torch and this Python; the sources that it is built from; in dist/"
 	@echo "make docs   the documentation as a site, in build/docs"
 	@echo "make test TORCH=2.15.0   the same with that torch, in .venv-2.15.0; so do the other targets"
 	@echo "make build | lint | bench | clean | prerequisites"
@@ -49,6 +50,19 @@ $(VENV)/ready: requirements.txt
 	sed 's/^torch==.*/$(if $(TORCH),torch==$(TORCH),&)/' requirements.txt > $(VENV)/requirements.txt
 	$(PY) -m pip install --disable-pip-version-check --no-compile -r $(VENV)/requirements.txt  # imports compile
 	@touch $@
+
+# From the build folder of `make build`. The folders of setuptools would keep files that are gone.
+wheel: $(VENV)/ready
+	rm -rf build/lib.* build/bdist.* dist/*.whl
+	$(PY) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+	@rm -rf torchshare.egg-info  # torchshare.__version__ would be read from there
+	@du -h dist/*.whl
+
+sdist: $(VENV)/ready
+	rm -f dist/*.tar.gz
+	$(PY) setup.py --quiet sdist
+	@rm -rf torchshare.egg-info  # torchshare.__version__ would be read from there
+	@du -h dist/*.tar.gz
 
 $(VENV)/docs: docs/requirements.txt $(VENV)/ready
 	$(PY) -m pip install --disable-pip-version-check --no-compile --quiet -r $<
@@ -132,4 +146,4 @@ prerequisites:
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh install
 
 clean:
-	rm -rf build $(VENV) torchshare/*.so *.egg-info
+	rm -rf build dist $(VENV) torchshare/*.so torchshare/cpp *.egg-info

@@ -14,7 +14,8 @@ print(';'.join([str(pathlib.Path(torch.__file__).parent), paths['include'],
                 sysconfig.get_config_var('EXT_SUFFIX'), torch.__version__, torch.version.cuda or 'none']), end='')"
     OUTPUT_VARIABLE facts RESULT_VARIABLE failed)
   if(failed)
-    message(FATAL_ERROR "${TORCHSHARE_PYTHON} cannot import torch. Install it first: make build, or pip install torch")
+    message(FATAL_ERROR "${TORCHSHARE_PYTHON} cannot import torch. Install it first: make build, or pip install torch. "
+      "It is not there in pip's isolated builds: give pip --no-build-isolation")
   endif()
   set(TORCHSHARE_TORCH_FACTS "${facts}" CACHE INTERNAL "")
   list(GET TORCHSHARE_TORCH_FACTS 0 TORCHSHARE_TORCH_DIR)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from torchshare.context.names import escape_message
 from torchshare.torch_versions import check_build
-from torchshare.version import __version__
 
 if TYPE_CHECKING:
     from torchshare import _C as _C
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from torchshare.training.compiled_step import CompiledStep
     from torchshare.training.plain_loop import accumulate, batches, track
     from torchshare.training.sub_batch import SubBatch
+    from torchshare.version import __version__
 
 __all__ = [
     "Batch",
@@ -87,6 +87,7 @@ _MODULES = {
     "RuntimeOptions": "runtime.options",
     "SharingReport": "runtime.sharing",
     "SubBatch": "training.sub_batch",
+    "__version__": "version",
     "accumulate": "training.plain_loop",
     "batches": "training.plain_loop",
     "cache_memory": "context.cache_memory",

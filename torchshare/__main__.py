@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import importlib.util
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import torchshare
@@ -33,6 +35,15 @@ _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 class _Version(argparse.Action):
     def __call__(self, *_: Any, **__: Any) -> None:
         print(f"torchshare {torchshare.__version__} ({torchshare._C.cuda_status()})")
+        sys.exit(0)
+
+
+class _CMakePrefix(argparse.Action):
+    def __call__(self, *_: Any, **__: Any) -> None:
+        """Prints the folders of torchshare and of torch, as a list of CMake's. Does not import torch."""
+        torch = importlib.util.find_spec("torch")
+        torchs = [str(Path(torch.origin).parent)] if torch and torch.origin else []
+        print(";".join([str(Path(torchshare.__file__).parent / "cpp"), *torchs]))
         sys.exit(0)
 
 
@@ -87,6 +98,8 @@ def parse(words: list[str]) -> argparse.Namespace:
 def _empty_parser() -> tuple[Parser, argparse._SubParsersAction[Parser]]:
     parser = Parser(prog="torchshare", description=torchshare.__doc__, allow_abbrev=False)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and what CUDA it was built for")
+    text = "print the value of CMAKE_PREFIX_PATH with which find_package(torchshare) works"
+    parser.add_argument("--cmake-prefix", action=_CMakePrefix, nargs=0, help=text)
     return parser, parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
 

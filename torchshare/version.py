@@ -1,3 +1,12 @@
-"""The package version, read by pyproject.toml, setup.py and CMakeLists.txt."""
+"""The package's version. setup.py makes it of RELEASE, the commit and the torch that it is built for."""
 
-__version__ = "0.1.0"
+from __future__ import annotations
+
+from importlib import metadata
+
+RELEASE = "0.2.0.dev0"
+
+try:
+    __version__ = metadata.version("torchshare")
+except metadata.PackageNotFoundError:  # not installed
+    __version__ = RELEASE

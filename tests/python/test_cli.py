@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import completed, launch, torchshare_command
 
-from torchshare import _C
+from torchshare import _C, __version__
 
 JOBS = """
 import time, torch
@@ -232,7 +232,7 @@ def test_ctrl_c_ends_a_measurement_and_writes_nothing(jobs: Path):
 
 def test_help_and_version_say_what_there_is(tmp_path: Path):
     assert "run jobs together" in in_a_process("--help", folder=tmp_path).stdout
-    assert in_a_process("--version", folder=tmp_path).stdout.startswith("torchshare 0.1.0 (built")
+    assert in_a_process("--version", folder=tmp_path).stdout.startswith(f"torchshare {__version__} (built")
     assert in_a_process(folder=tmp_path).returncode == 2
 
 

@@ -1,8 +1,7 @@
-"""examples/cpp, built against an installation, like a user's C++ program."""
+"""examples/cpp, built against this torchshare like a user's C++ program. test_wheel.py does it with the wheel."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ from torch.nn import functional as F
 from torchshare import Job
 
 ROOT = Path(__file__).parents[2]
-BUILD = Path(os.environ.get("TORCHSHARE_BUILD_DIR", ROOT / "build" / sys.implementation.cache_tag))
 STEPS = 200
 
 
@@ -29,8 +27,8 @@ def run(*command: object) -> str:
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("example")
-    run("cmake", "--install", BUILD, "--component", "cpp", "--prefix", folder / "prefix")
-    run("cmake", "-S", ROOT / "examples" / "cpp", "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={folder / 'prefix'}")
+    prefix = run(sys.executable, "-m", "torchshare", "--cmake-prefix").strip()
+    run("cmake", "-S", ROOT / "examples" / "cpp", "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", folder / "build")
     return folder / "build" / "pair"
 

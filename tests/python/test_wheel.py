@@ -1,0 +1,149 @@
+"""The sdist, the wheel that is built from it, and the wheel in an environment in which there is only torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "examples" / "scripts"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def run(*command: object, **options: object) -> str:
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, **options)  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stdout + done.stderr
+    return str(done.stdout)
+
+
+def requirements(name: str) -> list[Requirement]:
+    """Of an installed package, without extras."""
+    found = map(Requirement, metadata.requires(name) or [])
+    return [each for each in found if not each.marker or each.marker.evaluate({"extra": ""})]
+
+
+OURS = {each.name for each in requirements("torchshare")} - {"torch"}
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    run(sys.executable, "setup.py", "egg_info", "--egg-base", folder, "sdist", "--dist-dir", folder, cwd=ROOT)
+    (path,) = folder.glob("*.tar.gz")
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path) -> Path:
+    """Built from nothing: minutes, unless ccache knows the sources."""
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHSHARE_BUILD_DIR"}
+    options = ["--no-build-isolation", "--no-deps", "--wheel-dir", sdist.parent]
+    run(sys.executable, "-m", "pip", "wheel", *options, sdist, env=environment, cwd=sdist.parent)
+    (path,) = sdist.parent.glob("*.whl")
+    return path
+
+
+def with_torch_alone(folder: Path) -> Path:
+    """Makes a virtual environment with links to this one's torch and to what torch needs, without what torchshare asks
+    for, too. Returns its interpreter."""
+    venv.create(folder, with_pip=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    missing, linked = ["torch"], set()
+    while missing:
+        name = missing.pop()
+        linked.add(name)
+        for file in metadata.files(name) or []:
+            top = file.parts[0]
+            if top not in ("..", "bin", "__pycache__") and not (site / top).exists():
+                (site / top).symlink_to(Path(str(metadata.distribution(name).locate_file(top))))
+        missing += [each.name for each in requirements(name) if each.name not in OURS | linked]
+    return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="module", params=["newest", "oldest"])
+def python(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an environment with the wheel, and with the newest or the oldest versions of what it asks for."""
+    folder = tmp_path_factory.mktemp("empty")
+    python = with_torch_alone(folder / "venv")
+    oldest = [str(each).replace(">=", "==") for each in requirements("torchshare") if each.name != "torch"]
+    (folder / "oldest.txt").write_text("\n".join(oldest))
+    constraints = ["-c", folder / "oldest.txt"] if request.param == "oldest" else []
+    run(python, "-m", "pip", "install", "--disable-pip-version-check", *constraints, wheel, cwd=folder)
+    return python
+
+
+def in_environment(python: Path, *arguments: object, folder: Path) -> str:
+    """What a command of an environment prints that has no other programs, such as a compiler."""
+    command = [python.parent / arguments[0], *arguments[1:]]
+    environment = {"PATH": str(python.parent), "HOME": str(folder), "LC_ALL": "C.UTF-8", "COLUMNS": "200"}
+    return run(*command, cwd=folder, env=environment)
+
+
+def test_the_sdist_has_all_sources(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    tracked = run("git", "ls-files", "csrc", "cmake", "torchshare", "CMakeLists.txt", "setup.py", "LICENSE", cwd=ROOT)
+    assert set(tracked.split()) - names == set()
+
+
+def test_the_wheel_names_its_torch_its_python_and_its_commit(wheel: Path) -> None:
+    here = re.escape(torch.__version__.partition("+")[0])
+    tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    commit = run("git", "rev-parse", "--short=7", "HEAD", cwd=ROOT).strip()
+    version = rf"[\d.]+(\.dev\d+)?\+g{commit}(\.modified)?\.torch{here}"
+    assert re.fullmatch(rf"torchshare-{version}-{tag}-{tag}-\w+\.whl", wheel.name)
+
+
+def test_the_wheel_names_no_folder_of_this_machine_and_is_stripped(wheel: Path, tmp_path: Path) -> None:
+    folders = [ROOT, wheel.parent, Path.home(), sys.prefix, sys.base_prefix, Path(torch.__file__).parent, "/tmp/pip-"]
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [
+        (path.name, str(folder)) for path in files for folder in folders if f"{folder}".encode() in path.read_bytes()
+    ] == []
+    modules = [path for path in files if path.name.endswith(sysconfig.get_config_var("EXT_SUFFIX"))]
+    libraries = [path for path in files if path.suffix == ".a"]
+    assert len(modules) == len(libraries) == 2
+    for path in [*modules, *libraries]:
+        assert ".debug_" not in run("readelf", "--section-headers", "--wide", path)
+    for path in modules:
+        assert ".symtab" not in run("readelf", "--section-headers", "--wide", path)
+
+
+def test_doctor(python: Path, wheel: Path, tmp_path: Path) -> None:
+    printed = in_environment(python, "torchshare", "doctor", folder=tmp_path)
+    assert torch.__version__ in printed and wheel.name.split("-")[1] in printed
+
+
+def test_two_scripts_run(python: Path, tmp_path: Path) -> None:
+    vision, text = SCRIPTS / "vision" / "train.py", SCRIPTS / "text" / "train.py"
+    command = [f"vision={vision} --epochs 1", f"text={text} --steps 20"]
+    lines = in_environment(python, "torchshare", "run", *command, folder=tmp_path).splitlines()
+    rows = [line.split()[:3] for line in lines if re.match(r"(vision|text) +\w+ary ", line)]
+    assert rows == [["vision", "primary", "finished"], ["text", "secondary", "finished"]]
+
+
+def test_a_cpp_program_is_built_with_the_wheel(python: Path, tmp_path: Path) -> None:
+    prefix = in_environment(python, "torchshare", "--cmake-prefix", folder=tmp_path).strip()
+    run("cmake", "-S", ROOT / "examples" / "cpp", "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", tmp_path / "build")
+    assert len(run(tmp_path / "build" / "pair").splitlines()) == 2
+
+
+def test_pip_knows_the_extra_for_ray(python: Path, wheel: Path, tmp_path: Path) -> None:
+    wanted = f"torchshare[ray] @ {wheel.as_uri()}"
+    printed = in_environment(python, "python", "-m", "pip", "install", "--dry-run", wanted, folder=tmp_path)
+    assert re.search(r"Would install .*\bray-\d", printed)
