@@ -131,9 +131,16 @@ def test_doctor(python: Path, wheel: Path, tmp_path: Path) -> None:
 def test_two_scripts_run(python: Path, tmp_path: Path) -> None:
     vision, text = SCRIPTS / "vision" / "train.py", SCRIPTS / "text" / "train.py"
     command = [f"vision={vision} --epochs 1", f"text={text} --steps 20"]
-    lines = in_environment(python, "torchshare", "run", *command, folder=tmp_path).splitlines()
+    options = ["--report", "out.html", "--metrics-port", "0"]
+    lines = in_environment(python, "torchshare", "run", *options, *command, folder=tmp_path).splitlines()
     rows = [line.split()[:3] for line in lines if re.match(r"(vision|text) +\w+ary ", line)]
     assert rows == [["vision", "primary", "finished"], ["text", "secondary", "finished"]]
+    assert "<svg" in (tmp_path / "out.html").read_text()
+
+
+def test_a_trace_is_simulated(python: Path, tmp_path: Path) -> None:
+    in_environment(python, "torchshare", "simulate", "--generate", "20", "--plot", "out.png", folder=tmp_path)
+    assert (tmp_path / "out.png").stat().st_size > 0
 
 
 def test_a_cpp_program_is_built_with_the_wheel(python: Path, tmp_path: Path) -> None:
