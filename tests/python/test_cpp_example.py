@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +71,24 @@ def test_a_folder_without_a_step(example: Path, tmp_path: Path) -> None:
     done = subprocess.run([example, tmp_path], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "'second' failed" in done.stderr and "tensors.pt' cannot be read" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        ("2.99.0", rf"torchshare was built with torch {re.escape(torch.__version__)}, and .*/torch is 2.99.0"),
+        (None, r"no torch in CMAKE_PREFIX_PATH. Give -DCMAKE_PREFIX_PATH=\$\(torchshare --cmake-prefix\)"),
+    ],
+    ids=["another torch", "no torch"],
+)
+def test_cmake_says_which_torch_is_missing(tmp_path: Path, version: str | None, message: str) -> None:
+    found = tmp_path / "torch"
+    if version:
+        (found / "lib").mkdir(parents=True)
+        (found / "lib" / "libtorch_cpu.so").touch()
+        (found / "version.py").write_text(f"__version__ = '{version}'\n")
+    prefix = f"{ROOT / 'torchshare' / 'cpp'};{found}"
+    command = ["cmake", "-S", ROOT / "examples" / "cpp", "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert re.search(message, " ".join(done.stderr.split()))
