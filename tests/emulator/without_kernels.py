@@ -10,8 +10,11 @@ from torch._export.serde import serialize
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, Node
 
+from torchshare.torch_versions import is_one_of
+
 aten = torch.ops.aten
-# In the order of c10::ScalarType: the package's loader reads dtypes as these, but export's own numbers are one higher.
+# In the order of c10::ScalarType. The loader of torch 2.11 reads dtypes as these, but export writes its own numbers,
+# which are one higher. The loader of 2.15 reads export's: with these, it would take float32 for float16.
 DTYPES = (
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.float32, torch.float64),
@@ -24,7 +27,8 @@ class SpellOut(CustomGraphPass):
     dimensions, booleans as numbers, and numbers that stand for tensors as in `sub.Tensor(1.0, x)`."""
 
     def __call__(self, graph: Graph) -> None:
-        serialize._TORCH_TO_SERIALIZE_DTYPE.update((dtype, number) for number, dtype in enumerate(DTYPES))
+        if is_one_of(torch.__version__, "<2.15"):
+            serialize._TORCH_TO_SERIALIZE_DTYPE.update((dtype, number) for number, dtype in enumerate(DTYPES))
         for node in graph.nodes:
             if node.target is aten.full.default and not node.args[0]:
                 node.target, node.args = aten.scalar_tensor.default, (node.args[1],)
@@ -32,7 +36,7 @@ class SpellOut(CustomGraphPass):
                 spell_out(node, node.target._schema.arguments)
 
     def uuid(self) -> str:
-        return "numbers and default values spelt out"
+        return "numbers, default values and dtypes as the loader reads them"
 
     def __repr__(self) -> str:  # part of the key of compiled steps
         return self.uuid()
@@ -57,4 +61,4 @@ def as_tensor(node: Node, value: float) -> Node:
         return node.graph.call_function(aten.scalar_tensor.default, (value,), {"dtype": dtype})
 
 
-OPTIONS = {"fallback_by_default": True, "post_grad_custom_post_pass": SpellOut()}
+OPTIONS = {"fallback_by_default": True, "online_softmax": False, "post_grad_custom_post_pass": SpellOut()}
