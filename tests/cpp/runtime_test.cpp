@@ -437,7 +437,7 @@ TEST(Runtime, WorkersThatAreNeededFirstInWorkOfTheProcessHaveLowPriority) {
   runtime.submit(spec, [&](Job&) {
     EXPECT_TRUE(becomes_idle(0));
     const Ungated here;
-    at::ones({1 << 20}).add_(1);
+    at::ones({4 * at::internal::GRAIN_SIZE});
     workers = workers_by_class();
     done.count_down();
   });

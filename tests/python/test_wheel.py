@@ -91,6 +91,9 @@ def in_environment(python: Path, *arguments: object, folder: Path) -> str:
     return run(*command, cwd=folder, env=environment)
 
 
+with_newest = pytest.mark.parametrize("python", ["newest"], indirect=True)
+
+
 def test_the_sdist_has_all_sources(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -143,6 +146,7 @@ def test_a_trace_is_simulated(python: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out.png").stat().st_size > 0
 
 
+@with_newest
 def test_a_cpp_program_is_built_with_the_wheel(python: Path, tmp_path: Path) -> None:
     prefix = in_environment(python, "torchshare", "--cmake-prefix", folder=tmp_path).strip()
     run("cmake", "-S", ROOT / "examples" / "cpp", "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
@@ -150,6 +154,7 @@ def test_a_cpp_program_is_built_with_the_wheel(python: Path, tmp_path: Path) -> 
     assert len(run(tmp_path / "build" / "pair").splitlines()) == 2
 
 
+@with_newest
 def test_pip_knows_the_extra_for_ray(python: Path, wheel: Path, tmp_path: Path) -> None:
     wanted = f"torchshare[ray] @ {wheel.as_uri()}"
     printed = in_environment(python, "python", "-m", "pip", "install", "--dry-run", wanted, folder=tmp_path)
