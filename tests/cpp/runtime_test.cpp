@@ -1,6 +1,7 @@
 #include "torchshare/runtime.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorIterator.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/mm.h>
