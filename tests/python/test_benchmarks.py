@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
@@ -139,13 +140,15 @@ def test_generated_traces_overload_the_cluster():
     assert (trace.gpus * trace.duration).sum() == pytest.approx(64 * 1.5 * trace.arrival[-1], rel=0.02)
 
 
-def test_the_live_meter_leaves_the_set_up_out_of_the_step_time():
+def test_the_live_meter_leaves_the_set_up_out_of_the_step_time(monkeypatch):
+    ends = itertools.count(0.05 + 0.01, 0.01)  # of steps of 0.01 s, after a set-up of 0.05 s
+    clock = itertools.chain([0.0], itertools.islice(ends, live.WARM_UP_STEPS - 1, None))
+    monkeypatch.setattr(live.time, "perf_counter", lambda: next(clock))
     meter = live.StepTimer(0.1)
-    time.sleep(0.05)
     while meter.step_done():
-        time.sleep(0.01)
-    assert 0.01 <= meter.step_s < 0.03
-    assert meter.set_up_s >= 0.03
+        pass
+    assert meter.step_s == pytest.approx(0.01)
+    assert meter.set_up_s == pytest.approx(0.05)
 
 
 def test_gavels_models_stand_for_every_application_of_adaptdl(tmp_path):
