@@ -37,6 +37,35 @@ def test_a_graph_trains_as_eager_does(make: Callable[[], nn.Module]) -> None:
     assert identical(alone(make, 3), on_gpu(trainer(make, graph=True), seed=3))
 
 
+def test_a_graph_that_was_captured_before_a_spill_is_not_launched_after_it() -> None:
+    """Its tensors are elsewhere, and other memory is where they were."""
+    jobs: list[Job] = []
+    models: list[nn.Module] = []
+    weights_at: list[int] = []
+
+    def make() -> nn.Module:
+        models.append(nn.Sequential(nn.Flatten(), nn.Linear(192, 20_000), nn.Tanh(), nn.Linear(20_000, 4)))
+        return models[-1]
+
+    def spill(step: int) -> None:
+        if step == 0:
+            jobs[0].track(model=models[0])
+        if step in (3, 4):
+            weights_at.append(models[0][1].weight.data_ptr())
+        if step == 3:
+            jobs[0].suspend(spill=True)
+
+    with torchshare.Runtime(device="cuda") as runtime:
+        jobs.append(runtime.submit(trainer(make, graph=True, at_step=spill), name="a", seed=3, threads=1))
+        runtime.start()
+        wait_until(lambda: jobs[0].state == "suspended")
+        others = [torch.full((192 * 20_000,), torch.nan, device="cuda") for _ in range(8)]
+        jobs[0].resume()
+        value = runtime.wait(300)["a"].value
+    assert weights_at[0] != weights_at[1] and all(other.isnan().all() for other in others)
+    assert identical(on_gpu(trainer(make, graph=True), seed=3), value)
+
+
 def test_a_graph_is_captured_once_for_each_shape_and_launched_as_one_op() -> None:
     def train(job: Job) -> tuple[list[int], int]:
         weights = torch.ones(4, device="cuda", requires_grad=True)

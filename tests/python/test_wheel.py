@@ -126,12 +126,11 @@ def test_the_wheel_names_no_folder_of_this_machine_and_is_stripped(wheel: Path, 
         assert ".symtab" not in run("readelf", "--section-headers", "--wide", path)
 
 
-def test_doctor(python: Path, wheel: Path, tmp_path: Path) -> None:
+def test_the_commands_run(python: Path, wheel: Path, tmp_path: Path) -> None:
+    """One test, because each process of pytest that has a part of them makes the environment."""
     printed = in_environment(python, "torchshare", "doctor", folder=tmp_path)
     assert torch.__version__ in printed and wheel.name.split("-")[1] in printed
 
-
-def test_two_scripts_run(python: Path, tmp_path: Path) -> None:
     vision, text = SCRIPTS / "vision" / "train.py", SCRIPTS / "text" / "train.py"
     command = [f"vision={vision} --epochs 1", f"text={text} --steps 20"]
     options = ["--report", "out.html", "--metrics-port", "0"]
@@ -140,8 +139,6 @@ def test_two_scripts_run(python: Path, tmp_path: Path) -> None:
     assert rows == [["vision", "primary", "finished"], ["text", "secondary", "finished"]]
     assert "<svg" in (tmp_path / "out.html").read_text()
 
-
-def test_a_trace_is_simulated(python: Path, tmp_path: Path) -> None:
     in_environment(python, "torchshare", "simulate", "--generate", "20", "--plot", "out.png", folder=tmp_path)
     assert (tmp_path / "out.png").stat().st_size > 0
 
