@@ -165,6 +165,21 @@ def test_without_room_the_memory_stays(caplog: Any, monkeypatch: pytest.MonkeyPa
     assert all(map(torch.equal, value, run_one(wide).value))
 
 
+def test_a_job_that_tracks_nothing_is_told_that_its_memory_stays(caplog: Any) -> None:
+    def train(job: Job) -> None:
+        for number, _ in enumerate(job.batches([torch.ones(2)] * 3)):
+            if number == 0:
+                job.suspend(spill=True)
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        job = runtime.submit(train, name="a", threads=1)
+        runtime.start()
+        until(lambda: job.state == "suspended")
+        job.resume()
+        runtime.wait(60)
+    assert "job 'a': is suspended, but its memory stays on the device: pass what it holds to job.track" in caplog.text
+
+
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_job_that_is_cancelled_as_it_is_resumed_has_its_tensors(refused: bool) -> None:
     """An emptied tensor would crash the process. Also if at first there is no memory for them."""

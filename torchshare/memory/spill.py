@@ -57,6 +57,13 @@ class Spilled:
             self._copies.clear()
             log.warning("job '%s': is suspended, but its memory stays on the device: %s", job.name, error)
             return
+        if not self._copies:
+            log.warning(
+                "job '%s': is suspended, but its memory stays on the device: pass what it holds to job.track, as in "
+                "job.track(model=model, optimizer=optimizer)",
+                job.name,
+            )
+            return
         for storage, _ in self._copies:
             storage.resize_(0)
         devices.of(_kind(job)).empty_cache()
