@@ -38,6 +38,7 @@ from torchshare.runtime.job import Job
 from torchshare.runtime.options import JobOptions, RuntimeOptions
 
 if TYPE_CHECKING:
+    from torchshare.runtime.job_timelines import Event
     from torchshare.runtime.metrics import Snapshot
     from torchshare.runtime.sharing import SharingReport
 
@@ -306,7 +307,7 @@ class Runtime:
 
         return sharing_report([job._context.handle for job in self.jobs], self.results, self.events())
 
-    def events(self) -> list[_C.Event]:
+    def events(self) -> list[Event]:
         """The timeline: (kind, job, begin in ns, end in ns, number, detail), in order of recording. The number is
         that of the step or sub-batch, the bytes of a "memory" event, or the ns that a request was queued."""
         return self._handle.events()
