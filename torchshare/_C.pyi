@@ -175,10 +175,10 @@ class RuntimeOptions:
     device_priority: str
     grace: float
     keep: int
+    max_concurrent: int | None
     max_slowdown: float | None
     max_wait: float | None
     policy: str
-    resident: int | None
     run_ahead: float | None
     secondary_share: float | None
     timeline_capacity: int

@@ -261,7 +261,7 @@ void bind_options(py::module_& module) {
           })
       .def_readwrite("max_slowdown", &RuntimeOptions::max_slowdown)
       .def_readwrite("secondary_share", &RuntimeOptions::secondary_share)
-      .def_readwrite("resident", &RuntimeOptions::resident)
+      .def_readwrite("max_concurrent", &RuntimeOptions::max_concurrent)
       .def_readwrite("timeline_capacity", &RuntimeOptions::timeline_capacity)
       .def_readwrite("keep", &RuntimeOptions::keep);
   def_seconds(options, "max_wait", &GatePolicyOptions::max_wait);

@@ -286,7 +286,7 @@ class QueueTest : public CoordinatorTest {
     return waiter.wait_for(10s) == std::future_status::ready && waiter.get() && member.state() == JobState::kRunning;
   }
 
-  Coordinator queue_{clock_, timeline_, gate_, {.resident = 2}};
+  Coordinator queue_{clock_, timeline_, gate_, {.max_concurrent = 2}};
   std::vector<std::unique_ptr<Member>> queued_;  // after queue_
   std::map<Member*, std::future<bool>> waiters_;
 };
@@ -455,11 +455,11 @@ TEST_F(QueueTest, KeepsTheOrdersForOtherRanks) {
   EXPECT_EQ(queue_.take_orders().front().job, c.id());
 }
 
-TEST(ResidentTest, OneAutomaticJobRunsAtATime) {
+TEST(MaxConcurrentTest, OneAutomaticJobRunsAtATime) {
   ManualClock clock;
   Timeline timeline{1000};
   Gate gate{make_gate_policy("priority", {}), clock};
-  Coordinator coordinator{clock, timeline, gate, {.resident = 1}};
+  Coordinator coordinator{clock, timeline, gate, {.max_concurrent = 1}};
   std::vector<std::unique_ptr<Member>> members;
   for (const std::string name : {"a", "b"}) {
     members.push_back(std::make_unique<Member>(
@@ -477,11 +477,11 @@ TEST(ResidentTest, OneAutomaticJobRunsAtATime) {
   EXPECT_TRUE(waiter.get());
 }
 
-TEST(ResidentTest, RefusesNone) {
+TEST(MaxConcurrentTest, RefusesNone) {
   ManualClock clock;
   Timeline timeline{1000};
   Gate gate{make_gate_policy("priority", {}), clock};
-  EXPECT_THROW(Coordinator(clock, timeline, gate, {.resident = 0}), std::invalid_argument);
+  EXPECT_THROW(Coordinator(clock, timeline, gate, {.max_concurrent = 0}), std::invalid_argument);
 }
 
 class SwappedTest : public CoordinatorTest {
@@ -761,7 +761,7 @@ TEST(Coordinator, JobsThatEndAndJobsThatComeMeetNoOther) {
   SteadyClock clock;
   Timeline timeline(1000);
   Gate gate(make_gate_policy("priority", {}), clock);
-  Coordinator coordinator(clock, timeline, gate, {.resident = 2});
+  Coordinator coordinator(clock, timeline, gate, {.max_concurrent = 2});
   coordinator.open();
   std::thread serves([&] { coordinator.serve(); });
   const auto run_jobs = [&](const std::string& name) {

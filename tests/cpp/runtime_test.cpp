@@ -169,7 +169,7 @@ TEST(Runtime, AFailureStaysInItsJob) {
 }
 
 TEST(Runtime, ForgetsJobsThatHaveEnded) {
-  Runtime runtime(std::make_shared<CpuDevice>(), {.resident = 2, .keep = 5});
+  Runtime runtime(std::make_shared<CpuDevice>(), {.max_concurrent = 2, .keep = 5});
   std::vector<std::weak_ptr<Job>> jobs;
   for (int i = 0; i < 300; ++i) {
     jobs.push_back(runtime.submit({.name = std::to_string(i)}, [](Job& job) { train(job, 1); }));
@@ -198,7 +198,7 @@ TEST(Runtime, ForgetsJobsThatHaveEnded) {
 }
 
 TEST(Runtime, OnlyJobsThatRunOwnMemory) {
-  Runtime runtime(std::make_shared<CpuDevice>(), {.resident = 1});
+  Runtime runtime(std::make_shared<CpuDevice>(), {.max_concurrent = 1});
   std::atomic<int> cached = 0;
   const auto body = [&](Job&) {
     at::ones({1 << 20});

@@ -31,7 +31,7 @@ from torchshare.runtime.body import run_body
 from torchshare.runtime.bound import BoundReport, report
 from torchshare.runtime.checkpointing import folder_of
 from torchshare.runtime.closing import Closer
-from torchshare.runtime.declared import check, documented, fill, with_defaults
+from torchshare.runtime.declared import check, documented, fill, with_defaults, with_present_names
 from torchshare.runtime.effects import Effects
 from torchshare.runtime.gaps import GapReport, gap_reports
 from torchshare.runtime.job import Job
@@ -60,6 +60,7 @@ class Runtime:
             ValueError, TypeError: for an invalid argument, before any work starts.
             RuntimeError: if called inside a job.
         """
+        options = with_present_names(RuntimeOptions, options)
         check(RuntimeOptions, options, "Runtime")
         environment.name_user()
         # Otherwise the first optimizer imports it inside a job, for 1 to 2 s.
