@@ -138,7 +138,7 @@ TEST(Runtime, KeepsASecondaryOutWhileTheFakePrimaryIsInsideAnOp) {
   std::latch inside(1);
   std::latch release(1);
   runtime.submit(primary("primary"), [&](Job& job) {
-    const Pass pass(&runtime_job(job), UnknownCall());
+    const Permit permit(&runtime_job(job), UnknownCall());
     inside.count_down();
     release.wait();
   });
@@ -542,7 +542,7 @@ TEST(Forks, AForkedChildIsNotDelayedForLongByAThreadThatComputes) {
 /// An op that lasts as long as `body`.
 template <class Body>
 void op(Job& job, const Body& body) {
-  const Pass pass(&runtime_job(job), UnknownCall());
+  const Permit permit(&runtime_job(job), UnknownCall());
   body();
 }
 

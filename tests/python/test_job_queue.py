@@ -660,8 +660,9 @@ def test_the_steps_of_jobs_are_kept(path: Path, lost: bool) -> None:
         cluster.open()
 
 
-@pytest.mark.parametrize("compacts", [False, True])
-def test_a_compacted_journal_has_the_same_state(path: Path, compacts: bool) -> None:
+@pytest.mark.parametrize(("compacts", "devices"), [(False, "devices"), (True, "devices"), (True, "place")])
+def test_a_compacted_journal_has_the_same_state(path: Path, compacts: bool, devices: str) -> None:
+    """Also one that an earlier version has compacted, which called the devices of a job its place."""
     cluster = Cluster(path, 2, policy="srsf")
 
     def rows() -> list[dict[str, Any]]:
@@ -686,6 +687,7 @@ def test_a_compacted_journal_has_the_same_state(path: Path, compacts: bool) -> N
         assert cluster.queue.compact(after=0)
         assert path.stat().st_size < size
     assert rows() == before
+    path.write_text(path.read_text().replace('"devices"', f'"{devices}"'))
     cluster.open()
     assert rows() == before
     cluster.queue.submit(spec("short", duration=10.0))
