@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from conftest import run_one
+from conftest import SOON_S, run_one
 from torch import Tensor, nn
 
 import torchshare
 from torchshare import Cancelled, Job
 from torchshare.context.results import ENDED
 
-SOON_S = 20.0  # generous: the test is that it ends
 PRIORITIES = ("primary", "secondary", "level-2")
 SEEDS = 3
 MOST_STEPS = 60  # of a job
