@@ -142,7 +142,8 @@ int set_of_module(PyObject* owner, PyObject* name, PyObject* value) {
 
 }  // namespace
 
-void watch_attributes(py::object assigned, const py::frozenset& ignored_names, const py::type& routed) {
+void watch_attributes(py::typing::Callable<bool(py::ellipsis)> assigned, const FrozenSetOfStr& ignored_names,
+                      const py::type& routed) {
   unwatch_attributes();
   ignored = py::object(ignored_names).release().ptr();
   descriptor_type = reinterpret_cast<PyTypeObject*>(py::object(routed).release().ptr());

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "bindings/bindings.h"
+#include "bindings/typed.h"
 #include "compiled/compiled_model.h"
 #include "compiled/step_package.h"
 #include "runtime/job.h"
@@ -75,12 +76,12 @@ void bind_compiled(py::module_& module) {
   py::class_<Unhooked>(module, "Unhooked")
       .def(py::init())
       .def("__enter__", [](Unhooked& unhooked) { unhooked.pause.emplace(); })
-      .def("__exit__", [](Unhooked& unhooked, const py::args&) { unhooked.pause.reset(); });
+      .def("__exit__", [](Unhooked& unhooked, const ExitArgs&) { unhooked.pause.reset(); });
   py::class_<PackageLoadingBlock>(module, "PackageLoading")
       .def(py::init())
       .def(
           "__enter__", [](PackageLoadingBlock& block) { block.loading.emplace(); }, ReleaseGil())
-      .def("__exit__", [](PackageLoadingBlock& block, const py::args&) { block.loading.reset(); });
+      .def("__exit__", [](PackageLoadingBlock& block, const ExitArgs&) { block.loading.reset(); });
   module.def(
       "tensor_spec", [](const at::Tensor& tensor, bool any_rows) { return TensorSpec(tensor, any_rows).text(); },
       py::arg("tensor"), py::arg("any_rows") = false);
@@ -107,8 +108,10 @@ void bind_compiled(py::module_& module) {
           py::arg("pieces"))
       .def(
           "run",
-          [](const CompiledStep& step, RuntimeJob* job, const Pieces& given) { return step.run(job, pieces(given)); },
-          py::arg("job").none(true), py::arg("pieces"), ReleaseGil());
+          [](const CompiledStep& step, std::optional<RuntimeJob*> job, const Pieces& given) {
+            return step.run(job.value_or(nullptr), pieces(given));
+          },
+          py::arg("job"), py::arg("pieces"), ReleaseGil());
   module.def("run_steps", &run_batches, py::arg("job"), py::arg("step"), py::arg("batches"), ReleaseGil());
 }
 

@@ -2,6 +2,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/turns.h"
+#include "bindings/typed.h"
 #include "device/cpu/low_priority.h"
 #include "device/cuda_stand_in.h"
 #include "device/cuda_status.h"
@@ -20,7 +21,7 @@ void bind_gate(py::module_& module) {
   py::class_<Turns>(module, "Turns")
       .def(py::init<py::object>(), py::arg("lock"))
       .def("__enter__", &Turns::enter)
-      .def("__exit__", [](Turns& turns, const py::args&) { turns.exit(); })
+      .def("__exit__", [](Turns& turns, const ExitArgs&) { turns.exit(); })
       .def("exit_all", &Turns::exit_all)
       .def("call_if_free", &Turns::call_if_free, py::arg("function"))
       .def("is_held_elsewhere", &Turns::is_held_elsewhere)

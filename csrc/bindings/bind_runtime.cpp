@@ -6,6 +6,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/python_binding.h"
+#include "bindings/typed.h"
 #include "model/time.h"
 #include "runtime/adopted_thread.h"
 #include "runtime/job.h"
@@ -20,10 +21,18 @@ namespace {
 
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
-/// A duration that Python sets in seconds.
-template <typename Class, typename Field>
-void def_seconds(py::class_<Class>& type, const char* name, Field field) {
-  type.def_property(name, nullptr, [field](Class& self, Seconds seconds) { field(self) = from_seconds(seconds); });
+/// A duration of the gate's options that may be left out, in seconds for Python.
+void def_seconds(py::class_<RuntimeOptions>& type, const char* name,
+                 std::optional<std::chrono::nanoseconds> GatePolicyOptions::*field) {
+  type.def_property(
+      name,
+      [field](const RuntimeOptions& options) {
+        const auto& time = options.gate.*field;
+        return time ? std::optional(to_seconds(*time)) : std::nullopt;
+      },
+      [field](RuntimeOptions& options, std::optional<Seconds> time) {
+        options.gate.*field = time ? std::optional(from_seconds(*time)) : std::nullopt;
+      });
 }
 
 const OpWatch& watched(const RuntimeJob& job) {
@@ -45,8 +54,9 @@ std::shared_ptr<py::function> shared(py::function function) {
           }};
 }
 
-std::shared_ptr<RuntimeJob> submit(Runtime& runtime, py::function function, JobSpec spec, py::object cancelled_type,
-                                   py::object budget_exceeded_type, ProcessCode process_code) {
+std::shared_ptr<RuntimeJob> submit(Runtime& runtime, py::typing::Callable<void(RuntimeJob&)> function, JobSpec spec,
+                                   ExceptionType cancelled_type, ExceptionType budget_exceeded_type,
+                                   ProcessCode process_code) {
   auto python = std::make_unique<PythonBinding>(
       PythonExceptions{std::move(cancelled_type), std::move(budget_exceeded_type), std::move(process_code)});
   auto body = [python = python.get(), function = shared(std::move(function))](Job& job) {
@@ -82,7 +92,7 @@ void set_pace(const Runtime& runtime, double share, Seconds cycle, Seconds age) 
 }
 
 /// The recorded ops as columns; times in seconds.
-py::dict op_trace(const RuntimeJob& job) {
+py::typing::Dict<py::str, AnyArray> op_trace(const RuntimeJob& job) {
   const std::vector<OpTrace::Op>& ops = watched(job).trace().ops;
   const auto column = [&](auto value) {
     using Value = decltype(value(ops[0]));
@@ -90,7 +100,7 @@ py::dict op_trace(const RuntimeJob& job) {
     std::transform(ops.begin(), ops.end(), values.mutable_data(), value);
     return values;
   };
-  py::dict columns;
+  py::typing::Dict<py::str, AnyArray> columns;
   columns["context"] = column([](const OpTrace::Op& op) { return op.context; });
   columns["gap"] = column([](const OpTrace::Op& op) { return 1e-9 * op.gap; });
   columns["idle"] = column([](const OpTrace::Op& op) { return 1e-9 * op.idle; });
@@ -100,14 +110,17 @@ py::dict op_trace(const RuntimeJob& job) {
   return columns;
 }
 
-py::list events(const Runtime& runtime) {
+/// Kind, job, begin and end in nanoseconds, number, detail; see Event.
+using EventRow = std::tuple<std::string, std::string, std::int64_t, std::int64_t, std::uint64_t, std::string>;
+
+std::vector<EventRow> events(const Runtime& runtime) {
   const std::vector<std::string> names = runtime.state().coordinator.names();
-  py::list list;
+  std::vector<EventRow> rows;
   for (const Event& event : runtime.state().timeline.events()) {
-    list.append(py::make_tuple(to_string(event.kind), names[event.job], event.begin.count(), event.end.count(),
-                               event.number, event.detail));
+    rows.emplace_back(to_string(event.kind), names[event.job], event.begin.count(), event.end.count(), event.number,
+                      event.detail);
   }
-  return list;
+  return rows;
 }
 
 void write_timeline(const Runtime& runtime, const std::string& path) {
@@ -140,9 +153,9 @@ void bind_job(py::module_& module) {
       .def_readonly("loss", &BoundStats::loss)
       .def_readonly("share", &BoundStats::share)
       .def_property_readonly("recent", [](const BoundStats& stats) {
-        py::list windows;
+        std::vector<std::tuple<std::int64_t, std::int64_t, double>> windows;
         for (const BoundWindow& window : stats.recent) {
-          windows.append(py::make_tuple(window.begin.count(), window.end.count(), window.slowdown));
+          windows.emplace_back(window.begin.count(), window.end.count(), window.slowdown);
         }
         return windows;
       });
@@ -181,7 +194,8 @@ void bind_job(py::module_& module) {
       .def("synchronize", &RuntimeJob::synchronize)
       .def("open_stream", &RuntimeJob::open_stream)
       .def(
-          "capture", [](RuntimeJob& job, const py::function& work) { return job.capture([&] { work(); }); },
+          "capture",
+          [](RuntimeJob& job, const py::typing::Callable<void()>& work) { return job.capture([&] { work(); }); },
           py::arg("work"))
       .def("launch", &RuntimeJob::launch, py::arg("graph"), py::arg("name"), ReleaseGil())
       .def_property_readonly("cancel_requested", &RuntimeJob::cancel_requested)
@@ -238,26 +252,31 @@ void bind_options(py::module_& module) {
   options.def(py::init<>())
       .def_readwrite("policy", &RuntimeOptions::policy)
       .def_property(
+          "grace", [](const RuntimeOptions& options) { return to_seconds(options.gate.grace); },
+          [](RuntimeOptions& options, Seconds grace) { options.gate.grace = from_seconds(grace); })
+      .def_property(
           "device_priority", [](const RuntimeOptions& options) { return to_string(options.device_priority); },
           [](RuntimeOptions& options, const std::string& text) {
             options.device_priority = parse_device_priority(text);
           })
       .def_readwrite("max_slowdown", &RuntimeOptions::max_slowdown)
       .def_readwrite("secondary_share", &RuntimeOptions::secondary_share)
-      .def_readwrite("resident", &RuntimeOptions::resident)
+      .def_readwrite("max_concurrent", &RuntimeOptions::max_concurrent)
       .def_readwrite("timeline_capacity", &RuntimeOptions::timeline_capacity)
       .def_readwrite("keep", &RuntimeOptions::keep);
-  def_seconds(options, "grace", [](RuntimeOptions& self) -> auto& { return self.gate.grace; });
-  def_seconds(options, "max_wait", [](RuntimeOptions& self) -> auto& { return self.gate.max_wait; });
-  def_seconds(options, "run_ahead", [](RuntimeOptions& self) -> auto& { return self.gate.run_ahead; });
+  def_seconds(options, "max_wait", &GatePolicyOptions::max_wait);
+  def_seconds(options, "run_ahead", &GatePolicyOptions::run_ahead);
   py::class_<JobSpec>(module, "JobSpec")
       .def(py::init<>())
       .def_readwrite("name", &JobSpec::name)
       .def_property(
           "priority", [](const JobSpec& spec) { return to_string(spec.priority); },
           [](JobSpec& spec, const std::string& text) { spec.priority = parse_priority(text); })
-      .def_property("start", nullptr,
-                    [](JobSpec& spec, const py::object& start) { spec.start = std::string(py::str(start)); })
+      .def_property(
+          "start", [](const JobSpec& spec) { return spec.start; },
+          [](JobSpec& spec, const py::typing::Union<py::str, py::float_>& start) {
+            spec.start = std::string(py::str(py::handle(start)));
+          })
       .def_readwrite("threads", &JobSpec::threads)
       .def_readwrite("seed", &JobSpec::seed)
       .def_readwrite("steps", &JobSpec::steps)
@@ -294,7 +313,7 @@ void bind_runtime(py::module_& module) {
   py::class_<Adopted>(module, "Adopted")
       .def(py::init([](RuntimeJob& job) { return Adopted{job.shared_from_this(), nullptr}; }), py::arg("job"))
       .def("__enter__", [](Adopted& self) { self.thread = std::make_unique<AdoptedThread>(*self.job); })
-      .def("__exit__", [](Adopted& self, const py::args&) { self.thread.reset(); });
+      .def("__exit__", [](Adopted& self, const ExitArgs&) { self.thread.reset(); });
   py::class_<Serving>(module, "Serving")
       .def(py::init([](RuntimeJob& job) { return Serving{job.shared_from_this(), nullptr}; }), py::arg("job"))
       .def("__enter__",
@@ -303,7 +322,7 @@ void bind_runtime(py::module_& module) {
              return self;
            })
       .def("synchronize", [](Serving& self) { self.scope->synchronize(); })
-      .def("__exit__", [](Serving& self, const py::args&) { self.scope.reset(); });
+      .def("__exit__", [](Serving& self, const ExitArgs&) { self.scope.reset(); });
   py::class_<Runtime>(module, "Runtime")
       .def(py::init([](const std::string& device, const RuntimeOptions& options) {
              return std::make_unique<Runtime>(make_device(device), options);

@@ -102,7 +102,7 @@ const std::array<Field*, 3>& fields() {
 
 }  // namespace
 
-void watch_fields(py::object assigned) {
+void watch_fields(py::typing::Callable<bool(py::ellipsis)> assigned) {
   unwatch_fields();
   for (Field* field : fields()) {
     field->install();

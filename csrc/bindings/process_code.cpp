@@ -57,7 +57,7 @@ bool ProcessCode::is_run_by(unsigned long thread) const {
   return false;
 }
 
-bool ProcessCode::raise_in(unsigned long thread, const py::object& type) const {
+bool ProcessCode::raise_in(unsigned long thread, const py::typing::Optional<ExceptionType>& type) const {
   if (type.is_none()) {
     PyThreadState_SetAsyncExc(thread, nullptr);
     return true;

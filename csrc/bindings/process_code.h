@@ -1,9 +1,11 @@
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include <pybind11/typing.h>
 
 #include <string>
 #include <vector>
+
+#include "bindings/typed.h"
 
 namespace torchshare::bindings {
 
@@ -20,7 +22,7 @@ class ProcessCode {
   bool is_run_by(unsigned long thread) const;
   /// Raises an exception of `type` in the thread before its next bytecode, unless it runs such code: then returns
   /// false. None takes back what has not been raised. With the GIL.
-  bool raise_in(unsigned long thread, const pybind11::object& type) const;
+  bool raise_in(unsigned long thread, const pybind11::typing::Optional<ExceptionType>& type) const;
 
  private:
   std::vector<std::string> always_;

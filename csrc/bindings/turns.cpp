@@ -72,7 +72,7 @@ void Turns::exit_all() {
   }
 }
 
-bool Turns::call_if_free(const py::function& function) {
+bool Turns::call_if_free(const py::typing::Callable<py::object()>& function) {
   const py::object release = lock_.attr("release");
   if (!lock_.attr("acquire")(false).cast<bool>()) {
     return false;

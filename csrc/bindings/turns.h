@@ -1,5 +1,6 @@
 #pragma once
 
+#include <pybind11/typing.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
@@ -27,7 +28,7 @@ class Turns {
   /// Releases what the thread still holds: a cancellation came between `enter` and the `with` block it was for.
   void exit_all();
   /// Calls `function` with the lock held; false, without the call, if another thread holds it.
-  bool call_if_free(const pybind11::function& function);
+  bool call_if_free(const pybind11::typing::Callable<pybind11::object()>& function);
   /// True if another thread holds the lock.
   bool is_held_elsewhere() const;
   /// In a forked child: releases the lock if a thread that was not forked holds it.

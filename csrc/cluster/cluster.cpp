@@ -52,18 +52,18 @@ WaitingQueue::Kind Cluster::kind_of(WorkloadJob job) {
   return waiting_.kind_of(job);
 }
 
-void Cluster::check(const WorkloadJob& job, Seconds estimate, std::size_t place) const {
+void Cluster::check(const WorkloadJob& job, Seconds estimate, std::size_t index) const {
   const auto positive = [](double value) { return value > 0 && value < kNeverVirtual; };
   const double memory = options_.gpu_memory_gib == 0 ? kUnlimited : options_.gpu_memory_gib;
   if (!positive(job.duration) || !positive(estimate) || !(job.arrival >= 0 && job.arrival < kNeverVirtual)) {
     throw std::invalid_argument(
         fmt::format("job {}: arrival must be >= 0, duration and estimate > 0, all finite, got arrival {} s, duration "
                     "{} s, estimate {} s",
-                    place, job.arrival, job.duration, estimate));
+                    index, job.arrival, job.duration, estimate));
   }
   if (job.gpus < 1 || job.gpus > gpus_.count() || !(job.memory_gib >= 0 && job.memory_gib <= memory)) {
     throw std::invalid_argument(
-        fmt::format("job {} must fit the cluster, got {} GPUs with {} GiB; the cluster has {} with {} GiB", place,
+        fmt::format("job {} must fit the cluster, got {} GPUs with {} GiB; the cluster has {} with {} GiB", index,
                     job.gpus, job.memory_gib, gpus_.count(), memory));
   }
   const SplitModel& split = job.split;
@@ -72,10 +72,10 @@ void Cluster::check(const WorkloadJob& job, Seconds estimate, std::size_t place)
     throw std::invalid_argument(
         fmt::format("job {}: fixed memory and fixed time must be from 0 to 1 and sub-batches from 1 to {}, got {}, {} "
                     "and {}",
-                    place, (1 << kMaxSplits) - 1, split.fixed_memory, split.fixed_time, split.most));
+                    index, (1 << kMaxSplits) - 1, split.fixed_memory, split.fixed_time, split.most));
   }
   if (job.model < 0 || job.model >= interference_.models()) {
-    throw std::invalid_argument(fmt::format("job {}: model must be in the interference table, got {} of {}", place,
+    throw std::invalid_argument(fmt::format("job {}: model must be in the interference table, got {} of {}", index,
                                             job.model, interference_.models()));
   }
 }

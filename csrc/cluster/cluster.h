@@ -146,7 +146,7 @@ class Cluster {
   std::vector<JobId> take_changed() { return std::exchange(changed_, {}); }
 
  private:
-  void check(const WorkloadJob& job, Seconds estimate, std::size_t place) const;
+  void check(const WorkloadJob& job, Seconds estimate, std::size_t index) const;
   WaitingQueue::Kind kind_of(WorkloadJob job);
   void enqueue(JobId job, Rank rank);
   void settle(ClusterJob& job);

@@ -50,7 +50,7 @@ class OpContext {
   virtual void end_wait() {}
 
  protected:
-  friend class Pass;
+  friend class Permit;
   friend class Ungated;
   /// Called before an op when `interrupts` is set: waits its turn, parks, or throws to unwind the job.
   virtual void handle_interrupts() = 0;
@@ -70,13 +70,13 @@ class OpContext {
   int depth_ = 0;  // of nested ops; used by the job's thread only
 };
 
-/// The permission to run one op, held while it runs. A nested op runs on the outer op's pass.
-class [[nodiscard]] Pass {
+/// The permission to run one op, held while it runs. A nested op runs on the outer op's permit.
+class [[nodiscard]] Permit {
  public:
   /// Waits until the gate admits the op, or throws. `context` may be null: the thread belongs to no job.
   /// `call` has `signature()` and `text()`, see OpCall.
   template <class Call>
-  Pass(OpContext* context, const Call& call) : context_(context) {
+  Permit(OpContext* context, const Call& call) : context_(context) {
     if (context_ == nullptr) {
       return;
     }
@@ -97,13 +97,13 @@ class [[nodiscard]] Pass {
     }
     ++context_->depth_;
   }
-  ~Pass() {
+  ~Permit() {
     if (context_ != nullptr && --context_->depth_ == 0) {
       leave();
     }
   }
-  Pass(const Pass&) = delete;  // of one op
-  Pass& operator=(const Pass&) = delete;
+  Permit(const Permit&) = delete;  // of one op
+  Permit& operator=(const Permit&) = delete;
 
  private:
   void leave() {
@@ -117,10 +117,10 @@ class [[nodiscard]] Pass {
   OpContext* const context_;
 };
 
-/// Runs an op on a pass. If it exceeds the job's memory budget, the job's own language raises the error.
+/// Runs an op on a permit. If it exceeds the job's memory budget, the job's own language raises the error.
 template <class Call, class Run>
 decltype(auto) run_op(OpContext* context, const Call& call, Run run) {
-  const Pass pass(context, call);
+  const Permit permit(context, call);
   try {
     return run();
   } catch (const BudgetExceeded& error) {

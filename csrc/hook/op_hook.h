@@ -17,9 +17,9 @@ namespace torchshare {
 // it. Composite ops (linear, dropout) reach it as well; they fall through, and the ops they are made of are hooked.
 // (`Fake`, which earlier versions of torchshare used, is torch's own since 2.15. Below autograd no other key is free
 // that factories pass: their BackendSelect kernels redispatch to a backend's key only.)
-// Inside the handler of a TorchDispatchMode torch excludes every key above Python: the ops there run on the pass of the
-// op that called the handler, and random ops without a generator argument draw from the default generator.
-// The key is switched on per thread, by ContextScope; other threads never get here.
+// Inside the handler of a TorchDispatchMode torch excludes every key above Python: the ops there run on the permit of
+// the op that called the handler, and random ops without a generator argument draw from the default generator. The key
+// is switched on per thread, by ContextScope; other threads never get here.
 inline constexpr c10::DispatchKey kHookKey = c10::DispatchKey::DeferredInit;
 
 inline c10::DispatchKeySet after_hook(c10::DispatchKeySet keys) {

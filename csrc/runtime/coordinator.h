@@ -46,7 +46,7 @@ class Coordinator {
     JobId job_ = 0;
   };
 
-  /// Uses `max_slowdown`, `resident` and `keep` of the options. Throws std::invalid_argument.
+  /// Uses `max_slowdown`, `max_concurrent` and `keep` of the options. Throws std::invalid_argument.
   Coordinator(Clock& clock, Timeline& timeline, Gate& gate, const RuntimeOptions& options = {});
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
@@ -59,7 +59,7 @@ class Coordinator {
   void open();
 
   // See RankOrders.
-  /// Called before `open`. Without `resident`, jobs that start now do not wait.
+  /// Called before `open`. Without `max_concurrent`, jobs that start now do not wait.
   void follow_orders();
   /// An order about a job that is not added yet is carried out when it is.
   void obey(const AutoSharing::Order& order);

@@ -25,7 +25,7 @@ JobDecisions::JobDecisions(Clock& clock, Timeline& timeline, Gate& gate, const R
       changed_(changed),
       keeps_bound_(options.max_slowdown.has_value()),
       jobs_(timeline),
-      starts_(jobs_, options.resident),
+      starts_(jobs_, options.max_concurrent),
       bounds_(options.max_slowdown, options.keep, gate, timeline),
       latencies_(options.keep, gate, timeline),
       sharing_(options.max_slowdown) {

@@ -9,9 +9,10 @@
 
 namespace torchshare {
 
-StartQueue::StartQueue(JobTable& jobs, std::optional<std::size_t> resident) : jobs_(jobs), resident_(resident) {
-  if (resident_ == 0) {
-    throw std::invalid_argument("resident must be at least 1, got 0");
+StartQueue::StartQueue(JobTable& jobs, std::optional<std::size_t> max_concurrent)
+    : jobs_(jobs), max_concurrent_(max_concurrent) {
+  if (max_concurrent_ == 0) {
+    throw std::invalid_argument("max_concurrent must be at least 1, got 0");
   }
 }
 
@@ -34,7 +35,7 @@ AutoSharing::Orders StartQueue::decide(std::chrono::nanoseconds now, bool follow
   std::size_t places = free_places();
   for (LiveJob* const job : in_order()) {
     job->retry_at = kNever;
-    const bool waits_for_order = follows && (resident_ || job->start_inputs() != StartInputs{});
+    const bool waits_for_order = follows && (max_concurrent_ || job->start_inputs() != StartInputs{});
     if (places == 0 || waits_for_order) {
       continue;
     }
@@ -46,8 +47,8 @@ AutoSharing::Orders StartQueue::decide(std::chrono::nanoseconds now, bool follow
       continue;
     }
     if (job->wait == LiveJob::Wait::kForStart) {
-      if (resident_) {
-        decision.reason += fmt::format("; places free: {} of {}", places, *resident_);
+      if (max_concurrent_) {
+        decision.reason += fmt::format("; places free: {} of {}", places, *max_concurrent_);
       }
       orders.push_back({job->id(), AutoSharing::Action::kStart, std::move(decision.reason)});
     }
@@ -70,7 +71,7 @@ std::vector<LiveJob*> StartQueue::in_order() const {
 }
 
 std::size_t StartQueue::free_places() const {
-  if (!resident_) {
+  if (!max_concurrent_) {
     return std::numeric_limits<std::size_t>::max();
   }
   const auto& live = jobs_.live();
@@ -78,7 +79,7 @@ std::size_t StartQueue::free_places() const {
     const LiveJob& job = known.second;
     return job.start_ordered && !job.spilled && !job.has_ended();
   }));
-  return *resident_ - std::min(taken, *resident_);
+  return *max_concurrent_ - std::min(taken, *max_concurrent_);
 }
 
 bool StartQueue::counts_steps() const {

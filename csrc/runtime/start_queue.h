@@ -10,14 +10,15 @@
 
 namespace torchshare {
 
-/// The jobs that wait for their start. With `resident`, a job takes one of that many places from its start to its end,
-/// also while it is suspended, but not while it is spilled; when it is restored, it waits for memory only. Jobs whose
-/// start rule holds get the places in order of priority, then of arrival; a place is kept for one whose thread has not
-/// asked yet. Automatic jobs come last: AutoSharing chooses among them for the places that are left. Not thread-safe.
+/// The jobs that wait for their start. With `max_concurrent`, a job takes one of that many places from its start to its
+/// end, also while it is suspended, but not while it is spilled; when it is restored, it waits for memory only. Jobs
+/// whose start rule holds get the places in order of priority, then of arrival; a place is kept for one whose thread
+/// has not asked yet. Automatic jobs come last: AutoSharing chooses among them for the places that are left. Not
+/// thread-safe.
 class StartQueue {
  public:
   /// Throws std::invalid_argument for no place.
-  StartQueue(JobTable& jobs, std::optional<std::size_t> resident);
+  StartQueue(JobTable& jobs, std::optional<std::size_t> max_concurrent);
 
   // Around a job's wait for its start.
   void enter(LiveJob& job);
@@ -34,7 +35,7 @@ class StartQueue {
   std::vector<LiveJob*> in_order() const;
 
   JobTable& jobs_;
-  const std::optional<std::size_t> resident_;
+  const std::optional<std::size_t> max_concurrent_;
   int inside_ = 0;
 };
 

@@ -16,12 +16,12 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kGrace = 200us;
+constexpr auto kStreamGrace = 200us;
 
 /// A primary and a secondary at a gate, on an asynchronous device, in virtual time.
 class GateStreamTest : public ::testing::Test {
  protected:
-  explicit GateStreamTest(std::string_view policy = "strict", GatePolicyOptions options = {.grace = kGrace})
+  explicit GateStreamTest(std::string_view policy = "strict", GatePolicyOptions options = {.grace = kStreamGrace})
       : gate_(make_gate_policy(policy, options), clock_) {
     gate_.add(primary_, primary_stream_);
     gate_.add(secondary_, secondary_stream_);
@@ -53,7 +53,7 @@ TEST_F(GateStreamTest, AJobIsInsideWhileItsStreamHasWork) {
   EXPECT_FALSE(gate_.try_enter(secondary_)) << "quiet on the host for far longer than the grace";
   clock_.advance(1ms);
   EXPECT_FALSE(gate_.try_enter(secondary_)) << "the grace begins when the device is seen to be done";
-  clock_.advance(kGrace);
+  clock_.advance(kStreamGrace);
   EXPECT_TRUE(gate_.try_enter(secondary_));
 }
 
@@ -67,7 +67,7 @@ TEST_F(GateStreamTest, WorkLaunchedAfterTheMarkerCounts) {
   EXPECT_FALSE(gate_.try_enter(secondary_));
   clock_.advance(2ms);
   EXPECT_FALSE(gate_.try_enter(secondary_));  // sees that it is done
-  clock_.advance(kGrace);
+  clock_.advance(kStreamGrace);
   EXPECT_TRUE(gate_.try_enter(secondary_));
 }
 
@@ -91,7 +91,7 @@ TEST_F(GateStreamTest, AStreamThatIsCapturedIsBusyAndRecordsNoMarker) {
   EXPECT_EQ(primary_stream_->markers_recorded(), 0U);
   primary_stream_->set_capturing(false);
   EXPECT_FALSE(gate_.try_enter(secondary_));
-  clock_.advance(kGrace);
+  clock_.advance(kStreamGrace);
   EXPECT_TRUE(gate_.try_enter(secondary_));
 }
 
@@ -109,7 +109,7 @@ TEST_F(GateStreamTest, AWaiterSeesTheDeviceBecomeDone) {
   EXPECT_EQ(waiter.wait_for(20ms), std::future_status::timeout);
   clock_.advance(10ms);
   EXPECT_EQ(waiter.wait_for(20ms), std::future_status::timeout);  // it has seen that, and waits for the grace
-  clock_.advance(kGrace);
+  clock_.advance(kStreamGrace);
   EXPECT_TRUE(waiter.get());
 }
 
@@ -185,7 +185,9 @@ TEST(GateStream, AWaiterPollsIfADeviceWorksThatNotifiesNobody) {
 
 class RunAheadGateTest : public GateStreamTest {
  protected:
-  RunAheadGateTest() : GateStreamTest("priority", {.grace = kGrace, .run_ahead = 500us}) { secondary_.ahead = &ahead_; }
+  RunAheadGateTest() : GateStreamTest("priority", {.grace = kStreamGrace, .run_ahead = 500us}) {
+    secondary_.ahead = &ahead_;
+  }
 
   bool secondary_launches(std::chrono::nanoseconds work) {
     if (!gate_.try_enter(secondary_)) {

@@ -102,7 +102,7 @@ TEST(GateStress, TenJobsAtTenPrioritiesComeAndGoInOrderWithoutADeadlock) {
         for (int i = up_to(200); i > 0 && steady_clock::now() < end; --i) {
           {
             const auto kind = static_cast<std::uint64_t>(up_to(5));
-            const Pass pass(&worker, UnknownCall{kind});
+            const Permit permit(&worker, UnknownCall{kind});
             busy_for(std::chrono::microseconds(10 * kind));
           }
           ++ops[static_cast<std::size_t>(level)];

@@ -139,7 +139,7 @@ TEST(Runtime, KeepsASecondaryOutWhileTheFakePrimaryIsInsideAnOp) {
   std::latch inside(1);
   std::latch release(1);
   runtime.submit(primary("primary"), [&](Job& job) {
-    const Pass pass(&runtime_job(job), UnknownCall());
+    const Permit permit(&runtime_job(job), UnknownCall());
     inside.count_down();
     release.wait();
   });
@@ -170,7 +170,7 @@ TEST(Runtime, AFailureStaysInItsJob) {
 }
 
 TEST(Runtime, ForgetsJobsThatHaveEnded) {
-  Runtime runtime(std::make_shared<CpuDevice>(), {.resident = 2, .keep = 5});
+  Runtime runtime(std::make_shared<CpuDevice>(), {.max_concurrent = 2, .keep = 5});
   std::vector<std::weak_ptr<Job>> jobs;
   for (int i = 0; i < 300; ++i) {
     jobs.push_back(runtime.submit({.name = std::to_string(i)}, [](Job& job) { train(job, 1); }));
@@ -199,7 +199,7 @@ TEST(Runtime, ForgetsJobsThatHaveEnded) {
 }
 
 TEST(Runtime, OnlyJobsThatRunOwnMemory) {
-  Runtime runtime(std::make_shared<CpuDevice>(), {.resident = 1});
+  Runtime runtime(std::make_shared<CpuDevice>(), {.max_concurrent = 1});
   std::atomic<int> cached = 0;
   const auto body = [&](Job&) {
     at::ones({1 << 20});
@@ -543,7 +543,7 @@ TEST(Forks, AForkedChildIsNotDelayedForLongByAThreadThatComputes) {
 /// An op that lasts as long as `body`.
 template <class Body>
 void op(Job& job, const Body& body) {
-  const Pass pass(&runtime_job(job), UnknownCall());
+  const Permit permit(&runtime_job(job), UnknownCall());
   body();
 }
 

@@ -34,7 +34,7 @@ class HigherJob {
  public:
   explicit HigherJob(Runtime& runtime) {
     runtime.submit({.name = "higher", .priority = Priority::kPrimary}, [latches = latches_](Job&) {
-      const Pass inside(current_context, NamedCall(1, "op"));
+      const Permit inside(current_context, NamedCall(1, "op"));
       latches->is_inside.count_down();
       latches->may_leave.wait();
     });
@@ -129,7 +129,7 @@ TEST_F(Serving, NoLowerJobIsInsideAnOpWithIt) {
   };
   wait_for_more();  // the server's threads are idle
   serve([&] {
-    const Pass inside(current_context, NamedCall(1, "op"));
+    const Permit inside(current_context, NamedCall(1, "op"));
     std::this_thread::sleep_for(50ms);  // the lower job ends the op that it is in
     const auto before = lower->stats().ops;
     std::this_thread::sleep_for(50ms);

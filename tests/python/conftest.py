@@ -154,6 +154,10 @@ def launch(*arguments: str, folder: Path) -> subprocess.Popen[str]:
     return preloaded.Process(list(arguments), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
+SOON_S = 60.0
+"""A timeout that only ends a hang."""
+
+
 def wait_until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     """Polls until `condition` holds; fails the test on a timeout."""
     deadline = time.monotonic() + seconds

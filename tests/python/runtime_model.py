@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from conftest import run_one
+from conftest import SOON_S, run_one
 from torch import Tensor, nn
 
 import torchshare
 from torchshare import Cancelled, Job
 from torchshare.context.results import ENDED
 
-SOON_S = 20.0  # generous: the test is that it ends
 PRIORITIES = ("primary", "secondary", "level-2")
 SEEDS = 3
 MOST_STEPS = 60  # of a job
@@ -225,8 +224,8 @@ class Expected:
 
 
 class Model:
-    def __init__(self, resident: int | None) -> None:
-        self.resident = resident
+    def __init__(self, max_concurrent: int | None) -> None:
+        self.max_concurrent = max_concurrent
         self.started = False
         self.closed = False
         self.jobs: list[Expected] = []
@@ -274,7 +273,7 @@ class Model:
             if job.state not in ("pending", "delayed"):
                 continue
             taken = sum(each.has_place and not each.has_ended for each in self.jobs)
-            if self.may_run(job) and (self.resident is None or taken < self.resident):
+            if self.may_run(job) and (self.max_concurrent is None or taken < self.max_concurrent):
                 job.state, job.has_place = "running", True
                 return  # it may change what others wait for
             job.state = "delayed"

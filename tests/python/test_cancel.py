@@ -12,13 +12,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import Gatekeeper, run_ops_for_ever, wait_until
+from conftest import SOON_S, Gatekeeper, run_ops_for_ever, wait_until
 from torch import nn
 
 import torchshare
 from torchshare import Cancelled, Job
-
-SOON_S = 30.0  # generous: the test is that it ends
 
 
 def python_for_ever(job: Job) -> None:

@@ -17,14 +17,13 @@ from typing import Any
 import conftest
 import pytest
 import torch
-from conftest import wait_until
+from conftest import SOON_S, wait_until
 from torch import Tensor, nn
 
 import torchshare
 from torchshare import CompiledModel, Job, Request
 
 COMPILING_S = 300.0  # for a few packages, on a busy machine
-SOON_S = 60.0  # only ends a hang
 SLOW = pytest.mark.slow  # compiles
 pytestmark = pytest.mark.timeout(2 * COMPILING_S)
 run_one = functools.partial(conftest.run_one, timeout=COMPILING_S)

@@ -137,6 +137,11 @@ class Training:
     def step(self, job: Job, **options: Any) -> CompiledStep:
         return job.compiled_step(self.model, self.loss, self.optimizer, self.batches[0], **options)
 
+    def eager_step(self, batch: torchshare.Batch) -> None:
+        batch.backward(self.loss)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
     def tensors(self) -> list[Tensor]:
         state = [tensor for of_one in self.optimizer.state.values() for _, tensor in sorted(of_one.items())]
         return [tensor.detach().clone() for tensor in (*self.model.state_dict().values(), *state)]
@@ -148,9 +153,7 @@ def eagerly(kind: str, steps: int = STEPS, **options: Any) -> Callable[[Job], li
     def train(job: Job) -> list[Tensor]:
         training = Training(kind, **options)
         for batch in itertools.islice(job.batches(training.endless()), steps):
-            batch.backward(training.loss)
-            training.optimizer.step()
-            training.optimizer.zero_grad()
+            training.eager_step(batch)
         return training.tensors()
 
     return train
@@ -268,9 +271,7 @@ def test_schedulers_state_dicts_and_eager_steps_between() -> None:
             if compile and number not in (7, 8):
                 step(batch)
             else:
-                batch.backward(training.loss)
-                optimizer.step()
-                optimizer.zero_grad()
+                training.eager_step(batch)
             scheduler.step()
             if number == 10:
                 saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
@@ -423,9 +424,7 @@ def test_what_changes_after_compiling_runs_in_eager(caplog: pytest.LogCaptureFix
             if compile:
                 step(batch)
             else:
-                batch.backward(training.loss)
-                optimizer.step()
-                optimizer.zero_grad()
+                training.eager_step(batch)
         return training.tensors()
 
     assert_close(run_one(lambda job: train(job, True)).value, run_one(lambda job: train(job, False)).value)
@@ -614,9 +613,7 @@ def test_a_cuda_step_runs_on_the_jobs_stream_and_in_a_cuda_graph() -> None:
                 if compile:
                     step(batch)
                 else:
-                    batch.backward(training.loss)
-                    training.optimizer.step()
-                    training.optimizer.zero_grad()
+                    training.eager_step(batch)
             if compile:
                 assert step.fallback is None and step._bound is not None
                 pieces = [(list(training.batches[0]), 1.0)]

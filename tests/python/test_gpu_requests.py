@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import SOON_S
 from gpu_jobs import MIB, SLEEP_CYCLES
 from torch import nn
 
@@ -16,8 +17,6 @@ import torchshare
 from torchshare import Job, Request
 
 pytestmark = pytest.mark.gpu
-
-SOON_S = 60  # only ends a hang
 
 
 def test_an_answer_is_given_when_the_device_has_computed_it() -> None:

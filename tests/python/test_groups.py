@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import SOON_S
 from torch import nn
 
 import torchshare
 from torchshare import Job
-
-SOON_S = 60.0
 
 
 def joined() -> None:

@@ -163,7 +163,7 @@ def test_a_timeline_of_no_more_jobs_than_are_kept_is_whole() -> None:
 
 def test_jobs_that_wait_in_a_queue_have_a_cache_each(tmp_path: Path) -> None:
     """There are 63 owners of memory."""
-    with torchshare.Runtime("cpu", resident=1, keep=0) as runtime:
+    with torchshare.Runtime("cpu", max_concurrent=1, keep=0) as runtime:
         for number in range(100):
             runtime.submit(lambda job: torch.ones(1 << 20).sum().item(), name=str(number), threads=1)
         results = runtime.wait(300)

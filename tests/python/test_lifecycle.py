@@ -1,4 +1,4 @@
-"""Concurrent starts, stops, forks and signals: nothing crashes, hangs or is lost."""
+"""Jobs that start, end and are cancelled at the same moments: nothing crashes, hangs or is lost."""
 
 from __future__ import annotations
 
@@ -16,15 +16,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Gatekeeper, launch, python, run_one, run_ops_for_ever, wait_until
+from conftest import SOON_S, Gatekeeper, python, run_ops_for_ever, wait_until
 
 import torchshare
 from torchshare import _C, Job, JobFailed
-from torchshare.isolation import process_signals
 from torchshare.runtime import signals
-
-SOON_S = 30.0  # generous: the test is that it ends
-
 
 # Loading
 
@@ -298,6 +294,48 @@ def test_sys_exit_in_a_job_keeps_its_message(caplog: pytest.LogCaptureFixture) -
     assert "job 'a' called sys.exit('no data at /mnt') after 0 steps" in caplog.text
 
 
+def test_a_second_close_waits_for_the_first() -> None:
+    saved = threading.Event()
+
+    def body(job: Job) -> None:
+        try:
+            run_ops_for_ever(job)
+        finally:
+            spin(0.5)
+            saved.set()
+
+    runtime = torchshare.Runtime(device="cpu")
+    job = runtime.submit(body, threads=1)
+    runtime.start()
+    wait_until(lambda: job.result.ops > 0)
+    first = threading.Thread(target=runtime.close)
+    first.start()
+    time.sleep(0.1)
+    runtime.close()
+    assert saved.is_set() and job.state == "cancelled"
+    first.join()
+
+
+def test_a_runtime_is_started_once_by_many_threads() -> None:
+    before = threading.active_count()
+    for _ in range(20):
+        runtime = torchshare.Runtime(device="cpu")
+        together = threading.Barrier(4)
+
+        def start(runtime: torchshare.Runtime = runtime, together: threading.Barrier = together) -> None:
+            together.wait()
+            runtime.start()
+
+        threads = [threading.Thread(target=start) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        runtime.close()
+    assert signals._open == 0
+    wait_until(lambda: threading.active_count() <= before)
+
+
 # Cancelling while process-wide locks are held
 
 
@@ -412,343 +450,3 @@ def test_a_cancel_while_workers_start_leaves_no_lock_behind() -> None:
         free.start()
         free.join(SOON_S)
         assert not free.is_alive()
-
-
-# Signals
-
-CLEANS_UP = """
-import sys, time, torchshare
-def body(job):
-    try:
-        print("began", flush=True)
-        while True: pass
-    finally:
-        print("cancelled", flush=True)
-        end = time.monotonic() + 0.7
-        while time.monotonic() < end: pass
-        print("cleaned up", flush=True)
-"""
-NEVER_STOPS = """
-import sys, threading, torchshare
-def body(job):
-    print("began", flush=True)
-    threading.Event().wait()
-"""
-BY_THE_API = """
-with torchshare.Runtime(device="cpu") as runtime:
-    runtime.submit(body, threads=1)
-    runtime.wait()
-"""
-WITHOUT_WITH = """
-runtime = torchshare.Runtime(device="cpu")
-runtime.submit(body, threads=1)
-runtime.wait()
-"""
-
-
-def signalled(process: subprocess.Popen[str], *signals: tuple[str, float, int]) -> tuple[str, str]:
-    """Sends each signal with a delay after the process has printed a certain line; returns its other output."""
-    assert process.stdout is not None
-    for line, delay, number in signals:
-        printed = process.stdout.readline() if line else ""
-        assert line in printed, (printed, process.communicate(timeout=SOON_S))
-        time.sleep(delay)
-        process.send_signal(number)
-    return process.communicate(timeout=30)
-
-
-def twice(gap: float) -> tuple[tuple[str, float, int], ...]:
-    """Two Ctrl-C, the second after the first has reached the job: Python merges simultaneous ones."""
-    return ("began", 0.1, signal.SIGINT), ("cancelled", gap, signal.SIGINT)
-
-
-@pytest.mark.parametrize("gap", [0.05, 0.1, 0.2])
-@pytest.mark.parametrize("program", [BY_THE_API, WITHOUT_WITH], ids=["with", "without"])
-def test_a_second_ctrl_c_does_not_interrupt_close(tmp_path: Path, program: str, gap: float) -> None:
-    process = launch("-c", CLEANS_UP + program, folder=tmp_path)
-    out, err = signalled(process, *twice(gap))
-    assert (process.returncode, out) == (-signal.SIGINT, "cleaned up\n"), err
-    assert "waiting for jobs to stop: body; Ctrl-C again leaves them behind" in err
-    assert err.splitlines()[-1] == "KeyboardInterrupt"
-
-
-@pytest.mark.parametrize("gap", [0.05, 0.1, 0.2])
-def test_a_second_ctrl_c_at_the_command_line_does_not_interrupt_close(tmp_path: Path, gap: float) -> None:
-    (tmp_path / "job.py").write_text(CLEANS_UP)
-    process = launch("-m", "torchshare", "run", "job.py:body", "--timeline", "out.json", folder=tmp_path)
-    out, err = signalled(process, *twice(gap))
-    assert process.returncode == 130, err
-    assert "cleaned up\n" in out and "cancelled" in out and "Traceback" not in err
-    assert (tmp_path / "out.json").stat().st_size > 0
-
-
-def test_a_third_ctrl_c_leaves_behind_what_does_not_stop(tmp_path: Path) -> None:
-    process = launch("-c", NEVER_STOPS + BY_THE_API, folder=tmp_path)
-    began = time.monotonic()
-    _, err = signalled(process, ("began", 0.1, signal.SIGINT), *[("", 0.5, signal.SIGINT)] * 2)
-    assert (process.returncode, time.monotonic() - began < SOON_S) == (-signal.SIGINT, True)
-    assert "job 'body' was cancelled, but its thread is still at <string>:5 (body) and was left behind" in err
-
-
-def test_sigterm_ends_the_jobs_in_order_and_keeps_what_they_did(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text(CLEANS_UP)
-    process = launch("-m", "torchshare", "run", "job.py:body", "--timeline", "out.json", folder=tmp_path)
-    out, err = signalled(process, ("began", 0.1, signal.SIGTERM))
-    assert process.returncode == 143, err
-    assert "cleaned up\n" in out and "cancelled" in out
-    assert (tmp_path / "out.json").stat().st_size > 0
-
-
-def test_sigterm_unwinds_a_program_with_a_runtime(tmp_path: Path) -> None:
-    process = launch("-c", CLEANS_UP + BY_THE_API, folder=tmp_path)
-    out, err = signalled(process, ("began", 0.1, signal.SIGTERM))
-    assert (process.returncode, out, err) == (143, "cancelled\ncleaned up\n", "")
-
-
-def test_a_closed_runtime_restores_the_signal_handlers() -> None:
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    before = signal.getsignal(signal.SIGINT)
-    run_one(lambda job: None)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_a_signal_while_handlers_are_restored_interrupts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.getsignal(signal.SIGINT)
-    set_handler, came = process_signals.set_handler, False
-
-    def interrupted(number: int, handler: Any) -> Any:
-        nonlocal came
-        former = set_handler(number, handler)
-        if number == signal.SIGTERM and handler is signal.SIG_DFL and not came:
-            came = True
-            raise SystemExit(143)
-        return former
-
-    monkeypatch.setattr(process_signals, "set_handler", interrupted)
-    with pytest.raises(SystemExit), signals.deferred():
-        pass
-    assert signal.getsignal(signal.SIGINT) is before
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_a_second_close_waits_for_the_first() -> None:
-    saved = threading.Event()
-
-    def body(job: Job) -> None:
-        try:
-            run_ops_for_ever(job)
-        finally:
-            spin(0.5)
-            saved.set()
-
-    runtime = torchshare.Runtime(device="cpu")
-    job = runtime.submit(body, threads=1)
-    runtime.start()
-    wait_until(lambda: job.result.ops > 0)
-    first = threading.Thread(target=runtime.close)
-    first.start()
-    time.sleep(0.1)
-    runtime.close()
-    assert saved.is_set() and job.state == "cancelled"
-    first.join()
-
-
-def test_a_runtime_is_started_once_by_many_threads() -> None:
-    before = threading.active_count()
-    for _ in range(20):
-        runtime = torchshare.Runtime(device="cpu")
-        together = threading.Barrier(4)
-
-        def start(runtime: torchshare.Runtime = runtime, together: threading.Barrier = together) -> None:
-            together.wait()
-            runtime.start()
-
-        threads = [threading.Thread(target=start) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        runtime.close()
-    assert signals._open == 0
-    wait_until(lambda: threading.active_count() <= before)
-
-
-def test_a_handler_of_the_programs_own_is_left_alone() -> None:
-    former = signal.signal(signal.SIGTERM, mine := lambda *_: None)
-    try:
-        with torchshare.Runtime(device="cpu") as runtime:
-            runtime.start()
-            assert signal.getsignal(signal.SIGTERM) is mine
-        assert signal.getsignal(signal.SIGTERM) is mine
-    finally:
-        signal.signal(signal.SIGTERM, former)
-
-
-# Forks
-
-
-def test_a_forked_child_is_refused_its_parents_runtime_and_ends() -> None:
-    done = python(
-        "import os, sys, torchshare\n"
-        "runtime = torchshare.Runtime(device='cpu')\n"
-        "spin = lambda job: [None for _ in iter(job._context.handle.yield_point, 1)]\n"
-        "runtime.submit(spin, name='spins', threads=1)\n"
-        "runtime.start()\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    for call in (runtime.wait, runtime.start, lambda: runtime.submit(print, name='b')):\n"
-        "        try: call()\n"
-        "        except RuntimeError as error: print(error)\n"
-        "    sys.exit(3)\n"
-        "print('child', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 'of', os.getpid())\n"
-        "runtime.close()"
-    )
-    *refused, last = done.stdout.splitlines()
-    assert (done.returncode, done.stderr) == (0, "")
-    assert last.startswith("child 3 of ")
-    parent = last.split()[-1]
-    message = f"the runtime belongs to process {parent}; a forked process must open its own"
-    assert refused == [message] * 3
-
-
-def test_a_forked_child_may_have_a_runtime_of_its_own() -> None:
-    """torch recreates its thread pool in the first call that sets the number of threads; concurrent jobs failed with
-    "Invalid thread pool" (six jobs: in 2,096 of 2,230 children)."""
-    done = python(
-        "import os, sys, torch, torchshare\n"
-        "torch.set_num_threads(2)\n"
-        "def train(job):\n"
-        "    w = torch.ones(8, requires_grad=True)\n"
-        "    for batch in job.batches([torch.ones(8)] * 3):\n"
-        "        batch.backward(lambda x: (x * w).sum())\n"
-        "    return w.grad.sum().item()\n"
-        "def run():\n"
-        "    with torchshare.Runtime(device='cpu') as runtime:\n"
-        "        for i in range(6): runtime.submit(train, name=str(i), threads=1)\n"
-        "        return {result.value for result in runtime.wait(300).values()}\n"
-        "for _ in range(3):\n"
-        "    child = os.fork()\n"
-        "    if child == 0:\n"
-        "        assert run() == {24.0}\n"
-        "        sys.exit(0)\n"
-        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
-    )
-    assert (done.stdout.split(), done.stderr) == (["0"] * 3, "")
-
-
-def test_a_forked_child_may_load_a_compiled_package_while_its_parent_does(tmp_path: Path) -> None:
-    slow = tmp_path / "slow.pt2"
-    os.mkfifo(slow)  # opening it blocks
-    done = python(
-        "import os, signal, threading, time\n"
-        "from torchshare import _C\n"
-        "def load(path):\n"
-        "    try: _C.StepPackage(path)\n"
-        "    except ValueError: pass\n"
-        f"first = threading.Thread(target=load, args=({str(slow)!r},))\n"
-        "first.start()\n"
-        "time.sleep(0.3)\n"  # it is loading
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    signal.alarm(10)\n"
-        "    load('missing.pt2')\n"
-        "    os._exit(3)\n"
-        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
-        f"open({str(slow)!r}, 'w').close()\n"
-        "first.join()"
-    )
-    assert (done.stdout.strip(), done.stderr) == ("3", "")
-
-
-# The end of the interpreter
-
-ENDS_SLOWLY = """
-import select, sys, threading, time, torch, torchshare
-began = threading.Event()
-big = torch.ones(500, 500)
-class Slow:
-    def __init__(self): self.sleep = time.sleep
-    def __del__(self): self.sleep(2.5)  # the interpreter ends meanwhile
-sys.slow = Slow()
-runtime = torchshare.Runtime(device="cpu")
-job = runtime.submit(body, threads=1)
-runtime.start()
-began.wait()
-"""
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "select.select([], [], [], 2.5)",
-        "while True:\n        try: select.select([], [], [], 0.02)\n        except BaseException: pass",
-        "while True:\n        try: torch.ones(3)\n        except BaseException: pass",
-        "while True:\n        try: big @ big\n        except BaseException: pass",
-        "with torchshare._C.Unhooked():\n        while True:\n"
-        "            try: any(big @ big is None for _ in iter(int, 1))\n            except BaseException: pass",
-    ],
-    ids=["sleeps", "swallows everything", "swallows everything, in ops", "in long ops", "in ops that are not gated"],
-)
-def test_a_thread_that_was_left_behind_does_not_abort_the_interpreters_end(body: str) -> None:
-    done = python(f"def body(job):\n    began.set()\n    {body}\n{ENDS_SLOWLY}")
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_thread_left_behind_outside_its_body_does_not_abort_it_either() -> None:
-    done = python(
-        "class Body:\n"
-        "    def __call__(self, job):\n"
-        "        global body\n"
-        "        del body\n"
-        "        began.set()\n"
-        "    def __del__(self):\n"  # dropped by the job's thread after the body
-        "        select.select([], [], [], 2.5)\n"
-        f"body = Body(){ENDS_SLOWLY}"
-    )
-    assert done.returncode == 0, done.stderr
-
-
-ENDS_AT_RANDOM = """
-import os, random, sys, time, torch, torchshare, torch._dynamo
-random.seed(7)
-
-def raises(job):
-    while True:
-        try: torch.ones(2) @ torch.ones(3)
-        except RuntimeError: pass
-
-def fails(job):
-    time.sleep(0.01)
-    torch.ones(2) @ torch.ones(3)
-
-def computes(job):
-    x = torch.ones(200, 200, requires_grad=True)
-    while True: (x @ x).tanh().sum().backward()
-
-def counts(job):
-    while True: sum(range(1000))
-
-for number in range(30):
-    delay = random.uniform(0, 0.05)
-    child = os.fork()
-    if child == 0:
-        runtime = torchshare.Runtime(device="cpu", policy=random.choice(["priority", "strict", "best_fit"]))
-        for body in (raises, fails, computes, counts):
-            runtime.submit(body, threads=1)
-        runtime.start()
-        time.sleep(delay)
-        sys.exit()  # the interpreter ends as usual
-    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if ended != 0:
-        print("child", number, "ended with", ended, "after", delay)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_interpreter_ends_at_any_moment_of_its_jobs() -> None:
-    """Forked, because importing torch takes seconds."""
-    done = python(ENDS_AT_RANDOM, timeout=800)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert "Fatal" not in done.stderr and "terminate" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from test_plan import profile
 
 from torchshare.cli.queue import queue
 from torchshare.profiles.profile import Profile, device_name
+from torchshare.runtime.options import JobOptions, RuntimeOptions
+from torchshare.scripts.option_reader import OptionReader
 
 SCRIPT = r"""
 import time, torch
@@ -56,26 +59,37 @@ def write_profiles(folder: Path, **seconds: float) -> list[str]:
 def test_of_four_scripts_two_run_at_once_in_the_order_given(scripts: Path):
     done = torchshare_command("run", "a.py", "b.py", "c.py", "d.py", folder=scripts)
     assert done.returncode == 0, done.stderr
-    assert (
-        "torchshare: 2 of 4 jobs run at once (--resident), in the order given, as 'a' has no --profile: a, b, c, d"
-        in done.stderr.splitlines()
-    )
+    line = "2 of 4 jobs run at once (--max-concurrent), in the order given, as 'a' has no --profile: a, b, c, d"
+    assert f"torchshare: {line}" in done.stderr.splitlines()
     assert most_at_once(scripts) == 2
 
 
-def test_resident_is_an_option(scripts: Path):
-    done = torchshare_command("run", "--resident", "1", "a.py", "b.py", "c.py", "d.py", folder=scripts)
+def test_max_concurrent_is_an_option(scripts: Path):
+    done = torchshare_command("run", "--max-concurrent", "1", "a.py", "b.py", "c.py", "d.py", folder=scripts)
     assert done.returncode == 0, done.stderr
     assert most_at_once(scripts) == 1
     (scripts / "log.txt").unlink()
-    done = torchshare_command("run", "--resident", "4", "a.py", "b.py", "c.py", "d.py", folder=scripts)
+    done = torchshare_command("run", "--max-concurrent", "4", "a.py", "b.py", "c.py", "d.py", folder=scripts)
     assert "at once" not in done.stderr  # no job waits
     assert most_at_once(scripts) > 2
 
 
+@pytest.mark.parametrize("source", ["flag", "variable", "file"])
+def test_the_former_name_is_taken_with_a_warning(source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    reader = OptionReader(argparse.ArgumentParser())
+    reader.add_jobs(JobOptions)
+    reader.add(RuntimeOptions, "the runtime")
+    (tmp_path / "jobs.toml").write_text('resident = 3\n[jobs.a]\nrun = "a.py"\n')
+    words = {"flag": ["a.py", "--resident", "3"], "file": [str(tmp_path / "jobs.toml")]}.get(source, ["a.py"])
+    given = reader.read(reader.parser.parse_args(words), {"TORCHSHARE_RESIDENT": "3"} if source == "variable" else {})
+    assert given.options == {"max_concurrent": 3}
+    assert caplog.messages == ["option resident is now max_concurrent; the next release does not take the old name"]
+    assert "--resident" not in reader.parser.format_help()
+
+
 def test_profiles_give_the_order_and_the_primary(scripts: Path):
     profiles = write_profiles(scripts, a=100, b=25, c=50, d=10)
-    done = torchshare_command("run", "--resident", "1", *profiles, "a.py", "b.py", "c.py", "d.py", folder=scripts)
+    done = torchshare_command("run", "--max-concurrent", "1", *profiles, "a.py", "b.py", "c.py", "d.py", folder=scripts)
     assert done.returncode == 0, done.stderr
     assert started(done.stderr) == "d, b, c, a"
     rows = [line.split()[:3] for line in done.stdout.splitlines()[1:]]

@@ -428,7 +428,7 @@ def test_a_report_stays_small(tmp_path: Path) -> None:
     def fail(job: Job) -> None:
         raise ValueError("<\x1b" * 2_000)
 
-    with torchshare.Runtime(device="cpu", resident=2) as runtime:
+    with torchshare.Runtime(device="cpu", max_concurrent=2) as runtime:
         for number in range(100):
             runtime.submit(fail if number % 10 == 0 else train, name=f"{number}" + "<\U0001f600" * 120)
         runtime.wait(120, check=False)

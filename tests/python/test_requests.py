@@ -15,13 +15,11 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from conftest import wait_until
+from conftest import SOON_S, wait_until
 from torch import nn
 
 import torchshare
 from torchshare import Job, Request, Result
-
-SOON_S = 60  # only ends a hang
 
 
 def asked(data: list[Any], source: Any = None) -> tuple[list[Request], Any]:

@@ -298,7 +298,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_scripts(tmp_path: Path):
     script(tmp_path, "goes_on.py", LOOP + stop * 2)
     script(tmp_path, "waits.py", "print('go', flush=True)\nimport time\ntime.sleep(1000)")
     process = launch(
-        *("-m", "torchshare", "run", "--resident", "3", "stops.py", "goes_on.py", "waits.py"), folder=tmp_path
+        *("-m", "torchshare", "run", "--max-concurrent", "3", "stops.py", "goes_on.py", "waits.py"), folder=tmp_path
     )
     for _ in range(3):
         while not process.stdout.readline().endswith(": go\n"):

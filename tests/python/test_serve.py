@@ -17,13 +17,12 @@ from urllib.request import urlopen
 
 import pytest
 import torch
-from conftest import wait_until
+from conftest import SOON_S, wait_until
 from torch import nn
 
 import torchshare
 from torchshare import Job
 
-SOON_S = 60  # only ends a hang
 ROOT = Path(__file__).parents[2]
 
 

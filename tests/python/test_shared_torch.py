@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import python, run_ops_for_ever, wait_until
+from conftest import SOON_S, python, run_ops_for_ever, wait_until
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.fx import _symbolic_trace
@@ -26,7 +26,6 @@ import torchshare
 from torchshare import Job
 from torchshare.training import optimizer_rules, step_package, step_tracer
 
-SOON_S = 30.0
 A_WHILE_S = 0.5  # timeout for events that need not occur
 
 

@@ -430,7 +430,7 @@ else:
 print("done")
 """
     each = script(tmp_path, "each.py", START + FAULTS + dumps)
-    ran = Ran(tmp_path, "--resident", "3", f"a={each} a", f"b={each} b", f"c={each} c")
+    ran = Ran(tmp_path, "--max-concurrent", "3", f"a={each} a", f"b={each} b", f"c={each} c")
     assert ran.states() == ["failed", "finished", "finished"], ran.text()
     assert [ran.of(name).count("done") for name in "abc"] == [0, 1, 1], ran.text()
 

@@ -250,7 +250,7 @@ def test_another_job_runs_in_the_place_of_a_spilled_one() -> None:
         wait_until(lambda: first.state == "suspended")  # its memory is free a moment earlier
         first.resume()
 
-    with torchshare.Runtime(device="cpu", resident=1) as runtime:
+    with torchshare.Runtime(device="cpu", max_concurrent=1) as runtime:
         first = runtime.submit(spilled, name="a", threads=1)
         runtime.submit(resume, name="b", threads=1)
         results = runtime.wait(300)

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -184,7 +185,7 @@ def test_a_job_submitted_later_follows_its_own_condition():
         assert list(runtime.wait(300)) == ["first", "now", "after"]
 
 
-def test_resident_jobs_run_two_at_a_time_in_order():
+def test_jobs_run_two_at_a_time_in_order():
     lock = threading.Lock()
     running: set[str] = set()
     together: list[int] = []
@@ -198,7 +199,7 @@ def test_resident_jobs_run_two_at_a_time_in_order():
         with lock:
             running.remove(job.name)
 
-    with torchshare.Runtime(resident=2) as runtime:
+    with torchshare.Runtime(max_concurrent=2) as runtime:
         for name in "abcde":
             runtime.submit(watched, name=name, priority="primary" if name == "d" else "secondary")
         results = runtime.wait(300)
@@ -214,7 +215,7 @@ def test_resident_jobs_run_two_at_a_time_in_order():
 
 def test_a_queued_job_can_be_cancelled_or_awaited():
     gatekeeper = Gatekeeper()
-    with torchshare.Runtime(resident=1) as runtime:
+    with torchshare.Runtime(max_concurrent=1) as runtime:
         after = runtime.submit(steps(1), name="after", start="after:queued", priority="primary")
         runtime.submit(lambda job: gatekeeper.pause(), name="first")
         queued = [runtime.submit(steps(1), name=name) for name in ("queued", "cancelled")]
@@ -233,7 +234,7 @@ def test_a_queued_job_can_be_cancelled_or_awaited():
 
 
 def test_close_starts_no_job_that_waits():
-    with torchshare.Runtime(resident=1) as runtime:
+    with torchshare.Runtime(max_concurrent=1) as runtime:
         for name in "abcdefgh":
             runtime.submit(lambda job: time.sleep(0.01) or [torch.ones(2).add_(1) for _ in iter(int, 1)], name=name)
         runtime.start()
@@ -242,7 +243,19 @@ def test_close_starts_no_job_that_waits():
         assert [name for name in "abcdefgh" if decisions(runtime, name)] == ["a"]
 
 
-@pytest.mark.parametrize("resident", [0, -1, "2", 1.5, 2**64])
-def test_resident_is_a_positive_integer(resident: object):
-    with pytest.raises(ValueError, match=rf"resident must be a positive integer below 2\*\*31, got {resident!r}"):
-        torchshare.Runtime(resident=resident)  # type: ignore[arg-type]
+@pytest.mark.parametrize("max_concurrent", [0, -1, "2", 1.5, 2**64])
+def test_max_concurrent_is_a_positive_integer(max_concurrent: object):
+    with pytest.raises(
+        ValueError, match=rf"max_concurrent must be a positive integer below 2\*\*31, got {max_concurrent!r}"
+    ):
+        torchshare.Runtime(max_concurrent=max_concurrent)  # type: ignore[arg-type]
+
+
+def test_the_former_name_of_max_concurrent_is_taken_with_a_warning(caplog: pytest.LogCaptureFixture):
+    former: dict[str, Any] = {"resident": 1}
+    with torchshare.Runtime(**former) as runtime:
+        for name in "ab":
+            runtime.submit(steps(1), name=name)
+        runtime.wait(300)
+        assert decisions(runtime, "b")[-1].endswith("places free: 1 of 1")
+    assert "option resident is now max_concurrent; the next release does not take the old name" in caplog.messages

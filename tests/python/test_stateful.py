@@ -49,14 +49,14 @@ class RuntimeMachine(RuleBasedStateMachine):
     @initialize(
         policy=st.sampled_from(["priority", "strict", "best_fit", "resource"]),
         device_priority=st.sampled_from(["none", "auto"]),
-        resident=st.sampled_from([None, None, 1, 2]),
+        max_concurrent=st.sampled_from([None, None, 1, 2]),
         jobs=st.integers(0, 3),
         starts=st.booleans(),
     )
-    def open(self, policy: str, device_priority: str, resident: int | None, jobs: int, starts: bool) -> None:
-        options: dict[str, Any] = {} if resident is None else {"resident": resident}
+    def open(self, policy: str, device_priority: str, max_concurrent: int | None, jobs: int, starts: bool) -> None:
+        options: dict[str, Any] = {} if max_concurrent is None else {"max_concurrent": max_concurrent}
         self.runtime = torchshare.Runtime("cpu", policy=policy, device_priority=device_priority, **options)
-        self.model = Model(resident)
+        self.model = Model(max_concurrent)
         for index in range(jobs):
             self.submit(PRIORITIES[index], "now", 0, "unwinds", 0, starts)
 
@@ -133,7 +133,7 @@ class RuntimeMachine(RuleBasedStateMachine):
 
     def may_send(self, job: Expected) -> bool:
         """With places that jobs wait for, what jobs do at the same time decides which of them come first."""
-        return job.state == "running" or (self.model.resident is None and not job.has_ended)
+        return job.state == "running" or (self.model.max_concurrent is None and not job.has_ended)
 
     @rule(index=INDEX, caller=INDEX, what=st.sampled_from(["suspend", "spill", "resume", "resume", "cancel"]))
     @precondition(lambda self: self.jobs)

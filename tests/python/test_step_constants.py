@@ -295,9 +295,7 @@ def test_weights_are_those_of_eager_whatever_changes_between_steps(caplog: pytes
                 if compile:
                     step(batch)
                 else:
-                    batch.backward(training.loss)
-                    training.optimizer.step()
-                    training.optimizer.zero_grad()
+                    training.eager_step(batch)
         assert step.fallback is None
         return training.tensors(), calls[0]
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torchshare.checkpoints import random_state
 from torchshare.checkpoints.interval import Interval
 from torchshare.checkpoints.job_files import JobFiles
-from torchshare.checkpoints.place import Place
+from torchshare.checkpoints.position import Position
 from torchshare.checkpoints.states import load_state, state_of
 from torchshare.checkpoints.writer import Writer
 from torchshare.context.loop import Loop, NewestCommon, Pass
@@ -49,9 +49,9 @@ class Checkpoints(Loop):
         self._every = every
         self._resume = resume
         self._writer = writer
-        self._place = Place()
-        self._goal: dict[str, Any] | None = None  # the checkpoint to go on from, until its place is reached
-        self._goal_place: Place | None = None
+        self._position = Position()
+        self._goal: dict[str, Any] | None = None  # the checkpoint to go on from, until its position is reached
+        self._goal_position: Position | None = None
         self._loader: Any = None  # of the pass
         self._random: dict[str, Any] = {}  # at the beginning of the pass
         self._written = threading.Event()  # the latest file, or it has failed
@@ -68,7 +68,7 @@ class Checkpoints(Loop):
 
     @property
     def can_save(self) -> bool:
-        return bool(self._job.tracked.objects and self._place.passes)
+        return bool(self._job.tracked.objects and self._position.passes)
 
     @property
     def has_checkpoint(self) -> bool:
@@ -94,43 +94,43 @@ class Checkpoints(Loop):
         log.warning("job '%s': resumes at step %d", self._job.name, newest)
         self._files.keep(newest)
         self._goal = usable[newest]
-        self._goal_place = Place(**self._goal["place"])
-        self._job.handle.go_on_after(self._goal_place.steps)
+        self._goal_position = Position(**self._goal["place"])
+        self._job.handle.go_on_after(self._goal_position.steps)
 
     def epochs(self, count: int) -> Iterator[int]:
-        place, goal = self._place, self._goal_place
-        number, first = place.epoch_loops, 0
+        position, goal = self._position, self._goal_position
+        number, first = position.epoch_loops, 0
         if goal is not None and number + (goal.epoch is None) == goal.epoch_loops:
-            self._job.leave_out_passes(goal.first_pass - len(place.passes))
-            place.passes = goal.passes[: goal.first_pass]
+            self._job.leave_out_passes(goal.first_pass - len(position.passes))
+            position.passes = goal.passes[: goal.first_pass]
             first = count if goal.epoch is None else goal.epoch
         elif goal is not None and number < goal.epoch_loops:
             first = count
         try:
             for epoch in range(first, count):
-                place.epoch, place.first_pass = epoch, len(place.passes)
+                position.epoch, position.first_pass = epoch, len(position.passes)
                 yield epoch
         finally:
-            place.epoch, place.epoch_loops, place.first_pass = None, number + 1, len(place.passes)
+            position.epoch, position.epoch_loops, position.first_pass = None, number + 1, len(position.passes)
 
     def begin_pass(self, loader: Iterable[Any]) -> Pass:
-        tracked, place, goal = self._job.tracked, self._place, self._goal_place
+        tracked, position, goal = self._job.tracked, self._position, self._goal_position
         if tracked.loader is not None and loader is not tracked.loader:
             return Pass()
-        index = len(place.passes)
+        index = len(position.passes)
         if goal is not None and index < len(goal.passes) - 1:
-            place.passes.append(goal.passes[index])
+            position.passes.append(goal.passes[index])
             return _DonePass(goal.passes[index])
-        place.passes.append(0 if goal is None else goal.passes[-1])
-        return _CountedPass(self, self._job, place)
+        position.passes.append(0 if goal is None else goal.passes[-1])
+        return _CountedPass(self, self._job, position)
 
     def open(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """An iterator of the loader, and with a goal, at its place."""
+        """An iterator of the loader, and with a goal, at its position."""
         job, self._loader = self._job, loader
         if self._goal is None:
             self._random = random_state.get(job, loader)
             return iter(loader)
-        if getattr(loader, "persistent_workers", False) and len(self._place.passes) > 1:
+        if getattr(loader, "persistent_workers", False) and len(self._position.passes) > 1:
             iter(loader)  # starts the workers, which draws a seed
         self._random = self._goal["random_of_pass"]
         random_state.put(job, loader, self._random)
@@ -139,7 +139,7 @@ class Checkpoints(Loop):
             return iter(loader)
         iterator: Iterator[Any] = iter(loader)
         end = object()
-        done = self._place.passes[-1]
+        done = self._position.passes[-1]
         for number in range(done):
             if next(iterator, end) is end:
                 raise RuntimeError(
@@ -152,7 +152,7 @@ class Checkpoints(Loop):
         """Loads all states, at the goal."""
         if self._goal is None:
             return
-        job, goal, place = self._job, self._goal, self._goal_place
+        job, goal, position = self._job, self._goal, self._goal_position
         saved, given = sorted(goal["states"]), sorted(job.tracked.objects)
         if saved != given:
             raise RuntimeError(
@@ -164,10 +164,10 @@ class Checkpoints(Loop):
                 self._load(name, value)
         job.rows_at_once = SubBatchRows(**goal["rows_at_once"])
         random_state.put(job, self._loader, goal["random"])
-        assert place is not None
-        self._place.steps = place.steps
+        assert position is not None
+        self._position.steps = position.steps
         self._set_due()
-        self._goal = self._goal_place = None
+        self._goal = self._goal_position = None
 
     def _load(self, name: str, value: Any) -> None:
         assert self._goal is not None
@@ -178,12 +178,12 @@ class Checkpoints(Loop):
             raise RuntimeError(f"job '{self._job.name}': its checkpoint does not fit '{name}': {reason}") from None
 
     def end_job(self) -> None:
-        if self._goal_place is not None:
+        if self._goal_position is not None:
             raise RuntimeError(
-                f"job '{self._job.name}': ended before pass {len(self._goal_place.passes)} over its loader, in which "
-                "its checkpoint was written"
+                f"job '{self._job.name}': ended before pass {len(self._goal_position.passes)} over its loader, in "
+                "which its checkpoint was written"
             )
-        if not self._place.steps:
+        if not self._position.steps:
             log.warning(
                 "job '%s': has no checkpoints: only job.batches, job.fit and torchshare.batches write them",
                 self._job.name,
@@ -196,16 +196,16 @@ class Checkpoints(Loop):
 
     def advance(self) -> None:
         """Writes a checkpoint if one is due. Not while gradients wait for more batches: they are not saved."""
-        place = self._place
+        position = self._position
         has_stepped, self._has_stepped = self._has_stepped, False
         if has_stepped or not self._sees_optimizers:
-            is_due = self._steps_due <= place.steps and self._time_due <= time.monotonic()
+            is_due = self._steps_due <= position.steps and self._time_due <= time.monotonic()
             if is_due or self._asked.is_set():
                 self._save()
 
     def _set_due(self) -> None:
         steps, seconds = self._every.steps, self._every.seconds
-        self._steps_due = 0 if steps is None else (self._place.steps // steps + 1) * steps
+        self._steps_due = 0 if steps is None else (self._position.steps // steps + 1) * steps
         self._time_due = 0.0 if seconds is None else time.monotonic() + seconds
 
     def _save(self) -> None:
@@ -219,12 +219,12 @@ class Checkpoints(Loop):
                 raise ValueError("it has tracked nothing; see Job.track")
             payload = self._payload()
         except Exception as error:
-            self._warn(f"no checkpoint at step {self._place.steps}", error)
+            self._warn(f"no checkpoint at step {self._position.steps}", error)
             self._asked.clear()
             return
         self._written.clear()
         self._asked.clear()
-        step = self._place.steps
+        step = self._position.steps
         self._writer.put(lambda: self._write(step, payload))
 
     def _wait_for_writer(self) -> None:
@@ -238,7 +238,7 @@ class Checkpoints(Loop):
     def _payload(self) -> dict[str, Any]:
         job, tracked = self._job, self._job.tracked
         return {
-            "place": dataclasses.asdict(self._place),
+            "place": dataclasses.asdict(self._position),  # the key in the files of all versions
             "rows_at_once": dataclasses.asdict(job.rows_at_once),
             "random": random_state.get(job, self._loader),
             "random_of_pass": self._random,
@@ -274,12 +274,12 @@ class _DonePass(Pass):
 
 
 class _CountedPass(Pass):
-    def __init__(self, checkpoints: Checkpoints, job: JobContext, place: Place) -> None:
+    def __init__(self, checkpoints: Checkpoints, job: JobContext, position: Position) -> None:
         self._checkpoints = checkpoints
         self._job = job
-        self._place = place
-        self._passes = place.passes
-        self._index = len(place.passes) - 1
+        self._position = position
+        self._passes = position.passes
+        self._index = len(position.passes) - 1
         self.fetched = self._passes[-1]
 
     def open(self, loader: Iterable[Any]) -> Iterator[Any]:
@@ -297,7 +297,7 @@ class _CountedPass(Pass):
         self._passes[self._index] = self.fetched
 
     def stepped(self, steps: int = 1) -> None:
-        self._place.steps += steps
+        self._position.steps += steps
 
     def advance(self) -> None:
         self._checkpoints.advance()

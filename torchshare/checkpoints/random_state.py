@@ -37,6 +37,6 @@ def put(job: JobContext, loader: Any, state: dict[str, Any]) -> None:
 def _generators_of(loader: Any) -> list[torch.Generator]:
     """The `generator=` of a DataLoader, and of its sampler."""
     batch_sampler = getattr(loader, "batch_sampler", None)
-    places = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    found = (getattr(place, "generator", None) for place in places)
+    owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = (getattr(each, "generator", None) for each in owners)
     return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())

@@ -7,34 +7,36 @@ from dataclasses import dataclass
 
 from torchshare.runtime.options import JobOptions
 
-RESIDENT = 2
-"""Jobs that run at once, if there are more and --resident does not say."""
+MAX_CONCURRENT = 2
+"""Jobs that run at once, if there are more and --max-concurrent does not say."""
 
 
 @dataclass(frozen=True)
 class Queue:
     names: list[str]
     """All jobs, in the order in which they start."""
-    resident: int
+    max_concurrent: int
     reason: str
 
     def __str__(self) -> str:
         order = ", ".join(self.names)
-        return f"{self.resident} of {len(self.names)} jobs run at once (--resident), {self.reason}: {order}"
+        return f"{self.max_concurrent} of {len(self.names)} jobs run at once (--max-concurrent), {self.reason}: {order}"
 
 
-def queue(jobs: Mapping[str, JobOptions], resident: int | None) -> Queue | None:
+def queue(jobs: Mapping[str, JobOptions], max_concurrent: int | None) -> Queue | None:
     """None if no job has to wait. The order is the planner's where it can plan, else as given."""
-    resident = RESIDENT if resident is None else resident
-    if len(jobs) <= resident:
+    max_concurrent = MAX_CONCURRENT if max_concurrent is None else max_concurrent
+    if len(jobs) <= max_concurrent:
         return None
     unprofiled = [name for name, options in jobs.items() if options.get("profile") is None]
     if unprofiled:
-        return Queue(list(jobs), resident, f"in the order given, as '{unprofiled[0]}' has no --profile")
+        return Queue(list(jobs), max_concurrent, f"in the order given, as '{unprofiled[0]}' has no --profile")
     try:
-        return Queue(_planned(jobs), resident, "in the order of the least average completion time by their profiles")
+        return Queue(
+            _planned(jobs), max_concurrent, "in the order of the least average completion time by their profiles"
+        )
     except ValueError as error:
-        return Queue(list(jobs), resident, f"in the order given, as no plan can be made ({error})")
+        return Queue(list(jobs), max_concurrent, f"in the order given, as no plan can be made ({error})")
 
 
 def _planned(jobs: Mapping[str, JobOptions]) -> list[str]:

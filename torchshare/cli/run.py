@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torchshare.cli import outcome, supervisor
 from torchshare.cli.outputs import check_outputs, complain, refuse
-from torchshare.cli.queue import RESIDENT, Queue, queue
+from torchshare.cli.queue import MAX_CONCURRENT, Queue, queue
 from torchshare.cli.run_options import RunOptions
 from torchshare.context.names import escaped
 from torchshare.context.rank import this_rank
@@ -43,9 +43,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
     parser.description = (
         "Runs scripts, or functions that take a Job, together in this process. The first job is the primary. Of more "
-        f"than {RESIDENT} jobs, {RESIDENT} run at once and the others wait (see --resident), in the planner's order if "
-        "all have a --profile and their steps are known. A --start without a name is that of all but the primary. "
-        "Options come first. A script with arguments is one word in quotes; or `run [options] -- a.py --x -- b.py --y`."
+        f"than {MAX_CONCURRENT} jobs, {MAX_CONCURRENT} run at once and the others wait (see --max-concurrent), in the "
+        "planner's order if all have a --profile and their steps are known. A --start without a name is that of all "
+        "but the primary. Options come first. A script with arguments is one word in quotes; or `run [options] -- a.py "
+        "--x -- b.py --y`."
     )
     parser.add_argument("--quiet", action="store_true", help="show no progress; warnings and results remain")
     parser.add_argument("--json", action="store_true", help="print the results as one JSON document")
@@ -95,7 +96,7 @@ def run(reader: OptionReader, arguments: argparse.Namespace) -> int:
         if attempt.resume:
             options["resume"] = True
     if waiting is not None:
-        options["resident"] = waiting.resident
+        options["max_concurrent"] = waiting.max_concurrent
     try:
         runtime = Runtime(given.options.get("device", "auto"), **options)
         for submission in submissions:
@@ -202,7 +203,9 @@ def _submissions(given: GivenOptions, output: Output) -> tuple[list[_Submission]
             raise ValueError(f"job names must be unique, got '{name}' twice; name one with NAME={target}")
         functions[name] = targets.load(target, output)
     given.check_names(functions)
-    waiting = queue({name: cast(JobOptions, given.of_job(name)) for name in functions}, given.options.get("resident"))
+    waiting = queue(
+        {name: cast(JobOptions, given.of_job(name)) for name in functions}, given.options.get("max_concurrent")
+    )
     names = list(functions) if waiting is None else waiting.names
     primary = given.options.get("primary", names[0])
     check_name(primary, names, "--primary")

@@ -21,22 +21,22 @@ _POLL_S = 0.05
 
 
 def meet(
-    place: Path, address: str, attempt: int, rank: int, count: int, patience: float, is_stopped: Callable[[], bool]
+    path: Path, address: str, attempt: int, rank: int, count: int, patience: float, is_stopped: Callable[[], bool]
 ) -> tuple[dict[str, str], Any]:
     """The rank's environment, and for the first rank the store of the rendezvous, which it has to keep. The others wait
-    until the first has written its address to `place`. Raises ValueError if it does not within `patience` seconds."""
+    until the first has written its address to `path`. Raises ValueError if it does not within `patience` seconds."""
     store = None
     if rank == 0:
         store = serve(address, count)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(place) as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
             file.write(f"{address} {store.port}".encode())
     deadline = time.monotonic() + patience
-    while not place.exists():
+    while not path.exists():
         if time.monotonic() > deadline or is_stopped():
             raise ValueError(f"rank {rank} did not hear from the first rank within {patience:g} s")
         time.sleep(_POLL_S)
-    host, port = place.read_text().split()
+    host, port = path.read_text().split()
     ranks = {"RANK": rank, "GROUP_RANK": rank, "ROLE_RANK": rank, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
     counts = {"WORLD_SIZE": count, "GROUP_WORLD_SIZE": count, "ROLE_WORLD_SIZE": count}
     launch = {
@@ -44,6 +44,6 @@ def meet(
         "MASTER_PORT": port,
         "TORCHELASTIC_RESTART_COUNT": attempt - 1,
         "TORCHELASTIC_USE_AGENT_STORE": True,
-        "TORCHELASTIC_RUN_ID": place.stem,
+        "TORCHELASTIC_RUN_ID": path.stem,
     }
     return {**os.environ, **{key: str(value) for key, value in {**ranks, **counts, **launch}.items()}}, store

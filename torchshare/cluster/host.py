@@ -124,9 +124,9 @@ class Host:
 
     def _meet(self, attempt: Attempt) -> dict[str, str]:
         spec = attempt.spec
-        place = self._storage.gang(spec.submission, attempt.number)
+        path = self._storage.gang(spec.submission, attempt.number)
         environ, attempt.store = gang.meet(
-            place, self._address, attempt.number, attempt.rank, spec.gpus, _LOAD_S, lambda: attempt.stopped
+            path, self._address, attempt.number, attempt.rank, spec.gpus, _LOAD_S, lambda: attempt.stopped
         )
         return environ
 

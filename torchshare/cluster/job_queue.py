@@ -90,7 +90,7 @@ class JobQueue:
     def refuse(self, name: str, error: str) -> None:
         """Fails a job that cannot be started."""
         job = self.jobs[name]
-        if not job.outcome and not job.place:
+        if not job.outcome and not job.devices:
             self._record({"event": "refuse", "job": name, "error": error})
 
     def find(self, name: str) -> QueuedJob:
@@ -151,9 +151,9 @@ class JobQueue:
         job = self.jobs.get(name)
         if job is None or job.attempt != attempt or job.outcome:
             return
-        if len(job.place) == 1 or job.spec.gpus == 1:
-            gpu = next(iter(job.place), None)
-        is_there = gpu in job.place and gpu not in job.gone
+        if len(job.devices) == 1 or job.spec.gpus == 1:
+            gpu = next(iter(job.devices), None)
+        is_there = gpu in job.devices and gpu not in job.gone
         if is_there or (job.spec.gpus == 1 and state in ("finished", "failed")):  # else it was lost before
             steps = job.steps if steps is None else steps
             event = {"event": "left", "job": name, "attempt": attempt, "gpu": gpu, "state": state, "error": error}
@@ -163,10 +163,10 @@ class JobQueue:
         """A job, or the rank of it on this device, runs on its host. `time` is that host's. Returns whether it should
         be there."""
         job = self.jobs.get(report.name)
-        if job is None or job.attempt != report.attempt or not job.place:
+        if job is None or job.attempt != report.attempt or not job.devices:
             return False
-        if gpu is not None and gpu != job.place[0]:  # the first rank speaks for all
-            return gpu in job.place and gpu not in job.gone
+        if gpu is not None and gpu != job.devices[0]:  # the first rank speaks for all
+            return gpu in job.devices and gpu not in job.gone
         if report.can_save and not job.can_save:
             self._record({"event": "saves", "job": report.name})
         if report.has_saved and job.is_suspect:
@@ -182,7 +182,7 @@ class JobQueue:
         return True
 
     def partner(self, job: QueuedJob) -> QueuedJob | None:
-        beside = (other for gpu in job.place for other in self.hosts[gpu].jobs.values())
+        beside = (other for gpu in job.devices for other in self.hosts[gpu].jobs.values())
         return next((other for other in beside if other is not job), None)
 
     def placed(self, gpu: int) -> list[QueuedJob]:
@@ -191,7 +191,7 @@ class JobQueue:
     def spans(self) -> list[Span]:
         """The times that jobs have spent on devices, in the order of their ends."""
         now = self._clock()
-        still = [(job.spec.name, gpu, job.began, now) for job in self._state.open.values() for gpu in job.place]
+        still = [(job.spec.name, gpu, job.began, now) for job in self._state.open.values() for gpu in job.devices]
         return [*self._state.spans, *still]
 
     def compact(self, *, after: int = _COMPACTED) -> bool:
@@ -239,15 +239,15 @@ class JobQueue:
 
     def _actions(self, job: QueuedJob) -> list[Action]:
         """The same action for each rank, except `replace`, which only some ranks may need."""
-        if job.place:
+        if job.devices:
             what = "cancel" if job.cancelled or job.has_lost_ranks else "suspend"
             if what == "suspend" and not job.can_save:
                 return []  # other policies may have made the journal: its work would be lost
-            return [Action(what, gpu, job.spec, job.attempt) for gpu in job.place if gpu not in job.gone]
+            return [Action(what, gpu, job.spec, job.attempt) for gpu in job.devices if gpu not in job.gone]
         hosts = [self.hosts[gpu] for gpu in job.wanted]
         if any(not host.up or host.replacing for host in hosts):
             return []
-        if any(other.place != other.wanted for host in hosts for other in host.jobs.values()):
+        if any(other.devices != other.wanted for host in hosts for other in host.jobs.values()):
             return []
         other_envs = [gpu for gpu in job.wanted if self.hosts[gpu].env != job.env]
         if other_envs:
@@ -268,13 +268,13 @@ class JobQueue:
             "state": job.state,
             "target": job.spec.target,
             "priority": job.spec.priority,
-            "device": " ".join(f"{self.hosts[gpu].node[:8]}:{self.hosts[gpu].index}" for gpu in job.place) or None,
+            "device": " ".join(f"{self.hosts[gpu].node[:8]}:{self.hosts[gpu].index}" for gpu in job.devices) or None,
             "beside": None if partner is None else partner.spec.name,
             "steps": job.steps,
             "attempt": job.attempt,
             "submitted": job.submitted,
             "elapsed_s": until - job.submitted,
-            "ran_s": job.ran + (until - job.began if job.place else 0.0),
+            "ran_s": job.ran + (until - job.began if job.devices else 0.0),
             "predicted_slowdown": None if model is None else self._state.learned.ratio(job.spec.model, model),
             "slowdown": None if model is None else job.step_times.slowdown(model),
             "error": job.trouble or job.error,

@@ -111,7 +111,7 @@ class QueueState:
         job = self.jobs[event["job"]]
         job.cancelled, job.wanted = True, ()
         self._obey(self.live.end(job.number, self.now))
-        if job.place:
+        if job.devices:
             self.look_at(job)
         else:
             self._end(job, "cancelled", event)
@@ -159,10 +159,10 @@ class QueueState:
 
     def _on_start(self, event: Event) -> None:
         job = self.jobs[event["job"]]
-        job.attempt, job.place, job.began = event["attempt"], tuple(event["gpus"]), event["time"]
+        job.attempt, job.devices, job.began = event["attempt"], tuple(event["gpus"]), event["time"]
         job.can_save = False
         job.step_times.restart()
-        for gpu in job.place:
+        for gpu in job.devices:
             self.hosts[gpu].jobs[job.spec.name] = job
         self.live.set_pinned(job.number, True)
         self.look_at(job)
@@ -182,7 +182,7 @@ class QueueState:
     def _on_left(self, event: Event) -> None:
         job, gone = self.jobs[event["job"]], Gone(event["state"], event["error"])
         job.steps = event["steps"]
-        if job.place:
+        if job.devices:
             self._rank_leaves(job, event["gpu"], gone, event)
         else:  # it was lost, and had ended
             self._job_leaves(job, gone, event)
@@ -190,22 +190,22 @@ class QueueState:
     def _rank_leaves(self, job: QueuedJob, gpu: int, gone: Gone, event: Event) -> None:
         job.gone[gpu] = gone
         del self.hosts[gpu].jobs[job.spec.name]
-        if len(job.gone) < len(job.place):
+        if len(job.gone) < len(job.devices):
             self.look_at(job)
         else:
             self._job_leaves(job, job.verdict(), event)
 
     def _job_leaves(self, job: QueuedJob, gone: Gone, event: Event) -> None:
-        if job.place:
+        if job.devices:
             until = max(job.began, _heard(event))
             job.ran += until - job.began
-            self.spans += [(job.spec.name, gpu, job.began, until) for gpu in job.place]
+            self.spans += [(job.spec.name, gpu, job.began, until) for gpu in job.devices]
         state, error = gone.state, gone.error
         if state == "lost" and job.crashes >= _CRASHES and not job.cancelled:
             state, error = "failed", f"its host ended {job.crashes} times, at last: {gone.error}"
         elif state == "lost":
             state, error = "suspended", f"runs alone: {gone.error}" if job.is_suspect else ""
-        job.place, job.gone, job.stopping, job.error, job.trouble = (), {}, False, error, ""
+        job.devices, job.gone, job.stopping, job.error, job.trouble = (), {}, False, error, ""
         self.look_at(job)
         if state != "suspended" or job.cancelled:
             if not job.cancelled:

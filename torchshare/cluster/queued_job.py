@@ -31,7 +31,7 @@ class QueuedJob:
     """Estimated duration alone, in seconds."""
     wanted: tuple[int, ...] = ()
     """The devices that the policy has chosen."""
-    place: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
     """The devices that the job has, in the order of its ranks. A rank that has left keeps its device until all have."""
     gone: dict[int, Gone] = field(default_factory=dict)
     """The ranks that have left, by device, in this order."""
@@ -61,7 +61,7 @@ class QueuedJob:
     def state(self) -> str:
         if self.outcome:
             return self.outcome
-        if self.place:
+        if self.devices:
             return "cancelling" if self.cancelled else "suspending" if self.stopping else "running"
         return "suspended" if self.attempt else "pending"
 
@@ -81,15 +81,15 @@ class QueuedJob:
     @property
     def is_misplaced(self) -> bool:
         """Whether the job is not where the policy wants it, and has not been told to leave yet."""
-        return not self.stopping and (self.place != self.wanted or self.has_lost_ranks)
+        return not self.stopping and (self.devices != self.wanted or self.has_lost_ranks)
 
     def verdict(self) -> Gone:
         """How the job has left when all its ranks have. If one was lost, others may have failed for that reason."""
         for state in ("lost", "failed", "suspended", "cancelled"):
             for gpu, gone in self.gone.items():
                 if gone.state == state:
-                    is_own = state == "failed" and len(self.place) > 1
-                    return Gone(state, f"rank {self.place.index(gpu)}: {gone.error}") if is_own else gone
+                    is_own = state == "failed" and len(self.devices) > 1
+                    return Gone(state, f"rank {self.devices.index(gpu)}: {gone.error}") if is_own else gone
         return Gone("finished")
 
 

@@ -126,7 +126,7 @@ class Scheduler:
                 for gpu, host in self._queue.hosts.items()
             ]
             notes = {host.gpu: host.note for host in self._hosts.values()}
-            failed = {place: start.reason for place, start in self._failed_starts.items()}
+            failed = {device: start.reason for device, start in self._failed_starts.items()}
         known = [
             {**row, "error": failed.pop((row["node"], row["index"]), ""), "note": notes.get(row["device"], "")}
             for row in rows
@@ -208,7 +208,7 @@ class Scheduler:
             if self._stopped.is_set():
                 return  # nobody would end a host that is started now
             failed_starts = self._failed_starts.items()
-            self._failed_starts = {place: each for place, each in failed_starts if place[0] in self._gpus}
+            self._failed_starts = {device: each for device, each in failed_starts if device[0] in self._gpus}
             for node, gpus in self._gpus.items():
                 for index in range(gpus or self._settings.hosts_per_node):
                     failed = self._failed_starts.get((node, index))
@@ -309,16 +309,16 @@ class Scheduler:
                 self._lose(host.gpu, last_line(host.error), crashed=crashed, blamed=host.blamed or None)
 
     def _put_off(self, host: RemoteHost) -> None:
-        place, reason = (host.node, host.index), last_line(host.error)
-        known = self._failed_starts.get(place)
+        device, reason = (host.node, host.index), last_line(host.error)
+        known = self._failed_starts.get(device)
         wait = _FIRST_WAIT_S if known is None else min(2 * known.wait, _LONGEST_WAIT_S)
-        self._failed_starts[place] = FailedStart(reason, wait, time.monotonic() + wait)
+        self._failed_starts[device] = FailedStart(reason, wait, time.monotonic() + wait)
         log.warning("host %s:%d cannot start: %s; the next try is in %g s", host.node, host.index, reason, wait)
 
     def _lose(self, gpu: int, reason: str, *, crashed: bool, blamed: str | None = None) -> None:
         host = self._queue.hosts[gpu]
         for job in self._queue.placed(gpu):
-            outcome = self._storage.outcome(job.spec.outcome_of(job.attempt, job.place.index(gpu)))
+            outcome = self._storage.outcome(job.spec.outcome_of(job.attempt, job.devices.index(gpu)))
             if outcome is not None:  # it had ended before its host could report it
                 self._queue.left(job.spec.name, job.attempt, outcome.state, outcome.error, gpu=gpu, heard=host.heard)
         crash = crash_in(self._storage.take_crash(host.token))

@@ -68,22 +68,22 @@ def _restore_job(state: QueueState, saved: dict[str, Any]) -> None:
     live = saved.pop("live", None)
     spec = JobSpec(**saved.pop("spec"))
     gone = {int(gpu): Gone(*left) for gpu, left in saved.pop("gone").items()}
-    place = tuple(saved.pop("place", ()))
+    devices = tuple(saved.pop("devices", saved.pop("place", ())))  # place: in journals of earlier versions
     estimate = saved["estimate"]
     number = -1 if "outcome" in saved else state.add(spec, estimate, saved["submitted"] - (state.origin or 0.0))
-    job = QueuedJob(spec, number, gone=gone, place=place, **saved)
+    job = QueuedJob(spec, number, gone=gone, devices=devices, **saved)
     state.jobs[spec.name] = state.submissions[spec.submission] = job
     if job.outcome:
         return
     state.numbers.append(job)
     state.open[spec.name] = job
     state.set_suspect(job, job.is_suspect)
-    for gpu in place:
+    for gpu in devices:
         if gpu not in gone:
             state.hosts[gpu].jobs[spec.name] = job
     if live is not None:
         progress, gpus = live
         state.live.restore(number, tuple(progress), gpus, state.now)
-        state.live.set_pinned(number, bool(place) and not job.can_save)
+        state.live.set_pinned(number, bool(devices) and not job.can_save)
         job.wanted = tuple(gpus)
     state.look_at(job)

@@ -11,9 +11,9 @@ ALL: list[Device] = [CPU, CUDA]
 """In the order of `torchshare doctor`; "auto" is the last one that is available."""
 
 
-def of(place: str) -> Device:
+def of(device: str) -> Device:
     """The kind of a device such as "cuda:1"."""
-    return {device.kind: device for device in ALL}[place.partition(":")[0]]
+    return {kind.kind: kind for kind in ALL}[device.partition(":")[0]]
 
 
 def best() -> Device:
@@ -21,16 +21,16 @@ def best() -> Device:
     return next(device for device in reversed(ALL) if device.is_available())
 
 
-def start(place: str) -> None:
+def start(device: str) -> None:
     """Called before a runtime opens on the device, or on "auto"."""
-    for device in ALL:
-        if place.partition(":")[0] in ("auto", device.kind) and device.is_available():
-            device.start()
+    for kind in ALL:
+        if device.partition(":")[0] in ("auto", kind.kind) and kind.is_available():
+            kind.start()
 
 
-def name_of(place: str) -> str:
-    """The name of a device such as "cuda:1", after the place."""
-    return f"{place}: {of(place).name(int(place.partition(':')[2] or 0))}"
+def name_of(device: str) -> str:
+    """The model of a device such as "cuda:1", after the device."""
+    return f"{device}: {of(device).name(int(device.partition(':')[2] or 0))}"
 
 
 def is_capturing() -> bool:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchshare import _C, _core
+from torchshare import _core
 from torchshare.context.job_context import JobContext
+from torchshare.runtime.job_timelines import Event
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class BoundReport:
         )
 
 
-def report(job: JobContext, jobs: list[JobContext], events: list[_C.Event], max_slowdown: float) -> BoundReport | None:
+def report(job: JobContext, jobs: list[JobContext], events: list[Event], max_slowdown: float) -> BoundReport | None:
     """None unless lower jobs ran beside the job for at least one window."""
     stats = job.handle.bound()
     began, _ = job.handle.span_ns

@@ -10,9 +10,10 @@ import dataclasses
 import functools
 import inspect
 import json
+import logging
 import reprlib
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 _S = TypeVar("_S")
 _T = TypeVar("_T")
+log = logging.getLogger("torchshare")
+
 YES_NO = "yes|no"
 _INDENT = 4 * " "  # of a docstring's arguments, once the docstring has no common indentation
 _shown = reprlib.Repr()
@@ -48,6 +51,8 @@ class Option:
     """Placeholder of its flag; an option without one has no flag."""
     flag: str | None = None
     """Its flag, if that is not its name."""
+    former: str | None = None
+    """Its name in the last release, which this one takes with a warning."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,11 @@ class Declared:
 
     @property
     def flag(self) -> str:
-        return self.option.flag or f"--{self.name.replace('_', '-')}"
+        return self.option.flag or _flag(self.name)
+
+    @property
+    def former_flag(self) -> str | None:
+        return self.option.former and _flag(self.option.former)
 
     @property
     def flag_help(self) -> str:
@@ -120,6 +129,10 @@ def on_the_command_line(options: type) -> list[Declared]:
     return [option for option in declared(options) if option.option.metavar is not None]
 
 
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _metadata(hint: Any) -> Iterator[Any]:
     """The annotations of a type, then those of the types inside it."""
     yield from getattr(hint, "__metadata__", ())
@@ -147,6 +160,22 @@ def _checked(options: type) -> dict[str, Declared]:
     from torchshare.profiles.profile import Profile
 
     return {each.name: each for each in declared(options, Profile)}
+
+
+def present_name(name: str, known: Iterable[Declared]) -> str:
+    """The name of the option that was called `name` in the last release, with a warning; else `name`."""
+    for each in known:
+        if each.option.former == name:
+            log.warning("option %s is now %s; the next release does not take the old name", name, each.name)
+            return each.name
+    return name
+
+
+def with_present_names(options: type, given: _T) -> _T:
+    """The options given, former names replaced."""
+    known = _checked(options).values()
+    items = cast(Mapping[str, Any], given).items()
+    return cast(_T, {present_name(name, known): value for name, value in items})
 
 
 def check(options: type, given: Mapping[str, Any], caller: str, job: str | None = None) -> None:

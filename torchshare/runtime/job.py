@@ -319,7 +319,7 @@ class Job:
         optimizer state that it tracks (see `track`) off the device: from a GPU to pinned host memory, on the CPU to a
         temporary file. No other thread may use them until the job has been resumed. `resume` moves them back into the
         same Python objects; if the device has no memory for them, the job waits for it. With
-        `Runtime(resident=)`, a job that waits for its turn may run in the meantime.
+        `Runtime(max_concurrent=)`, a job that waits for its turn may run in the meantime.
         """
         self._context.suspend(spill)
         self._context.tell_ranks(self._context, "suspend", "spill" if spill else "")

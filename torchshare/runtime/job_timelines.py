@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ from torchshare import _C
 from torchshare.report.numbers import Numbers
 
 Flags = NDArray[np.bool_]
+
+Event: TypeAlias = tuple[str, str, int, int, int, str]
+"""Kind, job, begin in ns, end in ns, number, detail; see `Runtime.events`."""
 
 _WARM_UP_STEPS = 3  # are in no step time
 _ENOUGH_STEPS = 20  # of a step time alone
@@ -97,7 +101,7 @@ class Steps:
         return float(times.mean()) if len(times) > 0 else None
 
 
-def timelines(jobs: Sequence[_C.Job], events: Sequence[_C.Event]) -> tuple[dict[str, Timeline], float]:
+def timelines(jobs: Sequence[_C.Job], events: Sequence[Event]) -> tuple[dict[str, Timeline], float]:
     """The jobs' timelines, and the end of the last event; of a job that has not ended, until now."""
     origin = origin_of(events)
     spans = {job.name: _span(job) for job in jobs}
@@ -151,7 +155,7 @@ def timelines(jobs: Sequence[_C.Job], events: Sequence[_C.Event]) -> tuple[dict[
     return found, last
 
 
-def origin_of(events: Sequence[_C.Event]) -> int:
+def origin_of(events: Sequence[Event]) -> int:
     """When the first event began; not of a request, which may be older than the runtime."""
     return min((begin for kind, _, begin, *_ in events if kind != "request"), default=0)
 

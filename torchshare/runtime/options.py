@@ -113,13 +113,14 @@ class RuntimeOptions(TypedDict, total=False):
             True,
         ),
     ]
-    resident: Annotated[
+    max_concurrent: Annotated[
         PositiveInt | None,
         Option(
             "most jobs that run at once. The others wait until one ends or is suspended with `spill=True`; the highest "
             'priority starts first, then in the order of submission, start="auto" last. A job that was spilled waits '
             "for memory only. Default: no limit.",
             metavar="N",
+            former="resident",
         ),
     ]
     stuck_after: Annotated[

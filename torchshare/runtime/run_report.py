@@ -19,7 +19,7 @@ from torchshare.report import figures, page
 from torchshare.report.numbers import Numbers
 from torchshare.runtime.bound import BoundReport
 from torchshare.runtime.gaps import GapReport
-from torchshare.runtime.job_timelines import Steps, Timeline, latencies_of, origin_of, steps_of, timelines
+from torchshare.runtime.job_timelines import Event, Steps, Timeline, latencies_of, origin_of, steps_of, timelines
 from torchshare.runtime.sharing import step_times, verdict
 from torchshare.runtime.time_spent import COMPUTING, PARTS, blocked_s, stalled_s, time_spent
 
@@ -36,7 +36,7 @@ _PACE = "bound: lower jobs may run"  # how such decisions begin, one a second
 def document(
     jobs: Sequence[_C.Job],
     results: Mapping[str, Result],
-    events: Sequence[_C.Event],
+    events: Sequence[Event],
     bounds: Sequence[BoundReport],
     gaps: Sequence[GapReport],
     environment: Mapping[str, str],
@@ -80,7 +80,7 @@ def document(
     return content, drawn
 
 
-def _decisions(events: Sequence[_C.Event]) -> list[_C.Event]:
+def _decisions(events: Sequence[Event]) -> list[Event]:
     """The decisions; where several about a bound follow each other, only the last."""
     paces = [detail.startswith(_PACE) for *_, detail in events]
     following = [*paces[1:], False]

@@ -31,13 +31,14 @@ from torchshare.runtime.body import run_body
 from torchshare.runtime.bound import BoundReport, report
 from torchshare.runtime.checkpointing import folder_of
 from torchshare.runtime.closing import Closer
-from torchshare.runtime.declared import check, documented, fill, with_defaults
+from torchshare.runtime.declared import check, documented, fill, with_defaults, with_present_names
 from torchshare.runtime.effects import Effects
 from torchshare.runtime.gaps import GapReport, gap_reports
 from torchshare.runtime.job import Job
 from torchshare.runtime.options import JobOptions, RuntimeOptions
 
 if TYPE_CHECKING:
+    from torchshare.runtime.job_timelines import Event
     from torchshare.runtime.metrics import Snapshot
     from torchshare.runtime.sharing import SharingReport
 
@@ -59,6 +60,7 @@ class Runtime:
             ValueError, TypeError: for an invalid argument, before any work starts.
             RuntimeError: if called inside a job.
         """
+        options = with_present_names(RuntimeOptions, options)
         check(RuntimeOptions, options, "Runtime")
         environment.name_user()
         # Otherwise the first optimizer imports it inside a job, for 1 to 2 s.
@@ -306,7 +308,7 @@ class Runtime:
 
         return sharing_report([job._context.handle for job in self.jobs], self.results, self.events())
 
-    def events(self) -> list[_C.Event]:
+    def events(self) -> list[Event]:
         """The timeline: (kind, job, begin in ns, end in ns, number, detail), in order of recording. The number is
         that of the step or sub-batch, the bytes of a "memory" event, or the ns that a request was queued."""
         return self._handle.events()

@@ -13,6 +13,7 @@ from torchshare.context.names import escaped
 from torchshare.context.results import Result
 from torchshare.report.numbers import Numbers, seconds
 from torchshare.runtime.job_timelines import (
+    Event,
     Lone,
     Steps,
     Timeline,
@@ -53,7 +54,7 @@ class SharingReport:
         return "\n".join(f"sharing: {escaped(line)}" for line in [*self.answer, *alone] if self.answer)
 
 
-def sharing_report(jobs: Sequence[_C.Job], results: Mapping[str, Result], events: Sequence[_C.Event]) -> SharingReport:
+def sharing_report(jobs: Sequence[_C.Job], results: Mapping[str, Result], events: Sequence[Event]) -> SharingReport:
     """See Runtime.sharing_report."""
     found, _ = timelines(jobs, events)
     steps = steps_of(list(found.values()))

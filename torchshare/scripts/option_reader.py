@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchshare.runtime.declared import YES_NO, Declared, on_the_command_line
+from torchshare.runtime.declared import YES_NO, Declared, on_the_command_line, present_name
 from torchshare.scripts import job_file, targets
 
 _PREFIX = "TORCHSHARE_"
@@ -78,13 +78,15 @@ class OptionReader:
     def read(self, arguments: argparse.Namespace, environment: Mapping[str, str]) -> GivenOptions:
         """Raises ValueError for a value that an option cannot have, and for a jobs.toml that cannot be read. Whether a
         job's options have good values is left to who submits the job."""
-        names = [*self._options, *self._of_jobs]
+        known = [*self._options.values(), *self._of_jobs.values()]
+        names = [*_names(self._options), *_names(self._of_jobs)]
         flags = [(name, text) for name in names for text in getattr(arguments, name) or ()]
         variables = [(name, text) for name in names if (text := environment.get(_PREFIX + name.upper())) is not None]
         file = self._file(getattr(arguments, "jobs", []))
         options: dict[str, Any] = {}
         of_jobs: list[tuple[str | None, Declared, Any]] = []
-        for source in (file.options, variables, flags):
+        for given in (file.options, variables, flags):
+            source = [(present_name(name, known), text) for name, text in given]
             options |= {
                 name: self._options[name].read(text, check=True) for name, text in source if name in self._options
             }
@@ -97,7 +99,7 @@ class OptionReader:
             return job_file.JobFile(jobs)
         if len(jobs) > 1:
             raise ValueError(f"{files[0]} must be the only target, got {len(jobs)}")
-        return job_file.read(Path(files[0]), self._options, self._of_jobs)
+        return job_file.read(Path(files[0]), _names(self._options), _names(self._of_jobs))
 
     def _named(self, source: list[tuple[str, str]]) -> Iterator[tuple[str | None, Declared, Any]]:
         for name, text in source:
@@ -106,8 +108,16 @@ class OptionReader:
                 yield job, self._of_jobs[name], self._of_jobs[name].read(value, check=False)
 
 
+def _names(options: Mapping[str, Declared]) -> list[str]:
+    """Former names first, so that present ones win."""
+    return [*(each.option.former for each in options.values() if each.option.former), *options]
+
+
 def _add_flag(group: argparse._ArgumentGroup, option: Declared, prefix: str = "") -> None:
     metavar = option.option.metavar
     keywords: dict[str, str] = {"nargs": "?", "const": "yes"} if metavar == YES_NO and not prefix else {}
     keywords |= {"dest": option.name, "action": "append", "metavar": f"{prefix}{metavar}", "help": option.flag_help}
     group.add_argument(option.flag, **keywords)  # type: ignore[arg-type]
+    if option.former_flag is not None:
+        keywords |= {"dest": str(option.option.former), "help": argparse.SUPPRESS}
+        group.add_argument(option.former_flag, **keywords)  # type: ignore[arg-type]

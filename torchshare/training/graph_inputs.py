@@ -98,7 +98,7 @@ def _distribution(node: Node) -> tuple[int, float, float] | None:
     return None
 
 
-def _new_input(graph: GraphModule, place: int, name: str) -> Node:
+def _new_input(graph: GraphModule, position: int, name: str) -> Node:
     inputs = list(graph.graph.find_nodes(op="placeholder"))
-    with graph.graph.inserting_after(inputs[place - 1]):
-        return graph.graph.placeholder(f"{name}_{place}")
+    with graph.graph.inserting_after(inputs[position - 1]):
+        return graph.graph.placeholder(f"{name}_{position}")

@@ -165,9 +165,9 @@ class StepTracer(GraphTracer):
         self, parameters: list[Tensor], gradients: list[Tensor], state: list[Tensor], rates: list[Tensor]
     ) -> None:
         states: list[State] = [{} for _ in parameters]
-        place = {id(parameter): index for index, parameter in enumerate(self.parameters)}
+        position = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         for (parameter, name), tensor in zip(self.state_names(), state, strict=True):
-            states[place[id(parameter)]][name] = tensor
+            states[position[id(parameter)]][name] = tensor
         for (number, _), parameter, gradient, of_it in zip(self._updated(), parameters, gradients, states, strict=True):
             self._rule.update(self._optimizer.param_groups[number], parameter, gradient, of_it, rates[number])
 

@@ -1,5 +1,6 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
 #include "bindings/bindings.h"
 #include "cluster/cluster_policy.h"
@@ -71,9 +72,9 @@ bool run(Simulator& simulator, std::size_t instants) {
   return simulator.ended() < simulator.cluster().jobs();
 }
 
-py::dict jobs_of(const Simulator& simulator) {
+py::typing::Dict<py::str, py::array_t<double>> jobs_of(const Simulator& simulator) {
   const Cluster& cluster = simulator.cluster();
-  py::dict jobs;
+  py::typing::Dict<py::str, py::array_t<double>> jobs;
   jobs["ended"] = per_job(cluster, [](const ClusterJob& job) { return job.ended; });
   jobs["waited"] = per_job(cluster, [](const ClusterJob& job) { return job.waited; });
   jobs["run"] = per_job(cluster, [](const ClusterJob& job) { return job.run; });
@@ -82,18 +83,18 @@ py::dict jobs_of(const Simulator& simulator) {
   return jobs;
 }
 
-py::list spans_of(const Simulator& simulator) {
-  py::list spans;
+std::vector<std::tuple<JobId, Seconds, Seconds, std::vector<GpuId>>> spans_of(const Simulator& simulator) {
+  std::vector<std::tuple<JobId, Seconds, Seconds, std::vector<GpuId>>> rows;
   for (const Span& span : simulator.cluster().spans()) {
-    spans.append(py::make_tuple(span.job, span.begin, span.end, span.gpus));
+    rows.emplace_back(span.job, span.begin, span.end, span.gpus);
   }
-  return spans;
+  return rows;
 }
 
-py::list usage_of(const Simulator& simulator) {
-  py::list rows;
+std::vector<std::tuple<Seconds, int, int, std::size_t>> usage_of(const Simulator& simulator) {
+  std::vector<std::tuple<Seconds, int, int, std::size_t>> rows;
   for (const Usage& usage : simulator.usage()) {
-    rows.append(py::make_tuple(usage.time, usage.busy, usage.shared, usage.queue));
+    rows.emplace_back(usage.time, usage.busy, usage.shared, usage.queue);
   }
   return rows;
 }

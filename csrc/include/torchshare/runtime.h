@@ -26,11 +26,11 @@ struct RuntimeOptions {
   std::optional<std::chrono::nanoseconds> shortest_gap =
       {};  ///< shortest gap worth filling; default: measured, see WakeCost
   DevicePriority device_priority = DevicePriority::kAuto;
-  std::optional<double> max_slowdown = {};     ///< bound on the primary's step time / step time alone - 1
-  std::optional<double> secondary_share = {};  ///< fraction of the time in which jobs that another outranks may run
-  std::optional<std::size_t> resident = {};    ///< most jobs that run at once; the others wait in a queue
-  std::size_t timeline_capacity = 1'000'000;   ///< events per job
-  std::size_t keep = 20;                       ///< jobs that have ended and whose events are kept, the last ones
+  std::optional<double> max_slowdown = {};         ///< bound on the primary's step time / step time alone - 1
+  std::optional<double> secondary_share = {};      ///< fraction of the time in which jobs that another outranks may run
+  std::optional<std::size_t> max_concurrent = {};  ///< most jobs that run at once; the others wait in a queue
+  std::size_t timeline_capacity = 1'000'000;       ///< events per job
+  std::size_t keep = 20;                           ///< jobs that have ended and whose events are kept, the last ones
 };
 
 /// Runs jobs together on one device. Any thread, but not a job's own; a forked child cannot use its parent's.

@@ -47,7 +47,7 @@ def queued_jobs_start_in_one_order() -> None:
             torch.distributed.all_reduce(torch.ones(1))
             time.sleep(0.02 * (int(job.name, 16) % 2 == RANK))
 
-    with torchshare.Runtime(device="cpu", resident=1) as runtime:
+    with torchshare.Runtime(device="cpu", max_concurrent=1) as runtime:
         for name in "abcd":
             runtime.submit(meet, name=name)
         results = runtime.wait(timeout=30)

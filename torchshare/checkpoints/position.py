@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Place:
+class Position:
     """The position of a job's loop."""
 
     steps: int = 0

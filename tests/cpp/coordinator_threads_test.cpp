@@ -1,0 +1,187 @@
+#include "runtime/coordinator.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <future>
+#include <latch>
+#include <memory>
+#include <thread>
+
+#include "device/cpu/cpu_device.h"
+#include "fakes/coordinator_fixture.h"
+#include "fakes/no_memory.h"
+
+namespace torchshare {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST(Coordinator, JobsThatEndAndJobsThatComeMeetNoOther) {
+  SteadyClock clock;
+  Timeline timeline(1000);
+  Gate gate(make_gate_policy("priority", {}), clock);
+  Coordinator coordinator(clock, timeline, gate, {.max_concurrent = 2});
+  coordinator.open();
+  std::thread serves([&] { coordinator.serve(); });
+  const auto run_jobs = [&](const std::string& name) {
+    for (int i = 0; i < 200; ++i) {
+      Member job(coordinator, clock, {.name = name, .start = i % 2 == 0 ? "now" : "after:" + name + "0"});
+      ASSERT_TRUE(coordinator.wait_to_start(job.id()));
+      job.step();
+      job.end(JobState::kFinished);
+    }
+  };
+  for (const std::string name : {"a", "b", "c"}) {
+    Member first(coordinator, clock, {.name = name + "0"});
+    ASSERT_TRUE(coordinator.wait_to_start(first.id()));
+    first.end(JobState::kFinished);
+  }
+  std::thread a([&] { run_jobs("a"); });
+  std::thread b([&] { run_jobs("b"); });
+  run_jobs("c");
+  a.join();
+  b.join();
+  EXPECT_TRUE(coordinator.wait_all(kNever));
+  coordinator.dismiss();
+  serves.join();
+  EXPECT_EQ(coordinator.size(), 0U);
+}
+
+/// Calls `at_next_look` when the time is read; counts waits.
+class AskedClock final : public Clock {
+ public:
+  std::chrono::nanoseconds now() const override {
+    if (const auto then = std::exchange(at_next_look, {})) {
+      then();
+    }
+    return 1ms;
+  }
+  void wait(EventCount& wake, std::uint32_t seen, std::chrono::nanoseconds) override {
+    ++waits;
+    wake.wait(seen, kNever);
+  }
+
+  mutable std::function<void()> at_next_look;
+  std::atomic<int> waits = 0;
+};
+
+TEST(Coordinator, AStepThatComesWhileAJobBeginsToWaitIsNotLost) {
+  AskedClock clock;
+  Timeline timeline(1000);
+  Gate gate(make_gate_policy("priority", {}), clock);
+  Coordinator coordinator(clock, timeline, gate);
+  Member primary(coordinator, clock, {.name = "a", .priority = Priority::kPrimary});
+  Member secondary(coordinator, clock, {.name = "b", .start = "step:2"});
+  coordinator.open();
+  EXPECT_TRUE(coordinator.wait_to_start(primary.id()));
+  std::jthread server([&] { coordinator.serve(); });
+  while (clock.waits == 0) {
+    std::this_thread::sleep_for(1ms);
+  }
+  coordinator.report({primary.id(), JobReport::Kind::kStepped, 1ms, 1});
+  clock.at_next_look = [&] { coordinator.report({primary.id(), JobReport::Kind::kStepped, 1ms, 2}); };
+  auto starts = std::async(std::launch::async, [&] { return coordinator.wait_to_start(secondary.id()); });
+  EXPECT_EQ(starts.wait_for(5s), std::future_status::ready) << "the second step woke no thread";
+  coordinator.dismiss();
+  EXPECT_TRUE(starts.get());
+}
+
+TEST_F(CoordinatorTest, ADecisionThatFindsNoMemoryIsMadeLaterAndForAllRanks) {
+  coordinator_.keep_orders();
+  coordinator_.open();
+  for (int news = 0; news < 12; ++news) {
+    const std::string other = fmt::format("b{}", news);
+    Member& primary = add_profiled(fmt::format("a{}", news), Priority::kPrimary, "now", 0.1, 100, other, 3);
+    Member& secondary = add_profiled(other, Priority::kSecondary, "auto", 0.1, 100, primary.name(), 3);
+    EXPECT_TRUE(start(primary).get());
+    auto waiter = start(secondary);
+    while (secondary.state() != JobState::kDelayed) {
+      std::this_thread::yield();
+    }
+    coordinator_.take_orders();
+    news_left = news;
+    primary.end(JobState::kFinished);
+    news_left = -1;
+    clock_.advance(10ms);
+    coordinator_.serve_once();
+    ASSERT_EQ(waiter.wait_for(5s), std::future_status::ready) << "without memory after " << news << " allocations";
+    EXPECT_EQ(coordinator_.take_orders().back().job, secondary.id());
+    secondary.end(JobState::kFinished);
+  }
+}
+
+TEST(Coordinator, WaitsBeforeItTriesAgainWithoutMemory) {
+  AskedClock clock;
+  Timeline timeline(1000);
+  Gate gate(make_gate_policy("priority", {}), clock);
+  Coordinator coordinator(clock, timeline, gate);
+  Member job(coordinator, clock, {.name = "a", .start = "auto"});
+  coordinator.open();
+  std::jthread server([&] {
+    news_left = 0;
+    coordinator.serve();
+    news_left = -1;
+  });
+  std::this_thread::sleep_for(20ms);
+  EXPECT_LE(clock.waits, 3);
+  coordinator.dismiss();
+}
+
+/// Blocks its caller, which holds the coordinator's lock.
+class KeepingClock final : public Clock {
+ public:
+  std::chrono::nanoseconds now() const override {
+    if (keeps.load()) {
+      asked.count_down();
+      release.wait();
+    }
+    return 1s;
+  }
+  void wait(EventCount&, std::uint32_t, std::chrono::nanoseconds) override {}
+
+  std::atomic<bool> keeps = false;
+  mutable std::latch asked{1};
+  mutable std::latch release{1};
+};
+
+TEST(Coordinator, AThreadThatHoldsTheLockDelaysNoJobThatReports) {
+  KeepingClock clock;
+  Timeline timeline(1000);
+  Gate gate(make_gate_policy("priority", {}), clock);
+  Coordinator coordinator(clock, timeline, gate);
+  Member job(coordinator, clock, {.name = "a", .priority = Priority::kPrimary});
+  coordinator.open();
+  EXPECT_TRUE(coordinator.wait_to_start(job.id()));
+  clock.keeps = true;
+  std::jthread other([&] { coordinator.serve_once(); });
+  clock.asked.wait();
+  auto step = std::async(std::launch::async, [&] {
+    coordinator.report({job.id(), JobReport::Kind::kStepped, 1s, 1});
+    return job.state();
+  });
+  EXPECT_EQ(step.wait_for(10s), std::future_status::ready) << "it waits for the lock";
+  clock.keeps = false;
+  clock.release.count_down();
+}
+
+TEST_F(CoordinatorTest, ServesReportsWithoutWaitingJobs) {
+  Member& job = add("a", Priority::kPrimary, "now");
+  EXPECT_TRUE(coordinator_.wait_to_start(job.id()));
+  {
+    std::jthread server([this] { coordinator_.serve(); });
+    coordinator_.report({job.id(), JobReport::Kind::kSuspended, clock_.now()});
+    while (job.state() != JobState::kSuspended) {
+      std::this_thread::sleep_for(1ms);
+    }
+    coordinator_.report({job.id(), JobReport::Kind::kEnded, clock_.now(), 0, JobState::kCancelled});
+    coordinator_.dismiss();
+  }
+  EXPECT_EQ(job.state(), JobState::kCancelled) << "what is there when it is dismissed is applied";
+}
+
+}  // namespace
+}  // namespace torchshare
