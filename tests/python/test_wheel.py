@@ -80,7 +80,7 @@ def python(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest
     oldest = [str(each).replace(">=", "==") for each in requirements("torchshare") if each.name != "torch"]
     (folder / "oldest.txt").write_text("\n".join(oldest))
     constraints = ["-c", folder / "oldest.txt"] if request.param == "oldest" else []
-    run(python, "-m", "pip", "install", "--disable-pip-version-check", *constraints, wheel, cwd=folder)
+    run(python, "-m", "pip", "install", "--no-compile", "--disable-pip-version-check", *constraints, wheel, cwd=folder)
     return python
 
 
