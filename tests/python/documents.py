@@ -124,7 +124,9 @@ def _printed(block: Block, line: str, folder: Path) -> str:
         done = torchshare_command(*words, folder=folder)  # a process of its own takes seconds
     else:
         done = _in_a_shell(command, folder)
-    assert done.returncode == int(status or 0), f"{block.place}: {command}\n{done.stdout}{done.stderr}"
+    assert done.returncode == int(status or 0), (
+        f"{block.place}: {command}\nreturned {done.returncode}\n{done.stdout}{done.stderr}"
+    )
     return done.stdout if status == "" else done.stdout + done.stderr
 
 
