@@ -10,11 +10,13 @@ import sysconfig
 import tarfile
 import venv
 import zipfile
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
@@ -37,21 +39,37 @@ def requirements(name: str) -> list[Requirement]:
 OURS = {each.name for each in requirements("torchshare")} - {"torch"}
 
 
+def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that one of pytest's processes makes for all."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own if worker_id == "master" else own.parent) / name
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "made").exists():
+            folder.mkdir()
+            make(folder)
+            (folder / "made").touch()
+    return folder
+
+
 @pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sdist")
-    run(sys.executable, "setup.py", "egg_info", "--egg-base", folder, "sdist", "--dist-dir", folder, cwd=ROOT)
-    (path,) = folder.glob("*.tar.gz")
+def sdist(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    def make(folder: Path) -> None:
+        run(sys.executable, "setup.py", "egg_info", "--egg-base", folder, "sdist", "--dist-dir", folder, cwd=ROOT)
+
+    (path,) = once(tmp_path_factory, worker_id, "sdist", make).glob("*.tar.gz")
     return path
 
 
 @pytest.fixture(scope="module")
-def wheel(sdist: Path) -> Path:
-    """Built from nothing: minutes, unless ccache knows the sources."""
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Built from nothing: minutes."""
     environment = {name: value for name, value in os.environ.items() if name != "TORCHSHARE_BUILD_DIR"}
-    options = ["--no-build-isolation", "--no-deps", "--wheel-dir", sdist.parent]
-    run(sys.executable, "-m", "pip", "wheel", *options, sdist, env=environment, cwd=sdist.parent)
-    (path,) = sdist.parent.glob("*.whl")
+
+    def make(folder: Path) -> None:
+        options = ["--no-build-isolation", "--no-deps", "--wheel-dir", folder]
+        run(sys.executable, "-m", "pip", "wheel", *options, sdist, env=environment, cwd=folder)
+
+    (path,) = once(tmp_path_factory, worker_id, "wheel", make).glob("*.whl")
     return path
 
 
