@@ -6,13 +6,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdint>
 #include <fstream>
 #include <limits>
-#include <map>
 #include <new>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "device/cpu/child_processes.h"
 
@@ -34,22 +34,19 @@ bool runs(const std::string& thread) {
   return state == 'R' || state == 'D';
 }
 
-/// The time that the thread has had a processor. The first number of schedstat, in nanoseconds.
+/// The time that the thread has had a processor; 0 if unknown.
 std::chrono::nanoseconds run_time(const std::string& thread) {
-  std::ifstream file(fmt::format("/proc/self/task/{}/schedstat", thread));
-  std::int64_t ran = 0;
-  file >> ran;
-  return std::chrono::nanoseconds(ran);
+  return scheduler_times(thread).value_or(SchedulerTimes{}).ran;
 }
 
 void wait_for_sleep() noexcept {
   try {
     const auto until = std::chrono::steady_clock::now() + kLongest;
     const std::string own = std::to_string(gettid());
-    std::map<std::string, std::chrono::nanoseconds> before;
+    std::vector<std::pair<std::string, std::chrono::nanoseconds>> before;
     for_each_thread("self", [&](const std::string& thread) {
       if (thread != own && runs(thread)) {
-        before.emplace(thread, run_time(thread));
+        before.emplace_back(thread, run_time(thread));
       }
     });
     const auto is_waited_for = [](const auto& entry) {

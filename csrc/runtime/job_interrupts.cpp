@@ -14,8 +14,8 @@ void JobInterrupts::suspend() {
 }
 
 void JobInterrupts::set_forking(bool forking) {
-  wait_for_sleep_at_forks();
   if (forking) {
+    wait_for_sleep_at_forks();
     job_.priority.raise();  // the fork waits for what its thread does
     job_.runtime.gate.set(job_.slot, kFork);
   } else {

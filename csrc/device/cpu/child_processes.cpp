@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cctype>
+#include <cstdint>
 #include <fstream>
 #include <memory>
 #include <vector>
@@ -40,6 +41,16 @@ std::string name_of_thread(const std::string& process, const std::string& thread
   std::string name;
   std::getline(file, name);
   return name;
+}
+
+std::optional<SchedulerTimes> scheduler_times(const std::string& thread) {
+  std::ifstream file(fmt::format("/proc/self/task/{}/schedstat", thread));
+  std::int64_t ran = 0;
+  std::int64_t waited = 0;
+  if (!(file >> ran >> waited)) {
+    return std::nullopt;
+  }
+  return SchedulerTimes{std::chrono::nanoseconds(ran), std::chrono::nanoseconds(waited)};
 }
 
 void for_each_thread(const std::string& process, const std::function<void(const std::string&)>& visit) {

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
 
 namespace torchshare {
@@ -8,6 +10,14 @@ namespace torchshare {
 /// The name of a thread, which threads and processes that it starts inherit until they name themselves or run another
 /// program. `process`: its number, or "self".
 std::string name_of_thread(const std::string& process, const std::string& thread);
+
+struct SchedulerTimes {
+  std::chrono::nanoseconds ran;     ///< on a processor
+  std::chrono::nanoseconds waited;  ///< ready to run, while other threads had the processors
+};
+
+/// Times of a thread of this process. Empty if it has ended, or if the kernel does not keep them.
+std::optional<SchedulerTimes> scheduler_times(const std::string& thread);
 
 /// Visits the threads of a process by their kernel's id, as text. `process`: its number, or "self".
 void for_each_thread(const std::string& process, const std::function<void(const std::string&)>& visit);

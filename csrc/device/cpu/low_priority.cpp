@@ -4,13 +4,11 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 #include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstring>
-#include <fstream>
 #include <new>
 #include <string>
 #include <thread>
@@ -187,17 +185,14 @@ std::optional<std::chrono::nanoseconds> LowPriority::used() const {
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
-/// The second number of schedstat: the time on a run queue, in nanoseconds.
 std::optional<std::chrono::nanoseconds> LowPriority::waited() const noexcept {
   const int thread = thread_.load(std::memory_order_acquire);
   if (thread == 0) {
     return std::nullopt;
   }
   try {
-    std::ifstream numbers(fmt::format("/proc/self/task/{}/schedstat", thread));
-    std::int64_t ran = 0;
-    std::int64_t waited = 0;
-    return numbers >> ran >> waited ? std::optional(std::chrono::nanoseconds(waited)) : std::nullopt;
+    const auto times = scheduler_times(std::to_string(thread));
+    return times ? std::optional(times->waited) : std::nullopt;
   } catch (const std::bad_alloc&) {
     return std::nullopt;
   }
