@@ -21,10 +21,8 @@ namespace {
 using namespace std::chrono_literals;
 
 TEST(Coordinator, JobsThatEndAndJobsThatComeMeetNoOther) {
-  SteadyClock clock;
-  Timeline timeline(1000);
-  Gate gate(make_gate_policy("priority", {}), clock);
-  Coordinator coordinator(clock, timeline, gate, {.max_concurrent = 2});
+  CoordinatorParts<SteadyClock> parts({.max_concurrent = 2});
+  auto& [clock, timeline, gate, coordinator] = parts;
   coordinator.open();
   std::thread serves([&] { coordinator.serve(); });
   const auto run_jobs = [&](const std::string& name) {
@@ -70,10 +68,8 @@ class AskedClock final : public Clock {
 };
 
 TEST(Coordinator, AStepThatComesWhileAJobBeginsToWaitIsNotLost) {
-  AskedClock clock;
-  Timeline timeline(1000);
-  Gate gate(make_gate_policy("priority", {}), clock);
-  Coordinator coordinator(clock, timeline, gate);
+  CoordinatorParts<AskedClock> parts;
+  auto& [clock, timeline, gate, coordinator] = parts;
   Member primary(coordinator, clock, {.name = "a", .priority = Priority::kPrimary});
   Member secondary(coordinator, clock, {.name = "b", .start = "step:2"});
   coordinator.open();
@@ -115,10 +111,8 @@ TEST_F(CoordinatorTest, ADecisionThatFindsNoMemoryIsMadeLaterAndForAllRanks) {
 }
 
 TEST(Coordinator, WaitsBeforeItTriesAgainWithoutMemory) {
-  AskedClock clock;
-  Timeline timeline(1000);
-  Gate gate(make_gate_policy("priority", {}), clock);
-  Coordinator coordinator(clock, timeline, gate);
+  CoordinatorParts<AskedClock> parts;
+  auto& [clock, timeline, gate, coordinator] = parts;
   Member job(coordinator, clock, {.name = "a", .start = "auto"});
   coordinator.open();
   std::jthread server([&] {
@@ -149,10 +143,8 @@ class KeepingClock final : public Clock {
 };
 
 TEST(Coordinator, AThreadThatHoldsTheLockDelaysNoJobThatReports) {
-  KeepingClock clock;
-  Timeline timeline(1000);
-  Gate gate(make_gate_policy("priority", {}), clock);
-  Coordinator coordinator(clock, timeline, gate);
+  CoordinatorParts<KeepingClock> parts;
+  auto& [clock, timeline, gate, coordinator] = parts;
   Member job(coordinator, clock, {.name = "a", .priority = Priority::kPrimary});
   coordinator.open();
   EXPECT_TRUE(coordinator.wait_to_start(job.id()));

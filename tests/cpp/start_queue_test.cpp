@@ -46,6 +46,22 @@ class QueueTest : public CoordinatorTest {
   std::map<Member*, std::future<bool>> waiters_;
 };
 
+/// Two jobs run, and a third one waits.
+class FullQueueTest : public QueueTest {
+ protected:
+  void SetUp() override {
+    queue_.open();
+    arrive(a_, b_, c_);
+    EXPECT_TRUE(runs(a_));
+    EXPECT_TRUE(runs(b_));
+    EXPECT_TRUE(waits(c_));
+  }
+
+  Member& a_ = job("a");
+  Member& b_ = job("b");
+  Member& c_ = job("c");
+};
+
 TEST_F(QueueTest, StartsTheNextJobInOrderWhenOneEnds) {
   Member& a = job("a");
   Member& b = job("b");
@@ -69,22 +85,14 @@ TEST_F(QueueTest, StartsTheNextJobInOrderWhenOneEnds) {
   EXPECT_THAT(details(d, EventKind::kDecision), ElementsAre("start: now; places free: 1 of 2"));
 }
 
-TEST_F(QueueTest, StartsTheHighestPriorityFirst) {
-  Member& a = job("a");
-  Member& b = job("b");
-  Member& c = job("c");
-  queue_.open();
-  arrive(a, b);
-  EXPECT_TRUE(runs(a));
-  EXPECT_TRUE(runs(b));
-  arrive(c);
+TEST_F(FullQueueTest, StartsTheHighestPriorityFirst) {
   Member& d = job("d", Priority::kPrimary);
   arrive(d);
-  EXPECT_TRUE(waits(c));
+  EXPECT_TRUE(waits(c_));
   EXPECT_TRUE(waits(d));
-  a.end(JobState::kFinished);
+  a_.end(JobState::kFinished);
   EXPECT_TRUE(runs(d));
-  EXPECT_TRUE(waits(c));
+  EXPECT_TRUE(waits(c_));
 }
 
 TEST_F(QueueTest, AJobWhoseConditionDoesNotHoldTakesNoPlace) {
@@ -137,35 +145,22 @@ TEST_F(QueueTest, ACancelledJobGivesUpItsTurn) {
   EXPECT_TRUE(runs(e));
 }
 
-TEST_F(QueueTest, ASuspendedJobKeepsItsPlace) {
-  Member& a = job("a");
-  Member& b = job("b");
-  Member& c = job("c");
-  queue_.open();
-  arrive(a, b, c);
-  EXPECT_TRUE(runs(a));
-  EXPECT_TRUE(runs(b));
-  a.report(JobReport::Kind::kSuspended);
-  EXPECT_TRUE(waits(c));
-  queue_.give_up(a.id());
-  EXPECT_TRUE(runs(c));
+TEST_F(FullQueueTest, ASuspendedJobKeepsItsPlace) {
+  a_.report(JobReport::Kind::kSuspended);
+  EXPECT_TRUE(waits(c_));
+  queue_.give_up(a_.id());
+  EXPECT_TRUE(runs(c_));
 }
 
-TEST_F(QueueTest, ASpilledJobGivesUpItsPlace) {
-  Member& a = job("a");
-  Member& b = job("b");
-  Member& c = job("c");
+TEST_F(FullQueueTest, ASpilledJobGivesUpItsPlace) {
   Member& d = job("d");
-  queue_.open();
-  arrive(a, b, c, d);
-  EXPECT_TRUE(runs(a));
-  EXPECT_TRUE(runs(b));
-  a.report(JobReport::Kind::kSpilled);
-  EXPECT_TRUE(runs(c));
-  a.report(JobReport::Kind::kRestored);
-  b.end(JobState::kFinished);
+  arrive(d);
+  a_.report(JobReport::Kind::kSpilled);
+  EXPECT_TRUE(runs(c_));
+  a_.report(JobReport::Kind::kRestored);
+  b_.end(JobState::kFinished);
   EXPECT_TRUE(waits(d)) << "it came back";
-  a.end(JobState::kFinished);
+  a_.end(JobState::kFinished);
   EXPECT_TRUE(runs(d));
 }
 
@@ -211,10 +206,8 @@ TEST_F(QueueTest, KeepsTheOrdersForOtherRanks) {
 }
 
 TEST(MaxConcurrentTest, OneAutomaticJobRunsAtATime) {
-  ManualClock clock;
-  Timeline timeline{1000};
-  Gate gate{make_gate_policy("priority", {}), clock};
-  Coordinator coordinator{clock, timeline, gate, {.max_concurrent = 1}};
+  CoordinatorParts<ManualClock> parts({.max_concurrent = 1});
+  auto& [clock, timeline, gate, coordinator] = parts;
   std::vector<std::unique_ptr<Member>> members;
   for (const std::string name : {"a", "b"}) {
     members.push_back(std::make_unique<Member>(
@@ -233,10 +226,7 @@ TEST(MaxConcurrentTest, OneAutomaticJobRunsAtATime) {
 }
 
 TEST(MaxConcurrentTest, RefusesNone) {
-  ManualClock clock;
-  Timeline timeline{1000};
-  Gate gate{make_gate_policy("priority", {}), clock};
-  EXPECT_THROW(Coordinator(clock, timeline, gate, {.max_concurrent = 0}), std::invalid_argument);
+  EXPECT_THROW(CoordinatorParts<ManualClock>({.max_concurrent = 0}), std::invalid_argument);
 }
 
 }  // namespace

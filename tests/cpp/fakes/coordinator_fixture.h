@@ -14,6 +14,17 @@
 
 namespace torchshare {
 
+/// A coordinator that reads a clock of this class, and what it needs: auto& [clock, timeline, gate, coordinator].
+template <class ClockClass>
+struct CoordinatorParts {
+  explicit CoordinatorParts(const RuntimeOptions& options = {}) : coordinator(clock, timeline, gate, options) {}
+
+  ClockClass clock;
+  Timeline timeline{1000};
+  Gate gate{make_gate_policy("priority", {}), clock};
+  Coordinator coordinator;
+};
+
 /// A coordinator by the clock of the test, and its jobs.
 class CoordinatorTest : public ::testing::Test {
  protected:
