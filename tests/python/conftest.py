@@ -21,6 +21,7 @@ from typing import Any
 import preloaded
 import pytest
 import torch
+from filelock import FileLock
 
 import torchshare
 from torchshare import Job, Result
@@ -152,6 +153,30 @@ def torchshare_command(*arguments: str, folder: Path) -> subprocess.CompletedPro
 def launch(*arguments: str, folder: Path) -> subprocess.Popen[str]:
     """Starts Python as from a terminal, with torch in memory already."""
     return preloaded.Process(list(arguments), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+class Shared:
+    """Folders that one of pytest's processes makes for all."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def folder(self, name: str, make: Callable[[Path], object]) -> Path:
+        """The folder of that name. `make` fills it, once."""
+        folder = self._root / name
+        with FileLock(f"{folder}.lock"):
+            made = Path(f"{folder}.made")
+            if not made.exists():
+                folder.mkdir()
+                make(folder)
+                made.touch()
+        return folder
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Shared:
+    own = tmp_path_factory.getbasetemp()
+    return Shared(own if worker_id == "master" else own.parent)
 
 
 SOON_S = 60.0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import preloaded
 import pytest
-from filelock import FileLock
+from conftest import Shared
 
 TESTS = Path(__file__).parents[1]
 SCRIPTS = sorted(path.stem for path in (TESTS / "habits").glob("*.py") if path.stem != "configurator")
@@ -38,24 +38,21 @@ def files_in(folder: Path) -> Files:
 
 
 class Programs:
-    """Runs a script with plain Python, once, and pairs of scripts with script_pairs.py. Processes of pytest may share
-    the folder."""
+    """Runs a script with plain Python, once, and pairs of scripts with script_pairs.py."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
         self._plain: dict[str, Files] = {}
 
     def plain(self, script: str) -> Files:
         """The files that the script writes."""
+
+        def run(folder: Path) -> None:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            subprocess.run([sys.executable, path_of(script)], cwd=folder, check=True, timeout=100, env=environment)
+
         if script not in self._plain:
-            folder = self._folder / script
-            with FileLock(f"{folder}.lock"):
-                if not folder.exists():
-                    folder.mkdir()
-                    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-                    command = [sys.executable, path_of(script)]
-                    subprocess.run(command, cwd=folder, check=True, timeout=100, env=environment)
-                self._plain[script] = files_in(folder)
+            self._plain[script] = files_in(self._shared.folder(f"plain_{script}", run))
         return self._plain[script]
 
     def together(self, scripts: list[str], folder: Path) -> tuple[int, str]:
@@ -86,11 +83,8 @@ def overlap(timeline: Path) -> float:
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Programs:
-    own = tmp_path_factory.getbasetemp()
-    folder = (own if worker_id == "master" else own.parent) / "plain"
-    folder.mkdir(exist_ok=True)
-    return Programs(folder)
+def programs(shared: Shared) -> Programs:
+    return Programs(shared)
 
 
 def test_there_are_66_pairs() -> None:

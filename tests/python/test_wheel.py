@@ -10,13 +10,12 @@ import sysconfig
 import tarfile
 import venv
 import zipfile
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock
+from conftest import Shared
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
@@ -39,29 +38,17 @@ def requirements(name: str) -> list[Requirement]:
 OURS = {each.name for each in requirements("torchshare")} - {"torch"}
 
 
-def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str, name: str, make: Callable[[Path], object]) -> Path:
-    """A folder that one of pytest's processes makes for all."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own if worker_id == "master" else own.parent) / name
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "made").exists():
-            folder.mkdir()
-            make(folder)
-            (folder / "made").touch()
-    return folder
-
-
 @pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def sdist(shared: Shared) -> Path:
     def make(folder: Path) -> None:
         run(sys.executable, "setup.py", "egg_info", "--egg-base", folder, "sdist", "--dist-dir", folder, cwd=ROOT)
 
-    (path,) = once(tmp_path_factory, worker_id, "sdist", make).glob("*.tar.gz")
+    (path,) = shared.folder("sdist", make).glob("*.tar.gz")
     return path
 
 
 @pytest.fixture(scope="module")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def wheel(sdist: Path, shared: Shared) -> Path:
     """Built from nothing: minutes."""
     environment = {name: value for name, value in os.environ.items() if name != "TORCHSHARE_BUILD_DIR"}
 
@@ -69,13 +56,13 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str)
         options = ["--no-build-isolation", "--no-deps", "--wheel-dir", folder]
         run(sys.executable, "-m", "pip", "wheel", *options, sdist, env=environment, cwd=folder)
 
-    (path,) = once(tmp_path_factory, worker_id, "wheel", make).glob("*.whl")
+    (path,) = shared.folder("wheel", make).glob("*.whl")
     return path
 
 
-def with_torch_alone(folder: Path) -> Path:
-    """Makes a virtual environment with links to this one's torch and to what torch needs, without what torchshare asks
-    for, too. Returns its interpreter."""
+def make_with_torch_alone(folder: Path) -> None:
+    """Makes a virtual environment with links to this one's torch and to what torch needs, but not to what torchshare
+    asks for, too."""
     venv.create(folder, with_pip=True)
     (site,) = folder.glob("lib/python*/site-packages")
     missing, linked = ["torch"], set()
@@ -87,19 +74,22 @@ def with_torch_alone(folder: Path) -> Path:
             if top not in ("..", "bin", "__pycache__") and not (site / top).exists():
                 (site / top).symlink_to(Path(str(metadata.distribution(name).locate_file(top))))
         missing += [each.name for each in requirements(name) if each.name not in OURS | linked]
-    return folder / "bin" / "python"
 
 
 @pytest.fixture(scope="module", params=["newest", "oldest"])
-def python(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an environment with the wheel, and with the newest or the oldest versions of what it asks for."""
-    folder = tmp_path_factory.mktemp("empty")
-    python = with_torch_alone(folder / "venv")
-    oldest = [str(each).replace(">=", "==") for each in requirements("torchshare") if each.name != "torch"]
-    (folder / "oldest.txt").write_text("\n".join(oldest))
-    constraints = ["-c", folder / "oldest.txt"] if request.param == "oldest" else []
-    run(python, "-m", "pip", "install", "--no-compile", "--disable-pip-version-check", *constraints, wheel, cwd=folder)
-    return python
+def python(request: pytest.FixtureRequest, wheel: Path, shared: Shared) -> Path:
+    """The interpreter of an environment with the wheel, and with the newest or the oldest versions of what it asks
+    for."""
+
+    def make(folder: Path) -> None:
+        make_with_torch_alone(folder)
+        oldest = [str(each).replace(">=", "==") for each in requirements("torchshare") if each.name != "torch"]
+        (folder / "oldest.txt").write_text("\n".join(oldest))
+        options = ["--no-compile", "--disable-pip-version-check"]
+        options += ["-c", "oldest.txt"] if request.param == "oldest" else []
+        run(folder / "bin" / "python", "-m", "pip", "install", *options, wheel, cwd=folder)
+
+    return shared.folder(f"with_{request.param}", make) / "bin" / "python"
 
 
 def in_environment(python: Path, *arguments: object, folder: Path) -> str:
@@ -144,11 +134,12 @@ def test_the_wheel_names_no_folder_of_this_machine_and_is_stripped(wheel: Path, 
         assert ".symtab" not in run("readelf", "--section-headers", "--wide", path)
 
 
-def test_the_commands_run(python: Path, wheel: Path, tmp_path: Path) -> None:
-    """One test, because each process of pytest that has a part of them makes the environment."""
+def test_doctor(python: Path, wheel: Path, tmp_path: Path) -> None:
     printed = in_environment(python, "torchshare", "doctor", folder=tmp_path)
     assert torch.__version__ in printed and wheel.name.split("-")[1] in printed
 
+
+def test_two_scripts_run(python: Path, tmp_path: Path) -> None:
     vision, text = SCRIPTS / "vision" / "train.py", SCRIPTS / "text" / "train.py"
     command = [f"vision={vision} --epochs 1", f"text={text} --steps 20"]
     options = ["--report", "out.html", "--metrics-port", "0"]
@@ -157,6 +148,8 @@ def test_the_commands_run(python: Path, wheel: Path, tmp_path: Path) -> None:
     assert rows == [["vision", "primary", "finished"], ["text", "secondary", "finished"]]
     assert "<svg" in (tmp_path / "out.html").read_text()
 
+
+def test_a_trace_is_simulated(python: Path, tmp_path: Path) -> None:
     in_environment(python, "torchshare", "simulate", "--generate", "20", "--plot", "out.png", folder=tmp_path)
     assert (tmp_path / "out.png").stat().st_size > 0
 
