@@ -7,6 +7,7 @@ import gc
 import io
 import json
 import logging
+import shutil
 import os
 import socket
 import subprocess
@@ -167,6 +168,7 @@ class Shared:
         with FileLock(f"{folder}.lock"):
             made = Path(f"{folder}.made")
             if not made.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # where `make` has failed
                 folder.mkdir()
                 make(folder)
                 made.touch()

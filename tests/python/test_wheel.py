@@ -10,6 +10,7 @@ import sysconfig
 import tarfile
 import venv
 import zipfile
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -29,10 +30,14 @@ def run(*command: object, **options: object) -> str:
     return str(done.stdout)
 
 
-def requirements(name: str) -> list[Requirement]:
-    """Of an installed package, without extras."""
+def requirements(name: str, extras: Iterable[str] = ()) -> list[Requirement]:
+    """What an installed package asks for, with these extras."""
     found = map(Requirement, metadata.requires(name) or [])
-    return [each for each in found if not each.marker or each.marker.evaluate({"extra": ""})]
+    return [
+        each
+        for each in found
+        if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ("", *extras))
+    ]
 
 
 OURS = {each.name for each in requirements("torchshare")} - {"torch"}
@@ -61,19 +66,20 @@ def wheel(sdist: Path, shared: Shared) -> Path:
 
 
 def make_with_torch_alone(folder: Path) -> None:
-    """Makes a virtual environment with links to this one's torch and to what torch needs, but not to what torchshare
-    asks for, too."""
+    """Makes a virtual environment with links to the files of this one's torch and of what torch needs, but not of what
+    torchshare asks for, too. Its folders are its own: pip would install through a link into this environment."""
     venv.create(folder, with_pip=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    missing, linked = ["torch"], set()
+    missing, linked = [Requirement("torch")], set()
     while missing:
-        name = missing.pop()
-        linked.add(name)
-        for file in metadata.files(name) or []:
-            top = file.parts[0]
-            if top not in ("..", "bin", "__pycache__") and not (site / top).exists():
-                (site / top).symlink_to(Path(str(metadata.distribution(name).locate_file(top))))
-        missing += [each.name for each in requirements(name) if each.name not in OURS | linked]
+        package = missing.pop()
+        linked.add(package.name)
+        for file in metadata.files(package.name) or []:
+            link = site / file
+            if file.parts[0] not in ("..", "bin", "__pycache__") and not link.exists():
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(Path(str(file.locate())))
+        missing += [each for each in requirements(package.name, package.extras) if each.name not in OURS | linked]
 
 
 @pytest.fixture(scope="module", params=["newest", "oldest"])
