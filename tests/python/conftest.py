@@ -7,8 +7,8 @@ import gc
 import io
 import json
 import logging
-import shutil
 import os
+import shutil
 import socket
 import subprocess
 import sys

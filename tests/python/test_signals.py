@@ -325,7 +325,7 @@ print("saved")
     assert (process.returncode, out.splitlines()[0]) == (0, "saved"), err
 
 
-# Python runs a handler only after a system call that the signal came just before: no process here waits in one for long.
+# A signal that comes just before a system call is handled after it: no process here stays in one for long.
 FORKS = """
 import multiprocessing
 def sleep(name="sleeps"):
