@@ -24,7 +24,7 @@ from torchshare.isolation.table import Table
 TABLE = Table()
 process_modules: dict[str, ModuleType] = sys.modules  # the table that CPython's C code reads
 _former: dict[str, ModuleType] = {}  # what _PerScript modules replaced in it
-_with_extensions: dict[str, str] = {}  # places of the shared packages that are neither installed nor without C code
+_with_extensions: dict[str, str] = {}  # paths of the shared packages that are neither installed nor without C code
 
 
 # Installed packages that keep the state of a run in variables of modules or classes.
@@ -98,21 +98,21 @@ class Modules(MutableMapping[str, ModuleType]):
         if BuiltinImporter.find_spec(top) is not None or FrozenImporter.find_spec(top) is not None:
             return False
         spec = PathFinder.find_spec(top, self._script.path)
-        if spec is None or not (place := _place(spec)) or place.endswith(tuple(EXTENSION_SUFFIXES)):
+        if spec is None or not (path := _path_of(spec)) or path.endswith(tuple(EXTENSION_SUFFIXES)):
             return False
         if top in STATEFUL:
             return True
         loaded = process_modules.get(top)
-        if type(loaded) is ModuleType and loaded.__spec__ is not None and _place(loaded.__spec__) == place:
+        if type(loaded) is ModuleType and loaded.__spec__ is not None and _path_of(loaded.__spec__) == path:
             return False  # torchshare itself, in a script in its folder
         is_package = spec.submodule_search_locations is not None and spec.origin is not None
-        entry = os.path.dirname(os.path.dirname(place) if is_package else place)
+        entry = os.path.dirname(os.path.dirname(path) if is_package else path)
         first = os.path.abspath(self._script.path[0]) if self._script.path else ""
         if os.path.abspath(entry) == first:
             return True
         is_new = loaded is None or top in _with_extensions
         if is_new and any(map(_has_extensions, spec.submodule_search_locations or ())):
-            return _with_extensions.setdefault(top, place) != place  # one per process, as its C code is
+            return _with_extensions.setdefault(top, path) != path  # one per process, as its C code is
         return entry not in self._installed
 
     def is_in_process(self, name: str) -> bool:
@@ -178,7 +178,7 @@ def _has_extensions(folder: str) -> bool:
     return any(file.endswith(suffixes) for _, _, files in os.walk(folder) for file in files)
 
 
-def _place(spec: ModuleSpec) -> str:
+def _path_of(spec: ModuleSpec) -> str:
     """The file of a module, or the folder of a namespace package."""
     if spec.has_location:
         return spec.origin or ""

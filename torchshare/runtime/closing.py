@@ -166,10 +166,10 @@ class Closer:
         self._watch_cancels()
         self._tell_of_cancels()
         self._wait(stops)
-        places = {job.name: _place_of(job) for job in list(self.jobs)}
+        states = {job.name: _thread_state(job) for job in list(self.jobs)}
         for name in self._handle.close(0):
-            place = places.get(name, "has not come to its end")
-            log.warning("job '%s' was cancelled, but its thread %s and was left behind", name, place)
+            state = states.get(name, "has not come to its end")
+            log.warning("job '%s' was cancelled, but its thread %s and was left behind", name, state)
 
     def _clean_up(self) -> None:
         self._forget_unbegun()
@@ -233,8 +233,8 @@ class Closer:
 atexit.register(Closer.close_all)
 
 
-def _place_of(job: JobContext) -> str:
-    """The location of the job's thread in the user's code, for messages."""
+def _thread_state(job: JobContext) -> str:
+    """Where the thread of the job is in the user's code, for messages."""
     frame = sys._current_frames().get(job.thread)
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY) and frame.f_back is not None:
         frame = frame.f_back

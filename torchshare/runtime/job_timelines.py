@@ -86,13 +86,13 @@ class Steps:
         settled = ~self.shared & ~self.paused
         for before in range(1, _WARM_UP_STEPS + 1):
             settled[before:] &= ~self.shared[:-before]
-        places = np.flatnonzero(settled[_WARM_UP_STEPS:]) + _WARM_UP_STEPS
-        if len(places) < _ENOUGH_STEPS:
+        indices = np.flatnonzero(settled[_WARM_UP_STEPS:]) + _WARM_UP_STEPS
+        if len(indices) < _ENOUGH_STEPS:
             return None
-        times = self.times[places]
+        times = self.times[indices]
         q25, q75 = np.quantile(times, [0.25, 0.75])
-        first, last = self.first + places[0], self.first + places[-1]
-        return Lone(float(times.mean()), (float(q25), float(q75)), len(places), int(first), int(last))
+        first, last = self.first + indices[0], self.first + indices[-1]
+        return Lone(float(times.mean()), (float(q25), float(q75)), len(indices), int(first), int(last))
 
     @property
     def shared_s(self) -> float | None:

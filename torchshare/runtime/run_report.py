@@ -171,14 +171,14 @@ def bound_chart(windows: Sequence[tuple[int, int, float]], limit: float, last: f
 def _most(edges: Numbers, timeline: Timeline) -> Numbers:
     """The most that a job held in each interval: of the steps that end in it, or of the last one before."""
     most = np.full(len(edges) - 1, np.nan)
-    places = np.clip(np.searchsorted(edges, timeline.memory[:, 0]) - 1, 0, len(most) - 1)
-    for place, held in zip(places, timeline.memory[:, 1], strict=True):
-        most[place] = np.fmax(most[place], held)
-    for place in range(len(most)):
-        if np.isnan(most[place]):
-            middle = (edges[place] + edges[place + 1]) / 2
+    bins = np.clip(np.searchsorted(edges, timeline.memory[:, 0]) - 1, 0, len(most) - 1)
+    for index, held in zip(bins, timeline.memory[:, 1], strict=True):
+        most[index] = np.fmax(most[index], held)
+    for index in range(len(most)):
+        if np.isnan(most[index]):
+            middle = (edges[index] + edges[index + 1]) / 2
             runs = len(timeline.running) > 0 and timeline.running[0, 0] <= middle <= timeline.running[-1, 1]
-            most[place] = most[place - 1] if place > 0 and runs else 0
+            most[index] = most[index - 1] if index > 0 and runs else 0
     return most
 
 

@@ -69,8 +69,8 @@ def _options(
     for key, value in table.items():
         if key not in allowed:
             where = f"{path}, line {_line(text, job, key)}: unknown key '{key}'"
-            place, extra = ("outside of jobs", "jobs") if job is None else ("of a job", "run")
-            raise ValueError(f"{where}; the keys {place} are {', '.join(sorted([*allowed, extra]))}")
+            scope, extra = ("outside of jobs", "jobs") if job is None else ("of a job", "run")
+            raise ValueError(f"{where}; the keys {scope} are {', '.join(sorted([*allowed, extra]))}")
         shown = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
         yield key, shown if job is None else f"{job}={shown}"
 

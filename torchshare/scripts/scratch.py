@@ -106,32 +106,32 @@ def _times(folder: Path) -> dict[str, tuple[int, int]]:
 
 def _copied(folder: Path, top: Path) -> Path:
     """Makes the copy below `top`. Returns its folder."""
-    place = top / folder.relative_to(folder.anchor)
-    place.mkdir(parents=True)
+    copy = top / folder.relative_to(folder.anchor)
+    copy.mkdir(parents=True)
     left = _MAX_BYTES
     for path, entry, follows in _walk(folder):
         if follows:
-            (place / path).mkdir()
+            (copy / path).mkdir()
         else:
-            left -= _put(entry, place / path, left)
+            left -= _put(entry, copy / path, left)
     for above in folder.parents:
         below = top / above.relative_to(folder.anchor)
         for entry in _entries(above) or []:
             if not os.path.lexists(below / entry.name):
                 (below / entry.name).symlink_to(entry.path)
-    return place
+    return copy
 
 
-def _put(entry: os.DirEntry[str], place: Path, most: int) -> int:
+def _put(entry: os.DirEntry[str], copy: Path, most: int) -> int:
     """Copies a file of at most that many bytes, links anything else. Returns the bytes."""
     if entry.is_symlink() and not os.path.isabs(os.readlink(entry.path)):
-        place.symlink_to(os.readlink(entry.path))
+        copy.symlink_to(os.readlink(entry.path))
         return 0
     size = _size(entry)
     if size is not None and size <= min(most, _MAX_FILE):
-        shutil.copy2(entry.path, place)
+        shutil.copy2(entry.path, copy)
         return size
-    place.symlink_to(entry.path)
+    copy.symlink_to(entry.path)
     return 0
 
 

@@ -78,8 +78,8 @@ def default_name(target: str, taken: Container[str] = ()) -> str:
 def source_file(target: str) -> Path | None:
     """The file of a target; None if it is named by its module."""
     target = split_name(target)[1]
-    place = target.rpartition(":")[0] if is_function(target) else _words(target)[0]
-    return Path(place) if place.endswith(".py") or os.path.isfile(place) else None
+    source = target.rpartition(":")[0] if is_function(target) else _words(target)[0]
+    return Path(source) if source.endswith(".py") or os.path.isfile(source) else None
 
 
 def load(target: str, output: Output | None = None, folder: str | None = None) -> Callable[..., Any]:
@@ -99,14 +99,14 @@ def _load_script(target: str, output: Output | None, folder: str | None) -> Scri
 
 
 def _load_function(target: str, folder: str) -> Callable[..., Any]:
-    place, _, name = target.rpartition(":")
-    is_file = place.endswith(".py")
-    module = _load_file(Path(folder, place), target) if is_file else _load_module(place, target, folder)
+    source, _, name = target.rpartition(":")
+    is_file = source.endswith(".py")
+    module = _load_file(Path(folder, source), target) if is_file else _load_module(source, target, folder)
     function = getattr(module, name, None)
     if not callable(function):
         names = ", ".join(sorted(_functions(module)))
         others = f"only {names}" if names else "nor any other"
-        raise ValueError(f"target '{target}': {place} has no function '{name}', {others}")
+        raise ValueError(f"target '{target}': {source} has no function '{name}', {others}")
     return function  # type: ignore[no-any-return]
 
 
