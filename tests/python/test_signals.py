@@ -330,7 +330,7 @@ FORKS = """
 import multiprocessing
 def sleep(name="sleeps"):
     open(name, "w").close()
-    while True:
+    for _ in range(10_000):
         time.sleep(0.01)
 def fork(*names):
     child = multiprocessing.get_context("fork").Process(target=sleep, args=names)
