@@ -42,6 +42,22 @@ def test_examples_in_a_pair_write_the_files_of_plain_python(tmp_path: Path):
     assert "INFO step 0: loss 4" in ran.of("text")[0] and "epoch 0: loss" in ran.of("vision")[-1]
 
 
+def test_a_full_collection_in_a_script_visits_what_the_scripts_have_made(tmp_path: Path) -> None:
+    """As long as it takes, no job runs Python."""
+    collects = """
+import gc, weakref
+class Node: pass
+print(len(gc.get_objects()) < 20_000)
+node = Node()
+node.itself, gone = node, weakref.ref(node)
+del node
+gc.collect()
+print(gone() is None)
+"""
+    ran = Ran(tmp_path, "--output=prefix", script(tmp_path, "a.py", collects))
+    assert (ran.code, ran.of("a")) == (0, ["True", "True"]), ran.text()
+
+
 @pytest.mark.parametrize(("name", "steps"), [("lightning", 32), ("accelerate", 24), ("transformers", 32)])
 def test_frameworks_scripts_write_the_files_of_plain_python(tmp_path: Path, name: str, steps: int):
     """Two of each, so that what a framework keeps in variables of classes is each script's own."""
