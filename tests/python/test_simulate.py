@@ -224,6 +224,14 @@ def test_bad_rows_stop_it_or_are_counted(capsys, trace_file):
         (["--estimate-error", "some"], "--estimate-error must be a number or none, got some"),
         (["--estimate-error", "nan"], "--estimate-error must be from 0 to 10, got nan"),
         (["--fixed-memory", "1.5"], "--fixed-memory must be from 0 to 1, got 1.5"),
+        (["--fixed-time", "0.5"], "--fixed-time needs --gpu-memory, got --fixed-time 0.5 without it"),
+        (
+            ["--sub-batches", "1", "--gpu-memory", "0"],
+            "--sub-batches needs --gpu-memory, got --sub-batches 1 without it",
+        ),
+        (["--gpu-type", "v100"], "--gpu-type needs a table as --interference, got --gpu-type v100 without it"),
+        (["--model-as", "a=b"], "--model-as needs a table as --interference, got --model-as a=b without it"),
+        (["--gpu-type", "v100", "--sweep", "interference=1:2:1"], "--gpu-type needs a table as --interference"),
         (["--sub-batches", "3"], "--sub-batches must be one of 1, 2, 4, 8, got 3"),
         (["--sub-batches", "9" * 99], "--sub-batches must be one of 1, 2, 4, 8, got 99999"),
         (["--gpu-memory", "-1"], "--gpu-memory must be from 0 to 1e+09, got -1"),
@@ -389,7 +397,7 @@ def test_ctrl_c_ends_a_long_simulation(tmp_path):
     assert process.stderr.readline() == "go\n"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (130, "torchshare: stopped\n")
+    assert (process.returncode, err) == (130, "torchshare: interrupted\n")
 
 
 def test_ctrl_c_while_the_simulations_are_being_queued_stops_them(monkeypatch):

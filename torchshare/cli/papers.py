@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,9 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
         tables = with_progress(jobs, lambda progress: papers.simulate_parts(tables, progress))
     except ValueError as error:
         return refuse(error)
-    except KeyboardInterrupt:
-        print("torchshare: stopped", file=sys.stderr)
-        return 130
     claims = papers.claims(tables)
     _print(tables, claims)
     status = 0

@@ -64,23 +64,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fixed-memory",
         type=float,
-        default=Setting.fixed_memory,
         metavar="SHARE",
-        help="fraction of memory that does not scale with the sub-batch, unless a trace says it (default: %(default)s)",
+        help="fraction of memory that does not scale with the sub-batch, unless a trace says it "
+        f"(default: {Setting.fixed_memory})",
     )
     parser.add_argument(
         "--fixed-time",
         type=float,
-        default=Setting.fixed_time,
         metavar="SHARE",
-        help="cost of each further sub-batch / step time, unless a trace says it (default: %(default)s)",
+        help=f"cost of each further sub-batch / step time, unless a trace says it (default: {Setting.fixed_time})",
     )
     parser.add_argument(
         "--sub-batches",
         type=int,
-        default=Setting.largest_split,
         metavar="N",
-        help="maximum number of sub-batches of a job that shares, if memory is limited; 1: none (default: %(default)s)",
+        help="maximum number of sub-batches of a job that shares, if memory is limited; 1: none "
+        f"(default: {Setting.largest_split})",
     )
     parser.add_argument(
         "--policy",
@@ -135,9 +134,6 @@ def run(arguments: argparse.Namespace) -> int:
         outcomes = with_progress(jobs, lambda progress: simulate_all(cases, progress))
     except ValueError as error:
         return refuse(error)
-    except KeyboardInterrupt:
-        print("torchshare: stopped", file=sys.stderr)
-        return 130
     rows = summarize(outcomes)
     _warn(cases)
     if arguments.json:
@@ -167,13 +163,16 @@ def _setting(arguments: argparse.Namespace) -> Setting:
         )
     _in_range("--gpu-memory", arguments.gpu_memory, 0, 1e9)
     _in_range("--restart-cost", arguments.restart_cost, 0, 1e9)
-    for option, share in (("--fixed-memory", arguments.fixed_memory), ("--fixed-time", arguments.fixed_time)):
-        if not 0 <= share <= 1:
-            raise ValueError(f"{option} must be from 0 to 1, got {share:g}")
-    if arguments.sub_batches not in _SUB_BATCHES:
+    fractions = {"--fixed-memory": arguments.fixed_memory, "--fixed-time": arguments.fixed_time}
+    for option, fraction in fractions.items():
+        if fraction is not None and not 0 <= fraction <= 1:
+            raise ValueError(f"{option} must be from 0 to 1, got {fraction:g}")
+    if arguments.sub_batches not in (None, *_SUB_BATCHES):
         raise ValueError(
             f"--sub-batches must be one of {', '.join(map(str, _SUB_BATCHES))}, got {_short(arguments.sub_batches)}"
         )
+    if not arguments.gpu_memory:
+        _need("--gpu-memory", {**fractions, "--sub-batches": arguments.sub_batches})
     _in_range("--seed", arguments.seed, 0, 2**63)
     error = None
     if arguments.estimate_error != "none":
@@ -182,16 +181,19 @@ def _setting(arguments: argparse.Namespace) -> Setting:
         except ValueError:
             raise ValueError(f"--estimate-error must be a number or none, got {arguments.estimate_error}") from None
         _in_range("--estimate-error", error, 0, 10)
+    given = {
+        "fixed_memory": arguments.fixed_memory,
+        "fixed_time": arguments.fixed_time,
+        "largest_split": arguments.sub_batches,
+    }
     return Setting(
         gpus=arguments.gpus,
         gpus_per_node=arguments.gpus_per_node,
         gpu_memory_gib=arguments.gpu_memory,
-        fixed_memory=arguments.fixed_memory,
-        fixed_time=arguments.fixed_time,
-        largest_split=arguments.sub_batches,
         restart_cost=arguments.restart_cost,
         estimate_error=error,
         seed=arguments.seed,
+        **{name: value for name, value in given.items() if value is not None},
     )
 
 
@@ -269,6 +271,7 @@ def _cases(arguments: argparse.Namespace, setting: Setting, traces: list[list[Tr
     sweep = _sweep(arguments)
     record = bool(arguments.plot or arguments.report or arguments.timeline)
     if sweep and sweep.name == "interference":
+        _need_table(arguments)
         points = [(f"{value:g}", uniform(value), setting) for value in sweep.values]
     else:
         ratios = _ratios(arguments)
@@ -292,9 +295,17 @@ def _cases(arguments: argparse.Namespace, setting: Setting, traces: list[list[Tr
 def _ratios(arguments: argparse.Namespace) -> Ratios:
     ratio = _ratio(arguments)
     if ratio is not None:
+        _need_table(arguments)
         return uniform(ratio)
     aliases = dict(_alias(text) for text in arguments.model_as)
     return read_ratios(Path(arguments.interference), arguments.gpu_type, aliases)
+
+
+def _need_table(arguments: argparse.Namespace) -> None:
+    _need(
+        "a table as --interference",
+        {"--gpu-type": arguments.gpu_type, "--model-as": next(iter(arguments.model_as), None)},
+    )
 
 
 def _ratio(arguments: argparse.Namespace) -> float | None:
