@@ -282,3 +282,33 @@ def test_a_user_without_a_name_may_run_jobs() -> None:
         "    print(runtime.wait()['a'].steps, os.environ['LOGNAME'] == str(os.getuid()))\n"
     )
     assert (done.returncode, done.stdout) == (0, "3 True\n"), done.stderr
+
+
+def test_the_excepthook_of_each_script_is_called_with_its_own_frames(tmp_path: Path) -> None:
+    hooks = """
+import sys, traceback
+def hook(kind, error, frames):
+    print(sys.argv[1], kind.__name__, error, [frame.name for frame in traceback.extract_tb(frames)])
+sys.excepthook = hook
+def fail():
+    raise ValueError("bad")
+fail()
+"""
+    path = script(tmp_path, "hooks.py", hooks)
+    ran = Ran(tmp_path, "--output=prefix", f"a={path} a", f"b={path} b")
+    said = {name: [line for line in ran.of(name) if "ValueError" in line] for name in "ab"}
+    assert said == {name: [f"{name} ValueError bad ['<module>', 'fail']"] for name in "ab"}, ran.text()
+    assert [job["state"] for job in ran.jobs.values()] == ["failed", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("hook", "end", "said"),
+    [
+        ("lambda *_: print('called')", "sys.exit(3)", "called sys.exit(3)"),
+        ("lambda *_: 1 / 0", "raise ValueError('bad')", "job 'a': error in sys.excepthook"),
+    ],
+)
+def test_an_excepthook_is_for_failures_and_may_fail(tmp_path: Path, hook: str, end: str, said: str) -> None:
+    ran = Ran(tmp_path, "--output=prefix", script(tmp_path, "a.py", f"import sys\nsys.excepthook = {hook}\n{end}"))
+    assert (ran.code, ran.of("a")) == (1, []), ran.text()
+    assert said in ran.text()

@@ -103,6 +103,20 @@ def run_exit_handlers(script: ScriptContext) -> None:
             log.error("job '%s': error in an atexit function", script.name, exc_info=True)
 
 
+def call_excepthook(script: ScriptContext, error: Exception) -> None:
+    """Calls the `sys.excepthook` that the script has set, as Python does at the end of a program."""
+    hook = sys.excepthook
+    if hook is sys.__excepthook__ or str(getattr(hook, "__module__", None)).partition(".")[0] == "torch":
+        return  # prints the traceback, as the end of a job does
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_globals.get("__name__") != "__main__":
+        traceback = traceback.tb_next
+    try:
+        hook(type(error), error, traceback or error.__traceback__)
+    except Exception:
+        log.error("job '%s': error in sys.excepthook", script.name, exc_info=True)
+
+
 @TABLE.call("threading", "main_thread")
 def _main_thread(original: Callable[[], threading.Thread]) -> threading.Thread:
     """The main thread of a script is the one that runs it."""

@@ -138,6 +138,9 @@ class Script:
             if error.code is not None and not isinstance(error.code, int) and not is_forked:
                 print(error.code, file=sys.stderr)
             raise
+        except Exception as error:
+            script_process.call_excepthook(script, error)
+            raise
         finally:
             script_process.run_exit_handlers(script)
             script.has_ended = True
