@@ -21,6 +21,7 @@ from torchshare.isolation import (
     accumulation,
     agreement,
     collectives,
+    collector,
     compiling,
     cuda,
     environment,
@@ -53,7 +54,7 @@ TABLE = Table()
 
 _MODULES: list[Any] = [
     *(numpy_random, compiling, tracing, interrupt, job_signals, job_timers, job_faults, steps, own_settings, settings),
-    *(torch_config, environment, hooks, accumulation, replacements, kernels, threads),
+    *(torch_config, environment, hooks, accumulation, replacements, kernels, threads, collector),
     *((process_groups, gradient_sync, collectives) if torch.distributed.is_available() else ()),
 ]
 TABLES = [TABLE, *(module.TABLE for module in _MODULES)]
@@ -91,10 +92,12 @@ def expect_job(job: JobContext, is_script: bool) -> None:
     shared_changes.expect(job, is_script)  # may refuse it
     agreement.expect(job)
     job_signals.expect(job)
+    collector.expect(job)
 
 
 def forget_job(job: JobContext) -> None:
     """Called for an expected job that will not run."""
+    collector.leave(job)
     job_signals.leave(job)
     agreement.leave(job)
     shared_changes.leave(job)
@@ -106,6 +109,7 @@ def leave_job(job: JobContext) -> None:
     process_groups.leave(job)
     hooks.leave(job)
     replacements.leave(job)
+    collector.leave(job)
     job.accumulation.end_job()
     tracing.leave()
     forward_hook.remove_ended()
