@@ -9,7 +9,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -155,6 +155,18 @@ def _submit(runtime: Runtime, submission: _Submission) -> None:
     runtime.submit(submission.function, **submission.options)
 
 
+@contextlib.contextmanager
+def _frozen_heap() -> Iterator[None]:
+    """Otherwise each full collection visits all of torch, for 0.1 to 0.2 s in which no job runs Python."""
+    is_frozen = gc.get_freeze_count() > 0
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if not is_frozen:
+            gc.unfreeze()  # extensions report at exit what has not been collected
+
+
 @dataclass
 class _Watch:
     """Runs the jobs until all have ended, or until a signal or a closed pipe closes the runtime."""
@@ -168,9 +180,9 @@ class _Watch:
     def run(self, shows_progress: bool) -> None:
         from torchshare.cli.progress import Progress
 
-        with Progress(self.runtime) if shows_progress else contextlib.nullcontext() as progress:
+        shown = Progress(self.runtime) if shows_progress else contextlib.nullcontext()
+        with _frozen_heap(), shown as progress:
             try:
-                gc.freeze()  # else each full collection visits all of torch, for 0.2 s in which no job runs Python
                 self.runtime.start()
                 while self.output.has_reader and not self.stops.count and not self._wait():
                     if progress is not None:
