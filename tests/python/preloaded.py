@@ -145,10 +145,10 @@ def _serve(requests: socket.socket) -> dict[str, Any] | None:
                 requests.close()
                 for number, descriptor in enumerate(descriptors):
                     os.dup2(descriptor, number)
-                os.closerange(3, max(descriptors) + 1)
-                return request
             for descriptor in descriptors:
                 os.close(descriptor)
+            if answer == 0:
+                return request
         requests.send(json.dumps(answer).encode())
 
 
