@@ -23,10 +23,12 @@ GENERATED = type(stubgen.stub_parser_from_args(stubgen.arg_parser().parse_args([
 
 
 class Parser(GENERATED):
-    """With int for SupportsInt, as pybind11 refuses a float for an int, and float for SupportsFloat."""
+    """With int for SupportsInt, as pybind11 refuses a float for an int, and float for SupportsFloat. The pybind11 of
+    torch 2.15 adds SupportsIndex to both."""
 
     def parse_annotation_str(self, annotation_str: str) -> Any:
         numbers = annotation_str.replace("typing.SupportsInt", "int").replace("typing.SupportsFloat", "float")
+        numbers = numbers.replace(" | typing.SupportsIndex", "")
         return super().parse_annotation_str(numbers)
 
 

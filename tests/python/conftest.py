@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import io
@@ -38,6 +39,7 @@ def policy(request: pytest.FixtureRequest) -> str:
 on_both = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 gc.freeze()  # else a full collection, of which jobs and compilers do many, takes a tenth of a second
+atexit.register(gc.unfreeze)  # else Triton reports what is kept
 
 CACHE = Path(__file__).parents[2] / "build" / "test-cache"
 

@@ -145,10 +145,10 @@ def _serve(requests: socket.socket) -> dict[str, Any] | None:
                 requests.close()
                 for number, descriptor in enumerate(descriptors):
                     os.dup2(descriptor, number)
-                os.closerange(3, max(descriptors) + 1)
-                return request
             for descriptor in descriptors:
                 os.close(descriptor)
+            if answer == 0:
+                return request
         requests.send(json.dumps(answer).encode())
 
 
@@ -174,7 +174,10 @@ def _run(argv: list[str]) -> None:
 def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[1]))
     faulthandler.register(STACKS)
-    for name in sys.argv[2:]:
+    names = sys.argv[2:]
+    if not {*INDUCTOR}.isdisjoint(names):  # without a GPU, nothing needs Triton
+        sys.modules["triton"] = None  # type: ignore[assignment]  # it reports at exit all that gc.freeze keeps of it
+    for name in names:
         importlib.import_module(name)
     gc.freeze()  # else each program, as it ends, would visit all of it, and copy the memory
     program = _serve(requests)

@@ -508,7 +508,7 @@ def check_numbers(shown: pages.Page) -> None:
     for cells, job in zip(times, data["jobs"], strict=True):
         assert cells[2:] == [numbers.seconds(job["time"][part]) for part in data["parts"]]
         assert sum(job["time"].values()) == pytest.approx(job["ran_s"], rel=0.02)
-    assert data["jobs"][1]["time"]["suspended"] >= 0.09
+    assert data["jobs"][1]["time"]["suspended"] > 0
     assert len(shown.tables["decisions"]) == len(data["decisions"]) + 1
     assert len(shown.tables["gaps"]) == len(data["gaps"]) + 1 == 2
 

@@ -42,6 +42,13 @@ def _fork_exec(original: Callable[..., int], *args: Any) -> int:
     return original(*args)
 
 
+# From Python 3.13 on, subprocess calls it without an environment.
+@TABLE.call("os", "posix_spawn", "posix_spawnp")
+def _posix_spawn(original: Callable[..., int], path: Any, argv: Any, env: Any = None, /, **options: Any) -> int:
+    """A child process has the environment of the script that starts it."""
+    return original(path, argv, current.environ() if env is None else env, **options)
+
+
 @TABLE.call("os", "chdir")
 def _chdir(original: Callable[[Any], None], path: Any) -> None:
     """Each script has its own working folder on Linux; elsewhere, a warning."""
