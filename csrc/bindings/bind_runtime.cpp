@@ -164,7 +164,7 @@ void bind_job(py::module_& module) {
       .def_property_readonly("profiled_step_s",
                              [](const RuntimeJob& job) {
                                const auto& profile = job.spec().profile;
-                               return profile ? std::optional(profile->step) : std::nullopt;
+                               return profile && !profile->answers ? std::optional(profile->step) : std::nullopt;
                              })
       .def_property_readonly("span_ns",
                              [](const RuntimeJob& job) {

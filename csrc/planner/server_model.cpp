@@ -31,7 +31,7 @@ bool are_times(const std::vector<Seconds>& times) {
 
 ServerModel::ServerModel(ServerLoad load) : load_(std::move(load)) {
   if (load_.service.empty() || !are_times(load_.service) || !are_times(load_.beside) || !are_times({load_.op}) ||
-      !(load_.per_second >= 0 && load_.per_second < 1e9) || load_.parallel < 1) {
+      !(load_.per_second >= 0 && load_.per_second < 1e9) || load_.parallel < 1 || !(load_.wait >= 0)) {
     throw std::invalid_argument("a server must have positive service times and a positive load");
   }
 }

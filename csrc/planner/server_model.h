@@ -22,6 +22,7 @@ struct ServerLoad {
   std::vector<Seconds> beside = {};
   Seconds op = 0;    ///< of the lower job
   int parallel = 1;  ///< requests that are answered at a time
+  Seconds wait = 0;  ///< of a request for others that may be answered with it
 };
 
 /// What the model expects of a server.
@@ -72,18 +73,19 @@ ServerForecast ServerModel::run(Control& control, Seconds limit, int requests, u
   for (int i = 0; i < requests; ++i) {
     const auto place = std::min_element(free.begin(), free.end());
     arrival = load_.per_second > 0 ? arrival + next(random) : *place;
+    const Seconds ready = arrival + load_.wait;
     Seconds now = std::max(*std::max_element(free.begin(), free.end()), device_free);
-    while (now < arrival && control.pace().share > 0) {
+    while (now < ready && control.pace().share > 0) {
       if (const auto wait = control.pace().wait(from_seconds(now)); wait.count() > 0) {
         now += to_seconds(wait);
         continue;
       }
-      const Seconds open = std::min(to_seconds(control.pace().open_for(from_seconds(now))), arrival - now);
+      const Seconds open = std::min(to_seconds(control.pace().open_for(from_seconds(now))), ready - now);
       const Seconds ops = std::max(1.0, std::ceil(open / load_.op)) * load_.op;
       found.lower += ops;
       device_free = now += ops;
     }
-    const Seconds taken = std::max({arrival, *place, load_.beside.empty() ? device_free : 0});
+    const Seconds taken = std::max({ready, *place, load_.beside.empty() ? device_free : 0});
     Seconds service = draw(load_.service, random);
     if (!load_.beside.empty() && may_run(control.pace(), taken, service)) {
       service = draw(load_.beside, random);

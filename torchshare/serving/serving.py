@@ -82,7 +82,7 @@ class Serving:
             raise ValueError(f"{self.name}: {error}") from None
         if self.slo is not None:
             raise ValueError(f"{self.name}: slo must be the same for all its requests, got {slo!r} after {self.slo!r}")
-        if self.job is not None:
+        if self.job is not None and self.job.keeps_promises:
             self.job.handle.promise(target.quantile, target.limit)
         self.slo = slo
         self.times.promise(target.limit)

@@ -109,11 +109,12 @@ void bind_server_model(py::module_& module) {
       .def_readonly("lower", &ServerForecast::lower);
   const auto without_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<ServerModel>(module, "ServerModel")
-      .def(py::init(
-               [](double per_second, std::vector<double> service, std::vector<double> beside, double op, int parallel) {
-                 return ServerModel({per_second, std::move(service), std::move(beside), op, parallel});
-               }),
-           py::arg("per_second"), py::arg("service"), py::arg("beside"), py::arg("op"), py::arg("parallel"))
+      .def(py::init([](double per_second, std::vector<double> service, std::vector<double> beside, double op,
+                       int parallel, double wait) {
+             return ServerModel({per_second, std::move(service), std::move(beside), op, parallel, wait});
+           }),
+           py::arg("per_second"), py::arg("service"), py::arg("beside"), py::arg("op"), py::arg("parallel"),
+           py::arg("wait"))
       .def("forecast", &ServerModel::forecast, py::arg("share"), py::arg("limit"), without_gil)
       .def("largest_share", &ServerModel::largest_share, py::arg("target"), without_gil);
 }

@@ -37,6 +37,11 @@ TEST(ServerModel, SeveralRequestsAreAnsweredAtATime) {
   EXPECT_LT(four.forecast(0, kLimit).latency.mean(), 0.011);
 }
 
+TEST(ServerModel, ARequestWaitsForOthersThatAreAnsweredWithIt) {
+  const ServerModel server({.per_second = 1, .service = {0.01}, .op = 1e-3, .wait = 0.005});
+  EXPECT_NEAR(server.forecast(0, kLimit).latency.quantile(0.5), 0.015, 4e-4);
+}
+
 TEST(ServerModel, RequestsThatComeBackToBackWaitForNothingAndLeaveNoTime) {
   const ServerForecast found = ServerModel({.service = {0.01}, .op = 1e-3}).forecast(1, kLimit);
   EXPECT_NEAR(found.latency.quantile(0.99), 0.01, 3e-4);
