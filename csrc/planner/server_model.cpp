@@ -11,8 +11,8 @@ using std::chrono::nanoseconds;
 
 constexpr int kRequests = 50'000;
 constexpr unsigned kSeed = 2;
-constexpr double kLeastShare = 1e-4;
-constexpr int kHalvings = 8;  // of the shares' logarithm
+constexpr double kLeastShare = 1e-3;
+constexpr int kHalvings = 7;  // of the shares' logarithm
 
 /// The same share of the time, always.
 struct ConstantShare {

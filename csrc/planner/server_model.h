@@ -45,7 +45,7 @@ class ServerModel {
 
   /// With the lower job in slices of `limit`, for a constant share of the time.
   ServerForecast forecast(double share, Seconds limit) const;
-  /// The largest such share with which the promise holds, within 4 %; 0 if none does.
+  /// The largest such share with which the promise holds, within 6 %; 0 if none above 0.1 % does.
   double largest_share(const LatencyTarget& target) const;
 
  private:

@@ -99,7 +99,7 @@ PairSharing::Running PairSharing::beside_requests() {
   const std::string reason =
       !share        ? fmt::format("'{}' answers requests; '{}' runs beside it", server.name, other.name)
       : *share == 0 ? fmt::format("'{}' keeps its promise beside no share of '{}'", server.name, other.name)
-                    : fmt::format("'{}' keeps its promise while '{}' runs for {:.0f} % of the time", server.name,
+                    : fmt::format("'{}' keeps its promise while '{}' runs for {:.3g} % of the time", server.name,
                                   other.name, 100 * *share);
   fresh_ = fresh_ || reason != reason_;
   reason_ = reason;

@@ -107,7 +107,7 @@ def _show_server(found: ServerPlan) -> None:
     for each in found.forecasts:
         times = [f"{1e3 * time:.2f}" for time in (each.p50_s, each.p95_s, each.p99_s)]
         late = "-" if each.late is None else f"{each.late:.2%}"
-        table.add_row(f"{each.share:.0%}", f"{each.speed:.2f}", *times, late)
+        table.add_row(f"{100 * each.share:.3g}%", f"{each.speed:.2f}", *times, late)
     print(escaped(found.decision), flush=True)
     print_table(table)
     print("", *(f"- {escaped(reason)}" for reason in found.reasons), sep="\n")

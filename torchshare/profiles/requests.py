@@ -10,7 +10,7 @@ from pydantic import Field
 from torchshare import _core
 from torchshare.profiles.values import Count, Seconds, Value
 
-_BACK_TO_BACK = 0.9  # of the time is service
+_BACK_TO_BACK = 0.15  # of the time, at most, is spent waiting for requests
 _MOST_TIMES = 400
 
 
@@ -23,20 +23,26 @@ class RequestTimes(Value):
     """Answers per second."""
     parallel: Count
     """Most requests that the job had taken and not answered, at a time."""
+    idle: Annotated[float, Field(ge=0, le=1)]
+    """The part of the time in which the job waited for a request."""
     latency_s: tuple[Seconds, Seconds, Seconds]
     """From arrival to answer: p50, p95 and p99."""
     service_s: Annotated[list[Seconds], Field(min_length=1, max_length=_MOST_TIMES)]
     """From the time that the job took a request to its answer: quantiles, each time as likely."""
 
     @staticmethod
-    def of(latencies: list[float], services: list[float], per_s: float, parallel: int) -> RequestTimes:
-        """From all times that were measured, one at least."""
+    def of(
+        latencies: list[float], services: list[float], per_s: float, parallel: int, idle: float | None = None
+    ) -> RequestTimes:
+        """From all times that were measured, one at least. `idle` None: the time in which it answered nothing."""
+        busy = per_s * float(np.mean(services)) / parallel
         places = (np.arange(min(len(services), _MOST_TIMES)) + 0.5) / min(len(services), _MOST_TIMES)
         p50, p95, p99 = (float(time) for time in np.quantile(latencies, [0.5, 0.95, 0.99]))
         return RequestTimes(
             answered=len(latencies),
             per_s=per_s,
             parallel=parallel,
+            idle=min(1.0, max(0.0, 1 - busy if idle is None else idle)),
             latency_s=(p50, p95, p99),
             service_s=[float(f"{time:.4g}") for time in np.quantile(services, places)],
         )
@@ -54,7 +60,7 @@ class RequestTimes(Value):
     @property
     def is_back_to_back(self) -> bool:
         """Whether a request came as soon as one was answered."""
-        return self.load > _BACK_TO_BACK
+        return self.idle < _BACK_TO_BACK
 
 
 class ServedAlone(Value):

@@ -51,6 +51,8 @@ class Measurement(BaseModel):
     parallel: Count = 0
     """Most requests that it had taken and not answered, at a time."""
     slo: str | None = None
+    input: Time | None = None
+    """How long its loop waited for requests; None if threads call it."""
     sub_batches: list[Time]
     set_up: Time
     window: Time
@@ -72,13 +74,6 @@ class Measurement(BaseModel):
     def ratio(self, alone: Measurement) -> float:
         """Step time beside / alone. For a job that did no step, the window is a lower bound of its step time."""
         return (self.step_s if self.steps else self.window) / alone.step_s
-
-    @property
-    def requests(self) -> RequestTimes | None:
-        """None if it answered none."""
-        if not self.latencies:
-            return None
-        return RequestTimes.of(self.latencies, self.steps, len(self.steps) / self.window, self.parallel)
 
     def __str__(self) -> str:
         if self.latencies:
@@ -207,12 +202,14 @@ def _requests(
     found = [(begin / 1e9, end / 1e9, queued / 1e9) for kind, _, begin, end, queued, _ in events if kind == "request"]
     inside = [(arrived, end, queued) for arrived, end, queued in found if warm <= end <= ended]
     services = [(arrived + queued, end) for arrived, end, queued in inside]
+    waits = [min(end / 1e9, ended) - max(begin / 1e9, warm) for kind, _, begin, end, _, _ in events if kind == "input"]
     changes = sorted([(taken, 1) for taken, _ in services] + [(end, -1) for _, end in services])
     return Measurement(
         steps=[max(end - taken, 1e-9) for taken, end in services],
         latencies=[max(end - arrived, 1e-9) for arrived, end, _ in inside],
         parallel=max(itertools.accumulate(change for _, change in changes), default=0),
         slo=job._context.serving.slo,
+        input=sum(max(0.0, wait) for wait in waits) if waits else None,
         sub_batches=[],
         set_up=max(0.0, found[0][1] - begins[0]) if found and begins else 0.0,
         window=ended - warm,

@@ -121,7 +121,8 @@ def _decision(server: str, other: str, share: float, rule: str, holds_alone: boo
         return f"'{other}' starts after '{server}', which does not hold {rule} even alone"
     if share == 0:
         return f"'{other}' starts after '{server}': no share of the time leaves {rule}"
-    return f"'{other}' starts now beside '{server}', for {f'at most {share:.0%}' if share < 1 else 'all'} of the time"
+    part = f"at most {100 * share:.3g}%" if share < 1 else "all"
+    return f"'{other}' starts now beside '{server}', for {part} of the time"
 
 
 def _reasons(alone: ServedAlone, beside: ServedBeside, other: Profile, steps: int | None, speed: float) -> list[str]:

@@ -105,8 +105,10 @@ def together(runs: list[Measurement]) -> RequestTimes | None:
     if not latencies:
         return None
     services = [time for run in runs for time in run.steps]
+    window, inputs = sum(run.window for run in runs), [run.input for run in runs if run.input is not None]
+    parallel = max(run.parallel for run in runs)
     return RequestTimes.of(
-        latencies, services, len(services) / sum(run.window for run in runs), max(run.parallel for run in runs)
+        latencies, services, len(services) / window, parallel, sum(inputs) / window if inputs else None
     )
 
 
