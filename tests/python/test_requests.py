@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from conftest import SOON_S, wait_until
+from conftest import SOON_S, run_ops_for_ever, wait_until
 from torch import nn
 
 import torchshare
