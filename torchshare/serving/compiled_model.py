@@ -95,8 +95,8 @@ class CompiledModel(CompiledCode):
         return None
 
     def _run(self, tensors: list[Tensor]) -> list[Tensor] | None:
-        """None if the call must run in eager, after logging why. If the code fails, the model tells the reason better: the
-        code's error names none."""
+        """None if the call must run in eager, after logging why. If the code fails, too: its error names no reason, and
+        the model's does."""
         refusals = self._job.handle.memory_refusals
         try:
             outputs = self._compiled.run(tensors)

@@ -49,7 +49,7 @@ class Calls:
             self._changed.notify_all()
 
     def threads(self) -> list[int]:
-        """Those that are in a call."""
+        """The threads that are in a call."""
         with self._changed:
             return sorted(self._in_flight)
 
