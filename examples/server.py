@@ -4,7 +4,7 @@
     python examples/server.py
 
 A load generator in another process sends requests at random times. Prints what they took, as the client saw it, and how
-fast the training was; writes server.png, and server.html about the last run.
+fast the training was; draws that into server.png, and writes server.html about the last run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -147,8 +148,8 @@ def quantile(times: list[float], share: float) -> float:
     return sorted(times)[min(len(times) - 1, int(share * len(times)))]
 
 
-def draw(path: str, seen: dict[str, list[float]]) -> None:
-    """Draws the part of the requests that took longer than a time."""
+def draw(path: str, seen: dict[str, list[float]], slo: str) -> None:
+    """Draws the part of the requests that took longer than a time, and the promise: the last curve is to stay below."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 3), layout="constrained")
@@ -156,6 +157,11 @@ def draw(path: str, seen: dict[str, list[float]]) -> None:
     for name, times in seen.items():
         slower = [1 - index / len(times) for index in range(len(times))]
         axes.step([1e3 * each for each in sorted(times)], slower, label=name)
+    found = re.fullmatch(r"p([\d.]+)<([\d.]+)(us|ms|s)", slo.replace(" ", ""))
+    assert found is not None, slo  # else the runtime would have refused it
+    share, limit, unit = found.groups()
+    limit_ms = float(limit) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[unit]
+    axes.plot([limit_ms], [1 - float(share) / 100], "kx", label=slo)
     axes.set(xscale="log", yscale="log", xlabel="latency, ms", ylabel="requests that took longer")
     axes.grid(alpha=0.2)
     axes.legend(frameon=False)
@@ -166,6 +172,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, help="of requests, each time")
     parser.add_argument("--rate", type=float, default=40.0, help="requests per second")
+    parser.add_argument("--rounds", type=int, default=1, help="how often all runs are made, one after the other")
+    parser.add_argument("--picture", default="server.png", metavar="FILE")
     parser.add_argument("--slo", default="p95<30ms", help="what the server promises in the last run")
     parser.add_argument("--send-to", type=int, help=argparse.SUPPRESS)  # the load generator
     given = parser.parse_args()
@@ -177,13 +185,18 @@ def main() -> None:
         "beside a training": {"trains": True},
         f"beside it, {given.slo}": {"trains": True, "slo": given.slo, "report": "server.html"},
     }
-    seen: dict[str, list[float]] = {}
+    seen: dict[str, list[float]] = {name: [] for name in runs}
+    rates: dict[str, float] = dict.fromkeys(runs, 0.0)
+    for _ in range(given.rounds):
+        for name, options in runs.items():
+            times, rate = run(given, **options)
+            seen[name] += times
+            rates[name] += rate / given.rounds
     print(f"{'server':28} {'p50 ms':>7} {'p95 ms':>7} {'p99 ms':>7}  training steps/s")
     for name, options in runs.items():
-        seen[name], rate = run(given, **options)
         figures = " ".join(f"{1e3 * quantile(seen[name], share):7.1f}" for share in (0.5, 0.95, 0.99))
-        print(f"{name:28} {figures}  {f'{rate:.1f}' if options['trains'] else '-':>16}", flush=True)
-    draw("server.png", seen)
+        print(f"{name:28} {figures}  {f'{rates[name]:.1f}' if options['trains'] else '-':>16}")
+    draw(given.picture, seen, given.slo)
 
 
 if __name__ == "__main__":

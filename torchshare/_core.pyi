@@ -70,7 +70,13 @@ class StartRule:
     def is_planned(self) -> bool: ...
 
 class ProfiledJob:
-    def __init__(self, name: str, step: float, beside: collections.abc.Mapping[str, tuple[float, float]]) -> None: ...
+    def __init__(
+        self,
+        name: str,
+        step: float,
+        beside: collections.abc.Mapping[str, tuple[float, float, float | None]],
+        answers: bool,
+    ) -> None: ...
 
 class OpTrace:
     def __init__(
@@ -90,6 +96,27 @@ class Replayed:
     def step_ends(self) -> list[float]: ...
     @property
     def waited_s(self) -> float: ...
+
+class ServerForecast:
+    @property
+    def late(self) -> float: ...
+    @property
+    def latency(self) -> TimeSpread: ...
+    @property
+    def lower(self) -> float: ...
+
+class ServerModel:
+    def __init__(
+        self,
+        per_second: float,
+        service: collections.abc.Sequence[float],
+        beside: collections.abc.Sequence[float],
+        op: float,
+        parallel: int,
+        wait: float,
+    ) -> None: ...
+    def forecast(self, share: float, limit: float) -> ServerForecast: ...
+    def largest_share(self, target: LatencyTarget) -> float: ...
 
 class StepTimeModel:
     def __init__(self, alpha: float, beta: float, communication: float, delta: float) -> None: ...

@@ -80,10 +80,11 @@ void obey(const Runtime& runtime, JobId job, int action, std::string reason) {
   runtime.state().coordinator.obey({job, static_cast<AutoSharing::Action>(action), std::move(reason)});
 }
 
-/// Share, cycle and age of the origin, in seconds.
+/// Share, cycle and age of the origin, in seconds; for other ranks, which apply it until they get another one.
 std::tuple<double, double, double> pace(const Runtime& runtime) {
   const Pace pace = runtime.state().gate.pace();
-  return {pace.share, to_seconds(pace.cycle), to_seconds(runtime.state().now() - pace.origin)};
+  const bool is_over = runtime.state().now() >= pace.until;
+  return {is_over ? 1 : pace.share, to_seconds(pace.cycle), to_seconds(runtime.state().now() - pace.origin)};
 }
 
 void set_pace(const Runtime& runtime, double share, Seconds cycle, Seconds age) {
@@ -164,7 +165,7 @@ void bind_job(py::module_& module) {
       .def_property_readonly("profiled_step_s",
                              [](const RuntimeJob& job) {
                                const auto& profile = job.spec().profile;
-                               return profile ? std::optional(profile->step) : std::nullopt;
+                               return profile && !profile->answers ? std::optional(profile->step) : std::nullopt;
                              })
       .def_property_readonly("span_ns",
                              [](const RuntimeJob& job) {

@@ -104,6 +104,10 @@ class Device {
   virtual std::unique_ptr<ThreadPriority> thread_priority(Priority, DevicePriority) {
     return std::make_unique<ThreadPriority>();
   }
+  /// The same for a thread that works for a job only at times, which must get its own priority back.
+  virtual std::unique_ptr<ThreadPriority> lent_thread_priority(Priority priority, DevicePriority how) {
+    return thread_priority(priority, how);
+  }
   /// Sets the calling thread up for a job: its stream, its generator. Throws std::invalid_argument for an unsupported
   /// request.
   [[nodiscard]] virtual std::unique_ptr<DeviceScope> enter(const DeviceRequest& request) = 0;

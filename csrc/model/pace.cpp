@@ -18,6 +18,11 @@ nanoseconds Pace::wait(nanoseconds now) const {
   return std::min(cycle - since, until - now);
 }
 
+nanoseconds Pace::open_for(nanoseconds now) const {
+  return share >= 1 || now >= until ? nanoseconds::max()
+                                    : std::max(open_per_cycle() - (now - origin) % cycle, nanoseconds(0));
+}
+
 /// Time open since the origin.
 nanoseconds Pace::open_until(nanoseconds when) const {
   const nanoseconds since = when - origin;

@@ -15,6 +15,8 @@ struct Pace {
 
   /// Time until they may enter; 0: now.
   std::chrono::nanoseconds wait(std::chrono::nanoseconds now) const;
+  /// For how long from now they may enter; 0 while they must wait.
+  std::chrono::nanoseconds open_for(std::chrono::nanoseconds now) const;
   /// The part of [begin, end) in which they could enter. `origin` must not be later than `begin`.
   std::chrono::nanoseconds open_within(std::chrono::nanoseconds begin, std::chrono::nanoseconds end) const;
 

@@ -66,7 +66,10 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
 
   void suspend() override { interrupts_.suspend(); }
   void resume() override { interrupts_.resume(); }
-  void cancel() override { interrupts_.cancel(); }
+  void cancel() override {
+    interrupts_.cancel();
+    serving_threads_.raise_for_good();
+  }
   /// Interrupts a cancelled job that runs no ops, by raising in its language. Returns false if that is not possible
   /// now; the caller tries again later.
   bool interrupt();

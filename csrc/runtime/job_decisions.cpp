@@ -295,6 +295,7 @@ void JobDecisions::count_step(LiveJob& job, const JobReport& report) {
 /// A bound on the slowdown of a job without steps is one on the time that its requests take.
 void JobDecisions::count_answer(LiveJob& job, const JobReport& report) {
   ++job.answers;
+  sharing_.answer(report.job, report.at);
   if (ranks_.follows()) {
     return;
   }

@@ -15,7 +15,9 @@ ServingThread::ServingThread(const JobParts& job, OpContext& own, at::Generator 
       own_(own),
       language_(job.language.for_thread()),
       stream_(std::move(resources.stream)),
-      member_(job.runtime.gate, slot_, stream_) {
+      member_(job.runtime.gate, slot_, stream_),
+      priority_(job.runtime.device->lent_thread_priority(job.spec.priority, job.runtime.options.device_priority)),
+      watched_(job.runtime.stall_watch, slot_, *priority_) {
   slot_.interrupts.fetch_or(kCounted);
   slot_.idle.store(true);
   memory_ = std::move(resources.memory);
@@ -25,6 +27,7 @@ ServingThread::ServingThread(const JobParts& job, OpContext& own, at::Generator 
 
 void ServingThread::handle_interrupts() {
   own_.begin_served_op();
+  lower_again(slot_, *priority_);
   Gate& gate = job_.runtime.gate;
   bool is_admitted = false;
   while (!is_admitted) {
@@ -77,18 +80,30 @@ std::unique_ptr<ServingThread> ServingThreads::take() {
   if (!free_.empty()) {
     auto thread = std::move(free_.back());
     free_.pop_back();
+    in_use_.push_back(thread.get());
     return thread;
   }
   JobResources resources = *resources_;
   const std::uint64_t seed = job_.spec.seed + ++made_;
   lock.unlock();  // it joins the gate
-  return std::make_unique<ServingThread>(job_, own_, at::detail::createCPUGenerator(seed), std::move(resources));
+  auto thread = std::make_unique<ServingThread>(job_, own_, at::detail::createCPUGenerator(seed), std::move(resources));
+  lock.lock();
+  in_use_.push_back(thread.get());
+  return thread;
 }
 
 void ServingThreads::give_back(std::unique_ptr<ServingThread> thread) {
   std::lock_guard lock(mutex_);
+  std::erase(in_use_, thread.get());
   if (resources_) {
     free_.push_back(std::move(thread));
+  }
+}
+
+void ServingThreads::raise_for_good() {
+  std::lock_guard lock(mutex_);
+  for (ServingThread* const thread : in_use_) {
+    thread->priority().raise_for_good();
   }
 }
 
@@ -116,6 +131,7 @@ ServingScope::IntraOpThreads::~IntraOpThreads() {
 ServingScope::ServingScope(ServingThreads& threads, int intra_op_threads)
     : in_use_(threads),
       intra_op_threads_(intra_op_threads),
+      priority_(in_use_.thread->priority()),
       on_stream_(in_use_.thread->use_stream()),
       context_(*in_use_.thread),
       memory_(in_use_.thread->memory()) {}

@@ -12,6 +12,7 @@
 #include "runtime/job_parts.h"
 #include "runtime/job_thread.h"
 #include "runtime/language_binding.h"
+#include "runtime/stall_watch.h"
 
 namespace torchshare {
 
@@ -30,7 +31,8 @@ struct JobResources {
 /// ops are gated as the job's own: a lower job waits until no thread of the job is inside an op, and the threads of one
 /// job do not wait for each other. A suspension, a hold and another job's fork stop these threads, too: they read the
 /// interrupts of the job's own slot. A ServingThread stays a member of the gate between two requests, marked as idle,
-/// because joining the gate takes a lock that a thread of idle priority may hold.
+/// because joining the gate takes a lock that a thread of idle priority may hold. Meanwhile the thread has the priority
+/// of the job's own, if the process may restore its former one.
 class ServingThread final : public OpContext {
  public:
   ServingThread(const JobParts& job, OpContext& own, at::Generator generator, JobResources resources);
@@ -38,6 +40,8 @@ class ServingThread final : public OpContext {
   const std::shared_ptr<MemoryOwner>& memory() const { return memory_; }
   /// The thread launches its work on the job's stream, until the scope's destructor; null on a synchronous device.
   std::unique_ptr<ThreadScope> use_stream() { return stream_ == nullptr ? nullptr : stream_->use(); }
+  /// The thread's priority, which is the job's in a PriorityScope.
+  ThreadPriority& priority() { return *priority_; }
   void set_idle(bool idle) { job_.runtime.gate.set_idle(slot_, idle); }
   /// Waits until the device has done what the job has launched.
   void synchronize();
@@ -53,6 +57,8 @@ class ServingThread final : public OpContext {
   const std::unique_ptr<LanguageBinding> language_;
   const std::shared_ptr<DeviceStream> stream_;
   const Gate::Membership member_;
+  const std::unique_ptr<ThreadPriority> priority_;
+  const StallWatch::Member watched_;
 };
 
 /// The ServingThreads of one job that no thread uses. Any thread.
@@ -67,18 +73,20 @@ class ServingThreads {
   /// Throws std::runtime_error if the job does not run.
   std::unique_ptr<ServingThread> take();
   void give_back(std::unique_ptr<ServingThread> thread);
+  /// Gives those in use ordinary priority: the job is ending.
+  void raise_for_good();
 
  private:
   const JobParts& job_;
   OpContext& own_;
-  std::mutex mutex_;                       // guards what follows
+  std::mutex mutex_;                       // guards what follows; held by threads of ordinary priority only
   std::optional<JobResources> resources_;  // empty unless the body runs
   std::vector<std::unique_ptr<ServingThread>> free_;
+  std::vector<ServingThread*> in_use_;
   std::uint64_t made_ = 0;
 };
 
-/// The calling thread works for a job until the destructor. Its operating-system priority stays. Same thread; the job
-/// must outlive it.
+/// The calling thread works for a job until the destructor. Same thread; the job must outlive it.
 class ServingScope {
  public:
   /// Throws std::runtime_error if the job does not run.
@@ -109,6 +117,7 @@ class ServingScope {
 
   const InUse in_use_;
   const IntraOpThreads intra_op_threads_;
+  const PriorityScope priority_;
   const AutogradOnThread autograd_;
   const std::unique_ptr<ThreadScope> on_stream_;
   const ContextScope context_;

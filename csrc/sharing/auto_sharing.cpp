@@ -37,7 +37,9 @@ void check(const SharedJob& job) {
 void AutoSharing::arrive(JobId id, SharedJob job) {
   check(job);
   any_automatic_ = any_automatic_ || job.automatic;
-  runs_[id].job = std::move(job);
+  SharedRun& run = runs_[id];
+  run.answers = job.profile && job.profile->answers;
+  run.job = std::move(job);
 }
 
 void AutoSharing::start(JobId id, std::chrono::nanoseconds now) {
@@ -105,6 +107,12 @@ void AutoSharing::step(JobId id, std::chrono::nanoseconds now) {
   } else if (found != pairs_.end()) {
     found->second.sharing.step_together(run, period);
   }
+}
+
+void AutoSharing::answer(JobId id, std::chrono::nanoseconds now) {
+  SharedRun& run = runs_.at(id);
+  run.answers = true;
+  run.last_period = to_seconds(now - std::exchange(run.last_sign, now));
 }
 
 AutoSharing::Orders AutoSharing::decide(std::chrono::nanoseconds now, std::size_t places) {
@@ -186,9 +194,10 @@ void AutoSharing::settle(Pair& pair, std::chrono::nanoseconds now) {
   const Running wanted = pair.sharing.choose(now);
   const SharedRun& sole = runs_.at(wanted == Running::kSecond ? pair.second : pair.first);
   pair.let_in = wanted != Running::kBoth && stalls(sole, now);
-  const std::string reason = pair.let_in ? fmt::format("'{}' has not ended a step for {:.3g} s", sole.job.name,
-                                                       to_seconds(now - sole.last_sign))
-                                         : pair.sharing.reason();
+  const std::string reason =
+      pair.let_in ? fmt::format("'{}' has not {} for {:.3g} s", sole.job.name,
+                                sole.answers ? "answered a request" : "ended a step", to_seconds(now - sole.last_sign))
+                  : pair.sharing.reason();
   const std::size_t orders = orders_.size();
   order(pair.first, wanted != Running::kSecond || pair.let_in, reason, now);
   order(pair.second, wanted != Running::kFirst || pair.let_in, reason, now);

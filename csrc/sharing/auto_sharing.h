@@ -39,6 +39,9 @@ class AutoSharing {
   /// Called when a job that is not automatic has started.
   void start(JobId id, std::chrono::nanoseconds now);
   void step(JobId id, std::chrono::nanoseconds now);
+  /// Called when the job has answered a request. From the first answer on, it is no job that another waits for, except
+  /// to keep its promise.
+  void answer(JobId id, std::chrono::nanoseconds now);
   /// Called when the user suspended or resumed the job.
   void suspend(JobId id, bool suspended, std::chrono::nanoseconds now);
   /// Forgets the job.

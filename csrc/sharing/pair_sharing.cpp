@@ -57,6 +57,9 @@ void PairSharing::pause() {
 }
 
 PairSharing::Running PairSharing::choose(std::chrono::nanoseconds now) {
+  if (runs_[0]->answers || runs_[1]->answers) {
+    return beside_requests();
+  }
   if (planned_ && changed_step_time()) {
     const auto spent = probe_ended_ - probe_began_;
     if (!max_slowdown_ && now - probe_ended_ > kProbeRest * spent) {
@@ -82,6 +85,25 @@ PairSharing::Running PairSharing::choose(std::chrono::nanoseconds now) {
   }
   plan();
   return running_;
+}
+
+PairSharing::Running PairSharing::beside_requests() {
+  const int higher = outranks(runs_[1]->job.priority, runs_[0]->job.priority) ? 1 : 0;
+  const SharedJob& server = runs_[runs_[higher]->answers ? higher : 1 - higher]->job;
+  const SharedJob& other = runs_[&server == &runs_[0]->job ? 1 : 0]->job;
+  std::optional<double> share;
+  if (outranks(server.priority, other.priority) && server.profile && other.profile) {
+    const auto found = server.profile->beside.find(other.profile->name);
+    share = found == server.profile->beside.end() ? std::nullopt : found->second.share;
+  }
+  const std::string reason =
+      !share        ? fmt::format("'{}' answers requests; '{}' runs beside it", server.name, other.name)
+      : *share == 0 ? fmt::format("'{}' keeps its promise beside no share of '{}'", server.name, other.name)
+                    : fmt::format("'{}' keeps its promise while '{}' runs for {:.3g} % of the time", server.name,
+                                  other.name, 100 * *share);
+  fresh_ = fresh_ || reason != reason_;
+  reason_ = reason;
+  return share != 0.0 ? Running::kBoth : higher == 0 ? Running::kFirst : Running::kSecond;
 }
 
 bool PairSharing::believe_profiles() {

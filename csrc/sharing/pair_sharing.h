@@ -12,7 +12,9 @@ namespace torchshare {
 
 /// Decides which of two jobs run, so that their average completion time is minimal: from profiles at once (plan_pair),
 /// otherwise after a probe: a few steps of the first alone, of both, and of the second alone. Decides again when their
-/// step times change. The first arrived before the second. Pure.
+/// step times change. Beside a job that answers requests, the other runs at once: such a job has no end to wait for,
+/// and its promise limits the other; unless its profile says that no share of the time keeps that. The first arrived
+/// before the second. Pure.
 class PairSharing {
  public:
   enum class Running { kFirst, kBoth, kSecond };
@@ -33,6 +35,7 @@ class PairSharing {
   void pause();
 
  private:
+  Running beside_requests();
   bool believe_profiles();
   std::optional<Running> probe(std::chrono::nanoseconds now);
   bool knows_both(Seconds budget, std::chrono::nanoseconds now);

@@ -29,10 +29,11 @@ struct SharedRun {
   SharedJob job;
   State state = State::kNotStarted;
   bool suspended = false;                ///< by its user
+  bool answers = false;                  ///< requests
   std::optional<double> pass_ends = {};  ///< steps done when this pass over the loader ends
   double steps = 0;
-  std::chrono::nanoseconds last_sign{0};  ///< time of its last start, resumption or end of a step
-  Seconds last_period = 0;                ///< duration of its last step, alone or beside another job
+  std::chrono::nanoseconds last_sign{0};  ///< time of its last start, resumption, end of a step or answer
+  Seconds last_period = 0;                ///< between the last two of them
   std::uint64_t epoch = 0;                ///< AutoSharing's epoch at its last step
   StepMeter alone = {};
   StepMeter recent = {};  ///< since the running jobs last changed, or a plan was made

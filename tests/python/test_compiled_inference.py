@@ -547,3 +547,27 @@ def test_a_script_gets_the_same_answers_from_plain_python_and_from_torchshare(tm
 def test_plain_python_refuses_a_model_in_training_mode() -> None:
     with pytest.raises(ValueError, match=r"torchshare\.compiled: model must be in evaluation mode"):
         torchshare.compiled(nn.Dropout(), torch.randn(4, 6))
+
+
+@SLOW
+def test_the_error_of_a_compiled_model_is_that_of_the_model(caplog: pytest.LogCaptureFixture) -> None:
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(10, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.embedding(x).mean(1)
+
+    def body(job: Job) -> None:
+        infer = job.compiled(Looks().eval(), torch.zeros(4, 3, dtype=torch.long))
+        assert infer.fallback is None
+        for _ in range(2):
+            with pytest.raises(IndexError, match="index out of range in self"):
+                infer(torch.full((4, 3), 99))
+        infer(torch.ones(4, 3, dtype=torch.long))
+
+    run_one(body, threads=1)
+    assert [text for text in caplog.messages if "its code failed" in text] == [
+        "job 'alone': the compiled model runs in eager: its code failed in a call, which is made again"
+    ]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import gc
+import itertools
 import logging
 import threading
 import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +69,37 @@ def test_a_thousand_starts_and_cancels_leak_neither_threads_nor_memory():
 
 class Marker:
     """An object that a job's function references."""
+
+
+def answers_in_a_loop(job: Job, count: int) -> Iterator[int]:
+    for request in job.requests(itertools.repeat(0, count)):
+        request.answer(0)
+        yield 0
+
+
+def answers_calls(job: Job, count: int) -> Iterator[int]:
+    served = job.serve(lambda: 0)
+    for _ in range(count):
+        yield served()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answers", [answers_in_a_loop, answers_calls])
+def test_a_million_requests_take_no_memory(answers: Callable[[Job, int], Iterator[int]]) -> None:
+    process, count = psutil.Process(), 1_000_000
+
+    def serve(job: Job) -> int:
+        done = answers(job, count)
+        collections.deque(itertools.islice(done, count // 10), maxlen=0)
+        before = process.memory_info().rss
+        collections.deque(done, maxlen=0)
+        return process.memory_info().rss - before
+
+    with torchshare.Runtime("cpu", timeline_capacity=1000) as runtime:
+        job = runtime.submit(serve, threads=1, slo="p99<1s")
+        runtime.wait()
+    assert job.result.requests is not None and job.result.requests.answered == count
+    assert job.result.value < 4 * MIB
 
 
 def test_a_closed_runtime_releases_the_objects_of_its_jobs():

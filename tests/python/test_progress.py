@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,6 +60,18 @@ def test_without_a_terminal_lines_become_rare(lines: list[tuple[float, str]]) ->
     assert len(at) == 20 and max(b - a for a, b in itertools.pairwise(at)) == 960
     assert lines[1][1] == "a: running, 160 steps, 1.0 steps/s"  # the rate is of this run
     assert lines[-1] == (4 * HOUR, f"a: finished, {100 + 4 * HOUR} steps, 1.0 steps/s")
+
+
+def test_of_a_server_requests_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    def serve(job: torchshare.Job) -> None:
+        for request in job.requests(range(30), slo="p99<60s"):
+            request.answer(0)
+
+    with torchshare.Runtime("cpu") as runtime, Progress(runtime):
+        runtime.submit(serve, threads=1)
+        runtime.wait()
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(r"serve: finished, 30 requests, p99 \d+\.\d\d ms, 0 late", line)
 
 
 def test_quiet_shows_no_progress(tmp_path: Path) -> None:

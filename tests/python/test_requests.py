@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from conftest import SOON_S, wait_until
+from conftest import SOON_S, run_ops_for_ever, wait_until
 from torch import nn
 
 import torchshare
@@ -661,3 +661,23 @@ def test_the_table_tells_of_requests() -> None:
         runtime.submit(lambda job: doubles(job, source), name="server", priority="primary")
         table = str(runtime.wait())
     assert "job 'server': 3 requests answered; p50 / p95 / p99 in ms: latency " in table
+
+
+def test_other_ranks_are_told_that_lower_jobs_may_run_at_any_time_while_nobody_asks() -> None:
+    inbox: queue.Queue[Any] = queue.Queue()
+
+    def serve(job: Job) -> None:
+        for request in job.requests(inbox, slo="p99<1s"):
+            request.answer(0)
+
+    with torchshare.Runtime("cpu") as runtime:
+        job = runtime.submit(serve, threads=1, priority="primary")
+        runtime.submit(run_ops_for_ever, threads=1, name="lower")
+        runtime.start()
+        wait_until(lambda: job._context.handle.latency() is not None)
+        assert runtime._handle.pace()[0] == 1
+        inbox.put(1)
+        wait_until(lambda: job.result.requests is not None and job.result.requests.answered == 1)
+        wait_until(lambda: runtime._handle.pace()[0] < 1)
+        runtime.cancel()
+        runtime.wait(check=False)

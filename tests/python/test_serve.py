@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -21,7 +23,7 @@ from conftest import SOON_S, wait_until
 from torch import nn
 
 import torchshare
-from torchshare import Job
+from torchshare import _C, Job
 
 ROOT = Path(__file__).parents[2]
 
@@ -336,3 +338,60 @@ def test_the_example_server_answers_over_http_beside_a_training(tmp_path: Path) 
     assert (tmp_path / "server.png").stat().st_size > 0
     report = (tmp_path / "server.html").read_text()
     assert "p95&lt;5s" in report
+
+
+needs_raise = pytest.mark.skipif(not _C.may_raise_priority(), reason="no CAP_SYS_NICE, no RLIMIT_NICE")
+
+
+def policy() -> int:
+    return os.sched_getscheduler(0)
+
+
+@needs_raise
+def test_threads_of_a_lower_server_have_low_priority_in_a_call_while_a_higher_job_runs() -> None:
+    over = threading.Event()
+
+    def waits_until_lowered() -> bool:
+        wait_until(lambda: policy() == os.SCHED_IDLE, SOON_S)
+        return True
+
+    alone, beside = Server(policy), Server(waits_until_lowered)
+    for server, trains in ((alone, False), (beside, True)):
+        over.clear()
+        with torchshare.Runtime("cpu", device_priority="idle") as runtime, ThreadPoolExecutor(1) as pool:
+            runtime.submit(server, name="server", threads=1)
+            if trains:
+                runtime.submit(lambda job: train(job, over), name="higher", priority="primary", threads=1)
+            runtime.start()
+            assert server.ready.wait(SOON_S)
+            assert pool.submit(server.call).result(SOON_S) == (True if trains else os.SCHED_OTHER)
+            assert pool.submit(policy).result(SOON_S) == os.SCHED_OTHER, "the thread is not the job's any more"
+            over.set()
+            server.stop()
+            runtime.wait()
+
+
+@needs_raise
+def test_calls_of_a_lower_server_have_ordinary_priority_once_it_is_cancelled() -> None:
+    over, release = threading.Event(), threading.Event()
+    threads: list[int] = []
+
+    def holds() -> None:
+        threads.append(threading.get_native_id())
+        release.wait(SOON_S)
+
+    server = Server(holds)
+    with torchshare.Runtime("cpu", device_priority="idle") as runtime, ThreadPoolExecutor(1) as pool:
+        job = runtime.submit(server, name="server", threads=1)
+        runtime.submit(lambda job: train(job, over), name="higher", priority="primary", threads=1)
+        runtime.start()
+        assert server.ready.wait(SOON_S)
+        call = pool.submit(server.call)
+        wait_until(lambda: bool(threads) and os.sched_getscheduler(threads[0]) == os.SCHED_IDLE, SOON_S)
+        job.cancel()
+        assert os.sched_getscheduler(threads[0]) == os.SCHED_OTHER
+        release.set()
+        with contextlib.suppress(RuntimeError):
+            call.result(SOON_S)
+        over.set()
+        runtime.wait(check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import re
 import threading
 import time
@@ -155,3 +156,51 @@ def test_the_command_line_has_the_option(tmp_path: Any) -> None:
 def test_a_negative_time_is_refused() -> None:
     with pytest.raises(ValueError, match="stuck_after must be a non-negative number of seconds, got -1"):
         torchshare.Runtime(device="cpu", stuck_after=-1)
+
+
+def handles(function: Callable[[], object], calls: int) -> Callable[[Job], None]:
+    """A server whose handlers run in threads of their own."""
+
+    def serve(job: Job) -> None:
+        served = job.serve(function)
+        threads = [threading.Thread(target=served) for _ in range(calls)]
+        for thread in threads:
+            thread.start()
+        end = threading.Event()
+        end.wait(LONG_S)
+        for thread in threads:
+            thread.join()
+
+    return serve
+
+
+def test_a_server_that_nobody_asks_is_not_stuck(named: Callable[[str], list[str]]) -> None:
+    run(handles(lambda: None, calls=0))
+    assert named("a") == []
+
+
+def test_a_server_that_waits_for_an_iterator_is_not_stuck(named: Callable[[str], list[str]]) -> None:
+    def requests() -> Iterator[int]:
+        inbox: queue.Queue[int] = queue.Queue()
+        threading.Timer(LONG_S, lambda: inbox.put(1)).start()
+        yield inbox.get()
+
+    def serve(job: Job) -> None:
+        for request in job.requests(requests()):
+            request.answer(0)
+
+    run(serve)
+    assert named("a") == []
+
+
+def test_a_server_whose_handler_is_stuck_is_named_with_its_stack(named: Callable[[str], list[str]]) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+
+    def waits_for_a_lock() -> None:
+        lock.acquire(timeout=LONG_S)
+
+    run(handles(waits_for_a_lock, calls=1))
+    [warning] = named("a")
+    assert "in waits_for_a_lock" in warning
+    assert "in a request" in warning.splitlines()[0]

@@ -13,7 +13,8 @@ from rich.table import Table
 from torchshare.cli.outputs import check_figure, check_outputs, print_table, refuse, save_figure, write
 from torchshare.context.names import escaped
 from torchshare.profiles.profile import Profile
-from torchshare.profiling.plan import DevicePlan, PlanSettings, plan, write_ratios
+from torchshare.profiling.plan import DevicePlan, PlanSettings, check_settings, plan, write_ratios
+from torchshare.profiling.server_plan import ServerPlan, has_server, plan_server
 
 _GIB = 2**30
 _DIGITS = 12
@@ -23,7 +24,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments."""
     parser.description = (
         "Plans from profiles, made by `torchshare profile`. Two: when should the second job start beside "
-        "the first, which is running? More: in which order and pairs should waiting jobs run, at most two at a time?"
+        "the first, which is running? If one answers requests: for how much of the time may the other run? More: in "
+        "which order and pairs should waiting jobs run, at most two at a time?"
     )
     parser.add_argument("profiles", nargs="+", type=Path, metavar="PROFILE.json")
     parser.add_argument(
@@ -33,6 +35,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", type=float, metavar="GIB", help="memory of the device (default: unlimited)")
     parser.add_argument(
         "--max-slowdown", type=float, metavar="X", help="bound on the running job's slowdown, 0.05 for 5 %%"
+    )
+    parser.add_argument(
+        "--slo", metavar="PROMISE", help="about a server's latencies, such as 'p99<20ms' (default: its profile's)"
     )
     parser.add_argument(
         "--suspend-cost", type=float, default=0.0, metavar="S", help="seconds to suspend and resume a job"
@@ -58,15 +63,27 @@ def run(arguments: argparse.Namespace) -> int:
             max_slowdown=arguments.max_slowdown,
             suspend_cost=arguments.suspend_cost,
         )
-        found = plan(profiles, settings)
+        check_settings(profiles, settings)
+        found: DevicePlan | ServerPlan
+        if has_server(profiles):
+            if arguments.png is not None:
+                raise ValueError("--png draws no plan beside a job that answers requests: it has no end")
+            steps = {each.job: settings.steps.get(each.job, each.steps) for each in profiles}
+            found = plan_server(profiles, arguments.slo, settings.max_slowdown, steps)
+        elif arguments.slo is not None:
+            raise ValueError("--slo needs the profile of a job that answers requests, got none")
+        else:
+            found = plan(profiles, settings)
     except ValueError as error:
         return refuse(error)
     if arguments.json:
         print(json.dumps(dataclasses.asdict(found), indent=2))
+    elif isinstance(found, ServerPlan):
+        _show_server(found)
     else:
         _show(found)
     status = 0
-    if arguments.png is not None:
+    if arguments.png is not None and isinstance(found, DevicePlan):
         from torchshare.profiling import plots  # slow to import
 
         status |= write(arguments.png, lambda path: save_figure(plots.gantt(found), path, dpi=120))
@@ -81,6 +98,19 @@ def _count(option: str, text: str) -> tuple[str, int]:
         wanted = f"JOB=N with a non-negative integer N of at most {_DIGITS} digits"
         raise ValueError(f"{option} must be {wanted}, got {reprlib.repr(text)}")
     return job, int(value)
+
+
+def _show_server(found: ServerPlan) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for title in (f"{escaped(found.other)} may run", "its speed", "latency p50", "p95", "p99 ms", "late"):
+        table.add_column(title, justify="right")
+    for each in found.forecasts:
+        times = [f"{1e3 * time:.2f}" for time in (each.p50_s, each.p95_s, each.p99_s)]
+        late = "-" if each.late is None else f"{each.late:.2%}"
+        table.add_row(f"{100 * each.share:.3g}%", f"{each.speed:.2f}", *times, late)
+    print(escaped(found.decision), flush=True)
+    print_table(table)
+    print("", *(f"- {escaped(reason)}" for reason in found.reasons), sep="\n")
 
 
 def _show(found: DevicePlan) -> None:

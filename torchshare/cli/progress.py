@@ -81,13 +81,19 @@ def _rate(result: Result) -> str:
     return f"{result.steps_per_s:.1f}" if result.steps > 0 and result.steps_per_s is not None else "-"
 
 
-def _metrics(result: Result) -> str:
-    return "  ".join(f"{escaped(name)} {value:.4g}" for name, value in result.metrics.items())
+def _latest(result: Result) -> str:
+    """What it has answered, and its metrics."""
+    requests = result.requests
+    texts = [f"{escaped(name)} {value:.4g}" for name, value in result.metrics.items()]
+    if requests:
+        late = f", {requests.late} late" if requests.slo else ""
+        texts.insert(0, f"{requests.answered} requests, p99 {1e3 * requests.latency.p99:.2f} ms{late}")
+    return "  ".join(texts)
 
 
 def _line(result: Result) -> str:
-    line = f"{escaped(result.name)}: {result.state}, {result.steps} steps, {_rate(result)} steps/s  {_metrics(result)}"
-    return line.rstrip()
+    steps = [] if result.requests and not result.steps else [f"{result.steps} steps, {_rate(result)} steps/s"]
+    return f"{escaped(result.name)}: {result.state}, {'  '.join([*steps, _latest(result)])}".rstrip()
 
 
 def _table(results: list[Result]) -> Table:
@@ -99,6 +105,6 @@ def _table(results: list[Result]) -> Table:
     table.add_column("latest")
     for result in results:
         table.add_row(
-            escaped(result.name), result.priority, result.state, str(result.steps), _rate(result), _metrics(result)
+            escaped(result.name), result.priority, result.state, str(result.steps), _rate(result), _latest(result)
         )  # fmt: skip
     return table

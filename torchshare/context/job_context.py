@@ -65,6 +65,8 @@ class JobContext:
     """Settings of torch that are its own: see isolation.own_settings."""
     largest_batch: int = 0
     """Rows of the largest batch so far."""
+    keeps_promises: bool = True
+    """Whether lower jobs are limited by what it promises about its requests. Not while it is measured beside one."""
     warns_of_split: bool = True
     """Whether its next split batch is searched for what splitting changes."""
     is_unwound: bool = False

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from torchshare import _core
 from torchshare.durable.files import replacing
+from torchshare.profiles.values import Value
 
 _KINDS = {"context": "u", "gap": "f", "idle": "f", "duration": "f", "step_ends": "iu", "kind": "u"}  # numpy's
 _MAX_BYTES = 1 << 27
@@ -27,11 +28,7 @@ Number = Annotated[float, Field(ge=0, le=1e18)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{1,16}$")]
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Time(_Value):
+class Time(Value):
     """A measured time in nanoseconds: mean, mean absolute deviation, number of measurements."""
 
     mean: Number
@@ -39,7 +36,7 @@ class Time(_Value):
     count: Annotated[int, Field(ge=0, lt=2**32)]
 
 
-class Op(_Value):
+class Op(Value):
     """An op at its place in the step."""
 
     op: str
@@ -54,7 +51,7 @@ class Op(_Value):
     """SG: from its end to the beginning of the next op."""
 
 
-class Ops(_Value):
+class Ops(Value):
     """The ops of a job that runs alone, in whole batches."""
 
     per_step: Annotated[int, Field(ge=0)]
@@ -74,6 +71,14 @@ class Ops(_Value):
         gaps = sum(op.gap.mean * op.duration.count for op in self.ops)
         durations = sum(op.duration.mean * op.duration.count for op in self.ops)
         return gaps / (gaps + durations) if gaps > 0 else 0.0
+
+    @property
+    def at_random_s(self) -> float:
+        """The mean duration of the op that runs at a random time of those in which one does: long ones more often.
+        0 without ops."""
+        times = np.array([(op.duration.mean, op.duration.count) for op in self.ops]).reshape(-1, 2)
+        total = (times[:, 0] * times[:, 1]).sum()
+        return float(1e-9 * (times[:, 0] ** 2 * times[:, 1]).sum() / total) if total > 0 else 0.0
 
     def op_profiles(self) -> list[_core.OpProfile]:
         return [

@@ -1,4 +1,9 @@
-"""The profile of a job: step times alone, memory, and slowdowns beside other jobs. Stored as one JSON file."""
+"""The profile of a job: step times alone, memory, and slowdowns beside other jobs. Stored as one JSON file.
+
+Note [Profiles of requests]
+For a job that answers requests and makes no steps, all that is said of a step is of a request: `step_s` and the ratios
+are of service times. It has no sub-batches. `requests` has the rest.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +19,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from torchshare import _core
 from torchshare.durable.files import replacing
 from torchshare.profiles.ops import Ops
+from torchshare.profiles.requests import ServedAlone, ServedBeside, largest_share
+from torchshare.profiles.values import Count, Seconds, Value
 
 VERSION: Literal[1] = 1  # version of the file's schema
-Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Time = Annotated[float, Field(ge=0, le=1e9)]
 Bytes = Annotated[float, Field(ge=0, le=2**53)]
 Name = Annotated[str, Field(max_length=1000)]
 Ratio = Annotated[float, Field(gt=0, le=1e6)]
-Count = Annotated[int, Field(ge=1, le=10**9)]
 Role = Literal["primary", "secondary"]
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Spread(_Value):
+class Spread(Value):
     """Median and quartiles of measured times."""
 
     median: Seconds
@@ -42,7 +43,7 @@ class Spread(_Value):
     q75: Seconds
 
 
-class Alone(_Value):
+class Alone(Value):
     """Measurements of a job alone, with `sub_batches` sub-batches per step."""
 
     sub_batches: Count
@@ -57,7 +58,7 @@ class Alone(_Value):
     """Peak memory of tensors."""
 
 
-class Beside(_Value):
+class Beside(Value):
     """Measurements of two jobs together, each with its number of sub-batches per step."""
 
     sub_batches: Count
@@ -69,11 +70,13 @@ class Beside(_Value):
     """One of the jobs did no step: its ratio is a lower bound."""
 
 
-class Partner(_Value):
+class Partner(Value):
     job: Name
     role: Role
     """The role of the profiled job; the partner had the other role."""
     beside: list[Beside]
+    requests: ServedBeside | None = None
+    """What its requests took, of a job that answers requests as the primary."""
 
     @field_validator("beside")
     @classmethod
@@ -83,7 +86,7 @@ class Partner(_Value):
         return beside
 
 
-class Fit(_Value):
+class Fit(Value):
     """The step-time model of SJF-BSBF (arXiv 2407.13088) and a linear memory model, fitted to `alone`.
 
     step = (s - 1) c + (c ** delta + communication ** delta) ** (1 / delta), c = alpha + beta * rows of a sub-batch;
@@ -100,7 +103,7 @@ class Fit(_Value):
     """Per size: |predicted / measured step time - 1| of a fit without that size. Empty for fewer than three sizes."""
 
 
-class Profile(_Value):
+class Profile(Value):
     """Measurements of a job on a device. Made by `torchshare.profile`; `load` restores exactly what `save` wrote."""
 
     schema_version: Literal[1] = VERSION
@@ -118,10 +121,12 @@ class Profile(_Value):
     set_up_s: Time
     """From the job's start to the end of its first step."""
     alone: Annotated[list[Alone], Field(min_length=1)]
-    partners: list[Partner] = []
+    partners: list[Partner] = Field(default_factory=list)
     fit: Fit
     ops: Ops | None = None
     """Used by policy="best_fit"."""
+    requests: ServedAlone | None = None
+    """See Note [Profiles of requests]."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file atomically."""
@@ -181,16 +186,19 @@ class Profile(_Value):
         needed = max(measured, self.fit.memory_fixed + self.fit.memory_per_row * rows)
         return math.ceil(needed * 9 / 8)
 
-    def profiled_job(self, sub_batch: int | None, priority: str) -> _core.ProfiledJob:
-        """The part that the coordinator uses, for a job of that priority."""
+    def profiled_job(self, sub_batch: int | None, priority: str, slo: str | None = None) -> _core.ProfiledJob:
+        """The part that the coordinator uses, for a job of that priority and promise; by default, its own."""
         pieces = 1 if sub_batch is None else -(-self.batch // sub_batch)
-        beside: dict[str, tuple[float, float]] = {}
+        beside: dict[str, tuple[float, float, float | None]] = {}
         for partner in self.partners:
             if (partner.role == "secondary") == _core.outranks("primary", priority):
                 whole = [pair for pair in partner.beside if pair.partner_sub_batches == 1]
                 nearest = min(whole, key=lambda pair: abs(pair.sub_batches - pieces))
-                beside[partner.job] = (nearest.ratio, nearest.partner_ratio)
-        return _core.ProfiledJob(self.job, self.step_s(sub_batch), beside)
+                share = None
+                if self.requests is not None and partner.requests is not None:
+                    share = largest_share(self.requests, partner.requests, slo)
+                beside[partner.job] = (nearest.ratio, nearest.partner_ratio, share)
+        return _core.ProfiledJob(self.job, self.step_s(sub_batch), beside, self.requests is not None)
 
 
 def _fault(error: ValidationError) -> str:

@@ -13,9 +13,10 @@ import torch
 from torchshare.context.checks import check_count
 from torchshare.profiles.ops import OpTrace
 from torchshare.profiles.profile import Partner, Profile, code_digest
+from torchshare.profiles.requests import ServedBeside
 from torchshare.profiling.kept import Kept
 from torchshare.profiling.measurement import Candidate, Measurement, measured
-from torchshare.profiling.subject import Subject, beside
+from torchshare.profiling.subject import Subject, beside, together
 from torchshare.runtime.job import Job
 
 
@@ -36,7 +37,8 @@ def profile(
     """Measures a job alone and, as the primary, beside a secondary `partner`.
 
     Each measurement starts the job again and cancels it at the end. The job must not pass `sub_batch` to `batches`.
-    A job without batches that have rows is measured in one sub-batch.
+    A job without batches that have rows is measured in one sub-batch, one that answers requests by these, without its
+    promise; something must send them.
 
     Args:
         function: as for `Runtime.submit`.
@@ -76,6 +78,9 @@ def measure(
     return [each for each in measuring.profiles() if each is not None], measuring.traces()
 
 
+_SHORT_OP_S = 1e-6  # of a job whose ops are not known
+
+
 class Measuring:
     """Measures one job, or a primary and a secondary, while it is iterated over: an item after each measurement, a line
     about it. The first profile has the pair's ratios. See `profile`."""
@@ -111,6 +116,8 @@ class Measuring:
             for candidate, file in zip(candidates, files or [None] * len(candidates), strict=True)
         ]
         self._pairs: dict[tuple[int, int], list[tuple[float, float, bool]]] = {}
+        self._whole: list[Measurement] = []
+        """The first job beside the other, both in whole batches."""
         self._round = 0
 
     @property
@@ -156,9 +163,18 @@ class Measuring:
         found = [each.profile() if each.alone else None for each in self._subjects]
         if found[0] is not None and self._pairs:
             ratios = [beside(combination, ratios) for combination, ratios in self._pairs.items()]
-            partner = Partner(job=self._subjects[1].candidate.name, role="primary", beside=ratios)
+            other = self._subjects[1]
+            partner = Partner(job=other.candidate.name, role="primary", beside=ratios, requests=self._requests(other))
             found[0] = found[0].model_copy(update={"partners": [partner]})
         return found
+
+    def _requests(self, other: Subject) -> ServedBeside | None:
+        """What those of the first job took beside the other; None if it answers none."""
+        times = together(self._whole)
+        ops = other.recorded[-1].ops if other.recorded else None
+        return (
+            None if times is None else ServedBeside(times=times, op_s=max(ops.at_random_s if ops else 0.0, _SHORT_OP_S))
+        )
 
     def traces(self) -> list[OpTrace]:
         """The traces of the last runs with every op timed, in this process."""
@@ -189,6 +205,8 @@ class Measuring:
             each.ratio(subject.alone[pieces][-1])
             for each, subject, pieces in zip(found, self._subjects, combination, strict=True)
         )
+        if combination == (1, 1):
+            self._whole.append(found[0])
         starved = any(not each.steps for each in found)
         self._pairs.setdefault(combination, []).append((own, other, starved))
         yield self._line(what, f"ratios {own:.2f} and {other:.2f}")

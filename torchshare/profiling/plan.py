@@ -58,7 +58,7 @@ def plan(profiles: Sequence[Profile], settings: PlanSettings) -> DevicePlan:
     """For two profiles, when the second job starts beside the first, which is running; for more, the best order and
     pairs of waiting jobs. Raises ValueError that names the job and what is missing."""
     if len(profiles) == 2:
-        _check(profiles, settings)
+        check_settings(profiles, settings)
         return _plan_pair(profiles[1], profiles[0], settings)
     if settings.max_slowdown is not None or settings.suspend_cost > 0:
         raise ValueError(f"max_slowdown and suspend_cost need two profiles, got {len(profiles)}")
@@ -76,7 +76,8 @@ def write_ratios(profiles: Sequence[Profile], path: Path) -> None:
                 writer.writerow([profile.job, partner.job, whole.ratio, whole.partner_ratio])
 
 
-def _check(profiles: Sequence[Profile], settings: PlanSettings) -> None:
+def check_settings(profiles: Sequence[Profile], settings: PlanSettings) -> None:
+    """Raises ValueError for profiles that do not go together, and for settings that fit none of them."""
     names = [profile.job for profile in profiles]
     for name in names:
         if names.count(name) > 1:
@@ -203,7 +204,7 @@ def _pair_pieces(plan: _core.Plan, new: str, running: str, suspend_cost: float) 
 
 def plan_queue(profiles: Sequence[Profile], settings: PlanSettings) -> DevicePlan:
     """The best order and pairs of waiting jobs, at most two at a time. Raises ValueError as `plan` does."""
-    _check(profiles, settings)
+    check_settings(profiles, settings)
     jobs = [_job(profile, settings, _no_ratios(profile)) for profile in profiles]
     pairs, reasons = [], []
     for b, second in enumerate(profiles):

@@ -10,6 +10,7 @@ import torch
 
 from torchshare.profiles.ops import Ops
 from torchshare.profiles.profile import Alone, Beside, Profile, Spread, code_digest, device_name
+from torchshare.profiles.requests import RequestTimes, ServedAlone
 from torchshare.profiling.fit import fit
 from torchshare.profiling.kept import Kept
 from torchshare.profiling.measurement import Candidate, Measurement
@@ -70,7 +71,12 @@ class Subject:
             alone=alone,
             fit=fit(alone),
             ops=self._ops() if self.recorded else None,
+            requests=self._requests(),
         )
+
+    def _requests(self) -> ServedAlone | None:
+        times = together(self.alone[1])
+        return None if times is None else ServedAlone(slo=self.alone[1][-1].slo, times=times)
 
     def _alone(self, pieces: int) -> Alone:
         runs = self.alone[pieces]
@@ -91,6 +97,19 @@ class Subject:
         ops = self.recorded[-1].ops
         assert ops is not None
         return ops.model_copy(update={"measuring_cost": float(np.median(costs))})
+
+
+def together(runs: list[Measurement]) -> RequestTimes | None:
+    """What requests took in all runs; None if they answered none."""
+    latencies = [time for run in runs for time in run.latencies]
+    if not latencies:
+        return None
+    services = [time for run in runs for time in run.steps]
+    window, inputs = sum(run.window for run in runs), [run.input for run in runs if run.input is not None]
+    parallel = max(run.parallel for run in runs)
+    return RequestTimes.of(
+        latencies, services, len(services) / window, parallel, sum(inputs) / window if inputs else None
+    )
 
 
 def _spread(values: list[float]) -> Spread:

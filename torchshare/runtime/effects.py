@@ -78,11 +78,12 @@ class Effects:
         stats = job.handle.stats()
         steps, all_steps = stats.steps, stats.earlier_steps + stats.steps
         bound = self._max_slowdown
-        if bound is not None and steps == 0 and any(_outranks(job, other.job) for other in self._jobs):
+        is_measured = steps > 0 or (job.serving is not None and job.serving.times.latency.count > 0)
+        if bound is not None and not is_measured and any(_outranks(job, other.job) for other in self._jobs):
             yield job.name, f"max_slowdown={bound}", f"the job {_NO_STEP}"
         for other in self._jobs:
             option = f"start='{other.start}'"
-            if other.rule.is_planned and steps == 0 and not other.has_profile:
+            if other.rule.is_planned and not is_measured and not other.has_profile:
                 yield other.job.name, option, f"job '{job.name}' {_NO_STEP}"
             if not other.rule.enough(all_steps) and self._counted_by(other.job) is job:
                 did = f"did {all_steps} steps" if all_steps else _NO_STEP

@@ -337,7 +337,7 @@ def _spec(name: str, device: str, options: JobOptions, function: Callable[..., A
         from torchshare.profiles.profile import as_profile
 
         known = as_profile(name, profile, function)
-        spec.profile = known.profiled_job(options.get("sub_batch"), spec.priority)
+        spec.profile = known.profiled_job(options.get("sub_batch"), spec.priority, options.get("slo"))
         if device != "cpu" and spec.memory_budget is None:
             spec.memory_budget = known.memory_budget(options.get("sub_batch"))
         spec.ops = [] if known.ops is None else known.ops.op_profiles()

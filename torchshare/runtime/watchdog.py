@@ -29,7 +29,8 @@ class _Seen:
 class Watchdog:
     """Names each job that for `stuck_after` seconds neither ran ops nor waited for input, at the gate or to be resumed,
     in a warning with its Python stack; once, until it goes on. Such a job may be blocked by a lock, asleep, or busy in
-    Python. Reads counters of the jobs, in its own thread, from `start` to `close`."""
+    Python. A job whose functions other threads call (`Job.serve`) waits for calls unless one has begun; the stack is of
+    that. Reads counters of the jobs, in its own thread, from `start` to `close`."""
 
     def __init__(self, jobs: list[JobContext], stuck_after: float) -> None:
         """`jobs` may change. `stuck_after` 0: never."""
@@ -59,15 +60,18 @@ class Watchdog:
         seen = self._seen.setdefault(job, _Seen(now))
         stats = job.handle.stats()
         progress = (stats.ops, stats.input_s)
-        if job.handle.state != "running" or job.handle.is_waiting or progress != seen.progress:
+        calls = job.serving.calls if job.serving is not None else None
+        threads = [job.thread] if calls is None or not calls.may_come else calls.threads()
+        if job.handle.state != "running" or job.handle.is_waiting or progress != seen.progress or not threads:
             self._seen[job] = _Seen(now, progress)
         elif now - seen.at >= self._stuck_after and not seen.is_named:
             seen.is_named = True
             log.warning(
-                "job '%s' is stuck: for %.3g s it ended no op and did not wait for input; %s",
+                "job '%s' is stuck%s: for %.3g s it ended no op and did not wait for input; %s",
                 job.name,
+                "" if threads[0] == job.thread else " in a request",
                 now - seen.at,
-                _stack_of(job.thread),
+                _stack_of(threads[0]),
             )
 
 

@@ -82,7 +82,6 @@ class CompiledModel(CompiledCode):
             outputs = self._run(tensors)
             if outputs is not None:
                 return pytree.with_tensors(self._output, outputs)
-            self._log_once(self._mismatch(tensors), "shapes")
         with torch.no_grad():
             return self._model(*args, **kwargs)
 
@@ -96,13 +95,21 @@ class CompiledModel(CompiledCode):
         return None
 
     def _run(self, tensors: list[Tensor]) -> list[Tensor] | None:
+        """None if the call must run in eager, after logging why. If the code fails, too: its error names no reason, and
+        the model's does."""
         refusals = self._job.handle.memory_refusals
         try:
-            return self._compiled.run(tensors)
+            outputs = self._compiled.run(tensors)
         except RuntimeError as error:  # compiled code raises no other type
-            if self._job.handle.memory_refusals == refusals or isinstance(error, torch.OutOfMemoryError):
+            if isinstance(error, torch.OutOfMemoryError):
                 raise
-            raise BudgetExceeded(f"job '{self._job.name}': memory budget exceeded in a compiled model") from error
+            if self._job.handle.memory_refusals != refusals:
+                raise BudgetExceeded(f"job '{self._job.name}': memory budget exceeded in a compiled model") from error
+            self._log_once("its code failed in a call, which is made again", "failure")
+            return None
+        if outputs is None:
+            self._log_once(self._mismatch(tensors), "shapes")
+        return outputs
 
     def _mismatch(self, tensors: list[Tensor]) -> str:
         got = [_C.tensor_spec(tensor, index in self._any_rows) for index, tensor in enumerate(tensors)]

@@ -36,6 +36,7 @@ def served(serving: Serving, function: Callable[P, T], slo: str | None) -> Calla
     if not callable(function):
         raise TypeError(f"{serving.name}: function must be callable, got {function!r}")
     serving.promise(slo)
+    serving.calls.may_come = True
     job = serving.job
     assert job is not None
 

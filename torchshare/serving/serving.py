@@ -31,19 +31,27 @@ class Calls:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards what follows
-        self._in_flight = 0
+        self._in_flight: set[int] = set()
         self._is_over = False
+        self.may_come = False
+        """Whether there is a function to call."""
 
     def begin(self) -> bool:
         """Whether the job still answers."""
         with self._changed:
-            self._in_flight += not self._is_over
+            if not self._is_over:
+                self._in_flight.add(threading.get_ident())
             return not self._is_over
 
     def done(self) -> None:
         with self._changed:
-            self._in_flight -= 1
+            self._in_flight.discard(threading.get_ident())
             self._changed.notify_all()
+
+    def threads(self) -> list[int]:
+        """The threads that are in a call."""
+        with self._changed:
+            return sorted(self._in_flight)
 
     def end(self, job: JobContext) -> None:
         """Waits for the calls that have begun. Those of a cancelled job stop at their next op; one that runs none is
@@ -82,7 +90,7 @@ class Serving:
             raise ValueError(f"{self.name}: {error}") from None
         if self.slo is not None:
             raise ValueError(f"{self.name}: slo must be the same for all its requests, got {slo!r} after {self.slo!r}")
-        if self.job is not None:
+        if self.job is not None and self.job.keeps_promises:
             self.job.handle.promise(target.quantile, target.limit)
         self.slo = slo
         self.times.promise(target.limit)

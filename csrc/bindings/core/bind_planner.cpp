@@ -5,6 +5,7 @@
 #include "model/time.h"
 #include "planner/op_replay.h"
 #include "planner/queue_planner.h"
+#include "planner/server_model.h"
 #include "sharing/shared_job.h"
 
 namespace py = pybind11;
@@ -99,19 +100,40 @@ void bind_op_replay(py::module_& module) {
       py::arg("run_ahead") = py::none());
 }
 
+using BesideRatios = std::tuple<double, double, std::optional<double>>;
+
+void bind_server_model(py::module_& module) {
+  py::class_<ServerForecast>(module, "ServerForecast")
+      .def_readonly("latency", &ServerForecast::latency)
+      .def_readonly("late", &ServerForecast::late)
+      .def_readonly("lower", &ServerForecast::lower);
+  const auto without_gil = py::call_guard<py::gil_scoped_release>();
+  py::class_<ServerModel>(module, "ServerModel")
+      .def(py::init([](double per_second, std::vector<double> service, std::vector<double> beside, double op,
+                       int parallel, double wait) {
+             return ServerModel({per_second, std::move(service), std::move(beside), op, parallel, wait});
+           }),
+           py::arg("per_second"), py::arg("service"), py::arg("beside"), py::arg("op"), py::arg("parallel"),
+           py::arg("wait"))
+      .def("forecast", &ServerModel::forecast, py::arg("share"), py::arg("limit"), without_gil)
+      .def("largest_share", &ServerModel::largest_share, py::arg("target"), without_gil);
+}
+
 }  // namespace
 
 void bind_planner(py::module_& module) {
   py::class_<ProfiledJob>(module, "ProfiledJob")
-      .def(py::init([](std::string name, double step, const std::map<std::string, std::pair<double, double>>& beside) {
-             ProfiledJob profile{std::move(name), step, {}};
+      .def(py::init([](std::string name, double step, const std::map<std::string, BesideRatios>& beside, bool answers) {
+             ProfiledJob profile{.name = std::move(name), .step = step, .answers = answers};
              for (const auto& [other, ratios] : beside) {
-               profile.beside[other] = {ratios.first, ratios.second};
+               const auto& [own, others, share] = ratios;
+               profile.beside[other] = {own, others, share};
              }
              return profile;
            }),
-           py::arg("name"), py::arg("step"), py::arg("beside"));
+           py::arg("name"), py::arg("step"), py::arg("beside"), py::arg("answers"));
   bind_op_replay(module);
+  bind_server_model(module);
   py::class_<StepTimeModel>(module, "StepTimeModel")
       .def(py::init<double, double, double, double>(), py::arg("alpha"), py::arg("beta"), py::arg("communication"),
            py::arg("delta"))

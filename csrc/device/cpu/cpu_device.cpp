@@ -12,4 +12,8 @@ std::unique_ptr<ThreadPriority> CpuDevice::thread_priority(Priority priority, De
   return std::make_unique<LowPriority>(priority == Priority::kPrimary ? DevicePriority::kNone : how);
 }
 
+std::unique_ptr<ThreadPriority> CpuDevice::lent_thread_priority(Priority priority, DevicePriority how) {
+  return thread_priority(priority, may_raise_priority() ? how : DevicePriority::kNone);
+}
+
 }  // namespace torchshare

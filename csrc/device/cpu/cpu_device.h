@@ -20,6 +20,7 @@ class CpuDevice final : public Device {
   std::string_view name() const override { return "cpu"; }
   Clock& clock() override { return clock_; }
   std::unique_ptr<ThreadPriority> thread_priority(Priority priority, DevicePriority how) override;
+  std::unique_ptr<ThreadPriority> lent_thread_priority(Priority priority, DevicePriority how) override;
   std::unique_ptr<DeviceScope> enter(const DeviceRequest&) override { return std::make_unique<DeviceScope>(); }
 
  private:

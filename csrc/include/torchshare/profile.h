@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 // Measurements of a job in an earlier run.
@@ -40,10 +41,14 @@ struct ProfiledJob {
   struct Ratios {
     double own;
     double other;
+    /// The largest fraction of the time in which the other may run without breaking the job's promise about its
+    /// requests; empty if it has promised nothing.
+    std::optional<double> share = {};
   };
   std::string name;
   double step = 0;  ///< seconds
   std::map<std::string, Ratios> beside = {};
+  bool answers = false;  ///< its profile is of requests, and `step` is the time that one takes
 };
 
 }  // namespace torchshare

@@ -175,9 +175,9 @@ class World {
 
 ProfiledJob profile(const std::string& name, double step, const std::string& other = {}, double own = 1,
                     double others = 1) {
-  ProfiledJob profile{name, step, {}};
+  ProfiledJob profile{name, step};
   if (!other.empty()) {
-    profile.beside[other] = {own, others};
+    profile.beside[other] = {own, others, {}};
   }
   return profile;
 }
@@ -490,6 +490,83 @@ TEST(AutoSharing, StartsTheFirstWaitingJobThatSharesWell) {
   EXPECT_EQ(orders.front().action, Action::kStay);
   EXPECT_EQ(orders.back().job, 2U);
   EXPECT_EQ(orders.back().action, Action::kStart);
+}
+
+TEST(AutoSharing, AJobBesideOneThatAnswersRequestsStartsAtTheFirstAnswer) {
+  AutoSharing sharing({});
+  sharing.arrive(0, {.name = "server", .priority = Priority::kPrimary, .starts_now = true});
+  sharing.arrive(1, {.name = "train", .automatic = true, .steps = 1000});
+  sharing.start(0, at(0));
+  EXPECT_TRUE(sharing.decide(at(0.1)).empty());
+  sharing.answer(0, at(0.2));
+  auto orders = sharing.decide(at(0.2));
+  ASSERT_EQ(orders.size(), 1U);
+  EXPECT_EQ(orders.front().action, Action::kStart);
+  EXPECT_EQ(orders.front().reason, "auto: 'server' answers requests; 'train' runs beside it");
+  for (int i = 1; i < 1000; ++i) {
+    sharing.step(1, at(0.2 + 0.01 * i));
+    orders = sharing.decide(at(0.2 + 0.01 * i));
+    EXPECT_TRUE(orders.empty());
+  }
+}
+
+ProfiledJob server_profile(std::optional<double> share) {
+  ProfiledJob server = profile("ps", 0.01, "pt", 1.5, 1.2);
+  server.answers = true;
+  server.beside["pt"].share = share;
+  return server;
+}
+
+TEST(AutoSharing, AProfileOfRequestsSaysHowMuchOfTheTimeIsLeftAndAJobWithoutAnyWaits) {
+  for (const double share : {0.34, 0.0}) {
+    AutoSharing sharing({});
+    sharing.arrive(
+        0, {.name = "server", .priority = Priority::kPrimary, .starts_now = true, .profile = server_profile(share)});
+    sharing.arrive(1, {.name = "train", .automatic = true, .steps = 1000, .profile = profile("pt", 0.01)});
+    sharing.start(0, at(0));
+    auto orders = sharing.decide(at(0.1));
+    ASSERT_EQ(orders.size(), 1U);
+    EXPECT_EQ(orders.front().job, 1U);
+    EXPECT_EQ(orders.front().action, share == 0 ? Action::kStay : Action::kStart);
+    EXPECT_EQ(orders.front().reason, share == 0
+                                         ? "auto: 'server' keeps its promise beside no share of 'train'"
+                                         : "auto: 'server' keeps its promise while 'train' runs for 34 % of the time");
+    EXPECT_TRUE(sharing.decide(at(0.2)).empty());
+  }
+}
+
+TEST(AutoSharing, AJobThatWaitsForAServerRunsWhileNobodyAsksThat) {
+  AutoSharing sharing({});
+  sharing.arrive(0,
+                 {.name = "server", .priority = Priority::kPrimary, .starts_now = true, .profile = server_profile(0)});
+  sharing.arrive(1, {.name = "train", .automatic = true, .steps = 1000, .profile = profile("pt", 0.01)});
+  sharing.start(0, at(0));
+  sharing.answer(0, at(0.5));
+  EXPECT_EQ(sharing.decide(at(1)).front().action, Action::kStay);
+  EXPECT_TRUE(sharing.decide(at(2)).empty());
+  auto orders = sharing.decide(at(6));
+  ASSERT_EQ(orders.size(), 1U);
+  EXPECT_EQ(orders.front().action, Action::kStart);
+  EXPECT_EQ(orders.front().reason, "auto: 'server' has not answered a request for 5.5 s");
+  sharing.answer(0, at(7));
+  orders = sharing.decide(at(7));
+  ASSERT_EQ(orders.size(), 1U);
+  EXPECT_EQ(orders.front().action, Action::kHold);
+}
+
+TEST(AutoSharing, AServerOfLowerPriorityHoldsNobody) {
+  AutoSharing sharing({});
+  sharing.arrive(0, {.name = "train",
+                     .priority = Priority::kPrimary,
+                     .starts_now = true,
+                     .steps = 1000,
+                     .profile = profile("pt", 0.01)});
+  sharing.arrive(1, {.name = "server", .automatic = true, .profile = server_profile(0)});
+  sharing.start(0, at(0));
+  const auto orders = sharing.decide(at(0));
+  ASSERT_EQ(orders.size(), 1U);
+  EXPECT_EQ(orders.front().job, 1U);
+  EXPECT_EQ(orders.front().action, Action::kStart);
 }
 
 TEST(AutoSharing, StartsTheOtherWhileTheUserHasOneSuspended) {

@@ -8,6 +8,7 @@
 
 #include "model/latency_target.h"
 #include "model/request_times.h"
+#include "planner/server_model.h"
 #include "sharing/latency_pace.h"
 
 namespace torchshare {
@@ -63,90 +64,29 @@ TEST(TimeSpread, QuantilesAreWithinTwoPercent) {
   EXPECT_NEAR(static_cast<double>(spread.at_most(0.005)), 5000, 5000 * 0.023);
 }
 
-/// A server in virtual time whose requests arrive at random (M/G/1), beside a job that runs ops of one length whenever
-/// the pace lets it and the server is idle. A request that finds such an op waits for its end.
-class Server {
- public:
-  static constexpr double kService = 0.01;  // seconds, on average
+constexpr double kService = 0.01;  // seconds, on average
 
-  Server(double load, double op) : load_(load), op_(op) {}
+/// A server whose requests take about kService, beside a job with ops of `op` of that. A request that finds such an op
+/// waits for its end.
+ServerModel server(double load, double op) {
+  std::mt19937_64 random(3);
+  std::gamma_distribution<double> service(4, kService / 4);
+  std::vector<Seconds> times(10'000);
+  std::generate(times.begin(), times.end(), [&] { return service(random); });
+  return ServerModel({.per_second = load / kService, .service = std::move(times), .op = op * kService});
+}
 
-  struct Run {
-    double late;   // fraction of the requests
-    double lower;  // fraction of the time
-  };
-
-  /// `pace(now)` and `answered(now, latency)` are the pace's.
-  template <class Control>
-  Run run(Control& control, double limit, int requests, unsigned seed) const {
-    std::mt19937_64 random(seed);
-    std::exponential_distribution<double> next(load_ / kService);
-    std::gamma_distribution<double> service(4, kService / 4);
-    double arrival = 0;
-    double server_free = 0;
-    double device_free = 0;
-    double lower = 0;
-    int late = 0;
-    for (int i = 0; i < requests; ++i) {
-      arrival += next(random);
-      double now = std::max(server_free, device_free);
-      while (now < arrival && control.pace().share > 0) {
-        if (const auto wait = control.pace().wait(from_seconds(now)); wait > 0ns) {
-          now += to_seconds(wait);
-          continue;
-        }
-        lower += op_;
-        device_free = now += op_;
-      }
-      const double taken = std::max({arrival, server_free, device_free});
-      server_free = taken + service(random);
-      late += server_free - arrival > limit ? 1 : 0;
-      control.answered(from_seconds(server_free), from_seconds(server_free - arrival), from_seconds(taken - arrival),
-                       true);
-    }
-    return {static_cast<double>(late) / requests, lower / server_free};
-  }
-
-  /// The latency below which `quantile` of the requests are if the server is alone.
-  double alone(double quantile) const {
-    struct Held {
-      Pace pace() const { return {.share = 0}; }
-      void answered(nanoseconds, nanoseconds latency, nanoseconds, bool) { all.push_back(to_seconds(latency)); }
-      std::vector<double> all;
-    } held;
-    run(held, 1, 200'000, 1);
-    std::sort(held.all.begin(), held.all.end());
-    return held.all[static_cast<std::size_t>(quantile * static_cast<double>(held.all.size()))];
-  }
-
-  /// The time of the lower job with the largest constant share that holds the promise.
-  double best(double quantile, double limit) const {
-    struct Fixed {
-      Pace pace() const { return {.cycle = from_seconds(limit / share), .share = share}; }
-      void answered(nanoseconds, nanoseconds, nanoseconds, bool) {}
-      double share;
-      double limit;
-    };
-    double low = 1e-4;
-    double high = 1;
-    double best = 0;
-    for (int i = 0; i < 9; ++i) {
-      Fixed fixed{i == 0 ? 1 : std::sqrt(low * high), limit};
-      const Run seen = run(fixed, limit, 50'000, 2);
-      if (seen.late <= 1 - quantile) {
-        best = std::max(best, seen.lower);
-        low = fixed.share;
-      } else {
-        high = fixed.share;
-      }
-    }
-    return best;
-  }
-
- private:
-  double load_;
-  double op_;
-};
+/// The latency below which `quantile` of the requests are if the server is alone.
+Seconds alone(const ServerModel& server, double quantile) {
+  struct Held {
+    Pace pace() const { return {.share = 0}; }
+    void answered(nanoseconds, nanoseconds latency, nanoseconds, bool) { all.push_back(to_seconds(latency)); }
+    std::vector<Seconds> all;
+  } held;
+  server.run(held, 1, 200'000, 1);
+  std::sort(held.all.begin(), held.all.end());
+  return held.all[static_cast<std::size_t>(quantile * static_cast<double>(held.all.size()))];
+}
 
 constexpr double kQuantile = 0.99;
 constexpr int kRequests = 20'000;
@@ -159,13 +99,13 @@ TEST(LatencyPace, HoldsThePromiseInMostRunsAndLeavesTheLowerJobMostOfWhatThereIs
   for (const double load : {0.2, 0.5, 0.8}) {
     for (const double op : {0.1, 0.5, 1.0, 5.0}) {
       for (const double slack : {1.25, 1.5}) {
-        const Server server(load, op * Server::kService);
-        const double limit = slack * server.alone(kQuantile);
-        const double best = server.best(kQuantile, limit);
+        const ServerModel beside = server(load, op);
+        const double limit = slack * alone(beside, kQuantile);
+        const double best = beside.forecast(beside.largest_share({kQuantile, limit}), limit).lower;
         double lower = 0;
         for (unsigned seed = 100; seed < 106; ++seed, ++runs) {
           LatencyPace pace({kQuantile, limit});
-          const Server::Run run = server.run(pace, limit, kRequests, seed);
+          const ServerForecast run = beside.run(pace, limit, kRequests, seed);
           held += run.late <= 1 - kQuantile ? 1 : 0;
           lower += run.lower / 6;
         }
@@ -182,13 +122,13 @@ TEST(LatencyPace, HoldsThePromiseInMostRunsAndLeavesTheLowerJobMostOfWhatThereIs
 TEST(LatencyPace, APromiseHoldsIfAServerIsSeldomAskedAndShortOpsRunAlmostAllTheTime) {
   for (const double load : {0.002, 0.02}) {
     for (const double op : {0.5, 5.0}) {
-      const Server server(load, op * Server::kService);
-      const double limit = 1.25 * server.alone(kQuantile);
+      const ServerModel beside = server(load, op);
+      const double limit = 1.25 * alone(beside, kQuantile);
       int held = 0;
       double lower = 0;
       for (unsigned seed = 100; seed < 110; ++seed) {
         LatencyPace pace({kQuantile, limit});
-        const Server::Run run = server.run(pace, limit, 3000, seed);
+        const ServerForecast run = beside.run(pace, limit, 3000, seed);
         held += run.late <= 1 - kQuantile ? 1 : 0;
         lower += run.lower / 10;
       }
@@ -223,10 +163,10 @@ TEST(LatencyPace, TakesAPromiseThatNothingCanHold) {
 }
 
 TEST(LatencyPace, APromiseThatIsMissedAloneIsGivenUpAndLowerJobsAreHeld) {
-  const Server server(0.8, Server::kService);
-  const double limit = 0.5 * server.alone(kQuantile);
+  const ServerModel beside = server(0.8, 1);
+  const double limit = 0.5 * alone(beside, kQuantile);
   LatencyPace pace({kQuantile, limit});
-  const Server::Run run = server.run(pace, limit, kRequests, 1);
+  const ServerForecast run = beside.run(pace, limit, kRequests, 1);
   EXPECT_TRUE(pace.cannot_hold());
   EXPECT_EQ(pace.pace().share, 0);
   EXPECT_LE(run.lower, 0.05);

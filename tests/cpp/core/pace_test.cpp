@@ -16,6 +16,16 @@ TEST(Pace, OpensForItsShareOfEachCycle) {
   EXPECT_EQ(pace.wait(1200ms), 0ns);
 }
 
+TEST(Pace, KnowsForHowLongItIsOpen) {
+  const Pace pace{.origin = 1s, .cycle = 100ms, .share = 0.3, .until = 2s};
+  EXPECT_EQ(pace.open_for(1s), 30ms);
+  EXPECT_EQ(pace.open_for(1129ms), 1ms);
+  EXPECT_EQ(pace.open_for(1130ms), 0ms);
+  EXPECT_GT(pace.open_for(2s), 1h);
+  EXPECT_GT((Pace{.share = 1}).open_for(1s), 1h);
+  EXPECT_EQ((Pace{.share = 0}).open_for(1s), 0s);
+}
+
 TEST(Pace, KnowsHowMuchOfATimeWasOpen) {
   const Pace pace{.origin = 1s, .cycle = 100ms, .share = 0.3};
   EXPECT_EQ(pace.open_within(1s, 1030ms), 30ms);
