@@ -107,7 +107,11 @@ class RuntimeMachine(RuleBasedStateMachine):
                 with pytest.raises(refused):
                     add()
         elif starts and not self.model.started:
-            together(add, self.runtime.start)
+            if self.model.max_concurrent is None:
+                together(add, self.runtime.start)
+            else:  # which of them is first would decide who gets a place
+                add()
+                self.runtime.start()
             self.model.started = True
         else:
             self.call(caller_job, add)
