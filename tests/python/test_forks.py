@@ -7,6 +7,9 @@ from pathlib import Path
 
 from conftest import python
 
+# From Python 3.12 on, a fork warns of the threads that torch, for one, has.
+QUIET = "import warnings\nwarnings.filterwarnings('ignore', '.*use of fork')\n"
+
 
 def test_a_forked_child_is_refused_its_parents_runtime_and_ends() -> None:
     done = python(
@@ -36,7 +39,7 @@ def test_a_forked_child_may_have_a_runtime_of_its_own() -> None:
     """torch recreates its thread pool in the first call that sets the number of threads; concurrent jobs failed with
     "Invalid thread pool" (six jobs: in 2,096 of 2,230 children)."""
     done = python(
-        "import os, sys, torch, torchshare\n"
+        QUIET + "import os, sys, torch, torchshare\n"
         "torch.set_num_threads(2)\n"
         "def train(job):\n"
         "    w = torch.ones(8, requires_grad=True)\n"
@@ -61,7 +64,7 @@ def test_a_forked_child_may_load_a_compiled_package_while_its_parent_does(tmp_pa
     slow = tmp_path / "slow.pt2"
     os.mkfifo(slow)  # opening it blocks
     done = python(
-        "import os, signal, threading, time\n"
+        QUIET + "import os, signal, threading, time\n"
         "from torchshare import _C\n"
         "def load(path):\n"
         "    try: _C.StepPackage(path)\n"

@@ -625,11 +625,13 @@ def test_what_a_package_replaces_when_it_is_imported_is_so_in_each_script_that_i
     assert sorted(lines) == ["a: relu 5.0", "b: relu 5.0", "c: relu 1.0"]
 
 
-def test_a_value_of_a_package_that_only_one_script_uses_may_be_replaced(tmp_path: Path):
+@pytest.mark.parametrize("scripts", [("a.py", "b.py"), ("b.py", "a.py")])
+def test_a_value_of_a_package_that_only_one_script_uses_may_be_replaced(tmp_path: Path, scripts: tuple[str, str]):
+    """Whichever's `__main__` is the process's."""
     script(tmp_path, "site/images.py", "LIMIT = 1\ndef limit(): return LIMIT\n")
     script(tmp_path, "a.py", LOOP + "import images\nimages.LIMIT = None\ntrain(2)\nprint('limit', images.limit())\n")
     script(tmp_path, "b.py", LOOP + "train(2)\n")
-    code, _, text = installed(tmp_path, "a.py", "b.py")
+    code, _, text = installed(tmp_path, *scripts)
     assert code == 0 and "a: limit None" in text and "images" not in text.replace("import images", "")
 
 

@@ -106,7 +106,7 @@ def being_imported(frame: FrameType) -> str:
 
 def uses(script: ScriptContext, package: str) -> bool:
     """Whether the script has imported the package, or one that refers to it."""
-    seen: set[str] = set()
+    seen = {name.partition(".")[0] for name in script.own_modules}  # the process's `__main__` is another script's
     found = {each for module in script.own_modules.values() for each in _referred(module)} | script.imported
     while found - seen:
         if package in found:
