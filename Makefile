@@ -19,7 +19,7 @@ CMAKE_BUILD := cmake --build
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
 .PHONY: docs help demo test test-slow build wheel sdist lint bench clean prerequisites test-cpp test-python test-python-slow \
-  test-loaded papers test-tsan test-asan soak build-emulator test-emulated test-emulated-all test-cluster
+  test-loaded papers server test-tsan test-asan soak build-emulator test-emulated test-emulated-all test-cluster
 help:
 	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
 	@echo "make test   set up, build, lint, run the C++ tests and the Python tests that are not slow"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-emulated   the GPU tests on an emulated CUDA device (tests/emulator/README.md)"
 	@echo "make test-cluster   the tests of torchshare cluster, with Ray"
 	@echo "make papers   the tables of the papers that are implemented here, simulated"
+	@echo "make server   a server that answers requests beside a training, and a picture of its latencies"
 	@echo "make wheel | sdist   a wheel for this torch and this Python; the sources that it is built from; in dist/"
 	@echo "make docs   the documentation as a site, in build/docs"
 	@echo "make test TORCH=2.15.0   the same with that torch, in .venv-2.15.0; so do the other targets"
@@ -129,6 +130,10 @@ soak: build
 papers: build
 	$(PY) -m torchshare papers --save benchmarks/results/papers.json --plot benchmarks/results/papers.png --report build/papers.html
 	@echo "build/papers.html is the page"
+
+# A server alone, beside a training, and with a promise: its latencies as docs/tutorials/serve.md shows them.
+server: build
+	$(PY) examples/server.py --rounds 3 --seconds 8 --picture benchmarks/results/server.png
 
 # The pages of docs/ as a site, in build/docs. A warning is an error.
 docs: build $(VENV)/docs
