@@ -103,6 +103,32 @@ def test_a_job_that_ends_with_it_off_leaves_it_on() -> None:
     assert job.result.value
 
 
+def test_a_thread_that_outlives_its_job_switches_it_off_for_no_other() -> None:
+    ended, is_off, looked = Event(), Event(), Event()
+
+    def lives_on() -> None:
+        assert ended.wait(SOON_S)
+        gc.disable()
+        is_off.set()
+        assert looked.wait(SOON_S)
+
+    def ends(_job: Job) -> None:
+        Thread(target=lives_on, daemon=True).start()
+
+    def looks(_job: Job) -> tuple[bool, bool]:
+        ended.set()
+        assert is_off.wait(SOON_S)
+        found = gc.isenabled(), cycles_are_collected()
+        looked.set()
+        return found
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        runtime.submit(ends, name="ends")
+        job = runtime.submit(looks, name="looks", start="after:ends")
+        runtime.wait(timeout=SOON_S)
+    assert job.result.value == (True, True)
+
+
 def test_alone_a_job_switches_it_off_also_in_its_threads() -> None:
     def function(_job: Job) -> list[bool]:
         found = []

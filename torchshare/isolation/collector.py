@@ -22,7 +22,7 @@ _switch_on, _switch_off = gc.enable, gc.disable  # not the ones below
 
 _lock = threading.Lock()  # guards the variables below
 _jobs: weakref.WeakSet[JobContext] = weakref.WeakSet()  # those that have not ended
-_without: weakref.WeakSet[JobContext] = weakref.WeakSet()  # of these, those that have switched it off
+_without: weakref.WeakSet[JobContext] = weakref.WeakSet()  # those that have switched it off
 _is_off = False  # by all jobs
 
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
@@ -45,7 +45,7 @@ def leave(job: JobContext) -> None:
 
 def _apply() -> None:
     global _is_off
-    was_off, _is_off = _is_off, len(_jobs) > 0 and len(_jobs) == len(_without)
+    was_off, _is_off = _is_off, len(_jobs) > 0 and _jobs <= _without
     if _is_off != was_off:
         _switch_off() if _is_off else _switch_on()
 
