@@ -83,8 +83,8 @@ void obey(const Runtime& runtime, JobId job, int action, std::string reason) {
 /// Share, cycle and age of the origin, in seconds; for other ranks, which apply it until they get another one.
 std::tuple<double, double, double> pace(const Runtime& runtime) {
   const Pace pace = runtime.state().gate.pace();
-  const bool is_over = runtime.state().now() >= pace.until;
-  return {is_over ? 1 : pace.share, to_seconds(pace.cycle), to_seconds(runtime.state().now() - pace.origin)};
+  const auto now = runtime.state().now();
+  return {now < pace.until ? pace.share : 1, to_seconds(pace.cycle), to_seconds(now - pace.origin)};
 }
 
 void set_pace(const Runtime& runtime, double share, Seconds cycle, Seconds age) {

@@ -66,13 +66,13 @@ template <class Control>
 ServerForecast ServerModel::run(Control& control, Seconds limit, int requests, unsigned seed) const {
   std::mt19937_64 random(seed);
   std::exponential_distribution<double> next(load_.per_second > 0 ? load_.per_second : 1);
-  std::vector<Seconds> free(static_cast<std::size_t>(load_.parallel), 0);  // when each place is free again
+  std::vector<Seconds> free(static_cast<std::size_t>(load_.parallel), 0);  // when each request handler is free
   Seconds arrival = 0;
   Seconds device_free = 0;
   ServerForecast found;
   for (int i = 0; i < requests; ++i) {
-    const auto place = std::min_element(free.begin(), free.end());
-    arrival = load_.per_second > 0 ? arrival + next(random) : *place;
+    const auto next_free = std::min_element(free.begin(), free.end());
+    arrival = load_.per_second > 0 ? arrival + next(random) : *next_free;
     const Seconds ready = arrival + load_.wait;
     Seconds now = std::max(*std::max_element(free.begin(), free.end()), device_free);
     while (now < ready && control.pace().share > 0) {
@@ -85,16 +85,16 @@ ServerForecast ServerModel::run(Control& control, Seconds limit, int requests, u
       found.lower += ops;
       device_free = now += ops;
     }
-    const Seconds taken = std::max({ready, *place, load_.beside.empty() ? device_free : 0});
+    const Seconds taken = std::max({ready, *next_free, load_.beside.empty() ? device_free : 0});
     Seconds service = draw(load_.service, random);
     if (!load_.beside.empty() && may_run(control.pace(), taken, service)) {
       service = draw(load_.beside, random);
     }
-    *place = taken + service;
-    const auto latency = from_seconds(*place - arrival);
+    *next_free = taken + service;
+    const auto latency = from_seconds(*next_free - arrival);
     found.latency.add(latency);
-    found.late += *place - arrival > limit ? 1 : 0;
-    control.answered(from_seconds(*place), latency, from_seconds(taken - arrival), true);
+    found.late += *next_free - arrival > limit ? 1 : 0;
+    control.answered(from_seconds(*next_free), latency, from_seconds(taken - arrival), true);
   }
   found.late /= requests;
   found.lower /= *std::max_element(free.begin(), free.end());

@@ -89,8 +89,9 @@ PairSharing::Running PairSharing::choose(std::chrono::nanoseconds now) {
 
 PairSharing::Running PairSharing::beside_requests() {
   const int higher = outranks(runs_[1]->job.priority, runs_[0]->job.priority) ? 1 : 0;
-  const SharedJob& server = runs_[runs_[higher]->answers ? higher : 1 - higher]->job;
-  const SharedJob& other = runs_[&server == &runs_[0]->job ? 1 : 0]->job;
+  const int answering = runs_[higher]->answers ? higher : 1 - higher;
+  const SharedJob& server = runs_[answering]->job;
+  const SharedJob& other = runs_[1 - answering]->job;
   std::optional<double> share;
   if (outranks(server.priority, other.priority) && server.profile && other.profile) {
     const auto found = server.profile->beside.find(other.profile->name);

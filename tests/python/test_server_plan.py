@@ -246,9 +246,8 @@ def test_the_verb_shows_a_profile_of_requests(tmp_path: Path, capsys: pytest.Cap
     assert "measured without its promise, p99<5s" in text
 
 
-@pytest.mark.parametrize(("slo", "starts"), [("p99<1s", True), ("p99<4ms", False)])
-def test_auto_follows_the_profile_of_a_server(slo: str, starts: bool):
-    over = threading.Event()
+def serving(over: threading.Event) -> Callable[[Job], None]:
+    """A job that answers requests until `over`."""
 
     def serve(job: Job) -> None:
         for request in job.requests(arrivals(0.005)):
@@ -256,9 +255,15 @@ def test_auto_follows_the_profile_of_a_server(slo: str, starts: bool):
             if over.is_set():
                 return
 
+    return serve
+
+
+@pytest.mark.parametrize(("slo", "starts"), [("p99<1s", True), ("p99<4ms", False)])
+def test_auto_follows_the_profile_of_a_server(slo: str, starts: bool):
+    over = threading.Event()
     with torchshare.Runtime() as runtime:
         server = server_profile()
-        runtime.submit(serve, name="server", priority="primary", threads=1, profile=server, slo=slo)
+        runtime.submit(serving(over), name="server", priority="primary", threads=1, profile=server, slo=slo)
         trains = runtime.submit(training(20), name="train", threads=1, profile=TRAIN, start="auto")
         runtime.start()
         if starts:
@@ -277,15 +282,8 @@ def test_auto_follows_the_profile_of_a_server(slo: str, starts: bool):
 
 def test_auto_starts_beside_a_server_when_it_has_answered(caplog: pytest.LogCaptureFixture):
     over = threading.Event()
-
-    def serve(job: Job) -> None:
-        for request in job.requests(arrivals(0.005)):
-            request.answer(answer(request.data))
-            if over.is_set():
-                return
-
     with torchshare.Runtime() as runtime:
-        runtime.submit(serve, name="server", priority="primary", threads=1)
+        runtime.submit(serving(over), name="server", priority="primary", threads=1)
         trains = runtime.submit(training(20), name="train", threads=1, start="auto")
         runtime.start()
         wait_until(lambda: trains.state == "finished")

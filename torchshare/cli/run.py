@@ -157,7 +157,7 @@ def _submit(runtime: Runtime, submission: _Submission) -> None:
 
 @contextlib.contextmanager
 def _frozen_heap() -> Iterator[None]:
-    """Otherwise each full collection visits all of torch, for 0.1 to 0.2 s in which no job runs Python."""
+    """Keeps full collections short: they would visit all of torch's objects, and no job runs Python meanwhile."""
     is_frozen = gc.get_freeze_count() > 0
     gc.freeze()
     try:

@@ -270,8 +270,11 @@ def _cases(arguments: argparse.Namespace, setting: Setting, traces: list[list[Tr
     policies = known if "all" in wanted else list(dict.fromkeys(wanted))
     sweep = _sweep(arguments)
     record = bool(arguments.plot or arguments.report or arguments.timeline)
-    if sweep and sweep.name == "interference":
-        _need_table(arguments)
+    of_ratios = sweep is not None and sweep.name == "interference"
+    if of_ratios or _ratio(arguments) is not None:
+        table_only = {"--gpu-type": arguments.gpu_type, "--model-as": next(iter(arguments.model_as), None)}
+        _need("a table as --interference", table_only)
+    if sweep and of_ratios:
         points = [(f"{value:g}", uniform(value), setting) for value in sweep.values]
     else:
         ratios = _ratios(arguments)
@@ -295,17 +298,9 @@ def _cases(arguments: argparse.Namespace, setting: Setting, traces: list[list[Tr
 def _ratios(arguments: argparse.Namespace) -> Ratios:
     ratio = _ratio(arguments)
     if ratio is not None:
-        _need_table(arguments)
         return uniform(ratio)
     aliases = dict(_alias(text) for text in arguments.model_as)
     return read_ratios(Path(arguments.interference), arguments.gpu_type, aliases)
-
-
-def _need_table(arguments: argparse.Namespace) -> None:
-    _need(
-        "a table as --interference",
-        {"--gpu-type": arguments.gpu_type, "--model-as": next(iter(arguments.model_as), None)},
-    )
 
 
 def _ratio(arguments: argparse.Namespace) -> float | None:

@@ -114,7 +114,7 @@ def call_excepthook(script: ScriptContext, error: Exception) -> None:
     """Calls the `sys.excepthook` that the script has set, as Python does at the end of a program."""
     hook = sys.excepthook
     if hook is sys.__excepthook__ or str(getattr(hook, "__module__", None)).partition(".")[0] == "torch":
-        return  # prints the traceback, as the end of a job does
+        return  # it prints the traceback, and so does the end of the job
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_frame.f_globals.get("__name__") != "__main__":
         traceback = traceback.tb_next

@@ -36,7 +36,7 @@ class RequestTimes(Value):
     ) -> RequestTimes:
         """From all times that were measured, one at least. `idle` None: the time in which it answered nothing."""
         busy = per_s * float(np.mean(services)) / parallel
-        places = (np.arange(min(len(services), _MOST_TIMES)) + 0.5) / min(len(services), _MOST_TIMES)
+        fractions = (np.arange(min(len(services), _MOST_TIMES)) + 0.5) / min(len(services), _MOST_TIMES)
         p50, p95, p99 = (float(time) for time in np.quantile(latencies, [0.5, 0.95, 0.99]))
         return RequestTimes(
             answered=len(latencies),
@@ -44,7 +44,7 @@ class RequestTimes(Value):
             parallel=parallel,
             idle=min(1.0, max(0.0, 1 - busy if idle is None else idle)),
             latency_s=(p50, p95, p99),
-            service_s=[float(f"{time:.4g}") for time in np.quantile(services, places)],
+            service_s=[float(f"{time:.4g}") for time in np.quantile(services, fractions)],
         )
 
     @property
