@@ -8,6 +8,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <future>
+#include <semaphore>
 #include <string>
 #include <thread>
 #include <vector>
@@ -82,31 +84,35 @@ TEST_F(EmulatorTest, WorkOfAStreamRunsInOrder) {
 }
 
 TEST_F(EmulatorTest, AStreamOfHigherPriorityKeepsItsSlot) {
-  // As many streams of low priority as there are slots, and more; the kernels of the high one must not wait for theirs.
+  // More streams of low priority than slots. Their kernels run until the high ones have ended: if one of them took the slot of
+  // the high ones, those would never run.
+  constexpr int kSlots = 4;  // the emulator's default
+  constexpr auto kForever = 20s;
   cudaStream_t high = nullptr;
   ASSERT_EQ(cudaStreamCreateWithPriority(&high, cudaStreamNonBlocking, -5), cudaSuccess);
-  std::vector<cudaStream_t> low(8);
-  std::atomic<bool> high_ended{false};
-  std::atomic<int> between{0};
-  std::atomic<bool> high_began{false};
+  std::vector<cudaStream_t> low(2 * kSlots);
+  std::counting_semaphore<> low_began(0);
+  std::promise<void> high_ends;
+  const std::shared_future<void> high_ended(high_ends.get_future());
+  std::atomic<int> timeouts{0};
+  launch(high, "high", {}, [&] {
+    for (int i = 0; i < kSlots - 1; ++i) {
+      timeouts += low_began.try_acquire_for(kForever) ? 0 : 1;
+    }
+  });
+  for (int i = 0; i < 1000; ++i) {
+    launch(high, "high", {});
+  }
+  launch(high, "high", {}, [&] { high_ends.set_value(); });
   for (cudaStream_t& stream : low) {
     ASSERT_EQ(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0), cudaSuccess);
-    for (int i = 0; i < 50; ++i) {
-      launch(stream, "low", {}, [&] {
-        between += high_began && !high_ended ? 1 : 0;
-        std::this_thread::sleep_for(1ms);
-      });
-    }
-  }
-  for (int i = 0; i < 20; ++i) {
-    launch(high, "high", {}, [&, i] {
-      high_began = true;
-      std::this_thread::sleep_for(1ms);
-      high_ended = i == 19;
+    launch(stream, "low", {}, [&] {
+      low_began.release();
+      timeouts += high_ended.wait_for(kForever) == std::future_status::ready ? 0 : 1;
     });
   }
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  EXPECT_LE(between, 20 * 4);  // those in the other slots, one after the other
+  EXPECT_EQ(timeouts, 0);
   for (const cudaStream_t stream : low) {
     cudaStreamDestroy(stream);
   }
