@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from torchshare.cluster.host_report import JobReport
+from torchshare.cluster.host_status import AttemptStatus
 from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal
@@ -95,7 +95,7 @@ class Played:
                 name = action.job.name
                 if action.what == "start":
                     self.held[name] = self._setting.restart_cost if action.attempt > 1 else 0.0
-                    self.queue.progress(JobReport(name, action.attempt, "running", 1, can_save=True), self.now)
+                    self.queue.progress(AttemptStatus(name, action.attempt, "running", 1, can_save=True), self.now)
                 else:
                     del self.held[name]
                     self.queue.left(name, action.attempt, "suspended")

@@ -20,7 +20,7 @@ import ray
 
 from torchshare.cluster import client, connection
 from torchshare.cluster.host_actor import NAMESPACE, SCHEDULER
-from torchshare.cluster.host_report import HostReport, JobReport
+from torchshare.cluster.host_status import AttemptStatus, HostStatus
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.scheduler_actor import SchedulerActor
 from torchshare.cluster.settings import ClusterSettings, QueueSettings
@@ -58,14 +58,14 @@ class SleepingHost:
         if self._left.pop((name, attempt), None) is not None:
             self._ended[name, attempt] = "suspended" if suspend else "cancelled"
 
-    def report(self, forget: Iterable[tuple[str, int]]) -> HostReport:
+    def report(self, forget: Iterable[tuple[str, int]]) -> HostStatus:
         self._pass()
         for key in forget:
             self._ended.pop(key, None)
-        jobs = [JobReport(*key, "running") for key in self._left] + [
-            JobReport(*key, state) for key, state in self._ended.items()
+        jobs = [AttemptStatus(*key, "running") for key in self._left] + [
+            AttemptStatus(*key, state) for key, state in self._ended.items()
         ]
-        return HostReport(self._token, time.monotonic(), jobs, "{}")
+        return HostStatus(self._token, time.monotonic(), jobs, "{}")
 
     def save_all(self) -> None:
         pass

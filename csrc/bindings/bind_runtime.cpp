@@ -212,9 +212,9 @@ void bind_job(py::module_& module) {
           "promise", [](RuntimeJob& job, double quantile, Seconds limit) { job.promise({quantile, limit}); },
           py::arg("quantile"), py::arg("limit"), ReleaseGil())
       .def(
-          "report_answer",
+          "answered",
           [](RuntimeJob& job, std::int64_t since_arrival, std::int64_t since_taken) {
-            job.report_answer(std::chrono::nanoseconds(since_arrival), std::chrono::nanoseconds(since_taken));
+            job.answered(std::chrono::nanoseconds(since_arrival), std::chrono::nanoseconds(since_taken));
           },
           py::arg("since_arrival"), py::arg("since_taken"))
       .def("latency", &RuntimeJob::latency)
@@ -238,7 +238,7 @@ void bind_job(py::module_& module) {
       .def("end_wait", &RuntimeJob::end_wait)
       .def("go_on_after", &RuntimeJob::go_on_after, py::arg("steps"))
       .def("expect_steps", &RuntimeJob::expect_steps, py::arg("more"), py::arg("for_good"))
-      .def("report_spilled", &RuntimeJob::report_spilled, py::arg("spilled"))
+      .def("set_spilled", &RuntimeJob::set_spilled, py::arg("spilled"))
       .def("begin_step", &RuntimeJob::begin_step)
       .def("end_step", &RuntimeJob::end_step)
       .def("begin_sub_batch", &RuntimeJob::begin_sub_batch)

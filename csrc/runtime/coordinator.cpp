@@ -3,7 +3,7 @@
 namespace torchshare {
 
 Coordinator::Coordinator(Clock& clock, Timeline& timeline, Gate& gate, const RuntimeOptions& options)
-    : clock_(clock), decisions_(clock, timeline, gate, options, reports_, changed_) {}
+    : clock_(clock), decisions_(clock, timeline, gate, options, inbox_, changed_) {}
 
 Coordinator::Registration Coordinator::add(const NewJob& new_job, Slot& slot, JobStatus& status) {
   const auto lock = lock_up_to_date();
@@ -22,13 +22,13 @@ void Coordinator::open() {
 
 std::unique_lock<std::mutex> Coordinator::lock_up_to_date() {
   std::unique_lock lock(mutex_);
-  take_reports();
+  take_messages();
   decisions_.jobs().erase_ended();
   return lock;
 }
 
-void Coordinator::take_reports() {
-  reports_.drain([this](const JobReport& report) { decisions_.apply(report); });
+void Coordinator::take_messages() {
+  inbox_.drain([this](const JobMessage& message) { decisions_.apply(message); });
 }
 
 bool Coordinator::wait_to_start(JobId id) {
@@ -38,7 +38,7 @@ bool Coordinator::wait_to_start(JobId id) {
     return false;  // it was cancelled before
   }
   decisions_.begin_wait(*job);
-  take_reports();  // those of later steps wake `serve`
+  take_messages();  // those of later steps wake `serve`
   decisions_.decide();
   while (job->wait == LiveJob::Wait::kForStart && !job->start_cancelled) {
     decisions_.delay(*job);
@@ -93,16 +93,16 @@ AutoSharing::Orders Coordinator::take_orders() {
   return decisions_.ranks().take();
 }
 
-void Coordinator::report(const JobReport& report) {
-  if (!reports_.put(report)) {
+void Coordinator::send(const JobMessage& message) {
+  if (!inbox_.put(message)) {
     const auto lock = lock_up_to_date();
-    decisions_.apply(report);
+    decisions_.apply(message);
   }
-  reports_.announce(report);
+  inbox_.announce(message);
 }
 
 void Coordinator::serve() {
-  reports_.serve(clock_, [this] { return serve_once(); });
+  inbox_.serve(clock_, [this] { return serve_once(); });
 }
 
 std::chrono::nanoseconds Coordinator::serve_once() {

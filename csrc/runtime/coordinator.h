@@ -9,13 +9,13 @@
 
 #include "device/clock.h"
 #include "runtime/job_decisions.h"
-#include "runtime/report_inbox.h"
+#include "runtime/message_inbox.h"
 
 namespace torchshare {
 
 /// The JobDecisions of a runtime, for its jobs' threads and for its users. Any thread.
 ///
-/// Running jobs never wait for decisions: they put reports into an inbox, and a thread of ordinary priority applies
+/// Running jobs never wait for decisions: they put messages into an inbox, and a thread of ordinary priority applies
 /// them; see `serve` and Note [Priority inversion].
 class Coordinator {
  public:
@@ -77,12 +77,12 @@ class Coordinator {
   /// Counts a job as cancelled even if its thread is still running.
   void give_up(JobId job);
 
-  /// Takes no lock. Ignores reports that do not fit the job's state: it may have ended in the meantime.
-  void report(const JobReport& report);
-  /// Applies reports and makes due decisions, until `dismiss`. On its own thread of ordinary priority.
+  /// Takes no lock. Ignores messages that do not fit the job's state: it may have ended in the meantime.
+  void send(const JobMessage& message);
+  /// Applies messages and makes due decisions, until `dismiss`. On its own thread of ordinary priority.
   void serve();
-  void dismiss() { reports_.dismiss(); }
-  /// One iteration of `serve`. Returns when to run the next one even if nothing is reported.
+  void dismiss() { inbox_.dismiss(); }
+  /// One iteration of `serve`. Returns when to run the next one even without a message.
   std::chrono::nanoseconds serve_once();
 
   /// The names of all jobs, in order of submission.
@@ -99,13 +99,13 @@ class Coordinator {
 
  private:
   void withdraw(JobId job);
-  /// Locks, and applies what was reported.
+  /// Locks, and applies the messages that have come.
   std::unique_lock<std::mutex> lock_up_to_date();
-  void take_reports();
+  void take_messages();
   void wait_for_change(std::unique_lock<std::mutex>& lock, std::chrono::nanoseconds deadline);
 
   Clock& clock_;
-  ReportInbox reports_;       // emptied under the lock
+  MessageInbox inbox_;        // emptied under the lock
   EventCount changed_;        // decisions_
   mutable std::mutex mutex_;  // guards decisions_
   JobDecisions decisions_;

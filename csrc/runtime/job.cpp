@@ -200,32 +200,32 @@ void RuntimeJob::end_idle(std::chrono::nanoseconds now) {
 }
 
 void RuntimeJob::expect_steps(std::uint64_t more, bool for_good) {
-  parts_.report(for_good ? JobReport::Kind::kLength : JobReport::Kind::kExpects, status_.steps.load() + more);
+  parts_.send(for_good ? JobMessage::Kind::kLength : JobMessage::Kind::kExpects, status_.steps.load() + more);
 }
 
 void RuntimeJob::promise(const LatencyTarget& target) {
   check_no_other_rule(spec_.name, runtime_->options);
-  runtime_->coordinator.report(
-      {.job = id(), .kind = JobReport::Kind::kPromises, .at = runtime_->now(), .target = target});
+  runtime_->coordinator.send(
+      {.job = id(), .kind = JobMessage::Kind::kPromises, .at = runtime_->now(), .target = target});
 }
 
-void RuntimeJob::report_answer(std::chrono::nanoseconds since_arrival, std::chrono::nanoseconds since_taken) {
+void RuntimeJob::answered(std::chrono::nanoseconds since_arrival, std::chrono::nanoseconds since_taken) {
   const auto now = runtime_->now();
   times_.record_request(now - since_arrival, now, since_arrival - since_taken);
-  runtime_->coordinator.report({.job = id(),
-                                .kind = JobReport::Kind::kAnswered,
-                                .at = now,
-                                .arrived = now - since_arrival,
-                                .taken = now - since_taken});
+  runtime_->coordinator.send({.job = id(),
+                              .kind = JobMessage::Kind::kAnswered,
+                              .at = now,
+                              .arrived = now - since_arrival,
+                              .taken = now - since_taken});
 }
 
 void RuntimeJob::go_on_after(std::uint64_t steps) {
   status_.earlier_steps.store(steps);
-  parts_.report(JobReport::Kind::kGoesOn, steps);
+  parts_.send(JobMessage::Kind::kGoesOn, steps);
 }
 
-void RuntimeJob::report_spilled(bool spilled) {
-  parts_.report(spilled ? JobReport::Kind::kSpilled : JobReport::Kind::kRestored);
+void RuntimeJob::set_spilled(bool spilled) {
+  parts_.send(spilled ? JobMessage::Kind::kSpilled : JobMessage::Kind::kRestored);
 }
 
 void RuntimeJob::end_step() {
@@ -236,7 +236,7 @@ void RuntimeJob::end_step() {
   }
   const std::uint64_t steps = status_.steps.load() + 1;
   status_.steps.store(steps);
-  parts_.report(JobReport::Kind::kStepped, steps);
+  parts_.send(JobMessage::Kind::kStepped, steps);
   if (watch_ != nullptr) {
     watch_->end_step();
   }

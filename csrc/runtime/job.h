@@ -51,7 +51,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   /// runtime has another rule for lower jobs. Any thread.
   void promise(const LatencyTarget& target);
   /// Called when a request has been answered; with the times since it arrived and since the job took it. Any thread.
-  void report_answer(std::chrono::nanoseconds since_arrival, std::chrono::nanoseconds since_taken);
+  void answered(std::chrono::nanoseconds since_arrival, std::chrono::nanoseconds since_taken);
   /// See Coordinator::latency.
   std::optional<LatencyStats> latency() const { return runtime_->coordinator.latency(id()); }
   /// Empty unless it is watched.
@@ -98,7 +98,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   /// Called before its first step if it goes on from a checkpoint, after `steps` steps.
   void go_on_after(std::uint64_t steps);
   /// Called when what the job keeps in memory has left the device, and when it is back.
-  void report_spilled(bool spilled);
+  void set_spilled(bool spilled);
   void begin_step() override { times_.begin_step(); }
   void end_step() override;
   void begin_sub_batch() override { times_.begin_sub_batch(); }

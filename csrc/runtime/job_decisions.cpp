@@ -10,18 +10,18 @@ namespace torchshare {
 namespace {
 
 // How often steps wake the coordinator's thread: without and with pending decisions that depend on them.
-constexpr std::chrono::nanoseconds kReportInterval = std::chrono::milliseconds(20);
-constexpr std::chrono::nanoseconds kReportIntervalForDecisions = std::chrono::milliseconds(1);
+constexpr std::chrono::nanoseconds kWakeInterval = std::chrono::milliseconds(20);
+constexpr std::chrono::nanoseconds kWakeIntervalForDecisions = std::chrono::milliseconds(1);
 constexpr std::chrono::nanoseconds kTryAgain = std::chrono::milliseconds(10);  // without memory
 
 }  // namespace
 
 JobDecisions::JobDecisions(Clock& clock, Timeline& timeline, Gate& gate, const RuntimeOptions& options,
-                           ReportInbox& reports, EventCount& changed)
+                           MessageInbox& inbox, EventCount& changed)
     : clock_(clock),
       timeline_(timeline),
       gate_(gate),
-      reports_(reports),
+      inbox_(inbox),
       changed_(changed),
       keeps_bound_(options.max_slowdown.has_value()),
       jobs_(timeline),
@@ -29,7 +29,7 @@ JobDecisions::JobDecisions(Clock& clock, Timeline& timeline, Gate& gate, const R
       bounds_(options.max_slowdown, options.keep, gate, timeline),
       latencies_(options.keep, gate, timeline),
       sharing_(options.max_slowdown) {
-  set_report_interval();
+  set_wake_interval();
 }
 
 JobId JobDecisions::add(const NewJob& new_job, Slot& slot, JobStatus& status) {
@@ -51,7 +51,7 @@ JobId JobDecisions::add(const NewJob& new_job, Slot& slot, JobStatus& status) {
     throw;
   }
   any_automatic_ = any_automatic_ || inputs.plan;
-  set_report_interval();
+  set_wake_interval();
   timeline_.record_state(job.id(), JobState::kPending, now);
   for (const AutoSharing::Order& order : ranks_.take_early(job.id())) {
     carry_out(order);
@@ -76,14 +76,14 @@ void JobDecisions::open() {
 
 void JobDecisions::begin_wait(LiveJob& job) {
   starts_.enter(job);
-  set_report_interval();
+  set_wake_interval();
 }
 
 bool JobDecisions::end_wait(LiveJob& job) {
   starts_.leave(job);
   const bool started = job.wait == LiveJob::Wait::kStarted;
   move(job, started ? JobState::kRunning : JobState::kCancelled, clock_.now());
-  set_report_interval();
+  set_wake_interval();
   return started;
 }
 
@@ -151,7 +151,7 @@ void JobDecisions::try_to(Decide decide) noexcept {
   } catch (const std::bad_alloc&) {
     if (try_again_ == kNever) {
       try_again_ = clock_.now() + kTryAgain;
-      reports_.wake();
+      inbox_.wake();
     }
   }
 }
@@ -160,7 +160,7 @@ void JobDecisions::try_to_share() {
   const auto former_retry = sharing_.retry_at();
   issue(sharing_.decide(clock_.now(), starts_.free_places()));
   if (sharing_.retry_at() < former_retry) {
-    reports_.wake();
+    inbox_.wake();
   }
 }
 
@@ -215,11 +215,11 @@ void JobDecisions::obey(const AutoSharing::Order& order) {
 }
 
 /// Each step wakes the coordinator's thread only while a job's start depends on steps.
-void JobDecisions::set_report_interval() {
+void JobDecisions::set_wake_interval() {
   const bool decides = keeps_bound_ || any_automatic_ || !latencies_.empty();
-  reports_.set_interval(starts_.counts_steps() ? std::chrono::nanoseconds(0)
-                        : decides              ? kReportIntervalForDecisions
-                                               : kReportInterval);
+  inbox_.set_interval(starts_.counts_steps() ? std::chrono::nanoseconds(0)
+                      : decides              ? kWakeIntervalForDecisions
+                                             : kWakeInterval);
 }
 
 std::chrono::nanoseconds JobDecisions::serve_once() {
@@ -232,59 +232,59 @@ std::chrono::nanoseconds JobDecisions::serve_once() {
   return std::min(ranks_.follows() ? kNever : sharing_.retry_at(), try_again_);
 }
 
-void JobDecisions::apply(const JobReport& report) {
-  using Kind = JobReport::Kind;
-  LiveJob* const job = jobs_.find(report.job);
+void JobDecisions::apply(const JobMessage& message) {
+  using Kind = JobMessage::Kind;
+  LiveJob* const job = jobs_.find(message.job);
   if (job == nullptr || job->has_ended()) {
     return;  // the job was given up
   }
-  const auto steps = static_cast<double>(report.steps);
-  switch (report.kind) {
+  const auto steps = static_cast<double>(message.steps);
+  switch (message.kind) {
     case Kind::kGoesOn:
-      job->record->earlier_steps = report.steps;
-      sharing_.go_on(report.job, steps);
+      job->record->earlier_steps = message.steps;
+      sharing_.go_on(message.job, steps);
       decide();
       break;
     case Kind::kStepped:
-      count_step(*job, report);
+      count_step(*job, message);
       break;
     case Kind::kPromises:
-      try_to([&] { latencies_.promise(jobs_, *job, report.target, report.at); });
-      set_report_interval();
+      try_to([&] { latencies_.promise(jobs_, *job, message.target, message.at); });
+      set_wake_interval();
       break;
     case Kind::kAnswered:
-      count_answer(*job, report);
+      count_answer(*job, message);
       break;
     case Kind::kExpects:
     case Kind::kLength:
-      sharing_.expect(report.job, steps, report.kind == Kind::kLength);
+      sharing_.expect(message.job, steps, message.kind == Kind::kLength);
       break;
     case Kind::kSuspended:
     case Kind::kResumed:
-      sharing_.suspend(report.job, report.kind == Kind::kSuspended, report.at);
+      sharing_.suspend(message.job, message.kind == Kind::kSuspended, message.at);
       [[fallthrough]];
     case Kind::kHeld:
-      move(*job, report.kind == Kind::kResumed ? JobState::kRunning : JobState::kSuspended, report.at);
+      move(*job, message.kind == Kind::kResumed ? JobState::kRunning : JobState::kSuspended, message.at);
       break;
     case Kind::kSpilled:
     case Kind::kRestored:
-      job->spilled = report.kind == Kind::kSpilled;
+      job->spilled = message.kind == Kind::kSpilled;
       decide();
       changed_.notify_all();
       break;
     case Kind::kEnded:
-      move(*job, report.state, report.at);
+      move(*job, message.state, message.at);
       break;
   }
 }
 
-void JobDecisions::count_step(LiveJob& job, const JobReport& report) {
-  job.record->steps = report.steps;
-  const auto begin = std::exchange(job.last_step, report.at);
+void JobDecisions::count_step(LiveJob& job, const JobMessage& message) {
+  job.record->steps = message.steps;
+  const auto begin = std::exchange(job.last_step, message.at);
   try {
-    sharing_.step(report.job, report.at);
+    sharing_.step(message.job, message.at);
     if (begin.count() != 0 && !ranks_.follows()) {
-      bounds_.step(jobs_, job, report.steps, begin, report.at);
+      bounds_.step(jobs_, job, message.steps, begin, message.at);
     }
   } catch (const std::bad_alloc&) {
     // The step is counted, but its time is not used.
@@ -293,16 +293,16 @@ void JobDecisions::count_step(LiveJob& job, const JobReport& report) {
 }
 
 /// A bound on the slowdown of a job without steps is one on the time that its requests take.
-void JobDecisions::count_answer(LiveJob& job, const JobReport& report) {
+void JobDecisions::count_answer(LiveJob& job, const JobMessage& message) {
   ++job.answers;
-  sharing_.answer(report.job, report.at);
+  sharing_.answer(message.job, message.at);
   if (ranks_.follows()) {
     return;
   }
   try_to([&] {
-    latencies_.answered(jobs_, job, report);
+    latencies_.answered(jobs_, job, message);
     if (job.record->steps == 0) {
-      bounds_.step(jobs_, job, job.answers, report.taken, report.at);
+      bounds_.step(jobs_, job, job.answers, message.taken, message.at);
     }
   });
 }

@@ -6,11 +6,11 @@
 #include "device/clock.h"
 #include "gate/gate.h"
 #include "runtime/bound_keeper.h"
-#include "runtime/job_report.h"
+#include "runtime/job_message.h"
 #include "runtime/job_table.h"
 #include "runtime/latency_keeper.h"
+#include "runtime/message_inbox.h"
 #include "runtime/rank_orders.h"
-#include "runtime/report_inbox.h"
 #include "runtime/start_queue.h"
 #include "runtime/timeline.h"
 #include "sharing/auto_sharing.h"
@@ -24,13 +24,13 @@ namespace torchshare {
 ///
 /// Note [Without memory]
 /// A decision that finds no memory is made again a moment later, by `serve_once`; one that was made is carried out and
-/// kept without allocating. What happened to a job is always noted: its reports are applied without allocating, and
+/// kept without allocating. What happened to a job is always noted: its messages are applied without allocating, and
 /// events that cannot be recorded are dropped. So no job waits for ever, and none ends the process.
 class JobDecisions {
  public:
-  /// Notifies `changed` when jobs' states or orders changed, and wakes the thread behind `reports` when it has to
+  /// Notifies `changed` when jobs' states or orders changed, and wakes the thread behind `inbox` when it has to
   /// `serve_once` earlier than it was told. Throws std::invalid_argument for invalid options.
-  JobDecisions(Clock& clock, Timeline& timeline, Gate& gate, const RuntimeOptions& options, ReportInbox& reports,
+  JobDecisions(Clock& clock, Timeline& timeline, Gate& gate, const RuntimeOptions& options, MessageInbox& inbox,
                EventCount& changed);
 
   // See Coordinator.
@@ -49,7 +49,7 @@ class JobDecisions {
   bool end_wait(LiveJob& job);
   void delay(LiveJob& job) { move(job, JobState::kDelayed, clock_.now()); }
 
-  void apply(const JobReport& report);
+  void apply(const JobMessage& message);
   /// Decides for all jobs, so that a job starts at the step it waits for, not when its own thread, possibly of idle
   /// priority, is scheduled. Needed only when time has passed: all else that happens calls it.
   void decide() noexcept;
@@ -61,9 +61,9 @@ class JobDecisions {
   RankOrders& ranks() { return ranks_; }
 
  private:
-  void set_report_interval();
-  void count_step(LiveJob& job, const JobReport& report);
-  void count_answer(LiveJob& job, const JobReport& report);
+  void set_wake_interval();
+  void count_step(LiveJob& job, const JobMessage& message);
+  void count_answer(LiveJob& job, const JobMessage& message);
   void move(LiveJob& job, JobState to, std::chrono::nanoseconds at);
   void share() noexcept;
   template <class Decide>
@@ -76,7 +76,7 @@ class JobDecisions {
   Clock& clock_;
   Timeline& timeline_;
   Gate& gate_;
-  ReportInbox& reports_;
+  MessageInbox& inbox_;
   EventCount& changed_;
   const bool keeps_bound_;
   JobTable jobs_;

@@ -88,21 +88,21 @@ bool JobInterrupts::wait_turn() {
 
 bool JobInterrupts::park(std::uint32_t interrupts) {
   if ((interrupts & kSuspend) != 0) {
-    wait_while(kSuspend, "suspended", JobReport::Kind::kSuspended);
+    wait_while(kSuspend, "suspended", JobMessage::Kind::kSuspended);
   } else if ((interrupts & kHold) != 0) {
-    wait_while(kHold, "held", JobReport::Kind::kHeld);
+    wait_while(kHold, "held", JobMessage::Kind::kHeld);
   }
   return (interrupts & (kSuspend | kHold)) != 0;
 }
 
-void JobInterrupts::wait_while(Interrupt bit, std::string_view reason, JobReport::Kind kind) {
+void JobInterrupts::wait_while(Interrupt bit, std::string_view reason, JobMessage::Kind kind) {
   const Waiting here(*this);
-  job_.report(kind);
+  job_.send(kind);
   if (bit == kSuspend) {
     on_suspend_();
   }
   block(reason, [&] { job_.runtime.gate.wait_while(job_.slot, bit); });
-  job_.report(JobReport::Kind::kResumed);
+  job_.send(JobMessage::Kind::kResumed);
 }
 
 void JobInterrupts::yield_point(bool parks) {

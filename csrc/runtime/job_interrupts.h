@@ -47,7 +47,7 @@ class JobInterrupts {
 
   /// Parks the job if it is suspended or held; returns whether it was.
   bool park(std::uint32_t interrupts);
-  void wait_while(Interrupt bit, std::string_view reason, JobReport::Kind kind);
+  void wait_while(Interrupt bit, std::string_view reason, JobMessage::Kind kind);
   /// Returns whether the job was admitted.
   bool wait_turn();
   void unwind();

@@ -22,8 +22,8 @@ struct JobParts {
 
   JobId id() const { return registration.job(); }
   std::chrono::nanoseconds now() const { return runtime.now(); }
-  void report(JobReport::Kind kind, std::uint64_t steps = 0, JobState state = JobState::kRunning) const {
-    runtime.coordinator.report({.job = id(), .kind = kind, .at = now(), .steps = steps, .state = state});
+  void send(JobMessage::Kind kind, std::uint64_t steps = 0, JobState state = JobState::kRunning) const {
+    runtime.coordinator.send({.job = id(), .kind = kind, .at = now(), .steps = steps, .state = state});
   }
 };
 

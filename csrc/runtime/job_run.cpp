@@ -19,7 +19,7 @@ void RuntimeJob::run(Body body) {
   body = nullptr;  // release its state before reporting the end
   times_.end_body();
   leave();
-  parts_.report(JobReport::Kind::kEnded, 0, end);
+  parts_.send(JobMessage::Kind::kEnded, 0, end);
 }
 
 void RuntimeJob::leave() {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "gate/slot.h"
-#include "runtime/job_report.h"
+#include "runtime/job_message.h"
 #include "runtime/timeline.h"
 #include "sharing/job_records.h"
 #include "sharing/start_rule.h"

@@ -21,7 +21,7 @@ bool LatencyKeeper::keeps(const JobTable& jobs, const LiveJob& job, const Latenc
   return kept;
 }
 
-void LatencyKeeper::answered(const JobTable& jobs, const LiveJob& job, const JobReport& answer) {
+void LatencyKeeper::answered(const JobTable& jobs, const LiveJob& job, const JobMessage& answer) {
   LatencyPace* const promise = promises_.find(job.id());
   if (promise == nullptr || !keeps(jobs, job, promise->target(), answer.at)) {
     return;

@@ -23,7 +23,7 @@ class LatencyKeeper {
   bool empty() const { return promises_.empty(); }
   void promise(const JobTable& jobs, const LiveJob& job, const LatencyTarget& target, std::chrono::nanoseconds now);
   /// Called when a job has answered a request.
-  void answered(const JobTable& jobs, const LiveJob& job, const JobReport& answer);
+  void answered(const JobTable& jobs, const LiveJob& job, const JobMessage& answer);
   void end(JobId job) noexcept {
     promises_.end(job);
     outranked_.erase(job);

@@ -216,9 +216,9 @@ class SwappedTest : public CoordinatorTest {
   ~SwappedTest() override { coordinator_.dismiss(); }
   std::future<void> primary_waits() {
     return std::async(std::launch::async, [this] {
-      primary_.report(JobReport::Kind::kHeld);
+      primary_.send(JobMessage::Kind::kHeld);
       gate_.wait_while(primary_.slot(), kHold);
-      primary_.report(JobReport::Kind::kResumed);
+      primary_.send(JobMessage::Kind::kResumed);
     });
   }
   Member& primary_ = add_profiled("a", Priority::kPrimary, "now", 0.1, 10000, "b", 3);

@@ -78,8 +78,8 @@ TEST(Coordinator, AStepThatComesWhileAJobBeginsToWaitIsNotLost) {
   while (clock.waits == 0) {
     std::this_thread::sleep_for(1ms);
   }
-  coordinator.report({primary.id(), JobReport::Kind::kStepped, 1ms, 1});
-  clock.at_next_look = [&] { coordinator.report({primary.id(), JobReport::Kind::kStepped, 1ms, 2}); };
+  coordinator.send({primary.id(), JobMessage::Kind::kStepped, 1ms, 1});
+  clock.at_next_look = [&] { coordinator.send({primary.id(), JobMessage::Kind::kStepped, 1ms, 2}); };
   auto starts = std::async(std::launch::async, [&] { return coordinator.wait_to_start(secondary.id()); });
   EXPECT_EQ(starts.wait_for(5s), std::future_status::ready) << "the second step woke no thread";
   coordinator.dismiss();
@@ -142,7 +142,7 @@ class KeepingClock final : public Clock {
   mutable std::latch release{1};
 };
 
-TEST(Coordinator, AThreadThatHoldsTheLockDelaysNoJobThatReports) {
+TEST(Coordinator, AThreadThatHoldsTheLockDelaysNoJobThatSendsAMessage) {
   CoordinatorParts<KeepingClock> parts;
   auto& [clock, timeline, gate, coordinator] = parts;
   Member job(coordinator, clock, {.name = "a", .priority = Priority::kPrimary});
@@ -152,7 +152,7 @@ TEST(Coordinator, AThreadThatHoldsTheLockDelaysNoJobThatReports) {
   std::jthread other([&] { coordinator.serve_once(); });
   clock.asked.wait();
   auto step = std::async(std::launch::async, [&] {
-    coordinator.report({job.id(), JobReport::Kind::kStepped, 1s, 1});
+    coordinator.send({job.id(), JobMessage::Kind::kStepped, 1s, 1});
     return job.state();
   });
   EXPECT_EQ(step.wait_for(10s), std::future_status::ready) << "it waits for the lock";
@@ -160,16 +160,16 @@ TEST(Coordinator, AThreadThatHoldsTheLockDelaysNoJobThatReports) {
   clock.release.count_down();
 }
 
-TEST_F(CoordinatorTest, ServesReportsWithoutWaitingJobs) {
+TEST_F(CoordinatorTest, ServesMessagesWithoutWaitingJobs) {
   Member& job = add("a", Priority::kPrimary, "now");
   EXPECT_TRUE(coordinator_.wait_to_start(job.id()));
   {
     std::jthread server([this] { coordinator_.serve(); });
-    coordinator_.report({job.id(), JobReport::Kind::kSuspended, clock_.now()});
+    coordinator_.send({job.id(), JobMessage::Kind::kSuspended, clock_.now()});
     while (job.state() != JobState::kSuspended) {
       std::this_thread::sleep_for(1ms);
     }
-    coordinator_.report({job.id(), JobReport::Kind::kEnded, clock_.now(), 0, JobState::kCancelled});
+    coordinator_.send({job.id(), JobMessage::Kind::kEnded, clock_.now(), 0, JobState::kCancelled});
     coordinator_.dismiss();
   }
   EXPECT_EQ(job.state(), JobState::kCancelled) << "what is there when it is dismissed is applied";

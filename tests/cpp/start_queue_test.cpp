@@ -146,7 +146,7 @@ TEST_F(QueueTest, ACancelledJobGivesUpItsTurn) {
 }
 
 TEST_F(FullQueueTest, ASuspendedJobKeepsItsPlace) {
-  a_.report(JobReport::Kind::kSuspended);
+  a_.send(JobMessage::Kind::kSuspended);
   EXPECT_TRUE(waits(c_));
   queue_.give_up(a_.id());
   EXPECT_TRUE(runs(c_));
@@ -155,9 +155,9 @@ TEST_F(FullQueueTest, ASuspendedJobKeepsItsPlace) {
 TEST_F(FullQueueTest, ASpilledJobGivesUpItsPlace) {
   Member& d = job("d");
   arrive(d);
-  a_.report(JobReport::Kind::kSpilled);
+  a_.send(JobMessage::Kind::kSpilled);
   EXPECT_TRUE(runs(c_));
-  a_.report(JobReport::Kind::kRestored);
+  a_.send(JobMessage::Kind::kRestored);
   b_.end(JobState::kFinished);
   EXPECT_TRUE(waits(d)) << "it came back";
   a_.end(JobState::kFinished);

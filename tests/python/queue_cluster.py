@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from torchshare.cluster.host_report import JobReport
+from torchshare.cluster.host_status import AttemptStatus
 from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal
@@ -78,7 +78,7 @@ class Cluster:
             self.queue.left(name, self.on[gpu].pop(name), state, error, gpu=gpu)
 
     def progress(self, name: str, attempt: int, time: float, steps: int, **more: Any) -> bool:
-        return self.queue.progress(JobReport(name, attempt, "running", steps, **more), time)
+        return self.queue.progress(AttemptStatus(name, attempt, "running", steps, **more), time)
 
     def save(self, name: str) -> None:
         """The job has begun to write checkpoints."""

@@ -24,7 +24,7 @@ from torchshare.cluster import attempt as attempt_module
 from torchshare.cluster import host as host_module
 from torchshare.cluster import storage as storage_module
 from torchshare.cluster.host import Host
-from torchshare.cluster.host_report import JobReport
+from torchshare.cluster.host_status import AttemptStatus
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.storage import Outcome, Storage, WrongStorage
 from torchshare.runtime.job import Job
@@ -70,11 +70,11 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
             host._runtime.close()
 
 
-def job_on(host: Host, name: str) -> JobReport:
-    return next(job for job in host.report().jobs if job.name == name)
+def job_on(host: Host, name: str) -> AttemptStatus:
+    return next(job for job in host.status().jobs if job.name == name)
 
 
-def ended(host: Host, name: str) -> JobReport:
+def ended(host: Host, name: str) -> AttemptStatus:
     wait_until(lambda: job_on(host, name).state != "running")
     return job_on(host, name)
 
@@ -85,10 +85,10 @@ def test_two_jobs_end_with_the_weights_of_jobs_alone(hosts: Hosts) -> None:
     for number, name in enumerate("ab"):
         host.start(hosts.spec(name, training(seed=number)), 1)
     for name in "ab":
-        assert ended(host, name) == JobReport(name, 1, "finished", 32)
+        assert ended(host, name) == AttemptStatus(name, 1, "finished", 32)
         assert equal(hosts.outcome(name).value, alone[name])
         assert hosts.log(name).endswith(f"job {name} has trained\n")
-    assert [job.name for job in host.report(forget=[("a", 1), ("b", 2)]).jobs] == ["b"]
+    assert [job.name for job in host.status(forget=[("a", 1), ("b", 2)]).jobs] == ["b"]
 
 
 def test_a_job_that_is_suspended_goes_on_anywhere_with_the_same_weights(
@@ -153,8 +153,8 @@ def test_a_script_that_handles_the_interrupt_of_a_suspension_has_not_ended(
         host.save_all()
     else:
         host.stop("a", 1, suspend=True)
-    report = ended(host, "a")
-    assert (report.state, report.error) == ("suspended", "")
+    status = ended(host, "a")
+    assert (status.state, status.error) == ("suspended", "")
     assert hosts.storage.outcome("id-a") is None
 
 
@@ -205,9 +205,9 @@ def test_a_job_that_cannot_run_fails_with_its_reason(hosts: Hosts, target: str, 
     (hosts.folder / "exit.py").write_text("import sys; sys.exit(3)\n")
     host = hosts.host()
     host.start(hosts.spec("a", target), 1)
-    report = ended(host, "a")
-    assert (report.state, report.error[: len(error)]) == ("failed", error)
-    assert hosts.outcome("a").error == report.error
+    status = ended(host, "a")
+    assert (status.state, status.error[: len(error)]) == ("failed", error)
+    assert hosts.outcome("a").error == status.error
     assert error.split(": ")[-1] in hosts.log("a")
 
 
@@ -229,7 +229,7 @@ def test_a_job_that_has_ended_is_not_run_again(hosts: Hosts, tmp_path: Path) -> 
     assert ended(first, "a").state == "finished"
     first.start(spec, 1)
     second.start(spec, 2)  # a scheduler that does not know
-    assert ended(second, "a") == JobReport("a", 2, "finished")
+    assert ended(second, "a") == AttemptStatus("a", 2, "finished")
     assert marks.read_text() == "end\n"
 
 
@@ -240,7 +240,7 @@ def test_a_name_that_is_used_again_is_another_job(hosts: Hosts) -> None:
         hosts.functions["a"] = training(seed=number)
         host = hosts.host()
         host.start(spec, 1)
-        assert ended(host, "a") == JobReport("a", 1, "finished", 32)
+        assert ended(host, "a") == AttemptStatus("a", 1, "finished", 32)
         outcome = hosts.storage.outcome(spec.submission)
         assert outcome is not None
         assert equal(outcome.value, run_one(training(seed=number)).value)
@@ -275,7 +275,7 @@ def test_a_value_that_only_its_client_can_load_is_kept(hosts: Hosts, monkeypatch
     assert hosts.outcome("a").state == "finished"  # as a scheduler reads it, whose host has died
     other = hosts.host()
     other.start(spec, 2)
-    assert ended(other, "a") == JobReport("a", 2, "finished")
+    assert ended(other, "a") == AttemptStatus("a", 2, "finished")
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_a_module_that_exits_fails_its_job(hosts: Hosts, statement: str, error: 
     (hosts.folder / "exits.py").write_text(f"import sys\n{statement}\ndef train(job): pass\n")
     host = Host(hosts.storage, "cpu")
     host.start(hosts.spec("a", "exits.py:train"), 1)
-    assert ended(host, "a") == JobReport("a", 1, "failed", error=error)
+    assert ended(host, "a") == AttemptStatus("a", 1, "failed", error=error)
     assert str(hosts.folder / "exits.py") in hosts.log("a").splitlines()[1]  # the first frame is the user's
 
 
@@ -301,7 +301,7 @@ def test_a_jobs_own_value_error_shows_its_type(hosts: Hosts, text: str, error: s
 
     host = hosts.host()
     host.start(hosts.spec("a", fail), 1)
-    assert ended(host, "a") == JobReport("a", 1, "failed", error=error)
+    assert ended(host, "a") == AttemptStatus("a", 1, "failed", error=error)
     assert hosts.log("a").splitlines()[-1] == error and "in fail" in hosts.log("a")
 
 
@@ -328,11 +328,11 @@ def test_a_job_that_takes_long_to_load_can_be_stopped_and_delays_no_report(
     host.start(hosts.spec("a", "a.py"), 1)
     try:
         assert loading.wait(300)
-        assert wait_for(host.report).jobs == [JobReport("a", 1, "running")]
+        assert wait_for(host.status).jobs == [AttemptStatus("a", 1, "running")]
         host.stop("a", 1, suspend=suspend)
     finally:
         loaded.set()
-    assert ended(host, "a") == JobReport("a", 1, state)
+    assert ended(host, "a") == AttemptStatus("a", 1, state)
     assert hosts.storage.outcome("id-a") is None
 
 
@@ -442,19 +442,19 @@ def test_a_finished_job_whose_outcome_cannot_be_written_waits_for_the_disk(
     host = hosts.host()
     host.start(hosts.spec("a", lambda job: 7), 1)
     disk.wait(3)
-    report = job_on(host, "a")
+    status = job_on(host, "a")
     trouble = "it has finished, and its outcome cannot be written: [Errno 28] No space left on device"
-    assert (report.state, report.trouble) == ("running", trouble)
+    assert (status.state, status.trouble) == ("running", trouble)
     if end == "writes":
         disk.full = False
-        assert ended(host, "a") == JobReport("a", 1, "finished")
+        assert ended(host, "a") == AttemptStatus("a", 1, "finished")
     else:
         host.stop("a", 1, suspend=end == "suspend")
         state = "suspended" if end == "suspend" else "cancelled"
-        assert ended(host, "a") == JobReport("a", 1, state, error=trouble)
+        assert ended(host, "a") == AttemptStatus("a", 1, state, error=trouble)
         disk.full = False
         host.start(hosts.spec("a", lambda job: 7), 2)
-        assert ended(host, "a") == JobReport("a", 2, "finished")
+        assert ended(host, "a") == AttemptStatus("a", 2, "finished")
     assert hosts.outcome("a").value == 7
 
 
@@ -480,9 +480,9 @@ def test_a_job_that_a_full_disk_ends_goes_on_from_its_checkpoint(hosts: Hosts, e
     alone = run_one(train).value
     host = hosts.host()
     host.start(hosts.spec("a", saves), 1)
-    report = ended(host, "a")
-    assert report.state == "suspended"
-    assert report.error.startswith("goes on from its checkpoint when the disk has space: ")
+    status = ended(host, "a")
+    assert status.state == "suspended"
+    assert status.error.startswith("goes on from its checkpoint when the disk has space: ")
     full[0] = False
     host.start(hosts.spec("a", saves), 2)
     assert ended(host, "a").state == "finished"
@@ -495,7 +495,7 @@ def test_a_job_without_a_checkpoint_that_a_full_disk_ends_fails(hosts: Hosts) ->
 
     host = hosts.host()
     host.start(hosts.spec("a", writes), 1)
-    assert ended(host, "a") == JobReport("a", 1, "failed", error="OSError: [Errno 28] No space left on device")
+    assert ended(host, "a") == AttemptStatus("a", 1, "failed", error="OSError: [Errno 28] No space left on device")
 
 
 @pytest.mark.usefixtures("quick")
@@ -510,9 +510,9 @@ def test_a_job_is_suspended_when_its_checkpoint_could_be_written(hosts: Hosts, m
     stopping = threading.Thread(target=host.stop, args=("a", 1), kwargs={"suspend": True})
     stopping.start()
     disk.wait(3)
-    report = job_on(host, "a")
-    assert (report.state, report.can_save, report.has_saved) == ("running", False, False)
-    assert report.trouble == "no checkpoint can be written: No space left on device"
+    status = job_on(host, "a")
+    assert (status.state, status.can_save, status.has_saved) == ("running", False, False)
+    assert status.trouble == "no checkpoint can be written: No space left on device"
     disk.full = False
     stopping.join(30)
     assert ended(host, "a").state == "suspended"
@@ -556,19 +556,19 @@ def test_a_host_whose_storage_goes_away_takes_and_ends_no_job(tmp_path: Path) ->
     for name in ("ends", "fails"):
         host.start(JobSpec(name, name, name, "/", "m", options={"threads": 1}), 1)
     wait_until(lambda: all(each.job is not None for each in host._attempts.values()))
-    assert host.report().refusal == ""
+    assert host.status().refusal == ""
     path.rename(tmp_path / "away")
     path.mkdir()
     goes_on.set()
     host.start(JobSpec("new", "new", "new", "/", "m"), 1)
     wait_until(lambda: all(each.refusal for each in host._attempts.values()))
     refusal = f"{path} is not the cluster's storage on this node: it has not the mark of the scheduler"
-    assert host.report().refusal.startswith(refusal)
+    assert host.status().refusal.startswith(refusal)
     assert ended(host, "fails").state == "suspended"
-    assert {job.name: job.state for job in host.report().jobs if job.name != "fails"} == {
+    assert {job.name: job.state for job in host.status().jobs if job.name != "fails"} == {
         "ends": "running",
         "new": "running",
     }
     assert not list(path.iterdir())
     host.save_all()
-    assert {job.state for job in host.report().jobs} == {"suspended"}
+    assert {job.state for job in host.status().jobs} == {"suspended"}

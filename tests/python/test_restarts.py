@@ -335,8 +335,8 @@ def test_what_a_child_reports():
 
 AFTER_A_JOB = """
 import ctypes, os, sys, threading, torchshare
-from torchshare.runtime import crash_report
-crash_report.open_for(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT))
+from torchshare.runtime import crash_log
+crash_log.open_for(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT))
 with torchshare.Runtime("cpu") as runtime:
     runtime.submit(lambda job: None, name="a")
     runtime.wait()

@@ -17,7 +17,7 @@ import pytest
 
 from torchshare.cluster import scheduler as scheduler_module
 from torchshare.cluster.host_actor import CannotStart
-from torchshare.cluster.host_report import HostReport, JobReport
+from torchshare.cluster.host_status import AttemptStatus, HostStatus
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal
 from torchshare.cluster.remote_host import RemoteHost
@@ -87,13 +87,13 @@ def started(path: Path, nodes: PlayedNodes, *jobs: str) -> tuple[Scheduler, Remo
     for name in jobs:
         scheduler.submit(JobSpec(name, name, f"{name}.py", "/", "m"), None, False)
     host = scheduler._hosts["n", 0] = RemoteHost("n", 0, Played())
-    report(scheduler, host)
+    status(scheduler, host)
     assert [action.what for action in scheduler._queue.actions()] == ["start"] * len(jobs)
     return scheduler, host
 
 
-def report(scheduler: Scheduler, host: RemoteHost, *jobs: JobReport, token: str = "token") -> None:
-    scheduler._take(host, HostReport(token, 0.0, list(jobs), "{}"))
+def status(scheduler: Scheduler, host: RemoteHost, *jobs: AttemptStatus, token: str = "token") -> None:
+    scheduler._take(host, HostStatus(token, 0.0, list(jobs), "{}"))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_jobs_that_ended_before_their_host_and_scheduler_died_do_not_run_again(
         scheduler = opened(tmp_path, nodes)
         for index in range(2):
             host = scheduler._hosts["n", index] = RemoteHost("n", index, Played())
-            report(scheduler, host, token=secrets.token_hex(4))
+            status(scheduler, host, token=secrets.token_hex(4))
         return scheduler
 
     scheduler = start()
@@ -147,17 +147,17 @@ def test_jobs_that_ended_before_their_host_and_scheduler_died_do_not_run_again(
 
 def test_a_job_that_does_not_stop_ends_the_process_and_is_blamed(tmp_path: Path, nodes: PlayedNodes) -> None:
     scheduler, host = started(tmp_path, nodes, "stuck", "partner")
-    running = [JobReport(name, 1, "running", 7) for name in ("stuck", "partner")]
-    report(scheduler, host, *running)
+    running = [AttemptStatus(name, 1, "running", 7) for name in ("stuck", "partner")]
+    status(scheduler, host, *running)
     scheduler.cancel("stuck")
     assert [action.what for action in scheduler._queue.actions()] == ["cancel"]
-    report(scheduler, host, JobReport("stuck", 1, "running", 7, stops=True), running[1])
+    status(scheduler, host, AttemptStatus("stuck", 1, "running", 7, stops=True), running[1])
     assert host.actor.calls == []
     scheduler._queue.jobs["stuck"].stopped -= 1000
-    report(scheduler, host, JobReport("stuck", 1, "running", 7, stops=True), running[1])
+    status(scheduler, host, AttemptStatus("stuck", 1, "running", 7, stops=True), running[1])
     assert host.actor.calls == [("save_all",)]
     assert not host.is_reachable
-    host.report = "saved"
+    host.status = "saved"
     nodes.ready.append("saved")
     scheduler._poll()
     assert nodes.killed == [host.actor]
@@ -171,10 +171,10 @@ def test_a_job_that_does_not_stop_ends_the_process_and_is_blamed(tmp_path: Path,
 
 def test_a_job_that_should_not_be_there_and_does_not_stop_ends_the_process(tmp_path: Path, nodes: PlayedNodes) -> None:
     scheduler, host = started(tmp_path, nodes)
-    report(scheduler, host, JobReport("stray", 3, "running"))
+    status(scheduler, host, AttemptStatus("stray", 3, "running"))
     assert host.actor.calls == [("stop", "stray", 3, False)]
     host.strays["stray", 3] -= 1000
-    report(scheduler, host, JobReport("stray", 3, "running", stops=True))
+    status(scheduler, host, AttemptStatus("stray", 3, "running", stops=True))
     assert host.actor.calls[1:] == [("save_all",)]
 
 
@@ -187,18 +187,18 @@ def test_a_stop_that_did_not_reach_the_host_is_repeated(tmp_path: Path, nodes: P
     else:
         scheduler.cancel("a")
     assert len(scheduler._queue.actions()) == 1
-    report(scheduler, host, JobReport("a", 1, "running"))
+    status(scheduler, host, AttemptStatus("a", 1, "running"))
     assert host.actor.calls == [("stop", "a", 1, suspend)]
-    report(scheduler, host, JobReport("a", 1, "running", stops=True))
+    status(scheduler, host, AttemptStatus("a", 1, "running", stops=True))
     assert len(host.actor.calls) == 1
 
 
 def test_a_start_that_did_not_reach_the_host_is_repeated(tmp_path: Path, nodes: PlayedNodes) -> None:
     scheduler, host = started(tmp_path, nodes, "a")
-    report(scheduler, host)
+    status(scheduler, host)
     assert scheduler.rows("a")[0]["state"] == "running"  # the host may not know it yet
     scheduler._queue.jobs["a"].began -= 100
-    report(scheduler, host)
+    status(scheduler, host)
     assert [action.attempt for action in scheduler._queue.actions()] == [2]
 
 
@@ -252,8 +252,8 @@ def test_a_host_that_cannot_start_says_why_and_waits_longer_each_time(
         now += 0.5
     scheduler._find_nodes()
     host = scheduler._hosts["n", 0]
-    host.report = _NoJobs("token", 0.0, [], "{}")
-    nodes.ready.append(host.report)
+    host.status = _NoJobs("token", 0.0, [], "{}")
+    nodes.ready.append(host.status)
     scheduler._poll()
     assert [(row["device"], row["up"], row["error"]) for row in scheduler.hosts()] == [(0, True, "")]
 
@@ -292,9 +292,9 @@ def test_a_scheduler_waits_until_an_earlier_one_has_ended(
 def test_the_job_whose_thread_crashed_the_process_is_blamed(tmp_path: Path, nodes: PlayedNodes) -> None:
     """As the process has written. Both had been, and were put together again."""
     scheduler, host = started(tmp_path, nodes, "guilty", "innocent")
-    report = scheduler._storage.crash("token")
-    report.parent.mkdir()
-    report.write_text(
+    log = scheduler._storage.crash("token")
+    log.parent.mkdir()
+    log.write_text(
         '["job", 10, "innocent"]\n["left", 10, "innocent"]\n["job", 10, "guilty"]\n["job", 11, "innocent"]\n'
         "Fatal Python error: Segmentation fault\n\n"
         "Thread 0x000000000000000b (most recent call first):\n  <no Python frame>\n\n"
@@ -307,15 +307,15 @@ def test_the_job_whose_thread_crashed_the_process_is_blamed(tmp_path: Path, node
     how = "job 'guilty' crashed the process: Segmentation fault at /home/train.py:7 (step)"
     assert scheduler.rows("guilty")[0]["error"] == f"runs alone: {how}"
     assert scheduler.rows("innocent")[0]["error"] == ""
-    assert not report.exists()
+    assert not log.exists()
 
 
 @pytest.mark.parametrize("text", ["", '["job", 11, "a"]\nCurrent thread 0xa (most recent call first):\n', "garbage"])
 def test_who_crashed_the_process_may_not_be_known(tmp_path: Path, nodes: PlayedNodes, text: str) -> None:
     scheduler, host = started(tmp_path, nodes, "a", "b")
-    report = scheduler._storage.crash("token")
-    report.parent.mkdir()
-    report.write_text(text)
+    log = scheduler._storage.crash("token")
+    log.parent.mkdir()
+    log.write_text(text)
     host.error = "The actor died because its worker process has died."
     scheduler._bury(host)
     assert [(job.crashes, job.is_suspect) for job in scheduler._queue.jobs.values()] == [(0, True)] * 2
@@ -325,8 +325,8 @@ def test_a_host_that_no_longer_sees_the_storage_is_ended_and_its_jobs_go_on(
     tmp_path: Path, nodes: PlayedNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler, host = started(tmp_path, nodes, "a")
-    host.report = _NoJobs("token", 0.0, [JobReport("a", 1, "running")], "{}", refusal="/x is not the storage")
-    nodes.ready.append(host.report)
+    host.status = _NoJobs("token", 0.0, [AttemptStatus("a", 1, "running")], "{}", refusal="/x is not the storage")
+    nodes.ready.append(host.status)
     scheduler._poll()
     assert nodes.killed == [host.actor]
     assert scheduler.rows("a")[0]["state"] == "suspended"
@@ -365,7 +365,7 @@ def test_a_scheduler_that_comes_back_without_its_storage_waits_for_it(tmp_path: 
 def test_a_host_with_rays_niceness_is_told_of(tmp_path: Path, nodes: PlayedNodes) -> None:
     scheduler, host = started(tmp_path, nodes)
     assert [row["note"] for row in scheduler.hosts()] == [""]
-    scheduler._take(host, HostReport("token", 0.0, [], "{}", niceness=15))
+    scheduler._take(host, HostStatus("token", 0.0, [], "{}", niceness=15))
     note = "niceness 15; Ray's own is 15: start it with RAY_worker_niceness=0"
     assert [row["note"] for row in scheduler.hosts()] == [note]
 
@@ -378,13 +378,13 @@ def test_what_a_host_did_unheard_is_no_run_time(tmp_path: Path, nodes: PlayedNod
     again = opened(tmp_path, nodes)
     state = again._queue._state
     again._queue._clock = lambda: time.time() + 1e6
-    report(again, RemoteHost("n", 0, Played()), token="another")
+    status(again, RemoteHost("n", 0, Played()), token="another")
     assert {row["name"]: row["state"] for row in again.rows()} == {"ended": "finished", "lost": "suspended"}
     assert all(row["ran_s"] < 1000 for row in again.rows())
     assert state.learned.duration("m") == 3600
 
 
-class _NoJobs(HostReport):
+class _NoJobs(HostStatus):
     __hash__ = object.__hash__
 
 
@@ -392,12 +392,12 @@ def test_a_host_that_hangs_is_given_up(tmp_path: Path, nodes: PlayedNodes) -> No
     scheduler = opened(tmp_path, nodes)
     scheduler.submit(JobSpec("a", "id", "a.py", "/", "m"), None, False)
     no_jobs = _NoJobs("token", 0.0, [], "{}")
-    actor = types.SimpleNamespace(report=types.SimpleNamespace(remote=lambda forget: no_jobs))
+    actor = types.SimpleNamespace(status=types.SimpleNamespace(remote=lambda forget: no_jobs))
     host = scheduler._hosts["n", 0] = RemoteHost("n", 0, actor)
     scheduler._poll()
     host.asked -= 1000
     scheduler._poll()  # it has never answered: its env is being set up
-    nodes.ready.append(host.report)
+    nodes.ready.append(host.status)
     scheduler._poll()
     nodes.ready.clear()
     assert [action.what for action in scheduler._queue.actions()] == ["start"]

@@ -88,12 +88,12 @@ def run(reader: OptionReader, arguments: argparse.Namespace) -> int:
     except ValueError as error:
         return refuse(error)
     # Imports torch, which takes seconds.
-    from torchshare.runtime import crash_report, signals
+    from torchshare.runtime import crash_log, signals
     from torchshare.runtime.runtime import Runtime
 
     if attempt is not None:
-        crash_report.open_for(attempt.report)
-        crash_report.end_with_parent()
+        crash_log.open_for(attempt.log)
+        crash_log.end_with_parent()
         if attempt.resume:
             options["resume"] = True
     if waiting is not None:
@@ -127,7 +127,7 @@ def run(reader: OptionReader, arguments: argparse.Namespace) -> int:
     ended = outcome.show(runtime, dropped, given.options, as_json=arguments.json)
     status = stops.exit_code or failure or ended
     sys.stdout.flush()
-    crash_report.end(status, runtime.device)
+    crash_log.end(status, runtime.device)
     return status
 
 

@@ -14,7 +14,7 @@ from torchshare import _core
 from torchshare.cli.outputs import check_figure, check_outputs, print_table, refuse, save_figure, write, write_timeline
 from torchshare.cli.simulation_progress import with_progress
 from torchshare.context.names import escaped
-from torchshare.simulation import report
+from torchshare.simulation import tables
 from torchshare.simulation.adaptdl import is_packaged, read_packaged
 from torchshare.simulation.generated import MAX_JOBS, at_load, generate, parse_mix
 from torchshare.simulation.job_trace import FORMATS, LARGEST_SPLIT, Limits, Trace, read_trace
@@ -139,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"policies": rows}, indent=2))
     else:
-        print_table(report.table(rows))
+        print_table(tables.table(rows))
     status = 0
     if arguments.plot is not None:
         from torchshare.simulation import plots  # slow to import
@@ -150,7 +150,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         status |= write(arguments.report, lambda path: page.write_simulation(path, outcomes, rows))
     if arguments.timeline is not None:
-        status |= write(arguments.timeline, lambda path: write_timeline(path, report.timeline(outcomes[0])))
+        status |= write(arguments.timeline, lambda path: write_timeline(path, tables.timeline(outcomes[0])))
     return status
 
 

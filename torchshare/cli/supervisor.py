@@ -27,8 +27,8 @@ _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 class Attempt:
     """What the supervisor tells its child."""
 
-    report: int
-    """The file for crash_report."""
+    log: int
+    """The file for crash_log."""
     resume: bool = False
     dropped: dict[str, str] = field(default_factory=dict)
     """Jobs that are not to be run, and why."""
@@ -103,18 +103,18 @@ class Supervisor:
     def _attempt(self, resume: bool, dropped: dict[str, str]) -> tuple[int, Crash | None]:
         if self._ended_by:
             return 128 + self._ended_by, None
-        with tempfile.TemporaryFile() as report:
-            attempt = Attempt(report.fileno(), resume, dropped)
+        with tempfile.TemporaryFile() as log:
+            attempt = Attempt(log.fileno(), resume, dropped)
             self._child = subprocess.Popen(
                 self._command,
                 env={**os.environ, VARIABLE: json.dumps(asdict(attempt))},
-                pass_fds=[report.fileno()],
+                pass_fds=[log.fileno()],
                 start_new_session=True,  # a terminal's Ctrl-C comes once, from here
             )
             if self._ended_by:
                 self._child.send_signal(self._ended_by)
             status = self._child.wait()
-            return read(report, status)
+            return read(log, status)
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         if number in _ENDING:
@@ -123,10 +123,10 @@ class Supervisor:
             self._child.send_signal(number)
 
 
-def read(report: IO[bytes], status: int) -> tuple[int, Crash | None]:
+def read(log: IO[bytes], status: int) -> tuple[int, Crash | None]:
     """The exit status of a child, given what `Popen.wait` returned; and how it crashed, unless it did not."""
-    report.seek(0)
-    text = report.read().decode(errors="replace")
+    log.seek(0)
+    text = log.read().decode(errors="replace")
     for kind, value, reason in lines_of(text):
         if kind == "lost":
             return 1, Crash(reason, None)

@@ -1,4 +1,4 @@
-"""One start of a job on a host, and its reports."""
+"""One start of a job on a host, and its status."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torchshare.cluster.host_report import JobReport
+from torchshare.cluster.host_status import AttemptStatus
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.storage import Outcome, WrongStorage
 from torchshare.context.errors import described
@@ -36,7 +36,7 @@ class Attempt:
     store: Any = None
     """The store of a gang's rendezvous, on its first rank."""
     trouble: str = ""
-    """What it waits for; see JobReport."""
+    """What it waits for; see AttemptStatus."""
     refusal: str = ""
     """Why its host can run no jobs."""
 
@@ -83,23 +83,23 @@ class Attempt:
             log.warning("job '%s': %s", self.spec.name, trouble)
         self.trouble = trouble
 
-    def report(self) -> JobReport:
+    def status(self) -> AttemptStatus:
         job, outcome = self.job, self.outcome
         steps = 0 if job is None else job.result.steps
         ended = self.stopped or outcome is not None if job is None else job.state in ENDED
         if not ended:
-            return self._report_of_running(steps)
+            return self._status_of_running(steps)
         if outcome is not None:
-            return JobReport(self.spec.name, self.number, outcome.state, steps, error=outcome.error)
+            return AttemptStatus(self.spec.name, self.number, outcome.state, steps, error=outcome.error)
         is_cancelled = job is None or (self.stopped and job.state == "finished")  # it could not write its outcome
         state = "suspended" if self.suspends else "cancelled" if is_cancelled else job.state  # type: ignore[union-attr]
         exception = None if job is None or self.suspends else job.result.exception
         error = self.trouble if exception is None else described(exception)
-        return JobReport(self.spec.name, self.number, state, steps, error=error)
+        return AttemptStatus(self.spec.name, self.number, state, steps, error=error)
 
-    def _report_of_running(self, steps: int) -> JobReport:
+    def _status_of_running(self, steps: int) -> AttemptStatus:
         loop = Loop() if self.job is None else self.job._context.loop
-        return JobReport(
+        return AttemptStatus(
             self.spec.name,
             self.number,
             "running",

@@ -16,14 +16,14 @@ from typing import Any
 
 from torchshare.cluster import gang, job_output
 from torchshare.cluster.attempt import Attempt, end, save
-from torchshare.cluster.host_report import HostReport
+from torchshare.cluster.host_status import HostStatus
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.storage import Outcome, Storage
 from torchshare.context.errors import described, is_disk_full, users_traceback
 from torchshare.context.rank import Rank
 from torchshare.context.results import ENDED
 from torchshare.durable.files import make_folder
-from torchshare.runtime import crash_report
+from torchshare.runtime import crash_log
 from torchshare.runtime.job import Job
 from torchshare.runtime.options import JobOptions
 from torchshare.runtime.runtime import Runtime
@@ -68,7 +68,7 @@ class Host:
 
     def start(self, spec: JobSpec, number: int, rank: int = 0) -> None:
         """Starts a job, or a rank of it, or goes on from its checkpoint, in a thread: its module may never finish
-        loading. If it cannot start, a later report says why."""
+        loading. If it cannot start, a later status says why."""
         with self._lock:
             known = self._attempts.get(spec.name)
             if known is not None and known.number >= number:
@@ -104,14 +104,14 @@ class Host:
         loaded: futures.Future[Callable[..., Any]] = futures.Future()
 
         def load() -> None:
-            crash_report.enter_job(spec.name)
+            crash_log.enter_job(spec.name)
             try:
                 with self._loading[spec.target.partition(":")[0]]:
                     loaded.set_result(self._function(spec))
             except BaseException as error:
                 loaded.set_exception(error)
             finally:
-                crash_report.leave_job(spec.name)
+                crash_log.leave_job(spec.name)
 
         threading.Thread(target=load, daemon=True).start()
         futures.wait([loaded], _LOAD_S)
@@ -243,18 +243,18 @@ class Host:
             save(job, _SAVE_S)
         job.cancel()
 
-    def report(self, forget: Iterable[tuple[str, int]] = ()) -> HostReport:
+    def status(self, forget: Iterable[tuple[str, int]] = ()) -> HostStatus:
         """The jobs that run, and those that have ended, until the caller has told to forget them."""
         with self._lock:
             for name, number in forget:
                 known = self._attempts.get(name)
-                if known is not None and known.number == number and known.report().state != "running":
+                if known is not None and known.number == number and known.status().state != "running":
                     del self._attempts[name]
                     job_output.close_for(name)
-            jobs = [each.report() for each in self._attempts.values()]
+            jobs = [each.status() for each in self._attempts.values()]
             niceness = os.getpriority(os.PRIO_PROCESS, os.getpid())
             refusal = next((each.refusal for each in self._attempts.values() if each.refusal), "")
-            return HostReport(self.token, time.monotonic(), jobs, self._env, refusal, niceness)
+            return HostStatus(self.token, time.monotonic(), jobs, self._env, refusal, niceness)
 
     def save_all(self) -> None:
         """Writes the checkpoints of all jobs and cancels them; they go on later. Called before the process ends."""

@@ -12,7 +12,7 @@ from torchshare.cluster.settings import ClusterSettings
 from torchshare.cluster.storage import Storage
 
 if TYPE_CHECKING:
-    from torchshare.cluster.host_report import HostReport
+    from torchshare.cluster.host_status import HostStatus
 
 log = logging.getLogger("torchshare")
 
@@ -37,7 +37,7 @@ class HostActor:
         storage = Storage(Path(settings.storage), mark)
         address = get_node_ip_address()
         self._host = Host(storage, settings.device, settings.every, cloudpickle.dumps, env, address)
-        _report_crashes(storage.crash(self._host.token))
+        _log_crashes(storage.crash(self._host.token))
 
     def start(self, spec: JobSpec, attempt: int, rank: int) -> None:
         self._host.start(spec, attempt, rank)
@@ -45,18 +45,18 @@ class HostActor:
     def stop(self, name: str, attempt: int, suspend: bool) -> None:
         self._host.stop(name, attempt, suspend=suspend)
 
-    def report(self, forget: list[tuple[str, int]]) -> HostReport:
-        return self._host.report(forget)
+    def status(self, forget: list[tuple[str, int]]) -> HostStatus:
+        return self._host.status(forget)
 
     def save_all(self) -> None:
         self._host.save_all()
 
 
-def _report_crashes(path: Path) -> None:
-    from torchshare.runtime import crash_report
+def _log_crashes(path: Path) -> None:
+    from torchshare.runtime import crash_log
 
     try:
         path.parent.mkdir(exist_ok=True)
-        crash_report.open_for(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
+        crash_log.open_for(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
     except OSError as error:
         log.warning("which job crashes this process will not be known: %s", error)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torchshare import _core
 from torchshare.cluster import snapshot
-from torchshare.cluster.host_report import JobReport
+from torchshare.cluster.host_status import AttemptStatus
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Event, Journal
 from torchshare.cluster.queue_state import QueueState
@@ -159,22 +159,22 @@ class JobQueue:
             event = {"event": "left", "job": name, "attempt": attempt, "gpu": gpu, "state": state, "error": error}
             self._record({**event, "steps": steps, **({} if heard is None else {"heard": heard})})
 
-    def progress(self, report: JobReport, time: float, gpu: int | None = None) -> bool:
+    def progress(self, status: AttemptStatus, time: float, gpu: int | None = None) -> bool:
         """A job, or the rank of it on this device, runs on its host. `time` is that host's. Returns whether it should
         be there."""
-        job = self.jobs.get(report.name)
-        if job is None or job.attempt != report.attempt or not job.devices:
+        job = self.jobs.get(status.name)
+        if job is None or job.attempt != status.attempt or not job.devices:
             return False
         if gpu is not None and gpu != job.devices[0]:  # the first rank speaks for all
             return gpu in job.devices and gpu not in job.gone
-        if report.can_save and not job.can_save:
-            self._record({"event": "saves", "job": report.name})
-        if report.has_saved and job.is_suspect:
-            self._record({"event": "saved", "job": report.name})
-        job.steps, job.trouble = report.steps, report.trouble
+        if status.can_save and not job.can_save:
+            self._record({"event": "saves", "job": status.name})
+        if status.has_saved and job.is_suspect:
+            self._record({"event": "saved", "job": status.name})
+        job.steps, job.trouble = status.steps, status.trouble
         partner = self.partner(job)
         model = None if partner is None else partner.spec.model
-        job.step_times.observe(time, report.steps - report.earlier_steps, model)
+        job.step_times.observe(time, status.steps - status.earlier_steps, model)
         measured = None if model is None else job.step_times.slowdown(model)
         if model is not None and measured is not None and job.step_times.is_news(model, measured):
             job.step_times.told[model] = measured

@@ -107,7 +107,7 @@ class HostRecord:
     """The jobs that run on the device."""
     replacing: bool = False
     heard: float = 0.0
-    """Time of its last report, or of its first contact."""
+    """Time of its last answer, or of its first contact."""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ class RemoteHost:
     """The job whose environment it was started with."""
     gpu: int | None = None
     token: str = ""
-    report: Any = None
-    """The answer to the call for a report; None if there is no such call."""
+    status: Any = None
+    """The call for a status that has not been answered; None if there is no such call."""
     asked: float = 0.0
     forget: list[tuple[str, int]] = field(default_factory=list)
     strays: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class RemoteHost:
 
 @dataclass(frozen=True)
 class FailedStart:
-    """The last start of a host that ended before its first report."""
+    """The last start of a host that ended before its first answer."""
 
     reason: str
     wait: float

@@ -21,13 +21,13 @@ from torchshare.cluster.storage import Storage, WrongStorage
 from torchshare.runtime.crashes import crash_in
 
 if TYPE_CHECKING:
-    from torchshare.cluster.host_report import HostReport, JobReport
+    from torchshare.cluster.host_status import AttemptStatus, HostStatus
     from torchshare.cluster.ray_nodes import RayNodes
 
 log = logging.getLogger("torchshare")
 
 _AGAIN_S = 1.0  # until the next try to start
-_POLL_S = 0.1  # how often hosts are asked for reports
+_POLL_S = 0.1  # how often hosts are asked for their status
 _NODES_S = 1.0  # how often the nodes are looked at
 _METRICS_S = 5.0
 _CHUNK = 2**20  # bytes of a log that are sent at once
@@ -36,7 +36,7 @@ _SILENT_S = 300.0  # a process that does not answer for so long hangs
 _START_S = 60.0  # a job that its host does not know by then was not told to it
 _STOP_S = 120.0  # a job that was told to stop and has not done so: its host's process is ended
 _SAVE_S = 20.0  # for the jobs' last checkpoints
-_FIRST_WAIT_S = 1.0  # until a host that ended before its first report is started again; doubled each time
+_FIRST_WAIT_S = 1.0  # until a host that ended before its first answer is started again; doubled each time
 _LONGEST_WAIT_S = 60.0
 _NOT_OF_THE_JOB = (WrongStorage.__name__, os.strerror(errno.ENOSPC))  # reasons why its process cannot start
 _STARTS = 3  # of a process with an `env`, before the job that needs it has failed
@@ -223,17 +223,17 @@ class Scheduler:
         return self._nodes.start(self._settings, node, index, self._mark, has_gpu=self._gpus[node] > 0, env=env)
 
     def _poll(self) -> None:
-        """Asks all hosts for reports, and takes those that have come."""
+        """Asks all hosts for their status, and takes those that have come."""
         for host in self._hosts.values():
-            if host.report is None and not host.error:
+            if host.status is None and not host.error:
                 forget, host.forget = host.forget, []
-                host.report, host.asked = host.actor.report.remote(forget), time.monotonic()
-        waiting = {host.report: host for host in self._hosts.values() if host.report is not None}
+                host.status, host.asked = host.actor.status.remote(forget), time.monotonic()
+        waiting = {host.status: host for host in self._hosts.values() if host.status is not None}
         for reference in self._nodes.wait(list(waiting), 0.0):
             host = waiting[reference]
-            host.report = None
+            host.status = None
             try:
-                report = self._nodes.answer(reference)
+                status = self._nodes.answer(reference)
             except HostUnavailable:
                 continue
             except HostDied as error:
@@ -244,9 +244,9 @@ class Scheduler:
                     continue
                 with self._lock:
                     self._failed_starts.pop((host.node, host.index), None)
-                    self._take(host, report)
+                    self._take(host, status)
         for host in list(self._hosts.values()):
-            waited = time.monotonic() - host.asked if host.report is not None else 0.0
+            waited = time.monotonic() - host.asked if host.status is not None else 0.0
             if host.blamed and waited > _SAVE_S:
                 host.error = _not_stopped(host)
             elif host.token and waited > _SILENT_S:
@@ -254,42 +254,42 @@ class Scheduler:
             if host.error:
                 self._bury(host)
 
-    def _take(self, host: RemoteHost, report: HostReport) -> None:
+    def _take(self, host: RemoteHost, status: HostStatus) -> None:
         queue = self._queue
         if self._stopped.is_set():
             return  # closing cancels its jobs, which must not reach the queue
-        is_new = host.token != report.token
+        is_new = host.token != status.token
         if is_new:
-            replaced = queue.replaced(host.node, host.index, report.token)
+            replaced = queue.replaced(host.node, host.index, status.token)
             if replaced is not None:
                 self._lose(replaced, "its process was replaced", crashed=True)
-            host.gpu, host.token = queue.host_up(host.node, host.index, report.token, report.env), report.token
+            host.gpu, host.token = queue.host_up(host.node, host.index, status.token, status.env), status.token
             host.replaced_for = ""
-        host.error, host.niceness = report.refusal, report.niceness
+        host.error, host.niceness = status.refusal, status.niceness
         if host.gpu is not None:
             queue.heard(host.gpu)
-        known = {(job.name, job.attempt) for job in report.jobs}
+        known = {(job.name, job.attempt) for job in status.jobs}
         for job in queue.placed(host.gpu) if host.gpu is not None else ():
             is_due = is_new or time.time() - job.began > _START_S
             if is_due and (job.spec.name, job.attempt) not in known:  # its start was lost, or an earlier scheduler
                 queue.left(job.spec.name, job.attempt, "suspended", gpu=host.gpu, heard=job.began)
-        for each in report.jobs:
+        for each in status.jobs:
             if each.state != "running":
                 queue.left(each.name, each.attempt, each.state, each.error, each.steps, host.gpu)
                 host.forget.append((each.name, each.attempt))
-            elif not queue.progress(each, report.time, host.gpu):
+            elif not queue.progress(each, status.time, host.gpu):
                 self._stop(host, each, host.strays.setdefault((each.name, each.attempt), time.time()))
             elif queue.jobs[each.name].stopping:
                 job = queue.jobs[each.name]
                 self._stop(host, each, job.stopped, suspend=not job.cancelled)
 
-    def _stop(self, host: RemoteHost, job: JobReport, since: float, *, suspend: bool = False) -> None:
+    def _stop(self, host: RemoteHost, job: AttemptStatus, since: float, *, suspend: bool = False) -> None:
         """Stops a job that should not run. Called again until the host has received it, since a call may be lost."""
         if not job.stops:
             host.actor.stop.remote(job.name, job.attempt, suspend)
         elif time.time() - since > _STOP_S and not host.blamed:  # it may catch Cancelled, or be blocked
             host.blamed = job.name
-            host.report, host.asked = host.actor.save_all.remote(), time.monotonic()
+            host.status, host.asked = host.actor.save_all.remote(), time.monotonic()
 
     def _bury(self, host: RemoteHost) -> None:
         """Removes a host whose process is dead; its jobs wait again."""
@@ -343,7 +343,7 @@ class Scheduler:
             host.actor.start.remote(action.job, action.attempt, action.rank)
         elif action.what == "replace":
             self._nodes.kill(host.actor)
-            host.token, host.report, host.replaced_for = "", None, action.job.name
+            host.token, host.status, host.replaced_for = "", None, action.job.name
             try:
                 host.actor = self._start(host.node, host.index, key_of(action.job.env))
             except Exception as error:  # Ray checks some environments at once

@@ -67,7 +67,7 @@ class Spilled:
         for storage, _ in self._copies:
             storage.resize_(0)
         devices.of(_kind(job)).empty_cache()
-        job.handle.report_spilled(True)
+        job.handle.set_spilled(True)
         job.moves += 1
         moved = sum(kept.numel() for _, kept in self._copies)
         log.info(
@@ -87,7 +87,7 @@ class Spilled:
                 log.warning("job '%s': is resumed, and waits for memory", self._job.name)
             self._job.handle.sleep(_POLL_S)
         if was_spilled:
-            self._job.handle.report_spilled(False)
+            self._job.handle.set_spilled(False)
 
     def _restored(self) -> bool:
         filled = []

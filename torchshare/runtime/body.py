@@ -16,7 +16,7 @@ from torchshare.context.errors import Cancelled, described, users_traceback
 from torchshare.context.names import Lines
 from torchshare.context.tracebacks import drop_frames
 from torchshare.isolation import agreement, job_signals, routing, threads
-from torchshare.runtime import crash_report, forked
+from torchshare.runtime import crash_log, forked
 from torchshare.runtime.closing import Closer
 from torchshare.runtime.job import Job
 
@@ -36,7 +36,7 @@ def run_body(
     """The body of a job, in its thread. The exception that it raises determines the job's state."""
     job._context.handle = handle  # Runtime.submit may not have set it yet
     job._context.thread = threading.get_ident()
-    crash_report.enter_job(job.name)
+    crash_log.enter_job(job.name)
     end: type[BaseException] | None = None
     with current.entered(job._context), threads.presented(job.name):
         try:
@@ -67,7 +67,7 @@ def run_body(
             routing.leave_job(job._context)
             if handle.memory_held > _WORTH_COLLECTING:
                 gc.collect()  # what the function has left in cycles
-            crash_report.leave_job(job.name)
+            crash_log.leave_job(job.name)
             closer.leave(job._context)
     if end is not None:
         raise end

@@ -1,4 +1,4 @@
-"""Reads what a process that crashed has left (see crash_report): which job crashed it, and where. Without torch."""
+"""Reads what a process that crashed has left (see crash_log): which job crashed it, and where. Without torch."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ class Crash:
     stack: str = ""
 
 
-def lines_of(report: str) -> list[list[Any]]:
-    """The lines that crash_report has written; the others are Python's."""
-    return [json.loads(line) for line in report.splitlines() if line.startswith('["')]
+def lines_of(log: str) -> list[list[Any]]:
+    """The lines that crash_log has written; the others are Python's."""
+    return [json.loads(line) for line in log.splitlines() if line.startswith('["')]
 
 
-def crash_in(report: str, error: str | None = None) -> Crash | None:
-    """The crash in a report; `error` is its name, by default Python's. None if it is not known which job it was."""
-    stack = _STACK.search(report)
-    job = None if stack is None else _jobs(report).get(int(stack[1], 16))
+def crash_in(log: str, error: str | None = None) -> Crash | None:
+    """The crash in a log; `error` is its name, by default Python's. None if it is not known which job it was."""
+    stack = _STACK.search(log)
+    job = None if stack is None else _jobs(log).get(int(stack[1], 16))
     if stack is None or job is None:
         return None
-    named = _ERROR.search(report)
+    named = _ERROR.search(log)
     name = error or (named[1] if named is not None else "it ended")
     return Crash(f"job '{job}' crashed the process: {name}{_place(stack[2])}", job, stack[0])
 
 
-def stack_in(report: str) -> str:
+def stack_in(log: str) -> str:
     """The stack of the thread that crashed."""
-    stack = _STACK.search(report)
+    stack = _STACK.search(log)
     return "" if stack is None else stack[0]
 
 
-def _jobs(report: str) -> dict[int, str]:
+def _jobs(log: str) -> dict[int, str]:
     """The job of each thread. The id of a thread that has ended may be used again."""
     jobs: dict[int, str] = {}
-    for kind, value, job in lines_of(report):
+    for kind, value, job in lines_of(log):
         if kind == "job":
             jobs[value] = job
         elif kind == "left":

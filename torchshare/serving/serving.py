@@ -101,7 +101,7 @@ class Serving:
         is_late = self.times.answered(arrived, taken, now)
         if self.job is None:
             return
-        self.job.handle.report_answer(now - arrived, now - taken)
+        self.job.handle.answered(now - arrived, now - taken)
         if is_late and not self._has_warned:
             kept = self.job.handle.latency()
             if kept is not None and kept.cannot_hold:

@@ -10,8 +10,8 @@ from torchshare.report import figures, page
 from torchshare.report.numbers import seconds
 from torchshare.simulation import plots
 from torchshare.simulation.papers import FIKIT, SETTING, Claim, Part, claim_cells, verdict
-from torchshare.simulation.report import BASELINE, against_baseline
 from torchshare.simulation.simulate import Outcome, swept
+from torchshare.simulation.tables import BASELINE, against_baseline
 
 
 def write_simulation(path: str | os.PathLike[str], outcomes: Sequence[Outcome], rows: Sequence[dict[str, Any]]) -> None:

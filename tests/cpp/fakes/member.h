@@ -20,31 +20,34 @@ class Member {
   Slot& slot() { return slot_; }
   JobState state() const { return status_.state.load(); }
   bool has_hold() const { return (slot_.interrupts.load() & kHold) != 0; }
-  /// Puts a report, and applies it.
-  void report(JobReport::Kind kind, JobState state = JobState::kRunning) {
-    coordinator_.report({id(), kind, clock_.now(), status_.steps.load(), state});
+  /// Sends a message, and the coordinator applies it.
+  void send(JobMessage::Kind kind, JobState state = JobState::kRunning) {
+    coordinator_.send({id(), kind, clock_.now(), status_.steps.load(), state});
     coordinator_.serve_once();
   }
   void go_on_after(std::uint64_t steps) {
-    coordinator_.report({id(), JobReport::Kind::kGoesOn, clock_.now(), steps});
+    coordinator_.send({id(), JobMessage::Kind::kGoesOn, clock_.now(), steps});
     coordinator_.serve_once();
   }
   void step() {
     ++status_.steps;
-    report(JobReport::Kind::kStepped);
+    send(JobMessage::Kind::kStepped);
   }
   /// Has answered a request that came so long ago.
   void answer(std::chrono::nanoseconds latency) {
     const auto now = clock_.now();
-    coordinator_.report(
-        {.job = id(), .kind = JobReport::Kind::kAnswered, .at = now, .arrived = now - latency, .taken = now - latency});
+    coordinator_.send({.job = id(),
+                       .kind = JobMessage::Kind::kAnswered,
+                       .at = now,
+                       .arrived = now - latency,
+                       .taken = now - latency});
     coordinator_.serve_once();
   }
   void promise(const LatencyTarget& target) {
-    coordinator_.report({.job = id(), .kind = JobReport::Kind::kPromises, .at = clock_.now(), .target = target});
+    coordinator_.send({.job = id(), .kind = JobMessage::Kind::kPromises, .at = clock_.now(), .target = target});
     coordinator_.serve_once();
   }
-  void end(JobState state) { report(JobReport::Kind::kEnded, state); }
+  void end(JobState state) { send(JobMessage::Kind::kEnded, state); }
 
  private:
   Coordinator& coordinator_;

@@ -1,4 +1,4 @@
-"""Reports of a host to the scheduler, whose process does not import torch."""
+"""What a host answers to the scheduler, whose process does not import torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class JobReport:
+class AttemptStatus:
     name: str
     attempt: int
     state: str
@@ -26,12 +26,12 @@ class JobReport:
 
 
 @dataclass(frozen=True)
-class HostReport:
+class HostStatus:
     token: str
     """Identifies the process."""
     time: float
     """Seconds on the host's monotonic clock."""
-    jobs: list[JobReport]
+    jobs: list[AttemptStatus]
     env: str
     """The runtime_env of the process as JSON: a scheduler that was started again may not know it."""
     refusal: str = ""

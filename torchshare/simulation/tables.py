@@ -1,4 +1,4 @@
-"""Reports of a simulation, for the terminal and for https://ui.perfetto.dev."""
+"""The outcomes of simulations as a table for the terminal and as a timeline for https://ui.perfetto.dev."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@
 
 namespace torchshare {
 
-/// A report from a thread of a job to the coordinator.
-struct JobReport {
+/// A message from a thread of a job to the coordinator.
+struct JobMessage {
   enum class Kind : std::uint8_t {
     kGoesOn,     ///< it goes on from a checkpoint of an earlier run, in which it had done `steps` steps
     kStepped,    ///< it has done `steps` steps in this run

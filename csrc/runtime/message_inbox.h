@@ -6,30 +6,30 @@
 
 #include "device/clock.h"
 #include "runtime/inbox.h"
-#include "runtime/job_report.h"
+#include "runtime/job_message.h"
 
 namespace torchshare {
 
-/// The reports of running jobs, on their way to the coordinator's thread, which `announce` wakes. A job that reports
+/// The messages of running jobs to the coordinator's thread, which `announce` wakes. A job that sends one
 /// takes no lock, and a step or an answer wakes the thread only so often, because a wake costs the running job time.
 /// Any thread.
-class ReportInbox {
+class MessageInbox {
  public:
   /// Returns false without memory.
-  bool put(const JobReport& report) noexcept {
+  bool put(const JobMessage& message) noexcept {
     try {
-      reports_.put(report);
+      messages_.put(message);
       return true;
     } catch (const std::bad_alloc&) {
       return false;
     }
   }
   /// Called after `put`.
-  void announce(const JobReport& report) {
-    using Kind = JobReport::Kind;
-    const bool is_step = report.kind == Kind::kStepped || report.kind == Kind::kAnswered;
-    if (!is_step || report.at - last_.load(std::memory_order_relaxed) >= interval_.load()) {
-      last_.store(report.at, std::memory_order_relaxed);
+  void announce(const JobMessage& message) {
+    using Kind = JobMessage::Kind;
+    const bool is_step = message.kind == Kind::kStepped || message.kind == Kind::kAnswered;
+    if (!is_step || message.at - last_.load(std::memory_order_relaxed) >= interval_.load()) {
+      last_.store(message.at, std::memory_order_relaxed);
       wake();
     }
   }
@@ -39,7 +39,7 @@ class ReportInbox {
   /// Called by one thread at a time; see Inbox::drain.
   template <class Use>
   void drain(Use use) {
-    reports_.drain(use);
+    messages_.drain(use);
   }
 
   // The coordinator's thread.
@@ -62,7 +62,7 @@ class ReportInbox {
   }
 
  private:
-  Inbox<JobReport> reports_;
+  Inbox<JobMessage> messages_;
   EventCount wake_;
   std::atomic<std::chrono::nanoseconds> last_{std::chrono::nanoseconds(0)};
   std::atomic<std::chrono::nanoseconds> interval_{std::chrono::nanoseconds(0)};
