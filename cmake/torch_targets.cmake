@@ -1,5 +1,8 @@
 # torch::host and fmt::header_only, of the torch wheel at TORCHSHARE_TORCH_DIR. Also installed, for C++ programs.
 
+# Headers are included through links, so that their names do not depend on where torch is: ccache finds what another clone,
+# or the build of a wheel, has compiled.
+file(CREATE_LINK ${TORCHSHARE_TORCH_DIR} ${CMAKE_BINARY_DIR}/torch SYMBOLIC)
 # The wheel carries the headers of fmt. A folder of its own keeps torch's other headers out of torchshare_core.
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/include)
 file(CREATE_LINK ${TORCHSHARE_TORCH_DIR}/include/fmt ${CMAKE_BINARY_DIR}/include/fmt SYMBOLIC)
@@ -9,7 +12,7 @@ target_compile_definitions(fmt::header_only INTERFACE FMT_HEADER_ONLY)
 
 add_library(torch::host INTERFACE IMPORTED)
 target_include_directories(torch::host SYSTEM INTERFACE
-  ${TORCHSHARE_TORCH_DIR}/include ${TORCHSHARE_TORCH_DIR}/include/torch/csrc/api/include)
+  ${CMAKE_BINARY_DIR}/torch/include ${CMAKE_BINARY_DIR}/torch/include/torch/csrc/api/include)
 target_link_directories(torch::host INTERFACE ${TORCHSHARE_TORCH_DIR}/lib)
 # A compiled package needs libtorch.so, which is found only if the program has loaded it. It has no symbols: without
 # --no-as-needed, the linker may leave it out.

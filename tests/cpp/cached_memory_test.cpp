@@ -102,7 +102,7 @@ TEST_F(CachedMemoryTest, TrimsItsCacheWhenTheSystemIsShort) {
   EXPECT_EQ(mine->budget()->peak_cached(), 100 * kMebibyte);
   unsigned char resident = 0;
   EXPECT_EQ(mincore(large + 50 * kMebibyte, 1, &resident), 0);
-  shortage_count().send();
+  shortage_count().report();
   a_mebibyte();
   EXPECT_NE(mincore(large + 50 * kMebibyte, 1, &resident), 0);
 }
