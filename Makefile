@@ -7,8 +7,8 @@ PYTHON3 ?= python3
 PY := $(VENV)/bin/python
 JOBS := $(shell nproc)
 # Each process has torch in memory, and a part of the files: tests of a file share what they have computed. One that has
-# come to its end takes half of what another has left. One more than there are cores, at most 8, because many tests wait.
-PYTEST := $(PY) -m pytest -n $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8))) --dist worksteal
+# come to its end takes half of what another has left. Two more than there are cores, at most 8, because many tests wait.
+PYTEST := $(PY) -m pytest -n $(shell n=$$(nproc); echo $$((n < 6 ? n + 2 : 8))) --dist worksteal
 # In one process, by test-cluster: without an address, Ray finds any cluster of the machine.
 RAY_TESTS := $(wildcard tests/python/test_ray_*.py)
 # The folder of setup.py, so that C++ tests and `_C` share object files.
