@@ -84,8 +84,8 @@ TEST_F(EmulatorTest, WorkOfAStreamRunsInOrder) {
 }
 
 TEST_F(EmulatorTest, AStreamOfHigherPriorityKeepsItsSlot) {
-  // More streams of low priority than slots. Their kernels run until the high ones have ended: if one of them took the slot of
-  // the high ones, those would never run.
+  // More streams of low priority than slots. Their kernels run until the high ones have ended: if one of them took the
+  // slot of the high ones, those would never run.
   constexpr int kSlots = 4;  // the emulator's default
   constexpr auto kForever = 20s;
   cudaStream_t high = nullptr;
