@@ -1,3 +1,4 @@
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <pybind11/chrono.h>
 #include <pybind11/numpy.h>
@@ -194,6 +195,11 @@ void bind_job(py::module_& module) {
           py::arg("requests"))
       .def("synchronize", &RuntimeJob::synchronize)
       .def("open_stream", &RuntimeJob::open_stream)
+      .def_property_readonly("main_stream",
+                             [](const RuntimeJob& job) {
+                               const auto stream = job.stream();
+                               return stream == nullptr ? 0 : stream->handle();
+                             })
       .def(
           "capture",
           [](RuntimeJob& job, const py::typing::Callable<void()>& work) { return job.capture([&] { work(); }); },
@@ -297,10 +303,18 @@ struct Serving {
   std::unique_ptr<ServingScope> scope;
 };
 
-/// `with Adopted(job):` see AdoptedThread.
+/// `with Adopted(job, threads):` see AdoptedThread.
 struct Adopted {
   std::shared_ptr<RuntimeJob> job;
-  std::unique_ptr<AdoptedThread> thread;
+  int threads;  ///< intra-op
+  std::unique_ptr<AdoptedThread> thread = nullptr;
+
+  void enter() {
+    if (at::get_num_threads() != threads) {
+      set_intra_op_threads(threads);
+    }
+    thread = std::make_unique<AdoptedThread>(*job, job->language(), job->stream());
+  }
 };
 
 }  // namespace
@@ -312,8 +326,14 @@ void bind_runtime(py::module_& module) {
       .def(py::init<std::vector<std::string>, std::vector<std::string>>(), py::arg("always"), py::arg("with_turn"))
       .def("raise_in", &ProcessCode::raise_in, py::arg("thread"), py::arg("type"));
   py::class_<Adopted>(module, "Adopted")
-      .def(py::init([](RuntimeJob& job) { return Adopted{job.shared_from_this(), nullptr}; }), py::arg("job"))
-      .def("__enter__", [](Adopted& self) { self.thread = std::make_unique<AdoptedThread>(*self.job); })
+      .def(py::init([](RuntimeJob& job, int threads) { return Adopted{job.shared_from_this(), threads}; }),
+           py::arg("job"), py::arg("threads"))
+      .def("__enter__",
+           [](Adopted& self) -> Adopted& {
+             self.enter();
+             return self;
+           })
+      .def("synchronize", [](Adopted& self) { return self.thread->synchronize(); })
       .def("__exit__", [](Adopted& self, const ExitArgs&) { self.thread.reset(); });
   py::class_<Serving>(module, "Serving")
       .def(py::init([](RuntimeJob& job) { return Serving{job.shared_from_this(), nullptr}; }), py::arg("job"))

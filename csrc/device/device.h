@@ -2,11 +2,13 @@
 
 #include <ATen/core/Generator.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include "device/clock.h"
 #include "device/thread_priority.h"
@@ -38,6 +40,22 @@ class DeviceStream {
   virtual void check() const = 0;
   /// The calling thread launches its work on this stream.
   [[nodiscard]] virtual std::unique_ptr<ThreadScope> use() = 0;
+  /// The device's own handle of it; 0 if it has none.
+  virtual std::uintptr_t handle() const { return 0; }
+  /// Called before each op on a thread of the job: whatever stream is current there belongs to the job from now on, as
+  /// its own does.
+  virtual void follow_current() = 0;
+  /// True while a graph is being captured on it.
+  virtual bool is_capturing() const { return false; }
+  /// Waits for the end of the capture, at most kLongestCapture: a capture that waits for the calling thread must fail,
+  /// not hang.
+  void wait_for_capture() const {
+    const auto deadline = std::chrono::steady_clock::now() + kLongestCapture;
+    while (is_capturing() && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+  static constexpr std::chrono::seconds kLongestCapture{10};
   /// Waits for everything launched so far, on this stream and on the job's others. Throws the device's errors.
   virtual void synchronize() = 0;
 
@@ -61,11 +79,18 @@ class DeviceGraph {
   virtual void launch() = 0;
 };
 
+/// What a thread has launched on an asynchronous device up to some moment.
+class DeviceEvent {
+ public:
+  virtual ~DeviceEvent() = default;
+};
+
 /// A job's request to a device.
 struct DeviceRequest {
   Priority priority = Priority::kSecondary;
-  std::uint64_t seed = 0;       ///< of the job's generator on the device
-  std::optional<int> sms = {};  ///< streaming multiprocessors its work may use; default: all
+  std::uint64_t seed = 0;                        ///< of the job's generator on the device
+  std::optional<int> sms = {};                   ///< streaming multiprocessors its work may use; default: all
+  std::shared_ptr<DeviceEvent> after = nullptr;  ///< the job's work begins when the device has reached it
 };
 
 /// The part of a device that a job's thread holds, until the destructor. Used on the thread that made it, except
@@ -108,6 +133,9 @@ class Device {
   virtual std::unique_ptr<ThreadPriority> lent_thread_priority(Priority priority, DevicePriority how) {
     return thread_priority(priority, how);
   }
+  /// Records what the calling thread has launched so far, for a job that may read its results. Null on a synchronous
+  /// device.
+  virtual std::shared_ptr<DeviceEvent> record_event() { return nullptr; }
   /// Sets the calling thread up for a job: its stream, its generator. Throws std::invalid_argument for an unsupported
   /// request.
   [[nodiscard]] virtual std::unique_ptr<DeviceScope> enter(const DeviceRequest& request) = 0;

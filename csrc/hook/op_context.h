@@ -3,8 +3,10 @@
 #include <ATen/core/Generator.h>
 
 #include <atomic>
+#include <memory>
 #include <string_view>
 
+#include "device/device.h"
 #include "gate/op_watch.h"
 #include "gate/slot.h"
 #include "memory/owned_memory.h"
@@ -61,7 +63,9 @@ class OpContext {
   std::unique_ptr<OpWatch> watch_;  // null unless op timing is on
   at::Generator device_generator_{};
   std::shared_ptr<MemoryOwner> memory_;  // null unless memory is metered or cached
-  bool checks_owners_ = false;           // refuse tensors of other jobs: their streams may not have written them yet
+  // Null on a synchronous device. With a stream, tensors of other jobs are refused: their streams may not have written
+  // them yet.
+  std::shared_ptr<DeviceStream> stream_;
 
  private:
   at::Generator generator_;
@@ -81,7 +85,8 @@ class [[nodiscard]] Permit {
       return;
     }
     if (context_->depth_ == 0) {
-      if (context_->checks_owners_) [[unlikely]] {
+      if (context_->stream_ != nullptr) [[unlikely]] {
+        context_->stream_->follow_current();
         call.check_owners(*context_->memory_);
       }
       if (context_->watch_ != nullptr) [[unlikely]] {

@@ -65,6 +65,7 @@ RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std:
     watch_ = std::make_unique<OpWatch>(slot_, runtime_->gate, runtime_->device->clock(),
                                        WatchOptions{spec_.record_ops, shortest_gap, spec_.ops});
   }
+  submitted_ = runtime_->device->record_event();
   registration_ =
       runtime_->coordinator.add({spec_.name, spec_.priority, spec_.start, spec_.steps, spec_.profile}, slot_, status_);
   times_.open();

@@ -39,6 +39,9 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   const OpWatch* watch() const { return watch_.get(); }
   /// True once the job's thread has finished its work for the job; for a job that was given up, possibly never.
   bool has_left() const { return has_left_.load(std::memory_order_acquire); }
+  /// Its stream; null on a synchronous device, or unless its body runs. Any thread.
+  std::shared_ptr<DeviceStream> stream() const { return serving_threads_.stream(); }
+  const LanguageBinding& language() const { return *language_; }
   /// True while its body runs. Unlike `state`, which lags behind, changes at once.
   bool is_in_body() const { return in_body_.load() && !is_given_up(); }
   /// While set, it enters no op: another job forks the process. Any thread.
@@ -148,8 +151,9 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   JobStatus status_;
   JobTimes times_;
   JobInterrupts interrupts_;
-  DeviceScope* device_ = nullptr;  // non-null while the job's thread is set up; used on that thread
-  std::atomic<int> sms_{0};        // 0: not partitioned
+  std::shared_ptr<DeviceEvent> submitted_;  // what the submitter had launched; until the body begins
+  DeviceScope* device_ = nullptr;           // non-null while the job's thread is set up; used on that thread
+  std::atomic<int> sms_{0};                 // 0: not partitioned
   std::atomic<bool> in_body_{false};
   std::atomic<bool> has_left_{false};
   bool wait_is_inner_ = false;  // of a wait for input; the job's own thread

@@ -32,19 +32,19 @@ class RuntimeJob::InBody {
  public:
   InBody(RuntimeJob& job, DeviceScope& device)
       : job_(job),
-        stream_(device.stream()),
-        member_(job.runtime_->gate, job.slot_, stream_),
+        member_(job.runtime_->gate, job.slot_, device.stream()),
         watched_(job.runtime_->stall_watch, job.slot_, *job.priority_),
         shares_(job.runtime_->memory_shares, job.budget_, job.spec_.memory_budget.has_value(),
                 [&job] { job.record_budget(); }) {
-    if (stream_ != nullptr && job_.watch_ != nullptr) {
-      job_.watch_->follow(stream_);
-    }
     job_.device_ = &device;
+    job_.stream_ = device.stream();
+    if (job_.stream_ != nullptr && job_.watch_ != nullptr) {
+      job_.watch_->follow(job_.stream_);
+    }
     job_.device_generator_ = device.generator();
     job_.sms_.store(device.sms().value_or(0));
     job_.in_body_.store(true);
-    job_.serving_threads_.open({job_.memory_, stream_, job_.device_generator_});
+    job_.serving_threads_.open({job_.memory_, job_.stream_, job_.device_generator_});
   }
   ~InBody() {
     job_.runtime_->gate.set(job_.slot_, kLeaves);
@@ -56,6 +56,7 @@ class RuntimeJob::InBody {
       job_.watch_->unfollow();
     }
     job_.device_ = nullptr;
+    job_.stream_ = nullptr;
     job_.device_generator_ = {};
   }
   InBody(const InBody&) = delete;  // bound to a thread
@@ -63,18 +64,21 @@ class RuntimeJob::InBody {
 
  private:
   RuntimeJob& job_;
-  const std::shared_ptr<DeviceStream> stream_;
   const Gate::Membership member_;
   const StallWatch::Member watched_;
   const MemoryShares::Member shares_;
 };
 
 JobState RuntimeJob::run_body(const Body& body) {
-  const DeviceRequest request{.priority = runtime_->priority_of(spec_.priority), .seed = spec_.seed, .sms = spec_.sms};
+  DeviceRequest request{.priority = runtime_->priority_of(spec_.priority),
+                        .seed = spec_.seed,
+                        .sms = spec_.sms,
+                        .after = std::exchange(submitted_, nullptr)};
   JobState end = JobState::kFinished;
   try {
     own_memory();
     JobThread thread(*runtime_->device, *priority_, request, *this, spec_.threads, memory_);
+    request.after = nullptr;
     const InBody in_body(*this, thread.device());
     body(*this);
     synchronize();
@@ -110,7 +114,6 @@ MemoryOwner::Options RuntimeJob::memory_options() const {
 void RuntimeJob::own_memory() {
   if (const MemoryOwner::Options options = memory_options(); options.meters || options.caches) {
     memory_ = std::make_shared<MemoryOwner>(budget_, runtime_->device->memory_type(), options);
-    checks_owners_ = runtime_->device->is_asynchronous();
     if (!memory_->is_identified()) {
       TORCH_WARN("job '", spec_.name,
                  "': so many jobs run that its memory is not cached, and that its tensors are "

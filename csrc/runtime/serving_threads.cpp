@@ -14,14 +14,13 @@ ServingThread::ServingThread(const JobParts& job, OpContext& own, at::Generator 
       job_(job),
       own_(own),
       language_(job.language.for_thread()),
-      stream_(std::move(resources.stream)),
-      member_(job.runtime.gate, slot_, stream_),
+      member_(job.runtime.gate, slot_, resources.stream),
       priority_(job.runtime.device->lent_thread_priority(job.spec.priority, job.runtime.options.device_priority)),
       watched_(job.runtime.stall_watch, slot_, *priority_) {
   slot_.interrupts.fetch_or(kCounted);
   slot_.idle.store(true);
   memory_ = std::move(resources.memory);
-  checks_owners_ = stream_ != nullptr;
+  stream_ = std::move(resources.stream);
   device_generator_ = std::move(resources.device_generator);
 }
 
@@ -70,6 +69,11 @@ void ServingThreads::close() {
   std::lock_guard lock(mutex_);
   resources_.reset();
   free.swap(free_);
+}
+
+std::shared_ptr<DeviceStream> ServingThreads::stream() const {
+  std::lock_guard lock(mutex_);
+  return resources_ ? resources_->stream : nullptr;
 }
 
 std::unique_ptr<ServingThread> ServingThreads::take() {

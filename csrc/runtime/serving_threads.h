@@ -55,7 +55,6 @@ class ServingThread final : public OpContext {
   const JobParts& job_;
   OpContext& own_;
   const std::unique_ptr<LanguageBinding> language_;
-  const std::shared_ptr<DeviceStream> stream_;
   const Gate::Membership member_;
   const std::unique_ptr<ThreadPriority> priority_;
   const StallWatch::Member watched_;
@@ -70,6 +69,8 @@ class ServingThreads {
   void open(JobResources resources);
   /// Called when the job's body ends. Those in use leave the gate when they are given back.
   void close();
+  /// The job's stream; null on a synchronous device, or unless the body runs.
+  std::shared_ptr<DeviceStream> stream() const;
   /// Throws std::runtime_error if the job does not run.
   std::unique_ptr<ServingThread> take();
   void give_back(std::unique_ptr<ServingThread> thread);
@@ -79,7 +80,7 @@ class ServingThreads {
  private:
   const JobParts& job_;
   OpContext& own_;
-  std::mutex mutex_;                       // guards what follows; held by threads of ordinary priority only
+  mutable std::mutex mutex_;               // guards what follows; held by threads of ordinary priority only
   std::optional<JobResources> resources_;  // empty unless the body runs
   std::vector<std::unique_ptr<ServingThread>> free_;
   std::vector<ServingThread*> in_use_;

@@ -502,9 +502,10 @@ def test_a_loader_that_is_used_up() -> None:
 
 
 def package_with(cache: Path, tmp_path: Path, what: str, value: str) -> str:
-    """The package of a step, with changed metadata."""
+    """The package of a step on the CPU, with changed metadata."""
     run_one(compiled("mlp", steps=2))
-    step = next(path for path in cache.glob("*.pt2") if b"compiled step" in path.read_bytes())  # stored uncompressed
+    needed = (b"compiled step", b'"AOTI_DEVICE_KEY": "cpu"')  # stored uncompressed
+    step = next(path for path in cache.glob("*.pt2") if all(text in path.read_bytes() for text in needed))
     made = tmp_path / "changed.pt2"
     with zipfile.ZipFile(step) as source, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as target:
         for item in source.infolist():

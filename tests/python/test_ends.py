@@ -161,8 +161,11 @@ def test_the_end_of_a_script_waits_for_no_executor_for_ever(tmp_path: Path, uses
     """As a program, which ends its executors when they have done what they were given. Those of libraries, such as the
     processes that joblib keeps, serve all scripts."""
     script(tmp_path, "site/pooled.py", "import concurrent.futures\nPOOL = concurrent.futures.ThreadPoolExecutor(1)\n")
-    script(tmp_path, "first.py", uses)
-    script(tmp_path, "second.py", uses)
+    wait = (
+        "import os, time\nwhile not os.path.exists('used'): time.sleep(0.01)\n"  # joblib fails in two threads at once
+    )
+    script(tmp_path, "first.py", uses + "open('used', 'w').close()\n")
+    script(tmp_path, "second.py", wait + uses)
     code, _, text = installed(tmp_path, "first.py", "second.py")
     assert code == 0, text
     assert written <= set(os.listdir(tmp_path))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -89,13 +91,159 @@ def test_the_current_stream_of_a_job_and_of_the_program() -> None:
         with torch.cuda.stream(side):
             inside = torch.cuda.current_stream()
         assert inside == side != own == torch.cuda.current_stream()
-        assert torch.cuda.default_stream().cuda_stream == 0
+        assert torch.cuda.default_stream() == own, "what DeepSpeed waits for"
         return [own.cuda_stream, side.cuda_stream]
 
     results = run_pair(look, look)
     used = [handle for result in results.values() for handle in result.value]
     assert len({0, *used}) == 5
     assert torch.cuda.current_stream() == before
+
+
+def slow_ones(count: int) -> Tensor:
+    """Ones that the device writes in 50 ms."""
+    torch.cuda._sleep(SLEEP_CYCLES // 10)
+    return torch.ones(count, device="cuda")
+
+
+def test_a_job_reads_what_the_program_has_made() -> None:
+    """On the stream where it submits and, until the start, on its default one: it read zeros."""
+    made: list[Tensor] = []
+    side = torch.cuda.Stream()
+    with torchshare.Runtime(device="cuda") as runtime:
+        with torch.cuda.stream(side):
+            made.append(slow_ones(2))
+            job = runtime.submit(lambda _: [float(each.sum()) for each in made], name="reads", threads=1)
+        made.append(slow_ones(3))
+        runtime.start()
+        runtime.wait(60)
+        assert job.result.value == [2, 3]
+
+
+def uploads(_job: Job) -> float:
+    """A prefetcher."""
+    batches: queue.Queue[Tensor] = queue.Queue(1)
+    host = torch.ones(5).pin_memory()
+
+    def prefetch() -> None:
+        torch.cuda._sleep(SLEEP_CYCLES // 10)
+        batches.put(host.to("cuda", non_blocking=True))
+
+    threading.Thread(target=prefetch).start()
+    return float(batches.get().sum())
+
+
+def reads_in_a_pool(_job: Job) -> float:
+    """A logger."""
+    with ThreadPoolExecutor(1) as pool:
+        return float(pool.submit(torch.Tensor.sum, slow_ones(5)).result())
+
+
+def waits_in_a_thread(_job: Job) -> float:
+    result = torch.zeros(5).pin_memory()
+
+    def wait() -> None:
+        result.copy_(slow_ones(5), non_blocking=True)
+        torch.cuda.synchronize()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join()
+    return float(result.sum())
+
+
+@pytest.mark.parametrize("function", [uploads, reads_in_a_pool, waits_in_a_thread])
+def test_threads_that_a_job_starts_work_on_its_stream(function: Callable[[Job], float]) -> None:
+    """On the legacy stream, they did not wait for the job, nor the job for them."""
+    assert on_gpu(function) == 5
+
+
+STREAMS = {
+    "of priority": lambda: torch.cuda.Stream(priority=-1),  # FSDP's
+    "of any device": lambda: torch.Stream("cuda"),  # of DDP's optimizer hook
+    "of an extension": lambda: torch.cuda.ExternalStream(torch.Stream("cuda").native_handle),
+    "default": torch.cuda.default_stream,  # DeepSpeed's
+    "of torch's pool": lambda: torch._C._CudaStreamBase(priority=0),
+}
+
+
+@pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
+@pytest.mark.parametrize("synchronize", [torch.cuda.synchronize, torch.accelerator.synchronize])
+def test_every_stream_that_is_current_in_a_job_is_the_jobs(
+    make: Callable[[], torch.cuda.Stream], synchronize: Callable[[], None]
+) -> None:
+    """`synchronize` returned at once."""
+
+    def copies(_job: Job) -> float:
+        stream, result, former = make(), torch.zeros(5).pin_memory(), torch.cuda.current_stream()
+        x = torch.ones(5, device="cuda")
+        stream.wait_stream(former)
+        torch.accelerator.set_stream(stream)
+        torch.cuda._sleep(SLEEP_CYCLES // 10)
+        result.copy_(x, non_blocking=True)
+        torch.accelerator.set_stream(former)
+        synchronize()
+        return float(result.sum())
+
+    assert on_gpu(copies) == 5
+
+
+@pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
+def test_the_end_of_a_job_waits_for_every_stream(make: Callable[[], torch.cuda.Stream]) -> None:
+    def leaves(_job: Job) -> Tensor:
+        torch.accelerator.set_stream(make())
+        torch.cuda._sleep(SLEEP_CYCLES // 10)
+        return torch.ones(5).pin_memory().to("cuda", non_blocking=True)
+
+    assert float(on_gpu(leaves).sum()) == 5
+
+
+@pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
+def test_the_gate_sees_the_work_of_every_stream(make: Callable[[], torch.cuda.Stream]) -> None:
+    """Under "strict", a lower job ran beside it."""
+    launched, entered = threading.Event(), threading.Event()
+
+    def primary(_job: Job) -> bool:
+        torch.accelerator.set_stream(make())
+        torch.cuda._sleep(SLEEP_CYCLES // 2)
+        torch.ones(1, device="cuda")  # an op; to sleep is none
+        done = torch.cuda.current_stream().record_event()
+        launched.set()
+        entered.wait(0.1)
+        return entered.is_set() and not done.query()
+
+    def secondary(_job: Job) -> None:
+        launched.wait(30)
+        torch.ones(1, device="cuda")
+        entered.set()
+
+    with torchshare.Runtime(device="cuda", policy="strict") as runtime:
+        first = runtime.submit(primary, name="primary", priority="primary", threads=1)
+        runtime.submit(secondary, name="secondary", threads=1)
+        runtime.start()
+        runtime.wait(60)
+    assert first.result.value is False
+
+
+@pytest.mark.parametrize("synchronize", [torch.cuda.synchronize, torch.accelerator.synchronize])
+def test_a_thread_of_a_job_waits_for_that_job_only(synchronize: Callable[[], None]) -> None:
+    launched, waited = threading.Event(), threading.Event()
+
+    def other(_job: Job) -> bool:
+        torch.cuda._sleep(SLEEP_CYCLES)
+        done = torch.cuda.current_stream().record_event()
+        launched.set()
+        assert waited.wait(30)
+        return done.query()
+
+    def waits(_job: Job) -> None:
+        assert launched.wait(30)
+        thread = threading.Thread(target=synchronize)
+        thread.start()
+        thread.join()
+        waited.set()
+
+    assert run_pair(other, waits)["first"].value is False
 
 
 def test_events_order_work_across_jobs(policy: str) -> None:

@@ -1,4 +1,4 @@
-"""Threads that a job starts itself: random numbers are the job's, and so is what it has replaced."""
+"""Threads that a job starts itself: random numbers, what it has replaced, and intra-op threads are the job's."""
 
 from __future__ import annotations
 
@@ -74,6 +74,26 @@ def test_threads_find_what_their_job_has_replaced():
         return float(in_thread(lambda: F.relu(torch.ones(()))))
 
     assert both(replaces, lambda _job: float(in_thread(lambda: F.relu(torch.ones(()))))) == [7.0, 1.0]
+
+
+def test_a_thread_has_as_many_intra_op_threads_as_the_one_that_starts_it() -> None:
+    """It had as many as another job had set last."""
+    has_set, has_read = threading.Event(), threading.Event()
+
+    def reads(_job: Job) -> int:
+        torch.set_num_threads(3)
+        assert has_set.wait(60)
+        try:
+            return int(in_thread(lambda: torch.get_num_threads()))
+        finally:
+            has_read.set()
+
+    def sets(_job: Job) -> None:
+        torch.set_num_threads(2)
+        has_set.set()
+        assert has_read.wait(60)
+
+    assert both(reads, sets)[0] == 3
 
 
 def test_a_thread_may_outlive_its_job():

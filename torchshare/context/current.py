@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+    from torchshare import _C
     from torchshare.context.job_context import JobContext
     from torchshare.context.script import ScriptContext
 
@@ -21,6 +22,7 @@ class _Thread(threading.local):
     job: JobContext | None = None
     script: ScriptContext | None = None
     owner: JobContext | None = None
+    adopted: _C.Adopted | None = None
     forked_by: JobContext | None = None
 
 
@@ -49,13 +51,22 @@ def entered(job: JobContext) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def adopted(job: JobContext) -> Iterator[None]:
-    """Makes the calling thread one that `job` has started."""
-    former, _thread.owner = _thread.owner, job
+def adopted(job: JobContext, thread: _C.Adopted | None = None) -> Iterator[None]:
+    """Makes the calling thread one that `job` has started, or that serves its requests."""
+    former = _thread.owner, _thread.adopted
+    _thread.owner, _thread.adopted = job, thread
     try:
         yield
     finally:
-        _thread.owner = former
+        _thread.owner, _thread.adopted = former
+
+
+def synchronize() -> bool:
+    """Waits until the device has done what the calling thread's job has launched. Returns False in other threads."""
+    if _thread.job is not None:
+        _thread.job.handle.synchronize()
+        return True
+    return _thread.adopted is not None and _thread.adopted.synchronize()
 
 
 def script() -> ScriptContext | None:
@@ -91,7 +102,7 @@ def outside_script() -> Iterator[None]:
 
 def _forget() -> None:
     _thread.forked_by = _thread.owner or _thread.forked_by
-    _thread.job = _thread.owner = None
+    _thread.job = _thread.owner = _thread.adopted = None
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -17,11 +17,23 @@ TABLE = Table()
 @TABLE.call("torch.cuda", "synchronize", everywhere=True)
 def _synchronize(original: Callable[..., None], device: Any = None) -> None:
     """A job waits for its own work only."""
-    job = current.job()
-    if job is None or not _is_current(device):
+    if not (_is_current(device) and current.synchronize()):
         original(device)
-    else:
-        job.handle.synchronize()
+
+
+@TABLE.call("torch.accelerator", "synchronize", everywhere=True)
+def _synchronize_accelerator(original: Callable[..., None], device: Any = None, /) -> None:
+    """A job waits for its own work only."""
+    if not (_is_current(device) and current.synchronize()):
+        original(device)
+
+
+@TABLE.call("torch.cuda", "default_stream", everywhere=True)
+def _default_stream(original: Callable[..., torch.cuda.Stream], device: Any = None) -> torch.cuda.Stream:
+    """A job's default stream is its own, which is current unless the job has made another one current."""
+    owner = current.owner()
+    handle = owner.handle.main_stream if owner is not None and _is_current(device) else 0
+    return torch.cuda.ExternalStream(handle) if handle else original(device)  # type: ignore[no-untyped-call]
 
 
 def _is_current(device: Any) -> bool:
@@ -36,10 +48,10 @@ def _new_stream(
     priority: int = 0,
     **kwargs: Any,
 ) -> torch.cuda.Stream:
-    """A job's streams have the priority of the job."""
+    """A job's streams have the priority of the job, whatever they ask for."""
     job = current.job()
     handle = 0
-    if job is not None and cls is torch.cuda.Stream and not kwargs and priority == 0 and _is_current(device):
+    if job is not None and cls is torch.cuda.Stream and not kwargs and _is_current(device):
         handle = job.handle.open_stream()
     if handle:
         return original(cls, stream_ptr=handle)

@@ -1,5 +1,5 @@
-"""Threads that a job starts draw from its random state, and find what it has replaced. Their ops are not gated. The
-job's own thread is to them what the main thread is to a program's."""
+"""Threads that a job starts draw from its random state, find what it has replaced, and work on its stream. Their ops
+are not gated. The job's own thread is to them what the main thread is to a program's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
+
+import torch
 
 from torchshare import _C
 from torchshare.context import current
@@ -30,21 +32,32 @@ def presented(name: str) -> Iterator[None]:
 
 @TABLE.call("threading:Thread", "start")
 def _start(original: Callable[[threading.Thread], None], self: threading.Thread) -> None:
-    """A thread that a job starts has the job's random state, and finds what the job has replaced."""
-    self._torchshare_owner = current.owner()  # type: ignore[attr-defined]
+    """A thread that a job starts has the job's random state and stream, and finds what the job has replaced."""
+    job = current.owner()
+    # In plain torch, a new thread has as many intra-op threads as were set last; here, another job may have set them.
+    self._torchshare_started = None if job is None else (job, torch.get_num_threads())  # type: ignore[attr-defined]
     original(self)
 
 
 # `run` may be overridden, or be an attribute of the thread.
 @TABLE.call("threading:Thread", "_bootstrap_inner")
 def _bootstrap_inner(original: Callable[[threading.Thread], None], self: threading.Thread) -> None:
-    """A thread that a job starts has the job's random state, and finds what the job has replaced."""
-    job = getattr(self, "_torchshare_owner", None)
-    if job is None:
+    """A thread that a job starts has the job's random state and stream, and finds what the job has replaced."""
+    started = getattr(self, "_torchshare_started", None)
+    if started is None:
         original(self)
         return
-    with current.adopted(job), _C.Adopted(job.handle):
-        original(self)
+    job, threads = started
+    try:
+        adopted = _C.Adopted(job.handle, threads).__enter__()
+    except BaseException:  # without memory
+        self._started.set()  # type: ignore[attr-defined]  # else `start` would wait for ever
+        raise
+    try:
+        with current.adopted(job, adopted):
+            original(self)
+    finally:
+        adopted.__exit__(None, None, None)
 
 
 def _become_main_thread() -> None:

@@ -49,6 +49,12 @@ class CudaScope final : public DeviceScope {
         generator_(make_generator(device, request.seed)),
         guard_(stream_->torchs()) {
     wake_in_time();
+    // The job waits for what the program launched before submit on its current stream, and before now on its default
+    // one.
+    if (request.after != nullptr) {
+      stream_->wait_for(static_cast<const CudaEvent&>(*request.after));
+    }
+    stream_->wait_for(CudaEvent(c10::cuda::getDefaultCUDAStream(static_cast<c10::DeviceIndex>(device))));
   }
 
   std::shared_ptr<DeviceStream> stream() override { return stream_; }
@@ -103,6 +109,12 @@ std::optional<std::int64_t> CudaDevice::free_memory() const {
 
 void CudaDevice::install_memory() {
   install_cuda_memory();
+}
+
+std::shared_ptr<DeviceEvent> CudaDevice::record_event() {
+  const auto index = static_cast<c10::DeviceIndex>(index_);
+  const c10::cuda::CUDAGuard guard(index);
+  return std::make_shared<CudaEvent>(c10::cuda::getCurrentCUDAStream(index));
 }
 
 std::unique_ptr<DeviceScope> CudaDevice::enter(const DeviceRequest& request) {

@@ -17,6 +17,7 @@ class CudaDevice final : public Device {
   c10::DeviceType memory_type() const override { return c10::DeviceType::CUDA; }
   std::optional<std::int64_t> free_memory() const override;
   void install_memory() override;
+  std::shared_ptr<DeviceEvent> record_event() override;
   std::unique_ptr<DeviceScope> enter(const DeviceRequest& request) override;
   void check() const override;
 

@@ -14,12 +14,26 @@ namespace {
 
 struct KeptStreams {
   std::mutex mutex;  // guards every field below
-  std::vector<std::unique_ptr<OwnStream>> streams;
+  std::vector<std::unique_ptr<MarkedStream>> streams;
 };
 
 KeptStreams& kept() {
   static KeptStreams* const all = new KeptStreams;  // the driver may be gone before static objects are
   return *all;
+}
+
+/// Null if no stream that is kept is such a one.
+template <class IsOne>
+std::unique_ptr<MarkedStream> take_kept(IsOne is_one) {
+  std::lock_guard lock(kept().mutex);
+  auto& streams = kept().streams;
+  const auto found = std::find_if(streams.begin(), streams.end(), [&](const auto& each) { return is_one(*each); });
+  if (found == streams.end()) {
+    return nullptr;
+  }
+  auto stream = std::move(*found);
+  streams.erase(found);
+  return stream;
 }
 
 /// Creates a stream that uses at most `sms` streaming multiprocessors, in a green context that lives as long as the
@@ -48,19 +62,14 @@ int make_green_stream(const StreamKind& kind, cudaStream_t* stream) {
 
 }  // namespace
 
-std::unique_ptr<OwnStream> OwnStream::take(const StreamKind& kind) {
-  {
-    std::lock_guard lock(kept().mutex);
-    auto& streams = kept().streams;
-    const auto found = std::find_if(streams.begin(), streams.end(), [&](const auto& own) { return own->kind == kind; });
-    if (found != streams.end()) {
-      auto stream = std::move(*found);
-      streams.erase(found);
-      return stream;
-    }
+std::unique_ptr<MarkedStream> MarkedStream::take(const StreamKind& kind) {
+  auto kept_one = take_kept([&](const MarkedStream& each) { return each.is_ours && each.kind == kind; });
+  if (kept_one != nullptr) {
+    return kept_one;
   }
   const c10::cuda::CUDAGuard guard(kind.device);
-  auto own = std::make_unique<OwnStream>(OwnStream{.kind = kind, .handle = nullptr, .sms = {}, .markers = nullptr});
+  auto own = std::make_unique<MarkedStream>(
+      MarkedStream{.kind = kind, .handle = nullptr, .is_ours = true, .sms = {}, .markers = nullptr});
   if (kind.sms) {
     own->sms = make_green_stream(kind, &own->handle);
   } else {
@@ -70,25 +79,39 @@ std::unique_ptr<OwnStream> OwnStream::take(const StreamKind& kind) {
   return own;
 }
 
-void OwnStream::give_back(std::unique_ptr<OwnStream> stream) {
+std::unique_ptr<MarkedStream> MarkedStream::take(cudaStream_t others) {
+  auto kept_one = take_kept([&](const MarkedStream& each) { return !each.is_ours && each.handle == others; });
+  if (kept_one != nullptr) {
+    return kept_one;
+  }
+  return std::make_unique<MarkedStream>(
+      MarkedStream{.kind = {}, .handle = others, .is_ours = false, .sms = {}, .markers = make_written_markers(others)});
+}
+
+void MarkedStream::give_back(std::unique_ptr<MarkedStream> stream) {
   std::lock_guard lock(kept().mutex);
   kept().streams.push_back(std::move(stream));
 }
 
-CudaStream::CudaStream(const StreamKind& kind)
-    : main_([&] {
-        add(kind);
-        return members_.front().stream->handle;
-      }()) {
-  sms_ = members_.front().stream->sms;
+CudaEvent::CudaEvent(const c10::cuda::CUDAStream& stream) {
+  event_.record(stream);
 }
+
+CudaStream::CudaStream(const StreamKind& kind)
+    : kind_(kind), main_(add(MarkedStream::take(kind))), sms_(members_.front().stream->sms) {}
 
 CudaStream::~CudaStream() {
   cudaError_t error = cudaSuccess;
   const auto keep_first = [&](cudaError_t result) { error = error == cudaSuccess ? result : error; };
   for (Member& member : members_) {
-    keep_first(cudaStreamSynchronize(member.stream->handle));
-    OwnStream::give_back(std::move(member.stream));
+    const cudaError_t result = cudaStreamSynchronize(member.stream->handle);
+    if (member.stream->is_ours) {
+      keep_first(result);
+    } else if (result != cudaSuccess) {
+      (void)member.stream.release();  // whoever owns the stream has destroyed it; the device may still write markers
+      continue;
+    }
+    MarkedStream::give_back(std::move(member.stream));
   }
   for (const cudaEvent_t event : events_) {
     keep_first(cudaEventDestroy(event));
@@ -96,31 +119,58 @@ CudaStream::~CudaStream() {
   C10_CUDA_CHECK_WARN(error);  // once: of a lost device, thousands of events say the same
 }
 
-void CudaStream::add(const StreamKind& kind) {
-  auto stream = OwnStream::take(kind);
+cudaStream_t CudaStream::add(std::unique_ptr<MarkedStream> stream) {
+  const cudaStream_t handle = stream->handle;
   std::lock_guard lock(mutex_);
   const std::uint64_t offset = stream->marked - latest_;
   members_.push_back({std::move(stream), offset});
+  if (const std::size_t known = known_count_.load(); known < kKnown) {
+    known_[known].store(handle);
+    known_count_.store(known + 1);
+  }
+  return handle;
+}
+
+bool CudaStream::is_known(cudaStream_t stream) const {
+  const std::size_t known = known_count_.load(std::memory_order_acquire);
+  for (std::size_t i = 0; i < known; ++i) {
+    if (known_[i].load(std::memory_order_relaxed) == stream) {
+      return true;
+    }
+  }
+  if (known < kKnown) {
+    return false;
+  }
+  std::lock_guard lock(mutex_);
+  return std::any_of(members_.begin(), members_.end(),
+                     [&](const Member& each) { return each.stream->handle == stream; });
+}
+
+void CudaStream::follow_current() {
+  const cudaStream_t current = c10::cuda::getCurrentCUDAStream(kind_.device).stream();
+  if (current != main_ && !is_known(current) && !is_capturing()) {
+    add(MarkedStream::take(current));
+  }
+}
+
+void CudaStream::wait_for(const CudaEvent& event) {
+  C10_CUDA_CHECK(cudaStreamWaitEvent(main_, event.handle(), 0));
 }
 
 c10::cuda::CUDAStream CudaStream::torchs() const {
   std::lock_guard lock(mutex_);
-  return c10::cuda::getStreamFromExternal(main_, members_.front().stream->kind.device);
+  return c10::cuda::getStreamFromExternal(main_, kind_.device);
 }
 
 cudaStream_t CudaStream::open() {
   if (is_capturing()) {
     return nullptr;
   }
-  const std::size_t index = 1 + opened_++ % kMaxOpen;  // the first is the job's own
-  std::unique_lock lock(mutex_);
-  if (index == members_.size()) {
-    const StreamKind kind = members_.front().stream->kind;
-    lock.unlock();
-    add(kind);
-    lock.lock();
+  if (open_.size() < kMaxOpen) {
+    open_.push_back(add(MarkedStream::take(kind_)));
+    return open_.back();
   }
-  return members_[index].stream->handle;
+  return open_[opened_++ % kMaxOpen];
 }
 
 void CudaStream::set_capturing(bool capturing) {
@@ -170,8 +220,7 @@ void CudaStream::check() const {
 }
 
 bool CudaStream::is_capturing() const {
-  std::lock_guard lock(mutex_);
-  return capturing_;
+  return capturing_.load();
 }
 
 DeviceStream::Stamp CudaStream::stamp() {

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <array>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -21,24 +24,41 @@ struct StreamKind {
   bool operator==(const StreamKind&) const = default;
 };
 
-/// A CUDA stream of ours. Any thread.
+/// A CUDA stream with markers. Any thread.
 ///
 /// Note [Streams are kept]
 /// torch's streams come from pools of 32 that are handed out round-robin, so two jobs could share one; ours are created
 /// for one job. They are not destroyed when it ends but reused by the next job of that kind: torch's allocator caches
-/// blocks per stream, and tensors that outlive their job still refer to it.
-struct OwnStream {
+/// blocks per stream, and tensors that outlive their job still refer to it. The markers on others' streams are kept,
+/// too, because freeing their memory would wait for the device.
+struct MarkedStream {
   StreamKind kind;
   cudaStream_t handle;
+  bool is_ours;            ///< else torch, an extension or the driver has created it
   std::optional<int> sms;  ///< that the driver granted
   std::unique_ptr<CudaMarkers> markers;
   std::uint64_t marked = 0;  ///< number of the last marker
 
-  static std::unique_ptr<OwnStream> take(const StreamKind& kind);
-  static void give_back(std::unique_ptr<OwnStream> stream);
+  /// One of ours.
+  static std::unique_ptr<MarkedStream> take(const StreamKind& kind);
+  /// One that is not.
+  static std::unique_ptr<MarkedStream> take(cudaStream_t others);
+  static void give_back(std::unique_ptr<MarkedStream> stream);
 };
 
-/// A job's streams: its main one and those that it opens.
+/// What had been launched on a stream when it was made.
+class CudaEvent final : public DeviceEvent {
+ public:
+  explicit CudaEvent(const c10::cuda::CUDAStream& stream);
+
+  cudaEvent_t handle() const { return event_.event(); }
+
+ private:
+  at::cuda::CUDAEvent event_;
+};
+
+/// A job's streams: its main one, those that it opens, and the others that its threads have made current, such as those
+/// of torch's pools, of an extension, and the legacy stream.
 class CudaStream final : public DeviceStream {
  public:
   explicit CudaStream(const StreamKind& kind);
@@ -48,9 +68,11 @@ class CudaStream final : public DeviceStream {
 
   c10::cuda::CUDAStream torchs() const;
   std::optional<int> sms() const { return sms_; }
-  /// Another stream of the same kind, for as long as the job runs; beyond kMaxOpen the existing ones are reused in
-  /// turn. Null during a capture. The job's own thread.
+  /// Another stream of the same kind, for as long as the job runs; beyond kMaxOpen those are returned again, in turn.
+  /// Null during a capture. The job's own thread.
   cudaStream_t open();
+  /// Work launched from now on runs after what the event covers. Nothing waits for it here.
+  void wait_for(const CudaEvent& event);
   /// While capturing, no markers are recorded.
   void set_capturing(bool capturing);
   /// Ends a capture that has failed, without its graph.
@@ -60,6 +82,9 @@ class CudaStream final : public DeviceStream {
   Marker passed() const override;
   void check() const override;
   std::unique_ptr<ThreadScope> use() override;
+  std::uintptr_t handle() const override { return reinterpret_cast<std::uintptr_t>(main_); }
+  void follow_current() override;
+  bool is_capturing() const override;
   void synchronize() override;
   Stamp stamp() override;
   std::optional<std::chrono::nanoseconds> between(Stamp from, Stamp to) override;
@@ -70,23 +95,30 @@ class CudaStream final : public DeviceStream {
   static constexpr std::size_t kMaxOpen = 32;  // as in torch's pools; each marker is recorded on each of them
 
   struct Member {
-    std::unique_ptr<OwnStream> stream;
+    std::unique_ptr<MarkedStream> stream;
     std::uint64_t offset;  // its marker number minus ours
   };
+  static constexpr std::size_t kKnown = 64;
 
-  void add(const StreamKind& kind);
-  bool is_capturing() const;
+  /// Returns its handle.
+  cudaStream_t add(std::unique_ptr<MarkedStream> stream);
+  bool is_known(cudaStream_t stream) const;
 
-  mutable std::mutex mutex_;  // guards members_, latest_, capturing_ and the order of markers
+  mutable std::mutex mutex_;  // guards members_, latest_ and the order of markers; and changes of capturing_
   std::vector<Member> members_;
+  // The handles of the first members, to be read without the lock: another job holds it while it calls the driver.
+  std::array<std::atomic<cudaStream_t>, kKnown> known_{};
+  std::atomic<std::size_t> known_count_{0};
   Marker latest_ = 0;
-  bool capturing_ = false;
+  std::atomic<bool> capturing_ = false;
+  const StreamKind kind_;
   const cudaStream_t main_;
   std::optional<int> sms_;
   // The job's own thread only.
   std::vector<cudaEvent_t> events_;  // a ring, created on demand
   Stamp last_stamp_ = 0;
-  std::size_t opened_ = 0;
+  std::vector<cudaStream_t> open_;  // at most kMaxOpen
+  std::size_t opened_ = 0;          // again
 };
 
 }  // namespace torchshare

@@ -41,6 +41,7 @@ class FakeStream final : public DeviceStream {
   Marker passed() const override;
   void check() const override;
   std::unique_ptr<ThreadScope> use() override { return nullptr; }
+  void follow_current() override {}
   Stamp stamp() override { return append(stamps_); }
   std::optional<std::chrono::nanoseconds> between(Stamp from, Stamp to) override;
   std::size_t stamps() const override { return 64; }
