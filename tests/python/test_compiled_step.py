@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import conftest
+import preloaded
 import pytest
 import torch
 from conftest import Gatekeeper, wait_until
@@ -738,6 +739,7 @@ def test_a_cancel_ends_a_compilation(own_cache: Path) -> None:
     def train(job: Job) -> None:
         Training("transformer").step(job)
 
+    preloaded.Process(["-c", ""]).wait()  # starts the server that compilations are forked from: a cancel waits for that
     with torchshare.Runtime() as runtime:
         job = runtime.submit(train, threads=1)
         runtime.start()
