@@ -136,7 +136,7 @@ def test_the_results_of_a_run_are_told_though_a_rank_has_died(tmp_path: Path):
     """Exit status 2 would say that the command was wrong."""
     (tmp_path / "dies.py").write_text(DIES)
     command = [sys.executable, "-m", "torchshare", "run", "--timeline", "out.json", "dies.py"]
-    status, out, err = two_ranks(command, tmp_path, watched=0, timeout=90)
+    status, out, err = two_ranks(command, tmp_path, watched=0, timeout=300)
     assert status == 1, out + err
     assert "rank 1 has not been heard of" in err
     assert "dies" in out and "steps/s" in out
