@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 import queue
+import select
 import signal
 import time
 import traceback
@@ -71,9 +72,9 @@ class Steered:
         while True:
             tick.add_(1)  # a suspended or cancelled job takes no further command
             try:
-                return self.commands.get(timeout=0.002)
+                return self.commands.get_nowait()
             except queue.Empty:
-                pass
+                select.select([], [], [], 0.002)  # SimpleQueue.get may wait for ever with a timeout
 
     def weights(self) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in self.model.parameters()]

@@ -73,9 +73,10 @@ class Interrupter:
         due: dict[JobContext, float] = {}
         while True:
             try:
-                job = self._cancelled.get(timeout=INTERRUPT_AFTER_S / 2 if due else None)
+                # Not with a timeout: if that has passed when CPython looks again, it waits without one.
+                job = self._cancelled.get(block=not due)
             except queue.Empty:
-                pass
+                time.sleep(INTERRUPT_AFTER_S / 2)
             else:
                 if job is None:
                     return
