@@ -58,7 +58,7 @@ class SleepingHost:
         if self._left.pop((name, attempt), None) is not None:
             self._ended[name, attempt] = "suspended" if suspend else "cancelled"
 
-    def report(self, forget: Iterable[tuple[str, int]]) -> HostStatus:
+    def status(self, forget: Iterable[tuple[str, int]]) -> HostStatus:
         self._pass()
         for key in forget:
             self._ended.pop(key, None)
