@@ -17,7 +17,7 @@ case $1 in
   address,undefined)
     export ASAN_OPTIONS="allocator_may_return_null=1" UBSAN_OPTIONS="print_stacktrace=1"
     preload="$(gcc -print-file-name=libasan.so):$(gcc -print-file-name=libstdc++.so)"
-    # A fork copies the tables of the shadow memory, 0.1 s each, and these fork hundreds of times.
+    # A fork copies the page tables of the shadow memory, which takes 0.1 s; these tests fork hundreds of times.
     filter='-*ForkedChildFrees*:*ForkedChildMay*:*ForkedChildFindsNoLock*' ;;
 esac
 

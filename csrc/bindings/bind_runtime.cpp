@@ -1,4 +1,3 @@
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <pybind11/chrono.h>
 #include <pybind11/numpy.h>
@@ -308,13 +307,6 @@ struct Adopted {
   std::shared_ptr<RuntimeJob> job;
   int threads;  ///< intra-op
   std::unique_ptr<AdoptedThread> thread = nullptr;
-
-  void enter() {
-    if (at::get_num_threads() != threads) {
-      set_intra_op_threads(threads);
-    }
-    thread = std::make_unique<AdoptedThread>(*job, job->language(), job->stream());
-  }
 };
 
 }  // namespace
@@ -330,7 +322,8 @@ void bind_runtime(py::module_& module) {
            py::arg("job"), py::arg("threads"))
       .def("__enter__",
            [](Adopted& self) -> Adopted& {
-             self.enter();
+             self.thread =
+                 std::make_unique<AdoptedThread>(*self.job, self.job->language(), self.job->stream(), self.threads);
              return self;
            })
       .def("synchronize", [](Adopted& self) { return self.thread->synchronize(); })

@@ -5,6 +5,7 @@
 
 #include "device/device.h"
 #include "hook/op_context.h"
+#include "runtime/job_thread.h"
 #include "runtime/language_binding.h"
 
 namespace torchshare {
@@ -15,10 +16,13 @@ namespace torchshare {
 class AdoptedThread {
  public:
   /// `stream`: null if the job's body has ended.
-  AdoptedThread(OpContext& job, const LanguageBinding& language, const std::shared_ptr<DeviceStream>& stream)
+  AdoptedThread(OpContext& job, const LanguageBinding& language, const std::shared_ptr<DeviceStream>& stream,
+                int intra_op_threads)
       : context_(job, language.for_thread(), stream),
         on_stream_(stream == nullptr ? nullptr : stream->use()),
-        scope_(context_) {}
+        scope_(context_) {
+    change_intra_op_threads(intra_op_threads);
+  }
   AdoptedThread(const AdoptedThread&) = delete;  // bound to a thread
   AdoptedThread& operator=(const AdoptedThread&) = delete;
 

@@ -60,6 +60,12 @@ bool is_jobs_thread() {
   return belongs_to_job;
 }
 
+void change_intra_op_threads(int threads) {
+  if (at::get_num_threads() != threads) {
+    set_intra_op_threads(threads);
+  }
+}
+
 void set_intra_op_threads(int threads) {
   static const int once = pthread_atfork(&lock_pools, &unlock_pools, &forget_job_after_fork);
   (void)once;

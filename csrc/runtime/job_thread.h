@@ -51,5 +51,7 @@ bool is_jobs_thread();
 /// at::set_num_threads under a lock: after a fork, torch recreates its thread pool in the first call, and a concurrent
 /// second call fails ("Invalid thread pool").
 void set_intra_op_threads(int threads);
+/// The same, unless the calling thread has that number.
+void change_intra_op_threads(int threads);
 
 }  // namespace torchshare

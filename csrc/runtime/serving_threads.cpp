@@ -121,15 +121,11 @@ ServingScope::InUse::~InUse() {
 }
 
 ServingScope::IntraOpThreads::IntraOpThreads(int count) : former(at::get_num_threads()) {
-  if (former != count) {
-    set_intra_op_threads(count);
-  }
+  change_intra_op_threads(count);
 }
 
 ServingScope::IntraOpThreads::~IntraOpThreads() {
-  if (at::get_num_threads() != former) {
-    set_intra_op_threads(former);
-  }
+  change_intra_op_threads(former);
 }
 
 ServingScope::ServingScope(ServingThreads& threads, int intra_op_threads)

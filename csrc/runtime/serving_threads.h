@@ -80,7 +80,7 @@ class ServingThreads {
  private:
   const JobParts& job_;
   OpContext& own_;
-  mutable std::mutex mutex_;               // guards what follows; held by threads of ordinary priority only
+  mutable std::mutex mutex_;               // guards what follows; no step of the job takes it
   std::optional<JobResources> resources_;  // empty unless the body runs
   std::vector<std::unique_ptr<ServingThread>> free_;
   std::vector<ServingThread*> in_use_;

@@ -14,15 +14,9 @@ TABLE = Table()
 """Applied once CUDA is initialized, which creates the default generators."""
 
 
+@TABLE.call("torch.accelerator", "synchronize", everywhere=True)
 @TABLE.call("torch.cuda", "synchronize", everywhere=True)
 def _synchronize(original: Callable[..., None], device: Any = None) -> None:
-    """A job waits for its own work only."""
-    if not (_is_current(device) and current.synchronize()):
-        original(device)
-
-
-@TABLE.call("torch.accelerator", "synchronize", everywhere=True)
-def _synchronize_accelerator(original: Callable[..., None], device: Any = None, /) -> None:
     """A job waits for its own work only."""
     if not (_is_current(device) and current.synchronize()):
         original(device)

@@ -48,16 +48,14 @@ def _bootstrap_inner(original: Callable[[threading.Thread], None], self: threadi
         original(self)
         return
     job, threads = started
-    try:
-        adopted = _C.Adopted(job.handle, threads).__enter__()
-    except BaseException:  # without memory
-        self._started.set()  # type: ignore[attr-defined]  # else `start` would wait for ever
-        raise
-    try:
-        with current.adopted(job, adopted):
-            original(self)
-    finally:
-        adopted.__exit__(None, None, None)
+    with contextlib.ExitStack() as scopes:
+        try:
+            adopted = scopes.enter_context(_C.Adopted(job.handle, threads))
+        except BaseException:  # without memory
+            self._started.set()  # type: ignore[attr-defined]  # else `start` would wait for ever
+            raise
+        scopes.enter_context(current.adopted(job, adopted))
+        original(self)
 
 
 def _become_main_thread() -> None:

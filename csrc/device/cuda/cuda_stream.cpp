@@ -158,7 +158,6 @@ void CudaStream::wait_for(const CudaEvent& event) {
 }
 
 c10::cuda::CUDAStream CudaStream::torchs() const {
-  std::lock_guard lock(mutex_);
   return c10::cuda::getStreamFromExternal(main_, kind_.device);
 }
 
@@ -170,7 +169,7 @@ cudaStream_t CudaStream::open() {
     open_.push_back(add(MarkedStream::take(kind_)));
     return open_.back();
   }
-  return open_[opened_++ % kMaxOpen];
+  return open_[returned_again_++ % kMaxOpen];
 }
 
 void CudaStream::set_capturing(bool capturing) {

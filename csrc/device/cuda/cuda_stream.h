@@ -118,7 +118,7 @@ class CudaStream final : public DeviceStream {
   std::vector<cudaEvent_t> events_;  // a ring, created on demand
   Stamp last_stamp_ = 0;
   std::vector<cudaStream_t> open_;  // at most kMaxOpen
-  std::size_t opened_ = 0;          // again
+  std::size_t returned_again_ = 0;  // how often `open` has returned one of them again
 };
 
 }  // namespace torchshare

@@ -15,7 +15,7 @@ import torchshare
 from torchshare.context.rank import this_rank
 from torchshare.runtime import ranks
 
-ranks._LEAVE_S = 1.0  # in some rounds a rank waits so long for one that was cancelled before the rendezvous
+ranks._LEAVE_S = 1.0  # how long a rank waits for one whose job was cancelled before the rendezvous
 RANK = this_rank().number
 alike, own = random.Random(0), random.Random(1 + RANK)
 
