@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -20,6 +21,7 @@ from torch import nn
 
 import torchshare
 from torchshare import Job, Request, Result
+from torchshare.serving.requests import source_of
 
 
 def asked(data: list[Any], source: Any = None) -> tuple[list[Request], Any]:
@@ -312,6 +314,21 @@ def test_a_job_that_waits_for_requests_can_be_cancelled() -> None:
         job.cancel()
         runtime.wait(SOON_S)
     assert job.state == "cancelled"
+
+
+def test_a_wait_for_a_simple_queue_ends_however_late_its_thread_gets_a_core() -> None:
+    """CPython forgets a timeout that passes inside SimpleQueue.get: no cancel was seen, and max_wait did not end."""
+    queues = [queue.SimpleQueue[Request]() for _ in range(20_000)]
+
+    def wait_for_each() -> None:
+        for each in queues:
+            with contextlib.suppress(queue.Empty):
+                source_of("job 'server'", each).get(1e-9)
+
+    thread = threading.Thread(target=wait_for_each, daemon=True)
+    thread.start()
+    thread.join(SOON_S)
+    assert not thread.is_alive()
 
 
 def test_a_suspended_job_answers_after_it_is_resumed() -> None:

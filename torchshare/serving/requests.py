@@ -33,14 +33,24 @@ class Source:
 def source_of(user: str, source: Any) -> Source:
     """Raises TypeError if requests cannot come from it."""
     if callable(getattr(source, "get", None)):
-        get = _getter(lambda seconds: source.get(timeout=seconds) if seconds > 0 else source.get(False))
-        return Source(get, True, getattr(source, "qsize", lambda: _LARGEST))
+        return Source(_getter(lambda seconds: _get(source, seconds)), True, getattr(source, "qsize", lambda: _LARGEST))
     if isinstance(source, Iterable):
         iterator = iter(source)
         return Source(_getter(lambda _: next(iterator)), False)
     if callable(source):
         return Source(_getter(source), True)
     raise TypeError(f"{user}: source must be a queue, an iterable or a callable, got {source!r}")
+
+
+def _get(source: Any, seconds: float) -> Any:
+    """The next object of a queue. Raises queue.Empty if none comes within `seconds`."""
+    # First without waiting: SimpleQueue.get then holds the queue's lock and waits only once. Else CPython computes
+    # the rest of the timeout again, and waits for ever if that has passed meanwhile (a thread that gets no core).
+    with contextlib.suppress(queue.Empty):
+        return source.get(False)
+    if seconds > 0:
+        return source.get(timeout=seconds)
+    raise queue.Empty
 
 
 def _getter(get: Callable[[float], Any]) -> Get:
