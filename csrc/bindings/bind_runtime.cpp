@@ -128,8 +128,8 @@ void write_timeline(const Runtime& runtime, const std::string& path) {
   write_timeline_file(runtime.state().timeline.events(), runtime.state().coordinator.names(), path);
 }
 
-std::optional<at::Generator> device_generator(const RuntimeJob& job) {
-  return job.device_generator().defined() ? std::optional(job.device_generator()) : std::nullopt;
+std::optional<at::Generator> device_generator(const OpContext& context) {
+  return context.device_generator().defined() ? std::optional(context.device_generator()) : std::nullopt;
 }
 
 void bind_job(py::module_& module) {
@@ -176,7 +176,7 @@ void bind_job(py::module_& module) {
       .def_property_readonly("state", [](const RuntimeJob& job) { return to_string(job.state()); })
       .def_property_readonly("error", &RuntimeJob::error)
       .def_property_readonly("generator", &RuntimeJob::generator)
-      .def_property_readonly("device_generator", &device_generator)
+      .def_property_readonly("device_generator", [](const RuntimeJob& job) { return device_generator(job); })
       .def_property_readonly("sms", &RuntimeJob::sms)
       .def_property_readonly("limits_memory", &RuntimeJob::limits_memory)
       .def_property_readonly("memory_refusals", [](const RuntimeJob& job) { return job.budget().refusals(); })
@@ -196,7 +196,7 @@ void bind_job(py::module_& module) {
       .def("open_stream", &RuntimeJob::open_stream)
       .def_property_readonly("main_stream",
                              [](const RuntimeJob& job) {
-                               const auto stream = job.stream();
+                               const auto stream = job.resources().stream;
                                return stream == nullptr ? 0 : stream->handle();
                              })
       .def(
@@ -323,10 +323,12 @@ void bind_runtime(py::module_& module) {
       .def("__enter__",
            [](Adopted& self) -> Adopted& {
              self.thread =
-                 std::make_unique<AdoptedThread>(*self.job, self.job->language(), self.job->stream(), self.threads);
+                 std::make_unique<AdoptedThread>(*self.job, self.job->language(), self.job->resources(), self.threads);
              return self;
            })
       .def("synchronize", [](Adopted& self) { return self.thread->synchronize(); })
+      .def_property_readonly("device_generator",
+                             [](const Adopted& self) { return device_generator(self.thread->context()); })
       .def("__exit__", [](Adopted& self, const ExitArgs&) { self.thread.reset(); });
   py::class_<Serving>(module, "Serving")
       .def(py::init([](RuntimeJob& job) { return Serving{job.shared_from_this(), nullptr}; }), py::arg("job"))

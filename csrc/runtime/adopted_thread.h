@@ -7,19 +7,19 @@
 #include "hook/op_context.h"
 #include "runtime/job_thread.h"
 #include "runtime/language_binding.h"
+#include "runtime/serving_threads.h"
 
 namespace torchshare {
 
-/// The calling thread counts as one that a job has started, until the destructor: its random ops on the CPU draw from
-/// the job's generator, and on an asynchronous device it launches on the job's stream, as all threads of a program
-/// launch on one. Its ops are counted, not gated. Same thread. The job must outlive it, not its body.
+/// The calling thread counts as one that a job has started, until the destructor: its random ops draw from the job's
+/// generators, and on an asynchronous device it launches on the job's stream, as all threads of a program launch on
+/// one. Its ops are counted, not gated. Same thread. The job must outlive it, not its body.
 class AdoptedThread {
  public:
-  /// `stream`: null if the job's body has ended.
-  AdoptedThread(OpContext& job, const LanguageBinding& language, const std::shared_ptr<DeviceStream>& stream,
-                int intra_op_threads)
-      : context_(job, language.for_thread(), stream),
-        on_stream_(stream == nullptr ? nullptr : stream->use()),
+  /// `resources`: empty if the job's body has ended.
+  AdoptedThread(OpContext& job, const LanguageBinding& language, const JobResources& resources, int intra_op_threads)
+      : context_(job, language.for_thread(), resources),
+        on_stream_(resources.stream == nullptr ? nullptr : resources.stream->use()),
         scope_(context_) {
     change_intra_op_threads(intra_op_threads);
   }
@@ -28,13 +28,18 @@ class AdoptedThread {
 
   /// Waits until the device has done what the job has launched. Returns false if the job's body has ended.
   bool synchronize() { return context_.synchronize(); }
+  const OpContext& context() const { return context_; }
 
  private:
   class Ungated final : public OpContext {
    public:
-    Ungated(OpContext& job, std::unique_ptr<LanguageBinding> language, const std::shared_ptr<DeviceStream>& stream)
-        : OpContext(job.slot(), job.generator()), job_(job), language_(std::move(language)), launches_on_(stream) {
+    Ungated(OpContext& job, std::unique_ptr<LanguageBinding> language, const JobResources& resources)
+        : OpContext(job.slot(), job.generator()),
+          job_(job),
+          language_(std::move(language)),
+          launches_on_(resources.stream) {
       slot_.interrupts = kCounted;
+      device_generator_ = resources.device_generator;
     }
 
     bool synchronize() {

@@ -39,8 +39,8 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   const OpWatch* watch() const { return watch_.get(); }
   /// True once the job's thread has finished its work for the job; for a job that was given up, possibly never.
   bool has_left() const { return has_left_.load(std::memory_order_acquire); }
-  /// Its stream; null on a synchronous device, or unless its body runs. Any thread.
-  std::shared_ptr<DeviceStream> stream() const { return serving_threads_.stream(); }
+  /// What its threads have in common; nothing unless its body runs. Any thread.
+  JobResources resources() const { return serving_threads_.resources(); }
   const LanguageBinding& language() const { return *language_; }
   /// True while its body runs. Unlike `state`, which lags behind, changes at once.
   bool is_in_body() const { return in_body_.load() && !is_given_up(); }

@@ -71,9 +71,9 @@ void ServingThreads::close() {
   free.swap(free_);
 }
 
-std::shared_ptr<DeviceStream> ServingThreads::stream() const {
+JobResources ServingThreads::resources() const {
   std::lock_guard lock(mutex_);
-  return resources_ ? resources_->stream : nullptr;
+  return resources_.value_or(JobResources{});
 }
 
 std::unique_ptr<ServingThread> ServingThreads::take() {

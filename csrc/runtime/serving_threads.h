@@ -69,8 +69,8 @@ class ServingThreads {
   void open(JobResources resources);
   /// Called when the job's body ends. Those in use leave the gate when they are given back.
   void close();
-  /// The job's stream; null on a synchronous device, or unless the body runs.
-  std::shared_ptr<DeviceStream> stream() const;
+  /// Nothing unless the job's body runs.
+  JobResources resources() const;
   /// Throws std::runtime_error if the job does not run.
   std::unique_ptr<ServingThread> take();
   void give_back(std::unique_ptr<ServingThread> thread);

@@ -158,6 +158,54 @@ def test_threads_that_a_job_starts_work_on_its_stream(function: Callable[[Job], 
     assert on_gpu(function) == 5
 
 
+def test_threads_that_a_job_starts_draw_from_its_random_state() -> None:
+    """On the device, they drew from the process's."""
+
+    def draw() -> list[float]:
+        return [
+            *torch.rand(3, device="cuda").tolist(),
+            float(nn.functional.dropout(torch.ones(64, device="cuda")).sum()),
+        ]
+
+    def seeds_and_draws() -> list[float]:
+        torch.cuda.manual_seed(3)
+        return draw()
+
+    def in_threads(_job: Job) -> list[list[float]]:
+        with ThreadPoolExecutor(1) as pool:
+            return [draw(), pool.submit(draw).result(), pool.submit(seeds_and_draws).result(), draw()]
+
+    expected = on_gpu(lambda _job: [draw(), draw(), seeds_and_draws(), draw()])
+    others = on_gpu(lambda _job: [draw(), draw(), seeds_and_draws(), draw()], seed=1)
+    results = run_pair(in_threads, in_threads)
+    assert [results["first"].value, results["second"].value] == [expected, others]
+
+
+def test_the_upload_of_a_thread_is_no_part_of_a_graph_that_is_captured_meanwhile() -> None:
+    capturing, uploaded = threading.Event(), queue.Queue[Tensor]()
+
+    def upload() -> None:
+        assert capturing.wait(30)
+        uploaded.put(torch.ones(5).pin_memory().to("cuda", non_blocking=True))
+
+    def trains(job: Job) -> tuple[float, str | None]:
+        weights = torch.ones(4, device="cuda", requires_grad=True)
+
+        def loss_fn(x: Tensor) -> Tensor:
+            if torch.cuda.is_current_stream_capturing():
+                capturing.set()
+                time.sleep(0.2)  # the thread comes to its ops
+            return (x * weights).sum()
+
+        loss = job.graph(loss_fn)
+        threading.Thread(target=upload).start()
+        for batch in job.batches([torch.ones(2, 4, device="cuda")] * 3):
+            batch.backward(loss)
+        return float(uploaded.get(timeout=30).sum()), loss.fallback
+
+    assert on_gpu(trains) == (5, None)
+
+
 STREAMS = {
     "of priority": lambda: torch.cuda.Stream(priority=-1),  # FSDP's
     "of any device": lambda: torch.Stream("cuda"),  # of DDP's optimizer hook

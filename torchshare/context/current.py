@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+    import torch
+
     from torchshare import _C
     from torchshare.context.job_context import JobContext
     from torchshare.context.script import ScriptContext
@@ -67,6 +69,12 @@ def synchronize() -> bool:
         _thread.job.handle.synchronize()
         return True
     return _thread.adopted is not None and _thread.adopted.synchronize()
+
+
+def device_generator() -> torch.Generator | None:
+    """The generator of the calling thread's job on its device, if there is one."""
+    handle = _thread.adopted if _thread.job is None else _thread.job.handle
+    return None if handle is None else handle.device_generator
 
 
 def script() -> ScriptContext | None:

@@ -85,7 +85,5 @@ class _RoutedGenerators:
         return len(self._defaults)
 
     def __getitem__(self, index: int) -> torch.Generator:
-        job = current.job()
-        own = None if job is None else job.handle.device_generator
-        default = self._defaults[index]
+        own, default = current.device_generator(), self._defaults[index]
         return own if own is not None and own.device == default.device else default
