@@ -9,6 +9,7 @@
 #include "device/marker_cost.h"
 #include "gate/op_watch.h"
 #include "gate/wake_cost.h"
+#include "hook/op_call.h"
 #include "hook/op_context.h"
 #include "memory/cpu_memory.h"
 #include "model/time.h"
@@ -44,6 +45,13 @@ void bind_gate(py::module_& module) {
         cache_memory_of_process(enabled);
       },
       py::arg("enabled"), py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "run_kernel",
+      [](const std::string& name, const py::typing::Callable<py::object(py::ellipsis)>& launch,
+         const py::Args<py::object>& args, const py::KWArgs<py::object>& kwargs) {
+        return run_op(current_context, NamedCall(hash_name(name), name), [&] { return launch(*args, **kwargs); });
+      },
+      py::arg("name"), py::arg("launch"));
   module.def("cuda_status", &cuda_status);
   module.def("cuda_driver_version", &cuda_driver_version);
   module.def("keep_cuda_stand_in", &keep_cuda_stand_in);

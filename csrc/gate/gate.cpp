@@ -109,7 +109,7 @@ Gate::Member& Gate::member_of(const Slot& slot) {
 JobSnapshot Gate::snapshot(const Member& member) const {
   const Slot& slot = *member.slot;
   const std::uint64_t activity = slot.activity.load(std::memory_order_acquire);
-  const bool working = member.device_has_work(activity);
+  const bool working = member.stream != nullptr && !member.seems_done(activity);
   JobSnapshot seen{.activity = 2 * activity + (working ? 1 : 0),
                    .inside = (activity & 1) != 0 || working,
                    .idle = slot.idle.load(std::memory_order_acquire)};
@@ -159,7 +159,9 @@ void Gate::let_in(const Slot& slot, std::chrono::nanoseconds now) {
   }
 }
 
-void Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot) {
+/// Records a marker on the streams of higher jobs outside their ops: on those that have none for the job's counter or,
+/// with `kHidden`, that seem to be done but have work, of kernels that are no ops. Returns whether there were any.
+bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, Work work) {
   struct Due {
     const Slot* slot;
     std::shared_ptr<DeviceStream> stream;
@@ -171,14 +173,17 @@ void Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot) 
     const std::uint64_t activity = member.slot->activity.load(std::memory_order_acquire);
     const bool inside = (activity & 1) != 0;
     if (member.stream != nullptr && outranks(member.slot->priority, slot.priority) && !inside &&
-        !member.has_marker(activity)) {
+        (work == Work::kHidden ? member.seems_done(activity) : !member.has_marker(activity))) {
       due.push_back({member.slot, member.stream, activity, 0});
     }
   }
   if (due.empty()) {
-    return;
+    return false;
   }
   lock.unlock();
+  if (work == Work::kHidden) {
+    std::erase_if(due, [](const Due& put) { return !put.stream->has_work(); });
+  }
   for (Due& put : due) {
     put.marker = put.stream->record_marker();
   }
@@ -191,13 +196,14 @@ void Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot) 
       }
     }
   }
+  return !due.empty();
 }
 
 bool Gate::try_enter(const Slot& slot) {
   std::unique_lock lock(mutex_);
-  record_markers(lock, slot);
+  record_markers(lock, slot, Work::kOps);
   const auto now = clock_.now();
-  const bool admitted = ask(slot, now, std::chrono::nanoseconds(0)).admit;
+  const bool admitted = ask(slot, now, std::chrono::nanoseconds(0)).admit && !record_markers(lock, slot, Work::kHidden);
   if (admitted) {
     let_in(slot, now);
   }
@@ -240,14 +246,14 @@ bool Gate::poll_turn(std::unique_lock<std::mutex>& lock, const Slot& slot) {
     if (has(*slot.job, kSuspend | kHold | kFork | (slot.job == &slot ? kCancel : kLeaves))) {
       return false;
     }
-    record_markers(lock, slot);
+    record_markers(lock, slot, Work::kOps);
     const auto now = clock_.now();
     if (now - checked >= kCheck) {
       check_streams(lock);
       checked = now;
     }
     const Verdict verdict = ask(slot, now, now - began);
-    if (verdict.admit) {
+    if (verdict.admit && !record_markers(lock, slot, Work::kHidden)) {
       let_in(slot, now);
       return true;
     }

@@ -22,9 +22,10 @@ namespace torchshare {
 /// On a GPU a job leaves an op as soon as it is launched, and counts as inside until its stream has no more work.
 /// Finding out costs that job nothing: the waiting job records a marker on that stream, once per state of the job's
 /// counter, and then reads how far the stream has come. A marker covers all work launched before it, so it is valid for
-/// the counter as read before it was recorded. Markers are recorded without the gate's lock, because recording calls
-/// the driver. A device that has failed reaches no marker any more, so a job that waits for long asks the device for
-/// its error. `try_enter` and `wait_turn` throw what these calls throw.
+/// the counter as read before it was recorded. Kernels that are no ops (Triton's, those of an extension) change no
+/// counter, so before a job is admitted beside a stream that seems to be done, the driver is asked whether it is. Both
+/// calls of the driver are made without the gate's lock. A device that has failed reaches no marker any more, so a job
+/// that waits for long asks the device for its error. `try_enter` and `wait_turn` throw what these calls throw.
 class Gate {
  public:
   Gate(std::unique_ptr<GatePolicy> policy, Clock& clock);
@@ -89,15 +90,14 @@ class Gate {
     std::uint64_t marker_activity = 0;  // Slot::activity, read before recording
 
     bool has_marker(std::uint64_t activity) const { return marker != 0 && marker_activity == activity; }
-    bool device_has_work(std::uint64_t activity) const {
-      return stream != nullptr && !(has_marker(activity) && stream->passed() >= marker);
-    }
+    bool seems_done(std::uint64_t activity) const { return has_marker(activity) && stream->passed() >= marker; }
   };
 
   class Waiting;
 
   bool poll_turn(std::unique_lock<std::mutex>& lock, const Slot& slot);
-  void record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot);
+  enum class Work { kOps, kHidden };
+  bool record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, Work work);
   void check_streams(std::unique_lock<std::mutex>& lock);
   Verdict ask(const Slot& slot, std::chrono::nanoseconds now, std::chrono::nanoseconds waited);
   JobSnapshot snapshot(const Member& member) const;

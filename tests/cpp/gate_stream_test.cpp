@@ -71,6 +71,44 @@ TEST_F(GateStreamTest, WorkLaunchedAfterTheMarkerCounts) {
   EXPECT_TRUE(gate_.try_enter(secondary_));
 }
 
+TEST_F(GateStreamTest, AKernelThatIsNoOpIsSeen) {
+  primary_launches(1ms);
+  EXPECT_FALSE(gate_.try_enter(secondary_));  // records the marker
+  clock_.advance(1ms);
+  EXPECT_FALSE(gate_.try_enter(secondary_));  // sees that it is done
+  primary_stream_->launch(1s);                // as Triton does
+  clock_.advance(kStreamGrace);
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  clock_.advance(999ms);
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  clock_.advance(1ms);
+  EXPECT_FALSE(gate_.try_enter(secondary_));  // sees that it is done
+  clock_.advance(kStreamGrace);
+  EXPECT_TRUE(gate_.try_enter(secondary_));
+  EXPECT_EQ(primary_stream_->markers_recorded(), 2U);
+}
+
+TEST_F(GateStreamTest, AWaiterSeesAKernelThatIsNoOp) {
+  primary_launches(1ms);
+  auto waiter = std::async(std::launch::async, [this] { return gate_.wait_turn(secondary_); });
+  while (primary_stream_->markers_recorded() == 0) {
+    std::this_thread::sleep_for(1ms);
+  }
+  primary_stream_->launch(1s);
+  clock_.advance(1ms + kStreamGrace);
+  clock_.advance(kStreamGrace);
+  while (primary_stream_->markers_recorded() == 1) {  // the marker behind it
+    clock_.advance(kStreamGrace);
+    std::this_thread::sleep_for(1ms);
+  }
+  EXPECT_EQ(waiter.wait_for(20ms), std::future_status::timeout);
+  clock_.advance(1s);
+  while (waiter.wait_for(1ms) != std::future_status::ready) {
+    clock_.advance(kStreamGrace);
+  }
+  EXPECT_TRUE(waiter.get());
+}
+
 TEST_F(GateStreamTest, OnlyTheWaitingJobRecordsMarkersAndOneForEachState) {
   for (int i = 0; i < 100; ++i) {
     primary_launches(1us);

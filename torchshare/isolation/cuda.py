@@ -1,4 +1,5 @@
-"""torch.cuda inside jobs: synchronization with the job's own streams, and the job's own random state."""
+"""torch.cuda inside jobs: synchronization with the job's own streams, the job's own random state, and Triton's kernels,
+which are no ops of torch's dispatcher."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torchshare import _C
 from torchshare.context import current
 from torchshare.isolation.table import Table
 
@@ -72,6 +74,25 @@ def outside_of_jobs(what: str) -> Callable[..., Any]:
 # `graph` first: it would make the job's stream the one that all captures of the process use.
 for _cls, _name in (("graph", "__init__"), ("CUDAGraph", "capture_begin")):
     TABLE.call(f"torch.cuda:{_cls}", _name)(outside_of_jobs("torch.cuda.graph"))
+
+
+@TABLE.call("torch._inductor.runtime.triton_heuristics:CachingAutotuner", "run")
+def _run(original: Callable[..., Any], kernel: Any, *args: Any, **kwargs: Any) -> Any:
+    """A kernel waits its turn as an op does."""
+    if len(kernel.launchers) != 1:  # compiles first, and may compare variants
+        return original(kernel, *args, **kwargs)
+    return _C.run_kernel(kernel.fn.__name__, original, kernel, *args, **kwargs)
+
+
+@TABLE.value("triton.compiler.compiler:CompiledKernel", "run")
+def _launcher(original: property) -> property:
+    """A kernel waits its turn as an op does."""
+
+    def launcher(kernel: Any) -> Callable[..., Any]:
+        launch = original.__get__(kernel)
+        return lambda *args, **kwargs: _C.run_kernel(kernel.name, launch, *args, **kwargs)
+
+    return property(launcher)
 
 
 @TABLE.value("torch.cuda", "default_generators")

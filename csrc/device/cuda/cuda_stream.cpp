@@ -211,6 +211,13 @@ DeviceStream::Marker CudaStream::passed() const {
   return passed;
 }
 
+bool CudaStream::has_work() const {
+  std::lock_guard lock(mutex_);
+  return capturing_ ||  // a query would invalidate the capture
+         std::any_of(members_.begin(), members_.end(),
+                     [](const Member& each) { return !is_done(cudaStreamQuery(each.stream->handle)); });
+}
+
 void CudaStream::check() const {
   std::lock_guard lock(mutex_);
   if (!capturing_) {  // a query would invalidate the capture

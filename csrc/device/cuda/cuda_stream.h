@@ -80,6 +80,7 @@ class CudaStream final : public DeviceStream {
 
   Marker record_marker() override;
   Marker passed() const override;
+  bool has_work() const override;
   void check() const override;
   std::unique_ptr<ThreadScope> use() override;
   std::uintptr_t handle() const override { return reinterpret_cast<std::uintptr_t>(main_); }

@@ -84,6 +84,12 @@ DeviceStream::Marker FakeStream::passed() const {
   return static_cast<Marker>(std::upper_bound(markers_.begin(), markers_.end(), reached) - markers_.begin());
 }
 
+bool FakeStream::has_work() const {
+  std::lock_guard lock(mutex_);
+  throw_if_failed();
+  return capturing_ || free_at_ > clock_.now();
+}
+
 std::optional<std::chrono::nanoseconds> FakeStream::between(Stamp from, Stamp to) {
   std::lock_guard lock(mutex_);
   throw_if_failed();

@@ -39,6 +39,7 @@ class FakeStream final : public DeviceStream {
 
   Marker record_marker() override { return append(markers_); }
   Marker passed() const override;
+  bool has_work() const override;
   void check() const override;
   std::unique_ptr<ThreadScope> use() override { return nullptr; }
   void follow_current() override {}
