@@ -1,5 +1,5 @@
 # The project's commands; see README.md. `make help` lists them.
-# Another torch than requirements.txt names, as in `make test TORCH=2.15.0`: with an environment and a build folder of
+# Another torch than requirements.txt names, as in `make test TORCH=2.11.0`: with an environment and a build folder of
 # its own. The modules of the last `make build` are those in torchshare/.
 TORCH =
 VENV := .venv$(TORCH:%=-%)
@@ -19,11 +19,13 @@ CMAKE_BUILD := cmake --build
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
 .PHONY: docs help demo test test-slow build wheel sdist lint bench clean prerequisites test-cpp test-python test-python-slow \
-  test-loaded papers server test-tsan test-asan soak build-emulator test-emulated test-emulated-all test-cluster
+  test-loaded test-oldest test-compiled papers server test-tsan test-asan soak build-emulator test-emulated \
+  test-emulated-all test-cluster
 help:
 	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
 	@echo "make test   set up, build, lint, run the C++ tests and the Python tests that are not slow"
 	@echo "make test-slow   the slow ones: compilations, sanitizers, the soak"
+	@echo "make test-oldest   with the oldest torch that is supported, the C++ tests and those of compiled steps"
 	@echo "make test-loaded   the C++ and Python tests that are not slow, beside four busy loops"
 	@echo "make test-emulated   the GPU tests on an emulated CUDA device (tests/emulator/README.md)"
 	@echo "make test-cluster   the tests of torchshare cluster, with Ray"
@@ -31,7 +33,7 @@ help:
 	@echo "make server   a server that answers requests beside a training, and a picture of its latencies"
 	@echo "make wheel | sdist   a wheel for this torch and this Python; the sources that it is built from; in dist/"
 	@echo "make docs   the documentation as a site, in build/docs"
-	@echo "make test TORCH=2.15.0   the same with that torch, in .venv-2.15.0; so do the other targets"
+	@echo "make test TORCH=2.11.0   the same with that torch, in .venv-2.11.0; so do the other targets"
 	@echo "make build | lint | bench | clean | prerequisites"
 
 demo: build
@@ -39,7 +41,7 @@ demo: build
 
 test: lint test-cpp test-python
 
-test-slow: test-emulated test-tsan test-asan soak docs test-python-slow
+test-slow: test-emulated test-tsan test-asan soak docs test-python-slow test-oldest
 
 # The first build takes minutes and shows its progress.
 build: $(VENV)/ready
@@ -48,7 +50,7 @@ build: $(VENV)/ready
 $(VENV)/ready: requirements.txt
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh build
 	$(PYTHON3) -m venv $(VENV)
-	sed 's/^torch==.*/$(if $(TORCH),torch==$(TORCH),&)/' requirements.txt > $(VENV)/requirements.txt
+	sed 's/^torch==[^;]*/$(if $(TORCH),torch==$(TORCH),&)/' requirements.txt > $(VENV)/requirements.txt
 	$(PY) -m pip install --disable-pip-version-check --no-compile -r $(VENV)/requirements.txt  # imports compile
 	@touch $@
 
@@ -87,6 +89,14 @@ test-python: build
 
 test-python-slow: build
 	$(PYTEST) -m slow $(RAY_TESTS:%=--ignore=%)
+
+test-compiled: build
+	$(PYTEST) -m "not slow and not gpu" tests/python/test_compiled_step.py tests/python/test_compiled_inference.py
+
+# Afterwards, torchshare/ has the modules of that torch, until the next `make build`.
+OLDEST = $(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1.0/p' pyproject.toml)
+test-oldest:
+	$(MAKE) --no-print-directory test-cpp test-compiled TORCH=$(OLDEST)
 
 # Beside four loops, which end with the shell that has started them, however it ends.
 BUSY := import os; parent = os.getppid()\nwhile os.getppid() == parent: pass
