@@ -3,6 +3,7 @@
 The process that compiles a step imports this too, with its options.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -24,7 +25,9 @@ DTYPES = (
 
 class SpellOut(CustomGraphPass):
     """Makes explicit what packages of torch 2.11 lose when they call an op by name: default values, sizes without
-    dimensions, booleans as numbers, and numbers that stand for tensors as in `sub.Tensor(1.0, x)`."""
+    dimensions, booleans as numbers, and numbers that stand for tensors as in `sub.Tensor(1.0, x)`. Numbers that are
+    infinite, as in `ne.Scalar(x, inf)` of isfinite, become tensors too: no loader reads them. From torch 2.15 on, the
+    gradient of softmax has an fma of Inductor's own."""
 
     def __call__(self, graph: Graph) -> None:
         if is_one_of(torch.__version__, "<2.15"):
@@ -32,11 +35,15 @@ class SpellOut(CustomGraphPass):
         for node in graph.nodes:
             if node.target is aten.full.default and not node.args[0]:
                 node.target, node.args = aten.scalar_tensor.default, (node.args[1],)
+            elif str(node.target) == "prims.fma.default":
+                node.target, node.args = aten.addcmul.default, (node.args[2], *node.args[:2])
             if isinstance(node.target, torch._ops.OpOverload):
+                if node.target._overloadname == "Scalar" and any(value in (math.inf, -math.inf) for value in node.args):
+                    node.target = node.target.overloadpacket.Tensor
                 spell_out(node, node.target._schema.arguments)
 
     def uuid(self) -> str:
-        return "numbers, default values and dtypes as the loader reads them"
+        return "numbers, infinite ones too, default values, dtypes and ops as the loader reads them"
 
     def __repr__(self) -> str:  # part of the key of compiled steps
         return self.uuid()
@@ -58,6 +65,9 @@ def as_tensor(node: Node, value: float) -> Node:
     # As the op promotes types: a number is weaker than a tensor.
     dtype = torch.result_type(node.all_input_nodes[0].meta["val"], value)
     with node.graph.inserting_before(node):
+        if math.isinf(value):
+            zero = node.graph.call_function(aten.scalar_tensor.default, (1 / value,), {"dtype": dtype})
+            return node.graph.call_function(aten.reciprocal.default, (zero,))
         return node.graph.call_function(aten.scalar_tensor.default, (value,), {"dtype": dtype})
 
 
