@@ -19,13 +19,13 @@ CMAKE_BUILD := cmake --build
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
 .PHONY: docs help demo test test-slow build wheel sdist lint bench clean prerequisites test-cpp test-python test-python-slow \
-  test-loaded test-oldest test-compiled papers server test-tsan test-asan soak build-emulator test-emulated \
+  test-loaded test-oldest test-versions papers server test-tsan test-asan soak build-emulator test-emulated \
   test-emulated-all test-cluster
 help:
 	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
 	@echo "make test   set up, build, lint, run the C++ tests and the Python tests that are not slow"
 	@echo "make test-slow   the slow ones: compilations, sanitizers, the soak"
-	@echo "make test-oldest   with the oldest torch that is supported, the C++ tests and those of compiled steps"
+	@echo "make test-oldest   with the oldest torch that is supported, the C++ tests and the Python tests of what differs"
 	@echo "make test-loaded   the C++ and Python tests that are not slow, beside four busy loops"
 	@echo "make test-emulated   the GPU tests on an emulated CUDA device (tests/emulator/README.md)"
 	@echo "make test-cluster   the tests of torchshare cluster, with Ray"
@@ -90,13 +90,25 @@ test-python: build
 test-python-slow: build
 	$(PYTEST) -m slow $(RAY_TESTS:%=--ignore=%)
 
-test-compiled: build
-	$(PYTEST) -m "not slow and not gpu" tests/python/test_compiled_step.py tests/python/test_compiled_inference.py
+# What depends on torch's version.
+test-versions: build
+	$(PYTEST) -m "not slow and not gpu" $(patsubst %,tests/python/test_%.py,torch_versions patches compiled_step compiled_inference)
 
-# Afterwards, torchshare/ has the modules of that torch, until the next `make build`.
-OLDEST = $(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1.0/p' pyproject.toml)
-test-oldest:
-	$(MAKE) --no-print-directory test-cpp test-compiled TORCH=$(OLDEST)
+# With another torch than that of .venv: of the environment, only torch is its own. CUDA's libraries, which are larger, and
+# the other packages are those of .venv (both are for CUDA 13). At the end torchshare/ has the modules for that of .venv again.
+OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1.0/p' pyproject.toml)
+test-oldest: .venv-oldest/ready build
+	$(MAKE) --no-print-directory test-cpp test-versions TORCH=$(OLDEST) VENV=.venv-oldest; status=$$?; \
+	$(MAKE) --no-print-directory build && exit $$status
+
+ifneq ($(VENV),.venv-oldest)
+.venv-oldest/ready: $(VENV)/ready
+	$(PYTHON3) -m venv --clear --without-pip $(@D)
+	$(PY) -m pip --python $(@D)/bin/python install --disable-pip-version-check --no-compile --no-deps torch==$(OLDEST)
+	packages=$$(echo $(abspath $(VENV))/lib/python*/site-packages); cd $(@D)/lib/python*/site-packages && \
+	ln -s $$packages/nvidia nvidia && echo $$packages > packages.pth
+	@touch $@
+endif
 
 # Beside four loops, which end with the shell that has started them, however it ends.
 BUSY := import os; parent = os.getppid()\nwhile os.getppid() == parent: pass
