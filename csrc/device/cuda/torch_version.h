@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-// What differs between the versions of torch; no other file of csrc/ has an `#if` for it. Written for 2.11 and 2.15.
-#define TORCHSHARE_TORCH_2_15 (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15)
+// What differs between the versions of torch; no other file of csrc/ has an `#if` for it. Written for 2.11 to 2.15.
+#define TORCHSHARE_SINCE_TORCH_2(minor) (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= (minor))
 
 namespace torchshare {
 
@@ -20,7 +20,7 @@ namespace torchs = c10::cuda::CUDACachingAllocator;
 
 /// Whether a torch graph whose capture failed, or was abandoned, stops allocating from its pool by itself, and
 /// destroying it releases the pool and the generator. torch 2.11 leaves all of that as it is.
-inline constexpr bool kGraphsEndFailedCaptures = TORCHSHARE_TORCH_2_15;
+inline constexpr bool kGraphsEndFailedCaptures = TORCHSHARE_SINCE_TORCH_2(15);
 
 /// An allocator that forwards every call to torch's. A test compares the list with torch's header: a virtual function
 /// that is missing would silently be the base class's.
@@ -105,21 +105,25 @@ class TorchsAllocator : public torchs::CUDAAllocator {
                                                  std::shared_ptr<torchs::AllocatorState> state) override {
     return torchs_.setCheckpointPoolState(device, std::move(state));
   }
-#if TORCHSHARE_TORCH_2_15
-  void markCaptureBegin(c10::DeviceIndex device) override { torchs_.markCaptureBegin(device); }
-  void markCaptureEnd(c10::DeviceIndex device) override { torchs_.markCaptureEnd(device); }
-  c10::DataPtr allocateWithAddress(std::size_t bytes, void* address) override {
-    return torchs_.allocateWithAddress(bytes, address);
-  }
+#if TORCHSHARE_SINCE_TORCH_2(12)
   std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* pointer) override {
     return torchs_.getContextForPointer(pointer);
   }
+  void attachOomRejectionObserver(torchs::OomRejectionObserver observer) override {
+    torchs_.attachOomRejectionObserver(std::move(observer));
+  }
+#endif
+#if TORCHSHARE_SINCE_TORCH_2(14)
   bool supportsUserMetadata() override { return torchs_.supportsUserMetadata(); }
   void annotateMemory(const void* pointer, const std::string& metadata) override {
     torchs_.annotateMemory(pointer, metadata);
   }
-  void attachOomRejectionObserver(torchs::OomRejectionObserver observer) override {
-    torchs_.attachOomRejectionObserver(std::move(observer));
+#endif
+#if TORCHSHARE_SINCE_TORCH_2(13)
+  void markCaptureBegin(c10::DeviceIndex device) override { torchs_.markCaptureBegin(device); }
+  void markCaptureEnd(c10::DeviceIndex device) override { torchs_.markCaptureEnd(device); }
+  c10::DataPtr allocateWithAddress(std::size_t bytes, void* address) override {
+    return torchs_.allocateWithAddress(bytes, address);
   }
 #else  // for CudaMemory to override; torch does not call them
   virtual void markCaptureBegin(c10::DeviceIndex) {}
