@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <string>
 
 #include "calls.h"
@@ -20,6 +22,28 @@ CUcontext the_context() {
   static int context;
   return reinterpret_cast<CUcontext>(&context);
 }
+
+/// What a resource keeps for itself: the driver's layout is not public.
+struct Range {
+  unsigned first;  ///< multiprocessor
+  bool is_of_a_context;
+};
+
+Range range_of(const CUdevResource& resource) {
+  Range range{};
+  std::memcpy(&range, resource._internal_padding, sizeof range);
+  return range;
+}
+
+void set_range(CUdevResource& resource, Range range) {
+  std::memcpy(resource._internal_padding, &range, sizeof range);
+}
+
+/// The multiprocessors that streams of green contexts may use.
+struct Partitions {
+  std::mutex mutex;  // guards what follows
+  std::map<CUstream, CUdevResource> of;
+} partitions;
 
 constexpr unsigned kPartition = 8;  // compute capability 9.0: SM counts are multiples of 8, and at least 8
 
@@ -113,6 +137,7 @@ API CUresult cuDeviceGetDevResource(CUdevice, CUdevResource* resource, CUdevReso
     resource->sm.smCount = kMultiprocessors;
     resource->sm.minSmPartitionSize = kPartition;
     resource->sm.smCoscheduledAlignment = kPartition;
+    set_range(*resource, {.first = 0, .is_of_a_context = true});
     return CUDA_SUCCESS;
   });
 }
@@ -123,15 +148,22 @@ API CUresult cuDevSmResourceSplitByCount(CUdevResource* groups, unsigned* count,
     if (from->type != CU_DEV_RESOURCE_TYPE_SM || at_least > from->sm.smCount) {
       return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
     }
+    // "output results cannot be split again without first creating a descriptor and a green context"
+    if (!range_of(*from).is_of_a_context) {
+      return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+    }
+    const unsigned first = range_of(*from).first;
     const unsigned size = std::max(kPartition, (at_least + kPartition - 1) / kPartition * kPartition);
     *count = std::min(*count, from->sm.smCount / size);
     for (unsigned group = 0; groups != nullptr && group < *count; ++group) {
       groups[group] = *from;
       groups[group].sm.smCount = size;
+      set_range(groups[group], {.first = first + group * size, .is_of_a_context = false});
     }
     if (rest != nullptr) {
       *rest = *from;
       rest->sm.smCount = from->sm.smCount - *count * size;
+      set_range(*rest, {.first = first + *count * size, .is_of_a_context = false});
     }
     return CUDA_SUCCESS;
   });
@@ -157,19 +189,40 @@ API CUresult cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc description
   });
 }
 
+API CUresult cuGreenCtxGetDevResource(CUgreenCtx context, CUdevResource* resource, CUdevResourceType) {
+  return driver_call(__func__, [&] {
+    *resource = *reinterpret_cast<CUdevResource*>(context);
+    set_range(*resource, {.first = range_of(*resource).first, .is_of_a_context = true});
+    return CUDA_SUCCESS;
+  });
+}
+
 API CUresult cuGreenCtxDestroy(CUgreenCtx context) {
   delete reinterpret_cast<CUdevResource*>(context);
   return CUDA_SUCCESS;
 }
 
-API CUresult cuGreenCtxStreamCreate(CUstream* stream, CUgreenCtx, unsigned flags, int priority) {
+API CUresult cuGreenCtxStreamCreate(CUstream* stream, CUgreenCtx context, unsigned flags, int priority) {
   return driver_call(__func__, [&] {
     if ((flags & CU_STREAM_NON_BLOCKING) == 0) {  // "CU_STREAM_NON_BLOCKING: This must be specified"
       return CUDA_ERROR_INVALID_VALUE;
     }
     *stream = Stream::create(priority, cudaStreamNonBlocking)->handle();
+    const std::lock_guard lock(partitions.mutex);
+    partitions.of[*stream] = *reinterpret_cast<CUdevResource*>(context);
     return CUDA_SUCCESS;
   });
+}
+
+/// For tests: the first multiprocessor that a stream may use, and how many; 0 of a stream that may use all.
+API unsigned emulator_multiprocessors(CUstream stream, unsigned* first) {
+  const std::lock_guard lock(partitions.mutex);
+  const auto found = partitions.of.find(stream);
+  if (found == partitions.of.end()) {
+    return 0;
+  }
+  *first = range_of(found->second).first;
+  return found->second.sm.smCount;
 }
 
 // ---- compiled kernels (Triton's, AOTInductor's): modules are empty, functions are their names, launches are hollow

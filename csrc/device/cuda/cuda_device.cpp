@@ -45,7 +45,8 @@ class CudaScope final : public DeviceScope {
  public:
   CudaScope(int device, const DeviceRequest& request)
       : stream_(std::make_shared<CudaStream>(
-            StreamKind{static_cast<c10::DeviceIndex>(device), cuda_priority(request.priority), request.sms})),
+            static_cast<c10::DeviceIndex>(device), cuda_priority(request.priority),
+            request.sms ? SmPart::take(static_cast<c10::DeviceIndex>(device), *request.sms) : nullptr)),
         generator_(make_generator(device, request.seed)),
         guard_(stream_->torchs()) {
     wake_in_time();

@@ -5,6 +5,11 @@
 
 namespace torchshare {
 
+bool is_done(cudaStream_t stream) {
+  const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+  return is_done(cudaStreamQuery(stream));
+}
+
 std::optional<std::string> lasting_error(c10::DeviceIndex device) {
   try {
     const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);  // another thread may capture

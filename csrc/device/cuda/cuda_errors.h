@@ -20,6 +20,10 @@ inline bool is_done(cudaError_t queried) {
   return true;
 }
 
+/// Whether the stream's work is done; the stream is not being captured. Throws the device's error. Any thread, also one
+/// that captures: a query in another mode would invalidate its capture.
+bool is_done(cudaStream_t stream);
+
 /// The error of a kernel that has corrupted the device's context: the driver answers every call with it until the
 /// process ends. Nothing while the device is usable. Any thread.
 std::optional<std::string> lasting_error(c10::DeviceIndex device);

@@ -36,30 +36,6 @@ std::unique_ptr<MarkedStream> take_kept(IsOne is_one) {
   return stream;
 }
 
-/// Creates a stream that uses at most `sms` streaming multiprocessors, in a green context that lives as long as the
-/// process. Returns how many the driver granted.
-int make_green_stream(const StreamKind& kind, cudaStream_t* stream) {
-  const Driver& driver = Driver::get();
-  CUdevice device = 0;
-  driver.check(driver.device_get(&device, kind.device), "cuDeviceGet");
-  CUdevResource all{};
-  driver.check(driver.device_get_resource(device, &all, CU_DEV_RESOURCE_TYPE_SM), "cuDeviceGetDevResource");
-  CUdevResource part{};
-  CUdevResource rest{};
-  unsigned int groups = 1;
-  driver.check(driver.split_sms(&part, &groups, &all, &rest, 0, static_cast<unsigned int>(*kind.sms)),
-               "cuDevSmResourceSplitByCount");
-  TORCH_CHECK_VALUE(groups == 1, "sms must be from 1 to ", all.sm.smCount, ", the number of this GPU, got ", *kind.sms);
-  CUdevResourceDesc description = nullptr;
-  driver.check(driver.describe_resource(&description, &part, 1), "cuDevResourceGenerateDesc");
-  CUgreenCtx context = nullptr;
-  driver.check(driver.green_context_create(&context, description, device, CU_GREEN_CTX_DEFAULT_STREAM),
-               "cuGreenCtxCreate");
-  driver.check(driver.green_context_stream_create(stream, context, CU_STREAM_NON_BLOCKING, kind.priority),
-               "cuGreenCtxStreamCreate");
-  return static_cast<int>(part.sm.smCount);
-}
-
 }  // namespace
 
 std::unique_ptr<MarkedStream> MarkedStream::take(const StreamKind& kind) {
@@ -69,9 +45,12 @@ std::unique_ptr<MarkedStream> MarkedStream::take(const StreamKind& kind) {
   }
   const c10::cuda::CUDAGuard guard(kind.device);
   auto own = std::make_unique<MarkedStream>(
-      MarkedStream{.kind = kind, .handle = nullptr, .is_ours = true, .sms = {}, .markers = nullptr});
-  if (kind.sms) {
-    own->sms = make_green_stream(kind, &own->handle);
+      MarkedStream{.kind = kind, .handle = nullptr, .is_ours = true, .markers = nullptr});
+  if (kind.part != nullptr) {
+    const Driver& driver = Driver::get();
+    driver.check(
+        driver.green_context_stream_create(&own->handle, kind.part->context, CU_STREAM_NON_BLOCKING, kind.priority),
+        "cuGreenCtxStreamCreate");
   } else {
     C10_CUDA_CHECK(cudaStreamCreateWithPriority(&own->handle, cudaStreamNonBlocking, kind.priority));
   }
@@ -85,7 +64,7 @@ std::unique_ptr<MarkedStream> MarkedStream::take(cudaStream_t others) {
     return kept_one;
   }
   return std::make_unique<MarkedStream>(
-      MarkedStream{.kind = {}, .handle = others, .is_ours = false, .sms = {}, .markers = make_written_markers(others)});
+      MarkedStream{.kind = {}, .handle = others, .is_ours = false, .markers = make_written_markers(others)});
 }
 
 void MarkedStream::give_back(std::unique_ptr<MarkedStream> stream) {
@@ -97,8 +76,8 @@ CudaEvent::CudaEvent(const c10::cuda::CUDAStream& stream) {
   event_.record(stream);
 }
 
-CudaStream::CudaStream(const StreamKind& kind)
-    : kind_(kind), main_(add(MarkedStream::take(kind))), sms_(members_.front().stream->sms) {}
+CudaStream::CudaStream(c10::DeviceIndex device, int priority, SmPart::Held part)
+    : part_(std::move(part)), kind_{device, priority, part_.get()}, main_(add(MarkedStream::take(kind_))) {}
 
 CudaStream::~CudaStream() {
   cudaError_t error = cudaSuccess;
@@ -215,13 +194,13 @@ bool CudaStream::has_work() const {
   std::lock_guard lock(mutex_);
   return capturing_ ||  // a query would invalidate the capture
          std::any_of(members_.begin(), members_.end(),
-                     [](const Member& each) { return !is_done(cudaStreamQuery(each.stream->handle)); });
+                     [](const Member& each) { return !is_done(each.stream->handle); });
 }
 
 void CudaStream::check() const {
   std::lock_guard lock(mutex_);
   if (!capturing_) {  // a query would invalidate the capture
-    (void)is_done(cudaStreamQuery(main_));
+    (void)is_done(main_);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "device/cuda/cuda_markers.h"
+#include "device/cuda/sm_part.h"
 #include "device/device.h"
 
 namespace torchshare {
@@ -18,8 +19,8 @@ namespace torchshare {
 /// The properties of a stream.
 struct StreamKind {
   c10::DeviceIndex device = 0;
-  int priority = 0;             ///< CUDA's: lower is more urgent
-  std::optional<int> sms = {};  ///< streaming multiprocessors it may use
+  int priority = 0;              ///< CUDA's: lower is more urgent
+  const SmPart* part = nullptr;  ///< of the multiprocessors; null: it may use all
 
   bool operator==(const StreamKind&) const = default;
 };
@@ -34,8 +35,7 @@ struct StreamKind {
 struct MarkedStream {
   StreamKind kind;
   cudaStream_t handle;
-  bool is_ours;            ///< else torch, an extension or the driver has created it
-  std::optional<int> sms;  ///< that the driver granted
+  bool is_ours;  ///< else torch, an extension or the driver has created it
   std::unique_ptr<CudaMarkers> markers;
   std::uint64_t marked = 0;  ///< number of the last marker
 
@@ -61,13 +61,14 @@ class CudaEvent final : public DeviceEvent {
 /// of torch's pools, of an extension, and the legacy stream.
 class CudaStream final : public DeviceStream {
  public:
-  explicit CudaStream(const StreamKind& kind);
+  /// `part`: of the multiprocessors, for all streams that the job opens; null: all of them.
+  CudaStream(c10::DeviceIndex device, int priority, SmPart::Held part);
   ~CudaStream() override;
   CudaStream(const CudaStream&) = delete;  // owns streams
   CudaStream& operator=(const CudaStream&) = delete;
 
   c10::cuda::CUDAStream torchs() const;
-  std::optional<int> sms() const { return sms_; }
+  std::optional<int> sms() const { return part_ == nullptr ? std::nullopt : std::optional(part_->count); }
   /// Another stream of the same kind, for as long as the job runs; beyond kMaxOpen those are returned again, in turn.
   /// Null during a capture. The job's own thread.
   cudaStream_t open();
@@ -112,9 +113,9 @@ class CudaStream final : public DeviceStream {
   std::atomic<std::size_t> known_count_{0};
   Marker latest_ = 0;
   std::atomic<bool> capturing_ = false;
+  const SmPart::Held part_;
   const StreamKind kind_;
   const cudaStream_t main_;
-  std::optional<int> sms_;
   // The job's own thread only.
   std::vector<cudaEvent_t> events_;  // a ring, created on demand
   Stamp last_stamp_ = 0;
