@@ -20,7 +20,7 @@ from torchshare.__main__ import main
 from torchshare.context import current
 from torchshare.scripts.script import Script
 
-PATIENCE_S = 5.0  # for the other script
+PATIENCE_S = 30.0  # for the other script
 
 
 class Meetings:

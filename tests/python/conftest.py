@@ -183,7 +183,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Shared:
     return Shared(own if worker_id == "master" else own.parent)
 
 
-SOON_S = 60.0
+SOON_S = 300.0
 """A timeout that only ends a hang."""
 
 
@@ -195,7 +195,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
         time.sleep(0.002)
 
 
-def together(*calls: Callable[[], object], seconds: float = 20.0) -> None:
+def together(*calls: Callable[[], object], seconds: float = SOON_S) -> None:
     """Makes the calls at once, each in a thread."""
     barrier = threading.Barrier(len(calls))
     errors: list[BaseException] = []

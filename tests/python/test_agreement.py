@@ -62,7 +62,7 @@ def test_no_job_agrees_on_a_value_that_another_is_about_to_change(monkeypatch: p
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(primary, name="a", priority="primary")
         other = runtime.submit(secondary, name="b")
-        results = runtime.wait(timeout=100, check=False)
+        results = runtime.wait(timeout=300, check=False)
     assert (results["a"].value, results["b"].state) == (torch.float64, "failed"), results
     assert "job 'a' runs with torch.float64, not torch.float32" in str(results["b"].exception)
 
@@ -97,7 +97,7 @@ def test_a_job_is_known_before_its_thread_runs(monkeypatch: pytest.MonkeyPatch):
         until(stepped)
         runtime.submit(second, name="b")
         second_job.set()
-        results = runtime.wait(timeout=100, check=False)
+        results = runtime.wait(timeout=300, check=False)
     assert [results["a"].state, results["b"].state] == ["finished", "failed"], results
 
 
@@ -120,7 +120,7 @@ def test_a_job_in_its_first_step_is_cancelled():
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(primary, name="a", priority="primary")
         runtime.submit(secondary, name="b")
-        results = runtime.wait(timeout=100, check=False)
+        results = runtime.wait(timeout=300, check=False)
     assert [results["a"].state, results["b"].state] == ["finished", "cancelled"]
 
 
@@ -155,7 +155,7 @@ def test_a_conflict_is_told_before_data_is_loaded(with_job: bool):
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(primary, name="a", priority="primary")
         other = runtime.submit(secondary, name="b")
-        results = runtime.wait(timeout=100, check=False)
+        results = runtime.wait(timeout=300, check=False)
     assert (results["b"].state, rows.loaded) == ("failed", 0)
     assert "torch.set_default_dtype is one per process" in str(results["b"].exception)
 
@@ -170,7 +170,7 @@ def test_a_job_that_waits_for_a_higher_one_says_so(monkeypatch: pytest.MonkeyPat
     with torchshare.Runtime(device="cpu") as runtime, caplog.at_level(logging.WARNING, "torchshare"):
         runtime.submit(primary, name="a", priority="primary")
         runtime.submit(lambda job: double(), name="b")
-        runtime.wait(timeout=100)
+        runtime.wait(timeout=300)
     assert "job 'b' waits for job 'a' to set torch.set_default_dtype to torch.float64 too, 20 s" in caplog.text
 
 
@@ -207,7 +207,7 @@ def in_turn(
     with torchshare.Runtime(device="cpu", **options) as runtime:
         runtime.submit(primary, name="a", priority="primary")
         runtime.submit(secondary, name="b")
-        return runtime.wait(timeout=100, check=False)
+        return runtime.wait(timeout=300, check=False)
 
 
 def text_of(results: Results) -> str:
@@ -294,7 +294,7 @@ def test_a_thread_waits_for_higher_jobs():
         with torchshare.Runtime(device="cpu") as runtime:
             runtime.submit(lambda job: first(), name="a", priority="primary")
             runtime.submit(lambda job: in_thread(double), name="b")
-            runtime.wait(timeout=100)
+            runtime.wait(timeout=300)
 
 
 def test_a_hook_that_a_thread_registers_is_one_of_its_job():
@@ -324,9 +324,9 @@ def test_a_thread_of_an_ended_job_sets_nothing():
     thread = threading.Thread(target=late)
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(lambda job: thread.start(), name="a")
-        runtime.wait(timeout=100)
+        runtime.wait(timeout=300)
         ended.set()
-        thread.join(60)
+        thread.join(300)
     assert errors == ["job 'a' has ended: its thread cannot set torch.set_default_dtype"]
 
 
@@ -359,7 +359,7 @@ def test_a_lower_job_goes_on_with_the_values_of_the_higher_one(caplog: pytest.Lo
     ):
         runtime.submit(stays, name="a", priority="primary")
         other = runtime.submit(secondary, name="b")
-        results = runtime.wait(timeout=100)
+        results = runtime.wait(timeout=300)
     assert (results["a"].value, results["b"].value) == (torch.float32, (torch.float32, False))
     assert [record.getMessage() for record in caplog.records] == [
         "job 'b': torch.set_default_dtype is torch.float32, as job 'a' runs with it, and not torch.float64",
@@ -392,7 +392,7 @@ def test_a_higher_job_that_comes_later_gets_its_values(caplog: pytest.LogCapture
         runtime.start()
         until(stepped)
         runtime.submit(primary, name="a", priority="primary")
-        results = runtime.wait(timeout=100)
+        results = runtime.wait(timeout=300)
     assert (results["a"].value, results["b"].value) == (torch.float32, torch.float32)
     assert "job 'b': torch.set_default_dtype is torch.float32, as job 'a' runs with it, and not torch.float64" in (
         caplog.text

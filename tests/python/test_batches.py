@@ -288,7 +288,7 @@ def test_a_loader_that_ends_early_or_never_leaves_its_partner_alone():
         runtime.start()
         wait_until(lambda: partner.state == "finished" and never.result.steps > 50)
         never.cancel()
-        results = runtime.wait(30)
+        results = runtime.wait(300)
     assert {name: result.state for name, result in results.items()} == {
         "early": "finished",
         "never": "cancelled",

@@ -85,7 +85,7 @@ def test_a_suspended_job_keeps_no_blocks() -> None:
         wait_until(lambda: resident() < with_blocks - 250 * MIB)
         go_on.set()
         job.resume()
-        assert runtime.wait(60)[job.name].value == "done"
+        assert runtime.wait(300)[job.name].value == "done"
 
 
 def test_an_ended_job_keeps_no_blocks_but_its_results() -> None:
@@ -173,7 +173,7 @@ def test_a_job_more_than_memory_has_owners_runs_with_a_warning(count: int, capfd
     with torchshare.Runtime(device="cpu") as runtime:
         for index in range(count):
             runtime.submit(body, name=f"job-{index}", threads=1)
-        results = runtime.wait(timeout=100)
+        results = runtime.wait(timeout=300)
     assert {result.value for result in results.values()} == {4.0}
     warning = "so many jobs run that its memory is not cached, and that its tensors are not told from others'"
     assert capfd.readouterr().err.count(warning) == count - 63

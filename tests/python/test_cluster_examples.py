@@ -40,19 +40,19 @@ def test_slurm_queues_the_pair_again_and_it_goes_on(tmp_path: Path) -> None:
         assert line
         seen |= {line.strip()} & {"a: step", "b: step"}
     first.send_signal(signal.SIGTERM)
-    rest, _ = first.communicate(timeout=60)
+    rest, _ = first.communicate(timeout=300)
     assert first.returncode == 143, rest
     assert (tmp_path / "scontrol.log").read_text() == "requeue 17\n"
     assert len(list((tmp_path / "checkpoints-17").glob("*.pt"))) == 2
 
     second = start(100)
-    output, _ = second.communicate(timeout=60)
+    output, _ = second.communicate(timeout=300)
     assert second.returncode == 0, output
     assert output.count("resumes at step") == 2
     assert output.count("trained") == 2
 
     failing = start(-1)  # no batch
-    failing.communicate(timeout=60)
+    failing.communicate(timeout=300)
     assert failing.returncode == 1
     assert (tmp_path / "scontrol.log").read_text() == "requeue 17\n"
 
@@ -66,6 +66,6 @@ def test_the_pods_command_is_one(tmp_path: Path) -> None:
     command = ["train_b.py 5 0.02" if word == "train_b.py" else word for word in command]
     for name in ("train_a.py", "train_b.py"):
         (tmp_path / name).write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained") == 2

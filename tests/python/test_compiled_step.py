@@ -558,7 +558,7 @@ def test_cancel_and_suspend_reach_a_job_in_fit() -> None:
         job.resume()
         wait_until(lambda: job.result.steps > steps + 100)
         job.cancel()
-        results = runtime.wait(timeout=10)
+        results = runtime.wait(timeout=300)
     assert results["train"].state == "cancelled"
 
 
@@ -745,7 +745,7 @@ def test_a_cancel_ends_a_compilation(own_cache: Path) -> None:
         runtime.start()
         wait_until(lambda: any(own_cache.glob("compile-*")))
         job.cancel()
-        assert runtime.wait(timeout=10)["train"].state == "cancelled"
+        assert runtime.wait(timeout=300)["train"].state == "cancelled"
     assert not any(own_cache.glob("compile-*"))
 
 

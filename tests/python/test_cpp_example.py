@@ -68,7 +68,7 @@ def test_a_step_saved_by_python_trains_on_in_cpp(example: Path, tmp_path: Path) 
 
 
 def test_a_folder_without_a_step(example: Path, tmp_path: Path) -> None:
-    done = subprocess.run([example, tmp_path], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([example, tmp_path], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert "'second' failed" in done.stderr and "tensors.pt' cannot be read" in done.stderr
 

@@ -70,7 +70,7 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     command = [sys.executable, "-m", "torchshare", "run", "--output=prefix", script(tmp_path, "a.py", forks)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "a: 1"), done.stderr
     assert done.stderr.count("in the child") == 1
 
@@ -99,7 +99,7 @@ print("goes on")
 """
     command = ["run", "--json", script(tmp_path, "a.py", LOOP + exits), script(tmp_path, "b.py", LOOP + waits)]
     process = launch("-m", "torchshare", *command, folder=tmp_path)  # leaves a thread behind
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 1 and "b: goes on" in err, err
     assert "job 'a': os._exit(3) ends the job, not the process" in err
     states = [job["state"] for job in json.loads(out)["jobs"]]
@@ -127,7 +127,7 @@ thread.start()
     for folder in (plain, shared):
         folder.mkdir()
     command = [sys.executable, script(plain, "a.py", starts)]
-    expected = subprocess.run(command, cwd=plain, capture_output=True, text=True, check=True, timeout=100)
+    expected = subprocess.run(command, cwd=plain, capture_output=True, text=True, check=True, timeout=300)
     ran = Ran(shared, "--output=prefix", script(shared, "a.py", starts))
     assert (ran.code, ran.of("a")) == (0, expected.stdout.splitlines()), ran.text()
     assert (shared / "by_process").exists() and (shared / "by_thread").exists()
@@ -257,7 +257,7 @@ def test_no_job_fails_by_a_stdout_that_cannot_be_written(
     for name in ("a", "b"):
         script(tmp_path, f"{name}.py", PRINTS + writes)
     command = f"{sys.executable} -m torchshare run --timeline t.json 'a.py a.out' 'b.py b.out' {redirection}"
-    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=100)
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=300)
     assert done.returncode == status, done.stderr
     assert [(tmp_path / name).read_text() for name in ("a.out", "b.out")] == ["file", "file"]
     assert "failed" not in done.stderr and done.stderr.count("lost") == (said != "")

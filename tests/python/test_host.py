@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from cluster_jobs import equal, training
-from conftest import run_one, wait_until
+from conftest import SOON_S, run_one, wait_until
 
 from torchshare.checkpoints.job_files import JobFiles
 from torchshare.cluster import attempt as attempt_module
@@ -384,7 +384,7 @@ def test_a_job_that_does_not_stop_does_not_run_twice(hosts: Hosts, monkeypatch: 
 def wait_for(function: Callable[[], Any]) -> Any:
     """What it returns, if it does soon."""
     with ThreadPoolExecutor(1) as executor:
-        return executor.submit(function).result(5)
+        return executor.submit(function).result(SOON_S)
 
 
 def test_files_of_jobs_that_were_forgotten_are_removed(tmp_path: Path) -> None:
@@ -423,7 +423,7 @@ class FullDisk:
 
     def wait(self, times: int) -> None:
         for _ in range(times):
-            assert self.tried.acquire(timeout=30)
+            assert self.tried.acquire(timeout=SOON_S)
 
 
 @pytest.fixture
@@ -514,7 +514,7 @@ def test_a_job_is_suspended_when_its_checkpoint_could_be_written(hosts: Hosts, m
     assert (status.state, status.can_save, status.has_saved) == ("running", False, False)
     assert status.trouble == "no checkpoint can be written: No space left on device"
     disk.full = False
-    stopping.join(30)
+    stopping.join(300)
     assert ended(host, "a").state == "suspended"
     assert list(hosts.storage.logs("id-a").glob("a.*.pt"))
 

@@ -80,7 +80,7 @@ def test_both_jobs_end_with_the_weights_they_have_alone(first, second, threads, 
     with torchshare.Runtime(policy=policy) as runtime:
         runtime.submit(first, name="first", priority="primary", threads=threads, seed=0)
         runtime.submit(second, name="second", start="step:3", threads=threads, seed=1)
-        results = runtime.wait(90)
+        results = runtime.wait(300)
     assert identical(alone(first, threads=threads, seed=0), results["first"].value)
     assert identical(alone(second, threads=threads, seed=1), results["second"].value)
     other_seed = alone(first, threads=threads, seed=9)
@@ -110,7 +110,7 @@ def test_a_partner_that_ends_badly_changes_no_bit(what, function, priority):
             partner.resume()
         if what != "fails":  # this job ends by itself
             partner.cancel()
-        results = runtime.wait(60, check=False)
+        results = runtime.wait(300, check=False)
     assert results["partner"].state == ("failed" if what == "fails" else "cancelled")
     assert identical(alone(BESIDE_A_BAD_PARTNER), results["train"].value)
 
@@ -125,7 +125,7 @@ def test_a_job_that_is_suspended_and_resumed_changes_no_bit():
             job.suspend()
             wait_until(lambda: job.state != "running")
             job.resume()
-        assert identical(alone(train), runtime.wait(60)["train"].value)
+        assert identical(alone(train), runtime.wait(300)["train"].value)
 
 
 class Listens(TorchDispatchMode):

@@ -77,7 +77,7 @@ def test_every_change_of_state_is_on_the_timeline():
         gatekeeper.release.set()
         wait_until(lambda: job.state == "suspended")
         job.resume()
-        runtime.wait(30)
+        runtime.wait(300)
         assert states(runtime, "a") == ["pending", "delayed", "running", "suspended", "running", "finished"]
 
 
@@ -94,7 +94,7 @@ def test_a_suspended_job_runs_no_op_and_a_resumed_one_continues(policy):
         job.resume()
         wait_until(lambda: job.result.ops > ops + 100)
         job.cancel()
-        runtime.wait(30)
+        runtime.wait(300)
 
 
 def test_a_failure_names_its_job_and_carries_the_traceback(caplog):

@@ -45,7 +45,7 @@ def start_and_cancel(rounds: int) -> None:
             while index % 2 and first.result.ops == 0:
                 pass  # every other round is cancelled while it works
             runtime.cancel()
-            assert {result.state for result in runtime.wait(20).values()} == {"cancelled"}
+            assert {result.state for result in runtime.wait(300).values()} == {"cancelled"}
 
 
 def timers_gone() -> None:
@@ -63,7 +63,7 @@ def test_a_thousand_starts_and_cancels_leak_neither_threads_nor_memory():
     start_and_cancel(1000)
     timers_gone()
     gc.collect()
-    wait_until(lambda: threads() <= before[0], 20)  # the kernel lists a thread for a moment after it was joined
+    wait_until(lambda: threads() <= before[0])  # the kernel lists a thread for a moment after it was joined
     assert process.memory_info().rss - before[1] < 16 * MIB
 
 
@@ -119,7 +119,7 @@ def test_a_closed_runtime_releases_the_objects_of_its_jobs():
         while runtime.results["finished"].state != "finished":
             pass
         runtime.cancel()
-        runtime.wait(20)
+        runtime.wait(300)
     with torchshare.Runtime() as never_started:
         pending = submit(never_started, name="pending")
         never_started.close()
@@ -282,7 +282,7 @@ def test_a_job_that_has_ended_otherwise_keeps_nothing_that_it_used(end: str) -> 
         if end == "cancelled":
             wait_until(lambda: runtime.results["a"].ops > 0)
             runtime.cancel()
-        assert runtime.wait(60)["a"].state == end
+        assert runtime.wait(300)["a"].state == end
         gc.collect()
         assert marker() is None
 
@@ -314,7 +314,7 @@ def test_a_runtime_that_is_dropped_while_any_lock_is_held_is_closed_by_another_t
 
     ended = threading.Event()
     threading.Thread(target=collect, daemon=True).start()
-    assert ended.wait(20), "it waits for a lock that it holds"
+    assert ended.wait(300), "it waits for a lock that it holds"
     wait_until(lambda: routing._open == before)
 
 

@@ -412,7 +412,7 @@ def test_a_cancel_does_not_land_inside_a_fork() -> None:
         "    runtime.start()\n"
         "    assert inside.wait(300)\n"
         "    job.cancel()\n"
-        "    state = runtime.wait(10)['body'].state\n"
+        "    state = runtime.wait(300)['body'].state\n"
         "hooks.append(os.waitstatus_to_exitcode(os.wait()[1]))\n"
         "print(state, hooks)"
     )

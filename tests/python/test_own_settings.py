@@ -370,7 +370,7 @@ def test_a_job_begins_with_the_options_and_context_variables_of_its_submitter() 
         variable.set(1)
         for name in ("a", "b"):
             runtime.submit(reads_and_sets, name=name)
-        results = runtime.wait(timeout=60)
+        results = runtime.wait(timeout=300)
     assert [result.value for result in results.values()] == [(1, expected)] * 2
     assert variable.get() == 1
 
@@ -381,13 +381,13 @@ def test_all_jobs_that_ask_for_deterministic_algorithms_compile_with_them() -> N
 
     def asks(_job: Job) -> bool:
         torch.use_deterministic_algorithms(True)
-        together.wait(60)
+        together.wait(300)
         return bool(torch._inductor.config.deterministic)
 
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(asks, priority="primary", name="first")
         runtime.submit(asks, name="second")
-        results = runtime.wait(timeout=60)
+        results = runtime.wait(timeout=300)
         assert not torch._inductor.config.deterministic
     assert [result.value for result in results.values()] == [True, True]
 
@@ -406,7 +406,7 @@ def test_the_check_of_custom_ops_is_off_in_all_threads_while_a_runtime_is_open()
 
     with torchshare.Runtime(device="cpu") as runtime:
         in_thread(lambda: runtime.submit(lambda _: in_thread(read)))
-        runtime.wait(timeout=60)
+        runtime.wait(timeout=300)
     read()
     assert found == [False, True]
 
@@ -473,11 +473,11 @@ def test_a_jobs_first_op_has_the_jobs_number_of_threads_although_the_other_job_s
     begun = threading.Barrier(2)
 
     def threads(_: Job) -> int:
-        begun.wait(60)
+        begun.wait(300)
         return torch.get_num_threads()
 
     with torchshare.Runtime("cpu") as runtime:
         runtime.submit(threads, name="one", priority="primary", threads=1)
         runtime.submit(threads, name="two", threads=2)
-        results = runtime.wait(60)
+        results = runtime.wait(300)
     assert (results["one"].value, results["two"].value) == (1, 2)

@@ -112,20 +112,20 @@ def test_a_module_that_is_imported_after_undo_is_not_patched(late: str) -> None:
 def test_a_module_that_another_thread_is_importing_is_patched(late: str, is_watched: bool) -> None:
     """Whether the import began before or after the patches were applied."""
     began, may_end = threading.Event(), threading.Event()
-    sys.modules["late_events"].wait = lambda: (began.set(), may_end.wait(60))  # type: ignore[attr-defined]
+    sys.modules["late_events"].wait = lambda: (began.set(), may_end.wait(300))  # type: ignore[attr-defined]
     importing = threading.Thread(target=importlib.import_module, args=(late,))
     patches, table = Patches(), negated(late)
     applying = threading.Thread(target=patches.apply, args=([table],))
     if is_watched:
         patches.apply([table])
     importing.start()
-    assert began.wait(60)
+    assert began.wait(300)
     if not is_watched:
         applying.start()
     may_end.set()
-    importing.join(60)
+    importing.join(300)
     if not is_watched:
-        applying.join(60)
+        applying.join(300)
     assert sys.modules[late].value() == -1
     patches.undo()
     assert sys.modules[late].value() == 1

@@ -255,7 +255,7 @@ def test_packages_that_hold_numpy_s_state_draw_from_the_job_s() -> None:
     with torchshare.Runtime(device="cpu") as runtime:
         for name in "ab":
             runtime.submit(lambda job: results.append(draw_from_numpy_s_state()), name=name, threads=1)
-        runtime.wait(timeout=100)
+        runtime.wait(timeout=300)
         assert numpy.random.get_state()[1].tolist() == state
     assert results == [plain, plain]
     assert draw_from_numpy_s_state() == plain

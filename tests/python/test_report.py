@@ -62,7 +62,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         wait_until(lambda: second.state == "suspended")
         time.sleep(0.1)
         second.resume()
-        runtime.wait(60)
+        runtime.wait(300)
         runtime.write_report(path)
     return path
 
@@ -366,7 +366,7 @@ def test_a_job_that_is_suspended_now_has_been_since_then() -> None:
         wait_until(lambda: first.result.ran_s > reached + 0.2)
         found, _ = job_timelines.timelines([first._context.handle], runtime.events())
         first.resume()
-        runtime.wait(60)
+        runtime.wait(300)
     assert np.ptp(found["a"].waits["suspended"]) >= 0.2
     assert np.diff(found["a"].running).sum() <= reached
 
@@ -379,7 +379,7 @@ def test_a_report_shows_the_latencies_of_requests_alone_and_beside_another_job(t
             number.answer(None)
             if number.data == 999:
                 alone.set()
-                assert beside.wait(60)
+                assert beside.wait(300)
 
     def train(_job: Job) -> None:
         beside.set()
@@ -388,9 +388,9 @@ def test_a_report_shows_the_latencies_of_requests_alone_and_beside_another_job(t
     with torchshare.Runtime(device="cpu") as runtime:
         server = runtime.submit(serve, name="server", priority="primary")
         runtime.start()
-        assert alone.wait(60)
+        assert alone.wait(300)
         runtime.submit(train, name="training")
-        runtime.wait(60)
+        runtime.wait(300)
         runtime.write_report(tmp_path / "out.html")
     text = (tmp_path / "out.html").read_text()
     assert len(text) < 300_000
@@ -411,7 +411,7 @@ def test_a_request_that_is_older_than_the_job_counts_with_all_of_its_latency(tmp
     time.sleep(0.2)
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(lambda job: [each.answer(None) for each in job.requests(source)], name="server")
-        runtime.wait(60)
+        runtime.wait(300)
         runtime.write_report(tmp_path / "out.html")
     (requests,) = pages.Page((tmp_path / "out.html").read_text()).data["requests"]
     assert requests["alone_p99_s"] > 0.2
@@ -431,7 +431,7 @@ def test_a_report_stays_small(tmp_path: Path) -> None:
     with torchshare.Runtime(device="cpu", max_concurrent=2) as runtime:
         for number in range(100):
             runtime.submit(fail if number % 10 == 0 else train, name=f"{number}" + "<\U0001f600" * 120)
-        runtime.wait(120, check=False)
+        runtime.wait(300, check=False)
         runtime.write_report(tmp_path / "out.html")
     assert (tmp_path / "out.html").stat().st_size < 300_000
     shown = pages.Page((tmp_path / "out.html").read_text())

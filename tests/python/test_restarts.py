@@ -118,7 +118,7 @@ def test_a_signal_writes_a_checkpoint_and_the_run_resumes(tmp_path: Path, whole:
     assert process.stdout.readline() == "began\n"
     time.sleep(0.3)
     process.send_signal(number)
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 128 + number, err
     (step,) = steps_in(tmp_path / "ckpt")
     assert 1 < step < 64 and not (tmp_path / "out.pt").exists()
@@ -156,7 +156,7 @@ with torchshare.Runtime(device="cpu", checkpoint="ckpt") as runtime:
 def test_a_second_sigterm_does_not_wait(tmp_path: Path):
     """The first one waits: it is not the end of the step that ends this job."""
     process = launch("-c", BLOCKED, folder=tmp_path)
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 143, err
     assert 1.9 < float(out.split()[-1]) < 25  # the step takes 30
 
@@ -167,7 +167,7 @@ def test_a_run_that_crashed_serves_metrics_again(tmp_path: Path) -> None:
     port = free_port()
     options = f"--checkpoint ckpt --every 5 --device cpu --max-restarts 1 --metrics-port {port}"
     process = launch("-m", "torchshare", "run", *options.split(), "train.py", folder=tmp_path)
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert err.count(f"metrics at http://127.0.0.1:{port}/metrics") == 2, err
 
@@ -246,7 +246,7 @@ def child_of(process: subprocess.Popen[str]) -> int:
     def children() -> list[str]:
         return Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
 
-    wait_until(lambda: bool(children()), 10)
+    wait_until(lambda: bool(children()))
     return int(children()[0])
 
 
@@ -255,7 +255,7 @@ def test_a_killed_process_is_started_again_and_resumes(tmp_path: Path, whole: Pa
     assert process.stdout.readline() == "began\n"
     wait_until(lambda: len(list((tmp_path / "ckpt").glob("*.pt"))) == 2)
     os.kill(child_of(process), signal.SIGKILL)
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "torchshare: the process was ended by SIGKILL; restart 1 of 3\n" in err and "resumes at step" in err
     assert same(tmp_path / "out.pt", whole)
@@ -265,7 +265,7 @@ def test_signals_are_passed_on_and_end_the_supervisor(tmp_path: Path):
     process = start(tmp_path, "--max-restarts", "3")
     assert process.stdout.readline() == "began\n"
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 143 and "restart" not in err, err
     assert len(steps_in(tmp_path / "ckpt")) == 1
 
@@ -275,7 +275,7 @@ def test_a_job_that_crashes_three_times_in_a_row_is_dropped(tmp_path: Path, whol
     script(tmp_path, "bad.py", CRASHES)
     jobs = ("bad.py", "train.py out.pt 8 0.01")
     process = start(tmp_path, "--max-restarts", "3", "--every", "1", "--start", "step:1000", jobs=jobs)
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 1, err
     assert f"job 'bad' crashed the process: SIGSEGV at {tmp_path}/bad.py:7 (work); restart 3 of 3\n" in err
     assert "torchshare: job 'bad' is dropped: 3 times in a row, job 'bad' crashed the process: SIGSEGV at" in err
@@ -287,12 +287,12 @@ def test_a_job_that_crashes_three_times_in_a_row_is_dropped(tmp_path: Path, whol
 def test_restarts_are_limited_and_failures_are_no_crashes(tmp_path: Path):
     script(tmp_path, "bad.py", CRASHES)
     process = start(tmp_path, "--max-restarts", "1", jobs=("bad.py",))
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGSEGV
     assert err.count("restart 1 of 1") == 1 and err.count("no restart is left of 1") == 1
     script(tmp_path, "fails.py", "import torch\nraise ValueError(torch.ones(1))")
     process = start(tmp_path, "--max-restarts", "1", jobs=("fails.py",))
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 1 and "; restart" not in err, err
 
 

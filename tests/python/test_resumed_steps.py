@@ -37,7 +37,7 @@ def training(fails_at: int = 0):
 def interrupted(tmp_path: Path) -> Path:
     with pytest.raises(JobFailed), torchshare.Runtime(device="cpu", checkpoint=tmp_path, every=EVERY) as runtime:
         runtime.submit(training(fails_at=SAVED + 2), name="a")
-        runtime.wait(30)
+        runtime.wait(300)
     return tmp_path
 
 
@@ -48,7 +48,7 @@ def resumed(folder: Path) -> torchshare.Runtime:
 def test_results_metrics_and_timeline_count_from_the_beginning_of_the_training(interrupted: Path) -> None:
     with resumed(interrupted) as runtime:
         runtime.submit(training(), name="a")
-        result = runtime.wait(30)["a"]
+        result = runtime.wait(300)["a"]
     assert (result.steps, result.earlier_steps) == (ALL, SAVED)
     assert result.steps_per_s == pytest.approx((ALL - SAVED) / result.ran_s)
     assert str(runtime.results).splitlines()[1].split()[3] == str(ALL)
@@ -64,7 +64,7 @@ def test_a_job_that_fails_after_a_resume_says_how_far_its_training_was(interrupt
     with resumed(interrupted) as runtime:
         runtime.submit(training(fails_at=3), name="a")
         with pytest.raises(JobFailed, match=f"'a' failed after {SAVED + 2} steps"):
-            runtime.wait(30)
+            runtime.wait(300)
 
 
 @pytest.mark.parametrize("awaited", [5, SAVED, SAVED + 4])
@@ -74,7 +74,7 @@ def test_a_start_at_a_step_counts_the_steps_before_the_resume(
     with resumed(interrupted) as runtime:
         runtime.submit(training(), name="a", priority="primary")
         runtime.submit(lambda job: None, name="b", start=f"step:{awaited}")
-        runtime.wait(30)
+        runtime.wait(300)
         (reason,) = [detail for kind, job, *_, detail in runtime.events() if (kind, job) == ("decision", "b")]
     done = re.fullmatch(rf"start: step:{awaited}: job 'a' has done (\d+) steps", reason)
     assert done is not None and int(done[1]) >= max(SAVED, awaited)

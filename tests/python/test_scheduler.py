@@ -224,7 +224,7 @@ def test_a_host_that_is_starting_when_the_queue_is_shut_down_is_ended(tmp_path: 
 
     nodes.while_starting = shut_down
     scheduler._find_nodes()
-    shutting_down.join(10)
+    shutting_down.join(300)
     assert nodes.killed == [*nodes.started, "scheduler"]
     scheduler._nodes_due = 0.0
     scheduler._find_nodes()

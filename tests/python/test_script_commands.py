@@ -111,7 +111,7 @@ def test_on_a_terminal_lines_are_printed_above_the_table(tmp_path: Path):
             while data := os.read(terminal, 1000):
                 shown += data
         os.close(terminal)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=300) == 0
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "\n").splitlines()
     assert {"bar: 0", "bar: 199", "bar: end", "bar-2: 0", "bar-2: 199", "bar-2: end"} <= set(lines)
     assert any(line.split()[:3] == ["bar", "primary", "finished"] for line in lines)
@@ -126,7 +126,7 @@ def test_a_run_ends_quietly_when_the_reader_of_its_output_has_gone(tmp_path: Pat
         if "loud.py" in jobs:
             assert process.stdout.readline().endswith("trained\n")
         process.stdout.close()
-        assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+        assert process.wait(timeout=300) == 128 + signal.SIGPIPE
         printed = process.stderr.read()
         assert "Traceback" not in printed and "Broken pipe" not in printed and "failed" not in printed
         process.stderr.close()
@@ -173,7 +173,7 @@ def test_a_run_under_cprofile_ends(tmp_path: Path):
     script(tmp_path, "loop.py", LOOP + "train(20)")
     process = launch("-m", "cProfile", "-o", "run.prof", "-m", "torchshare", "run", "loop.py", folder=tmp_path)
     try:
-        _, printed = process.communicate(timeout=60)
+        _, printed = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 0 and (tmp_path / "run.prof").stat().st_size > 0, printed

@@ -23,7 +23,7 @@ FAST = [("language_model", "reinforcement"), ("reinforcement", "language_model")
 PAIRS = list(itertools.permutations(SCRIPTS, 2))
 REFUSED = {pair: "torch.set_default_dtype is one per process" for pair in PAIRS if "double_precision" in pair}
 """Pairs of which the second script fails, with the text that says why. To become shorter, not longer."""
-LIMIT_S = 60
+LIMIT_S = 300
 LOGS = {".log", ".txt", ".csv", ".json"}
 
 Files = dict[str, bytes]
@@ -49,7 +49,7 @@ class Programs:
 
         def run(folder: Path) -> None:
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            subprocess.run([sys.executable, path_of(script)], cwd=folder, check=True, timeout=100, env=environment)
+            subprocess.run([sys.executable, path_of(script)], cwd=folder, check=True, timeout=LIMIT_S, env=environment)
 
         if script not in self._plain:
             self._plain[script] = files_in(self._shared.folder(f"plain_{script}", run))

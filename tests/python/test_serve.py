@@ -275,7 +275,7 @@ def test_calls_of_a_job_that_is_stopped_end_in_an_error(how: str) -> None:
         job.cancel() if how == "cancel" else runtime.close()
         for each in calls:
             with pytest.raises(RuntimeError, match=r"^job 'server': a request was not answered: the job was stopped$"):
-                each.result(2 * 1.6)
+                each.result(SOON_S)
         runtime.wait(SOON_S, check=False)
     assert job.state == "cancelled"
 

@@ -116,7 +116,7 @@ def test_a_clock_that_jumps_delays_nothing(monkeypatch: pytest.MonkeyPatch, tmp_
         runtime.submit(lambda job: time.sleep(0.1), name="third", start="after:second", threads=1)
         with pytest.raises(TimeoutError):
             runtime.wait(0.01)
-        runtime.wait(30)
+        runtime.wait(300)
     assert 0.3 <= time.monotonic() - began < 20
     assert 0 < first.result.ran_s < 20
 

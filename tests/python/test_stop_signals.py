@@ -53,7 +53,7 @@ def signalled(process: subprocess.Popen[str], *signals: tuple[str, float, int]) 
         assert line in printed, (printed, process.communicate(timeout=SOON_S))
         time.sleep(delay)
         process.send_signal(number)
-    return process.communicate(timeout=30)
+    return process.communicate(timeout=300)
 
 
 def twice(gap: float) -> tuple[tuple[str, float, int], ...]:

@@ -50,7 +50,7 @@ def ops_in(seconds: float, primary, expected: int = 0) -> int:
         wait_until(lambda: second.result.ops - before >= expected)
         ops = second.result.ops - before
         runtime.cancel()
-        runtime.wait(20)
+        runtime.wait(300)
     return ops
 
 
@@ -77,4 +77,4 @@ def test_ops_that_hold_the_interpreter_lock_do_not_hang_a_gated_job():
         runtime.start()
         wait_until(lambda: first.result.ops > 50)
         first.cancel()
-        assert runtime.wait(30)["second"].value == 1
+        assert runtime.wait(300)["second"].value == 1

@@ -82,7 +82,7 @@ def test_a_thread_has_as_many_intra_op_threads_as_the_one_that_starts_it() -> No
 
     def reads(_job: Job) -> int:
         torch.set_num_threads(3)
-        assert has_set.wait(60)
+        assert has_set.wait(300)
         try:
             return int(in_thread(lambda: torch.get_num_threads()))
         finally:
@@ -91,7 +91,7 @@ def test_a_thread_has_as_many_intra_op_threads_as_the_one_that_starts_it() -> No
     def sets(_job: Job) -> None:
         torch.set_num_threads(2)
         has_set.set()
-        assert has_read.wait(60)
+        assert has_read.wait(300)
 
     assert both(reads, sets)[0] == 3
 
@@ -110,7 +110,7 @@ def test_a_thread_may_outlive_its_job():
 
     thread = run_one(starts).value
     go_on.set()
-    thread.join(60)
+    thread.join(300)
     assert len(drawn_after) == 1
 
 
@@ -121,7 +121,7 @@ def test_a_thread_of_a_job_that_compiles_waits_for_another_jobs_turn() -> None:
     def compiles(_job: Job) -> None:
         with compiling.turns():
             holds.set()
-            assert waits.wait(60)
+            assert waits.wait(300)
             time.sleep(0.3)
 
     def compiles_in_a_thread(_job: Job) -> None:
@@ -130,7 +130,7 @@ def test_a_thread_of_a_job_that_compiles_waits_for_another_jobs_turn() -> None:
             with compiling.turns():
                 torch.ones(1)
 
-        assert holds.wait(60)
+        assert holds.wait(300)
         thread = threading.Thread(target=compile_one)
         thread.start()
         thread.join()
@@ -138,4 +138,4 @@ def test_a_thread_of_a_job_that_compiles_waits_for_another_jobs_turn() -> None:
     with torchshare.Runtime(device="cpu") as runtime:
         runtime.submit(compiles, name="a", priority="primary")
         runtime.submit(compiles_in_a_thread, name="b")
-        runtime.wait(60)
+        runtime.wait(300)

@@ -52,7 +52,7 @@ try:
         if int(sys.argv[1]) == RANK:
             Ranks._send = die
             (b.cancel if RANK else b.suspend)()
-        runtime.wait(timeout=60)
+        runtime.wait(timeout=300)
 except RuntimeError as error:
     line(f"{type(error).__name__}: {error}")
 line(f"{[job.state for job in runtime.jobs]}")

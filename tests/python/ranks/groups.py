@@ -75,7 +75,7 @@ for policy in ("priority", "strict", "best_fit"):
             runtime.submit(
                 lambda job: train(int(job.name)), name=str(seed), priority="primary" if seed == 1 else "secondary"
             )
-        results = runtime.wait(timeout=30)
+        results = runtime.wait(timeout=300)
     assert not dist.is_initialized()
     same = [results[str(seed)].value == alone[seed] for seed in (1, 2)]
     line(f"{policy}: {same}")
@@ -86,7 +86,7 @@ outer = dist.distributed_c10d._get_default_group()
 with torchshare.Runtime(device=DEVICE) as runtime:
     for seed in (3, 4):
         runtime.submit(lambda job: inherits(int(job.name)), name=str(seed))
-    results = runtime.wait(timeout=30)
+    results = runtime.wait(timeout=300)
 assert [results[name].value for name in ("3", "4")] == [3 * 2**10, 4 * 2**10]
 assert dist.distributed_c10d._get_default_group() is outer
 dist.barrier()

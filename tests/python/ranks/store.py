@@ -21,7 +21,7 @@ def from_both(value: Any) -> list[Any]:
     return [json.loads(_store.get(f"{call}/{rank}")) for rank in range(2)]
 
 
-def until(condition, seconds: float = 15) -> None:
+def until(condition, seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"rank {RANK}: not in {seconds} s"
