@@ -22,7 +22,7 @@ Train = Callable[[Job], torch.dtype]
 
 
 def training(
-    before: Callable[[], None] | None = None, late: bool = False, beside: threading.Event | None = None
+    before: Callable[[], object] | None = None, late: bool = False, beside: threading.Event | None = None
 ) -> Train:
     """A job that calls `before` at its start, or 0.2 s later, and returns the type of its weights. With `beside`, it
     trains until that is set."""
@@ -130,7 +130,9 @@ def test_what_jobs_agreed_on_is_restored():
 
 
 def test_a_secondary_fails_at_its_first_step_beside_a_primary_that_has_set_something_else():
-    a, b = run_pair(training(double), training())
+    has_set = threading.Event()
+    second, ended = ending(training(lambda: has_set.wait(300)))
+    a, b = run_pair(training(lambda: (double(), has_set.set()), beside=ended), second)
     assert (a.state, a.value, b.state, b.steps) == ("finished", torch.float64, "failed", 0)
     assert "job 'a' runs with torch.float64, not torch.float32" in str(b.exception)
 
@@ -144,7 +146,7 @@ def test_a_secondary_that_has_done_steps_is_cancelled(caplog: pytest.LogCaptureF
 
     with torchshare.Runtime(device="cpu") as runtime, caplog.at_level(logging.ERROR, "torchshare"):
         runtime.submit(late, name="a", priority="primary", threads=1)
-        other = runtime.submit(training(), name="b", threads=1)
+        other = runtime.submit(training(beside=threading.Event()), name="b", threads=1)  # until it is cancelled
         results = runtime.wait(timeout=300)
     assert (results["a"].value, results["b"].state) == (torch.float64, "cancelled")
     assert "job 'b' is cancelled: job 'b': torch.set_default_dtype" in caplog.text
