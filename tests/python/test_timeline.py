@@ -37,7 +37,7 @@ def test_every_step_sub_batch_and_input_is_recorded_with_its_times():
     assert [event[4] for event in of["step"]] == [0, 1, 2]
     assert [event[4] for event in of["sub_batch"]] == list(range(6))
     assert len(of["input"]) == 5  # the loader's start, three batches, and its end
-    assert sum(end - begin >= 5_000_000 for _, _, begin, end, _, _ in of["input"]) == 3
+    assert sum(end - begin >= 5_000_000 for _, _, begin, end, _, _ in of["input"]) >= 3
     assert len(of["wait"]) == 3  # the loader's sleeps, in which another job may run
     for sub in of["sub_batch"]:
         step = of["step"][sub[4] // 2]
