@@ -70,7 +70,8 @@ def test_every_change_of_state_is_on_the_timeline():
         torch.ones(1)
 
     with torchshare.Runtime() as runtime:
-        job = runtime.submit(body, name="a", start=0.5)  # its thread asks before that
+        runtime.submit(lambda job: wait_until(lambda: runtime.jobs[1].state == "delayed"), name="first")
+        job = runtime.submit(body, name="a", start="after:first")
         runtime.start()
         assert gatekeeper.reached.wait(300)
         job.suspend()
