@@ -388,14 +388,18 @@ def test_a_package_is_unlocked_though_a_forked_process_has_its_file(tmp_path: Pa
     holder = threading.Thread(target=hold)
     holder.start()
     assert meeting.inside.wait(SOON_S)
+    reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        time.sleep(3)
+        os.close(writer)
+        os.read(reader, 1)  # until it is closed
         os._exit(0)
+    os.close(reader)
     meeting.leave.set()
     holder.join()
     with step_package._locked(path, time.sleep):
         assert os.waitpid(child, os.WNOHANG) == (0, 0), "the child has the file still"
+    os.close(writer)
     os.waitpid(child, 0)
 
 
