@@ -637,21 +637,24 @@ def test_a_value_of_a_package_that_only_one_script_uses_may_be_replaced(tmp_path
 
 def test_a_value_of_a_package_that_both_scripts_use_fails_the_one_that_replaces_it(tmp_path: Path):
     script(tmp_path, "site/images.py", "LIMIT = 1\ndef limit(): return LIMIT\n")
-    wait = "import os, time\nwhile not os.path.exists('imported'): time.sleep(0.01)\n"
-    script(tmp_path, "a.py", wait + "import images\nimages.LIMIT = None\n")
+    wait = "import os, time\nwhile not os.path.exists('{}'): time.sleep(0.01)\n"
+    tries = "import images, atexit; atexit.register(open, 'tried', 'w')\nimages.LIMIT = None\n"
+    script(tmp_path, "a.py", wait.format("imported") + tries)
     script(
         tmp_path,
         "b.py",
         LOOP
         + "import images\nopen('imported', 'w').close()\ntrain(2)\n"
-        + "import time; time.sleep(1)\nprint('limit', images.limit())",
+        + wait.format("tried")
+        + "print('limit', images.limit())",
     )
     code, out, text = installed(tmp_path, "a.py", "b.py")
     states = {job["name"]: job["state"] for job in json.loads(out)["jobs"]}
     assert code == 1 and states == {"a": "failed", "b": "finished"}
     assert "a.py:4, cannot be the job's own, because images's code reads it, and job 'b' uses images, too" in text
     assert "b: limit 1" in text
-    (tmp_path / "imported").unlink()
+    for name in ("imported", "tried"):
+        (tmp_path / name).unlink()
     code, _, text = installed(tmp_path, "--shared-patches", "a.py", "b.py")
     assert code == 0 and "job 'a' has replaced images.LIMIT" in text
 

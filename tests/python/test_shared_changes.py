@@ -280,8 +280,9 @@ def test_a_script_that_takes_a_shared_module_out_of_the_table_fails_at_once(tmp_
     """The next import would make a second copy of it, for all jobs. One that is alone may."""
     script(tmp_path, "site/images.py", "LIMIT = 1\n")
     deletes = "import sys, images\n{}del sys.modules['images']\nimport images as second\nassert second is not images\n"
-    script(tmp_path, "a.py", WAIT + deletes.format("wait('imported')\n"))
-    script(tmp_path, "b.py", WAIT + "import images\nopen('imported', 'w').close()\ntime.sleep(1)\n")
+    waits = "import atexit\natexit.register(open, 'tried', 'w')\nwait('imported')\n"
+    script(tmp_path, "a.py", WAIT + deletes.format(waits))
+    script(tmp_path, "b.py", WAIT + "import images\nopen('imported', 'w').close()\nwait('tried')\n")
     script(tmp_path, "alone.py", deletes.format(""))
     assert installed(tmp_path, "alone.py")[0] == 0
     code, out, text = installed(tmp_path, "a.py", "b.py")
