@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -62,13 +63,12 @@ def test_memory_is_freed_and_comes_back_bit_identical(device: str) -> None:
     with torchshare.Runtime(device=device) as runtime:
         job = runtime.submit(watched, name="a", threads=1, meter_memory=True)
         runtime.start()
-        for _ in range(3):
-            wait_until(lambda: job.state == "suspended")
+        for place in (7, 12, 13):
+            wait_until(lambda place=place: len(held) > place and job.state == "suspended")  # type: ignore[misc]
             assert job._context.handle.memory_held < held[-1] / 4
             time.sleep(0.05)
             assert job.state == "suspended"
             job.resume()
-            wait_until(lambda: job.state != "suspended")
         results = runtime.wait(300)
     assert all(map(torch.equal, results["a"].value, alone))
 
@@ -85,8 +85,12 @@ def test_random_rounds_are_bit_identical_and_leak_nothing() -> None:
             job.resume()
             time.sleep(dice.random() * 0.02)
 
+    def spills(job: Job) -> list[Tensor]:
+        """By itself, too: the other thread may get no core."""
+        return wide(job, lambda place: job.suspend(spill=True) if place % 10 == 9 else None, steps=60)
+
     with torchshare.Runtime(device="cpu") as runtime:
-        job = runtime.submit(lambda job: wide(job, steps=60), name="a", threads=1, meter_memory=True)
+        job = runtime.submit(spills, name="a", threads=1, meter_memory=True)
         runtime.start()
         thread = threading.Thread(target=disturb, args=(job,))
         thread.start()
@@ -216,7 +220,7 @@ def test_a_plain_suspension_after_a_spill_is_kept() -> None:
     def train(job: Job) -> None:
         net = Slow(10, 10)
         job.track(model=net)
-        for batch in job.batches([torch.ones(2, 10)] * 3000):
+        for batch in job.batches(itertools.repeat(torch.ones(2, 10))):
             list(batch)
             time.sleep(0.001)
 
