@@ -122,21 +122,25 @@ def test_clients_in_threads_get_answers_while_a_training_runs() -> None:
 
 def test_times_are_those_that_the_program_would_measure() -> None:
     source: queue.Queue[Request | None] = queue.Queue()
-    measured: list[float] = []
+    least: list[float] = []
+    most: list[float] = []
 
     def slow(job: Job) -> None:
+        former = time.monotonic()
         for request in job.requests(source):
             begin = time.monotonic()
             time.sleep(0.02)
+            least.append(time.monotonic() - begin)
             request.answer(request.data)
-            measured.append(time.monotonic() - begin)
+            most.append(time.monotonic() - former)
+            former = time.monotonic()
 
     for _ in range(10):
         source.put(Request("hello"))
     source.put(None)
     requests = serve(slow).requests
     assert requests is not None
-    assert requests.service.mean == pytest.approx(sum(measured) / 10, rel=0.1)
+    assert sum(least) / 10 <= requests.service.mean <= sum(most) / 10
     # All came at once, before the job ran: each waited for those before it.
     assert requests.latency.mean > 4.5 * 0.02
     assert requests.latency.mean == pytest.approx(requests.service.mean + requests.queued.mean)
@@ -554,17 +558,19 @@ def test_a_promise_that_holds_lets_the_lower_job_run_all_the_time() -> None:
 
 
 def test_a_bound_on_the_slowdown_of_a_server_is_one_on_its_answers() -> None:
-    over = threading.Event()
+    over, began, services = threading.Event(), list[float](), list[float]()
 
     def requests() -> Iterator[int]:
         for index in range(150):
             time.sleep(0.02)
+            began.append(time.monotonic())
             yield index
 
     def serve(job: Job) -> None:
         for request in job.requests(requests()):
             time.sleep(0.002)
             request.answer(None)
+            services.append(time.monotonic() - began[-1])
         over.set()
 
     def train(_job: Job) -> None:
@@ -576,7 +582,8 @@ def test_a_bound_on_the_slowdown_of_a_server_is_one_on_its_answers() -> None:
         runtime.submit(train, name="training")
         runtime.wait(SOON_S)
         bound = job._context.handle.bound()
-    assert bound is not None and 0.002 < bound.alone < 0.015  # not the 22 ms between two requests
+    assert bound is not None and bound.alone > 0.002
+    assert bound.alone < max(0.015, *services)  # not the 22 ms between two requests
 
 
 @pytest.mark.parametrize("slo", ["fast", "p99", "p100<1s", "p99<0ms", "p99<20"])
