@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 import warnings
 from pathlib import Path
 
@@ -309,7 +310,7 @@ def test_steps_are_counted_by_the_optimizer(tmp_path: Path):
 
 def test_ctrl_c_is_a_keyboard_interrupt_in_scripts(tmp_path: Path):
     """A script may catch it and go on; the second Ctrl-C stops it."""
-    stop = "print('go', flush=True)\ntry:\n    train(10**9)\nexcept KeyboardInterrupt:\n    pass\n"
+    stop = "try:\n    print('go', flush=True)\n    train(10**9)\nexcept KeyboardInterrupt:\n    pass\n"
     script(tmp_path, "stops.py", LOOP + "import time\n" + stop + "time.sleep(0.2)\ntrain(3)\nprint('evaluated')")
     script(tmp_path, "goes_on.py", LOOP + stop * 2)
     script(tmp_path, "waits.py", "print('go', flush=True)\nimport time\ntime.sleep(1000)")
@@ -320,9 +321,10 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_scripts(tmp_path: Path):
         while not process.stdout.readline().endswith(": go\n"):
             pass
     process.send_signal(signal.SIGINT)
-    lines = []
-    while not lines or "evaluated" not in lines[-1]:
-        lines.append(process.stdout.readline())
+    said = ""
+    while "evaluated" not in said or said.count(": go\n") < 1:  # that is goes_on.py's second
+        said += process.stdout.readline()
+    time.sleep(1)  # stops.py ends
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=300)
     states = {
