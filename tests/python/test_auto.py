@@ -180,7 +180,7 @@ def test_lengths_come_from_the_loader_the_epochs_or_the_user():
             for batch_number, _ in enumerate(epochs_of(job)):
                 if batch_number == 5:
                     began.set()
-                    time.sleep(0.2)
+                    wait_until(lambda: decisions(runtime, "b") != [])
 
         def epochs_of(job: Job):
             for _ in range(3):
