@@ -66,7 +66,7 @@ def test_a_profile_has_every_size_and_what_it_took():
     assert [(size.sub_batches, size.rows) for size in profile.alone] == [(1, 8), (2, 4), (4, 2)]
     for size in profile.alone:
         assert size.steps >= 5
-        assert 0 < size.step_s.q25 <= size.step_s.median <= size.step_s.q75 < 1
+        assert 0 < size.step_s.q25 <= size.step_s.median <= size.step_s.q75 < 60
         assert size.sub_batch_s.median <= size.step_s.median
         assert 100 < size.memory_bytes < 10_000
     assert len(profile.fit.left_out_errors) == 3
