@@ -9,6 +9,7 @@ import pickle
 import re
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -92,17 +93,20 @@ def test_two_jobs_end_with_the_weights_of_jobs_alone(hosts: Hosts) -> None:
 
 
 def test_a_job_that_is_suspended_goes_on_anywhere_with_the_same_weights(
-    hosts: Hosts, caplog: pytest.LogCaptureFixture
+    hosts: Hosts, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = run_one(training(20)).value
-    spec = hosts.spec("a", training(20, 0.01))
+    pause, sleep = [0.1], time.sleep  # long, so that it does not end before it is suspended
+    monkeypatch.setattr("cluster_jobs.time", types.SimpleNamespace(sleep=lambda _seconds: sleep(pause[0])))
+    spec = hosts.spec("a", training(20, 0.1))
     first, second = hosts.host(), hosts.host()
-    first.start(hosts.spec("partner", training(200, 0.005)), 1)
+    first.start(hosts.spec("partner", training(1_000_000, 0.005)), 1)
     for number, host in enumerate([first, second, first], 1):
         host.start(spec, number)
         wait_until(lambda host=host: job_on(host, "a").can_save and job_on(host, "a").steps > 20)
         host.stop("a", number, suspend=True)
         assert ended(host, "a").state == "suspended"
+    pause[0] = 0.0
     second.start(spec, 4)
     assert ended(second, "a").state == "finished"
     assert equal(hosts.outcome("a").value, alone)
