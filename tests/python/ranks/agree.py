@@ -6,7 +6,7 @@ import time
 import torch
 import torch.distributed as dist
 from lines import line
-from store import RANK, until
+from store import RANK, from_both, until
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
@@ -45,11 +45,11 @@ def suspend_and_cancel() -> None:
             until(lambda: job.result.ops > 50)
             job.suspend()
         until(lambda: job.state == "suspended")
-        time.sleep(0.5)  # until the other rank has seen it
+        from_both("has seen it suspended")
         if RANK == 1:
             job.resume()
         until(lambda: job.state == "running")
-        time.sleep(0.5)
+        from_both("has seen it running")
         if RANK == 1:
             job.cancel()
         results = runtime.wait(timeout=300)

@@ -16,11 +16,14 @@ def work_for_ever(job) -> None:
         time.sleep(0.001)
 
 
-def step_40_times(job) -> None:
-    """Slower on the first rank, and without collectives."""
+def step_40_times(job) -> list[float]:
+    """Slower on the first rank, and without collectives. Returns when each step began."""
+    begins = []
     for batch in job.batches([torch.ones(1)] * 40):
+        begins.append(time.monotonic())
         batch.data.add_(1)
         time.sleep(0.01 if RANK else 0.05)
+    return begins
 
 
 def started_at(job) -> float:
@@ -33,9 +36,10 @@ def jobs_start_on_all_ranks_at_once() -> None:
         runtime.submit(started_at, name="b", start="step:30")
         runtime.submit(started_at, name="c", start="after:a")
         results = runtime.wait(timeout=300)
-    for name in ("b", "c"):
+    begins, *_ = from_both(results["a"].value)  # the first rank decides
+    for name, step in (("b", 29), ("c", 39)):
         times = from_both(results[name].value)
-        assert abs(times[0] - times[1]) < 0.5, (name, times)
+        assert min(times) > begins[step], (name, times, begins)
 
 
 def queued_jobs_start_in_one_order() -> None:
@@ -64,9 +68,7 @@ def opposite_orders_end_alike() -> None:
         for _ in range(5):
             from_both("ready")
             (job.suspend if RANK else job.resume)()
-            time.sleep(0.3)
-            states = from_both(job.state)
-            assert states[0] == states[1], states
+            until(lambda: len(set(from_both(job.state))) == 1)
         runtime.cancel()
 
 
@@ -86,11 +88,15 @@ def bound_is_kept_by_one_pace() -> None:
         until(lambda: a.result.metrics)
         from_both("done")
         time.sleep(0.3)
-        share, cycle, age = runtime._handle.pace()
-        paces = from_both([share, cycle, (time.time() - age) % cycle])
-        assert paces[0][:2] == paces[1][:2] and share not in (first, 1), (first, paces)
-        apart = abs(paces[0][2] - paces[1][2])
-        assert min(apart, cycle - apart) < 0.02, paces
+
+        def is_one_pace() -> bool:
+            """Unless a rank got no core between its two clocks."""
+            share, cycle, age = runtime._handle.pace()
+            paces = from_both([share, cycle, (time.time() - age) % cycle])
+            apart = abs(paces[0][2] - paces[1][2])
+            return paces[0][:2] == paces[1][:2] and share not in (first, 1) and min(apart, cycle - apart) < 0.02
+
+        until(is_one_pace)
         may_end.set()
         until(lambda: a.state == "finished")
         until(lambda: runtime._handle.pace()[0] == 1)  # on both: without a primary, no job is held
