@@ -81,7 +81,7 @@ TEST(Coordinator, AStepThatComesWhileAJobBeginsToWaitIsNotLost) {
   coordinator.send({primary.id(), JobMessage::Kind::kStepped, 1ms, 1});
   clock.at_next_look = [&] { coordinator.send({primary.id(), JobMessage::Kind::kStepped, 1ms, 2}); };
   auto starts = std::async(std::launch::async, [&] { return coordinator.wait_to_start(secondary.id()); });
-  EXPECT_EQ(starts.wait_for(5s), std::future_status::ready) << "the second step woke no thread";
+  EXPECT_EQ(starts.wait_for(60s), std::future_status::ready) << "the second step woke no thread";
   coordinator.dismiss();
   EXPECT_TRUE(starts.get());
 }
@@ -104,7 +104,7 @@ TEST_F(CoordinatorTest, ADecisionThatFindsNoMemoryIsMadeLaterAndForAllRanks) {
     news_left = -1;
     clock_.advance(10ms);
     coordinator_.serve_once();
-    ASSERT_EQ(waiter.wait_for(5s), std::future_status::ready) << "without memory after " << news << " allocations";
+    ASSERT_EQ(waiter.wait_for(60s), std::future_status::ready) << "without memory after " << news << " allocations";
     EXPECT_EQ(coordinator_.take_orders().back().job, secondary.id());
     secondary.end(JobState::kFinished);
   }
@@ -155,7 +155,7 @@ TEST(Coordinator, AThreadThatHoldsTheLockDelaysNoJobThatSendsAMessage) {
     coordinator.send({job.id(), JobMessage::Kind::kStepped, 1s, 1});
     return job.state();
   });
-  EXPECT_EQ(step.wait_for(10s), std::future_status::ready) << "it waits for the lock";
+  EXPECT_EQ(step.wait_for(60s), std::future_status::ready) << "it waits for the lock";
   clock.keeps = false;
   clock.release.count_down();
 }

@@ -166,7 +166,7 @@ TEST_F(GateStreamTest, AWaiterIsToldThatTheDeviceHasFailed) {
   }
   primary_stream_->fail();
   clock_.advance(1s);
-  ASSERT_EQ(waiter.wait_for(20s), std::future_status::ready);
+  ASSERT_EQ(waiter.wait_for(60s), std::future_status::ready);
   EXPECT_THROW(waiter.get(), std::runtime_error);
   gate_.set(secondary_, kCancel);
   EXPECT_FALSE(gate_.wait_turn(secondary_)) << "it may come again while it unwinds";

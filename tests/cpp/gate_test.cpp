@@ -186,7 +186,7 @@ TEST(Gate, ALowerJobThatHoldsTheLockDelaysNoHigherOne) {
     gate.clear(primary, kHold);
     gate.wait_while(primary, kHold);
   });
-  EXPECT_EQ(steps.wait_for(10s), std::future_status::ready) << "it waits for the lock";
+  EXPECT_EQ(steps.wait_for(60s), std::future_status::ready) << "it waits for the lock";
   release.count_down();
 }
 

@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 class RuntimeStreamTest : public ::testing::Test {
  protected:
   /// Waits in real time; only the test advances virtual time.
-  static bool have_ended(const std::vector<std::shared_ptr<Job>>& jobs, std::chrono::milliseconds patience = 20s) {
+  static bool have_ended(const std::vector<std::shared_ptr<Job>>& jobs, std::chrono::milliseconds patience = 60s) {
     const auto all_ended = [&] {
       return std::all_of(jobs.begin(), jobs.end(), [](const auto& job) { return is_terminal(job->state()); });
     };

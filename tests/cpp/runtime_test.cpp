@@ -181,7 +181,7 @@ TEST(Runtime, ForgetsJobsThatHaveEnded) {
   const auto live = [&] {
     return std::count_if(jobs.begin(), jobs.end(), [](const auto& job) { return !job.expired(); });
   };
-  const auto deadline = std::chrono::steady_clock::now() + 30s;
+  const auto deadline = std::chrono::steady_clock::now() + 60s;
   while (live() > 0 && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(1ms);
   }
@@ -537,7 +537,7 @@ TEST(Forks, AForkedChildIsNotDelayedForLongByAThreadThatComputes) {
   }
   int status = -1;
   ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_LT(steady_clock::now() - begin, 2s);
+  EXPECT_LT(steady_clock::now() - begin, 20s);
 }
 
 /// An op that lasts as long as `body`.

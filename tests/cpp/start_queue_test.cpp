@@ -38,7 +38,7 @@ class QueueTest : public CoordinatorTest {
   bool waits(Member& member) { return is_delayed(member) && still_waits(waiters_.at(&member)); }
   bool runs(Member& member) {
     std::future<bool>& waiter = waiters_.at(&member);
-    return waiter.wait_for(10s) == std::future_status::ready && waiter.get() && member.state() == JobState::kRunning;
+    return waiter.wait_for(60s) == std::future_status::ready && waiter.get() && member.state() == JobState::kRunning;
   }
 
   Coordinator queue_{clock_, timeline_, gate_, {.max_concurrent = 2}};

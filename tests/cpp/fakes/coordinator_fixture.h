@@ -40,7 +40,7 @@ class CoordinatorTest : public ::testing::Test {
   }
   /// Waits until the job's thread has come.
   static bool is_delayed(const Member& member) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (member.state() == JobState::kPending && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
