@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchshare import _C
 from torchshare.context import current
 from torchshare.context.errors import Cancelled
+from torchshare.context.patience import Patience
 from torchshare.isolation.table import Table
 
 if TYPE_CHECKING:
@@ -144,8 +145,8 @@ def _leave_behind(job: JobContext, status: int) -> None:
     for step in (None, job.handle.cancel, job.handle.give_up):
         if step is not None:
             step()
-        until = time.monotonic() + PATIENCE_S
-        while time.monotonic() < until:
+        patience = Patience(lambda: [job], PATIENCE_S, INTERRUPT_AFTER_S / 2)
+        while patience.spend():
             if job.handle.has_left:
                 return
             time.sleep(INTERRUPT_AFTER_S / 2)

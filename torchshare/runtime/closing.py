@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torchshare import _C
 from torchshare.context.job_context import JobContext
+from torchshare.context.patience import Patience
 from torchshare.context.rank import this_rank
 from torchshare.context.results import ENDED
 from torchshare.isolation import routing
@@ -192,21 +193,12 @@ class Closer:
                 pass
 
     def _wait(self, stops: signals.Stops) -> None:
-        patience, told = PATIENCE_S, False
-        ready = self._ready_s()
-        while not self._handle.wait(signals.CHECK_S) and patience > 0 and stops.count < _GIVE_UP_SIGNALS:
-            # Without the time in which nothing had a core: neither this thread, nor that of a job.
-            before, ready = ready, self._ready_s()
-            without_core = max((after - before.get(job, 0.0) for job, after in ready.items()), default=0.0)
-            patience -= max(0.0, signals.CHECK_S - without_core)
+        patience, told = Patience(lambda: list(self.jobs), PATIENCE_S, signals.CHECK_S), False
+        while not self._handle.wait(signals.CHECK_S) and patience.spend() and stops.count < _GIVE_UP_SIGNALS:
             if stops.count and not told:
                 told = True
                 names = ", ".join(job.name for job in list(self.jobs) if job.handle.state not in ENDED)
                 log.warning("waiting for jobs to stop: %s; Ctrl-C again leaves them behind", names)
-
-    def _ready_s(self) -> dict[JobContext, float]:
-        """Seconds that each job's thread was ready to run while others had the cores."""
-        return {job: job.handle.stats().core_wait_s for job in list(self.jobs)}
 
     def _wait_a_moment(self, stops: signals.Stops) -> int:
         self._handle.wait(signals.CHECK_S)
