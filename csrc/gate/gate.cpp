@@ -1,6 +1,8 @@
 #include "gate/gate.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <utility>
 
 #include "gate/run_ahead.h"
@@ -166,7 +168,6 @@ bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, 
     const Slot* slot;
     std::shared_ptr<DeviceStream> stream;
     std::uint64_t activity;
-    DeviceStream::Marker marker;
   };
   std::vector<Due> due;
   for (const Member& member : members_) {
@@ -174,29 +175,31 @@ bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, 
     const bool inside = (activity & 1) != 0;
     if (member.stream != nullptr && outranks(member.slot->priority, slot.priority) && !inside &&
         (work == Work::kHidden ? member.seems_done(activity) : !member.has_marker(activity))) {
-      due.push_back({member.slot, member.stream, activity, 0});
+      due.push_back({member.slot, member.stream, activity});
     }
   }
   if (due.empty()) {
     return false;
   }
   lock.unlock();
-  if (work == Work::kHidden) {
-    std::erase_if(due, [](const Due& put) { return !put.stream->has_work(); });
-  }
-  for (Due& put : due) {
-    put.marker = put.stream->record_marker();
+  std::map<DeviceStream*, std::optional<DeviceStream::Marker>> markers;  // the threads of a job have one stream
+  for (const Due& put : due) {
+    const auto [marker, is_first] = markers.try_emplace(put.stream.get());
+    if (is_first && (work == Work::kOps || put.stream->has_work())) {
+      marker->second = put.stream->record_marker();
+    }
   }
   lock.lock();
   for (Member& member : members_) {
     for (const Due& put : due) {
-      if (member.slot == put.slot && member.stream == put.stream) {
-        member.marker = put.marker;
+      const auto marker = markers.at(put.stream.get());
+      if (marker && member.slot == put.slot && member.stream == put.stream) {
+        member.marker = *marker;
         member.marker_activity = put.activity;
       }
     }
   }
-  return !due.empty();
+  return std::any_of(markers.begin(), markers.end(), [](const auto& each) { return each.second.has_value(); });
 }
 
 bool Gate::try_enter(const Slot& slot) {

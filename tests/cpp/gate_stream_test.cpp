@@ -71,6 +71,20 @@ TEST_F(GateStreamTest, WorkLaunchedAfterTheMarkerCounts) {
   EXPECT_TRUE(gate_.try_enter(secondary_));
 }
 
+TEST_F(GateStreamTest, TheThreadsOfAJobNeedOneMarker) {
+  Slot thread(Priority::kPrimary, &primary_);
+  const Gate::Membership member(gate_, thread, primary_stream_);
+  primary_launches(1ms);
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  EXPECT_EQ(primary_stream_->markers_recorded(), 1U);
+  clock_.advance(1ms);
+  EXPECT_FALSE(gate_.try_enter(secondary_));  // sees that it is done
+  primary_stream_->launch(1ms);
+  clock_.advance(kStreamGrace);
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  EXPECT_EQ(primary_stream_->markers_recorded(), 2U);
+}
+
 TEST_F(GateStreamTest, AKernelThatIsNoOpIsSeen) {
   primary_launches(1ms);
   EXPECT_FALSE(gate_.try_enter(secondary_));  // records the marker
