@@ -18,6 +18,7 @@ import pytest
 import torch
 from conftest import Shared
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "examples" / "scripts"
@@ -83,6 +84,16 @@ def make_with_torch_alone(folder: Path) -> None:
         missing += [each for each in requirements(package.name, package.extras) if each.name not in OURS | linked]
 
 
+def oldest() -> list[str]:
+    """The oldest versions of what torchshare asks for that torch allows, too."""
+    lowest: dict[str, Version] = {}
+    for each in (*requirements("torchshare"), *requirements("torch")):
+        for bound in each.specifier:
+            if each.name in OURS and bound.operator == ">=":
+                lowest[each.name] = max(Version(bound.version), lowest.get(each.name, Version("0")))
+    return [f"{name}=={version}" for name, version in lowest.items()]
+
+
 @pytest.fixture(scope="module", params=["newest", "oldest"])
 def python(request: pytest.FixtureRequest, wheel: Path, shared: Shared) -> Path:
     """The interpreter of an environment with the wheel, and with the newest or the oldest versions of what it asks
@@ -90,8 +101,7 @@ def python(request: pytest.FixtureRequest, wheel: Path, shared: Shared) -> Path:
 
     def make(folder: Path) -> None:
         make_with_torch_alone(folder)
-        oldest = [str(each).replace(">=", "==") for each in requirements("torchshare") if each.name != "torch"]
-        (folder / "oldest.txt").write_text("\n".join(oldest))
+        (folder / "oldest.txt").write_text("\n".join(oldest()))
         options = ["--no-compile", "--disable-pip-version-check"]
         options += ["-c", "oldest.txt"] if request.param == "oldest" else []
         run(folder / "bin" / "python", "-m", "pip", "install", *options, wheel, cwd=folder)
