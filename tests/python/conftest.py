@@ -41,7 +41,7 @@ on_both = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=p
 gc.freeze()  # else a full collection, of which jobs and compilers do many, takes a tenth of a second
 atexit.register(gc.unfreeze)  # else Triton reports what is kept
 
-CACHE = Path(__file__).parents[2] / "build" / "test-cache"
+CACHE = Path(__file__).parents[2] / "build" / "test-cache" / f"torch-{torch.__version__}"
 
 
 @pytest.fixture(scope="session", autouse=True)
