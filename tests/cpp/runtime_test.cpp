@@ -417,7 +417,7 @@ std::map<int, int> workers_by_class() {
   return found;
 }
 
-constexpr auto kSoon = 60s;  // only ends a hang; threads of idle priority wait for cores that others use
+constexpr auto kSoon = 300s;  // only ends a hang; threads of idle priority wait for cores that others use
 
 /// Whether the thread gets idle priority, as it does once a higher job runs.
 bool becomes_idle(int thread) {
