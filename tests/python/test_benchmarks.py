@@ -115,7 +115,7 @@ def test_a_short_run_measures_and_its_table_prints(tmp_path: Path):
         "0.3",
     ]
     command = [sys.executable, BENCHMARKS / "pairs.py", *options, "--output", tmp_path]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    subprocess.run(command, check=True, capture_output=True, timeout=550)
     command = [sys.executable, BENCHMARKS / "table.py", "--results", tmp_path]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert printed.count("| tiny+tiny |") == 2

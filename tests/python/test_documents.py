@@ -34,7 +34,7 @@ def _runs() -> Iterator[Any]:
             yield pytest.param(page, kind, id=f"{name}-{kind}" if kind else name, marks=marks)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(800)
 @pytest.mark.parametrize(("page", "kind"), _runs())
 def test_every_block_runs(
     page: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, int], None]
