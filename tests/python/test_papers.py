@@ -97,6 +97,13 @@ def test_sub_batches_let_more_jobs_share(made):
         assert shared[policy, "whole batches"] < 0.7 * shared[policy, "sub-batches"]
 
 
+def test_the_policy_like_pollux_is_near_what_adaptdl_found(made):
+    rows = document(made[0])["tables"]["jobs"]["rows"]
+    average = {(row["policy"], row["jobs"]): row["avg_jct_s"] for row in rows}
+    for jobs in ("80", "160", "240", "320"):
+        assert average["like pollux", jobs] == pytest.approx(average["AdaptDL's own pollux", jobs], rel=0.05)
+
+
 def test_the_page_shows_the_tables_that_are_printed(made):
     folder, printed = made
     page = (folder / "papers.html").read_text()

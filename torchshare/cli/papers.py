@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_figure("--plot", arguments.plot)
         check_outputs({"--report": arguments.report, "--plot": arguments.plot, "--save": arguments.save})
         tables = papers.parts()
-        jobs = sum(len(case.trace.names) for part in tables for point in part.points for case in point.cases)
+        jobs = sum(part.jobs for part in tables)
         tables = with_progress(jobs, lambda progress: papers.simulate_parts(tables, progress))
     except ValueError as error:
         return refuse(error)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchshare.simulation.adaptdl import WORKLOADS, read_packaged
+import numpy as np
+
+from torchshare.simulation import pollux
+from torchshare.simulation.adaptdl import JOBS, WORKLOADS, read_packaged
 from torchshare.simulation.generated import at_load, generate
 from torchshare.simulation.job_trace import Limits, Trace
 from torchshare.simulation.ratios import uniform
@@ -19,6 +22,13 @@ RATIOS = tuple(round(1 + tenth / 10, 1) for tenth in range(11))
 LOADS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 GPU_MEMORY_GIB = 16.0  # of a T4, on which the jobs' step times were measured
 _PREEMPTIVE, _FFS = -0.27, -0.17  # the paper's claims
+_ADAPTDL = "AdaptDL's own"  # simulator
+# Average completion times in seconds, by JOBS: results-jobload of AdaptDL's repository (traces/README.md).
+_ADAPTDL_JCT = {
+    "tiresias": (2091.5, 4038.2, 6182.3, 10039.5),
+    "optimus": (2395.4, 5681.9, 7234.6, 9721.0),
+    "pollux": (1534.0, 2751.1, 3685.4, 5289.2),
+}
 _SHOWN = ("1.0", "1.2", "1.5", "2.0")  # ratios beside a claim
 
 Row = dict[str, Any]
@@ -53,37 +63,53 @@ class Point:
 
 @dataclass(frozen=True)
 class Part:
-    """One table. Rows are those of `summarize`, with the column `varied` if the table is a sweep."""
+    """One table. Rows are those of `summarize`, with the column `varied` if the table is a sweep. Beside them,
+    `others` has average completion times of other policies, by label, and `adaptive` asks for those of `pollux`."""
 
     name: str
     title: str
     note: str
     points: list[Point]
     varied: str = ""
+    others: dict[str, dict[str, float]] = field(default_factory=dict)
+    adaptive: bool = False
     rows: list[Row] = field(default_factory=list)
+
+    @property
+    def jobs(self) -> int:
+        """The number of jobs to simulate."""
+        policies = len(POLICIES) + (1 if self.adaptive else 0)
+        return policies * sum(len(trace.names) for point in self.points for trace in point.traces)
 
     def row(self, policy: str, label: str) -> Row:
         return next(row for row in self.rows if (row["policy"], row.get(self.varied, label)) == (policy, label))
 
     def figures(self) -> list[Row]:
-        """The rows without spreads, rounded."""
+        """The rows without spreads, rounded, and the others."""
+        others = [
+            {"policy": policy, self.varied: label, "avg_jct_s": average}
+            for policy, averages in self.others.items()
+            for label, average in averages.items()
+        ]
         return [
             {
                 name: round(value, 4) if isinstance(value, float) else value
                 for name, value in row.items()
                 if not name.endswith("_spread")
             }
-            for row in self.rows
+            for row in [*self.rows, *others]
         ]
 
     def against(self, policy: str, baseline: str) -> dict[str, float]:
         """Average completion time / that of the baseline - 1, by label."""
         return {
-            point.label: float(
-                self.row(policy, point.label)["avg_jct_s"] / self.row(baseline, point.label)["avg_jct_s"] - 1
-            )
+            point.label: self._average(policy, point.label) / self._average(baseline, point.label) - 1
             for point in self.points
         }
+
+    def _average(self, policy: str, label: str) -> float:
+        other = self.others.get(policy)
+        return float(self.row(policy, label)["avg_jct_s"]) if other is None else other[label]
 
     def cells(self) -> list[list[str]]:
         """The table as text; the first line has the headings."""
@@ -109,15 +135,25 @@ class Part:
         labels = [point.label for point in self.points]
         lines = [[self.varied, *labels]]
         lines += [
-            [policy, *(f"{self.row(policy, label)['avg_jct_s']:,.0f}" for label in labels)] for policy in POLICIES
+            [policy, *(f"{self._average(policy, label):,.0f}" for label in labels)]
+            for policy in [*POLICIES, *self.others]
         ]
-        for policy, baseline in (("sjf-bsbf", "tiresias"), ("sjf-bsbf", "sjf-ffs"), ("pair-srsf", "sjf-bsbf")):
+        for policy, baseline in [*_COMPARED, *(_COMPARED_ADAPTIVE if self.adaptive else ())]:
             against = self.against(policy, baseline)
             lines.append([f"{policy} vs {baseline}", *(_change(against[label]) for label in labels)])
         for policy in POLICIES[3:]:
             shared = [f"{self.row(policy, label)['shared_fraction']:.0%}" for label in labels]
             lines.append([f"{policy}, time shared", *shared])
         return lines
+
+
+_COMPARED = (("sjf-bsbf", "tiresias"), ("sjf-bsbf", "sjf-ffs"), ("pair-srsf", "sjf-bsbf"))
+_COMPARED_ADAPTIVE = (
+    ("pair-srsf", "tiresias"),
+    (pollux.NAME, "tiresias"),
+    (f"{_ADAPTDL} pollux", f"{_ADAPTDL} tiresias"),
+    (pollux.NAME, f"{_ADAPTDL} pollux"),
+)
 
 
 def _change(value: float) -> str:
@@ -152,8 +188,7 @@ def _limits(setting: Setting) -> Limits:
 
 _NOTES = {
     "small": "Generated: jobs drawn from AdaptDL's of at most 16 GPUs, at a load of 1.5.",
-    "known": "AdaptDL's workloads. Its authors' own simulator has averages of 6,182 s with Tiresias, 7,235 s with "
-    "Optimus and 3,685 s with Pollux, which is not comparable: it changes the GPUs and batch sizes of jobs.",
+    "known": "AdaptDL's workloads.",
     "many": "Generated: jobs drawn from AdaptDL's, 60 an hour; twice as many in 8 hours as above.",
 }
 
@@ -204,6 +239,23 @@ def parts() -> list[Part]:
         )
         for ratio in (1.0, RATIO)
     ]
+    traces = {jobs: read_packaged(f"adaptdl:{jobs}", limits) for jobs in JOBS}
+    tables.append(
+        Part(
+            "jobs",
+            f"64 GPUs: average JCT over the number of jobs, ratio {RATIO:g}, beside policies that change the jobs",
+            "AdaptDL's workloads. Unlike for unlike: Pollux and Optimus change the GPUs of jobs, Pollux also their "
+            f"batch sizes, and Pollux knows no durations. '{pollux.NAME}' is a simple policy of its kind "
+            f"(docs/papers.md); a restart costs it {pollux.RESTART_COST_S:g} s, as in AdaptDL.",
+            [Point(str(jobs), traces[jobs], known.setting) for jobs in JOBS],
+            "jobs",
+            {
+                f"{_ADAPTDL} {policy}": dict(zip(map(str, JOBS), averages, strict=True))
+                for policy, averages in _ADAPTDL_JCT.items()
+            },
+            adaptive=True,
+        )
+    )
     return tables
 
 
@@ -211,19 +263,29 @@ def simulate_parts(
     tables: Sequence[Part], progress: Callable[[int, int], object] = lambda case, ended: None
 ) -> list[Part]:
     """The tables with their rows. Calls `progress(index of a case, number of its ended jobs)`."""
-    points = [point for part in tables for point in part.points]
-    outcomes = iter(simulate_all([case for point in points for case in point.cases], progress))
-    return [
-        replace(
-            part,
-            rows=[
-                {**row, **({part.varied: point.label} if part.varied else {})}
-                for point in part.points
-                for row in summarize(list(itertools.islice(outcomes, len(point.cases))))
-            ],
-        )
-        for part in tables
-    ]
+    cases = [case for part in tables for point in part.points for case in point.cases]
+    outcomes = iter(simulate_all(cases, progress))
+    adapted = itertools.count(len(cases))
+    found = []
+    for part in tables:
+        rows = [
+            {**row, **({part.varied: point.label} if part.varied else {})}
+            for point in part.points
+            for row in summarize(list(itertools.islice(outcomes, len(point.cases))))
+        ]
+        averages = {point.label: _adaptive(point, adapted, progress) for point in part.points if part.adaptive}
+        others = {pollux.NAME: averages, **part.others} if part.adaptive else part.others
+        found.append(replace(part, rows=rows, others=others))
+    return found
+
+
+def _adaptive(point: Point, index: Iterator[int], progress: Callable[[int, int], object]) -> float:
+    """The average completion time."""
+    averages = []
+    for trace in point.traces:
+        averages.append(pollux.simulate_adaptive(trace, point.setting.gpus // point.setting.gpus_per_node).mean())
+        progress(next(index), len(trace.names))
+    return float(np.mean(averages))
 
 
 def claims(tables: Sequence[Part]) -> list[Claim]:
