@@ -3,7 +3,8 @@
 The best schedule knows all jobs in advance, suspends and moves jobs at no cost, and shares any GPU between any two.
 Within an interval without arrivals and ends, only the time that each configuration runs matters: for a given sequence
 of arrivals and ends, the best average completion time is a linear program. Branch and bound goes through the sequences.
-The policies run with a restart cost of 0."""
+The policies run with a restart cost of 0. "replanned" is the best schedule of the jobs that have arrived, computed
+again at each arrival: what a policy could do that knows no later jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import itertools
 import os
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,12 @@ from record import RESULTS, write
 
 POLICIES = _core.cluster_policy_names()
 _TOLERANCE = 1e-7  # relative
+_ROUNDING = 1e-5  # of the work of a job
 _INFEASIBLE = 2  # status of linprog
 _MAX_PROGRAMS = 4_000  # per instance
+_MAX_REPLAN = 300  # per arrival; then the best schedule so far counts
+REPLANNED = "replanned"
+SMALL, LARGE = (6, 8), (10, 10)  # least and most jobs of an instance
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,16 @@ class Instance:
     def jobs(self) -> int:
         return len(self.work)
 
+    def part(self, jobs: Sequence[int], arrival: NDArray[np.float64], work: NDArray[np.float64]) -> Instance:
+        chosen = list(jobs)
+        ratios = self.ratios[np.ix_(chosen, chosen)]
+        return Instance(arrival[chosen], work[chosen], self.needs[chosen], ratios, self.gpus)
 
-def generated(seed: int) -> Instance:
-    """Six to eight jobs on two to four GPUs, at a load of 0.7 to 2, with ratios around one from 1 to 1.6."""
+
+def generated(seed: int, sizes: tuple[int, int] = SMALL) -> Instance:
+    """Jobs on two to four GPUs, at a load of 0.7 to 2, with ratios around one from 1 to 1.6."""
     random = np.random.default_rng(seed)
-    jobs, gpus = int(random.integers(6, 9)), int(random.integers(2, 5))
+    jobs, gpus = int(random.integers(sizes[0], sizes[1] + 1)), int(random.integers(2, 5))
     work = random.lognormal(7, 1, jobs)
     needs = np.minimum(random.choice([1, 1, 1, 2, 4], jobs), gpus).astype(np.int32)
     window = float((work * needs).sum()) / (gpus * random.uniform(0.7, 2))
@@ -94,18 +104,27 @@ def _unbeaten(vectors: list[NDArray[np.float64]]) -> Iterator[NDArray[np.float64
 class Search:
     """Depth first over the sequences of arrivals and ends."""
 
-    def __init__(self, instance: Instance, known: float) -> None:
+    def __init__(
+        self, instance: Instance, known: float, later: Sequence[float] | None = None, most: int = _MAX_PROGRAMS
+    ) -> None:
+        """`known` is a sum of completion times that can be had. `later[k]` is the least one, of the jobs from k on, if
+        there are no others: without others, no job ends later."""
         self._instance = instance
         self._configurations = configurations(instance)
-        self.best = known  # sum of completion times; at first that of the best policy
+        alone = (instance.arrival + instance.work)[::-1].cumsum()[::-1]
+        self._later = [*alone.tolist(), 0.0] if later is None else later
+        self._most = most
+        self.best = known
         self.programs = 0
+        self._best_ends: list[int | None] = []
 
     def run(self) -> None:
-        self._extend([])
+        """Jobs that arrive at 0 have arrived before the first end."""
+        self._extend([None] * (int((self._instance.arrival == 0).sum()) - 1))
 
     @property
     def is_complete(self) -> bool:
-        return self.programs < _MAX_PROGRAMS
+        return self.programs < self._most
 
     def _extend(self, ends: list[int | None]) -> None:
         """`ends` has a job for each end so far, None for each arrival after the first."""
@@ -114,23 +133,31 @@ class Search:
         following: list[int | None] = [*present] + ([None] if arrived < self._instance.jobs else [])
         bounds = []
         for event in following:
-            bound = self._bound([*ends, event])
+            bound, _ = self._solved([*ends, event])
             if bound < self.best * (1 - _TOLERANCE):
                 bounds.append((bound, event))
         for bound, event in sorted(bounds, key=lambda each: each[0]):
-            if bound >= self.best * (1 - _TOLERANCE) or not self.is_complete:
+            if bound >= self.best * (1 - _TOLERANCE) or (self.best < np.inf and not self.is_complete):
                 return
             if len(ends) + 1 == 2 * self._instance.jobs - 1:
-                self.best = bound
+                self.best, self._best_ends = bound, [*ends, event]
             else:
                 self._extend([*ends, event])
 
-    def _bound(self, ends: list[int | None]) -> float:
-        """The least sum of completion times after these events. A job that has not ended needs its rest at speed 1."""
-        instance = self._instance
-        self.programs += 1
-        speeds: list[NDArray[np.float64]] = []
-        interval: list[int] = []
+    def schedule(self) -> list[tuple[float, NDArray[np.float64]]]:
+        """The best schedule: times, one after the other, and the speeds of the jobs. Before an end, the configurations
+        that are fastest for this job come first."""
+        interval, speeds = self._columns(self._best_ends)
+        _, seconds = self._solved(self._best_ends)
+        found = []
+        for index, event in enumerate(self._best_ends):
+            parts = [(seconds[k], speeds[k]) for k, at in enumerate(interval) if at == index and seconds[k] > 0]
+            found += parts if event is None else sorted(parts, key=lambda part: -part[1][event])
+        return found
+
+    def _columns(self, ends: Sequence[int | None]) -> tuple[list[int], list[NDArray[np.float64]]]:
+        """The variables of the linear program, times of a configuration in an interval: its index and the speeds."""
+        interval, speeds = [], []
         arrived, ended = 1, set()
         for index, event in enumerate(ends):
             present = set(range(arrived)) - ended
@@ -140,14 +167,22 @@ class Search:
                     interval.append(index)
             arrived += event is None
             ended |= set() if event is None else {event}
+        return interval, speeds
+
+    def _solved(self, ends: Sequence[int | None]) -> tuple[float, NDArray[np.float64]]:
+        """The least sum of completion times after these events, and the times of the variables. A job that has not
+        ended needs its rest at speed 1."""
+        instance = self._instance
+        self.programs += 1
+        interval, speeds = self._columns(ends)
         at = np.array(interval)
         rates = np.array(speeds).T  # by job and variable
+        arrived, ended = 1 + list(ends).count(None), [event for event in ends if event is not None]
         waiting = [job for job in range(arrived) if job not in ended]
         # The time of event k is the length of the intervals up to k.
         later_ends = np.array([sum(event is not None for event in ends[index:]) for index in range(len(ends))])
         cost = later_ends[at] + float(len(waiting)) - rates[waiting].sum(axis=0)
-        constant = float(instance.work[waiting].sum())
-        constant += float((instance.arrival[arrived:] + instance.work[arrived:]).sum())
+        constant = float(instance.work[waiting].sum()) + self._later[arrived]
         equal_rows, equal_values = [rates[job] for job in ended], [instance.work[job] for job in ended]
         upper_rows, upper_values = [rates[job] for job in waiting], [instance.work[job] for job in waiting]
         number = 1
@@ -173,7 +208,43 @@ class Search:
                 break
         else:
             raise RuntimeError(f"linprog: status {found.status} after {ends}: {found.message}")
-        return constant + float(found.fun) if found.status == 0 else np.inf
+        return (constant + float(found.fun) if found.status == 0 else np.inf), found.x
+
+
+def searched(instance: Instance, known: float) -> Search:
+    """The search of all jobs, after those of the last job, the last two, and so on, which bound it."""
+    jobs = instance.jobs
+    later = [0.0] * (jobs + 1)
+    for first in range(jobs - 1, 0, -1):
+        began = float(instance.arrival[first])
+        part = instance.part(range(first, jobs), instance.arrival - began, instance.work)
+        bounds = [sum_ - began * (jobs - first - number) for number, sum_ in enumerate(later[first:])]
+        search = Search(part, np.inf, bounds, _MAX_PROGRAMS // 8)
+        search.run()
+        # What is known if it was not searched to the end: the first job alone, and the others without it.
+        alone = later[first + 1] + began + float(instance.work[first])
+        later[first] = search.best + began * (jobs - first) if search.is_complete else alone
+    search = Search(instance, known, later)
+    search.run()
+    return search
+
+
+def replanned(instance: Instance) -> float:
+    """The average completion time, from arrival, if the best schedule is computed at each arrival."""
+    left = instance.work.copy()
+    ended = np.full(instance.jobs, np.nan)
+    for number, now in enumerate(instance.arrival):
+        until = instance.arrival[number + 1] if number + 1 < instance.jobs else np.inf
+        present = [job for job in range(number + 1) if np.isnan(ended[job])]
+        search = Search(instance.part(present, np.zeros(instance.jobs), left), np.inf, most=_MAX_REPLAN)
+        search.run()
+        for seconds, speeds in search.schedule():
+            passed = min(seconds, until - now)
+            left[present] -= speeds * passed
+            now += passed
+            done = [job for job in present if np.isnan(ended[job]) and left[job] <= _ROUNDING * instance.work[job]]
+            ended[done] = now
+    return float((ended - instance.arrival).mean())
 
 
 def averages(instance: Instance) -> dict[str, float]:
@@ -192,13 +263,13 @@ def averages(instance: Instance) -> dict[str, float]:
     return {policy: simulate(Case(trace, policy, ratios, setting, "")).figures["avg_jct_s"] for policy in POLICIES}
 
 
-def measure(seed: int) -> dict[str, Any]:
+def measure(seed: int, sizes: tuple[int, int] = SMALL) -> dict[str, Any]:
     """The gaps of an instance: average completion time / the best one - 1, by policy."""
-    instance = generated(seed)
+    instance = generated(seed, sizes)
     found = averages(instance)
+    found[REPLANNED] = replanned(instance)
     arrivals = float(instance.arrival.sum())
-    search = Search(instance, min(found.values()) * instance.jobs + arrivals)
-    search.run()
+    search = searched(instance, min(found.values()) * instance.jobs + arrivals)
     best = (search.best - arrivals) / instance.jobs
     return {
         "seed": seed,
@@ -215,7 +286,7 @@ def measure(seed: int) -> dict[str, Any]:
 def summary(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Per policy: mean and 95th percentile of the gaps, and the share of the instances in which it is the best."""
     found = {}
-    for policy in POLICIES:
+    for policy in [*POLICIES, REPLANNED]:
         gaps = [run["gaps"][policy] for run in runs]
         found[policy] = {
             "mean": statistics.fmean(gaps),
@@ -239,39 +310,54 @@ def by_ratio(runs: list[dict[str, Any]], policies: tuple[str, ...]) -> list[dict
     ]
 
 
-def plot(runs: list[dict[str, Any]]) -> Figure:
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for policy in POLICIES:
-        gaps = np.sort([100 * run["gaps"][policy] for run in runs])
-        axes.plot(gaps, np.arange(1, len(gaps) + 1) / len(gaps), label=policy, lw=2.5 if policy == "pair-srsf" else 1.3)
-    axes.set(xlim=(0, 100), xlabel="average JCT above the optimum, %", ylabel="fraction of the instances")
-    axes.grid(alpha=0.3)
+def plot(instances: dict[str, list[dict[str, Any]]]) -> Figure:
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    for axes, (title, runs) in zip(
+        figure.subplots(1, len(instances), squeeze=False)[0], instances.items(), strict=True
+    ):
+        for policy in [*POLICIES, REPLANNED]:
+            gaps = np.sort([100 * run["gaps"][policy] for run in runs])
+            width = 2.5 if policy == "pair-srsf" else 1.3
+            axes.plot(gaps, np.arange(1, len(gaps) + 1) / len(gaps), label=policy, lw=width)
+        axes.set(
+            xlim=(0, 100), xlabel="average JCT above the optimum, %", ylabel="fraction of the instances", title=title
+        )
+        axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     return figure
 
 
+def show(title: str, runs: list[dict[str, Any]], proven: list[dict[str, Any]]) -> dict[str, Any]:
+    """Prints the gaps, and returns them."""
+    found = summary(proven)
+    print(f"{title}: {len(proven)} of {len(runs)} instances were searched to the end; the others do not count")
+    for policy, figures in sorted(found.items(), key=lambda each: each[1]["mean"]):
+        print(f"{policy:14}" + "".join(f"  {name} {figures[name]:6.1%}" for name in ("mean", "p95", "best")))
+    shown = ("sjf-bsbf", "pair-srsf", REPLANNED)
+    quarters = by_ratio(proven, shown)
+    for quarter in quarters:
+        low, high = quarter["ratios"]
+        print(f"ratios {low:.2f} to {high:.2f}: " + ", ".join(f"{policy} {quarter[policy]:.1%}" for policy in shown))
+    return {"summary": found, "by ratio": quarters, "runs": runs}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--instances", type=int, default=200, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--small", type=int, default=200, metavar="N", help="instances of 6 to 8 jobs, default: %(default)s"
+    )
+    parser.add_argument("--large", type=int, default=40, metavar="N", help="instances of 10 jobs, default: %(default)s")
     parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for optimum.json and .png")
     arguments = parser.parse_args()
-    seeds = range(arguments.first_seed, arguments.first_seed + arguments.instances)
+    kinds = {"6 to 8 jobs": (arguments.small, SMALL), "10 jobs": (arguments.large, LARGE)}
+    runs = {}
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        runs = list(pool.map(measure, seeds))
-    proven = [run for run in runs if run["is_complete"]]
-    found = summary(proven)
-    print(f"{len(proven)} of {len(runs)} instances were searched to the end; the others do not count")
-    for policy, figures in sorted(found.items(), key=lambda each: each[1]["mean"]):
-        print(f"{policy:14}" + "".join(f"  {name} {figures[name]:6.1%}" for name in ("mean", "p95", "best")))
-    quarters = by_ratio(proven, ("sjf-bsbf", "pair-srsf"))
-    for quarter in quarters:
-        low, high = quarter["ratios"]
-        print(
-            f"ratios {low:.2f} to {high:.2f}: sjf-bsbf {quarter['sjf-bsbf']:.1%}, pair-srsf {quarter['pair-srsf']:.1%}"
-        )
-    write("optimum", {"summary": found, "by ratio": quarters, "runs": runs}, arguments.out)
+        for title, (count, sizes) in kinds.items():
+            seeds = range(arguments.first_seed, arguments.first_seed + count)
+            runs[title] = list(pool.map(measure, seeds, itertools.repeat(sizes)))
+    proven = {title: [run for run in all_runs if run["is_complete"]] for title, all_runs in runs.items()}
+    write("optimum", {title: show(title, runs[title], proven[title]) for title in kinds}, arguments.out)
     plot(proven).savefig(arguments.out / "optimum.png", dpi=80)
 
 

@@ -231,6 +231,39 @@ def test_no_policy_beats_the_optimum():
     assert optimum.by_ratio(runs, ("fifo",))[3]["fifo"] == pytest.approx(14.5)
 
 
+def test_the_search_of_later_jobs_changes_no_optimum():
+    for seed in (0, 1, 22):
+        instance = optimum.generated(seed)
+        known = min(optimum.averages(instance).values()) * instance.jobs + float(instance.arrival.sum())
+        plain = optimum.Search(instance, known)
+        plain.run()
+        assert plain.is_complete
+        bounded = optimum.searched(instance, known)
+        assert bounded.best == pytest.approx(plain.best)
+        assert bounded.programs <= plain.programs
+
+
+def test_a_schedule_does_all_work_at_the_times_of_the_optimum():
+    instance = optimum.generated(2)
+    search = optimum.Search(instance, np.inf)
+    search.run()
+    now, left, ended = 0.0, instance.work.copy(), np.zeros(instance.jobs)
+    for seconds, speeds in search.schedule():
+        assert all(speeds[instance.arrival > now + 1e-3] == 0)
+        now += seconds
+        left -= speeds * seconds
+        ended[(ended == 0) & (left < 1e-5 * instance.work)] = now
+    assert ended.sum() == pytest.approx(search.best, rel=1e-4)
+
+
+def test_a_plan_that_is_made_again_is_the_optimum_where_nothing_arrives_later():
+    together = alike([5.0, 7.0, 9.0], 1.2)
+    assert optimum.replanned(together) == pytest.approx(best_average(together))
+    # Without interference, a plan that knows no later jobs is shortest remaining time first, and the optimum.
+    later = alike([9.0, 7.0, 2.0], 9.0, [0.0, 1.0, 5.0])
+    assert optimum.replanned(later) == pytest.approx(best_average(later))
+
+
 def test_auto_is_compared_with_the_best_fixed_mode_of_its_own_repetition():
     def modes(now: float, after: float, chosen: float) -> dict[str, dict[str, list[float]]]:
         jct = {"now": now, "after": after, "secondary first": 99.0, "auto, cold": chosen, "auto, profiles": chosen}
