@@ -310,11 +310,14 @@ def by_ratio(runs: list[dict[str, Any]], policies: tuple[str, ...]) -> list[dict
     ]
 
 
+LEAST_SHOWN = 20
+
+
 def plot(instances: dict[str, list[dict[str, Any]]]) -> Figure:
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    for axes, (title, runs) in zip(
-        figure.subplots(1, len(instances), squeeze=False)[0], instances.items(), strict=True
-    ):
+    """A panel for each size of which enough instances were searched to the end."""
+    shown = {title: runs for title, runs in instances.items() if len(runs) >= LEAST_SHOWN} or instances
+    figure = Figure(figsize=(5.5 * len(shown), 4.5), layout="constrained")
+    for axes, (title, runs) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown.items(), strict=True):
         for policy in [*POLICIES, REPLANNED]:
             gaps = np.sort([100 * run["gaps"][policy] for run in runs])
             width = 2.5 if policy == "pair-srsf" else 1.3
