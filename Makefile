@@ -173,4 +173,4 @@ prerequisites:
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh install
 
 clean:
-	rm -rf build dist $(VENV) torchshare/*.so torchshare/cpp *.egg-info
+	rm -rf build dist $(VENV) .venv-oldest torchshare/*.so torchshare/cpp *.egg-info

@@ -51,7 +51,7 @@ void bind_gate(py::module_& module) {
          const py::Args<py::object>& args, const py::KWArgs<py::object>& kwargs) {
         return run_op(current_context, NamedCall(hash_name(name), name), [&] { return launch(*args, **kwargs); });
       },
-      py::arg("name"), py::arg("launch"));
+      py::arg("name"), py::arg("launch"), py::pos_only());
   module.def("cuda_status", &cuda_status);
   module.def("cuda_driver_version", &cuda_driver_version);
   module.def("keep_cuda_stand_in", &keep_cuda_stand_in);

@@ -36,7 +36,8 @@ class DeviceStream {
   virtual Marker record_marker() = 0;
   /// The latest marker that the device has reached. Reads one word.
   virtual Marker passed() const = 0;
-  /// True while the device has work of the job to do, however it was launched; also during a capture. Calls the driver.
+  /// True while the device has work to do on one of the streams that it has made for the job, whoever launched it, and
+  /// during a capture. Calls the driver.
   virtual bool has_work() const = 0;
   /// Throws the device's error, if it has one: markers behind work that failed are never reached.
   virtual void check() const = 0;

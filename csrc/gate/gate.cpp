@@ -162,12 +162,14 @@ void Gate::let_in(const Slot& slot, std::chrono::nanoseconds now) {
 }
 
 /// Records a marker on the streams of higher jobs outside their ops: on those that have none for the job's counter or,
-/// with `kHidden`, that seem to be done but have work, of kernels that are no ops. Returns whether there were any.
+/// with `kHidden`, that seem to be done but have work, of kernels that are not ops. Returns true if it has recorded
+/// one, or if a job has begun an op meanwhile: the policy must be asked again.
 bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, Work work) {
   struct Due {
     const Slot* slot;
     std::shared_ptr<DeviceStream> stream;
     std::uint64_t activity;
+    std::optional<DeviceStream::Marker> marker{};
   };
   std::vector<Due> due;
   for (const Member& member : members_) {
@@ -183,23 +185,28 @@ bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, 
   }
   lock.unlock();
   std::map<DeviceStream*, std::optional<DeviceStream::Marker>> markers;  // the threads of a job have one stream
-  for (const Due& put : due) {
+  for (Due& put : due) {
     const auto [marker, is_first] = markers.try_emplace(put.stream.get());
     if (is_first && (work == Work::kOps || put.stream->has_work())) {
       marker->second = put.stream->record_marker();
     }
+    put.marker = marker->second;
   }
+  bool ask_again = false;
   lock.lock();
   for (Member& member : members_) {
     for (const Due& put : due) {
-      const auto marker = markers.at(put.stream.get());
-      if (marker && member.slot == put.slot && member.stream == put.stream) {
-        member.marker = *marker;
+      if (member.slot != put.slot || member.stream != put.stream) {
+        continue;
+      }
+      ask_again = ask_again || put.marker || member.slot->activity.load(std::memory_order_acquire) != put.activity;
+      if (put.marker) {
+        member.marker = *put.marker;
         member.marker_activity = put.activity;
       }
     }
   }
-  return std::any_of(markers.begin(), markers.end(), [](const auto& each) { return each.second.has_value(); });
+  return ask_again;
 }
 
 bool Gate::try_enter(const Slot& slot) {
@@ -280,6 +287,7 @@ void Gate::check_streams(std::unique_lock<std::mutex>& lock) {
   for (const auto& stream : streams) {
     stream->check();
   }
+  streams.clear();  // the last reference to a stream waits for the device
   lock.lock();
 }
 

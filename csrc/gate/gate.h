@@ -22,10 +22,11 @@ namespace torchshare {
 /// On a GPU a job leaves an op as soon as it is launched, and counts as inside until its stream has no more work.
 /// Finding out costs that job nothing: the waiting job records a marker on that stream, once per state of the job's
 /// counter, and then reads how far the stream has come. A marker covers all work launched before it, so it is valid for
-/// the counter as read before it was recorded. Kernels that are no ops (Triton's, those of an extension) change no
-/// counter, so before a job is admitted beside a stream that seems to be done, the driver is asked whether it is. Both
-/// calls of the driver are made without the gate's lock. A device that has failed reaches no marker any more, so a job
-/// that waits for long asks the device for its error. `try_enter` and `wait_turn` throw what these calls throw.
+/// the counter as read before it was recorded. Kernels that are not ops (Triton's, those of an extension) do not
+/// change the counter, so before a job is admitted beside a stream that seems to be done, the driver is asked whether
+/// it is. Both calls of the driver are made without the gate's lock. A device that has failed reaches no marker any
+/// more, so a job that waits for long asks the device for its error. `try_enter` and `wait_turn` throw what these calls
+/// throw.
 class Gate {
  public:
   Gate(std::unique_ptr<GatePolicy> policy, Clock& clock);

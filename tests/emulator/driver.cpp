@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "calls.h"
 #include "emulator.h"
@@ -23,26 +24,23 @@ CUcontext the_context() {
   return reinterpret_cast<CUcontext>(&context);
 }
 
-/// What a resource keeps for itself: the driver's layout is not public.
-struct Range {
-  unsigned first;  ///< multiprocessor
-  bool is_of_a_context;
-};
+using Resources = std::vector<CUdevResource>;
 
-Range range_of(const CUdevResource& resource) {
-  Range range{};
-  std::memcpy(&range, resource._internal_padding, sizeof range);
-  return range;
+/// A resource's first multiprocessor, in the part of it that only the driver reads.
+unsigned first_of(const CUdevResource& resource) {
+  unsigned first = 0;
+  std::memcpy(&first, resource._internal_padding, sizeof first);
+  return first;
 }
 
-void set_range(CUdevResource& resource, Range range) {
-  std::memcpy(resource._internal_padding, &range, sizeof range);
+void set_first(CUdevResource& resource, unsigned first) {
+  std::memcpy(resource._internal_padding, &first, sizeof first);
 }
 
 /// The multiprocessors that streams of green contexts may use.
 struct Partitions {
   std::mutex mutex;  // guards what follows
-  std::map<CUstream, CUdevResource> of;
+  std::map<CUstream, Resources> of;
 } partitions;
 
 constexpr unsigned kPartition = 8;  // compute capability 9.0: SM counts are multiples of 8, and at least 8
@@ -137,7 +135,6 @@ API CUresult cuDeviceGetDevResource(CUdevice, CUdevResource* resource, CUdevReso
     resource->sm.smCount = kMultiprocessors;
     resource->sm.minSmPartitionSize = kPartition;
     resource->sm.smCoscheduledAlignment = kPartition;
-    set_range(*resource, {.first = 0, .is_of_a_context = true});
     return CUDA_SUCCESS;
   });
 }
@@ -148,22 +145,18 @@ API CUresult cuDevSmResourceSplitByCount(CUdevResource* groups, unsigned* count,
     if (from->type != CU_DEV_RESOURCE_TYPE_SM || at_least > from->sm.smCount) {
       return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
     }
-    // "output results cannot be split again without first creating a descriptor and a green context"
-    if (!range_of(*from).is_of_a_context) {
-      return CUDA_ERROR_INVALID_RESOURCE_TYPE;
-    }
-    const unsigned first = range_of(*from).first;
     const unsigned size = std::max(kPartition, (at_least + kPartition - 1) / kPartition * kPartition);
-    *count = std::min(*count, from->sm.smCount / size);
+    const unsigned most = from->sm.smCount / size;
+    *count = groups == nullptr ? most : std::min(*count, most);
     for (unsigned group = 0; groups != nullptr && group < *count; ++group) {
       groups[group] = *from;
       groups[group].sm.smCount = size;
-      set_range(groups[group], {.first = first + group * size, .is_of_a_context = false});
+      set_first(groups[group], first_of(*from) + group * size);
     }
     if (rest != nullptr) {
       *rest = *from;
       rest->sm.smCount = from->sm.smCount - *count * size;
-      set_range(*rest, {.first = first + *count * size, .is_of_a_context = false});
+      set_first(*rest, first_of(*from) + *count * size);
     }
     return CUDA_SUCCESS;
   });
@@ -171,10 +164,7 @@ API CUresult cuDevSmResourceSplitByCount(CUdevResource* groups, unsigned* count,
 
 API CUresult cuDevResourceGenerateDesc(CUdevResourceDesc* description, CUdevResource* resources, unsigned count) {
   return driver_call(__func__, [&] {
-    if (count != 1) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    *description = reinterpret_cast<CUdevResourceDesc>(new CUdevResource(*resources));
+    *description = reinterpret_cast<CUdevResourceDesc>(new Resources(resources, resources + count));
     return CUDA_SUCCESS;
   });
 }
@@ -189,16 +179,8 @@ API CUresult cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc description
   });
 }
 
-API CUresult cuGreenCtxGetDevResource(CUgreenCtx context, CUdevResource* resource, CUdevResourceType) {
-  return driver_call(__func__, [&] {
-    *resource = *reinterpret_cast<CUdevResource*>(context);
-    set_range(*resource, {.first = range_of(*resource).first, .is_of_a_context = true});
-    return CUDA_SUCCESS;
-  });
-}
-
 API CUresult cuGreenCtxDestroy(CUgreenCtx context) {
-  delete reinterpret_cast<CUdevResource*>(context);
+  delete reinterpret_cast<Resources*>(context);
   return CUDA_SUCCESS;
 }
 
@@ -209,20 +191,17 @@ API CUresult cuGreenCtxStreamCreate(CUstream* stream, CUgreenCtx context, unsign
     }
     *stream = Stream::create(priority, cudaStreamNonBlocking)->handle();
     const std::lock_guard lock(partitions.mutex);
-    partitions.of[*stream] = *reinterpret_cast<CUdevResource*>(context);
+    partitions.of[*stream] = *reinterpret_cast<Resources*>(context);
     return CUDA_SUCCESS;
   });
 }
 
-/// For tests: the first multiprocessor that a stream may use, and how many; 0 of a stream that may use all.
-API unsigned emulator_multiprocessors(CUstream stream, unsigned* first) {
+/// For tests: marks the multiprocessors that a stream of a green context may use; none of another one.
+API void emulator_multiprocessors(CUstream stream, bool (*may_use)[kMultiprocessors]) {
   const std::lock_guard lock(partitions.mutex);
-  const auto found = partitions.of.find(stream);
-  if (found == partitions.of.end()) {
-    return 0;
+  for (const CUdevResource& each : partitions.of[stream]) {
+    std::fill_n(*may_use + first_of(each), each.sm.smCount, true);
   }
-  *first = range_of(found->second).first;
-  return found->second.sm.smCount;
 }
 
 // ---- compiled kernels (Triton's, AOTInductor's): modules are empty, functions are their names, launches are hollow

@@ -564,3 +564,34 @@ def test_a_class_is_scripted_and_a_jvp_compiled_as_without_a_runtime() -> None:
         runtime.submit(body, threads=1)
         value = runtime.wait(300)["body"].value
     torch.testing.assert_close(value, torch.ones(2).cos())
+
+
+def test_each_thread_has_its_own_active_module_of_ddp() -> None:
+    """torch.compile splits a graph by the buckets of the module whose forward runs: it took another job's."""
+    ddp = torch.nn.parallel.DistributedDataParallel
+    mine = object.__new__(ddp)
+    seen = []
+    with torchshare.Runtime("cpu"), mine._inside_ddp_forward():
+        thread = threading.Thread(target=lambda: seen.append(ddp._get_active_ddp_module()))
+        thread.start()
+        thread.join()
+        seen.append(ddp._get_active_ddp_module())
+    assert seen == [None, mine] and ddp._get_active_ddp_module() is None
+
+
+def test_a_value_that_a_class_drops_is_not_found_in_it_any_more() -> None:
+    """CPython clears its cache of attributes after it has dropped the value; another thread that runs then crashed."""
+
+    class Owner:
+        value: Any = None
+
+    class Dropped:
+        def __del__(self) -> None:
+            seen.append(Owner.value)
+
+    seen: list[Any] = []
+    with torchshare.Runtime("cpu"):
+        Owner.value = Dropped()
+        assert isinstance(Owner.value, Dropped)
+        Owner.value = 1
+    assert seen == [1]

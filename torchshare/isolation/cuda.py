@@ -1,5 +1,5 @@
 """torch.cuda inside jobs: synchronization with the job's own streams, the job's own random state, and Triton's kernels,
-which are no ops of torch's dispatcher."""
+which are not ops of torch's dispatcher."""
 
 from __future__ import annotations
 
@@ -77,11 +77,20 @@ for _cls, _name in (("graph", "__init__"), ("CUDAGraph", "capture_begin")):
 
 
 @TABLE.call("torch._inductor.runtime.triton_heuristics:CachingAutotuner", "run")
-def _run(original: Callable[..., Any], kernel: Any, *args: Any, **kwargs: Any) -> Any:
+def _run(original: Callable[..., Any], kernel: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A kernel waits its turn as an op does."""
-    if len(kernel.launchers) != 1:  # compiles first, and may compare variants
-        return original(kernel, *args, **kwargs)
-    return _C.run_kernel(kernel.fn.__name__, original, kernel, *args, **kwargs)
+    if _is_tuned(kernel):
+        return _C.run_kernel(kernel.fn.__name__, original, kernel, *args, **kwargs)
+    return original(kernel, *args, **kwargs)  # compiles, compares variants and launches
+
+
+def _is_tuned(kernel: Any) -> bool:
+    if len(kernel.launchers) != 1:
+        return False
+    config, asked = kernel.launchers[0].config, kernel.inductor_meta
+    return (not asked.get("coordinate_descent_tuning") or getattr(config, "found_by_coordesc", False)) and (
+        not asked.get("combo_tuning_groups") or getattr(config, "found_by_combo_autotune", False)
+    )
 
 
 @TABLE.value("triton.compiler.compiler:CompiledKernel", "run")

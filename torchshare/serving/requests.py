@@ -33,7 +33,8 @@ class Source:
 def source_of(user: str, source: Any) -> Source:
     """Raises TypeError if requests cannot come from it."""
     if callable(getattr(source, "get", None)):
-        return Source(_getter(lambda seconds: _get(source, seconds)), True, getattr(source, "qsize", lambda: _LARGEST))
+        get = _getter(lambda seconds: _get(source, seconds))
+        return Source(get, True, getattr(source, "qsize", lambda: _LARGEST))
     if isinstance(source, Iterable):
         iterator = iter(source)
         return Source(_getter(lambda _: next(iterator)), False)
@@ -44,13 +45,12 @@ def source_of(user: str, source: Any) -> Source:
 
 def _get(source: Any, seconds: float) -> Any:
     """The next object of a queue. Raises queue.Empty if none comes within `seconds`."""
-    # First without waiting: SimpleQueue.get then holds the queue's lock and waits only once. Else CPython computes
-    # the rest of the timeout again, and waits for ever if that has passed meanwhile (a thread that gets no core).
-    with contextlib.suppress(queue.Empty):
-        return source.get(False)
-    if seconds > 0:
-        return source.get(timeout=seconds)
-    raise queue.Empty
+    if isinstance(source, queue.SimpleQueue):
+        # First without waiting: `get` then waits once, unless another thread takes the object. Otherwise CPython
+        # computes the remaining time again; if the thread had no core until it is negative, CPython waits for ever.
+        with contextlib.suppress(queue.Empty):
+            return source.get(False)
+    return source.get(timeout=seconds) if seconds > 0 else source.get(False)
 
 
 def _getter(get: Callable[[float], Any]) -> Get:

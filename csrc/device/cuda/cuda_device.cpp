@@ -44,9 +44,9 @@ void wake_in_time() {
 class CudaScope final : public DeviceScope {
  public:
   CudaScope(int device, const DeviceRequest& request)
-      : stream_(std::make_shared<CudaStream>(
-            static_cast<c10::DeviceIndex>(device), cuda_priority(request.priority),
-            request.sms ? SmPart::take(static_cast<c10::DeviceIndex>(device), *request.sms) : nullptr)),
+      : part_(request.sms ? SmPart::take(static_cast<c10::DeviceIndex>(device), *request.sms) : nullptr),
+        stream_(std::make_shared<CudaStream>(
+            StreamKind{static_cast<c10::DeviceIndex>(device), cuda_priority(request.priority), part_.get()})),
         generator_(make_generator(device, request.seed)),
         guard_(stream_->torchs()) {
     wake_in_time();
@@ -60,11 +60,12 @@ class CudaScope final : public DeviceScope {
 
   std::shared_ptr<DeviceStream> stream() override { return stream_; }
   at::Generator generator() override { return generator_; }
-  std::optional<int> sms() const override { return stream_->sms(); }
+  std::optional<int> sms() const override { return part_ == nullptr ? std::nullopt : std::optional(part_->count); }
   std::unique_ptr<DeviceGraph> make_graph() override { return std::make_unique<CudaGraph>(stream_, generator_); }
   std::uintptr_t open_stream() override { return reinterpret_cast<std::uintptr_t>(stream_->open()); }
 
  private:
+  const SmPart::Held part_;
   const std::shared_ptr<CudaStream> stream_;
   const at::Generator generator_;
   const c10::cuda::CUDAStreamGuard guard_;

@@ -76,8 +76,7 @@ CudaEvent::CudaEvent(const c10::cuda::CUDAStream& stream) {
   event_.record(stream);
 }
 
-CudaStream::CudaStream(c10::DeviceIndex device, int priority, SmPart::Held part)
-    : part_(std::move(part)), kind_{device, priority, part_.get()}, main_(add(MarkedStream::take(kind_))) {}
+CudaStream::CudaStream(const StreamKind& kind) : kind_(kind), main_(add(MarkedStream::take(kind))) {}
 
 CudaStream::~CudaStream() {
   cudaError_t error = cudaSuccess;
@@ -194,7 +193,7 @@ bool CudaStream::has_work() const {
   std::lock_guard lock(mutex_);
   return capturing_ ||  // a query would invalidate the capture
          std::any_of(members_.begin(), members_.end(),
-                     [](const Member& each) { return !is_done(each.stream->handle); });
+                     [](const Member& each) { return each.stream->is_ours && !is_done(each.stream->handle); });
 }
 
 void CudaStream::check() const {

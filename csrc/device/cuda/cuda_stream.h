@@ -20,7 +20,7 @@ namespace torchshare {
 struct StreamKind {
   c10::DeviceIndex device = 0;
   int priority = 0;              ///< CUDA's: lower is more urgent
-  const SmPart* part = nullptr;  ///< of the multiprocessors; null: it may use all
+  const SmPart* part = nullptr;  ///< the multiprocessors that it may use; null: all
 
   bool operator==(const StreamKind&) const = default;
 };
@@ -61,14 +61,12 @@ class CudaEvent final : public DeviceEvent {
 /// of torch's pools, of an extension, and the legacy stream.
 class CudaStream final : public DeviceStream {
  public:
-  /// `part`: of the multiprocessors, for all streams that the job opens; null: all of them.
-  CudaStream(c10::DeviceIndex device, int priority, SmPart::Held part);
+  explicit CudaStream(const StreamKind& kind);
   ~CudaStream() override;
   CudaStream(const CudaStream&) = delete;  // owns streams
   CudaStream& operator=(const CudaStream&) = delete;
 
   c10::cuda::CUDAStream torchs() const;
-  std::optional<int> sms() const { return part_ == nullptr ? std::nullopt : std::optional(part_->count); }
   /// Another stream of the same kind, for as long as the job runs; beyond kMaxOpen those are returned again, in turn.
   /// Null during a capture. The job's own thread.
   cudaStream_t open();
@@ -113,7 +111,6 @@ class CudaStream final : public DeviceStream {
   std::atomic<std::size_t> known_count_{0};
   Marker latest_ = 0;
   std::atomic<bool> capturing_ = false;
-  const SmPart::Held part_;
   const StreamKind kind_;
   const cudaStream_t main_;
   // The job's own thread only.

@@ -30,7 +30,6 @@ Driver load() {
           .describe_resource = find<PFN_cuDevResourceGenerateDesc_v12040>("cuDevResourceGenerateDesc", 12040),
           .green_context_create = find<PFN_cuGreenCtxCreate_v12040>("cuGreenCtxCreate", 12040),
           .green_context_destroy = find<PFN_cuGreenCtxDestroy_v12040>("cuGreenCtxDestroy", 12040),
-          .green_context_get_resource = find<PFN_cuGreenCtxGetDevResource_v12040>("cuGreenCtxGetDevResource", 12040),
           .green_context_stream_create = find<PFN_cuGreenCtxStreamCreate_v12050>("cuGreenCtxStreamCreate", 12050)};
 }
 

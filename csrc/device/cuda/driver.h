@@ -19,7 +19,6 @@ struct Driver {
   PFN_cuDevResourceGenerateDesc_v12040 describe_resource;
   PFN_cuGreenCtxCreate_v12040 green_context_create;
   PFN_cuGreenCtxDestroy_v12040 green_context_destroy;
-  PFN_cuGreenCtxGetDevResource_v12040 green_context_get_resource;
   PFN_cuGreenCtxStreamCreate_v12050 green_context_stream_create;
 
   /// Throws std::runtime_error that names the missing function.

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -12,92 +10,7 @@
 namespace torchshare {
 namespace {
 
-CUdevResource all_of(CUdevice device) {
-  CUdevResource all{};
-  const Driver& driver = Driver::get();
-  driver.check(driver.device_get_resource(device, &all, CU_DEV_RESOURCE_TYPE_SM), "cuDeviceGetDevResource");
-  return all;
-}
-
-CUgreenCtx make_context(CUdevice device, CUdevResource resource) {
-  const Driver& driver = Driver::get();
-  CUdevResourceDesc description = nullptr;
-  driver.check(driver.describe_resource(&description, &resource, 1), "cuDevResourceGenerateDesc");
-  CUgreenCtx context = nullptr;
-  driver.check(driver.green_context_create(&context, description, device, CU_GREEN_CTX_DEFAULT_STREAM),
-               "cuGreenCtxCreate");
-  return context;
-}
-
-/// Parts that have no multiprocessor in common.
-class Layout {
- public:
-  explicit Layout(CUdevice device) : device_(device), rest_(all_of(device)) {}
-
-  bool has_free(int asked) const {
-    return std::any_of(free_.begin(), free_.end(), [&](const SmPart* each) { return each->asked == asked; });
-  }
-  int rest() const { return static_cast<int>(rest_.sm.smCount); }
-  /// The most that a job may have.
-  int most() const {
-    int most = rest();
-    for (const SmPart* each : free_) {
-      most = std::max(most, each->count);
-    }
-    return most;
-  }
-
-  /// Null if so many are not left.
-  const SmPart* take(int count) {
-    const SmPart* part = take_free([&](const SmPart& each) { return each.asked == count; });
-    part = part == nullptr ? split(count) : part;
-    return part == nullptr ? take_free([&](const SmPart& each) { return each.count >= count; }) : part;
-  }
-  void give_back(const SmPart* part) { free_.push_back(part); }
-
- private:
-  template <class IsOne>
-  const SmPart* take_free(IsOne is_one) {
-    const auto found = std::find_if(free_.begin(), free_.end(), [&](const SmPart* each) { return is_one(*each); });
-    if (found == free_.end()) {
-      return nullptr;
-    }
-    const SmPart* const part = *found;
-    free_.erase(found);
-    return part;
-  }
-
-  /// Null if the rest has fewer.
-  const SmPart* split(int count) {
-    if (rest() < count) {
-      return nullptr;
-    }
-    const Driver& driver = Driver::get();
-    if (!rest_can_be_split_) {
-      const CUgreenCtx context = make_context(device_, rest_);
-      driver.check(driver.green_context_get_resource(context, &rest_, CU_DEV_RESOURCE_TYPE_SM),
-                   "cuGreenCtxGetDevResource");
-      rest_can_be_split_ = true;
-    }
-    CUdevResource part{};
-    CUdevResource rest{};
-    unsigned int groups = 1;
-    driver.check(driver.split_sms(&part, &groups, &rest_, &rest, 0, static_cast<unsigned int>(count)),
-                 "cuDevSmResourceSplitByCount");
-    if (groups != 1) {
-      return nullptr;
-    }
-    const auto* const made = new SmPart{make_context(device_, part), count, static_cast<int>(part.sm.smCount)};
-    rest_ = rest;
-    rest_can_be_split_ = false;
-    return made;
-  }
-
-  const CUdevice device_;
-  std::vector<const SmPart*> free_{};
-  CUdevResource rest_;
-  bool rest_can_be_split_ = true;  // it is a context's
-};
+using Groups = std::vector<std::size_t>;  // ascending
 
 /// The multiprocessors of one GPU. Any thread.
 class Multiprocessors {
@@ -105,51 +18,86 @@ class Multiprocessors {
   explicit Multiprocessors(c10::DeviceIndex device) {
     const Driver& driver = Driver::get();
     driver.check(driver.device_get(&device_, device), "cuDeviceGet");
-    whole_ = static_cast<int>(all_of(device_).sm.smCount);
+    CUdevResource all{};
+    driver.check(driver.device_get_resource(device_, &all, CU_DEV_RESOURCE_TYPE_SM), "cuDeviceGetDevResource");
+    unsigned int count = 0;
+    const auto split = [&](CUdevResource* groups, CUdevResource* rest) {
+      driver.check(driver.split_sms(groups, &count, &all, rest, 0, 1), "cuDevSmResourceSplitByCount");
+    };
+    split(nullptr, nullptr);  // only counts them
+    groups_.resize(count);
+    CUdevResource rest{};
+    split(groups_.data(), &rest);
+    groups_.resize(count);
+    if (rest.sm.smCount > 0) {
+      groups_.push_back(rest);
+    }
+    for (const CUdevResource& group : groups_) {
+      whole_ += size(group);
+    }
+    in_use_.resize(groups_.size());
   }
 
-  const SmPart* take(int count) {
+  SmPart::Held take(int count) {
     if (count < 1 || count > whole_) {
       throw std::invalid_argument(
           fmt::format("sms must be from 1 to {}, the number of this GPU, got {}", whole_, count));
     }
     std::lock_guard lock(mutex_);
-    if (in_use_ == 0) {
-      current_ = &layout_for(count);
+    Groups taken;
+    int left = 0;
+    for (std::size_t group = 0; group < groups_.size() && left < count; ++group) {
+      if (!in_use_[group]) {
+        taken.push_back(group);
+        left += size(groups_[group]);
+      }
     }
-    const SmPart* const part = current_->take(count);
-    if (part == nullptr) {
+    if (left < count) {
       throw std::invalid_argument(
           fmt::format("sms must be at most {}, which other jobs have left of this GPU's {} multiprocessors, got {}",
-                      current_->most(), whole_, count));
+                      left, whole_, count));
     }
-    ++in_use_;
-    return part;
-  }
-
-  void give_back(const SmPart* part) {
-    std::lock_guard lock(mutex_);
-    current_->give_back(part);
-    --in_use_;
+    auto found = parts_.find(taken);
+    if (found == parts_.end()) {
+      found = parts_.emplace(taken, SmPart{make_context(taken), left}).first;
+    }
+    set_in_use(taken, true);
+    return {&found->second, [this, taken](const SmPart*) {
+              std::lock_guard giving_back(mutex_);
+              set_in_use(taken, false);
+            }};
   }
 
  private:
-  Layout& layout_for(int count) {
-    const auto first = [&](const auto& serves) {
-      const auto found = std::find_if(layouts_.begin(), layouts_.end(), serves);
-      return found == layouts_.end() ? nullptr : &*found;
-    };
-    Layout* found = first([&](const Layout& each) { return each.has_free(count); });
-    found = found == nullptr ? first([&](const Layout& each) { return each.rest() >= count; }) : found;
-    return found == nullptr ? layouts_.emplace_back(device_) : *found;
+  static int size(const CUdevResource& group) { return static_cast<int>(group.sm.smCount); }
+
+  void set_in_use(const Groups& groups, bool in_use) {
+    for (const std::size_t group : groups) {
+      in_use_[group] = in_use;
+    }
+  }
+
+  CUgreenCtx make_context(const Groups& groups) {
+    const Driver& driver = Driver::get();
+    std::vector<CUdevResource> resources;
+    for (const std::size_t group : groups) {
+      resources.push_back(groups_[group]);
+    }
+    CUdevResourceDesc description = nullptr;
+    driver.check(driver.describe_resource(&description, resources.data(), static_cast<unsigned int>(resources.size())),
+                 "cuDevResourceGenerateDesc");
+    CUgreenCtx context = nullptr;
+    driver.check(driver.green_context_create(&context, description, device_, CU_GREEN_CTX_DEFAULT_STREAM),
+                 "cuGreenCtxCreate");
+    return context;
   }
 
   CUdevice device_ = 0;
+  std::vector<CUdevResource> groups_;  // of one split
   int whole_ = 0;
-  std::mutex mutex_;  // guards every field below
-  std::deque<Layout> layouts_;
-  Layout* current_ = nullptr;
-  int in_use_ = 0;
+  std::mutex mutex_;  // guards the fields below
+  std::vector<bool> in_use_;
+  std::map<Groups, SmPart> parts_;
 };
 
 Multiprocessors& multiprocessors(c10::DeviceIndex device) {
@@ -162,8 +110,7 @@ Multiprocessors& multiprocessors(c10::DeviceIndex device) {
 }  // namespace
 
 SmPart::Held SmPart::take(c10::DeviceIndex device, int count) {
-  Multiprocessors& all = multiprocessors(device);
-  return {all.take(count), [&all](const SmPart* part) { all.give_back(part); }};
+  return multiprocessors(device).take(count);
 }
 
 }  // namespace torchshare
