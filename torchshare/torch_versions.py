@@ -27,6 +27,7 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = dict.fromkeys(
         "torch._decomp.decompositions._rnn_helper",
         "torch._decomp.decompositions.gather_params",
         "torch._decomp.decompositions.one_layer_lstm",
+        "torch._disable_dynamo",
         "torch._dispatch.python.enable_python_dispatcher",
         "torch._dynamo.convert_frame.compile_lock",
         "torch._foreach_copy_",
