@@ -72,7 +72,7 @@ def test_it_runs_on_the_cpu_with_tiny_models(tmp_path: Path) -> None:
     options = "--device cpu --tiny --window 0.3 --repetitions 1 --dtypes fp32 --modes torchshare-graphs"
     ran = subprocess.run(
         [sys.executable, script, *options.split(), "--pairs", "mobilenet-64+bert-8", "--output", tmp_path],
-        capture_output=True, text=True, timeout=110, check=True,
+        capture_output=True, text=True, timeout=550, check=True,
     )  # fmt: skip
     assert "torchshare-graphs" in ran.stdout
     summary = json.loads((tmp_path / "pairs.json").read_text())["summary"]["mobilenet-64+bert-8 fp32"]
