@@ -84,7 +84,7 @@ def rendered(page: Path, *, width: int, dark: bool = False) -> tuple[Page, list[
     command += [f"--window-size={width},2400", f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
     shot = f"--screenshot={SCREENSHOTS / f'{page.stem}-{width}-{scheme}.png'}"
     dumped, _ = (
-        subprocess.run([*command, how, page.as_uri()], capture_output=True, text=True, check=True, timeout=120)
+        subprocess.run([*command, how, page.as_uri()], capture_output=True, text=True, check=True, timeout=300)
         for how in ("--dump-dom", shot)
     )
     return Page(dumped.stdout), [line for line in dumped.stderr.splitlines() if "CONSOLE" in line]

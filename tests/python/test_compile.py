@@ -83,7 +83,7 @@ def test_a_compiled_model_trains_in_sub_batches_as_in_plain_torch(backend: str, 
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trained = run_one(in_job, timeout=200).value
+        trained = run_one(in_job, timeout=300).value
     assert sum("job 'alone': BatchNorm1d takes its" in str(w.message) for w in caught) == (sub_batch is not None)
     former = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -238,7 +238,7 @@ def test_the_mode_that_captures_graphs_is_refused_in_a_job() -> None:
 
     message = r"job 'alone': mode=\"reduce-overhead\" is not supported in a job; job.graph\(loss_fn\) captures"
     with pytest.raises(RuntimeError, match=message):
-        run_one(train, device="cuda", timeout=200)
+        run_one(train, device="cuda", timeout=300)
 
 
 def test_the_lock_is_restored() -> None:

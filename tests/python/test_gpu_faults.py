@@ -90,7 +90,7 @@ with torchshare.Runtime(device="cpu") as runtime:
 def test_an_asynchronous_error_fails_both_jobs_and_the_process_goes_on(
     policy: str, first: str, second: str, host_s: float
 ) -> None:
-    done = python(LOST.format(policy=policy, first=first, second=second, host_s=host_s), timeout=120)
+    done = python(LOST.format(policy=policy, first=first, second=second, host_s=host_s), timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     *jobs, late, again, cpu = done.stdout.splitlines()
     assert jobs == ["failed True"] * 2

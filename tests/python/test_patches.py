@@ -151,4 +151,4 @@ with torchshare.Runtime(device="cpu"):
     assert "torchshare" in torch.export._trace._ignore_backend_decomps.__code__.co_filename
 assert "torchshare" not in torch.export._trace._ignore_backend_decomps.__code__.co_filename
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

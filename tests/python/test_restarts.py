@@ -359,7 +359,7 @@ thread.join()
 
 def test_a_job_that_has_ended_is_not_blamed_for_a_later_thread(tmp_path: Path):
     report = tmp_path / "report"
-    done = subprocess.run([sys.executable, "-c", AFTER_A_JOB, str(report)], capture_output=True, timeout=200)
+    done = subprocess.run([sys.executable, "-c", AFTER_A_JOB, str(report)], capture_output=True, timeout=300)
     assert done.returncode == -signal.SIGSEGV
     text = report.read_text()
     assert [line[0] for line in crashes.lines_of(text)] == ["job", "left"]
