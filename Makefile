@@ -21,6 +21,7 @@ export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 .PHONY: docs help demo test test-slow build wheel sdist lint bench clean prerequisites test-cpp test-python test-python-slow \
   test-loaded test-oldest test-versions papers server test-tsan test-asan soak build-emulator test-emulated \
   test-emulated-all test-cluster
+.NOTPARALLEL:  # test-oldest puts the modules for another torch in place
 help:
 	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
 	@echo "make test   set up, build, lint, run the C++ tests and the Python tests that are not slow"
