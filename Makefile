@@ -95,8 +95,8 @@ test-python-slow: build
 test-versions: build
 	$(PYTEST) -m "not slow and not gpu" $(patsubst %,tests/python/test_%.py,torch_versions patches compiled_step compiled_inference)
 
-# With another torch than that of .venv: of the environment, only torch is its own. CUDA's libraries, which are larger, and
-# the other packages are those of .venv (both are for CUDA 13). At the end torchshare/ has the modules for that of .venv again.
+# With another torch than that of .venv: .venv-oldest installs only torch. CUDA's libraries, which are larger, and the other
+# packages are those of .venv (both are for CUDA 13). At the end torchshare/ has the modules for the torch of .venv again.
 OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1.0/p' pyproject.toml)
 test-oldest: .venv-oldest/ready build
 	$(MAKE) --no-print-directory test-cpp test-versions TORCH=$(OLDEST) VENV=.venv-oldest; status=$$?; \

@@ -39,7 +39,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   const OpWatch* watch() const { return watch_.get(); }
   /// True once the job's thread has finished its work for the job; for a job that was given up, possibly never.
   bool has_left() const { return has_left_.load(std::memory_order_acquire); }
-  /// What its threads have in common; nothing unless its body runs. Any thread.
+  /// What its threads have in common; empty unless its body runs. Any thread.
   JobResources resources() const { return serving_threads_.resources(); }
   const LanguageBinding& language() const { return *language_; }
   /// True while its body runs. Unlike `state`, which lags behind, changes at once.

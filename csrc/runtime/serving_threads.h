@@ -69,7 +69,7 @@ class ServingThreads {
   void open(JobResources resources);
   /// Called when the job's body ends. Those in use leave the gate when they are given back.
   void close();
-  /// Nothing unless the job's body runs.
+  /// Empty unless the job's body runs.
   JobResources resources() const;
   /// Throws std::runtime_error if the job does not run.
   std::unique_ptr<ServingThread> take();
