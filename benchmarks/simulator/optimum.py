@@ -40,6 +40,7 @@ _ROUNDING = 1e-5  # of the work of a job
 _INFEASIBLE = 2  # status of linprog
 _MAX_PROGRAMS = 2_000  # per instance
 _MAX_REPLAN = 300  # per arrival; then the best schedule so far counts
+_LEAST_SHOWN = 20  # instances in a panel
 REPLANNED = "replanned"
 SMALL, LARGE = (6, 8), (10, 10)  # least and most jobs of an instance
 
@@ -310,12 +311,9 @@ def by_ratio(runs: list[dict[str, Any]], policies: tuple[str, ...]) -> list[dict
     ]
 
 
-LEAST_SHOWN = 20
-
-
 def plot(instances: dict[str, list[dict[str, Any]]]) -> Figure:
     """A panel for each size of which enough instances were searched to the end."""
-    shown = {title: runs for title, runs in instances.items() if len(runs) >= LEAST_SHOWN} or instances
+    shown = {title: runs for title, runs in instances.items() if len(runs) >= _LEAST_SHOWN} or instances
     figure = Figure(figsize=(5.5 * len(shown), 4.5), layout="constrained")
     for axes, (title, runs) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown.items(), strict=True):
         for policy in [*POLICIES, REPLANNED]:

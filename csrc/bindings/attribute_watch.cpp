@@ -114,7 +114,7 @@ int set_attribute(PyObject* owner, PyObject* name, PyObject* value, setattrofunc
     return -1;
   }
   const bool is_routed = former != nullptr && PyObject_TypeCheck(former, descriptor_type);
-  // Kept until the type's cache is cleared: CPython drops it before, and another thread would find it there.
+  // CPython releases the former value before it clears the class's attribute cache, where another thread could find it.
   const auto kept = py::reinterpret_borrow<py::object>(former);
   if (former == value || PySet_Contains(ignored, name) == 1 || (!is_routed && is_its_own(owner, value))) {
     return PyErr_Occurred() != nullptr ? -1 : original(owner, name, value);

@@ -169,7 +169,6 @@ bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, 
     const Slot* slot;
     std::shared_ptr<DeviceStream> stream;
     std::uint64_t activity;
-    std::optional<DeviceStream::Marker> marker{};
   };
   std::vector<Due> due;
   for (const Member& member : members_) {
@@ -185,12 +184,11 @@ bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, 
   }
   lock.unlock();
   std::map<DeviceStream*, std::optional<DeviceStream::Marker>> markers;  // the threads of a job have one stream
-  for (Due& put : due) {
+  for (const Due& put : due) {
     const auto [marker, is_first] = markers.try_emplace(put.stream.get());
     if (is_first && (work == Work::kOps || put.stream->has_work())) {
       marker->second = put.stream->record_marker();
     }
-    put.marker = marker->second;
   }
   bool ask_again = false;
   lock.lock();
@@ -199,9 +197,10 @@ bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, 
       if (member.slot != put.slot || member.stream != put.stream) {
         continue;
       }
-      ask_again = ask_again || put.marker || member.slot->activity.load(std::memory_order_acquire) != put.activity;
-      if (put.marker) {
-        member.marker = *put.marker;
+      const auto marker = markers.at(put.stream.get());
+      ask_again = ask_again || marker || member.slot->activity.load(std::memory_order_acquire) != put.activity;
+      if (marker) {
+        member.marker = *marker;
         member.marker_activity = put.activity;
       }
     }

@@ -97,7 +97,7 @@ class Gate {
   class Waiting;
 
   bool poll_turn(std::unique_lock<std::mutex>& lock, const Slot& slot);
-  enum class Work { kOps, kHidden };
+  enum class Work { kOps, kHidden };  // hidden: of kernels that are not ops
   bool record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, Work work);
   void check_streams(std::unique_lock<std::mutex>& lock);
   Verdict ask(const Slot& slot, std::chrono::nanoseconds now, std::chrono::nanoseconds waited);

@@ -85,7 +85,7 @@ TEST_F(GateStreamTest, TheThreadsOfAJobNeedOneMarker) {
   EXPECT_EQ(primary_stream_->markers_recorded(), 2U);
 }
 
-TEST_F(GateStreamTest, AKernelThatIsNoOpIsSeen) {
+TEST_F(GateStreamTest, AKernelThatIsNotAnOpIsSeen) {
   primary_launches(1ms);
   EXPECT_FALSE(gate_.try_enter(secondary_));  // records the marker
   clock_.advance(1ms);
@@ -102,7 +102,7 @@ TEST_F(GateStreamTest, AKernelThatIsNoOpIsSeen) {
   EXPECT_EQ(primary_stream_->markers_recorded(), 2U);
 }
 
-TEST_F(GateStreamTest, AWaiterSeesAKernelThatIsNoOp) {
+TEST_F(GateStreamTest, AWaiterSeesAKernelThatIsNotAnOp) {
   primary_launches(1ms);
   auto waiter = std::async(std::launch::async, [this] { return gate_.wait_turn(secondary_); });
   while (primary_stream_->markers_recorded() == 0) {

@@ -164,6 +164,9 @@ API CUresult cuDevSmResourceSplitByCount(CUdevResource* groups, unsigned* count,
 
 API CUresult cuDevResourceGenerateDesc(CUdevResourceDesc* description, CUdevResource* resources, unsigned count) {
   return driver_call(__func__, [&] {
+    if (count == 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     *description = reinterpret_cast<CUdevResourceDesc>(new Resources(resources, resources + count));
     return CUDA_SUCCESS;
   });

@@ -70,7 +70,7 @@ def test_the_report_says_how_the_gaps_were_filled():
     found: list[Any] = []
 
     def is_measured() -> bool:
-        """Not where a job got no core for long."""
+        """False where a job got no core for long."""
         found[:] = pair(steps=150)
         report = found[1]
         return 0.3 * report.ran_s < report.capacity_s < 1.5 * report.ran_s and report.gaps_filled > 0

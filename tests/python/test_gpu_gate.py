@@ -50,13 +50,13 @@ def test_an_op_that_moves_memory_runs_beside_one_that_computes(policy: str, besi
 
 
 def sleep(*_args: Any, **_kwargs: Any) -> None:
-    """A kernel that is no op of torch's dispatcher."""
+    """A kernel that is not an op of torch's dispatcher."""
     torch.cuda._sleep(SLEEP_CYCLES)
 
 
 @pytest.mark.parametrize("policy", ["strict", "best_fit"])
-def test_a_lower_job_waits_for_a_kernel_that_is_no_op(policy: str) -> None:
-    """It was let in, because the higher job's last op was done."""
+def test_a_lower_job_waits_for_a_kernel_that_is_not_an_op(policy: str) -> None:
+    """Before, it was let in, because the higher job's last op was done."""
     seen_idle, launched, done = threading.Event(), threading.Event(), torch.cuda.Event()
 
     def high(_job: Job) -> None:
@@ -92,25 +92,24 @@ def inductor(launch: Callable[..., None]) -> Callable[[], None]:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     kernel = object.__new__(CachingAutotuner)
-    launcher = launch
-    launcher.config, launcher.store_cubin, launcher.cache_hash = SimpleNamespace(), False, ""  # type: ignore[attr-defined]
+    vars(launch).update(config=SimpleNamespace(), store_cubin=False, cache_hash="")
     vars(kernel).update(
         fn=sleep,
-        launchers=[launcher],
+        launchers=[launch],
         inductor_meta={},
         triton_meta={},
         triton_interpret=False,
         dump_launch_params=False,
         dump_launch_tensors=False,
         device_props=SimpleNamespace(type="cuda"),
-        _cached_launcher=launcher,
+        _cached_launcher=launch,
     )
     return lambda: kernel.run(stream=0)
 
 
 @pytest.mark.parametrize("make", [triton, inductor])
 def test_a_kernel_of_triton_waits_its_turn(make: Callable[[Callable[..., None]], Callable[[], None]]) -> None:
-    """It ran beside a higher job's."""
+    """Before, it ran beside a higher job's."""
     launched, done, was_done = threading.Event(), torch.cuda.Event(), []
 
     def high(_job: Job) -> None:

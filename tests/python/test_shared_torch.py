@@ -567,7 +567,7 @@ def test_a_class_is_scripted_and_a_jvp_compiled_as_without_a_runtime() -> None:
 
 
 def test_each_thread_has_its_own_active_module_of_ddp() -> None:
-    """torch.compile splits a graph by the buckets of the module whose forward runs: it took another job's."""
+    """torch.compile splits a graph by the buckets of that module. Before, it took another job's."""
     ddp = torch.nn.parallel.DistributedDataParallel
     mine = object.__new__(ddp)
     seen = []
@@ -580,7 +580,7 @@ def test_each_thread_has_its_own_active_module_of_ddp() -> None:
 
 
 def test_a_value_that_a_class_drops_is_not_found_in_it_any_more() -> None:
-    """CPython clears its cache of attributes after it has dropped the value; another thread that runs then crashed."""
+    """CPython clears its attribute cache after it has released the value; a thread that read it in between crashed."""
 
     class Owner:
         value: Any = None

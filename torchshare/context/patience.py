@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from torchshare.context.job_context import JobContext
 
@@ -13,8 +13,9 @@ class Patience:
     """How long to wait for jobs. Time in which the waiting thread or a job's thread had no core does not count, as far
     as the kernel has told: it counts a wait when the thread gets the core. At most `_LONGEST` times as long."""
 
-    def __init__(self, jobs: Callable[[], Iterable[JobContext]], seconds: float, look_s: float) -> None:
-        """`look_s`: how long the caller waits between two calls of `spend`, if its thread has a core."""
+    def __init__(self, jobs: Iterable[JobContext], seconds: float, look_s: float) -> None:
+        """`jobs` may change meanwhile. `look_s`: how long the caller waits between two calls of `spend`, if its thread
+        has a core."""
         self._jobs = jobs
         self._left_s = seconds
         self._looks_left = _LONGEST * seconds / look_s
@@ -30,4 +31,4 @@ class Patience:
         return self._left_s > 0 and self._looks_left > 0
 
     def _core_waits(self) -> dict[JobContext, float]:
-        return {job: job.handle.stats().core_wait_s for job in self._jobs()}
+        return {job: job.handle.stats().core_wait_s for job in list(self._jobs)}

@@ -81,10 +81,11 @@ def _run(original: Callable[..., Any], kernel: Any, /, *args: Any, **kwargs: Any
     """A kernel waits its turn as an op does."""
     if _is_tuned(kernel):
         return _C.run_kernel(kernel.fn.__name__, original, kernel, *args, **kwargs)
-    return original(kernel, *args, **kwargs)  # compiles, compares variants and launches
+    return original(kernel, *args, **kwargs)
 
 
 def _is_tuned(kernel: Any) -> bool:
+    """Whether Inductor has compiled the kernel and chosen its variant, so that `run` only launches it."""
     if len(kernel.launchers) != 1:
         return False
     config, asked = kernel.launchers[0].config, kernel.inductor_meta

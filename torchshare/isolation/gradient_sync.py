@@ -21,7 +21,7 @@ _here = threading.local()
 
 @TABLE.value("torch.nn.parallel:DistributedDataParallel", "_inside_ddp_forward")
 def _inside_forward(_original: Any) -> Callable[..., Any]:
-    """Each thread has its own module whose forward runs, for torch.compile: one job's took another's for it."""
+    """torch.compile finds the DDP module whose forward the calling thread runs, not another job's."""
 
     @contextlib.contextmanager
     @torch._disable_dynamo(recursive=False)  # type: ignore[attr-defined]
@@ -37,5 +37,5 @@ def _inside_forward(_original: Any) -> Callable[..., Any]:
 
 @TABLE.value("torch.nn.parallel:DistributedDataParallel", "_get_active_ddp_module")
 def _active_module(original: Callable[[], Any]) -> Any:
-    """Each thread has its own module whose forward runs, for torch.compile: one job's took another's for it."""
+    """torch.compile finds the DDP module whose forward the calling thread runs, not another job's."""
     return staticmethod(lambda: getattr(_here, "module", None) or original())

@@ -74,7 +74,7 @@ class Interrupter:
         due: dict[JobContext, float] = {}
         while True:
             try:
-                # Not with a timeout: if that has passed when CPython looks again, it waits without one.
+                # Without a timeout: CPython computes the remaining time again, and waits for ever if it is negative.
                 job = self._cancelled.get(block=not due)
             except queue.Empty:
                 time.sleep(INTERRUPT_AFTER_S / 2)
@@ -145,7 +145,7 @@ def _leave_behind(job: JobContext, status: int) -> None:
     for step in (None, job.handle.cancel, job.handle.give_up):
         if step is not None:
             step()
-        patience = Patience(lambda: [job], PATIENCE_S, INTERRUPT_AFTER_S / 2)
+        patience = Patience([job], PATIENCE_S, INTERRUPT_AFTER_S / 2)
         while patience.spend():
             if job.handle.has_left:
                 return

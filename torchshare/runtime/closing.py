@@ -193,7 +193,7 @@ class Closer:
                 pass
 
     def _wait(self, stops: signals.Stops) -> None:
-        patience, told = Patience(lambda: list(self.jobs), PATIENCE_S, signals.CHECK_S), False
+        patience, told = Patience(self.jobs, PATIENCE_S, signals.CHECK_S), False
         while not self._handle.wait(signals.CHECK_S) and patience.spend() and stops.count < _GIVE_UP_SIGNALS:
             if stops.count and not told:
                 told = True

@@ -30,8 +30,8 @@ int cuda_priority(Priority priority) {
   return std::min(lowest, highest + static_cast<int>(priority));
 }
 
-at::Generator make_generator(int device, std::uint64_t seed) {
-  at::Generator generator = at::cuda::detail::createCUDAGenerator(static_cast<c10::DeviceIndex>(device));
+at::Generator make_generator(c10::DeviceIndex device, std::uint64_t seed) {
+  at::Generator generator = at::cuda::detail::createCUDAGenerator(device);
   generator.set_current_seed(seed);
   return generator;
 }
@@ -43,10 +43,9 @@ void wake_in_time() {
 
 class CudaScope final : public DeviceScope {
  public:
-  CudaScope(int device, const DeviceRequest& request)
-      : part_(request.sms ? SmPart::take(static_cast<c10::DeviceIndex>(device), *request.sms) : nullptr),
-        stream_(std::make_shared<CudaStream>(
-            StreamKind{static_cast<c10::DeviceIndex>(device), cuda_priority(request.priority), part_.get()})),
+  CudaScope(c10::DeviceIndex device, const DeviceRequest& request)
+      : part_(request.sms ? SmPart::take(device, *request.sms) : nullptr),
+        stream_(std::make_shared<CudaStream>(StreamKind{device, cuda_priority(request.priority), part_.get()})),
         generator_(make_generator(device, request.seed)),
         guard_(stream_->torchs()) {
     wake_in_time();
@@ -55,7 +54,7 @@ class CudaScope final : public DeviceScope {
     if (request.after != nullptr) {
       stream_->wait_for(static_cast<const CudaEvent&>(*request.after));
     }
-    stream_->wait_for(CudaEvent(c10::cuda::getDefaultCUDAStream(static_cast<c10::DeviceIndex>(device))));
+    stream_->wait_for(CudaEvent(c10::cuda::getDefaultCUDAStream(device)));
   }
 
   std::shared_ptr<DeviceStream> stream() override { return stream_; }
@@ -121,8 +120,9 @@ std::shared_ptr<DeviceEvent> CudaDevice::record_event() {
 
 std::unique_ptr<DeviceScope> CudaDevice::enter(const DeviceRequest& request) {
   check();
-  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(index_));
-  return std::make_unique<CudaScope>(index_, request);
+  const auto index = static_cast<c10::DeviceIndex>(index_);
+  const c10::cuda::CUDAGuard guard(index);
+  return std::make_unique<CudaScope>(index, request);
 }
 
 }  // namespace torchshare
