@@ -10,7 +10,10 @@ Latency counts from the arrival.
 from __future__ import annotations
 
 import json
+import os
 import statistics
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -20,7 +23,7 @@ from gpu import models
 
 import gaps
 import table
-from pairs import collect, launch
+from pairs import collect, in_window, launch, wait_until_ready
 from record import interleaved, parser, spread, steady_malloc, write
 
 LOAD = 0.3
@@ -56,29 +59,37 @@ def register(device: str) -> None:
     gaps.SERVED["bert"] = bert, partial(torch.randint, 10_000, words)
 
 
-def run(rates: dict[str, float], mode: str, device: str, window: float) -> list[dict[str, Any]]:
-    """The figures of one or two models in a mode. `rates`: requests per second of each; 0: one after the other."""
+def launched(rates: dict[str, float], mode: str, device: str) -> list[subprocess.Popen[str]]:
+    """The processes that measure one or two models in a mode. `rates`: requests per second of each; 0: one after the
+    other."""
     processes = [[kind] for kind in rates] if mode == gaps.PLAIN else [list(rates)]
     how = {gaps.PLAIN: ALONE, WATCHED: "best fit", TIMED: "torchshare"}.get(mode, mode)
     works = [[kinds, how, [rates[kind] for kind in kinds], device, mode == TIMED] for kinds in processes]
-    return collect([launch(__file__, work, 2) for work in works], window)
+    cores = 2 if device == "cpu" else os.cpu_count() or 1
+    return [launch(__file__, work, cores) for work in works]
 
 
 def repeat(pair: str, device: str, window: float) -> dict[str, Any]:
     """One repetition: the high-priority model alone, in torchshare alone, then both in every mode."""
     high, low = pair.split("+")
-    times = run({high: 0.0}, ALONE, device, window / 2)[0]["times"]
+    times = collect(launched({high: 0.0}, ALONE, device), window / 2)[0]["times"]
     if not times:
-        raise SystemExit(f"{high} answers no request in {window / 2:g} s: --window must be longer, got {window:g}")
+        raise RuntimeError(f"{high} answers no request in {window / 2:g} s: --window must be longer, got {window:g}")
     service = float(np.mean(times))
     arriving = {high: LOAD / service}
-    alone = {mode: run(arriving, mode, device, window)[0] for mode in (ALONE, WATCHED, TIMED)}
-    shared = {mode: run({**arriving, low: 0.0}, mode, device, window) for mode in SHARED}
-    return {
-        "service_s": service,
-        "alone": {mode: gaps.condensed(job) for mode, job in alone.items()},
-        "shared": {mode: [gaps.condensed(job) for job in jobs] for mode, jobs in shared.items()},
-    }
+    alone = {mode: launched(arriving, mode, device) for mode in (ALONE, WATCHED, TIMED)}
+    shared = {mode: launched({**arriving, low: 0.0}, mode, device) for mode in SHARED}
+    processes = [process for each in (*alone.values(), *shared.values()) for process in each]
+    try:
+        wait_until_ready(processes)  # nothing else runs while they measure in turn
+        return {
+            "service_s": service,
+            "alone": {mode: gaps.condensed(in_window(each, window)[0]) for mode, each in alone.items()},
+            "shared": {mode: [gaps.condensed(job) for job in in_window(each, window)] for mode, each in shared.items()},
+        }
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def summary(repetitions: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
@@ -127,12 +138,24 @@ def main() -> None:
         register(device)
         print(json.dumps(gaps.work(kinds, mode, rates, device, timed)))
         return
-    raw = interleaved(
-        arguments.pairs, arguments.repetitions, lambda pair: repeat(pair, arguments.device, arguments.window)
-    )
-    summaries = {pair: summary(repetitions) for pair, repetitions in raw.items()}
-    name = "fikit" if arguments.device == "cpu" else "fikit_gpu"
-    write(name, {"summary": summaries, "repetitions": raw}, arguments.output)
+    raw: dict[str, list[dict[str, Any]]] = {}
+    summaries = {}
+
+    def measure_and_write(pair: str) -> None:
+        """After each pair, so that what is cut short leaves what it had."""
+        try:
+            found = repeat(pair, arguments.device, arguments.window)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            print(f"{pair}: {error}", file=sys.stderr)
+            return
+        raw.setdefault(pair, []).append(found)
+        summaries[pair] = summary(raw[pair])
+        name = "fikit" if arguments.device == "cpu" else "fikit_gpu"
+        write(name, {"summary": summaries, "repetitions": raw}, arguments.output)
+
+    interleaved(arguments.pairs, arguments.repetitions, measure_and_write)
+    if not summaries:
+        raise SystemExit("no pair was measured")
     print(table.fikit(summaries), *verdict(summaries), PAPERS, sep="\n")
 
 

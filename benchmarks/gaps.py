@@ -120,8 +120,7 @@ def serve(
 ) -> None:
     """Answers requests until the window ends; with `job`, those of `job.requests`. An answer is on the CPU."""
     torch.set_num_threads(THREADS)
-    make, example = SERVED[kind]
-    model, largest = make().eval().to(device), example()
+    model, largest = served(kind, device)
     arriving = requests(largest, per_second, start)
     with torch.no_grad():
         for _ in range(5):
@@ -133,6 +132,25 @@ def serve(
                 request.answer(answer)
             if not recorder.answered(arrival, time.monotonic()):
                 return
+
+
+def served(kind: str, device: str) -> tuple[nn.Module, torch.Tensor]:
+    """The model on the device, and the rows of the largest request on the CPU."""
+    make, example = SERVED[kind]
+    with torch.device(device):
+        return make().eval(), example().cpu()
+
+
+def warm_up(kinds: list[str], device: str) -> None:
+    """The first step imports many modules of torch; on a GPU, the first request of a size loads kernels."""
+    if device == "cpu":
+        train(SECONDARY, StepMeter(3), threads=THREADS)
+        return
+    for kind in kinds:
+        model, largest = served(kind, device)
+        with torch.no_grad():
+            for count in range(1, len(largest) + 1):
+                model(largest[:count].to(device)).cpu()
 
 
 def body(kind: str, recorder: Recorder, per_second: float, start: float, device: str) -> Callable[..., None]:
@@ -147,7 +165,7 @@ def work(
     """Runs one or two jobs in this process, in the window given by the parent; returns their figures. `rates`: of the
     requests of each job, per second. `timed`: each op is timed."""
     warnings.simplefilter("ignore")
-    train(SECONDARY, StepMeter(3), threads=THREADS)  # warms up torch: the first step imports many modules
+    warm_up(kinds, device)
     print("ready", flush=True)
     start, end = json.loads(input())
     recorders = [Recorder(start, end) for _ in kinds]

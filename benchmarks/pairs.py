@@ -39,6 +39,7 @@ MODES = [
     *("two threads", "torchshare", "torchshare strict"),
 ]
 WARM_UP_S = 1.5  # from when every process has trained a step to the window
+LIMIT_S = 120.0  # from the end of a window until a process is given up
 
 
 class WindowMeter:
@@ -159,16 +160,31 @@ def measure(kinds: list[str], mode: str, window: float, cores: int) -> list[dict
 
 
 def collect(processes: list[subprocess.Popen[str]], window: float) -> list[Any]:
-    """Waits until all are ready, tells them the window, and joins the lists that they print."""
+    """Waits until all are ready, and returns what they measure in a window."""
+    wait_until_ready(processes)
+    return in_window(processes, window)
+
+
+def wait_until_ready(processes: list[subprocess.Popen[str]]) -> None:
+    """Until each has warmed up. RuntimeError: one has ended."""
     for process in processes:
         assert process.stdout is not None
-        process.stdout.readline()  # "ready"
+        if process.stdout.readline() != "ready\n":
+            raise RuntimeError(f"a measuring process has ended with status {process.wait()}")
+
+
+def in_window(processes: list[subprocess.Popen[str]], window: float) -> list[Any]:
+    """Tells the processes the window, in seconds from now, and joins the lists that they print. RuntimeError: one has
+    failed. subprocess.TimeoutExpired: one hangs."""
     start = time.monotonic() + WARM_UP_S
     for process in processes:
         assert process.stdin is not None
         process.stdin.write(json.dumps([start, start + window]) + "\n")
         process.stdin.flush()
-    outputs = [process.communicate()[0] for process in processes]
+    outputs = [process.communicate(timeout=window + LIMIT_S)[0] for process in processes]
+    for process in processes:
+        if process.returncode != 0:
+            raise RuntimeError(f"a measuring process has ended with status {process.returncode}")
     return [figures for output in outputs for figures in json.loads(output)]
 
 

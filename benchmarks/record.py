@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -44,20 +45,29 @@ def parser(doc: str | None, repetitions: int, window: float) -> argparse.Argumen
 
 
 def environment() -> dict[str, Any]:
-    """The machine, the versions, the commit and the command."""
+    """The machine, its GPU, the versions, the commit (`COMMIT` where there is no repository) and the command."""
     models = [
         line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    # not asked of torch, which would open a context here and keep it
+    gpu = printed("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     return {
         "machine": models[0] if models else platform.machine(),
         "cores": os.cpu_count(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": datetime.date.today().isoformat(),
-        "commit": commit.stdout.strip(),
+        "commit": os.environ.get("COMMIT") or printed("git", "rev-parse", "--short", "HEAD"),
         "command": "python " + " ".join(sys.argv),
+        **({"gpu": gpu} if gpu else {}),
     }
+
+
+def printed(*command: str) -> str:
+    """What the command prints; nothing if it is not installed."""
+    if shutil.which(command[0]) is None:
+        return ""
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 def spread(values: list[float]) -> dict[str, float]:

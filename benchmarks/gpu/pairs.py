@@ -176,12 +176,6 @@ def tail(errors: Any) -> str:
     return str(errors.read().strip()[-2000:])
 
 
-def gpu() -> str:
-    """The GPU's name and driver; asked of nvidia-smi, for torch would open a context here and keep it."""
-    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip() if shutil.which(command[0]) else ""
-
-
 def repeat(pair: str, modes: list[str], setting: Setting) -> dict[str, Outcome]:
     """One repetition of a pair: each job alone, then every mode."""
 
@@ -212,7 +206,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=90.0, help="seconds until a measurement is given up")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small models and batches, to see whether it runs")
-    parser.add_argument("--output", type=Path, default=RESULTS / "h200", help="folder of pairs.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "gpu", help="folder of pairs.json")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
@@ -230,7 +224,7 @@ def main() -> None:
         setting = Setting(dtype, arguments.device, arguments.tiny, arguments.window, arguments.limit)
         raw.setdefault(name, []).append(repeat(pair, arguments.modes, setting))
         summaries[name] = summary(raw[name])
-        write("pairs", {"gpu": gpu(), "summary": summaries, "repetitions": raw}, arguments.output)
+        write("pairs", {"summary": summaries, "repetitions": raw}, arguments.output)
 
     names = [f"{pair} {dtype}" for pair in arguments.pairs for dtype in arguments.dtypes]
     interleaved(names, arguments.repetitions, measure_and_write)

@@ -1,5 +1,5 @@
 """Measures the gate on a GPU: from the admission of the secondary to the end of its first kernel, and the CPU time of a
-marker. `python benchmarks/gpu/release.py`; writes benchmarks/results/h200/release.json.
+marker. `python benchmarks/gpu/release.py`; writes benchmarks/results/gpu/release.json.
 
 The primary keeps the GPU busy for 2 ms, then waits for its input for 3 ms, again and again. The secondary launches one
 small kernel at a time and looks at an event behind it without a pause. The gate's release is the end of the wait on the
@@ -64,7 +64,7 @@ def released(seconds: float) -> np.ndarray:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--output", type=Path, default=RESULTS / "h200")
+    parser.add_argument("--output", type=Path, default=RESULTS / "gpu")
     arguments = parser.parse_args()
     released(0.5)
     times = released(arguments.seconds)

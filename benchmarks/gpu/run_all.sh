@@ -1,50 +1,82 @@
 #!/bin/sh
-# Everything on the GPU machine, in under 8 minutes: build for its own Python and torch, the gpu tests, compute-sanitizer
-# on a small pair, then pairs x modes, the timeline's picture and the gate's latency. What fails is said at the end, and
-# the rest goes on. JSON and pictures go to benchmarks/results/h200, and to $OUT where that is set.
+# On a GPU machine: builds for its own Python and torch, runs the tests marked gpu, then the benchmarks. Stages can be
+# named, to run some of them: run_all.sh tests pairs. What fails is said at the end, and the rest goes on. JSON, pictures,
+# junit.xml and the stages' logs go to benchmarks/results/gpu; where OUT is set, as results.tgz there after each stage.
 #
 #   benchmarks/gpu/wheels.sh                      # on a machine with a network: what the GPU machine's Python may lack
-#   carry build/gpu-wheels, then run: benchmarks/gpu/run_all.sh
+#   carry build/gpu-wheels, then run: COMMIT=$(git rev-parse --short HEAD) benchmarks/gpu/run_all.sh
 set -u
 cd "$(dirname "$0")/../.."
 python=${PYTHON3:-python3}
-results=benchmarks/results/h200
-mkdir -p "$results"
+results=$PWD/benchmarks/results/gpu
+[ $# -gt 0 ] || set -- build doctor tests sanitizer release timeline pairs profiles fikit
+export PYTHONUNBUFFERED=1
+PY=build/gpu-venv/bin/python
 failed=""
-stage() { # name, seconds, command...
-  name=$1 limit=$2
-  shift 2
-  echo "== $name"
-  begin=$(date +%s)
-  timeout --kill-after 5 "$limit" "$@" || failed="$failed '$name' ($?)"
-  echo "== $name: $(($(date +%s) - begin)) s"
+
+# Beside the packages of the machine's Python, which may be those of a virtual environment itself.
+environment() {
+  [ ! -e build/gpu-venv/ready ] || return 0
+  "$python" -m venv build/gpu-venv &&
+    "$python" -c 'import site; print(*site.getsitepackages(), sep="\n")' > "$(echo build/gpu-venv/lib/*/site-packages)/machine.pth" &&
+    "$PY" -m pip install --quiet --no-index --find-links build/gpu-wheels \
+      numpy rich pydantic jinja2 prometheus-client filelock scipy matplotlib setuptools \
+      pytest pytest-timeout pytest-xdist hypothesis psutil &&
+    touch build/gpu-venv/ready
 }
 
 build() {
-  [ -x build/gpu-venv/bin/python ] || "$python" -m venv --system-site-packages build/gpu-venv || return
-  build/gpu-venv/bin/python -m pip install --quiet --no-index --find-links build/gpu-wheels \
-    rich pydantic pytest pytest-timeout setuptools matplotlib numpy psutil || return
-  TORCHSHARE_CUDA=ON TORCHSHARE_BUILD_DIR=build/gpu build/gpu-venv/bin/python -m pip install --quiet \
-    --no-build-isolation --no-deps --no-index -e .
+  TORCHSHARE_CUDA=ON TORCHSHARE_BUILD_DIR=build/gpu "$PY" -m pip install --quiet --no-build-isolation --no-deps --no-index -e .
 }
-begin=$(date +%s)
-build || { echo "the build failed; nothing else can run" >&2; exit 1; }
-echo "== build: $(($(date +%s) - begin)) s"
-PY=build/gpu-venv/bin/python
-export PYTHONUNBUFFERED=1
-stage doctor 30 "$PY" -m torchshare doctor
-stage "gpu tests" 170 env TORCHSHARE_REQUIRE_GPU=1 "$PY" -m pytest -q -m "gpu and not slow" tests/python
-stage release 30 "$PY" benchmarks/gpu/release.py
-stage "pairs, fp32" 120 "$PY" benchmarks/gpu/pairs.py --window 2 --repetitions 1 --dtypes fp32 \
-  --pairs shufflenet-512+same resnet50-4+same
-stage fikit 90 "$PY" benchmarks/fikit.py --device cuda --window 2 --repetitions 1 --pairs resnet50+bert --output "$results"
-stage timeline 40 "$PY" benchmarks/gpu/timeline.py
-for tool in memcheck racecheck; do
-  if command -v compute-sanitizer >/dev/null; then
-    stage "$tool" 45 compute-sanitizer --tool "$tool" --error-exitcode 1 "$PY" benchmarks/gpu/small_pair.py
-  else
-    echo "== $tool: skipped, there is no compute-sanitizer"
-  fi
+
+# Those of tests/python that are marked, file by file; what fails in four processes at once is run again in one.
+tests() {
+  files=$(grep -lE 'mark\.gpu|on_both' tests/python/test_*.py)
+  # shellcheck disable=SC2086 # one word each
+  set -- "$PY" -m pytest -m "gpu and not slow" -rfEs --durations 15 $files
+  export TORCHSHARE_REQUIRE_GPU=1
+  "$@" -n 4 --dist loadfile --junitxml "$results/junit.xml" || "$@" --last-failed --junitxml "$results/junit-alone.xml"
+}
+
+sanitizer() {
+  command -v compute-sanitizer >/dev/null || { echo "skipped, there is no compute-sanitizer"; return 0; }
+  compute-sanitizer --tool memcheck --error-exitcode 1 "$PY" benchmarks/gpu/small_pair.py
+}
+
+run() {
+  case $1 in
+    build | tests | sanitizer) "$1" ;;
+    doctor) "$PY" -m torchshare doctor ;;
+    release) "$PY" benchmarks/gpu/release.py --output "$results" ;;
+    timeline) "$PY" benchmarks/gpu/timeline.py --output "$results" ;;
+    pairs)
+      "$PY" benchmarks/gpu/pairs.py --window 2 --repetitions 1 --dtypes fp32 --output "$results" \
+        --pairs shufflenet-512+same resnet50-4+same
+      ;;
+    profiles) "$PY" benchmarks/gpu/profiles.py --output "$results" ;;
+    fikit) "$PY" benchmarks/fikit.py --device cuda --window 1.5 --repetitions 1 --output "$results" ;;
+    *) echo "there is no stage '$1'" >&2 && return 2 ;;
+  esac
+}
+
+# Seconds until a stage is given up; about twice what it takes on an H100.
+limit() {
+  case $1 in fikit | tests) echo 360 ;; build | pairs | profiles) echo 240 ;; *) echo 60 ;; esac
+}
+
+if [ "$1" = --one ]; then
+  run "$2"
+  exit
+fi
+mkdir -p "$results"
+environment || { echo "there is no virtual environment; nothing can run" >&2; exit 1; }
+for stage in "$@"; do
+  begin=$(date +%s)
+  timeout --kill-after 5 "$(limit "$stage")" sh benchmarks/gpu/run_all.sh --one "$stage" > "$results/$stage.log" 2>&1
+  status=$?
+  [ $status -eq 0 ] || failed="$failed $stage ($status)"
+  echo "== $stage: status $status, $(($(date +%s) - begin)) s"
+  tail -n "${LINES_SHOWN:-25}" "$results/$stage.log"
+  [ -z "${OUT:-}" ] || tar -czf "$OUT/results.tgz" -C "$results" .
 done
-[ -z "${OUT:-}" ] || cp -r "$results" "$OUT"
 [ -z "$failed" ] || { echo "failed:$failed" >&2; exit 1; }

@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--tiny", action="store_true", help="small models and batches, to see whether it runs")
     parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--output", type=Path, default=RESULTS / "h200", help="folder of timeline.png")
+    parser.add_argument("--output", type=Path, default=RESULTS / "gpu", help="folder of timeline.png")
     arguments = parser.parse_args()
     dtype = torch.bfloat16 if arguments.dtype == "bf16" else torch.float32
     events, thread = trace(arguments.device, dtype, arguments.tiny, arguments.seconds)

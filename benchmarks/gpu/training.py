@@ -20,7 +20,7 @@ from jobs import step_through
 from models import CLASSES, Recurrent, bert, gpt2, mobilenet, resnet18, resnet50, shufflenet
 
 IMAGE, TINY_IMAGE = 224, 32  # pixels a side
-TINY_ROWS = 2  # per batch
+TINY_ROWS = 8  # per batch; a sub-batch of one would be too few for BatchNorm
 TINY_TOKENS = 16  # per row
 SEED = 0
 WARM_UP_STEPS = 5  # of each job, before all go on together
