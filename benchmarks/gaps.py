@@ -51,6 +51,7 @@ MODES = {  # options of the runtime; for others, how the secondary runs
     "best fit + SCHED_IDLE": {"policy": "best_fit"},
 }
 PLAIN = "two processes"
+WITHOUT_RUNTIME = ("alone", "two threads")
 
 
 class Transformer(nn.Module):
@@ -141,16 +142,27 @@ def served(kind: str, device: str) -> tuple[nn.Module, torch.Tensor]:
         return make().eval(), example().cpu()
 
 
-def warm_up(kinds: list[str], device: str) -> None:
-    """The first step imports many modules of torch; on a GPU, the first request of a size loads kernels."""
-    if device == "cpu":
-        train(SECONDARY, StepMeter(3), threads=THREADS)
-        return
-    for kind in kinds:
-        model, largest = served(kind, device)
-        with torch.no_grad():
-            for count in range(1, len(largest) + 1):
-                model(largest[:count].to(device)).cpu()
+def warm_up(kinds: list[str], mode: str, device: str) -> None:
+    """Trains and answers a little as the mode will. The first step and the first job import many modules; on a GPU, the
+    first request of a size loads kernels."""
+
+    def once(_job: torchshare.Job | None = None) -> None:
+        torch.set_num_threads(THREADS)
+        for kind in kinds:
+            if kind not in SERVED:
+                train(kind, StepMeter(3), threads=THREADS)
+                continue
+            model, largest = served(kind, device)
+            with torch.no_grad():
+                for count in range(1, len(largest) + 1):
+                    model(largest[:count].to(device)).cpu()
+
+    if mode in WITHOUT_RUNTIME:
+        once()
+    else:
+        with torchshare.Runtime(device=device, **MODES[mode]) as runtime:
+            runtime.submit(once, name="warm-up", threads=THREADS)
+            runtime.wait()
 
 
 def body(kind: str, recorder: Recorder, per_second: float, start: float, device: str) -> Callable[..., None]:
@@ -165,13 +177,13 @@ def work(
     """Runs one or two jobs in this process, in the window given by the parent; returns their figures. `rates`: of the
     requests of each job, per second. `timed`: each op is timed."""
     warnings.simplefilter("ignore")
-    warm_up(kinds, device)
+    warm_up(kinds, mode, device)
     print("ready", flush=True)
     start, end = json.loads(input())
     recorders = [Recorder(start, end) for _ in kinds]
     bodies = [body(*each, start - 1, device) for each in zip(kinds, recorders, rates, strict=True)]
     report: dict[str, Any] = {}
-    if mode in ("alone", "two threads"):
+    if mode in WITHOUT_RUNTIME:
         threads = [threading.Thread(target=each) for each in bodies]
         for thread in threads:
             thread.start()

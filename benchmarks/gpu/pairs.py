@@ -181,7 +181,9 @@ def repeat(pair: str, modes: list[str], setting: Setting) -> dict[str, Outcome]:
 
     def attempt(kinds: list[str], mode: str) -> Outcome:
         try:
-            return measure(kinds, mode, setting)
+            found = measure(kinds, mode, setting)
+            print(f"{pair} {setting.dtype} {mode}: {', '.join(str(each['rate']) for each in found)}", file=sys.stderr)
+            return found
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
             print(f"{pair} {setting.dtype} {mode}: {error}", file=sys.stderr)
             return {"error": str(error)}
