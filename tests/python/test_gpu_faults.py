@@ -99,6 +99,49 @@ def test_an_asynchronous_error_fails_both_jobs_and_the_process_goes_on(
     assert cpu == "2.0"
 
 
+UNNAMED = """
+import torch, torchshare
+from threading import Event
+
+ready, lost = Event(), Event()
+
+def looks_up(job):
+    weight = torch.ones(4, 4, device="cuda")
+    ready.wait()
+    try:
+        torch.nn.functional.embedding(torch.tensor([9], device="cuda"), weight).sum().item()
+    finally:
+        lost.set()
+
+def other(job):
+    torch.ones(4, device="cuda")
+    ready.set()
+    lost.wait()
+    try:
+        torch.ones(4, device="cuda").sum().item()
+    except RuntimeError:
+        raise {error}("CUBLAS_STATUS_EXECUTION_FAILED") from None
+
+with torchshare.Runtime(device="cuda") as runtime:
+    runtime.submit(looks_up)
+    runtime.submit(other)
+    print(repr(runtime.wait(300, check=False)["other"].exception))
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("RuntimeError", "CUBLAS_STATUS_EXECUTION_FAILED; device 'cuda:0' is lost to this process (CUDA error: device-side"),
+        ("KeyError", "KeyError('CUBLAS_STATUS_EXECUTION_FAILED')"),
+    ],
+)
+def test_a_job_whose_library_says_only_that_it_failed_is_told_of_the_lost_device(error: str, said: str) -> None:
+    """cuBLAS does, on a GPU, if another job has caused the error."""
+    done = python(UNNAMED.format(error=error), timeout=300)
+    assert said in done.stdout, done.stderr[-3000:]
+
+
 @pytest.mark.parametrize("freed", ["during the capture", "after it"])
 def test_memory_that_another_stream_uses_is_kept_while_another_job_captures(freed: str) -> None:
     """torch 2.11 forgets what `record_stream` said during a capture of any thread, if the tensor is freed in it."""

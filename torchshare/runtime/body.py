@@ -91,13 +91,24 @@ def _call(function: Callable[[Job], Any], job: Job) -> Any:
 
 
 def _explained(job: Job, error: BaseException) -> BaseException:
-    """What another job has set may be why it failed."""
+    """What another job has set may be why it failed; or that it has made the device unusable, of which a library such as
+    cuBLAS says only that it failed."""
     try:
         agreement.check_end(job._context, error)
+        if isinstance(error, RuntimeError):
+            _check_device(job, str(error).partition("\n")[0])
     except RuntimeError as refusal:
         refusal.__cause__ = error
         return refusal
     return error
+
+
+def _check_device(job: Job, error: str) -> None:
+    try:
+        job._context.handle.check_device()
+    except RuntimeError as lost:
+        if error not in str(lost):
+            raise RuntimeError(f"{error}; {lost}") from None
 
 
 def _report_failure(job: Job, error: BaseException, closer: Closer) -> None:
