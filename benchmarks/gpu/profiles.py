@@ -1,7 +1,7 @@
 """Profiles of pairs of trainings on one GPU: each job alone in 1, 2, 4, ... sub-batches and beside the other.
 
-Writes profiles.json, a list of what `torchshare profile` writes of a job, and ratios.csv, the table of interference that
-`torchshare simulate --interference` reads. `python benchmarks/gpu/profiles.py --pairs resnet50-128+bert-8`
+Writes profiles.json, a list of what `torchshare profile` writes of a job, and ratios.csv, the table of interference
+that `torchshare simulate --interference` reads. `python benchmarks/gpu/profiles.py --pairs resnet50-128+bert-8`
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ def main() -> None:
         write("profiles", {"profiles": [each.model_dump(mode="json") for each in profiles]}, arguments.output)
         write_ratios(profiles, arguments.output / "ratios.csv")
         for each in found:
-            print(f"{each.job}:", *(f"{1e3 * alone.step_s.median:.1f} ms in {alone.sub_batches}" for alone in each.alone))
-        beside = found[0].partners[0].beside
-        print(*(f"  {b.sub_batches} beside {b.partner_sub_batches}: {b.ratio:.2f}, {b.partner_ratio:.2f}" for b in beside))
+            times = (f"{1e3 * alone.step_s.median:.1f} ms in {alone.sub_batches}" for alone in each.alone)
+            print(f"{each.job}:", *times, sep="  ")
+        for each in found[0].partners[0].beside:
+            print(f"  {each.sub_batches} beside {each.partner_sub_batches}: {each.ratio:.2f}, {each.partner_ratio:.2f}")
 
 
 if __name__ == "__main__":

@@ -132,7 +132,10 @@ with torchshare.Runtime(device="cuda") as runtime:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        ("RuntimeError", "CUBLAS_STATUS_EXECUTION_FAILED; device 'cuda:0' is lost to this process (CUDA error: device-side"),
+        (
+            "RuntimeError",
+            "CUBLAS_STATUS_EXECUTION_FAILED; device 'cuda:0' is lost to this process (CUDA error: device-side",
+        ),
         ("KeyError", "KeyError('CUBLAS_STATUS_EXECUTION_FAILED')"),
     ],
 )

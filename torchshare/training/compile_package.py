@@ -31,6 +31,9 @@ def compile_request(request: dict[str, Any], package: Path) -> None:
     torch._inductor.aoti_compile_and_package(
         exported, package_path=str(package), inductor_configs={**request["options"]}
     )
+    # One that crashes, as from a compiler with another C++ library than torch's, ends this process and not the jobs.
+    print("the package was compiled, but does not load", flush=True)
+    torch._inductor.aoti_load_package(str(package))
 
 
 if __name__ == "__main__":
