@@ -309,6 +309,7 @@ class CompiledStep:
         ],
         accumulators: collections.abc.Sequence[torch.Tensor],
         weight: torch.Tensor,
+        counts: collections.abc.Sequence[torch.Tensor],
     ) -> None: ...
     def covers(
         self, pieces: collections.abc.Sequence[tuple[collections.abc.Sequence[torch.Tensor], float]]

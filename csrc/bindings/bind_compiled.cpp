@@ -46,10 +46,11 @@ std::vector<Piece> pieces(const Pieces& given) {
 }
 
 std::unique_ptr<CompiledStep> make_step(const std::vector<Package>& whole, const std::vector<Package>& gradients,
-                                        const std::vector<Package>& update, Tensors accumulators, at::Tensor weight) {
+                                        const std::vector<Package>& update, Tensors accumulators, at::Tensor weight,
+                                        Tensors counts) {
   return std::make_unique<CompiledStep>(bound(whole), bound(gradients),
                                         update.empty() ? std::nullopt : std::optional(bound(update).front()),
-                                        std::move(accumulators), std::move(weight));
+                                        std::move(accumulators), std::move(weight), std::move(counts));
 }
 
 Tensors run_batches(RuntimeJob& job, const CompiledStep& step, const std::vector<Pieces>& given) {
@@ -102,7 +103,7 @@ void bind_compiled(py::module_& module) {
       .def("run", &CompiledModel::run, py::arg("data"), ReleaseGil());
   py::class_<CompiledStep>(module, "CompiledStep")
       .def(py::init(&make_step), py::arg("whole"), py::arg("gradients"), py::arg("update"), py::arg("accumulators"),
-           py::arg("weight"))
+           py::arg("weight"), py::arg("counts"))
       .def(
           "covers", [](const CompiledStep& step, const Pieces& given) { return step.covers(pieces(given)); },
           py::arg("pieces"))

@@ -110,12 +110,14 @@ BoundPackage load_package(const std::string& folder) {
 }
 
 CompiledStep::CompiledStep(std::vector<BoundPackage> whole, std::vector<BoundPackage> gradients,
-                           std::optional<BoundPackage> update, std::vector<at::Tensor> accumulators, at::Tensor weight)
+                           std::optional<BoundPackage> update, std::vector<at::Tensor> accumulators, at::Tensor weight,
+                           std::vector<at::Tensor> counts)
     : whole_(std::move(whole)),
       gradients_(std::move(gradients)),
       update_(std::move(update)),
       accumulators_(std::move(accumulators)),
-      weight_(std::move(weight)) {
+      weight_(std::move(weight)),
+      counts_(std::move(counts)) {
   if (weight_.numel() != 1 || weight_.scalar_type() != at::kDouble) {
     throw std::invalid_argument("weight must be a tensor of one double");
   }
@@ -133,7 +135,11 @@ at::Tensor CompiledStep::run(Job* job, const std::vector<Piece>& pieces) const {
     throw std::invalid_argument("the compiled step has no package for these shapes");
   }
   if (is_whole(pieces)) {
-    return counted(job, [&] { return find(whole_, pieces.front())->run(pieces.front().data).at(0); });
+    return counted(job, [&] {
+      at::Tensor loss = find(whole_, pieces.front())->run(pieces.front().data).at(0);
+      count_step();
+      return loss;
+    });
   }
   try {
     return run_pieces(pieces, job);
@@ -156,7 +162,15 @@ at::Tensor CompiledStep::run_pieces(const std::vector<Piece>& pieces, Job* job) 
     total = total.defined() ? total.add(loss) : loss;
   }
   update_->run();
+  count_step();
   return total;
+}
+
+void CompiledStep::count_step() const {
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& count : counts_) {
+    count.add_(1);
+  }
 }
 
 std::vector<at::Tensor> run_steps(Job& job, const CompiledStep& step, const std::vector<std::vector<Piece>>& batches) {

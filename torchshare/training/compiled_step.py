@@ -188,6 +188,11 @@ class CompiledStep(CompiledCode):
         if not self._packages["step"] or not self._bind():
             reason = self.fallback or "no whole batch has been compiled, or none trained on"
             raise RuntimeError(f"job '{self._job.name}': the step cannot be saved: {reason}")
+        if self._tracer.counts(self._state()):
+            raise RuntimeError(
+                f"job '{self._job.name}': the step cannot be saved: its optimizer counts steps on the CPU; with "
+                "capturable=True, it counts on the GPU"
+            )
         self._ready()
         package = self._packages["step"][0]
         target = Path(folder)
@@ -298,17 +303,25 @@ class CompiledStep(CompiledCode):
         }
         try:
             self._bound = _C.CompiledStep(
-                packages["step"], packages["gradients"], packages["update"], self._accumulators, self._weight
+                packages["step"],
+                packages["gradients"],
+                packages["update"],
+                self._accumulators,
+                self._weight,
+                self._tracer.counts(self._state()),
             )
         except ValueError as error:
             self._fall_back(error)
             return False
         return True
 
+    def _state(self) -> list[Tensor]:
+        return [tensor for _, _, tensor in self._bound_state]
+
     def _bound_tensors(self) -> dict[Kind, list[Tensor]]:
         """The bound tensors of each kind of package, see StepTracer."""
         tracer, rates, accumulators = self._tracer, self._rates, self._accumulators
-        state = [tensor for _, _, tensor in self._bound_state]
+        state = self._state()
         return {
             "step": [*tracer.tensors, *state, *rates],
             "gradients": [*tracer.tensors, *accumulators, self._weight],

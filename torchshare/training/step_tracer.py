@@ -36,6 +36,7 @@ class StepTracer(GraphTracer):
             for parameter in group["params"]
             if parameter.requires_grad
         ]
+        self._group_of = {id(parameter): number for number, parameter in self._groups}
         known = {id(tensor) for tensor in self.tensors}
         if any(id(parameter) not in known for _, parameter in self._groups):
             raise Untraceable("the optimizer has a parameter that the model lacks")
@@ -57,6 +58,24 @@ class StepTracer(GraphTracer):
         """The optimizer's state in order: (parameter, name)."""
         groups = self._optimizer.param_groups
         return [(parameter, name) for number, parameter in self._updated() for name in self._rule.state(groups[number])]
+
+    def counts(self, state: list[Tensor]) -> list[Tensor]:
+        """Those of the state's tensors that are the number of steps and that the graph reads only."""
+        return [
+            tensor
+            for tensor, (parameter, name) in zip(state, self.state_names(), strict=True)
+            if name == "step" and self._counts_apart(parameter)
+        ]
+
+    def _counts_apart(self, parameter: Tensor) -> bool:
+        """Whether the parameter's number of steps is increased outside of the graph. To a kernel on a GPU, Inductor
+        passes the address of a number on the CPU that the graph changes, instead of the number (torch 2.11)."""
+        return self._device.type != "cpu" and self._count_device(parameter).type == "cpu"
+
+    def _count_device(self, parameter: Tensor) -> torch.device:
+        """Where torch keeps the parameter's number of steps."""
+        group = self._optimizer.param_groups[self._group_of[id(parameter)]]
+        return self._device if group.get("capturable") or group.get("fused") else torch.device("cpu")
 
     def step(self, data: Any) -> Traced:
         """One whole step on the batch `data`."""
@@ -109,7 +128,8 @@ class StepTracer(GraphTracer):
 
     def _state_like(self) -> list[Tensor]:
         return [
-            torch.tensor(3.0) if name == "step" else _plausible(parameter) for parameter, name in self.state_names()
+            torch.tensor(3.0, device=self._count_device(parameter)) if name == "step" else _plausible(parameter)
+            for parameter, name in self.state_names()
         ]
 
     def _rates_like(self) -> list[Tensor]:
@@ -167,7 +187,8 @@ class StepTracer(GraphTracer):
         states: list[State] = [{} for _ in parameters]
         position = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         for (parameter, name), tensor in zip(self.state_names(), state, strict=True):
-            states[position[id(parameter)]][name] = tensor
+            apart = name == "step" and self._counts_apart(parameter)
+            states[position[id(parameter)]][name] = tensor.clone() if apart else tensor
         for (number, _), parameter, gradient, of_it in zip(self._updated(), parameters, gradients, states, strict=True):
             self._rule.update(self._optimizer.param_groups[number], parameter, gradient, of_it, rates[number])
 

@@ -69,9 +69,10 @@ class CompiledStep {
  public:
   /// `whole`: forward, backward and update of a batch in one package, one per known shape.
   /// `gradients`: forward and backward of a sub-batch into the accumulators, with its loss times `weight`, one of its
-  /// bound tensors (one double). `update`: updates from the accumulators, and clears them.
+  /// bound tensors (one double). `update`: updates from the accumulators, and clears them. `counts`: what the packages
+  /// read as the number of steps so far, and leave to this class to increase.
   CompiledStep(std::vector<BoundPackage> whole, std::vector<BoundPackage> gradients, std::optional<BoundPackage> update,
-               std::vector<at::Tensor> accumulators, at::Tensor weight);
+               std::vector<at::Tensor> accumulators, at::Tensor weight, std::vector<at::Tensor> counts = {});
 
   /// True if there is a package for each of the pieces.
   bool covers(const std::vector<Piece>& pieces) const;
@@ -81,12 +82,14 @@ class CompiledStep {
 
  private:
   at::Tensor run_pieces(const std::vector<Piece>& pieces, Job* job) const;
+  void count_step() const;
 
   const std::vector<BoundPackage> whole_;
   const std::vector<BoundPackage> gradients_;
   const std::optional<BoundPackage> update_;
   const std::vector<at::Tensor> accumulators_;
   const at::Tensor weight_;
+  const std::vector<at::Tensor> counts_;
 };
 
 /// Trains `job` on the batches, one step each, and returns their losses. On the job's own thread.
