@@ -86,7 +86,7 @@ def test_a_forked_child_may_load_a_compiled_package_while_its_parent_does(tmp_pa
 
 
 WAIT = """
-import os, signal, time
+import os, signal, subprocess, time
 from pathlib import Path
 
 def wait_for(name):
@@ -111,6 +111,19 @@ def beside(folder: Path, first: str, child: str) -> None:
     script(folder, "forks.py", WAIT + FORKS.format(child=child))
     ran = Ran(folder, "first.py", "forks.py")
     assert (ran.code, ran.of("forks")) == (0, ["child 3"]), ran.text()
+
+
+def test_a_process_that_another_job_forks_does_not_keep_a_pipe_open(tmp_path: Path) -> None:
+    talks = """
+command = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+Path("ready").touch()
+wait_for("forked")
+try:
+    command.communicate(b"text", timeout=20)
+finally:
+    Path("done").touch()
+"""
+    beside(tmp_path, talks, "wait_for('done')")
 
 
 def test_a_forked_child_finds_no_lock_of_a_module_held_by_another_job(tmp_path: Path) -> None:
