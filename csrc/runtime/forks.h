@@ -11,7 +11,7 @@ namespace torchshare {
 /// behind another. The thread that forks holds the GIL, so that a thread which sleeps waits for the GIL, for the end of
 /// the fork at the gate, or for the kernel, and holds no such lock. One that runs soon does the same. One that has had
 /// a processor for 10 ms meanwhile computes for longer than any of these locks is held, and is not waited for; nor is
-/// any after 2 s.
+/// any after 2 s. Python's locks, which a thread that waits for the GIL may hold, are those of isolation/fork_locks.py.
 void wait_for_sleep_at_forks();
 
 }  // namespace torchshare

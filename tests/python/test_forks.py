@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from conftest import python
+import pytest
+from conftest import Ran, python, script
 
 # From Python 3.12 on, a fork warns of the threads that torch, for one, has.
 QUIET = "import warnings\nwarnings.filterwarnings('ignore', '.*use of fork')\n"
@@ -80,5 +81,83 @@ def test_a_forked_child_may_load_a_compiled_package_while_its_parent_does(tmp_pa
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
         f"open({str(slow)!r}, 'w').close()\n"
         "first.join()"
+    )
+    assert (done.stdout.strip(), done.stderr) == ("3", "")
+
+
+WAIT = """
+import os, signal, subprocess, time
+from pathlib import Path
+
+def wait_for(name):
+    while not Path(name).exists():
+        time.sleep(0.01)
+"""
+FORKS = """
+wait_for("ready")
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    {child}
+    os._exit(3)
+Path("forked").touch()
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def beside(folder: Path, first: str, child: str) -> None:
+    """Runs a script beside one that forks a child as soon as there is the file "ready"."""
+    script(folder, "first.py", WAIT + first)
+    script(folder, "forks.py", WAIT + FORKS.format(child=child))
+    ran = Ran(folder, "first.py", "forks.py")
+    assert (ran.code, ran.of("forks")) == (0, ["child 3"]), ran.text()
+
+
+def test_a_process_that_another_job_forks_does_not_keep_a_pipe_open(tmp_path: Path) -> None:
+    talks = """
+command = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+Path("ready").touch()
+wait_for("forked")
+try:
+    command.communicate(b"text", timeout=20)
+finally:
+    Path("done").touch()
+"""
+    beside(tmp_path, talks, "wait_for('done')")
+
+
+def test_a_forked_child_finds_no_lock_of_a_module_held_by_another_job(tmp_path: Path) -> None:
+    """torch holds it while it seeds its generators, and reads files meanwhile."""
+    holds = """
+import torch.mtia
+with torch.mtia._initialization_lock:
+    Path("ready").touch()
+    time.sleep(0.5)
+"""
+    beside(tmp_path, holds, "import torch; torch.manual_seed(1)")
+
+
+@pytest.mark.parametrize("seconds", [0.5, 4])
+def test_a_forked_child_imports_what_another_job_is_importing(tmp_path: Path, seconds: float) -> None:
+    """The fork waits for the end of the import, 2 s at most. Then the child begins it again."""
+    script(tmp_path, "slow.py", f"import time\nready.set()\ntime.sleep({seconds})\nVALUE = 1\n")
+    done = python(
+        QUIET + "import builtins, os, signal, sys, threading, torchshare\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "builtins.ready = threading.Event()\n"
+        "def imports(job):\n"
+        "    import slow\n"
+        "def forks(job):\n"
+        "    ready.wait()\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        signal.alarm(60)\n"
+        "        import slow\n"
+        "        os._exit(2 + slow.VALUE)\n"
+        "    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+        "with torchshare.Runtime(device='cpu') as runtime:\n"
+        "    runtime.submit(imports, name='imports')\n"
+        "    runtime.submit(forks, name='forks')\n"
+        "    print(runtime.wait(300)['forks'].value)"
     )
     assert (done.stdout.strip(), done.stderr) == ("3", "")

@@ -25,7 +25,7 @@ class Imports(MetaPathFinder):
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
         for name in self._watched:
-            if is_partial(name):
+            if is_partial(sys.modules.get(name)):
                 importlib.import_module(name)  # waits for the thread that imports it
 
     def stop(self) -> None:
@@ -52,6 +52,6 @@ class Imports(MetaPathFinder):
         loader.exec_module = exec_module
 
 
-def is_partial(name: str) -> bool:
+def is_partial(module: ModuleType | None) -> bool:
     """Whether a thread is importing the module."""
-    return bool(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False))
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))

@@ -23,7 +23,7 @@ from typing import Any
 from torchshare.context import current, job_context
 from torchshare.context.job_context import JobContext
 from torchshare.context.script import ScriptContext
-from torchshare.isolation import interrupt, job_faults, job_handlers, job_timers, process_signals
+from torchshare.isolation import fork_locks, interrupt, job_faults, job_handlers, job_timers, process_signals
 from torchshare.isolation.job_handlers import Handler, by_signal, default_action, lock, name_of, program, running
 from torchshare.isolation.table import Table
 
@@ -34,6 +34,8 @@ TABLE = Table()
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _HARMLESS = {signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH, signal.SIGCONT}  # without a handler
 _LOOK_EVERY_S = 0.1
+_LONGEST_HELD_S = 2.0
+_HELD_AGAIN_S = 0.001
 _PROCESS_WIDE = {
     *("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGCONT"),
     *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS", "SIGQUIT"),
@@ -235,13 +237,17 @@ def _exit(job: JobContext, number: int, _frame: FrameType | None) -> None:
 
 @TABLE.call("os", "fork")
 def fork(original: Callable[[], int]) -> int:  # see PROCESS_CODE
-    """While a job forks, the others enter no op, and signals wait.
+    """While a job forks, the others enter no op and hold no lock of a module, and signals wait.
 
     What a handler raises in a callback of os.register_at_fork is lost."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, process_signals.taken())
+    until = time.monotonic() + _LONGEST_HELD_S
     try:
-        with _others_outside_ops():
-            return original()
+        while True:
+            with _others_outside_ops():
+                if fork_locks.are_free() or time.monotonic() >= until:
+                    return fork_locks.fork(original)
+            time.sleep(_HELD_AGAIN_S)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

@@ -48,7 +48,7 @@ class Patches:
                 self._apply(row for row in table.rows if row.is_for() and row.module in loaded)
 
     def _is_loaded(self, module: str) -> bool:
-        return module in sys.modules and (module in self._executed or not is_partial(module))
+        return module in sys.modules and (module in self._executed or not is_partial(sys.modules[module]))
 
     def _imported(self, module: str) -> None:
         with self._lock:

@@ -36,6 +36,7 @@ from torchshare.isolation import (
     numpy_random,
     own_settings,
     process_groups,
+    process_pipes,
     replacements,
     settings,
     shared_changes,
@@ -54,7 +55,7 @@ TABLE = Table()
 
 _MODULES: list[Any] = [
     *(numpy_random, compiling, tracing, interrupt, job_signals, job_timers, job_faults, steps, own_settings, settings),
-    *(torch_config, environment, hooks, accumulation, replacements, kernels, threads, collector),
+    *(torch_config, environment, hooks, accumulation, replacements, kernels, threads, collector, process_pipes),
     *((process_groups, gradient_sync, collectives) if torch.distributed.is_available() else ()),
 ]
 TABLES = [TABLE, *(module.TABLE for module in _MODULES)]
