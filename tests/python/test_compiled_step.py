@@ -645,6 +645,46 @@ def test_fifty_steps_on_a_gpu_are_those_of_eager(kind: str) -> None:
 
 
 @pytest.mark.gpu
+def test_a_recurrent_layer_is_traced_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN looks at the addresses of its weights."""
+
+    def job(_job: Job) -> None:
+        training = Training("lstm", device="cuda")
+        monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda _: True)
+        rule = rule_of(training.optimizer)
+        assert not isinstance(rule, str)
+        tracer = StepTracer(training.model, training.loss, training.optimizer, rule)
+        traced = tracer.step(training.batches[0])
+        assert len(traced.graph.graph.nodes) > 100
+        assert "flatten_parameters" not in vars(training.model.lstm)
+
+    run_one(job, device="cuda")
+
+
+@pytest.mark.gpu
+def test_the_graph_of_a_gpu_reads_the_number_of_steps_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps it on the CPU. Inductor passes the address of such a number that the graph changes, not the number."""
+
+    def counts(_job: Job, capturable: bool) -> tuple[int, list[float]]:
+        training = Training("mlp", device="cuda")
+        training.optimizer = torch.optim.AdamW(training.model.parameters(), capturable=capturable)
+        rule = rule_of(training.optimizer)
+        assert not isinstance(rule, str)
+        tracer = StepTracer(training.model, training.loss, training.optimizer, rule)
+        traced = tracer.step(training.batches[0])
+        inputs = [tensor.clone() for tensor in traced.inputs]
+        with torch.no_grad():
+            traced.graph(*inputs)
+        state = inputs[len(tracer.tensors) :][: len(tracer.state_names())]
+        steps = [t for t, (_, name) in zip(state, tracer.state_names(), strict=True) if name == "step"]
+        assert {t.device.type for t in steps} == {"cuda" if capturable else "cpu"}
+        return len(tracer.counts(state)), [t.item() for t in steps]
+
+    assert run_one(lambda job: counts(job, False), device="cuda").value == (4, [3.0] * 4)
+    assert run_one(lambda job: counts(job, True), device="cuda").value == (0, [4.0] * 4)
+
+
+@pytest.mark.gpu
 def test_a_trace_draws_the_masks_of_cudas_dropout() -> None:
     """And its check leaves the job's random state as it was."""
 

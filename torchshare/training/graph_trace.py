@@ -34,6 +34,20 @@ _run_layer: Any = decompositions._rnn_helper
 _RNN_LISTS = ("_flat_weights", "_flat_weight_refs")  # lists of parameters, rebuilt when one is swapped
 
 
+@contextmanager
+def _without_addresses(model: nn.Module) -> Iterator[None]:
+    """On a GPU, a recurrent layer whose weights are swapped looks whether they lie one after the other in memory, for
+    cuDNN; traced tensors have no address."""
+    layers = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    for layer in layers:
+        layer.__dict__["flatten_parameters"] = lambda: None
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.__dict__["flatten_parameters"]
+
+
 class GraphTracer:
     """Traces functions that run a model, whose parameters and buffers become inputs of the graph."""
 
@@ -55,7 +69,7 @@ class GraphTracer:
         proxies = dict(zip(map(id, self.tensors), tensors, strict=True))
         swapped = {name: proxies[id(tensor)] for name, tensor in self._named.items()}
         inside = dict(swapped)
-        with _reparametrize_module(self._model, inside):
+        with _without_addresses(self._model), _reparametrize_module(self._model, inside):
             yield proxies
         for name, tensor in swapped.items():
             if inside[name] is not tensor:
