@@ -662,8 +662,8 @@ def test_a_recurrent_layer_is_traced_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.gpu
-def test_the_graph_of_a_gpu_reads_the_number_of_steps_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch keeps it on the CPU. Inductor passes the address of such a number that the graph changes, not the number."""
+def test_the_graph_of_a_gpu_reads_the_number_of_steps_only() -> None:
+    """torch keeps it on the CPU. Of such a number that the graph changes, Inductor passes the address to a kernel."""
 
     def counts(_job: Job, capturable: bool) -> tuple[int, list[float]]:
         training = Training("mlp", device="cuda")

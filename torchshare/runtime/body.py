@@ -91,8 +91,8 @@ def _call(function: Callable[[Job], Any], job: Job) -> Any:
 
 
 def _explained(job: Job, error: BaseException) -> BaseException:
-    """What another job has set may be why it failed; or that it has made the device unusable, of which a library such as
-    cuBLAS says only that it failed."""
+    """What another job has set may be why it failed; or that it has made the device unusable, of which a library such
+    as cuBLAS says only that it failed."""
     try:
         agreement.check_end(job._context, error)
         if isinstance(error, RuntimeError):
