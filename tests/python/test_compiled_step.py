@@ -5,27 +5,31 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import json
-import logging
 import random
 import re
 import threading
-import zipfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import conftest
-import preloaded
 import pytest
 import torch
+from compiled_jobs import (
+    COMPILING_S,
+    ROWS,
+    Training,
+    assert_close,
+    assert_identical,
+    compiled,
+    eagerly,
+    run_one,
+)
 from conftest import Gatekeeper, wait_until
 from torch import Tensor, nn
 from torch.fx._symbolic_trace import is_fx_tracing
 from torch.nn import functional as F
 
 import torchshare
-from torchshare import _C, Job
+from torchshare import Job
 from torchshare.context.loop import Pass
 from torchshare.context.sub_batch_rows import SubBatchRows
 from torchshare.training import batches
@@ -33,165 +37,7 @@ from torchshare.training.compiled_step import CompiledStep
 from torchshare.training.optimizer_rules import rule_of
 from torchshare.training.step_tracer import StepTracer
 
-ROWS, STEPS = 10, 50
-COMPILING_S = 300.0  # for a few packages, on a busy machine
 pytestmark = pytest.mark.timeout(2 * COMPILING_S)
-run_one = functools.partial(conftest.run_one, timeout=COMPILING_S)
-
-
-class Sequence(nn.Module):
-    def __init__(self, layers: int = 1) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(6, 8, layers, batch_first=True, dropout=0.5 if layers > 1 else 0.0)
-        self.classify = nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classify(self.lstm(x)[0][:, -1])
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
-
-
-def cnn() -> nn.Module:
-    return nn.Sequential(
-        # A bias would get a gradient of rounding errors only, which AdamW amplifies.
-        *(nn.Conv2d(2, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU()),
-        *(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 4)),
-    )
-
-
-class Attention(nn.Module):
-    """Attention with one head, as a formula: torch's own op cannot be compiled in double precision."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(8, 24)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).chunk(3, -1)
-        return x + torch.softmax(q @ k.transpose(1, 2) / 8**0.5, -1) @ v
-
-
-def transformer() -> nn.Module:
-    feed = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
-    return nn.Sequential(nn.Linear(6, 8), Attention(), feed, nn.Flatten(), nn.Linear(40, 4))
-
-
-def encoder() -> nn.Module:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    return nn.Sequential(nn.Linear(6, 8), layer, nn.Flatten(), nn.Linear(40, 4))
-
-
-def dropping() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 4))
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3)
-
-
-def adam(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=0.01, amsgrad=True, weight_decay=1e-3)
-
-
-def adamw(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=0.01)
-
-
-KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Callable[[Any], torch.optim.Optimizer]]] = {
-    "mlp": (mlp, (6,), sgd),
-    "cnn": (cnn, (2, 6, 6), adamw),
-    "lstm": (Sequence, (5, 6), adam),
-    "transformer": (transformer, (5, 6), adamw),
-    "dropping": (dropping, (6,), sgd),
-    "encoder": (encoder, (5, 6), sgd),
-    "lstms": (lambda: Sequence(2), (5, 6), sgd),
-}
-
-
-class Training:
-    """A model of one of KINDS, its optimizer, and data in batches of ROWS."""
-
-    def __init__(
-        self,
-        kind: str,
-        dtype: torch.dtype = torch.float64,
-        batches: int = 5,
-        last: int = ROWS,
-        device: str = "cpu",
-    ) -> None:
-        make, shape, optimize = KINDS[kind]
-        self.model = make().to(device, dtype)
-        self.optimizer = optimize(self.model.parameters())
-        sizes = [ROWS] * (batches - 1) + [last]
-        self.batches = [
-            (torch.randn(n, *shape, dtype=dtype).to(device), torch.randint(0, 4, (n,)).to(device)) for n in sizes
-        ]
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self.model(x), y)
-
-    def endless(self) -> Iterator[Any]:
-        return itertools.cycle(self.batches)
-
-    def step(self, job: Job, **options: Any) -> CompiledStep:
-        return job.compiled_step(self.model, self.loss, self.optimizer, self.batches[0], **options)
-
-    def eager_step(self, batch: torchshare.Batch) -> None:
-        batch.backward(self.loss)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    def tensors(self) -> list[Tensor]:
-        state = [tensor for of_one in self.optimizer.state.values() for _, tensor in sorted(of_one.items())]
-        return [tensor.detach().clone() for tensor in (*self.model.state_dict().values(), *state)]
-
-
-def eagerly(kind: str, steps: int = STEPS, **options: Any) -> Callable[[Job], list[Tensor]]:
-    """A job that trains in eager and returns all its tensors."""
-
-    def train(job: Job) -> list[Tensor]:
-        training = Training(kind, **options)
-        for batch in itertools.islice(job.batches(training.endless()), steps):
-            training.eager_step(batch)
-        return training.tensors()
-
-    return train
-
-
-def compiled(kind: str, steps: int = STEPS, fit: bool = False, **options: Any) -> Callable[[Job], list[Tensor]]:
-    """The same with a compiled step; only the first step runs in eager."""
-
-    def train(job: Job) -> list[Tensor]:
-        training = Training(kind, **options)
-        step = training.step(job)
-        assert step.fallback is None
-        if fit:
-            assert job.fit(step, training.batches, steps=steps).shape == (steps,)
-        else:
-            for batch in itertools.islice(job.batches(training.endless()), steps):
-                step(batch)
-        assert step.fallback is None
-        return training.tensors()
-
-    return train
-
-
-def assert_close(a: list[Tensor], b: list[Tensor], tolerance: float = 1e-10) -> None:
-    """`tolerance`: times the largest element of each tensor."""
-    assert len(a) == len(b)
-    for x, y in zip(a, b, strict=True):
-        assert x.dtype == y.dtype
-        assert (x - y).abs().max() <= tolerance * y.abs().max(), (x, y)
-
-
-def assert_identical(a: list[Tensor], b: list[Tensor]) -> None:
-    assert len(a) == len(b)
-    for x, y in zip(a, b, strict=True):
-        assert torch.equal(x, y)
-
-
 SLOW = pytest.mark.slow  # compiles
 
 
@@ -499,41 +345,6 @@ def test_a_loader_that_is_used_up() -> None:
         run_one(train)
 
 
-# Packages
-
-
-def package_with(cache: Path, tmp_path: Path, what: str, value: str) -> str:
-    """The package of a step on the CPU, with changed metadata."""
-    run_one(compiled("mlp", steps=2))
-    needed = (b"compiled step", b'"AOTI_DEVICE_KEY": "cpu"')  # stored uncompressed
-    step = next(path for path in cache.glob("*.pt2") if all(text in path.read_bytes() for text in needed))
-    made = tmp_path / "changed.pt2"
-    with zipfile.ZipFile(step) as source, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as target:
-        for item in source.infolist():
-            data = source.read(item)
-            if item.filename.endswith("metadata.json"):
-                data = json.dumps({**json.loads(data), what: value}).encode()
-            target.writestr(item, data)
-    return str(made)
-
-
-def test_packages_that_do_not_fit_are_refused(cache: Path, tmp_path: Path) -> None:
-    changed = package_with(cache, tmp_path, "torchshare.torch", "2.9.1")
-    here = re.escape(torch.__version__.partition("+")[0])
-    with pytest.raises(ValueError, match=rf"must be compiled for torch {here}, got 2\.9\.1"):
-        _C.StepPackage(changed)
-    (tmp_path / "no.pt2").write_text("no package")
-    with pytest.raises(ValueError, match="is not the package of a compiled step"):
-        _C.StepPackage(str(tmp_path / "no.pt2"))
-    graph = _C.StepPackage(package_with(cache, tmp_path, "a", "b"))
-    with pytest.raises(ValueError, match=r"expects \d+ inputs, got 1"):
-        graph.check([torch.ones(3)])
-    one = "Double[1] strides [1] cpu"
-    graph = _C.StepPackage(package_with(cache, tmp_path, "torchshare.inputs", one))
-    with pytest.raises(ValueError, match=r"expects input 0 to be Double\[1\] strides \[1\] cpu, got Float\[1\]"):
-        graph.check([torch.ones(1)])
-
-
 # Cancel and suspend
 
 
@@ -738,55 +549,6 @@ def test_rules_are_those_of_torch(make: Callable[..., torch.optim.Optimizer], ma
         optimizer.step()
         assert_close([ours], [theirs.detach()])
     assert set(rule.state(group)) == {name for name, value in optimizer.state[theirs].items() if value is not None}
-
-
-# The cache
-
-
-@pytest.mark.slow
-def test_the_cache_is_used_and_damage_to_it_repaired(own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "torchshare")
-
-    def compilations(job: Job) -> int:
-        caplog.clear()
-        training = Training("mlp")
-        training.step(job)
-        return sum("compiling" in record.message for record in caplog.records)
-
-    run_one(compilations)
-    assert run_one(compilations).value == 0
-    for package in own_cache.glob("*.pt2"):
-        package.unlink()
-    assert run_one(compilations).value == 1
-    damaged = next(own_cache.glob("*.pt2"))
-    damaged.write_bytes(damaged.read_bytes()[:-30] + bytes(30))
-    assert run_one(compilations).value == 1
-    assert run_one(compilations).value == 0
-    assert len(list(own_cache.glob("*.pt2"))) == 1
-
-
-@pytest.mark.slow
-def test_two_jobs_with_the_same_step_compile_it_once(own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "torchshare")
-    with torchshare.Runtime() as runtime:
-        for name in ("first", "second"):
-            runtime.submit(compiled("mlp", steps=3), name=name, threads=1)
-        runtime.wait(timeout=COMPILING_S)
-    assert sum("compiling" in record.message for record in caplog.records) == 1
-
-
-def test_a_cancel_ends_a_compilation(own_cache: Path) -> None:
-    def train(job: Job) -> None:
-        Training("transformer").step(job)
-
-    preloaded.Process(["-c", ""]).wait()  # starts the server that compilations are forked from: a cancel waits for that
-    with torchshare.Runtime() as runtime:
-        job = runtime.submit(train, threads=1)
-        runtime.start()
-        wait_until(lambda: any(own_cache.glob("compile-*")))
-        job.cancel()
-        assert runtime.wait(timeout=300)["train"].state == "cancelled"
-    assert not any(own_cache.glob("compile-*")) and not any(own_cache.glob("*.pt2")), "it was compiled to its end"
 
 
 @pytest.mark.parametrize("failing", [0, 2])

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_jobs import COMPILING_S, Training, assert_close
 from conftest import Gatekeeper, run_one
-from test_compiled_step import COMPILING_S, Training, assert_close
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_full_backward_hook
 
