@@ -60,7 +60,7 @@ class StepTracer(GraphTracer):
         return [(parameter, name) for number, parameter in self._updated() for name in self._rule.state(groups[number])]
 
     def counts(self, state: list[Tensor]) -> list[Tensor]:
-        """Those of the state's tensors that are the number of steps and that the graph reads only."""
+        """The state's tensors that are the number of steps and that the graph reads only."""
         return [
             tensor
             for tensor, (parameter, name) in zip(state, self.state_names(), strict=True)
