@@ -79,6 +79,19 @@ def test_it_runs_on_the_cpu_with_tiny_models(tmp_path: Path) -> None:
     assert summary["torchshare-graphs"]["aggregate"]["median"] > 0
 
 
+@pytest.mark.slow
+def test_profiles_of_a_pair_are_written_for_the_simulator(tmp_path: Path) -> None:
+    options = "--tiny --pairs lstm-64+bert-8 --splits 1 --window 0.1"
+    command = [sys.executable, GPU / "profiles.py", *options.split(), "--output", tmp_path]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=550, check=True)
+    assert re.search(r"^lstm-64:  [\d.]+ ms in 1$", ran.stdout, re.M) and "1 beside 1:" in ran.stdout
+    assert [each["job"] for each in json.loads((tmp_path / "profiles.json").read_text())["profiles"]] == [
+        "lstm-64", "bert-8"
+    ]  # fmt: skip
+    first, second = (tmp_path / "ratios.csv").read_text().splitlines()
+    assert first == "job_a,job_b,xi_a,xi_b" and second.startswith("lstm-64,bert-8,")
+
+
 @pytest.mark.parametrize("name", ["run_all.sh", "wheels.sh"])
 def test_the_scripts_are_sound_shell(name: str) -> None:
     subprocess.run(["sh", "-n", GPU / name], check=True)
