@@ -23,7 +23,7 @@ from gpu import models
 
 import gaps
 import table
-from pairs import collect, in_window, launch, wait_until_ready
+from pairs import collect, ended, in_window, launch, wait_until_ready
 from record import interleaved, parser, spread, steady_malloc, write
 
 LOAD = 0.3
@@ -79,17 +79,13 @@ def repeat(pair: str, device: str, window: float) -> dict[str, Any]:
     arriving = {high: LOAD / service}
     alone = {mode: launched(arriving, mode, device) for mode in (ALONE, WATCHED, TIMED)}
     shared = {mode: launched({**arriving, low: 0.0}, mode, device) for mode in SHARED}
-    processes = [process for each in (*alone.values(), *shared.values()) for process in each]
-    try:
+    with ended(process for each in (*alone.values(), *shared.values()) for process in each) as processes:
         wait_until_ready(processes)  # nothing else runs while they measure in turn
         return {
             "service_s": service,
             "alone": {mode: gaps.condensed(in_window(each, window)[0]) for mode, each in alone.items()},
             "shared": {mode: [gaps.condensed(job) for job in in_window(each, window)] for mode, each in shared.items()},
         }
-    finally:
-        for process in processes:
-            process.kill()
 
 
 def summary(repetitions: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
@@ -140,6 +136,7 @@ def main() -> None:
         return
     raw: dict[str, list[dict[str, Any]]] = {}
     summaries = {}
+    failed: list[str] = []
 
     def measure_and_write(pair: str) -> None:
         """After each pair, so that what is cut short leaves what it had."""
@@ -147,6 +144,7 @@ def main() -> None:
             found = repeat(pair, arguments.device, arguments.window)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             print(f"{pair}: {error}", file=sys.stderr)
+            failed.append(pair)
             return
         raw.setdefault(pair, []).append(found)
         summaries[pair] = summary(raw[pair])
@@ -157,6 +155,8 @@ def main() -> None:
     if not summaries:
         raise SystemExit("no pair was measured")
     print(table.fikit(summaries), *verdict(summaries), PAPERS, sep="\n")
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ secondary's rate over the share of the core that the primary alone leaves idle.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from record import STEADY_MALLOC, interleaved, parser, shown, spread, steady_malloc, write
@@ -161,8 +162,20 @@ def measure(kinds: list[str], mode: str, window: float, cores: int) -> list[dict
 
 def collect(processes: list[subprocess.Popen[str]], window: float) -> list[Any]:
     """Waits until all are ready, and returns what they measure in a window."""
-    wait_until_ready(processes)
-    return in_window(processes, window)
+    with ended(processes):
+        wait_until_ready(processes)
+        return in_window(processes, window)
+
+
+@contextlib.contextmanager
+def ended(processes: Iterable[subprocess.Popen[str]]) -> Iterator[list[subprocess.Popen[str]]]:
+    """Kills at the end those that still run."""
+    all_of_them = list(processes)
+    try:
+        yield all_of_them
+    finally:
+        for process in all_of_them:
+            process.kill()
 
 
 def wait_until_ready(processes: list[subprocess.Popen[str]]) -> None:
@@ -170,7 +183,7 @@ def wait_until_ready(processes: list[subprocess.Popen[str]]) -> None:
     for process in processes:
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
-            raise RuntimeError(f"a measuring process has ended with status {process.wait()}")
+            raise RuntimeError(f"a measuring process has not got ready; its status is {process.poll()}")
 
 
 def in_window(processes: list[subprocess.Popen[str]], window: float) -> list[Any]:

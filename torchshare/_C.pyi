@@ -289,6 +289,7 @@ class CompiledStep:
                 collections.abc.Sequence[torch.Tensor],
                 collections.abc.Sequence[tuple[torch.Tensor, int, float, float]],
                 collections.abc.Sequence[torch.Tensor],
+                collections.abc.Sequence[int],
             ]
         ],
         gradients: collections.abc.Sequence[
@@ -297,6 +298,7 @@ class CompiledStep:
                 collections.abc.Sequence[torch.Tensor],
                 collections.abc.Sequence[tuple[torch.Tensor, int, float, float]],
                 collections.abc.Sequence[torch.Tensor],
+                collections.abc.Sequence[int],
             ]
         ],
         update: collections.abc.Sequence[
@@ -305,11 +307,11 @@ class CompiledStep:
                 collections.abc.Sequence[torch.Tensor],
                 collections.abc.Sequence[tuple[torch.Tensor, int, float, float]],
                 collections.abc.Sequence[torch.Tensor],
+                collections.abc.Sequence[int],
             ]
         ],
         accumulators: collections.abc.Sequence[torch.Tensor],
         weight: torch.Tensor,
-        counts: collections.abc.Sequence[torch.Tensor],
     ) -> None: ...
     def covers(
         self, pieces: collections.abc.Sequence[tuple[collections.abc.Sequence[torch.Tensor], float]]

@@ -34,6 +34,7 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = dict.fromkeys(
         "torch._foreach_zero_",
         "torch._functorch.config._config",
         "torch._inductor.aoti_compile_and_package",
+        "torch._inductor.aoti_load_package",
         "torch._inductor.compile_fx",
         "torch._inductor.config.cpp.vec_isa_ok",
         "torch._inductor.config.deterministic",

@@ -3,7 +3,7 @@
 # named, to run some of them: run_all.sh tests pairs. What fails is said at the end, and the rest goes on. JSON, pictures,
 # junit.xml and the stages' logs go to benchmarks/results/gpu; where OUT is set, as results.tgz there after each stage.
 #
-#   benchmarks/gpu/wheels.sh                      # on a machine with a network: what the GPU machine's Python may lack
+#   benchmarks/gpu/wheels.sh                      # on a machine with a network: what the GPU machine's Python lacks
 #   carry build/gpu-wheels, then run: COMMIT=$(git rev-parse --short HEAD) benchmarks/gpu/run_all.sh
 set -u
 cd "$(dirname "$0")/../.."
@@ -70,6 +70,7 @@ if [ "$1" = --one ]; then
 fi
 mkdir -p "$results"
 environment || { echo "there is no virtual environment; nothing can run" >&2; exit 1; }
+OUT=${OUT:-}
 for stage in "$@"; do
   begin=$(date +%s)
   timeout --kill-after 5 "$(limit "$stage")" sh benchmarks/gpu/run_all.sh --one "$stage" > "$results/$stage.log" 2>&1
@@ -77,6 +78,6 @@ for stage in "$@"; do
   [ $status -eq 0 ] || failed="$failed $stage ($status)"
   echo "== $stage: status $status, $(($(date +%s) - begin)) s"
   tail -n "${LINES_SHOWN:-25}" "$results/$stage.log"
-  [ -z "${OUT:-}" ] || tar -czf "$OUT/results.tgz" -C "$results" .
+  [ -z "$OUT" ] || tar -czf "$OUT/results.tgz" -C "$results" .
 done
 [ -z "$failed" ] || { echo "failed:$failed" >&2; exit 1; }

@@ -18,7 +18,8 @@ namespace {
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 using Tensors = std::vector<at::Tensor>;
 using Draw = std::tuple<at::Tensor, int, double, double>;
-using Package = std::tuple<std::shared_ptr<StepPackage>, Tensors, std::vector<Draw>, Tensors>;  // see BoundPackage
+using Package = std::tuple<std::shared_ptr<StepPackage>, Tensors, std::vector<Draw>, Tensors,
+                           std::vector<std::size_t>>;  // see BoundPackage
 using Pieces = std::vector<std::pair<Tensors, double>>;
 
 std::vector<Noise> noise(const std::vector<Draw>& given) {
@@ -31,8 +32,8 @@ std::vector<Noise> noise(const std::vector<Draw>& given) {
 
 std::vector<BoundPackage> bound(const std::vector<Package>& packages) {
   std::vector<BoundPackage> bound;
-  for (const auto& [package, tensors, draws, example] : packages) {
-    bound.emplace_back(package, tensors, noise(draws), example);
+  for (const auto& [package, tensors, draws, example, counts] : packages) {
+    bound.emplace_back(package, tensors, noise(draws), example, counts);
   }
   return bound;
 }
@@ -46,11 +47,10 @@ std::vector<Piece> pieces(const Pieces& given) {
 }
 
 std::unique_ptr<CompiledStep> make_step(const std::vector<Package>& whole, const std::vector<Package>& gradients,
-                                        const std::vector<Package>& update, Tensors accumulators, at::Tensor weight,
-                                        Tensors counts) {
+                                        const std::vector<Package>& update, Tensors accumulators, at::Tensor weight) {
   return std::make_unique<CompiledStep>(bound(whole), bound(gradients),
                                         update.empty() ? std::nullopt : std::optional(bound(update).front()),
-                                        std::move(accumulators), std::move(weight), std::move(counts));
+                                        std::move(accumulators), std::move(weight));
 }
 
 Tensors run_batches(RuntimeJob& job, const CompiledStep& step, const std::vector<Pieces>& given) {
@@ -103,7 +103,7 @@ void bind_compiled(py::module_& module) {
       .def("run", &CompiledModel::run, py::arg("data"), ReleaseGil());
   py::class_<CompiledStep>(module, "CompiledStep")
       .def(py::init(&make_step), py::arg("whole"), py::arg("gradients"), py::arg("update"), py::arg("accumulators"),
-           py::arg("weight"), py::arg("counts"))
+           py::arg("weight"))
       .def(
           "covers", [](const CompiledStep& step, const Pieces& given) { return step.covers(pieces(given)); },
           py::arg("pieces"))

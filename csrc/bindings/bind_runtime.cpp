@@ -204,7 +204,7 @@ void bind_job(py::module_& module) {
           [](RuntimeJob& job, const py::typing::Callable<void()>& work) { return job.capture([&] { work(); }); },
           py::arg("work"))
       .def("launch", &RuntimeJob::launch, py::arg("graph"), py::arg("name"), ReleaseGil())
-      .def("check_device", &RuntimeJob::check_device)
+      .def("check_device", &RuntimeJob::check_device, ReleaseGil())
       .def_property_readonly("cancel_requested", &RuntimeJob::cancel_requested)
       .def_property_readonly("is_in_body", &RuntimeJob::is_in_body)
       .def_property_readonly("is_in_op", &RuntimeJob::is_in_op)

@@ -65,12 +65,16 @@ at::Tensor counted(Job* job, Run run) {
 }  // namespace
 
 BoundPackage::BoundPackage(std::shared_ptr<StepPackage> the_package, std::vector<at::Tensor> the_bound,
-                           std::vector<Noise> the_noise, std::vector<at::Tensor> the_example)
+                           std::vector<Noise> the_noise, std::vector<at::Tensor> the_example,
+                           const std::vector<std::size_t>& the_counts)
     : package(std::move(the_package)),
       bound(std::move(the_bound)),
       noise(std::move(the_noise)),
       example(std::move(the_example)),
       data(example.begin(), example.end()) {
+  for (const std::size_t index : the_counts) {
+    counts.push_back(bound.at(index));
+  }
   for (const Noise& each : noise) {
     bound.push_back(each.tensor);
   }
@@ -83,7 +87,7 @@ bool BoundPackage::takes(const std::vector<at::Tensor>& tensors) const {
 }
 
 std::vector<at::Tensor> BoundPackage::run(const std::vector<at::Tensor>& tensors) const {
-  std::vector<at::Tensor> outputs = package->run(joined(bound, tensors), noise);
+  std::vector<at::Tensor> outputs = package->run(joined(bound, tensors), noise, counts);
   for (const at::Tensor& tensor : bound) {
     tensor.unsafeGetTensorImpl()->bump_version();  // so that autograd notices if a saved tensor was changed
   }
@@ -105,19 +109,21 @@ BoundPackage load_package(const std::string& folder) {
     noise.push_back(
         {tensor, static_cast<Noise::Kind>(row[0].item<double>()), row[1].item<double>(), row[2].item<double>()});
   }
+  std::vector<std::size_t> counts;
+  for (const c10::IValue& index : saved.at("counts").toListRef()) {
+    counts.push_back(static_cast<std::size_t>(index.toInt()));
+  }
   return {std::make_shared<StepPackage>(folder + "/step.pt2"), tensors_of(saved.at("bound")), std::move(noise),
-          tensors_of(saved.at("data"))};
+          tensors_of(saved.at("data")), counts};
 }
 
 CompiledStep::CompiledStep(std::vector<BoundPackage> whole, std::vector<BoundPackage> gradients,
-                           std::optional<BoundPackage> update, std::vector<at::Tensor> accumulators, at::Tensor weight,
-                           std::vector<at::Tensor> counts)
+                           std::optional<BoundPackage> update, std::vector<at::Tensor> accumulators, at::Tensor weight)
     : whole_(std::move(whole)),
       gradients_(std::move(gradients)),
       update_(std::move(update)),
       accumulators_(std::move(accumulators)),
-      weight_(std::move(weight)),
-      counts_(std::move(counts)) {
+      weight_(std::move(weight)) {
   if (weight_.numel() != 1 || weight_.scalar_type() != at::kDouble) {
     throw std::invalid_argument("weight must be a tensor of one double");
   }
@@ -135,11 +141,7 @@ at::Tensor CompiledStep::run(Job* job, const std::vector<Piece>& pieces) const {
     throw std::invalid_argument("the compiled step has no package for these shapes");
   }
   if (is_whole(pieces)) {
-    return counted(job, [&] {
-      at::Tensor loss = find(whole_, pieces.front())->run(pieces.front().data).at(0);
-      count_step();
-      return loss;
-    });
+    return counted(job, [&] { return find(whole_, pieces.front())->run(pieces.front().data).at(0); });
   }
   try {
     return run_pieces(pieces, job);
@@ -162,15 +164,7 @@ at::Tensor CompiledStep::run_pieces(const std::vector<Piece>& pieces, Job* job) 
     total = total.defined() ? total.add(loss) : loss;
   }
   update_->run();
-  count_step();
   return total;
-}
-
-void CompiledStep::count_step() const {
-  const at::NoGradGuard no_grad;
-  for (const at::Tensor& count : counts_) {
-    count.add_(1);
-  }
 }
 
 std::vector<at::Tensor> run_steps(Job& job, const CompiledStep& step, const std::vector<std::vector<Piece>>& batches) {

@@ -149,7 +149,8 @@ std::vector<at::Tensor> StepPackage::infer(const std::vector<at::Tensor>& inputs
   });
 }
 
-std::vector<at::Tensor> StepPackage::run(const std::vector<at::Tensor>& inputs, const std::vector<Noise>& noise) {
+std::vector<at::Tensor> StepPackage::run(const std::vector<at::Tensor>& inputs, const std::vector<Noise>& noise,
+                                         const std::vector<at::Tensor>& counts) {
   const MemoryOwner* const owner = inputs.empty() ? nullptr : memory_owner(inputs.front().device().type());
   const std::shared_ptr<MemoryBudget> budget = owner != nullptr && owner->meters() ? owner->budget() : nullptr;
   return run_op(current_context, NamedCall(signature_, name_), [&] {
@@ -158,13 +159,17 @@ std::vector<at::Tensor> StepPackage::run(const std::vector<at::Tensor>& inputs, 
     for (const Noise& each : noise) {
       draw(each);
     }
-    if (budget == nullptr) {
-      return loader_->run(inputs);
+    const std::int64_t before = budget == nullptr ? 0 : budget->held();
+    if (budget != nullptr) {
+      budget->begin_high_water();
     }
-    const std::int64_t before = budget->held();
-    budget->begin_high_water();
     std::vector<at::Tensor> outputs = loader_->run(inputs);
-    need_ = std::max(need_, budget->high_water() - before);
+    if (budget != nullptr) {
+      need_ = std::max(need_, budget->high_water() - before);
+    }
+    for (const at::Tensor& count : counts) {
+      count.add_(1);
+    }
     return outputs;
   });
 }

@@ -30,11 +30,12 @@ class StepPackage {
 
   /// Runs as one op of the calling thread's job, if it has one: waits for its turn, or throws to unwind the job. The
   /// compiled code updates some inputs in place. They must have passed `specs`, or match what it returned.
-  /// `noise` is drawn first; its tensors must be among the inputs.
+  /// `noise` is drawn first; its tensors must be among the inputs. `counts`, inputs too, are increased by 1 at the end.
   /// Compiled code that runs out of memory may have updated some inputs and not others. So from the second run on,
   /// throws BudgetExceeded before it begins if the job's budget does not hold what the first run needed.
   /// One thread at a time.
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, const std::vector<Noise>& noise = {});
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, const std::vector<Noise>& noise = {},
+                              const std::vector<at::Tensor>& counts = {});
 
   /// As `run`, for code that updates none of its inputs and draws no noise. With several runners, any thread.
   std::vector<at::Tensor> infer(const std::vector<at::Tensor>& inputs);

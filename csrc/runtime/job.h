@@ -42,9 +42,9 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   /// What its threads have in common; empty unless its body runs. Any thread.
   JobResources resources() const { return serving_threads_.resources(); }
   const LanguageBinding& language() const { return *language_; }
-  /// True while its body runs. Unlike `state`, which lags behind, changes at once.
   /// Throws std::runtime_error if an asynchronous error has made the device unusable for this process.
   void check_device() const { runtime_->device->check(); }
+  /// True while its body runs. Unlike `state`, which lags behind, changes at once.
   bool is_in_body() const { return in_body_.load() && !is_given_up(); }
   /// While set, it enters no op: another job forks the process. Any thread.
   void set_forking(bool forking) { interrupts_.set_forking(forking); }

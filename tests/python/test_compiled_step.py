@@ -455,6 +455,42 @@ def test_fifty_steps_on_a_gpu_are_those_of_eager(kind: str) -> None:
     assert_close(compile, eager)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sub_batch", [None, 4])
+def test_steps_that_are_counted_outside_of_the_graph(sub_batch: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, but compiled for the CPU."""
+
+    def train(job: Job, compile: bool) -> list[Tensor]:
+        training = Training("mlp")
+        training.optimizer = torch.optim.AdamW(training.model.parameters())
+        training.eager_step(next(iter(job.batches(training.batches[:1]))))
+        step = training.step(job, sub_batch=sub_batch)
+        for batch in itertools.islice(job.batches(training.endless(), sub_batch), 10):
+            if compile:
+                step(batch)
+            else:
+                training.eager_step(batch)
+        assert step.fallback is None
+        assert {state["step"].item() for state in training.optimizer.state.values()} == {11.0}
+        return training.tensors()
+
+    eager = run_one(lambda job: train(job, False)).value
+    monkeypatch.setattr(StepTracer, "_counts_apart", lambda *_: True)
+    assert_close(run_one(lambda job: train(job, True)).value, eager)
+
+
+def test_a_recurrent_layer_that_never_flattens_its_weights_is_traced() -> None:
+    def job(_job: Job) -> None:
+        training = Training("lstm")
+        training.model.lstm.flatten_parameters = nothing = lambda: None
+        rule = rule_of(training.optimizer)
+        assert not isinstance(rule, str)
+        StepTracer(training.model, training.loss, training.optimizer, rule).step(training.batches[0])
+        assert training.model.lstm.flatten_parameters is nothing
+
+    run_one(job)
+
+
 @pytest.mark.gpu
 def test_a_recurrent_layer_is_traced_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuDNN looks at the addresses of its weights."""
@@ -476,7 +512,7 @@ def test_a_recurrent_layer_is_traced_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -
 def test_the_graph_of_a_gpu_reads_the_number_of_steps_only() -> None:
     """torch keeps it on the CPU. Of such a number that the graph changes, Inductor passes the address to a kernel."""
 
-    def counts(_job: Job, capturable: bool) -> tuple[int, list[float]]:
+    def counts(_job: Job, capturable: bool) -> tuple[list[int], list[float]]:
         training = Training("mlp", device="cuda")
         training.optimizer = torch.optim.AdamW(training.model.parameters(), capturable=capturable)
         rule = rule_of(training.optimizer)
@@ -489,10 +525,10 @@ def test_the_graph_of_a_gpu_reads_the_number_of_steps_only() -> None:
         state = inputs[len(tracer.tensors) :][: len(tracer.state_names())]
         steps = [t for t, (_, name) in zip(state, tracer.state_names(), strict=True) if name == "step"]
         assert {t.device.type for t in steps} == {"cuda" if capturable else "cpu"}
-        return len(tracer.counts(state)), [t.item() for t in steps]
+        return tracer.counts(), [t.item() for t in steps]
 
-    assert run_one(lambda job: counts(job, False), device="cuda").value == (4, [3.0] * 4)
-    assert run_one(lambda job: counts(job, True), device="cuda").value == (0, [4.0] * 4)
+    assert run_one(lambda job: counts(job, False), device="cuda").value == ([0, 3, 6, 9], [3.0] * 4)
+    assert run_one(lambda job: counts(job, True), device="cuda").value == ([], [4.0] * 4)
 
 
 @pytest.mark.gpu

@@ -134,7 +134,7 @@ with torchshare.Runtime(device="cuda") as runtime:
     [
         (
             "RuntimeError",
-            "CUBLAS_STATUS_EXECUTION_FAILED; device 'cuda:0' is lost to this process (CUDA error: device-side",
+            "CUBLAS_STATUS_EXECUTION_FAILED (the device is lost: device 'cuda:0' is lost to this process (CUDA",
         ),
         ("KeyError", "KeyError('CUBLAS_STATUS_EXECUTION_FAILED')"),
     ],

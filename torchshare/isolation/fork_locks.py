@@ -1,12 +1,19 @@
 """Locks of modules at a fork. A thread of another job that waits for the GIL may hold one, such as torch's while it
 seeds its generators, or may be importing a module. In the child, nothing would release that lock.
 
-The caller holds a lock while it forks, so these functions run in one thread at a time."""
+Note [Locks at a fork]
+A plain lock does not know who holds it. One that the forking thread holds itself, as in `with LOCK: process.start()`,
+must stay locked in the child, and it is held at every look. So a fork looks again and again until no lock is held,
+`_LONGEST_S` at most. In the child, all locks are freed except for plain ones that were held at every look; one of them
+is another job's if that job holds it for longer. The next fork waits only `_AGAIN_S` for them.
+
+The caller lets one thread fork at a time."""
 
 from __future__ import annotations
 
 import importlib._bootstrap
 import threading
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -14,25 +21,66 @@ from typing import Any
 from torchshare.isolation.imports import is_partial
 from torchshare.isolation.script_modules import process_modules
 
-_LOCK = type(threading.Lock())
-_LOCKS = (_LOCK, type(threading.RLock()), threading.Condition)
+_LONGEST_S = 2.0
+_AGAIN_S = 0.05
+_PLAIN = type(threading.Lock())
+_LOCKS = (_PLAIN, type(threading.RLock()))
 
 _known: list[Any] = []  # the locks that are variables of modules
 _searched: set[str] = set()  # names of modules
 _modules = -1  # the number of all, if none was partial at the last search
-_held: set[Any] = set()  # locks that were held at the last fork
+_outlasted: set[Any] = set()  # locks that a fork has waited for in vain
 
 
-def _search() -> None:
+class Looks:
+    """What a fork has found, each time that it looked."""
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._always: set[Any] | None = None
+
+    def may_fork(self) -> bool:
+        """Looks, and returns whether no lock is held, or the time is over."""
+        held = {*filter(_is_held, _locks()), *_imports_of_others().values()}
+        now = time.monotonic()
+        if self._always is None:
+            self._since, self._always = now, held
+        self._always &= held
+        return not held or now - self._since >= (_AGAIN_S if held <= _outlasted else _LONGEST_S)
+
+    def fork(self, original: Callable[[], int]) -> int:
+        """Frees the locks in the child. Modules that other threads were importing are imported there again."""
+        assert self._always is not None
+        _outlasted.update(self._always)
+        child = original()
+        if child == 0:
+            for lock in _known:
+                if not (type(lock) is _PLAIN and lock in self._always) and _is_held(lock):
+                    lock._at_fork_reinit()
+            for name in _imports_of_others():
+                del importlib._bootstrap._module_locks[name]  # type: ignore[attr-defined]
+                if is_partial(process_modules.get(name)):
+                    for each in [each for each in process_modules if f"{each}.".startswith(f"{name}.")]:
+                        del process_modules[each]
+        return child
+
+
+def _locks() -> list[Any]:
     global _modules
     if len(process_modules) == _modules:
-        return  # looking at modules writes to their memory, which is slow after a fork
+        return _known  # looking at modules writes to their memory, which is slow after a fork
     modules = [(name, module) for name, module in list(process_modules.items()) if type(module) is ModuleType]
     for name, module in modules:
         if name not in _searched and not is_partial(module):
             _searched.add(name)
-            _known.extend(value for value in list(vars(module).values()) if type(value) in _LOCKS)
+            _known.extend(value for value in list(vars(module).values()) if _is_lock(value))
     _modules = -1 if any(is_partial(module) for _, module in modules) else len(process_modules)
+    return _known
+
+
+def _is_lock(value: Any) -> bool:
+    """A condition's lock may be another package's."""
+    return type(value) in _LOCKS or (type(value) is threading.Condition and type(value._lock) in _LOCKS)  # type: ignore[attr-defined]
 
 
 def _is_held(lock: Any) -> bool:
@@ -49,31 +97,3 @@ def _imports_of_others() -> dict[str, Any]:
     locks = {name: reference() for name, reference in list(references.items())}
     own = (None, threading.get_ident())
     return {name: lock for name, lock in locks.items() if lock and (lock.owner not in own or _is_held(lock.lock))}
-
-
-def _held_now() -> set[Any]:
-    _search()
-    return {*filter(_is_held, _known), *_imports_of_others().values()}
-
-
-def are_free() -> bool:
-    """Whether no lock is held, except for those that were held at the last fork, too."""
-    return _held_now() <= _held
-
-
-def fork(original: Callable[[], int]) -> int:
-    """Frees the locks in the child. Modules that other threads were importing are imported there again."""
-    held = _held_now()
-    _held.clear()
-    _held.update(held)
-    child = original()
-    if child == 0:
-        for lock in _known:
-            may_be_own = lock in held and type(lock) is _LOCK
-            if not may_be_own and _is_held(lock):
-                lock._at_fork_reinit()
-        for name in _imports_of_others():
-            del importlib._bootstrap._module_locks[name]  # type: ignore[attr-defined]
-            if is_partial(process_modules.get(name)):
-                del process_modules[name]
-    return child

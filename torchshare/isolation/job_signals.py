@@ -34,8 +34,7 @@ TABLE = Table()
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _HARMLESS = {signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH, signal.SIGCONT}  # without a handler
 _LOOK_EVERY_S = 0.1
-_LONGEST_HELD_S = 2.0
-_HELD_AGAIN_S = 0.001
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.016  # between two looks at the locks
 _PROCESS_WIDE = {
     *("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGCONT"),
     *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS", "SIGQUIT"),
@@ -241,13 +240,14 @@ def fork(original: Callable[[], int]) -> int:  # see PROCESS_CODE
 
     What a handler raises in a callback of os.register_at_fork is lost."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, process_signals.taken())
-    until = time.monotonic() + _LONGEST_HELD_S
+    looks, pause = fork_locks.Looks(), _FIRST_PAUSE_S
     try:
         while True:
             with _others_outside_ops():
-                if fork_locks.are_free() or time.monotonic() >= until:
-                    return fork_locks.fork(original)
-            time.sleep(_HELD_AGAIN_S)
+                if looks.may_fork():
+                    return looks.fork(original)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

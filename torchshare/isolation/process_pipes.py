@@ -1,5 +1,5 @@
-"""Pipes between a job and the processes that it starts. A process that another job forks would keep them open: who
-reads one would wait for its end until that process ends."""
+"""Pipes between a job and the processes that it starts. A process that another job forks would keep copies of them
+open, and a reader would not see the end of its pipe until that process ends, too."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from torchshare.context import current
 from torchshare.isolation.table import Table
 
 if TYPE_CHECKING:
-    from torchshare.context.current import Tenant
+    from torchshare.context.job_context import JobContext
 
 TABLE = Table()
 
 _STARTING = {"subprocess", "multiprocessing.popen_fork", "multiprocessing.popen_spawn_posix"}  # modules
+_LONGEST_S = 2.0
 _lock = threading.RLock()  # guards _inodes, and is held during a fork; a signal may come while it is held
-_inodes: WeakKeyDictionary[Tenant, dict[int, int]] = WeakKeyDictionary()
+_inodes: WeakKeyDictionary[JobContext, dict[int, int]] = WeakKeyDictionary()
 """The keys are file descriptors. One that has been closed, and opened again, has another inode."""
 
 
 @TABLE.call("os", "pipe")
 def _pipe(original: Callable[[], tuple[int, int]]) -> tuple[int, int]:
     """A pipe to a process that a job starts is closed in those that other jobs fork."""
-    job = current.tenant()
+    job = current.owner()
     if job is None or sys._getframe(2).f_globals.get("__name__") not in _STARTING:
         return original()
     with _lock:
@@ -42,7 +43,7 @@ def _pipe(original: Callable[[], tuple[int, int]]) -> tuple[int, int]:
 def _close_others() -> None:
     """Called in a forked child. The file descriptors stay open: objects of the other jobs may close them."""
     _lock._at_fork_reinit()  # type: ignore[attr-defined]
-    others = [ends.items() for job, ends in _inodes.items() if job is not current.tenant()]
+    others = [ends.items() for job, ends in _inodes.items() if job is not _forking]
     if not others:
         return
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -54,4 +55,18 @@ def _close_others() -> None:
     os.close(nothing)
 
 
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_close_others)
+def _before() -> None:
+    """Not for ever: a finalizer may wait, in a thread that holds the lock, until the fork is done."""
+    global _acquired, _forking
+    _forking = current.owner()
+    _acquired = _lock.acquire(timeout=_LONGEST_S)
+
+
+def _after_in_parent() -> None:
+    if _acquired:
+        _lock.release()
+
+
+_acquired = False
+_forking: JobContext | None = None
+os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_close_others)

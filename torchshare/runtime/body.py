@@ -91,8 +91,8 @@ def _call(function: Callable[[Job], Any], job: Job) -> Any:
 
 
 def _explained(job: Job, error: BaseException) -> BaseException:
-    """What another job has set may be why it failed; or that it has made the device unusable, of which a library such
-    as cuBLAS says only that it failed."""
+    """It may have failed because of what another job has set, or because another job has made the device unusable, of
+    which a library such as cuBLAS says only that it failed."""
     try:
         agreement.check_end(job._context, error)
         if isinstance(error, RuntimeError):
@@ -107,8 +107,8 @@ def _check_device(job: Job, error: str) -> None:
     try:
         job._context.handle.check_device()
     except RuntimeError as lost:
-        if error not in str(lost):
-            raise RuntimeError(f"{error}; {lost}") from None
+        if not error or error not in str(lost):
+            raise RuntimeError(f"{error or 'an error without text'} (the device is lost: {lost})") from None
 
 
 def _report_failure(job: Job, error: BaseException, closer: Closer) -> None:

@@ -188,11 +188,6 @@ class CompiledStep(CompiledCode):
         if not self._packages["step"] or not self._bind():
             reason = self.fallback or "no whole batch has been compiled, or none trained on"
             raise RuntimeError(f"job '{self._job.name}': the step cannot be saved: {reason}")
-        if self._tracer.counts(self._state()):
-            raise RuntimeError(
-                f"job '{self._job.name}': the step cannot be saved: its optimizer counts steps on the CPU; with "
-                "capturable=True, it counts on the GPU"
-            )
         self._ready()
         package = self._packages["step"][0]
         target = Path(folder)
@@ -204,6 +199,7 @@ class CompiledStep(CompiledCode):
             "noise": [tensor for tensor, *_ in package.noise],
             "draws": torch.tensor([rest for _, *rest in package.noise], dtype=torch.float64).reshape(-1, 3),
             "data": package.data,
+            "counts": self._counts()["step"],
         }
         torch.save(saved, target / "tensors.pt")
 
@@ -297,35 +293,40 @@ class CompiledStep(CompiledCode):
             return False
         self._bound_to = states
         bound = self._bound_tensors()
+        counts = self._counts()
         packages = {
-            kind: [(each.package, [*bound[kind], *each.captured], each.noise, each.data) for each in known]
+            kind: [
+                (each.package, [*bound[kind], *each.captured], each.noise, each.data, counts[kind]) for each in known
+            ]
             for kind, known in self._packages.items()
         }
         try:
             self._bound = _C.CompiledStep(
-                packages["step"],
-                packages["gradients"],
-                packages["update"],
-                self._accumulators,
-                self._weight,
-                self._tracer.counts(self._state()),
+                packages["step"], packages["gradients"], packages["update"], self._accumulators, self._weight
             )
         except ValueError as error:
             self._fall_back(error)
             return False
         return True
 
-    def _state(self) -> list[Tensor]:
-        return [tensor for _, _, tensor in self._bound_state]
-
     def _bound_tensors(self) -> dict[Kind, list[Tensor]]:
         """The bound tensors of each kind of package, see StepTracer."""
         tracer, rates, accumulators = self._tracer, self._rates, self._accumulators
-        state = self._state()
+        state = [tensor for _, _, tensor in self._bound_state]
         return {
             "step": [*tracer.tensors, *state, *rates],
             "gradients": [*tracer.tensors, *accumulators, self._weight],
             "update": [*tracer.parameters, *state, *accumulators, *rates],
+        }
+
+    def _counts(self) -> dict[Kind, list[int]]:
+        """Where among the bound tensors are the numbers of steps that the packages leave to be increased."""
+        tracer = self._tracer
+        of_state = tracer.counts()
+        return {
+            "step": [len(tracer.tensors) + index for index in of_state],
+            "gradients": [],
+            "update": [len(tracer.parameters) + index for index in of_state],
         }
 
 

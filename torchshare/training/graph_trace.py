@@ -36,9 +36,13 @@ _RNN_LISTS = ("_flat_weights", "_flat_weight_refs")  # lists of parameters, rebu
 
 @contextmanager
 def _without_addresses(model: nn.Module) -> Iterator[None]:
-    """On a GPU, a recurrent layer whose weights are swapped looks whether they lie one after the other in memory, for
-    cuDNN; traced tensors have no address."""
-    layers = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    """On a GPU, a recurrent layer whose weights are swapped checks whether they lie one after the other in memory, for
+    cuDNN; traced tensors have no address. A layer whose user has replaced that check keeps the user's."""
+    layers = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.RNNBase) and "flatten_parameters" not in vars(module)
+    ]
     for layer in layers:
         layer.__dict__["flatten_parameters"] = lambda: None
     try:

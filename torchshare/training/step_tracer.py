@@ -59,23 +59,20 @@ class StepTracer(GraphTracer):
         groups = self._optimizer.param_groups
         return [(parameter, name) for number, parameter in self._updated() for name in self._rule.state(groups[number])]
 
-    def counts(self, state: list[Tensor]) -> list[Tensor]:
-        """The state's tensors that are the number of steps and that the graph reads only."""
-        return [
-            tensor
-            for tensor, (parameter, name) in zip(state, self.state_names(), strict=True)
-            if name == "step" and self._counts_apart(parameter)
-        ]
+    def counts(self) -> list[int]:
+        """Where the state's tensors have numbers of steps that the graph only reads."""
+        names = enumerate(self.state_names())
+        return [at for at, (parameter, name) in names if name == "step" and self._counts_apart(parameter)]
 
     def _counts_apart(self, parameter: Tensor) -> bool:
         """Whether the parameter's number of steps is increased outside of the graph. To a kernel on a GPU, Inductor
         passes the address of a number on the CPU that the graph changes, instead of the number (torch 2.11)."""
-        return self._device.type != "cpu" and self._count_device(parameter).type == "cpu"
+        return parameter.device.type != "cpu" and self._count_device(parameter).type == "cpu"
 
     def _count_device(self, parameter: Tensor) -> torch.device:
         """Where torch keeps the parameter's number of steps."""
         group = self._optimizer.param_groups[self._group_of[id(parameter)]]
-        return self._device if group.get("capturable") or group.get("fused") else torch.device("cpu")
+        return parameter.device if group.get("capturable") or group.get("fused") else torch.device("cpu")
 
     def step(self, data: Any) -> Traced:
         """One whole step on the batch `data`."""

@@ -51,11 +51,12 @@ struct BoundPackage {
   std::vector<at::Tensor> bound;  ///< and the noise
   std::vector<Noise> noise;
   std::vector<at::Tensor> example;  ///< of the data
+  std::vector<at::Tensor> counts;   ///< of `bound`: numbers of steps that the package reads, increased when it has run
   std::vector<TensorSpec> data;
 
-  /// Throws std::invalid_argument if the package was compiled for other inputs.
+  /// `counts`: indices of tensors of `bound`. Throws std::invalid_argument if the package was compiled for other inputs.
   BoundPackage(std::shared_ptr<StepPackage> package, std::vector<at::Tensor> bound, std::vector<Noise> noise,
-               std::vector<at::Tensor> example);
+               std::vector<at::Tensor> example, const std::vector<std::size_t>& counts = {});
   bool takes(const std::vector<at::Tensor>& data) const;
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& data = {}) const;
 };
@@ -69,10 +70,9 @@ class CompiledStep {
  public:
   /// `whole`: forward, backward and update of a batch in one package, one per known shape.
   /// `gradients`: forward and backward of a sub-batch into the accumulators, with its loss times `weight`, one of its
-  /// bound tensors (one double). `update`: updates from the accumulators, and clears them. `counts`: what the packages
-  /// read as the number of steps so far, and leave to this class to increase.
+  /// bound tensors (one double). `update`: updates from the accumulators, and clears them.
   CompiledStep(std::vector<BoundPackage> whole, std::vector<BoundPackage> gradients, std::optional<BoundPackage> update,
-               std::vector<at::Tensor> accumulators, at::Tensor weight, std::vector<at::Tensor> counts = {});
+               std::vector<at::Tensor> accumulators, at::Tensor weight);
 
   /// True if there is a package for each of the pieces.
   bool covers(const std::vector<Piece>& pieces) const;
@@ -82,14 +82,12 @@ class CompiledStep {
 
  private:
   at::Tensor run_pieces(const std::vector<Piece>& pieces, Job* job) const;
-  void count_step() const;
 
   const std::vector<BoundPackage> whole_;
   const std::vector<BoundPackage> gradients_;
   const std::optional<BoundPackage> update_;
   const std::vector<at::Tensor> accumulators_;
   const at::Tensor weight_;
-  const std::vector<at::Tensor> counts_;
 };
 
 /// Trains `job` on the batches, one step each, and returns their losses. On the job's own thread.
