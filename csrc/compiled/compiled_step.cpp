@@ -110,8 +110,10 @@ BoundPackage load_package(const std::string& folder) {
         {tensor, static_cast<Noise::Kind>(row[0].item<double>()), row[1].item<double>(), row[2].item<double>()});
   }
   std::vector<std::size_t> counts;
-  for (const c10::IValue& index : saved.at("counts").toListRef()) {
-    counts.push_back(static_cast<std::size_t>(index.toInt()));
+  if (saved.contains("counts")) {  // not in what 0.1.0 wrote
+    for (const c10::IValue& index : saved.at("counts").toListRef()) {
+      counts.push_back(static_cast<std::size_t>(index.toInt()));
+    }
   }
   return {std::make_shared<StepPackage>(folder + "/step.pt2"), tensors_of(saved.at("bound")), std::move(noise),
           tensors_of(saved.at("data")), counts};

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchshare import Job
+from torchshare.training.step_tracer import StepTracer
 
 ROOT = Path(__file__).parents[2]
 STEPS = 200
@@ -48,8 +49,13 @@ def test_a_pair_of_libtorch_loops(example: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_step_saved_by_python_trains_on_in_cpp(example: Path, tmp_path: Path) -> None:
-    """C++ prints the losses that Python gets when it continues from the same state."""
+@pytest.mark.parametrize("counts_apart", [False, True])
+def test_a_step_saved_by_python_trains_on_in_cpp(
+    example: Path, tmp_path: Path, counts_apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C++ prints the losses that Python gets when it continues from the same state. On a GPU, the number of steps is
+    increased outside of the graph."""
+    monkeypatch.setattr(StepTracer, "_counts_apart", lambda *_: counts_apart)
 
     def train(job: Job) -> torch.Tensor:
         model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))

@@ -54,7 +54,8 @@ struct BoundPackage {
   std::vector<at::Tensor> counts;   ///< of `bound`: numbers of steps that the package reads, increased when it has run
   std::vector<TensorSpec> data;
 
-  /// `counts`: indices of tensors of `bound`. Throws std::invalid_argument if the package was compiled for other inputs.
+  /// `counts`: indices of tensors of `bound`. Throws std::invalid_argument if the package was compiled for other
+  /// inputs.
   BoundPackage(std::shared_ptr<StepPackage> package, std::vector<at::Tensor> bound, std::vector<Noise> noise,
                std::vector<at::Tensor> example, const std::vector<std::size_t>& counts = {});
   bool takes(const std::vector<at::Tensor>& data) const;
