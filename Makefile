@@ -89,11 +89,12 @@ test-python: build
 	$(PY) -m pytest -m "gpu and not slow"  # in one process: they share the GPU
 
 test-python-slow: build
-	$(PYTEST) -m slow $(RAY_TESTS:%=--ignore=%)
+	$(PYTEST) -m slow --durations 15 $(RAY_TESTS:%=--ignore=%)
 
 # What depends on torch's version.
 test-versions: build
-	$(PYTEST) -m "not slow and not gpu" $(patsubst %,tests/python/test_%.py,torch_versions patches compiled_step compiled_inference)
+	$(PYTEST) -m "not slow and not gpu" $(patsubst %,tests/python/test_%.py,torch_versions patches compiled_step step_cache \
+	  compiled_inference)
 
 # With another torch than that of .venv: .venv-oldest installs only torch. CUDA's libraries, which are larger, and the other
 # packages are those of .venv (both are for CUDA 13). At the end torchshare/ has the modules for the torch of .venv again.
