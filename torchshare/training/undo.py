@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -162,10 +163,14 @@ def leaves_of(loss: Tensor) -> Iterator[Tensor]:
 
 
 def copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Copies to each first tensor from the second."""
-    if pairs:
-        with torch.no_grad():
-            torch._foreach_copy_([to for to, _ in pairs], [source for _, source in pairs])
+    """Copies to each first tensor from the second, which is like it. On a GPU, torch copies a list of tensors of one
+    type with one kernel, and a list of several types tensor by tensor."""
+    by_kind: defaultdict[object, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    for to, source in pairs:
+        by_kind[to.device, to.dtype].append((to, source))
+    with torch.no_grad():
+        for alike in by_kind.values():
+            torch._foreach_copy_([to for to, _ in alike], [source for _, source in alike])
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
