@@ -19,9 +19,7 @@ environment() {
   [ ! -e build/gpu-venv/ready ] || return 0
   "$python" -m venv build/gpu-venv &&
     "$python" -c 'import site; print(*site.getsitepackages(), sep="\n")' > "$(echo build/gpu-venv/lib/*/site-packages)/machine.pth" &&
-    "$PY" -m pip install --quiet --no-index --find-links build/gpu-wheels \
-      numpy rich pydantic jinja2 prometheus-client filelock scipy matplotlib setuptools \
-      pytest pytest-timeout pytest-xdist hypothesis psutil &&
+    "$PY" -m pip install --quiet --no-index --find-links build/gpu-wheels -r benchmarks/gpu/packages.txt &&
     touch build/gpu-venv/ready
 }
 

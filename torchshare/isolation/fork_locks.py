@@ -4,8 +4,8 @@ seeds its generators, or may be importing a module. In the child, nothing would 
 Note [Locks at a fork]
 A plain lock does not know who holds it. One that the forking thread holds itself, as in `with LOCK: process.start()`,
 must stay locked in the child, and it is held at every look. So a fork looks again and again until no lock is held,
-`_LONGEST_S` at most. In the child, all locks are freed except for plain ones that were held at every look; one of them
-is another job's if that job holds it for longer. The next fork waits only `_AGAIN_S` for them.
+`_LONGEST_S` at most. In the child, all locks are freed except for plain ones that were held at every look. Such a lock
+may belong to another job, which has held it for longer. The next fork waits only `_AGAIN_S` for it.
 
 The caller lets one thread fork at a time."""
 
@@ -33,7 +33,7 @@ _outlasted: set[Any] = set()  # locks that a fork has waited for in vain
 
 
 class Looks:
-    """What a fork has found, each time that it looked."""
+    """What a fork finds each time that it looks at the locks."""
 
     def __init__(self) -> None:
         self._since = 0.0
@@ -79,7 +79,7 @@ def _locks() -> list[Any]:
 
 
 def _is_lock(value: Any) -> bool:
-    """A condition's lock may be another package's."""
+    """Whether `_is_held` and the child can use it: the lock of a condition may be of any class."""
     return type(value) in _LOCKS or (type(value) is threading.Condition and type(value._lock) in _LOCKS)  # type: ignore[attr-defined]
 
 

@@ -30,7 +30,7 @@ _inodes: WeakKeyDictionary[JobContext, dict[int, int]] = WeakKeyDictionary()
 
 @TABLE.call("os", "pipe")
 def _pipe(original: Callable[[], tuple[int, int]]) -> tuple[int, int]:
-    """A pipe to a process that a job starts is closed in those that other jobs fork."""
+    """A pipe to a process that a job starts is closed in the processes that other jobs fork."""
     job = current.owner()
     if job is None or sys._getframe(2).f_globals.get("__name__") not in _STARTING:
         return original()
@@ -56,7 +56,7 @@ def _close_others() -> None:
 
 
 def _before() -> None:
-    """Not for ever: a finalizer may wait, in a thread that holds the lock, until the fork is done."""
+    """Does not wait forever: a finalizer may wait for the end of the fork in the thread that holds the lock."""
     global _acquired, _forking
     _forking = current.owner()
     _acquired = _lock.acquire(timeout=_LONGEST_S)

@@ -31,7 +31,8 @@ def compile_request(request: dict[str, Any], package: Path) -> None:
     torch._inductor.aoti_compile_and_package(
         exported, package_path=str(package), inductor_configs={**request["options"]}
     )
-    # One that crashes, as from a compiler with another C++ library than torch's, ends this process and not the jobs.
+    # A package that crashes when it is loaded, such as one built by a compiler with another C++ library than torch's,
+    # ends this process and not the jobs'. The line is then the last of the log.
     print("the package was compiled, but does not load", flush=True)
     torch._inductor.aoti_load_package(str(package))
 

@@ -199,7 +199,7 @@ class CompiledStep(CompiledCode):
             "noise": [tensor for tensor, *_ in package.noise],
             "draws": torch.tensor([rest for _, *rest in package.noise], dtype=torch.float64).reshape(-1, 3),
             "data": package.data,
-            "counts": self._counts()["step"],
+            "counts": self._counts(bound),
         }
         torch.save(saved, target / "tensors.pt")
 
@@ -293,10 +293,10 @@ class CompiledStep(CompiledCode):
             return False
         self._bound_to = states
         bound = self._bound_tensors()
-        counts = self._counts()
         packages = {
             kind: [
-                (each.package, [*bound[kind], *each.captured], each.noise, each.data, counts[kind]) for each in known
+                (each.package, [*bound[kind], *each.captured], each.noise, each.data, self._counts(bound[kind]))
+                for each in known
             ]
             for kind, known in self._packages.items()
         }
@@ -319,15 +319,10 @@ class CompiledStep(CompiledCode):
             "update": [*tracer.parameters, *state, *accumulators, *rates],
         }
 
-    def _counts(self) -> dict[Kind, list[int]]:
-        """Where among the bound tensors are the numbers of steps that the packages leave to be increased."""
-        tracer = self._tracer
-        of_state = tracer.counts()
-        return {
-            "step": [len(tracer.tensors) + index for index in of_state],
-            "gradients": [],
-            "update": [len(tracer.parameters) + index for index in of_state],
-        }
+    def _counts(self, bound: list[Tensor]) -> list[int]:
+        """The indices in `bound` of the numbers of steps that a package only reads."""
+        counted = {id(self._bound_state[index][2]) for index in self._tracer.counts()}
+        return [index for index, tensor in enumerate(bound) if id(tensor) in counted]
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class StepTracer(GraphTracer):
         return [(parameter, name) for number, parameter in self._updated() for name in self._rule.state(groups[number])]
 
     def counts(self) -> list[int]:
-        """Where the state's tensors have numbers of steps that the graph only reads."""
+        """The indices in the optimizer's state (`state_names`) of the numbers of steps that the graph only reads."""
         names = enumerate(self.state_names())
         return [at for at, (parameter, name) in names if name == "step" and self._counts_apart(parameter)]
 
