@@ -428,15 +428,30 @@ bool becomes_idle(int thread) {
   return sched_getscheduler(thread) == SCHED_IDLE;
 }
 
+/// Whether the workers of the calling thread get idle priority, as they do after the thread itself.
+bool workers_become_idle() {
+  const auto until = std::chrono::steady_clock::now() + kSoon;
+  while (workers_by_class().contains(SCHED_OTHER) && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(1ms);
+  }
+  return !workers_by_class().contains(SCHED_OTHER);
+}
+
 TEST(Runtime, WorkersThatAreNeededFirstInWorkOfTheProcessHaveLowPriority) {
   Runtime runtime(std::make_shared<CpuDevice>(), {.device_priority = DevicePriority::kIdle});
   JobSpec spec = secondary("a");
   spec.threads = 3;
   std::map<int, int> workers;
+  std::latch higher(1);
   std::latch done(1);
-  runtime.submit(primary("above"), [&](Job&) { done.wait(); });
+  runtime.submit(primary("above"), [&](Job&) {
+    higher.count_down();
+    done.wait();
+  });
   runtime.submit(spec, [&](Job&) {
+    higher.wait();  // a secondary that is alone has ordinary priority
     EXPECT_TRUE(becomes_idle(0));
+    EXPECT_TRUE(workers_become_idle());
     const Ungated here;
     at::ones({4 * at::internal::GRAIN_SIZE});
     workers = workers_by_class();
