@@ -1,7 +1,10 @@
+#include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "bindings/attribute_watch.h"
 #include "bindings/bindings.h"
+#include "bindings/buffer_copies.h"
 #include "bindings/field_watch.h"
 
 PYBIND11_MODULE(_C, module) {
@@ -17,6 +20,11 @@ PYBIND11_MODULE(_C, module) {
   torchshare::bindings::bind_gate(module);
   torchshare::bindings::bind_runtime(module);
   torchshare::bindings::bind_compiled(module);
+  using torchshare::bindings::BufferCopies;
+  pybind11::class_<BufferCopies>(module, "BufferCopies")
+      .def(pybind11::init<>())
+      .def("keep", &BufferCopies::keep, pybind11::arg("modules"), pybind11::arg("copied"))
+      .def("refresh", &BufferCopies::refresh, pybind11::arg("modules"));
   module.def("watch_attributes", &torchshare::bindings::watch_attributes, pybind11::arg("assigned"),
              pybind11::arg("ignored"), pybind11::arg("routed"));
   module.def("unwatch_attributes", &torchshare::bindings::unwatch_attributes);

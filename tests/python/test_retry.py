@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from conftest import run_one
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchshare
 from torchshare import Job
@@ -308,23 +310,121 @@ def test_lazy_modules_train_with_a_budget() -> None:
     assert run_one(job, memory_budget=GIB).value == 2
 
 
-def test_buffers_of_one_type_are_copied_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, a call with several types copies each tensor by itself: 168 of a ShuffleNet before each step."""
-    calls: list[set[torch.dtype]] = []
-    original = torch._foreach_copy_
+class Copies(TorchDispatchMode):
+    """Notes the types of the tensors that each call copies together."""
 
-    def recorded(to: list[Tensor], source: list[Tensor]) -> None:
-        calls.append({tensor.dtype for tensor in to})
-        original(to, source)
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[set[torch.dtype]] = []
 
-    monkeypatch.setattr(torch, "_foreach_copy_", recorded)
-    model = nn.Sequential(*(nn.BatchNorm1d(4) for _ in range(3)))
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if op is torch.ops.aten._foreach_copy_.default:
+            self.calls.append({tensor.dtype for tensor in args[0]})
+        return op(*args, **(kwargs or {}))
+
+
+def saved(*modules: nn.Module) -> Buffers:
+    """The buffers of the modules, saved as before the second batch that calls them and before later ones."""
     buffers = Buffers()
-    buffers.add(model)
-    buffers.forget()
-    buffers.save()
-    assert sorted(map(str, calls)) == ["{torch.float32}", "{torch.int64}"]
+    for module in modules:
+        buffers.add(module)
+    for _ in range(2):
+        buffers.forget()
+        buffers.save()
+    return buffers
+
+
+def norms() -> nn.Sequential:
+    return nn.Sequential(*(nn.BatchNorm1d(4) for _ in range(3)))
+
+
+def test_buffers_of_one_type_are_copied_in_one_call() -> None:
+    """On a GPU, a call with several types copies each tensor by itself: 168 of a ShuffleNet before each step."""
+    model = norms()
+    buffers = saved(model)
+    with Copies() as copies:
+        buffers.save()
+    assert sorted(map(str, copies.calls)) == ["{torch.float32}", "{torch.int64}"]
     before = [buffer.clone() for buffer in model.buffers()]
     model(torch.randn(8, 4))
     buffers.restore()
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), before, strict=True))
+
+
+def other_shape(model: nn.Sequential) -> None:
+    model[1].running_mean.data = torch.full((7,), 3.0)
+
+
+def other_tensor(model: nn.Sequential) -> None:
+    model[1].running_mean = torch.full((4,), 3.0)
+
+
+def other_type(model: nn.Sequential) -> None:
+    model.double()
+
+
+def other_name(model: nn.Sequential) -> None:
+    model[1]._buffers["mean"] = model[1]._buffers.pop("running_mean")
+
+
+def one_more(model: nn.Sequential) -> None:
+    model[2].register_buffer("late", torch.full((2,), 3.0))
+
+
+def one_less(model: nn.Sequential) -> None:
+    del model[0].running_var
+
+
+def shared(model: nn.Sequential) -> None:
+    model[0].running_mean = model[1].running_mean
+
+
+def other_values(model: nn.Sequential) -> None:
+    model[1].running_mean.data.fill_(3.0)  # torch's version of it stays
+
+
+CHANGES = [other_shape, other_tensor, other_type, other_name, one_more, one_less, shared, other_values]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_what_a_job_does_to_buffers_between_batches_is_kept(change: Callable[[nn.Sequential], None]) -> None:
+    model = norms()
+    buffers = saved(model)
+    change(model)
+    buffers.save()
+    before = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers(remove_duplicate=False)}
+    with torch.no_grad():
+        for buffer in model.buffers():
+            buffer.add_(1)
+        model[1].register_buffer("made_by_the_pass", torch.ones(1))
+    buffers.restore()
+    after = dict(model.named_buffers(remove_duplicate=False))
+    assert after.keys() == before.keys()
+    assert all(after[name] is buffer and torch.equal(buffer, copy) for name, (buffer, copy) in before.items())
+
+
+def test_a_buffer_of_two_modules_gets_the_value_from_before_the_first_pass() -> None:
+    first, second = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    second.running_mean = first.running_mean
+    buffers = Buffers()
+    buffers.save()
+    buffers.add(first)
+    first(torch.randn(8, 4) + 5)
+    buffers.add(second)  # when its first pass begins
+    buffers.restore()
+    assert torch.equal(second.running_mean, torch.zeros(4))
+
+
+def test_copies_are_freed_with_their_module() -> None:
+    kept, dropped = nn.BatchNorm1d(4), nn.Module()
+    dropped.register_buffer("mask", torch.ones(100))
+    buffers = saved(kept, dropped)
+    mask = weakref.ref(dropped.mask)
+    del dropped
+    assert mask() is None and len(buffers._copies) == 3
+    kept.running_mean.fill_(1)
+    buffers.save()
+    kept.running_mean.fill_(2)
+    buffers.restore()
+    assert torch.equal(kept.running_mean, torch.ones(4))
+

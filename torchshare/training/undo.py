@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from torchshare import _C
 from torchshare.context.tensor_map import TensorMap
 
 if TYPE_CHECKING:
@@ -45,10 +46,9 @@ class Buffers:
 
     def __init__(self) -> None:
         self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._before: list[tuple[torch.nn.Module, dict[str, Tensor | None]]] = []
-        # By name: the buffer and a copy, which is reused.
-        self._copies: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, tuple[Tensor, Tensor]]]
-        self._copies = weakref.WeakKeyDictionary()
+        self._before: list[tuple[weakref.ref[torch.nn.Module], dict[str, Tensor | None]]] = []
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # by its id: a buffer and a copy of it, which is reused
+        self._same = _C.BufferCopies()
         self.has_lazy = False
         """Whether a module has yet to find out its shapes."""
 
@@ -58,52 +58,68 @@ class Buffers:
         new = [each for each in module.modules() if each not in self._modules]
         if any(parameter is not None and is_lazy(parameter) for each in new for parameter in each._parameters.values()):
             self.has_lazy = True
-        self._save(new)
+        if buffers := [buffer for buffer in self._found(new) if id(buffer) not in self._copies]:
+            self._copies |= self._copied(buffers)
         self._modules.update(new)
         return new
 
     def save(self) -> None:
-        """Called before the passes of a batch."""
-        self._save(list(self._modules))
+        """Called before the passes of a batch, while the GPU may have nothing to do."""
+        modules = list(self._modules)
+        if self._same.refresh(modules):
+            return
+        self._before.clear()
+        self._copies = self._copied(self._found(modules))
+        self._same.keep([] if self.has_lazy else modules, list(self._copies.values()))
 
-    def _save(self, modules: list[torch.nn.Module]) -> None:
-        pairs = []
-        for module in modules:
-            if not module._buffers:
+    def _found(self, modules: list[torch.nn.Module]) -> list[Tensor]:
+        """The buffers that the modules have now, which `restore` gives them back."""
+        before = [(weakref.ref(each, self._gone), dict(each._buffers)) for each in modules if each._buffers]
+        self._before += before
+        buffers = [buffer for _, named in before for buffer in named.values() if buffer is not None]
+        if any(map(is_lazy, buffers)):
+            self.has_lazy = True
+            return [buffer for buffer in buffers if not is_lazy(buffer)]
+        return buffers
+
+    def _gone(self, reference: weakref.ref[torch.nn.Module]) -> None:
+        """Frees the copies of a module that is freed, as soon as it is."""
+        self._before = [(each, buffers) for each, buffers in self._before if each is not reference]
+        rest = {id(buffer) for _, buffers in self._before for buffer in buffers.values()}
+        self._copies = {key: copied for key, copied in self._copies.items() if key in rest}
+        self._same.keep([], [])
+
+    def _copied(self, buffers: list[Tensor]) -> dict[int, tuple[Tensor, Tensor]]:
+        """Copies of those that can be written to."""
+        copies, pairs = {}, []
+        for buffer in buffers:
+            if not _is_writable(buffer):
                 continue
-            buffers = dict(module._buffers.items())
-            if any(buffer is not None and is_lazy(buffer) for buffer in buffers.values()):
-                self.has_lazy = True
-                continue
-            copies = self._copies.setdefault(module, {})
-            for name, buffer in buffers.items():
-                if buffer is None or buffer.is_inference() or 0 in buffer.stride():  # nothing can write to it
-                    continue
-                if name in copies and _alike(copies[name][1], buffer):
-                    copies[name] = buffer, copies[name][1]
-                    pairs.append((copies[name][1], buffer.detach()))
-                else:
-                    copies[name] = buffer, buffer.detach().clone()
-            self._before.append((module, buffers))
+            _, kept = self._copies.get(id(buffer), (None, None))
+            if kept is not None and _alike(kept, buffer):
+                pairs.append((kept, buffer))
+            else:
+                kept = buffer.detach().clone()
+            copies[id(buffer)] = buffer, kept
         copy(pairs)
+        return copies
 
     def forget(self) -> None:
         """Called once the passes have succeeded."""
-        self._before.clear()
         self.has_lazy = False
 
     def restore(self) -> None:
         pairs = []
-        before = dict(self._before)
+        before = {module: buffers for reference, buffers in self._before if (module := reference()) is not None}
         for module in list(self._modules):
             buffers = before.get(module, {})
-            for name in [name for name in dict(module._buffers.items()) if name not in buffers]:
+            for name in [name for name in dict(module._buffers) if name not in buffers]:
                 delattr(module, name)
             for name, buffer in buffers.items():
                 if getattr(module, name, None) is not buffer:
                     setattr(module, name, buffer)
-                if buffer is not None and name in self._copies[module]:
-                    pairs.append((buffer.detach(), self._copies[module][name][1]))
+                if buffer is not None and id(buffer) in self._copies and _is_writable(buffer):
+                    pairs.append(self._copies[id(buffer)])
         copy(pairs)
         self.forget()
 
@@ -144,7 +160,7 @@ class Gradients:
             leaf.grad = None
         for leaf, gradient, _ in self._before:
             leaf.grad = gradient
-        copy([(gradient.detach(), kept) for _, gradient, kept in self._before])
+        copy([(gradient, kept) for _, gradient, kept in self._before])
         self._before.clear()
 
 
@@ -175,3 +191,7 @@ def copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
 
 def _alike(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
+
+
+def _is_writable(tensor: Tensor) -> bool:
+    return not tensor.is_inference() and 0 not in tensor.stride()

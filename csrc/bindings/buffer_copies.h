@@ -1,0 +1,44 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <pybind11/pytypes.h>
+#include <pybind11/typing.h>
+
+#include <utility>
+#include <vector>
+
+namespace torchshare::bindings {
+
+using Modules = pybind11::typing::List<pybind11::object>;              // of torch.nn
+using CopiedBuffers = std::vector<std::pair<at::Tensor, at::Tensor>>;  // and the copy of each
+
+/// Copies of modules' buffers that are made again before each batch, when the GPU may have nothing to do. Whether they
+/// are the buffers of the last batch is found out without running Python.
+class BufferCopies {
+ public:
+  /// `copied`: those buffers of the modules that have a copy.
+  void keep(const Modules& modules, const CopiedBuffers& copied);
+  /// Copies each buffer again. False, with nothing copied, unless the modules are those kept, in the same order, with
+  /// the same buffers under the same names, each still of the shape, type and device of its copy.
+  bool refresh(const Modules& modules);
+
+ private:
+  /// Of one device and type: torch copies a list of them with one kernel, and a list of several types one by one.
+  struct Group {
+    std::vector<at::Tensor> copies;
+    std::vector<at::Tensor> buffers;
+  };
+
+  struct Layout {
+    std::vector<PyObject*> modules;  // of each buffer
+    std::vector<PyObject*> members;  // the name of each buffer and itself
+    bool operator==(const Layout&) const = default;
+  };
+  static Layout layout_of(const Modules& modules);
+
+  std::vector<Group> groups_;
+  Layout layout_;
+  std::vector<pybind11::object> kept_;  // its members, so that no other object gets their addresses
+};
+
+}  // namespace torchshare::bindings
