@@ -67,6 +67,11 @@ bool Gate::is_paced(const Slot& slot) const {
          });
 }
 
+/// Time until the pace lets the job enter.
+std::chrono::nanoseconds Gate::held_for(const Slot& slot) const {
+  return is_paced(slot) ? pace_.wait(clock_.now()) : std::chrono::nanoseconds(0);
+}
+
 void Gate::set_pace(const Pace& pace) {
   {
     std::lock_guard lock(mutex_);
@@ -136,16 +141,10 @@ Verdict Gate::ask(const Slot& slot, std::chrono::nanoseconds now, std::chrono::n
       admission.add(member.slot->priority, member.record, snapshot(member));
     }
   }
-  const Verdict verdict =
-      admission.decide({.op = expected_op(slot),
-                        .kind = slot.kind.load(std::memory_order_relaxed),
-                        .ahead = slot.ahead != nullptr ? slot.ahead->outstanding() : std::chrono::nanoseconds(0)},
-                       waited);
-  if (!verdict.admit) {
-    return verdict;
-  }
-  const auto wait = is_paced(slot) ? pace_.wait(now) : std::chrono::nanoseconds(0);
-  return {.admit = wait.count() == 0, .retry_after = wait};
+  return admission.decide({.op = expected_op(slot),
+                           .kind = slot.kind.load(std::memory_order_relaxed),
+                           .ahead = slot.ahead != nullptr ? slot.ahead->outstanding() : std::chrono::nanoseconds(0)},
+                          waited);
 }
 
 void Gate::let_in(const Slot& slot, std::chrono::nanoseconds now) {
@@ -171,6 +170,9 @@ bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, 
     std::uint64_t activity;
   };
   std::vector<Due> due;
+  if (!policy_->watches_others()) {
+    return false;
+  }
   for (const Member& member : members_) {
     const std::uint64_t activity = member.slot->activity.load(std::memory_order_acquire);
     const bool inside = (activity & 1) != 0;
@@ -210,6 +212,9 @@ bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, 
 
 bool Gate::try_enter(const Slot& slot) {
   std::unique_lock lock(mutex_);
+  if (held_for(slot).count() > 0) {
+    return false;
+  }
   record_markers(lock, slot, Work::kOps);
   const auto now = clock_.now();
   const bool admitted = ask(slot, now, std::chrono::nanoseconds(0)).admit && !record_markers(lock, slot, Work::kHidden);
@@ -255,13 +260,17 @@ bool Gate::poll_turn(std::unique_lock<std::mutex>& lock, const Slot& slot) {
     if (has(*slot.job, kSuspend | kHold | kFork | (slot.job == &slot ? kCancel : kLeaves))) {
       return false;
     }
-    record_markers(lock, slot, Work::kOps);
+    const auto held = held_for(slot);
+    if (held.count() == 0) {
+      record_markers(lock, slot, Work::kOps);
+    }
     const auto now = clock_.now();
     if (now - checked >= kCheck) {
       check_streams(lock);
       checked = now;
     }
-    const Verdict verdict = ask(slot, now, now - began);
+    const Verdict verdict =
+        held.count() > 0 ? Verdict{.admit = false, .retry_after = held} : ask(slot, now, now - began);
     if (verdict.admit && !record_markers(lock, slot, Work::kHidden)) {
       let_in(slot, now);
       return true;
@@ -269,7 +278,8 @@ bool Gate::poll_turn(std::unique_lock<std::mutex>& lock, const Slot& slot) {
     const bool polls =
         std::any_of(members_.begin(), members_.end(), [&](const Member& member) { return member.stream != nullptr; });
     lock.unlock();
-    clock_.wait(changed_, seen, now + (polls ? std::min(verdict.retry_after, kPoll) : verdict.retry_after));
+    const auto longest = !polls ? kNever : held.count() > 0 ? kCheck : kPoll;
+    clock_.wait(changed_, seen, now + std::min(verdict.retry_after, longest));
     lock.lock();
   }
 }

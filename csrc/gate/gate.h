@@ -26,7 +26,7 @@ namespace torchshare {
 /// change the counter, so before a job is admitted beside a stream that seems to be done, the driver is asked whether
 /// it is. Both calls of the driver are made without the gate's lock. A device that has failed reaches no marker any
 /// more, so a job that waits for long asks the device for its error. `try_enter` and `wait_turn` throw what these calls
-/// throw.
+/// throw. A policy that does not look at other jobs, and a job that the pace holds, need no marker.
 class Gate {
  public:
   Gate(std::unique_ptr<GatePolicy> policy, Clock& clock);
@@ -105,6 +105,7 @@ class Gate {
   void let_in(const Slot& slot, std::chrono::nanoseconds now);
   Member& member_of(const Slot& slot);
   bool is_paced(const Slot& slot) const;
+  std::chrono::nanoseconds held_for(const Slot& slot) const;
   void refresh_contention();
 
   const std::unique_ptr<GatePolicy> policy_;

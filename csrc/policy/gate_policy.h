@@ -51,6 +51,8 @@ class GatePolicy {
   virtual ~GatePolicy() = default;
   /// True if an op of a job of priority `mine` may have to wait for a job of priority `other`.
   virtual bool concerns(Priority mine, Priority other) const = 0;
+  /// True if its decisions depend on what other jobs do.
+  virtual bool watches_others() const { return true; }
   /// True if the policy uses forecasts of ops and gaps.
   virtual bool forecasts() const { return false; }
   virtual Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const = 0;

@@ -8,6 +8,7 @@ namespace torchshare {
 class PriorityOnlyPolicy final : public GatePolicy {
  public:
   bool concerns(Priority, Priority) const override { return false; }
+  bool watches_others() const override { return false; }
   Verdict decide(const Requester&, std::span<const Competitor>) const override {
     return {.admit = true, .retry_after = {}};
   }

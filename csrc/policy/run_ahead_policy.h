@@ -12,6 +12,7 @@ class RunAheadPolicy final : public GatePolicy {
   /// Throws std::invalid_argument unless `limit` is positive.
   RunAheadPolicy(std::unique_ptr<GatePolicy> policy, std::chrono::nanoseconds limit);
   bool concerns(Priority mine, Priority other) const override;
+  bool watches_others() const override { return policy_->watches_others(); }
   bool forecasts() const override { return true; }
   Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const override;
 

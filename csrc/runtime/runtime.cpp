@@ -41,7 +41,8 @@ void check(const RuntimeOptions& options, const Device& device) {
 
 std::shared_ptr<RuntimeState> make_state(std::shared_ptr<Device> device, RuntimeOptions options) {
   check(options, *device);
-  if (device->is_asynchronous() && options.policy != "priority") {
+  const bool holds_jobs = options.policy != "priority" || options.max_slowdown || options.secondary_share;
+  if (device->is_asynchronous() && holds_jobs) {
     options.gate.run_ahead = options.gate.run_ahead.value_or(kRunAhead);
   }
   auto policy = make_gate_policy(options.policy, options.gate);

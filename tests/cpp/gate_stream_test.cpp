@@ -235,6 +235,47 @@ TEST(GateStream, AWaiterPollsIfADeviceWorksThatNotifiesNobody) {
   }
 }
 
+/// Whether there would be a marker: each is work of the primary's stream.
+TEST_F(GateStreamTest, AJobThatThePaceHoldsRecordsNoMarker) {
+  gate_.set_pace({.cycle = 100ms, .share = 0.5});
+  clock_.advance(60ms);
+  primary_launches(1ms);
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  auto waiter = std::async(std::launch::async, [this] { return gate_.wait_turn(secondary_); });
+  for (int i = 0; i < 4; ++i) {
+    while (clock_.waiting() == 0) {
+      std::this_thread::sleep_for(1ms);
+    }
+    primary_launches(1ms);
+    clock_.advance(10ms);
+  }
+  EXPECT_EQ(primary_stream_->markers_recorded(), 0U);
+  while (waiter.wait_for(1ms) != std::future_status::ready) {
+    clock_.advance(kStreamGrace);
+  }
+  EXPECT_TRUE(waiter.get());
+  EXPECT_GT(primary_stream_->markers_recorded(), 0U);
+}
+
+TEST(GateStream, APolicyThatIgnoresOtherJobsNeedsNoMarkers) {
+  for (const auto run_ahead :
+       {std::optional<std::chrono::nanoseconds>(), std::optional<std::chrono::nanoseconds>(1ms)}) {
+    ManualClock clock;
+    const auto stream = std::make_shared<FakeStream>(clock);
+    Gate gate(make_gate_policy("priority", {.max_wait = 1s, .run_ahead = run_ahead}), clock);
+    Slot primary(Priority::kPrimary);
+    Slot secondary(Priority::kSecondary);
+    const Gate::Membership first(gate, primary, stream);
+    const Gate::Membership second(gate, secondary, std::make_shared<FakeStream>(clock));
+    gate.set_pace({.share = 0.5});
+    primary.enter();
+    stream->launch(1h);
+    primary.leave();
+    EXPECT_TRUE(gate.try_enter(secondary));
+    EXPECT_EQ(stream->markers_recorded(), 0U);
+  }
+}
+
 class RunAheadGateTest : public GateStreamTest {
  protected:
   RunAheadGateTest() : GateStreamTest("priority", {.grace = kStreamGrace, .run_ahead = 500us}) {

@@ -168,6 +168,36 @@ TEST_F(RuntimeStreamTest, RunAheadIsForAsynchronousDevices) {
   EXPECT_NO_THROW(Runtime(device_, {.gate = {.run_ahead = 1ms}}));
 }
 
+/// What a job has launched goes on while it is held: it must be little, or steps of the primary that count as alone are
+/// not.
+TEST_F(RuntimeStreamTest, AJobThatMayBeHeldLaunchesLittleAhead) {
+  for (const RuntimeOptions& options : {RuntimeOptions{.secondary_share = 0.9}, RuntimeOptions{.max_slowdown = 0.05}}) {
+    Runtime runtime(device_, options);
+    std::latch captured(1);
+    std::latch done(1);
+    const auto primary =
+        runtime.submit({.name = "primary", .priority = Priority::kPrimary}, [&](Job&) { done.wait(); });
+    std::chrono::nanoseconds most_ahead{0};
+    const auto secondary = runtime.submit({.name = "secondary"}, [&](Job& job) {
+      const auto graph = runtime_job(job).capture([] { at::ones({4}).add_(1); });
+      captured.count_down();
+      const auto began = device_->clock().now();
+      for (int launched = 1; launched <= 200; ++launched) {
+        runtime_job(job).launch(*graph, "graph");
+        most_ahead = std::max(most_ahead, launched * FakeGraph::kWork - (device_->clock().now() - began));
+      }
+      done.count_down();
+    });
+    runtime.start();
+    captured.wait();
+    while (!have_ended({primary, secondary}, 2ms)) {
+      device_->clock().advance(FakeGraph::kWork);
+    }
+    EXPECT_EQ(secondary->state(), JobState::kFinished) << secondary->error();
+    EXPECT_LT(most_ahead, 50 * FakeGraph::kWork);
+  }
+}
+
 TEST_F(RuntimeStreamTest, AGraphIsLaunchedAsOneOp) {
   Runtime runtime(device_);
   std::uint64_t ops = 0;
