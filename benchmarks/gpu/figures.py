@@ -13,8 +13,13 @@ sys.path.append(str(Path(__file__).parents[1]))
 from record import shown, spread
 
 SOLO, TWO, MPS = "alone-torchshare", "processes", "processes-mps"
-OURS = {f"torchshare-{policy}": policy for policy in ("priority", "strict", "best_fit")}
-OURS["torchshare-graphs"] = "priority"
+BOUNDED = {f"torchshare-bound-{bound:.0%}": ({"max_slowdown": bound}, {}) for bound in (0.02, 0.1)}
+OURS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    **{f"torchshare-{policy}": ({"policy": policy}, {}) for policy in ("priority", "strict", "best_fit")},
+    "torchshare-graphs": ({}, {}),
+    **{f"torchshare-sms-{sms}": ({}, {"sms": sms}) for sms in (16, 48)},
+    **BOUNDED,
+}  # mode: options of the runtime, and of the secondary
 TARGET_PAIR = "shufflenet-512+same"
 MAX_SLOWDOWN, MIN_SHARE, MAX_OVERHEAD = 1.02, 0.20, 0.01  # the targets
 Figures = dict[str, float]

@@ -33,7 +33,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import torchshare
 from torchshare.cli.outputs import print_table
 
-from figures import MPS, OURS, SOLO, TWO, Figures, Outcome, summary, table, targets
+from figures import BOUNDED, MPS, OURS, SOLO, TWO, Figures, Outcome, summary, table, targets
 from record import RESULTS, interleaved, write
 from training import StepClock, Training
 
@@ -48,7 +48,27 @@ PAIRS = {
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MODES = ["alone", SOLO, "in-turn", TWO, MPS, "threads", *OURS]  # alone is always measured, in-turn never
 LEAD_S, TAIL_S = 1.0, 0.3  # from when both go on together to the window, and from its end
+BOUND_LEAD_S = 8.0  # instead of LEAD_S, until `max_slowdown` has learned what the secondary costs
 MPS_CONTROL = "nvidia-cuda-mps-control"
+
+
+@dataclass(frozen=True)
+class Child:
+    """A process of this script that has loaded torch and waits for the environment with which it goes on."""
+
+    process: subprocess.Popen[str]
+    errors: Any  # the file of its standard error
+
+    def tell(self, value: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(value) + "\n")
+        self.process.stdin.flush()
+
+    def failure(self, limit: float) -> RuntimeError:
+        """How it ended, and the last that it wrote: its exception, or where it hung."""
+        status = self.process.wait(limit)
+        self.errors.seek(0)
+        return RuntimeError(f"ended with {status}: {self.errors.read().strip()[-2000:]}")
 
 
 @dataclass(frozen=True)
@@ -67,6 +87,7 @@ def work(kinds: list[str], mode: str, setting: Setting) -> list[Figures]:
     warm = threading.Barrier(len(kinds) + 1)
     clocks = [StepClock(setting.device, warm) for _ in kinds]
     failures: list[BaseException] = []
+    bounds: list[dict[str, Any]] = []
 
     def train(index: int, job: torchshare.Job | None = None) -> None:
         torch.set_num_threads(1)  # of this thread
@@ -90,15 +111,18 @@ def work(kinds: list[str], mode: str, setting: Setting) -> list[Figures]:
         return 0.0, 0.0  # a job failed
 
     if mode == SOLO or mode in OURS:
-        with torchshare.Runtime(device=setting.device, policy=OURS.get(mode, "priority")) as runtime:
+        options, second = OURS.get(mode, ({}, {}))
+        with torchshare.Runtime(device=setting.device, **options) as runtime:
             for index, kind in enumerate(kinds):
                 runtime.submit(
                     lambda job, index=index: train(index, job),
                     name=f"{index} {kind}", priority="secondary" if index else "primary", threads=1,
+                    **(second if index else {}),
                 )  # fmt: skip
             runtime.start()
             window = coordinate()
             runtime.wait()
+            bounds = [asdict(kept) for kept in runtime.bound_report()]
     else:
         threads = [threading.Thread(target=train, args=(index,)) for index in range(len(kinds))]
         for thread in threads:
@@ -108,94 +132,94 @@ def work(kinds: list[str], mode: str, setting: Setting) -> list[Figures]:
             thread.join()
     if failures:
         raise failures[0]
-    return [clock.figures(*window) for clock in clocks]
+    found = [clock.figures(*window) for clock in clocks]
+    for kept in bounds:
+        found[0] |= {name: kept[name] for name in ("windows", "windows_inside", "step_alone_s", "loss", "share")}
+    return found
 
 
 @contextlib.contextmanager
 def multi_process_service() -> Iterator[dict[str, str]]:
-    """Runs NVIDIA's MPS meanwhile, in a folder of its own; yields its clients' environment. RuntimeError: why not."""
+    """Runs NVIDIA's MPS meanwhile, in a folder of its own; yields what its clients need in their environment.
+    RuntimeError: why not."""
     if shutil.which(MPS_CONTROL) is None:
         raise RuntimeError(f"skipped: there is no {MPS_CONTROL}")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        environment = dict(os.environ)
-        for what in ("PIPE", "LOG"):
-            environment[f"CUDA_MPS_{what}_DIRECTORY"] = f"{folder}/{what.lower()}"
-            Path(folder, what.lower()).mkdir()
+        own = {f"CUDA_MPS_{what}_DIRECTORY": f"{folder}/{what.lower()}" for what in ("PIPE", "LOG")}
+        environment = {**os.environ, **own}
+        for path in own.values():
+            Path(path).mkdir()
         said = Path(folder, "said")  # a file, for the daemon keeps what it inherits open
         try:
             with said.open("w") as log:
                 done = subprocess.run([MPS_CONTROL, "-d"], env=environment, stdout=log, stderr=log, timeout=20)
             if done.returncode != 0:
                 raise RuntimeError(f"skipped: {MPS_CONTROL} -d does not start: {said.read_text().strip()}")
-            yield environment
+            yield own
         finally:
             with said.open("a") as log:
                 subprocess.run([MPS_CONTROL], input=b"quit\n", env=environment, stdout=log, stderr=log, timeout=20)
 
 
-def measure(kinds: list[str], mode: str, setting: Setting) -> list[Figures]:
+def start(kinds: list[str], mode: str, setting: Setting, stack: contextlib.ExitStack) -> list[Child]:
+    """The processes of a mode, one for both jobs or one for each; `stack` ends them."""
+    children = []
+    for group in [[kind] for kind in kinds] if mode in (TWO, MPS) else [kinds]:
+        errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - the stack closes it
+        stack.callback(errors.close)
+        command = [sys.executable, __file__, "--work", json.dumps([group, mode, asdict(setting)])]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+        stack.callback(process.kill)
+        children.append(Child(process, errors))
+    return children
+
+
+def measure(children: list[Child], mode: str, setting: Setting) -> list[Figures]:
     """The figures of each job in that mode. RuntimeError, OSError or SubprocessError: why there are none."""
-    groups = [[kind] for kind in kinds] if mode in (TWO, MPS) else [kinds]
-    with contextlib.ExitStack() as stack:
-        environment = stack.enter_context(multi_process_service()) if mode == MPS else dict(os.environ)
-        children = []
-        for group in groups:
-            errors = stack.enter_context(tempfile.TemporaryFile("w+"))
-            command = [sys.executable, __file__, "--work", json.dumps([group, mode, asdict(setting)])]
-            child = subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
-            stack.callback(child.kill)
-            children.append((child, errors))
-        return collect(children, setting)
-
-
-def collect(children: list[tuple[subprocess.Popen[str], Any]], setting: Setting) -> list[Figures]:
-    """Waits until all are ready, tells them the window, and joins the lists that they print."""
-    found: list[Figures] = []
-    for child, errors in children:
-        assert child.stdout is not None
-        if child.stdout.readline() != "ready\n":
-            raise RuntimeError(f"ended with {child.wait(setting.limit)}: {tail(errors)}")
-    start = time.monotonic() + LEAD_S
-    for child, _ in children:
-        assert child.stdin is not None
-        child.stdin.write(json.dumps([start, start + setting.window]) + "\n")
-        child.stdin.flush()
-    for child, errors in children:
-        output, _ = child.communicate(timeout=setting.limit)
-        if child.returncode != 0:
-            raise RuntimeError(f"ended with {child.returncode}: {tail(errors)}")
-        found += json.loads(output.splitlines()[-1])
-    return found
-
-
-def tail(errors: Any) -> str:
-    """The last that a child wrote to its standard error: its exception, or where it hung."""
-    errors.seek(0)
-    return str(errors.read().strip()[-2000:])
+    with multi_process_service() if mode == MPS else contextlib.nullcontext({}) as environment:
+        for child in children:
+            child.tell(environment)
+        for child in children:
+            assert child.process.stdout is not None
+            if child.process.stdout.readline() != "ready\n":
+                raise child.failure(setting.limit)
+        begin = time.monotonic() + (BOUND_LEAD_S if mode in BOUNDED else LEAD_S)
+        for child in children:
+            child.tell([begin, begin + setting.window])
+        found: list[Figures] = []
+        for child in children:
+            output, _ = child.process.communicate(timeout=setting.limit)
+            if child.process.returncode != 0:
+                raise child.failure(setting.limit)
+            found += json.loads(output.splitlines()[-1])
+        return found
 
 
 def repeat(pair: str, modes: list[str], setting: Setting) -> dict[str, Outcome]:
-    """One repetition of a pair: each job alone, then every mode."""
+    """One repetition of a pair: each job alone, then every mode. All processes load torch first, at once."""
+    kinds = list(PAIRS[pair])
+    stack = contextlib.ExitStack()
 
-    def attempt(kinds: list[str], mode: str) -> Outcome:
+    def attempt(children: list[Child], mode: str) -> Outcome:
         try:
-            found = measure(kinds, mode, setting)
+            found = measure(children, mode, setting)
             print(f"{pair} {setting.dtype} {mode}: {', '.join(str(each['rate']) for each in found)}", file=sys.stderr)
             return found
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
             print(f"{pair} {setting.dtype} {mode}: {error}", file=sys.stderr)
             return {"error": str(error)}
 
-    kinds = list(PAIRS[pair])
-    alone = {kind: attempt([kind], "alone") for kind in dict.fromkeys(kinds)}
-    failed = [outcome for outcome in alone.values() if isinstance(outcome, dict)]
-    outcomes: dict[str, Outcome] = {"alone": failed[0] if failed else [alone[kind][0] for kind in kinds]}
-    for mode in modes:
-        if mode not in ("alone", "in-turn"):
-            outcomes[mode] = attempt(kinds[:1] if mode == SOLO else kinds, mode)
-    return outcomes
+    with stack:
+        alone = {kind: start([kind], "alone", setting, stack) for kind in dict.fromkeys(kinds)}
+        shared = {
+            mode: start(kinds[:1] if mode == SOLO else kinds, mode, setting, stack)
+            for mode in modes
+            if mode not in ("alone", "in-turn")
+        }
+        found = {kind: attempt(children, "alone") for kind, children in alone.items()}
+        failed = [outcome for outcome in found.values() if isinstance(outcome, dict)]
+        outcomes: dict[str, Outcome] = {"alone": failed[0] if failed else [found[kind][0] for kind in kinds]}
+        return outcomes | {mode: attempt(children, mode) for mode, children in shared.items()}
 
 
 def main() -> None:
@@ -213,6 +237,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.work:
         kinds, mode, setting = json.loads(arguments.work)
+        os.environ.update(json.loads(input()))
         faulthandler.dump_traceback_later(setting["limit"], exit=True)
         warnings.simplefilter("ignore")
         print(json.dumps(work(kinds, mode, Setting(**setting))))

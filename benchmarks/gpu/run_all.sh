@@ -9,7 +9,7 @@ set -u
 cd "$(dirname "$0")/../.."
 python=${PYTHON3:-python3}
 results=$PWD/benchmarks/results/gpu
-[ $# -gt 0 ] || set -- build doctor tests sanitizer release timeline pairs profiles fikit
+[ $# -gt 0 ] || set -- build doctor tests sanitizer release timeline alone pairs profiles fikit
 export PYTHONUNBUFFERED=1
 PY=build/gpu-venv/bin/python
 failed=""
@@ -46,6 +46,7 @@ run() {
     build | tests | sanitizer) "$1" ;;
     doctor) "$PY" -m torchshare doctor ;;
     release) "$PY" benchmarks/gpu/release.py --output "$results" ;;
+    alone) "$PY" benchmarks/gpu/alone.py --output "$results" ;;
     timeline) "$PY" benchmarks/gpu/timeline.py --output "$results" ;;
     pairs)
       "$PY" benchmarks/gpu/pairs.py --window 2 --repetitions 1 --dtypes fp32 --output "$results" \
@@ -57,9 +58,9 @@ run() {
   esac
 }
 
-# Seconds until a stage is given up: about twice what it took on an H200 (profiles was not measured).
+# Seconds until a stage is given up: about twice what it took on an H200.
 limit() {
-  case $1 in fikit) echo 900 ;; pairs | profiles) echo 480 ;; build | tests) echo 150 ;; *) echo 60 ;; esac
+  case $1 in fikit) echo 900 ;; pairs) echo 600 ;; build | tests | alone | profiles) echo 180 ;; *) echo 60 ;; esac
 }
 
 if [ "$1" = --one ]; then

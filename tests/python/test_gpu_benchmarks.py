@@ -97,3 +97,13 @@ def test_the_scripts_are_sound_shell(name: str) -> None:
     subprocess.run(["sh", "-n", GPU / name], check=True)
     named = re.findall(r"benchmarks/gpu/\w+\.(?:py|sh)", (GPU / name).read_text())
     assert all((ROOT / path).exists() for path in named)
+
+
+def test_what_torchshare_costs_alone_is_measured_in_turns(tmp_path: Path) -> None:
+    options = "--device cpu --tiny --kinds lstm-64 --modes strict --rounds 2 --window 0.05"
+    command = [sys.executable, GPU / "alone.py", *options.split(), "--output", tmp_path]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert "strict" in ran.stdout
+    figures = json.loads((tmp_path / "alone.json").read_text())["lstm-64"]
+    assert figures["plain"]["over_plain"] == spread([1.0])
+    assert figures["strict"]["over_plain"]["min"] > 0

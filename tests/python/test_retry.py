@@ -427,4 +427,3 @@ def test_copies_are_freed_with_their_module() -> None:
     kept.running_mean.fill_(2)
     buffers.restore()
     assert torch.equal(kept.running_mean, torch.ones(4))
-
