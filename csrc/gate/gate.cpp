@@ -173,11 +173,12 @@ bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, 
   if (!policy_->watches_others()) {
     return false;
   }
-  for (const Member& member : members_) {
+  for (Member& member : members_) {
     const std::uint64_t activity = member.slot->activity.load(std::memory_order_acquire);
     const bool inside = (activity & 1) != 0;
     if (member.stream != nullptr && outranks(member.slot->priority, slot.priority) && !inside &&
-        (work == Work::kHidden ? member.seems_done(activity) : !member.has_marker(activity))) {
+        (work == Work::kHidden ? member.seems_done(activity)
+                               : !member.has_marker(activity) && has_settled(member, activity))) {
       due.push_back({member.slot, member.stream, activity});
     }
   }
@@ -208,6 +209,17 @@ bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, 
     }
   }
   return ask_again;
+}
+
+bool Gate::has_settled(Member& member, std::uint64_t activity) {
+  const auto now = clock_.now();
+  if (member.seen_activity != activity) {
+    member.seen_activity = activity;
+    member.seen_at = now;
+  }
+  const Slot& slot = *member.slot;
+  return now - member.seen_at >= kSettled || slot.idle.load(std::memory_order_acquire) ||
+         slot.gap_mean.load(std::memory_order_acquire) > 0;
 }
 
 bool Gate::try_enter(const Slot& slot) {

@@ -20,15 +20,19 @@ namespace torchshare {
 ///
 /// Note [Asynchronous devices]
 /// On a GPU a job leaves an op as soon as it is launched, and counts as inside until its stream has no more work.
-/// Finding out costs that job nothing: the waiting job records a marker on that stream, once per state of the job's
-/// counter, and then reads how far the stream has come. A marker covers all work launched before it, so it is valid for
-/// the counter as read before it was recorded. Kernels that are not ops (Triton's, those of an extension) do not
-/// change the counter, so before a job is admitted beside a stream that seems to be done, the driver is asked whether
-/// it is. Both calls of the driver are made without the gate's lock. A device that has failed reaches no marker any
-/// more, so a job that waits for long asks the device for its error. `try_enter` and `wait_turn` throw what these calls
-/// throw. A policy that does not look at other jobs, and a job that the pace holds, need no marker.
+/// Finding out costs that job no time on the host: the waiting job records a marker on that stream, once per state of
+/// the job's counter, and then reads how far the stream has come. A marker covers all work launched before it, so it is
+/// valid for the counter as read before it was recorded. A job that launches one op after another would get a marker
+/// between any two, each of which the GPU must execute: so it must not have begun an op for `kSettled`, unless it has
+/// announced a gap or waits for input. Kernels that are not ops (Triton's, those of an extension) do not change the
+/// counter, so before a job is admitted beside a stream that seems to be done, the driver is asked whether it is. Both
+/// calls of the driver are made without the gate's lock. A device that has failed reaches no marker any more, so a job
+/// that waits for long asks the device for its error. `try_enter` and `wait_turn` throw what these calls throw. A
+/// policy that does not look at other jobs, and a job that the pace holds, need no marker.
 class Gate {
  public:
+  static constexpr std::chrono::nanoseconds kSettled = std::chrono::microseconds(50);
+
   Gate(std::unique_ptr<GatePolicy> policy, Clock& clock);
   Gate(const Gate&) = delete;  // memberships refer to it
   Gate& operator=(const Gate&) = delete;
@@ -87,8 +91,10 @@ class Gate {
     Slot* slot;
     AdmissionRecord record;
     std::shared_ptr<DeviceStream> stream{};
-    DeviceStream::Marker marker = 0;    // covers all work up to `marker_activity`
-    std::uint64_t marker_activity = 0;  // Slot::activity, read before recording
+    DeviceStream::Marker marker = 0;      // covers all work up to `marker_activity`
+    std::uint64_t marker_activity = 0;    // Slot::activity, read before recording
+    std::uint64_t seen_activity = 0;      // Slot::activity, at a job's last look for whether a marker is due
+    std::chrono::nanoseconds seen_at{0};  // when it was first seen
 
     bool has_marker(std::uint64_t activity) const { return marker != 0 && marker_activity == activity; }
     bool seems_done(std::uint64_t activity) const { return has_marker(activity) && stream->passed() >= marker; }
@@ -99,6 +105,7 @@ class Gate {
   bool poll_turn(std::unique_lock<std::mutex>& lock, const Slot& slot);
   enum class Work { kOps, kHidden };  // hidden: of kernels that are not ops
   bool record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, Work work);
+  bool has_settled(Member& member, std::uint64_t activity);
   void check_streams(std::unique_lock<std::mutex>& lock);
   Verdict ask(const Slot& slot, std::chrono::nanoseconds now, std::chrono::nanoseconds waited);
   JobSnapshot snapshot(const Member& member) const;

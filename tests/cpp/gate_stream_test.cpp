@@ -38,6 +38,13 @@ class GateStreamTest : public ::testing::Test {
     primary_.leave();
   }
 
+  /// The secondary looks for long enough to record a marker.
+  void secondary_looks() {
+    EXPECT_FALSE(gate_.try_enter(secondary_));
+    clock_.advance(Gate::kSettled);
+    EXPECT_FALSE(gate_.try_enter(secondary_));
+  }
+
   ManualClock clock_;
   std::shared_ptr<FakeStream> primary_stream_ = std::make_shared<FakeStream>(clock_);
   std::shared_ptr<FakeStream> secondary_stream_ = std::make_shared<FakeStream>(clock_);
@@ -59,7 +66,8 @@ TEST_F(GateStreamTest, AJobIsInsideWhileItsStreamHasWork) {
 
 TEST_F(GateStreamTest, WorkLaunchedAfterTheMarkerCounts) {
   primary_launches(1ms);
-  EXPECT_FALSE(gate_.try_enter(secondary_));  // puts the marker
+  secondary_looks();
+  EXPECT_EQ(primary_stream_->markers_recorded(), 1U);
   primary_launches(5ms);
   clock_.advance(2ms);
   EXPECT_FALSE(gate_.try_enter(secondary_));
@@ -75,7 +83,7 @@ TEST_F(GateStreamTest, TheThreadsOfAJobNeedOneMarker) {
   Slot thread(Priority::kPrimary, &primary_);
   const Gate::Membership member(gate_, thread, primary_stream_);
   primary_launches(1ms);
-  EXPECT_FALSE(gate_.try_enter(secondary_));
+  secondary_looks();
   EXPECT_EQ(primary_stream_->markers_recorded(), 1U);
   clock_.advance(1ms);
   EXPECT_FALSE(gate_.try_enter(secondary_));  // sees that it is done
@@ -87,7 +95,7 @@ TEST_F(GateStreamTest, TheThreadsOfAJobNeedOneMarker) {
 
 TEST_F(GateStreamTest, AKernelThatIsNotAnOpIsSeen) {
   primary_launches(1ms);
-  EXPECT_FALSE(gate_.try_enter(secondary_));  // records the marker
+  secondary_looks();
   clock_.advance(1ms);
   EXPECT_FALSE(gate_.try_enter(secondary_));  // sees that it is done
   primary_stream_->launch(1s);                // as Triton does
@@ -106,6 +114,7 @@ TEST_F(GateStreamTest, AWaiterSeesAKernelThatIsNotAnOp) {
   primary_launches(1ms);
   auto waiter = std::async(std::launch::async, [this] { return gate_.wait_turn(secondary_); });
   while (primary_stream_->markers_recorded() == 0) {
+    clock_.advance(1us);
     std::this_thread::sleep_for(1ms);
   }
   primary_stream_->launch(1s);
@@ -125,14 +134,28 @@ TEST_F(GateStreamTest, AWaiterSeesAKernelThatIsNotAnOp) {
 
 TEST_F(GateStreamTest, OnlyTheWaitingJobRecordsMarkersAndOneForEachState) {
   for (int i = 0; i < 100; ++i) {
-    primary_launches(1us);
+    primary_launches(1ms);
   }
   EXPECT_EQ(primary_stream_->markers_recorded(), 0U) << "the primary pays nothing";
   for (int i = 0; i < 10; ++i) {
-    EXPECT_FALSE(gate_.try_enter(secondary_));
+    secondary_looks();
   }
   EXPECT_EQ(primary_stream_->markers_recorded(), 1U);
   EXPECT_EQ(secondary_stream_->markers_recorded(), 0U);
+}
+
+TEST_F(GateStreamTest, AJobThatLaunchesOpAfterOpGetsNoMarkers) {
+  for (int i = 0; i < 1000; ++i) {
+    primary_launches(1us);
+    EXPECT_FALSE(gate_.try_enter(secondary_));
+    clock_.advance(Gate::kSettled - 1us);
+    EXPECT_FALSE(gate_.try_enter(secondary_));
+  }
+  EXPECT_EQ(primary_stream_->markers_recorded(), 0U);
+  primary_launches(1ms);
+  gate_.set_idle(primary_, true);
+  EXPECT_FALSE(gate_.try_enter(secondary_)) << "records a marker at once";
+  EXPECT_EQ(primary_stream_->markers_recorded(), 1U);
 }
 
 TEST_F(GateStreamTest, AStreamThatIsCapturedIsBusyAndRecordsNoMarker) {
@@ -142,7 +165,7 @@ TEST_F(GateStreamTest, AStreamThatIsCapturedIsBusyAndRecordsNoMarker) {
   EXPECT_FALSE(gate_.try_enter(secondary_));
   EXPECT_EQ(primary_stream_->markers_recorded(), 0U);
   primary_stream_->set_capturing(false);
-  EXPECT_FALSE(gate_.try_enter(secondary_));
+  secondary_looks();
   clock_.advance(kStreamGrace);
   EXPECT_TRUE(gate_.try_enter(secondary_));
 }
@@ -176,6 +199,7 @@ TEST_F(GateStreamTest, AWaiterIsToldThatTheDeviceHasFailed) {
   primary_launches(10ms);
   auto waiter = std::async(std::launch::async, [this] { return gate_.wait_turn(secondary_); });
   while (primary_stream_->markers_recorded() == 0) {
+    clock_.advance(1us);
     std::this_thread::sleep_for(1ms);
   }
   primary_stream_->fail();
