@@ -46,6 +46,13 @@ void bind_gate(py::module_& module) {
       },
       py::arg("enabled"), py::call_guard<py::gil_scoped_release>());
   module.def(
+      "for_the_process",
+      [](const py::typing::Callable<void()>& call) {
+        const MemoryScope of_no_job(nullptr);
+        call();
+      },
+      py::arg("call"));
+  module.def(
       "run_kernel",
       [](const std::string& name, const py::typing::Callable<py::object(py::ellipsis)>& launch,
          const py::Args<py::object>& args, const py::KWArgs<py::object>& kwargs) {

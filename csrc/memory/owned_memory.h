@@ -60,13 +60,17 @@ class MemoryOwner {
   Options options_;
 };
 
-/// Memory that the calling thread allocates belongs to `owner`, until the destructor; to no owner if null. Same thread.
+/// The calling thread works for `owner`, until the destructor, and the memory that it allocates belongs to it; for no
+/// owner if null, also within the scope of one. Same thread.
 class MemoryScope {
  public:
   explicit MemoryScope(std::shared_ptr<MemoryOwner> owner);
   ~MemoryScope();
   MemoryScope(const MemoryScope&) = delete;  // bound to a thread
   MemoryScope& operator=(const MemoryScope&) = delete;
+
+ private:
+  std::shared_ptr<MemoryOwner> former_;
 };
 
 /// Caches large blocks also for threads that have no owner, or no longer: trims the cache then.

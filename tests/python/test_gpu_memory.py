@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 from conftest import Gatekeeper
-from gpu_jobs import MIB, alone, attention, conv, held_by_tensors, identical, on_gpu, run_pair, trainer
+from gpu_jobs import MIB, SLEEP_CYCLES, alone, attention, conv, held_by_tensors, identical, on_gpu, run_pair, trainer
 from torch import nn
 from torch.nn import functional as F
 
@@ -238,6 +239,39 @@ def test_torchs_own_reports_work_in_a_job() -> None:
     allocated, size, summary = on_gpu(look)
     assert allocated >= size
     assert "PyTorch CUDA memory summary" in summary
+
+
+def test_a_job_that_empties_the_cache_does_not_wait_for_the_other() -> None:
+    """As Trainer and Accelerate do. The driver would free the memory once the other's kernel has ended."""
+    ends = []
+    keeper = Gatekeeper()
+
+    def sleeps(_job: Job) -> None:
+        torch.cuda._sleep(4 * SLEEP_CYCLES)
+        ends.append(torch.cuda.current_stream().record_event())
+        keeper.pause()
+
+    def empties(_job: Job) -> tuple[bool, int, int]:
+        def fill_and_empty() -> int:
+            torch.empty(32 * MIB, device="cuda", dtype=torch.uint8)
+            torch.cuda.empty_cache()
+            torch.accelerator.empty_cache()
+            return torch.cuda.memory_reserved()
+
+        assert keeper.reached.wait(300)
+        beside = fill_and_empty()
+        sleeping = not ends[0].query()
+        keeper.release.set()
+        while runtime.jobs[0].state != "finished":
+            time.sleep(0.01)
+        return sleeping, beside, fill_and_empty()
+
+    with torchshare.Runtime(device="cuda") as runtime:
+        runtime.submit(sleeps, name="first", priority="primary", threads=1)
+        runtime.submit(empties, name="second", threads=1)
+        sleeping, beside, alone = runtime.wait(300)["second"].value
+    assert sleeping
+    assert beside - alone >= 32 * MIB, "a job that is alone gets what it asks for"
 
 
 def test_the_cache_may_be_emptied_while_another_job_trains() -> None:

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "device/cuda/cuda_errors.h"
+#include "device/cuda/cuda_stream.h"
 #include "device/cuda/torch_version.h"
 #include "memory/owned_memory.h"
 
@@ -65,7 +66,13 @@ class CudaMemory final : public TorchsAllocator {
     }
   }
 
+  /// The driver frees memory once the device has nothing to do, and this lock of torch's is held meanwhile: beside
+  /// other jobs, a job's call does nothing. Where memory runs out, torch empties the cache by itself.
   void emptyCache(MempoolId_t pool) override {
+    const bool is_jobs = memory_owner(c10::DeviceType::CUDA) != nullptr;
+    if (is_jobs && pool == MempoolId_t{0, 0} && CudaStream::count() > 1) {
+      return;
+    }
     unless_lost([&] { torchs_.emptyCache(pool); });
   }
   void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override {
@@ -224,6 +231,8 @@ void CudaMemory::give_back(void* block) {
 
 bool install_once() {
   c10::cuda::CUDACachingAllocator::allocator.store(&cuda_memory());
+  constexpr std::uint8_t kPriority = 1;  // as torch 2.15 has set its own; before, it was 0
+  c10::SetAllocator(c10::DeviceType::CUDA, &cuda_memory(), kPriority);  // for torch.accelerator, and extensions
   return true;
 }
 
