@@ -23,7 +23,7 @@ class BufferCopies {
   bool refresh(const Modules& modules);
 
  private:
-  /// Of one device and type: torch copies a list of them with one kernel, and a list of several types one by one.
+  /// Buffers of one device and type: torch copies them with one kernel, and a list of several types one by one.
   struct Group {
     std::vector<at::Tensor> copies;
     std::vector<at::Tensor> buffers;
