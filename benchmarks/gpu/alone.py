@@ -61,7 +61,8 @@ class Turns:
         if self._profiler is not None:
             self._profiler.stop()
             calls = {each.key: each.count / self._steps for each in self._profiler.key_averages()}
-            busy = {e.key: e.self_device_time_total / self._steps for e in self._profiler.key_averages()}
+            on_gpu = [e for e in self._profiler.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA]
+            busy = {each.key: each.self_device_time_total / self._steps for each in on_gpu}
             found |= {"calls": calls, "busy_us": busy}
         print(json.dumps(found), flush=True)
         asked = json.loads(input())

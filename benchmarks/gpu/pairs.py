@@ -207,6 +207,9 @@ def repeat(pair: str, modes: list[str], setting: Setting) -> dict[str, Outcome]:
             return found
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
             print(f"{pair} {setting.dtype} {mode}: {error}", file=sys.stderr)
+            for child in children:  # or one would train beside the next modes
+                child.process.kill()
+                child.process.wait()
             return {"error": str(error)}
 
     with stack:

@@ -18,32 +18,43 @@ bool alike(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
+bool BufferCopies::Layout::operator==(const Layout& other) const {
+  return modules == other.modules &&
+         std::ranges::equal(members, other.members, [](const auto& a, const auto& b) { return a.is(b); });
+}
+
 void BufferCopies::keep(const Modules& modules, const CopiedBuffers& copied) {
-  groups_.clear();
+  std::vector<Group> groups;
   for (const auto& [buffer, copy] : copied) {
-    auto group = std::find_if(groups_.begin(), groups_.end(), [&](const Group& other) {
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& other) {
       return other.copies.front().scalar_type() == copy.scalar_type() && other.copies.front().device() == copy.device();
     });
-    if (group == groups_.end()) {
-      group = groups_.emplace(groups_.end());
+    if (group == groups.end()) {
+      group = groups.emplace(groups.end());
     }
     group->copies.push_back(copy);
     group->buffers.push_back(buffer);
   }
-  layout_ = layout_of(modules);
-  kept_.clear();
-  for (PyObject* member : layout_.members) {
-    kept_.push_back(py::reinterpret_borrow<py::object>(member));
-  }
+  std::optional<Layout> layout = layout_of(modules);
+  groups_.swap(groups);
+  layout_.swap(layout);
+}
+
+void BufferCopies::forget() {
+  std::vector<Group> groups;
+  std::optional<Layout> layout;
+  groups_.swap(groups);
+  layout_.swap(layout);
 }
 
 bool BufferCopies::refresh(const Modules& modules) {
-  const bool same = layout_of(modules) == layout_ && std::ranges::all_of(groups_, [](const Group& group) {
+  const Layout layout = layout_of(modules);
+  const bool same = layout_ && layout == *layout_ && std::ranges::all_of(groups_, [](const Group& group) {
                       return std::ranges::equal(group.copies, group.buffers, alike);
                     });
   if (same) {
     const std::vector<Group> groups = groups_;
-    const py::gil_scoped_release release;  // the ops may wait at the gate; another thread may call `keep`
+    const py::gil_scoped_release release;  // the ops may wait at the gate; another thread may call `forget`
     const at::NoGradGuard no_grad;
     for (const Group& group : groups) {
       at::_foreach_copy_(group.copies, group.buffers);
@@ -55,10 +66,11 @@ bool BufferCopies::refresh(const Modules& modules) {
 BufferCopies::Layout BufferCopies::layout_of(const Modules& modules) {
   Layout layout;
   for (const py::handle module : modules) {
-    const py::dict buffers = module.attr("_buffers");
+    const py::dict buffers = module.attr("_buffers");  // of a script module, a new one each time
     for (const auto& [name, buffer] : buffers) {
       layout.modules.push_back(module.ptr());
-      layout.members.insert(layout.members.end(), {name.ptr(), buffer.ptr()});
+      layout.members.push_back(py::reinterpret_borrow<py::object>(name));
+      layout.members.push_back(py::reinterpret_borrow<py::object>(buffer));
     }
   }
   return layout;

@@ -4,6 +4,7 @@
 #include <pybind11/pytypes.h>
 #include <pybind11/typing.h>
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,11 +14,13 @@ using Modules = pybind11::typing::List<pybind11::object>;              // of tor
 using CopiedBuffers = std::vector<std::pair<at::Tensor, at::Tensor>>;  // and the copy of each
 
 /// Copies of modules' buffers that are made again before each batch, when the GPU may have nothing to do. Whether they
-/// are the buffers of the last batch is found out without running Python.
+/// are the buffers of the last batch is found out without running Python. With the GIL; a call may free objects, whose
+/// destructors may call this.
 class BufferCopies {
  public:
-  /// `copied`: those buffers of the modules that have a copy.
+  /// `copied`: all buffers of the modules.
   void keep(const Modules& modules, const CopiedBuffers& copied);
+  void forget();
   /// Copies each buffer again. False, with nothing copied, unless the modules are those kept, in the same order, with
   /// the same buffers under the same names, each still of the shape, type and device of its copy.
   bool refresh(const Modules& modules);
@@ -30,15 +33,14 @@ class BufferCopies {
   };
 
   struct Layout {
-    std::vector<PyObject*> modules;  // of each buffer
-    std::vector<PyObject*> members;  // the name of each buffer and itself
-    bool operator==(const Layout&) const = default;
+    std::vector<PyObject*> modules;         // of each buffer
+    std::vector<pybind11::object> members;  // the name of each buffer and itself
+    bool operator==(const Layout& other) const;
   };
   static Layout layout_of(const Modules& modules);
 
   std::vector<Group> groups_;
-  Layout layout_;
-  std::vector<pybind11::object> kept_;  // its members, so that no other object gets their addresses
+  std::optional<Layout> layout_;  // nothing is kept without one
 };
 
 }  // namespace torchshare::bindings

@@ -148,7 +148,7 @@ Verdict Gate::ask(const Slot& slot, std::chrono::nanoseconds now, std::chrono::n
 }
 
 void Gate::let_in(const Slot& slot, std::chrono::nanoseconds now) {
-  if (!policy_->forecasts()) {
+  if (!fills_gaps()) {
     return;
   }
   member_of(slot).record.admit(now, expected_op(slot));

@@ -66,6 +66,8 @@ class Gate {
 
   /// True if the policy uses forecasts of ops and gaps.
   bool forecasts() const { return policy_->forecasts(); }
+  /// True if the policy lets lower jobs into gaps that it forecasts.
+  bool fills_gaps() const { return policy_->forecasts() && policy_->watches_others(); }
   /// True if an op of `slot` may have to wait for another member.
   bool is_lower(const Slot& slot) const { return (slot.interrupts.load(std::memory_order_relaxed) & kContended) != 0; }
   // Called around an op of a job that another outranks, if the policy forecasts.

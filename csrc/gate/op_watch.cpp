@@ -197,7 +197,7 @@ void OpWatch::record(nanoseconds duration) {
 
 /// Returns whether there is a gap to fill. See Note [Free exit].
 bool OpWatch::publish_gap(const OpTime& gap) {
-  const bool opens = gate_.forecasts() && gap.known() && gap.mean >= count(options_.shortest_gap);
+  const bool opens = gate_.fills_gaps() && gap.known() && gap.mean >= count(options_.shortest_gap);
   if (opens) {
     slot_.left_at.store(left_at_.value_or(nanoseconds(0)).count(), std::memory_order_release);
     slot_.gap_spread.store(static_cast<std::int64_t>(gap.spread), std::memory_order_release);

@@ -190,8 +190,9 @@ std::shared_ptr<MemoryBudget> MemoryOwner::other_owner(const c10::DataPtr& data)
   return block != ledger.blocks.end() && block->second.reservation.budget() == ledger.owner ? ledger.owner : nullptr;
 }
 
-MemoryScope::MemoryScope(std::shared_ptr<MemoryOwner> owner) : former_(std::exchange(thread_owner, std::move(owner))) {
-  TORCH_INTERNAL_ASSERT(thread_owner == nullptr || former_ == nullptr, "one job per thread");
+MemoryScope::MemoryScope(std::shared_ptr<MemoryOwner> owner) {
+  TORCH_INTERNAL_ASSERT(thread_owner == nullptr || owner == nullptr, "one job per thread");
+  former_ = std::exchange(thread_owner, std::move(owner));
 }
 
 MemoryScope::~MemoryScope() {

@@ -427,3 +427,74 @@ def test_copies_are_freed_with_their_module() -> None:
     kept.running_mean.fill_(2)
     buffers.restore()
     assert torch.equal(kept.running_mean, torch.ones(4))
+
+
+def test_copies_are_freed_with_their_owner_at_once() -> None:
+    model = norms()
+    buffers = saved(model)
+    copies = [weakref.ref(copy) for _, copy in buffers._copies.values()]
+    del buffers  # garbage is not collected in these tests
+    assert [copy() for copy in copies] == [None] * 9
+
+
+def test_buffers_of_a_script_module_are_put_back() -> None:
+    """It makes a new dictionary of them at each look."""
+    model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.BatchNorm1d(4)))
+    buffers = saved(model)
+    model(torch.randn(8, 4))
+    assert model[1].num_batches_tracked == 1
+    buffers.restore()
+    assert model[1].num_batches_tracked == 0
+
+
+def test_a_buffer_that_a_module_has_deleted_before_stays_deleted() -> None:
+    module = nn.Module()
+    module.register_buffer("once", torch.ones(1))
+    buffers = saved(module)
+    del module.once
+    buffers.save()
+    buffers.restore()
+    assert not dict(module.named_buffers())
+
+
+def test_a_buffer_that_the_failed_pass_deletes_is_one_again() -> None:
+    module = nn.BatchNorm1d(4)
+    buffers = saved(module)
+    mean = module.running_mean
+    del module.running_mean
+    module.running_mean = 1.0  # a plain attribute
+    buffers.restore()
+    assert module.running_mean is mean and module.state_dict()["running_mean"] is not None
+
+
+def test_an_expanded_buffer_may_get_memory_of_its_own() -> None:
+    module = nn.Module()
+    module.register_buffer("m", torch.ones(1).expand(4))
+    buffers = saved(module)
+    module.m.data = torch.ones(4)
+    buffers.save()
+    module.m += 5
+    buffers.restore()
+    assert torch.equal(module.m, torch.ones(4))
+
+
+@pytest.mark.parametrize("kind", ["csr", "coo", "nested", "jagged"])
+@pytest.mark.filterwarnings(
+    "ignore:Sparse CSR tensor support is in beta:UserWarning", "ignore:The PyTorch API of nested"
+)
+def test_buffers_without_strides_train_with_a_budget(kind: str) -> None:
+    def job(job: Job) -> Tensor:
+        net = nn.Linear(3, 1)
+        pieces = [torch.ones(2), torch.ones(3)]
+        made = {
+            "csr": lambda: torch.eye(3).to_sparse_csr(),
+            "coo": lambda: torch.eye(3).to_sparse(),
+            "nested": lambda: torch.nested.nested_tensor(pieces),
+            "jagged": lambda: torch.nested.nested_tensor(pieces, layout=torch.jagged),
+        }
+        net.register_buffer("structure", made[kind](), persistent=False)
+        for batch in job.batches(data(3)):
+            batch.backward(lambda x, y: F.mse_loss(net(x[:, :3]), y))
+        return net.structure
+
+    assert run_one(job, memory_budget=GIB).value.is_nested == (kind in ("nested", "jagged"))

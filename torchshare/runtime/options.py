@@ -65,8 +65,8 @@ class RuntimeOptions(TypedDict, total=False):
         Annotated[float, Interval(gt=0, le=1), Expected("a positive number of seconds, at most 1")] | None,
         Option(
             "on a GPU, seconds of predicted work that a lower job may have launched and the GPU has not finished; a "
-            'returning higher job waits for no more than that. Default: 500 us, where a policy other than "priority", '
-            "`max_slowdown` or `secondary_share` makes jobs wait.",
+            "returning higher job waits for no more than that. Default: 500 us with `max_slowdown`, `secondary_share`, "
+            'or a policy other than "priority". Jobs that `slo` holds have no limit without it.',
             metavar="S",
         ),
     ]

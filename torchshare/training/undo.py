@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -59,7 +59,7 @@ class Buffers:
         if any(parameter is not None and is_lazy(parameter) for each in new for parameter in each._parameters.values()):
             self.has_lazy = True
         if buffers := [buffer for buffer in self._found(new) if id(buffer) not in self._copies]:
-            self._copies |= self._copied(buffers)
+            self._copies.update(self._copied(buffers))
         self._modules.update(new)
         return new
 
@@ -68,13 +68,17 @@ class Buffers:
         modules = list(self._modules)
         if self._same.refresh(modules):
             return
+        self._same.forget()
         self._before.clear()
-        self._copies = self._copied(self._found(modules))
-        self._same.keep([] if self.has_lazy else modules, list(self._copies.values()))
+        buffers = self._found(modules)
+        self._copies = self._copied(buffers)
+        if not self.has_lazy and all(id(buffer) in self._copies and _is_plain(buffer) for buffer in buffers):
+            self._same.keep(modules, list(self._copies.values()))
 
     def _found(self, modules: list[torch.nn.Module]) -> list[Tensor]:
         """The buffers that the modules have now, which `restore` gives them back."""
-        before = [(weakref.ref(each, self._gone), dict(each._buffers)) for each in modules if each._buffers]
+        gone = _caller(self)
+        before = [(weakref.ref(each, gone), dict(each._buffers.items())) for each in modules if each._buffers]
         self._before += before
         buffers = [buffer for _, named in before for buffer in named.values() if buffer is not None]
         if any(map(is_lazy, buffers)):
@@ -83,11 +87,12 @@ class Buffers:
         return buffers
 
     def _gone(self, reference: weakref.ref[torch.nn.Module]) -> None:
-        """Frees the copies of a module that is freed, as soon as it is."""
-        self._before = [(each, buffers) for each, buffers in self._before if each is not reference]
-        rest = {id(buffer) for _, buffers in self._before for buffer in buffers.values()}
-        self._copies = {key: copied for key, copied in self._copies.items() if key in rest}
-        self._same.keep([], [])
+        """Frees the copies of a module that is freed, as soon as it is. In any thread."""
+        self._same.forget()
+        self._before = [(each, buffers) for each, buffers in list(self._before) if each is not reference]
+        rest = {id(buffer) for _, buffers in list(self._before) for buffer in buffers.values()}
+        for key in [key for key in list(self._copies) if key not in rest]:
+            self._copies.pop(key, None)
 
     def _copied(self, buffers: list[Tensor]) -> dict[int, tuple[Tensor, Tensor]]:
         """Copies of those that can be written to."""
@@ -96,7 +101,7 @@ class Buffers:
             if not _is_writable(buffer):
                 continue
             _, kept = self._copies.get(id(buffer), (None, None))
-            if kept is not None and _alike(kept, buffer):
+            if kept is not None and _is_plain(buffer) and _alike(kept, buffer):
                 pairs.append((kept, buffer))
             else:
                 kept = buffer.detach().clone()
@@ -113,10 +118,14 @@ class Buffers:
         before = {module: buffers for reference, buffers in self._before if (module := reference()) is not None}
         for module in list(self._modules):
             buffers = before.get(module, {})
-            for name in [name for name in dict(module._buffers) if name not in buffers]:
+            now = dict(module._buffers.items())
+            for name in [name for name in now if name not in buffers]:
                 delattr(module, name)
             for name, buffer in buffers.items():
-                if getattr(module, name, None) is not buffer:
+                if name not in now:  # or it would become a plain attribute
+                    module.__dict__.pop(name, None)
+                    module._buffers[name] = buffer
+                elif now[name] is not buffer:
                     setattr(module, name, buffer)
                 if buffer is not None and id(buffer) in self._copies and _is_writable(buffer):
                     pairs.append(self._copies[id(buffer)])
@@ -182,9 +191,12 @@ def copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
     """Copies to each first tensor from the second, which is like it. On a GPU, torch copies a list of tensors of one
     type with one kernel, and a list of several types tensor by tensor."""
     by_kind: defaultdict[object, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-    for to, source in pairs:
-        by_kind[to.device, to.dtype].append((to, source))
     with torch.no_grad():
+        for to, source in pairs:
+            if _is_plain(to):
+                by_kind[to.device, to.dtype].append((to, source))
+            else:
+                to.copy_(source)
         for alike in by_kind.values():
             torch._foreach_copy_([to for to, _ in alike], [source for _, source in alike])
 
@@ -194,4 +206,20 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 
 def _is_writable(tensor: Tensor) -> bool:
-    return not tensor.is_inference() and 0 not in tensor.stride()
+    return not tensor.is_inference() and not (_is_plain(tensor) and 0 in tensor.stride())
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it has strides: it is neither sparse nor nested."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _caller(buffers: Buffers) -> Callable[[weakref.ref[torch.nn.Module]], None]:
+    """Calls `_gone` of those buffers, and does not keep them alive."""
+    mine = weakref.ref(buffers)
+
+    def gone(reference: weakref.ref[torch.nn.Module]) -> None:
+        if (found := mine()) is not None:
+            found._gone(reference)
+
+    return gone

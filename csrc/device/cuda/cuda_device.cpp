@@ -47,7 +47,8 @@ class CudaScope final : public DeviceScope {
       : part_(request.sms ? SmPart::take(device, *request.sms) : nullptr),
         stream_(std::make_shared<CudaStream>(StreamKind{device, cuda_priority(request.priority), part_.get()})),
         generator_(make_generator(device, request.seed)),
-        guard_(stream_->torchs()) {
+        guard_(stream_->torchs()),
+        user_(device) {
     wake_in_time();
     // The job waits for what the program launched before submit on its current stream, and before now on its default
     // one.
@@ -68,6 +69,7 @@ class CudaScope final : public DeviceScope {
   const std::shared_ptr<CudaStream> stream_;
   const at::Generator generator_;
   const c10::cuda::CUDAStreamGuard guard_;
+  const CudaMemoryUser user_;
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <exception>
 #include <mutex>
@@ -14,7 +15,6 @@
 #include <vector>
 
 #include "device/cuda/cuda_errors.h"
-#include "device/cuda/cuda_stream.h"
 #include "device/cuda/torch_version.h"
 #include "memory/owned_memory.h"
 
@@ -23,6 +23,11 @@ namespace {
 
 using c10::DeviceIndex;
 using c10::MempoolId_t;
+
+std::atomic<int>& users_on(DeviceIndex device) {
+  static std::array<std::atomic<int>, C10_COMPILE_TIME_MAX_GPUS> users{};
+  return users.at(static_cast<std::size_t>(device));
+}
 
 /// Torch's allocator, asking the owner's budget first.
 ///
@@ -70,7 +75,7 @@ class CudaMemory final : public TorchsAllocator {
   /// other jobs, a job's call does nothing. Where memory runs out, torch empties the cache by itself.
   void emptyCache(MempoolId_t pool) override {
     const bool is_jobs = memory_owner(c10::DeviceType::CUDA) != nullptr;
-    if (is_jobs && pool == MempoolId_t{0, 0} && CudaStream::count() > 1) {
+    if (is_jobs && pool == MempoolId_t{0, 0} && users_on(c10::cuda::current_device()) > 1) {
       return;
     }
     unless_lost([&] { torchs_.emptyCache(pool); });
@@ -237,6 +242,14 @@ bool install_once() {
 }
 
 }  // namespace
+
+CudaMemoryUser::CudaMemoryUser(DeviceIndex device) : device_(device) {
+  ++users_on(device_);
+}
+
+CudaMemoryUser::~CudaMemoryUser() {
+  --users_on(device_);
+}
 
 void install_cuda_memory() {
   static const bool installed = install_once();

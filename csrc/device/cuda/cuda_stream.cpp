@@ -12,8 +12,6 @@
 namespace torchshare {
 namespace {
 
-std::atomic<int> existing{0};  // CudaStream
-
 struct KeptStreams {
   std::mutex mutex;  // guards every field below
   std::vector<std::unique_ptr<MarkedStream>> streams;
@@ -78,16 +76,9 @@ CudaEvent::CudaEvent(const c10::cuda::CUDAStream& stream) {
   event_.record(stream);
 }
 
-CudaStream::CudaStream(const StreamKind& kind) : kind_(kind), main_(add(MarkedStream::take(kind))) {
-  ++existing;
-}
-
-int CudaStream::count() {
-  return existing.load();
-}
+CudaStream::CudaStream(const StreamKind& kind) : kind_(kind), main_(add(MarkedStream::take(kind))) {}
 
 CudaStream::~CudaStream() {
-  --existing;
   cudaError_t error = cudaSuccess;
   const auto keep_first = [&](cudaError_t result) { error = error == cudaSuccess ? result : error; };
   for (Member& member : members_) {

@@ -66,8 +66,6 @@ class CudaStream final : public DeviceStream {
   CudaStream(const CudaStream&) = delete;  // owns streams
   CudaStream& operator=(const CudaStream&) = delete;
 
-  /// How many there are: jobs that run on a GPU.
-  static int count();
   c10::cuda::CUDAStream torchs() const;
   /// Another stream of the same kind, for as long as the job runs; beyond kMaxOpen those are returned again, in turn.
   /// Null during a capture. The job's own thread.
