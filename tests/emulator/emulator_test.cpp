@@ -91,11 +91,13 @@ TEST_F(EmulatorTest, AStreamOfHigherPriorityKeepsItsSlot) {
   cudaStream_t high = nullptr;
   ASSERT_EQ(cudaStreamCreateWithPriority(&high, cudaStreamNonBlocking, -5), cudaSuccess);
   std::vector<cudaStream_t> low(2 * kSlots);
+  std::counting_semaphore<> high_began(0);
   std::counting_semaphore<> low_began(0);
   std::promise<void> high_ends;
   const std::shared_future<void> high_ended(high_ends.get_future());
   std::atomic<int> timeouts{0};
   launch(high, "high", {}, [&] {
+    high_began.release();
     for (int i = 0; i < kSlots - 1; ++i) {
       timeouts += low_began.try_acquire_for(kForever) ? 0 : 1;
     }
@@ -104,6 +106,7 @@ TEST_F(EmulatorTest, AStreamOfHigherPriorityKeepsItsSlot) {
     launch(high, "high", {});
   }
   launch(high, "high", {}, [&] { high_ends.set_value(); });
+  ASSERT_TRUE(high_began.try_acquire_for(kForever));  // it has its slot
   for (cudaStream_t& stream : low) {
     ASSERT_EQ(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0), cudaSuccess);
     launch(stream, "low", {}, [&] {
