@@ -146,9 +146,10 @@ test-cluster: build
 	$(PY) -m pytest $(RAY_TESTS) tests/python/test_cluster_cli.py
 	$(PY) -m pytest tests/python/test_documents.py -k tutorials/cluster
 
-# Jobs that start, suspend, resume, cancel and fail at random moments, and programs that are interrupted.
+# Jobs that start, suspend, resume, cancel and fail at random moments, and programs that are interrupted. In two processes:
+# each keeps one core busy.
 soak: build
-	printf "%s\n" 1 2 | xargs -P 2 -I{} $(PY) tests/soak.py --rounds 50 --programs 5  # one uses no more than a core
+	printf "%s\n" 1 2 | xargs -P 2 -I{} $(PY) tests/soak.py --rounds 50 --programs 5
 
 # The tables of the papers, from traces in the repository: seconds.
 papers: build

@@ -8,8 +8,8 @@ called, and what the GPU spends time on, by how much more than in plain torch.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import subprocess
 import sys
 import time
 import warnings
@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 sys.path.append(str(Path(__file__).parents[1]))
 
+from child import Child
 from rich.table import Table
 
 import torchshare
@@ -60,10 +61,10 @@ class Turns:
             found["cpu_s"] = (time.process_time() - self._cpu) / self._steps
         if self._profiler is not None:
             self._profiler.stop()
-            calls = {each.key: each.count / self._steps for each in self._profiler.key_averages()}
-            on_gpu = [e for e in self._profiler.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA]
-            busy = {each.key: each.self_device_time_total / self._steps for each in on_gpu}
-            found |= {"calls": calls, "busy_us": busy}
+            for event in self._profiler.key_averages():
+                found["calls"][event.key] = event.count / self._steps
+                if event.device_type == torch.autograd.DeviceType.CUDA:
+                    found["busy_us"][event.key] = event.self_device_time_total / self._steps
         print(json.dumps(found), flush=True)
         asked = json.loads(input())
         self._steps = self._left = asked["steps"]
@@ -92,52 +93,32 @@ def work(mode: str, kinds: list[str], device: str, tiny: bool) -> None:
             runtime.wait()
 
 
-class Mode:
-    """A process of a mode."""
-
-    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
-        work = json.dumps([name, arguments.kinds, arguments.device, arguments.tiny])
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--work", work], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a process ended with {self._process.wait()}")
-        return dict(json.loads(line))
-
-    def ask(self, steps: int, profiled: bool = False) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"steps": steps, "profiled": profiled}) + "\n")
-        self._process.stdin.flush()
-
-    def turn(self, steps: int, profiled: bool = False) -> dict[str, Any]:
-        self.ask(steps, profiled)
-        return self.answer()
+def turn(mode: Child, steps: int, profiled: bool = False) -> dict[str, Any]:
+    """What so many steps of that mode took."""
+    mode.tell({"steps": steps, "profiled": profiled})
+    return dict(mode.hear())
 
 
 def more(plain: dict[str, float], ours: dict[str, float]) -> dict[str, float]:
-    """By how much per step ours differs from plain torch; the greatest first."""
+    """The differences from plain torch, per step, the greatest first."""
     differences = Counter(ours)
     differences.subtract(plain)
     return {key: round(value, 2) for key, value in differences.most_common() if abs(value) >= 0.5}
 
 
-def compare(modes: dict[str, Mode], arguments: argparse.Namespace) -> dict[str, Any]:
+def compare(modes: dict[str, Child], arguments: argparse.Namespace) -> dict[str, Any]:
     """One kind of training, in all modes."""
     for mode in modes.values():
-        mode.answer()  # warm
-    one = modes[PLAIN].turn(2)["step_s"]
+        mode.hear()  # it is warm
+    one = turn(modes[PLAIN], 2)["step_s"]
     steps = max(1, round(arguments.window / one))
     rounds = []
     for index in range(arguments.rounds):
         order = list(modes) if index % 2 == 0 else list(modes)[::-1]
-        rounds.append({name: modes[name].turn(steps) for name in order})
-    profiles = {name: mode.turn(PROFILED_STEPS, profiled=not arguments.tiny) for name, mode in modes.items()}
+        rounds.append({name: turn(modes[name], steps) for name in order})
+    profiles = {name: turn(mode, PROFILED_STEPS, profiled=not arguments.tiny) for name, mode in modes.items()}
     for mode in modes.values():
-        mode.ask(0)
+        mode.tell({"steps": 0, "profiled": False})
     found: dict[str, Any] = {"steps of a turn": steps}
     for name in modes:
         found[name] = {
@@ -148,6 +129,21 @@ def compare(modes: dict[str, Mode], arguments: argparse.Namespace) -> dict[str, 
             **{f"more_{what}": more(profiles[PLAIN][what], profiles[name][what]) for what in ("calls", "busy_us")},
         }
     return found
+
+
+def measure_and_print(modes: dict[str, Child], arguments: argparse.Namespace) -> None:
+    found = {}
+    for kind in arguments.kinds:
+        found[kind] = compare(modes, arguments)
+        write("alone", found, arguments.output)
+        drawn = Table(kind, "step ms", "over plain", "CPU ms", "GPU busy ms")
+        for name in modes:
+            figures = found[kind][name]
+            drawn.add_row(
+                name, shown(figures["step_ms"], 2), shown(figures["over_plain"], 3), shown(figures["cpu_ms"], 2),
+                f"{figures['busy_ms']:.2f}",
+            )  # fmt: skip
+        print_table(drawn)
 
 
 def main() -> None:
@@ -164,19 +160,11 @@ def main() -> None:
     if arguments.work:
         work(*json.loads(arguments.work))
         return
-    modes = {name: Mode(name, arguments) for name in dict.fromkeys([PLAIN, *arguments.modes])}
-    found = {}
-    for kind in arguments.kinds:
-        found[kind] = compare(modes, arguments)
-        write("alone", found, arguments.output)
-        drawn = Table(kind, "step ms", "over plain", "CPU ms", "GPU busy ms")
-        for name in modes:
-            figures = found[kind][name]
-            drawn.add_row(
-                name, shown(figures["step_ms"], 2), shown(figures["over_plain"], 3), shown(figures["cpu_ms"], 2),
-                f"{figures['busy_ms']:.2f}",
-            )  # fmt: skip
-        print_table(drawn)
+    common = [arguments.kinds, arguments.device, arguments.tiny]
+    with contextlib.ExitStack() as stack:
+        names = dict.fromkeys([PLAIN, *arguments.modes])
+        modes = {name: stack.enter_context(Child(__file__, [name, *common])) for name in names}
+        measure_and_print(modes, arguments)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
 
+from child import Child
+
 import torchshare
 from torchshare.cli.outputs import print_table
 
@@ -50,25 +52,6 @@ MODES = ["alone", SOLO, "in-turn", TWO, MPS, "threads", *OURS]  # alone is alway
 LEAD_S, TAIL_S = 1.0, 0.3  # from when both go on together to the window, and from its end
 BOUND_LEAD_S = 8.0  # instead of LEAD_S, until `max_slowdown` has learned what the secondary costs
 MPS_CONTROL = "nvidia-cuda-mps-control"
-
-
-@dataclass(frozen=True)
-class Child:
-    """A process of this script that has loaded torch and waits for the environment with which it goes on."""
-
-    process: subprocess.Popen[str]
-    errors: Any  # the file of its standard error
-
-    def tell(self, value: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(value) + "\n")
-        self.process.stdin.flush()
-
-    def failure(self, limit: float) -> RuntimeError:
-        """How it ended, and the last that it wrote: its exception, or where it hung."""
-        status = self.process.wait(limit)
-        self.errors.seek(0)
-        return RuntimeError(f"ended with {status}: {self.errors.read().strip()[-2000:]}")
 
 
 @dataclass(frozen=True)
@@ -103,7 +86,7 @@ def work(kinds: list[str], mode: str, setting: Setting) -> list[Figures]:
     def coordinate() -> tuple[float, float]:
         with contextlib.suppress(threading.BrokenBarrierError):
             warm.wait()
-            print("ready", flush=True)
+            print(json.dumps("ready"), flush=True)
             start, end = json.loads(input())
             for clock in clocks:
                 clock.deadline = end + TAIL_S
@@ -162,16 +145,10 @@ def multi_process_service() -> Iterator[dict[str, str]]:
 
 
 def start(kinds: list[str], mode: str, setting: Setting, stack: contextlib.ExitStack) -> list[Child]:
-    """The processes of a mode, one for both jobs or one for each; `stack` ends them."""
-    children = []
-    for group in [[kind] for kind in kinds] if mode in (TWO, MPS) else [kinds]:
-        errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - the stack closes it
-        stack.callback(errors.close)
-        command = [sys.executable, __file__, "--work", json.dumps([group, mode, asdict(setting)])]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
-        stack.callback(process.kill)
-        children.append(Child(process, errors))
-    return children
+    """The processes of a mode, one for both jobs or one for each, which load torch and then wait for the environment
+    with which they go on; `stack` ends them."""
+    groups = [[kind] for kind in kinds] if mode in (TWO, MPS) else [kinds]
+    return [stack.enter_context(Child(__file__, [group, mode, asdict(setting)])) for group in groups]
 
 
 def measure(children: list[Child], mode: str, setting: Setting) -> list[Figures]:
@@ -180,18 +157,14 @@ def measure(children: list[Child], mode: str, setting: Setting) -> list[Figures]
         for child in children:
             child.tell(environment)
         for child in children:
-            assert child.process.stdout is not None
-            if child.process.stdout.readline() != "ready\n":
-                raise child.failure(setting.limit)
+            child.hear()  # it is ready
         begin = time.monotonic() + (BOUND_LEAD_S if mode in BOUNDED else LEAD_S)
         for child in children:
             child.tell([begin, begin + setting.window])
         found: list[Figures] = []
         for child in children:
-            output, _ = child.process.communicate(timeout=setting.limit)
-            if child.process.returncode != 0:
-                raise child.failure(setting.limit)
-            found += json.loads(output.splitlines()[-1])
+            found += child.hear()
+            child.wait(setting.limit)
         return found
 
 
@@ -207,9 +180,8 @@ def repeat(pair: str, modes: list[str], setting: Setting) -> dict[str, Outcome]:
             return found
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
             print(f"{pair} {setting.dtype} {mode}: {error}", file=sys.stderr)
-            for child in children:  # or one would train beside the next modes
-                child.process.kill()
-                child.process.wait()
+            for child in children:
+                child.kill()  # or one would train beside the next modes
             return {"error": str(error)}
 
     with stack:

@@ -23,18 +23,7 @@ bool BufferCopies::Layout::operator==(const Layout& other) const {
          std::ranges::equal(members, other.members, [](const auto& a, const auto& b) { return a.is(b); });
 }
 
-void BufferCopies::keep(const Modules& modules, const CopiedBuffers& copied) {
-  std::vector<Group> groups;
-  for (const auto& [buffer, copy] : copied) {
-    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& other) {
-      return other.copies.front().scalar_type() == copy.scalar_type() && other.copies.front().device() == copy.device();
-    });
-    if (group == groups.end()) {
-      group = groups.emplace(groups.end());
-    }
-    group->copies.push_back(copy);
-    group->buffers.push_back(buffer);
-  }
+void BufferCopies::keep(const Modules& modules, std::vector<Group> groups) {
   std::optional<Layout> layout = layout_of(modules);
   groups_.swap(groups);
   layout_.swap(layout);
@@ -50,14 +39,14 @@ void BufferCopies::forget() {
 bool BufferCopies::refresh(const Modules& modules) {
   const Layout layout = layout_of(modules);
   const bool same = layout_ && layout == *layout_ && std::ranges::all_of(groups_, [](const Group& group) {
-                      return std::ranges::equal(group.copies, group.buffers, alike);
+                      return std::ranges::equal(group.first, group.second, alike);
                     });
   if (same) {
     const std::vector<Group> groups = groups_;
     const py::gil_scoped_release release;  // the ops may wait at the gate; another thread may call `forget`
     const at::NoGradGuard no_grad;
-    for (const Group& group : groups) {
-      at::_foreach_copy_(group.copies, group.buffers);
+    for (const auto& [copies, buffers] : groups) {
+      at::_foreach_copy_(copies, buffers);
     }
   }
   return same;

@@ -10,28 +10,22 @@
 
 namespace torchshare::bindings {
 
-using Modules = pybind11::typing::List<pybind11::object>;              // of torch.nn
-using CopiedBuffers = std::vector<std::pair<at::Tensor, at::Tensor>>;  // and the copy of each
+using Modules = pybind11::typing::List<pybind11::object>;                   // of torch.nn
+using Group = std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>;  // copies, and the buffer of each
 
 /// Copies of modules' buffers that are made again before each batch, when the GPU may have nothing to do. Whether they
 /// are the buffers of the last batch is found out without running Python. With the GIL; a call may free objects, whose
 /// destructors may call this.
 class BufferCopies {
  public:
-  /// `copied`: all buffers of the modules.
-  void keep(const Modules& modules, const CopiedBuffers& copied);
+  /// `groups`: all buffers of the modules, by device and type.
+  void keep(const Modules& modules, std::vector<Group> groups);
   void forget();
   /// Copies each buffer again. False, with nothing copied, unless the modules are those kept, in the same order, with
   /// the same buffers under the same names, each still of the shape, type and device of its copy.
   bool refresh(const Modules& modules);
 
  private:
-  /// Buffers of one device and type: torch copies them with one kernel, and a list of several types one by one.
-  struct Group {
-    std::vector<at::Tensor> copies;
-    std::vector<at::Tensor> buffers;
-  };
-
   struct Layout {
     std::vector<PyObject*> modules;         // of each buffer
     std::vector<pybind11::object> members;  // the name of each buffer and itself

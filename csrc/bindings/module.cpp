@@ -23,7 +23,7 @@ PYBIND11_MODULE(_C, module) {
   using torchshare::bindings::BufferCopies;
   pybind11::class_<BufferCopies>(module, "BufferCopies")
       .def(pybind11::init<>())
-      .def("keep", &BufferCopies::keep, pybind11::arg("modules"), pybind11::arg("copied"))
+      .def("keep", &BufferCopies::keep, pybind11::arg("modules"), pybind11::arg("groups"))
       .def("forget", &BufferCopies::forget)
       .def("refresh", &BufferCopies::refresh, pybind11::arg("modules"));
   module.def("watch_attributes", &torchshare::bindings::watch_attributes, pybind11::arg("assigned"),

@@ -67,11 +67,6 @@ bool Gate::is_paced(const Slot& slot) const {
          });
 }
 
-/// Time until the pace lets the job enter.
-std::chrono::nanoseconds Gate::held_for(const Slot& slot) const {
-  return is_paced(slot) ? pace_.wait(clock_.now()) : std::chrono::nanoseconds(0);
-}
-
 void Gate::set_pace(const Pace& pace) {
   {
     std::lock_guard lock(mutex_);
@@ -224,16 +219,24 @@ bool Gate::has_settled(Member& member, std::uint64_t activity) {
 
 bool Gate::try_enter(const Slot& slot) {
   std::unique_lock lock(mutex_);
-  if (held_for(slot).count() > 0) {
-    return false;
+  return admit(lock, slot, clock_.now()).admit;
+}
+
+/// Lets the job in, which has waited since `began`, or says when to ask again.
+Verdict Gate::admit(std::unique_lock<std::mutex>& lock, const Slot& slot, std::chrono::nanoseconds began) {
+  const bool polls =
+      std::any_of(members_.begin(), members_.end(), [](const Member& member) { return member.stream != nullptr; });
+  if (const auto held = is_paced(slot) ? pace_.wait(clock_.now()) : std::chrono::nanoseconds(0); held.count() > 0) {
+    return {.admit = false, .retry_after = polls ? std::min(held, kCheck) : held};
   }
   record_markers(lock, slot, Work::kOps);
   const auto now = clock_.now();
-  const bool admitted = ask(slot, now, std::chrono::nanoseconds(0)).admit && !record_markers(lock, slot, Work::kHidden);
-  if (admitted) {
+  Verdict verdict = ask(slot, now, now - began);
+  if (verdict.admit && !record_markers(lock, slot, Work::kHidden)) {
     let_in(slot, now);
+    return verdict;
   }
-  return admitted;
+  return {.admit = false, .retry_after = polls ? std::min(verdict.retry_after, kPoll) : verdict.retry_after};
 }
 
 /// The member's record says that it waits, until the destructor. Both under the gate's lock, which the destructor takes
@@ -272,26 +275,17 @@ bool Gate::poll_turn(std::unique_lock<std::mutex>& lock, const Slot& slot) {
     if (has(*slot.job, kSuspend | kHold | kFork | (slot.job == &slot ? kCancel : kLeaves))) {
       return false;
     }
-    const auto held = held_for(slot);
-    if (held.count() == 0) {
-      record_markers(lock, slot, Work::kOps);
-    }
     const auto now = clock_.now();
     if (now - checked >= kCheck) {
       check_streams(lock);
       checked = now;
     }
-    const Verdict verdict =
-        held.count() > 0 ? Verdict{.admit = false, .retry_after = held} : ask(slot, now, now - began);
-    if (verdict.admit && !record_markers(lock, slot, Work::kHidden)) {
-      let_in(slot, now);
+    const Verdict verdict = admit(lock, slot, began);
+    if (verdict.admit) {
       return true;
     }
-    const bool polls =
-        std::any_of(members_.begin(), members_.end(), [&](const Member& member) { return member.stream != nullptr; });
     lock.unlock();
-    const auto longest = !polls ? kNever : held.count() > 0 ? kCheck : kPoll;
-    clock_.wait(changed_, seen, now + std::min(verdict.retry_after, longest));
+    clock_.wait(changed_, seen, now + verdict.retry_after);
     lock.lock();
   }
 }

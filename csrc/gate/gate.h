@@ -22,13 +22,13 @@ namespace torchshare {
 /// On a GPU a job leaves an op as soon as it is launched, and counts as inside until its stream has no more work.
 /// Finding out costs that job no time on the host: the waiting job records a marker on that stream, once per state of
 /// the job's counter, and then reads how far the stream has come. A marker covers all work launched before it, so it is
-/// valid for the counter as read before it was recorded. A job that launches one op after another would get a marker
-/// between any two, each of which the GPU must execute: so it must not have begun an op for `kSettled`, unless it has
-/// announced a gap or waits for input. Kernels that are not ops (Triton's, those of an extension) do not change the
-/// counter, so before a job is admitted beside a stream that seems to be done, the driver is asked whether it is. Both
-/// calls of the driver are made without the gate's lock. A device that has failed reaches no marker any more, so a job
-/// that waits for long asks the device for its error. `try_enter` and `wait_turn` throw what these calls throw. A
-/// policy that does not look at other jobs, and a job that the pace holds, need no marker.
+/// valid for the counter as read before it was recorded. Each is work for the GPU, so none is recorded while the job
+/// launches op after op: only once it has begun no op for `kSettled`, has announced a gap, or waits for input.
+/// Kernels that are not ops (Triton's, those of an extension) do not change the counter, so before a job is admitted
+/// beside a stream that seems to be done, the driver is asked whether it is. Both calls of the driver are made without
+/// the gate's lock. A device that has failed reaches no marker any more, so a job that waits for long asks the device
+/// for its error. `try_enter` and `wait_turn` throw what these calls throw. A policy that does not look at other jobs,
+/// and a job that the pace holds, need no marker.
 class Gate {
  public:
   static constexpr std::chrono::nanoseconds kSettled = std::chrono::microseconds(50);
@@ -104,6 +104,7 @@ class Gate {
 
   class Waiting;
 
+  Verdict admit(std::unique_lock<std::mutex>& lock, const Slot& slot, std::chrono::nanoseconds began);
   bool poll_turn(std::unique_lock<std::mutex>& lock, const Slot& slot);
   enum class Work { kOps, kHidden };  // hidden: of kernels that are not ops
   bool record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, Work work);
@@ -114,7 +115,6 @@ class Gate {
   void let_in(const Slot& slot, std::chrono::nanoseconds now);
   Member& member_of(const Slot& slot);
   bool is_paced(const Slot& slot) const;
-  std::chrono::nanoseconds held_for(const Slot& slot) const;
   void refresh_contention();
 
   const std::unique_ptr<GatePolicy> policy_;

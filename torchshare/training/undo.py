@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -73,7 +73,7 @@ class Buffers:
         buffers = self._found(modules)
         self._copies = self._copied(buffers)
         if not self.has_lazy and all(id(buffer) in self._copies and _is_plain(buffer) for buffer in buffers):
-            self._same.keep(modules, list(self._copies.values()))
+            self._same.keep(modules, grouped((kept, buffer) for buffer, kept in self._copies.values()))
 
     def _found(self, modules: list[torch.nn.Module]) -> list[Tensor]:
         """The buffers that the modules have now, which `restore` gives them back."""
@@ -187,18 +187,28 @@ def leaves_of(loss: Tensor) -> Iterator[Tensor]:
         stack.extend(function for function, _ in node.next_functions)
 
 
+Group = tuple[list[Tensor], list[Tensor]]
+
+
+def grouped(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[Group]:
+    """The first and the second tensors, by device and type. On a GPU, torch copies a list of tensors of one type with
+    one kernel, and a list of several types tensor by tensor."""
+    groups: defaultdict[object, Group] = defaultdict(lambda: ([], []))
+    for to, source in pairs:
+        targets, sources = groups[to.device, to.dtype]
+        targets.append(to)
+        sources.append(source)
+    return list(groups.values())
+
+
 def copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Copies to each first tensor from the second, which is like it. On a GPU, torch copies a list of tensors of one
-    type with one kernel, and a list of several types tensor by tensor."""
-    by_kind: defaultdict[object, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    """Copies to each first tensor from the second, which is like it."""
     with torch.no_grad():
         for to, source in pairs:
-            if _is_plain(to):
-                by_kind[to.device, to.dtype].append((to, source))
-            else:
+            if not _is_plain(to):
                 to.copy_(source)
-        for alike in by_kind.values():
-            torch._foreach_copy_([to for to, _ in alike], [source for _, source in alike])
+        for targets, sources in grouped(pair for pair in pairs if _is_plain(pair[0])):
+            torch._foreach_copy_(targets, sources)
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
@@ -210,12 +220,12 @@ def _is_writable(tensor: Tensor) -> bool:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether it has strides: it is neither sparse nor nested."""
+    """True if the tensor has strides: it is neither sparse nor nested."""
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _caller(buffers: Buffers) -> Callable[[weakref.ref[torch.nn.Module]], None]:
-    """Calls `_gone` of those buffers, and does not keep them alive."""
+    """Returns a callback for weak references that calls `buffers._gone` and does not keep `buffers` alive."""
     mine = weakref.ref(buffers)
 
     def gone(reference: weakref.ref[torch.nn.Module]) -> None:

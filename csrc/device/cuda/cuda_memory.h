@@ -7,7 +7,7 @@ namespace torchshare {
 /// Wraps torch's CUDA allocator in ours. Once per process; further calls do nothing. See Note [Owned memory].
 void install_cuda_memory();
 
-/// A job runs on the GPU, until the destructor.
+/// Counts a job that runs on the GPU, until the destructor.
 class CudaMemoryUser {
  public:
   explicit CudaMemoryUser(c10::DeviceIndex device);
