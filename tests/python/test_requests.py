@@ -696,9 +696,10 @@ def test_other_ranks_are_told_that_lower_jobs_may_run_at_any_time_while_nobody_a
 
     with torchshare.Runtime("cpu") as runtime:
         job = runtime.submit(serve, threads=1, priority="primary")
-        runtime.submit(run_ops_for_ever, threads=1, name="lower")
+        lower = runtime.submit(run_ops_for_ever, threads=1, name="lower")
         runtime.start()
         wait_until(lambda: job._context.handle.latency() is not None)
+        wait_until(lambda: lower.state == "running")  # an answer that no lower job runs beside changes no pace
         assert runtime._handle.pace()[0] == 1
         inbox.put(1)
         wait_until(lambda: job.result.requests is not None and job.result.requests.answered == 1)
