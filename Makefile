@@ -17,6 +17,8 @@ export TORCHSHARE_BUILD_DIR = $(abspath $(BUILD))
 CMAKE_BUILD := cmake --build
 # The generator of new build folders; setup.py does the same.
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
+# Set in many containers: each of the tests' processes would compile torch's 2,500 Python files to import them.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: docs help demo test test-slow build wheel sdist lint bench clean prerequisites test-cpp test-python test-python-slow \
   test-loaded test-oldest test-versions papers server test-tsan test-asan soak build-emulator test-emulated \
