@@ -21,7 +21,7 @@ import torchshare
 from jobs import train
 from record import RESULTS, shown, spread, steady_malloc, write
 
-BLOCKS = {"conv": (6, 50), "tiny": (300, 40)}  # steps per block, rounds
+STEPS = {"conv": 6, "tiny": 300}  # of a block
 
 
 class BlockMeter:
@@ -45,7 +45,7 @@ class BlockMeter:
 
 
 def in_plain_thread(kind: str) -> float:
-    meter = BlockMeter(BLOCKS[kind][0])
+    meter = BlockMeter(STEPS[kind])
 
     def body() -> None:
         torch.autograd.set_multithreading_enabled(False)
@@ -58,7 +58,7 @@ def in_plain_thread(kind: str) -> float:
 
 
 def in_job(kind: str, policy: str = "priority", record_ops: bool = False) -> float:
-    meter = BlockMeter(BLOCKS[kind][0])
+    meter = BlockMeter(STEPS[kind])
     with torchshare.Runtime(policy=policy) as runtime:
         runtime.submit(lambda job: train(kind, meter, job), priority="primary", threads=1, record_ops=record_ops)
     return meter.seconds_per_step
@@ -72,9 +72,9 @@ def timed(kind: str) -> float:
     return in_job(kind, record_ops=True)
 
 
-def ratios(kind: str) -> dict[str, dict[str, float]]:
+def ratios(kind: str, rounds: int) -> dict[str, dict[str, float]]:
     order: list[Callable[[str], float]] = [in_plain_thread, in_job, watched, in_job, timed, in_job, in_plain_thread]
-    times = [[run(kind) for run in order] for _ in range(BLOCKS[kind][1])]
+    times = [[run(kind) for run in order] for _ in range(rounds)]
     return {
         "torchshare": spread([(each[1] + each[5]) / (each[0] + each[6]) for each in times]),
         "control": spread([each[6] / each[0] for each in times]),
@@ -87,11 +87,12 @@ def ratios(kind: str) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=45)
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     steady_malloc()
     warnings.simplefilter("ignore")
-    summary = {kind: ratios(kind) for kind in BLOCKS}
+    summary = {kind: ratios(kind, arguments.rounds) for kind in STEPS}
     write("overhead", {"summary": summary}, arguments.output)
     for kind, figures in summary.items():
         print(f"{kind:6}", "  ".join(f"{name} {shown(figure, 3)}" for name, figure in figures.items()))

@@ -1,4 +1,5 @@
-"""Draws the README's picture from the JSON files of benchmarks/results/: python benchmarks/picture.py"""
+"""Draws pairs.png, which is the README's, and gaps.png from the JSON files of benchmarks/results/:
+python benchmarks/picture.py"""
 
 from __future__ import annotations
 
@@ -11,6 +12,16 @@ from record import RESULTS
 
 PAIRS = ("memory+memory", "conv+conv", "transformer+transformer", "mlp+mlp")
 MODES = {"two processes": "lightgray", "torchshare": "tab:blue"}
+GAP_MODES = {  # color and marker: hollow ones are without torchshare
+    "two processes": ("dimgray", "o"),
+    "two processes, nice 19": ("tab:orange", "s"),
+    "two processes, SCHED_IDLE": ("tab:red", "D"),
+    "two threads": ("tab:purple", "^"),
+    "torchshare": ("tab:blue", "o"),
+    "strict": ("tab:cyan", "s"),
+    "best fit": ("tab:olive", "D"),
+    "best fit + SCHED_IDLE": ("tab:green", "^"),
+}
 
 
 def rate(mode: dict[str, dict[str, float]], figure: str) -> tuple[float, list[list[float]]]:
@@ -55,24 +66,56 @@ def draw_primary(axis: Any, modes: dict[str, Any]) -> None:
     axis.legend(frameon=False, loc="lower right", fontsize=8)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=RESULTS / "pairs.png")
-    arguments = parser.parse_args()
+def draw_gaps(axes: list[Any], primaries: dict[str, Any]) -> None:
+    """One axis per primary: its 99th percentile against the secondary's rate, both relative to alone."""
+    for axis, (primary, modes) in zip(axes, primaries.items(), strict=True):
+        for mode, (color, marker) in GAP_MODES.items():
+            (x, x_spread), (y, y_spread) = rate(modes[mode], "secondary"), rate(modes[mode], "p99")
+            fill = "white" if mode.startswith("two") else color
+            axis.errorbar(x, y, y_spread, x_spread, color=color, marker=marker, mfc=fill, label=mode, lw=0.7, ms=6)
+        axis.axhline(1, color="black", lw=0.8)
+        axis.set_yscale("log")
+        axis.set_ylim(0.6, 20)
+        axis.set_yticks([1, 2, 5, 10], ["1", "2", "5", "10"])
+        axis.minorticks_off()
+        axis.set_xlim(-0.02, 1)
+        axis.set_title(primary, fontsize=10)
+
+
+def plots(width: float, height: float, **layout: Any) -> tuple[Any, Any]:
+    """A figure and its axes."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    allocator, pairs = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("allocator", "pairs"))
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3), width_ratios=[3, 2])
-    draw_pairs(left, allocator["summary"])
-    left.set_title("two equal jobs, two cores, glibc's malloc as it comes", fontsize=10)
-    draw_primary(right, pairs["summary"]["input_bound+conv"])
-    for axis in (left, right):
+    figure, axes = pyplot.subplots(figsize=(width, height), **layout)
+    for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    allocator, pairs, gaps = (
+        json.loads((RESULTS / f"{name}.json").read_text())["summary"] for name in ("allocator", "pairs", "gaps")
+    )
+    figure, (left, right) = plots(9, 3, nrows=1, ncols=2, width_ratios=[3, 2])
+    draw_pairs(left, allocator)
+    left.set_title("two equal jobs, two cores, glibc's malloc as it comes", fontsize=10)
+    draw_primary(right, pairs["input_bound+conv"])
     figure.tight_layout()
-    figure.savefig(arguments.output, dpi=110)
+    figure.savefig(arguments.output / "pairs.png", dpi=110)
+
+    figure, axes = plots(9, 6, nrows=2, ncols=3, sharex=True, sharey=True)
+    draw_gaps(list(axes.flat), gaps)
+    figure.supxlabel("secondary's rate, alone = 1", fontsize=10)
+    figure.supylabel("primary's 99th percentile, alone = 1", fontsize=10)
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="upper center", ncols=4, frameon=False, fontsize=8)
+    figure.tight_layout(rect=(0, 0, 1, 0.93))
+    figure.savefig(arguments.output / "gaps.png", dpi=110)
 
 
 if __name__ == "__main__":

@@ -328,6 +328,7 @@ void bind_runtime(py::module_& module) {
              return self;
            })
       .def("synchronize", [](Adopted& self) { return self.thread->synchronize(); })
+      .def_property_readonly("generator", [](const Adopted& self) { return self.thread->context().generator(); })
       .def_property_readonly("device_generator",
                              [](const Adopted& self) { return device_generator(self.thread->context()); })
       .def("__exit__", [](Adopted& self, const ExitArgs&) { self.thread.reset(); });
@@ -338,7 +339,14 @@ void bind_runtime(py::module_& module) {
              self.scope = std::make_unique<ServingScope>(self.job->serving_threads(), self.job->spec().threads);
              return self;
            })
-      .def("synchronize", [](Serving& self) { self.scope->synchronize(); })
+      .def("synchronize",
+           [](Serving& self) {
+             self.scope->synchronize();
+             return true;
+           })
+      .def_property_readonly("generator", [](const Serving& self) { return self.scope->context().generator(); })
+      .def_property_readonly("device_generator",
+                             [](const Serving& self) { return device_generator(self.scope->context()); })
       .def("__exit__", [](Serving& self, const ExitArgs&) { self.scope.reset(); });
   py::class_<Runtime>(module, "Runtime")
       .def(py::init([](const std::string& device, const RuntimeOptions& options) {

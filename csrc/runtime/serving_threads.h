@@ -96,6 +96,7 @@ class ServingScope {
   ServingScope& operator=(const ServingScope&) = delete;
 
   void synchronize() { in_use_.thread->synchronize(); }
+  const OpContext& context() const { return *in_use_.thread; }
 
  private:
   struct InUse {

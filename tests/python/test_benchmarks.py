@@ -20,6 +20,8 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "simulator")]
 
 import fikit  # noqa: E402
+import picture  # noqa: E402
+import versions  # noqa: E402
 from gpu import models  # noqa: E402
 
 import auto  # noqa: E402
@@ -124,6 +126,20 @@ def test_a_short_run_measures_and_its_table_prints(tmp_path: Path):
 
 def test_a_change_is_of_the_means_and_its_spread_of_the_traces():
     assert study.change([50.0, 300.0], [100.0, 200.0]) == {"mean": 0.1667, "min": -0.5, "max": 0.5}
+
+
+def test_versions_are_compared_within_each_repetition():
+    former = [{"torch": "2.11.0", "figures": {"steps/s": rate}} for rate in (1.0, 2.0)]
+    newer = [{"torch": "2.15.0", "figures": {"steps/s": rate}} for rate in (1.5, 2.0)]
+    figures = versions.summary(former, newer)["steps/s"]
+    assert figures["newer / former"] == {"median": 1.25, "min": 1.0, "max": 1.5}
+    assert figures["former"]["median"] == 1.5
+
+
+def test_the_pictures_are_drawn_from_the_recorded_results(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["picture.py", "--output", str(tmp_path)])
+    picture.main()
+    assert {each.name for each in tmp_path.iterdir()} == {"pairs.png", "gaps.png"}
 
 
 def test_divisible_gpus_leave_no_gang_behind():

@@ -88,3 +88,39 @@ def test_requests_of_all_threads_run_on_the_jobs_stream_beside_a_training(policy
     for x, (answer, _) in zip(data, answers, strict=True):
         assert torch.equal(answer, found["model"](x.cuda()))
     assert job.result.requests is not None and job.result.requests.answered == len(data)
+
+
+def test_a_call_in_a_servers_thread_seeds_the_jobs_generator_and_waits_for_the_job_alone() -> None:
+    ready, busy, over = threading.Event(), threading.Event(), threading.Event()
+    found: dict[str, Any] = {}
+
+    def sample(seed: int) -> tuple[list[float], bool]:
+        torch.manual_seed(seed)
+        drawn = torch.rand(3, device="cuda")
+        torch.cuda.synchronize()
+        return drawn.tolist(), found["slept"].query()
+
+    def serve(job: Job) -> None:
+        found["infer"] = job.serve(sample)
+        ready.set()
+        assert over.wait(SOON_S)
+
+    def occupy(_job: Job) -> None:
+        torch.cuda._sleep(100 * SLEEP_CYCLES)
+        found["slept"] = torch.cuda.current_stream().record_event()
+        busy.set()
+        assert over.wait(SOON_S)
+
+    state = torch.cuda.get_rng_state()
+    with torchshare.Runtime("cuda") as runtime:
+        runtime.submit(serve, name="server", priority="primary")
+        runtime.submit(occupy, name="other")
+        runtime.start()
+        assert ready.wait(SOON_S) and busy.wait(SOON_S)
+        with ThreadPoolExecutor(1) as pool:
+            (first, slept), (second, _), (again, _) = pool.map(found["infer"], [1, 2, 1])
+        over.set()
+        runtime.wait()
+    assert not slept, "waited for the other job"
+    assert first == again != second
+    assert torch.equal(torch.cuda.get_rng_state(), state)

@@ -170,6 +170,27 @@ def test_two_calls_at_a_time_draw_different_numbers_and_leave_the_programs_state
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_a_call_that_seeds_draws_the_same_numbers_in_any_thread_and_leaves_the_jobs_state() -> None:
+    def sample(seed: int) -> list[float]:
+        torch.manual_seed(seed)
+        return torch.rand(3).tolist()  # type: ignore[no-any-return]
+
+    states: list[torch.Tensor] = []
+
+    class Watched(Server):
+        def __call__(self, job: Job) -> None:
+            states.append(torch.get_rng_state())
+            super().__call__(job)
+            states.append(torch.get_rng_state())
+
+    server = Watched(sample)
+    with running(server), ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(server.call, [7, 8] * 6))
+    with torch.random.fork_rng(devices=[]):
+        assert answers == [sample(7), sample(8)] * 6
+    assert torch.equal(*states)
+
+
 def test_a_call_may_train_and_another_served_function_may_be_part_of_it() -> None:
     model = nn.Linear(2, 1)
 

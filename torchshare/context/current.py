@@ -24,7 +24,7 @@ class _Thread(threading.local):
     job: JobContext | None = None
     script: ScriptContext | None = None
     owner: JobContext | None = None
-    adopted: _C.Adopted | None = None
+    adopted: _C.Adopted | _C.Serving | None = None
     forked_by: JobContext | None = None
 
 
@@ -53,7 +53,7 @@ def entered(job: JobContext) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def adopted(job: JobContext, thread: _C.Adopted | None = None) -> Iterator[None]:
+def adopted(job: JobContext, thread: _C.Adopted | _C.Serving | None = None) -> Iterator[None]:
     """Makes the calling thread one that `job` has started, or that serves its requests."""
     former = _thread.owner, _thread.adopted
     _thread.owner, _thread.adopted = job, thread
@@ -71,10 +71,23 @@ def synchronize() -> bool:
     return _thread.adopted is not None and _thread.adopted.synchronize()
 
 
+def generator() -> torch.Generator | None:
+    """What the calling thread's ops draw from on the CPU: the generator of its job, or that of a thread which serves the
+    job's requests. None outside jobs, where it is torch's default generator."""
+    handle = _handle()
+    return None if handle is None else handle.generator
+
+
 def device_generator() -> torch.Generator | None:
     """The generator of the calling thread's job on its device, if there is one."""
-    handle = _thread.adopted if _thread.job is None else _thread.job.handle
+    handle = _handle()
     return None if handle is None else handle.device_generator
+
+
+def _handle() -> _C.RuntimeJob | _C.Adopted | _C.Serving | None:
+    if _thread.adopted is not None:
+        return _thread.adopted
+    return None if _thread.owner is None else _thread.owner.handle
 
 
 def script() -> ScriptContext | None:

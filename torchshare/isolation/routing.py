@@ -118,14 +118,14 @@ def leave_job(job: JobContext) -> None:
 
 @TABLE.value("torch.random", "default_generator")
 class _RoutedGenerator:
-    """Random numbers are drawn from the job's generator."""
+    """Random numbers are drawn from the job's generator; in a thread that serves its requests, from the thread's."""
 
     def __init__(self, default: torch.Generator) -> None:
         self._default = default
 
     def __getattr__(self, name: str) -> Any:
-        job = current.owner()
-        return getattr(self._default if job is None else job.handle.generator, name)
+        own = current.generator()
+        return getattr(self._default if own is None else own, name)
 
 
 class _RoutedRandom(random.Random):

@@ -182,8 +182,9 @@ class Job:
             uvicorn.run(app)
 
         In such a call the thread works for the job: at the job's priority at the gate, on its stream, in its memory
-        budget and with its settings; each of several calls at a time has a random state of its own. A call is a
-        request, with times in `Result.requests`, and waits until the device has computed what it returns.
+        budget and with its settings; each of several calls at a time has a random state of its own, which
+        `torch.manual_seed` in the call sets (on a GPU, the job's, which all share). A call is a request, with times in
+        `Result.requests`, and waits until the device has computed what it returns.
 
         When the job ends, it waits for the calls that have begun; when it is cancelled, they raise RuntimeError at
         their next op, as do later calls, and calls in threads of other jobs at once. The thread's priority in the

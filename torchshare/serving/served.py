@@ -74,7 +74,7 @@ def _in_thread(serving: Serving, function: Callable[P, T], *args: P.args, **kwar
     if owner is not None and owner is not job:
         raise RuntimeError(f"{serving.name}: its served functions must not be called in a job, got job '{owner.name}'")
     try:
-        with current.adopted(job), _C.Serving(job.handle) as thread:
+        with _C.Serving(job.handle) as thread, current.adopted(job, thread):
             value = function(*args, **kwargs)
             thread.synchronize()
             return value
