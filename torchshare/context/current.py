@@ -72,8 +72,8 @@ def synchronize() -> bool:
 
 
 def generator() -> torch.Generator | None:
-    """What the calling thread's ops draw from on the CPU: the generator of its job, or that of a thread which serves the
-    job's requests. None outside jobs, where it is torch's default generator."""
+    """What the calling thread's ops draw from on the CPU: its job's generator, or its own if it serves the job's
+    requests. None outside jobs, where it is torch's default generator."""
     handle = _handle()
     return None if handle is None else handle.generator
 
