@@ -148,6 +148,8 @@ void bind_job(py::module_& module) {
       .def_property_readonly("ran_s", [](const JobStats& stats) { return to_seconds(stats.ran); });
   py::class_<LatencyStats>(module, "LatencyStats").def_readonly("cannot_hold", &LatencyStats::cannot_hold);
   py::class_<BoundStats>(module, "BoundStats")
+      .def_property_readonly(
+          "unit", [](const BoundStats& stats) { return stats.unit == BoundUnit::kStep ? "step" : "request"; })
       .def_readonly("windows", &BoundStats::windows)
       .def_readonly("windows_inside", &BoundStats::windows_inside)
       .def_readonly("alone", &BoundStats::alone)
@@ -223,6 +225,7 @@ void bind_job(py::module_& module) {
             job.answered(std::chrono::nanoseconds(since_arrival), std::chrono::nanoseconds(since_taken));
           },
           py::arg("since_arrival"), py::arg("since_taken"))
+      .def("set_answering", &RuntimeJob::set_answering, py::arg("answers"))
       .def("latency", &RuntimeJob::latency)
       .def("gaps", &RuntimeJob::gaps)
       .def("op_profiles", [](const RuntimeJob& job) { return watched(job).profiles(); })

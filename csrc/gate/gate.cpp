@@ -31,7 +31,7 @@ Gate::Gate(std::unique_ptr<GatePolicy> policy, Clock& clock) : policy_(std::move
 void Gate::add(Slot& slot, std::shared_ptr<DeviceStream> stream) {
   std::lock_guard lock(mutex_);
   members_.push_back({.slot = &slot,
-                      .record = {.quiet = {2 * slot.activity.load(std::memory_order_acquire), clock_.now()}},
+                      .record = {.quiet = {2 * (slot.activity + slot.requests), clock_.now()}},
                       .stream = std::move(stream)});
   refresh_contention();
 }
@@ -112,9 +112,11 @@ JobSnapshot Gate::snapshot(const Member& member) const {
   const Slot& slot = *member.slot;
   const std::uint64_t activity = slot.activity.load(std::memory_order_acquire);
   const bool working = member.stream != nullptr && !member.seems_done(activity);
-  JobSnapshot seen{.activity = 2 * activity + (working ? 1 : 0),
+  const std::uint64_t requests = slot.requests.load(std::memory_order_acquire);
+  JobSnapshot seen{.activity = 2 * (activity + requests) + (working ? 1 : 0),
                    .inside = (activity & 1) != 0 || working,
-                   .idle = slot.idle.load(std::memory_order_acquire)};
+                   .idle = slot.idle.load(std::memory_order_acquire),
+                   .answering = (requests & 1) != 0};
   if (policy_->forecasts()) {
     const std::chrono::nanoseconds left_at(slot.left_at.load(std::memory_order_acquire));
     const GapForecast gap{std::chrono::nanoseconds(slot.gap_mean.load(std::memory_order_acquire)),

@@ -43,6 +43,7 @@ struct alignas(64) Slot {
   std::atomic<std::uint32_t> interrupts{0};
   EventCount changed;                      ///< `interrupts`; see Gate::set
   std::atomic<bool> idle{false};           ///< the job waits for input
+  std::atomic<std::uint64_t> requests{0};  ///< odd while it answers a request; half of it is the number of requests
   std::atomic<std::uint64_t> activity{0};  ///< odd while inside an op; half of it is the number of ops
   // Nanoseconds, written by the job's own thread; see OpWatch.
   std::atomic<std::int64_t> left_at{0};   ///< when the gap of `gap_mean` began
@@ -54,6 +55,13 @@ struct alignas(64) Slot {
 
   void enter() { activity.store(activity.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
   void leave() { enter(); }
+  bool is_answering() const { return (requests.load(std::memory_order_acquire) & 1) != 0; }
+  /// By one thread at a time.
+  void set_answering(bool answers) {
+    if (is_answering() != answers) {
+      requests.store(requests.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    }
+  }
   bool inside() const { return (activity.load(std::memory_order_acquire) & 1) != 0; }
   std::uint64_t ops() const { return activity.load(std::memory_order_relaxed) / 2; }
   /// With the one that it is inside.

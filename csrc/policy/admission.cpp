@@ -9,6 +9,7 @@ void Admission::add(Priority priority, AdmissionRecord& record, const JobSnapsho
   Competitor competitor{.priority = priority,
                         .inside = seen.inside,
                         .idle = seen.idle,
+                        .answering = seen.answering,
                         .quiet = record.quiet.look(seen.activity, now_),
                         .waits = record.waits};
   if (policy_.forecasts()) {

@@ -11,9 +11,11 @@ namespace torchshare {
 
 /// The observable state of a job at one instant: the gate reads it from a slot, the op replay from its own state.
 struct JobSnapshot {
-  std::uint64_t activity = 0;  ///< changes whenever the job enters or leaves an op, or its device runs out of work
+  std::uint64_t activity =
+      0;  ///< changes whenever the job enters or leaves an op or a request, or its device runs out of work
   bool inside = false;
   bool idle = false;
+  bool answering = false;
   GapForecast gap = {};                                  ///< announced by the job as it left its last op
   std::optional<std::chrono::nanoseconds> left_at = {};  ///< when that gap began; empty if only the device knows
   std::optional<std::chrono::nanoseconds> op = {};       ///< expected duration of its next op, or of the one it is in

@@ -32,6 +32,7 @@ struct Competitor {
   Priority priority = Priority::kPrimary;
   bool inside = false;                              ///< it is in an op, or the device has unfinished work of it
   bool idle = false;                                ///< it waits for input
+  bool answering = false;                           ///< it is in a request
   std::chrono::nanoseconds quiet{0};                ///< time it is known to have been outside any op
   GapForecast gap = {};                             ///< after its last op
   bool waits = false;                               ///< at the gate, with `op`

@@ -14,7 +14,7 @@ Verdict StrictPolicy::decide(const Requester& requester, std::span<const Competi
     if (!outranks(competitor.priority, requester.priority)) {
       continue;
     }
-    if (competitor.inside) {
+    if (competitor.inside || (competitor.answering && !competitor.idle && competitor.quiet < kLongestRetry)) {
       wait = std::max({wait, grace_, kLookAgain});
     } else if (!competitor.idle && competitor.quiet < grace_) {
       wait = std::max(wait, grace_ - competitor.quiet);

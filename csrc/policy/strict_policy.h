@@ -5,7 +5,8 @@
 namespace torchshare {
 
 /// Strict priority: an op enters when no higher job is inside one, nor was within the grace period.
-/// The grace does not apply to a job that reports that it waits for input.
+/// The grace does not apply to a job that reports that it waits for input. A job that answers a request keeps lower
+/// ones out until the answer, unless it runs no op for `kLongestRetry`: then it waits for something else.
 class StrictPolicy final : public GatePolicy {
  public:
   /// Throws std::invalid_argument if `grace` is negative or above one second.

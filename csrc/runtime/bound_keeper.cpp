@@ -16,31 +16,43 @@ BoundKeeper::BoundKeeper(std::optional<double> max_slowdown, std::size_t keep, G
   }
 }
 
-void BoundKeeper::step(const JobTable& jobs, const LiveJob& job, std::uint64_t count, std::chrono::nanoseconds begin,
-                       std::chrono::nanoseconds now) {
-  if (!max_slowdown_ || is_outranked(jobs, job)) {
+void BoundKeeper::step(const JobTable& jobs, const LiveJob& job, BoundUnit unit, std::uint64_t count,
+                       std::chrono::nanoseconds begin, std::chrono::nanoseconds now) {
+  if (!max_slowdown_) {
     return;
   }
-  SlowdownBound* const known = bounds_.find(job.id());
-  SlowdownBound& bound =
-      known != nullptr ? *known : bounds_.add(job.id(), SlowdownBound(*max_slowdown_, job.profiled_step));
-  if (count <= kWarmUpSteps) {
+  const SlowdownBound* bound = bounds_.find(job.id());
+  if (unit == BoundUnit::kRequest && bound != nullptr && bound->unit() == BoundUnit::kStep && bound->is_current(now)) {
+    return;  // it trains, and its other threads answer
+  }
+  const bool is_kept = !is_outranked(jobs, job);
+  if (is_kept && (bound == nullptr || bound->unit() != unit)) {
+    const auto profiled = unit == BoundUnit::kStep ? job.profiled_step : std::nullopt;
+    bound = &bounds_.set(job.id(), SlowdownBound(*max_slowdown_, profiled, unit));
+  }
+  if (bound == nullptr) {
     return;
   }
-  const std::uint64_t windows = bound.windows();
-  const bool could_hold = !bound.cannot_hold();
-  bounds_.update(bound, [&] { bound.step(begin, now, has_lower_beside(jobs, job)); });
-  if (could_hold && bound.cannot_hold()) {
-    record(job.id(), now, bound, fmt::format("{:.3g} cannot be held, lower jobs wait for the end", *max_slowdown_));
-  } else if (bound.windows() != windows) {
-    record(job.id(), now, bound, fmt::format("lower jobs may run {:.3g} of the time", bound.pace().share));
+  const std::uint64_t windows = bound->windows();
+  const bool could_hold = !bound->cannot_hold();
+  bounds_.update(job.id(), now, is_kept, [&](SlowdownBound& kept) {
+    if (count <= kWarmUpSteps) {
+      kept.warm_up(begin, now);
+    } else if (is_kept) {
+      kept.step(begin, now, has_lower_beside(jobs, job));
+    }
+  });
+  if (could_hold && bound->cannot_hold()) {
+    record(job.id(), now, *bound, fmt::format("{:.3g} cannot be held, lower jobs wait for the end", *max_slowdown_));
+  } else if (bound->windows() != windows) {
+    record(job.id(), now, *bound, fmt::format("lower jobs may run {:.3g} of the time", bound->pace().share));
   }
 }
 
 void BoundKeeper::record(JobId job, std::chrono::nanoseconds now, const SlowdownBound& bound, std::string_view what) {
   timeline_.record_decision(job, now, [&] {
-    return fmt::format("bound: {}: a step alone takes {:.4g} ms, others cost it {:.3g} of the time they may run", what,
-                       1e3 * bound.alone(), bound.loss());
+    return fmt::format("bound: {}: a {} alone takes {:.4g} ms, others cost it {:.3g} of the time they may run", what,
+                       bound.unit() == BoundUnit::kStep ? "step" : "request", 1e3 * bound.alone(), bound.loss());
   });
 }
 

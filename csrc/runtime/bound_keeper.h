@@ -13,18 +13,18 @@
 namespace torchshare {
 
 /// Keeps the bound on the primary's slowdown: from its steps, a SlowdownBound learns the pace of lower jobs, which the
-/// gate applies from its second step, the first whose time is known, to its end. For a primary without steps, such as a
-/// server, its answers to requests are what must not take longer; one without either limits no other job. Not
-/// thread-safe.
+/// gate applies from its second step, the first whose time is known, to its end. For a primary that answers requests
+/// and makes no steps, or only as a part of its answers, these are what must not take longer. One without either limits
+/// no other job. Not thread-safe.
 class BoundKeeper {
  public:
   /// `keep`: bounds of ended jobs. Throws std::invalid_argument for an invalid bound.
   BoundKeeper(std::optional<double> max_slowdown, std::size_t keep, Gate& gate, Timeline& timeline);
 
-  /// Called when a job did its step or answer number `count` in [begin, now).
-  void step(const JobTable& jobs, const LiveJob& job, std::uint64_t count, std::chrono::nanoseconds begin,
-            std::chrono::nanoseconds now);
-  void end(JobId job) noexcept { bounds_.end(job); }
+  /// Called when a job did its step or answer number `count` in [begin, now); not for steps in a request.
+  void step(const JobTable& jobs, const LiveJob& job, BoundUnit unit, std::uint64_t count,
+            std::chrono::nanoseconds begin, std::chrono::nanoseconds now);
+  void end(JobId job, std::chrono::nanoseconds now) noexcept { bounds_.end(job, now); }
   std::optional<BoundStats> stats(JobId job) const { return bounds_.stats(job); }
 
  private:

@@ -237,7 +237,7 @@ void RuntimeJob::end_step() {
   }
   const std::uint64_t steps = status_.steps.load() + 1;
   status_.steps.store(steps);
-  parts_.send(JobMessage::Kind::kStepped, steps);
+  parts_.send(slot_.is_answering() ? JobMessage::Kind::kSteppedInRequest : JobMessage::Kind::kStepped, steps);
   if (watch_ != nullptr) {
     watch_->end_step();
   }

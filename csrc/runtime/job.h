@@ -99,6 +99,8 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   void sleep(std::chrono::nanoseconds duration) override;
   void begin_input() override;
   void end_input() override;
+  /// Called when its loop over requests has taken one, and when it asks for the next.
+  void set_answering(bool answers) { slot_.set_answering(answers); }
   void expect_steps(std::uint64_t more, bool for_good) override;
   /// Called before its first step if it goes on from a checkpoint, after `steps` steps.
   void go_on_after(std::uint64_t steps);

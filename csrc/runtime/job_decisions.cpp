@@ -123,8 +123,8 @@ void JobDecisions::move(LiveJob& job, JobState to, std::chrono::nanoseconds at) 
   if (is_terminal(to)) {
     job.held = false;
     sharing_.end(job.id());
-    bounds_.end(job.id());
-    latencies_.end(job.id());
+    bounds_.end(job.id(), at);
+    latencies_.end(job.id(), at);
   } else if (to == JobState::kRunning && from != JobState::kSuspended && !job.start_inputs().plan) {
     sharing_.start(job.id(), at);
   }
@@ -246,6 +246,7 @@ void JobDecisions::apply(const JobMessage& message) {
       decide();
       break;
     case Kind::kStepped:
+    case Kind::kSteppedInRequest:
       count_step(*job, message);
       break;
     case Kind::kPromises:
@@ -280,11 +281,12 @@ void JobDecisions::apply(const JobMessage& message) {
 
 void JobDecisions::count_step(LiveJob& job, const JobMessage& message) {
   job.record->steps = message.steps;
-  const auto begin = std::exchange(job.last_step, message.at);
+  const bool is_own = message.kind == JobMessage::Kind::kStepped;  // else the request is what takes time
+  const auto begin = std::exchange(job.last_step, is_own ? message.at : std::chrono::nanoseconds(0));
   try {
     sharing_.step(message.job, message.at);
-    if (begin.count() != 0 && !ranks_.follows()) {
-      bounds_.step(jobs_, job, message.steps, begin, message.at);
+    if (is_own && begin.count() != 0 && !ranks_.follows()) {
+      bounds_.step(jobs_, job, BoundUnit::kStep, message.steps, begin, message.at);
     }
   } catch (const std::bad_alloc&) {
     // The step is counted, but its time is not used.
@@ -292,7 +294,6 @@ void JobDecisions::count_step(LiveJob& job, const JobMessage& message) {
   decide();
 }
 
-/// A bound on the slowdown of a job without steps is one on the time that its requests take.
 void JobDecisions::count_answer(LiveJob& job, const JobMessage& message) {
   ++job.answers;
   sharing_.answer(message.job, message.at);
@@ -301,9 +302,7 @@ void JobDecisions::count_answer(LiveJob& job, const JobMessage& message) {
   }
   try_to([&] {
     latencies_.answered(jobs_, job, message);
-    if (job.record->steps == 0) {
-      bounds_.step(jobs_, job, job.answers, message.taken, message.at);
-    }
+    bounds_.step(jobs_, job, BoundUnit::kRequest, job.answers, message.taken, message.at);
   });
 }
 

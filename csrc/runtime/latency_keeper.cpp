@@ -6,7 +6,10 @@ namespace torchshare {
 
 void LatencyKeeper::promise(const JobTable& jobs, const LiveJob& job, const LatencyTarget& target,
                             std::chrono::nanoseconds now) {
-  promises_.add(job.id(), LatencyPace(target), keeps(jobs, job, target, now));
+  if (promises_.find(job.id()) == nullptr) {
+    promises_.set(job.id(), LatencyPace(target));
+  }
+  keeps(jobs, job, target, now);
 }
 
 bool LatencyKeeper::keeps(const JobTable& jobs, const LiveJob& job, const LatencyTarget& target,
@@ -22,26 +25,28 @@ bool LatencyKeeper::keeps(const JobTable& jobs, const LiveJob& job, const Latenc
 }
 
 void LatencyKeeper::answered(const JobTable& jobs, const LiveJob& job, const JobMessage& answer) {
-  LatencyPace* const promise = promises_.find(job.id());
-  if (promise == nullptr || !keeps(jobs, job, promise->target(), answer.at)) {
+  const LatencyPace* const promise = promises_.find(job.id());
+  if (promise == nullptr) {
     return;
   }
-  LatencyPace& pace = *promise;
-  const bool was_held = pace.pace().share == 0;
-  const bool could_hold = !pace.cannot_hold();
-  promises_.update(pace, [&] {
-    pace.answered(answer.at, answer.at - answer.arrived, answer.taken - answer.arrived, has_lower_beside(jobs, job));
+  const bool is_kept = keeps(jobs, job, promise->target(), answer.at);
+  const bool was_held = promise->pace().share == 0;
+  const bool could_hold = !promise->cannot_hold();
+  promises_.update(job.id(), answer.at, is_kept, [&](LatencyPace& pace) {
+    const auto latency = answer.at - answer.arrived;
+    pace.answered(answer.at, latency, answer.taken - answer.arrived, is_kept && has_lower_beside(jobs, job));
   });
-  const bool is_held = pace.pace().share == 0;
-  if (could_hold && pace.cannot_hold()) {
+  const bool is_held = promise->pace().share == 0;
+  if (could_hold && promise->cannot_hold()) {
     timeline_.record_decision(job.id(), answer.at, [&] {
-      return fmt::format("slo: {} cannot be held, even alone; lower jobs wait for the end", to_string(pace.target()));
+      return fmt::format("slo: {} cannot be held, even alone; lower jobs wait until it holds again",
+                         to_string(promise->target()));
     });
   } else if (was_held != is_held) {
     timeline_.record_decision(job.id(), answer.at, [&] {
-      const LatencyStats stats = pace.stats();
-      return fmt::format("slo: {}: {} of {} requests were late, lower jobs {}", to_string(pace.target()), stats.misses,
-                         stats.answered, is_held ? "are held" : "may run again");
+      const LatencyStats stats = promise->stats();
+      return fmt::format("slo: {}: {} of {} requests were late, lower jobs {}", to_string(promise->target()),
+                         stats.misses, stats.answered, is_held ? "are held" : "may run again");
     });
   }
 }

@@ -13,7 +13,7 @@
 namespace torchshare {
 
 /// Keeps what jobs have promised about the latency of their requests: from their answers, a LatencyPace sets the pace
-/// of lower jobs. Of several jobs, the highest one's holds. Not thread-safe.
+/// of lower jobs. Of several jobs, the highest ones' hold. Not thread-safe.
 class LatencyKeeper {
  public:
   /// `keep`: promises of ended jobs.
@@ -24,8 +24,8 @@ class LatencyKeeper {
   void promise(const JobTable& jobs, const LiveJob& job, const LatencyTarget& target, std::chrono::nanoseconds now);
   /// Called when a job has answered a request.
   void answered(const JobTable& jobs, const LiveJob& job, const JobMessage& answer);
-  void end(JobId job) noexcept {
-    promises_.end(job);
+  void end(JobId job, std::chrono::nanoseconds now) noexcept {
+    promises_.end(job, now);
     outranked_.erase(job);
   }
   std::optional<LatencyStats> stats(JobId job) const { return promises_.stats(job); }

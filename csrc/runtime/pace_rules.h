@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <map>
 #include <optional>
@@ -12,7 +13,7 @@
 namespace torchshare {
 
 /// What limits lower jobs, by the job that they must not disturb. A `Rule` has a `pace`, which the gate applies until
-/// its job ends, and `stats`. Not thread-safe.
+/// its job ends, and `stats`. Of several paces, the gate applies the one with the smallest share. Not thread-safe.
 template <class Rule>
 class PaceRules {
  public:
@@ -25,33 +26,27 @@ class PaceRules {
     const auto known = entries_.find(job);
     return known == entries_.end() ? nullptr : &known->second.rule;
   }
-  /// Adds a rule unless the job has one. Applies its pace if `applies`; otherwise, that of another job stays.
-  Rule& add(JobId job, Rule rule, bool applies = true) {
-    Rule& added = entries_.try_emplace(job, Entry{std::move(rule)}).first->second.rule;
-    if (applies) {
-      gate_.set_pace(added.pace());
-    }
-    return added;
+  /// Adds a rule, in place of the one that the job may have.
+  Rule& set(JobId job, Rule rule) {
+    entries_.erase(job);
+    return entries_.try_emplace(job, Entry{std::move(rule)}).first->second.rule;
   }
-  /// Calls `change`, and applies the rule's pace if that has changed it.
+  /// Calls `change(rule)` for the rule of a job that has one. Without `counts`, its pace is left out.
   template <class Change>
-  void update(const Rule& rule, Change change) {
-    const Pace former = rule.pace();
-    change();
-    if (rule.pace() != former) {
-      gate_.set_pace(rule.pace());
-    }
+  void update(JobId job, std::chrono::nanoseconds now, bool counts, Change change) {
+    Entry& entry = entries_.at(job);
+    entry.counts = counts;
+    change(entry.rule);
+    apply(now);
   }
-  /// Applies the pace of another job that has not ended, or none.
-  void end(JobId job) noexcept {
+  void end(JobId job, std::chrono::nanoseconds now) noexcept {
     const auto known = entries_.find(job);
     if (known == entries_.end()) {
       return;
     }
     known->second.has_ended = true;
+    apply(now);
     const auto ended = [](const auto& each) { return each.second.has_ended; };
-    const auto other = std::find_if_not(entries_.begin(), entries_.end(), ended);
-    gate_.set_pace(other == entries_.end() ? Pace{} : other->second.rule.pace());
     if (static_cast<std::size_t>(std::count_if(entries_.begin(), entries_.end(), ended)) > keep_) {
       entries_.erase(std::find_if(entries_.begin(), entries_.end(), ended));
     }
@@ -65,11 +60,27 @@ class PaceRules {
  private:
   struct Entry {
     Rule rule;
+    bool counts = true;
     bool has_ended = false;
   };
 
+  void apply(std::chrono::nanoseconds now) {
+    Pace strictest;
+    for (const auto& [job, entry] : entries_) {
+      const Pace& pace = entry.rule.pace();
+      if (entry.counts && !entry.has_ended && now < pace.until && pace.share < strictest.share) {
+        strictest = pace;
+      }
+    }
+    if (strictest != applied_) {
+      applied_ = strictest;
+      gate_.set_pace(strictest);
+    }
+  }
+
   const std::size_t keep_;
   Gate& gate_;
+  Pace applied_;
   std::map<JobId, Entry> entries_;
 };
 

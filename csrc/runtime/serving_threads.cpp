@@ -112,11 +112,11 @@ void ServingThreads::raise_for_good() {
 }
 
 ServingScope::InUse::InUse(ServingThreads& from) : threads(from), thread(from.take()) {
-  thread->set_idle(false);
+  thread->set_answering(true);
 }
 
 ServingScope::InUse::~InUse() {
-  thread->set_idle(true);
+  thread->set_answering(false);
   threads.give_back(std::move(thread));
 }
 

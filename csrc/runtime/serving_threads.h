@@ -42,7 +42,10 @@ class ServingThread final : public OpContext {
   std::unique_ptr<ThreadScope> use_stream() { return stream_ == nullptr ? nullptr : stream_->use(); }
   /// The thread's priority, which is the job's in a PriorityScope.
   ThreadPriority& priority() { return *priority_; }
-  void set_idle(bool idle) { job_.runtime.gate.set_idle(slot_, idle); }
+  void set_answering(bool answers) {
+    slot_.set_answering(answers);
+    job_.runtime.gate.set_idle(slot_, !answers);
+  }
   /// Waits until the device has done what the job has launched.
   void synchronize();
 

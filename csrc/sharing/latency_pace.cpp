@@ -21,12 +21,12 @@ constexpr double kOverdrawn = -1;   // the budget below which lower jobs are hel
 constexpr double kQuiet = 50;       // limits without an answer, after which lower jobs may run at any time
 constexpr double kReserve = 1;      // of the budget, to be saved up before that time is at its shortest
 constexpr Seconds kLongest = 1e6;   // such a time
-constexpr double kEnoughLate = 20;  // late requests alone, to give the promise up
+constexpr double kEnoughLate = 20;  // late requests alone, to give the promise up; the time constant is as many allowed
 
 }  // namespace
 
 void LatencyPace::answered(nanoseconds now, nanoseconds latency, nanoseconds queued, bool beside) {
-  if (!beside || cannot_hold_) {
+  if (!beside) {
     return;
   }
   const double allowed = 1 - target_.quantile;
@@ -34,10 +34,8 @@ void LatencyPace::answered(nanoseconds now, nanoseconds latency, nanoseconds que
   ++answered_;
   misses_ += is_late ? 1 : 0;
   budget_ = std::min(budget_ + allowed - (is_late ? 1 : 0), kSaved);
-  if (budget_ < kOverdrawn && pace_.share == 0 && now - latency < pace_.until) {
-    held_ += 1;
-    held_misses_ += is_late ? 1 : 0;
-    cannot_hold_ = held_misses_ > kEnoughLate && held_misses_ > 2 * allowed * held_;
+  if (cannot_hold_ || (budget_ < kOverdrawn && pace_.share == 0 && now - latency < pace_.until)) {
+    look_alone(is_late);
   }
   has_missed_ = has_missed_ || is_late;
   is_queue_late_ = to_seconds(queued) > target_.limit;
@@ -48,8 +46,23 @@ void LatencyPace::answered(nanoseconds now, nanoseconds latency, nanoseconds que
   pace_.origin += (now - pace_.origin) / pace_.cycle * pace_.cycle;       // begin of the current cycle
   const double to_make_up = std::max(0.0, kReserve - budget_) / allowed;  // requests in time
   const nanoseconds quiet = from_seconds(std::min(kQuiet * target_.limit * (1 + to_make_up), kLongest));
-  pace_.until = cannot_hold_ ? nanoseconds::max() : now + quiet;
+  pace_.until = now + quiet;
   set_share();
+}
+
+/// Whether the job keeps the promise while lower jobs are held.
+void LatencyPace::look_alone(bool is_late) {
+  const double allowed = 1 - target_.quantile;
+  const double fade = std::exp(-allowed / kEnoughLate);
+  held_ = held_ * fade + 1;
+  held_misses_ = held_misses_ * fade + (is_late ? 1 : 0);
+  if (!cannot_hold_) {
+    cannot_hold_ = held_misses_ > kEnoughLate && held_misses_ > 2 * allowed * held_;
+  } else if (held_misses_ < allowed * held_) {
+    cannot_hold_ = false;
+    held_ = held_misses_ = budget_ = 0;
+    share_ = kFirstShare;
+  }
 }
 
 void LatencyPace::set_share() {

@@ -24,7 +24,8 @@ struct LatencyStats {
 /// jobs smaller by a factor, one in time makes it larger by a much smaller one: the share comes to rest where late
 /// requests are as frequent as the factors say (stochastic approximation, Robbins and Monro 1951). The factors depend
 /// on what has been saved of the budget, because late requests come in bursts that often have another cause: with much
-/// saved, a burst changes little. Lower jobs are held while more requests have been late than were allowed.
+/// saved, a burst changes little. Lower jobs are held while more requests have been late than were allowed; if as many
+/// are late meanwhile, the job misses the promise alone, and they are held until it has kept it for some time.
 /// They run in slices as long as the promise, and only the time between two slices changes: an op that begins in a
 /// slice runs on after it, so that shorter slices would change nothing. While requests wait in the queue for longer
 /// than the promise, all of them will be late, and lower jobs are held until the queue is short again.
@@ -43,23 +44,26 @@ class LatencyPace {
 
   const LatencyTarget& target() const { return target_; }
   const Pace& pace() const { return pace_; }
-  /// True once so many requests were late while lower jobs were held that the job misses it alone; they then stay held.
+  /// True while the job misses it alone: many requests were late while lower jobs were held. They then stay held.
   bool cannot_hold() const { return cannot_hold_; }
   LatencyStats stats() const { return {target_, answered_, misses_, pace_.share, cannot_hold_}; }
 
  private:
+  static constexpr double kFirstShare = 0.05;
+
+  void look_alone(bool is_late);
   void set_share();
 
   const LatencyTarget target_;
   Pace pace_{.until = std::chrono::nanoseconds(0)};  // until the first answer, lower jobs may run at any time
-  double share_ = 0.05;
+  double share_ = kFirstShare;
   double budget_ = 0;  // late requests that may still come
   bool has_missed_ = false;
   bool is_queue_late_ = false;  // the last request was late before the job took it
   bool cannot_hold_ = false;
   std::uint64_t answered_ = 0;
   std::uint64_t misses_ = 0;
-  double held_ = 0;  // requests in a row while lower jobs were held
+  double held_ = 0;  // requests while lower jobs were held, with old ones fading
   double held_misses_ = 0;
 };
 

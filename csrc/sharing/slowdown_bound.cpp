@@ -35,12 +35,14 @@ constexpr int kManyStalls = 8;           // consecutive stalls mean that the ste
 constexpr double kStepsPerCycle = 4;     // minimum; otherwise all steps would have the same open share
 constexpr nanoseconds kShortestCycle = 200ms;
 constexpr nanoseconds kWindow = 1s;
-constexpr nanoseconds kPatience = 3s;  // evidence needed to give up the bound
+constexpr nanoseconds kPatience = 3s;       // evidence needed to give up the bound
+constexpr int kQuietUnits = 50;             // units without another one, after which others may run at any time,
+constexpr nanoseconds kShortestQuiet = 1s;  // or this time if it is longer
 
 }  // namespace
 
-SlowdownBound::SlowdownBound(double bound, std::optional<double> alone)
-    : bound_(bound), alone_(alone.value_or(0)), margin_(kFirstMargin) {
+SlowdownBound::SlowdownBound(double bound, std::optional<double> alone, BoundUnit unit)
+    : bound_(bound), unit_(unit), alone_(alone.value_or(0)), margin_(kFirstMargin) {
   if (!(bound >= 0 && bound <= 1)) {
     throw std::invalid_argument(fmt::format("max_slowdown must be from 0 to 1, such as 0.05 for 5 %, got {}", bound));
   }
@@ -58,6 +60,7 @@ void SlowdownBound::step(nanoseconds begin, nanoseconds end, bool beside) {
   if (time <= 0) {
     return;
   }
+  renew(begin, end);
   if (alone_ > 0 && time > kStall * alone_ / (1 - std::min(loss_, kMaxLoss))) {
     if (++stalls_ < kManyStalls) {
       return;
@@ -79,6 +82,13 @@ void SlowdownBound::step(nanoseconds begin, nanoseconds end, bool beside) {
     window_time_ = 0;
     window_steps_ = 0;
   }
+}
+
+/// The pace holds until there has been no other step for long.
+void SlowdownBound::renew(nanoseconds begin, nanoseconds end) {
+  const bool lasts = unit_ == BoundUnit::kStep && steps_ >= kMinSteps;
+  next_by_ = end + std::max(kShortestQuiet, kQuietUnits * std::max(end - begin, from_seconds(alone_)));
+  pace_.until = lasts ? nanoseconds::max() : next_by_;
 }
 
 void SlowdownBound::learn(double time, double open) {

@@ -9,6 +9,9 @@
 
 namespace torchshare {
 
+/// What must not take longer.
+enum class BoundUnit { kStep, kRequest };
+
 /// A second in which other jobs ran beside the primary.
 struct BoundWindow {
   std::chrono::nanoseconds begin;
@@ -18,9 +21,10 @@ struct BoundWindow {
 
 /// How well a bound on the primary's slowdown was kept.
 struct BoundStats {
+  BoundUnit unit = BoundUnit::kStep;
   std::uint64_t windows = 0;  ///< windows of one second in which others ran beside it
   std::uint64_t windows_inside = 0;
-  double alone = 0;  ///< seconds of a step alone
+  double alone = 0;  ///< seconds of a unit alone
   double loss = 0;   ///< fraction of the others' time that the primary loses to them
   double share = 1;  ///< fraction of the time in which others may run, as last set
   std::vector<BoundWindow> recent{};
@@ -38,6 +42,9 @@ struct BoundStats {
 /// the bound: it shrinks with each one-second window outside the bound and grows with each inside, so that 5 % are
 /// outside. A window is compared with recent steps without the others, if there are enough, because a machine's speed
 /// changes within seconds.
+/// Without a step for some time, others may run at any time if too few were measured to know what the others cost it,
+/// and always if the units are requests: a server that nobody asks loses nothing. A job that evaluates between two
+/// steps keeps the pace that its steps have set.
 ///
 /// Pure: the caller reports the primary's steps, with times of any monotonic clock, real or virtual.
 class SlowdownBound {
@@ -46,15 +53,20 @@ class SlowdownBound {
   static constexpr std::size_t kRecent = 3600;  ///< windows that are kept
 
   /// `alone`: step time from a profile in seconds, as a prior. Throws std::invalid_argument.
-  explicit SlowdownBound(double bound, std::optional<double> alone = {});
+  explicit SlowdownBound(double bound, std::optional<double> alone = {}, BoundUnit unit = BoundUnit::kStep);
 
+  /// Called instead of `step` for steps whose times say nothing, because the job warms up.
+  void warm_up(std::chrono::nanoseconds begin, std::chrono::nanoseconds end) { renew(begin, end); }
   /// Called when the primary did a step in [begin, end), with or without lower jobs beside it.
   void step(std::chrono::nanoseconds begin, std::chrono::nanoseconds end, bool beside);
 
+  /// Whether the last step was so recent that another one is expected.
+  bool is_current(std::chrono::nanoseconds now) const { return now < next_by_; }
   const Pace& pace() const { return pace_; }
   /// True once even the smallest share has exceeded the bound; the pace then stays 0.
   bool cannot_hold() const { return cannot_hold_; }
-  double alone() const { return alone_; }  ///< seconds of a step alone; 0: unknown
+  BoundUnit unit() const { return unit_; }
+  double alone() const { return alone_; }  ///< seconds of a unit alone; 0: unknown
   /// Fraction of the others' time that the primary loses to them.
   double loss() const { return loss_; }
 
@@ -64,10 +76,11 @@ class SlowdownBound {
   /// The last windows, the oldest first.
   const std::deque<BoundWindow>& recent() const { return recent_; }
   BoundStats stats() const {
-    return {windows_, windows_inside_, alone_, loss_, pace_.share, {recent_.begin(), recent_.end()}};
+    return {unit_, windows_, windows_inside_, alone_, loss_, pace_.share, {recent_.begin(), recent_.end()}};
   }
 
  private:
+  void renew(std::chrono::nanoseconds begin, std::chrono::nanoseconds end);
   void learn(double time, double open);  // seconds
   void fit();
   void adjust(std::chrono::nanoseconds now);
@@ -79,6 +92,7 @@ class SlowdownBound {
   };
 
   const double bound_;
+  const BoundUnit unit_;
   Pace pace_;
   Sums sums_;
   double alone_;
@@ -90,6 +104,7 @@ class SlowdownBound {
   std::uint64_t steps_ = 0;
   int stalls_ = 0;  // in a row, including the last step
   bool cannot_hold_ = false;
+  std::chrono::nanoseconds next_by_{0};  // the next step should have come until then
   std::chrono::nanoseconds began_{-1};
   std::chrono::nanoseconds window_begin_{-1};
   double window_time_ = 0;

@@ -325,6 +325,26 @@ TEST_F(BoundedPair, TheBoundHoldsFromThePrimarysFirstTimedStepToItsEnd) {
   EXPECT_EQ(gate_.pace(), Pace{}) << "another primary, such as a server, may follow";
 }
 
+TEST_F(BoundedPair, AFewStepsLimitNoOtherForGood) {
+  for (int step = 0; step < 6; ++step) {
+    clock_.advance(10ms);
+    primary_.step();
+  }
+  EXPECT_GT(gate_.pace().until, clock_.now());
+  clock_.advance(2s);  // it evaluates from now on
+  EXPECT_LT(gate_.pace().until, clock_.now());
+}
+
+TEST_F(BoundedPair, ThePaceThatStepsHaveSetHoldsWhileThePrimaryEvaluates) {
+  for (int step = 0; step < 500; ++step) {
+    clock_.advance(10ms);
+    primary_.step();
+  }
+  clock_.advance(1h);
+  EXPECT_LT(gate_.pace().share, 1);
+  EXPECT_GT(gate_.pace().until, clock_.now());
+}
+
 TEST_F(CoordinatorTest, AGivenUpJobChangesNothingAnyMore) {
   Member& job = add("a", Priority::kPrimary, "now");
   EXPECT_TRUE(coordinator_.wait_to_start(job.id()));

@@ -82,6 +82,24 @@ TEST_F(GateTest, AnIdleHintOpensAtOnceAndItsEndCloses) {
   EXPECT_FALSE(gate_.try_enter(secondary_));
 }
 
+TEST_F(GateTest, KeepsSecondaryOutFromTheBeginOfARequestToItsAnswer) {
+  gate_.set_idle(primary_, true);
+  clock_.advance(1min);
+  EXPECT_TRUE(gate_.try_enter(secondary_));
+  gate_.set_idle(primary_, false);
+  primary_.set_answering(true);
+  EXPECT_FALSE(gate_.try_enter(secondary_)) << "before its first op";
+  primary_.enter();
+  primary_.leave();
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  clock_.advance(10 * kGrace);
+  EXPECT_FALSE(gate_.try_enter(secondary_)) << "between two ops";
+  primary_.set_answering(false);
+  EXPECT_FALSE(gate_.try_enter(secondary_));
+  clock_.advance(kGrace);
+  EXPECT_TRUE(gate_.try_enter(secondary_));
+}
+
 TEST_F(GateTest, TheEndOfTheHigherJobOpensTheGatePermanently) {
   primary_.enter();
   auto waiter = secondary_waits();

@@ -54,6 +54,8 @@ TEST_F(PromisedPair, LowerJobsRunAllTheTimeWithoutAPromise) {
 
 TEST_F(PromisedPair, LateAnswersHoldLowerJobsAndAnswersInTimeReleaseThem) {
   server_.promise({0.9, 0.02});
+  EXPECT_EQ(share(), 1) << "until the first answer";
+  answer(1, 1ms);
   EXPECT_LT(share(), 1);
   answer(200, 1ms);
   EXPECT_EQ(share(), 1);
@@ -88,6 +90,44 @@ TEST_F(PromisedPair, TheTimelineSaysWhenAnotherJobOutranksTheServerAndWhenItHasE
   EXPECT_EQ(coordinator_.latency(training_.id())->misses, 0U);
 }
 
+TEST_F(PromisedPair, OfTwoServersOfOnePriorityTheOneThatNeedsMoreSetsThePace) {
+  Member other(coordinator_, clock_, {.name = "other", .priority = Priority::kPrimary});
+  EXPECT_TRUE(coordinator_.wait_to_start(other.id()));
+  server_.promise({0.9, 0.02});
+  other.promise({0.9, 1});
+  answer(30, 100ms);
+  ASSERT_EQ(share(), 0);
+  for (int i = 0; i < 300; ++i) {
+    other.answer(1ms);
+  }
+  EXPECT_EQ(share(), 0);
+  server_.end(JobState::kFinished);
+  EXPECT_EQ(share(), 1);
+  other.end(JobState::kFinished);
+}
+
+TEST_F(PromisedPair, APromiseThatWasMissedAloneIsKeptAgainAfterASpike) {
+  server_.promise({0.9, 0.02});
+  answer(60, 100ms);
+  ASSERT_TRUE(coordinator_.latency(server_.id())->cannot_hold);
+  answer(100, 1ms);
+  EXPECT_EQ(share(), 0) << "too early to tell";
+  answer(400, 1ms);
+  EXPECT_FALSE(coordinator_.latency(server_.id())->cannot_hold);
+  EXPECT_GT(share(), 0);
+  EXPECT_THAT(decisions(), Contains(HasSubstr("lower jobs may run again")));
+}
+
+TEST_F(PromisedPair, APromiseThatIsMissedAloneStaysMissed) {
+  server_.promise({0.9, 0.02});
+  for (int i = 0; i < 100; ++i) {
+    answer(4, 1ms);
+    answer(1, 100ms);
+  }
+  EXPECT_TRUE(coordinator_.latency(server_.id())->cannot_hold);
+  EXPECT_EQ(share(), 0);
+}
+
 TEST_F(PromisedPair, APromiseEndsWithItsJob) {
   server_.promise({0.9, 0.02});
   server_.end(JobState::kFinished);
@@ -110,6 +150,45 @@ class BoundedServer : public PromisedPair {
 TEST_F(BoundedServer, ABoundIsOneOnTheTimeOfItsAnswers) {
   answer(100, 2ms);
   EXPECT_LT(share(), 1);
+  EXPECT_NEAR(coordinator_.bound(server_.id())->alone, 0.002, 1e-4);
+}
+
+TEST_F(BoundedServer, AServerThatNobodyAsksLimitsNoOther) {
+  for (const int answers : {2, 100}) {
+    answer(answers, 2ms);
+    EXPECT_GT(gate_.pace().until, clock_.now());
+    clock_.advance(1min);
+    EXPECT_LT(gate_.pace().until, clock_.now()) << answers << " answers";
+  }
+}
+
+TEST_F(BoundedServer, StepsInARequestAreAPartOfIt) {
+  for (int request = 0; request < 100; ++request) {
+    clock_.advance(20ms);
+    server_.step_in_request();
+    server_.answer(2ms);
+  }
+  EXPECT_EQ(coordinator_.bound(server_.id())->unit, BoundUnit::kRequest);
+  EXPECT_NEAR(coordinator_.bound(server_.id())->alone, 0.002, 1e-4);
+}
+
+TEST_F(BoundedServer, ATrainingThatAlsoAnswersIsBoundByItsSteps) {
+  for (int step = 0; step < 100; ++step) {
+    clock_.advance(20ms);
+    server_.step();
+    server_.answer(2ms);
+  }
+  EXPECT_EQ(coordinator_.bound(server_.id())->unit, BoundUnit::kStep);
+  EXPECT_NEAR(coordinator_.bound(server_.id())->alone, 0.02, 1e-4);
+}
+
+TEST_F(BoundedServer, ATrainingThatThenAnswersIsBoundByItsAnswers) {
+  for (int step = 0; step < 100; ++step) {
+    clock_.advance(20ms);
+    server_.step();
+  }
+  clock_.advance(10s);
+  answer(100, 2ms);
   EXPECT_NEAR(coordinator_.bound(server_.id())->alone, 0.002, 1e-4);
 }
 

@@ -532,7 +532,7 @@ def test_a_promise_that_is_missed_alone_is_said_once_and_holds_the_lower_job(cap
         runtime.wait(SOON_S)
     assert shares == [0.0]
     warnings = [record.message for record in caplog.records if "slo" in record.message]
-    assert warnings == ["job 'server': slo 'p90<1ms' cannot be held, even alone; lower jobs wait for its end"]
+    assert warnings == ["job 'server': slo 'p90<1ms' cannot be held, even alone; lower jobs wait until it holds again"]
     requests = job.result.requests
     assert requests is not None and requests.late == requests.answered and requests.slo == "p90<1ms"
     assert f"; p90<1ms: {requests.late} late (100.00%);" in str(requests)
@@ -557,7 +557,8 @@ def test_a_promise_that_holds_lets_the_lower_job_run_all_the_time() -> None:
     assert job.result.value == 1.0
 
 
-def test_a_bound_on_the_slowdown_of_a_server_is_one_on_its_answers() -> None:
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_bound_on_the_slowdown_of_a_server_is_one_on_its_answers(learns: bool) -> None:
     over, began, services = threading.Event(), list[float](), list[float]()
 
     def requests() -> Iterator[int]:
@@ -567,8 +568,13 @@ def test_a_bound_on_the_slowdown_of_a_server_is_one_on_its_answers() -> None:
             yield index
 
     def serve(job: Job) -> None:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for request in job.requests(requests()):
             time.sleep(0.002)
+            if learns:
+                model(torch.ones(1)).backward()
+                optimizer.step()
             request.answer(None)
             services.append(time.monotonic() - began[-1])
         over.set()
@@ -582,8 +588,12 @@ def test_a_bound_on_the_slowdown_of_a_server_is_one_on_its_answers() -> None:
         runtime.submit(train, name="training")
         runtime.wait(SOON_S)
         bound = job._context.handle.bound()
+        (report,) = runtime.bound_report()
     assert bound is not None and bound.alone > 0.002
     assert bound.alone < max(0.015, *services)  # not the 22 ms between two requests
+    assert (report.unit, report.step_alone_s) == ("request", bound.alone)
+    assert 0.002 <= report.p50_s <= report.p99_s <= max(services)
+    assert f"a request takes {1e3 * bound.alone:.2f} ms alone" in str(report)
 
 
 @pytest.mark.parametrize("slo", ["fast", "p99", "p100<1s", "p99<0ms", "p99<20"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -124,6 +125,50 @@ def test_an_http_server_with_8_threads_answers_beside_a_training() -> None:
     requests = job.result.requests
     assert requests is not None and requests.answered == 200 and job.result.steps == 0
     assert 0 < requests.service.p50 <= requests.latency.p99
+
+
+@pytest.mark.parametrize("how", ["loop", "served"])
+def test_under_strict_no_lower_op_begins_in_a_request(how: str) -> None:
+    over, inbox = threading.Event(), queue.Queue[Any]()
+    inside: list[int] = []
+
+    def answer(_: int) -> None:
+        before = lower.result.ops
+        for _ in range(5):
+            torch.ones(4) * 2
+            until = time.monotonic() + 0.002
+            while time.monotonic() < until:  # Python code
+                pass
+        inside.append(lower.result.ops - before)
+
+    def serve(job: Job) -> None:
+        served.append(job.serve(answer))
+        for request in job.requests(inbox):
+            request.answer(answer(request.data))
+        over.set()
+
+    def run_ops(_job: Job) -> None:
+        while not over.is_set():
+            torch.ones(16, 16) @ torch.ones(16, 16)
+
+    served: list[Callable[..., None]] = []
+    with torchshare.Runtime("cpu", policy="strict") as runtime:
+        runtime.submit(serve, name="server", priority="primary", threads=1)
+        lower = runtime.submit(run_ops, name="lower", threads=1)
+        runtime.start()
+        wait_until(lambda: served != [] and lower.result.ops > 0, SOON_S)
+        for number in range(30):
+            before = lower.result.ops
+            wait_until(lambda before=before: lower.result.ops > before, SOON_S)
+            if how == "served":
+                served[0](number)
+            else:
+                request = torchshare.Request(number)
+                inbox.put(request)
+                request.result(SOON_S)
+        inbox.put(None)
+        runtime.wait()
+    assert sorted(inside)[len(inside) // 2] <= 1, inside  # the op that had begun before
 
 
 def test_any_thread_may_call_64_at_a_time() -> None:

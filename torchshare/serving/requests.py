@@ -102,7 +102,11 @@ def _batches(serving: Serving, waiting: _Waiting, max_batch: int, max_wait_ns: i
             waiting.add_to(found, max_batch, first._arrived + max_wait_ns)
         batch = RequestBatch(serving, found, [rows_of(each.data) for each in found])
         del found, first
-        yield batch
+        serving.set_answering(True)
+        try:
+            yield batch
+        finally:
+            serving.set_answering(False)
         del batch  # fails its requests if the program has dropped it, too
 
 

@@ -106,7 +106,9 @@ class Serving:
             kept = self.job.handle.latency()
             if kept is not None and kept.cannot_hold:
                 self._has_warned = True
-                log.warning("%s: slo %r cannot be held, even alone; lower jobs wait for its end", self.name, self.slo)
+                log.warning(
+                    "%s: slo %r cannot be held, even alone; lower jobs wait until it holds again", self.name, self.slo
+                )
 
     def check_thread(self) -> None:
         if current.job() is not self.job:
@@ -115,6 +117,11 @@ class Serving:
     def waiting(self) -> AbstractContextManager[None]:
         """Around a wait for a request: lower jobs run."""
         return contextlib.nullcontext() if self.job is None else step_loop.in_input(self.job)
+
+    def set_answering(self, answers: bool) -> None:
+        """Called when a loop has taken requests, and when it asks for the next."""
+        if self.job is not None:
+            self.job.handle.set_answering(answers)
 
     def synchronize(self) -> None:
         if self.job is not None:

@@ -66,6 +66,16 @@ TEST(StrictPolicy, KeepsLowerJobsOutWhileAHigherOneIsInsideOrJustLeft) {
   EXPECT_EQ(make_gate_policy("strict", {.grace = 0ns})->decide({}, std::array{kInside}).retry_after, 50us);
 }
 
+TEST(StrictPolicy, KeepsLowerJobsOutOfARequestUnlessItWaitsForSomethingElse) {
+  const auto policy = make_gate_policy("strict", {.grace = kGrace});
+  EXPECT_FALSE(policy->decide({}, std::array{Competitor{.answering = true, .quiet = 10ms}}).admit);
+  EXPECT_TRUE(policy->decide({}, std::array{Competitor{.answering = true, .quiet = 100ms}}).admit);
+  EXPECT_TRUE(policy->decide({}, std::array{Competitor{.idle = true, .answering = true}}).admit);
+  const Requester higher{.priority = Priority::kPrimary};
+  EXPECT_TRUE(
+      policy->decide(higher, std::array{Competitor{.priority = Priority::kSecondary, .answering = true}}).admit);
+}
+
 TEST(StrictPolicy, AdmitsAfterTheGraceOrOnAnIdleHint) {
   const auto policy = make_gate_policy("strict", {.grace = kGrace});
   EXPECT_TRUE(policy->decide({}, std::array{kQuiet}).admit);

@@ -33,6 +33,10 @@ class Member {
     ++status_.steps;
     send(JobMessage::Kind::kStepped);
   }
+  void step_in_request() {
+    ++status_.steps;
+    send(JobMessage::Kind::kSteppedInRequest);
+  }
   /// Has answered a request that came so long ago.
   void answer(std::chrono::nanoseconds latency) {
     const auto now = clock_.now();
