@@ -25,7 +25,7 @@ class BoundReport:
     windows_inside: int
     """Windows in which the mean time of its steps or requests was within the bound."""
     step_alone_s: float
-    """Of one alone; estimated from those while the others were held, see SlowdownBound in csrc/sharing."""
+    """Time of a step or request alone, estimated from those while the others were held; see SlowdownBound."""
     p50_s: float
     p95_s: float
     p99_s: float
