@@ -62,6 +62,22 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = dict.fromkeys(
 of `torch._C` that read and write settings are in isolation/settings.py; opening a runtime looks all of them up."""
 
 
+CPP_PRIVATE_NAMES = (
+    "at::cuda::detail::createCUDAGenerator",
+    "at::detail::createCPUGenerator",
+    "at::detail::getDefaultCPUGenerator",
+    "at::internal::GRAIN_SIZE",
+    "c10::DispatchKey::DeferredInit",
+    "c10::impl::DeviceGuardImplRegistrar",
+    "c10::impl::ExcludeDispatchKeyGuard",
+    "c10::impl::FakeGuardImpl",
+    "c10::impl::device_guard_impl_registry",
+    "c10::impl::tls_set_dispatch_key_included",
+    "torch::inductor::AOTIModelPackageLoader",
+)
+"""What csrc/ uses of torch's own namespaces; a build fails where torch lacks one. Checked with the same versions."""
+
+
 def is_one_of(version: str, versions: str) -> bool:
     """Whether a version is one of those such as ">=2.13,<3"; every one is if that is empty."""
     return not versions or SpecifierSet(versions).contains(version, prereleases=True)

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import python
 from test_patches import ROWS
 
 from torchshare import _core, torch_versions
-from torchshare.torch_versions import CHECKED, PRIVATE_NAMES
+from torchshare.torch_versions import CHECKED, CPP_PRIVATE_NAMES, PRIVATE_NAMES
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,6 +89,18 @@ def test_private_names_that_are_used_are_listed_and_no_others() -> None:
     known = {name for name in used if any(each == name or each.startswith(f"{name}.") for each in names)}
     assert used - known == set()
     assert PRIVATE_NAMES.keys() - used == set()
+
+
+def test_private_names_that_cpp_uses_are_listed_and_no_others() -> None:
+    own = r"\b(?:c10|at|torch)::(?:\w+::)*(?:impl|native|internal|detail|inductor)::\w+|c10::DispatchKey::DeferredInit"
+    files = [path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".h", ".cpp")]
+    used = {name for path in files for name in re.findall(own, path.read_text())}
+    assert sorted(used) == sorted(CPP_PRIVATE_NAMES)
+
+
+def test_torch_has_no_kernel_on_the_dispatch_key_of_the_hook() -> None:
+    code = "import torch; print(torch._C._dispatch_get_registrations_for_dispatch_key('DeferredInit'))"
+    assert python(code).stdout == "[]\n"
 
 
 def test_a_private_name_is_found_however_it_is_written() -> None:

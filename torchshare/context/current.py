@@ -84,7 +84,7 @@ def device_generator() -> torch.Generator | None:
     return None if handle is None else handle.device_generator
 
 
-def _handle() -> _C.RuntimeJob | _C.Adopted | _C.Serving | None:
+def _handle() -> _C.Job | _C.Adopted | _C.Serving | None:
     if _thread.adopted is not None:
         return _thread.adopted
     return None if _thread.owner is None else _thread.owner.handle

@@ -111,7 +111,7 @@ TEST(LatencyPace, HoldsThePromiseInMostRunsAndLeavesTheLowerJobMostOfWhatThereIs
         }
         share += lower / best;
         ++cases;
-        EXPECT_GE(lower / best, 0.45) << "load " << load << ", op " << op << ", slack " << slack;
+        EXPECT_GE(lower / best, 0.7) << "load " << load << ", op " << op << ", slack " << slack;
       }
     }
   }
