@@ -21,7 +21,7 @@ export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: docs help demo test test-slow build wheel sdist lint bench clean prerequisites test-cpp test-python test-python-slow \
-  test-loaded test-oldest test-versions papers server test-tsan test-asan soak build-emulator test-emulated \
+  test-loaded test-waits test-oldest test-versions papers server test-tsan test-asan soak build-emulator test-emulated \
   test-emulated-all test-cluster
 .NOTPARALLEL:  # test-oldest puts the modules for another torch in place
 help:
@@ -45,6 +45,7 @@ demo: build
 test: lint test-cpp test-python
 
 test-slow: test-emulated test-tsan test-asan soak docs test-python-slow test-oldest
+	$(MAKE) --no-print-directory test-loaded LOADED="test-cpp test-waits"
 
 # The first build takes minutes and shows its progress.
 build: $(VENV)/ready
@@ -114,11 +115,18 @@ ifneq ($(VENV),.venv-oldest)
 	@touch $@
 endif
 
-# Beside four loops, which end with the shell that has started them, however it ends.
+# The Python tests of what waits or is waited for.
+test-waits: build
+	$(PYTEST) -m "not slow and not gpu" $(patsubst %,tests/python/test_%.py,cancel ends forks gaps groups jobs lifecycle \
+	  requests serve shared_torch signals spill start stop_signals strict_gate threads watchdog)
+
+# Beside four loops, which end with the shell that has started them, however it ends. Of these LOADED, test-slow runs a part:
+# beside the loops, test-python takes three times as long.
+LOADED = test-cpp test-python
 BUSY := import os; parent = os.getppid()\nwhile os.getppid() == parent: pass
 test-loaded: build
 	@loops=; for _ in 1 2 3 4; do printf '$(BUSY)' | $(PYTHON3) - & loops="$$loops $$!"; done; \
-	$(MAKE) --no-print-directory test-cpp test-python; status=$$?; kill $$loops; exit $$status
+	$(MAKE) --no-print-directory $(LOADED); status=$$?; kill $$loops; exit $$status
 
 # The tests marked gpu, on a CUDA device that is emulated: SLOTS:JITTER, kernels at a time and microseconds.
 build-emulator: build

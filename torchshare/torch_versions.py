@@ -12,7 +12,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-CHECKED = ("2.11.0", "2.15.0")
+CHECKED = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 """The versions with which the private names were looked up; docs/versions.md says what was tested with which."""
 
 PRIVATE_NAMES: dict[str, tuple[str, ...]] = dict.fromkeys(

@@ -15,7 +15,7 @@ from torchshare.torch_versions import is_one_of
 
 aten = torch.ops.aten
 # In the order of c10::ScalarType. The loader of torch 2.11 reads dtypes as these, but export writes its own numbers,
-# which are one higher. The loader of 2.15 reads export's: with these, it would take float32 for float16.
+# which are one higher. From 2.12 on it reads export's: with these, it would take float32 for float16.
 DTYPES = (
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.float32, torch.float64),
@@ -30,7 +30,7 @@ class SpellOut(CustomGraphPass):
     gradient of softmax has an fma of Inductor's own."""
 
     def __call__(self, graph: Graph) -> None:
-        if is_one_of(torch.__version__, "<2.15"):
+        if is_one_of(torch.__version__, "<2.12"):
             serialize._TORCH_TO_SERIALIZE_DTYPE.update((dtype, number) for number, dtype in enumerate(DTYPES))
         for node in graph.nodes:
             if node.target is aten.full.default and not node.args[0]:
