@@ -7,10 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,42 +17,13 @@ from urllib.request import urlopen
 import pytest
 import torch
 from conftest import SOON_S, wait_until
+from request_jobs import Server, running
 from torch import nn
 
 import torchshare
 from torchshare import _C, Job
 
 ROOT = Path(__file__).parents[2]
-
-
-class Server:
-    """A job that serves `function` until `stop`."""
-
-    def __init__(self, function: Callable[..., Any], at_start: Callable[[], object] = lambda: None) -> None:
-        self.function, self.at_start = function, at_start
-        self.ready, self.over = threading.Event(), threading.Event()
-        self.call: Callable[..., Any] = function
-
-    def __call__(self, job: Job) -> None:
-        self.at_start()
-        self.call = job.serve(self.function)
-        self.ready.set()
-        while not self.over.is_set():
-            time.sleep(0.01)
-
-    def stop(self) -> None:
-        self.over.set()
-
-
-@contextmanager
-def running(server: Server, **options: Any) -> Iterator[tuple[Job, torchshare.Runtime]]:
-    with torchshare.Runtime("cpu", policy="strict") as runtime:
-        job = runtime.submit(server, name="server", priority="primary", **options)
-        runtime.start()
-        assert server.ready.wait(SOON_S)
-        yield job, runtime
-        server.stop()
-        runtime.wait()
 
 
 def train(job: Job, over: threading.Event) -> None:

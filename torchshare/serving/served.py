@@ -6,11 +6,13 @@ import functools
 import threading
 import time
 from collections.abc import Callable
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import ParamSpec, TypeVar
 
 from torchshare import _C
 from torchshare.context import current
 from torchshare.context.errors import Cancelled
+from torchshare.serving.deferred import WHOLE_ANSWER, deferred_kind
 from torchshare.serving.serving import ENDED, Serving, serving_of
 
 P = ParamSpec("P")
@@ -28,13 +30,23 @@ _here = _Here()
 def serve(function: Callable[P, T], *, slo: str | None = None) -> Callable[P, T]:
     """For a script: the same as `Job.serve`. Without torchshare, returns `function` itself."""
     job = current.job()
-    return function if job is None else served(serving_of(job), function, slo)
+    if job is not None:
+        return served(serving_of(job), function, slo)
+    check("torchshare.serve", function)
+    return function
+
+
+def check(user: str, function: object) -> None:
+    """Raises TypeError for what cannot be served, with and without torchshare."""
+    if not callable(function):
+        raise TypeError(f"{user}: function must be callable, got {function!r}")
+    if (kind := deferred_kind(function)) is not None:
+        raise TypeError(f"{user}: function must be a plain function, got {kind}: {WHOLE_ANSWER[kind]}")
 
 
 def served(serving: Serving, function: Callable[P, T], slo: str | None) -> Callable[P, T]:
     """See Job.serve."""
-    if not callable(function):
-        raise TypeError(f"{serving.name}: function must be callable, got {function!r}")
+    check(serving.name, function)
     serving.promise(slo)
     serving.calls.may_come = True
     job = serving.job
@@ -50,7 +62,7 @@ def served(serving: Serving, function: Callable[P, T], slo: str | None) -> Calla
         began = time.monotonic_ns()
         try:
             if current.job() is job:
-                value = function(*args, **kwargs)
+                value = _whole(serving, function(*args, **kwargs))
                 serving.synchronize()
             else:
                 value = _in_thread(serving, function, *args, **kwargs)
@@ -67,6 +79,16 @@ def served(serving: Serving, function: Callable[P, T], slo: str | None) -> Calla
     return functools.update_wrapper(answer, function, updated=())
 
 
+def _whole(serving: Serving, value: T) -> T:
+    """Raises TypeError for an answer that has still to be computed, outside of the request."""
+    if not isinstance(value, (CoroutineType, GeneratorType, AsyncGeneratorType)):
+        return value
+    kind = {CoroutineType: "a coroutine", GeneratorType: "a generator"}.get(type(value), "an async generator")
+    if not isinstance(value, AsyncGeneratorType):
+        value.close()
+    raise TypeError(f"{serving.name}: function must return its answer, got {kind}: {WHOLE_ANSWER[kind + ' function']}")
+
+
 def _in_thread(serving: Serving, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """On a thread that is not the job's own."""
     job, owner = serving.job, current.owner()
@@ -75,7 +97,7 @@ def _in_thread(serving: Serving, function: Callable[P, T], *args: P.args, **kwar
         raise RuntimeError(f"{serving.name}: its served functions must not be called in a job, got job '{owner.name}'")
     try:
         with _C.Serving(job.handle) as thread, current.adopted(job, thread):
-            value = function(*args, **kwargs)
+            value = _whole(serving, function(*args, **kwargs))
             thread.synchronize()
             return value
     except Cancelled:
