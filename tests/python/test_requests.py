@@ -17,20 +17,12 @@ import psutil
 import pytest
 import torch
 from conftest import SOON_S, run_ops_for_ever, wait_until
+from request_jobs import asked, serve
 from torch import nn
 
 import torchshare
-from torchshare import Job, Request, Result
+from torchshare import Job, Request
 from torchshare.serving.requests import source_of
-
-
-def asked(data: list[Any], source: Any = None) -> tuple[list[Request], Any]:
-    """Requests in a queue that is closed after them."""
-    source = source or queue.Queue()
-    requests = [Request(each) for each in data]
-    for each in [*requests, None]:
-        source.put(each)
-    return requests, source
 
 
 def doubles(job: Job, source: Any, **options: Any) -> list[int]:
@@ -40,15 +32,6 @@ def doubles(job: Job, source: Any, **options: Any) -> list[int]:
         rows.append(request.rows)
         request.answer(request.data * 2)
     return rows
-
-
-def serve(function: Any, **options: Any) -> Result:
-    with torchshare.Runtime("cpu", **options) as runtime:
-        job = runtime.submit(function, name="server", priority="primary")
-        runtime.wait(check=False)
-    if job.result.exception is not None:
-        raise job.result.exception
-    return job.result
 
 
 def test_each_request_in_a_queue_gets_its_answer() -> None:
@@ -671,12 +654,15 @@ def test_a_batch_is_answered_in_the_jobs_thread() -> None:
                 errors.append(error)
 
         for request in job.requests(source):  # noqa: B007
-            thread = threading.Thread(target=answer)
+            thread = threading.Thread(target=answer, name="batcher")
             thread.start()
             thread.join()
 
     serve(elsewhere)
-    assert str(errors[0]) == "job 'server': its requests must be taken and answered in its own thread, while it runs"
+    assert str(errors[0]) == (
+        "job 'server': its requests must be taken and answered in its own thread, while it runs, got thread 'batcher': "
+        "run the loop in the job's function, and the server in a thread"
+    )
 
 
 def test_the_table_tells_of_requests() -> None:

@@ -155,13 +155,15 @@ class Job:
 
         A request is no step: it has times of its own, in `Result.requests`. While the job waits for one, lower jobs
         run. A request may be answered after the loop has taken others. One that the program drops without an answer
-        fails, as do those that have come when the job ends.
+        fails, as do those that have come when the job ends. `request.answer_with(model)` fails only those requests of a
+        batch for which the model raises.
 
         Args:
             source: a queue (`queue.Queue`, `multiprocessing.Queue`, anything with `get(timeout=)`); a callable that
                 waits so many seconds, and raises `queue.Empty` if nothing has come; or an iterable. It gives
                 `torchshare.Request`s, whose clients wait for an answer, or data. None, `queue.ShutDown` and the end of
-                an iterable end the loop.
+                an iterable end the loop. In a `queue.PriorityQueue`, `(priority, request)` is that request, and
+                `(priority, None)` the end.
             max_batch: rows that are answered at once: requests of the same shape are joined (`RequestBatch.data`), and
                 `RequestBatch.answer` gives each its rows. A request with more rows is answered alone.
             max_wait: seconds from a request's arrival in which more may join it.
@@ -191,8 +193,12 @@ class Job:
         operating system stays.
 
         Args:
-            function: what answers, called in the caller's thread.
+            function: what answers, called in the caller's thread. It must have computed its answer when it returns.
             slo: as for `requests`.
+
+        Raises:
+            TypeError: for a coroutine function or a generator function; in a call, if `function` returns a coroutine
+                or a generator.
         """
         return served.served(serving_of(self._context), function, slo)
 

@@ -33,6 +33,10 @@ class Request:
         """The answer is not wanted any more. A request that waits is left out."""
         self._answer.cancel()
 
+    def __lt__(self, other: Request) -> bool:
+        """Whether it arrived earlier: it comes first of those that have one priority in a queue."""
+        return self._arrived < other._arrived
+
     def _give(self, answer: Any) -> bool:
         given = not self._answer.done() and self._answer.set_running_or_notify_cancel()
         if given:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from torchshare.context.errors import described
 from torchshare.serving.request import Request
 from torchshare.serving.serving import Serving
 from torchshare.training import pytree
 from torchshare.training.batches import map_rows
+
+log = logging.getLogger("torchshare")
 
 
 class RequestBatch:
@@ -44,8 +48,53 @@ class RequestBatch:
         answers = [output] if len(self.requests) == 1 else self._split(output)
         self._serving.synchronize()
         for request, answer in zip(self.requests, answers, strict=True):
-            if request._give(answer):
-                self._serving.answered(request._arrived, self._began)
+            self._give(request, answer)
+
+    def answer_with(self, function: Callable[[Any], Any]) -> None:
+        """Answers with `function(data)`, so that a request that fails fails alone: if `function` raises an exception
+        for several requests, or returns another number of rows, it is called for each by itself. Those for which it
+        raises get the exception; the loop goes on.
+
+        Raises:
+            Exception: what `function` raised, if the job is cancelled or its device is lost.
+        """
+        self._serving.check_thread()
+        try:
+            self.answer(function(self.data))
+        except Exception as error:
+            if self._serving.is_ending():
+                raise
+            if len(self.requests) == 1:
+                self.fail(error)
+                return
+            self._say_split(error)
+        else:
+            return
+        for request in self.requests:
+            if not request.done():
+                self._answer_alone(request, function)
+
+    def _answer_alone(self, request: Request, function: Callable[[Any], Any]) -> None:
+        try:
+            output = function(request.data)
+            self._serving.synchronize()
+        except Exception as error:
+            if self._serving.is_ending():
+                raise
+            self._serving.fail([request], error)
+        else:
+            self._give(request, output)
+
+    def _give(self, request: Request, answer: Any) -> None:
+        if request._give(answer):
+            self._serving.answered(request._arrived, self._began)
+
+    def _say_split(self, error: Exception) -> None:
+        if not self._serving.has_split:
+            self._serving.has_split = True
+            why = described(error).partition("\n")[0]
+            log.warning("%s: a batch of %d requests failed and is answered one by one, as each that fails will be: %s",
+                        self._serving.name, len(self.requests), why)  # fmt: skip
 
     def fail(self, error: BaseException) -> None:
         """Gives each request that has no answer this error, which `Request.result` raises."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchshare.context import current
+from torchshare.serving.deferred import deferred_kind
 from torchshare.serving.request import Request
 from torchshare.serving.request_batch import RequestBatch, rows_of, shape_of
 from torchshare.serving.serving import Serving, serving_of
@@ -32,14 +33,22 @@ class Source:
 
 def source_of(user: str, source: Any) -> Source:
     """Raises TypeError if requests cannot come from it."""
+    if deferred_kind(getattr(source, "get", None)) is not None:
+        name = f"{type(source).__module__}.{type(source).__qualname__}"
+        raise TypeError(
+            f"{user}: source must be a queue that a thread can wait for, got {name}: "
+            "put requests into a queue.Queue, and await asyncio.to_thread(request.result)"
+        )
+    if (kind := deferred_kind(source)) is not None:
+        raise TypeError(f"{user}: source must be a queue, an iterable or a plain callable, got {kind}")
     if callable(getattr(source, "get", None)):
-        get = _getter(lambda seconds: _get(source, seconds))
+        get = _getter(user, lambda seconds: _get(source, seconds), isinstance(source, queue.PriorityQueue))
         return Source(get, True, getattr(source, "qsize", lambda: _LARGEST))
     if isinstance(source, Iterable):
         iterator = iter(source)
-        return Source(_getter(lambda _: next(iterator)), False)
+        return Source(_getter(user, lambda _: next(iterator)), False)
     if callable(source):
-        return Source(_getter(source), True)
+        return Source(_getter(user, source), True)
     raise TypeError(f"{user}: source must be a queue, an iterable or a callable, got {source!r}")
 
 
@@ -53,7 +62,7 @@ def _get(source: Any, seconds: float) -> Any:
     return source.get(timeout=seconds) if seconds > 0 else source.get(False)
 
 
-def _getter(get: Callable[[float], Any]) -> Get:
+def _getter(user: str, get: Callable[[float], Any], has_priorities: bool = False) -> Get:
     shut_down: Any = getattr(queue, "ShutDown", StopIteration)  # from Python 3.13
 
     def request(seconds: float) -> Request:
@@ -61,11 +70,26 @@ def _getter(get: Callable[[float], Any]) -> Get:
             got = get(seconds)
         except shut_down:
             raise StopIteration from None
+        if isinstance(got, tuple):
+            got = _of_tuple(user, got, has_priorities)
         if got is None:
             raise StopIteration
         return got if isinstance(got, Request) else Request(got)
 
     return request
+
+
+def _of_tuple(user: str, got: tuple[Any, ...], has_priorities: bool) -> Any:
+    """What a source has given as a tuple: data, or a request behind its priority; in a priority queue, the end, too."""
+    if got and (isinstance(got[-1], Request) or (has_priorities and got[-1] is None)):
+        return got[-1]
+    held = [each for each in got if isinstance(each, Request)]
+    if not held:
+        return got
+    error = TypeError(f"{user}: a request in a tuple must be its last item, as in (priority, request), got {got!r}")
+    for each in held:
+        each._fail(error)
+    raise error
 
 
 def requests(

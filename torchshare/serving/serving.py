@@ -74,6 +74,8 @@ class Serving:
         self.times = _core.RequestTimes()
         self.slo: str | None = None
         self._has_warned = False
+        self.has_split = False
+        """Whether a batch has been answered request by request; said once."""
         self.calls = Calls()
         self.batches: weakref.WeakSet[Any] = weakref.WeakSet()
         """The RequestBatches that the program holds."""
@@ -110,7 +112,20 @@ class Serving:
 
     def check_thread(self) -> None:
         if current.job() is not self.job:
-            raise RuntimeError(f"{self.name}: its requests must be taken and answered in its own thread, while it runs")
+            raise RuntimeError(
+                f"{self.name}: its requests must be taken and answered in its own thread, while it runs, got thread "
+                f"{threading.current_thread().name!r}: run the loop in the job's function, and the server in a thread"
+            )
+
+    def is_ending(self) -> bool:
+        """Whether an error of the job's code may be one of the job: it is cancelled, or its device is lost."""
+        if self.job is None:
+            return False
+        try:
+            self.job.handle.check_device()
+        except RuntimeError:
+            return True
+        return self.job.handle.cancel_requested
 
     def waiting(self) -> AbstractContextManager[None]:
         """Around a wait for a request: lower jobs run."""
