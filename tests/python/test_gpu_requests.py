@@ -124,3 +124,41 @@ def test_a_call_in_a_servers_thread_seeds_the_jobs_generator_and_waits_for_the_j
     assert not slept, "waited for the other job"
     assert first == again != second
     assert torch.equal(torch.cuda.get_rng_state(), state)
+
+
+def test_a_served_call_returns_when_the_device_has_computed_its_answer() -> None:
+    ready, over = threading.Event(), threading.Event()
+    found: dict[str, Any] = {}
+
+    def double(x: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event, bool]:
+        x = x.cuda()
+        torch.cuda._sleep(SLEEP_CYCLES // 10)
+        answer = x * 2
+        computed = torch.cuda.current_stream().record_event()
+        return answer, computed, computed.query()
+
+    def serve(job: Job) -> None:
+        found["double"] = job.serve(double)
+        found["own"] = found["double"](torch.ones(MIB))
+        found["own is computed"] = found["own"][1].query()
+        ready.set()
+        assert over.wait(SOON_S)
+
+    def call(number: int) -> tuple[bool, bool, bool]:
+        answer, computed, was_computed = found["double"](torch.full((MIB,), float(number)))
+        is_computed = computed.query()
+        # read on this thread's stream, without a synchronization
+        return was_computed, is_computed, bool((answer == 2 * number).all())
+
+    with torchshare.Runtime("cuda") as runtime:
+        job = runtime.submit(serve, name="server", priority="primary")
+        runtime.start()
+        assert ready.wait(SOON_S)
+        with ThreadPoolExecutor(1) as pool:
+            calls = list(pool.map(call, range(3)))
+        over.set()
+        runtime.wait()
+    assert calls == [(False, True, True)] * 3
+    assert (found["own"][2], found["own is computed"]) == (False, True)  # in the job's own thread
+    requests = job.result.requests
+    assert requests is not None and requests.service.p50 > 0.01  # with the time on the device
