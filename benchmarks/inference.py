@@ -3,7 +3,9 @@
 The same requests (Poisson arrivals, batches of 1 to 8) are answered one after another by the model in eager, by
 AOTInductor's own Python runner, and by `job.compiled`. Each is a job of a runtime, with one thread; the training is a
 lower job. Every mode of a repetition is a fresh process. Latency counts from a request's arrival, service from when the
-loop takes it. Slowdowns are against the same way alone, in the same repetition.
+loop takes it. Slowdowns are against the same way alone, in the same repetition. "service reported / own" is the median
+that the job reports (`Result.requests`) over that of this program's own clock for all requests, which stops when the
+answer is computed, as for "service", or when `request.answer` has returned ("given").
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ def work(kind: str, how: str, beside: bool, per_second: float, path: str) -> lis
     """Answers requests in the window given by the parent; returns the times and the training's rate."""
     warnings.simplefilter("ignore")
     meters: list[Any] = []
+    own: dict[str, list[float]] = {"computed": [], "given": []}  # of all requests, as those that the job reports
 
     def serve(job: torchshare.Job) -> None:
         model, shape = model_of(kind)
@@ -79,6 +82,8 @@ def work(kind: str, how: str, beside: bool, per_second: float, path: str) -> lis
             now = time.monotonic()
             request.answer(answer)
             service.answered(begin, now)
+            own["computed"].append(now - begin)
+            own["given"].append(time.monotonic() - begin)
             if not latency.answered(arrival, now):
                 return
 
@@ -89,12 +94,16 @@ def work(kind: str, how: str, beside: bool, per_second: float, path: str) -> lis
 
     train("tiny", StepMeter(3))  # warms up torch: the first step imports many modules
     with torchshare.Runtime("cpu") as runtime:
-        runtime.submit(serve, name="server", priority="primary", threads=1)
+        server = runtime.submit(serve, name="server", priority="primary", threads=1)
         if beside:
             runtime.submit(contend, name="tiny", threads=1)
         runtime.wait()
     latency, service, training = meters
-    return [{"latency": latency.times, "service": service.times, **training.figures()}]
+    reported = server.result.requests
+    assert reported is not None
+    over_own = {until: reported.service.p50 / float(np.median(times)) for until, times in own.items()}
+    figures = {"latency": latency.times, "service": service.times, "reported_over_own": over_own}
+    return [{**figures, **training.figures()}]
 
 
 def repeat(kind: str, window: float, per_second: float, path: str) -> dict[str, Any]:
@@ -113,10 +122,17 @@ def quantiles(times: list[float]) -> dict[str, float]:
 
 def summary(repetitions: list[dict[str, Any]]) -> dict[str, Any]:
     """Per way: quantiles in ms alone and beside the training, the slowdown, against eager beside it, the training's
-    steps per second."""
+    steps per second, reported service times against the program's own."""
     found: dict[str, Any] = {}
     for how in HOW:
-        found[how] = {"training": spread([each[f"{how}, beside"]["rate"] for each in repetitions])}
+        found[how] = {
+            "training": spread([each[f"{how}, beside"]["rate"] for each in repetitions]),
+            "service reported / own": {
+                f"{until}, {mode}": spread([each[f"{how}, {mode}"]["reported_over_own"][until] for each in repetitions])
+                for until in ("computed", "given")
+                for mode in ("alone", "beside")
+            },
+        }
         for what in ("latency", "service"):
             for name in QUANTILES:
                 alone, beside, eager = (
@@ -158,7 +174,7 @@ def main() -> None:
         for how, figures in ways.items():
             print(f"{kind}, {how}: the training makes {shown(figures.pop('training'))} steps/s")
             for what, each in figures.items():
-                print(f"    {what:12}", "  ".join(f"{name} {shown(figure)}" for name, figure in each.items()))
+                print(f"    {what:22}", "  ".join(f"{name} {shown(figure)}" for name, figure in each.items()))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ cd "$(dirname "$0")/.."
 "$PY" benchmarks/compiled.py
 "$PY" benchmarks/gaps.py
 "$PY" benchmarks/fikit.py
+"$PY" benchmarks/inference.py
 "$PY" benchmarks/replay.py
 "$PY" benchmarks/fit.py
 "$PY" benchmarks/auto.py

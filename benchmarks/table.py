@@ -158,6 +158,24 @@ def fikit(summary: dict[str, Any]) -> str:
     return table(["high + low", "mode", *shared.values(), "alone: watched / plain", "timed / plain"], rows)
 
 
+def inference(summary: dict[str, Any]) -> str:
+    """A row per model and way to run it. Times in ms."""
+    times = [f"{what} {name}" for what in ("latency", "service") for name in ("p50", "p99")]
+    columns = [*((time, mode) for time in times for mode in ("alone_ms", "beside_ms"))]
+    compared = [
+        ("service reported / own", f"{until}, {mode}")
+        for until in ("computed", "given")
+        for mode in ("alone", "beside")
+    ]
+    rows = [
+        [kind, how, *(shown(figures[what][mode]) for what, mode in (*columns, *compared)), shown(figures["training"])]
+        for kind, ways in summary.items()
+        for how, figures in ways.items()
+    ]
+    headings = [f"{what}, {mode.removesuffix('_ms')}" for what, mode in (*columns, *compared)]
+    return table(["model", "way", *headings, "the training's steps/s"], rows)
+
+
 def replay(summary: dict[str, Any]) -> str:
     def cell(errors: dict[str, float] | None) -> str:
         return shown({name: 100 * value for name, value in errors.items()}, 0) if errors else "kept out"
@@ -284,6 +302,7 @@ TABLES = {
     "priority": priority,
     "gaps": gaps,
     "fikit": fikit,
+    "inference": inference,
     "replay": replay,
     "fit": fit,
     "auto": auto,

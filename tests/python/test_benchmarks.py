@@ -20,6 +20,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "simulator")]
 
 import fikit  # noqa: E402
+import inference  # noqa: E402
 import picture  # noqa: E402
 import versions  # noqa: E402
 from gpu import models  # noqa: E402
@@ -384,6 +385,32 @@ def test_fikits_table_compares_with_default_sharing_and_with_alone():
         "best fit: the high-priority model is 2.00 to 2.00 times faster than with default sharing, 2.00 in the median; "
         "the other has 0.90 to 0.90 of its rate there"
     )
+
+
+def test_inference_compares_service_times_with_its_own_and_a_table_shows_it(tmp_path: Path, capsys, monkeypatch):
+    def run(time: float, ratio: float) -> dict[str, Any]:
+        over_own = {"computed": ratio, "given": 1.0}
+        return {"latency": [2 * time], "service": [time], "reported_over_own": over_own, "rate": 100.0}
+
+    repetition = {
+        f"{how}, {mode}": run(time, ratio)
+        for how in inference.HOW
+        for mode, time, ratio in (("alone", 0.001, 1.01), ("beside", 0.004, 1.02))
+    }
+    summaries = {"tiny": inference.summary([repetition])}
+    compiled = summaries["tiny"]["compiled"]
+    assert compiled["service p50"]["slowdown"]["median"] == pytest.approx(4)
+    assert [each["median"] for each in compiled["service reported / own"].values()] == [1.01, 1.02, 1.0, 1.0]
+    monkeypatch.setattr(sys, "argv", ["table.py", "--results", str(tmp_path)])
+    table.main()
+    assert capsys.readouterr().out == "", "no results, no table"
+    record.write("inference", {"summary": summaries}, tmp_path)
+    table.main()
+    heading, _, *rows = capsys.readouterr().out.splitlines()[:5]
+    compared = "service reported / own"
+    assert heading.endswith(f"| {compared}, given, alone | {compared}, given, beside | the training's steps/s |")
+    assert [row.split(" | ")[1] for row in rows] == inference.HOW
+    assert "| 1.01 (1.01-1.01) | 1.02 (1.02-1.02) | 1.00 (1.00-1.00) | 1.00 (1.00-1.00) | 100.00" in rows[-1]
 
 
 @pytest.mark.parametrize("name", sorted({name for pair in fikit.PAIRS for name in pair.split("+")} - {"bert"}))
