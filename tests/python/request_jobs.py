@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from conftest import SOON_S
+from conftest import SOON_S, wait_until
 
 import torchshare
 from torchshare import Job, Request, Result
@@ -57,7 +57,8 @@ def running(server: Server, **options: Any) -> Iterator[tuple[Job, torchshare.Ru
     with torchshare.Runtime("cpu", policy="strict") as runtime:
         job = runtime.submit(server, name="server", priority="primary", **options)
         runtime.start()
-        assert server.ready.wait(SOON_S)
+        wait_until(lambda: server.ready.is_set() or job.state not in ("pending", "running"), SOON_S)
+        assert server.ready.is_set(), job.result.exception
         yield job, runtime
         server.stop()
         runtime.wait()

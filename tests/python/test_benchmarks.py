@@ -387,11 +387,10 @@ def test_fikits_table_compares_with_default_sharing_and_with_alone():
     )
 
 
-def test_inference_compares_service_times_with_the_programs_own_and_a_table_shows_it(
-    tmp_path: Path, capsys, monkeypatch
-):
+def test_inference_compares_service_times_with_its_own_and_a_table_shows_it(tmp_path: Path, capsys, monkeypatch):
     def run(time: float, ratio: float) -> dict[str, Any]:
-        return {"latency": [2 * time], "service": [time], "reported_over_own": ratio, "rate": 100.0}
+        over_own = {"computed": ratio, "given": 1.0}
+        return {"latency": [2 * time], "service": [time], "reported_over_own": over_own, "rate": 100.0}
 
     repetition = {
         f"{how}, {mode}": run(time, ratio)
@@ -401,19 +400,17 @@ def test_inference_compares_service_times_with_the_programs_own_and_a_table_show
     summaries = {"tiny": inference.summary([repetition])}
     compiled = summaries["tiny"]["compiled"]
     assert compiled["service p50"]["slowdown"]["median"] == pytest.approx(4)
-    ratios = compiled["service reported / own"]
-    assert [ratios[mode]["median"] for mode in ("alone", "beside")] == [1.01, 1.02]
+    assert [each["median"] for each in compiled["service reported / own"].values()] == [1.01, 1.02, 1.0, 1.0]
     monkeypatch.setattr(sys, "argv", ["table.py", "--results", str(tmp_path)])
     table.main()
     assert capsys.readouterr().out == "", "no results, no table"
     record.write("inference", {"summary": summaries}, tmp_path)
     table.main()
     heading, _, *rows = capsys.readouterr().out.splitlines()[:5]
-    assert heading.endswith(
-        "| service reported / own, alone | service reported / own, beside | the training's steps/s |"
-    )
+    compared = "service reported / own"
+    assert heading.endswith(f"| {compared}, given, alone | {compared}, given, beside | the training's steps/s |")
     assert [row.split(" | ")[1] for row in rows] == inference.HOW
-    assert "| 1.01 (1.01-1.01) | 1.02 (1.02-1.02) | 100.00 (100.00-100.00) |" in rows[-1]
+    assert "| 1.01 (1.01-1.01) | 1.02 (1.02-1.02) | 1.00 (1.00-1.00) | 1.00 (1.00-1.00) | 100.00" in rows[-1]
 
 
 @pytest.mark.parametrize("name", sorted({name for pair in fikit.PAIRS for name in pair.split("+")} - {"bert"}))
