@@ -118,10 +118,10 @@ endif
 # The Python tests of what waits or is waited for.
 test-waits: build
 	$(PYTEST) -m "not slow and not gpu" $(patsubst %,tests/python/test_%.py,cancel ends forks gaps groups jobs lifecycle \
-	  requests serve shared_torch signals spill start stop_signals strict_gate threads watchdog)
+	  request_batches requests serve served_faults server_scripts shared_torch signals spill start stop_signals strict_gate threads watchdog)
 
-# Beside four loops, which end with the shell that has started them, however it ends. Of these LOADED, test-slow runs a part:
-# beside the loops, test-python takes three times as long.
+# Beside four loops, which end with the shell that has started them, however it ends. test-slow sets LOADED to a part of
+# these: beside the loops, test-python takes three times as long.
 LOADED = test-cpp test-python
 BUSY := import os; parent = os.getppid()\nwhile os.getppid() == parent: pass
 test-loaded: build

@@ -5,7 +5,8 @@ AOTInductor's own Python runner, and by `job.compiled`. Each is a job of a runti
 lower job. Every mode of a repetition is a fresh process. Latency counts from a request's arrival, service from when the
 loop takes it. Slowdowns are against the same way alone, in the same repetition. "service reported / own" is the median
 that the job reports (`Result.requests`) over that of this program's own clock for all requests, which stops when the
-answer is computed, as for "service", or when `request.answer` has returned ("given").
+answer is computed, as for "service", or when `request.answer` has returned ("given"). The report rounds up, by
+2 % at most.
 """
 
 from __future__ import annotations

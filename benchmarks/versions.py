@@ -65,9 +65,9 @@ def main() -> None:
     options.add_argument("--modes", nargs="+", choices=MODES, default=["two processes", "torchshare"])
     options.add_argument("--output", type=Path, default=RESULTS)
     arguments = options.parse_args()
-    pythons = [arguments.former, arguments.newer]
-    raw = interleaved(pythons, arguments.repetitions, lambda python: measure(python, arguments))
-    former, newer = (raw[python] for python in pythons)
+    pythons = {"former": arguments.former, "newer": arguments.newer}
+    raw = interleaved(pythons, arguments.repetitions, lambda which: measure(pythons[which], arguments))
+    former, newer = raw["former"], raw["newer"]
     figures = summary(former, newer)
     torchs = {"former": former[0]["torch"], "newer": newer[0]["torch"]}
     write("versions", {"torch": torchs, "summary": figures, "repetitions": [former, newer]}, arguments.output)

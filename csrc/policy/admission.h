@@ -11,8 +11,7 @@ namespace torchshare {
 
 /// The observable state of a job at one instant: the gate reads it from a slot, the op replay from its own state.
 struct JobSnapshot {
-  std::uint64_t activity =
-      0;  ///< changes whenever the job enters or leaves an op or a request, or its device runs out of work
+  std::uint64_t activity = 0;  ///< changes at both ends of each op and request, and when its device has no more work
   bool inside = false;
   bool idle = false;
   bool answering = false;

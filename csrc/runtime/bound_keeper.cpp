@@ -6,6 +6,7 @@ namespace torchshare {
 namespace {
 
 constexpr std::uint64_t kWarmUpSteps = 3;  // steps or answers of a job; not used to estimate slowdowns
+constexpr std::uint64_t kOtherUnit = 16;   // steps, or answers in a row, from which on they are what is bound
 
 }  // namespace
 
@@ -16,17 +17,24 @@ BoundKeeper::BoundKeeper(std::optional<double> max_slowdown, std::size_t keep, G
   }
 }
 
-void BoundKeeper::step(const JobTable& jobs, const LiveJob& job, BoundUnit unit, std::uint64_t count,
+/// Called with a step or an answer that is not the bound's unit.
+bool BoundKeeper::changes_unit(const SlowdownBound& bound, LiveJob& job, std::chrono::nanoseconds now) {
+  return bound.unit() == BoundUnit::kRequest ? ++job.steps_unlike_bound >= kOtherUnit
+                                             : job.answers_since_step >= kOtherUnit && !bound.is_current(now);
+}
+
+void BoundKeeper::step(const JobTable& jobs, LiveJob& job, BoundUnit unit, std::uint64_t count,
                        std::chrono::nanoseconds begin, std::chrono::nanoseconds now) {
   if (!max_slowdown_) {
     return;
   }
   const SlowdownBound* bound = bounds_.find(job.id());
-  if (unit == BoundUnit::kRequest && bound != nullptr && bound->unit() == BoundUnit::kStep && bound->is_current(now)) {
-    return;  // it trains, and its other threads answer
+  if (bound != nullptr && bound->unit() != unit && !changes_unit(*bound, job, now)) {
+    return;
   }
   const bool is_kept = !is_outranked(jobs, job);
   if (is_kept && (bound == nullptr || bound->unit() != unit)) {
+    job.steps_unlike_bound = 0;
     const auto profiled = unit == BoundUnit::kStep ? job.profiled_step : std::nullopt;
     bound = &bounds_.set(job.id(), SlowdownBound(*max_slowdown_, profiled, unit));
   }
@@ -35,11 +43,11 @@ void BoundKeeper::step(const JobTable& jobs, const LiveJob& job, BoundUnit unit,
   }
   const std::uint64_t windows = bound->windows();
   const bool could_hold = !bound->cannot_hold();
-  bounds_.update(job.id(), now, is_kept, [&](SlowdownBound& kept) {
+  bounds_.update(job.id(), now, is_kept, [&](SlowdownBound& kept, const Pace& applied) {
     if (count <= kWarmUpSteps) {
       kept.warm_up(begin, now);
     } else if (is_kept) {
-      kept.step(begin, now, has_lower_beside(jobs, job));
+      kept.step(begin, now, has_lower_beside(jobs, job), applied);
     }
   });
   if (could_hold && bound->cannot_hold()) {

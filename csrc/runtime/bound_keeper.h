@@ -13,21 +13,23 @@
 namespace torchshare {
 
 /// Keeps the bound on the primary's slowdown: from its steps, a SlowdownBound learns the pace of lower jobs, which the
-/// gate applies from its second step, the first whose time is known, to its end. For a primary that answers requests
-/// and makes no steps, or only as a part of its answers, these are what must not take longer. One without either limits
-/// no other job. Not thread-safe.
+/// gate applies from its second step, the first whose time is known, to its end. A primary that answers requests is
+/// bound by the time of its answers, unless it trains: makes steps without waiting for a request between them. What it
+/// does changes the bound's unit once it has done so many in a row. A primary that does neither limits no other job.
+/// Not thread-safe.
 class BoundKeeper {
  public:
   /// `keep`: bounds of ended jobs. Throws std::invalid_argument for an invalid bound.
   BoundKeeper(std::optional<double> max_slowdown, std::size_t keep, Gate& gate, Timeline& timeline);
 
-  /// Called when a job did its step or answer number `count` in [begin, now); not for steps in a request.
-  void step(const JobTable& jobs, const LiveJob& job, BoundUnit unit, std::uint64_t count,
-            std::chrono::nanoseconds begin, std::chrono::nanoseconds now);
+  /// Called when a job did its step or answer number `count` in [begin, now); not for a step that waited for a request.
+  void step(const JobTable& jobs, LiveJob& job, BoundUnit unit, std::uint64_t count, std::chrono::nanoseconds begin,
+            std::chrono::nanoseconds now);
   void end(JobId job, std::chrono::nanoseconds now) noexcept { bounds_.end(job, now); }
   std::optional<BoundStats> stats(JobId job) const { return bounds_.stats(job); }
 
  private:
+  static bool changes_unit(const SlowdownBound& bound, LiveJob& job, std::chrono::nanoseconds now);
   void record(JobId job, std::chrono::nanoseconds now, const SlowdownBound& bound, std::string_view what);
 
   const std::optional<double> max_slowdown_;

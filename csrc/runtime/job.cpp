@@ -237,7 +237,8 @@ void RuntimeJob::end_step() {
   }
   const std::uint64_t steps = status_.steps.load() + 1;
   status_.steps.store(steps);
-  parts_.send(slot_.is_answering() ? JobMessage::Kind::kSteppedInRequest : JobMessage::Kind::kStepped, steps);
+  using Kind = JobMessage::Kind;
+  parts_.send(std::exchange(took_request_, false) ? Kind::kSteppedAfterRequest : Kind::kStepped, steps);
   if (watch_ != nullptr) {
     watch_->end_step();
   }

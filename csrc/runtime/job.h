@@ -99,8 +99,11 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   void sleep(std::chrono::nanoseconds duration) override;
   void begin_input() override;
   void end_input() override;
-  /// Called when its loop over requests has taken one, and when it asks for the next.
-  void set_answering(bool answers) { slot_.set_answering(answers); }
+  /// Called when it has taken a request, and when that has been dealt with.
+  void set_answering(bool answers) {
+    slot_.set_answering(answers);
+    took_request_ = took_request_ || answers;
+  }
   void expect_steps(std::uint64_t more, bool for_good) override;
   /// Called before its first step if it goes on from a checkpoint, after `steps` steps.
   void go_on_after(std::uint64_t steps);
@@ -155,6 +158,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   JobStatus status_;
   JobTimes times_;
   JobInterrupts interrupts_;
+  bool took_request_ = false;               // since its last step
   std::shared_ptr<DeviceEvent> submitted_;  // what the submitter had launched; until the body begins
   DeviceScope* device_ = nullptr;           // non-null while the job's thread is set up; used on that thread
   std::atomic<int> sms_{0};                 // 0: not partitioned

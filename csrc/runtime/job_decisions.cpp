@@ -246,7 +246,7 @@ void JobDecisions::apply(const JobMessage& message) {
       decide();
       break;
     case Kind::kStepped:
-    case Kind::kSteppedInRequest:
+    case Kind::kSteppedAfterRequest:
       count_step(*job, message);
       break;
     case Kind::kPromises:
@@ -281,11 +281,12 @@ void JobDecisions::apply(const JobMessage& message) {
 
 void JobDecisions::count_step(LiveJob& job, const JobMessage& message) {
   job.record->steps = message.steps;
-  const bool is_own = message.kind == JobMessage::Kind::kStepped;  // else the request is what takes time
-  const auto begin = std::exchange(job.last_step, is_own ? message.at : std::chrono::nanoseconds(0));
+  job.answers_since_step = 0;
+  const bool is_timed = message.kind == JobMessage::Kind::kStepped;  // else it also waited for a request
+  const auto begin = std::exchange(job.last_step, is_timed ? message.at : std::chrono::nanoseconds(0));
   try {
     sharing_.step(message.job, message.at);
-    if (is_own && begin.count() != 0 && !ranks_.follows()) {
+    if (is_timed && begin.count() != 0 && !ranks_.follows()) {
       bounds_.step(jobs_, job, BoundUnit::kStep, message.steps, begin, message.at);
     }
   } catch (const std::bad_alloc&) {
@@ -296,6 +297,7 @@ void JobDecisions::count_step(LiveJob& job, const JobMessage& message) {
 
 void JobDecisions::count_answer(LiveJob& job, const JobMessage& message) {
   ++job.answers;
+  ++job.answers_since_step;
   sharing_.answer(message.job, message.at);
   if (ranks_.follows()) {
     return;

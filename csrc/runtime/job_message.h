@@ -13,19 +13,19 @@ namespace torchshare {
 /// A message from a thread of a job to the coordinator.
 struct JobMessage {
   enum class Kind : std::uint8_t {
-    kGoesOn,            ///< it goes on from a checkpoint of an earlier run, in which it had done `steps` steps
-    kStepped,           ///< it has done `steps` steps in this run
-    kSteppedInRequest,  ///< the same, and the last of them was a part of its answer to a request
-    kExpects,           ///< it will have done `steps` steps in this run when this pass over its loader ends
-    kLength,            ///< it will have done `steps` steps in this run when it ends
-    kPromises,          ///< its requests are to be answered within `target`
-    kAnswered,          ///< it has answered a request that arrived and was taken at the times below
-    kSuspended,         ///< it waits because its user suspended it
-    kHeld,              ///< it waits because the coordinator holds it
-    kResumed,           ///< it continues after either
-    kSpilled,           ///< what it keeps in memory is off the device
-    kRestored,          ///< it is back
-    kEnded,             ///< in state `state`
+    kGoesOn,               ///< it goes on from a checkpoint of an earlier run, in which it had done `steps` steps
+    kStepped,              ///< it has done `steps` steps in this run
+    kSteppedAfterRequest,  ///< the same, and since the step before, it has taken a request
+    kExpects,              ///< it will have done `steps` steps in this run when this pass over its loader ends
+    kLength,               ///< it will have done `steps` steps in this run when it ends
+    kPromises,             ///< its requests are to be answered within `target`
+    kAnswered,             ///< it has answered a request that arrived and was taken at the times below
+    kSuspended,            ///< it waits because its user suspended it
+    kHeld,                 ///< it waits because the coordinator holds it
+    kResumed,              ///< it continues after either
+    kSpilled,              ///< what it keeps in memory is off the device
+    kRestored,             ///< it is back
+    kEnded,                ///< in state `state`
   };
   JobId job;
   Kind kind;

@@ -43,7 +43,9 @@ struct LiveJob {
   bool start_ordered = false;
   bool held = false;
   bool spilled = false;
-  std::uint64_t answers = 0;              // to requests
+  std::uint64_t answers = 0;  // to requests
+  std::uint64_t answers_since_step = 0;
+  std::uint64_t steps_unlike_bound = 0;   // see BoundKeeper
   std::chrono::nanoseconds last_step{0};  // its end; 0: none since the job's last change of state
 
   JobId id() const { return record->id; }

@@ -32,7 +32,7 @@ void LatencyKeeper::answered(const JobTable& jobs, const LiveJob& job, const Job
   const bool is_kept = keeps(jobs, job, promise->target(), answer.at);
   const bool was_held = promise->pace().share == 0;
   const bool could_hold = !promise->cannot_hold();
-  promises_.update(job.id(), answer.at, is_kept, [&](LatencyPace& pace) {
+  promises_.update(job.id(), answer.at, is_kept, [&](LatencyPace& pace, const Pace&) {
     const auto latency = answer.at - answer.arrived;
     pace.answered(answer.at, latency, answer.taken - answer.arrived, is_kept && has_lower_beside(jobs, job));
   });

@@ -13,7 +13,8 @@
 namespace torchshare {
 
 /// What limits lower jobs, by the job that they must not disturb. A `Rule` has a `pace`, which the gate applies until
-/// its job ends, and `stats`. Of several paces, the gate applies the one with the smallest share. Not thread-safe.
+/// its job ends, and `stats`. Of several paces, the gate applies the one with the smallest share; once that has
+/// expired, another one from its job's next step or answer on. Not thread-safe.
 template <class Rule>
 class PaceRules {
  public:
@@ -22,21 +23,24 @@ class PaceRules {
 
   bool empty() const { return entries_.empty(); }
   /// Null if the job has none.
-  Rule* find(JobId job) {
+  const Rule* find(JobId job) const {
     const auto known = entries_.find(job);
     return known == entries_.end() ? nullptr : &known->second.rule;
   }
   /// Adds a rule, in place of the one that the job may have.
   Rule& set(JobId job, Rule rule) {
+    std::map<JobId, Entry> made;  // nothing has changed if there is no memory for it
+    made.try_emplace(job, Entry{std::move(rule)});
     entries_.erase(job);
-    return entries_.try_emplace(job, Entry{std::move(rule)}).first->second.rule;
+    return entries_.insert(made.extract(job)).position->second.rule;
   }
-  /// Calls `change(rule)` for the rule of a job that has one. Without `counts`, its pace is left out.
+  /// Calls `change(rule, applied)` for the rule of a job that has one, with the pace that the gate has applied until
+  /// now. Without `counts`, its pace is left out.
   template <class Change>
   void update(JobId job, std::chrono::nanoseconds now, bool counts, Change change) {
     Entry& entry = entries_.at(job);
     entry.counts = counts;
-    change(entry.rule);
+    change(entry.rule, std::as_const(applied_));
     apply(now);
   }
   void end(JobId job, std::chrono::nanoseconds now) noexcept {

@@ -21,7 +21,8 @@ constexpr double kOverdrawn = -1;   // the budget below which lower jobs are hel
 constexpr double kQuiet = 50;       // limits without an answer, after which lower jobs may run at any time
 constexpr double kReserve = 1;      // of the budget, to be saved up before that time is at its shortest
 constexpr Seconds kLongest = 1e6;   // such a time
-constexpr double kEnoughLate = 20;  // late requests alone, to give the promise up; the time constant is as many allowed
+constexpr double kEnoughLate = 20;  // late requests alone, to give the promise up; what is known of them fades with the
+                                    // requests in which as many are allowed
 
 }  // namespace
 

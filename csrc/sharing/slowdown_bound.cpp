@@ -36,6 +36,7 @@ constexpr double kStepsPerCycle = 4;     // minimum; otherwise all steps would h
 constexpr nanoseconds kShortestCycle = 200ms;
 constexpr nanoseconds kWindow = 1s;
 constexpr nanoseconds kPatience = 3s;       // evidence needed to give up the bound
+constexpr Seconds kLongestUnit = 1e5;       // what is taken for longer is noise
 constexpr int kQuietUnits = 50;             // units without another one, after which others may run at any time,
 constexpr nanoseconds kShortestQuiet = 1s;  // or this time if it is longer
 
@@ -55,12 +56,13 @@ SlowdownBound::SlowdownBound(double bound, std::optional<double> alone, BoundUni
   }
 }
 
-void SlowdownBound::step(nanoseconds begin, nanoseconds end, bool beside) {
+void SlowdownBound::step(nanoseconds begin, nanoseconds end, bool beside, const Pace& applied) {
   const double time = to_seconds(end - begin);
   if (time <= 0) {
     return;
   }
-  renew(begin, end);
+  const double open = beside ? to_seconds(applied.open_within(std::max(begin, applied.origin), end)) / time : 0;
+  renew(begin, end);  // may change `applied`
   if (alone_ > 0 && time > kStall * alone_ / (1 - std::min(loss_, kMaxLoss))) {
     if (++stalls_ < kManyStalls) {
       return;
@@ -69,7 +71,7 @@ void SlowdownBound::step(nanoseconds begin, nanoseconds end, bool beside) {
     alone_ = 0;
   }
   stalls_ = 0;
-  learn(time, beside ? to_seconds(pace_.open_within(std::max(begin, pace_.origin), end)) / time : 0);
+  learn(time, open);
   fit();
   if (beside) {
     count_window(begin, end);
@@ -87,7 +89,8 @@ void SlowdownBound::step(nanoseconds begin, nanoseconds end, bool beside) {
 /// The pace holds until there has been no other step for long.
 void SlowdownBound::renew(nanoseconds begin, nanoseconds end) {
   const bool lasts = unit_ == BoundUnit::kStep && steps_ >= kMinSteps;
-  next_by_ = end + std::max(kShortestQuiet, kQuietUnits * std::max(end - begin, from_seconds(alone_)));
+  next_by_ =
+      end + std::max(kShortestQuiet, kQuietUnits * std::max(end - begin, from_seconds(std::min(alone_, kLongestUnit))));
   pace_.until = lasts ? nanoseconds::max() : next_by_;
 }
 

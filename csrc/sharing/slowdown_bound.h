@@ -43,8 +43,8 @@ struct BoundStats {
 /// outside. A window is compared with recent steps without the others, if there are enough, because a machine's speed
 /// changes within seconds.
 /// Without a step for some time, others may run at any time if too few were measured to know what the others cost it,
-/// and always if the units are requests: a server that nobody asks loses nothing. A job that evaluates between two
-/// steps keeps the pace that its steps have set.
+/// and always if the units are requests: a server that nobody asks loses nothing, but the first request after that is
+/// not bounded. A job that evaluates between two steps keeps the pace that its steps have set.
 ///
 /// Pure: the caller reports the primary's steps, with times of any monotonic clock, real or virtual.
 class SlowdownBound {
@@ -57,8 +57,12 @@ class SlowdownBound {
 
   /// Called instead of `step` for steps whose times say nothing, because the job warms up.
   void warm_up(std::chrono::nanoseconds begin, std::chrono::nanoseconds end) { renew(begin, end); }
-  /// Called when the primary did a step in [begin, end), with or without lower jobs beside it.
-  void step(std::chrono::nanoseconds begin, std::chrono::nanoseconds end, bool beside);
+  /// Called when the primary did a step in [begin, end), with or without lower jobs beside it, which could run as
+  /// `applied` says.
+  void step(std::chrono::nanoseconds begin, std::chrono::nanoseconds end, bool beside, const Pace& applied);
+  void step(std::chrono::nanoseconds begin, std::chrono::nanoseconds end, bool beside) {
+    step(begin, end, beside, pace_);
+  }
 
   /// Whether the last step was so recent that another one is expected.
   bool is_current(std::chrono::nanoseconds now) const { return now < next_by_; }

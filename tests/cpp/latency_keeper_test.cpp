@@ -162,10 +162,10 @@ TEST_F(BoundedServer, AServerThatNobodyAsksLimitsNoOther) {
   }
 }
 
-TEST_F(BoundedServer, StepsInARequestAreAPartOfIt) {
+TEST_F(BoundedServer, StepsThatWaitForRequestsDoNotCount) {
   for (int request = 0; request < 100; ++request) {
     clock_.advance(20ms);
-    server_.step_in_request();
+    server_.step_after_request();
     server_.answer(2ms);
   }
   EXPECT_EQ(coordinator_.bound(server_.id())->unit, BoundUnit::kRequest);
@@ -188,6 +188,8 @@ TEST_F(BoundedServer, ATrainingThatThenAnswersIsBoundByItsAnswers) {
     server_.step();
   }
   clock_.advance(10s);
+  answer(5, 2ms);
+  EXPECT_NEAR(coordinator_.bound(server_.id())->alone, 0.02, 1e-4) << "a few answers while it evaluates";
   answer(100, 2ms);
   EXPECT_NEAR(coordinator_.bound(server_.id())->alone, 0.002, 1e-4);
 }

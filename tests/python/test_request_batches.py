@@ -120,6 +120,28 @@ def test_an_answer_with_another_number_of_rows_is_computed_for_each_request_by_i
     assert counts(result) == (3, 0)
 
 
+def test_an_answer_without_tensors_is_computed_for_each_request_by_itself() -> None:
+    answers, result = answered_with(lambda rows: rows.tolist(), [torch.tensor([1, 2]), torch.tensor([3])])
+    assert answers == [[1, 2], [3]] and counts(result) == (2, 0)
+    answers, _ = answered_with(lambda rows: rows.sum(), [torch.tensor([1, 2]), torch.tensor([3])])
+    assert [int(each) for each in answers] == [3, 3]
+
+
+def test_a_function_that_answers_later_is_refused() -> None:
+    async def later(_rows: torch.Tensor) -> None: ...
+
+    _, source = asked([torch.ones(1)] * 2)
+
+    def loop(job: Job) -> None:
+        for batch in job.requests(source, max_batch=2):
+            batch.answer_with(later)
+
+    with pytest.raises(TypeError, match=r"^job 'server': function must be a plain function, got a coroutine function"):
+        serve(loop)
+    answers, _ = answered_with(lambda rows: (each for each in rows), [torch.ones(1)])
+    assert answers == [TypeError]
+
+
 def test_a_client_that_has_given_up_is_left_out_where_a_batch_is_repeated() -> None:
     requests, source = asked([torch.tensor([i]) for i in (1, 2, 99)])
     calls: list[list[int]] = []
@@ -206,9 +228,9 @@ def test_a_request_of_a_priority_queue_is_the_last_item_of_its_tuple() -> None:
     source: queue.PriorityQueue[Any] = queue.PriorityQueue()
     order = [(2, "c"), (1, "a"), (2, "d"), (1, "b")]  # those of one priority as they arrived
     requests = {name: (priority, Request(name)) for priority, name in order}
+    source.put((2, None))  # the end, after all of its priority
     for each in reversed(list(requests.values())):
         source.put(each)
-    source.put((9, None))
     seen: list[str] = []
 
     def loop(job: Job) -> None:
@@ -237,6 +259,21 @@ def test_requests_in_tuples_that_a_job_does_not_take_fail() -> None:
     for each in requests[1:]:
         with pytest.raises(RuntimeError, match="a request was not answered: the job has ended"):
             each.result(0)
+
+
+def test_what_waits_behind_tuples_that_cannot_be_read_fails_when_the_job_ends() -> None:
+    source: queue.Queue[Any] = queue.Queue()
+    requests = [Request(number) for number in range(4)]
+    for each in ((requests[0], 1), (requests[1], 1), requests[2], requests[3]):
+        source.put(each)
+
+    def loop(job: Job) -> None:
+        for request in job.requests(source):
+            request.answer(None)
+
+    with pytest.raises(TypeError, match="a request in a tuple must be its last item"):
+        serve(loop)
+    assert [outcome(each) for each in requests] == [TypeError, TypeError, RuntimeError, RuntimeError]
 
 
 def test_a_tuple_of_data_stays_a_tuple() -> None:

@@ -97,7 +97,7 @@ def test_an_http_server_with_8_threads_answers_beside_a_training() -> None:
     assert 0 < requests.service.p50 <= requests.latency.p99
 
 
-@pytest.mark.parametrize("how", ["loop", "served"])
+@pytest.mark.parametrize("how", ["loop", "served", "own thread"])
 def test_under_strict_no_lower_op_begins_in_a_request(how: str) -> None:
     over, inbox = threading.Event(), queue.Queue[Any]()
     inside: list[int] = []
@@ -113,6 +113,11 @@ def test_under_strict_no_lower_op_begins_in_a_request(how: str) -> None:
 
     def serve(job: Job) -> None:
         served.append(job.serve(answer))
+        if how == "own thread":
+            for number in range(30):
+                before = lower.result.ops
+                wait_until(lambda before=before: lower.result.ops > before, SOON_S)
+                served[0](number)
         for request in job.requests(inbox):
             request.answer(answer(request.data))
         over.set()
@@ -127,7 +132,7 @@ def test_under_strict_no_lower_op_begins_in_a_request(how: str) -> None:
         lower = runtime.submit(run_ops, name="lower", threads=1)
         runtime.start()
         wait_until(lambda: served != [] and lower.result.ops > 0, SOON_S)
-        for number in range(30):
+        for number in range(0 if how == "own thread" else 30):
             before = lower.result.ops
             wait_until(lambda before=before: lower.result.ops > before, SOON_S)
             if how == "served":
@@ -139,6 +144,32 @@ def test_under_strict_no_lower_op_begins_in_a_request(how: str) -> None:
         inbox.put(None)
         runtime.wait()
     assert sorted(inside)[len(inside) // 2] <= 1, inside  # the op that had begun before
+
+
+def test_under_strict_lower_ops_run_once_a_request_is_answered_though_the_loop_is_kept() -> None:
+    inbox = queue.Queue[Any]()
+
+    def serve(job: Job) -> None:
+        loop = job.requests(inbox)
+        next(loop).answer(None)
+        before, until = lower.result.ops, time.monotonic() + SOON_S
+        while lower.result.ops < before + 10:  # it trains, and the loop goes on later
+            assert time.monotonic() < until, "kept out"
+            torch.ones(4) * 2
+            pause = time.monotonic() + 0.005
+            while time.monotonic() < pause:
+                pass
+        loop.close()  # type: ignore[attr-defined]
+
+    def run_ops(job: Job) -> None:
+        while server.state != "finished":
+            torch.ones(16, 16) @ torch.ones(16, 16)
+
+    inbox.put(1)
+    with torchshare.Runtime("cpu", policy="strict") as runtime:
+        server = runtime.submit(serve, name="server", priority="primary", threads=1)
+        lower = runtime.submit(run_ops, name="lower", threads=1)
+        runtime.wait(SOON_S)
 
 
 def test_any_thread_may_call_64_at_a_time() -> None:

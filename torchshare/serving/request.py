@@ -33,9 +33,13 @@ class Request:
         """The answer is not wanted any more. A request that waits is left out."""
         self._answer.cancel()
 
-    def __lt__(self, other: Request) -> bool:
-        """Whether it arrived earlier: it comes first of those that have one priority in a queue."""
-        return self._arrived < other._arrived
+    def __lt__(self, other: Request | None) -> bool:
+        """Whether it arrived earlier: it comes first of those that have one priority in a queue. None, the end, is
+        last."""
+        return other is None or self._arrived < other._arrived
+
+    def __gt__(self, other: Request | None) -> bool:
+        return other is not None and self._arrived > other._arrived
 
     def _give(self, answer: Any) -> bool:
         given = not self._answer.done() and self._answer.set_running_or_notify_cancel()

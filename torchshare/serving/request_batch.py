@@ -12,6 +12,7 @@ import torch
 
 from torchshare.context.errors import described
 from torchshare.serving.request import Request
+from torchshare.serving.served import check, whole
 from torchshare.serving.serving import Serving
 from torchshare.training import pytree
 from torchshare.training.batches import map_rows
@@ -31,6 +32,10 @@ class RequestBatch:
         self.data = requests[0].data if len(requests) == 1 else _joined([each.data for each in requests])
         """The data of one request, or that of all, joined along the first dimension of each tensor."""
         serving.batches.add(self)
+        serving.begin_request()
+        self._is_open = True
+
+    _is_open = False
 
     @property
     def rows(self) -> int:
@@ -49,18 +54,20 @@ class RequestBatch:
         self._serving.synchronize()
         for request, answer in zip(self.requests, answers, strict=True):
             self._give(request, answer)
+        self._end_if_done()
 
     def answer_with(self, function: Callable[[Any], Any]) -> None:
         """Answers with `function(data)`, so that a request that fails fails alone: if `function` raises an exception
-        for several requests, or returns another number of rows, it is called for each by itself. Those for which it
-        raises get the exception; the loop goes on.
+        for several requests, or returns another number of rows or no tensor with rows, it is called for each by itself.
+        Those for which it raises get the exception; the loop goes on.
 
         Raises:
             Exception: what `function` raised, if the job is cancelled or its device is lost.
         """
         self._serving.check_thread()
+        check(self._serving.name, function)
         try:
-            self.answer(function(self.data))
+            self.answer(self._with_rows(whole(self._serving, function(self.data))))
         except Exception as error:
             if self._serving.is_ending():
                 raise
@@ -73,10 +80,11 @@ class RequestBatch:
         for request in self.requests:
             if not request.done():
                 self._answer_alone(request, function)
+        self._end_if_done()
 
     def _answer_alone(self, request: Request, function: Callable[[Any], Any]) -> None:
         try:
-            output = function(request.data)
+            output = whole(self._serving, function(request.data))
             self._serving.synchronize()
         except Exception as error:
             if self._serving.is_ending():
@@ -100,9 +108,27 @@ class RequestBatch:
         """Gives each request that has no answer this error, which `Request.result` raises."""
         self._serving.check_thread()
         self._serving.fail(self.requests, error)
+        self.end()
+
+    def end(self) -> None:
+        """Called when the job is done with the requests: lower jobs may run."""
+        if self._is_open:
+            self._is_open = False
+            self._serving.end_request()
+
+    def _end_if_done(self) -> None:
+        if all(request.done() for request in self.requests):
+            self.end()
 
     def __del__(self) -> None:
         self._serving.leave_out(self.requests, "it was dropped")
+        self.end()
+
+    def _with_rows(self, output: Any) -> Any:
+        """Raises ValueError for an output from which several requests cannot get their own part."""
+        if len(self.requests) > 1 and next(pytree.tensors(output), None) is None:
+            raise ValueError(f"{self._serving.name}: the answer must have a tensor of {self.rows} rows, got {output!r}")
+        return output
 
     def _split(self, output: Any) -> list[Any]:
         for path, tensor in pytree.tensors(output, "the answer"):

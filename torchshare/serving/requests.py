@@ -126,11 +126,8 @@ def _batches(serving: Serving, waiting: _Waiting, max_batch: int, max_wait_ns: i
             waiting.add_to(found, max_batch, first._arrived + max_wait_ns)
         batch = RequestBatch(serving, found, [rows_of(each.data) for each in found])
         del found, first
-        serving.set_answering(True)
-        try:
-            yield batch
-        finally:
-            serving.set_answering(False)
+        yield batch
+        batch.end()
         del batch  # fails its requests if the program has dropped it, too
 
 
@@ -192,6 +189,10 @@ class _Waiting:
             yield self._held
         if self.is_over or self._source.size is None:
             return
-        with contextlib.suppress(Exception):  # queue.Empty, StopIteration, and what a broken source raises
-            for _ in range(self._source.size()):
+        for _ in range(self._source.size()):
+            try:
                 yield self._source.get(0.0)
+            except (queue.Empty, StopIteration):
+                return
+            except Exception:  # one that cannot be read; those behind it can
+                continue

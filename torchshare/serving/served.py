@@ -62,8 +62,7 @@ def served(serving: Serving, function: Callable[P, T], slo: str | None) -> Calla
         began = time.monotonic_ns()
         try:
             if current.job() is job:
-                value = _whole(serving, function(*args, **kwargs))
-                serving.synchronize()
+                value = _in_own_thread(serving, function, *args, **kwargs)
             else:
                 value = _in_thread(serving, function, *args, **kwargs)
         except BaseException:
@@ -79,14 +78,24 @@ def served(serving: Serving, function: Callable[P, T], slo: str | None) -> Calla
     return functools.update_wrapper(answer, function, updated=())
 
 
-def _whole(serving: Serving, value: T) -> T:
-    """Raises TypeError for an answer that has still to be computed, outside of the request."""
+def whole(serving: Serving, value: T) -> T:
+    """Returns the answer. Raises TypeError for one that has still to be computed, outside of the request."""
     if not isinstance(value, (CoroutineType, GeneratorType, AsyncGeneratorType)):
         return value
     kind = {CoroutineType: "a coroutine", GeneratorType: "a generator"}.get(type(value), "an async generator")
     if not isinstance(value, AsyncGeneratorType):
         value.close()
     raise TypeError(f"{serving.name}: function must return its answer, got {kind}: {WHOLE_ANSWER[kind + ' function']}")
+
+
+def _in_own_thread(serving: Serving, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    serving.begin_request()
+    try:
+        value = whole(serving, function(*args, **kwargs))
+        serving.synchronize()
+        return value
+    finally:
+        serving.end_request()
 
 
 def _in_thread(serving: Serving, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -97,7 +106,7 @@ def _in_thread(serving: Serving, function: Callable[P, T], *args: P.args, **kwar
         raise RuntimeError(f"{serving.name}: its served functions must not be called in a job, got job '{owner.name}'")
     try:
         with _C.Serving(job.handle) as thread, current.adopted(job, thread):
-            value = _whole(serving, function(*args, **kwargs))
+            value = whole(serving, function(*args, **kwargs))
             thread.synchronize()
             return value
     except Cancelled:

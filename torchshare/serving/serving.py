@@ -76,6 +76,8 @@ class Serving:
         self._has_warned = False
         self.has_split = False
         """Whether a batch has been answered request by request; said once."""
+        self._open = 0
+        """How many `begin_request` have no `end_request`."""
         self.calls = Calls()
         self.batches: weakref.WeakSet[Any] = weakref.WeakSet()
         """The RequestBatches that the program holds."""
@@ -133,10 +135,16 @@ class Serving:
         """Around a wait for a request: lower jobs run."""
         return contextlib.nullcontext() if self.job is None else step_loop.in_input(self.job)
 
-    def set_answering(self, answers: bool) -> None:
-        """Called when a loop has taken requests, and when it asks for the next."""
+    def begin_request(self) -> None:
+        """Called when the job's own thread has taken requests, or begins a call of a served function."""
+        self._open += 1
         if self.job is not None:
-            self.job.handle.set_answering(answers)
+            self.job.handle.set_answering(True)
+
+    def end_request(self) -> None:
+        self._open -= 1
+        if self.job is not None and self._open == 0:
+            self.job.handle.set_answering(False)
 
     def synchronize(self) -> None:
         if self.job is not None:

@@ -310,6 +310,29 @@ TEST(SlowdownBound, LearnsFromTheFirstStepAndFromNoneWithoutDuration) {
   EXPECT_DOUBLE_EQ(bound.alone(), 0.02);
 }
 
+TEST(SlowdownBound, ARequestAfterAPauseRanBesideTheOthersAllTheTime) {
+  SlowdownBound bound(0.05, {}, BoundUnit::kRequest);
+  nanoseconds now{0};
+  const auto answer = [&](nanoseconds after) {
+    now += after;
+    const auto begin = now;
+    now += bound.pace().wait(now).count() == 0 ? 20ms : 10ms;  // the others take half of the time
+    bound.step(begin, now, true);
+  };
+  for (int i = 0; i < 2000; ++i) {
+    answer(10ms);
+  }
+  EXPECT_NEAR(bound.alone(), 0.01, 0.001);
+  const auto windows = bound.windows();
+  const auto inside = bound.windows_inside();
+  for (int i = 0; i < 30; ++i) {
+    answer(2s);
+  }
+  EXPECT_GE(bound.windows(), windows + 10);
+  EXPECT_LE(bound.windows_inside(), inside + 1);
+  EXPECT_NEAR(bound.alone(), 0.01, 0.001);
+}
+
 TEST(SlowdownBound, RefusesInvalidBounds) {
   for (const double bad : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
     EXPECT_THAT([&] { SlowdownBound bound(bad); },

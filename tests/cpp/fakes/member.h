@@ -33,9 +33,9 @@ class Member {
     ++status_.steps;
     send(JobMessage::Kind::kStepped);
   }
-  void step_in_request() {
+  void step_after_request() {
     ++status_.steps;
-    send(JobMessage::Kind::kSteppedInRequest);
+    send(JobMessage::Kind::kSteppedAfterRequest);
   }
   /// Has answered a request that came so long ago.
   void answer(std::chrono::nanoseconds latency) {
