@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -53,8 +54,8 @@ def served(serving: Serving, function: Callable[P, T], slo: str | None) -> Calla
     assert job is not None
 
     def answer(*args: P.args, **kwargs: P.kwargs) -> T:
-        if _here.serving is serving:
-            return function(*args, **kwargs)  # part of a request
+        if _here.serving is serving or os.getpid() != serving.process:
+            return function(*args, **kwargs)  # part of a request; or in a forked process, which has no gate
         arrived = time.monotonic_ns()
         if not serving.calls.begin():
             raise serving.unanswered(ENDED)

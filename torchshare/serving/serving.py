@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 import weakref
@@ -70,6 +71,7 @@ class Serving:
     def __init__(self, job: JobContext | None) -> None:
         """`job`: None in a program that torchshare does not run."""
         self.job = job
+        self.process = os.getpid()
         self.name = "torchshare.requests" if job is None else f"job '{job.name}'"
         self.times = _core.RequestTimes()
         self.slo: str | None = None
