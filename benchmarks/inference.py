@@ -170,7 +170,7 @@ def main() -> None:
             paths, arguments.repetitions, lambda kind: repeat(kind, arguments.window, arguments.rate, paths[kind])
         )
     summaries = {kind: summary(repetitions) for kind, repetitions in raw.items()}
-    write("inference", {"summary": summaries, "repetitions": raw}, arguments.output)
+    write("inference", {"summary": summaries}, arguments.output)
     for kind, ways in summaries.items():
         for how, figures in ways.items():
             print(f"{kind}, {how}: the training makes {shown(figures.pop('training'))} steps/s")

@@ -56,7 +56,7 @@ struct alignas(64) Slot {
   void enter() { activity.store(activity.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
   void leave() { enter(); }
   bool is_answering() const { return (requests.load(std::memory_order_acquire) & 1) != 0; }
-  /// One thread at a time.
+  /// Called by one thread at a time.
   void set_answering(bool answers) {
     if (is_answering() != answers) {
       requests.store(requests.load(std::memory_order_relaxed) + 1, std::memory_order_release);
