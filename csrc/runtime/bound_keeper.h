@@ -14,9 +14,9 @@ namespace torchshare {
 
 /// Keeps the bound on the primary's slowdown: from its steps, a SlowdownBound learns the pace of lower jobs, which the
 /// gate applies from its second step, the first whose time is known, to its end. A primary that answers requests is
-/// bound by the time of its answers, unless it trains: makes steps without waiting for a request between them. What it
-/// does changes the bound's unit once it has done so many in a row. A primary that does neither limits no other job.
-/// Not thread-safe.
+/// bound by the time of its answers, unless it trains: makes steps without waiting for a request between them. The
+/// bound's unit changes after 16 timed steps, or after 16 answers without a step. A primary that does neither limits no
+/// other job. Not thread-safe.
 class BoundKeeper {
  public:
   /// `keep`: bounds of ended jobs. Throws std::invalid_argument for an invalid bound.
