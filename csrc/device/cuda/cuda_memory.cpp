@@ -37,6 +37,7 @@ std::atomic<int>& users_on(DeviceIndex device) {
 /// still have to read it, in a job that captures nothing. So a use of a job's block by a stream that is not captured is
 /// kept from torch until no thread captures, and so is the block if it is freed in the meantime. torch would not reuse
 /// it before then, either, had the use been recorded before the capture. Blocks of no job are left to torch.
+/// Before torch 2.13, each use of a pool (`torch.cuda.use_mem_pool`) counts as a capture, for torch and so for us.
 class CudaMemory final : public TorchsAllocator {
  public:
   using TorchsAllocator::TorchsAllocator;
@@ -81,10 +82,12 @@ class CudaMemory final : public TorchsAllocator {
     unless_lost([&] { torchs_.emptyCache(pool); });
   }
   void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override {
-    begin_capture([&] { torchs_.beginAllocateToPool(device, pool, std::move(filter)); });
+    const auto begin = [&] { torchs_.beginAllocateToPool(device, pool, std::move(filter)); };
+    kMarksCaptures ? begin() : begin_capture(begin);
   }
   void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override {
-    end_capture([&] { torchs_.endAllocateToPool(device, pool); });
+    const auto end = [&] { torchs_.endAllocateToPool(device, pool); };
+    kMarksCaptures ? end() : end_capture(end);
   }
   void markCaptureBegin(DeviceIndex device) override {
     begin_capture([&] { TorchsAllocator::markCaptureBegin(device); });

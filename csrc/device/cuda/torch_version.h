@@ -22,6 +22,9 @@ namespace torchs = c10::cuda::CUDACachingAllocator;
 /// destroying it releases the pool and the generator. torch 2.11 leaves all of that as it is.
 inline constexpr bool kGraphsEndFailedCaptures = TORCHSHARE_SINCE_TORCH_2(15);
 
+/// Whether torch tells its allocator when a capture begins and ends. Before, a capture is a use of a pool like others.
+inline constexpr bool kMarksCaptures = TORCHSHARE_SINCE_TORCH_2(13);
+
 /// An allocator that forwards every call to torch's. A test compares the list with torch's header: a virtual function
 /// that is missing would silently be the base class's.
 class TorchsAllocator : public torchs::CUDAAllocator {

@@ -1,0 +1,132 @@
+"""Jobs that use pools of memory (torch.cuda.MemPool) on a GPU."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from conftest import Gatekeeper
+from gpu_jobs import MIB, alone, conv, identical, on_gpu, run_pair, trainer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import torchshare
+from torchshare import Job
+from torchshare.torch_versions import is_one_of
+
+pytestmark = pytest.mark.gpu
+
+
+def filled_pool(blocks: int = 4) -> tuple[int, int]:
+    """Fills a pool, releases it, and returns the bytes that it reserved and those that are reserved after it."""
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        kept = [torch.empty(8 * MIB, device="cuda", dtype=torch.uint8) for _ in range(blocks)]
+        kept[0].add_(1)
+    reserved = torch.cuda.memory_reserved() - before
+    del kept, pool
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return reserved, torch.cuda.memory_reserved() - before
+
+
+def test_a_pool_counts_once_and_is_released_as_in_plain_torch() -> None:
+    def fills(job: Job) -> tuple[int, int]:
+        return filled_pool()
+
+    with torchshare.Runtime(device="cuda") as runtime:
+        job = runtime.submit(fills, memory_budget=36 * MIB, threads=1)
+        runtime.wait(300)
+    assert job.result.value == filled_pool()
+    assert job.result.memory_peak is not None
+    assert 32 * MIB <= job.result.memory_peak < 34 * MIB
+
+
+def test_memory_of_a_pool_over_the_budget_is_refused() -> None:
+    def fills(job: Job) -> None:
+        with pytest.raises(torchshare.BudgetExceeded, match="memory budget exceeded"):
+            filled_pool()
+        filled_pool(1)
+
+    on_gpu(fills, memory_budget=16 * MIB)
+
+
+def on_two_streams() -> int:
+    """Makes tensors that another stream uses, one after the other; returns by how much the reserved memory grew."""
+    side = torch.cuda.Stream()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(8):
+        tensor = torch.ones(16 * MIB, device="cuda", dtype=torch.uint8)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            tensor.add_(1)
+        tensor.record_stream(side)
+        del tensor
+        torch.cuda.synchronize()
+    return torch.cuda.memory_reserved() - before
+
+
+@pytest.mark.skipif(is_one_of(torch.__version__, "<2.13"), reason="torch itself keeps such memory")
+def test_a_pool_in_use_does_not_keep_other_jobs_memory() -> None:
+    """As a job that trains inside of `use_mem_pool` from its first step to its last. torchshare took the pool for a
+    capture, and kept each block that other streams had used until it ended."""
+    keeper = Gatekeeper()
+
+    def pooled(job: Job) -> None:
+        with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+            torch.ones(1, device="cuda")
+            keeper.pause()
+
+    def streams(job: Job) -> int:
+        assert keeper.reached.wait(300)
+        try:
+            return on_two_streams()
+        finally:
+            keeper.release.set()
+
+    grown = run_pair(pooled, streams)["second"].value
+    assert grown <= 32 * MIB, f"{grown / MIB} MiB are reserved for tensors of 16 MiB that follow each other"
+
+
+def test_two_jobs_train_in_pools_of_their_own() -> None:
+    train = trainer(conv)
+
+    def pooled(job: Job) -> list[Tensor]:
+        with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+            return [tensor.cpu() for tensor in train(job)]
+
+    results = run_pair(pooled, pooled)
+    assert identical(results["first"].value, alone(conv, 0))
+    assert identical(results["second"].value, alone(conv, 1))
+
+
+def test_a_loss_that_uses_a_pool_is_trained_as_without_one() -> None:
+    """Without a graph: torch 2.15 keeps the pools that a capture uses, if the graph was made in Python."""
+
+    def train(job: Job, pooled: bool) -> list[Tensor]:
+        with torch.device("cuda"):
+            model = nn.Linear(16, 4)
+            data = [(torch.randn(8, 16), torch.randn(8, 4)) for _ in range(6)]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def loss_fn(x: Tensor, y: Tensor) -> Tensor:
+            if not pooled:
+                return F.mse_loss(model(x), y)
+            with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+                hidden = model(x)
+            return F.mse_loss(hidden, y)
+
+        loss = job.graph(loss_fn)
+        for batch in job.batches(data):
+            batch.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        return [parameter.detach().cpu() for parameter in model.parameters()]
+
+    plain, pooled = (on_gpu(lambda job, pooled=pooled: train(job, pooled), seed=0) for pooled in (False, True))
+    assert identical(plain, pooled)
