@@ -177,8 +177,10 @@ def main() -> None:
     names = sys.argv[2:]
     if not {*INDUCTOR}.isdisjoint(names):  # without a GPU, nothing needs Triton
         sys.modules["triton"] = None  # type: ignore[assignment]  # it reports at exit all that gc.freeze keeps of it
+    gc.disable()
     for name in names:
         importlib.import_module(name)
+    gc.enable()
     gc.freeze()  # else each program, as it ends, would visit all of it, and copy the memory
     program = _serve(requests)
     if program is not None:
