@@ -75,7 +75,7 @@ def draw_gaps(axes: list[Any], primaries: dict[str, Any]) -> None:
             axis.errorbar(x, y, y_spread, x_spread, color=color, marker=marker, mfc=fill, label=mode, lw=0.7, ms=6)
         axis.axhline(1, color="black", lw=0.8)
         axis.set_yscale("log")
-        axis.set_ylim(0.6, 20)
+        axis.set_ylim(0.3, 20)
         axis.set_yticks([1, 2, 5, 10], ["1", "2", "5", "10"])
         axis.minorticks_off()
         axis.set_xlim(-0.02, 1)
