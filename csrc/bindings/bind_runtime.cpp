@@ -225,6 +225,10 @@ void bind_job(py::module_& module) {
             job.answered(std::chrono::nanoseconds(since_arrival), std::chrono::nanoseconds(since_taken));
           },
           py::arg("since_arrival"), py::arg("since_taken"))
+      .def(
+          "given_up",
+          [](RuntimeJob& job, std::int64_t since_arrival) { job.given_up(std::chrono::nanoseconds(since_arrival)); },
+          py::arg("since_arrival"))
       .def("set_answering", &RuntimeJob::set_answering, py::arg("answers"))
       .def("latency", &RuntimeJob::latency)
       .def("gaps", &RuntimeJob::gaps)

@@ -4,6 +4,9 @@
 
 namespace torchshare {
 
+/// The smallest share that a promise of a latency sets, unless it holds lower jobs altogether.
+inline constexpr double kLeastShare = 1e-3;
+
 /// Lower jobs may enter ops during the first `share` of each cycle.
 struct Pace {
   std::chrono::nanoseconds origin{0};

@@ -9,11 +9,20 @@ Seconds TimeSpread::quantile(double share) const {
 
 bool RequestTimes::answered(std::chrono::nanoseconds arrival, std::chrono::nanoseconds begin,
                             std::chrono::nanoseconds end) {
-  const bool is_late = to_seconds(end - arrival) > limit_;
-  late_ += is_late ? 1 : 0;
   latency_.add(end - arrival);
   service_.add(end - begin);
   queued_.add(begin - arrival);
+  return count_if_late(end - arrival);
+}
+
+bool RequestTimes::given_up(std::chrono::nanoseconds arrival, std::chrono::nanoseconds end) {
+  ++given_up_;
+  return count_if_late(end - arrival);
+}
+
+bool RequestTimes::count_if_late(std::chrono::nanoseconds latency) {
+  const bool is_late = to_seconds(latency) > limit_;
+  late_ += is_late ? 1 : 0;
   return is_late;
 }
 

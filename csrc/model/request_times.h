@@ -39,17 +39,24 @@ class RequestTimes {
   bool answered(std::chrono::nanoseconds arrival, std::chrono::nanoseconds begin, std::chrono::nanoseconds end);
   /// Called when a request got an error instead; its times do not count.
   void failed() { ++failed_; }
+  /// Called when the job finds a request that its client gave up before the job took it. Returns whether it is late.
+  bool given_up(std::chrono::nanoseconds arrival, std::chrono::nanoseconds end);
 
   std::uint64_t failures() const { return failed_; }
+  std::uint64_t given_up() const { return given_up_; }
+  /// Answered later than promised, or given up later than that.
   std::uint64_t late() const { return late_; }
   const TimeSpread& latency() const { return latency_; }  ///< end - arrival
   const TimeSpread& service() const { return service_; }  ///< end - begin
   const TimeSpread& queued() const { return queued_; }    ///< begin - arrival
 
  private:
+  bool count_if_late(std::chrono::nanoseconds latency);
+
   Seconds limit_ = std::numeric_limits<Seconds>::infinity();
   std::uint64_t late_ = 0;
   std::uint64_t failed_ = 0;
+  std::uint64_t given_up_ = 0;
   TimeSpread latency_;
   TimeSpread service_;
   TimeSpread queued_;

@@ -11,7 +11,6 @@ using std::chrono::nanoseconds;
 
 constexpr int kRequests = 50'000;
 constexpr unsigned kSeed = 2;
-constexpr double kLeastShare = 1e-3;
 constexpr int kHalvings = 7;  // of the shares' logarithm
 
 /// The same share of the time, always.

@@ -220,6 +220,15 @@ void RuntimeJob::answered(std::chrono::nanoseconds since_arrival, std::chrono::n
                               .taken = now - since_taken});
 }
 
+void RuntimeJob::given_up(std::chrono::nanoseconds since_arrival) {
+  const auto now = runtime_->now();
+  runtime_->coordinator.send({.job = id(),
+                              .kind = JobMessage::Kind::kGivenUp,
+                              .at = now,
+                              .arrived = now - since_arrival,
+                              .taken = now});
+}
+
 void RuntimeJob::go_on_after(std::uint64_t steps) {
   status_.earlier_steps.store(steps);
   parts_.send(JobMessage::Kind::kGoesOn, steps);

@@ -57,6 +57,8 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   void promise(const LatencyTarget& target);
   /// Called when a request has been answered; with the times since it arrived and since the job took it. Any thread.
   void answered(std::chrono::nanoseconds since_arrival, std::chrono::nanoseconds since_taken);
+  /// Called when the job finds a request that its client gave up before the job took it. Any thread.
+  void given_up(std::chrono::nanoseconds since_arrival);
   /// See Coordinator::latency.
   std::optional<LatencyStats> latency() const { return runtime_->coordinator.latency(id()); }
   /// Empty unless it is watched.

@@ -256,6 +256,11 @@ void JobDecisions::apply(const JobMessage& message) {
     case Kind::kAnswered:
       count_answer(*job, message);
       break;
+    case Kind::kGivenUp:
+      if (!ranks_.follows()) {
+        try_to([&] { latencies_.answered(jobs_, *job, message); });
+      }
+      break;
     case Kind::kExpects:
     case Kind::kLength:
       sharing_.expect(message.job, steps, message.kind == Kind::kLength);

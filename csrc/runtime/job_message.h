@@ -20,6 +20,7 @@ struct JobMessage {
     kLength,               ///< it will have done `steps` steps in this run when it ends
     kPromises,             ///< its requests are to be answered within `target`
     kAnswered,             ///< it has answered a request that arrived and was taken at the times below
+    kGivenUp,              ///< it has found a request that arrived at the time below and was given up by its client
     kSuspended,            ///< it waits because its user suspended it
     kHeld,                 ///< it waits because the coordinator holds it
     kResumed,              ///< it continues after either

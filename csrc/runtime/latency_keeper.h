@@ -22,7 +22,7 @@ class LatencyKeeper {
   /// False if a job has promised anything.
   bool empty() const { return promises_.empty(); }
   void promise(const JobTable& jobs, const LiveJob& job, const LatencyTarget& target, std::chrono::nanoseconds now);
-  /// Called when a job has answered a request.
+  /// Called when a job has answered a request, or found one that its client had given up.
   void answered(const JobTable& jobs, const LiveJob& job, const JobMessage& answer);
   void end(JobId job, std::chrono::nanoseconds now) noexcept {
     promises_.end(job, now);

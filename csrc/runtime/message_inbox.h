@@ -27,8 +27,8 @@ class MessageInbox {
   /// Called after `put`.
   void announce(const JobMessage& message) {
     using Kind = JobMessage::Kind;
-    const bool is_step =
-        message.kind == Kind::kStepped || message.kind == Kind::kSteppedAfterRequest || message.kind == Kind::kAnswered;
+    const bool is_step = message.kind == Kind::kStepped || message.kind == Kind::kSteppedAfterRequest ||
+                         message.kind == Kind::kAnswered || message.kind == Kind::kGivenUp;
     if (!is_step || message.at - last_.load(std::memory_order_relaxed) >= interval_.load()) {
       last_.store(message.at, std::memory_order_relaxed);
       wake();

@@ -16,11 +16,10 @@ constexpr double kMinGain = 0.06;      // the same with a full one
 constexpr double kGrowth = 0.24;       // what the share grows by per late request that is allowed, without a budget
 constexpr double kMaxGrowth = 1.2;     // the same with a full one
 constexpr double kFirstGrowth = 0.02;  // per request, before the first late one
-constexpr double kLeastShare = 1e-3;
-constexpr double kOverdrawn = -1;   // the budget below which lower jobs are held
-constexpr double kQuiet = 50;       // limits without an answer, after which lower jobs may run at any time
-constexpr double kReserve = 1;      // of the budget, to be saved up before that time is at its shortest
-constexpr Seconds kLongest = 1e6;   // such a time
+constexpr double kOverdrawn = -1;      // the budget below which lower jobs are held
+constexpr double kQuiet = 50;          // limits without an answer, after which lower jobs may run at any time
+constexpr double kReserve = 1;         // of the budget, to be saved up before that time is at its shortest
+constexpr Seconds kLongest = 1e6;      // such a time
 constexpr double kEnoughLate = 20;  // late requests alone, to give the promise up; what is known of them fades with the
                                     // requests in which as many are allowed
 

@@ -12,7 +12,7 @@ std::uint64_t variable(const char* name, std::uint64_t otherwise) {
   return value != nullptr ? std::strtoull(value, nullptr, 0) : otherwise;
 }
 
-std::atomic<int> lost{0};
+std::atomic<int> fatal_error{0};
 
 }  // namespace
 
@@ -54,15 +54,15 @@ void Slots::release() {
 
 void lose_device(int error) {
   int none = 0;
-  lost.compare_exchange_strong(none, error);
+  fatal_error.compare_exchange_strong(none, error);
 }
 
 int lost_by() {
-  return lost.load();
+  return fatal_error.load();
 }
 
 void restore_device() {
-  lost = 0;
+  fatal_error = 0;
 }
 
 std::uint64_t random_number(std::uint64_t below) {

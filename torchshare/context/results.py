@@ -45,11 +45,19 @@ class Requests:
     slo: str | None = None
     """What the job has promised about latencies."""
     late: int = 0
-    """Answered later than that."""
+    """Answered later than that, or given up by their clients later than that."""
+    given_up: int = 0
+    """Cancelled by their clients before the job took them."""
+
+    @property
+    def late_share(self) -> float:
+        """Of the requests that were answered or given up."""
+        return self.late / max(self.answered + self.given_up, 1)
 
     def __str__(self) -> str:
         failed = f", {self.failed} failed" if self.failed else ""
-        kept = f"; {self.slo}: {self.late} late ({self.late / max(self.answered, 1):.2%})" if self.slo else ""
+        failed += f", {self.given_up} given up" if self.given_up else ""
+        kept = f"; {self.slo}: {self.late} late ({self.late_share:.2%})" if self.slo else ""
         return (
             f"{self.answered} requests answered{failed}{kept}; p50 / p95 / p99 in ms: latency {self.latency}, "
             f"service {self.service}, queued {self.queued}"

@@ -127,7 +127,7 @@ def _requests(job: str, requests: Requests, alone: Numbers, shared: Numbers) -> 
         "service_p99_s": requests.service.p99,
         "slo": requests.slo,
         "late": requests.late if requests.slo else None,
-        "late_share": requests.late / max(requests.answered, 1) if requests.slo else None,
+        "late_share": requests.late_share if requests.slo else None,
     }
 
 

@@ -15,6 +15,7 @@ class Request:
         """For batches of requests: tensors as a loader yields them, with rows as their first dimension."""
         self._arrived = time.monotonic_ns()
         self._answer: Future[Any] = Future()
+        self._left = False  # its client has cancelled it, and the job knows
 
     def result(self, timeout: float | None = None) -> Any:
         """Waits for the answer, `timeout` seconds at most.
@@ -40,6 +41,12 @@ class Request:
 
     def __gt__(self, other: Request | None) -> bool:
         return other is not None and self._arrived > other._arrived
+
+    def _has_left(self) -> bool:
+        """Whether its client has cancelled it; once."""
+        has_left = self._answer.cancelled() and not self._left
+        self._left = self._left or has_left
+        return has_left
 
     def _give(self, answer: Any) -> bool:
         given = not self._answer.done() and self._answer.set_running_or_notify_cancel()

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import itertools
-import logging
+import operator
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from torchshare.context.errors import described
 from torchshare.serving.request import Request
 from torchshare.serving.served import check, whole
 from torchshare.serving.serving import Serving
 from torchshare.training import pytree
 from torchshare.training.batches import map_rows
 
-log = logging.getLogger("torchshare")
-
 
 class RequestBatch:
     """Requests that a job answers together; one, unless `Job.requests` was given a `max_batch`. In the job's thread.
     If a program drops it without an answer, its requests fail."""
 
-    def __init__(self, serving: Serving, requests: Sequence[Request], rows: Sequence[int]) -> None:
+    requests: Sequence[Request] = ()
+
+    def __init__(self, serving: Serving, requests: Sequence[Request]) -> None:
+        """Raises Exception if the data cannot be read or joined."""
         self._serving = serving
-        self._rows = rows
         self._began = time.monotonic_ns()
-        self.requests = requests
+        self._rows = [rows_of(each.data) for each in requests]
         self.data = requests[0].data if len(requests) == 1 else _joined([each.data for each in requests])
         """The data of one request, or that of all, joined along the first dimension of each tensor."""
+        self.requests = requests
         serving.batches.add(self)
         serving.begin_request()
         self._is_open = True
@@ -74,7 +74,7 @@ class RequestBatch:
             if len(self.requests) == 1:
                 self.fail(error)
                 return
-            self._say_split(error)
+            self._serving.say_split(len(self.requests), error)
         else:
             return
         for request in self.requests:
@@ -94,15 +94,8 @@ class RequestBatch:
             self._give(request, output)
 
     def _give(self, request: Request, answer: Any) -> None:
-        if request._give(answer):
+        if request._give(answer) or request._has_left():
             self._serving.answered(request._arrived, self._began)
-
-    def _say_split(self, error: Exception) -> None:
-        if not self._serving.has_split:
-            self._serving.has_split = True
-            why = described(error).partition("\n")[0]
-            log.warning("%s: a batch of %d requests failed and is answered one by one, as each that fails will be: %s",
-                        self._serving.name, len(self.requests), why)  # fmt: skip
 
     def fail(self, error: BaseException) -> None:
         """Gives each request that has no answer this error, which `Request.result` raises."""
@@ -146,16 +139,50 @@ def rows_of(data: Any) -> int:
     return next((tensor.size(0) for _, tensor in pytree.tensors(data)), 1)
 
 
-def shape_of(data: Any) -> list[Any]:
-    """Requests whose shapes are equal can be joined."""
+class Together:
+    """The data of requests that one batch may have."""
+
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows = max_rows
+        self._rows = 0
+        self._shape: list[Any] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return self._rows >= self._max_rows
+
+    def add(self, data: Any) -> bool:
+        """Whether it fits. The first one does, if it can be read."""
+        try:
+            rows, shape = rows_of(data), _shape_of(data)
+        except Exception:  # of a tensor that is none of torch's own; by itself, it may be answered
+            return False
+        fits = self._shape is None or (self._rows + rows <= self._max_rows and _are_alike(shape, self._shape))
+        if fits:
+            self._rows += rows
+            self._shape = shape
+        return fits
+
+
+def _shape_of(data: Any) -> list[Any]:
+    """Requests whose shapes are alike can be joined."""
     shape: list[Any] = []
 
     def add(leaf: Any) -> None:
-        joins = isinstance(leaf, torch.Tensor) and leaf.dim() > 0
+        joins = (
+            isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested and leaf.dim() > 0
+        )
         shape.append((leaf.shape[1:], leaf.dtype, leaf.device) if joins else (type(leaf), leaf))
 
     pytree.map_leaves(add, data)
     return [type(data), *shape]
+
+
+def _are_alike(shape: list[Any], other: list[Any]) -> bool:
+    try:
+        return len(shape) == len(other) and all(map(operator.eq, shape, other))
+    except Exception:  # of objects such as arrays, which are equal element by element
+        return False
 
 
 def _joined(data: Sequence[Any]) -> Any:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import os
 import queue
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any
 
 from torchshare.context import current
 from torchshare.serving.deferred import deferred_kind
 from torchshare.serving.request import Request
-from torchshare.serving.request_batch import RequestBatch, rows_of, shape_of
-from torchshare.serving.serving import Serving, serving_of
+from torchshare.serving.request_batch import RequestBatch, Together
+from torchshare.serving.serving import ENDED, Serving, serving_of
 
 Get = Callable[[float], Request]
 """Waits so many seconds for a request. Raises queue.Empty if none has come, StopIteration if none will."""
@@ -27,8 +31,10 @@ class Source:
     get: Get
     can_wait: bool
     """Whether `get` keeps to its seconds."""
-    size: Callable[[], int] | None = None
-    """How many requests a queue has, at most; None: it is no queue."""
+    rest: Callable[[], Iterator[Request]] | None = None
+    """What has come and was not got; None: that cannot be had without waiting."""
+    queue: int = 0
+    """Identifies a queue, which several loops may read; 0: it is none."""
 
 
 def source_of(user: str, source: Any) -> Source:
@@ -42,14 +48,38 @@ def source_of(user: str, source: Any) -> Source:
     if (kind := deferred_kind(source)) is not None:
         raise TypeError(f"{user}: source must be a queue, an iterable or a plain callable, got {kind}")
     if callable(getattr(source, "get", None)):
+        _check_timeout(user, source)
         get = _getter(user, lambda seconds: _get(source, seconds), isinstance(source, queue.PriorityQueue))
-        return Source(get, True, getattr(source, "qsize", lambda: _LARGEST))
+        size = getattr(source, "qsize", lambda: _LARGEST)
+        return Source(get, True, lambda: _without_waiting(get, size()), id(source))
     if isinstance(source, Iterable):
         iterator = iter(source)
-        return Source(_getter(user, lambda _: next(iterator)), False)
+        rest = (lambda: (each for each in iterator if isinstance(each, Request))) if isinstance(source, Sized) else None
+        return Source(_getter(user, lambda _: next(iterator)), False, rest)
     if callable(source):
         return Source(_getter(user, source), True)
     raise TypeError(f"{user}: source must be a queue, an iterable or a callable, got {source!r}")
+
+
+def _check_timeout(user: str, source: Any) -> None:
+    """Raises TypeError for a queue for which nothing can wait a limited time, such as multiprocessing.SimpleQueue."""
+    try:
+        inspect.signature(source.get).bind(timeout=0.0)
+    except ValueError:  # it has no signature
+        pass
+    except TypeError:
+        name = f"{type(source).__module__}.{type(source).__qualname__}"
+        raise TypeError(f"{user}: source must have get(timeout=...), as queue.Queue has, got {name}") from None
+
+
+def _without_waiting(get: Get, most: int) -> Iterator[Request]:
+    for _ in range(most):
+        try:
+            yield get(0.0)
+        except (queue.Empty, StopIteration):
+            return
+        except Exception:  # one that cannot be read; those behind it can
+            continue
 
 
 def _get(source: Any, seconds: float) -> Any:
@@ -112,68 +142,116 @@ def serve(serving: Serving, source: Any, max_batch: int, max_wait: float, slo: s
     if max_wait > 0 and max_batch == 1:
         raise ValueError(f"{serving.name}: max_wait must be 0 without max_batch, got {max_wait}")
     serving.promise(slo)
-    waiting = _Waiting(serving, found)
-    if found.size is not None:
-        waiting = serving.sources.setdefault(id(source), waiting)
+    waiting = serving.sources.get(found.queue)
+    if waiting is None:
+        waiting = _Waiting(serving, found)
+        serving.sources[waiting.key] = waiting
     return _batches(serving, waiting, max_batch, int(max_wait * 1e9))
 
 
 def _batches(serving: Serving, waiting: _Waiting, max_batch: int, max_wait_ns: int) -> Iterator[RequestBatch]:
     waiting.is_over = False
-    while first := waiting.next():
-        found = [first]
-        if max_batch > 1:
-            waiting.add_to(found, max_batch, first._arrived + max_wait_ns)
-        batch = RequestBatch(serving, found, [rows_of(each.data) for each in found])
-        del found, first
-        yield batch
-        batch.end()
-        del batch  # fails its requests if the program has dropped it, too
+    try:
+        while found := waiting.together(max_batch, max_wait_ns):
+            groups = [found]
+            del found
+            while groups:
+                batch = _joined(serving, groups)
+                if batch is None:
+                    continue
+                yield batch
+                batch.end()
+                del batch  # fails its requests if the program has dropped it, too
+    finally:
+        # Not only at the end of the job: on its way there, its function may wait for its clients.
+        if serving.is_ending():
+            serving.tell_ended()
+        elif waiting.has_nothing:
+            serving.sources.pop(waiting.key, None)
+
+
+def _joined(serving: Serving, groups: list[list[Request]]) -> RequestBatch | None:
+    """A batch of the first group. If its requests cannot be joined, each becomes a group; one that cannot be read
+    fails."""
+    group = groups.pop(0)
+    try:
+        return RequestBatch(serving, group)
+    except Exception as error:
+        if serving.is_ending():
+            serving.leave_out(group, ENDED)
+            raise
+        if len(group) == 1:
+            serving.fail(group, error)
+        else:
+            serving.say_split(len(group), error)
+            groups[:0] = [[each] for each in group]
+        return None
+
+
+_readers: Counter[int] = Counter()  # the jobs that read a queue
+_lock = threading.Lock()  # guards _readers
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class _Waiting:
-    """The requests of a source that no loop has taken."""
+    """The requests of a source that no batch has."""
 
     def __init__(self, serving: Serving, source: Source) -> None:
         self._serving = serving
         self._source = source
-        self._held: Request | None = None  # it did not fit into the last batch
+        self._taken: list[Request] = []  # from the source
         self.is_over = False
+        self.key = source.queue or id(source)
+        self._reads = serving.job is not None and source.queue != 0
+        if self._reads:
+            with _lock:
+                _readers[source.queue] += 1
 
-    def next(self) -> Request | None:
-        """Waits for a request; None: there will be none. While the job waits, lower jobs run."""
-        while not (request := self._take(_POLL_S)) and not self.is_over:
-            pass
-        return request
+    @property
+    def has_nothing(self) -> bool:
+        """Whether no request can be left, now and later."""
+        return not self._source.queue and not self._taken and (self.is_over or self._source.rest is None)
 
-    def add_to(self, requests: list[Request], max_rows: int, until_ns: int) -> None:
-        """Adds those that fit, and waits for them until `until_ns`."""
-        rows, shape = rows_of(requests[0].data), shape_of(requests[0].data)
-        while rows < max_rows and not self.is_over:
-            seconds = (until_ns - time.monotonic_ns()) / 1e9
-            request = self._take(min(max(seconds, 0.0), _POLL_S))
-            if request is None:
-                if seconds <= 0:
-                    return
-                continue
-            rows += rows_of(request.data)
-            if rows > max_rows or shape_of(request.data) != shape:
-                self._held = request
-                return
-            requests.append(request)
+    def together(self, max_rows: int, max_wait_ns: int) -> list[Request]:
+        """Waits for a request, and for others that fit into one batch with it, until it is `max_wait_ns` old. Empty:
+        there will be no more. While the job waits, lower jobs run."""
+        self._taken = [each for each in self._taken if self._is_wanted(each)]
+        while not self._taken and not self.is_over:
+            self._take(_POLL_S)
+        count = min(len(self._taken), 1)
+        if count and max_rows > 1:
+            count = self._add(max_rows, self._taken[0]._arrived + max_wait_ns)
+        found, self._taken = self._taken[:count], self._taken[count:]
+        return found
 
-    def _take(self, seconds: float) -> Request | None:
-        """Waits so long. None: no request has come that its client still wants."""
+    def _add(self, max_rows: int, until_ns: int) -> int:
+        """Takes requests until the batch is full or `until_ns` has come. Returns how many fit."""
+        together = Together(max_rows)
+        count = 0
+        while count < len(self._taken) and together.add(self._taken[count].data):
+            count += 1
+            while len(self._taken) == count and not together.is_full and not self.is_over:
+                seconds = (until_ns - time.monotonic_ns()) / 1e9
+                if not self._take(min(max(seconds, 0.0), _POLL_S)) and seconds <= 0:
+                    break
+        return max(count, 1)
+
+    def _take(self, seconds: float) -> bool:
+        """Waits so long. Returns whether a request has come that its client still wants."""
         self._serving.check_thread()
         request = self._received(seconds)
-        while request is not None and request.done():
+        while request is not None and not self._is_wanted(request):
             request = self._received(0.0)
-        return request
+        if request is not None:
+            self._taken.append(request)
+        return request is not None
+
+    def _is_wanted(self, request: Request) -> bool:
+        if request._has_left():
+            self._serving.given_up(request._arrived)
+        return not request.done()
 
     def _received(self, seconds: float) -> Request | None:
-        if self._held is not None:
-            held, self._held = self._held, None
-            return held
         with self._serving.waiting():
             try:
                 return self._source.get(seconds)
@@ -184,15 +262,12 @@ class _Waiting:
                 return None
 
     def rest(self) -> Iterator[Request]:
-        """What has come, without waiting."""
-        if self._held is not None:
-            yield self._held
-        if self.is_over or self._source.size is None:
-            return
-        for _ in range(self._source.size()):
-            try:
-                yield self._source.get(0.0)
-            except (queue.Empty, StopIteration):
-                return
-            except Exception:  # one that cannot be read; those behind it can
-                continue
+        """What the job will not answer. What is in a queue is left to other jobs that read it. Called when the job
+        ends."""
+        yield from self._taken
+        if self._reads:
+            self._reads = False
+            with _lock:
+                _readers[self._source.queue] -= 1
+        if self._source.rest is not None and not self.is_over and not _readers[self._source.queue]:
+            yield from self._source.rest()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchshare import _core
 from torchshare.context import current, step_loop
+from torchshare.context.errors import described
 from torchshare.context.results import Requests, Times
 from torchshare.isolation.interrupt import PATIENCE_S
 
@@ -76,8 +77,7 @@ class Serving:
         self.times = _core.RequestTimes()
         self.slo: str | None = None
         self._has_warned = False
-        self.has_split = False
-        """Whether a batch has been answered request by request; said once."""
+        self._has_split = False
         self._open = 0
         """How many `begin_request` have no `end_request`."""
         self.calls = Calls()
@@ -108,7 +108,18 @@ class Serving:
         if self.job is None:
             return
         self.job.handle.answered(now - arrived, now - taken)
-        if is_late and not self._has_warned:
+        self._warn_if(is_late)
+
+    def given_up(self, arrived: int) -> None:
+        """Called when the job finds a request that its client has cancelled."""
+        now = time.monotonic_ns()
+        is_late = self.times.gave_up(arrived, now)
+        if self.job is not None:
+            self.job.handle.given_up(now - arrived)
+            self._warn_if(is_late)
+
+    def _warn_if(self, is_late: bool) -> None:
+        if self.job is not None and is_late and not self._has_warned:
             kept = self.job.handle.latency()
             if kept is not None and kept.cannot_hold:
                 self._has_warned = True
@@ -170,12 +181,27 @@ class Serving:
         """What has been measured so far."""
         times = self.times
         latency, service, queued = map(Times.of, (times.latency, times.service, times.queued))
-        return Requests(times.latency.count, times.failures, latency, service, queued, self.slo, times.late)
+        return Requests(
+            times.latency.count, times.failures, latency, service, queued, self.slo, times.late, times.given_up
+        )
+
+    def say_split(self, count: int, error: Exception) -> None:
+        """Called when that many requests are answered one by one, because of an error of all."""
+        if not self._has_split:
+            self._has_split = True
+            why = described(error).partition("\n")[0]
+            log.warning("%s: a batch of %d requests failed and is answered one by one, as each that fails will be: %s",
+                        self.name, count, why)  # fmt: skip
 
     def end(self) -> None:
-        """Called at the end of the job. Requests that have come and are not answered fail."""
+        """Called at the end of the job."""
         if self.job is not None:
             self.calls.end(self.job)
+        self.tell_ended()
+        self.sources.clear()
+
+    def tell_ended(self) -> None:
+        """Requests that have come and are not answered fail."""
         for batch in list(self.batches):
             self.leave_out(batch.requests, ENDED)
         for waiting in self.sources.values():

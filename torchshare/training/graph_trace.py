@@ -161,8 +161,8 @@ def _graph_for_any_rows(
 
 
 class _PlainRecurrence(TorchFunctionMode):
-    """Decomposes LSTMs. In single precision torch runs a layer as one op, and AOTInductor of torch 2.11 cannot call its
-    backward."""
+    """Decomposes LSTMs. In single precision torch runs a layer as one op, and AOTInductor (2.11 to 2.15) cannot call
+    its backward."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.lstm and isinstance(args[1], (tuple, list)):  # the other overload is for packed sequences
@@ -181,7 +181,7 @@ def _lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """torch.lstm, layer by layer: the decomposition of torch 2.11 omits the dropout between layers."""
+    """torch.lstm, layer by layer: the decomposition of torch 2.11 to 2.15 omits the dropout between layers."""
     parameters = _gather_params(weights, has_biases, state[0].size(2) != state[1].size(2))
     hidden = list(zip(*state, strict=True))
     directions = 2 if bidirectional else 1
@@ -202,7 +202,7 @@ def _lstm(
 
 def _spell_out_alpha(graph: GraphModule) -> None:
     """Splits a + alpha * b into two ops: Inductor of torch 2.11 fuses `add(mm(x, y), b, alpha=alpha)` into an addmm
-    without alpha."""
+    without alpha (2.15 does not)."""
     for node in graph.graph.nodes:
         if (
             node.target in (aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor)

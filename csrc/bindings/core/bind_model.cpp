@@ -67,7 +67,14 @@ void bind_model(py::module_& module) {
           },
           py::arg("arrival"), py::arg("begin"), py::arg("end"))
       .def("failed", &RequestTimes::failed)
+      .def(
+          "gave_up",
+          [](RequestTimes& times, std::int64_t arrival, std::int64_t end) {
+            return times.given_up(nanoseconds(arrival), nanoseconds(end));
+          },
+          py::arg("arrival"), py::arg("end"))
       .def("promise", &RequestTimes::promise, py::arg("limit"))
+      .def_property_readonly("given_up", py::overload_cast<>(&RequestTimes::given_up, py::const_))
       .def_property_readonly("late", &RequestTimes::late)
       .def_property_readonly("failures", &RequestTimes::failures)
       .def_property_readonly("latency", &RequestTimes::latency, internal)
