@@ -8,6 +8,7 @@
 
 #include "device/cuda/cuda_errors.h"
 #include "device/cuda/driver.h"
+#include "device/cuda/torch_version.h"
 
 namespace torchshare {
 namespace {
@@ -91,6 +92,9 @@ CudaStream::~CudaStream() {
     const cudaError_t result = cudaStreamSynchronize(member.stream->handle);
     if (member.stream->is_ours) {
       keep_first(result);
+      if (result == cudaSuccess) {  // else the next job that gets the stream would not be charged for its own
+        free_workspaces(member.stream->handle);
+      }
     } else if (result != cudaSuccess) {
       (void)member.stream.release();  // whoever owns the stream has destroyed it; the device may still write markers
       continue;
