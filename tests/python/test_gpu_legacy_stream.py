@@ -365,3 +365,107 @@ def test_a_new_stream_with_the_handle_of_one_that_is_forgotten(extensions_stream
         return total
 
     assert on_gpu(job) == 40
+
+
+class Doubled(torch.autograd.Function):
+    """An extension's op, as apex has them: y = x + x, copied by its own kernels."""
+
+    @staticmethod
+    def forward(_context: Any, x: Tensor) -> Tensor:
+        return copied_twice(x)
+
+    @staticmethod
+    def backward(_context: Any, gradient: Tensor) -> Tensor:
+        return copied_twice(gradient)
+
+
+def copied_twice(x: Tensor) -> Tensor:
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    legacy_copies(y.data_ptr(), x.data_ptr(), x.numel() * x.element_size())
+    return y + x
+
+
+def with_extension(warm: bool) -> Callable[[Job], list[Tensor]]:
+    def train(_job: Job) -> list[Tensor]:
+        with torch.device("cuda"):
+            model, data = torch.nn.Linear(8, 8), [torch.randn(4, 8) for _ in range(6)]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.cuda.synchronize()
+        if warm:  # so that it is found before its numbers count
+            scratch = torch.zeros(8, device="cuda")
+            for _ in range(24):
+                legacy_sleeps(SLEEP_CYCLES // 100)
+                scratch.add_(1)
+        for x in data:
+            y = Doubled.apply(model(x)) if warm else model(x) + model(x)
+            y.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return list(model.parameters())
+
+    return train
+
+
+def test_a_training_with_an_extensions_op_trains_as_with_torchs(policy: str) -> None:
+    expected = [tensor.cpu() for tensor in on_gpu(with_extension(False), seed=1)]
+    results = run_pair(trainer(conv), with_extension(True), policy=policy)
+    for mine, torchs in zip(results["second"].value, expected, strict=True):
+        torch.testing.assert_close(mine.cpu(), torchs)
+    assert identical(alone(conv, 0), results["first"].value)
+
+
+def test_a_thread_that_gives_out_a_tensor_each_time_is_in_order() -> None:
+    def job(_job: Job) -> list[int]:
+        totals: queue.Queue[Tensor] = queue.Queue()
+
+        def reads() -> None:
+            x, y = (torch.zeros(8, dtype=torch.uint8, device="cuda") for _ in range(2))
+            for _ in range(3):
+                slow_add(x)
+                legacy_copies(array_interface(y), array_interface(x), 8)
+                totals.put(y.sum())
+
+        thread = threading.Thread(target=reads)
+        thread.start()
+        thread.join()
+        return [int(totals.get()) for _ in range(3)]
+
+    assert on_gpu(job) == [8, 16, 24]
+
+
+def test_where_warnings_are_errors_that_job_fails_alone() -> None:
+    def gives_out(_job: Job) -> None:
+        x = torch.zeros(8, dtype=torch.uint8, device="cuda")
+        pointer = array_interface(x)
+        torch.cuda.synchronize()
+        legacy_fills(pointer, 1, 8)
+        x.add_(1)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*legacy default stream")
+        results = run_pair(trainer(conv), gives_out, check=False)
+    assert isinstance(results["second"].exception, UserWarning)
+    assert identical(alone(conv, 0), results["first"].value)
+
+
+def test_what_one_job_did_there_is_over_when_it_has_ended() -> None:
+    """The next one is not named, and does not wait."""
+
+    def gives_out(_job: Job) -> None:
+        x = torch.zeros(8, dtype=torch.uint8, device="cuda")
+        pointer = array_interface(x)
+        torch.cuda.synchronize()
+        legacy_fills(pointer, 1, 8)
+        x.add_(1)
+
+    def follows(_job: Job) -> float:
+        y = torch.zeros(8, device="cuda")
+        for _ in range(40):
+            y.add_(1)
+        return float(y.sum())
+
+    with warned("first"), torchshare.Runtime(device="cuda") as runtime:
+        runtime.submit(gives_out, name="first", threads=1)
+        runtime.submit(follows, name="second", threads=1, start="after:first")
+        assert runtime.wait(60)["second"].value == 320
