@@ -31,6 +31,7 @@ help:
 	@echo "make test-oldest   with the oldest torch that is supported, the C++ tests and the Python tests of what differs"
 	@echo "make test-loaded   the C++ and Python tests that are not slow, beside four busy loops"
 	@echo "make test-emulated   the GPU tests on an emulated CUDA device (tests/emulator/README.md)"
+	@echo "make test-emulated-slow   the slow ones, and every stage of the GPU benchmarks with tiny sizes"
 	@echo "make test-cluster   the tests of torchshare cluster, with Ray"
 	@echo "make papers   the tables of the papers that are implemented here, simulated"
 	@echo "make server   a server that answers requests beside a training, and a picture of its latencies"
