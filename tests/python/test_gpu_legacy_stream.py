@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import queue
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -209,6 +210,32 @@ def test_the_gate_sees_it() -> None:
         runtime.start()
         runtime.wait(60)
     assert first.result.value is False
+
+
+def test_the_gate_sees_what_is_launched_there_while_the_job_seemed_to_be_done() -> None:
+    launched, entered = threading.Event(), threading.Event()
+
+    def primary(_job: Job) -> bool:
+        x = torch.zeros(8, dtype=torch.uint8, device="cuda")
+        array_interface(x)
+        torch.cuda.synchronize()
+        legacy_sleeps()
+        x.add_(1)  # finds it
+        torch.cuda.synchronize()
+        time.sleep(0.2)  # the other is let in
+        done = legacy_sleeps(SLEEP_CYCLES // 2)
+        launched.set()
+        entered.wait(0.1)
+        return entered.is_set() and not done.query()
+
+    def secondary(_job: Job) -> None:
+        x = torch.ones(1, device="cuda")
+        while not launched.is_set():
+            x.add_(1)
+        x.add_(1)
+        entered.set()
+
+    assert run_pair(primary, secondary, policy="strict")["first"].value is False
 
 
 def test_the_job_beside_it_does_not_wait_and_is_not_named(policy: str) -> None:

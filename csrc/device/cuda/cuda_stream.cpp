@@ -253,10 +253,14 @@ DeviceStream::Marker CudaStream::passed() const {
 }
 
 bool CudaStream::has_work() const {
+  const c10::cuda::CUDAGuard guard(kind_.device);           // the legacy stream is that of the current device
+  const auto is_lasting = [](const MarkedStream& stream) {  // nobody else destroys it
+    return stream.is_ours || stream.handle == LegacyStream::kHandle;
+  };
   std::lock_guard lock(mutex_);
   return capturing_ ||  // a query would invalidate the capture
          std::any_of(members_.begin(), members_.end(),
-                     [](const Member& each) { return each.stream->is_ours && !is_done(each.stream->handle); });
+                     [&](const Member& each) { return is_lasting(*each.stream) && !is_done(each.stream->handle); });
 }
 
 void CudaStream::check() const {
