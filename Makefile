@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: docs help demo test test-slow build wheel sdist lint bench clean prerequisites test-cpp test-python test-python-slow \
   test-loaded test-waits test-oldest test-versions papers server test-tsan test-asan soak build-emulator test-emulated \
-  test-emulated-all test-cluster
+  test-emulated-slow test-emulated-all test-cluster
 .NOTPARALLEL:  # test-oldest puts the modules for another torch in place
 help:
 	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
@@ -31,6 +31,7 @@ help:
 	@echo "make test-oldest   with the oldest torch that is supported, the C++ tests and the Python tests of what differs"
 	@echo "make test-loaded   the C++ and Python tests that are not slow, beside four busy loops"
 	@echo "make test-emulated   the GPU tests on an emulated CUDA device (tests/emulator/README.md)"
+	@echo "make test-emulated-slow   the slow ones, and every stage of the GPU benchmarks with tiny sizes"
 	@echo "make test-cluster   the tests of torchshare cluster, with Ray"
 	@echo "make papers   the tables of the papers that are implemented here, simulated"
 	@echo "make server   a server that answers requests beside a training, and a picture of its latencies"
@@ -44,7 +45,7 @@ demo: build
 
 test: lint test-cpp test-python
 
-test-slow: test-emulated test-tsan test-asan soak docs test-python-slow test-oldest
+test-slow: test-emulated test-emulated-slow test-tsan test-asan soak docs test-python-slow test-oldest
 	$(MAKE) --no-print-directory test-loaded LOADED="test-cpp test-waits"
 
 # The first build takes minutes and shows its progress.
@@ -136,6 +137,10 @@ build-emulator: build
 
 test-emulated: build-emulator
 	BUILD=$(BUILD) PY=$(PY) scripts/test_emulated.sh 4:0 1:200
+
+# The slow ones, among them every stage of benchmarks/gpu with tiny sizes.
+test-emulated-slow: build-emulator
+	MARKED="gpu and slow" BUILD=$(BUILD) PY=$(PY) scripts/test_emulated.sh 4:0
 
 test-emulated-all: build-emulator
 	MARKED=gpu BUILD=$(BUILD) PY=$(PY) scripts/test_emulated.sh 1:0 1:200 1:2000 4:0 4:200 4:2000

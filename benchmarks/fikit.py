@@ -49,36 +49,37 @@ def small_bert() -> torch.nn.Module:
     return models.Encoder(30_522, 256, 4, 4, 2)
 
 
-def register(device: str) -> None:
+def register(device: str, tiny: bool) -> None:
     """Adds the models of the table to those that gaps.py can serve."""
-    image = (gaps.LARGEST_REQUEST, 3, SIDES[device], SIDES[device])
+    side = SIDES["cpu"] if tiny else SIDES[device]
+    image = (gaps.LARGEST_REQUEST, 3, side, side)
     words = (gaps.LARGEST_REQUEST, TOKENS)
     for name in {name for pair in PAIRS for name in pair.split("+")} - {"bert"}:
-        gaps.SERVED[name] = partial(getattr(models, name), False), partial(torch.randn, *image)
-    bert = small_bert if device == "cpu" else partial(models.bert, False)
+        gaps.SERVED[name] = partial(getattr(models, name), tiny), partial(torch.randn, *image)
+    bert = small_bert if device == "cpu" else partial(models.bert, tiny)
     gaps.SERVED["bert"] = bert, partial(torch.randint, 10_000, words)
 
 
-def launched(rates: dict[str, float], mode: str, device: str) -> list[subprocess.Popen[str]]:
+def launched(rates: dict[str, float], mode: str, device: str, tiny: bool) -> list[subprocess.Popen[str]]:
     """The processes that measure one or two models in a mode. `rates`: requests per second of each; 0: one after the
     other."""
     processes = [[kind] for kind in rates] if mode == gaps.PLAIN else [list(rates)]
     how = {gaps.PLAIN: ALONE, WATCHED: "best fit", TIMED: "torchshare"}.get(mode, mode)
-    works = [[kinds, how, [rates[kind] for kind in kinds], device, mode == TIMED] for kinds in processes]
+    works = [[kinds, how, [rates[kind] for kind in kinds], device, mode == TIMED, tiny] for kinds in processes]
     cores = 2 if device == "cpu" else os.cpu_count() or 1
     return [launch(__file__, work, cores) for work in works]
 
 
-def repeat(pair: str, device: str, window: float) -> dict[str, Any]:
+def repeat(pair: str, device: str, window: float, tiny: bool) -> dict[str, Any]:
     """One repetition: the high-priority model alone, in torchshare alone, then both in every mode."""
     high, low = pair.split("+")
-    times = collect(launched({high: 0.0}, ALONE, device), window / 2)[0]["times"]
+    times = collect(launched({high: 0.0}, ALONE, device, tiny), window / 2)[0]["times"]
     if not times:
         raise RuntimeError(f"{high} answers no request in {window / 2:g} s: --window must be longer, got {window:g}")
     service = float(np.mean(times))
     arriving = {high: LOAD / service}
-    alone = {mode: launched(arriving, mode, device) for mode in (ALONE, WATCHED, TIMED)}
-    shared = {mode: launched({**arriving, low: 0.0}, mode, device) for mode in SHARED}
+    alone = {mode: launched(arriving, mode, device, tiny) for mode in (ALONE, WATCHED, TIMED)}
+    shared = {mode: launched({**arriving, low: 0.0}, mode, device, tiny) for mode in SHARED}
     with ended(process for each in (*alone.values(), *shared.values()) for process in each) as processes:
         wait_until_ready(processes)  # nothing else runs while they measure in turn
         return {
@@ -127,11 +128,12 @@ def main() -> None:
     arguments_of = parser(__doc__, repetitions=3, window=4.0)
     arguments_of.add_argument("--pairs", nargs="+", choices=PAIRS, default=PAIRS)
     arguments_of.add_argument("--device", choices=SIDES, default="cpu")
+    arguments_of.add_argument("--tiny", action="store_true", help="small models and images, to see whether it runs")
     arguments = arguments_of.parse_args()
     steady_malloc()
     if arguments.work:
-        kinds, mode, rates, device, timed = json.loads(arguments.work)
-        register(device)
+        kinds, mode, rates, device, timed, tiny = json.loads(arguments.work)
+        register(device, tiny)
         print(json.dumps(gaps.work(kinds, mode, rates, device, timed)))
         return
     raw: dict[str, list[dict[str, Any]]] = {}
@@ -141,7 +143,7 @@ def main() -> None:
     def measure_and_write(pair: str) -> None:
         """After each pair, so that what is cut short leaves what it had."""
         try:
-            found = repeat(pair, arguments.device, arguments.window)
+            found = repeat(pair, arguments.device, arguments.window, arguments.tiny)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             print(f"{pair}: {error}", file=sys.stderr)
             failed.append(pair)

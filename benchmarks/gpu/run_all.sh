@@ -4,19 +4,22 @@
 # junit.xml and the stages' logs go to benchmarks/results/gpu; where OUT is set, as results.tgz there after each stage.
 #
 #   benchmarks/gpu/wheels.sh                      # on a machine with a network: what the GPU machine's Python lacks
+#   benchmarks/gpu/run_all.sh --plan [STAGE...]   # what would run, how long it may take, what is missing; runs nothing
 #   carry build/gpu-wheels, then run: COMMIT=$(git rev-parse --short HEAD) benchmarks/gpu/run_all.sh
+#
+# TINY=1 has tiny models and windows, PY another interpreter and RESULTS another folder, to see whether all of it runs.
 set -u
 cd "$(dirname "$0")/../.."
 python=${PYTHON3:-python3}
-results=$PWD/benchmarks/results/gpu
-[ $# -gt 0 ] || set -- build doctor tests sanitizer release timeline alone pairs profiles fikit
+results=${RESULTS:-$PWD/benchmarks/results/gpu}
+stages="build doctor tests sanitizer release timeline alone pairs profiles fikit"
 export PYTHONUNBUFFERED=1
-PY=build/gpu-venv/bin/python
+PY=${PY:-build/gpu-venv/bin/python}
 failed=""
 
 # Beside the packages of the machine's Python, which may be those of a virtual environment itself.
 environment() {
-  [ ! -e build/gpu-venv/ready ] || return 0
+  [ "$PY" = build/gpu-venv/bin/python ] && [ ! -e build/gpu-venv/ready ] || return 0
   "$python" -m venv build/gpu-venv &&
     "$python" -c 'import site; print(*site.getsitepackages(), sep="\n")' > "$(echo build/gpu-venv/lib/*/site-packages)/machine.pth" &&
     "$PY" -m pip install --quiet --no-index --find-links build/gpu-wheels -r benchmarks/gpu/packages.txt &&
@@ -41,19 +44,33 @@ sanitizer() {
   compute-sanitizer --tool memcheck --error-exitcode 1 "$PY" benchmarks/gpu/small_pair.py
 }
 
+# The sizes of a stage.
+sizes() {
+  if [ -z "${TINY:-}" ]; then
+    case $1 in
+      pairs) echo --window 2 --pairs shufflenet-512+same resnet50-4+same ;;
+      fikit) echo --window 1.5 ;;
+    esac
+    return
+  fi
+  case $1 in
+    release) echo --seconds 0.3 ;;
+    timeline) echo --device cpu --tiny --seconds 0.2 ;;  # CUPTI crashes on the emulated device
+    alone) echo --tiny --kinds lstm-64 --rounds 2 --window 0.05 ;;
+    pairs) echo --tiny --window 0.3 --pairs mobilenet-64+bert-8 ;;
+    profiles) echo --tiny --pairs lstm-64+bert-8 --splits 1 --window 0.1 ;;
+    fikit) echo --tiny --pairs resnet18+vgg11 --window 1.5 ;;
+  esac
+}
+
 run() {
+  # shellcheck disable=SC2046 # one word each
   case $1 in
     build | tests | sanitizer) "$1" ;;
     doctor) "$PY" -m torchshare doctor ;;
-    release) "$PY" benchmarks/gpu/release.py --output "$results" ;;
-    alone) "$PY" benchmarks/gpu/alone.py --output "$results" ;;
-    timeline) "$PY" benchmarks/gpu/timeline.py --output "$results" ;;
-    pairs)
-      "$PY" benchmarks/gpu/pairs.py --window 2 --repetitions 1 --dtypes fp32 --output "$results" \
-        --pairs shufflenet-512+same resnet50-4+same
-      ;;
-    profiles) "$PY" benchmarks/gpu/profiles.py --output "$results" ;;
-    fikit) "$PY" benchmarks/fikit.py --device cuda --window 1.5 --repetitions 1 --output "$results" ;;
+    release | alone | timeline | profiles) "$PY" "benchmarks/gpu/$1.py" --output "$results" $(sizes "$1") ;;
+    pairs) "$PY" benchmarks/gpu/pairs.py --repetitions 1 --dtypes fp32 --output "$results" $(sizes pairs) ;;
+    fikit) "$PY" benchmarks/fikit.py --device cuda --repetitions 1 --output "$results" $(sizes fikit) ;;
     *) echo "there is no stage '$1'" >&2 && return 2 ;;
   esac
 }
@@ -63,10 +80,65 @@ limit() {
   case $1 in fikit) echo 900 ;; pairs) echo 600 ;; build | tests | alone | profiles) echo 180 ;; *) echo 60 ;; esac
 }
 
-if [ "$1" = --one ]; then
-  run "$2"
-  exit
-fi
+what() {
+  case $1 in
+    build) echo "torchshare for this Python and torch, in build/gpu-venv" ;;
+    doctor) echo "what torchshare finds on this machine" ;;
+    tests) echo "the tests marked gpu that are not slow" ;;
+    sanitizer) echo "a pair of jobs under compute-sanitizer's memcheck" ;;
+    release) echo "from the gate's release to the end of the first kernel" ;;
+    timeline) echo "a picture of two jobs' kernels" ;;
+    alone) echo "what torchshare costs a job that is alone" ;;
+    pairs) echo "two pairs of trainings, in every mode" ;;
+    profiles) echo "profiles of four pairs in sub-batches" ;;
+    fikit) echo "FIKIT's ten pairs of models that answer requests" ;;
+    *) echo "there is no such stage" ;;
+  esac
+}
+
+# What the machine lacks, a line each, with what comes of it.
+missing() {
+  "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null ||
+    echo "$python of version 3.10 to 3.13: nothing can run; PYTHON3=... names another"
+  "$python" -c 'import torch, sys; sys.exit(torch.version.cuda is None)' 2>/dev/null ||
+    echo "torch for CUDA in $python: nothing can run"
+  nvidia-smi -L >/dev/null 2>&1 || echo "a GPU that nvidia-smi lists: only the build can run"
+  "$python" -c 'import ensurepip, venv' 2>/dev/null || echo "Python's venv module: nothing can run"
+  command -v nvcc >/dev/null || [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ] || echo "nvcc: the build fails"
+  command -v cmake >/dev/null || echo "cmake: the build fails"
+  command -v "${CXX:-g++}" >/dev/null || echo "${CXX:-g++}: the build fails"
+  packages=""
+  while read -r package; do
+    [ -n "$(find build/gpu-wheels -name "$(echo "$package" | tr - _)-*" 2>/dev/null)" ] ||
+      "$python" -c 'import importlib.metadata as m, sys; m.version(sys.argv[1])' "$package" 2>/dev/null ||
+      packages="$packages $package"
+  done < benchmarks/gpu/packages.txt
+  [ -z "$packages" ] || echo "packages of $python: nothing can run; fetch them with benchmarks/gpu/wheels.sh$packages"
+  command -v compute-sanitizer >/dev/null || echo "compute-sanitizer: the stage sanitizer is skipped"
+  command -v nvidia-cuda-mps-control >/dev/null || echo "nvidia-cuda-mps-control: the stage pairs has no mode processes-mps"
+}
+
+plan() {
+  total=0
+  for stage in "$@"; do
+    printf '%-10s at most %3s s  %s\n' "$stage" "$(limit "$stage")" "$(what "$stage")"
+    total=$((total + $(limit "$stage")))
+  done
+  echo "in all at most $(((total + 59) / 60)) min; results in $results"
+  missing | sed 's/^/missing: /'
+}
+
+case ${1:-} in
+  --one) run "$2"; exit ;;
+  --plan)
+    shift
+    # shellcheck disable=SC2086 # one word each
+    [ $# -gt 0 ] || set -- $stages
+    plan "$@"
+    exit ;;
+esac
+# shellcheck disable=SC2086 # one word each
+[ $# -gt 0 ] || set -- $stages
 mkdir -p "$results"
 environment || { echo "there is no virtual environment; nothing can run" >&2; exit 1; }
 OUT=${OUT:-}

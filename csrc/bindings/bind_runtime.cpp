@@ -2,7 +2,10 @@
 #include <pybind11/chrono.h>
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <exception>
 
 #include "bindings/bindings.h"
 #include "bindings/python_binding.h"
@@ -20,6 +23,25 @@ namespace torchshare::bindings {
 namespace {
 
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+
+/// Warnings are Python's, until the destructor, which may throw one. Same thread, with the GIL.
+class PythonWarnings {
+ public:
+  PythonWarnings() : exceptions_(std::uncaught_exceptions()) {}
+  ~PythonWarnings() noexcept(false) {
+    if (std::uncaught_exceptions() > exceptions_) {
+      handler_.set_in_exception();
+    }
+  }
+  PythonWarnings(const PythonWarnings&) = delete;  // bound to a thread
+  PythonWarnings& operator=(const PythonWarnings&) = delete;
+
+ private:
+  torch::PyWarningHandler handler_;
+  const int exceptions_;
+};
+
+using Warns = py::call_guard<PythonWarnings>;
 
 /// A duration of the gate's options that may be left out, in seconds for Python.
 void def_seconds(py::class_<RuntimeOptions>& type, const char* name,
@@ -194,8 +216,9 @@ void bind_job(py::module_& module) {
       .def(
           "refuse_memory_after", [](RuntimeJob& job, std::int64_t requests) { job.budget().refuse_after(requests); },
           py::arg("requests"))
-      .def("synchronize", &RuntimeJob::synchronize)
+      .def("synchronize", &RuntimeJob::synchronize, Warns())
       .def("open_stream", &RuntimeJob::open_stream)
+      .def("give_out", &RuntimeJob::give_out, py::call_guard<PythonWarnings, py::gil_scoped_release>())
       .def_property_readonly("main_stream",
                              [](const RuntimeJob& job) {
                                const auto stream = job.resources().stream;
@@ -334,7 +357,8 @@ void bind_runtime(py::module_& module) {
                  std::make_unique<AdoptedThread>(*self.job, self.job->language(), self.job->resources(), self.threads);
              return self;
            })
-      .def("synchronize", [](Adopted& self) { return self.thread->synchronize(); })
+      .def(
+          "synchronize", [](Adopted& self) { return self.thread->synchronize(); }, Warns())
       .def_property_readonly("generator", [](const Adopted& self) { return self.thread->context().generator(); })
       .def_property_readonly("device_generator",
                              [](const Adopted& self) { return device_generator(self.thread->context()); })
@@ -346,11 +370,13 @@ void bind_runtime(py::module_& module) {
              self.scope = std::make_unique<ServingScope>(self.job->serving_threads(), self.job->spec().threads);
              return self;
            })
-      .def("synchronize",
-           [](Serving& self) {
-             self.scope->synchronize();
-             return true;
-           })
+      .def(
+          "synchronize",
+          [](Serving& self) {
+            self.scope->synchronize();
+            return true;
+          },
+          Warns())
       .def_property_readonly("generator", [](const Serving& self) { return self.scope->context().generator(); })
       .def_property_readonly("device_generator",
                              [](const Serving& self) { return device_generator(self.scope->context()); })

@@ -48,6 +48,11 @@ class DeviceStream {
   /// Called before each op on a thread of the job: whatever stream is current there belongs to the job from now on, as
   /// its own does.
   virtual void follow_current() = 0;
+  /// Called after each op on a thread of the job that is gated.
+  virtual void end_op() noexcept {}
+  /// The calling thread gives one of its tensors to code that may launch work where the program would: that work comes
+  /// after what the thread has launched.
+  virtual void give_out() {}
   /// True while a graph is being captured on it.
   virtual bool is_capturing() const { return false; }
   /// Waits for the end of the capture, at most kLongestCapture: a capture that waits for the calling thread must fail,
@@ -90,6 +95,7 @@ class DeviceEvent {
 
 /// A job's request to a device.
 struct DeviceRequest {
+  std::string job = {};  ///< its name, for warnings
   Priority priority = Priority::kSecondary;
   std::uint64_t seed = 0;                        ///< of the job's generator on the device
   std::optional<int> sms = {};                   ///< streaming multiprocessors its work may use; default: all

@@ -112,6 +112,9 @@ class [[nodiscard]] Permit {
 
  private:
   void leave() {
+    if (context_->stream_ != nullptr) [[unlikely]] {
+      context_->stream_->end_op();
+    }
     if (context_->watch_ == nullptr) [[likely]] {
       context_->slot_.leave();
     } else {

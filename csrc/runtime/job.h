@@ -123,6 +123,12 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   void synchronize() override;
   /// See DeviceScope::open_stream.
   std::uintptr_t open_stream() { return device_->open_stream(); }
+  /// See DeviceStream::give_out. Any thread of the job's.
+  void give_out() {
+    if (const auto stream = resources().stream) {
+      stream->give_out();
+    }
+  }
   /// Captures what `work` launches. Throws std::logic_error if the device does not support graphs, and the exceptions
   /// of `work`.
   std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work);

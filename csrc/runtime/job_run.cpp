@@ -70,7 +70,8 @@ class RuntimeJob::InBody {
 };
 
 JobState RuntimeJob::run_body(const Body& body) {
-  DeviceRequest request{.priority = runtime_->priority_of(spec_.priority),
+  DeviceRequest request{.job = spec_.name,
+                        .priority = runtime_->priority_of(spec_.priority),
                         .seed = spec_.seed,
                         .sms = spec_.sms,
                         .after = std::exchange(submitted_, nullptr)};

@@ -29,6 +29,8 @@ class Stand:
     def open_stream(self) -> int:
         return 77
 
+    main_stream = 88
+
 
 @pytest.fixture(autouse=True)
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +91,35 @@ def test_streams_that_a_job_opens_are_its_own() -> None:
     assert elsewhere == ((1, 0), {})
     assert external == ((None, 0), {"stream_ptr": 5})
     assert outside == ((None, 0), {})
+
+
+def test_while_another_gpu_is_current_nothing_is_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its default stream there was the job's own of GPU 0, and `synchronize` did not wait for GPU 1."""
+    asked: list[Any] = []
+    default_stream = functools.partial(cuda._default_stream, lambda device: asked.append(device) or "torch's")
+    new: Any = functools.partial(cuda._new_stream, lambda cls, *args, **kwargs: (args, kwargs))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle: handle)
+
+    def body(handle: Stand) -> None:
+        assert default_stream() == default_stream(1) == default_stream("cuda") == "torch's"
+        cuda._synchronize(asked.append)
+        cuda._synchronize(asked.append, "cuda:1")
+        assert handle.synchronized == 0
+        assert new(torch.cuda.Stream) == ((None, 0), {})
+        assert default_stream(0) == 88
+        cuda._synchronize(asked.append, 0)
+        assert handle.synchronized == 1
+
+    in_job(body)
+    assert asked == [None, 1, "cuda", None, "cuda:1"]
+
+
+def test_a_job_on_the_cpu_waits_for_the_gpu_that_it_uses() -> None:
+    """`synchronize` returned at once."""
+    asked: list[Any] = []
+    assert run_one(lambda _job: cuda._synchronize(asked.append)).value is None
+    assert asked == [None]
 
 
 @pytest.mark.skipif(torch.version.cuda is None or "built without CUDA" in _C.cuda_status(), reason="built without CUDA")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 GPU = ROOT / "benchmarks" / "gpu"
 sys.path.insert(0, str(GPU))
+
+import timeline  # noqa: E402
 
 import figures  # noqa: E402
 from record import spread  # noqa: E402
@@ -90,6 +94,65 @@ def test_profiles_of_a_pair_are_written_for_the_simulator(tmp_path: Path) -> Non
     ]  # fmt: skip
     first, second = (tmp_path / "ratios.csv").read_text().splitlines()
     assert first == "job_a,job_b,xi_a,xi_b" and second.startswith("lstm-64,bert-8,")
+
+
+def plan(*stages: str, **environment: str) -> list[str]:
+    command = ["/bin/sh", GPU / "run_all.sh", "--plan", *stages]
+    ran = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+    return ran.stdout.splitlines()
+
+
+def test_the_plan_has_a_line_per_stage_and_their_sum() -> None:
+    lines = plan()
+    limits = [int(found[1]) for line in lines if (found := re.match(r"\w+ +at most +(\d+) s  \w", line))]
+    names = [line.split()[0] for line in lines[: len(limits)]]
+    assert names[:3] == ["build", "doctor", "tests"] and len(names) == 10
+    assert lines[len(limits)].startswith(f"in all at most {-(-sum(limits) // 60)} min; ")
+    assert all(line.startswith("missing: ") for line in lines[len(limits) + 1 :])
+
+
+def test_the_plan_of_some_stages() -> None:
+    lines = plan("tests", "bogus")
+    assert lines[0].startswith("tests      at most 180 s  ")
+    assert lines[1].endswith("there is no such stage")
+    assert lines[2].startswith("in all at most ")
+
+
+def test_the_plan_says_what_is_missing_and_runs_nothing(tmp_path: Path) -> None:
+    """On a machine that has only a shell's own tools."""
+    for tool in ("dirname", "find", "sed", "tr"):
+        (tmp_path / tool).symlink_to(shutil.which(tool) or "")
+    missing = [
+        line for line in plan(PATH=str(tmp_path), RESULTS=str(tmp_path / "results")) if line.startswith("missing: ")
+    ]
+    for what in ("torch for CUDA", "a GPU", "cmake", "packages", "compute-sanitizer"):
+        assert any(line.startswith(f"missing: {what}") for line in missing), what
+    assert any("wheels.sh numpy rich" in line for line in missing)
+    assert not (tmp_path / "results").exists()
+
+
+def kernel(name: str, stream: int, begin: float, length: float) -> dict[str, Any]:
+    return {"cat": "kernel", "name": name, "ts": begin, "dur": length, "args": {"stream": stream}}
+
+
+def test_the_lanes_of_a_gpus_trace() -> None:
+    """Kineto's events: the primary's stream has the marker, the secondary's is the busiest of the others."""
+    events = [
+        {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 0.0, "dur": 5.0, "args": {}},
+        kernel("at::cuda::(anonymous namespace)::spin_kernel(long)", 20, 1000.0, 10.0),
+        *(kernel("gemm", 20, 2000.0 + 100 * i, 60.0) for i in range(50)),
+        *(kernel("conv", 7, 2060.0 + 100 * i, 20.0) for i in range(50)),
+        {**kernel("Memset", 13, 1000.0, 1.0), "cat": "gpu_memset"},
+    ]
+    primary, secondary = timeline.lanes(events, "cuda", 0)
+    assert len(primary) == 51 and len(secondary) == 50
+    said = timeline.report(primary[1:], secondary)
+    assert "49 gaps between them" in said and "gaps filled: 1.0 of 2.0 ms (50.0%), 49 of 49" in said
+
+
+def test_a_trace_without_kernels_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="expected kernels of two jobs"):
+        timeline.lanes([{"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 0.0, "dur": 5.0}], "cuda", 0)
 
 
 @pytest.mark.parametrize("name", ["run_all.sh", "wheels.sh"])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from conftest import Gatekeeper
+from conftest import Gatekeeper, python
 from gpu_jobs import MIB, SLEEP_CYCLES, alone, attention, conv, held_by_tensors, identical, on_gpu, run_pair, trainer
 from torch import nn
 from torch.nn import functional as F
@@ -282,3 +282,48 @@ def test_the_cache_may_be_emptied_while_another_job_trains() -> None:
 
     results = run_pair(trainer(conv), empties)
     assert identical(alone(conv, 0), results["first"].value)
+
+
+WORKSPACES = """
+import gc, threading
+import torch, torchshare
+
+def multiplies(job):
+    torch.cuda.current_blas_handle()  # of this thread and stream; what matmul calls
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda.current_blas_handle()
+
+def idles(job):
+    torch.ones(1, device="cuda")
+
+with torchshare.Runtime(device="cuda") as runtime:
+    for number in range(3):
+        job = runtime.submit(multiplies, name=f"job {number}", threads=1)
+        runtime.wait()
+        print(job.result.memory_peak)
+    job = runtime.submit(idles, name="idles", threads=1)
+    runtime.wait()
+    print(job.result.memory_peak)
+    both = [runtime.submit(multiplies, name=name, threads=1) for name in ("a", "b")]
+    runtime.wait()
+    print(*(job.result.memory_peak for job in both))
+    small = runtime.submit(multiplies, name="small", threads=1, memory_budget=2**20)
+    runtime.wait(check=False)
+    print(isinstance(small.result.exception, torch.OutOfMemoryError))
+    gc.collect()
+    print(torch.cuda.memory_allocated())
+"""
+
+
+def test_each_job_is_charged_for_its_own_workspaces_of_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch before 2.15 keeps them by handle and stream: the next job that got the stream had its memory for nothing,
+    and no job gave it back."""
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")  # as before 2.15
+    ran = python(WORKSPACES)
+    assert ran.returncode == 0, ran.stderr
+    first, *others, idle, both, small, left = ran.stdout.splitlines()
+    assert int(first) >= 2 * 8 * MIB
+    assert others == [first, first] and both == f"{first} {first}"
+    assert int(idle) < MIB
+    assert small == "True"
+    assert int(left) == 0

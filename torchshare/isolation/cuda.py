@@ -20,7 +20,7 @@ TABLE = Table()
 @TABLE.call("torch.cuda", "synchronize", everywhere=True)
 def _synchronize(original: Callable[..., None], device: Any = None) -> None:
     """A job waits for its own work only."""
-    if not (_is_current(device) and current.synchronize()):
+    if not (_is_jobs(device) and current.synchronize()):
         original(device)
 
 
@@ -28,12 +28,52 @@ def _synchronize(original: Callable[..., None], device: Any = None) -> None:
 def _default_stream(original: Callable[..., torch.cuda.Stream], device: Any = None) -> torch.cuda.Stream:
     """A job's default stream is its own, which is current unless the job has made another one current."""
     owner = current.owner()
-    handle = owner.handle.main_stream if owner is not None and _is_current(device) else 0
+    handle = owner.handle.main_stream if owner is not None and _is_jobs(device) else 0
     return torch.cuda.ExternalStream(handle) if handle else original(device)  # type: ignore[no-untyped-call]
 
 
-def _is_current(device: Any) -> bool:
-    return device is None or torch.device(device).index in (None, torch.cuda.current_device())
+def _is_jobs(device: Any) -> bool:
+    """Whether `device`, or the current one, which a job may change, is that of the calling thread's job."""
+    generator = current.device_generator()
+    if generator is None:
+        return False
+    index = None if device is None else torch.device(device).index
+    return bool(generator.device.index == (torch.cuda.current_device() if index is None else index))
+
+
+_LEGACY = (None, 1)
+"""The legacy default stream, in the protocol of DLPack."""
+
+
+@TABLE.call("torch:Tensor", "__dlpack__", everywhere=True)
+def _dlpack(original: Callable[..., Any], self: torch.Tensor, **options: Any) -> Any:
+    """What another library does with a job's tensor on the legacy stream comes after the job's ops, and before later
+    ones."""
+    if options.get("stream", -1) in _LEGACY and _give_out(self):
+        options["stream"] = -1  # torch would make the job's own stream wait: its default one
+    return original(self, **options)
+
+
+@TABLE.value("torch:Tensor", "__cuda_array_interface__")
+def _cuda_array_interface(original: property) -> property:
+    """What another library does with a job's tensor on the legacy stream comes after the job's ops, and before later
+    ones."""
+
+    def interface(self: torch.Tensor) -> Any:
+        described = original.__get__(self)
+        _give_out(self)
+        return described
+
+    return property(interface)
+
+
+def _give_out(tensor: torch.Tensor) -> bool:
+    """Returns False where no job gives out a tensor of its device."""
+    owner = current.owner()
+    if owner is None or not tensor.is_cuda or not _is_jobs(tensor.device):
+        return False
+    owner.handle.give_out()
+    return True
 
 
 @TABLE.call("torch.cuda:Stream", "__new__")
@@ -47,7 +87,7 @@ def _new_stream(
     """A job's streams have the priority of the job, whatever they ask for."""
     job = current.job()
     handle = 0
-    if job is not None and cls is torch.cuda.Stream and not kwargs and _is_current(device):
+    if job is not None and cls is torch.cuda.Stream and not kwargs and _is_jobs(device):
         handle = job.handle.open_stream()
     if handle:
         return original(cls, stream_ptr=handle)

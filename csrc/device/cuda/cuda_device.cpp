@@ -45,17 +45,16 @@ class CudaScope final : public DeviceScope {
  public:
   CudaScope(c10::DeviceIndex device, const DeviceRequest& request)
       : part_(request.sms ? SmPart::take(device, *request.sms) : nullptr),
-        stream_(std::make_shared<CudaStream>(StreamKind{device, cuda_priority(request.priority), part_.get()})),
+        stream_(std::make_shared<CudaStream>(StreamKind{device, cuda_priority(request.priority), part_.get()},
+                                             request.job)),
         generator_(make_generator(device, request.seed)),
         guard_(stream_->torchs()),
         user_(device) {
     wake_in_time();
-    // The job waits for what the program launched before submit on its current stream, and before now on its default
-    // one.
-    if (request.after != nullptr) {
+    if (request.after != nullptr) {  // what the program launched before submit on its current stream
       stream_->wait_for(static_cast<const CudaEvent&>(*request.after));
     }
-    stream_->wait_for(CudaEvent(c10::cuda::getDefaultCUDAStream(device)));
+    stream_->wait_for_program();  // before now, on its default one
   }
 
   std::shared_ptr<DeviceStream> stream() override { return stream_; }

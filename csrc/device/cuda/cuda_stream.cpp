@@ -8,6 +8,7 @@
 
 #include "device/cuda/cuda_errors.h"
 #include "device/cuda/driver.h"
+#include "device/cuda/torch_version.h"
 
 namespace torchshare {
 namespace {
@@ -34,6 +35,11 @@ std::unique_ptr<MarkedStream> take_kept(IsOne is_one) {
   auto stream = std::move(*found);
   streams.erase(found);
   return stream;
+}
+
+/// A handle that no stream has.
+cudaStream_t no_stream() {
+  return reinterpret_cast<cudaStream_t>(~std::uintptr_t{0});
 }
 
 }  // namespace
@@ -76,7 +82,8 @@ CudaEvent::CudaEvent(const c10::cuda::CUDAStream& stream) {
   event_.record(stream);
 }
 
-CudaStream::CudaStream(const StreamKind& kind) : kind_(kind), main_(add(MarkedStream::take(kind))) {}
+CudaStream::CudaStream(const StreamKind& kind, std::string job)
+    : kind_(kind), legacy_(kind.device, std::move(job)), main_(add(MarkedStream::take(kind))) {}
 
 CudaStream::~CudaStream() {
   cudaError_t error = cudaSuccess;
@@ -85,6 +92,9 @@ CudaStream::~CudaStream() {
     const cudaError_t result = cudaStreamSynchronize(member.stream->handle);
     if (member.stream->is_ours) {
       keep_first(result);
+      if (result == cudaSuccess) {  // else the next job that gets the stream would not be charged for its own
+        free_workspaces(member.stream->handle);
+      }
     } else if (result != cudaSuccess) {
       (void)member.stream.release();  // whoever owns the stream has destroyed it; the device may still write markers
       continue;
@@ -124,10 +134,39 @@ bool CudaStream::is_known(cudaStream_t stream) const {
                      [&](const Member& each) { return each.stream->handle == stream; });
 }
 
+cudaStream_t CudaStream::current() const {
+  return c10::cuda::getCurrentCUDAStream(kind_.device).stream();
+}
+
 void CudaStream::follow_current() {
-  const cudaStream_t current = c10::cuda::getCurrentCUDAStream(kind_.device).stream();
-  if (current != main_ && !is_known(current) && !is_capturing()) {
-    add(MarkedStream::take(current));
+  if (is_capturing()) {
+    return;
+  }
+  const cudaStream_t stream = current();
+  if (stream != main_ && !is_known(stream)) {
+    add(MarkedStream::take(stream));
+  }
+  if (legacy_.before_op(stream)) {
+    add_legacy();
+  }
+}
+
+void CudaStream::end_op() noexcept {
+  if (!is_capturing()) {
+    legacy_.after_op(current());
+  }
+}
+
+void CudaStream::give_out() {
+  if (!is_capturing() && legacy_.give_out(current())) {
+    add_legacy();
+  }
+}
+
+/// What the job has there is waited for as all of its work, by the gate too.
+void CudaStream::add_legacy() {
+  if (!is_known(LegacyStream::kHandle)) {
+    add(MarkedStream::take(LegacyStream::kHandle));
   }
 }
 
@@ -173,11 +212,35 @@ DeviceStream::Marker CudaStream::record_marker() {
   if (capturing_) {
     return 0;
   }
+  const c10::cuda::CUDAGuard guard(kind_.device);  // the legacy stream is that of the current device
   ++latest_;
-  for (Member& member : members_) {
-    member.stream->markers->record(++member.stream->marked);
-  }
+  record_on_each();
   return latest_;
+}
+
+void CudaStream::record_on_each() {
+  for (std::size_t i = members_.size(); i-- > 0;) {
+    MarkedStream& stream = *members_[i].stream;
+    try {
+      stream.markers->record(++stream.marked);
+    } catch (const std::exception&) {
+      (void)is_done(main_);  // throws if the device has failed
+      if (stream.is_ours) {
+        throw;
+      }
+      drop(i);
+    }
+  }
+}
+
+void CudaStream::drop(std::size_t member) {
+  MarkedStream* const stream = members_[member].stream.release();  // the device may still write markers
+  members_.erase(members_.begin() + static_cast<std::ptrdiff_t>(member));
+  for (auto& known : known_) {  // another stream may get the handle
+    if (known.load() == stream->handle) {
+      known.store(no_stream());
+    }
+  }
 }
 
 DeviceStream::Marker CudaStream::passed() const {
@@ -190,10 +253,14 @@ DeviceStream::Marker CudaStream::passed() const {
 }
 
 bool CudaStream::has_work() const {
+  const c10::cuda::CUDAGuard guard(kind_.device);           // the legacy stream is that of the current device
+  const auto is_lasting = [](const MarkedStream& stream) {  // nobody else destroys it
+    return stream.is_ours || stream.handle == LegacyStream::kHandle;
+  };
   std::lock_guard lock(mutex_);
   return capturing_ ||  // a query would invalidate the capture
          std::any_of(members_.begin(), members_.end(),
-                     [](const Member& each) { return each.stream->is_ours && !is_done(each.stream->handle); });
+                     [&](const Member& each) { return is_lasting(*each.stream) && !is_done(each.stream->handle); });
 }
 
 void CudaStream::check() const {
@@ -244,15 +311,25 @@ std::unique_ptr<ThreadScope> CudaStream::use() {
 }
 
 void CudaStream::synchronize() {
-  std::vector<cudaStream_t> streams;
+  if (!is_capturing() && legacy_.look(main_)) {
+    add_legacy();
+  }
+  const c10::cuda::CUDAGuard guard(kind_.device);  // the legacy stream is that of the current device
+  std::vector<const MarkedStream*> streams;
   {
     std::lock_guard lock(mutex_);
     for (const Member& member : members_) {
-      streams.push_back(member.stream->handle);
+      streams.push_back(member.stream.get());
     }
   }
-  for (const cudaStream_t stream : streams) {
-    C10_CUDA_CHECK(cudaStreamSynchronize(stream));
+  for (const MarkedStream* const stream : streams) {
+    const cudaError_t result = cudaStreamSynchronize(stream->handle);
+    if (result != cudaSuccess && !stream->is_ours) {
+      (void)cudaGetLastError();
+      (void)is_done(main_);  // throws if the device has failed; else whoever owns the stream has destroyed it
+    } else {
+      C10_CUDA_CHECK(result);
+    }
   }
 }
 

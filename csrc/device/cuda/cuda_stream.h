@@ -8,9 +8,11 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "device/cuda/cuda_markers.h"
+#include "device/cuda/legacy_stream.h"
 #include "device/cuda/sm_part.h"
 #include "device/device.h"
 
@@ -61,7 +63,8 @@ class CudaEvent final : public DeviceEvent {
 /// of torch's pools, of an extension, and the legacy stream.
 class CudaStream final : public DeviceStream {
  public:
-  explicit CudaStream(const StreamKind& kind);
+  /// `job`: its name, for warnings.
+  CudaStream(const StreamKind& kind, std::string job);
   ~CudaStream() override;
   CudaStream(const CudaStream&) = delete;  // owns streams
   CudaStream& operator=(const CudaStream&) = delete;
@@ -72,6 +75,8 @@ class CudaStream final : public DeviceStream {
   cudaStream_t open();
   /// Work launched from now on runs after what the event covers. Nothing waits for it here.
   void wait_for(const CudaEvent& event);
+  /// The same for what the program has launched on the default stream.
+  void wait_for_program() { legacy_.precede(main_); }
   /// While capturing, no markers are recorded.
   void set_capturing(bool capturing);
   /// Ends a capture that has failed, without its graph.
@@ -84,6 +89,8 @@ class CudaStream final : public DeviceStream {
   std::unique_ptr<ThreadScope> use() override;
   std::uintptr_t handle() const override { return reinterpret_cast<std::uintptr_t>(main_); }
   void follow_current() override;
+  void end_op() noexcept override;
+  void give_out() override;
   bool is_capturing() const override;
   void synchronize() override;
   Stamp stamp() override;
@@ -100,9 +107,14 @@ class CudaStream final : public DeviceStream {
   };
   static constexpr std::size_t kKnown = 64;
 
+  cudaStream_t current() const;
   /// Returns its handle.
   cudaStream_t add(std::unique_ptr<MarkedStream> stream);
   bool is_known(cudaStream_t stream) const;
+  void add_legacy();
+  void record_on_each();
+  /// Forgets a stream that whoever owns it has destroyed. Under the lock.
+  void drop(std::size_t member);
 
   mutable std::mutex mutex_;  // guards members_, latest_ and the order of markers; and changes of capturing_
   std::vector<Member> members_;
@@ -112,6 +124,7 @@ class CudaStream final : public DeviceStream {
   Marker latest_ = 0;
   std::atomic<bool> capturing_ = false;
   const StreamKind kind_;
+  LegacyStream legacy_;
   const cudaStream_t main_;
   // The job's own thread only.
   std::vector<cudaEvent_t> events_;  // a ring, created on demand

@@ -1,12 +1,17 @@
 #pragma once
 
+#include <ATen/cuda/CUDAContextLight.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <torch/version.h>
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <shared_mutex>
 #include <string>
+#include <tuple>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -24,6 +29,16 @@ inline constexpr bool kGraphsEndFailedCaptures = TORCHSHARE_SINCE_TORCH_2(15);
 
 /// Whether torch tells its allocator when a capture begins and ends. Before, a capture is a use of a pool like others.
 inline constexpr bool kMarksCaptures = TORCHSHARE_SINCE_TORCH_2(13);
+
+/// Frees what torch keeps as workspaces of cuBLAS on that stream, whose work is done: before 2.15 always, since then
+/// where TORCH_CUBLAS_WORKSPACE_CACHE is 1. (2.12 and later have clearCublasWorkspacesForStream.)
+inline void free_workspaces(cudaStream_t stream) {
+  for (auto* const kept :
+       {&at::cuda::cublas_handle_stream_to_workspace(), &at::cuda::cublaslt_handle_stream_to_workspace()}) {
+    std::unique_lock lock(kept->mutex);
+    std::erase_if(kept->map, [&](const auto& each) { return std::get<1>(each.first) == stream; });
+  }
+}
 
 /// An allocator that forwards every call to torch's. A test compares the list with torch's header: a virtual function
 /// that is missing would silently be the base class's.

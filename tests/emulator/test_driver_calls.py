@@ -1,0 +1,69 @@
+"""What the driver is asked for each op of a job, beyond what torch asks it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+import pytest
+import torch
+
+import torchshare
+from torchshare import Job
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif("TORCHSHARE_EMULATOR" not in os.environ, reason="needs the emulated CUDA device"),
+]
+
+OPS = 1600
+CALLS = ("cudaStreamQuery", "cudaEventQuery", "cudaEventRecord", "cudaStreamWaitEvent")
+
+emulator = ctypes.CDLL(None)
+emulator.emulator_calls.restype = ctypes.c_uint64
+emulator.emulator_calls.argtypes = [ctypes.c_char_p]
+
+
+def calls_of_adding(x: torch.Tensor) -> dict[str, int]:
+    """How often each of the calls was made for `OPS` ops."""
+    before = [emulator.emulator_calls(call.encode()) for call in CALLS]
+    for _ in range(OPS):
+        x.add_(1)
+    after = [emulator.emulator_calls(call.encode()) for call in CALLS]
+    return {call: end - begin for call, begin, end in zip(CALLS, before, after, strict=True)}
+
+
+def calls_in_a_job(found: bool) -> dict[str, int]:
+    def job(_job: Job) -> dict[str, int]:
+        x = torch.zeros(8, device="cuda")
+        if found:
+            x.__cuda_array_interface__  # noqa: B018
+            torch.cuda.synchronize()
+            own = torch.cuda.current_stream()
+            torch._C._cuda_setStream(stream_id=0, device_index=0, device_type=1)
+            torch.cuda._sleep(100_000_000)
+            torch.cuda.set_stream(own)
+        x.add_(1)
+        return calls_of_adding(x)
+
+    with torchshare.Runtime(device="cuda") as runtime:
+        submitted = runtime.submit(job, name="adds", threads=1)
+        runtime.wait(120)
+    return submitted.result.value
+
+
+def test_a_job_that_stays_within_torch_looks_at_the_legacy_stream_before_one_op_in_16() -> None:
+    calls = calls_in_a_job(found=False)
+    assert calls["cudaStreamQuery"] <= OPS // 16 + 1 and calls["cudaEventQuery"] <= OPS // 16 + 1
+    assert calls["cudaEventRecord"] == calls["cudaStreamWaitEvent"] == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*legacy default stream")
+def test_a_job_with_work_there_has_two_events_per_op() -> None:
+    calls = calls_in_a_job(found=True)
+    assert calls == {
+        "cudaStreamQuery": 0,
+        "cudaEventQuery": 0,
+        "cudaEventRecord": 2 * OPS,
+        "cudaStreamWaitEvent": 2 * OPS,
+    }
