@@ -1,9 +1,10 @@
-"""The start method "forkserver" in scripts: Python's default from 3.14 on."""
+"""Processes that scripts start, as from Python 3.14 on by default, in a fork server."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from conftest import Ran, script
 
 STARTS = """
@@ -65,3 +66,23 @@ def test_the_fork_server_of_a_script_ends_with_it(tmp_path: Path) -> None:
     """It has in memory what the script has imported, such as torch."""
     ran = Ran(tmp_path, script(tmp_path, "starts.py", STARTS_ONE), script(tmp_path, "waits.py", WAITS))
     assert (ran.code, ran.of("waits")) == (0, ["True"]), ran.text()
+
+
+RETURNS = """
+import concurrent.futures, multiprocessing, sys
+class Answer:
+    def __init__(self, value):
+        self.value = value
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    with concurrent.futures.ProcessPoolExecutor(1, context) as executor:
+        answer = executor.submit(Answer, 7).result(timeout=100)
+    print(type(answer) is Answer, answer.value)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_processes_return_instances_of_the_scripts_classes(tmp_path: Path, method: str) -> None:
+    """In a process that is not forked from the script, their module is `__mp_main__`."""
+    ran = Ran(tmp_path, "--output=prefix", f"a={script(tmp_path, 'a.py', RETURNS)} {method}")
+    assert (ran.code, ran.of("a")) == (0, ["True 7"]), ran.text()

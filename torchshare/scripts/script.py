@@ -125,8 +125,9 @@ class Script:
             __spec__=self._spec,
             __cached__=None,
         )
-        script.own_modules["__main__"] = main
-        script.modules["__main__"] = main  # and in the process's table
+        for name in ("__main__", "__mp_main__"):  # the name in processes that multiprocessing starts
+            script.own_modules[name] = main
+            script.modules[name] = main  # and in the process's table
         try:
             if self._spec is not None:
                 main.__package__ = self._spec.parent
