@@ -165,6 +165,6 @@ def test_a_function_whose_annotations_name_what_is_missing_is_replaced(monkeypat
     patches = Patches()
     patches.apply([table])
     assert module.value(1) == -1
-    assert str(inspect.signature(module.value)) == "(x: Missing) -> Missing"
+    assert str(inspect.signature(module.value)) == "(x: 'Missing') -> 'Missing'"
     patches.undo()
     assert module.value(1) == 1
