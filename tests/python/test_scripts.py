@@ -89,7 +89,7 @@ for _ in range(100):
 
 
 def test_code_that_has_run_often_finds_what_is_the_scripts_own(tmp_path: Path) -> None:
-    """Python specializes it: from 3.13 on, for modules whose attributes are in their dictionary."""
+    """Python specializes it: 3.14 also for modules of a class that has the attributes."""
     script(tmp_path, "reads.py", READS)
     ran = Ran(tmp_path, "a=reads.py 1", "b=reads.py 2")
     assert ran.code == 0, ran.text()

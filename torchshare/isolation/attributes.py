@@ -188,7 +188,7 @@ class ModuleAttribute(Attribute):
 
 
 def missing(module: ModuleType, name: str) -> Any:
-    """The `__getattr__` of a module's class that has descriptors. Without one, Python 3.13 and later let code that has
+    """The `__getattr__` of a module's class that has descriptors. Without one, Python 3.14 lets code that has
     run often read the module's dictionary instead."""
     return ModuleType.__getattribute__(module, name)
 
