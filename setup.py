@@ -16,7 +16,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
 MODULES = ["torchshare._C", "torchshare._core"]
-OLDEST, NEWEST = (3, 10), (3, 13)
+OLDEST, NEWEST = (3, 10), (3, 14)
 
 
 class CMakeBuild(build_ext):
@@ -91,7 +91,7 @@ def version() -> str:
 
 
 if not OLDEST <= sys.version_info[:2] <= NEWEST:
-    sys.exit(f"torchshare needs Python 3.10 to 3.13, this is {sys.version.split()[0]}")
+    sys.exit(f"torchshare needs Python 3.10 to 3.14, this is {sys.version.split()[0]}")
 setup(
     version=version(),
     distclass=TorchsDistribution,

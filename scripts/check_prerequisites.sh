@@ -29,8 +29,8 @@ elif [ -n "$missing" ]; then
   echo "missing: $missing. Install with: sudo apt-get install -y$packages" >&2
   exit 1
 fi
-version=$("$python" -c 'import sys; print(sys.version.split()[0], (3, 10) <= sys.version_info[:2] <= (3, 13))')
+version=$("$python" -c 'import sys; print(sys.version.split()[0], (3, 10) <= sys.version_info[:2] <= (3, 14))')
 case $version in
   *True) ;;
-  *) echo "Python ${version% *} is not supported; give one of 3.10 to 3.13 with: make PYTHON3=python3.11 ..." >&2; exit 1 ;;
+  *) echo "Python ${version% *} is not supported; give one of 3.10 to 3.14 with: make PYTHON3=python3.11 ..." >&2; exit 1 ;;
 esac

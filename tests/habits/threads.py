@@ -56,7 +56,15 @@ logger.addHandler(logging.handlers.QueueHandler(lines))
 listener = logging.handlers.QueueListener(lines, logging.FileHandler("threads.log", "w"))
 listener.start()
 
-loader = DataLoader(Spirals(), 16, shuffle=True, num_workers=2, persistent_workers=True, worker_init_fn=worker_init_fn)
+loader = DataLoader(
+    Spirals(),
+    16,
+    shuffle=True,
+    num_workers=2,
+    persistent_workers=True,
+    worker_init_fn=worker_init_fn,
+    multiprocessing_context="fork",
+)
 model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
 optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
 for epoch in range(2):

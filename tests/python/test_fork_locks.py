@@ -106,6 +106,9 @@ def test_a_condition_with_a_lock_of_another_package_is_left_alone(monkeypatch: p
         def release(self) -> None:
             pass
 
+        def locked(self) -> bool:  # which conditions have, too, from Python 3.14 on
+            return False
+
     module: Any = ModuleType("has_a_condition")
     module.condition = threading.Condition(Foreign())  # type: ignore[arg-type]
     monkeypatch.setitem(process_modules, "has_a_condition", module)

@@ -152,3 +152,19 @@ with torchshare.Runtime(device="cpu"):
 assert "torchshare" not in torch.export._trace._ignore_backend_decomps.__code__.co_filename
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are evaluated at once")
+def test_a_function_whose_annotations_name_what_is_missing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a type that is imported for type checkers only."""
+    module = ModuleType("annotated_module")
+    exec("def value(x: Missing) -> Missing:\n    return x", vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    table = Table()
+    table.call(module.__name__, "value", why="For a test.", everywhere=True)(lambda original, x: -original(x))
+    patches = Patches()
+    patches.apply([table])
+    assert module.value(1) == -1
+    assert str(inspect.signature(module.value)) == "(x: 'Missing') -> 'Missing'"
+    patches.undo()
+    assert module.value(1) == 1

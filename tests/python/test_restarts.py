@@ -65,7 +65,7 @@ class Slow(Dataset):
         return torch.ones(6)
 model = torch.nn.Linear(6, 3)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-loader = torchshare.batches(DataLoader(Slow(), 8, num_workers=1))
+loader = torchshare.batches(DataLoader(Slow(), 8, num_workers=1, multiprocessing_context="fork"))
 optimizer = torchshare.accumulate(optimizer)
 torchshare.track(model=model, optimizer=optimizer, loader=loader)
 for step, x in enumerate(loader):

@@ -74,6 +74,28 @@ def test_frameworks_scripts_write_the_files_of_plain_python(tmp_path: Path, name
     assert [job["steps"] for job in ran.jobs.values()] == [steps, steps]
 
 
+READS = """
+import numpy, sys, warnings
+def read():
+    random = numpy.random.mtrand._rand
+    return sys.argv[1], *(type(each).__name__ for each in (sys.stdout, warnings.filters, random))
+print({read() for _ in range(1000)})
+for _ in range(100):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.warn(sys.argv[1])
+    assert [str(each.message) for each in caught] == [sys.argv[1]]
+"""
+
+
+def test_code_that_has_run_often_finds_what_is_the_scripts_own(tmp_path: Path) -> None:
+    """Python specializes it: 3.14 also for modules of a class that has the attributes."""
+    script(tmp_path, "reads.py", READS)
+    ran = Ran(tmp_path, "a=reads.py 1", "b=reads.py 2")
+    assert ran.code == 0, ran.text()
+    assert [ran.of(name) for name in "ab"] == [[f"{{('{n}', 'LineStream', 'list', '_RoutedState')}}"] for n in (1, 2)]
+
+
 ON_GPU = """
 import sys, torch
 from torch import nn

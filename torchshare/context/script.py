@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
+from multiprocessing.forkserver import ForkServer
 from threading import Thread
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -47,6 +48,7 @@ class ScriptContext:
     """Top-level names of what it has imported."""
     start_context: Any = None
     """The context of multiprocessing, once it has set a start method or started a process."""
+    fork_server: ForkServer = field(default_factory=ForkServer)
     main_thread: Thread = field(default_factory=threading.current_thread)
     """What `threading.main_thread` returns."""
     has_ended: bool = False

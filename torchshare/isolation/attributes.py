@@ -161,8 +161,10 @@ class ModuleAttribute(Attribute):
         if _is_routed(type(self.owner)):
             setattr(type(self.owner), self.name, _Property(self))
         else:
-            routed = type("_Routed", (type(self.owner),), {"_torchshare_routed": True, self.name: _Property(self)})
-            self.owner.__class__ = routed
+            kind, contents = type(self.owner), {"_torchshare_routed": True, self.name: _Property(self)}
+            if not hasattr(kind, "__getattr__"):
+                contents["__getattr__"] = missing
+            self.owner.__class__ = type("_Routed", (kind,), contents)
         if self.is_callable(self.common, *self.values.values()):
             vars(self.owner)[self.name] = _dispatching(self)
         else:
@@ -183,6 +185,12 @@ class ModuleAttribute(Attribute):
     @staticmethod
     def is_callable(*values: Any) -> bool:
         return all(callable(each) and not isinstance(each, type) for each in values)
+
+
+def missing(module: ModuleType, name: str) -> Any:
+    """The `__getattr__` of a module's class that has descriptors. Without one, Python 3.14 lets code that has
+    run often read the module's dictionary instead."""
+    return ModuleType.__getattribute__(module, name)
 
 
 def _is_routed(kind: type) -> bool:

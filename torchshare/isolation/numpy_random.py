@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 
 from torchshare.context import current
+from torchshare.isolation.attributes import missing
 from torchshare.isolation.patches import Patches
 from torchshare.isolation.table import Table
 
@@ -60,7 +61,7 @@ _routed = _RoutedState(_SHARED)
 @TABLE.value("numpy.random.mtrand", "__class__", why=_WHY)
 def _with_routed_state(kind: type) -> type:
     """numpy's own code reads the module's variable, and needs the state of the process there."""
-    return type("_Mtrand", (kind,), {"_rand": property(lambda _: _routed)})
+    return type("_Mtrand", (kind,), {"_rand": property(lambda _: _routed), "__getattr__": missing})
 
 
 @TABLE.at_start

@@ -17,6 +17,8 @@ from torchshare.isolation.imports import Imports, is_partial
 from torchshare.isolation.table import Row, Table
 
 _MISSING = object()
+# From Python 3.14 on, annotations are evaluated when they are read, and may name what only type checkers import.
+_ANNOTATIONS = "__annotate__" if sys.version_info >= (3, 14) else "__annotations__"
 _numbers = itertools.count()
 
 
@@ -88,7 +90,7 @@ class Patches:
         code, variables = function.__code__, function.__globals__
         name = f"_torchshare_{next(_numbers)}_{function.__name__}"
         variables[name] = target
-        function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        function.__signature__ = _signature(function)  # type: ignore[attr-defined]
         function.__code__ = _calling(name, code)
 
         def restore() -> None:
@@ -161,10 +163,18 @@ def copied(function: Callable[..., Any], variables: dict[str, Any] | None = None
     assert isinstance(function, FunctionType)
     globals_ = function.__globals__ if variables is None else variables
     copy = FunctionType(function.__code__, globals_, function.__name__, function.__defaults__, function.__closure__)
-    for name in ("__kwdefaults__", "__qualname__", "__module__", "__doc__", "__annotations__"):
+    for name in ("__kwdefaults__", "__qualname__", "__module__", "__doc__", _ANNOTATIONS):
         setattr(copy, name, getattr(function, name))
     vars(copy).update(vars(function))
     return copy
+
+
+def _signature(function: FunctionType) -> inspect.Signature:
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.signature(function, annotation_format=Format.FORWARDREF)
+    return inspect.signature(function)
 
 
 def _calling(name: str, code: CodeType) -> CodeType:

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 TABLE = Table()
 
-_STARTING = {"subprocess", "multiprocessing.popen_fork", "multiprocessing.popen_spawn_posix"}  # modules
+_STARTING = {  # modules
+    *("subprocess", "multiprocessing.forkserver"),
+    *("multiprocessing.popen_fork", "multiprocessing.popen_spawn_posix"),
+}
 _LONGEST_S = 2.0
 _lock = threading.RLock()  # guards _inodes, and is held during a fork; a signal may come while it is held
 _inodes: WeakKeyDictionary[JobContext, dict[int, int]] = WeakKeyDictionary()

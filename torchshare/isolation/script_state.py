@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from torchshare.context import current
+from torchshare.isolation.attributes import missing
 from torchshare.isolation.patches import Patches
 from torchshare.isolation.table import Table
 
@@ -60,6 +61,7 @@ class _Sys(ModuleType, metaclass=_AnyModule):
     def __new__(cls, name: str, doc: str | None = None) -> Any:
         return ModuleType(name, doc)
 
+    __getattr__ = missing
     argv = _OfScript("argv")
     path = _OfScript("path")
     path_importer_cache = _OfScript("path_importer_cache")  # relative entries are those of its working folder
@@ -98,6 +100,7 @@ class RoutedStream(_Routed):
 
 
 class _Warnings(ModuleType):
+    __getattr__ = missing
     filters = _OfScriptRouted("filters")
 
 

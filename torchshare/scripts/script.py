@@ -15,7 +15,7 @@ from typing import Any
 from torchshare.context import current
 from torchshare.context.job_context import JobContext
 from torchshare.context.script import ScriptContext
-from torchshare.isolation import script_process
+from torchshare.isolation import script_process, script_start_method
 from torchshare.isolation.script_modules import Modules, installed_folders, is_of_process
 from torchshare.scripts.output import Output, empty_input
 
@@ -125,8 +125,9 @@ class Script:
             __spec__=self._spec,
             __cached__=None,
         )
-        script.own_modules["__main__"] = main
-        script.modules["__main__"] = main  # and in the process's table
+        for name in ("__main__", "__mp_main__"):  # the name in processes that multiprocessing starts
+            script.own_modules[name] = main
+            script.modules[name] = main  # and in the process's table
         try:
             if self._spec is not None:
                 main.__package__ = self._spec.parent
@@ -143,6 +144,7 @@ class Script:
             raise
         finally:
             script_process.run_exit_handlers(script)
+            script_start_method.leave_fork_server(script)
             script.has_ended = True
             for module in [main, *reversed(script.own_modules.values())]:
                 if isinstance(module, ModuleType) and not is_of_process(module):
