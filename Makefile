@@ -23,7 +23,9 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: docs help demo test test-slow build wheel sdist lint bench clean prerequisites test-cpp test-python test-python-slow \
   test-loaded test-waits test-oldest test-versions papers server test-tsan test-asan soak build-emulator test-emulated \
   test-emulated-slow test-emulated-all test-cluster
+ifndef BESIDE
 .NOTPARALLEL:  # test-oldest puts the modules for another torch in place
+endif
 help:
 	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
 	@echo "make test   set up, build, lint, run the C++ tests and the Python tests that are not slow"
@@ -45,8 +47,10 @@ demo: build
 
 test: lint test-cpp test-python
 
-test-slow: test-emulated test-emulated-slow test-tsan test-asan soak docs test-python-slow test-oldest
-	$(MAKE) --no-print-directory test-loaded LOADED="test-cpp test-waits"
+# The sanitizers' builds and programs are the load beside which the C++ tests and what waits are tested: four busy loops would
+# take as long, for nothing.
+test-slow: test-emulated test-emulated-slow docs test-python-slow test-oldest
+	$(MAKE) --no-print-directory --jobs=5 --output-sync=target BESIDE=yes test-tsan test-asan soak test-cpp test-waits
 
 # The first build takes minutes and shows its progress.
 build: $(VENV)/ready
@@ -82,7 +86,7 @@ lint: build
 	$(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp')
 
-test-cpp: build
+test-cpp: build $(if $(BESIDE),| build-emulator)  # they configure the same folder
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh test
 	cmake -B $(BUILD) -DTORCHSHARE_TESTS=ON >/dev/null
 	$(CMAKE_BUILD) $(BUILD) --parallel $(JOBS)
@@ -121,8 +125,7 @@ test-waits: build
 	$(PYTEST) -m "not slow and not gpu" $(patsubst %,tests/python/test_%.py,cancel ends forks gaps groups jobs lifecycle \
 	  request_batches requests serve served_faults server_scripts shared_torch signals spill start stop_signals strict_gate threads watchdog)
 
-# Beside four loops, which end with the shell that has started them, however it ends. test-slow sets LOADED to a part of
-# these: beside the loops, test-python takes three times as long.
+# Beside four loops, which end with the shell that has started them, however it ends.
 LOADED = test-cpp test-python
 BUSY := import os; parent = os.getppid()\nwhile os.getppid() == parent: pass
 test-loaded: build
@@ -148,7 +151,7 @@ test-emulated-all: build-emulator
 # torchshare and the emulated device with a sanitizer: the C++ tests with threads, and pairs of Python jobs.
 test-tsan test-asan: build-emulator
 	cmake -S . -B build/$(@:test-%=%) -DTORCHSHARE_PYTHON=$(abspath $(PY)) -DTORCHSHARE_TESTS=ON -DTORCHSHARE_EMULATOR=ON \
-	  -DTORCHSHARE_SANITIZE=$(SANITIZER) >/dev/null
+	  -DTORCHSHARE_SANITIZE=$(SANITIZER) -DTORCHSHARE_UNITY_BATCH=24 >/dev/null
 	$(CMAKE_BUILD) build/$(@:test-%=%) --target torchshare_tests python_modules emulated_device --parallel $(JOBS)
 	ln -sf $(abspath $(BUILD))/tests/emulator/libtorchshare_emulator_numerics.so build/$(@:test-%=%)/tests/emulator/
 	PY=$(PY) BUILD=build/$(@:test-%=%) scripts/run_sanitized.sh $(SANITIZER)

@@ -2,7 +2,7 @@
 # the time to compile a file is torch's headers. CMAKE_UNITY_BUILD does the same with absolute paths; with relative ones,
 # ccache finds what another clone has compiled.
 option(TORCHSHARE_UNITY "Compile several files at a time" ON)
-set(TORCHSHARE_UNITY_BATCH 8)
+set(TORCHSHARE_UNITY_BATCH 8 CACHE STRING "Files compiled at a time")
 unset(CMAKE_UNITY_BUILD CACHE)  # earlier versions cached ON in build folders
 
 function(unity_sources out name)

@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kLeastSlack = std::size_t{32} << 20;
-constexpr std::chrono::seconds kWindow{10};
+constexpr std::chrono::seconds kPeakWindow{10};
 
 constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) {
   return (bytes + unit - 1) / unit * unit;
@@ -173,8 +173,8 @@ void BlockCache::unmap_oldest(std::size_t bytes) noexcept {
 }
 
 void BlockCache::forget_old_peaks(Time now) {
-  if (now - window_ >= kWindow) {
-    former_peak_ = now - window_ < 2 * kWindow ? peak_ : in_use_;
+  if (now - window_ >= kPeakWindow) {
+    former_peak_ = now - window_ < 2 * kPeakWindow ? peak_ : in_use_;
     peak_ = in_use_;
     window_ = now;
   }

@@ -23,7 +23,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kLongest = 2s;
 constexpr std::chrono::nanoseconds kComputes = 10ms;
-constexpr auto kLookEvery = 100us;
+constexpr auto kLookAtThreadsEvery = 100us;
 
 /// False also for a thread that has ended. /proc/PID/stat: the state follows the name, which is in parentheses.
 bool runs(const std::string& thread) {
@@ -54,7 +54,7 @@ void wait_for_sleep() noexcept {
       return runs(thread) && run_time(thread) - ran < kComputes;
     };
     while (std::any_of(before.begin(), before.end(), is_waited_for) && std::chrono::steady_clock::now() < until) {
-      std::this_thread::sleep_for(kLookEvery);
+      std::this_thread::sleep_for(kLookAtThreadsEvery);
     }
   } catch (const std::bad_alloc&) {
     // The fork does not wait.

@@ -51,7 +51,7 @@ class Requests:
 
     @property
     def late_share(self) -> float:
-        """Of the requests that were answered or given up."""
+        """Share of late requests in those that were answered or given up."""
         return self.late / max(self.answered + self.given_up, 1)
 
     def __str__(self) -> str:
