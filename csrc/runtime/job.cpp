@@ -222,11 +222,8 @@ void RuntimeJob::answered(std::chrono::nanoseconds since_arrival, std::chrono::n
 
 void RuntimeJob::given_up(std::chrono::nanoseconds since_arrival) {
   const auto now = runtime_->now();
-  runtime_->coordinator.send({.job = id(),
-                              .kind = JobMessage::Kind::kGivenUp,
-                              .at = now,
-                              .arrived = now - since_arrival,
-                              .taken = now});
+  runtime_->coordinator.send(
+      {.job = id(), .kind = JobMessage::Kind::kGivenUp, .at = now, .arrived = now - since_arrival, .taken = now});
 }
 
 void RuntimeJob::go_on_after(std::uint64_t steps) {

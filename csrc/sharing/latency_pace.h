@@ -37,8 +37,8 @@ class LatencyPace {
  public:
   explicit LatencyPace(LatencyTarget target) : target_(target) { set_share(); }
 
-  /// Called when a request has been answered, or found to be given up by its client; `latency` includes the time `queued` before the job took it. `beside`:
-  /// lower jobs ran beside it.
+  /// Called when a request has been answered, or found to be given up by its client; `latency` includes the time
+  /// `queued` before the job took it. `beside`: lower jobs ran beside it.
   void answered(std::chrono::nanoseconds now, std::chrono::nanoseconds latency, std::chrono::nanoseconds queued,
                 bool beside);
 
