@@ -49,7 +49,7 @@ test: lint test-cpp test-python
 
 # The sanitizers' builds and programs are the load beside which the C++ tests and what waits are tested: four busy loops would
 # take as long, for nothing.
-test-slow: test-emulated test-emulated-slow docs test-python-slow test-oldest
+test-slow: test-emulated docs test-python-slow test-oldest
 	$(MAKE) --no-print-directory --jobs=5 --output-sync=target BESIDE=yes test-tsan test-asan soak test-cpp test-waits
 
 # The first build takes minutes and shows its progress.
