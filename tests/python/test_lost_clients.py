@@ -118,6 +118,26 @@ def test_a_cancelled_job_whose_function_waits_for_its_clients_ends() -> None:
         wait_until(lambda: job.state == "cancelled")
 
 
+def test_requests_of_a_batch_that_was_not_joined_are_told_that_the_job_has_ended() -> None:
+    source: queue.Queue[Request] = queue.Queue()
+    asked = [Request(torch.ones(1, 2**20)) for _ in range(3)]
+    for request in asked:
+        source.put(request)
+
+    def serve(job: Job) -> None:
+        for batch in job.requests(source, max_batch=3):
+            batch.answer(1)
+            while True:
+                torch.ones(4)
+
+    with torchshare.Runtime("cpu") as runtime:
+        job = runtime.submit(serve, threads=1, memory_budget=10 * 2**20)
+        runtime.start()
+        assert asked[0].result(SOON_S) == 1
+        job.cancel()
+        assert told(asked) == ["answered", "ended", "ended"]
+
+
 @pytest.mark.parametrize("ends", ["raises", "is cancelled"])
 def test_requests_in_a_list_are_told_that_the_job_has_ended(ends: str) -> None:
     asked = [Request(torch.ones(1, 1)) for _ in range(100)]

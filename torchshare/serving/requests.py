@@ -17,7 +17,7 @@ from torchshare.context import current
 from torchshare.serving.deferred import deferred_kind
 from torchshare.serving.request import Request
 from torchshare.serving.request_batch import RequestBatch, Together
-from torchshare.serving.serving import ENDED, Serving, serving_of
+from torchshare.serving.serving import Serving, serving_of
 
 Get = Callable[[float], Request]
 """Waits so many seconds for a request. Raises queue.Empty if none has come, StopIteration if none will."""
@@ -151,9 +151,10 @@ def serve(serving: Serving, source: Any, max_batch: int, max_wait: float, slo: s
 
 def _batches(serving: Serving, waiting: _Waiting, max_batch: int, max_wait_ns: int) -> Iterator[RequestBatch]:
     waiting.is_over = False
+    groups: list[list[Request]] = []
     try:
         while found := waiting.together(max_batch, max_wait_ns):
-            groups = [found]
+            groups.append(found)
             del found
             while groups:
                 batch = _joined(serving, groups)
@@ -163,6 +164,7 @@ def _batches(serving: Serving, waiting: _Waiting, max_batch: int, max_wait_ns: i
                 batch.end()
                 del batch  # fails its requests if the program has dropped it, too
     finally:
+        waiting.put_back(groups)
         # Not only at the end of the job: on its way there, its function may wait for its clients.
         if serving.is_ending():
             serving.tell_ended()
@@ -171,21 +173,23 @@ def _batches(serving: Serving, waiting: _Waiting, max_batch: int, max_wait_ns: i
 
 
 def _joined(serving: Serving, groups: list[list[Request]]) -> RequestBatch | None:
-    """A batch of the first group. If its requests cannot be joined, each becomes a group; one that cannot be read
-    fails."""
-    group = groups.pop(0)
+    """Takes the first group as a batch. If its requests cannot be joined, each becomes a group; one that cannot be
+    read fails."""
+    group = groups[0]
     try:
-        return RequestBatch(serving, group)
+        batch = RequestBatch(serving, group)
     except Exception as error:
         if serving.is_ending():
-            serving.leave_out(group, ENDED)
             raise
         if len(group) == 1:
             serving.fail(group, error)
+            del groups[0]
         else:
             serving.say_split(len(group), error)
-            groups[:0] = [[each] for each in group]
+            groups[:1] = [[each] for each in group]
         return None
+    del groups[0]
+    return batch
 
 
 _readers: Counter[int] = Counter()  # the jobs that read a queue
@@ -223,6 +227,10 @@ class _Waiting:
             count = self._add(max_rows, self._taken[0]._arrived + max_wait_ns)
         found, self._taken = self._taken[:count], self._taken[count:]
         return found
+
+    def put_back(self, groups: list[list[Request]]) -> None:
+        """Keeps requests for which there is no batch yet for the next loop."""
+        self._taken[:0] = [request for group in groups for request in group]
 
     def _add(self, max_rows: int, until_ns: int) -> int:
         """Takes requests until the batch is full or `until_ns` has come. Returns how many fit."""
@@ -269,5 +277,7 @@ class _Waiting:
             self._reads = False
             with _lock:
                 _readers[self._source.queue] -= 1
+                if not _readers[self._source.queue]:
+                    del _readers[self._source.queue]
         if self._source.rest is not None and not self.is_over and not _readers[self._source.queue]:
             yield from self._source.rest()
