@@ -38,12 +38,16 @@ def train(job: Job, over: threading.Event) -> None:
         optimizer.step()
 
 
-def test_an_http_server_with_8_threads_answers_beside_a_training() -> None:
+@pytest.mark.parametrize("policy", ["priority", "strict"])
+def test_an_http_server_with_8_threads_answers_beside_a_training(policy: str) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
 
     @torch.no_grad()
     def infer(value: float) -> float:
-        return float(model(torch.full((1, 4), value)))
+        before = training.result.ops
+        answer = float(model(torch.full((1, 4), value)))
+        inside.append(training.result.ops - before)
+        return answer
 
     def serve(job: Job) -> None:
         served = job.serve(infer)
@@ -76,12 +80,15 @@ def test_an_http_server_with_8_threads_answers_beside_a_training() -> None:
     ports: list[int] = []
     servers: list[ThreadingHTTPServer] = []
     ready, over = threading.Event(), threading.Event()
-    with torchshare.Runtime("cpu") as runtime:
+    inside: list[int] = []  # each request, the ops of the training
+    with torchshare.Runtime("cpu", policy=policy) as runtime:
         job = runtime.submit(serve, name="server", priority="primary")
-        runtime.submit(lambda job: train(job, over), name="training")
+        training = runtime.submit(lambda job: train(job, over), name="training")
         runtime.start()
         assert ready.wait(SOON_S)
         before = job.result.ops
+        ask(0)
+        of_one = job.result.ops - before
         with ThreadPoolExecutor(8) as clients:
             answers = list(clients.map(ask, range(200)))
         ops = job.result.ops - before
@@ -91,9 +98,12 @@ def test_an_http_server_with_8_threads_answers_beside_a_training() -> None:
         servers[0].shutdown()
         runtime.wait()
     assert answers == [infer(float(number)) for number in range(200)]
-    assert ops >= 200 * 5  # full, addmm, relu, addmm, item
+    assert of_one >= 5  # full, addmm, relu, addmm, item
+    assert ops == 201 * of_one
+    if policy == "strict":
+        assert sorted(inside[:201])[100] <= 1, inside  # the op that had begun before; a handler may have had no core
     requests = job.result.requests
-    assert requests is not None and requests.answered == 200 and job.result.steps == 0
+    assert requests is not None and requests.answered == 201 and job.result.steps == 0
     assert 0 < requests.service.p50 <= requests.latency.p99
 
 
