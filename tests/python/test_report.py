@@ -403,7 +403,7 @@ def test_a_report_shows_the_latencies_of_requests_alone_and_beside_another_job(t
     assert requests["alone_p99_s"] > 0 < requests["shared_p99_s"]
     assert shown.tables["requests"][1][:3] == ["server", "2,000", "0"]
     curves = {tag["id"] for name, tag in shown.tags if name == "g" and tag.get("id")}
-    assert {"latencies.0", "latencies_alone.0"} <= curves
+    assert {"latencies.0", "latencies_alone.0", "latencies_slo.0"} <= curves
     assert "latencies.1" not in curves
 
 

@@ -127,7 +127,7 @@ def latencies(curves: Sequence[tuple[int, Numbers, Numbers]], limits: Sequence[t
                     at, slowest / len(times), style, where="post", color=f"C{job}", lw=1.3, gid=curve_id(chart, job)
                 )
     for job, limit, quantile in limits:
-        axes.axvline(limit, color=f"C{job}", ls="--", lw=1)
+        axes.axvline(limit, color=f"C{job}", ls="--", lw=1, gid=curve_id("latencies_slo", job))
         axes.plot([limit], [1 - quantile], "o", color=f"C{job}", ms=5)
     axes.set(xscale="log", yscale="log")
     axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter("s"))
