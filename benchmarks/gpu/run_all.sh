@@ -98,8 +98,8 @@ what() {
 
 # What the machine lacks, a line each, with what comes of it.
 missing() {
-  "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null ||
-    echo "$python of version 3.10 to 3.13: nothing can run; PYTHON3=... names another"
+  "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null ||
+    echo "$python of version 3.10 to 3.14: nothing can run; PYTHON3=... names another"
   "$python" -c 'import torch, sys; sys.exit(torch.version.cuda is None)' 2>/dev/null ||
     echo "torch for CUDA in $python: nothing can run"
   nvidia-smi -L >/dev/null 2>&1 || echo "a GPU that nvidia-smi lists: only the build can run"

@@ -49,7 +49,7 @@ _LEGACY = (None, 1)
 def _dlpack(original: Callable[..., Any], self: torch.Tensor, **options: Any) -> Any:
     """What another library does with a job's tensor on the legacy stream comes after the job's ops, and before later
     ones."""
-    if options.get("stream", -1) in _LEGACY and _give_out(self):
+    if not self.requires_grad and options.get("stream", -1) in _LEGACY and _give_out(self):
         options["stream"] = -1  # torch would make the job's own stream wait: its default one
     return original(self, **options)
 

@@ -51,7 +51,8 @@ def leave_fork_server(script: ScriptContext) -> None:
     server: Any = script.fork_server
     if server._forkserver_pid is not None:
         _left.add(server._forkserver_pid)
-        os.close(server._forkserver_alive_fd)
+        with contextlib.suppress(OSError):  # the script has closed it
+            os.close(server._forkserver_alive_fd)
         server._forkserver_pid = server._forkserver_alive_fd = None
     for pid in list(_left):
         with contextlib.suppress(ChildProcessError):

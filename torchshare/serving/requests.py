@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import os
 import queue
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +55,7 @@ def source_of(user: str, source: Any) -> Source:
         return Source(get, True, lambda: _without_waiting(get, size()), id(source))
     if isinstance(source, Iterable):
         iterator = iter(source)
-        rest = (lambda: (each for each in iterator if isinstance(each, Request))) if isinstance(source, Sized) else None
+        rest = (lambda: _requests_in(iterator)) if isinstance(source, (list, tuple, deque)) else None
         return Source(_getter(user, lambda _: next(iterator)), False, rest)
     if callable(source):
         return Source(_getter(user, source), True)
@@ -65,11 +66,19 @@ def _check_timeout(user: str, source: Any) -> None:
     """Raises TypeError for a queue for which nothing can wait a limited time, such as multiprocessing.SimpleQueue."""
     try:
         inspect.signature(source.get).bind(timeout=0.0)
-    except ValueError:  # it has no signature
+    except (ValueError, NameError):  # it has no signature, or its annotations name what is missing
         pass
     except TypeError:
         name = f"{type(source).__module__}.{type(source).__qualname__}"
         raise TypeError(f"{user}: source must have get(timeout=...), as queue.Queue has, got {name}") from None
+
+
+def _requests_in(items: Iterable[Any]) -> Iterator[Request]:
+    """Those that a client may wait for, also behind their priority."""
+    for item in items:
+        request = item[-1] if isinstance(item, tuple) and item else item
+        if isinstance(request, Request):
+            yield request
 
 
 def _without_waiting(get: Get, most: int) -> Iterator[Request]:
@@ -146,27 +155,25 @@ def serve(serving: Serving, source: Any, max_batch: int, max_wait: float, slo: s
     if waiting is None:
         waiting = _Waiting(serving, found)
         serving.sources[waiting.key] = waiting
+    if current.job() is serving.job:
+        waiting.begin()
     return _batches(serving, waiting, max_batch, int(max_wait * 1e9))
 
 
 def _batches(serving: Serving, waiting: _Waiting, max_batch: int, max_wait_ns: int) -> Iterator[RequestBatch]:
-    waiting.is_over = False
-    groups: list[list[Request]] = []
+    waiting.begin()
     try:
-        while found := waiting.together(max_batch, max_wait_ns):
-            groups.append(found)
-            del found
-            while groups:
-                batch = _joined(serving, groups)
+        while waiting.together(max_batch, max_wait_ns):
+            while waiting.groups:
+                batch = _joined(serving, waiting.groups)
                 if batch is None:
                     continue
                 yield batch
                 batch.end()
                 del batch  # fails its requests if the program has dropped it, too
     finally:
-        waiting.put_back(groups)
         # Not only at the end of the job: on its way there, its function may wait for its clients.
-        if serving.is_ending():
+        if serving.is_cancelled():
             serving.tell_ended()
         elif waiting.has_nothing:
             serving.sources.pop(waiting.key, None)
@@ -204,33 +211,41 @@ class _Waiting:
         self._serving = serving
         self._source = source
         self._taken: list[Request] = []  # from the source
+        self.groups: list[list[Request]] = []
+        """What comes next: a batch each, if they can be joined."""
         self.is_over = False
         self.key = source.queue or id(source)
-        self._reads = serving.job is not None and source.queue != 0
-        if self._reads:
+        self._reads = False
+
+    def begin(self) -> None:
+        """Called when a loop is made in the job, and when it begins."""
+        self.is_over = False
+        if self._serving.job is not None and self._source.queue and not self._reads:
+            self._reads = True
             with _lock:
-                _readers[source.queue] += 1
+                _readers[self._source.queue] += 1
 
     @property
     def has_nothing(self) -> bool:
         """Whether no request can be left, now and later."""
-        return not self._source.queue and not self._taken and (self.is_over or self._source.rest is None)
+        left = self._taken or self.groups
+        return not self._source.queue and not left and (self.is_over or self._source.rest is None)
 
-    def together(self, max_rows: int, max_wait_ns: int) -> list[Request]:
-        """Waits for a request, and for others that fit into one batch with it, until it is `max_wait_ns` old. Empty:
-        there will be no more. While the job waits, lower jobs run."""
+    def together(self, max_rows: int, max_wait_ns: int) -> bool:
+        """Waits for a request, and for others that fit into one batch with it, until it is `max_wait_ns` old. Returns
+        False if there will be no more. While the job waits, lower jobs run."""
+        if self.groups:  # an earlier loop has left them
+            return True
         self._taken = [each for each in self._taken if self._is_wanted(each)]
         while not self._taken and not self.is_over:
             self._take(_POLL_S)
         count = min(len(self._taken), 1)
         if count and max_rows > 1:
             count = self._add(max_rows, self._taken[0]._arrived + max_wait_ns)
-        found, self._taken = self._taken[:count], self._taken[count:]
-        return found
-
-    def put_back(self, groups: list[list[Request]]) -> None:
-        """Keeps requests for which there is no batch yet for the next loop."""
-        self._taken[:0] = [request for group in groups for request in group]
+        if count:
+            self.groups.append(self._taken[:count])
+            del self._taken[:count]
+        return count > 0
 
     def _add(self, max_rows: int, until_ns: int) -> int:
         """Takes requests until the batch is full or `until_ns` has come. Returns how many fit."""
@@ -272,7 +287,7 @@ class _Waiting:
     def rest(self) -> Iterator[Request]:
         """What the job will not answer. What is in a queue is left to other jobs that read it. Called when the job
         ends."""
-        yield from self._taken
+        yield from (*itertools.chain(*self.groups), *self._taken)
         if self._reads:
             self._reads = False
             with _lock:

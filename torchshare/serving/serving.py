@@ -144,6 +144,12 @@ class Serving:
             return True
         return self.job.handle.cancel_requested
 
+    def is_cancelled(self) -> bool:
+        """Whether the job will answer nothing more. A script may, after its first Ctrl-C; a forked child is not the
+        job."""
+        job = self.job
+        return job is not None and job.handle.cancel_requested and not job.is_ending and os.getpid() == self.process
+
     def waiting(self) -> AbstractContextManager[None]:
         """Around a wait for a request: lower jobs run."""
         return contextlib.nullcontext() if self.job is None else step_loop.in_input(self.job)
@@ -204,7 +210,7 @@ class Serving:
         """Requests that have come and are not answered fail."""
         for batch in list(self.batches):
             self.leave_out(batch.requests, ENDED)
-        for waiting in self.sources.values():
+        for waiting in list(self.sources.values()):
             self.leave_out(waiting.rest(), ENDED)
 
 

@@ -86,6 +86,7 @@ CudaStream::CudaStream(const StreamKind& kind, std::string job)
     : kind_(kind), legacy_(kind.device, std::move(job)), main_(add(MarkedStream::take(kind))) {}
 
 CudaStream::~CudaStream() {
+  const c10::cuda::CUDAGuard guard(kind_.device);  // the legacy stream is that of the current device
   cudaError_t error = cudaSuccess;
   const auto keep_first = [&](cudaError_t result) { error = error == cudaSuccess ? result : error; };
   for (Member& member : members_) {
