@@ -74,7 +74,7 @@ def _check_timeout(user: str, source: Any) -> None:
 
 
 def _requests_in(items: Iterable[Any]) -> Iterator[Request]:
-    """Those that a client may wait for, also behind their priority."""
+    """Yields the requests among the items, also those behind their priority."""
     for item in items:
         request = item[-1] if isinstance(item, tuple) and item else item
         if isinstance(request, Request):
