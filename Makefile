@@ -47,8 +47,7 @@ demo: build
 
 test: lint test-cpp test-python
 
-# The sanitizers' builds and programs are the load beside which the C++ tests and what waits are tested: four busy loops would
-# take as long, for nothing.
+# The C++ tests and test-waits run beside the sanitizers' builds and programs, which load the machine as the loops of test-loaded do.
 test-slow: test-emulated docs test-python-slow test-oldest
 	$(MAKE) --no-print-directory --jobs=5 --output-sync=target BESIDE=yes test-tsan test-asan soak test-cpp test-waits
 

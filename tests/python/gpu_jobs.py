@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +102,36 @@ def run_pair(
         runtime.submit(first, name="first", priority="primary", threads=1, seed=0)
         runtime.submit(second, name="second", threads=1, seed=1)
         return runtime.wait(timeout, check=check)
+
+
+def enters_beside(launch: Callable[[], torch.cuda.Event], *, busy: bool = False) -> bool:
+    """Whether a lower job enters an op, under "strict", while what the primary has launched is not done.
+
+    Args:
+        launch: called in the primary; returns an event behind what it has launched.
+        busy: the lower job runs ops until then, instead of waiting.
+    """
+    launched, entered = threading.Event(), threading.Event()
+
+    def primary(_job: Job) -> bool:
+        done = launch()
+        launched.set()
+        entered.wait(0.1)
+        return entered.is_set() and not done.query()
+
+    def secondary(_job: Job) -> None:
+        if busy:
+            x = torch.ones(1, device="cuda")
+            while not launched.is_set():
+                x.add_(1)
+            x.add_(1)
+        else:
+            launched.wait(30)
+            torch.ones(1, device="cuda")
+        entered.set()
+
+    found: bool = run_pair(primary, secondary, policy="strict")["first"].value
+    return found
 
 
 def held_by_tensors() -> int:

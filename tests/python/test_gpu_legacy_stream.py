@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_jobs import MIB, SLEEP_CYCLES, alone, conv, identical, on_gpu, run_pair, trainer
+from gpu_jobs import MIB, SLEEP_CYCLES, alone, conv, enters_beside, identical, on_gpu, run_pair, trainer
 from torch import Tensor
 
 import torchshare
@@ -183,59 +183,33 @@ def test_synchronize_and_the_end_of_the_job_wait_for_it(synchronize: Callable[[]
     assert int(host.sum()) == 24
 
 
+def find_legacy_work() -> None:
+    """Launches work there that is found, and waits for it."""
+    x = torch.zeros(8, dtype=torch.uint8, device="cuda")
+    array_interface(x)
+    torch.cuda.synchronize()
+    legacy_sleeps()
+    x.add_(1)  # finds it
+    torch.cuda.synchronize()
+
+
 def test_the_gate_sees_it() -> None:
     """Under "strict", a lower job ran beside it."""
-    launched, entered = threading.Event(), threading.Event()
 
-    def primary(_job: Job) -> bool:
-        x = torch.zeros(8, dtype=torch.uint8, device="cuda")
-        array_interface(x)
-        torch.cuda.synchronize()
-        legacy_sleeps()
-        x.add_(1)  # finds it
-        torch.cuda.synchronize()
-        done = legacy_sleeps(SLEEP_CYCLES // 2)
-        launched.set()
-        entered.wait(0.1)
-        return entered.is_set() and not done.query()
+    def launch() -> torch.cuda.Event:
+        find_legacy_work()
+        return legacy_sleeps(SLEEP_CYCLES // 2)
 
-    def secondary(_job: Job) -> None:
-        launched.wait(30)
-        torch.ones(1, device="cuda")
-        entered.set()
-
-    with torchshare.Runtime(device="cuda", policy="strict") as runtime:
-        first = runtime.submit(primary, name="primary", priority="primary", threads=1)
-        runtime.submit(secondary, name="secondary", threads=1)
-        runtime.start()
-        runtime.wait(60)
-    assert first.result.value is False
+    assert enters_beside(launch) is False
 
 
 def test_the_gate_sees_what_is_launched_there_while_the_job_seemed_to_be_done() -> None:
-    launched, entered = threading.Event(), threading.Event()
-
-    def primary(_job: Job) -> bool:
-        x = torch.zeros(8, dtype=torch.uint8, device="cuda")
-        array_interface(x)
-        torch.cuda.synchronize()
-        legacy_sleeps()
-        x.add_(1)  # finds it
-        torch.cuda.synchronize()
+    def launch() -> torch.cuda.Event:
+        find_legacy_work()
         time.sleep(0.2)  # the other is let in
-        done = legacy_sleeps(SLEEP_CYCLES // 2)
-        launched.set()
-        entered.wait(0.1)
-        return entered.is_set() and not done.query()
+        return legacy_sleeps(SLEEP_CYCLES // 2)
 
-    def secondary(_job: Job) -> None:
-        x = torch.ones(1, device="cuda")
-        while not launched.is_set():
-            x.add_(1)
-        x.add_(1)
-        entered.set()
-
-    assert run_pair(primary, secondary, policy="strict")["first"].value is False
+    assert enters_beside(launch, busy=True) is False
 
 
 def test_the_job_beside_it_does_not_wait_and_is_not_named(policy: str) -> None:

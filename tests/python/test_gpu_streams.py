@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from gpu_jobs import MIB, SLEEP_CYCLES, alone, attention, conv, identical, on_gpu, run_pair, trainer
+from gpu_jobs import MIB, SLEEP_CYCLES, alone, attention, conv, enters_beside, identical, on_gpu, run_pair, trainer
 from torch import Tensor, nn
 
 import torchshare
@@ -249,28 +249,14 @@ def test_the_end_of_a_job_waits_for_every_stream(make: Callable[[], torch.cuda.S
 @pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
 def test_the_gate_sees_the_work_of_every_stream(make: Callable[[], torch.cuda.Stream]) -> None:
     """Under "strict", a lower job ran beside it."""
-    launched, entered = threading.Event(), threading.Event()
 
-    def primary(_job: Job) -> bool:
+    def launch() -> torch.cuda.Event:
         torch.accelerator.set_stream(make())
         torch.cuda._sleep(SLEEP_CYCLES // 2)
         torch.ones(1, device="cuda")  # an op; to sleep is none
-        done = torch.cuda.current_stream().record_event()
-        launched.set()
-        entered.wait(0.1)
-        return entered.is_set() and not done.query()
+        return torch.cuda.current_stream().record_event()
 
-    def secondary(_job: Job) -> None:
-        launched.wait(30)
-        torch.ones(1, device="cuda")
-        entered.set()
-
-    with torchshare.Runtime(device="cuda", policy="strict") as runtime:
-        first = runtime.submit(primary, name="primary", priority="primary", threads=1)
-        runtime.submit(secondary, name="secondary", threads=1)
-        runtime.start()
-        runtime.wait(60)
-    assert first.result.value is False
+    assert enters_beside(launch) is False
 
 
 @pytest.mark.parametrize("synchronize", [torch.cuda.synchronize, torch.accelerator.synchronize])

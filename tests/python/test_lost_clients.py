@@ -6,8 +6,9 @@ import multiprocessing
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
@@ -74,6 +75,16 @@ def test_a_batch_that_is_larger_than_the_memory_is_answered_one_by_one(caplog: p
     assert "a batch of 3 requests failed and is answered one by one" in caplog.text
 
 
+@contextmanager
+def running(serve: Callable[[Job], None], **options: Any) -> Iterator[Job]:
+    """The job alone in a runtime. At the end, waits for the job, which may fail."""
+    with torchshare.Runtime("cpu") as runtime:
+        job = runtime.submit(serve, threads=1, **options)
+        runtime.start()
+        yield job
+        runtime.wait(300, check=False)
+
+
 def told(asked: list[Request], seconds: float = SOON_S) -> list[str]:
     """How each request ended."""
     deadline = time.monotonic() + seconds
@@ -109,9 +120,7 @@ def test_a_cancelled_job_whose_function_waits_for_its_clients_ends() -> None:
                 while True:
                     torch.ones(4)
 
-    with torchshare.Runtime("cpu") as runtime:
-        job = runtime.submit(serve, threads=1)
-        runtime.start()
+    with running(serve) as job:
         assert taken.wait(SOON_S)
         job.cancel()
         assert told(asked) == ["ended"] * 100
@@ -130,9 +139,7 @@ def test_requests_of_a_batch_that_was_not_joined_are_told_that_the_job_has_ended
             while True:
                 torch.ones(4)
 
-    with torchshare.Runtime("cpu") as runtime:
-        job = runtime.submit(serve, threads=1, memory_budget=10 * 2**20)
-        runtime.start()
+    with running(serve, memory_budget=10 * 2**20) as job:
         assert asked[0].result(SOON_S) == 1
         job.cancel()
         assert told(asked) == ["answered", "ended", "ended"]
@@ -152,14 +159,11 @@ def test_requests_in_a_list_are_told_that_the_job_has_ended(ends: str) -> None:
             while True:
                 torch.ones(4)
 
-    with torchshare.Runtime("cpu") as runtime:
-        job = runtime.submit(serve, threads=1)
-        runtime.start()
+    with running(serve) as job:
         assert taken.wait(SOON_S)
         if ends != "raises":
             job.cancel()
         assert told(asked) == ["answered"] + ["ended"] * 99
-        runtime.wait(300, check=False)
 
 
 def test_the_end_of_one_job_leaves_a_queue_to_another_that_reads_it() -> None:

@@ -152,10 +152,10 @@ class Together:
         return self._rows >= self._max_rows
 
     def add(self, data: Any) -> bool:
-        """Whether it fits. The first one does, if it can be read."""
+        """Adds the data of a request if it fits, as the first one does if it can be read. Returns whether it fits."""
         try:
             rows, shape = rows_of(data), _shape_of(data)
-        except Exception:  # of a tensor that is none of torch's own; by itself, it may be answered
+        except Exception:  # of a tensor's own class, for example; the request may be answered by itself
             return False
         fits = self._shape is None or (self._rows + rows <= self._max_rows and _are_alike(shape, self._shape))
         if fits:

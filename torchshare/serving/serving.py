@@ -105,10 +105,9 @@ class Serving:
         """Called when a request has its answer; times of `time.monotonic_ns`."""
         now = time.monotonic_ns()
         is_late = self.times.answered(arrived, taken, now)
-        if self.job is None:
-            return
-        self.job.handle.answered(now - arrived, now - taken)
-        self._warn_if(is_late)
+        if self.job is not None:
+            self.job.handle.answered(now - arrived, now - taken)
+            self._say_if_lost(self.job, is_late)
 
     def given_up(self, arrived: int) -> None:
         """Called when the job finds a request that its client has cancelled."""
@@ -116,11 +115,12 @@ class Serving:
         is_late = self.times.gave_up(arrived, now)
         if self.job is not None:
             self.job.handle.given_up(now - arrived)
-            self._warn_if(is_late)
+            self._say_if_lost(self.job, is_late)
 
-    def _warn_if(self, is_late: bool) -> None:
-        if self.job is not None and is_late and not self._has_warned:
-            kept = self.job.handle.latency()
+    def _say_if_lost(self, job: JobContext, is_late: bool) -> None:
+        """Warns, once, that the promise cannot be kept. A request in time changes nothing of that."""
+        if is_late and not self._has_warned:
+            kept = job.handle.latency()
             if kept is not None and kept.cannot_hold:
                 self._has_warned = True
                 log.warning(
@@ -192,7 +192,7 @@ class Serving:
         )
 
     def say_split(self, count: int, error: Exception) -> None:
-        """Called when that many requests are answered one by one, because of an error of all."""
+        """Warns, once, that a batch of `count` requests failed with `error` and is answered one by one."""
         if not self._has_split:
             self._has_split = True
             why = described(error).partition("\n")[0]
@@ -207,7 +207,7 @@ class Serving:
         self.sources.clear()
 
     def tell_ended(self) -> None:
-        """Requests that have come and are not answered fail."""
+        """Fails the requests that have come and are not answered."""
         for batch in list(self.batches):
             self.leave_out(batch.requests, ENDED)
         for waiting in list(self.sources.values()):
