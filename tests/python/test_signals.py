@@ -115,7 +115,7 @@ def test_each_script_has_a_timer_of_its_own(tmp_path: Path) -> None:
     often = """
 signal.signal(signal.SIGALRM, lambda *_: came.append(1))
 signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
-wait_for(lambda: len(came) == 10)
+wait_for(lambda: len(came) >= 10)
 signal.setitimer(signal.ITIMER_REAL, 0)
 """
     seldom = """

@@ -96,7 +96,9 @@ def _getsignal(original: Callable[[int], Any], signalnum: int) -> Any:
 
 def _take(number: int, frame: FrameType | None) -> bool:
     """Runs the jobs' handlers of a signal, and then the program's. Returns False if no job has one."""
-    timed = job_timers.pop_due() if number == signal.SIGALRM else []
+    timed = job_timers.pop_due() if number == signal.SIGALRM else None
+    if timed == []:
+        return True
     with lock:
         handlers = by_signal.get(number, {})
         if timed:
@@ -114,7 +116,7 @@ def _take(number: int, frame: FrameType | None) -> bool:
     while _stops_after and not running:
         signal.raise_signal(_stops_after.pop())
     program = process_signals.handler_of_program(number)
-    if found and (None in timed or not timed) and callable(program) and program is not signal.default_int_handler:
+    if found and (timed is None or None in timed) and callable(program) and program is not signal.default_int_handler:
         program(number, frame)
     return bool(found)
 

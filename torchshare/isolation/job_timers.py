@@ -30,8 +30,10 @@ class _Timer:
         return max(self.due - time.monotonic(), _SHORTEST_S), self.interval
 
 
-_lock = threading.RLock()  # guards _timers; a signal may come while it is held
+_lock = threading.RLock()  # guards what follows; a signal may come while it is held
 _timers: dict[JobContext | None, _Timer] = {}  # None: the program's
+_armed = False  # the process's timer
+_sent = False  # its alarm, for which the main thread has not called pop_due yet
 _NONE = (0.0, 0.0)
 
 
@@ -43,6 +45,7 @@ def _keep_programs(patches: Patches) -> None:
     left, interval = _get(signal.ITIMER_REAL)
     if left:
         _timers[None] = _Timer(time.monotonic() + left, interval)
+        _arm()
     patches.at_undo(_leave_to_program)
 
 
@@ -53,9 +56,14 @@ def leave(job: JobContext) -> None:
             _arm()
 
 
-def pop_due() -> list[JobContext | None]:
-    """Whose timers have caused the SIGALRM that has come; empty if it comes from elsewhere. Arms the next one."""
+def pop_due() -> list[JobContext | None] | None:
+    """The owners of the timers that have caused the SIGALRM that has come: none if theirs were set again or left since.
+    Returns None for a SIGALRM from elsewhere. Arms the next one."""
+    global _armed, _sent
     with _lock:
+        if _armed and _get(signal.ITIMER_REAL)[0] == 0:
+            _armed, _sent = False, True
+        from_timer, _sent = _sent, False
         now = time.monotonic()
         due = [owner for owner, timer in _timers.items() if timer.due <= now + _SHORTEST_S]
         for owner in due:
@@ -66,7 +74,7 @@ def pop_due() -> list[JobContext | None]:
                 del _timers[owner]
         if due:
             _arm()
-        return due
+        return due if due or from_timer else None
 
 
 def _start(owner: JobContext | None, seconds: float, interval: float) -> tuple[float, float]:
@@ -79,14 +87,23 @@ def _start(owner: JobContext | None, seconds: float, interval: float) -> tuple[f
 
 
 def _arm() -> None:
-    _set(signal.ITIMER_REAL, min((timer.left()[0] for timer in _timers.values()), default=0.0))
+    _set_process_timer(min((timer.left()[0] for timer in _timers.values()), default=0.0))
+
+
+def _set_process_timer(seconds: float, interval: float = 0.0) -> None:
+    global _armed, _sent
+    left, _ = _set(signal.ITIMER_REAL, seconds, interval)
+    _sent = _sent or (_armed and left == 0)
+    _armed = seconds > 0
 
 
 def _leave_to_program() -> None:
+    global _armed
     with _lock:
         timer = _timers.get(None)
         _timers.clear()
-        _set(signal.ITIMER_REAL, *(_NONE if timer is None else timer.left()))
+        _set_process_timer(*(_NONE if timer is None else timer.left()))
+        _armed = False  # here: it is the program's
 
 
 @TABLE.call("signal", "setitimer")
@@ -123,7 +140,9 @@ def _alarm(original: Any, seconds: int, /) -> int:
 
 def _forget() -> None:
     """Called in a forked child, which begins without a timer."""
+    global _armed, _sent
     _timers.clear()
+    _armed = _sent = False
     _lock._at_fork_reinit()  # type: ignore[attr-defined]
 
 
