@@ -1,12 +1,18 @@
 #include "sharing/slowdown_bound.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
+#include <string>
+#include <vector>
 
 #include "model/time.h"
+#include "planner/server_model.h"
 
 namespace torchshare {
 namespace {
@@ -87,6 +93,51 @@ TEST_P(EveryBound, IsKeptAndUsed) {
 INSTANTIATE_TEST_SUITE_P(SlowdownBound, EveryBound,
                          ::testing::Combine(::testing::Values(0.02, 0.05, 0.10), ::testing::Values(1.03, 1.2, 1.8),
                                             ::testing::Values(0.001, 0.02, 0.3)));
+
+/// Reports the answers of a server to a bound, as the runtime does.
+class BoundServer {
+ public:
+  explicit BoundServer(SlowdownBound& bound) : bound_(bound) {}
+  const Pace& pace() const { return bound_.pace(); }
+  void answered(nanoseconds now, nanoseconds latency, nanoseconds queued, bool beside) {
+    bound_.step(now - latency + queued, now, beside);
+    times_.push_back(to_seconds(latency - queued));
+  }
+  /// Mean service time of the second half.
+  Seconds mean() const {
+    const auto half = times_.begin() + static_cast<std::ptrdiff_t>(times_.size() / 2);
+    return std::accumulate(half, times_.end(), 0.0) / static_cast<double>(times_.end() - half);
+  }
+
+ private:
+  SlowdownBound& bound_;
+  std::vector<Seconds> times_;
+};
+
+TEST(SlowdownBound, BoundsTheServiceTimeOfAServerAndIsUsed) {
+  std::mt19937_64 random(3);
+  std::gamma_distribution<double> service(16, 0.01 / 16);
+  std::vector<Seconds> times(10'000);
+  std::generate(times.begin(), times.end(), [&] { return service(random); });
+  const Seconds mean = std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
+  for (const double load : {0.2, 0.5, 0.8}) {
+    for (const double ratio : {1.03, 1.5, 3.0}) {
+      std::vector<Seconds> slower = times;
+      std::transform(slower.begin(), slower.end(), slower.begin(), [&](Seconds time) { return ratio * time; });
+      const ServerModel server({.per_second = load / mean, .service = times, .beside = slower, .op = 0.001});
+      SlowdownBound bound(0.1, {}, BoundUnit::kRequest);
+      BoundServer answers(bound);
+      const ServerForecast found = server.run(answers, 1, 40'000, 1);
+      const std::string what = fmt::format("load {}, ratio {}", load, ratio);
+      EXPECT_LE(answers.mean(), 1.11 * mean) << what;
+      EXPECT_NEAR(bound.alone(), mean, 0.05 * mean) << what;
+      if (ratio < 2) {  // with 3, the few requests that the model slows down at all are over the bound
+        const double perfect = std::min(1.0, 0.1 / 1.1 / (1 - 1 / ratio)) * (1 - load);
+        EXPECT_GE(found.lower, 0.25 * perfect) << what;
+      }
+    }
+  }
+}
 
 TEST(SlowdownBound, LetsOthersRunNearlyAlwaysWhereTheyCostNothing) {
   SlowdownBound bound(0.05);
