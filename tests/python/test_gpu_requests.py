@@ -47,6 +47,38 @@ def test_an_answer_is_given_when_the_device_has_computed_it() -> None:
     assert requests is not None and requests.service.p50 > 0.01  # with the time on the device
 
 
+def test_requests_of_a_batch_get_their_rows_when_the_device_has_computed_them_all() -> None:
+    requests = [Request(torch.full((rows, MIB // 4), float(rows))) for rows in (1, 2, 3)]
+    source: queue.Queue[Request | None] = queue.Queue()
+    for each in (*requests, None):
+        source.put(each)
+    was_computed: list[list[bool]] = []
+    computed: list[torch.cuda.Event] = []
+
+    def serve(job: Job) -> None:
+        def double(x: torch.Tensor) -> torch.Tensor:
+            answer = x.cuda() * 2
+            torch.cuda._sleep(SLEEP_CYCLES // 10)
+            computed.append(torch.cuda.current_stream().record_event())
+            was_computed.append([computed[-1].query(), *(each.done() for each in requests)])
+            return answer
+
+        for batch in job.requests(source, max_batch=8):
+            batch.answer_with(double)
+
+    with torchshare.Runtime("cuda") as runtime:
+        job = runtime.submit(serve, name="server", priority="primary")
+        runtime.start()
+        for rows, each in enumerate(requests, start=1):
+            answer = each.result(SOON_S)
+            assert computed[-1].query()
+            # read on this thread's stream, without a synchronization
+            assert answer.shape == (rows, MIB // 4) and bool((answer == 2 * rows).all())
+        runtime.wait()
+    assert was_computed == [[False] * 4]  # one batch
+    assert job.result.requests is not None and job.result.requests.answered == 3
+
+
 @pytest.mark.parametrize("policy", ["priority", "strict"])
 def test_requests_of_all_threads_run_on_the_jobs_stream_beside_a_training(policy: str) -> None:
     ready, over = threading.Event(), threading.Event()
