@@ -13,6 +13,7 @@ namespace {
 thread_local constinit bool belongs_to_job = false;
 
 constinit std::mutex pools;  // guards torch's thread pools
+constinit bool has_shared_pool = false;
 
 // Held around a fork, so that it is free in the child, whose thread belongs to no job.
 void lock_pools() {
@@ -71,6 +72,11 @@ void set_intra_op_threads(int threads) {
   (void)once;
   std::lock_guard lock(pools);
   at::get_num_threads();  // else the first op of this thread sets the number that any thread has set last
+  // The first number is for good that of the pool for QNNPACK and NNPACK. Its threads would have no job's number or
+  // priority, and with glibc 2.43 a forked child that exits waits forever for those of its parent.
+  if (!std::exchange(has_shared_pool, true)) {
+    at::set_num_threads(1);
+  }
   at::set_num_threads(threads);
 }
 

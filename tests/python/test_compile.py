@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import Gatekeeper, on_both, run_one, wait_until
+from conftest import Gatekeeper, Ran, on_both, run_one, script, wait_until
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import _global_forward_pre_hooks
@@ -247,3 +250,22 @@ def test_the_lock_is_restored() -> None:
     former = convert_frame.compile_lock
     run_one(lambda _: torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)))
     assert convert_frame.compile_lock is former
+
+
+@pytest.mark.slow
+def test_scripts_compile_with_inductor_as_plain_python_does(tmp_path: Path) -> None:
+    compiles = """
+import sys, torch
+torch.manual_seed(int(sys.argv[1]))
+compiled = torch.compile(lambda x: (x.sin() * 3 + 1).relu())
+print(compiled(torch.randn(50)).tolist())
+"""
+    program = script(tmp_path, "program.py", compiles)
+    plain = [
+        subprocess.run(
+            [sys.executable, program, seed], cwd=tmp_path, check=True, timeout=300, stdout=subprocess.PIPE, text=True
+        ).stdout.splitlines()
+        for seed in "12"
+    ]
+    ran = Ran(tmp_path, f"a={program} 1", f"b={program} 2")
+    assert (ran.code, ran.of("a")[-1], ran.of("b")[-1]) == (0, plain[0][-1], plain[1][-1]), ran.text()

@@ -56,7 +56,7 @@ def test_a_forked_child_may_have_a_runtime_of_its_own() -> None:
         "    if child == 0:\n"
         "        assert run() == {24.0}\n"
         "        sys.exit(0)\n"
-        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)"
     )
     assert (done.stdout.split(), done.stderr) == (["0"] * 3, "")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import io
 import os
 import threading
 import time
@@ -167,6 +168,36 @@ def test_an_export_leaves_the_other_jobs_bits_alone() -> None:
     assert with_mkldnn
     assert shared == alone
     assert nodes > 0
+
+
+def test_two_jobs_export_at_once() -> None:
+    """torch keeps the hierarchy of the model's modules, and what it loads, in global variables."""
+    meeting = Meeting()
+
+    def export(model: nn.Module) -> list[str]:
+        exported = torch.export.export(model, (torch.randn(2, 4),), strict=False)
+        return [entry.fqn for entry in exported.module_call_graph]
+
+    def exports(job: Job) -> list[str]:
+        return export(Slow(meeting, A_WHILE_S))
+
+    def exports_too(job: Job) -> list[str]:
+        return meeting.visit(lambda: export(nn.Sequential(nn.Linear(4, 4))))
+
+    assert both(exports, exports_too) == [["", "linear"], ["", "0"]]
+
+
+def test_two_jobs_load_exported_programs_at_once() -> None:
+    buffer = io.BytesIO()
+    torch.export.save(torch.export.export(nn.Linear(4, 4), (torch.randn(2, 4),)), buffer)
+
+    def load(job: Job) -> int:
+        return sum(
+            torch.export.load(io.BytesIO(buffer.getvalue())).module()(torch.ones(2, 4)).shape == (2, 4)
+            for _ in range(10)
+        )
+
+    assert both(load, load) == [10, 10]
 
 
 def test_a_cancel_does_not_land_inside_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:

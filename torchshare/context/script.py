@@ -44,6 +44,8 @@ class ScriptContext:
     executors: WeakSet[Executor] = field(default_factory=WeakSet)
     """Executors of `concurrent.futures` that it has made, and that its end shuts down."""
 
+    torch_script_names: dict[str, str] = field(default_factory=dict)
+    """Names of classes that TorchScript knows already from another script, and what it knows this one's by."""
     imported: set[str] = field(default_factory=set)
     """Top-level names of what it has imported."""
     start_context: Any = None

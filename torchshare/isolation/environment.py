@@ -14,6 +14,7 @@ log = logging.getLogger("torchshare")
 
 TABLE = Table()
 _READ_AT_START = (
+    "ATEN_CPU_CAPABILITY",
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_DEVICE_ORDER",
     "CUDA_LAUNCH_BLOCKING",
@@ -22,7 +23,12 @@ _READ_AT_START = (
     "OMP_NUM_THREADS",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_JIT",
+    "TORCHDYNAMO_DISABLE",
+    "TORCH_COMPILE_DISABLE",
 )
+_FROM_TORCH_TO_C = "_TORCHINDUCTOR_"
+"""What the names begin with by which Inductor hands addresses to the code that it has compiled."""
 
 
 def name_user() -> None:
@@ -57,6 +63,8 @@ class _Environ(os._Environ):  # type: ignore[type-arg]  # not subscriptable in P
                 key,
             )
         own[name] = text
+        if key.startswith(_FROM_TORCH_TO_C):
+            os.putenv(key, value)
 
     def __delitem__(self, key: str) -> None:
         own = current.environ()

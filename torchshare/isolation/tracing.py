@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +22,7 @@ import torch
 
 from torchshare import _C
 from torchshare.context import current
+from torchshare.context.script import ScriptContext
 from torchshare.isolation.compiling import in_turn, turns
 from torchshare.isolation.table import Table
 
@@ -29,6 +32,8 @@ _TAKES_TURNS = (
     ("torch.fx._symbolic_trace:Tracer", "trace"),
     ("torch.fx.experimental.proxy_tensor:_MakefxTracer", "_trace_inner"),
     ("torch.jit", "trace", "trace_module", "freeze"),  # they share tables of types and modules
+    ("torch.export._trace", "_export", "_export_for_training"),  # they keep the model's modules in a global variable
+    ("torch._export.serde.serialize:GraphModuleDeserializer", "deserialize"),  # as does loading what they export
 )
 for _names in _TAKES_TURNS:
     TABLE.call(*_names)(in_turn)
@@ -75,6 +80,24 @@ def _script(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     call.arguments["_frames_up"] = call.arguments.get("_frames_up", 0) + 2
     with turns():
         return original(*call.args, **call.kwargs)
+
+
+_first: dict[str, weakref.ref[ScriptContext]] = {}
+"""The script that was the first to compile a class of this name. The class stays when the script has ended."""
+_numbers = itertools.count()
+
+
+@TABLE.call("torch._jit_internal", "_qualified_name", everywhere=True)
+def _qualified_name(original: Callable[..., str], obj: Any, mangle_name: bool = True) -> str:
+    """Classes, enumerations and named tuples of scripts that TorchScript compiles may have the same name."""
+    name, script = original(obj, mangle_name), current.script()
+    if script is None or not mangle_name or not isinstance(obj, type) or issubclass(obj, torch.nn.Module):
+        return name  # TorchScript itself gives modules and functions of the same name different ones
+    if obj.__module__ not in script.own_modules or _first.setdefault(name, weakref.ref(script))() is script:
+        return name
+    if name not in script.torch_script_names:
+        script.torch_script_names[name] = name.replace("__torch__", f"__torch__.___torchshare_{next(_numbers)}", 1)
+    return script.torch_script_names[name]
 
 
 @TABLE.call("torch.autograd.forward_ad", "enter_dual_level")

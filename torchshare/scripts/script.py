@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import gc
 import importlib
+import io
 import os
+import stat
 import sys
 import warnings
 from collections.abc import Iterator
@@ -144,11 +147,13 @@ class Script:
             raise
         finally:
             script_process.run_exit_handlers(script)
+            _flush_streams()
             script_start_method.leave_fork_server(script)
             script.has_ended = True
             for module in [main, *reversed(script.own_modules.values())]:
                 if isinstance(module, ModuleType) and not is_of_process(module):
                     _release_values(module)
+            _flush_files()
 
     @contextlib.contextmanager
     def _context(self, job: JobContext) -> Iterator[ScriptContext]:
@@ -168,9 +173,26 @@ class Script:
             yield script
 
 
+def _flush_streams() -> None:
+    """As the end of a program does: the script may have replaced them."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _flush_files() -> None:
+    """Writes what the script's open files have in their buffers, which the end of a program does. Those that functions,
+    classes and cycles hold stay open, and the garbage collector would close a file before it has written the buffer.
+    Other jobs' files are written a little earlier than else."""
+    for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):  # texts first: they write into the others
+        for file in [each for each in gc.get_objects() if type(each) is kind]:
+            with contextlib.suppress(Exception):  # closed, detached, or read only
+                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # a pipe might be full
+                    file.flush()
+
+
 def _release_values(module: ModuleType) -> None:
-    """As the end of a program does. Files that it has not closed are written then; the garbage collector would close a
-    file before it has written the buffer."""
+    """As the end of a program does."""
     variables = vars(module)
     for name in list(variables):
         if not name.startswith("__") and not isinstance(variables[name], (FunctionType, type, ModuleType)):
