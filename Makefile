@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: docs help demo test test-slow build wheel sdist lint bench clean prerequisites test-cpp test-python test-python-slow \
   test-loaded test-waits test-oldest test-versions papers server test-tsan test-asan soak build-emulator test-emulated \
-  test-emulated-slow test-emulated-all test-cluster
+  test-emulated-slow test-emulated-all test-cluster bench-instructions
 ifndef BESIDE
 .NOTPARALLEL:  # test-oldest puts the modules for another torch in place
 endif
@@ -40,6 +40,7 @@ help:
 	@echo "make wheel | sdist   a wheel for this torch and this Python; the sources that it is built from; in dist/"
 	@echo "make docs   the documentation as a site, in build/docs"
 	@echo "make test TORCH=2.11.0   the same with that torch, in .venv-2.11.0; so do the other targets"
+	@echo "make bench-instructions   compare the instructions on the hot paths with those that are recorded"
 	@echo "make build | lint | bench | clean | prerequisites"
 
 demo: build
@@ -49,7 +50,8 @@ test: lint test-cpp test-python
 
 # The C++ tests and test-waits run beside the sanitizers' builds and programs, which load the machine as the loops of test-loaded do.
 test-slow: test-emulated docs test-python-slow test-oldest
-	$(MAKE) --no-print-directory --jobs=5 --output-sync=target BESIDE=yes test-tsan test-asan soak test-cpp test-waits
+	$(MAKE) --no-print-directory --jobs=5 --output-sync=target BESIDE=yes test-tsan test-asan soak test-cpp test-waits \
+	  bench-instructions
 
 # The first build takes minutes and shows its progress.
 build: $(VENV)/ready
@@ -187,6 +189,13 @@ bench: build
 	cmake -B $(BUILD) -DTORCHSHARE_BENCHMARKS=ON >/dev/null
 	$(CMAKE_BUILD) $(BUILD) --parallel $(JOBS)
 	BUILD=$(BUILD) PY=$(PY) benchmarks/run_all.sh
+
+# Fails if a hot path takes more instructions than benchmarks/results/instructions.json says. A busy machine changes nothing.
+bench-instructions: build $(if $(BESIDE),| test-cpp)  # they configure the same folder
+	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh bench
+	cmake -B $(BUILD) -DTORCHSHARE_BENCHMARKS=ON >/dev/null
+	$(CMAKE_BUILD) $(BUILD) --parallel $(JOBS)
+	$(PY) benchmarks/instructions.py --check $(BUILD)/benchmarks/cpp/torchshare_instructions
 
 # Installs what a bare Debian or Ubuntu lacks; needs root.
 prerequisites:

@@ -4,6 +4,7 @@ set -eu
 : "${BUILD:?the C++ build folder}" "${PY:?the interpreter}"
 cd "$(dirname "$0")/.."
 "$PY" benchmarks/hook.py "$BUILD/benchmarks/cpp/torchshare_benchmarks"
+"$PY" benchmarks/instructions.py "$BUILD/benchmarks/cpp/torchshare_instructions"
 "$PY" benchmarks/overhead.py
 "$PY" benchmarks/watch.py
 "$PY" benchmarks/memory.py

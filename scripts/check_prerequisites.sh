@@ -17,7 +17,11 @@ if [ "$1" = install ]; then  # optional: builds are slower without them
 fi
 case $1 in test | install) has_header gmock/gmock.h || need GoogleTest "libgtest-dev libgmock-dev" ;; esac
 case $1 in docs | install) command -v doxygen >/dev/null || need Doxygen doxygen ;; esac
-case $1 in bench | install) has_header benchmark/benchmark.h || need "Google Benchmark" libbenchmark-dev ;; esac
+case $1 in bench | install)
+  has_header benchmark/benchmark.h || need "Google Benchmark" libbenchmark-dev
+  has_header valgrind/callgrind.h || need Valgrind valgrind
+  ;;
+esac
 
 if [ "$1" = install ]; then
   apt-get update -qq

@@ -1,6 +1,5 @@
 // The cost of the op hook: each op with the hook off (0), on (1), watched like a primary with known ops (2), and with
 // every op timed (3), on one thread. benchmarks/hook.py runs it with random interleaving and compares the medians.
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/ones.h>
@@ -8,29 +7,10 @@
 
 #include <optional>
 
-#include "device/cpu/cpu_device.h"
-#include "hook/op_hook.h"
+#include "hooked_job.h"
 
 namespace torchshare {
 namespace {
-
-enum Level { kOff, kHooked, kWatched, kTimed };
-
-class NeverStopped final : public OpContext {
- public:
-  explicit NeverStopped(std::int64_t level) : OpContext(Priority::kPrimary, at::detail::createCPUGenerator(0)) {
-    install_op_hook();
-    if (level >= kWatched) {
-      watch_ = std::make_unique<OpWatch>(
-          slot_, gate_, clock_, WatchOptions{.record = level == kTimed, .shortest_gap = std::chrono::milliseconds(1)});
-    }
-  }
-  void attend() override {}
-
- private:
-  SteadyClock clock_;
-  Gate gate_{make_gate_policy("best_fit", {}), clock_};
-};
 
 template <class Op>
 void measure(benchmark::State& state, Op op) {

@@ -21,6 +21,7 @@ sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "simulator")]
 
 import fikit  # noqa: E402
 import inference  # noqa: E402
+import instructions  # noqa: E402
 import picture  # noqa: E402
 import versions  # noqa: E402
 from gpu import models  # noqa: E402
@@ -430,3 +431,17 @@ def test_the_queue_of_a_cluster_decides_as_the_simulator_does(tmp_path, policy):
     killed = cluster.Played(trace, 4, policy, tmp_path / "b", setting)
     killed.run(8, 0)
     assert {row["state"] for row in killed.queue.rows()} == {"finished"}
+
+
+def test_instructions_in_a_job_are_shown_beside_those_of_plain_torch() -> None:
+    counts = {"plain: view": 100.0, "job: view": 130.0, "timed: view": 150.0, "a request's times": 20.0}
+    assert instructions.added(counts) == {
+        "view": {"plain": 100.0, "job": 30.0, "timed": 50.0},
+        "a request's times": {"job": 20.0},
+    }
+
+
+def test_more_instructions_than_were_recorded_are_named() -> None:
+    recorded = {"one": 1000.0, "two": 1000.0, "three": 10.0, "gone": 1.0}
+    found = instructions.grown(recorded, {"one": 1036.0, "two": 1035.0, "three": 15.0, "new": 9.0})
+    assert found == ["one: 1,036 instructions, 1,000 before"]
