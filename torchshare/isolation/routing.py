@@ -25,6 +25,7 @@ from torchshare.isolation import (
     compiling,
     cuda,
     environment,
+    forked_random,  # noqa: F401  # its callbacks of forks
     forward_hook,
     gradient_sync,
     hooks,
