@@ -261,6 +261,23 @@ def test_packages_that_hold_numpy_s_state_draw_from_the_job_s() -> None:
     assert draw_from_numpy_s_state() == plain
 
 
+def test_the_functions_of_numpy_s_own_module_draw_from_the_job_s_state() -> None:
+    def draws(seed: int) -> list[Any]:
+        numpy.random.seed(seed)
+        drawn = [numpy.random.mtrand.rand(), numpy.random.mtrand.normal(), numpy.random.mtrand.sample()]
+        numpy.random.mtrand.seed(3)
+        return [*drawn, numpy.random.rand(), numpy.random.mtrand.get_state()[2]]
+
+    plain = [draws(1), draws(2)]
+    functions, state = dict(vars(numpy.random.mtrand)), numpy.random.get_state()[1].tolist()
+    with torchshare.Runtime(device="cpu") as runtime:
+        jobs = [runtime.submit(lambda job, seed=seed: draws(seed), name=f"{seed}", threads=1) for seed in (1, 2)]
+        runtime.wait(timeout=300)
+        assert numpy.random.get_state()[1].tolist() == state
+    assert [job.result.value for job in jobs] == plain
+    assert vars(numpy.random.mtrand) == functions
+
+
 def test_a_bit_generator_is_one_of_the_job_that_sets_it() -> None:
     """Its checkpoints have that generator's state, too."""
 
