@@ -11,7 +11,7 @@ import torch
 
 from torchshare.context import current
 
-_DEFAULT = torch._C.default_generator
+_DEFAULT = torch.default_generator
 _SHARED = numpy.random.mtrand._rand
 
 
