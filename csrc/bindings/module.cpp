@@ -6,6 +6,7 @@
 #include "bindings/bindings.h"
 #include "bindings/buffer_copies.h"
 #include "bindings/field_watch.h"
+#include "bindings/generator_methods.h"
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "Devices, the gate and jobs of torchshare; its stub is _C.pyi.";
@@ -29,6 +30,9 @@ PYBIND11_MODULE(_C, module) {
   module.def("watch_attributes", &torchshare::bindings::watch_attributes, pybind11::arg("assigned"),
              pybind11::arg("ignored"), pybind11::arg("routed"));
   module.def("unwatch_attributes", &torchshare::bindings::unwatch_attributes);
+  module.def("route_generator", &torchshare::bindings::route_generator, pybind11::arg("generator"),
+             pybind11::arg("own"));
+  module.def("unroute_generator", &torchshare::bindings::unroute_generator);
   module.def("watch_fields", &torchshare::bindings::watch_fields, pybind11::arg("assigned"));
   module.def("unwatch_fields", &torchshare::bindings::unwatch_fields);
 }

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
+import forked_draws
+import numpy
 import pytest
-from conftest import Ran, python, script
+import torch
+from conftest import Ran, completed, python, run_one, script
+
+import torchshare
 
 # From Python 3.12 on, a fork warns of the threads that torch, for one, has.
 QUIET = "import warnings\nwarnings.filterwarnings('ignore', '.*use of fork')\n"
@@ -161,3 +167,41 @@ def test_a_forked_child_imports_what_another_job_is_importing(tmp_path: Path, se
         "    print(runtime.wait(300)['forks'].value)"
     )
     assert (done.stdout.strip(), done.stderr) == ("3", "")
+
+
+@functools.cache
+def plain_draws(seed: int) -> str:
+    done = completed(forked_draws.__file__, str(seed))
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork")
+def test_a_child_that_a_job_forks_goes_on_from_the_job_s_random_state() -> None:
+    """Except that Python's `random` seeds itself in each forked process."""
+    outside = torch.get_rng_state(), numpy.random.get_state()[1].tolist()
+    with torchshare.Runtime(device="cpu") as runtime:
+        for seed in (11, 12):
+            runtime.submit(lambda job, seed=seed: forked_draws.everything(seed), name=f"{seed}", threads=1)
+        results = runtime.wait(300)
+    assert [str(results[name].value) for name in ("11", "12")] == [plain_draws(11), plain_draws(12)]
+    assert plain_draws(11).count("False") == 1  # Python's `random` in the child
+    assert torch.equal(torch.get_rng_state(), outside[0])
+    assert numpy.random.get_state()[1].tolist() == outside[1]
+
+
+def test_a_child_that_a_script_forks_goes_on_from_the_script_s_random_state(tmp_path: Path) -> None:
+    program = script(tmp_path, "draws.py", Path(forked_draws.__file__).read_text())
+    ran = Ran(tmp_path, f"a={program} 11", f"b={program} 12")
+    assert (ran.code, ran.of("a"), ran.of("b")) == (0, [plain_draws(11)], [plain_draws(12)]), ran.text()
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork")
+def test_a_child_that_a_served_thread_forks_goes_on_from_the_thread_s_random_state() -> None:
+    def answer(seed: int) -> str:
+        torch.manual_seed(seed)
+        return forked_draws.fork()
+
+    answered = run_one(lambda job: job.serve(answer)(7), priority="primary").value
+    drawn = torch.rand(2, generator=torch.Generator().manual_seed(7)).tolist()
+    assert answered.startswith(f"[{drawn}, 7, ")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import pickle
 import random
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from random import shuffle as shuffle_bound_early
 from typing import Any
@@ -155,6 +157,82 @@ def test_seeding_inside_a_job_reaches_that_job_only():
     assert numpy.random.get_state()[1].tolist() == outside[2]
 
 
+def use_the_default_generator(seed: int) -> list[Any]:
+    """As programs do that seed it, keep its state, or pass it to ops."""
+    generator = torch.default_generator
+    drawn: list[Any] = [generator.manual_seed(seed) is generator, torch.rand(1).item(), generator.initial_seed()]
+    state = generator.get_state()
+    drawn += [torch.rand(2).tolist(), generator.set_state(state) is generator, torch.rand(2).tolist()]
+    copies = [copy.copy(generator), copy.deepcopy(generator), pickle.loads(pickle.dumps(generator))]
+    copies += [generator.clone_state(), torch.Generator()]
+    copies[-1].set_state(torch.get_rng_state())
+    drawn += [torch.rand(1, generator=each).item() for each in (*copies, generator, torch.random.default_generator)]
+    dataset = TensorDataset(torch.arange(6))
+    drawn += [part.indices for part in torch.utils.data.random_split(dataset, [3, 3])]
+    loader = DataLoader(dataset, batch_size=3, shuffle=True, generator=generator)
+    drawn += [batch.tolist() for (batch,) in loader]
+    drawn += [torch.random.default_generator is generator is torch._C.default_generator, generator == generator]
+    drawn += [isinstance(generator, torch.Generator), type(generator) is torch.Generator, str(generator.device)]
+    drawn += [torch.manual_seed(seed + 1) is generator, torch.nn.init.uniform_(torch.empty(2), generator=generator)]
+    drawn += [repr(generator).split(" at ")[0], weakref.ref(generator)() is generator, dir(generator)]
+    for wrong in (lambda: generator.manual_seed("1"), lambda: generator.set_state(1), generator.manual_seed):
+        with pytest.raises((TypeError, RuntimeError)) as caught:
+            wrong()
+        drawn.append(str(caught.value))
+    drawn.append(generator.seed() == torch.initial_seed())
+    return drawn
+
+
+def test_the_default_generator_is_the_job_s() -> None:
+    with torch.random.fork_rng(devices=[]):
+        plain = [str(use_the_default_generator(seed)) for seed in (1, 2)]
+    torch.manual_seed(77)
+    state = torch.get_rng_state()
+    with torchshare.Runtime(device="cpu") as runtime:
+        use = use_the_default_generator
+        jobs = [runtime.submit(lambda job, seed=seed: str(use(seed)), name=f"{seed}", threads=1) for seed in (1, 2)]
+        runtime.wait(timeout=300)
+        gc.collect()
+        assert torch.equal(torch.default_generator.get_state(), state)
+        with torch.random.fork_rng(devices=[]):
+            assert str(use(1)) == plain[0]  # outside jobs, it is the process's
+        assert torch.equal(torch.get_rng_state(), state)
+    assert [job.result.value for job in jobs] == plain
+    assert type(torch.default_generator) is torch.Generator
+
+
+def compiled_draws(seed: int) -> str:
+    def seeds(x: torch.Tensor) -> torch.Tensor:
+        torch.default_generator.manual_seed(seed)
+        return x + torch.rand(3)
+
+    def restores(x: torch.Tensor) -> torch.Tensor:
+        state = torch.default_generator.get_state()
+        drawn = torch.rand(3)
+        torch.default_generator.set_state(state)
+        return x + drawn - torch.rand(3)
+
+    def passes(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(3, generator=torch.default_generator)
+
+    one = torch.ones(3)
+    return str([torch.compile(each, backend="eager")(one).tolist() for each in (seeds, restores, passes)])
+
+
+def test_compiled_functions_use_the_job_s_default_generator() -> None:
+    """What dynamo makes of a generator depends on its class, which must be torch.Generator itself."""
+    with torch.random.fork_rng(devices=[]):
+        plain = [compiled_draws(1), compiled_draws(2)]
+    state = torch.get_rng_state()
+    with torchshare.Runtime(device="cpu") as runtime:
+        jobs = [
+            runtime.submit(lambda job, seed=seed: compiled_draws(seed), name=f"{seed}", threads=1) for seed in (1, 2)
+        ]
+        runtime.wait(timeout=300)
+    assert [job.result.value for job in jobs] == plain
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def random_ops() -> list[Any]:
     """Every aten overload that torch tags as random."""
     found = []
@@ -186,16 +264,17 @@ def test_no_random_op_of_torch_moves_the_default_generator():
     assert len(ops) > 100
     drew: list[str] = []
     moved: list[str] = []
+    state_of_process = torch.default_generator.get_state  # read before, it is not routed
 
     def body(job: Job) -> None:
         for op in ops:
-            default = torch.default_generator.get_state()
+            default = state_of_process()
             mine = job._context.handle.generator.get_state()
             try:
                 op(**arguments(op))
             except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
                 continue  # needs other arguments, or another device
-            if not torch.equal(torch.default_generator.get_state(), default):
+            if not torch.equal(state_of_process(), default):
                 moved.append(str(op))
             if not torch.equal(job._context.handle.generator.get_state(), mine):
                 drew.append(str(op))
@@ -211,7 +290,7 @@ def test_everything_is_restored_when_the_last_runtime_closes():
             {name: getattr(random, name) for name in random.__all__},
             {name: getattr(numpy.random, name) for name in numpy.random.__all__},
             time.sleep,
-            torch.random.default_generator,
+            type(torch.default_generator),
             type(random._inst),
         ]
 
@@ -259,6 +338,23 @@ def test_packages_that_hold_numpy_s_state_draw_from_the_job_s() -> None:
         assert numpy.random.get_state()[1].tolist() == state
     assert results == [plain, plain]
     assert draw_from_numpy_s_state() == plain
+
+
+def test_the_functions_of_numpy_s_own_module_draw_from_the_job_s_state() -> None:
+    def draws(seed: int) -> list[Any]:
+        numpy.random.seed(seed)
+        drawn = [numpy.random.mtrand.rand(), numpy.random.mtrand.normal(), numpy.random.mtrand.sample()]
+        numpy.random.mtrand.seed(3)
+        return [*drawn, numpy.random.rand(), numpy.random.mtrand.get_state()[2]]
+
+    plain = [draws(1), draws(2)]
+    functions, state = dict(vars(numpy.random.mtrand)), numpy.random.get_state()[1].tolist()
+    with torchshare.Runtime(device="cpu") as runtime:
+        jobs = [runtime.submit(lambda job, seed=seed: draws(seed), name=f"{seed}", threads=1) for seed in (1, 2)]
+        runtime.wait(timeout=300)
+        assert numpy.random.get_state()[1].tolist() == state
+    assert [job.result.value for job in jobs] == plain
+    assert vars(numpy.random.mtrand) == functions
 
 
 def test_a_bit_generator_is_one_of_the_job_that_sets_it() -> None:

@@ -152,9 +152,10 @@ def _variables() -> Iterator[dict[str, Any]]:
     """The variables of all modules, and what properties of modules hold, as in `torch.backends`."""
     for module in list(sys.modules.values()):
         kind = type(module)
-        if kind is ModuleType:
-            yield module.__dict__
-        elif issubclass(kind, ModuleType):
+        if not issubclass(kind, ModuleType):
+            continue
+        yield object.__getattribute__(module, "__dict__")  # past what a class of the module's own makes of it
+        if kind is not ModuleType:
             yield from (vars(each) for each in list(vars(kind).values()) if type(getattr(each, "__dict__", 0)) is dict)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchshare import _C
 from torchshare.context import current
 from torchshare.device import devices
 from torchshare.isolation import (
@@ -25,6 +26,7 @@ from torchshare.isolation import (
     compiling,
     cuda,
     environment,
+    forked_random,  # noqa: F401  # its callbacks of forks
     forward_hook,
     gradient_sync,
     hooks,
@@ -116,16 +118,16 @@ def leave_job(job: JobContext) -> None:
     forward_hook.remove_ended()
 
 
-@TABLE.value("torch.random", "default_generator")
-class _RoutedGenerator:
-    """Random numbers are drawn from the job's generator; in a thread that serves its requests, from the thread's."""
+@TABLE.at_start
+def _unroute_generator(patches: Patches) -> None:
+    patches.at_undo(_C.unroute_generator)
 
-    def __init__(self, default: torch.Generator) -> None:
-        self._default = default
 
-    def __getattr__(self, name: str) -> Any:
-        own = current.generator()
-        return getattr(self._default if own is None else own, name)
+@TABLE.value("torch", "default_generator")
+def _routed_generator(generator: torch.Generator) -> torch.Generator:
+    """Its methods are those of the job's generator; in a thread that serves its requests, of the thread's."""
+    _C.route_generator(generator, current.generator)
+    return generator
 
 
 class _RoutedRandom(random.Random):
