@@ -72,9 +72,10 @@ for replace in (lambda: os.execv("/bin/sh", ["sh", "-c", write]), lambda: os.exe
     if child == 0:
         replace()
     assert os.waitpid(child, 0)[1] == 0
-if os.fork() == 0:
+child = os.fork()
+if child == 0:
     os.execve("/bin/sh", ["sh", "-c", write], {"WHO": f"other {who}"})
-os.wait()
+os.waitpid(child, 0)
 print(open("found").read().splitlines())
 """
 
