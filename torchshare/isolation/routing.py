@@ -20,6 +20,7 @@ from torchshare.device import devices
 from torchshare.isolation import (
     accumulation,
     agreement,
+    children,
     collectives,
     collector,
     compiling,
@@ -57,7 +58,7 @@ TABLE = Table()
 _MODULES: list[Any] = [
     *(numpy_random, compiling, tracing, interrupt, job_signals, job_timers, job_faults, steps, own_settings, settings),
     *(torch_config, environment, hooks, accumulation, replacements, kernels, threads, collector),
-    *(process_pipes, programs),
+    *(process_pipes, programs, children),
     *((process_groups, gradient_sync, collectives) if torch.distributed.is_available() else ()),
 ]
 TABLES = [TABLE, *(module.TABLE for module in _MODULES)]
