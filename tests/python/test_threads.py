@@ -6,11 +6,12 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
-from conftest import run_one
+from conftest import Ran, run_one, script
 from test_shared_torch import both
 from torch import nn
 from torch.nn import functional as F
@@ -139,3 +140,43 @@ def test_a_thread_of_a_job_that_compiles_waits_for_another_jobs_turn() -> None:
         runtime.submit(compiles, name="a", priority="primary")
         runtime.submit(compiles_in_a_thread, name="b")
         runtime.wait(300)
+
+
+LISTS = """
+import signal, sys, threading, time
+def names():
+    assert threading.active_count() == len(threading.enumerate())
+    return sorted(thread.name for thread in threading.enumerate())
+end = threading.Event()
+seen = []
+starter = threading.Thread(target=lambda: (threading.Thread(target=end.wait, name="second").start(), end.wait()))
+starter.name = "first"
+starter.start()
+while len(names()) < 3:
+    time.sleep(0.01)
+print(names(), threading.main_thread() in threading.enumerate())
+signal.signal(signal.SIGUSR1, lambda *_: seen.append(threading.main_thread() in threading.enumerate()))
+signal.raise_signal(signal.SIGUSR1)
+end.set()
+while threading.active_count() > 1:
+    time.sleep(0.01)
+print(names(), seen)
+"""
+
+
+def test_a_script_lists_its_own_threads(tmp_path: Path) -> None:
+    """A loop that waits for the other threads, or joins them, did not end."""
+    script(tmp_path, "lists.py", LISTS)
+    ran = Ran(tmp_path, "a=lists.py", "b=lists.py")
+    assert ran.code == 0, ran.text()
+    for name in "ab":
+        assert ran.of(name) == ["['MainThread', 'first', 'second'] True", "['MainThread'] [True]"], ran.text()
+
+
+def test_a_job_lists_its_own_threads() -> None:
+    def lists(_job: Job) -> list[str]:
+        assert threading.active_count() == len(threading.enumerate()) == 1
+        assert threading.enumerate() == [threading.current_thread()]
+        return in_thread(lambda: sorted(thread.name for thread in threading.enumerate()))
+
+    assert [name.partition("-")[0] for name in run_one(lists).value] == ["Thread", "alone"]

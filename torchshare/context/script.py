@@ -37,6 +37,8 @@ class ScriptContext:
     """Its `warnings.filters`."""
     loggers: dict[logging.Logger, dict[str, Any]] = field(default_factory=dict)
     """Attributes of loggers, by logger."""
+    logging: dict[str, Any] = field(default_factory=dict)
+    """What `logging` has one of per process, and the script has set."""
     at_exit: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     """Functions registered with `atexit`, and their arguments."""
     threads: list[Thread] = field(default_factory=list)

@@ -142,6 +142,11 @@ def _set(attribute: Attribute, tenant: Tenant | None, *value: Any) -> None:
             _attributes.pop(key, None)
 
 
+def set_own(tenant: Tenant, module: ModuleType, name: str, value: Any) -> None:
+    """Replaces a function of a module for the job."""
+    _set(ModuleAttribute(module, name, _assign, _read), tenant, value)
+
+
 def _is_foreign(tenant: Tenant, package: str, frame: FrameType) -> bool:
     """Whether jobs share the package, and the code that runs is of another one."""
     if package == packages.of_frame(frame) or packages.author(frame) in (package, "torchshare"):

@@ -21,6 +21,7 @@ from torchshare.device import devices
 from torchshare.isolation import (
     accumulation,
     agreement,
+    children,
     collectives,
     collector,
     compiling,
@@ -39,6 +40,7 @@ from torchshare.isolation import (
     own_settings,
     process_groups,
     process_pipes,
+    programs,
     replacements,
     settings,
     shared_changes,
@@ -57,7 +59,8 @@ TABLE = Table()
 
 _MODULES: list[Any] = [
     *(numpy_random, compiling, tracing, interrupt, job_signals, job_timers, job_faults, steps, own_settings, settings),
-    *(torch_config, environment, hooks, accumulation, replacements, kernels, threads, collector, process_pipes),
+    *(torch_config, environment, hooks, accumulation, replacements, kernels, threads, collector),
+    *(process_pipes, programs, children),
     *((process_groups, gradient_sync, collectives) if torch.distributed.is_available() else ()),
 ]
 TABLES = [TABLE, *(module.TABLE for module in _MODULES)]

@@ -12,6 +12,7 @@ from torchshare.context.script import ScriptContext
 from torchshare.isolation import (
     replacements,
     script_imports,
+    script_logging,
     script_modules,
     script_process,
     script_start_method,
@@ -20,7 +21,7 @@ from torchshare.isolation import (
 )
 from torchshare.isolation.patches import Patches
 
-_MODULES = (script_state, script_modules, script_imports, script_process, script_start_method)
+_MODULES = (script_state, script_logging, script_modules, script_imports, script_process, script_start_method)
 TABLES = [module.TABLE for module in _MODULES]
 _lock = threading.Lock()  # guards the variables below
 _running = 0

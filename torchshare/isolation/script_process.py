@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import subprocess  # noqa: F401  # loads _posixsubprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -21,7 +20,6 @@ log = logging.getLogger("torchshare")
 TABLE = Table()
 
 _CLONE_FS = 0x200
-_ENVIRONMENT_ARGUMENT = 5  # of fork_exec
 
 
 def separate_folder() -> bool:
@@ -30,23 +28,6 @@ def separate_folder() -> bool:
         return bool(ctypes.CDLL(None).unshare(_CLONE_FS) == 0)
     except (AttributeError, OSError):
         return False
-
-
-@TABLE.call("_posixsubprocess", "fork_exec", everywhere=True)
-def _fork_exec(original: Callable[..., int], *args: Any) -> int:
-    """A child process has the environment of the script that starts it."""
-    environ = current.environ()
-    if environ is not None and args[_ENVIRONMENT_ARGUMENT] is None:
-        own = [name + b"=" + value for name, value in environ.items()]
-        args = (*args[:_ENVIRONMENT_ARGUMENT], own, *args[_ENVIRONMENT_ARGUMENT + 1 :])
-    return original(*args)
-
-
-# From Python 3.13 on, subprocess calls it without an environment.
-@TABLE.call("os", "posix_spawn", "posix_spawnp")
-def _posix_spawn(original: Callable[..., int], path: Any, argv: Any, env: Any = None, /, **options: Any) -> int:
-    """A child process has the environment of the script that starts it."""
-    return original(path, argv, current.environ() if env is None else env, **options)
 
 
 @TABLE.call("os", "chdir")
@@ -102,6 +83,7 @@ def run_exit_handlers(script: ScriptContext) -> None:
         executor.shutdown()
     for thread in script.threads:
         thread.join()
+    script.at_exit.insert(0, (logging.shutdown, (), {}))
     while script.at_exit:
         function, args, kwargs = script.at_exit.pop()
         try:

@@ -7,21 +7,27 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
 from torchshare import _C
 from torchshare.context import current
+from torchshare.isolation import job_handlers
 from torchshare.isolation.table import Table
+
+if TYPE_CHECKING:
+    from torchshare.context.job_context import JobContext
 
 TABLE = Table()
 
 
 @contextlib.contextmanager
-def presented(name: str) -> Iterator[None]:
-    """Gives the calling thread, which C++ has started, a `threading.Thread` of that name. It is no daemon, so neither
-    are the threads that it starts, unless they ask to be."""
-    thread = threading.current_thread()
+def presented(job: JobContext) -> Iterator[None]:
+    """Gives the calling thread, which C++ has started, a `threading.Thread` with the job's name. It is no daemon, so
+    neither are the threads that it starts, unless they ask to be."""
+    name, thread = job.name, threading.current_thread()
+    thread._torchshare_main_of = job  # type: ignore[attr-defined]
     thread.name = name
     thread._daemonic = False  # type: ignore[attr-defined]
     try:
@@ -56,6 +62,32 @@ def _bootstrap_inner(original: Callable[[threading.Thread], None], self: threadi
             raise
         scopes.enter_context(current.adopted(job, adopted))
         original(self)
+
+
+def _is_of(job: JobContext, thread: threading.Thread, is_handler: bool) -> bool:
+    if thread is threading._main_thread:  # type: ignore[attr-defined]
+        return is_handler
+    if getattr(thread, "_torchshare_main_of", None) is job:
+        return not is_handler
+    started = getattr(thread, "_torchshare_started", None)
+    is_ours = str(getattr(getattr(thread, "_target", None), "__module__", None)).startswith("torchshare.")
+    return started is not None and started[0] is job and not is_ours
+
+
+@TABLE.call("threading", "enumerate", everywhere=True)
+def _enumerate(original: Callable[[], list[threading.Thread]]) -> list[threading.Thread]:
+    """A job finds its own thread, in place of the main thread, and those that it has started."""
+    job = job_handlers.program()
+    if job is None:
+        return original()
+    is_handler = job_handlers.handled() is not None  # it runs in the process's main thread
+    return [thread for thread in original() if _is_of(job, thread, is_handler)]
+
+
+@TABLE.call("threading", "active_count", everywhere=True)
+def _active_count(original: Callable[[], int]) -> int:
+    """A job finds its own thread, in place of the main thread, and those that it has started."""
+    return original() if job_handlers.program() is None else len(threading.enumerate())
 
 
 def _become_main_thread() -> None:

@@ -38,7 +38,7 @@ def run_body(
     job._context.thread = threading.get_ident()
     crash_log.enter_job(job.name)
     end: type[BaseException] | None = None
-    with current.entered(job._context), threads.presented(job.name):
+    with current.entered(job._context), threads.presented(job._context):
         try:
             step_loop.begin(job._context)
             if handle.memory_limit is not None:

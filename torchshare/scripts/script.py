@@ -128,6 +128,8 @@ class Script:
             __spec__=self._spec,
             __cached__=None,
         )
+        if sys.version_info < (3, 14):
+            vars(main)["__annotations__"] = {}
         for name in ("__main__", "__mp_main__"):  # the name in processes that multiprocessing starts
             script.own_modules[name] = main
             script.modules[name] = main  # and in the process's table

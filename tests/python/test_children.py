@@ -1,0 +1,84 @@
+"""Processes that jobs start, and wait for."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Ran, run_one, script
+
+import torchshare
+
+WAITS = """
+import os, signal, subprocess, sys, time
+if sys.argv[1] == "a":
+    for number in range(3):
+        if os.fork() == 0:
+            time.sleep(0.2 * number)
+            os._exit(number + 1)
+    killed = subprocess.Popen(["sh", "-c", "kill -9 $$"])
+    statuses = []
+    while True:
+        try:
+            statuses.append({wait}[1])
+        except ChildProcessError:
+            break
+    print(sorted(map(os.waitstatus_to_exitcode, statuses)))
+else:
+    started = [subprocess.Popen(["sh", "-c", f"sleep 0.{{i}}; exit {{i + 5}}"]) for i in range(3)]
+    time.sleep(1)
+    print([each.wait() for each in started])
+"""
+
+
+@pytest.mark.parametrize("wait", ["os.wait()", "os.waitpid(-1, 0)", "os.wait3(0)", "os.wait4(-1, 0)"])
+def test_a_script_that_waits_for_any_process_gets_its_own(tmp_path: Path, wait: str) -> None:
+    """The other's exit status was 0 to `subprocess`."""
+    script(tmp_path, "waits.py", WAITS.format(wait=wait))
+    ran = Ran(tmp_path, "a=waits.py a", "b=waits.py b")
+    assert (ran.code, ran.of("a"), ran.of("b")) == (0, ["[-9, 1, 2, 3]"], ["[5, 6, 7]"]), ran.text()
+
+
+def test_a_job_may_look_whether_a_process_has_ended() -> None:
+    def looks(_job: torchshare.Job) -> None:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+        child = os.posix_spawn("/bin/sh", ["sh", "-c", "sleep 0.3; exit 3"], os.environ)
+        assert os.waitpid(-1, os.WNOHANG) == (0, 0)
+        while (found := os.waitpid(-1, os.WNOHANG)) == (0, 0):
+            time.sleep(0.01)
+        assert found == (child, 3 << 8)
+        with pytest.raises(ChildProcessError):
+            os.wait()
+
+    run_one(looks)
+
+
+LISTS = """
+import multiprocessing, os, sys, time
+context = multiprocessing.get_context(sys.argv[1])
+if __name__ == "__main__":
+    first = context.Process(target=time.sleep, args=(60,), name=sys.argv[2])
+    first.start()
+    open(sys.argv[2], "w").close()
+    while not (os.path.exists("a") and os.path.exists("b")):
+        time.sleep(0.01)
+    print([each.name for each in multiprocessing.active_children()], [each.name for each in context.active_children()])
+    open(f"{sys.argv[2]}.done", "w").close()
+    while not (os.path.exists("a.done") and os.path.exists("b.done")):
+        time.sleep(0.01)
+    first.terminate()
+    first.join()
+    print(multiprocessing.active_children())
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_script_lists_its_own_processes(tmp_path: Path, method: str) -> None:
+    script(tmp_path, "lists.py", LISTS)
+    ran = Ran(tmp_path, *(f"{name}=lists.py {method} {name}" for name in "ab"))
+    assert ran.code == 0, ran.text()
+    for name in "ab":
+        assert ran.of(name) == [f"['{name}'] ['{name}']", "[]"], ran.text()

@@ -1,0 +1,103 @@
+"""What `logging` has one of per process is each script's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conftest import Ran, script
+
+MEET = """
+import logging, logging.config, logging.handlers, os, sys, time, warnings
+who = sys.argv[1]
+def meet(name):
+    open(f"{name}.{who}", "w").close()
+    until = time.monotonic() + 120
+    while not all(os.path.exists(f"{name}.{each}") for each in "ab") and time.monotonic() < until:
+        time.sleep(0.01)
+"""
+
+
+def ran(folder: Path, text: str) -> tuple[list[str], list[str]]:
+    script(folder, "logs.py", MEET + text)
+    ran = Ran(folder, "a=logs.py a", "b=logs.py b")
+    assert ran.code == 0, ran.text()
+    return ran.of("a"), ran.of("b")
+
+
+SETS = """
+class Loud(logging.getLoggerClass()):
+    def info(self, message, *args): super().info(message.upper(), *args)
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(levelname)s %(message)s")
+if who == "a":
+    former = logging.getLogRecordFactory()
+    def factory(*args, **kwargs):
+        record = former(*args, **kwargs)
+        record.msg = f"record {record.msg}"
+        return record
+    logging.setLogRecordFactory(factory)
+    logging.setLoggerClass(Loud)
+    logging.addLevelName(25, "NOTICE")
+meet("set")
+logging.getLogger(f"new.{who}").info("one")
+logging.log(25, "two")
+print(logging.getLoggerClass().__name__, logging.getLevelName("NOTICE"), logging.getLogRecordFactory().__name__)
+"""
+
+
+def test_classes_records_and_levels_are_those_of_the_script_that_set_them(tmp_path: Path) -> None:
+    a, b = ran(tmp_path, SETS)
+    assert a == ["INFO record ONE", "NOTICE record two", "Loud 25 factory"]
+    assert b == ["INFO one", "Level 25 two", "Logger Level NOTICE LogRecord"]
+
+
+def test_a_level_that_one_script_disables_is_logged_by_the_other(tmp_path: Path) -> None:
+    text = """
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+logging.info("before")
+meet("begun")
+if who == "a":
+    logging.disable(logging.INFO)
+meet("disabled")
+logging.info("while")
+logging.warning("warned")
+if who == "a":
+    logging.disable(logging.NOTSET)
+logging.info("after")
+"""
+    a, b = ran(tmp_path, text)
+    assert a == ["before", "warned", "after"]
+    assert b == ["before", "while", "warned", "after"]
+
+
+def test_a_configuration_closes_the_handlers_of_its_own_script_only(tmp_path: Path) -> None:
+    text = """
+file = logging.FileHandler(f"{who}.log", mode="w")
+file.setFormatter(logging.Formatter("%(message)s"))
+kept = logging.handlers.MemoryHandler(100, target=file)
+logging.getLogger("file").addHandler(file)
+logging.getLogger("kept").addHandler(kept)
+meet("opened")
+if who == "a":
+    logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
+meet("configured")
+logging.getLogger("file").warning("one")
+logging.getLogger("kept").warning("two")
+"""
+    ran(tmp_path, text)
+    assert (tmp_path / "b.log").read_text() == "one\ntwo\n"
+    assert (tmp_path / "a.log").read_text() == ""  # as in plain Python
+
+
+def test_each_script_may_capture_its_warnings(tmp_path: Path) -> None:
+    text = """
+logging.basicConfig(stream=sys.stdout, format="%(name)s")
+logging.captureWarnings(True)
+meet("captured")
+warnings.warn("said")
+if who == "a":
+    logging.captureWarnings(False)
+meet("again")
+warnings.warn("said again")
+"""
+    a, b = ran(tmp_path, text)
+    assert (a, b) == (["py.warnings"], ["py.warnings"] * 2)

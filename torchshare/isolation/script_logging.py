@@ -1,0 +1,173 @@
+"""What `logging` has one of per process, and each script has of its own: the level that it disables, its class of
+loggers and its factory of records, its names of levels, its handlers to close, and whether warnings are logged. The
+attributes of loggers are in `script_state`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections import UserDict, UserList
+from collections.abc import Callable
+from typing import Any
+
+from torchshare.context import current
+from torchshare.isolation import packages, replacements
+from torchshare.isolation.patches import Patches
+from torchshare.isolation.table import Table
+
+TABLE = Table()
+_WHY = "Each script has its own."
+
+
+class _OfManager:
+    """An attribute of the manager of all loggers. A script's starts as the process's."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, manager: logging.Manager, _owner: type) -> Any:
+        script = current.script()
+        common = manager.__dict__[self._name]
+        return common if script is None else script.logging.get(self._name, common)
+
+    def __set__(self, manager: logging.Manager, value: object) -> None:
+        script = current.script()
+        if script is None:
+            manager.__dict__[self._name] = value
+        else:
+            script.logging[self._name] = value
+
+
+class _Routed:
+    """Stands for a variable of `logging`: the script's, or the process's own, `outer`."""
+
+    def __init__(self, name: str, outer: Any) -> None:
+        self._name = name
+        self.outer = outer
+
+    @property
+    def value(self) -> Any:
+        script = current.script()
+        return self.outer if script is None else script.logging.get(self._name, self.outer)
+
+    @value.setter
+    def value(self, new: Any) -> None:
+        script = current.script()
+        if script is None:
+            self.outer = new
+        else:
+            script.logging[self._name] = new
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.value(*args, **kwargs)
+
+    def own(self, copy: Callable[[Any], Any]) -> Any:
+        """The script's, which is a copy of the process's at first."""
+        script = current.script()
+        return self.outer if script is None else script.logging.setdefault(self._name, copy(self.outer))
+
+
+class _Levels(UserDict[Any, Any]):
+    def __init__(self, name: str, outer: dict[Any, Any]) -> None:
+        self._routed = _Routed(name, outer)
+        self.outer = outer
+
+    @property
+    def data(self) -> dict[Any, Any]:  # type: ignore[override]
+        return self._routed.own(dict)  # type: ignore[no-any-return]
+
+    def copy(self) -> dict[Any, Any]:  # type: ignore[override]
+        return self.data.copy()
+
+
+class _Handlers(UserList[Any]):
+    """Weak references. A script has those of the handlers that its own code makes."""
+
+    def __init__(self, name: str, outer: list[Any]) -> None:
+        self._routed = _Routed(name, outer)
+        self.outer = outer
+
+    @property
+    def data(self) -> list[Any]:  # type: ignore[override]
+        return self._routed.own(lambda _: [])  # type: ignore[no-any-return]
+
+    def append(self, item: Any) -> None:
+        script = current.script()
+        is_own = script is None or not packages.is_shared(script, packages.author(sys._getframe(1)))
+        (self.data if is_own else self.outer).append(item)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.data[index]
+
+
+_VARIABLES: dict[str, Callable[[str, Any], Any]] = {
+    **{"_logRecordFactory": _Routed, "_loggerClass": _Routed},
+    **{"_levelToName": _Levels, "_nameToLevel": _Levels, "_handlerList": _Handlers},
+}
+
+
+@TABLE.at_start
+def _route(patches: Patches) -> None:
+    for name in ("_disable", "loggerClass"):
+        patches.replace(logging.Manager, name, _OfManager(name))
+    for name, kind in _VARIABLES.items():
+        routed = logging.__dict__[name] = kind(name, logging.__dict__[name])
+        patches.at_undo(lambda name=name, routed=routed: logging.__dict__.__setitem__(name, routed.outer))  # type: ignore[misc]
+
+
+@TABLE.call("logging", "setLogRecordFactory", why=_WHY, everywhere=True)
+def _set_record_factory(_original: Callable[..., None], factory: Any) -> None:
+    logging._logRecordFactory.value = factory  # type: ignore[attr-defined]
+
+
+@TABLE.call("logging", "getLogRecordFactory", why=_WHY, everywhere=True)
+def _get_record_factory(_original: Callable[[], Any]) -> Any:
+    return logging._logRecordFactory.value  # type: ignore[attr-defined]
+
+
+@TABLE.call("logging", "setLoggerClass", why=_WHY, everywhere=True)
+def _set_logger_class(_original: Callable[..., None], klass: type[logging.Logger]) -> None:
+    if not issubclass(klass, logging.Logger):
+        raise TypeError("logger not derived from logging.Logger: " + klass.__name__)
+    logging._loggerClass.value = klass  # type: ignore[attr-defined]
+
+
+@TABLE.call("logging", "getLoggerClass", why=_WHY, everywhere=True)
+def _get_logger_class(_original: Callable[[], Any]) -> Any:
+    return logging._loggerClass.value  # type: ignore[attr-defined]
+
+
+@TABLE.call("logging", "shutdown")
+def _shutdown(original: Callable[..., None], *handlers: list[Any]) -> None:
+    """A script closes its own handlers."""
+    if not handlers and current.script() is not None:
+        handlers = (logging._handlerList[:],)  # type: ignore[attr-defined]
+    original(*handlers)
+
+
+@TABLE.call("logging", "captureWarnings", everywhere=True)
+def _capture_warnings(original: Callable[[bool], None], capture: bool) -> None:
+    """A script's warnings are logged if the script has said so."""
+    script = current.script()
+    if script is None:
+        original(capture)
+        return
+    former = script.logging.get("showwarning")
+    if capture and former is None:
+        script.logging["showwarning"] = warnings.showwarning
+        replacements.set_own(script, warnings, "showwarning", _showing(warnings.showwarning))
+    elif not capture and former is not None:
+        replacements.set_own(script, warnings, "showwarning", script.logging.pop("showwarning"))
+
+
+def _showing(former: Callable[..., None]) -> Callable[..., None]:
+    def showwarning(
+        message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: str | None = None
+    ) -> None:
+        if file is None:
+            logging._showwarning(message, category, filename, lineno, None, line)  # type: ignore[attr-defined]
+        else:
+            former(message, category, filename, lineno, file, line)
+
+    return showwarning
