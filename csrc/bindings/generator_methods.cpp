@@ -66,9 +66,10 @@ constexpr std::array<PyCFunction, kMost> calls(std::index_sequence<I...>) {
   return {&call<I>...};
 }
 
-/// Finds the methods of the class once.
+/// Finds the methods of the class once. Throws std::runtime_error for one that cannot be routed.
 void find_methods(PyTypeObject& type) {
   static constexpr auto kCalls = calls(std::make_index_sequence<kMost>());
+  std::array<Method, kMost> found;
   std::size_t count = 0;
   for (PyMethodDef* method = type.tp_methods; method != nullptr && method->ml_name != nullptr; ++method) {
     PyObject* const descriptor = PyDict_GetItemString(dictionary_of(type), method->ml_name);
@@ -76,10 +77,11 @@ void find_methods(PyTypeObject& type) {
     if (descriptor == nullptr || Py_TYPE(descriptor) != &PyMethodDescr_Type || !takes_one_at_most || count == kMost) {
       throw std::runtime_error(std::string("torch.Generator.") + method->ml_name + " cannot be routed");
     }
-    Method& found = methods()[count];
-    found = {reinterpret_cast<PyMethodDescrObject*>(descriptor), method, *method};
-    found.ours.ml_meth = kCalls[count++];
+    found[count] = {reinterpret_cast<PyMethodDescrObject*>(descriptor), method, *method};
+    found[count].ours.ml_meth = kCalls[count];
+    ++count;
   }
+  methods() = found;
 }
 
 void set_methods(bool ours) {

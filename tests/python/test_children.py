@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import time
 from pathlib import Path
 
@@ -13,6 +14,11 @@ import torchshare
 
 WAITS = """
 import os, signal, subprocess, sys, time
+def meet(name):
+    open(f"{{name}}.{{sys.argv[1]}}", "w").close()
+    while not all(os.path.exists(f"{{name}}.{{each}}") for each in "ab"):
+        time.sleep(0.01)
+meet("begun")
 if sys.argv[1] == "a":
     for number in range(3):
         if os.fork() == 0:
@@ -26,14 +32,17 @@ if sys.argv[1] == "a":
         except ChildProcessError:
             break
     print(sorted(map(os.waitstatus_to_exitcode, statuses)))
+    meet("ended")
 else:
     started = [subprocess.Popen(["sh", "-c", f"sleep 0.{{i}}; exit {{i + 5}}"]) for i in range(3)]
-    time.sleep(1)
+    meet("ended")
     print([each.wait() for each in started])
 """
 
 
-@pytest.mark.parametrize("wait", ["os.wait()", "os.waitpid(-1, 0)", "os.wait3(0)", "os.wait4(-1, 0)"])
+@pytest.mark.parametrize(
+    "wait", ["os.wait()", "os.waitpid(-1, 0)", "os.wait3(0)", "os.wait4(-1, 0)", "os.waitpid(0, 0)"]
+)
 def test_a_script_that_waits_for_any_process_gets_its_own(tmp_path: Path, wait: str) -> None:
     """The other's exit status was 0 to `subprocess`."""
     script(tmp_path, "waits.py", WAITS.format(wait=wait))
@@ -45,15 +54,78 @@ def test_a_job_may_look_whether_a_process_has_ended() -> None:
     def looks(_job: torchshare.Job) -> None:
         with pytest.raises(ChildProcessError):
             os.waitpid(-1, os.WNOHANG)
-        child = os.posix_spawn("/bin/sh", ["sh", "-c", "sleep 0.3; exit 3"], os.environ)
+        child = os.fork()
+        if child == 0:
+            os.read(reads, 1)
+            os._exit(3)
         assert os.waitpid(-1, os.WNOHANG) == (0, 0)
+        assert os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is None
+        os.write(writes, b"x")
         while (found := os.waitpid(-1, os.WNOHANG)) == (0, 0):
             time.sleep(0.01)
         assert found == (child, 3 << 8)
         with pytest.raises(ChildProcessError):
             os.wait()
+        with pytest.raises(ChildProcessError):
+            os.waitid(os.P_ALL, 0, os.WEXITED)
 
+    reads, writes = os.pipe()
     run_one(looks)
+
+
+def test_a_job_waits_for_a_child_with_a_terminal_and_by_waitid() -> None:
+    def waits(_job: torchshare.Job) -> list[int]:
+        found = []
+        for code in (3, 4):
+            child, terminal = pty.fork()
+            if child == 0:
+                os._exit(code)
+            found.append(os.waitstatus_to_exitcode(os.wait()[1]) if code == 3 else waited())
+            os.close(terminal)
+        return found
+
+    def waited() -> int:
+        status: int = os.waitid(os.P_ALL, 0, os.WEXITED).si_status  # type: ignore[union-attr]
+        return status
+
+    assert run_one(waits).value == [3, 4]
+
+
+SIGCHLD = """
+import os, signal, subprocess, sys, time
+def meet(name):
+    open(f"{name}.{sys.argv[1]}", "w").close()
+    while not all(os.path.exists(f"{name}.{each}") for each in "ab"):
+        time.sleep(0.01)
+calls, reaped = [], []
+def reap(*_):
+    calls.append(1)
+    reaped.append(os.wait()[1])
+if sys.argv[1] == "a":
+    signal.signal(signal.SIGCHLD, reap)
+    reads, writes = os.pipe()
+    if os.fork() == 0:
+        os.read(reads, 1)
+        os._exit(3)
+meet("begun")
+if sys.argv[1] == "b":
+    subprocess.run(["true"], check=True)
+meet("ran")
+if sys.argv[1] == "a":
+    time.sleep(0.2)
+    print(len(calls), reaped)
+    os.write(writes, b"x")
+    while not reaped:
+        time.sleep(0.01)
+    print(len(calls), reaped)
+"""
+
+
+def test_the_end_of_a_child_is_a_signal_to_its_job(tmp_path: Path) -> None:
+    """A handler that waits for any process stopped its job, and all handlers, until one of its own ended."""
+    script(tmp_path, "waits.py", SIGCHLD)
+    ran = Ran(tmp_path, "a=waits.py a", "b=waits.py b")
+    assert (ran.code, ran.of("a")) == (0, ["0 []", "1 [768]"]), ran.text()
 
 
 LISTS = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from conftest import Ran, script
 
 MEET = """
@@ -101,3 +102,45 @@ warnings.warn("said again")
 """
     a, b = ran(tmp_path, text)
     assert (a, b) == (["py.warnings"], ["py.warnings"] * 2)
+
+
+def test_what_an_installed_package_sets_while_it_is_imported_is_for_both(tmp_path: Path) -> None:
+    text = """
+import pathlib, torch
+logging.basicConfig(level=1, stream=sys.stdout, format="%(levelname)s %(message)s")
+if who == "a":
+    import installed_trace
+meet("imported")
+import installed_trace
+logging.log(5, "one")
+logging.getLogger().setLevel("TRACE")
+meet("done")
+"""
+    package = Path(torch.__file__).parents[1] / "installed_trace.py"
+    package.write_text("import logging\nlogging.addLevelName(5, 'TRACE')\n")
+    try:
+        assert ran(tmp_path, text) == (["TRACE one"], ["TRACE one"])
+    finally:
+        package.unlink()
+
+
+def test_another_manager_of_loggers_is_as_in_plain_python(tmp_path: Path) -> None:
+    text = """
+logging.disable(logging.CRITICAL)
+manager = logging.Manager(logging.RootLogger(30))
+print(manager.getLogger("x").name, manager.disable, logging.root.manager.disable)
+"""
+    assert ran(tmp_path, text) == (["x 0 50"], ["x 0 50"])
+
+
+def test_each_script_has_handlers_of_the_same_name(tmp_path: Path) -> None:
+    text = """
+handler = {"console": {"class": "logging.StreamHandler", "stream": sys.stdout, "level": "INFO"}}
+logging.config.dictConfig({"version": 1, "handlers": handler, "root": {"handlers": ["console"], "level": "INFO"}})
+meet("configured")
+if who == "a":
+    logging.config.dictConfig({"version": 1, "incremental": True, "handlers": {"console": {"level": "ERROR"}}})
+meet("changed")
+logging.info("one")
+"""
+    assert ran(tmp_path, text) == ([], ["one"])

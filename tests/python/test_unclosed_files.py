@@ -66,3 +66,37 @@ def test_a_stream_that_a_script_puts_in_place_is_flushed_at_its_end(tmp_path: Pa
     for name in "ab":
         assert ran.of(name) == ["first", "last"]
         assert (tmp_path / f"{name}.log").read_text() == "first\nlast\n"
+
+
+def test_a_forked_child_does_not_write_what_its_parent_s_files_hold(tmp_path: Path) -> None:
+    forks = r"""
+import os, sys, time
+def meet(name):
+    open(f"{name}.{sys.argv[1]}", "w").close()
+    while not all(os.path.exists(f"{name}.{each}") for each in "ab"):
+        time.sleep(0.01)
+class Log:
+    file = open(f"{sys.argv[1]}.txt", "w")
+Log.file.write("line\n")
+meet("written")
+if sys.argv[1] == "a":
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)
+    os.waitpid(child, 0)
+meet("ended")
+Log.file.write("end\n")
+"""
+    program = script(tmp_path, "forks.py", forks)
+    ran = Ran(tmp_path, f"a={program} a", f"b={program} b")
+    assert ran.code == 0, ran.text()
+    assert [(tmp_path / f"{name}.txt").read_text() for name in "ab"] == ["line\nend\n"] * 2
+
+
+def test_files_are_written_where_an_atexit_function_exits(tmp_path: Path) -> None:
+    program = script(
+        tmp_path, "exits.py", UNCLOSED + "import atexit\natexit.register(sys.exit, 3)\n" + KEPT_IN["a class"]
+    )
+    ran = Ran(tmp_path, f"a={program} a", f"b={program} b")
+    assert ran.code == 0, ran.text()
+    assert (tmp_path / "a.csv").read_text() == (tmp_path / "b.csv").read_text() == "1,2\n"

@@ -12,7 +12,6 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from torchshare.context import current
 from torchshare.isolation import job_handlers
 from torchshare.isolation.table import Table
 
@@ -77,6 +76,45 @@ def _wait_for_any(job: JobContext, wait: Callable[[int, int], Any], options: int
         time.sleep(_PAUSE_S)
 
 
+def has_news(job: JobContext) -> bool:
+    """Whether a process that the job has started has ended or stopped since."""
+    for pid in _pids_of(job):
+        try:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
+                return True
+        except ChildProcessError:
+            _forget(job, pid)  # other code has waited for it
+            return True
+    return False
+
+
+@TABLE.call("os", "forkpty", why=_WHY)
+def _fork_with_terminal(original: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+    pid, terminal = original()
+    return started(pid), terminal
+
+
+@TABLE.call("os", "waitid", why=_WHY)
+def _wait_for_id(original: Callable[[int, int, int], Any], kind: int, number: int, options: int, /) -> Any:
+    job = job_handlers.program() if kind == os.P_ALL else None
+    if job is None:
+        return original(kind, number, options)
+    while True:
+        for pid in _pids_of(job):
+            try:
+                found = original(os.P_PID, pid, options | os.WNOHANG)
+            except ChildProcessError:
+                _forget(job, pid)
+                continue
+            if found is not None:
+                return found
+        if not _pids_of(job):
+            raise ChildProcessError(errno.ECHILD, os.strerror(errno.ECHILD))
+        if options & os.WNOHANG:
+            return None
+        time.sleep(_PAUSE_S)
+
+
 @TABLE.call("os", "wait", why=_WHY)
 def _wait(original: Callable[[], Any]) -> Any:
     job = job_handlers.program()
@@ -91,13 +129,13 @@ def _wait3(original: Callable[[int], Any], options: int) -> Any:
 
 @TABLE.call("os", "waitpid", "wait4", why=_WHY)
 def _wait_for(original: Callable[[int, int], Any], pid: int, options: int) -> Any:
-    job = job_handlers.program() if pid == -1 else None
+    job = job_handlers.program() if pid in (-1, 0) else None  # all jobs are of one process group
     return original(pid, options) if job is None else _wait_for_any(job, original, options)
 
 
 @TABLE.call("multiprocessing.process:BaseProcess", "start", why="`active_children` lists a job's own.")
 def _start_process(original: Callable[[BaseProcess], None], self: BaseProcess) -> None:
-    job = current.owner()
+    job = job_handlers.program()
     if job is not None:
         _processes[self] = job
     original(self)

@@ -24,11 +24,10 @@ _READ_AT_START = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_JIT",
-    "TORCHDYNAMO_DISABLE",
     "TORCH_COMPILE_DISABLE",
 )
 _FROM_TORCH_TO_C = "_TORCHINDUCTOR_"
-"""What the names begin with by which Inductor hands addresses to the code that it has compiled."""
+"""Variables whose names begin so hand addresses from Inductor to the code that it has compiled."""
 
 
 def name_user() -> None:

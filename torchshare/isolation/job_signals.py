@@ -23,7 +23,7 @@ from typing import Any
 from torchshare.context import current, job_context
 from torchshare.context.job_context import JobContext
 from torchshare.context.script import ScriptContext
-from torchshare.isolation import fork_locks, interrupt, job_faults, job_handlers, job_timers, process_signals
+from torchshare.isolation import children, fork_locks, interrupt, job_faults, job_handlers, job_timers, process_signals
 from torchshare.isolation.job_handlers import Handler, by_signal, default_action, lock, name_of, program, running
 from torchshare.isolation.table import Table
 
@@ -105,6 +105,8 @@ def _take(number: int, frame: FrameType | None) -> bool:
             found = [(job, _handler(job, number)) for job in timed if job is not None]
         else:
             found = [(job, handler) for job, handler in handlers.items() if _listens(job, number)]
+            if number == signal.SIGCHLD:
+                found = [each for each in found if children.has_news(each[0])]
     if not found and number in _STOPS and running:
         _stops_after.append(number)
         raise KeyboardInterrupt  # ends the handler

@@ -62,17 +62,15 @@ def _refuse(function: str, path: Any) -> None:
     )
 
 
-if hasattr(os, "posix_spawn"):
-
-    @TABLE.call("os", "system", everywhere=True)
-    def _system(original: Callable[[Any], int], command: Any) -> int:
-        """A command has the environment of the job that starts it."""
-        environ = current.environ()
-        if environ is None:
-            return original(command)
-        sys.audit("os.system", command)
-        try:
-            child = os.posix_spawn("/bin/sh", [b"sh", b"-c", os.fsencode(command)], environ)
-            return os.waitpid(child, 0)[1]
-        except OSError:
-            return -1
+@TABLE.call("os", "system", everywhere=True)
+def _system(original: Callable[[Any], int], command: Any) -> int:
+    """A command has the environment of the job that starts it."""
+    environ = current.environ()
+    if environ is None:
+        return original(command)
+    sys.audit("os.system", command)
+    try:
+        child = os.posix_spawn("/bin/sh", [b"sh", b"-c", os.fsencode(command)], environ)
+        return os.waitpid(child, 0)[1]
+    except OSError:
+        return -1

@@ -8,8 +8,9 @@ import logging
 import sys
 import warnings
 from collections import UserDict, UserList
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 from torchshare.context import current
 from torchshare.isolation import packages, replacements
@@ -18,6 +19,19 @@ from torchshare.isolation.table import Table
 
 TABLE = Table()
 _WHY = "Each script has its own."
+_MANAGER = logging.Logger.manager
+"""Of all loggers. A program may make another one."""
+
+
+def _own() -> dict[str, Any] | None:
+    """The script's values; None outside of scripts."""
+    script = current.script()
+    return None if script is None else script.logging
+
+
+def _to_set() -> dict[str, Any] | None:
+    """As `_own`, but None for a package that scripts share and that is being imported: what it sets is for all."""
+    return None if packages.being_imported(sys._getframe(1)) else _own()
 
 
 class _OfManager:
@@ -27,16 +41,12 @@ class _OfManager:
         self._name = name
 
     def __get__(self, manager: logging.Manager, _owner: type) -> Any:
-        script = current.script()
-        common = manager.__dict__[self._name]
-        return common if script is None else script.logging.get(self._name, common)
+        common, own = manager.__dict__[self._name], _own()
+        return common if own is None or manager is not _MANAGER else own.get(self._name, common)
 
     def __set__(self, manager: logging.Manager, value: object) -> None:
-        script = current.script()
-        if script is None:
-            manager.__dict__[self._name] = value
-        else:
-            script.logging[self._name] = value
+        own = _to_set()
+        (manager.__dict__ if own is None or manager is not _MANAGER else own)[self._name] = value
 
 
 class _Routed:
@@ -48,49 +58,77 @@ class _Routed:
 
     @property
     def value(self) -> Any:
-        script = current.script()
-        return self.outer if script is None else script.logging.get(self._name, self.outer)
+        own = _own()
+        return self.outer if own is None else own.get(self._name, self.outer)
 
     @value.setter
     def value(self, new: Any) -> None:
-        script = current.script()
-        if script is None:
+        own = _to_set()
+        if own is None:
             self.outer = new
         else:
-            script.logging[self._name] = new
+            own[self._name] = new
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.value(*args, **kwargs)
 
-    def own(self, copy: Callable[[Any], Any]) -> Any:
-        """The script's, which is a copy of the process's at first."""
-        script = current.script()
-        return self.outer if script is None else script.logging.setdefault(self._name, copy(self.outer))
 
+class _Levels(MutableMapping[Any, Any]):
+    """A script's own levels come before the process's."""
 
-class _Levels(UserDict[Any, Any]):
     def __init__(self, name: str, outer: dict[Any, Any]) -> None:
-        self._routed = _Routed(name, outer)
+        self._name = name
+        self.outer = outer
+
+    def _data(self, own: dict[str, Any] | None) -> dict[Any, Any]:
+        return self.outer if own is None else own.setdefault(self._name, {})
+
+    def copy(self) -> dict[Any, Any]:
+        return self.outer | self._data(_own())
+
+    __copy__ = copy
+
+    def __getitem__(self, key: Any) -> Any:
+        data = self._data(_own())
+        return data[key] if key in data else self.outer[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._data(_to_set())[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._data(_to_set())[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.copy())
+
+    def __len__(self) -> int:
+        return len(self.copy())
+
+
+class _Names(UserDict[str, Any]):
+    """Handlers by name. A script has those that it has named."""
+
+    def __init__(self, name: str, outer: WeakValueDictionary[str, Any]) -> None:
+        self._name = name
         self.outer = outer
 
     @property
-    def data(self) -> dict[Any, Any]:  # type: ignore[override]
-        return self._routed.own(dict)  # type: ignore[no-any-return]
-
-    def copy(self) -> dict[Any, Any]:  # type: ignore[override]
-        return self.data.copy()
+    def data(self) -> Any:  # type: ignore[override]
+        own = _own()
+        return self.outer if own is None else own.setdefault(self._name, WeakValueDictionary())
 
 
 class _Handlers(UserList[Any]):
     """Weak references. A script has those of the handlers that its own code makes."""
 
     def __init__(self, name: str, outer: list[Any]) -> None:
-        self._routed = _Routed(name, outer)
+        self._name = name
         self.outer = outer
 
     @property
     def data(self) -> list[Any]:  # type: ignore[override]
-        return self._routed.own(lambda _: [])  # type: ignore[no-any-return]
+        script = current.script()
+        return self.outer if script is None else script.logging.setdefault(self._name, [])
 
     def append(self, item: Any) -> None:
         script = current.script()
@@ -103,7 +141,7 @@ class _Handlers(UserList[Any]):
 
 _VARIABLES: dict[str, Callable[[str, Any], Any]] = {
     **{"_logRecordFactory": _Routed, "_loggerClass": _Routed},
-    **{"_levelToName": _Levels, "_nameToLevel": _Levels, "_handlerList": _Handlers},
+    **{"_levelToName": _Levels, "_nameToLevel": _Levels, "_handlerList": _Handlers, "_handlers": _Names},
 }
 
 

@@ -88,7 +88,7 @@ def run_exit_handlers(script: ScriptContext) -> None:
         function, args, kwargs = script.at_exit.pop()
         try:
             function(*args, **kwargs)
-        except Exception:
+        except (Exception, SystemExit):
             log.error("job '%s': error in an atexit function", script.name, exc_info=True)
 
 

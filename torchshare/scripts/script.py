@@ -22,6 +22,8 @@ from torchshare.isolation import script_process, script_start_method
 from torchshare.isolation.script_modules import Modules, installed_folders, is_of_process
 from torchshare.scripts.output import Output, empty_input
 
+_FILES = {io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom}
+
 
 class Script:
     """A program that runs as a job: the function to submit.
@@ -185,12 +187,15 @@ def _flush_streams() -> None:
 def _flush_files() -> None:
     """Writes what the script's open files have in their buffers, which the end of a program does. Those that functions,
     classes and cycles hold stay open, and the garbage collector would close a file before it has written the buffer.
-    Other jobs' files are written a little earlier than else."""
-    for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):  # texts first: they write into the others
-        for file in [each for each in gc.get_objects() if type(each) is kind]:
-            with contextlib.suppress(Exception):  # closed, detached, or read only
-                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # a pipe might be full
-                    file.flush()
+    Other jobs' files are written a little earlier than otherwise; in a forked child, those of its parent are not."""
+    if current.job() is None:
+        return
+    found = [each for each in gc.get_objects() if type(each) in _FILES]
+    for file in sorted(found, key=lambda file: type(file) is not io.TextIOWrapper):  # texts write into the others
+        with contextlib.suppress(Exception):  # closed, detached, or read only
+            is_plain = type(file) is not io.TextIOWrapper or type(file.buffer) in _FILES
+            if is_plain and stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # a pipe might be full
+                file.flush()
 
 
 def _release_values(module: ModuleType) -> None:
