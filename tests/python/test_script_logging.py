@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import Ran, script
 
@@ -144,3 +145,17 @@ meet("changed")
 logging.info("one")
 """
     assert ran(tmp_path, text) == ([], ["one"])
+
+
+@pytest.mark.parametrize(
+    "disables",
+    ["logging.disable(logging.CRITICAL)", "import logging.config; logging.config.dictConfig({'version': 1})"],
+)
+def test_a_script_that_disables_logging_does_not_disable_what_torchshare_says(tmp_path: Path, disables: str) -> None:
+    fails = f"import logging, torch._dynamo\n{disables}\ntorch._dynamo.reset()\nraise ValueError('wrong')\n"
+    script(tmp_path, "fails.py", fails)
+    for _ in range(2):  # in one process, which keeps what its loggers have looked up
+        both = Ran(tmp_path, "a=fails.py", "b=fails.py")
+        assert (both.code, both.states()) == (1, ["failed", "failed"])
+        assert both.text().count("ValueError: wrong") == 2, both.text()
+        assert both.text().count("torch._dynamo.reset() does nothing in a job") == 2, both.text()

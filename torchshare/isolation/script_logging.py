@@ -20,7 +20,7 @@ from torchshare.isolation.table import Table
 TABLE = Table()
 _WHY = "Each script has its own."
 _MANAGER = logging.Logger.manager
-"""Of all loggers. A program may make another one."""
+"""It has all loggers. A program may make another manager."""
 
 
 def _own() -> dict[str, Any] | None:
@@ -47,6 +47,15 @@ class _OfManager:
     def __set__(self, manager: logging.Manager, value: object) -> None:
         own = _to_set()
         (manager.__dict__ if own is None or manager is not _MANAGER else own)[self._name] = value
+
+
+class _ManagerOfProcess:
+    """The manager for torchshare's own logger, whose messages no script disables."""
+
+    disable = property(lambda self: _MANAGER.__dict__["_disable"])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_MANAGER, name)
 
 
 class _Routed:
@@ -147,6 +156,7 @@ _VARIABLES: dict[str, Callable[[str, Any], Any]] = {
 
 @TABLE.at_start
 def _route(patches: Patches) -> None:
+    patches.replace(logging.getLogger("torchshare"), "manager", _ManagerOfProcess())
     for name in ("_disable", "loggerClass"):
         patches.replace(logging.Manager, name, _OfManager(name))
     for name, kind in _VARIABLES.items():

@@ -139,6 +139,8 @@ class _OfLogger:
         return _attributes(logger)[self._name]
 
     def __set__(self, logger: logging.Logger, value: object) -> None:
+        if logger is _OURS and self._name == "disabled" and current.script() is not None:
+            return  # by dictConfig, which disables all loggers that it does not configure: jobs' errors would be lost
         # A logger that a script makes is every job's.
         logger.__dict__.setdefault(self._name, value.copy() if isinstance(value, (dict, list)) else value)
         _attributes(logger)[self._name] = value
