@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: docs help demo test test-slow build wheel sdist lint bench clean prerequisites test-cpp test-python test-python-slow \
   test-loaded test-waits test-oldest test-versions papers server test-tsan test-asan soak build-emulator test-emulated \
-  test-emulated-slow test-emulated-all test-cluster bench-instructions
+  test-emulated-slow test-emulated-all test-cluster build-benchmarks bench-instructions
 ifndef BESIDE
 .NOTPARALLEL:  # test-oldest puts the modules for another torch in place
 endif
@@ -184,17 +184,16 @@ docs: build $(VENV)/docs
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh docs
 	$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
 
-bench: build
+build-benchmarks: build $(if $(BESIDE),| test-cpp)  # they configure the same folder
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh bench
 	cmake -B $(BUILD) -DTORCHSHARE_BENCHMARKS=ON >/dev/null
 	$(CMAKE_BUILD) $(BUILD) --parallel $(JOBS)
+
+bench: build-benchmarks
 	BUILD=$(BUILD) PY=$(PY) benchmarks/run_all.sh
 
 # Fails if a hot path takes more instructions than benchmarks/results/instructions.json says. A busy machine changes nothing.
-bench-instructions: build $(if $(BESIDE),| test-cpp)  # they configure the same folder
-	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh bench
-	cmake -B $(BUILD) -DTORCHSHARE_BENCHMARKS=ON >/dev/null
-	$(CMAKE_BUILD) $(BUILD) --parallel $(JOBS)
+bench-instructions: build-benchmarks
 	$(PY) benchmarks/instructions.py --check $(BUILD)/benchmarks/cpp/torchshare_instructions
 
 # Installs what a bare Debian or Ubuntu lacks; needs root.

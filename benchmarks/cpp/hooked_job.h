@@ -12,8 +12,8 @@
 
 namespace torchshare {
 
-/// What is done at each op: nothing, the hook, the hook watching it like a primary's with known ops, the hook timing
-/// it.
+/// What runs at each op: nothing; the hook; the hook, which watches it like an op of a primary with known ops; the
+/// hook, which times it.
 enum Level { kOff, kHooked, kWatched, kTimed };
 
 class NeverStopped final : public OpContext {

@@ -72,8 +72,8 @@ void set_intra_op_threads(int threads) {
   (void)once;
   std::lock_guard lock(pools);
   at::get_num_threads();  // else the first op of this thread sets the number that any thread has set last
-  // The first number is for good that of the pool for QNNPACK and NNPACK. Its threads would have no job's number or
-  // priority, and with glibc 2.43 a forked child that exits waits forever for those of its parent.
+  // torch makes the pool of QNNPACK and NNPACK with the first number, and keeps it. Its threads would have no job's
+  // priority, and with glibc 2.43 a forked child that exits waits forever for those of its parent: make it without any.
   if (!std::exchange(has_shared_pool, true)) {
     at::set_num_threads(1);
   }

@@ -276,6 +276,18 @@ def script(folder: Path, name: str, text: str) -> str:
     return name
 
 
+MEET = """
+import os, sys, time
+who = sys.argv[1]
+def meet(name):
+    open(f"{name}.{who}", "w").close()
+    deadline = time.monotonic() + 300
+    while not all(os.path.exists(f"{name}.{each}") for each in "ab"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+"""
+"""The beginning of a script that runs as jobs `a` and `b`: each calls `meet` with a name, and waits for the other."""
+
 LOOP = """
 import sys, torch
 model = torch.nn.Linear(3, 2)

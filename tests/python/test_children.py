@@ -8,18 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Ran, run_one, script
+from conftest import MEET, Ran, run_one, script
 
 import torchshare
 
 WAITS = """
-import os, signal, subprocess, sys, time
-def meet(name):
-    open(f"{{name}}.{{sys.argv[1]}}", "w").close()
-    while not all(os.path.exists(f"{{name}}.{{each}}") for each in "ab"):
-        time.sleep(0.01)
+import subprocess
 meet("begun")
-if sys.argv[1] == "a":
+if who == "a":
     for number in range(3):
         if os.fork() == 0:
             time.sleep(0.2 * number)
@@ -28,13 +24,13 @@ if sys.argv[1] == "a":
     statuses = []
     while True:
         try:
-            statuses.append({wait}[1])
+            statuses.append(WAIT[1])
         except ChildProcessError:
             break
     print(sorted(map(os.waitstatus_to_exitcode, statuses)))
     meet("ended")
 else:
-    started = [subprocess.Popen(["sh", "-c", f"sleep 0.{{i}}; exit {{i + 5}}"]) for i in range(3)]
+    started = [subprocess.Popen(["sh", "-c", f"sleep 0.{i}; exit {i + 5}"]) for i in range(3)]
     meet("ended")
     print([each.wait() for each in started])
 """
@@ -45,7 +41,7 @@ else:
 )
 def test_a_script_that_waits_for_any_process_gets_its_own(tmp_path: Path, wait: str) -> None:
     """The other's exit status was 0 to `subprocess`."""
-    script(tmp_path, "waits.py", WAITS.format(wait=wait))
+    script(tmp_path, "waits.py", MEET + WAITS.replace("WAIT", wait))
     ran = Ran(tmp_path, "a=waits.py a", "b=waits.py b")
     assert (ran.code, ran.of("a"), ran.of("b")) == (0, ["[-9, 1, 2, 3]"], ["[5, 6, 7]"]), ran.text()
 
@@ -92,26 +88,22 @@ def test_a_job_waits_for_a_child_with_a_terminal_and_by_waitid() -> None:
 
 
 SIGCHLD = """
-import os, signal, subprocess, sys, time
-def meet(name):
-    open(f"{name}.{sys.argv[1]}", "w").close()
-    while not all(os.path.exists(f"{name}.{each}") for each in "ab"):
-        time.sleep(0.01)
+import signal, subprocess
 calls, reaped = [], []
 def reap(*_):
     calls.append(1)
     reaped.append(os.wait()[1])
-if sys.argv[1] == "a":
+if who == "a":
     signal.signal(signal.SIGCHLD, reap)
     reads, writes = os.pipe()
     if os.fork() == 0:
         os.read(reads, 1)
         os._exit(3)
 meet("begun")
-if sys.argv[1] == "b":
+if who == "b":
     subprocess.run(["true"], check=True)
 meet("ran")
-if sys.argv[1] == "a":
+if who == "a":
     time.sleep(0.2)
     print(len(calls), reaped)
     os.write(writes, b"x")
@@ -123,7 +115,7 @@ if sys.argv[1] == "a":
 
 def test_the_end_of_a_child_is_a_signal_to_its_job(tmp_path: Path) -> None:
     """A handler that waits for any process stopped its job, and all handlers, until one of its own ended."""
-    script(tmp_path, "waits.py", SIGCHLD)
+    script(tmp_path, "waits.py", MEET + SIGCHLD)
     ran = Ran(tmp_path, "a=waits.py a", "b=waits.py b")
     assert (ran.code, ran.of("a")) == (0, ["0 []", "1 [768]"]), ran.text()
 

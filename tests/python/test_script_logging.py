@@ -6,21 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Ran, script
+from conftest import MEET, Ran, script
 
-MEET = """
-import logging, logging.config, logging.handlers, os, sys, time, warnings
-who = sys.argv[1]
-def meet(name):
-    open(f"{name}.{who}", "w").close()
-    until = time.monotonic() + 120
-    while not all(os.path.exists(f"{name}.{each}") for each in "ab") and time.monotonic() < until:
-        time.sleep(0.01)
-"""
+IMPORTS = "import logging, logging.config, logging.handlers, warnings"
 
 
 def ran(folder: Path, text: str) -> tuple[list[str], list[str]]:
-    script(folder, "logs.py", MEET + text)
+    script(folder, "logs.py", MEET + IMPORTS + text)
     ran = Ran(folder, "a=logs.py a", "b=logs.py b")
     assert ran.code == 0, ran.text()
     return ran.of("a"), ran.of("b")

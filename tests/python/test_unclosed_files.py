@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Ran, script
+from conftest import MEET, Ran, script
 
 UNCLOSED = """
 import csv, functools, io, sys
@@ -70,16 +70,11 @@ def test_a_stream_that_a_script_puts_in_place_is_flushed_at_its_end(tmp_path: Pa
 
 def test_a_forked_child_does_not_write_what_its_parent_s_files_hold(tmp_path: Path) -> None:
     forks = r"""
-import os, sys, time
-def meet(name):
-    open(f"{name}.{sys.argv[1]}", "w").close()
-    while not all(os.path.exists(f"{name}.{each}") for each in "ab"):
-        time.sleep(0.01)
 class Log:
-    file = open(f"{sys.argv[1]}.txt", "w")
+    file = open(f"{who}.txt", "w")
 Log.file.write("line\n")
 meet("written")
-if sys.argv[1] == "a":
+if who == "a":
     child = os.fork()
     if child == 0:
         sys.exit(0)
@@ -87,7 +82,7 @@ if sys.argv[1] == "a":
 meet("ended")
 Log.file.write("end\n")
 """
-    program = script(tmp_path, "forks.py", forks)
+    program = script(tmp_path, "forks.py", MEET + forks)
     ran = Ran(tmp_path, f"a={program} a", f"b={program} b")
     assert ran.code == 0, ran.text()
     assert [(tmp_path / f"{name}.txt").read_text() for name in "ab"] == ["line\nend\n"] * 2

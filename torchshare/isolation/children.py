@@ -3,7 +3,9 @@ status would be lost."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import os
 import threading
 import time
@@ -55,37 +57,47 @@ def _forget(job: JobContext, pid: int) -> None:
         _pids[job].discard(pid)
 
 
-def _wait_for_any(job: JobContext, wait: Callable[[int, int], Any], options: int) -> Any:
-    """`wait` is `os.waitpid`, or as that."""
-    while True:
-        found: Any = None
-        for pid in _pids_of(job):
-            try:
-                found = wait(pid, options | os.WNOHANG)
-            except ChildProcessError:
-                _forget(job, pid)  # other code has waited for it
-                continue
-            if found[0] != 0:
-                if os.WIFEXITED(found[1]) or os.WIFSIGNALED(found[1]):
-                    _forget(job, pid)
-                return found
-        if found is None and not _pids_of(job):
-            raise ChildProcessError(errno.ECHILD, os.strerror(errno.ECHILD))
-        if options & os.WNOHANG and found is not None:
-            return found
-        time.sleep(_PAUSE_S)
+def _look(job: JobContext, pid: int) -> Any:
+    """Finds what a wait for the process would, which it leaves to be found. Forgets a process that has been waited for,
+    and raises ChildProcessError."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        _forget(job, pid)
+        raise
 
 
 def has_news(job: JobContext) -> bool:
     """Whether a process that the job has started has ended or stopped since."""
     for pid in _pids_of(job):
         try:
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
+            if _look(job, pid) is not None:
                 return True
-        except ChildProcessError:
-            _forget(job, pid)  # other code has waited for it
+        except ChildProcessError:  # other code has waited for it
             return True
     return False
+
+
+def _wait_for_any(job: JobContext, wait: Callable[[int, int], Any], options: int) -> Any:
+    """`wait` is as `os.waitpid`, or as `os.waitid` of one process, which returns None if nothing has changed."""
+    while True:
+        unchanged: list[Any] = []
+        for pid in _pids_of(job):
+            try:
+                found = wait(pid, options | os.WNOHANG)
+            except ChildProcessError:
+                _forget(job, pid)  # other code has waited for it
+                continue
+            if found is not None and found[0] != 0:
+                with contextlib.suppress(ChildProcessError):
+                    _look(job, pid)
+                return found
+            unchanged.append(found)
+        if not unchanged and not _pids_of(job):
+            raise ChildProcessError(errno.ECHILD, os.strerror(errno.ECHILD))
+        if unchanged and options & os.WNOHANG:
+            return unchanged[0]
+        time.sleep(_PAUSE_S)
 
 
 @TABLE.call("os", "forkpty", why=_WHY)
@@ -99,20 +111,7 @@ def _wait_for_id(original: Callable[[int, int, int], Any], kind: int, number: in
     job = job_handlers.program() if kind == os.P_ALL else None
     if job is None:
         return original(kind, number, options)
-    while True:
-        for pid in _pids_of(job):
-            try:
-                found = original(os.P_PID, pid, options | os.WNOHANG)
-            except ChildProcessError:
-                _forget(job, pid)
-                continue
-            if found is not None:
-                return found
-        if not _pids_of(job):
-            raise ChildProcessError(errno.ECHILD, os.strerror(errno.ECHILD))
-        if options & os.WNOHANG:
-            return None
-        time.sleep(_PAUSE_S)
+    return _wait_for_any(job, functools.partial(original, os.P_PID), options)
 
 
 @TABLE.call("os", "wait", why=_WHY)

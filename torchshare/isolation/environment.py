@@ -27,7 +27,7 @@ _READ_AT_START = (
     "TORCH_COMPILE_DISABLE",
 )
 _FROM_TORCH_TO_C = "_TORCHINDUCTOR_"
-"""Variables whose names begin so hand addresses from Inductor to the code that it has compiled."""
+"""The prefix of variables by which Inductor passes addresses to the code that it has compiled."""
 
 
 def name_user() -> None:

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 from torchshare.context import current
 from torchshare.isolation import packages, replacements
 from torchshare.isolation.patches import Patches
+from torchshare.isolation.script_state import route_in_dictionary
 from torchshare.isolation.table import Table
 
 TABLE = Table()
@@ -58,12 +59,20 @@ class _ManagerOfProcess:
         return getattr(_MANAGER, name)
 
 
-class _Routed:
+class _Variable:
     """Stands for a variable of `logging`: the script's, or the process's own, `outer`."""
 
     def __init__(self, name: str, outer: Any) -> None:
         self._name = name
         self.outer = outer
+
+    def _in(self, own: dict[str, Any] | None, make: Callable[[], Any]) -> Any:
+        """The value among the script's, which begins as what `make` makes, or the process's if there are none."""
+        return self.outer if own is None else own.setdefault(self._name, make())
+
+
+class _Routed(_Variable):
+    """A function or class."""
 
     @property
     def value(self) -> Any:
@@ -82,30 +91,23 @@ class _Routed:
         return self.value(*args, **kwargs)
 
 
-class _Levels(MutableMapping[Any, Any]):
+class _Levels(_Variable, MutableMapping[Any, Any]):
     """A script's own levels come before the process's."""
 
-    def __init__(self, name: str, outer: dict[Any, Any]) -> None:
-        self._name = name
-        self.outer = outer
-
-    def _data(self, own: dict[str, Any] | None) -> dict[Any, Any]:
-        return self.outer if own is None else own.setdefault(self._name, {})
-
     def copy(self) -> dict[Any, Any]:
-        return self.outer | self._data(_own())
+        return self.outer | self._in(_own(), dict)  # type: ignore[no-any-return]
 
     __copy__ = copy
 
     def __getitem__(self, key: Any) -> Any:
-        data = self._data(_own())
+        data = self._in(_own(), dict)
         return data[key] if key in data else self.outer[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._data(_to_set())[key] = value
+        self._in(_to_set(), dict)[key] = value
 
     def __delitem__(self, key: Any) -> None:
-        del self._data(_to_set())[key]
+        del self._in(_to_set(), dict)[key]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.copy())
@@ -114,30 +116,20 @@ class _Levels(MutableMapping[Any, Any]):
         return len(self.copy())
 
 
-class _Names(UserDict[str, Any]):
+class _Names(_Variable, UserDict[str, Any]):
     """Handlers by name. A script has those that it has named."""
-
-    def __init__(self, name: str, outer: WeakValueDictionary[str, Any]) -> None:
-        self._name = name
-        self.outer = outer
 
     @property
     def data(self) -> Any:  # type: ignore[override]
-        own = _own()
-        return self.outer if own is None else own.setdefault(self._name, WeakValueDictionary())
+        return self._in(_own(), WeakValueDictionary)
 
 
-class _Handlers(UserList[Any]):
+class _Handlers(_Variable, UserList[Any]):
     """Weak references. A script has those of the handlers that its own code makes."""
-
-    def __init__(self, name: str, outer: list[Any]) -> None:
-        self._name = name
-        self.outer = outer
 
     @property
     def data(self) -> list[Any]:  # type: ignore[override]
-        script = current.script()
-        return self.outer if script is None else script.logging.setdefault(self._name, [])
+        return self._in(_own(), list)  # type: ignore[no-any-return]
 
     def append(self, item: Any) -> None:
         script = current.script()
@@ -160,8 +152,7 @@ def _route(patches: Patches) -> None:
     for name in ("_disable", "loggerClass"):
         patches.replace(logging.Manager, name, _OfManager(name))
     for name, kind in _VARIABLES.items():
-        routed = logging.__dict__[name] = kind(name, logging.__dict__[name])
-        patches.at_undo(lambda name=name, routed=routed: logging.__dict__.__setitem__(name, routed.outer))  # type: ignore[misc]
+        route_in_dictionary(patches, logging, name, kind(name, logging.__dict__[name]))
 
 
 @TABLE.call("logging", "setLogRecordFactory", why=_WHY, everywhere=True)

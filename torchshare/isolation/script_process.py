@@ -83,7 +83,7 @@ def run_exit_handlers(script: ScriptContext) -> None:
         executor.shutdown()
     for thread in script.threads:
         thread.join()
-    script.at_exit.insert(0, (logging.shutdown, (), {}))
+    script.at_exit.insert(0, (logging.shutdown, (), {}))  # called last
     while script.at_exit:
         function, args, kwargs = script.at_exit.pop()
         try:

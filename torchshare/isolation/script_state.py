@@ -175,8 +175,8 @@ TABLE = Table()
 @TABLE.at_start
 def _route_in_dictionaries(patches: Patches) -> None:
     for name in ("stdin", "stdout", "stderr"):
-        _route_in_dictionary(patches, sys, name, RoutedStream(name, getattr(sys, name)))
-    _route_in_dictionary(patches, warnings, "filters", _RoutedFilters("filters", warnings.filters))
+        route_in_dictionary(patches, sys, name, RoutedStream(name, getattr(sys, name)))
+    route_in_dictionary(patches, warnings, "filters", _RoutedFilters("filters", warnings.filters))
     for name in _LOGGER_ATTRIBUTES:
         patches.replace(logging.Logger, name, _OfLogger(name))
 
@@ -186,6 +186,6 @@ TABLE.value("sys", "__class__", why=_WHY_SYS)(lambda _: _Sys)
 TABLE.value("warnings", "__class__", why="Filters are each script's own.")(lambda _: _Warnings)
 
 
-def _route_in_dictionary(patches: Patches, module: ModuleType, name: str, routed: Any) -> None:
+def route_in_dictionary(patches: Patches, module: ModuleType, name: str, routed: Any) -> None:
     module.__dict__[name] = routed
     patches.at_undo(lambda: module.__dict__.__setitem__(name, routed.outer))
