@@ -48,8 +48,10 @@ demo: build
 
 test: lint test-cpp test-python
 
-# The C++ tests and test-waits run beside the sanitizers' builds and programs, which load the machine as the loops of test-loaded do.
-test-slow: test-emulated docs test-python-slow test-oldest
+# The emulated device's tests leave a third of the cores free. The C++ tests and test-waits run beside the sanitizers' builds
+# and programs, which load the machine as the loops of test-loaded do.
+test-slow: docs test-oldest
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target BESIDE=yes test-emulated test-python-slow
 	$(MAKE) --no-print-directory --jobs=5 --output-sync=target BESIDE=yes test-tsan test-asan soak test-cpp test-waits \
 	  bench-instructions
 
@@ -90,8 +92,8 @@ lint: build
 test-cpp: build $(if $(BESIDE),| build-emulator)  # they configure the same folder
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh test
 	cmake -B $(BUILD) -DTORCHSHARE_TESTS=ON >/dev/null
-	$(CMAKE_BUILD) $(BUILD) --parallel $(JOBS)
-	ctest --test-dir $(BUILD) --output-on-failure
+	$(CMAKE_BUILD) $(BUILD) --target $(or $(CPP_TESTS),all) --parallel $(JOBS)
+	ctest --test-dir $(BUILD) --output-on-failure $(CPP_TESTS:%=--tests-regex '^%$$')
 
 test-python: build
 	$(PYTEST) -m "not slow and not gpu" $(RAY_TESTS:%=--ignore=%)
@@ -106,10 +108,12 @@ test-versions: build
 	  compiled_inference)
 
 # With another torch than that of .venv: .venv-oldest installs only torch. CUDA's libraries, which are larger, and the other
-# packages are those of .venv (both are for CUDA 13). At the end torchshare/ has the modules for the torch of .venv again.
+# packages are those of .venv (both are for CUDA 13). At the end torchshare/ has the modules for the torch of .venv again. The
+# build is not optimized, because its tests run once: hence a folder of its own. torchshare_core_tests know no torch.
 OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1.0/p' pyproject.toml)
 test-oldest: .venv-oldest/ready build
-	$(MAKE) --no-print-directory test-cpp test-versions TORCH=$(OLDEST) VENV=.venv-oldest; status=$$?; \
+	CMAKE_BUILD_TYPE=Debug $(MAKE) --no-print-directory test-cpp test-versions TORCH=$(OLDEST) VENV=.venv-oldest \
+	  BUILD=build/oldest CPP_TESTS=torchshare_tests; status=$$?; \
 	$(MAKE) --no-print-directory build && exit $$status
 
 ifneq ($(VENV),.venv-oldest)
@@ -152,7 +156,7 @@ test-emulated-all: build-emulator
 # torchshare and the emulated device with a sanitizer: the C++ tests with threads, and pairs of Python jobs.
 test-tsan test-asan: build-emulator
 	cmake -S . -B build/$(@:test-%=%) -DTORCHSHARE_PYTHON=$(abspath $(PY)) -DTORCHSHARE_TESTS=ON -DTORCHSHARE_EMULATOR=ON \
-	  -DTORCHSHARE_SANITIZE=$(SANITIZER) -DTORCHSHARE_UNITY_BATCH=24 >/dev/null
+	  -DTORCHSHARE_SANITIZE=$(SANITIZER) -DCMAKE_BUILD_TYPE=Debug >/dev/null
 	$(CMAKE_BUILD) build/$(@:test-%=%) --target torchshare_tests python_modules emulated_device --parallel $(JOBS)
 	ln -sf $(abspath $(BUILD))/tests/emulator/libtorchshare_emulator_numerics.so build/$(@:test-%=%)/tests/emulator/
 	PY=$(PY) BUILD=build/$(@:test-%=%) scripts/run_sanitized.sh $(SANITIZER)

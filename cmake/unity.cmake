@@ -1,8 +1,12 @@
-# unity_sources(OUT NAME SOURCES...): sets OUT to generated files that include eight of the sources each, because most of
-# the time to compile a file is torch's headers. CMAKE_UNITY_BUILD does the same with absolute paths; with relative ones,
-# ccache finds what another clone has compiled.
+# unity_sources(OUT NAME SOURCES...): sets OUT to generated files that include TORCHSHARE_UNITY_BATCH of the sources each,
+# because most of the time to compile a file is torch's headers. CMAKE_UNITY_BUILD does the same with absolute paths; with
+# relative ones, ccache finds what another clone has compiled.
 option(TORCHSHARE_UNITY "Compile several files at a time" ON)
-set(TORCHSHARE_UNITY_BATCH 8 CACHE STRING "Files compiled at a time")
+if(CMAKE_BUILD_TYPE STREQUAL "Debug")  # which is built once: nothing is compiled again after a change
+  set(TORCHSHARE_UNITY_BATCH 24 CACHE STRING "Files compiled at a time")
+else()
+  set(TORCHSHARE_UNITY_BATCH 8 CACHE STRING "Files compiled at a time")
+endif()
 unset(CMAKE_UNITY_BUILD CACHE)  # earlier versions cached ON in build folders
 
 function(unity_sources out name)

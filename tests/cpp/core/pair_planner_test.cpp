@@ -48,13 +48,13 @@ Stepped stepped(double new_alone, double new_slowdown, double running_alone, dou
 
 constexpr int kLargestSplit = 4;  // three ratios: 1, 2 and 4 sub-batches
 
-struct Case {
+struct PlannedCase {
   PlannedJob new_job;
   PlannedJob running;
   PlanOptions options;
 };
 
-Case random_case(std::mt19937_64& random) {
+PlannedCase random_case(std::mt19937_64& random) {
   const auto between = [&](double low, double high) { return std::uniform_real_distribution(low, high)(random); };
   const auto job = [&](std::string name) {
     PlannedJob made{.name = std::move(name), .remaining_steps = std::floor(between(1, 2000)), .batch = 64};
@@ -66,7 +66,7 @@ Case random_case(std::mt19937_64& random) {
     made.ratios = {between(1, 2.2), between(1, 2.2), between(1, 2.2)};
     return made;
   };
-  Case made{job("new"), job("running"), {}};
+  PlannedCase made{job("new"), job("running"), {}};
   if (random() % 2 == 0) {
     made.options.max_slowdown = between(0, 0.6);
   }
@@ -103,7 +103,7 @@ double slowdown(const PlannedJob& job, const PlanOptions& options, int pieces) {
 }
 
 /// The best average over a grid of starts, every split and either order.
-double best_on_a_grid(const Case& in) {
+double best_on_a_grid(const PlannedCase& in) {
   const auto [a_pieces, a] = alone(in.new_job, in.options);
   const auto [b_pieces, b] = alone(in.running, in.options);
   const double bound =
@@ -133,7 +133,7 @@ TEST(PairPlanner, IsNeverAboveTheBestOnAGridInTenThousandCases) {
   int interior = 0;
   int split = 0;
   for (int i = 0; i < 10'000; ++i) {
-    const Case in = random_case(random);
+    const PlannedCase in = random_case(random);
     const Plan plan = plan_pair(in.new_job, in.running, in.options);
     ASSERT_LE(plan.average(), best_on_a_grid(in) * (1 + 1e-9)) << "case " << i;
     interior += plan.start == PlannedStart::kAtStep ? 1 : 0;
@@ -146,7 +146,7 @@ TEST(PairPlanner, IsNeverAboveTheBestOnAGridInTenThousandCases) {
 TEST(PairPlanner, PredictsWhatSteppingThroughItsPlanGives) {
   std::mt19937_64 random(7);
   for (int i = 0; i < 1'000; ++i) {
-    const Case in = random_case(random);
+    const PlannedCase in = random_case(random);
     const Plan plan = plan_pair(in.new_job, in.running, in.options);
     if (plan.start == PlannedStart::kFirst) {
       continue;

@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 constexpr double kSteps = 1000;  // of each job
-constexpr Seconds kAlone = 0.1;  // a step alone
+constexpr Seconds kStep = 0.1;   // a step alone
 
 /// Two jobs directed by AutoSharing: the first starts at once, the second is automatic. The test says how long each
 /// step takes.
@@ -24,7 +24,7 @@ class TwoJobs {
   struct Options {
     double ratio = 0;  // in the profiles; 0: no profiles
     double second_ratio = ratio;
-    Seconds second_alone = kAlone;
+    Seconds second_alone = kStep;
     std::optional<double> max_slowdown = {};
     Priority first = Priority::kPrimary;
     Priority second = Priority::kSecondary;
@@ -34,7 +34,7 @@ class TwoJobs {
     SharedJob first{.name = "a", .priority = options.first, .starts_now = true, .steps = kSteps};
     SharedJob second{.name = "b", .priority = options.second, .automatic = true, .steps = kSteps};
     if (options.ratio > 0) {
-      first.profile = {"pa", kAlone, {{"pb", {options.ratio, options.second_ratio}}}};
+      first.profile = {"pa", kStep, {{"pb", {options.ratio, options.second_ratio}}}};
       second.profile = {"pb", options.second_alone, {}};
     }
     sharing.arrive(0, std::move(first));
@@ -63,9 +63,9 @@ class TwoJobs {
   }
   /// A whole probe of jobs that slow each other down by `ratio`, and share well.
   void probe(double ratio) {
-    EXPECT_EQ(steps({0}, kAlone), "start b");
-    EXPECT_EQ(steps({0, 1}, ratio * kAlone), "hold a");
-    EXPECT_EQ(steps({1}, kAlone), "release a");
+    EXPECT_EQ(steps({0}, kStep), "start b");
+    EXPECT_EQ(steps({0, 1}, ratio * kStep), "hold a");
+    EXPECT_EQ(steps({1}, kStep), "release a");
   }
   std::string decide() {
     const auto orders = sharing.decide(at());
@@ -88,24 +88,24 @@ class TwoJobs {
 TEST(PairSharing, AStepAcrossAStartOrAHoldIsNotMeasured) {
   TwoJobs jobs({});
   EXPECT_EQ(jobs.at_once, "none");
-  EXPECT_EQ(jobs.steps({0}, kAlone), "start b");
-  EXPECT_EQ(jobs.step({0}, 0.7 * kAlone), "none");  // begun alone
-  EXPECT_EQ(jobs.steps({0, 1}, 2 * kAlone), "hold a");
-  EXPECT_EQ(jobs.step({1}, 1.7 * kAlone), "none");  // begun beside the first
-  jobs.steps({1}, kAlone);
+  EXPECT_EQ(jobs.steps({0}, kStep), "start b");
+  EXPECT_EQ(jobs.step({0}, 0.7 * kStep), "none");  // begun alone
+  EXPECT_EQ(jobs.steps({0, 1}, 2 * kStep), "hold a");
+  EXPECT_EQ(jobs.step({1}, 1.7 * kStep), "none");  // begun beside the first
+  jobs.steps({1}, kStep);
   EXPECT_THAT(jobs.reason, StartsWith("auto: ratios 2 and 2;"));
 }
 
 TEST(PairSharing, StepsOfAJobThatIsLetInAreNotMeasured) {
   TwoJobs jobs({});
-  EXPECT_EQ(jobs.steps({0}, kAlone, 4), "none");
+  EXPECT_EQ(jobs.steps({0}, kStep, 4), "none");
   jobs.now += 2;  // the first stalls
   EXPECT_EQ(jobs.decide(), "start b");
-  EXPECT_EQ(jobs.steps({1}, kAlone, 10), "none");  // alone in fact
-  EXPECT_EQ(jobs.step({0}, kAlone), "hold b");
-  EXPECT_EQ(jobs.steps({0}, kAlone), "release b");
-  EXPECT_EQ(jobs.steps({0, 1}, 2 * kAlone), "hold a");
-  jobs.steps({1}, kAlone);
+  EXPECT_EQ(jobs.steps({1}, kStep, 10), "none");  // alone in fact
+  EXPECT_EQ(jobs.step({0}, kStep), "hold b");
+  EXPECT_EQ(jobs.steps({0}, kStep), "release b");
+  EXPECT_EQ(jobs.steps({0, 1}, 2 * kStep), "hold a");
+  jobs.steps({1}, kStep);
   EXPECT_THAT(jobs.reason, StartsWith("auto: ratios 2 and 2;"));
 }
 
@@ -121,42 +121,42 @@ std::string vary(TwoJobs& jobs, std::initializer_list<JobId> ids, Seconds mean) 
 TEST(PairSharing, AProbeOfVaryingStepsTakesAtMostItsShareOfTheWork) {
   TwoJobs jobs({});
   Seconds before = jobs.now;
-  EXPECT_EQ(vary(jobs, {0}, kAlone), "start b");
-  EXPECT_NEAR(jobs.now - before, 0.05 * kSteps * kAlone / 3, 0.6);  // the second's work is not known yet
+  EXPECT_EQ(vary(jobs, {0}, kStep), "start b");
+  EXPECT_NEAR(jobs.now - before, 0.05 * kSteps * kStep / 3, 0.6);  // the second's work is not known yet
   before = jobs.now;
-  EXPECT_EQ(vary(jobs, {0, 1}, 2 * kAlone), "hold a");
-  EXPECT_NEAR(jobs.now - before, 0.05 * 3 * kSteps * kAlone / 3, 1.2);  // the second's are 0.2 s beside the first
+  EXPECT_EQ(vary(jobs, {0, 1}, 2 * kStep), "hold a");
+  EXPECT_NEAR(jobs.now - before, 0.05 * 3 * kSteps * kStep / 3, 1.2);  // the second's are 0.2 s beside the first
   before = jobs.now;
-  EXPECT_NE(vary(jobs, {1}, kAlone), "none");
-  EXPECT_NEAR(jobs.now - before, 0.05 * 2 * kSteps * kAlone / 3, 0.6);
+  EXPECT_NE(vary(jobs, {1}, kStep), "none");
+  EXPECT_NEAR(jobs.now - before, 0.05 * 2 * kSteps * kStep / 3, 0.6);
 }
 
 TEST(PairSharing, AProbeWaitsOnlySoLongForAStarvedSecond) {
   TwoJobs jobs({});
-  EXPECT_EQ(jobs.steps({0}, kAlone), "start b");
-  EXPECT_EQ(jobs.step({0, 1}, kAlone), "none");
+  EXPECT_EQ(jobs.steps({0}, kStep), "start b");
+  EXPECT_EQ(jobs.step({0, 1}, kStep), "none");
   const Seconds before = jobs.now;
   for (int step = 0; step < 2; ++step) {
-    EXPECT_EQ(jobs.steps({0}, kAlone, 14), "none");
-    EXPECT_EQ(jobs.step({0, 1}, kAlone), "none");  // takes 1.5 s, and is still a warm-up step
+    EXPECT_EQ(jobs.steps({0}, kStep, 14), "none");
+    EXPECT_EQ(jobs.step({0, 1}, kStep), "none");  // takes 1.5 s, and is still a warm-up step
   }
-  EXPECT_EQ(jobs.steps({0}, kAlone), "hold a");
-  EXPECT_NEAR(jobs.now - before, 2 * 0.05 * kSteps * kAlone / 3, 0.15);
-  jobs.steps({1}, kAlone);
+  EXPECT_EQ(jobs.steps({0}, kStep), "hold a");
+  EXPECT_NEAR(jobs.now - before, 2 * 0.05 * kSteps * kStep / 3, 0.15);
+  jobs.steps({1}, kStep);
   EXPECT_THAT(jobs.reason, StartsWith("auto: ratios 1 and 16.5;"));  // 3.3 s for two steps
 }
 
 TEST(PairSharing, TheTimeInWhichTheUserSuspendsAJobDoesNotStarveTheSecond) {
   TwoJobs jobs({});
-  EXPECT_EQ(jobs.steps({0}, kAlone), "start b");
-  EXPECT_EQ(jobs.step({0, 1}, kAlone), "none");
+  EXPECT_EQ(jobs.steps({0}, kStep), "start b");
+  EXPECT_EQ(jobs.step({0, 1}, kStep), "none");
   jobs.sharing.suspend(0, true, jobs.at());
   EXPECT_EQ(jobs.decide(), "none");
   jobs.now += 100;
   jobs.sharing.suspend(0, false, jobs.at());
-  EXPECT_EQ(jobs.steps({0, 1}, 2 * kAlone, 4), "none");  // its warm-up steps, and then one that counts
-  EXPECT_EQ(jobs.steps({0, 1}, 2 * kAlone), "hold a");
-  jobs.steps({1}, kAlone);
+  EXPECT_EQ(jobs.steps({0, 1}, 2 * kStep, 4), "none");  // its warm-up steps, and then one that counts
+  EXPECT_EQ(jobs.steps({0, 1}, 2 * kStep), "hold a");
+  jobs.steps({1}, kStep);
   EXPECT_THAT(jobs.reason, StartsWith("auto: ratios 2 and 2;"));
 }
 
@@ -164,7 +164,7 @@ TEST(PairSharing, AProbeEndsOnceTheRatioIsKnownTo3Percent) {
   TwoJobs jobs({});
   int steps = 0;
   for (std::string order = "none"; order == "none"; ++steps) {
-    order = jobs.step({0}, (steps % 2 == 0 ? 0.95 : 1.05) * kAlone);
+    order = jobs.step({0}, (steps % 2 == 0 ? 0.95 : 1.05) * kStep);
   }
   EXPECT_EQ(steps, 3 + 7);  // 0.05 / sqrt(7) is below 0.03 / sqrt(2), the share of one of its two step times
 }
@@ -175,10 +175,10 @@ TEST(PairSharing, ProbesAgainOnlyAfterFiveTimesTheLengthOfAProbe) {
     TwoJobs jobs({});
     const Seconds began = jobs.now;
     jobs.probe(1.2);
-    const double both = rest * (jobs.now - began) / (1.2 * kAlone);
-    jobs.step({0, 1}, 1.2 * kAlone);
-    EXPECT_EQ(jobs.steps({0, 1}, 1.2 * kAlone, static_cast<int>(both)), "none");
-    EXPECT_NE(jobs.steps({0, 1}, 2.4 * kAlone), "none");
+    const double both = rest * (jobs.now - began) / (1.2 * kStep);
+    jobs.step({0, 1}, 1.2 * kStep);
+    EXPECT_EQ(jobs.steps({0, 1}, 1.2 * kStep, static_cast<int>(both)), "none");
+    EXPECT_NE(jobs.steps({0, 1}, 2.4 * kStep), "none");
     EXPECT_THAT(jobs.reason, StartsWith(reason));
   }
 }
@@ -186,39 +186,39 @@ TEST(PairSharing, ProbesAgainOnlyAfterFiveTimesTheLengthOfAProbe) {
 TEST(PairSharing, ANewProbeForgetsTheOldOne) {
   TwoJobs jobs({});
   jobs.probe(1.2);
-  jobs.steps({0, 1}, 1.2 * kAlone, 100);
-  EXPECT_EQ(jobs.steps({0, 1}, 3 * kAlone), "hold b");
-  jobs.step({0}, kAlone);  // begun beside the second
-  EXPECT_EQ(jobs.steps({0}, 1.5 * kAlone), "release b");
-  jobs.step({0, 1}, 3 * kAlone);
-  EXPECT_EQ(jobs.steps({0, 1}, 3 * kAlone), "hold a");
-  jobs.step({1}, kAlone);
-  jobs.steps({1}, 1.5 * kAlone);
+  jobs.steps({0, 1}, 1.2 * kStep, 100);
+  EXPECT_EQ(jobs.steps({0, 1}, 3 * kStep), "hold b");
+  jobs.step({0}, kStep);  // begun beside the second
+  EXPECT_EQ(jobs.steps({0}, 1.5 * kStep), "release b");
+  jobs.step({0, 1}, 3 * kStep);
+  EXPECT_EQ(jobs.steps({0, 1}, 3 * kStep), "hold a");
+  jobs.step({1}, kStep);
+  jobs.steps({1}, 1.5 * kStep);
   EXPECT_THAT(jobs.reason, StartsWith("auto: ratios 2 and 2;"));
 }
 
 TEST(PairSharing, ANewProbeKeepsTheStepTimeOfAJobThatDidNotRunSince) {
   TwoJobs jobs({});
-  EXPECT_EQ(jobs.steps({0}, kAlone), "start b");
-  EXPECT_EQ(jobs.steps({0, 1}, 2 * kAlone), "hold a");
-  EXPECT_EQ(jobs.steps({1}, kAlone), "release a");
-  EXPECT_EQ(jobs.steps({0}, kAlone, 100), "none");
-  EXPECT_EQ(jobs.steps({0}, 3 * kAlone), "release b");
+  EXPECT_EQ(jobs.steps({0}, kStep), "start b");
+  EXPECT_EQ(jobs.steps({0, 1}, 2 * kStep), "hold a");
+  EXPECT_EQ(jobs.steps({1}, kStep), "release a");
+  EXPECT_EQ(jobs.steps({0}, kStep, 100), "none");
+  EXPECT_EQ(jobs.steps({0}, 3 * kStep), "release b");
   EXPECT_THAT(jobs.reason, StartsWith("auto: probe: steps of both"));
-  EXPECT_NE(jobs.steps({0, 1}, 4 * kAlone), "none");
+  EXPECT_NE(jobs.steps({0, 1}, 4 * kStep), "none");
   EXPECT_THAT(jobs.reason, StartsWith("auto: ratios"));  // the second alone is known
 }
 
 TEST(PairSharing, ThePauseAfterAProbeIsFiveTimesTheLastOne) {
   TwoJobs jobs({});
   jobs.probe(1.2);
-  jobs.steps({0, 1}, 1.2 * kAlone, 100);
-  EXPECT_EQ(jobs.steps({0, 1}, 3 * kAlone), "hold b");
-  EXPECT_EQ(jobs.steps({0}, 2.5 * kAlone), "release b");
-  EXPECT_EQ(jobs.steps({0, 1}, 3 * kAlone), "hold a");
-  EXPECT_EQ(jobs.steps({1}, 2.5 * kAlone), "release a");
-  EXPECT_EQ(jobs.steps({0, 1}, 3 * kAlone, 120), "none");
-  EXPECT_EQ(jobs.steps({0, 1}, 9 * kAlone), "hold b");
+  jobs.steps({0, 1}, 1.2 * kStep, 100);
+  EXPECT_EQ(jobs.steps({0, 1}, 3 * kStep), "hold b");
+  EXPECT_EQ(jobs.steps({0}, 2.5 * kStep), "release b");
+  EXPECT_EQ(jobs.steps({0, 1}, 3 * kStep), "hold a");
+  EXPECT_EQ(jobs.steps({1}, 2.5 * kStep), "release a");
+  EXPECT_EQ(jobs.steps({0, 1}, 3 * kStep, 120), "none");
+  EXPECT_EQ(jobs.steps({0, 1}, 9 * kStep), "hold b");
   EXPECT_THAT(jobs.reason, StartsWith("auto: probe: steps of the first alone"));
 }
 
@@ -239,18 +239,18 @@ TEST(PairSharing, ChangesAPlanForAGainOfMoreThan3PercentOnly) {
     TwoJobs jobs({});
     jobs.probe(1.2);
     EXPECT_THAT(jobs.reason, StartsWith("auto: ratios 1.2 and 1.2;"));
-    EXPECT_EQ(jobs.steps({0, 1}, ratio * kAlone), "stay b");  // the first's ratio is known to have changed
-    EXPECT_EQ(jobs.steps({0, 1}, ratio * kAlone), order);     // and the second's
+    EXPECT_EQ(jobs.steps({0, 1}, ratio * kStep), "stay b");  // the first's ratio is known to have changed
+    EXPECT_EQ(jobs.steps({0, 1}, ratio * kStep), order);     // and the second's
   }
 }
 
 TEST(PairSharing, ComparesEachJobsStepsWithItsOwnStepTime) {
-  TwoJobs jobs({.ratio = 1.2, .second_ratio = 1.3, .second_alone = 2 * kAlone, .max_slowdown = 1});
+  TwoJobs jobs({.ratio = 1.2, .second_ratio = 1.3, .second_alone = 2 * kStep, .max_slowdown = 1});
   EXPECT_EQ(jobs.at_once, "start b");
   EXPECT_THAT(jobs.reason, StartsWith("auto: ratios 1.2 and 1.3;"));
   for (int step = 0; step < 50; ++step) {  // both with a ratio of 1.25
-    EXPECT_EQ(jobs.step({0}, 1.25 * kAlone), "none");
-    EXPECT_EQ(jobs.step({0, 1}, 1.25 * kAlone), "none");
+    EXPECT_EQ(jobs.step({0}, 1.25 * kStep), "none");
+    EXPECT_EQ(jobs.step({0, 1}, 1.25 * kStep), "none");
   }
 }
 
@@ -270,20 +270,20 @@ TEST(PairSharing, PlansWithTheSlowdownThatTheBoundAllows) {
 
 TEST(PairSharing, PlansAgainForAChangeOfMoreThan10PercentOnly) {
   TwoJobs jobs({.ratio = 1.1, .max_slowdown = 1});
-  EXPECT_EQ(jobs.steps({0, 1}, 1.09 * 1.1 * kAlone, 100), "none");
+  EXPECT_EQ(jobs.steps({0, 1}, 1.09 * 1.1 * kStep, 100), "none");
   TwoJobs slower({.ratio = 1.1, .max_slowdown = 1});
-  EXPECT_EQ(slower.steps({0, 1}, 1.12 * 1.1 * kAlone, 100), "stay b");
+  EXPECT_EQ(slower.steps({0, 1}, 1.12 * 1.1 * kStep, 100), "stay b");
 }
 
 TEST(PairSharing, AChangeShowsSoonHoweverManyStepsThereWereBefore) {
   TwoJobs jobs({.ratio = 1.2});
-  EXPECT_EQ(jobs.steps({0, 1}, 1.2 * kAlone, 600), "none");
-  EXPECT_NE(jobs.steps({0, 1}, 2.4 * kAlone, 20), "none");
+  EXPECT_EQ(jobs.steps({0, 1}, 1.2 * kStep, 600), "none");
+  EXPECT_NE(jobs.steps({0, 1}, 2.4 * kStep, 20), "none");
 }
 
 TEST(PairSharing, PhasesOfSlowAndFastStepsAreNoChange) {
   TwoJobs jobs({.ratio = 1.2});
-  const auto step = [&](bool slow) { return jobs.step({0, 1}, 1.2 * kAlone * (slow ? 1.15 : 0.85)); };
+  const auto step = [&](bool slow) { return jobs.step({0, 1}, 1.2 * kStep * (slow ? 1.15 : 0.85)); };
   for (int done = 0; done < 40; ++done) {
     EXPECT_EQ(step(done % 2 == 0), "none");
   }
@@ -294,8 +294,8 @@ TEST(PairSharing, PhasesOfSlowAndFastStepsAreNoChange) {
 
 TEST(PairSharing, AChangeMustShowInEightSteps) {
   TwoJobs jobs({.ratio = 1.1, .max_slowdown = 1});
-  EXPECT_EQ(jobs.steps({0, 1}, 1.6 * kAlone, 3 + 7), "none");  // the first 3 are warm-up
-  EXPECT_EQ(jobs.step({0, 1}, 1.6 * kAlone), "stay b");
+  EXPECT_EQ(jobs.steps({0, 1}, 1.6 * kStep, 3 + 7), "none");  // the first 3 are warm-up
+  EXPECT_EQ(jobs.step({0, 1}, 1.6 * kStep), "stay b");
 }
 
 }  // namespace
