@@ -7,6 +7,7 @@
 #include "bindings/buffer_copies.h"
 #include "bindings/field_watch.h"
 #include "bindings/generator_methods.h"
+#include "bindings/module_variables.h"
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "Devices, the gate and jobs of torchshare; its stub is _C.pyi.";
@@ -33,6 +34,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("route_generator", &torchshare::bindings::route_generator, pybind11::arg("generator"),
              pybind11::arg("own"));
   module.def("unroute_generator", &torchshare::bindings::unroute_generator);
+  module.def("variables_with", &torchshare::bindings::variables_with, pybind11::arg("namespaces"),
+             pybind11::arg("objects"));
   module.def("watch_fields", &torchshare::bindings::watch_fields, pybind11::arg("assigned"));
   module.def("unwatch_fields", &torchshare::bindings::unwatch_fields);
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torchshare import _C
 from torchshare.isolation.imports import Imports, is_partial
 from torchshare.isolation.table import Row, Table
 
@@ -103,14 +104,10 @@ class Patches:
     def _rebind(self) -> None:
         """In the variables of all modules, as `from time import sleep` makes them: all values in one pass."""
         rebound, self._rebound = self._rebound, {}
-        for variables in _variables() if rebound else ():
-            if rebound.keys().isdisjoint(map(id, variables.copy().values())):
-                continue
-            for name, each in variables.copy().items():
-                former, value = rebound.get(id(each), (None, None))
-                if former is not None:
-                    variables[name] = value
-                    self.at_undo(functools.partial(variables.__setitem__, name, former))
+        formers = [former for former, _ in rebound.values()]
+        for variables, name, former in _C.variables_with(_variables(), formers) if formers else ():
+            variables[name] = rebound[id(former)][1]
+            self.at_undo(functools.partial(variables.__setitem__, name, former))
 
     def at_undo(self, restore: Callable[[], None]) -> None:
         self._undo.append(restore)
@@ -180,16 +177,26 @@ def _signature(function: FunctionType) -> inspect.Signature:
 
 def _calling(name: str, code: CodeType) -> CodeType:
     """Code of a function, in place of `code`, that calls the variable `name` of its module."""
-    cells = ", ".join(f"cell{index}" for index in range(len(code.co_freevars)))  # a function's code must have as many
+    call = _caller(len(code.co_freevars))
+    # TorchScript reads the function's source.
+    return call.replace(
+        co_names=(name,), co_name=code.co_name, co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
+    )
+
+
+@functools.cache
+def _caller(cells: int) -> CodeType:
+    """Code that calls the variable `target`, of a function with as many cells: its code must have them."""
+    names = ", ".join(f"cell{index}" for index in range(cells))
     namespace: dict[str, Any] = {}
     exec(
-        f"def make({cells}):\n"
+        f"def make({names}):\n"
         f" def call(*args, **kwargs):\n"
-        f"  if False: return {cells or 'None'}\n"
-        f"  return {name}(*args, **kwargs)\n"
+        f"  if False: return {names or 'None'}\n"
+        f"  return target(*args, **kwargs)\n"
         f" return call",
         namespace,
     )
     call: CodeType = next(each for each in namespace["make"].__code__.co_consts if isinstance(each, CodeType))
-    # TorchScript reads the function's source.
-    return call.replace(co_name=code.co_name, co_filename=code.co_filename, co_firstlineno=code.co_firstlineno)
+    assert call.co_names == ("target",), call.co_names
+    return call
