@@ -60,6 +60,18 @@ def test_an_upward_include_is_found() -> None:
     assert faults("runtime", "#include <pybind11/pybind11.h>\n") == ["#include <pybind11/pybind11.h>"]
 
 
+CONSTANT = re.compile(r"^(?:inline )?constexpr .*?\b(k[A-Z]\w*)(?: =|\[|\{)", re.MULTILINE)
+
+
+def test_no_source_hides_a_constant_of_a_header() -> None:
+    """Several sources are compiled as one: each would silently use the constant of another's anonymous namespace."""
+    texts = {path: path.read_text() for folder in (CSRC, CSRC.parent / "tests" / "cpp") for path in folder.rglob("*.*")}
+    public = {name for path, text in texts.items() if path.suffix == ".h" for name in CONSTANT.findall(text)}
+    assert "kAlone" in public
+    sources = [path for path in texts if path.suffix == ".cpp"]
+    assert [f"{path}: {name}" for path in sources for name in CONSTANT.findall(texts[path]) if name in public] == []
+
+
 PACKAGES = [
     "durable",
     "device",
