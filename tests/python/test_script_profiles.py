@@ -15,6 +15,7 @@ from torchshare.scripts import scratch
 from torchshare.scripts.scratch import WorkingFolder
 
 ENDLESS = "while True:\n    train(1)\n"
+FAILS_EARLY = "train(5)\nraise RuntimeError('no more')"  # a measurement ends after 8 steps, if time is up
 
 
 def profiled(folder: Path, *arguments: str, rounds: int = 1, cache: str = "../cache") -> Any:
@@ -142,7 +143,7 @@ def test_what_was_measured_before_a_failure_is_kept_and_used(project: Path):
 
 def test_measurements_of_other_code_or_another_partner_are_not_used(project: Path):
     script(project, "good.py", LOOP + ENDLESS)
-    script(project, "bad.py", LOOP + "train(9)\nraise RuntimeError('no more')")
+    script(project, "bad.py", LOOP + FAILS_EARLY)
     command = ("good.py", "--with", "bad.py")
     assert "kept 1 measurement, missing" in profiled(project, *command).stderr
     assert "going on from 1 kept" in profiled(project, *command).stderr
@@ -157,7 +158,7 @@ def test_measurements_of_other_code_or_another_partner_are_not_used(project: Pat
 
 def test_a_failure_does_not_replace_a_finished_profile(project: Path):
     script(project, "good.py", LOOP + ENDLESS)
-    script(project, "bad.py", LOOP + "train(9)\nraise RuntimeError('no more')")
+    script(project, "bad.py", LOOP + FAILS_EARLY)
     assert profiled(project, "good.py", rounds=2).returncode == 0
     (cached,) = (project.parent / "cache").iterdir()
     before = cached.read_bytes()
