@@ -48,8 +48,8 @@ demo: build
 
 test: lint test-cpp test-python
 
-# The emulated device's tests leave a third of the cores free. The C++ tests and test-waits run beside the sanitizers' builds
-# and programs, which load the machine as the loops of test-loaded do.
+# The emulated device's tests leave a third of the cores idle, which the slow Python tests use. The C++ tests and test-waits run
+# beside the sanitizers' builds and programs, which load the machine as the loops of test-loaded do.
 test-slow: docs test-oldest
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target BESIDE=yes test-emulated test-python-slow
 	$(MAKE) --no-print-directory --jobs=5 --output-sync=target BESIDE=yes test-tsan test-asan soak test-cpp test-waits \
@@ -109,11 +109,12 @@ test-versions: build
 
 # With another torch than that of .venv: .venv-oldest installs only torch. CUDA's libraries, which are larger, and the other
 # packages are those of .venv (both are for CUDA 13). At the end torchshare/ has the modules for the torch of .venv again. The
-# build is not optimized, because its tests run once: hence a folder of its own. torchshare_core_tests know no torch.
+# build is not optimized, because its tests run once; its folder is not that of `make test TORCH=`. torchshare_core_tests are
+# left out: they do not use torch.
 OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1.0/p' pyproject.toml)
 test-oldest: .venv-oldest/ready build
 	CMAKE_BUILD_TYPE=Debug $(MAKE) --no-print-directory test-cpp test-versions TORCH=$(OLDEST) VENV=.venv-oldest \
-	  BUILD=build/oldest CPP_TESTS=torchshare_tests; status=$$?; \
+	  BUILD=build/oldest-$(OLDEST) CPP_TESTS=torchshare_tests; status=$$?; \
 	$(MAKE) --no-print-directory build && exit $$status
 
 ifneq ($(VENV),.venv-oldest)

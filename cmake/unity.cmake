@@ -2,11 +2,11 @@
 # because most of the time to compile a file is torch's headers. CMAKE_UNITY_BUILD does the same with absolute paths; with
 # relative ones, ccache finds what another clone has compiled.
 option(TORCHSHARE_UNITY "Compile several files at a time" ON)
-if(CMAKE_BUILD_TYPE STREQUAL "Debug")  # which is built once: nothing is compiled again after a change
-  set(TORCHSHARE_UNITY_BATCH 24 CACHE STRING "Files compiled at a time")
-else()
-  set(TORCHSHARE_UNITY_BATCH 8 CACHE STRING "Files compiled at a time")
+set(default_batch 8)  # a change of one file compiles as many
+if(CMAKE_BUILD_TYPE STREQUAL "Debug")
+  set(default_batch 24)
 endif()
+set(TORCHSHARE_UNITY_BATCH ${default_batch} CACHE STRING "Files compiled at a time")
 unset(CMAKE_UNITY_BUILD CACHE)  # earlier versions cached ON in build folders
 
 function(unity_sources out name)

@@ -13,7 +13,13 @@ ABOUT_JOBS = {"planner", "sharing", "cluster"}
 """When a job may run, and where. What is about ops, from `policy` to the gate and the hook, knows nothing of it."""
 PYTHON_FREE = set(LAYERS) - {"bindings"}
 VALUES = {"torchshare/values.h", "torchshare/profile.h"}  # public headers without torch
-SOURCES = sorted(path for path in CSRC.rglob("*") if path.suffix in (".h", ".cpp", ".cu"))
+
+
+def sources(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix in (".h", ".cpp", ".cu"))
+
+
+SOURCES = sources(CSRC)
 
 
 def layer_of(path: Path) -> str:
@@ -65,11 +71,11 @@ CONSTANT = re.compile(r"^(?:inline )?constexpr .*?\b(k[A-Z]\w*)(?: =|\[|\{)", re
 
 def test_no_source_hides_a_constant_of_a_header() -> None:
     """Several sources are compiled as one: each would silently use the constant of another's anonymous namespace."""
-    texts = {path: path.read_text() for folder in (CSRC, CSRC.parent / "tests" / "cpp") for path in folder.rglob("*.*")}
+    texts = {path: path.read_text() for path in SOURCES + sources(CSRC.parent / "tests" / "cpp")}
     public = {name for path, text in texts.items() if path.suffix == ".h" for name in CONSTANT.findall(text)}
     assert "kAlone" in public
-    sources = [path for path in texts if path.suffix == ".cpp"]
-    assert [f"{path}: {name}" for path in sources for name in CONSTANT.findall(texts[path]) if name in public] == []
+    private = [(path, name) for path, text in texts.items() if path.suffix != ".h" for name in CONSTANT.findall(text)]
+    assert [f"{path}: {name}" for path, name in private if name in public] == []
 
 
 PACKAGES = [

@@ -15,7 +15,7 @@ from torchshare.scripts import scratch
 from torchshare.scripts.scratch import WorkingFolder
 
 ENDLESS = "while True:\n    train(1)\n"
-FAILS_EARLY = "train(5)\nraise RuntimeError('no more')"  # a measurement ends after 8 steps, if time is up
+FAILS_EARLY = "train(5)\nraise RuntimeError('no more')"  # 8 steps can be enough for a measurement
 
 
 def profiled(folder: Path, *arguments: str, rounds: int = 1, cache: str = "../cache") -> Any:

@@ -177,16 +177,15 @@ def _signature(function: FunctionType) -> inspect.Signature:
 
 def _calling(name: str, code: CodeType) -> CodeType:
     """Code of a function, in place of `code`, that calls the variable `name` of its module."""
-    call = _caller(len(code.co_freevars))
     # TorchScript reads the function's source.
-    return call.replace(
+    return _template(len(code.co_freevars)).replace(
         co_names=(name,), co_name=code.co_name, co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
     )
 
 
 @functools.cache
-def _caller(cells: int) -> CodeType:
-    """Code that calls the variable `target`, of a function with as many cells: its code must have them."""
+def _template(cells: int) -> CodeType:
+    """Code that calls the variable `target`, for functions with this number of cells: their code must have as many."""
     names = ", ".join(f"cell{index}" for index in range(cells))
     namespace: dict[str, Any] = {}
     exec(
