@@ -14,6 +14,7 @@ from typing import Any
 
 import torchshare
 from torchshare.cli.parser import Parser
+from torchshare.context.importing import import_large
 from torchshare.torch_versions import OtherTorch
 
 # Only the module of the given verb is imported: most of them import torch, which takes seconds.
@@ -84,7 +85,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     for verb, text in VERBS.items():
         subparser = verbs.add_parser(verb, help=text, allow_abbrev=False)
         if verb == given:
-            module = importlib.import_module(f"torchshare.cli.{verb}")
+            module = import_large(f"torchshare.cli.{verb}")
             module.configure(subparser)
             if hasattr(module, "options_first"):
                 after = words.index(verb) + 1

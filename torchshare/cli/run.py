@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import functools
 import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -155,16 +156,11 @@ def _submit(runtime: Runtime, submission: _Submission) -> None:
     runtime.submit(submission.function, **submission.options)
 
 
-@contextlib.contextmanager
-def _frozen_heap() -> Iterator[None]:
+def _freeze_heap() -> None:
     """Keeps full collections short: they would visit all of torch's objects, and no job runs Python meanwhile."""
-    is_frozen = gc.get_freeze_count() > 0
     gc.freeze()
-    try:
-        yield
-    finally:
-        if not is_frozen:
-            gc.unfreeze()  # extensions report at exit what has not been collected
+    atexit.unregister(gc.unfreeze)
+    atexit.register(gc.unfreeze)  # extensions report at exit what has not been collected
 
 
 @dataclass
@@ -181,7 +177,8 @@ class _Watch:
         from torchshare.cli.progress import Progress
 
         shown = Progress(self.runtime) if shows_progress else contextlib.nullcontext()
-        with _frozen_heap(), shown as progress:
+        _freeze_heap()
+        with shown as progress:
             try:
                 self.runtime.start()
                 while self.output.has_reader and not self.stops.count and not self._wait():

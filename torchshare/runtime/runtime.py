@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import importlib
 import logging
 import os
 import time
@@ -17,6 +16,7 @@ from typing_extensions import Unpack
 from torchshare import _C
 from torchshare.context import current
 from torchshare.context.errors import BudgetExceeded, Cancelled, JobFailed, described
+from torchshare.context.importing import import_large
 from torchshare.context.job_context import JobContext
 from torchshare.context.rank import this_rank
 from torchshare.context.results import ENDED, Results
@@ -64,7 +64,7 @@ class Runtime:
         check(RuntimeOptions, options, "Runtime")
         environment.name_user()
         # Otherwise the first optimizer imports it inside a job, for 1 to 2 s.
-        importlib.import_module("torch._dynamo")
+        import_large("torch._dynamo")
         _C.keep_cuda_stand_in()
         devices.start(device)
         self._handle = _C.Runtime(device, fill(_C.RuntimeOptions(), options))
