@@ -226,7 +226,6 @@ def test_a_job_that_waits_for_a_release_is_cancelled_at_once() -> None:
         assert time.monotonic() - start < 100
 
 
-@pytest.mark.parametrize("policy", ["priority", "strict", "best_fit", "resource"])
 def test_periods_work_with_every_policy(policy: str) -> None:
     def camera(job: Job) -> None:
         for _ in job.periods(range(5)):

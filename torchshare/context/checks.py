@@ -9,6 +9,7 @@ def check_count(job: str, what: str, count: object) -> None:
 
 def check_seconds(user: str, what: str, seconds: object) -> None:
     """Raises ValueError unless `seconds` is None or a positive number."""
-    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    if seconds is not None and not (is_number and 0 < seconds < float("inf")):
+    if seconds is None:
+        return
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 < seconds < float("inf"):
         raise ValueError(f"{user}: {what} must be a positive number of seconds, got {seconds!r}")
