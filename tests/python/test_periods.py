@@ -131,6 +131,24 @@ def test_two_periodic_jobs_and_a_training_keep_deadlines_and_weights() -> None:
     assert any("deadline: accepted, with periodic jobs in 4" in text for text in decisions)
 
 
+def test_the_report_and_the_metrics_have_the_deadlines_and_why_they_were_missed(tmp_path: Path) -> None:
+    def camera(job: Job) -> None:
+        for _ in job.periods(range(2)):
+            time.sleep(0.06)
+
+    with torchshare.Runtime("cpu", policy="edf") as runtime:
+        runtime.submit(camera, name="camera", period=100.0, deadline=0.05, threads=1)
+        runtime.start()
+        wait_until(lambda: (found := runtime.results["camera"].periods) is not None and found.missed == 1)
+        metrics = runtime.metrics()
+        runtime.write_report(tmp_path / "report.html")
+        runtime.cancel()
+        runtime.wait(check=False)
+    assert 'torchshare_deadlines_total{job="camera",outcome="missed"} 1.0' in metrics
+    page = (tmp_path / "report.html").read_text()
+    assert "<h2>Deadlines</h2>" in page and "ms late: it took 6" in page
+
+
 def test_a_job_whose_deadlines_cannot_be_met_is_refused_before_any_work() -> None:
     with torchshare.Runtime("cpu", policy="edf") as runtime:
         runtime.submit(lambda _: 1, name="first", period=0.1, unit_time=0.06)
@@ -249,7 +267,17 @@ def test_a_script_is_the_same_without_torchshare_and_has_a_report_with_it(tmp_pa
     script(tmp_path, "train.py", "import torch\nfor _ in range(100): torch.ones(3).sum()\nprint('trained')")
     assert completed("camera.py", folder=tmp_path).stdout == "frames 10\n"
     ran = Ran(
-        tmp_path, "--policy", "edf", "--unit-time", "camera=0.002", "--period", "camera=0.02", "camera.py", "train.py"
+        tmp_path,
+        "--policy",
+        "edf",
+        "--unit-time",
+        "camera=0.002",
+        "--period",
+        "camera=0.02",
+        "--deadline",
+        "camera=100",
+        "camera.py",
+        "train.py",
     )
     assert ran.code == 0, ran.text()
     assert "frames 10" in ran.of("camera") and ran.of("train") == ["trained"]
