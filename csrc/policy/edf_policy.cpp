@@ -30,8 +30,7 @@ nanoseconds backlog_of(const Requester& requester, std::span<const Competitor> c
 }
 
 bool fits(const Requester& requester, nanoseconds room) {
-  const bool is_known = requester.op && !requester.is_guess;
-  return (!is_known && requester.waited >= kLongestRetry) || requester.op.value_or(EdfPolicy::kUnknownOp) <= room;
+  return requester.must_be_measured() || requester.op.value_or(EdfPolicy::kUnknownOp) <= room;
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "model/op_profile.h"
 #include "model/time.h"
+#include "policy/grace.h"
 #include "torchshare/values.h"
 
 namespace torchshare {
@@ -41,6 +42,10 @@ struct Requester {
   std::chrono::nanoseconds ahead{0};  ///< expected duration of launched work that the device has not finished
   std::chrono::nanoseconds left{0};   ///< until the expected end of its last op, even if that has ended earlier
   Unit unit = {};                     ///< that it is in
+
+  /// True for an op that has to run before its duration is known, and has waited for long: policies that forecast let
+  /// it into any gap, or it would never be known.
+  bool must_be_measured() const { return (is_guess || !op) && waited >= kLongestRetry; }
 };
 
 /// How long a job is expected to stay outside ops after the end of its last one. A mean of 0: unknown.

@@ -88,7 +88,7 @@ def _latest(result: Result) -> str:
     if requests:
         late = f", {requests.late} late" if requests.slo else ""
         texts.insert(0, f"{requests.answered} requests, p99 {1e3 * requests.latency.p99:.2f} ms{late}")
-    if (periods := result.periods) is not None:
+    if periods := result.periods:
         late = f", {periods.missed + periods.skipped} missed"
         texts.insert(0, f"{periods.met} deadlines met{late}, response p99 {1e3 * periods.response.p99:.2f} ms")
     return "  ".join(texts)

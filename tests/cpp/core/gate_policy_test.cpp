@@ -209,6 +209,17 @@ TEST_F(BestFit, LetsAnOpOfUnknownLengthOnlyIntoGapsWithoutAForecast) {
   EXPECT_TRUE(admits(unknown, {kQuiet}));
 }
 
+TEST_F(BestFit, AnOpThatIsNotMeasuredEntersAGapOnceItHasWaitedForLong) {
+  Requester guessed{.priority = Priority::kSecondary, .op = 20ms, .is_guess = true, .waited = 99ms};
+  EXPECT_FALSE(admits(guessed, {in_gap(0ns, 10ms, 0ns)}));
+  guessed.waited = 100ms;
+  EXPECT_TRUE(admits(guessed, {in_gap(0ns, 10ms, 0ns)}));
+  EXPECT_FALSE(admits(guessed, {in_gap(10ms, 10ms, 0ns)})) << "the gap is over";
+  EXPECT_FALSE(admits(guessed, {kInside}));
+  guessed.is_guess = false;
+  EXPECT_FALSE(admits(guessed, {in_gap(0ns, 10ms, 0ns)}));
+}
+
 TEST_F(BestFit, EveryHigherJobsGapMustHoldTheOp) {
   EXPECT_FALSE(admits({.priority = Priority::kLowest, .op = 1ms},
                       {in_gap(0ns, 5ms, 0ns), {.priority = Priority::kSecondary, .quiet = 0ns, .gap = {1ms, 1us}}}));
