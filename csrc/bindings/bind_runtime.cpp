@@ -281,6 +281,7 @@ void bind_job(py::module_& module) {
       .def("end_unit", &RuntimeJob::end_unit, ReleaseGil())
       .def("end_periods", &RuntimeJob::end_periods, ReleaseGil())
       .def("periods", &RuntimeJob::periods)
+      .def_property_readonly("has_deadline_problem", &RuntimeJob::has_deadline_problem)
       .def("deadline_problem", &RuntimeJob::deadline_problem, ReleaseGil())
       .def("latency", &RuntimeJob::latency)
       .def("gaps", &RuntimeJob::gaps)

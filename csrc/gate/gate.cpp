@@ -82,11 +82,8 @@ void Gate::set_periodic(Slot& slot, bool is_periodic) {
 }
 
 void Gate::end_unit(Slot& slot, std::chrono::nanoseconds took, std::chrono::nanoseconds release) {
-  {
-    std::lock_guard lock(mutex_);
-    for (Member& member : members_) {
-      member.record.delay(took);
-    }
+  auto units = units_.load();
+  while (!units_.compare_exchange_weak(units, units + took)) {
   }
   slot.release.store(release.count(), std::memory_order_release);
   slot.deadline.store(kNever.count(), std::memory_order_release);
@@ -108,7 +105,10 @@ void Gate::set_blocking_allowed(std::chrono::nanoseconds time) {
 
 std::vector<const Slot*> Gate::others_inside(const Slot& slot) const {
   std::vector<const Slot*> found;
-  std::lock_guard lock(mutex_);
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    return found;
+  }
   for (const Member& member : members_) {
     if (member.slot->job != slot.job && snapshot(member).inside) {
       found.push_back(member.slot);
@@ -191,7 +191,7 @@ JobSnapshot Gate::snapshot(const Member& member) const {
 }
 
 Verdict Gate::ask(const Slot& slot, std::chrono::nanoseconds now, std::chrono::nanoseconds waited) {
-  Admission admission(*policy_, standing(slot), now);
+  Admission admission(*policy_, standing(slot), now, units_.load());
   for (Member& member : members_) {
     if (member.slot->job != slot.job && admission.regards(standing(*member.slot))) {
       admission.add(standing(*member.slot), member.record, snapshot(member));
@@ -212,7 +212,7 @@ void Gate::let_in(const Slot& slot, const Verdict& verdict, std::chrono::nanosec
   if (!fills_gaps()) {
     return;
   }
-  member_of(slot).record.admit(now, verdict, expected_op(slot));
+  member_of(slot).record.admit(now, units_.load(), verdict, expected_op(slot));
   for (const Member& member : members_) {
     if (outranks(member.slot->priority, slot.priority) &&
         (member.slot->interrupts.load(std::memory_order_relaxed) & kFilled) == 0) {

@@ -75,14 +75,14 @@ class Gate {
   void end_filling() { fillers_.fetch_sub(1, std::memory_order_acq_rel); }
   bool is_filled() const { return fillers_.load(std::memory_order_acquire) > 0; }
 
-  // For a periodic job; see EdfPolicy. On its own thread.
+  // For a periodic job; see EdfPolicy. On its own thread. Its units take no lock that a lower job may hold.
   void set_periodic(Slot& slot, bool is_periodic);
   /// A unit that has taken so long has ended, and the next one begins at `release`; kNever: none will follow.
   void end_unit(Slot& slot, std::chrono::nanoseconds took, std::chrono::nanoseconds release);
   void begin_unit(Slot& slot, std::chrono::nanoseconds deadline);
   /// Sets how long others may stay on the device after the release of a unit.
   void set_blocking_allowed(std::chrono::nanoseconds time);
-  /// The jobs that are inside an op, other than that of `slot`.
+  /// The jobs that are inside an op, other than that of `slot`; none if the lock is held.
   std::vector<const Slot*> others_inside(const Slot& slot) const;
 
   /// Sets the part of each cycle in which jobs that another outranks may enter; within it, the policy decides.
@@ -136,6 +136,7 @@ class Gate {
   std::uint64_t added_ = 0;  // members, since the beginning
   Pace pace_;
   std::chrono::nanoseconds blocking_allowed_{0};
+  std::atomic<std::chrono::nanoseconds> units_{std::chrono::nanoseconds(0)};  // see Admission
   std::atomic<int> fillers_{0};
   EventCount changed_;  // members in wait_turn wait for it
 };

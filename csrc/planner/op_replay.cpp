@@ -122,9 +122,7 @@ bool OpReplay::has_ended(Time now) const {
 
 void OpReplay::end_unit(State& state, Time now) {
   state.in_unit = false;
-  for (State& other : states_) {
-    other.record.delay(whole(now - state.unit_began));
-  }
+  units_ += whole(now - state.unit_began);
   state.done.units.push_back({state.release, whole(now)});
   state.release += state.job.task->period;
 }
@@ -263,7 +261,7 @@ JobSnapshot OpReplay::snapshot(const State& state) const {
 
 bool OpReplay::ask(State& state, Time now) {
   const auto standing = [](const State& each) { return Standing(each.job.priority, each.job.task.has_value()); };
-  Admission admission(*policy_, standing(state), whole(now));
+  Admission admission(*policy_, standing(state), whole(now), units_);
   for (State& other : states_) {
     if (&other != &state && admission.regards(standing(other))) {
       admission.add(standing(other), other.record, snapshot(other));
@@ -276,7 +274,7 @@ bool OpReplay::ask(State& state, Time now) {
     state.asks_at = now + count(verdict.retry_after);
     return false;
   }
-  state.record.admit(whole(now), verdict, self.op);
+  state.record.admit(whole(now), units_, verdict, self.op);
   state.done.waited += whole(now - state.arrived);
   ++state.activity;
   state.phase = Phase::kInside;

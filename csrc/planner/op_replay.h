@@ -108,7 +108,8 @@ class OpReplay {
   std::unique_ptr<GatePolicy> policy_;
   ReplayOptions options_;
   std::vector<State> states_;
-  std::uint64_t rounds_ = 0;  // since the beginning
+  std::chrono::nanoseconds units_{0};  // see Admission
+  std::uint64_t rounds_ = 0;           // since the beginning
 };
 
 }  // namespace torchshare

@@ -5,7 +5,7 @@
 namespace torchshare {
 
 std::chrono::nanoseconds Admission::left_of(const AdmissionRecord& record) const {
-  return std::max(record.expected_end - now_, std::chrono::nanoseconds(0));
+  return std::max(record.expected_end - (now_ - units_), std::chrono::nanoseconds(0));
 }
 
 Unit Admission::unit_of(const JobSnapshot& job) const {

@@ -30,15 +30,14 @@ struct JobSnapshot {
 struct AdmissionRecord {
   QuietTimer quiet = {};
   bool waits = false;                        ///< it was refused and waits at the gate
-  std::chrono::nanoseconds expected_end{0};  ///< of its last admitted op
+  std::chrono::nanoseconds expected_end{0};  ///< of its last admitted op, less the units until then
 
-  /// Called when the job was admitted with an op of that expected duration.
-  void admit(std::chrono::nanoseconds now, const Verdict& verdict, std::optional<std::chrono::nanoseconds> op) {
+  /// Called when the job was admitted with an op of that expected duration. `units`: see Admission.
+  void admit(std::chrono::nanoseconds now, std::chrono::nanoseconds units, const Verdict& verdict,
+             std::optional<std::chrono::nanoseconds> op) {
     waits = false;
-    expected_end = now + verdict.backlog + op.value_or(std::chrono::nanoseconds(0));
+    expected_end = now - units + verdict.backlog + op.value_or(std::chrono::nanoseconds(0));
   }
-  /// Called when a unit has ended that took so long: an op that ran beside it ends later by that, at most.
-  void delay(std::chrono::nanoseconds unit) { expected_end += unit; }
 };
 
 /// Asks a policy whether a job may start an op now. Pure: used by the gate with real time and by the op replay with
@@ -49,8 +48,11 @@ struct AdmissionRecord {
 ///     Verdict verdict = admission.decide(own record and snapshot, waited);
 class Admission {
  public:
-  Admission(const GatePolicy& policy, const Standing& standing, std::chrono::nanoseconds now)
-      : policy_(policy), standing_(standing), now_(now) {}
+  /// `units`: how long all units of periodic jobs that have ended took, in sum. An op that ran beside one ends later by
+  /// that, at most.
+  Admission(const GatePolicy& policy, const Standing& standing, std::chrono::nanoseconds now,
+            std::chrono::nanoseconds units = std::chrono::nanoseconds(0))
+      : policy_(policy), standing_(standing), now_(now), units_(units) {}
 
   /// False for jobs that do not affect the decision.
   bool regards(const Standing& other) const { return policy_.regards(standing_, other); }
@@ -64,6 +66,7 @@ class Admission {
   const GatePolicy& policy_;
   const Standing standing_;
   const std::chrono::nanoseconds now_;
+  const std::chrono::nanoseconds units_;
   std::vector<Competitor> competitors_;
   bool is_concerned_ = false;
 };

@@ -74,8 +74,8 @@ struct Competitor {
 struct Verdict {
   bool admit;
   std::chrono::nanoseconds retry_after;  ///< when to ask again, if not admitted
-  std::chrono::nanoseconds backlog{
-      0};  ///< after which the op counts as begun, if admitted: others keep the device busy
+  /// Others keep the device busy for so long: only then does the op count as begun.
+  std::chrono::nanoseconds backlog{0};
 };
 
 /// Decides whether an op may start. Pure: the gate asks with the real clock, the op replay with a virtual one.

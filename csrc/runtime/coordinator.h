@@ -81,6 +81,8 @@ class Coordinator {
   void make_periodic(JobId job, const PeriodicTask& task);
   /// Why the deadlines of periodic jobs cannot be met, as found since they were accepted; empty if they can.
   std::string deadline_problem() const;
+  /// Whether there is such a problem. Takes no lock.
+  bool has_deadline_problem() const { return decisions_.deadlines().has_problem(); }
 
   /// Takes no lock. Ignores messages that do not fit the job's state: it may have ended in the meantime.
   void send(const JobMessage& message);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
 #include <stdexcept>
 
 #include "policy/grace.h"
@@ -89,31 +90,36 @@ std::string DeadlineKeeper::why_not(const std::vector<PeriodicTask>& tasks) cons
   if (bound.is_feasible && allowed >= run_ahead_) {
     return "";
   }
+  const std::string misses = "its deadlines cannot be met: ";
   if (bound.at == nanoseconds(0)) {
-    return fmt::format(
-        "its deadlines cannot be met: periodic jobs would need {:.0f} % of the time; a longer period or a shorter unit "
-        "would help",
-        100 * bound.utilization);
+    return misses +
+           fmt::format("periodic jobs would need {:.0f} % of the time; a longer period or a shorter unit would help",
+                       100 * bound.utilization);
   }
   if (!bound.is_feasible) {
-    return fmt::format(
-        "its deadlines cannot be met: within {:.1f} ms, periodic jobs need {:.1f} ms; a longer period or deadline, or "
-        "a "
-        "shorter unit, would help",
-        ms(bound.at), ms(bound.at - bound.room));
+    return misses + fmt::format(
+                        "within {:.1f} ms, periodic jobs need {:.1f} ms; a longer period or deadline, or a shorter "
+                        "unit, would help",
+                        ms(bound.at), ms(bound.at - bound.room));
   }
-  return fmt::format(
-      "its deadlines cannot be met: within {:.1f} ms, {:.1f} ms are free, and {:.1f} ms are needed for an op of "
-      "another "
-      "job that has begun; shorter ops, as of smaller batches, would help",
-      ms(bound.at), ms(bound.room), ms(bound.room - allowed + run_ahead_));
+  return misses + fmt::format(
+                      "within {:.1f} ms, {:.1f} ms are free, and an op of another job that has begun may take "
+                      "{:.1f} ms; shorter ops, as of smaller batches, would help",
+                      ms(bound.at), ms(bound.room), ms(bound.room - allowed + run_ahead_));
 }
 
+/// Without memory, other jobs' ops must end before the releases.
 void DeadlineKeeper::apply() noexcept {
-  const std::vector<PeriodicTask> tasks = known_tasks();
-  const bool all_known = tasks.size() == entries_.size() && !tasks.empty();
-  const nanoseconds allowed = all_known ? blocking_allowed(tasks) - run_ahead_ - kLookAgain : nanoseconds(0);
-  gate_.set_blocking_allowed(std::max(allowed, nanoseconds(0)));
+  nanoseconds allowed{0};
+  try {
+    const std::vector<PeriodicTask> tasks = known_tasks();
+    if (tasks.size() == entries_.size() && !tasks.empty()) {
+      allowed = std::max(blocking_allowed(tasks) - run_ahead_ - kLookAgain, nanoseconds(0));
+    }
+  } catch (const std::bad_alloc&) {
+  }
+  gate_.set_blocking_allowed(allowed);
+  has_problem_.store(!problem_.empty());
 }
 
 }  // namespace torchshare

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -38,8 +39,9 @@ class DeadlineKeeper {
   void learn(JobId job, std::chrono::nanoseconds took, std::chrono::nanoseconds longest_op,
              std::chrono::nanoseconds now);
   void end(JobId job) noexcept;
-  /// See Coordinator::deadline_problem.
+  // See Coordinator::deadline_problem.
   const std::string& problem() const { return problem_; }
+  bool has_problem() const { return has_problem_.load(); }
 
  private:
   struct Entry {
@@ -59,6 +61,7 @@ class DeadlineKeeper {
   const std::chrono::nanoseconds run_ahead_;
   std::map<JobId, Entry> entries_;
   std::string problem_;
+  std::atomic<bool> has_problem_{false};  // read by any thread
 };
 
 }  // namespace torchshare

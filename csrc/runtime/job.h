@@ -121,6 +121,8 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   void end_periods();
   /// Empty unless it is periodic. Any thread, once its units have begun.
   std::optional<PeriodStats> periods() const;
+  /// See Coordinator.
+  bool has_deadline_problem() const { return runtime_->coordinator.has_deadline_problem(); }
   std::string deadline_problem() const { return runtime_->coordinator.deadline_problem(); }
   void expect_steps(std::uint64_t more, bool for_good) override;
   /// Called before its first step if it goes on from a checkpoint, after `steps` steps.

@@ -93,10 +93,9 @@ def _end(job: JobContext) -> None:
 
 def _say_if_infeasible(job: JobContext) -> None:
     """Warns, once, if measured units show that deadlines will be missed."""
-    problem = "" if job.warned_of_deadlines else job.handle.deadline_problem()
-    if problem:
+    if job.handle.has_deadline_problem and not job.warned_of_deadlines:
         job.warned_of_deadlines = True
-        log.warning("job '%s': %s", job.name, problem)
+        log.warning("job '%s': %s", job.name, job.handle.deadline_problem())
 
 
 def _without_job(take: Callable[[], Any], period: float, deadline: float) -> Iterator[Any]:

@@ -105,10 +105,10 @@ TEST(Admission, AsksOnlyIfAJobConcernsTheRequester) {
 
 TEST(Admission, AnAdmittedJobWaitsNoMoreAndEndsWhenExpected) {
   AdmissionRecord record{.waits = true};
-  record.admit(10ms, kAdmitted, 5ms);
+  record.admit(10ms, 0ms, kAdmitted, 5ms);
   EXPECT_FALSE(record.waits);
   EXPECT_EQ(record.expected_end, 15ms);
-  record.admit(20ms, kAdmitted, std::nullopt);
+  record.admit(20ms, 0ms, kAdmitted, std::nullopt);
   EXPECT_EQ(record.expected_end, 20ms);
 }
 
