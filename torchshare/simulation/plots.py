@@ -62,6 +62,7 @@ def _policies(outcomes: Sequence[Outcome]) -> list[str]:
 def _completion(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     for policy in _policies(outcomes):
         jct = np.sort(np.concatenate([outcome.jct for outcome in outcomes if outcome.case.policy == policy]))
+        # A rejected job never completes: the curve ends below 1.
         axes.plot(jct, np.arange(1, len(jct) + 1) / len(jct), label=policy)
     axes.set(xscale="log", xlabel="JCT (s)", ylabel="fraction of jobs completed", title="Job completion time")
     axes.grid(alpha=0.3)

@@ -33,7 +33,7 @@ class PairSrsf final : public ClusterPolicy {
       }
       return start_alone(cluster, job) || start_shared(cluster, job) ? Offer::kTookFromOthers : Offer::kRefused;
     });
-    spread(cluster);
+    spread(cluster, *this);
   }
 
  private:
@@ -146,35 +146,6 @@ class PairSrsf final : public ClusterPolicy {
       cluster.suspend(victim->job, victim->rank);
     }
     return true;
-  }
-
-  /// Moves sharing jobs to free GPUs if that saves more than the restart costs.
-  void spread(Cluster& cluster) const {
-    std::vector<JobId> sharing;
-    for (const JobId job : cluster.running()) {
-      const ClusterJob& mine = cluster.job(job);
-      if (mine.shared_gpus > 0 && !mine.pinned && mine.restart_left == 0 && mine.asked.gpus <= cluster.gpus().free()) {
-        sharing.push_back(job);
-      }
-    }
-    for (const JobId job : sharing) {
-      const ClusterJob& mine = cluster.job(job);
-      if (mine.shared_gpus == 0 || mine.asked.gpus > cluster.gpus().free()) {
-        continue;
-      }
-      const Seconds left = cluster.remaining(job) / mine.speed;
-      Seconds together = 0;
-      for (const GpuId gpu : mine.gpus) {
-        const JobId other = cluster.gpus().partner(gpu, job);
-        if (other != kNobody) {
-          together = std::max(together, std::min(left, cluster.remaining(other) / cluster.job(other).speed));
-        }
-      }
-      if (together * (1 - mine.speed) > cluster.options().restart_cost) {
-        cluster.suspend(job, rank(cluster, job));
-        start_alone(cluster, job);
-      }
-    }
   }
 };
 
