@@ -96,32 +96,26 @@ std::vector<Ranked> ranked_behind(const Cluster& cluster, const ClusterPolicy& p
   return behind;
 }
 
-void spread(Cluster& cluster, const ClusterPolicy& policy) {
-  std::vector<JobId> sharing;
-  for (const JobId job : cluster.running()) {
-    const ClusterJob& mine = cluster.job(job);
-    if (mine.shared_gpus > 0 && !mine.pinned && mine.restart_left == 0 && mine.asked.gpus <= cluster.gpus().free()) {
-      sharing.push_back(job);
+void schedule_by_rank(Cluster& cluster, const ClusterPolicy& policy, Seconds restart_cost) {
+  offer_until_settled(cluster, [&](JobId job) {
+    if (start_alone(cluster, job)) {
+      return Offer::kTaken;
     }
-  }
-  for (const JobId job : sharing) {
-    const ClusterJob& mine = cluster.job(job);
-    if (mine.shared_gpus == 0 || mine.asked.gpus > cluster.gpus().free()) {
-      continue;
+    const std::vector<Ranked> behind = ranked_behind(cluster, policy, job, restart_cost);
+    int missing = cluster.job(job).asked.gpus - cluster.gpus().free();
+    auto last = behind.begin();
+    for (; last != behind.end() && missing > 0; ++last) {
+      missing -= cluster.job(last->job).asked.gpus;
     }
-    const Seconds left = cluster.remaining(job) / mine.speed;
-    Seconds together = 0;
-    for (const GpuId gpu : mine.gpus) {
-      const JobId other = cluster.gpus().partner(gpu, job);
-      if (other != kNobody) {
-        together = std::max(together, std::min(left, cluster.remaining(other) / cluster.job(other).speed));
-      }
+    if (missing > 0) {
+      return Offer::kRefused;
     }
-    if (together * (1 - mine.speed) > cluster.options().restart_cost) {
-      cluster.suspend(job, policy.rank(cluster, job));
-      start_alone(cluster, job);
+    for (auto victim = behind.begin(); victim != last; ++victim) {
+      cluster.suspend(victim->job, victim->rank);
     }
-  }
+    start_alone(cluster, job);
+    return Offer::kTookFromOthers;
+  });
 }
 
 }  // namespace torchshare

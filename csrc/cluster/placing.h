@@ -80,43 +80,7 @@ void offer_until_settled(Cluster& cluster, const Place& place) {
   }
 }
 
-/// Places by rank: on free GPUs; else as `start_shared(job)` does, which returns whether it started the job; else on
-/// the GPUs of jobs that rank behind by more than `restart_cost`.
-template <typename StartShared>
-void schedule_by_rank(Cluster& cluster, const ClusterPolicy& policy, Seconds restart_cost,
-                      const StartShared& start_shared) {
-  offer_until_settled(cluster, [&](JobId job) {
-    if (start_alone(cluster, job) || start_shared(job)) {
-      return Offer::kTaken;
-    }
-    const std::vector<Ranked> behind = ranked_behind(cluster, policy, job, restart_cost);
-    int missing = cluster.job(job).asked.gpus - cluster.gpus().free();
-    auto last = behind.begin();
-    const auto leaves = [&](JobId other) {
-      return other == kNobody || std::any_of(behind.begin(), last, [&](const Ranked& x) { return x.job == other; });
-    };
-    for (; last != behind.end() && missing > 0; ++last) {
-      for (const GpuId gpu : cluster.job(last->job).gpus) {
-        missing -= leaves(cluster.gpus().partner(gpu, last->job)) ? 1 : 0;
-      }
-    }
-    if (missing > 0) {
-      return Offer::kRefused;
-    }
-    for (auto victim = behind.begin(); victim != last; ++victim) {
-      cluster.suspend(victim->job, victim->rank);
-    }
-    start_alone(cluster, job);
-    return Offer::kTookFromOthers;
-  });
-}
-
-/// Places by rank without sharing.
-inline void schedule_by_rank(Cluster& cluster, const ClusterPolicy& policy, Seconds restart_cost) {
-  schedule_by_rank(cluster, policy, restart_cost, [](JobId) { return false; });
-}
-
-/// Moves sharing jobs to free GPUs if that saves more than the restart costs.
-void spread(Cluster& cluster, const ClusterPolicy& policy);
+/// Places by rank without sharing: on free GPUs, or on those of jobs that rank behind by more than `restart_cost`.
+void schedule_by_rank(Cluster& cluster, const ClusterPolicy& policy, Seconds restart_cost);
 
 }  // namespace torchshare

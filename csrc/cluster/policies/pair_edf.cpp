@@ -1,40 +1,27 @@
-#include <algorithm>
-
-#include "cluster/placing.h"
+#include "cluster/policies/pair_policy.h"
 #include "cluster/policies/policies.h"
-#include "model/pair.h"
 
 namespace torchshare {
 namespace {
 
-/// Latest start first, with pair sharing and preemption: of two jobs, the one that must start sooner to end in time. A
-/// job takes free GPUs; else shares, if it and its partners still end in time; else it takes the GPUs of jobs that can
-/// start later. Jobs without a deadline come after those with one, by shortest remaining service.
-class PairEdf final : public ClusterPolicy {
+/// Latest start first: of two jobs, the one that must start sooner to end in time. Jobs share if both still end in
+/// time. Those without a deadline come after those with one, by shortest remaining service.
+class PairEdf final : public PairPolicy {
  public:
   Rank rank(const Cluster& cluster, JobId job) const override {
     const Seconds left = cluster.remaining(job);
     return cluster.has_deadline(job) ? Rank{0, cluster.due(job) - left} : Rank{1, left * cluster.job(job).asked.gpus};
   }
 
-  void schedule(Cluster& cluster) override {
-    schedule_by_rank(cluster, *this, cluster.options().restart_cost,
-                     [&](JobId job) { return start_shared(cluster, job); });
-    spread(cluster, *this);
-  }
-
   bool keeps_deadlines() const override { return true; }
 
  private:
-  /// Prefers the partners that leave most time until the first of the two deadlines is missed.
-  static bool start_shared(Cluster& cluster, JobId job) {
-    return share(cluster, job, [&](JobId other, const PairSplits& splits) -> std::optional<double> {
-      const PairJob own{cluster.remaining(job), splits.a.slowdown};
-      const PairJob theirs{cluster.remaining(other), std::max(splits.b.slowdown, 1 / cluster.job(other).speed)};
-      const PairEnds ends = ends_when_sharing(own, theirs);
-      const Seconds laxity = std::min(cluster.due(job) - ends.a, cluster.due(other) - ends.b) - cluster.now();
-      return laxity >= 0 ? std::optional(-laxity) : std::nullopt;
-    });
+  bool worth_sharing(const Cluster& cluster, JobId job, JobId other, double speed,
+                     const PairSplits& splits) const override {
+    const PairJob own{cluster.remaining(job), splits.a.slowdown};
+    const PairJob theirs{cluster.remaining(other), 1 / (speed - loss(cluster, other, speed, splits.b))};
+    const PairEnds ends = ends_when_sharing(own, theirs);
+    return cluster.in_time(job, cluster.now() + ends.a) && cluster.in_time(other, cluster.now() + ends.b);
   }
 };
 
