@@ -1,11 +1,17 @@
+#include <algorithm>
+
 #include "cluster/policies/pair_policy.h"
 #include "cluster/policies/policies.h"
 
 namespace torchshare {
 namespace {
 
+/// The least gain by sharing, relative: at a ratio of 2 there is none, but for rounding.
+constexpr double kLeastGain = 1e-9;
+
 /// Latest start first: of two jobs, the one that must start sooner to end in time. Jobs share if both still end in
-/// time. Those without a deadline come after those with one, by shortest remaining service.
+/// time, and sooner than one after the other. Those without a deadline come after those with one, by shortest remaining
+/// service.
 class PairEdf final : public PairPolicy {
  public:
   Rank rank(const Cluster& cluster, JobId job) const override {
@@ -21,7 +27,8 @@ class PairEdf final : public PairPolicy {
     const PairJob own{cluster.remaining(job), splits.a.slowdown};
     const PairJob theirs{cluster.remaining(other), 1 / (speed - loss(cluster, other, speed, splits.b))};
     const PairEnds ends = ends_when_sharing(own, theirs);
-    return cluster.in_time(job, cluster.now() + ends.a) && cluster.in_time(other, cluster.now() + ends.b);
+    const bool gains = std::max(ends.a, ends.b) < (own.remaining + theirs.remaining) * (1 - kLeastGain);
+    return gains && cluster.in_time(job, cluster.now() + ends.a) && cluster.in_time(other, cluster.now() + ends.b);
   }
 };
 

@@ -54,6 +54,12 @@ TEST(Deadlines, JobsThatHaveNoTimeToSpareDoNotShare) {
   EXPECT_THAT(ends_of("pair-edf", gpus(1), Interference(1.2), workload), ElementsAre(100, 200));
 }
 
+TEST(Deadlines, JobsThatGainNothingDoNotShare) {
+  const std::vector<WorkloadJob> workload{{.duration = 100, .deadline = 300}, {.duration = 100, .deadline = 301}};
+  EXPECT_THAT(ends_of("pair-edf", gpus(1), Interference(1.9), workload), ElementsAre(190, 190));
+  EXPECT_THAT(ends_of("pair-edf", gpus(1), Interference(2), workload), ElementsAre(100, 200));
+}
+
 TEST(Deadlines, TheJobThatMustStartSoonerComesFirstAlthoughItIsDueLater) {
   // The first must start by 210, the second by 110.
   const std::vector<WorkloadJob> workload{{.duration = 20, .deadline = 230},
