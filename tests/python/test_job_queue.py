@@ -372,7 +372,7 @@ def test_a_job_that_would_miss_its_deadline_is_refused_and_not_in_the_journal(pa
         cluster.queue.submit(spec("b", deadline=150.0))
     with pytest.raises(
         ValueError,
-        match="^job 'c': deadline 1m would make job 'a' miss its own: that is predicted to end 30s late; a later",
+        match=r"^job 'c': deadline 1m would make job 'a' miss its own: that is predicted to end 30s late; a later",
     ):
         cluster.queue.submit(spec("c", duration=30.0, model="new", deadline=60.0))
     assert path.read_bytes() == before
@@ -418,7 +418,7 @@ def test_with_other_policies_a_deadline_refuses_nothing(path: Path) -> None:
 
 
 def test_the_forecast_changes_nothing_that_the_journal_has_not(path: Path) -> None:
-    """Refused jobs with a new model and env, and held ones, leave the decisions as a reader of the journal makes them."""
+    """After refused jobs with new models and envs, decisions are those that a reader of the journal makes."""
     cluster = Cluster(path, 2, policy="pair-edf")
     for number in range(12):
         cluster.now += 10

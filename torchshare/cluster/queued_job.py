@@ -66,8 +66,8 @@ class QueuedJob:
         return "suspended" if self.attempt else "pending"
 
     def deadline_state(self, now: float) -> str | None:
-        """ "open", "met" or "missed", at its end or now; None without a deadline. A job that has not finished, but ended,
-        has missed it."""
+        """ "open", "met" or "missed", at its end or now; None without a deadline. Only a job that has finished meets
+        it."""
         if self.spec.deadline is None:
             return None
         if now - self.submitted > self.spec.deadline or self.outcome not in ("", "finished"):
