@@ -92,15 +92,14 @@ class JobQueue:
         if miss is None:
             return
         name, left = miss
+        given = f"job '{spec.name}': deadline {duration_text(deadline)}"
+        helps = "a later deadline, more devices or a submission when fewer jobs wait would help"
         if name == spec.name:
-            what = f"would be missed: it is predicted to end after {duration_text(left)}"
-        else:
-            other = self.jobs[name]
-            due = other.submitted + (other.spec.deadline or 0.0) - self._state.next_time(self._clock())
-            what = f"would make job '{name}' miss its own: that is predicted to end {duration_text(left - due)} late"
+            raise ValueError(f"{given} would be missed: it is predicted to end after {duration_text(left)}; {helps}")
+        other = self.jobs[name]
+        late = left - (other.submitted + (other.spec.deadline or 0.0) - self._state.next_time(self._clock()))
         raise ValueError(
-            f"job '{spec.name}': deadline {duration_text(deadline)} {what}; a later deadline, more devices or a "
-            "submission when fewer jobs wait would help"
+            f"{given} would make job '{name}' miss its own: that is predicted to end {duration_text(late)} late; {helps}"
         )
 
     def cancel(self, name: str) -> None:
