@@ -1,6 +1,7 @@
 #include "cluster/forecast.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -8,7 +9,7 @@ namespace torchshare {
 namespace {
 
 /// Ends the running jobs whose time has come, in the order of the simulator; false if there are none.
-bool end_due(Cluster& cluster, std::map<JobId, Seconds>& ends) {
+bool end_due(Cluster& cluster) {
   std::vector<JobId> due;
   for (const JobId job : cluster.running()) {
     if (cluster.ends_at(job) <= cluster.now()) {
@@ -19,38 +20,18 @@ bool end_due(Cluster& cluster, std::map<JobId, Seconds>& ends) {
   for (const JobId job : due) {
     if (cluster.ends_at(job) <= cluster.now()) {  // the end of its partner may have changed it
       cluster.end(job);
-      if (cluster.has_deadline(job)) {
-        ends[job] = cluster.now();
-      }
     }
   }
   return !due.empty();
 }
 
-/// The jobs with deadlines that would end late in a cluster.
-std::map<JobId, Seconds> late(const Cluster& cluster, ClusterPolicy& policy, bool decides_now) {
-  const std::map<JobId, Seconds> ends = forecast(cluster, policy, decides_now);
-  std::map<JobId, Seconds> found;
-  for (JobId job = 0; job < cluster.jobs(); ++job) {
-    const JobPhase phase = cluster.job(job).phase;
-    if (cluster.has_deadline(job) && (phase == JobPhase::kWaiting || phase == JobPhase::kRunning)) {
-      const auto known = ends.find(job);
-      const Seconds end = known == ends.end() ? kNeverVirtual : known->second;
-      if (!cluster.in_time(job, end)) {
-        found[job] = end;
-      }
-    }
-  }
-  return found;
-}
-
-}  // namespace
-
-std::map<JobId, Seconds> forecast(Cluster cluster, ClusterPolicy& policy, bool decides_now) {
+/// Advances until no job with a deadline is open, if all last as long as estimated and none arrives. If the estimates
+/// are right, this is what will be, to the last bit: so the policy decides at the first instant only if it does so in
+/// the real cluster, `decides_now`.
+void run_ahead(Cluster& cluster, ClusterPolicy& policy, bool decides_now) {
   cluster.trust_estimates();
-  std::map<JobId, Seconds> ends;
   for (;;) {
-    if (end_due(cluster, ends) || decides_now) {
+    if (end_due(cluster) || decides_now) {
       policy.schedule(cluster);
     }
     decides_now = true;
@@ -59,11 +40,28 @@ std::map<JobId, Seconds> forecast(Cluster cluster, ClusterPolicy& policy, bool d
       next = std::min(next, cluster.ends_at(job));
     }
     if (cluster.open_deadlines() == 0 || next == kNeverVirtual) {
-      return ends;
+      return;
     }
     cluster.advance(std::max(cluster.now(), next));
   }
 }
+
+/// The jobs that will end late, and when; kNeverVirtual: never.
+std::map<JobId, Seconds> late(Cluster cluster, ClusterPolicy& policy, bool decides_now) {
+  const Seconds begin = cluster.now();
+  run_ahead(cluster, policy, decides_now);
+  std::map<JobId, Seconds> found;
+  for (JobId job = 0; job < cluster.jobs(); ++job) {
+    const ClusterJob& entry = cluster.job(job);
+    const bool has_arrived = entry.phase != JobPhase::kToCome && entry.phase != JobPhase::kRejected;
+    if (has_arrived && entry.ended >= begin && !cluster.in_time(job, entry.ended)) {
+      found[job] = entry.ended;
+    }
+  }
+  return found;
+}
+
+}  // namespace
 
 std::optional<Miss> miss_with(const Cluster& cluster, ClusterPolicy& policy, JobId job, bool decides_now) {
   if (!cluster.has_deadline(job) && cluster.open_deadlines() == 0) {
@@ -71,7 +69,7 @@ std::optional<Miss> miss_with(const Cluster& cluster, ClusterPolicy& policy, Job
   }
   Cluster with = cluster;
   with.arrive(job, policy.rank(with, job));
-  const std::map<JobId, Seconds> late_with = late(with, policy, true);
+  const std::map<JobId, Seconds> late_with = late(std::move(with), policy, true);
   const auto itself = late_with.find(job);
   if (itself != late_with.end()) {
     return Miss{job, itself->second};

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <map>
 #include <optional>
 
 #include "cluster/cluster.h"
@@ -8,12 +7,8 @@
 
 namespace torchshare {
 
-/// The ends of the jobs with deadlines that wait or run, if no other job arrives and all last as long as estimated. A
-/// job that would never end is not among them. If the estimates are right, this is what will be, to the last bit: so
-/// the policy decides at this instant only if it does so in the cluster, `decides_now`.
-std::map<JobId, Seconds> forecast(Cluster cluster, ClusterPolicy& policy, bool decides_now);
-
-/// A job that would end late.
+/// A job that would end late. A forecast runs a copy of the cluster on, by the policies' estimates, without further
+/// arrivals.
 struct Miss {
   JobId job;
   Seconds end;
