@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torchshare.runtime.runtime import Runtime
     from torchshare.runtime.sharing import SharingReport
     from torchshare.serving.compiled_model import CompiledModel, compiled
+    from torchshare.serving.periods import periods
     from torchshare.serving.request import Request
     from torchshare.serving.request_batch import RequestBatch
     from torchshare.serving.requests import requests
@@ -58,6 +59,7 @@ __all__ = [
     "batches",
     "cache_memory",
     "compiled",
+    "periods",
     "profile",
     "requests",
     "serve",
@@ -92,6 +94,7 @@ _MODULES = {
     "batches": "training.plain_loop",
     "cache_memory": "context.cache_memory",
     "compiled": "serving.compiled_model",
+    "periods": "serving.periods",
     "profile": "profiling.measure",
     "requests": "serving.requests",
     "serve": "serving.served",

@@ -43,17 +43,17 @@ class PythonWarnings {
 
 using Warns = py::call_guard<PythonWarnings>;
 
-/// A duration of the gate's options that may be left out, in seconds for Python.
-void def_seconds(py::class_<RuntimeOptions>& type, const char* name,
-                 std::optional<std::chrono::nanoseconds> GatePolicyOptions::*field) {
+/// A duration that may be left out, in seconds for Python. `field(object)` refers to it.
+template <class Type, class Field>
+void def_seconds(py::class_<Type>& type, const char* name, Field field) {
   type.def_property(
       name,
-      [field](const RuntimeOptions& options) {
-        const auto& time = options.gate.*field;
+      [field](const Type& object) {
+        const std::optional<std::chrono::nanoseconds>& time = field(object);
         return time ? std::optional(to_seconds(*time)) : std::nullopt;
       },
-      [field](RuntimeOptions& options, std::optional<Seconds> time) {
-        options.gate.*field = time ? std::optional(from_seconds(*time)) : std::nullopt;
+      [field](Type& object, std::optional<Seconds> time) {
+        field(object) = time ? std::optional(from_seconds(*time)) : std::nullopt;
       });
 }
 
@@ -168,6 +168,17 @@ void bind_job(py::module_& module) {
       .def_property_readonly("cpu_s", [](const JobStats& stats) { return to_seconds(stats.cpu); })
       .def_property_readonly("input_s", [](const JobStats& stats) { return to_seconds(stats.input); })
       .def_property_readonly("ran_s", [](const JobStats& stats) { return to_seconds(stats.ran); });
+  py::class_<PeriodStats>(module, "PeriodStats")
+      .def_readonly("met", &PeriodStats::met)
+      .def_readonly("missed", &PeriodStats::missed)
+      .def_readonly("skipped", &PeriodStats::skipped)
+      .def_readonly("response", &PeriodStats::response)
+      .def_readonly("slack", &PeriodStats::slack)
+      .def_property_readonly("worst_lateness_s",
+                             [](const PeriodStats& stats) { return to_seconds(stats.worst_lateness); })
+      .def_property_readonly("misses", [](const PeriodStats& stats) {
+        return std::vector<std::string>(stats.misses.begin(), stats.misses.end());
+      });
   py::class_<LatencyStats>(module, "LatencyStats").def_readonly("cannot_hold", &LatencyStats::cannot_hold);
   py::class_<BoundStats>(module, "BoundStats")
       .def_property_readonly(
@@ -253,6 +264,24 @@ void bind_job(py::module_& module) {
           [](RuntimeJob& job, std::int64_t since_arrival) { job.given_up(std::chrono::nanoseconds(since_arrival)); },
           py::arg("since_arrival"))
       .def("set_answering", &RuntimeJob::set_answering, py::arg("answers"))
+      .def(
+          "begin_periods",
+          [](RuntimeJob& job, std::optional<Seconds> period, std::optional<Seconds> deadline,
+             std::optional<Seconds> unit_time) {
+            std::optional<PeriodicTask> task;
+            if (period) {
+              const auto cost = from_seconds(unit_time.value_or(0));
+              task = PeriodicTask{from_seconds(*period), from_seconds(deadline.value_or(*period)), cost};
+            }
+            job.begin_periods(task);
+          },
+          py::arg("period"), py::arg("deadline"), py::arg("unit_time"), ReleaseGil())
+      .def("await_release", &RuntimeJob::await_release)
+      .def("begin_unit", &RuntimeJob::begin_unit, ReleaseGil())
+      .def("end_unit", &RuntimeJob::end_unit, ReleaseGil())
+      .def("end_periods", &RuntimeJob::end_periods, ReleaseGil())
+      .def("periods", &RuntimeJob::periods)
+      .def("deadline_problem", &RuntimeJob::deadline_problem, ReleaseGil())
       .def("latency", &RuntimeJob::latency)
       .def("gaps", &RuntimeJob::gaps)
       .def("op_profiles", [](const RuntimeJob& job) { return watched(job).profiles(); })
@@ -301,10 +330,13 @@ void bind_options(py::module_& module) {
       .def_readwrite("max_concurrent", &RuntimeOptions::max_concurrent)
       .def_readwrite("timeline_capacity", &RuntimeOptions::timeline_capacity)
       .def_readwrite("keep", &RuntimeOptions::keep);
-  def_seconds(options, "max_wait", &GatePolicyOptions::max_wait);
-  def_seconds(options, "run_ahead", &GatePolicyOptions::run_ahead);
-  py::class_<JobSpec>(module, "JobSpec")
-      .def(py::init<>())
+  def_seconds(options, "max_wait", [](auto& object) -> auto& { return object.gate.max_wait; });
+  def_seconds(options, "run_ahead", [](auto& object) -> auto& { return object.gate.run_ahead; });
+  py::class_<JobSpec> spec(module, "JobSpec");
+  def_seconds(spec, "period", [](auto& object) -> auto& { return object.period; });
+  def_seconds(spec, "deadline", [](auto& object) -> auto& { return object.deadline; });
+  def_seconds(spec, "unit_time", [](auto& object) -> auto& { return object.unit_time; });
+  spec.def(py::init<>())
       .def_readwrite("name", &JobSpec::name)
       .def_property(
           "priority", [](const JobSpec& spec) { return to_string(spec.priority); },

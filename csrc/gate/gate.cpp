@@ -19,6 +19,10 @@ bool has(const Slot& slot, std::uint32_t bits) {
   return (slot.interrupts.load(std::memory_order_acquire) & bits) != 0;
 }
 
+Standing standing(const Slot& slot) {
+  return {slot.priority, slot.job->is_periodic.load(std::memory_order_relaxed)};
+}
+
 std::optional<std::chrono::nanoseconds> expected_op(const Slot& slot) {
   const std::chrono::nanoseconds expected(slot.next_op.load(std::memory_order_relaxed));
   return expected.count() >= 0 ? std::optional(expected) : std::nullopt;
@@ -31,6 +35,7 @@ Gate::Gate(std::unique_ptr<GatePolicy> policy, Clock& clock) : policy_(std::move
 void Gate::add(Slot& slot, std::shared_ptr<DeviceStream> stream) {
   std::lock_guard lock(mutex_);
   members_.push_back({.slot = &slot,
+                      .number = added_++,
                       .record = {.quiet = {2 * (slot.activity + slot.requests), clock_.now()}},
                       .stream = std::move(stream)});
   refresh_contention();
@@ -50,7 +55,7 @@ void Gate::refresh_contention() {
     const bool contended = std::any_of(members_.begin(), members_.end(),
                                        [&](const Member& other) {
                                          return other.slot->job != member.slot->job &&
-                                                policy_->concerns(member.slot->priority, other.slot->priority);
+                                                policy_->concerns(standing(*member.slot), standing(*other.slot));
                                        }) ||
                            is_paced(*member.slot);
     if (contended) {
@@ -65,6 +70,51 @@ bool Gate::is_paced(const Slot& slot) const {
   return pace_.share < 1 && std::any_of(members_.begin(), members_.end(), [&](const Member& other) {
            return outranks(other.slot->priority, slot.priority);
          });
+}
+
+void Gate::set_periodic(Slot& slot, bool is_periodic) {
+  {
+    std::lock_guard lock(mutex_);
+    slot.is_periodic.store(is_periodic);
+    refresh_contention();
+  }
+  changed_.notify_all();
+}
+
+void Gate::end_unit(Slot& slot, std::chrono::nanoseconds took, std::chrono::nanoseconds release) {
+  {
+    std::lock_guard lock(mutex_);
+    for (Member& member : members_) {
+      member.record.delay(took);
+    }
+  }
+  slot.release.store(release.count(), std::memory_order_release);
+  slot.deadline.store(kNever.count(), std::memory_order_release);
+  changed_.notify_all();
+}
+
+void Gate::begin_unit(Slot& slot, std::chrono::nanoseconds deadline) {
+  slot.deadline.store(deadline.count(), std::memory_order_release);
+  slot.release.store(kNever.count(), std::memory_order_release);
+}
+
+void Gate::set_blocking_allowed(std::chrono::nanoseconds time) {
+  {
+    std::lock_guard lock(mutex_);
+    blocking_allowed_ = time;
+  }
+  changed_.notify_all();
+}
+
+std::vector<const Slot*> Gate::others_inside(const Slot& slot) const {
+  std::vector<const Slot*> found;
+  std::lock_guard lock(mutex_);
+  for (const Member& member : members_) {
+    if (member.slot->job != slot.job && snapshot(member).inside) {
+      found.push_back(member.slot);
+    }
+  }
+  return found;
 }
 
 void Gate::set_pace(const Pace& pace) {
@@ -108,6 +158,13 @@ Gate::Member& Gate::member_of(const Slot& slot) {
   return *std::find_if(members_.begin(), members_.end(), [&](const Member& member) { return member.slot == &slot; });
 }
 
+/// With the release by which others must have left the device.
+UnitState Gate::unit(const Slot& job) const {
+  const std::chrono::nanoseconds deadline(job.deadline.load(std::memory_order_acquire));
+  const std::chrono::nanoseconds release(job.release.load(std::memory_order_acquire));
+  return {deadline, release < kNever - blocking_allowed_ ? release + blocking_allowed_ : kNever};
+}
+
 JobSnapshot Gate::snapshot(const Member& member) const {
   const Slot& slot = *member.slot;
   const std::uint64_t activity = slot.activity.load(std::memory_order_acquire);
@@ -116,7 +173,9 @@ JobSnapshot Gate::snapshot(const Member& member) const {
   JobSnapshot seen{.activity = 2 * (activity + requests) + (working ? 1 : 0),
                    .inside = (activity & 1) != 0 || working,
                    .idle = slot.idle.load(std::memory_order_acquire),
-                   .answering = (requests & 1) != 0};
+                   .answering = (requests & 1) != 0,
+                   .unit = unit(*slot.job),
+                   .job = member.number};
   if (policy_->forecasts()) {
     const std::chrono::nanoseconds left_at(slot.left_at.load(std::memory_order_acquire));
     const GapForecast gap{std::chrono::nanoseconds(slot.gap_mean.load(std::memory_order_acquire)),
@@ -132,23 +191,28 @@ JobSnapshot Gate::snapshot(const Member& member) const {
 }
 
 Verdict Gate::ask(const Slot& slot, std::chrono::nanoseconds now, std::chrono::nanoseconds waited) {
-  Admission admission(*policy_, slot.priority, now);
+  Admission admission(*policy_, standing(slot), now);
   for (Member& member : members_) {
-    if (member.slot->job != slot.job && admission.regards(member.slot->priority)) {
-      admission.add(member.slot->priority, member.record, snapshot(member));
+    if (member.slot->job != slot.job && admission.regards(standing(*member.slot))) {
+      admission.add(standing(*member.slot), member.record, snapshot(member));
     }
   }
-  return admission.decide({.op = expected_op(slot),
+  const Member& self = member_of(slot);
+  return admission.decide(self.record,
+                          {.op = expected_op(slot),
+                           .is_guess = slot.is_guess.load(std::memory_order_relaxed),
                            .kind = slot.kind.load(std::memory_order_relaxed),
-                           .ahead = slot.ahead != nullptr ? slot.ahead->outstanding() : std::chrono::nanoseconds(0)},
+                           .ahead = slot.ahead != nullptr ? slot.ahead->outstanding() : std::chrono::nanoseconds(0),
+                           .unit = unit(*slot.job),
+                           .job = self.number},
                           waited);
 }
 
-void Gate::let_in(const Slot& slot, std::chrono::nanoseconds now) {
+void Gate::let_in(const Slot& slot, const Verdict& verdict, std::chrono::nanoseconds now) {
   if (!fills_gaps()) {
     return;
   }
-  member_of(slot).record.admit(now, expected_op(slot));
+  member_of(slot).record.admit(now, verdict, expected_op(slot));
   for (const Member& member : members_) {
     if (outranks(member.slot->priority, slot.priority) &&
         (member.slot->interrupts.load(std::memory_order_relaxed) & kFilled) == 0) {
@@ -173,7 +237,7 @@ bool Gate::record_markers(std::unique_lock<std::mutex>& lock, const Slot& slot, 
   for (Member& member : members_) {
     const std::uint64_t activity = member.slot->activity.load(std::memory_order_acquire);
     const bool inside = (activity & 1) != 0;
-    if (member.stream != nullptr && outranks(member.slot->priority, slot.priority) && !inside &&
+    if (member.stream != nullptr && policy_->concerns(standing(slot), standing(*member.slot)) && !inside &&
         (work == Work::kHidden ? member.seems_done(activity)
                                : !member.has_marker(activity) && has_settled(member, activity))) {
       due.push_back({member.slot, member.stream, activity});
@@ -235,7 +299,7 @@ Verdict Gate::admit(std::unique_lock<std::mutex>& lock, const Slot& slot, std::c
   const auto now = clock_.now();
   Verdict verdict = ask(slot, now, now - began);
   if (verdict.admit && !record_markers(lock, slot, Work::kHidden)) {
-    let_in(slot, now);
+    let_in(slot, verdict, now);
     return verdict;
   }
   return {.admit = false, .retry_after = polls ? std::min(verdict.retry_after, kPoll) : verdict.retry_after};

@@ -75,6 +75,16 @@ class Gate {
   void end_filling() { fillers_.fetch_sub(1, std::memory_order_acq_rel); }
   bool is_filled() const { return fillers_.load(std::memory_order_acquire) > 0; }
 
+  // For a periodic job; see EdfPolicy. On its own thread.
+  void set_periodic(Slot& slot, bool is_periodic);
+  /// A unit that has taken so long has ended, and the next one begins at `release`; kNever: none will follow.
+  void end_unit(Slot& slot, std::chrono::nanoseconds took, std::chrono::nanoseconds release);
+  void begin_unit(Slot& slot, std::chrono::nanoseconds deadline);
+  /// Sets how long others may stay on the device after the release of a unit.
+  void set_blocking_allowed(std::chrono::nanoseconds time);
+  /// The jobs that are inside an op, other than that of `slot`.
+  std::vector<const Slot*> others_inside(const Slot& slot) const;
+
   /// Sets the part of each cycle in which jobs that another outranks may enter; within it, the policy decides.
   void set_pace(const Pace& pace);
   Pace pace() const;
@@ -91,6 +101,7 @@ class Gate {
  private:
   struct Member {
     Slot* slot;
+    std::uint64_t number;  // in the order in which jobs were added
     AdmissionRecord record;
     std::shared_ptr<DeviceStream> stream{};
     DeviceStream::Marker marker = 0;      // covers all work up to `marker_activity`
@@ -111,17 +122,20 @@ class Gate {
   bool has_settled(Member& member, std::uint64_t activity);
   void check_streams(std::unique_lock<std::mutex>& lock);
   Verdict ask(const Slot& slot, std::chrono::nanoseconds now, std::chrono::nanoseconds waited);
+  UnitState unit(const Slot& job) const;
   JobSnapshot snapshot(const Member& member) const;
-  void let_in(const Slot& slot, std::chrono::nanoseconds now);
+  void let_in(const Slot& slot, const Verdict& verdict, std::chrono::nanoseconds now);
   Member& member_of(const Slot& slot);
   bool is_paced(const Slot& slot) const;
   void refresh_contention();
 
   const std::unique_ptr<GatePolicy> policy_;
   Clock& clock_;
-  mutable std::mutex mutex_;  // guards members_, pace_
+  mutable std::mutex mutex_;  // guards members_, added_, pace_, blocking_allowed_
   std::vector<Member> members_;
+  std::uint64_t added_ = 0;  // members, since the beginning
   Pace pace_;
+  std::chrono::nanoseconds blocking_allowed_{0};
   std::atomic<int> fillers_{0};
   EventCount changed_;  // members in wait_turn wait for it
 };

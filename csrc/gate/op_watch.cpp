@@ -113,6 +113,7 @@ void OpWatch::expect_op(const OpProfile& profile) {
     expected = others->count();
   }
   slot_.next_op.store(expected, std::memory_order_relaxed);
+  slot_.is_guess.store(!profile.duration.known(), std::memory_order_relaxed);
 }
 
 void OpWatch::begin() {

@@ -3,9 +3,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <string_view>
 
 #include "device/event_count.h"
 #include "model/op_profile.h"
+#include "model/time.h"
 #include "torchshare/values.h"
 
 namespace torchshare {
@@ -39,7 +41,8 @@ struct alignas(64) Slot {
   explicit Slot(Priority p, const Slot* own = nullptr) : priority(p), job(own == nullptr ? this : own) {}
 
   const Priority priority;
-  const Slot* const job;  ///< the slot of the job's own thread, which is suspended and held for all
+  std::string_view name{};  ///< of the job, for messages
+  const Slot* const job;    ///< the slot of the job's own thread, which is suspended and held for all
   std::atomic<std::uint32_t> interrupts{0};
   EventCount changed;                      ///< `interrupts`; see Gate::set
   std::atomic<bool> idle{false};           ///< the job waits for input
@@ -49,7 +52,12 @@ struct alignas(64) Slot {
   std::atomic<std::int64_t> left_at{0};   ///< when the gap of `gap_mean` began
   std::atomic<std::int64_t> gap_mean{0};  ///< 0: the gap after the last op is unknown
   std::atomic<std::int64_t> gap_spread{0};
+  // Of a periodic job; see UnitState.
+  std::atomic<bool> is_periodic{false};
+  std::atomic<std::int64_t> deadline{kNever.count()};
+  std::atomic<std::int64_t> release{kNever.count()};
   std::atomic<std::int64_t> next_op{-1};       ///< expected duration of its next op; -1: unknown
+  std::atomic<bool> is_guess{true};            ///< `next_op` is that of other ops, or unknown
   std::atomic<OpKind> kind{OpKind::kUnknown};  ///< of that op
   RunAhead* ahead = nullptr;                   ///< used by the job's own thread; null on a synchronous device
 

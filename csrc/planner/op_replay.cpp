@@ -58,9 +58,10 @@ void OpReplay::learn(State& state) {
 std::vector<Replayed> OpReplay::run(const std::function<void()>& poll) {
   Time now = 0;
   for (State& state : states_) {
+    state.release = state.job.first_release;
     begin_gap(state, now);
   }
-  while (!has_ended()) {
+  while (!has_ended(now)) {
     settle(now, poll);
     const std::vector<double> rates = this->rates();
     Time next = kNeverVirtual;
@@ -114,17 +115,33 @@ std::vector<double> OpReplay::rates() const {
   return rates;
 }
 
+bool OpReplay::has_ended(Time now) const {
+  const State& first = states_.front();
+  return options_.until ? now >= count(*options_.until) : first.done.ops >= first.job.trace.ops.size();
+}
+
+void OpReplay::end_unit(State& state, Time now) {
+  state.in_unit = false;
+  for (State& other : states_) {
+    other.record.delay(whole(now - state.unit_began));
+  }
+  state.done.units.push_back({state.release, whole(now)});
+  state.release += state.job.task->period;
+}
+
 void OpReplay::begin_gap(State& state, Time now) {
   const OpTrace::Op& next = op_of(state);
   state.left_op_at = now;
   // Assumes input first, then Python: the trace does not record their order.
-  if (next.idle > 0) {
+  const Time until_release = state.job.task && !state.in_unit ? std::max(0.0, count(state.release) - now) : 0;
+  const Time idle = next.idle + until_release;
+  if (idle > 0) {
     state.phase = Phase::kIdle;
-    state.left = next.idle;
+    state.left = idle;
   } else {
     begin_python(state, now);
   }
-  if (next.idle > 0 || forecast(state).mean.count() > 0) {
+  if (idle > 0 || forecast(state).mean.count() > 0) {
     for (State& other : states_) {
       if (other.phase == Phase::kAtGate) {
         other.asks_at = std::min(other.asks_at, now + count(options_.wake_latency));
@@ -134,6 +151,9 @@ void OpReplay::begin_gap(State& state, Time now) {
 }
 
 void OpReplay::begin_python(State& state, Time now) {
+  if (state.job.task && !std::exchange(state.in_unit, true)) {
+    state.unit_began = now;
+  }
   state.phase = Phase::kPython;
   state.left = op_of(state).gap - op_of(state).idle;
   state.arrived = state.asks_at = now;
@@ -150,7 +170,7 @@ GapForecast OpReplay::forecast(const State& state) const {
 /// Advances jobs at this instant until none can advance.
 void OpReplay::settle(Time now, const std::function<void()>& poll) {
   bool moved = true;
-  while (moved && !has_ended()) {
+  while (moved && !has_ended(now)) {
     if (++rounds_ % kRoundsPerPoll == 0) {
       poll();
     }
@@ -195,6 +215,9 @@ bool OpReplay::advance(State& state, Time now) {
       }
       if (state.op == state.job.trace.ops.size()) {
         state.op = state.step = 0;
+        if (state.job.task) {
+          end_unit(state, now);
+        }
       }
       begin_gap(state, now);
       return true;
@@ -222,7 +245,13 @@ JobSnapshot OpReplay::snapshot(const State& state) const {
   JobSnapshot seen{.activity = state.activity,
                    .inside = state.phase == Phase::kInside,
                    .idle = state.phase == Phase::kIdle,
-                   .kind = op_of(state).kind};
+                   .kind = op_of(state).kind,
+                   .job = static_cast<std::uint64_t>(&state - states_.data())};
+  if (state.in_unit) {
+    seen.unit.deadline = state.release + state.job.task->deadline;
+  } else if (state.job.task) {
+    seen.unit.release = state.release + options_.blocking_allowed;
+  }
   if (policy_->forecasts()) {
     seen.gap = seen.inside ? GapForecast{} : forecast(state);
     seen.left_at = whole(state.left_op_at);
@@ -233,20 +262,21 @@ JobSnapshot OpReplay::snapshot(const State& state) const {
 }
 
 bool OpReplay::ask(State& state, Time now) {
-  Admission admission(*policy_, state.job.priority, whole(now));
+  const auto standing = [](const State& each) { return Standing(each.job.priority, each.job.task.has_value()); };
+  Admission admission(*policy_, standing(state), whole(now));
   for (State& other : states_) {
-    if (&other != &state && admission.regards(other.job.priority)) {
-      admission.add(other.job.priority, other.record, snapshot(other));
+    if (&other != &state && admission.regards(standing(other))) {
+      admission.add(standing(other), other.record, snapshot(other));
     }
   }
   const JobSnapshot self = snapshot(state);
-  const Verdict verdict = admission.decide(self, whole(now - state.arrived));
+  const Verdict verdict = admission.decide(state.record, self, whole(now - state.arrived));
   if (!verdict.admit) {
     state.record.waits = true;
     state.asks_at = now + count(verdict.retry_after);
     return false;
   }
-  state.record.admit(whole(now), self.op);
+  state.record.admit(whole(now), verdict, self.op);
   state.done.waited += whole(now - state.arrived);
   ++state.activity;
   state.phase = Phase::kInside;

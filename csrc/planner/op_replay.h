@@ -7,6 +7,7 @@
 
 #include "model/op_profile.h"
 #include "model/op_trace.h"
+#include "model/periodic_task.h"
 #include "policy/admission.h"
 
 namespace torchshare {
@@ -16,6 +17,8 @@ struct ReplayJob {
   Priority priority = Priority::kSecondary;
   int threads = 1;  ///< cores that an op uses
   OpTrace trace = {};
+  std::optional<PeriodicTask> task = {};  ///< the trace is one unit of a periodic job
+  std::chrono::nanoseconds first_release{0};
 };
 
 /// The machine to replay on.
@@ -25,13 +28,21 @@ struct ReplayOptions {
   std::chrono::nanoseconds shortest_gap{0};             ///< shorter gaps are not announced to the gate
   std::chrono::nanoseconds wake_latency{0};             ///< from the beginning of a gap until a waiting job runs
   std::chrono::nanoseconds switch_interval{5'000'000};  ///< after which the GIL is handed over
+  std::chrono::nanoseconds blocking_allowed{0};         ///< see Gate::set_blocking_allowed
+  std::optional<std::chrono::nanoseconds> until = {};   ///< where the replay ends; empty: with the first job's trace
 };
 
-/// The progress of a job until the first job finished its trace.
+/// The progress of a job until the end of the replay.
 struct Replayed {
+  struct Unit {
+    std::chrono::nanoseconds release;
+    std::chrono::nanoseconds end;
+  };
+
   std::vector<double> step_ends;  ///< ns
   std::uint64_t ops = 0;
   std::chrono::nanoseconds waited{0};  ///< at the gate
+  std::vector<Unit> units = {};        ///< of a periodic job, those that have ended
 };
 
 /// Replays recorded ops of several jobs together in virtual time, under a gate policy.
@@ -46,7 +57,8 @@ class OpReplay {
   /// Throws std::invalid_argument for jobs without ops or a machine without cores.
   OpReplay(std::vector<ReplayJob> jobs, std::unique_ptr<GatePolicy> policy, const ReplayOptions& options);
 
-  /// Runs until the first job has finished its trace; the others repeat theirs as often as needed. Calls `poll` every
+  /// Runs until the first job has finished its trace, or until `until`; jobs repeat theirs as often as needed, periodic
+  /// ones once per period. Calls `poll` every
   /// few milliseconds, which may throw to end it.
   std::vector<Replayed> run(const std::function<void()>& poll = [] {});
 
@@ -74,13 +86,17 @@ class OpReplay {
     Time left_op_at = 0;
     std::uint64_t activity = 0;
     AdmissionRecord record{};
+    std::chrono::nanoseconds release{0};  // of its unit, or of the next one
+    bool in_unit = false;
+    Time unit_began = 0;
   };
 
   void learn(State& state);
   void begin_gap(State& state, Time now);
   void begin_python(State& state, Time now);
   GapForecast forecast(const State& state) const;
-  bool has_ended() const { return states_.front().done.ops >= states_.front().job.trace.ops.size(); }
+  bool has_ended(Time now) const;
+  void end_unit(State& state, Time now);
   void settle(Time now, const std::function<void()>& poll);
   bool advance(State& state, Time now);
   bool take_lock(State& state, Time now);

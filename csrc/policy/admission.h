@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "model/periodic_task.h"
 #include "policy/gate_policy.h"
 #include "policy/quiet_timer.h"
 
@@ -18,8 +19,11 @@ struct JobSnapshot {
   GapForecast gap = {};                                  ///< announced by the job as it left its last op
   std::optional<std::chrono::nanoseconds> left_at = {};  ///< when that gap began; empty if only the device knows
   std::optional<std::chrono::nanoseconds> op = {};       ///< expected duration of its next op, or of the one it is in
+  bool is_guess = false;                                 ///< `op` is that of other ops
   OpKind kind = OpKind::kUnknown;                        ///< of that op
   std::chrono::nanoseconds ahead{0};  ///< expected duration of launched work that the device has not finished
+  UnitState unit = {};                ///< of a periodic job
+  std::uint64_t job = 0;              ///< in the order in which jobs were added
 };
 
 /// The state that admission keeps of a job between decisions.
@@ -29,31 +33,36 @@ struct AdmissionRecord {
   std::chrono::nanoseconds expected_end{0};  ///< of its last admitted op
 
   /// Called when the job was admitted with an op of that expected duration.
-  void admit(std::chrono::nanoseconds now, std::optional<std::chrono::nanoseconds> op) {
+  void admit(std::chrono::nanoseconds now, const Verdict& verdict, std::optional<std::chrono::nanoseconds> op) {
     waits = false;
-    expected_end = now + op.value_or(std::chrono::nanoseconds(0));
+    expected_end = now + verdict.backlog + op.value_or(std::chrono::nanoseconds(0));
   }
+  /// Called when a unit has ended that took so long: an op that ran beside it ends later by that, at most.
+  void delay(std::chrono::nanoseconds unit) { expected_end += unit; }
 };
 
 /// Asks a policy whether a job may start an op now. Pure: used by the gate with real time and by the op replay with
 /// virtual time.
 ///
-///     Admission admission(policy, priority, now);
-///     for (each other job that admission.regards) admission.add(other's priority, record and snapshot);
-///     Verdict verdict = admission.decide(own snapshot, waited);
+///     Admission admission(policy, standing, now);
+///     for (each other job that admission.regards) admission.add(other's standing, record and snapshot);
+///     Verdict verdict = admission.decide(own record and snapshot, waited);
 class Admission {
  public:
-  Admission(const GatePolicy& policy, Priority priority, std::chrono::nanoseconds now)
-      : policy_(policy), priority_(priority), now_(now) {}
+  Admission(const GatePolicy& policy, const Standing& standing, std::chrono::nanoseconds now)
+      : policy_(policy), standing_(standing), now_(now) {}
 
-  /// False for jobs that this one outranks: they do not affect the decision.
-  bool regards(Priority other) const { return !outranks(priority_, other); }
-  void add(Priority priority, AdmissionRecord& record, const JobSnapshot& seen);
-  Verdict decide(const JobSnapshot& self, std::chrono::nanoseconds waited) const;
+  /// False for jobs that do not affect the decision.
+  bool regards(const Standing& other) const { return policy_.regards(standing_, other); }
+  void add(const Standing& standing, AdmissionRecord& record, const JobSnapshot& seen);
+  Verdict decide(const AdmissionRecord& record, const JobSnapshot& self, std::chrono::nanoseconds waited) const;
 
  private:
+  std::chrono::nanoseconds left_of(const AdmissionRecord& record) const;
+  Unit unit_of(const JobSnapshot& job) const;
+
   const GatePolicy& policy_;
-  const Priority priority_;
+  const Standing standing_;
   const std::chrono::nanoseconds now_;
   std::vector<Competitor> competitors_;
   bool is_concerned_ = false;

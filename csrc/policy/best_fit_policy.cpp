@@ -52,7 +52,7 @@ Verdict BestFitPolicy::decide(const Requester& requester, std::span<const Compet
       left -= competitor.inside ? competitor.left : nanoseconds(0);  // ops already in the gap use part of it
     }
   }
-  if (!fits(requester.op, left)) {
+  if (!fits(requester.op, left) && !(left.count() > 0 && requester.must_be_measured())) {
     return {.admit = false, .retry_after = std::min(look_again, kLongestRetry)};
   }
   const bool another_first = std::any_of(competitors.begin(), competitors.end(), [&](const Competitor& competitor) {

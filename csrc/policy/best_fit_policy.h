@@ -11,12 +11,16 @@ namespace torchshare {
 /// A forecast gap is used up to its mean minus its spread. If the job has not returned two spreads after the mean, or
 /// one grace if that is longer, the forecast was wrong; then StrictPolicy's rule holds: the job reported that it waits
 /// for input, or the grace has passed. For a job that waits for input irregularly (requests) that rule holds from the
-/// start, because the mean of such gaps does not predict their end.
+/// start, because the mean of such gaps does not predict their end. An op whose own duration is not known yet enters
+/// any gap once it has waited for `kLongestRetry`: otherwise no op of a job beside a regular one would ever be
+/// measured.
 class BestFitPolicy final : public GatePolicy {
  public:
   /// Throws std::invalid_argument if `grace` is negative or above one second.
   explicit BestFitPolicy(std::chrono::nanoseconds grace);
-  bool concerns(Priority mine, Priority other) const override { return outranks(other, mine); }
+  bool concerns(const Standing& mine, const Standing& other) const override {
+    return outranks(other.priority, mine.priority);
+  }
   bool forecasts() const override { return true; }
   Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const override;
 

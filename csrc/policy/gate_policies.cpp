@@ -1,5 +1,6 @@
 #include "model/named.h"
 #include "policy/best_fit_policy.h"
+#include "policy/edf_policy.h"
 #include "policy/gate_policy.h"
 #include "policy/max_wait_policy.h"
 #include "policy/priority_only_policy.h"
@@ -18,6 +19,7 @@ constexpr Named<Maker> kPolicies[] = {
      [](const GatePolicyOptions& options) -> std::unique_ptr<GatePolicy> {
        return std::make_unique<BestFitPolicy>(options.grace);
      }},
+    {"edf", [](const GatePolicyOptions&) -> std::unique_ptr<GatePolicy> { return std::make_unique<EdfPolicy>(); }},
     {"priority",
      [](const GatePolicyOptions&) -> std::unique_ptr<GatePolicy> { return std::make_unique<PriorityOnlyPolicy>(); }},
     {"resource",

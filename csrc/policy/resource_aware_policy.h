@@ -11,7 +11,7 @@ class ResourceAwarePolicy final : public GatePolicy {
  public:
   /// Throws std::invalid_argument like BestFitPolicy.
   explicit ResourceAwarePolicy(std::chrono::nanoseconds grace) : gaps_(grace) {}
-  bool concerns(Priority mine, Priority other) const override { return gaps_.concerns(mine, other); }
+  bool concerns(const Standing& mine, const Standing& other) const override { return gaps_.concerns(mine, other); }
   bool forecasts() const override { return true; }
   Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const override;
 

@@ -14,8 +14,8 @@ RunAheadPolicy::RunAheadPolicy(std::unique_ptr<GatePolicy> policy, std::chrono::
   }
 }
 
-bool RunAheadPolicy::concerns(Priority mine, Priority other) const {
-  return outranks(other, mine) || policy_->concerns(mine, other);
+bool RunAheadPolicy::concerns(const Standing& mine, const Standing& other) const {
+  return outranks(other.priority, mine.priority) || policy_->concerns(mine, other);
 }
 
 Verdict RunAheadPolicy::decide(const Requester& requester, std::span<const Competitor> competitors) const {

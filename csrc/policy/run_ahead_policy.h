@@ -11,7 +11,8 @@ class RunAheadPolicy final : public GatePolicy {
  public:
   /// Throws std::invalid_argument unless `limit` is positive.
   RunAheadPolicy(std::unique_ptr<GatePolicy> policy, std::chrono::nanoseconds limit);
-  bool concerns(Priority mine, Priority other) const override;
+  bool concerns(const Standing& mine, const Standing& other) const override;
+  bool regards(const Standing& mine, const Standing& other) const override { return policy_->regards(mine, other); }
   bool watches_others() const override { return policy_->watches_others(); }
   bool forecasts() const override { return true; }
   Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const override;

@@ -11,7 +11,9 @@ class StrictPolicy final : public GatePolicy {
  public:
   /// Throws std::invalid_argument if `grace` is negative or above one second.
   explicit StrictPolicy(std::chrono::nanoseconds grace);
-  bool concerns(Priority mine, Priority other) const override { return outranks(other, mine); }
+  bool concerns(const Standing& mine, const Standing& other) const override {
+    return outranks(other.priority, mine.priority);
+  }
   Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const override;
 
  private:

@@ -5,6 +5,16 @@ namespace torchshare {
 Coordinator::Coordinator(Clock& clock, Timeline& timeline, Gate& gate, const RuntimeOptions& options)
     : clock_(clock), decisions_(clock, timeline, gate, options, inbox_, changed_) {}
 
+void Coordinator::make_periodic(JobId job, const PeriodicTask& task) {
+  const auto lock = lock_up_to_date();
+  decisions_.make_periodic(job, task);
+}
+
+std::string Coordinator::deadline_problem() const {
+  std::lock_guard lock(mutex_);
+  return decisions_.deadlines().problem();
+}
+
 Coordinator::Registration Coordinator::add(const NewJob& new_job, Slot& slot, JobStatus& status) {
   const auto lock = lock_up_to_date();
   return {*this, decisions_.add(new_job, slot, status)};

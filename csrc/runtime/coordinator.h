@@ -77,6 +77,11 @@ class Coordinator {
   /// Counts a job as cancelled even if its thread is still running.
   void give_up(JobId job);
 
+  /// See DeadlineKeeper::add.
+  void make_periodic(JobId job, const PeriodicTask& task);
+  /// Why the deadlines of periodic jobs cannot be met, as found since they were accepted; empty if they can.
+  std::string deadline_problem() const;
+
   /// Takes no lock. Ignores messages that do not fit the job's state: it may have ended in the meantime.
   void send(const JobMessage& message);
   /// Applies messages and makes due decisions, until `dismiss`. On its own thread of ordinary priority.

@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -19,6 +20,26 @@ void check_no_other_rule(const std::string& job, const RuntimeOptions& options) 
   }
 }
 
+void check_period(const JobSpec& spec) {
+  const std::chrono::nanoseconds zero(0);
+  if (!spec.period && (spec.deadline || spec.unit_time)) {
+    throw std::invalid_argument(
+        fmt::format("job '{}': {} needs a period", spec.name, spec.deadline ? "deadline" : "unit_time"));
+  }
+  for (const auto& [name, time] : {std::pair("period", spec.period), std::pair("deadline", spec.deadline),
+                                   std::pair("unit_time", spec.unit_time)}) {
+    if (time && *time <= zero) {
+      throw std::invalid_argument(
+          fmt::format("job '{}': {} must be positive, got {} ns", spec.name, name, time->count()));
+    }
+  }
+  if (spec.unit_time && *spec.unit_time > spec.deadline.value_or(*spec.period)) {
+    throw std::invalid_argument(
+        fmt::format("job '{}': unit_time must be at most the deadline, {:.4g} ms, got {:.4g} ms", spec.name,
+                    1e3 * to_seconds(spec.deadline.value_or(*spec.period)), 1e3 * to_seconds(*spec.unit_time)));
+  }
+}
+
 JobSpec checked(JobSpec spec, const RuntimeState& runtime) {
   const Device& device = *runtime.device;
   if (spec.threads < 1) {
@@ -32,11 +53,31 @@ JobSpec checked(JobSpec spec, const RuntimeState& runtime) {
     throw std::invalid_argument(fmt::format("job '{}': sms must be at least 1 and needs a GPU, got {} on device '{}'",
                                             spec.name, *spec.sms, device.name()));
   }
+  check_period(spec);
   if (spec.slo) {
     parse_latency_target(*spec.slo);
     check_no_other_rule(spec.name, runtime.options);
   }
   return spec;
+}
+
+/// The longest op that was measured before; 0 if none was.
+std::chrono::nanoseconds longest_op(const JobSpec& spec) {
+  double longest = 0;
+  for (const OpProfile& op : spec.ops) {
+    longest = std::max(longest, op.duration.mean + op.duration.spread);
+  }
+  return std::chrono::nanoseconds(static_cast<std::int64_t>(longest));
+}
+
+std::optional<PeriodicTask> task_of(const JobSpec& spec) {
+  if (!spec.period) {
+    return std::nullopt;
+  }
+  return PeriodicTask{.period = *spec.period,
+                      .deadline = spec.deadline.value_or(*spec.period),
+                      .cost = spec.unit_time.value_or(std::chrono::nanoseconds(0)),
+                      .longest_op = longest_op(spec)};
 }
 
 }  // namespace
@@ -65,9 +106,11 @@ RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std:
     watch_ = std::make_unique<OpWatch>(slot_, runtime_->gate, runtime_->device->clock(),
                                        WatchOptions{spec_.record_ops, shortest_gap, spec_.ops});
   }
+  slot_.name = spec_.name;
+  task_ = task_of(spec_);
   submitted_ = runtime_->device->record_event();
-  registration_ =
-      runtime_->coordinator.add({spec_.name, spec_.priority, spec_.start, spec_.steps, spec_.profile}, slot_, status_);
+  registration_ = runtime_->coordinator.add(
+      {spec_.name, spec_.priority, spec_.start, spec_.steps, spec_.profile, task_}, slot_, status_);
   times_.open();
 }
 
@@ -198,6 +241,67 @@ void RuntimeJob::end_idle(std::chrono::nanoseconds now) {
   if (watch_ != nullptr) {
     watch_->end_idle(now);
   }
+}
+
+void RuntimeJob::begin_periods(const std::optional<PeriodicTask>& task) {
+  if (!task_ && task) {
+    runtime_->coordinator.make_periodic(id(), *task);
+    task_ = task;
+  }
+  if (!task_) {
+    throw std::invalid_argument(
+        fmt::format("job '{}': period must be a positive number of seconds, got None", spec_.name));
+  }
+  if (units_ == nullptr) {
+    auto units = std::make_shared<PeriodicUnits>(runtime_->gate, slot_, *task_);
+    std::lock_guard lock(units_mutex_);
+    units_ = std::move(units);
+  }
+  if (units_->is_open()) {
+    throw std::logic_error(fmt::format("job '{}': a loop over its periods has not ended", spec_.name));
+  }
+  units_->open(runtime_->now());
+}
+
+void RuntimeJob::await_release() {
+  const auto now = runtime_->now();
+  const auto release = units_->next_release(now);
+  if (release > now) {
+    sleep(release - now);
+  } else {
+    yield_point();
+  }
+}
+
+void RuntimeJob::begin_unit() {
+  units_->begin(runtime_->now(), times_.at_gate());
+  slot_.set_answering(true);
+}
+
+void RuntimeJob::end_unit() {
+  const auto now = runtime_->now();
+  times_.record_request(units_->release(), now, units_->began() - units_->release());
+  const auto took = units_->end(now, times_.at_gate());
+  slot_.set_answering(false);
+  runtime_->coordinator.send({.job = id(),
+                              .kind = JobMessage::Kind::kUnit,
+                              .at = now,
+                              .took = took,
+                              .longest_op = watch_ != nullptr ? watch_->longest_op() : std::chrono::nanoseconds(0)});
+}
+
+void RuntimeJob::end_periods() {
+  slot_.set_answering(false);
+  units_->close();
+}
+
+std::optional<PeriodStats> RuntimeJob::periods() const {
+  std::shared_ptr<PeriodicUnits> units;
+  {
+    std::lock_guard lock(units_mutex_);
+    units = units_;
+  }
+  return units != nullptr ? std::optional(units->stats()) : std::nullopt;
 }
 
 void RuntimeJob::expect_steps(std::uint64_t more, bool for_good) {

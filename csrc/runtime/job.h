@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,6 +17,7 @@
 #include "runtime/job_parts.h"
 #include "runtime/job_times.h"
 #include "runtime/language_binding.h"
+#include "runtime/periodic_units.h"
 #include "runtime/runtime_state.h"
 #include "runtime/serving_threads.h"
 #include "torchshare/job.h"
@@ -106,6 +109,19 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
     slot_.set_answering(answers);
     took_request_ = took_request_ || answers;
   }
+  /// Begins a loop over the units of a periodic job, with the first release now. `task`: unless its spec has one.
+  /// Throws std::invalid_argument if deadlines would be missed, or without any task; std::logic_error inside such a
+  /// loop.
+  void begin_periods(const std::optional<PeriodicTask>& task);
+  /// Waits for the next release.
+  void await_release();
+  void begin_unit();
+  /// Called when the device has done the work of the unit.
+  void end_unit();
+  void end_periods();
+  /// Empty unless it is periodic. Any thread, once its units have begun.
+  std::optional<PeriodStats> periods() const;
+  std::string deadline_problem() const { return runtime_->coordinator.deadline_problem(); }
   void expect_steps(std::uint64_t more, bool for_good) override;
   /// Called before its first step if it goes on from a checkpoint, after `steps` steps.
   void go_on_after(std::uint64_t steps);
@@ -166,6 +182,9 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   JobStatus status_;
   JobTimes times_;
   JobInterrupts interrupts_;
+  std::optional<PeriodicTask> task_;        // of a periodic job; set by its own thread, or before that begins
+  std::shared_ptr<PeriodicUnits> units_;    // set once, by its own thread, under units_mutex_
+  mutable std::mutex units_mutex_;          // guards the pointer
   bool took_request_ = false;               // since its last step
   std::shared_ptr<DeviceEvent> submitted_;  // what the submitter had launched; until the body begins
   DeviceScope* device_ = nullptr;           // non-null while the job's thread is set up; used on that thread

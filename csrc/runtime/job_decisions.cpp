@@ -24,10 +24,12 @@ JobDecisions::JobDecisions(Clock& clock, Timeline& timeline, Gate& gate, const R
       inbox_(inbox),
       changed_(changed),
       keeps_bound_(options.max_slowdown.has_value()),
+      keeps_deadlines_(options.policy == "edf"),
       jobs_(timeline),
       starts_(jobs_, options.max_concurrent),
       bounds_(options.max_slowdown, options.keep, gate, timeline),
       latencies_(options.keep, gate, timeline),
+      deadlines_(gate, timeline, options.gate.run_ahead.value_or(std::chrono::nanoseconds(0))),
       sharing_(options.max_slowdown) {
   set_wake_interval();
 }
@@ -46,6 +48,9 @@ JobId JobDecisions::add(const NewJob& new_job, Slot& slot, JobStatus& status) {
                                .starts_now = inputs == StartInputs{},
                                .steps = new_job.steps,
                                .profile = new_job.profile});
+    if (new_job.task) {
+      make_periodic(job.id(), *new_job.task);
+    }
   } catch (...) {
     jobs_.undo_add(job);
     throw;
@@ -57,6 +62,12 @@ JobId JobDecisions::add(const NewJob& new_job, Slot& slot, JobStatus& status) {
     carry_out(order);
   }
   return job.id();
+}
+
+void JobDecisions::make_periodic(JobId id, const PeriodicTask& task) {
+  if (keeps_deadlines_) {
+    deadlines_.add(id, jobs_.names().at(id), task, clock_.now());
+  }
 }
 
 void JobDecisions::withdraw(JobId id) {
@@ -125,6 +136,7 @@ void JobDecisions::move(LiveJob& job, JobState to, std::chrono::nanoseconds at) 
     sharing_.end(job.id());
     bounds_.end(job.id(), at);
     latencies_.end(job.id(), at);
+    deadlines_.end(job.id());
   } else if (to == JobState::kRunning && from != JobState::kSuspended && !job.start_inputs().plan) {
     sharing_.start(job.id(), at);
   }
@@ -259,6 +271,11 @@ void JobDecisions::apply(const JobMessage& message) {
     case Kind::kGivenUp:
       if (!ranks_.follows()) {
         try_to([&] { latencies_.answered(jobs_, *job, message); });
+      }
+      break;
+    case Kind::kUnit:
+      if (keeps_deadlines_) {
+        try_to([&] { deadlines_.learn(message.job, message.took, message.longest_op, message.at); });
       }
       break;
     case Kind::kExpects:

@@ -6,6 +6,7 @@
 #include "device/clock.h"
 #include "gate/gate.h"
 #include "runtime/bound_keeper.h"
+#include "runtime/deadline_keeper.h"
 #include "runtime/job_message.h"
 #include "runtime/job_table.h"
 #include "runtime/latency_keeper.h"
@@ -20,7 +21,8 @@ namespace torchshare {
 
 /// Decides which jobs run, whenever something happened to one, and carries the decisions out: jobs start as the
 /// StartQueue finds them due, and start, are held and released as AutoSharing orders; the BoundKeeper and the
-/// LatencyKeeper set the pace of lower jobs. Records every decision in the timeline. Not thread-safe.
+/// LatencyKeeper set the pace of lower jobs, the DeadlineKeeper accepts periodic ones. Records every decision in the
+/// timeline. Not thread-safe.
 ///
 /// Note [Without memory]
 /// A decision that finds no memory is made again a moment later, by `serve_once`; one that was made is carried out and
@@ -47,6 +49,8 @@ class JobDecisions {
   void begin_wait(LiveJob& job);
   /// Returns whether the job starts; otherwise it is cancelled.
   bool end_wait(LiveJob& job);
+  /// See DeadlineKeeper::add; does nothing with another policy than "edf".
+  void make_periodic(JobId job, const PeriodicTask& task);
   void delay(LiveJob& job) { move(job, JobState::kDelayed, clock_.now()); }
 
   void apply(const JobMessage& message);
@@ -58,6 +62,7 @@ class JobDecisions {
   const JobTable& jobs() const { return jobs_; }
   const BoundKeeper& bounds() const { return bounds_; }
   const LatencyKeeper& latencies() const { return latencies_; }
+  const DeadlineKeeper& deadlines() const { return deadlines_; }
   RankOrders& ranks() { return ranks_; }
 
  private:
@@ -79,10 +84,12 @@ class JobDecisions {
   MessageInbox& inbox_;
   EventCount& changed_;
   const bool keeps_bound_;
+  const bool keeps_deadlines_;
   JobTable jobs_;
   StartQueue starts_;
   BoundKeeper bounds_;
   LatencyKeeper latencies_;
+  DeadlineKeeper deadlines_;
   RankOrders ranks_;
   AutoSharing sharing_;
   bool open_ = false;

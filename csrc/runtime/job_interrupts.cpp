@@ -82,7 +82,7 @@ void JobInterrupts::handle_interrupts() {
 bool JobInterrupts::wait_turn() {
   bool admitted = false;
   const Waiting here(*this);
-  block("gate", [&] { admitted = job_.runtime.gate.wait_turn(job_.slot); });
+  block(JobTimes::kAtGate, [&] { admitted = job_.runtime.gate.wait_turn(job_.slot); });
   return admitted;
 }
 

@@ -21,12 +21,13 @@ struct JobMessage {
     kPromises,             ///< its requests are to be answered within `target`
     kAnswered,             ///< it has answered a request that arrived and was taken at the times below
     kGivenUp,              ///< it has found a request that arrived at the time below and was given up by its client
-    kSuspended,            ///< it waits because its user suspended it
-    kHeld,                 ///< it waits because the coordinator holds it
-    kResumed,              ///< it continues after either
-    kSpilled,              ///< what it keeps in memory is off the device
-    kRestored,             ///< it is back
-    kEnded,                ///< in state `state`
+    kUnit,       ///< a unit of it has ended that took `took`, without its waits; its ops so far at most `longest_op`
+    kSuspended,  ///< it waits because its user suspended it
+    kHeld,       ///< it waits because the coordinator holds it
+    kResumed,    ///< it continues after either
+    kSpilled,    ///< what it keeps in memory is off the device
+    kRestored,   ///< it is back
+    kEnded,      ///< in state `state`
   };
   JobId job;
   Kind kind;
@@ -36,6 +37,8 @@ struct JobMessage {
   LatencyTarget target = {};
   std::chrono::nanoseconds arrived{0};
   std::chrono::nanoseconds taken{0};
+  std::chrono::nanoseconds took{0};
+  std::chrono::nanoseconds longest_op{0};
 };
 
 /// The progress of a job. Any thread reads it without a lock.

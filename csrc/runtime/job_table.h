@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gate/slot.h"
+#include "model/periodic_task.h"
 #include "runtime/job_message.h"
 #include "runtime/timeline.h"
 #include "sharing/job_records.h"
@@ -24,6 +25,7 @@ struct NewJob {
   std::string start = "now";
   std::optional<double> steps = {};  ///< of the whole job, if declared
   std::optional<ProfiledJob> profile = {};
+  std::optional<PeriodicTask> task = {};
 };
 
 /// A job that has not ended.

@@ -67,7 +67,11 @@ bool JobTimes::end_wait() {
 }
 
 void JobTimes::add_wait(std::chrono::nanoseconds begin, std::string_view reason) {
-  add_to(waited_, job_.now() - begin);
+  const auto waited = job_.now() - begin;
+  add_to(waited_, waited);
+  if (reason == kAtGate) {
+    add_to(at_gate_, waited);
+  }
   record(EventKind::kWait, begin, 0, reason);
 }
 

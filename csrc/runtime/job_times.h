@@ -17,6 +17,8 @@ namespace torchshare {
 /// the sums.
 class JobTimes {
  public:
+  static constexpr std::string_view kAtGate = "gate";  ///< a reason to wait
+
   JobTimes(const JobParts& job, const JobStatus& status) : job_(job), status_(status) {}
   ~JobTimes() { close(); }
   JobTimes(const JobTimes&) = delete;  // of one job
@@ -49,6 +51,8 @@ class JobTimes {
   bool end_wait();
   /// Called when the job has answered a request. Any thread.
   void record_request(std::chrono::nanoseconds arrived, std::chrono::nanoseconds now, std::chrono::nanoseconds queued);
+  /// The part of the waits that it spent waiting for its turn at the gate.
+  std::chrono::nanoseconds at_gate() const { return at_gate_.load(); }
   void add_wait(std::chrono::nanoseconds begin, std::string_view reason);
 
   /// When the body began and ended; 0: not yet.
@@ -68,6 +72,7 @@ class JobTimes {
   std::shared_ptr<EventLog> log_;
   std::atomic<std::uint64_t> sub_batches_{0};
   Total waited_{std::chrono::nanoseconds(0)};
+  Total at_gate_{std::chrono::nanoseconds(0)};
   Total input_{std::chrono::nanoseconds(0)};
   Total began_{std::chrono::nanoseconds(0)};
   Total ended_{std::chrono::nanoseconds(0)};

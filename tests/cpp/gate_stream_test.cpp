@@ -228,7 +228,9 @@ TEST_F(GateStreamTest, AMemberMayLeaveWhileMarkersAreRecorded) {
 /// Refuses the first time, for an hour.
 class RefusesOnce final : public GatePolicy {
  public:
-  bool concerns(Priority mine, Priority other) const override { return outranks(other, mine); }
+  bool concerns(const Standing& mine, const Standing& other) const override {
+    return outranks(other.priority, mine.priority);
+  }
   Verdict decide(const Requester&, std::span<const Competitor>) const override {
     return {.admit = std::exchange(asked_, true), .retry_after = 1h};
   }

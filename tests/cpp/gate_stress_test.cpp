@@ -18,7 +18,7 @@ using std::chrono::steady_clock;
 /// The best-fit policy, with checks of its decisions. The gate calls it under its lock.
 class Checked final : public GatePolicy {
  public:
-  bool concerns(Priority mine, Priority other) const override { return policy_->concerns(mine, other); }
+  bool concerns(const Standing& mine, const Standing& other) const override { return policy_->concerns(mine, other); }
   bool forecasts() const override { return true; }
   Verdict decide(const Requester& requester, std::span<const Competitor> competitors) const override {
     const Verdict verdict = policy_->decide(requester, competitors);

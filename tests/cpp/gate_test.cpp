@@ -172,7 +172,9 @@ TEST_F(GateTest, SleepEndsInTimeOrOnCancel) {
 class Keeps final : public GatePolicy {
  public:
   Keeps(std::latch& asked, std::latch& release) : asked_(asked), release_(release) {}
-  bool concerns(Priority mine, Priority other) const override { return outranks(other, mine); }
+  bool concerns(const Standing& mine, const Standing& other) const override {
+    return outranks(other.priority, mine.priority);
+  }
   Verdict decide(const Requester&, std::span<const Competitor>) const override {
     asked_.count_down();
     release_.wait();

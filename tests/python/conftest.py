@@ -31,7 +31,7 @@ from torchshare.__main__ import main
 from torchshare.training import step_package
 
 
-@pytest.fixture(params=["priority", "strict", "best_fit", "resource"])
+@pytest.fixture(params=["priority", "strict", "best_fit", "resource", "edf"])
 def policy(request: pytest.FixtureRequest) -> str:
     return request.param
 

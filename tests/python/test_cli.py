@@ -263,10 +263,10 @@ def test_profile_writes_traces_and_replay_runs_them(jobs: Path):
         [policy, "a", priority] for policy in ("strict", "best_fit") for priority in ("primary", "secondary")
     ]
     done = torchshare_command("replay", "a.npz", "--json", "--no-device-priority", folder=jobs)
-    assert set(json.loads(done.stdout)) == {"best_fit", "priority", "resource", "strict"}
+    assert set(json.loads(done.stdout)) == {"best_fit", "edf", "priority", "resource", "strict"}
     for arguments, message in (
         (["none.npz"], "op trace none.npz: No such file"),
-        (["a.npz", "--policy", "fair"], "--policy must be all or one of best_fit, priority, resource, strict"),
+        (["a.npz", "--policy", "fair"], "--policy must be all or one of best_fit, edf, priority, resource, strict"),
         (["a.npz", "--cores", "0"], "--cores must be from 1 to 65536, got 0"),
         (["a.npz", "--grace", "7"], "--grace must be between 0 and 1 seconds, got 7"),
         (["a.npz"] * 11, "replay needs 1 to 10 op traces, got 11"),

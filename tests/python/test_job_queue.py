@@ -372,7 +372,7 @@ def test_a_job_that_would_miss_its_deadline_is_refused_and_not_in_the_journal(pa
         cluster.queue.submit(spec("b", deadline=150.0))
     with pytest.raises(
         ValueError,
-        match=r"^job 'c': deadline 1m would make job 'a' miss its own: that is predicted to end 30s late; a later",
+        match=r"^job 'c': deadline 1m would make job 'a' miss its own: it would end 30s late; a later",
     ):
         cluster.queue.submit(spec("c", duration=30.0, model="new", deadline=60.0))
     assert path.read_bytes() == before

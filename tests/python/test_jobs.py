@@ -244,7 +244,7 @@ def test_bad_submissions_are_refused_and_nothing_is_lost(options, error, message
     ("options", "message"),
     [
         ({"device": "tpu"}, "device must be 'auto', 'cpu', .*, got 'tpu'"),
-        ({"policy": "fair"}, "policy must be one of best_fit, priority, resource, strict, got 'fair'"),
+        ({"policy": "fair"}, "policy must be one of best_fit, edf, priority, resource, strict, got 'fair'"),
         ({"device_priority": "low"}, "device_priority must be one of auto, idle, nice, none, got 'low'"),
         ({"grace": -1.0}, "grace must be between 0 and 1 seconds, got -1.0"),
         ({"grace": float("nan")}, "grace must be between 0 and 1 seconds, got nan"),

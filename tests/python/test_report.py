@@ -130,8 +130,8 @@ def test_an_evaluation_is_no_step_but_steps_that_sharing_slows_are() -> None:
 
 def result(name: str) -> torchshare.Result:
     fields = dict.fromkeys((field.name for field in dataclasses.fields(torchshare.Result)), 0)
-    known = {"name": name, "priority": "primary", "state": "finished", "exception": None, "requests": None}
-    return torchshare.Result(**{**fields, **known})
+    known = {"name": name, "priority": "primary", "state": "finished", "exception": None}
+    return torchshare.Result(**{**fields, **known, "requests": None, "periods": None})
 
 
 def verdict(rows: list[dict[str, object]], found: list[Timeline]) -> list[str]:

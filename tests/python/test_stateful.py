@@ -47,7 +47,7 @@ class RuntimeMachine(RuleBasedStateMachine):
         self.functions: list[weakref.ref[Steered]] = []
 
     @initialize(
-        policy=st.sampled_from(["priority", "strict", "best_fit", "resource"]),
+        policy=st.sampled_from(["priority", "strict", "best_fit", "resource", "edf"]),
         device_priority=st.sampled_from(["none", "auto"]),
         max_concurrent=st.sampled_from([None, None, 1, 2]),
         jobs=st.integers(0, 3),

@@ -104,5 +104,6 @@ def _plain(result: Result) -> dict[str, Any]:
     fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     del fields["value"]
     error = fields.pop("exception")
-    requests = None if result.requests is None else dataclasses.asdict(result.requests)
-    return {**fields, "requests": requests, "error": None if error is None else described(error)}
+    for name in ("requests", "periods"):
+        fields[name] = None if fields[name] is None else dataclasses.asdict(fields[name])
+    return {**fields, "error": None if error is None else described(error)}

@@ -88,11 +88,15 @@ def _latest(result: Result) -> str:
     if requests:
         late = f", {requests.late} late" if requests.slo else ""
         texts.insert(0, f"{requests.answered} requests, p99 {1e3 * requests.latency.p99:.2f} ms{late}")
+    if periods := result.periods:
+        late = f", {periods.missed + periods.skipped} missed"
+        texts.insert(0, f"{periods.met} deadlines met{late}, response p99 {1e3 * periods.response.p99:.2f} ms")
     return "  ".join(texts)
 
 
 def _line(result: Result) -> str:
-    steps = [] if result.requests and not result.steps else [f"{result.steps} steps, {_rate(result)} steps/s"]
+    answers = result.requests or result.periods
+    steps = [] if answers and not result.steps else [f"{result.steps} steps, {_rate(result)} steps/s"]
     return f"{escaped(result.name)}: {result.state}, {'  '.join([*steps, _latest(result)])}".rstrip()
 
 

@@ -99,7 +99,7 @@ class JobQueue:
         other = self.jobs[name]
         late = left - (other.submitted + (other.spec.deadline or 0.0) - self._state.next_time(self._clock()))
         raise ValueError(
-            f"{given} would make job '{name}' miss its own: that is predicted to end {duration_text(late)} late; {helps}"
+            f"{given} would make job '{name}' miss its own: it would end {duration_text(late)} late; {helps}"
         )
 
     def cancel(self, name: str) -> None:

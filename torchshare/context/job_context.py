@@ -50,6 +50,8 @@ class JobContext:
     """Suspends the job with its tracked tensors off the device, until it is resumed."""
     slo: str | None = None
     """What it promises about the latencies of its requests."""
+    warned_of_deadlines: bool = False
+    """Whether it was told that its deadlines cannot be met."""
     rank: Rank = field(default_factory=this_rank)
     shared_patches: bool = False
     """Whether it may replace, for all jobs, what cannot be its own."""

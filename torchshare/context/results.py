@@ -65,6 +65,33 @@ class Requests:
 
 
 @dataclass(frozen=True)
+class Periods:
+    """The units of a periodic job. Times in seconds."""
+
+    met: int
+    missed: int
+    """Ended after their deadlines."""
+    skipped: int
+    """Not begun, because their deadlines had passed."""
+    response: Times
+    """From the release of a unit to its end."""
+    slack: Times
+    """From the end of a unit to its deadline, for those that were met."""
+    worst_lateness_s: float
+    misses: tuple[str, ...] = field(repr=False)
+    """Why the last 20 units that were missed ended too late."""
+
+    def __str__(self) -> str:
+        late = f", the worst by {1e3 * self.worst_lateness_s:.2f} ms" if self.missed else ""
+        skipped = f", {self.skipped} skipped" if self.skipped else ""
+        last = f"; the last one was {self.misses[-1]}" if self.misses else ""
+        return (
+            f"{self.met} deadlines met, {self.missed} missed{late}{skipped}; p50 / p95 / p99 in ms: "
+            f"response {self.response}, slack {self.slack}{last}"
+        )
+
+
+@dataclass(frozen=True)
 class Result:
     """The outcome of a job, or its progress so far. Times in seconds."""
 
@@ -99,6 +126,8 @@ class Result:
     metrics: dict[str, float]
     requests: Requests | None = None
     """What the requests took that it answered; None unless it has called `Job.requests`."""
+    periods: Periods | None = None
+    """How the units of a periodic job kept their deadlines; None unless it has called `Job.periods`."""
 
     @property
     def run_steps(self) -> int:
@@ -153,6 +182,7 @@ class Results(Mapping[str, Result]):
             for row in rows
         ]
         requests = [f"job '{escaped(r.name)}': {r.requests}" for r in self.values() if r.requests is not None]
+        requests += [f"job '{escaped(r.name)}': {r.periods}" for r in self.values() if r.periods is not None]
         return "\n".join(table + requests + [_core_wait(r) for r in self.values() if _starved(r)])
 
 

@@ -9,8 +9,8 @@ import torch
 from torchshare.checkpoints import states
 from torchshare.context.checks import check_count
 from torchshare.context.job_context import JobContext
-from torchshare.context.results import ENDED, Result
-from torchshare.serving import requests, served
+from torchshare.context.results import ENDED, Periods, Result, Times
+from torchshare.serving import periods, requests, served
 from torchshare.serving.request_batch import RequestBatch
 from torchshare.serving.serving import serving_of
 from torchshare.training import batches
@@ -19,6 +19,7 @@ from torchshare.training.batches import Options as BatchOptions
 from torchshare.training.cuda_graph import Graphed
 
 if TYPE_CHECKING:
+    from torchshare import _C
     from torchshare.serving.compiled_model import CompiledModel
     from torchshare.training.compiled_step import CompiledStep
 
@@ -28,6 +29,14 @@ _POLL_S = 0.01  # how often `save` looks
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _periods(stats: _C.PeriodStats | None) -> Periods | None:
+    if stats is None:
+        return None
+    response, slack = Times.of(stats.response), Times.of(stats.slack)
+    counts = (stats.met, stats.missed, stats.skipped)
+    return Periods(*counts, response, slack, stats.worst_lateness_s, tuple(stats.misses))
 
 
 class Job:
@@ -86,6 +95,7 @@ class Job:
             memory_cached=stats.memory_cached,
             metrics=dict(self._metrics),
             requests=None if self._context.serving is None else self._context.serving.result(),
+            periods=_periods(handle.periods()),
         )
 
     def track(self, *, loader: Any = None, **objects: Any) -> None:
@@ -175,6 +185,41 @@ class Job:
             TypeError, ValueError: for invalid arguments.
         """
         return requests.serve(serving_of(self._context), source, max_batch, max_wait, slo)
+
+    def periods(
+        self,
+        source: Any = None,
+        *,
+        period: float | None = None,
+        deadline: float | None = None,
+        unit_time: float | None = None,
+    ) -> Iterator[Any]:
+        """Yields the next item of `source` once per period, for a loop whose body must end in time:
+
+            for frame in job.periods(camera, period=1 / 30, deadline=0.025):
+                show(model(frame))
+
+        A pass of the loop is a unit. It is released one period after the one before; until then, the job waits, and
+        others run. A unit whose deadline has passed before it can begin is skipped, without an item of `source`.
+        `Result.periods` says how deadlines were kept.
+
+        With `Runtime(policy="edf")`, the unit that is due first enters its ops first, and ops of jobs without a period
+        run in between if they end before the next release. Periodic jobs are accepted only if all of them meet their
+        deadlines; see DemandBound in csrc/planner.
+
+        Args:
+            source: an iterable, a callable that returns the next item, or None: the numbers 0, 1, ... The end of an
+                iterable, or StopIteration, ends the loop.
+            period: seconds between two releases. What was given to `submit` comes first, here and below.
+            deadline: seconds from a release by which its unit must have ended. Default: the period.
+            unit_time: seconds that a unit takes alone, at most. Default: measured, once 50 units have ended.
+
+        Raises:
+            ValueError: for invalid arguments, if deadlines would be missed, or without a period.
+            TypeError: for another source.
+            RuntimeError: in another thread than the job's own, or inside another such loop.
+        """
+        return periods.over(self._context, source, period, deadline, unit_time)
 
     def serve(self, function: Callable[P, T], *, slo: str | None = None) -> Callable[P, T]:
         """Returns a function that calls `function` for the job. Any thread may call it while the job runs, such as a

@@ -88,11 +88,23 @@ class _Collector(Collector):
         for job, times in now.requests.items():
             failed.add_metric((job,), times.failures)
         yield failed
+        yield _deadlines(now.results.values())
         state = GaugeMetricFamily("torchshare_job_state", "1 for the state of the job", labels=("job", "state"))
         for result in now.results.values():
             for each in _STATES:
                 state.add_metric((result.name, each), float(each == result.state))
         yield state
+
+
+def _deadlines(results: Iterable[Result]) -> Metric:
+    """The units of periodic jobs."""
+    text = "Units of a periodic job, by what became of their deadlines"
+    counter = CounterMetricFamily("torchshare_deadlines", text, labels=("job", "outcome"))
+    for result in results:
+        if (periods := result.periods) is not None:
+            for outcome in ("met", "missed", "skipped"):
+                counter.add_metric((result.name, outcome), getattr(periods, outcome))
+    return counter
 
 
 def _buckets(spread: TimeSpread) -> tuple[list[tuple[str, float]], float]:

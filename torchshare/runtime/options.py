@@ -43,7 +43,8 @@ class RuntimeOptions(TypedDict, total=False):
             '"best_fit": fills a gap if the op is expected to end before the higher job returns, however short the '
             "gap (FIKIT, arXiv 2311.10359). It learns the durations of ops and gaps, or reads them from the jobs' "
             'profiles. See `gap_report`. "resource": as "best_fit", and an op that moves memory may run beside one '
-            "that computes, or vice versa.",
+            'that computes, or vice versa. "edf": of periodic jobs, the one whose deadline comes first; other ops run '
+            "in between if they end before the next release. See `Job.periods`.",
             "priority",
             metavar="NAME",
         ),
@@ -299,6 +300,24 @@ class JobOptions(CommonJobOptions, total=False):
             "and `job.serve`. Lower jobs are limited so that it is kept. Not together with `max_slowdown` or "
             "`secondary_share`.",
             metavar="PROMISE",
+        ),
+    ]
+    period: Annotated[
+        SecondsAboveZero | None,
+        Option(
+            "seconds between two releases of a periodic job, for `job.periods`. It is a primary job by default.",
+            metavar="S",
+        ),
+    ]
+    deadline: Annotated[
+        SecondsAboveZero | None,
+        Option("seconds from a release by which its unit must have ended. Default: the period.", metavar="S"),
+    ]
+    unit_time: Annotated[
+        SecondsAboveZero | None,
+        Option(
+            "seconds that a unit of a periodic job takes alone, at most. Default: measured, once 50 units have ended.",
+            metavar="S",
         ),
     ]
     memory_budget: Annotated[

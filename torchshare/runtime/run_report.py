@@ -61,6 +61,11 @@ def document(
             for job, times in list(zip(jobs, latencies, strict=True))[:_MAX_JOBS]
             if (requests := results[job.name].requests) is not None
         ],
+        "periods": [
+            {"job": _short(job.name), **dataclasses.asdict(periods)}
+            for job in jobs[:_MAX_JOBS]
+            if (periods := results[job.name].periods) is not None
+        ],
         "parts": [part for part in PARTS if part == COMPUTING or any(row["time"][part] > 0 for row in rows)],
         "bounds": [str(bound) for bound in bounds[:_MAX_CURVES]],
         "bounded": None if bounded is None else _short(bounded.name),

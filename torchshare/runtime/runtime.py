@@ -115,6 +115,8 @@ class Runtime:
         if name is None:
             name = getattr(function, "__name__", "job")
         check(JobOptions, options, "submit", job=name)
+        if options.get("period") is not None:
+            options.setdefault("priority", "primary")
         context = self._context(name, options, environ, folder)
         job = Job(context)
         closer, effects, given = self._closer, self._effects, options.copy()

@@ -1,9 +1,14 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "bindings/bindings.h"
 #include "model/time.h"
+#include "planner/demand_bound.h"
 #include "planner/op_replay.h"
+#include "planner/periodic_replay.h"
 #include "planner/queue_planner.h"
 #include "planner/server_model.h"
 #include "sharing/shared_job.h"
@@ -100,6 +105,52 @@ void bind_op_replay(py::module_& module) {
       py::arg("run_ahead") = py::none());
 }
 
+/// In seconds: period, deadline, cost, longest op.
+using TaskTimes = std::tuple<Seconds, Seconds, Seconds, Seconds>;
+
+PeriodicTask task_of(const TaskTimes& times) {
+  const auto [period, deadline, cost, longest_op] = times;
+  return {from_seconds(period), from_seconds(deadline), from_seconds(cost), from_seconds(longest_op)};
+}
+
+void bind_periodic(py::module_& module) {
+  py::class_<DemandBound>(module, "DemandBound")
+      .def_readonly("is_feasible", &DemandBound::is_feasible)
+      .def_readonly("utilization", &DemandBound::utilization)
+      .def_property_readonly("at_s", [](const DemandBound& bound) { return to_seconds(bound.at); })
+      .def_property_readonly("room_s", [](const DemandBound& bound) { return to_seconds(bound.room); });
+  const auto tasks_of = [](const std::vector<TaskTimes>& times) {
+    std::vector<PeriodicTask> tasks;
+    std::transform(times.begin(), times.end(), std::back_inserter(tasks), task_of);
+    return tasks;
+  };
+  module.def(
+      "demand_bound", [=](const std::vector<TaskTimes>& tasks) { return demand_bound(tasks_of(tasks)); },
+      py::arg("tasks"));
+  module.def(
+      "blocking_allowed",
+      [=](const std::vector<TaskTimes>& tasks) { return to_seconds(blocking_allowed(tasks_of(tasks))); },
+      py::arg("tasks"));
+  py::class_<PeriodicReplay>(module, "PeriodicReplay")
+      .def_readonly("units", &PeriodicReplay::units)
+      .def_readonly("missed", &PeriodicReplay::missed)
+      .def_property_readonly("others_s", [](const PeriodicReplay& done) { return to_seconds(done.others); });
+  module.def(
+      "replay_periodic",
+      [](const std::vector<std::tuple<TaskTimes, int, std::string, Seconds>>& tasks, const std::vector<Seconds>& others,
+         const std::string& policy, Seconds blocking_allowed, Seconds until) {
+        std::vector<ReplayedTask> replayed;
+        for (const auto& [times, ops, priority, first_release] : tasks) {
+          replayed.push_back({task_of(times), ops, parse_priority(priority), from_seconds(first_release)});
+        }
+        std::vector<std::chrono::nanoseconds> ops;
+        std::transform(others.begin(), others.end(), std::back_inserter(ops), from_seconds);
+        const py::gil_scoped_release release;
+        return replay_periodic(replayed, ops, policy, from_seconds(blocking_allowed), from_seconds(until));
+      },
+      py::arg("tasks"), py::arg("others"), py::arg("policy"), py::arg("blocking_allowed"), py::arg("until"));
+}
+
 using BesideRatios = std::tuple<double, double, std::optional<double>>;
 
 void bind_server_model(py::module_& module) {
@@ -134,6 +185,7 @@ void bind_planner(py::module_& module) {
            py::arg("name"), py::arg("step"), py::arg("beside"), py::arg("answers"));
   bind_op_replay(module);
   bind_server_model(module);
+  bind_periodic(module);
   py::class_<StepTimeModel>(module, "StepTimeModel")
       .def(py::init<double, double, double, double>(), py::arg("alpha"), py::arg("beta"), py::arg("communication"),
            py::arg("delta"))

@@ -21,6 +21,9 @@ struct JobSpec {
   std::uint64_t seed = 0;               ///< of the job's own random generator
   std::optional<double> steps = {};     ///< of the whole job, if declared
   std::optional<std::string> slo = {};  ///< promise about the latencies of its requests, such as "p99<20ms", if any
+  std::optional<std::chrono::nanoseconds> period = {};     ///< between two releases, for a periodic job
+  std::optional<std::chrono::nanoseconds> deadline = {};   ///< of a unit, from its release; default: the period
+  std::optional<std::chrono::nanoseconds> unit_time = {};  ///< that a unit takes alone, at most; default: measured
   std::optional<ProfiledJob> profile = {};
   bool meter_memory = false;                       ///< count the job's memory even without a budget
   std::optional<std::int64_t> memory_budget = {};  ///< bytes of tensors on the device

@@ -47,6 +47,10 @@ TEST_P(EveryGatePolicy, DoesNotWaitForAnEqualJobInsideAnOp) {
   EXPECT_TRUE(policy_->decide({.priority = Priority::kSecondary}, std::array{kEqual}).admit);
 }
 
+TEST_P(EveryGatePolicy, AJobWithoutOthersIsNotHeldByAPeriodOfItsOwn) {
+  EXPECT_TRUE(policy_->decide({.unit = {.due = 1ms}}, {}).admit);
+}
+
 INSTANTIATE_TEST_SUITE_P(Policies, EveryGatePolicy, ::testing::ValuesIn(gate_policy_names()),
                          [](const auto& info) { return std::string(info.param); });
 
@@ -80,6 +84,74 @@ TEST(StrictPolicy, AdmitsAfterTheGraceOrOnAnIdleHint) {
   const auto policy = make_gate_policy("strict", {.grace = kGrace});
   EXPECT_TRUE(policy->decide({}, std::array{kQuiet}).admit);
   EXPECT_TRUE(policy->decide({}, std::array{kWaitsForInput}).admit);
+}
+
+class Edf : public ::testing::Test {
+ protected:
+  Verdict ask(const Requester& requester, const std::vector<Competitor>& competitors) {
+    return policy_->decide(requester, competitors);
+  }
+  bool admits(const Requester& requester, const std::vector<Competitor>& competitors) {
+    return ask(requester, competitors).admit;
+  }
+  std::unique_ptr<GatePolicy> policy_ = make_gate_policy("edf", {});
+};
+
+constexpr Competitor kOutsideUnit{.until_release = 5ms};
+
+TEST_F(Edf, OnlyAPeriodicJobIsWaitedFor) {
+  constexpr auto kAny = Priority::kSecondary;
+  EXPECT_TRUE(policy_->concerns(Standing(kAny), Standing(kAny, true)));
+  EXPECT_TRUE(policy_->concerns(Standing(kAny, true), Standing(kAny, true)));
+  EXPECT_FALSE(policy_->concerns(Standing(kAny, true), Standing(Priority::kPrimary)));
+  EXPECT_TRUE(policy_->regards(Standing(Priority::kPrimary), Standing(Priority::kLowest)));
+}
+
+TEST_F(Edf, TheEarliestDeadlineEntersAndOfEqualOnesTheFirstJob) {
+  const Requester requester{.unit = {.due = 10ms, .job = 2}};
+  EXPECT_FALSE(admits(requester, {{.unit = {.due = 9ms, .job = 3}}}));
+  EXPECT_FALSE(admits(requester, {{.unit = {.due = -1ms, .job = 3}}}));  // already late
+  EXPECT_FALSE(admits(requester, {{.unit = {.due = 10ms, .job = 1}}}));
+  EXPECT_TRUE(admits(requester, {{.unit = {.due = 10ms, .job = 3}}}));
+  EXPECT_TRUE(admits(requester, {{.unit = {.due = 11ms, .job = 1}}}));
+}
+
+TEST_F(Edf, AUnitWaitsForTheEndOfAnotherPeriodicJobsOpOnly) {
+  const Requester requester{.unit = {.due = 10ms}};
+  EXPECT_FALSE(admits(requester, {{.inside = true, .unit = {.due = 20ms}}}));
+  EXPECT_TRUE(admits(requester, {{.inside = true, .left = 1s}}));
+  EXPECT_TRUE(admits(requester, {{.until_release = 1us}}));
+}
+
+TEST_F(Edf, AUnitKeepsOthersOutBetweenItsOpsUnlessItWaitsForSomethingElse) {
+  EXPECT_FALSE(admits({.op = 1us}, {{.quiet = 99ms, .unit = {.due = 1s}}}));
+  EXPECT_TRUE(admits({.op = 1us}, {{.quiet = 100ms, .unit = {.due = 1s}}}));
+  EXPECT_FALSE(admits({.op = 1us}, {{.quiet = 1s, .waits = true, .unit = {.due = 1s}}}));
+}
+
+TEST_F(Edf, AnOpEntersIfItEndsBeforeTheNextRelease) {
+  EXPECT_TRUE(admits({.op = 5ms}, {kOutsideUnit}));
+  EXPECT_FALSE(admits({.op = 5001us}, {kOutsideUnit}));
+  EXPECT_FALSE(admits({.op = 1us}, {{.until_release = -99ms}}));  // it has not begun, but may at any time
+  EXPECT_TRUE(admits({.op = 1s}, {{.until_release = -100ms}}));
+  EXPECT_FALSE(admits({.op = 5ms}, {kOutsideUnit, {.until_release = 4ms}}));
+}
+
+TEST_F(Edf, OpsThatWereAdmittedTogetherUseTheRoomOneAfterTheOther) {
+  const Competitor beside{.inside = true, .left = 3ms};
+  const Verdict verdict = ask({.op = 2ms}, {kOutsideUnit, beside});
+  EXPECT_TRUE(verdict.admit);
+  EXPECT_EQ(verdict.backlog, 3ms);
+  EXPECT_FALSE(admits({.op = 2001us}, {kOutsideUnit, beside}));
+  EXPECT_FALSE(admits({.op = 2ms, .left = 4ms}, {kOutsideUnit, beside}));  // its last op ended early
+  EXPECT_TRUE(admits({.op = 2ms, .left = 4ms}, {kOutsideUnit}));           // nothing runs: all ended early
+}
+
+TEST_F(Edf, AnOpOfUnknownDurationNeedsTenMillisecondsOrATimeOfWaiting) {
+  EXPECT_TRUE(admits({}, {{.until_release = 10ms}}));
+  EXPECT_FALSE(admits({}, {{.until_release = 9ms}}));
+  EXPECT_TRUE(admits({.waited = 100ms}, {{.until_release = 9ms}}));
+  EXPECT_FALSE(admits({.waited = 100ms}, {{.unit = {.due = 1s}}}));
 }
 
 constexpr Requester kLow{.priority = Priority::kSecondary, .op = 1ms};
@@ -135,6 +207,17 @@ TEST_F(BestFit, LetsAnOpOfUnknownLengthOnlyIntoGapsWithoutAForecast) {
   const Requester unknown{.priority = Priority::kSecondary};
   EXPECT_FALSE(admits(unknown, {in_gap(0ns, 1s, 0ns)}));
   EXPECT_TRUE(admits(unknown, {kQuiet}));
+}
+
+TEST_F(BestFit, AnOpThatIsNotMeasuredEntersAGapOnceItHasWaitedForLong) {
+  Requester guessed{.priority = Priority::kSecondary, .op = 20ms, .is_guess = true, .waited = 99ms};
+  EXPECT_FALSE(admits(guessed, {in_gap(0ns, 10ms, 0ns)}));
+  guessed.waited = 100ms;
+  EXPECT_TRUE(admits(guessed, {in_gap(0ns, 10ms, 0ns)}));
+  EXPECT_FALSE(admits(guessed, {in_gap(10ms, 10ms, 0ns)})) << "the gap is over";
+  EXPECT_FALSE(admits(guessed, {kInside}));
+  guessed.is_guess = false;
+  EXPECT_FALSE(admits(guessed, {in_gap(0ns, 10ms, 0ns)}));
 }
 
 TEST_F(BestFit, EveryHigherJobsGapMustHoldTheOp) {
@@ -261,7 +344,7 @@ TEST(ResourceAware, IsBestFitIfNoJobIsInside) {
 TEST(GatePolicy, RefusesUnknownNamesAndGraces) {
   EXPECT_THAT([] { make_gate_policy("fair", {}); },
               ThrowsMessage<std::invalid_argument>(
-                  HasSubstr("policy must be one of best_fit, priority, resource, strict, got 'fair'")));
+                  HasSubstr("policy must be one of best_fit, edf, priority, resource, strict, got 'fair'")));
   EXPECT_THAT([] { make_gate_policy("strict", {.grace = -1ns}); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("grace must be from 0 to 1 s, got -1 ns")));
   EXPECT_THROW(make_gate_policy("best_fit", {.grace = 1s + 1ns}), std::invalid_argument);

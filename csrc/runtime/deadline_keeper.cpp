@@ -1,0 +1,119 @@
+#include "runtime/deadline_keeper.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "policy/grace.h"
+
+namespace torchshare {
+namespace {
+
+using std::chrono::nanoseconds;
+
+// What a unit costs beyond its own work: as it begins, and as it goes on after an earlier one, it may ask again once.
+constexpr nanoseconds kOverhead = 2 * kLookAgain;
+constexpr double kQuantile = 0.999;
+constexpr double kMargin = 1.1;
+
+double ms(nanoseconds time) {
+  return 1e3 * to_seconds(time);
+}
+
+}  // namespace
+
+void DeadlineKeeper::add(JobId job, const std::string& name, const PeriodicTask& task, nanoseconds now) {
+  std::map<JobId, Entry> made;
+  made.try_emplace(job, Entry{task, task.cost > nanoseconds(0), task.longest_op > nanoseconds(0)});
+  entries_.merge(made);
+  if (const std::string why = why_not(known_tasks()); !why.empty()) {
+    entries_.erase(job);
+    throw std::invalid_argument(fmt::format("job '{}': {}", name, why));
+  }
+  apply();
+  timeline_.record_decision(job, now, [&] {
+    return task.cost > nanoseconds(0) ? fmt::format("deadline: accepted, with periodic jobs in {:.0f} % of the time",
+                                                    100 * demand_bound(known_tasks()).utilization)
+                                      : std::string("deadline: accepted on trial, because unit_time is not known");
+  });
+}
+
+void DeadlineKeeper::learn(JobId job, nanoseconds took, nanoseconds longest_op, nanoseconds now) {
+  const auto known = entries_.find(job);
+  if (known == entries_.end()) {
+    return;
+  }
+  Entry& entry = known->second;
+  if (++entry.units <= kWarmUp) {
+    return;
+  }
+  entry.took.add(took);
+  if (entry.took.count() % kEnough != 0) {
+    return;
+  }
+  if (!entry.declares_cost) {
+    entry.task.cost = from_seconds(kMargin * to_seconds(*entry.took.quantile(kQuantile)));
+  }
+  entry.task.longest_op = entry.declares_ops ? entry.task.longest_op : std::min(longest_op, entry.task.cost);
+  std::string why = why_not(known_tasks());
+  if (!why.empty() && problem_.empty()) {
+    timeline_.record_decision(job, now, [&] { return "deadline: " + why; });
+  }
+  problem_ = std::move(why);
+  apply();
+}
+
+void DeadlineKeeper::end(JobId job) noexcept {
+  if (entries_.erase(job) > 0) {
+    problem_.clear();
+    apply();
+  }
+}
+
+std::vector<PeriodicTask> DeadlineKeeper::known_tasks() const {
+  std::vector<PeriodicTask> tasks;
+  for (const auto& [job, entry] : entries_) {
+    if (entry.task.cost > nanoseconds(0)) {
+      tasks.push_back(entry.task);
+      tasks.back().cost += kOverhead;
+    }
+  }
+  return tasks;
+}
+
+/// Why deadlines may be missed, and what would help; empty if all are met.
+std::string DeadlineKeeper::why_not(const std::vector<PeriodicTask>& tasks) const {
+  const DemandBound bound = demand_bound(tasks);
+  const nanoseconds allowed = blocking_allowed(tasks);
+  if (bound.is_feasible && allowed >= run_ahead_) {
+    return "";
+  }
+  if (bound.at == nanoseconds(0)) {
+    return fmt::format(
+        "its deadlines cannot be met: periodic jobs would need {:.0f} % of the time; a longer period or a shorter unit "
+        "would help",
+        100 * bound.utilization);
+  }
+  if (!bound.is_feasible) {
+    return fmt::format(
+        "its deadlines cannot be met: within {:.1f} ms, periodic jobs need {:.1f} ms; a longer period or deadline, or "
+        "a "
+        "shorter unit, would help",
+        ms(bound.at), ms(bound.at - bound.room));
+  }
+  return fmt::format(
+      "its deadlines cannot be met: within {:.1f} ms, {:.1f} ms are free, and {:.1f} ms are needed for an op of "
+      "another "
+      "job that has begun; shorter ops, as of smaller batches, would help",
+      ms(bound.at), ms(bound.room), ms(bound.room - allowed + run_ahead_));
+}
+
+void DeadlineKeeper::apply() noexcept {
+  const std::vector<PeriodicTask> tasks = known_tasks();
+  const bool all_known = tasks.size() == entries_.size() && !tasks.empty();
+  const nanoseconds allowed = all_known ? blocking_allowed(tasks) - run_ahead_ - kLookAgain : nanoseconds(0);
+  gate_.set_blocking_allowed(std::max(allowed, nanoseconds(0)));
+}
+
+}  // namespace torchshare
