@@ -25,4 +25,5 @@ cd "$(dirname "$0")/.."
 "$PY" benchmarks/simulator/speed.py
 "$PY" benchmarks/simulator/optimum.py
 "$PY" benchmarks/simulator/live.py
+"$PY" benchmarks/simulator/deadlines.py
 "$PY" benchmarks/table.py

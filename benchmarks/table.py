@@ -248,6 +248,20 @@ def simulator_study(summary: dict[str, Any]) -> str:
     return "\n\n".join([by_ratio, simulator_gavel(summary["gavel"]), simulator_sizes(summary["uniform"])])
 
 
+def simulator_deadlines(summary: list[dict[str, Any]]) -> str:
+    """The share of jobs that each policy rejects or misses."""
+    settings = list(dict.fromkeys((row["ratio"], row["estimate_error"]) for row in summary))
+    titles = [f"ratio {ratio}" + (f", estimates off by sigma {error}" if error else "") for ratio, error in settings]
+    cells = {
+        (row["policy"], row["ratio"], row["estimate_error"]): f"{row['lost']:.1%}"
+        + (f" ({row['rejected']} + {row['missed']})" if row["rejected"] else "")
+        for row in summary
+    }
+    policies = dict.fromkeys(row["policy"] for row in summary)
+    rows = [[policy, *(cells[policy, ratio, error] for ratio, error in settings)] for policy in policies]
+    return table(["policy", *titles], rows)
+
+
 def simulator_gavel(rows: list[dict[str, Any]]) -> str:
     policies = ("sjf-ffs", "sjf-bsbf", "srsf", "pair-srsf")
     cells = [
@@ -311,6 +325,7 @@ TABLES = {
     "compiled": compiled,
     "simulator_study": simulator_study,
     "simulator_live": simulator_live,
+    "simulator_deadlines": simulator_deadlines,
 }
 
 

@@ -231,6 +231,7 @@ class Cluster:
         fixed_memory: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
         fixed_time: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
         sub_batches: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        deadline: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
     ) -> None: ...
 
 class Simulator:
@@ -247,7 +248,15 @@ class Simulator:
 class LiveScheduler:
     def __init__(self, cluster: Cluster, policy: str) -> None: ...
     def add(
-        self, arrival: float, estimate: float, gpus: int, memory_gib: float, model: int, priority: int, group: int
+        self,
+        arrival: float,
+        estimate: float,
+        gpus: int,
+        memory_gib: float,
+        model: int,
+        priority: int,
+        group: int,
+        deadline: float,
     ) -> int: ...
     def add_model(self) -> int: ...
     def add_node(self) -> None: ...
@@ -257,11 +266,22 @@ class LiveScheduler:
     def gpus(self, job: int) -> list[int]: ...
     def look(self, now: float) -> tuple[list[int], list[int]]: ...
     def lose(self, gpu: int, heard: float, now: float) -> tuple[list[int], list[int]]: ...
-    def progress(self, job: int) -> tuple[float, float, float, int, int, float]: ...
+    def miss_with(
+        self,
+        now: float,
+        estimate: float,
+        gpus: int,
+        memory_gib: float,
+        model: int,
+        priority: int,
+        group: int,
+        deadline: float,
+    ) -> tuple[int, float] | None: ...
+    def progress(self, job: int) -> tuple[float, float, float, int, int, float, bool]: ...
     def restore(
         self,
         job: int,
-        progress: tuple[float, float, float, int, int, float],
+        progress: tuple[float, float, float, int, int, float, bool],
         gpus: collections.abc.Sequence[int],
         now: float,
     ) -> None: ...

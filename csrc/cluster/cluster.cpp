@@ -66,6 +66,9 @@ void Cluster::check(const WorkloadJob& job, Seconds estimate, std::size_t index)
         fmt::format("job {} must fit the cluster, got {} GPUs with {} GiB; the cluster has {} with {} GiB", index,
                     job.gpus, job.memory_gib, gpus_.count(), memory));
   }
+  if (!(job.deadline > 0)) {
+    throw std::invalid_argument(fmt::format("job {}: deadline must be > 0, got {} s", index, job.deadline));
+  }
   const SplitModel& split = job.split;
   const auto is_share = [](double value) { return value >= 0 && value <= 1; };
   if (!is_share(split.fixed_memory) || !is_share(split.fixed_time) || split.most < 1 || split.most >= 1 << kMaxSplits) {
@@ -181,8 +184,42 @@ void Cluster::suspend(JobId job, Rank rank) {
 }
 
 void Cluster::arrive(JobId job, Rank rank) {
+  if (jobs_[job].phase == JobPhase::kHeld) {
+    settle(jobs_[job]);
+    std::erase(held_, job);
+  }
   jobs_[job].since = now_;
+  open_deadlines_ += has_deadline(job) ? 1 : 0;
   enqueue(job, rank);
+}
+
+void Cluster::hold(JobId job) {
+  jobs_[job].since = now_;
+  jobs_[job].phase = JobPhase::kHeld;
+  held_.push_back(job);
+}
+
+void Cluster::trust_estimates() {
+  options_.record_spans = false;
+  spans_.clear();
+  const auto trust = [this](JobId job) {
+    ClusterJob& entry = jobs_[job];
+    const bool runs = entry.phase == JobPhase::kRunning;
+    const bool is_over = runs && ends_at(job) < now_ * (1 - kRounding);
+    if (options_.durations_known && entry.estimate == entry.asked.duration && !is_over) {
+      return;  // to the last bit, because a forecast must not differ from what comes
+    }
+    const Seconds left = remaining(job);
+    settle(entry);
+    entry.asked.duration = entry.estimate = entry.asked.duration - entry.work_left + left;
+    entry.work_left = left;
+  };
+  std::for_each(running_.begin(), running_.end(), trust);
+  for (JobId job = 0; job < jobs_.size(); ++job) {
+    if (jobs_[job].phase == JobPhase::kWaiting) {
+      trust(job);
+    }
+  }
 }
 
 void Cluster::enqueue(JobId job, Rank rank) {
@@ -197,8 +234,12 @@ JobProgress Cluster::progress(JobId job) const {
   const ClusterJob& entry = jobs_[job];
   const Seconds passed = entry.phase == JobPhase::kRunning ? now_ - entry.since : 0;
   const Seconds restarting = std::min(entry.restart_left, passed);
-  return {entry.work_left - (passed - restarting) * entry.speed, entry.restart_left - restarting, entry.run + passed,
-          entry.preemptions, entry.rank};
+  return {entry.work_left - (passed - restarting) * entry.speed,
+          entry.restart_left - restarting,
+          entry.run + passed,
+          entry.preemptions,
+          entry.rank,
+          entry.phase == JobPhase::kHeld};
 }
 
 void Cluster::restore(JobId job, const JobProgress& progress) {
@@ -236,11 +277,17 @@ void Cluster::set_ratio(int model, int partner, double ratio) {
 }
 
 void Cluster::end(JobId job) {
-  if (jobs_[job].phase == JobPhase::kWaiting) {
+  if (jobs_[job].phase == JobPhase::kHeld) {
     settle(jobs_[job]);
-    waiting_.erase(jobs_[job].kind, jobs_[job].rank, job);
+    std::erase(held_, job);
   } else {
-    leave(job);
+    open_deadlines_ -= has_deadline(job) ? 1 : 0;
+    if (jobs_[job].phase == JobPhase::kWaiting) {
+      settle(jobs_[job]);
+      waiting_.erase(jobs_[job].kind, jobs_[job].rank, job);
+    } else {
+      leave(job);
+    }
   }
   jobs_[job].phase = JobPhase::kEnded;
   jobs_[job].work_left = 0;
@@ -272,7 +319,7 @@ void Cluster::leave(JobId job) {
 void Cluster::settle(ClusterJob& job) {
   const Seconds passed = now_ - job.since;
   job.since = now_;
-  if (job.phase == JobPhase::kWaiting) {
+  if (job.phase == JobPhase::kWaiting || job.phase == JobPhase::kHeld) {
     job.waited += passed;
   } else if (job.phase == JobPhase::kRunning) {
     const Seconds restarting = std::min(job.restart_left, passed);

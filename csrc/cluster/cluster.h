@@ -39,10 +39,12 @@ struct JobProgress {
   Seconds restart_left = 0;
   Seconds run = 0;
   int preemptions = 0;
-  Rank rank;  ///< while it waits
+  Rank rank;          ///< while it waits
+  bool held = false;  ///< it has arrived and is held back
 };
 
-enum class JobPhase : std::uint8_t { kToCome, kWaiting, kRunning, kEnded };
+/// A held job has arrived and is kept out of the queue. A rejected one will never run.
+enum class JobPhase : std::uint8_t { kToCome, kHeld, kWaiting, kRunning, kEnded, kRejected };
 
 /// The state of a job in the cluster. Times and work are as of `since`.
 struct ClusterJob {
@@ -83,6 +85,8 @@ class Cluster {
   const WaitingQueue& waiting() const { return waiting_; }
   WaitingQueue& waiting() { return waiting_; }
   const std::vector<JobId>& running() const { return running_; }
+  /// The held jobs, in order of arrival.
+  const std::vector<JobId>& held() const { return held_; }
 
   /// A policy's estimate of a job's remaining time alone. An estimate that proved too short is doubled until it is long
   /// enough. If durations are unknown: the time the job has run, because old jobs tend to last longest, rounded to
@@ -93,6 +97,14 @@ class Cluster {
   Seconds run_time(JobId job) const;
   /// The time at which it ends if nothing changes.
   Seconds ends_at(JobId job) const;
+
+  /// The time by which a job must have ended; kNeverVirtual: it has no deadline.
+  Seconds due(JobId job) const { return jobs_[job].asked.arrival + jobs_[job].asked.deadline; }
+  bool has_deadline(JobId job) const { return jobs_[job].asked.deadline < kNeverVirtual; }
+  /// Whether an end at this time keeps the job's deadline, to within rounding.
+  bool in_time(JobId job, Seconds end) const { return end <= due(job) * (1 + kRounding); }
+  /// The number of jobs with a deadline that wait or run.
+  int open_deadlines() const { return open_deadlines_; }
 
   int models() const { return interference_.models(); }
   /// The interference ratio of `job` beside `partner`.
@@ -122,7 +134,12 @@ class Cluster {
   // For the simulator and the live scheduler.
   void advance(Seconds now) { now_ = now; }
   void arrive(JobId job, Rank rank);
-  /// Ends a running job, or one that waits.
+  /// Keeps a job that arrives out of the queue, until `arrive`.
+  void hold(JobId job);
+  void reject(JobId job) { jobs_[job].phase = JobPhase::kRejected; }
+  /// For forecasts: jobs last as long as policies estimate.
+  void trust_estimates();
+  /// Ends a job that runs, waits or is held.
   void end(JobId job);
 
   // For the live scheduler: jobs and GPUs that were not known at the beginning.
@@ -146,6 +163,8 @@ class Cluster {
   std::vector<JobId> take_changed() { return std::exchange(changed_, {}); }
 
  private:
+  static constexpr double kRounding = 1e-9;  // of times, relative
+
   void check(const WorkloadJob& job, Seconds estimate, std::size_t index) const;
   WaitingQueue::Kind kind_of(WorkloadJob job);
   void enqueue(JobId job, Rank rank);
@@ -169,9 +188,11 @@ class Cluster {
   Gpus gpus_;
   WaitingQueue waiting_;
   std::vector<JobId> running_;
+  std::vector<JobId> held_;
   std::vector<JobId> changed_;
   std::vector<Span> spans_;
   Seconds now_ = 0;
+  int open_deadlines_ = 0;
 };
 
 }  // namespace torchshare

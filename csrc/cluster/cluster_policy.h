@@ -16,6 +16,9 @@ class ClusterPolicy {
   virtual Rank rank(const Cluster& cluster, JobId job) const = 0;
   /// Starts and suspends jobs; called once per instant, after all its events.
   virtual void schedule(Cluster& cluster) = 0;
+  /// Whether a forecast decides about each job that arrives (forecast.h). Such a policy keeps no state: forecasts call
+  /// it, too.
+  virtual bool keeps_deadlines() const { return false; }
   /// The time of the next call even if no job arrives or ends; kNeverVirtual: none.
   virtual Seconds look_again(const Cluster&) const { return kNeverVirtual; }
 };

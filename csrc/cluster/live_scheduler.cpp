@@ -15,22 +15,48 @@ JobId LiveScheduler::add(const WorkloadJob& job, Seconds estimate) {
   return cluster_.add(job, estimate);
 }
 
+std::optional<Miss> LiveScheduler::miss_with(const WorkloadJob& job, Seconds estimate, Seconds now) const {
+  if (!policy_->keeps_deadlines()) {
+    return std::nullopt;
+  }
+  Cluster trial = cluster_;
+  trial.advance(std::max(now, trial.now()));
+  if (job.model == trial.models()) {
+    trial.add_model();
+  }
+  bool has_usable = false;
+  for (GpuId gpu = 0; gpu < trial.gpus().count(); ++gpu) {
+    has_usable |= trial.gpus().usable(gpu);
+  }
+  if (!has_usable) {
+    trial.set_usable(0, true);  // the first host is yet to report
+  }
+  return torchshare::miss_with(trial, *policy_, trial.add(job, estimate), false);
+}
+
 LiveScheduler::Orders LiveScheduler::arrive(JobId job, Seconds now) {
   check_to_come(job);
   advance(now);
-  cluster_.arrive(job, policy_->rank(cluster_, job));
+  if (cluster_.has_deadline(job)) {
+    cluster_.arrive(job, policy_->rank(cluster_, job));
+  } else {
+    admit(cluster_, *policy_, job, false);
+  }
   return decide();
 }
 
 LiveScheduler::Orders LiveScheduler::end(JobId job, Seconds now) {
   check_job(job);
   const JobPhase phase = cluster_.job(job).phase;
-  if (phase != JobPhase::kRunning && phase != JobPhase::kWaiting) {
+  if (phase != JobPhase::kRunning && phase != JobPhase::kWaiting && phase != JobPhase::kHeld) {
     throw std::invalid_argument(fmt::format("job {} neither runs nor waits", job));
   }
   advance(now);
   cluster_.end(job);
   told_.erase(job);
+  if (cluster_.has_deadline(job)) {
+    admit_held(cluster_, *policy_);
+  }
   return decide();
 }
 
@@ -67,6 +93,10 @@ void LiveScheduler::restore(JobId job, const JobProgress& progress, std::vector<
   check_to_come(job);
   advance(now);
   cluster_.restore(job, progress);
+  if (progress.held) {
+    cluster_.hold(job);
+    return;
+  }
   cluster_.arrive(job, progress.rank);
   if (!gpus.empty()) {
     std::for_each(gpus.begin(), gpus.end(), [this](GpuId gpu) { check_gpu(gpu); });

@@ -6,6 +6,7 @@
 
 #include "cluster/cluster.h"
 #include "cluster/cluster_policy.h"
+#include "cluster/forecast.h"
 
 namespace torchshare {
 
@@ -24,10 +25,15 @@ class LiveScheduler {
   /// Adds a job that arrives later. Throws std::invalid_argument.
   JobId add(const WorkloadJob& job, Seconds estimate);
 
+  /// What this job would make late if it arrived now, by the forecast of a policy that keeps deadlines; its own number
+  /// is the next one. Its model may be the next one, too. Changes nothing. Throws std::invalid_argument.
+  std::optional<Miss> miss_with(const WorkloadJob& job, Seconds estimate, Seconds now) const;
+
   /// Times in seconds since the beginning. Throws std::invalid_argument if time decreases or the job is in another
   /// phase.
+  /// Rejects none: a job whose deadline matters is asked about with `miss_with` first.
   Orders arrive(JobId job, Seconds now);
-  /// Ends a job that runs or waits.
+  /// Ends a job that runs, waits or is held.
   Orders end(JobId job, Seconds now);
   /// Removes a GPU that can no longer be used. Its jobs wait again; their work after `heard` does not count.
   Orders lose(GpuId gpu, Seconds heard, Seconds now);

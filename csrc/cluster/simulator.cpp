@@ -7,6 +7,8 @@
 #include <tuple>
 #include <utility>
 
+#include "cluster/forecast.h"
+
 namespace torchshare {
 
 Simulator::Simulator(Cluster cluster, std::unique_ptr<ClusterPolicy> policy, bool record_usage)
@@ -29,7 +31,10 @@ bool Simulator::step() {
   while (!events_.empty() && events_.top().time == now) {
     const Event event = events_.top();
     events_.pop();
-    changed |= handle(event);
+    changed |= handle(event, changed);
+  }
+  if (std::exchange(deadline_ended_, false)) {
+    admit_held(cluster_, *policy_);
   }
   if (changed) {
     policy_->schedule(cluster_);
@@ -44,15 +49,19 @@ void Simulator::advance(Seconds now) {
   cluster_.advance(now);
 }
 
-bool Simulator::handle(const Event& event) {
+bool Simulator::handle(const Event& event, bool changed) {
   if (event.what == What::kArrival) {
-    cluster_.arrive(event.job, policy_->rank(cluster_, event.job));
-  } else if (event.what == What::kEnd) {
+    const bool waits = admit(cluster_, *policy_, event.job, changed);
+    ended_ += cluster_.job(event.job).phase == JobPhase::kRejected ? 1 : 0;
+    return waits;
+  }
+  if (event.what == What::kEnd) {
     // The job's speed has changed since this event was scheduled, so it ends at another time.
     if (cluster_.job(event.job).phase != JobPhase::kRunning || cluster_.ends_at(event.job) > event.time) {
       return false;
     }
     cluster_.end(event.job);
+    deadline_ended_ |= cluster_.has_deadline(event.job);
     ++ended_;
   }
   return true;

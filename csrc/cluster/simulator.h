@@ -25,18 +25,19 @@ class Simulator {
   /// With `record_usage`, keeps the usage of the cluster after every step.
   Simulator(Cluster cluster, std::unique_ptr<ClusterPolicy> policy, bool record_usage = false);
 
-  /// Advances to the next instant; false if every job has ended.
+  /// Advances to the next instant; false if every job has ended or was rejected.
   /// Throws std::logic_error if jobs wait and no event is pending.
   bool step();
 
   const Cluster& cluster() const { return cluster_; }
+  /// The number of jobs that have ended or were rejected.
   std::size_t ended() const { return ended_; }
   /// GPU-seconds in which a GPU had at least one job.
   double busy_gpu_seconds() const { return busy_gpu_seconds_; }
   const std::vector<Usage>& usage() const { return usage_; }
 
  private:
-  enum class What { kArrival, kEnd, kLook };
+  enum class What { kEnd, kArrival, kLook };  // in this order at one instant
   struct Event {
     Seconds time;
     What what;
@@ -47,8 +48,8 @@ class Simulator {
   };
 
   void advance(Seconds now);
-  /// Returns whether the event changed anything.
-  bool handle(const Event& event);
+  /// Returns whether the event changed anything; `changed`: others of this instant have.
+  bool handle(const Event& event, bool changed);
   void plan_next();
 
   Cluster cluster_;
@@ -56,6 +57,7 @@ class Simulator {
   const bool record_usage_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   Seconds next_look_ = kNeverVirtual;
+  bool deadline_ended_ = false;  // at this instant
   std::size_t ended_ = 0;
   double busy_gpu_seconds_ = 0;
   std::vector<Usage> usage_;

@@ -26,11 +26,12 @@ struct WorkloadJob {
   Seconds arrival = 0;
   Seconds duration = 0;  ///< alone, in whole batches
   int gpus = 1;
-  double memory_gib = 0;  ///< per GPU, in whole batches; 0: unknown
-  int model = 0;          ///< its row of the interference table
-  int priority = 0;       ///< waiting jobs of lower values come first, whatever the policy
-  int group = 0;          ///< it shares with jobs of its group only
-  SplitModel split = {};  ///< while it shares
+  double memory_gib = 0;             ///< per GPU, in whole batches; 0: unknown
+  int model = 0;                     ///< its row of the interference table
+  int priority = 0;                  ///< waiting jobs of lower values come first, whatever the policy
+  int group = 0;                     ///< it shares with jobs of its group only
+  SplitModel split = {};             ///< while it shares
+  Seconds deadline = kNeverVirtual;  ///< after its arrival, by which it must have ended
 };
 
 }  // namespace torchshare

@@ -19,6 +19,7 @@ from torchshare import _core, cluster
 from torchshare.checkpoints.interval import EXPECTED
 from torchshare.cli import cluster as verb
 from torchshare.cluster import client, connection
+from torchshare.context.durations import EXPECTED as DURATION
 from torchshare.scripts import targets
 
 
@@ -177,6 +178,8 @@ def test_invalid_settings_start_nothing(
         ({"name": 5}, "job '5': name must be a string of at most 255 characters without lone surrogates, got 5"),
         ({"env": {"x": object}}, "job 'a': the options must be values of JSON: Object of type type is not JSON"),
         ({"memory": 1.5}, "job 'a': memory must be a positive integer below 2**63, got 1.5"),
+        ({"deadline": "soon"}, f"job 'a': deadline must be {DURATION}, got 'soon'"),
+        ({"deadline": 0}, f"job 'a': deadline must be {DURATION}, got 0"),
     ],
 )
 def test_what_is_no_option_is_refused_before_it_is_sent(options: dict[str, Any], message: str) -> None:
@@ -234,6 +237,44 @@ def test_the_status_says_why_a_device_cannot_be_started(tmp_path: Path, monkeypa
     monkeypatch.setattr(client, "call", lambda method, *_: [host] if method == "hosts" else [])
     done = torchshare_command("cluster", "status", folder=tmp_path)
     assert "Device nnnnnnnn:0 cannot be started: No module\\nnamed 'torch'\n" in done.stdout
+
+
+@pytest.mark.parametrize("given", ["2h", "7200", 7200, "1h60m", "120min"])
+def test_a_deadline_is_kept_in_seconds(monkeypatch: pytest.MonkeyPatch, given: Any) -> None:
+    sent = []
+    monkeypatch.setattr(client, "call", lambda method, spec, *_: sent.append(spec) or spec.name)
+    client.prepared("train.py", deadline=given)()
+    assert sent[0].deadline == 7200.0
+    assert sent[0].options == {}
+
+
+def test_a_deadline_is_a_flag_and_a_key_of_a_job_file(tmp_path: Path, submitted: Submitted) -> None:
+    (tmp_path / "jobs.toml").write_text('[jobs.a]\nrun = "train.py"\ndeadline = "90m"\n')
+    for words in (["--deadline", "90m", "a=train.py"], ["--deadline", "a=90m", "a=train.py"], ["jobs.toml"]):
+        submitted.jobs.clear()
+        done = torchshare_command("cluster", "submit", "--no-wait", *words, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert submitted.jobs[0][1]["deadline"] == "90m"
+
+
+def test_the_status_has_a_column_of_deadlines_only_if_there_are_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"state": "running", "priority": "secondary", "device": "n:0", "beside": None, "steps": 3, "error": ""}
+    row |= {"elapsed_s": 9.0, "ran_s": 9.0, "deadline_s": None, "deadline": None}
+    rows = [{**row, "name": "a"}, {**row, "name": "b"}]
+    host = {"node": "n", "index": 0, "up": True, "jobs": ["a", "b"], "error": "", "note": ""}
+    monkeypatch.setattr(connection, "connect", lambda _: None)
+    monkeypatch.setattr(client, "call", lambda method, *_: [host] if method == "hosts" else rows)
+    for what in ("list", "status"):
+        assert "deadline" not in torchshare_command("cluster", what, folder=tmp_path).stdout
+    rows[0] |= {"deadline_s": 5400.0, "deadline": "open"}
+    for what in ("list", "status"):
+        lines = torchshare_command("cluster", what, folder=tmp_path).stdout.splitlines()
+        assert lines[0].rstrip().endswith("deadline")
+        assert lines[1].rstrip().endswith("1h30m: open")
+        assert lines[2].rstrip().endswith("-")
+    assert lines[-1] == "Deadlines: 0 met, 0 missed, 1 open"
 
 
 def test_ctrl_c_leaves_the_job_in_the_queue(

@@ -358,3 +358,79 @@ def test_step_times_leave_out_the_moments_in_which_the_partner_changes() -> None
     times.observe(1000, 3, "y")
     assert times.slowdown("y") == pytest.approx(2)
     assert times.slowdown("z") is None
+
+
+def test_a_job_that_would_miss_its_deadline_is_refused_and_not_in_the_journal(path: Path) -> None:
+    cluster = Cluster(path, 1, policy="edf")
+    cluster.queue.submit(spec("a", deadline=110.0))
+    before = path.read_bytes()
+    message = (
+        "job 'b': deadline 2m30s would be missed: it is predicted to end after 3m20s; a later deadline, more devices "
+        "or a submission when fewer jobs wait would help"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        cluster.queue.submit(spec("b", deadline=150.0))
+    with pytest.raises(
+        ValueError,
+        match=r"^job 'c': deadline 1m would make job 'a' miss its own: it would end 30s late; a later",
+    ):
+        cluster.queue.submit(spec("c", duration=30.0, model="new", deadline=60.0))
+    assert path.read_bytes() == before
+    cluster.queue.submit(spec("d", deadline=200.0))
+    cluster.queue.submit(spec("e"))  # without a deadline, a job is never refused
+    assert cluster.states() == dict.fromkeys("ade", "pending")
+
+
+def test_deadlines_are_in_the_journal_and_met_or_missed(path: Path) -> None:
+    cluster = Cluster(path, 1, policy="pair-edf", interference=2.0)
+    for name, deadline in (("a", 110.0), ("b", 250.0), ("c", 310.0), ("d", None)):
+        cluster.queue.submit(spec(name, deadline=deadline))
+
+    def deadlines() -> list[str | None]:
+        return [row["deadline"] for row in cluster.queue.rows()]
+
+    assert cluster.act() == ["start a 0"]
+    for _ in range(2):
+        assert deadlines() == ["open", "open", "open", None]
+        assert [row["deadline_s"] for row in cluster.queue.rows()] == [110.0, 250.0, 310.0, None]
+        cluster.open()  # a restarted head
+    with pytest.raises(ValueError, match=r"^job 'e': deadline 3m21s would make job 'b' miss its own"):
+        cluster.queue.submit(spec("e", deadline=201.0))
+    cluster.now += 100
+    cluster.end("a")
+    assert cluster.act() == ["start b 0"]
+    cluster.now += 151
+    assert deadlines() == ["met", "missed", "open", None]
+    assert cluster.queue.compact(after=1)
+    cluster.open()
+    assert deadlines() == ["met", "missed", "open", None]
+    cluster.end("b")
+    assert cluster.act() == ["start c 0"]
+    cluster.end("c", "failed")
+    assert deadlines() == ["met", "missed", "missed", None]
+
+
+def test_with_other_policies_a_deadline_refuses_nothing(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    cluster.queue.submit(spec("a", deadline=1.0))
+    cluster.now += 2
+    assert cluster.queue.rows()[0]["deadline"] == "missed"
+
+
+def test_the_forecast_changes_nothing_that_the_journal_has_not(path: Path) -> None:
+    """After refused jobs with new models and envs, decisions are those that a reader of the journal makes."""
+    cluster = Cluster(path, 2, policy="pair-edf")
+    for number in range(12):
+        cluster.now += 10
+        env = {"pip": [str(number % 2)]}
+        options = {"model": f"m{number}", "duration": 50.0 + 20 * (number % 5), "env": env}
+        deadline = None if number % 3 == 2 else 140.0
+        try:
+            cluster.queue.submit(spec(f"j{number}", deadline=deadline, **options))
+        except ValueError as error:
+            assert "would" in str(error)
+    states, wanted = cluster.states(), {name: job.wanted for name, job in cluster.queue.jobs.items()}
+    assert len(states) < 12
+    cluster.open()
+    assert cluster.states() == states
+    assert {name: job.wanted for name, job in cluster.queue.jobs.items()} == wanted

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torchshare.cli.outputs import check_outputs, print_table, refuse, write_tim
 from torchshare.cluster import client, connection
 from torchshare.cluster.options import SubmitOptions
 from torchshare.cluster.settings import STORAGE, ClusterSettings, QueueSettings
+from torchshare.context.durations import duration_text
 from torchshare.context.names import escaped
 from torchshare.scripts import command_line, targets
 from torchshare.scripts.option_reader import GivenOptions, OptionReader
@@ -136,9 +137,12 @@ def _list(arguments: argparse.Namespace) -> int:
     table = Table(box=None, pad_edge=False)
     for column in ("job", "state", "priority", "device", "beside", "steps", "elapsed s", "ran s", "reason"):
         table.add_column(column, justify="right" if column.endswith(" s") or column == "steps" else "left")
+    deadlines = _deadlines(table, rows)
     for row in rows:
         texts = [row[key] or "-" for key in ("name", "state", "priority", "device", "beside")]
-        table.add_row(*texts, str(row["steps"]), f"{row['elapsed_s']:.0f}", f"{row['ran_s']:.0f}", row["error"])
+        table.add_row(
+            *texts, str(row["steps"]), f"{row['elapsed_s']:.0f}", f"{row['ran_s']:.0f}", row["error"], *deadlines(row)
+        )
     print_table(table)
     return 0
 
@@ -161,12 +165,13 @@ def _status(arguments: argparse.Namespace) -> int:
     table = Table(box=None, pad_edge=False)
     for column in ("device", "job", "state", "slowdown", "predicted"):
         table.add_column(column)
+    deadlines = _deadlines(table, rows.values())
     for host in (host for host in hosts if host["up"]):
         names = host["jobs"] or [None]
         for name in names:
             row = rows.get(name, {})
             numbers = [f"{row[key]:.2f}" if row.get(key) else "-" for key in ("slowdown", "predicted_slowdown")]
-            table.add_row(_place(host), name or "-", row.get("state", "-"), *numbers)
+            table.add_row(_place(host), name or "-", row.get("state", "-"), *numbers, *deadlines(row))
     print_table(table)
     for host in (host for host in hosts if host["error"]):
         print(f"Device {_place(host)} cannot be started: {escaped(host['error'])}")
@@ -176,7 +181,23 @@ def _status(arguments: argparse.Namespace) -> int:
     states = [row["state"] for row in rows.values()]
     counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
     print(f"{len(rows)} jobs{': ' if counts else ''}{', '.join(counts)}")
+    kept = [row["deadline"] for row in rows.values() if row["deadline"] is not None]
+    if kept:
+        print(f"Deadlines: {', '.join(f'{kept.count(state)} {state}' for state in ('met', 'missed', 'open'))}")
     return 0
+
+
+def _deadlines(table: Table, rows: Iterable[dict[str, Any]]) -> Callable[[dict[str, Any]], list[str]]:
+    """Adds a column if a job has a deadline. Returns what is in it, for a row."""
+    if all(row["deadline_s"] is None for row in rows):
+        return lambda row: []
+    table.add_column("deadline")
+
+    def cell(row: dict[str, Any]) -> list[str]:
+        known = row.get("deadline_s")
+        return ["-" if known is None else f"{duration_text(known)}: {row['deadline']}"]
+
+    return cell
 
 
 def _place(host: dict[str, Any]) -> str:

@@ -16,7 +16,14 @@ from torchshare.cli.simulation_progress import with_progress
 from torchshare.context.names import escaped
 from torchshare.simulation import tables
 from torchshare.simulation.adaptdl import is_packaged, read_packaged
-from torchshare.simulation.generated import MAX_JOBS, at_load, generate, parse_mix
+from torchshare.simulation.generated import (
+    MAX_JOBS,
+    at_load,
+    generate,
+    parse_deadlines,
+    parse_mix,
+    with_deadlines,
+)
 from torchshare.simulation.job_trace import FORMATS, LARGEST_SPLIT, Limits, Trace, read_trace
 from torchshare.simulation.ratios import Ratios, read_ratios, uniform
 from torchshare.simulation.simulate import Case, Setting, Sweep, simulate_all, summarize
@@ -50,6 +57,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="MIX",
         help="sizes of the generated jobs: philly (default), adaptdl or GPUS:SHARE:MEDIAN_S:SIGMA,...; those that do "
         "not fit the cluster are left out",
+    )
+    parser.add_argument(
+        "--deadlines",
+        metavar="LOW-HIGH",
+        help="give each job a deadline: its time alone times a number drawn from this range, such as 1.2-3",
     )
     parser.add_argument("--trace-format", choices=FORMATS, help=f"default: {FORMATS[0]}")
     parser.add_argument(
@@ -111,7 +123,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="log-normal error of the durations that policies know; none: durations unknown (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of estimates and generated jobs (default: %(default)s)"
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of estimates, generated jobs and deadlines (default: %(default)s)",
     )
     parser.add_argument(
         "--sweep", metavar="NAME=FROM:TO:STEP", help=f"run for each value of one of {', '.join(Sweep.NAMES)}"
@@ -128,7 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         setting = _setting(arguments)
         limits = Limits(setting.gpus, setting.gpu_memory_gib or math.inf)
-        cases = _cases(arguments, setting, _traces(arguments, limits))
+        cases = _cases(arguments, setting, _with_deadlines(arguments, _traces(arguments, limits)))
         _check_outputs(arguments, cases)
         jobs = sum(len(case.trace.names) for case in cases)
         outcomes = with_progress(jobs, lambda progress: simulate_all(cases, progress))
@@ -238,6 +254,13 @@ def _traces(arguments: argparse.Namespace, limits: Limits) -> list[list[Trace]]:
     rate = arguments.jobs_per_hour
     trace = generate(arguments.generate, limits, mix=mix, load=loads[0], jobs_per_hour=rate, seed=arguments.seed)
     return [[trace] if load == trace.load or rate is not None else [at_load(trace, load)] for load in loads]
+
+
+def _with_deadlines(arguments: argparse.Namespace, traces: list[list[Trace]]) -> list[list[Trace]]:
+    if arguments.deadlines is None:
+        return traces
+    factors = parse_deadlines(arguments.deadlines)
+    return [[with_deadlines(trace, factors, arguments.seed) for trace in same_load] for same_load in traces]
 
 
 def _need(other: str, options: Mapping[str, object]) -> None:

@@ -20,6 +20,7 @@ from torchshare import _core
 from torchshare.cluster.connection import call, up
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.options import SubmitOptions
+from torchshare.context.durations import parse_duration
 from torchshare.context.results import ENDED
 from torchshare.runtime.declared import check, documented
 from torchshare.scripts import targets
@@ -106,7 +107,8 @@ def submit(target: str | Callable[..., Any], *, address: str | None = None, **op
         {options}
 
     Raises:
-        ValueError: for invalid arguments, a name that is taken, or more devices than there are.
+        ValueError: for invalid arguments, a name that is taken, more devices than there are, or a deadline that would
+            be missed or make another job miss its own.
     """
     send = prepared(target, **options)
     up(address)
@@ -124,6 +126,8 @@ def prepared(target: str | Callable[..., Any], **options: Unpack[SubmitOptions])
         targets.check_form(target, given.get("folder"))
     profiled = _profiled(given.get("profile"))
     own = {each.name: given.pop(each.name) for each in fields(JobSpec) if each.name in given}
+    if "deadline" in own:
+        own["deadline"] = parse_duration(own["deadline"])
     own["folder"] = str(Path(own.get("folder", os.getcwd())).absolute())
     spec = JobSpec(
         **{"name": base, "model": base, "duration": profiled.duration, **own},

@@ -17,6 +17,7 @@ from torchshare.cluster.journal import Event, Journal
 from torchshare.cluster.queue_state import QueueState
 from torchshare.cluster.queued_job import Action, HostRecord, QueuedJob, Span
 from torchshare.cluster.settings import QueueSettings
+from torchshare.context.durations import duration_text
 from torchshare.context.names import free_name
 
 log = logging.getLogger("torchshare")
@@ -79,8 +80,27 @@ class JobQueue:
             limit = self._settings.memory
             raise ValueError(f"job '{spec.name}': memory must be at most {limit}, that of a device, got {spec.memory}")
         _core.priority_level(spec.priority)  # raises ValueError
-        self._record(_submission(spec, self._settings))
+        submission = _submission(spec, self._settings)
+        if spec.deadline is not None:
+            self._check_deadline(spec, spec.deadline)
+        self._record(submission)
         return spec.name
+
+    def _check_deadline(self, spec: JobSpec, deadline: float) -> None:
+        """Raises ValueError if the policy keeps deadlines and would miss one."""
+        miss = self._state.miss_with(spec, self._clock())
+        if miss is None:
+            return
+        name, left = miss
+        given = f"job '{spec.name}': deadline {duration_text(deadline)}"
+        helps = "a later deadline, more devices or a submission when fewer jobs wait would help"
+        if name == spec.name:
+            raise ValueError(f"{given} would be missed: it is predicted to end after {duration_text(left)}; {helps}")
+        other = self.jobs[name]
+        late = left - (other.submitted + (other.spec.deadline or 0.0) - self._state.next_time(self._clock()))
+        raise ValueError(
+            f"{given} would make job '{name}' miss its own: it would end {duration_text(late)} late; {helps}"
+        )
 
     def cancel(self, name: str) -> None:
         job = self.find(name)
@@ -270,6 +290,8 @@ class JobQueue:
             "priority": job.spec.priority,
             "device": " ".join(f"{self.hosts[gpu].node[:8]}:{self.hosts[gpu].index}" for gpu in job.devices) or None,
             "beside": None if partner is None else partner.spec.name,
+            "deadline_s": job.spec.deadline,
+            "deadline": job.deadline_state(until),
             "steps": job.steps,
             "attempt": job.attempt,
             "submitted": job.submitted,

@@ -27,6 +27,8 @@ class JobSpec:
     """Bytes on its device."""
     duration: float | None = None
     """Estimated seconds alone on its devices."""
+    deadline: float | None = None
+    """Seconds after its submission by which it must have finished."""
     env: dict[str, Any] = field(default_factory=dict)
     """Ray's runtime_env."""
     ratios: dict[str, list[float]] = field(default_factory=dict)
@@ -39,7 +41,7 @@ class JobSpec:
         for each in ("name", "submission", "target", "folder", "model"):
             if not isinstance(getattr(self, each), str):
                 raise ValueError(f"job '{self.name}': {each} must be a string, got {getattr(self, each)!r}")
-        options = {each: getattr(self, each) for each in ("gpus", "priority", "memory", "duration", "env")}
+        options = {each: getattr(self, each) for each in ("gpus", "priority", "memory", "duration", "deadline", "env")}
         check(SubmitOptions, options, "submit", self.name)
 
     def outcome_of(self, attempt: int, rank: int = 0) -> str:

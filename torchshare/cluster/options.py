@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any
 
-from annotated_types import Interval
+from annotated_types import Interval, Predicate
 
+from torchshare.context.durations import EXPECTED, is_duration
 from torchshare.runtime.declared import Expected, Option
 from torchshare.runtime.options import CommonJobOptions, PositiveInt
 
@@ -33,6 +34,14 @@ class SubmitOptions(CommonJobOptions, total=False):
             "seconds that it would take alone, as far as known. Default: that of its `profile`, else as long as the "
             "last one of its model.",
             metavar="S",
+        ),
+    ]
+    deadline: Annotated[
+        Annotated[str | float, Predicate(is_duration), Expected(EXPECTED)] | None,
+        Option(
+            "time after its submission by which it must have finished. With the policies edf and pair-edf, a job is "
+            "refused that is predicted to end late, or to make an accepted one late.",
+            metavar="TIME",
         ),
     ]
     model: Annotated[

@@ -42,6 +42,11 @@ def write_queue(
     if measured:
         mean = sum(measured) / len(measured)
         verdict.append(f"Beside another, a step takes {mean:.2f} times as long as alone, on average.")
+    kept = [job["deadline"] for job in jobs if job.get("deadline")]
+    if kept:
+        verdict.append(
+            f"Deadlines: {', '.join(f'{kept.count(state)} {state}' for state in ('met', 'missed', 'open'))}."
+        )
     devices = sum(1 for host in hosts if host["up"])
     document = {
         "title": f"torchshare: {len(jobs)} jobs on {devices} device{'' if devices == 1 else 's'}",

@@ -8,6 +8,7 @@ is where the old one was.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from torchshare import _core
@@ -74,7 +75,7 @@ class QueueState:
 
     def _on_submit(self, event: Event) -> None:
         spec = JobSpec(**event["job"])
-        estimate = spec.duration or self.learned.duration(spec.model)
+        estimate = self.estimate_of(spec)
         self.tell_ratios(self.learned.set_profiled(spec.model, spec.ratios))
         number = self.add(spec, estimate, self.now)
         job = QueuedJob(spec, number, event["time"], estimate)
@@ -85,8 +86,28 @@ class QueueState:
 
     def add(self, spec: JobSpec, estimate: float, arrival: float) -> int:
         """Adds the job to the live scheduler. Returns its number there."""
-        row, level, memory = self._row(spec.model), _core.priority_level(spec.priority), (spec.memory or 0) / _GIB
-        return self.live.add(arrival, estimate, spec.gpus, memory, row, level, self._group(spec))
+        return self.live.add(arrival, estimate, *self._asked(spec, self._row(spec.model), self._group(spec)))
+
+    def _asked(self, spec: JobSpec, row: int, group: int) -> tuple[int, float, int, int, int, float]:
+        """What the live scheduler is told of a job, but for its times."""
+        level, memory = _core.priority_level(spec.priority), (spec.memory or 0) / _GIB
+        deadline = math.inf if spec.deadline is None else spec.deadline
+        return spec.gpus, memory, row, level, group, deadline
+
+    def estimate_of(self, spec: JobSpec) -> float:
+        return spec.duration or self.learned.duration(spec.model)
+
+    def miss_with(self, spec: JobSpec, clock: float) -> tuple[str, float] | None:
+        """The job that this one would make late if it was submitted now, itself or another one, and how many seconds
+        from now that would end. Changes nothing. Ratios of its profile are not taken into account."""
+        now = self._since_origin(clock)
+        row = self.rows.get(spec.model, len(self.rows))
+        group = self.groups.get(key_of(spec.env), len(self.groups))
+        miss = self.live.miss_with(now, self.estimate_of(spec), *self._asked(spec, row, group))
+        if miss is None:
+            return None
+        number, end = miss
+        return spec.name if number >= len(self.numbers) else self.numbers[number].spec.name, end - now
 
     def _row(self, model: str) -> int:
         if model not in self.rows:
@@ -266,4 +287,4 @@ def _cluster(settings: QueueSettings) -> _core.Cluster:
     options.restart_cost = settings.restart_cost
     options.one_gang_beside = True
     options.largest_split = 1  # other sub-batches would give other weights
-    return _core.Cluster(options, 1, [settings.interference], *([[]] * 9))
+    return _core.Cluster(options, 1, [settings.interference], *([[]] * 10))

@@ -65,6 +65,15 @@ class QueuedJob:
             return "cancelling" if self.cancelled else "suspending" if self.stopping else "running"
         return "suspended" if self.attempt else "pending"
 
+    def deadline_state(self, now: float) -> str | None:
+        """ "open", "met" or "missed", at its end or now; None without a deadline. Only a job that has finished meets
+        it."""
+        if self.spec.deadline is None:
+            return None
+        if now - self.submitted > self.spec.deadline or self.outcome not in ("", "finished"):
+            return "missed"
+        return "met" if self.outcome else "open"
+
     @property
     def env(self) -> str:
         return key_of(self.spec.env)

@@ -83,7 +83,8 @@ def _restore_job(state: QueueState, saved: dict[str, Any]) -> None:
             state.hosts[gpu].jobs[spec.name] = job
     if live is not None:
         progress, gpus = live
-        state.live.restore(number, tuple(progress), gpus, state.now)
+        held = progress[6:] or [False]  # in journals of earlier versions, none is
+        state.live.restore(number, (*progress[:6], *held), gpus, state.now)
         state.live.set_pinned(number, bool(devices) and not job.can_save)
         job.wanted = tuple(gpus)
     state.look_at(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,8 +13,10 @@ from torchshare.simulation.job_trace import COLUMNS, Limits, Trace, pick
 MAX_JOBS = 1_000_000
 _LONGEST_S = 14 * 86_400.0  # Philly's 99th percentile of jobs with 8 GPUs is 12 days
 _MAX_ENTRIES = 1_000  # of a mix
+_MAX_FACTOR = 1_000.0  # deadline / time alone
 _ANY_GPUS = 10**9
 _STREAM = 1  # of the seed's random numbers; those of estimates are another
+_DEADLINES = 2  # another one
 _SHOWN = 60  # characters of an entry in a message
 
 
@@ -109,6 +112,31 @@ def at_load(trace: Trace, load: float) -> Trace:
     return replace(trace, arrival=trace.arrival * (trace.load / load), load=load)
 
 
+def parse_deadlines(text: str) -> tuple[float, float]:
+    """The least and the largest deadline, in times alone. Raises ValueError."""
+    low, _, high = text.partition("-")
+    try:
+        factors = float(low), float(high)
+    except ValueError:
+        factors = math.nan, math.nan
+    if not 1 <= factors[0] <= factors[1] <= _MAX_FACTOR:
+        raise ValueError(
+            f"--deadlines must be LOW-HIGH with 1 <= LOW <= HIGH <= {_MAX_FACTOR:g}, got '{text[:_SHOWN]}'"
+        )
+    return factors
+
+
+def with_deadlines(trace: Trace, factors: tuple[float, float], seed: int) -> Trace:
+    """The trace with a deadline for each job: its time alone times a number from this range, drawn uniformly.
+    Raises ValueError if it has deadlines."""
+    if trace.deadline is not None:
+        raise ValueError(
+            f"--deadlines needs a trace without deadlines, got {trace.source}, which has the column deadline_s"
+        )
+    drawn = np.random.default_rng([seed, _DEADLINES]).uniform(*factors, len(trace.names))
+    return replace(trace, deadline=trace.duration * drawn)
+
+
 def _drawn_from(mix: tuple[JobSize, ...], jobs: int, limits: Limits, random: np.random.Generator) -> Trace:
     fitting = [size for size in mix if size.gpus <= limits.gpus]
     if not fitting:
@@ -132,7 +160,8 @@ def _drawn_from(mix: tuple[JobSize, ...], jobs: int, limits: Limits, random: np.
 
 def _drawn_from_adaptdl(jobs: int, limits: Limits, random: np.random.Generator) -> Trace:
     traces = read_packaged(f"adaptdl:{JOBS[-1]}", Limits(_ANY_GPUS))
-    columns = {name: np.concatenate([getattr(trace, name) for trace in traces]) for name in COLUMNS}
+    given = [name for name in COLUMNS if name != "deadline"]  # AdaptDL has none
+    columns = {name: np.concatenate([getattr(trace, name) for trace in traces]) for name in given}
     names, models = ([text for trace in traces for text in getattr(trace, texts)] for texts in ("names", "models"))
     known = replace(traces[0], names=names, models=models, **columns)
     fitting = np.flatnonzero((known.gpus <= limits.gpus) & (known.memory_gib <= limits.memory_gib))

@@ -40,12 +40,13 @@ class Trace:
     fixed_memory: Column | None = None  # fraction of its memory that does not scale with the sub-batch
     fixed_time: Column | None = None  # cost of each further sub-batch / step time in whole batches
     sub_batches: NDArray[np.int32] | None = None  # their maximum number
+    deadline: Column | None = None  # seconds after its arrival, infinite without one; None: no job has one
     bad_rows: list[str] = field(default_factory=list)  # error messages of the skipped rows
     load: float | None = None  # GPU time of the jobs / of the cluster while they arrive, if generated for this load
     left_out: float = 0.0  # share of the jobs that were to be generated, but do not fit the cluster
 
 
-COLUMNS = ("arrival", "duration", "gpus", "memory_gib", "fixed_memory", "fixed_time", "sub_batches")
+COLUMNS = ("arrival", "duration", "gpus", "memory_gib", "fixed_memory", "fixed_time", "sub_batches", "deadline")
 """The fields of a trace that are numbers of each job."""
 
 
@@ -69,6 +70,7 @@ class TraceJob(NamedTuple):
     fixed_memory: float = math.nan
     fixed_time: float = math.nan
     sub_batches: int = LARGEST_SPLIT
+    deadline: float = math.inf
 
 
 class BadValue(ValueError):
@@ -153,6 +155,7 @@ def _plain(row: Row, line: int) -> TraceJob:
         gpus=row.count("gpus"),
         memory_gib=row.number("memory_gib", default=0.0),
         model=row.optional("model"),
+        deadline=row.number("deadline_s", above=0, default=math.inf),
     )
     if row.has_any("memory_fixed_gib", "memory_per_row_gib"):
         if job.memory_gib > 0:
@@ -239,7 +242,7 @@ def trace_of(
     names: dict[str, None] = {}  # in order
     models: list[str] = []
     arrival, duration, memory_gib, gpus = array("d"), array("d"), array("d"), array("i")
-    fixed_memory, fixed_time, sub_batches = array("d"), array("d"), array("i")
+    fixed_memory, fixed_time, sub_batches, deadline = array("d"), array("d"), array("i"), array("d")
     bad: list[str] = []
     for line, row in rows:
         try:
@@ -259,6 +262,7 @@ def trace_of(
             fixed_memory.append(job.fixed_memory)
             fixed_time.append(job.fixed_time)
             sub_batches.append(job.sub_batches)
+            deadline.append(job.deadline)
     if not names:
         raise ValueError(f"{source} must have at least one valid job, got {len(bad)} bad rows")
     trace = Trace(
@@ -272,6 +276,7 @@ def trace_of(
         fixed_memory=np.array(fixed_memory),
         fixed_time=np.array(fixed_time),
         sub_batches=np.array(sub_batches, dtype=np.int32),
+        deadline=np.array(deadline) if min(deadline) < math.inf else None,
         bad_rows=bad,
     )
     return trace if form.sorted else _by_arrival(trace)

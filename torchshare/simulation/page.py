@@ -17,12 +17,13 @@ from torchshare.simulation.tables import BASELINE, against_baseline
 def write_simulation(path: str | os.PathLike[str], outcomes: Sequence[Outcome], rows: Sequence[dict[str, Any]]) -> None:
     """Writes a page that compares the policies. Raises OSError on failure."""
     varied = swept(rows)
-    best = min(rows, key=lambda row: row["avg_jct_s"])
+    has_deadlines = any("deadlines" in row for row in rows)
     with figures.styled():
         drawn = {"simulation": plots.simulation(outcomes, rows)}
     document = {
         "title": f"torchshare: {len({row['policy'] for row in rows})} policies, {rows[0]['jobs']} jobs, simulated",
-        "verdict": [_verdict(rows, best, varied)],
+        "verdict": [_kept(rows, varied) if has_deadlines else _verdict(rows, varied)],
+        "has_deadlines": has_deadlines,
         "varied": varied,
         "rows": [{**row, "against_baseline": against_baseline(row, rows, varied)} for row in rows],
         "baseline": BASELINE,
@@ -49,9 +50,20 @@ def write_papers(path: str | os.PathLike[str], tables: Sequence[Part], claims: S
     page.write(path, "papers.html", document, drawn)
 
 
-def _verdict(rows: Sequence[dict[str, Any]], best: dict[str, Any], varied: Sequence[str]) -> str:
+def _kept(rows: Sequence[dict[str, Any]], varied: Sequence[str]) -> str:
+    best = max((row for row in rows if "deadlines" in row), key=lambda row: row["met"] / row["deadlines"])
+    setting = _setting(best, varied)
+    return f"Most deadlines, {best['met']} of {best['deadlines']}, are met with {best['policy']}{setting}."
+
+
+def _setting(row: dict[str, Any], varied: Sequence[str]) -> str:
+    return "".join(f" at {name.replace('_', ' ')} {row[name]}" for name in varied)
+
+
+def _verdict(rows: Sequence[dict[str, Any]], varied: Sequence[str]) -> str:
+    best = min(rows, key=lambda row: row["avg_jct_s"])
     text = f"Jobs complete soonest, on average after {seconds(best['avg_jct_s'])}, with {best['policy']}"
-    setting = "".join(f" at {name.replace('_', ' ')} {best[name]}" for name in varied)
+    setting = _setting(best, varied)
     gain = against_baseline(best, rows, varied)
     if gain is None or best["policy"] == BASELINE:
         return f"{text}{setting}."

@@ -34,7 +34,7 @@ def simulation(outcomes: Sequence[Outcome], rows: Sequence[dict[str, Any]]) -> F
     else:
         _completion(left, outcomes)
         _utilization(right, outcomes)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=9, frameon=False, fontsize=9)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=11, frameon=False, fontsize=9)
     return figure
 
 
@@ -62,6 +62,7 @@ def _policies(outcomes: Sequence[Outcome]) -> list[str]:
 def _completion(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     for policy in _policies(outcomes):
         jct = np.sort(np.concatenate([outcome.jct for outcome in outcomes if outcome.case.policy == policy]))
+        # A rejected job never completes: the curve ends below 1.
         axes.plot(jct, np.arange(1, len(jct) + 1) / len(jct), label=policy)
     axes.set(xscale="log", xlabel="JCT (s)", ylabel="fraction of jobs completed", title="Job completion time")
     axes.grid(alpha=0.3)
@@ -70,6 +71,8 @@ def _completion(axes: Axes, outcomes: Sequence[Outcome]) -> None:
 def _utilization(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     for policy in _policies(outcomes):
         outcome = [outcome for outcome in outcomes if outcome.case.policy == policy][_FIRST_TRACE]
+        if not outcome.usage:  # every job was rejected
+            continue
         time, busy, shared, _ = np.array(outcome.usage).T
         ends = np.linspace(time[0], time[-1], _BINS + 1)
         jobs = np.concatenate([[0.0], np.cumsum((busy + shared)[:-1] * np.diff(time))])  # GPU-seconds until each time

@@ -22,6 +22,22 @@ from torchshare.simulation.ratios import Ratios
 SMALL_JOB_GPUS = 4  # a job with at most so many GPUs counts as small
 _CHUNK = 2_000  # simulated instants between checks for progress and Ctrl-C
 _MAX_SWEEP = 10_000  # values
+_ROUNDING = 1e-9  # of times, relative, as in the simulator
+_TIMES = (
+    "avg_jct_s",
+    "median_jct_s",
+    "p99_jct_s",
+    "max_jct_s",
+    "avg_jct_small_s",
+    "avg_jct_large_s",
+    "makespan_s",
+    "avg_queue_s",
+    "gpu_utilization",
+    "preemptions",
+    "shared_fraction",
+)
+COUNTS = ("jobs", "preemptions", "deadlines", "accepted", "rejected", "met", "missed")
+"""The figures that are counts: those of several traces are added."""
 
 Column = NDArray[np.float64]
 Span = tuple[int, float, float, list[int]]  # job, begin, end, GPUs
@@ -62,7 +78,7 @@ class Outcome:
 
     case: Case
     figures: dict[str, float]  # see `figures_of`
-    jct: Column
+    jct: Column  # infinite for a job that was rejected
     spans: list[Span]
     usage: list[Usage]
 
@@ -91,6 +107,7 @@ def make_cluster(trace: Trace, ratios: Ratios, setting: Setting, record_spans: b
         fixed_memory=_known(trace.fixed_memory, setting.fixed_memory, jobs),
         fixed_time=_known(trace.fixed_time, setting.fixed_time, jobs),
         sub_batches=np.full(jobs, LARGEST_SPLIT) if trace.sub_batches is None else trace.sub_batches,
+        deadline=np.full(jobs, np.inf) if trace.deadline is None else trace.deadline,
     )
 
 
@@ -113,11 +130,14 @@ def simulate(case: Case, progress: Callable[[int], object] = lambda ended: None)
 def figures_of(case: Case, jobs: dict[str, Column], busy_gpu_seconds: float) -> dict[str, float]:
     """The figures of an outcome, in seconds, except: gpu_utilization, the fraction of GPU time with a job on the GPU,
     from the first arrival to the last end; shared_fraction, the fraction of running time beside a partner; preemptions
-    and jobs, which are counts."""
+    and jobs, which are counts. Those about completion are of the jobs that have run. See `deadline_figures`."""
     trace = case.trace
-    jct = jobs["ended"] - trace.arrival
-    makespan = float(jobs["ended"].max() - trace.arrival.min())
-    small = trace.gpus <= SMALL_JOB_GPUS
+    ran = np.isfinite(jobs["ended"])
+    if not ran.any():
+        return {**dict.fromkeys(_TIMES, 0.0), "jobs": len(trace.names), **deadline_figures(trace, jobs["ended"])}
+    jct = (jobs["ended"] - trace.arrival)[ran]
+    makespan = float(jobs["ended"][ran].max() - trace.arrival.min())
+    small = trace.gpus[ran] <= SMALL_JOB_GPUS
     return {
         "avg_jct_s": float(jct.mean()),
         "median_jct_s": float(np.median(jct)),
@@ -126,11 +146,33 @@ def figures_of(case: Case, jobs: dict[str, Column], busy_gpu_seconds: float) -> 
         "avg_jct_small_s": float(jct[small].mean()) if small.any() else 0.0,
         "avg_jct_large_s": float(jct[~small].mean()) if not small.all() else 0.0,
         "makespan_s": makespan,
-        "avg_queue_s": float(jobs["waited"].mean()),
+        "avg_queue_s": float(jobs["waited"][ran].mean()),
         "gpu_utilization": busy_gpu_seconds / (makespan * case.setting.gpus),
         "preemptions": int(jobs["preemptions"].sum()),
         "shared_fraction": float(jobs["shared"].sum() / jobs["run"].sum()),
         "jobs": len(trace.names),
+        **deadline_figures(trace, jobs["ended"]),
+    }
+
+
+def deadline_figures(trace: Trace, ended: Column) -> dict[str, float]:
+    """None if the trace has no deadlines. Else counts of the jobs with one: deadlines = accepted + rejected, and
+    accepted = met + missed; and how late the accepted ones have ended, in seconds: tardiness, which is 0 if in time."""
+    if trace.deadline is None:
+        return {}
+    own = np.isfinite(trace.deadline)
+    accepted = own & np.isfinite(ended)
+    due = (trace.arrival + trace.deadline)[accepted]
+    late = np.maximum(0.0, ended[accepted] - due)
+    late[late <= _ROUNDING * due] = 0.0
+    return {
+        "deadlines": int(own.sum()),
+        "accepted": int(accepted.sum()),
+        "rejected": int((own & ~accepted).sum()),
+        "met": int((late == 0).sum()),
+        "missed": int((late > 0).sum()),
+        "avg_tardiness_s": float(late.mean()) if len(late) else 0.0,
+        "max_tardiness_s": float(late.max()) if len(late) else 0.0,
     }
 
 
@@ -189,9 +231,9 @@ def summarize(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
             **({} if case.trace.load is None else {"load": case.trace.load}),
             "traces": len(same),
         }
-        for name in same[0].figures:
-            values = [outcome.figures[name] for outcome in same]
-            row[name] = sum(values) if name in ("jobs", "preemptions") else float(np.mean(values))
+        for name in dict.fromkeys(name for outcome in same for name in outcome.figures):
+            values = [outcome.figures[name] for outcome in same if name in outcome.figures]
+            row[name] = sum(values) if name in COUNTS else float(np.mean(values))
             if len(same) > 1:
                 row[f"{name}_spread"] = [min(values), max(values)]
         rows.append(row)

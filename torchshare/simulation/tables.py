@@ -10,6 +10,7 @@ from rich.table import Table
 from torchshare.report.trace_events import trace_events
 from torchshare.simulation.simulate import Outcome, swept
 
+_OF_DEADLINES = ("deadlines", "rejected", "missed", "met", "avg_tardiness_s", "max_tardiness_s")
 BASELINE = "tiresias"  # the policy that the table compares with, if it was simulated
 
 
@@ -38,6 +39,9 @@ def table(rows: list[dict[str, Any]]) -> Table:
         "preempted",
     ):
         lines.add_column(title, justify="right")
+    has_deadlines = any("deadlines" in row for row in rows)
+    for title in ("deadlines", "rejected", "missed", "met", "avg late", "max late") if has_deadlines else ():
+        lines.add_column(title, justify="right")
     for row in rows:
         against = against_baseline(row, rows, varied)
         lines.add_row(
@@ -49,6 +53,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
             f"{row['gpu_utilization']:.0%}",
             f"{row['shared_fraction']:.0%}",
             f"{row['preemptions']:,}",
+            *(f"{row[name]:,.0f}" if name in row else "-" for name in _OF_DEADLINES if has_deadlines),
         )
     return lines
 

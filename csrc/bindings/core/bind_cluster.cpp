@@ -19,10 +19,12 @@ using Column = py::array_t<T, py::array::c_style | py::array::forcecast>;
 std::vector<WorkloadJob> make_workload(const Column<double>& arrival, const Column<double>& duration,
                                        const Column<int>& gpus, const Column<double>& memory_gib,
                                        const Column<int>& model, const Column<double>& fixed_memory,
-                                       const Column<double>& fixed_time, const Column<int>& sub_batches) {
+                                       const Column<double>& fixed_time, const Column<int>& sub_batches,
+                                       const Column<double>& deadline) {
   const py::ssize_t size = arrival.size();
   if (duration.size() != size || gpus.size() != size || memory_gib.size() != size || model.size() != size ||
-      fixed_memory.size() != size || fixed_time.size() != size || sub_batches.size() != size) {
+      fixed_memory.size() != size || fixed_time.size() != size || sub_batches.size() != size ||
+      deadline.size() != size) {
     throw std::invalid_argument("the columns of a workload must have equal lengths");
   }
   std::vector<WorkloadJob> workload;
@@ -34,7 +36,8 @@ std::vector<WorkloadJob> make_workload(const Column<double>& arrival, const Colu
                         .gpus = gpus.at(i),
                         .memory_gib = memory_gib.at(i),
                         .model = model.at(i),
-                        .split = split});
+                        .split = split,
+                        .deadline = deadline.at(i)});
   }
   return workload;
 }
@@ -44,12 +47,12 @@ std::unique_ptr<Cluster> make_cluster(const ClusterOptions& options, int models,
                                       const Column<int>& gpus, const Column<double>& memory_gib,
                                       const Column<int>& model, const Column<double>& estimate,
                                       const Column<double>& fixed_memory, const Column<double>& fixed_time,
-                                      const Column<int>& sub_batches) {
+                                      const Column<int>& sub_batches, const Column<double>& deadline) {
   Interference interference =
       models == 1 && ratios.size() == 1 ? Interference(ratios[0]) : Interference(models, ratios);
   return std::make_unique<Cluster>(
       options, std::move(interference),
-      make_workload(arrival, duration, gpus, memory_gib, model, fixed_memory, fixed_time, sub_batches),
+      make_workload(arrival, duration, gpus, memory_gib, model, fixed_memory, fixed_time, sub_batches, deadline),
       std::vector<Seconds>(estimate.data(), estimate.data() + estimate.size()));
 }
 
@@ -99,16 +102,17 @@ std::vector<std::tuple<Seconds, int, int, std::size_t>> usage_of(const Simulator
   return rows;
 }
 
-using Progress = std::tuple<Seconds, Seconds, Seconds, int, int, double>;
+using Progress = std::tuple<Seconds, Seconds, Seconds, int, int, double, bool>;
 
 Progress progress_of(const LiveScheduler& scheduler, JobId job) {
   const JobProgress found = scheduler.progress(job);
-  return {found.work_left, found.restart_left, found.run, found.preemptions, found.rank.level, found.rank.value};
+  return {found.work_left,  found.restart_left, found.run, found.preemptions,
+          found.rank.level, found.rank.value,   found.held};
 }
 
 void restore(LiveScheduler& scheduler, JobId job, const Progress& progress, std::vector<GpuId> gpus, Seconds now) {
-  const auto [work_left, restart_left, run, preemptions, level, value] = progress;
-  scheduler.restore(job, {work_left, restart_left, run, preemptions, {level, value}}, std::move(gpus), now);
+  const auto [work_left, restart_left, run, preemptions, level, value, held] = progress;
+  scheduler.restore(job, {work_left, restart_left, run, preemptions, {level, value}, held}, std::move(gpus), now);
 }
 
 using Orders = std::pair<std::vector<JobId>, std::vector<JobId>>;
@@ -139,7 +143,7 @@ void bind_cluster(py::module_& module) {
   py::class_<Cluster>(module, "Cluster")
       .def(py::init(&make_cluster), py::arg("options"), py::arg("models"), py::arg("ratios"), py::arg("arrival"),
            py::arg("duration"), py::arg("gpus"), py::arg("memory_gib"), py::arg("model"), py::arg("estimate"),
-           py::arg("fixed_memory"), py::arg("fixed_time"), py::arg("sub_batches"));
+           py::arg("fixed_memory"), py::arg("fixed_time"), py::arg("sub_batches"), py::arg("deadline"));
   py::class_<Simulator>(module, "Simulator")
       .def(py::init([](const Cluster& cluster, std::string_view policy, bool record_usage) {
              return std::make_unique<Simulator>(cluster, make_cluster_policy(policy), record_usage);
@@ -159,11 +163,21 @@ void bind_cluster(py::module_& module) {
       .def(
           "add",
           [](LiveScheduler& scheduler, Seconds arrival, Seconds estimate, int gpus, double memory_gib, int model,
-             int priority, int group) {
-            return scheduler.add({arrival, estimate, gpus, memory_gib, model, priority, group}, estimate);
+             int priority, int group, Seconds deadline) {
+            return scheduler.add({arrival, estimate, gpus, memory_gib, model, priority, group, {}, deadline}, estimate);
           },
           py::arg("arrival"), py::arg("estimate"), py::arg("gpus"), py::arg("memory_gib"), py::arg("model"),
-          py::arg("priority"), py::arg("group"))
+          py::arg("priority"), py::arg("group"), py::arg("deadline"))
+      .def(
+          "miss_with",
+          [](const LiveScheduler& scheduler, Seconds now, Seconds estimate, int gpus, double memory_gib, int model,
+             int priority, int group, Seconds deadline) {
+            const std::optional<Miss> miss = scheduler.miss_with(
+                {now, estimate, gpus, memory_gib, model, priority, group, {}, deadline}, estimate, now);
+            return miss ? std::optional(std::pair(miss->job, miss->end)) : std::nullopt;
+          },
+          py::arg("now"), py::arg("estimate"), py::arg("gpus"), py::arg("memory_gib"), py::arg("model"),
+          py::arg("priority"), py::arg("group"), py::arg("deadline"))
       .def("arrive", event(&LiveScheduler::arrive), py::arg("job"), py::arg("now"))
       .def("end", event(&LiveScheduler::end), py::arg("job"), py::arg("now"))
       .def("lose", event(&LiveScheduler::lose), py::arg("gpu"), py::arg("heard"), py::arg("now"))

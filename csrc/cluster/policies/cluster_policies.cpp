@@ -18,6 +18,8 @@ constexpr Named<Maker> kPolicies[] = {
     {"sjf-ffs", make_sjf_ffs},
     {"sjf-bsbf", make_sjf_bsbf},
     {"pair-srsf", make_pair_srsf},
+    {"edf", make_edf},
+    {"pair-edf", make_pair_edf},
 };
 
 }  // namespace

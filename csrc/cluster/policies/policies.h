@@ -13,5 +13,7 @@ std::unique_ptr<ClusterPolicy> make_tiresias();
 std::unique_ptr<ClusterPolicy> make_sjf_ffs();
 std::unique_ptr<ClusterPolicy> make_sjf_bsbf();
 std::unique_ptr<ClusterPolicy> make_pair_srsf();
+std::unique_ptr<ClusterPolicy> make_edf();
+std::unique_ptr<ClusterPolicy> make_pair_edf();
 
 }  // namespace torchshare
