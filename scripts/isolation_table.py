@@ -23,8 +23,8 @@ def listed(tables: Sequence[Table]) -> list[str]:
     """Lines of a table in Markdown: one per module and reason."""
     names: dict[tuple[str, str], list[str]] = {}
     for row in sorted((row for table in tables for row in table.rows), key=lambda row: row.module):
-        name = str(row).removeprefix(f"{row.module}.") + (f" (torch {row.versions})" if row.versions else "")
-        names.setdefault((row.module, row.why), []).append(f"`{name}`")
+        name = f"`{str(row).removeprefix(f'{row.module}.')}`" + (f" (torch {row.versions})" if row.versions else "")
+        names.setdefault((row.module, row.why), []).append(name)
     return [f"| `{module}` | {', '.join(dict.fromkeys(found))} | {why} |" for (module, why), found in names.items()]
 
 

@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import threading
+import warnings
 from typing import Any
 
 import numpy
@@ -71,4 +72,5 @@ def everything(seed: int) -> list[Any]:
 
 
 if __name__ == "__main__":
+    warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning)  # one fork is beside a thread
     print(everything(int(sys.argv[1])))

@@ -105,28 +105,73 @@ def test_two_jobs_train_in_pools_of_their_own() -> None:
     assert identical(results["second"].value, alone(conv, 1))
 
 
-def test_a_loss_that_uses_a_pool_is_trained_as_without_one() -> None:
-    """Without a graph: torch 2.15 keeps the pools that a capture uses, if the graph was made in Python."""
+keeps_pools = pytest.mark.skipif(is_one_of(torch.__version__, "<2.15"), reason="torch keeps no pools with a graph")
 
-    def train(job: Job, pooled: bool) -> list[Tensor]:
-        with torch.device("cuda"):
-            model = nn.Linear(16, 4)
-            data = [(torch.randn(8, 16), torch.randn(8, 4)) for _ in range(6)]
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-        def loss_fn(x: Tensor, y: Tensor) -> Tensor:
-            if not pooled:
-                return F.mse_loss(model(x), y)
-            with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
-                hidden = model(x)
-            return F.mse_loss(hidden, y)
+def train_graphed(job: Job, pooled: bool) -> list[Tensor]:
+    with torch.device("cuda"):
+        model = nn.Linear(16, 4)
+        data = [(torch.randn(8, 16), torch.randn(8, 4)) for _ in range(6)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-        loss = job.graph(loss_fn)
-        for batch in job.batches(data):
-            batch.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-        return [parameter.detach().cpu() for parameter in model.parameters()]
+    def loss_fn(x: Tensor, y: Tensor) -> Tensor:
+        if not pooled:
+            return F.mse_loss(model(x), y)
+        with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+            hidden = model(x)
+        return F.mse_loss(hidden, y)
 
-    plain, pooled = (on_gpu(lambda job, pooled=pooled: train(job, pooled), seed=0) for pooled in (False, True))
+    loss = job.graph(loss_fn)
+    for batch in job.batches(data):
+        batch.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()
+        _ = [torch.full((2 * MIB,), torch.nan, device="cuda") for _ in range(4)]  # where memory of the pool was
+    assert loss.fallback is None
+    return [parameter.detach().cpu() for parameter in model.parameters()]
+
+
+@keeps_pools
+def test_a_graph_of_a_loss_that_uses_a_pool_trains_as_without_one() -> None:
+    """torch 2.15 keeps the pools that a capture uses with the graph, and expected a graph that was made in Python."""
+    plain, pooled = (on_gpu(lambda job, pooled=pooled: train_graphed(job, pooled), seed=0) for pooled in (False, True))
     assert identical(plain, pooled)
+
+
+@keeps_pools
+def test_two_jobs_have_graphs_of_losses_that_use_pools() -> None:
+    results = run_pair(lambda job: train_graphed(job, True), lambda job: train_graphed(job, True))
+    for seed, name in enumerate(("first", "second")):
+        assert identical(results[name].value, on_gpu(lambda job: train_graphed(job, False), seed=seed))
+
+
+@keeps_pools
+def test_a_graph_keeps_the_pools_that_it_uses_and_no_longer_than_itself() -> None:
+    def reserves(job: Job) -> tuple[int, int, int]:
+        weight = torch.ones(2 * MIB, device="cuda", requires_grad=True)
+
+        def loss_fn(x: Tensor) -> Tensor:
+            with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+                hidden = weight * x
+            return hidden.sum()
+
+        def reserved() -> int:
+            gc.collect()
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            return torch.cuda.memory_reserved()
+
+        before = reserved()
+        loss = job.graph(loss_fn)
+        for batch in job.batches([torch.ones(1, device="cuda")] * 2):
+            batch.backward(loss)
+        assert loss.fallback is None
+        during = reserved()
+        del loss, batch
+        weight.grad = None
+        return before, during, reserved()
+
+    before, during, after = on_gpu(reserves)
+    assert during - before >= 16 * MIB, "the gradient and what the loss has in its pool"
+    assert after == before

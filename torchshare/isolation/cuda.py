@@ -116,6 +116,14 @@ for _cls, _name in (("graph", "__init__"), ("CUDAGraph", "capture_begin")):
     TABLE.call(f"torch.cuda:{_cls}", _name)(outside_of_jobs("torch.cuda.graph"))
 
 
+@TABLE.call("torch._C:_CUDAGraph", "_retain_pool", versions=">=2.15")
+def _retain_pool(original: Callable[..., None], graph: Any, pool: Any) -> None:
+    """A graph that `Job.graph` captures keeps the pools that it uses.
+
+    The graph is made in C++, where torch expects the pool's id. It gets the pool, as a graph made in Python does."""
+    original(graph, getattr(pool, "id", pool))
+
+
 @TABLE.call("torch._inductor.runtime.triton_heuristics:CachingAutotuner", "run")
 def _run(original: Callable[..., Any], kernel: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A kernel waits its turn as an op does."""

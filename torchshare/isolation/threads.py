@@ -54,6 +54,8 @@ def _bootstrap_inner(original: Callable[[threading.Thread], None], self: threadi
         original(self)
         return
     job, threads = started
+    # Python 3.14 names the system's thread, too. It keeps the job's name, by which processes that it forks are found.
+    self._set_os_name = lambda: None  # type: ignore[attr-defined]
     with contextlib.ExitStack() as scopes:
         try:
             adopted = scopes.enter_context(_C.Adopted(job.handle, threads))
