@@ -21,6 +21,8 @@ cd "$(dirname "$0")/.."
 "$PY" benchmarks/bound.py
 "$PY" benchmarks/inversion.py
 "$PY" benchmarks/priority.py
+"$PY" benchmarks/deadlines.py sets
+"$PY" benchmarks/deadlines.py camera
 "$PY" benchmarks/simulator/study.py
 "$PY" benchmarks/simulator/speed.py
 "$PY" benchmarks/simulator/optimum.py
