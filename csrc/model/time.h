@@ -20,6 +20,11 @@ inline Seconds to_seconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<Seconds>(time).count();
 }
 
+/// For messages.
+inline double to_milliseconds(std::chrono::nanoseconds time) {
+  return 1e3 * to_seconds(time);
+}
+
 /// kNever for 1e9 s and more, which includes kNeverVirtual.
 inline std::chrono::nanoseconds from_seconds(Seconds time) {
   return time < 1e9 ? std::chrono::nanoseconds(static_cast<std::int64_t>(time * 1e9)) : kNever;

@@ -18,10 +18,6 @@ constexpr nanoseconds kOverhead = 2 * kLookAgain;
 constexpr double kQuantile = 0.999;
 constexpr double kMargin = 1.1;
 
-double ms(nanoseconds time) {
-  return 1e3 * to_seconds(time);
-}
-
 }  // namespace
 
 void DeadlineKeeper::add(JobId job, const std::string& name, const PeriodicTask& task, nanoseconds now) {
@@ -100,12 +96,13 @@ std::string DeadlineKeeper::why_not(const std::vector<PeriodicTask>& tasks) cons
     return misses + fmt::format(
                         "within {:.1f} ms, periodic jobs need {:.1f} ms; a longer period or deadline, or a shorter "
                         "unit, would help",
-                        ms(bound.at), ms(bound.at - bound.room));
+                        to_milliseconds(bound.at), to_milliseconds(bound.at - bound.room));
   }
   return misses + fmt::format(
                       "within {:.1f} ms, {:.1f} ms are free, and an op of another job that has begun may take "
                       "{:.1f} ms; shorter ops, as of smaller batches, would help",
-                      ms(bound.at), ms(bound.room), ms(bound.room - allowed + run_ahead_));
+                      to_milliseconds(bound.at), to_milliseconds(bound.room),
+                      to_milliseconds(bound.room - allowed + run_ahead_));
 }
 
 /// Without memory, other jobs' ops must end before the releases.

@@ -36,7 +36,7 @@ void check_period(const JobSpec& spec) {
   if (spec.unit_time && *spec.unit_time > spec.deadline.value_or(*spec.period)) {
     throw std::invalid_argument(
         fmt::format("job '{}': unit_time must be at most the deadline, {:.4g} ms, got {:.4g} ms", spec.name,
-                    1e3 * to_seconds(spec.deadline.value_or(*spec.period)), 1e3 * to_seconds(*spec.unit_time)));
+                    to_milliseconds(spec.deadline.value_or(*spec.period)), to_milliseconds(*spec.unit_time)));
   }
 }
 

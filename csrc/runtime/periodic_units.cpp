@@ -12,10 +12,6 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-double ms(nanoseconds time) {
-  return 1e3 * to_seconds(time);
-}
-
 }  // namespace
 
 void PeriodicUnits::open(nanoseconds now) {
@@ -82,14 +78,17 @@ std::string PeriodicUnits::cause(nanoseconds late, nanoseconds service, nanoseco
   const nanoseconds too_long = service - task_.cost;
   const std::string beside = beside_.empty() ? "" : fmt::format(", and began beside an op of {}", beside_);
   if (waited >= too_long && waited >= began_late) {
-    return fmt::format("{:.1f} ms late: it waited {:.1f} ms at the gate for other periodic jobs", ms(late), ms(waited));
+    return fmt::format("{:.1f} ms late: it waited {:.1f} ms at the gate for other periodic jobs", to_milliseconds(late),
+                       to_milliseconds(waited));
   }
   if (began_late > too_long) {
-    return fmt::format("{:.1f} ms late: it began {:.1f} ms after its release", ms(late), ms(began_late));
+    return fmt::format("{:.1f} ms late: it began {:.1f} ms after its release", to_milliseconds(late),
+                       to_milliseconds(began_late));
   }
   const std::string expected =
-      task_.cost > nanoseconds(0) ? fmt::format(" instead of {:.1f}", ms(task_.cost)) : std::string();
-  return fmt::format("{:.1f} ms late: it took {:.1f} ms{}{}", ms(late), ms(service), expected, beside);
+      task_.cost > nanoseconds(0) ? fmt::format(" instead of {:.1f}", to_milliseconds(task_.cost)) : std::string();
+  return fmt::format("{:.1f} ms late: it took {:.1f} ms{}{}", to_milliseconds(late), to_milliseconds(service), expected,
+                     beside);
 }
 
 PeriodStats PeriodicUnits::stats() const {
