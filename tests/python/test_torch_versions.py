@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import python
-from test_patches import ROWS
+from test_patches import ALL_ROWS
 
 from torchshare import _core, torch_versions
 from torchshare.torch_versions import CHECKED, CPP_PRIVATE_NAMES, PRIVATE_NAMES
@@ -85,7 +85,7 @@ def sources() -> Iterator[Path]:
 
 def test_private_names_that_are_used_are_listed_and_no_others() -> None:
     used = set().union(*(private_names(path.read_text()) for path in sources()))
-    names = [*PRIVATE_NAMES, *map(str, ROWS)]  # test_patches looks at the rows
+    names = [*PRIVATE_NAMES, *map(str, ALL_ROWS)]  # test_patches looks at the rows
     known = {name for name in used if any(each == name or each.startswith(f"{name}.") for each in names)}
     assert used - known == set()
     assert PRIVATE_NAMES.keys() - used == set()
