@@ -265,17 +265,16 @@ void bind_job(py::module_& module) {
           py::arg("since_arrival"))
       .def("set_answering", &RuntimeJob::set_answering, py::arg("answers"))
       .def(
-          "begin_periods",
+          "expect_periods",
           [](RuntimeJob& job, std::optional<Seconds> period, std::optional<Seconds> deadline,
              std::optional<Seconds> unit_time) {
-            std::optional<PeriodicTask> task;
-            if (period) {
-              const auto cost = from_seconds(unit_time.value_or(0));
-              task = PeriodicTask{from_seconds(*period), from_seconds(deadline.value_or(*period)), cost};
-            }
-            job.begin_periods(task);
+            const auto time = [](std::optional<Seconds> seconds) {
+              return seconds ? std::optional(from_seconds(*seconds)) : std::nullopt;
+            };
+            job.expect_periods(time(period), time(deadline), time(unit_time));
           },
           py::arg("period"), py::arg("deadline"), py::arg("unit_time"), ReleaseGil())
+      .def("begin_periods", &RuntimeJob::begin_periods, ReleaseGil())
       .def("await_release", &RuntimeJob::await_release)
       .def("begin_unit", &RuntimeJob::begin_unit, ReleaseGil())
       .def("end_unit", &RuntimeJob::end_unit, ReleaseGil())

@@ -103,15 +103,15 @@ void Gate::set_blocking_allowed(std::chrono::nanoseconds time) {
   changed_.notify_all();
 }
 
-std::vector<const Slot*> Gate::others_inside(const Slot& slot) const {
-  std::vector<const Slot*> found;
+std::vector<std::string> Gate::others_inside(const Slot& slot) const {
+  std::vector<std::string> found;
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) {
     return found;
   }
   for (const Member& member : members_) {
     if (member.slot->job != slot.job && snapshot(member).inside) {
-      found.push_back(member.slot);
+      found.emplace_back(member.slot->job->name);
     }
   }
   return found;
@@ -160,8 +160,11 @@ Gate::Member& Gate::member_of(const Slot& slot) {
 
 /// With the release by which others must have left the device.
 UnitState Gate::unit(const Slot& job) const {
-  const std::chrono::nanoseconds deadline(job.deadline.load(std::memory_order_acquire));
+  std::chrono::nanoseconds deadline(job.deadline.load(std::memory_order_acquire));
   const std::chrono::nanoseconds release(job.release.load(std::memory_order_acquire));
+  if (deadline == kNever) {  // read again: a unit may have begun before the release was read
+    deadline = std::chrono::nanoseconds(job.deadline.load(std::memory_order_acquire));
+  }
   return {deadline, release < kNever - blocking_allowed_ ? release + blocking_allowed_ : kNever};
 }
 

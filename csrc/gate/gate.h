@@ -3,6 +3,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -75,15 +76,15 @@ class Gate {
   void end_filling() { fillers_.fetch_sub(1, std::memory_order_acq_rel); }
   bool is_filled() const { return fillers_.load(std::memory_order_acquire) > 0; }
 
-  // For a periodic job; see EdfPolicy. On its own thread. Its units take no lock that a lower job may hold.
+  // For a periodic job; see EdfPolicy. On its own thread. A unit that begins or ends takes no lock.
   void set_periodic(Slot& slot, bool is_periodic);
-  /// A unit that has taken so long has ended, and the next one begins at `release`; kNever: none will follow.
+  /// A unit that has taken so long has ended, and the next one begins at `release`; kNever: there is no next unit.
   void end_unit(Slot& slot, std::chrono::nanoseconds took, std::chrono::nanoseconds release);
   void begin_unit(Slot& slot, std::chrono::nanoseconds deadline);
   /// Sets how long others may stay on the device after the release of a unit.
   void set_blocking_allowed(std::chrono::nanoseconds time);
-  /// The jobs that are inside an op, other than that of `slot`; none if the lock is held.
-  std::vector<const Slot*> others_inside(const Slot& slot) const;
+  /// The names of the jobs that are inside an op, other than that of `slot`; none if the lock is held.
+  std::vector<std::string> others_inside(const Slot& slot) const;
 
   /// Sets the part of each cycle in which jobs that another outranks may enter; within it, the policy decides.
   void set_pace(const Pace& pace);

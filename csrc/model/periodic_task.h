@@ -12,6 +12,8 @@ struct PeriodicTask {
   std::chrono::nanoseconds deadline{0};    ///< by when a unit must have ended, from its release
   std::chrono::nanoseconds cost{0};        ///< time that a unit takes alone, at most
   std::chrono::nanoseconds longest_op{0};  ///< the longest op of a unit; 0: unknown
+
+  bool operator==(const PeriodicTask&) const = default;
 };
 
 /// Where a periodic job is. Times of the gate's clock.

@@ -29,7 +29,6 @@ void check(const PeriodicTask& task) {
 DemandBound demand_bound(std::span<const PeriodicTask> tasks) {
   DemandBound found{.is_feasible = true, .room = kNever};
   double late_release = 0;  // sum of (period - deadline)+ * utilization: what may be demanded beyond utilization * L
-  nanoseconds longest_deadline{0};
   using Deadline = std::pair<nanoseconds, const PeriodicTask*>;
   std::priority_queue<Deadline, std::vector<Deadline>, std::greater<>> deadlines;
   for (const PeriodicTask& task : tasks) {
@@ -37,7 +36,6 @@ DemandBound demand_bound(std::span<const PeriodicTask> tasks) {
     const double utilization = to_seconds(task.cost) / to_seconds(task.period);
     found.utilization += utilization;
     late_release += std::max(0.0, to_seconds(task.period - task.deadline)) * utilization;
-    longest_deadline = std::max(longest_deadline, task.deadline);
     deadlines.emplace(task.deadline, &task);
   }
   if (found.utilization > kMostUtilization) {
@@ -47,7 +45,7 @@ DemandBound demand_bound(std::span<const PeriodicTask> tasks) {
   while (!deadlines.empty()) {
     const auto [at, task] = deadlines.top();
     const double horizon = (to_seconds(found.room) + late_release) / (1 - found.utilization);
-    if (at > longest_deadline && to_seconds(at) > horizon) {
+    if (to_seconds(at) > horizon) {
       break;
     }
     deadlines.pop();

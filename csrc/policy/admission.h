@@ -48,8 +48,8 @@ struct AdmissionRecord {
 ///     Verdict verdict = admission.decide(own record and snapshot, waited);
 class Admission {
  public:
-  /// `units`: how long all units of periodic jobs that have ended took, in sum. An op that ran beside one ends later by
-  /// that, at most.
+  /// `units`: how long all units of periodic jobs that have ended took, in sum. Each may have delayed an op beside it
+  /// by as much.
   Admission(const GatePolicy& policy, const Standing& standing, std::chrono::nanoseconds now,
             std::chrono::nanoseconds units = std::chrono::nanoseconds(0))
       : policy_(policy), standing_(standing), now_(now), units_(units) {}

@@ -12,6 +12,11 @@ using std::chrono::nanoseconds;
 constexpr Verdict kAdmitted{.admit = true, .retry_after = {}};
 constexpr Verdict kRefused{.admit = false, .retry_after = kLookAgain};
 
+/// True for a unit that may still end in time, or not much later.
+bool is_urgent(const Unit& unit) {
+  return unit.exists() && unit.due > -kLongestRetry;
+}
+
 /// True for a job in a unit that waits for something other than the device.
 bool is_stuck(const Competitor& competitor) {
   return !competitor.inside && !competitor.waits && competitor.quiet >= kLongestRetry;
@@ -38,16 +43,16 @@ bool fits(const Requester& requester, nanoseconds room) {
 Verdict EdfPolicy::decide(const Requester& requester, std::span<const Competitor> competitors) const {
   nanoseconds room = kNever;
   for (const Competitor& competitor : competitors) {
-    if (competitor.unit.exists()) {
-      const bool comes_first = competitor.unit < requester.unit && !is_stuck(competitor);
-      if (comes_first || competitor.inside) {
+    if (is_urgent(competitor.unit)) {
+      const bool comes_first = !is_urgent(requester.unit) || competitor.unit < requester.unit;
+      if ((comes_first && !is_stuck(competitor)) || competitor.inside) {
         return kRefused;
       }
-    } else if (competitor.until_release > -kLongestRetry) {
+    } else if (!competitor.unit.exists() && competitor.until_release > -kLongestRetry) {
       room = std::min(room, competitor.until_release);
     }
   }
-  if (requester.unit.exists()) {
+  if (is_urgent(requester.unit)) {
     return kAdmitted;
   }
   const nanoseconds backlog = backlog_of(requester, competitors);

@@ -16,8 +16,9 @@ namespace torchshare {
 /// `until_release` includes the time by which they may be late without a missed deadline (see blocking_allowed).
 ///
 /// A job that has run no op for `kLongestRetry` in its unit, or since its release, waits for something else, and keeps
-/// nobody out. An op of unknown duration counts as `kUnknownOp`; once such an op, or one of guessed duration, has
-/// waited for `kLongestRetry`, it enters as soon as no unit is under way.
+/// nobody out. Nor does a unit that is late by as much: it counts as work without a deadline. An op of unknown duration
+/// counts as `kUnknownOp`; once such an op, or one of guessed duration, has waited for `kLongestRetry`, it enters as
+/// soon as no unit is under way.
 class EdfPolicy final : public GatePolicy {
  public:
   static constexpr std::chrono::nanoseconds kUnknownOp = std::chrono::milliseconds(10);

@@ -74,7 +74,7 @@ struct Competitor {
 struct Verdict {
   bool admit;
   std::chrono::nanoseconds retry_after;  ///< when to ask again, if not admitted
-  /// Others keep the device busy for so long: only then does the op count as begun.
+  /// Time until the admitted op is expected to start, because others occupy the device.
   std::chrono::nanoseconds backlog{0};
 };
 

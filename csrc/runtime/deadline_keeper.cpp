@@ -26,7 +26,7 @@ void DeadlineKeeper::add(JobId job, const std::string& name, const PeriodicTask&
   entries_.merge(made);
   if (const std::string why = why_not(known_tasks()); !why.empty()) {
     entries_.erase(job);
-    throw std::invalid_argument(fmt::format("job '{}': {}", name, why));
+    throw std::invalid_argument(fmt::format("job '{}': its deadlines cannot be met: {}", name, why));
   }
   apply();
   timeline_.record_decision(job, now, [&] {
@@ -53,17 +53,15 @@ void DeadlineKeeper::learn(JobId job, nanoseconds took, nanoseconds longest_op, 
     entry.task.cost = from_seconds(kMargin * to_seconds(*entry.took.quantile(kQuantile)));
   }
   entry.task.longest_op = entry.declares_ops ? entry.task.longest_op : std::min(longest_op, entry.task.cost);
-  std::string why = why_not(known_tasks());
-  if (!why.empty() && problem_.empty()) {
-    timeline_.record_decision(job, now, [&] { return "deadline: " + why; });
-  }
-  problem_ = std::move(why);
+  const bool had_problem = has_problem();
   apply();
+  if (has_problem() && !had_problem) {
+    timeline_.record_decision(job, now, [&] { return problem_; });
+  }
 }
 
 void DeadlineKeeper::end(JobId job) noexcept {
   if (entries_.erase(job) > 0) {
-    problem_.clear();
     apply();
   }
 }
@@ -86,30 +84,31 @@ std::string DeadlineKeeper::why_not(const std::vector<PeriodicTask>& tasks) cons
   if (bound.is_feasible && allowed >= run_ahead_) {
     return "";
   }
-  const std::string misses = "its deadlines cannot be met: ";
   if (bound.at == nanoseconds(0)) {
-    return misses +
-           fmt::format("periodic jobs would need {:.0f} % of the time; a longer period or a shorter unit would help",
+    return fmt::format("periodic jobs would need {:.0f} % of the time; a longer period or a shorter unit would help",
                        100 * bound.utilization);
   }
   if (!bound.is_feasible) {
-    return misses + fmt::format(
-                        "within {:.1f} ms, periodic jobs need {:.1f} ms; a longer period or deadline, or a shorter "
-                        "unit, would help",
-                        to_milliseconds(bound.at), to_milliseconds(bound.at - bound.room));
+    return fmt::format(
+        "within {:.1f} ms, periodic jobs need {:.1f} ms; a longer period or deadline, or a shorter unit, would help",
+        to_milliseconds(bound.at), to_milliseconds(bound.at - bound.room));
   }
-  return misses + fmt::format(
-                      "within {:.1f} ms, {:.1f} ms are free, and an op of another job that has begun may take "
-                      "{:.1f} ms; shorter ops, as of smaller batches, would help",
-                      to_milliseconds(bound.at), to_milliseconds(bound.room),
-                      to_milliseconds(bound.room - allowed + run_ahead_));
+  return fmt::format(
+      "within {:.1f} ms, {:.1f} ms are free, and an op of another job that has begun may take {:.1f} ms; shorter ops, "
+      "as "
+      "of smaller batches, would help",
+      to_milliseconds(bound.at), to_milliseconds(bound.room), to_milliseconds(bound.room - allowed + run_ahead_));
 }
 
 /// Without memory, other jobs' ops must end before the releases.
 void DeadlineKeeper::apply() noexcept {
   nanoseconds allowed{0};
+  problem_.clear();
   try {
     const std::vector<PeriodicTask> tasks = known_tasks();
+    if (const std::string why = why_not(tasks); !why.empty()) {
+      problem_ = "deadlines of periodic jobs cannot be met: " + why;
+    }
     if (tasks.size() == entries_.size() && !tasks.empty()) {
       allowed = std::max(blocking_allowed(tasks) - run_ahead_ - kLookAgain, nanoseconds(0));
     }

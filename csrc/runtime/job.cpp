@@ -20,23 +20,22 @@ void check_no_other_rule(const std::string& job, const RuntimeOptions& options) 
   }
 }
 
-void check_period(const JobSpec& spec) {
-  const std::chrono::nanoseconds zero(0);
-  if (!spec.period && (spec.deadline || spec.unit_time)) {
-    throw std::invalid_argument(
-        fmt::format("job '{}': {} needs a period", spec.name, spec.deadline ? "deadline" : "unit_time"));
+void check_task(const std::string& job, std::optional<std::chrono::nanoseconds> period,
+                std::optional<std::chrono::nanoseconds> deadline, std::optional<std::chrono::nanoseconds> unit_time) {
+  if (!period && (deadline || unit_time)) {
+    throw std::invalid_argument(fmt::format("job '{}': {} needs a period", job, deadline ? "deadline" : "unit_time"));
   }
-  for (const auto& [name, time] : {std::pair("period", spec.period), std::pair("deadline", spec.deadline),
-                                   std::pair("unit_time", spec.unit_time)}) {
-    if (time && *time <= zero) {
+  for (const auto& [name, time] :
+       {std::pair("period", period), std::pair("deadline", deadline), std::pair("unit_time", unit_time)}) {
+    if (time && (*time <= std::chrono::nanoseconds(0) || *time == kNever)) {
       throw std::invalid_argument(
-          fmt::format("job '{}': {} must be positive, got {} ns", spec.name, name, time->count()));
+          fmt::format("job '{}': {} must be from 1e-9 to 1e9 seconds, got {:.3g}", job, name, to_seconds(*time)));
     }
   }
-  if (spec.unit_time && *spec.unit_time > spec.deadline.value_or(*spec.period)) {
+  if (unit_time && *unit_time > deadline.value_or(*period)) {
     throw std::invalid_argument(
-        fmt::format("job '{}': unit_time must be at most the deadline, {:.4g} ms, got {:.4g} ms", spec.name,
-                    to_milliseconds(spec.deadline.value_or(*spec.period)), to_milliseconds(*spec.unit_time)));
+        fmt::format("job '{}': unit_time must be at most the deadline, {:.4g} ms, got {:.4g} ms", job,
+                    to_milliseconds(deadline.value_or(*period)), to_milliseconds(*unit_time)));
   }
 }
 
@@ -53,7 +52,7 @@ JobSpec checked(JobSpec spec, const RuntimeState& runtime) {
     throw std::invalid_argument(fmt::format("job '{}': sms must be at least 1 and needs a GPU, got {} on device '{}'",
                                             spec.name, *spec.sms, device.name()));
   }
-  check_period(spec);
+  check_task(spec.name, spec.period, spec.deadline, spec.unit_time);
   if (spec.slo) {
     parse_latency_target(*spec.slo);
     check_no_other_rule(spec.name, runtime.options);
@@ -243,15 +242,29 @@ void RuntimeJob::end_idle(std::chrono::nanoseconds now) {
   }
 }
 
-void RuntimeJob::begin_periods(const std::optional<PeriodicTask>& task) {
-  if (!task_ && task) {
-    runtime_->coordinator.make_periodic(id(), *task);
-    task_ = task;
+void RuntimeJob::expect_periods(std::optional<std::chrono::nanoseconds> period,
+                                std::optional<std::chrono::nanoseconds> deadline,
+                                std::optional<std::chrono::nanoseconds> unit_time) {
+  check_task(spec_.name, spec_.period ? spec_.period : period, deadline, unit_time);
+  if (!spec_.period && period) {
+    const PeriodicTask task{*period, deadline.value_or(*period), unit_time.value_or(std::chrono::nanoseconds(0))};
+    if (!task_) {
+      runtime_->coordinator.make_periodic(id(), task);
+      task_ = task;
+    } else if (*task_ != task) {
+      throw std::invalid_argument(
+          fmt::format("job '{}': period, deadline and unit_time must be the same for all its "
+                      "loops, got a period of {:.4g} s after {:.4g}",
+                      spec_.name, to_seconds(*period), to_seconds(task_->period)));
+    }
   }
   if (!task_) {
     throw std::invalid_argument(
         fmt::format("job '{}': period must be a positive number of seconds, got None", spec_.name));
   }
+}
+
+void RuntimeJob::begin_periods() {
   if (units_ == nullptr) {
     auto units = std::make_shared<PeriodicUnits>(runtime_->gate, slot_, *task_);
     std::lock_guard lock(units_mutex_);
@@ -264,12 +277,11 @@ void RuntimeJob::begin_periods(const std::optional<PeriodicTask>& task) {
 }
 
 void RuntimeJob::await_release() {
-  const auto now = runtime_->now();
-  const auto release = units_->next_release(now);
-  if (release > now) {
+  yield_point();
+  auto now = runtime_->now();
+  for (auto release = units_->next_release(now); release > now; release = units_->next_release(now)) {
     sleep(release - now);
-  } else {
-    yield_point();
+    now = runtime_->now();
   }
 }
 

@@ -109,10 +109,12 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
     slot_.set_answering(answers);
     took_request_ = took_request_ || answers;
   }
-  /// Begins a loop over the units of a periodic job, with the first release now. `task`: unless its spec has one.
-  /// Throws std::invalid_argument if deadlines would be missed, or without any task; std::logic_error inside such a
-  /// loop.
-  void begin_periods(const std::optional<PeriodicTask>& task);
+  /// Makes it a periodic job, unless its spec has. Throws std::invalid_argument if deadlines would be missed, without
+  /// any period, or for another one than before.
+  void expect_periods(std::optional<std::chrono::nanoseconds> period, std::optional<std::chrono::nanoseconds> deadline,
+                      std::optional<std::chrono::nanoseconds> unit_time);
+  /// Begins a loop over its units, with the first release now. Throws std::logic_error inside such a loop.
+  void begin_periods();
   /// Waits for the next release.
   void await_release();
   void begin_unit();

@@ -41,11 +41,7 @@ void PeriodicUnits::begin(nanoseconds now, nanoseconds at_gate) {
   began_ = now;
   at_gate_ = at_gate;
   gate_.begin_unit(slot_, release_ + task_.deadline);
-  std::vector<std::string_view> names;
-  for (const Slot* const other : gate_.others_inside(slot_)) {
-    names.push_back(other->job->name);
-  }
-  beside_ = fmt::format("{}", fmt::join(names, ", "));
+  beside_ = fmt::format("{}", fmt::join(gate_.others_inside(slot_), ", "));
 }
 
 nanoseconds PeriodicUnits::end(nanoseconds now, nanoseconds at_gate) {

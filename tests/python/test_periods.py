@@ -165,7 +165,7 @@ def test_a_job_is_told_if_its_measured_units_cannot_keep_its_deadlines(caplog: p
             time.sleep(0.01)
 
     periodic(camera, period=0.005)
-    told = [record.getMessage() for record in caplog.records if "deadlines cannot be met" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "cannot be met" in record.getMessage()]
     assert len(told) == 1 and told[0].startswith("job 'camera': ")
 
 
@@ -190,28 +190,102 @@ def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> N
 
 
 def test_a_loop_in_the_wrong_place_or_of_the_wrong_source_is_refused() -> None:
+    errors: list[str] = []
+
+    def elsewhere(use: Any) -> None:
+        def run() -> None:
+            try:
+                use()
+            except RuntimeError as error:
+                errors.append(str(error))
+
+        thread = threading.Thread(target=run, name="helper")
+        thread.start()
+        thread.join()
+
     def camera(job: Job) -> None:
         with pytest.raises(TypeError, match=r"job 'camera': source must be an iterable, a callable or None, got 3"):
             job.periods(3)
         with pytest.raises(ValueError, match=r"job 'camera': period must be a positive number of seconds, got True"):
             job.periods(period=True)
-        errors: list[BaseException] = []
-
-        def elsewhere() -> None:
-            try:
-                Thread.context_of_job = job.periods()  # type: ignore[attr-defined]
-            except RuntimeError as error:
-                errors.append(error)
-
-        for _ in job.periods(range(1)):
+        elsewhere(job.periods)
+        elsewhere(lambda: next(job.periods()))
+        job.periods()  # never used: the next loop runs
+        loop = job.periods(range(2))
+        for _ in loop:
             with pytest.raises(RuntimeError, match=r"job 'camera': a loop over its periods has not ended"):
-                job.periods()
-
-    class Thread: ...
+                next(job.periods())
+            break
+        elsewhere(lambda: next(loop))
 
     periodic(camera, deadline=100.0)
+    assert errors == ["job 'camera': its periods must be run in its own thread, got thread 'helper'"] * 3
     with pytest.raises(ValueError, match=r"job 'alone': period must be a positive number of seconds, got None"):
         run_one(lambda job: list(job.periods(range(2))))
+
+
+def test_all_loops_of_a_job_have_one_period() -> None:
+    def camera(job: Job) -> None:
+        list(job.periods(range(2), period=0.01, deadline=100.0))
+        list(job.periods(range(2), period=0.01, deadline=100.0))
+        with pytest.raises(ValueError, match=r"job 'alone': period, .* must be the same for all its loops, got a"):
+            job.periods(range(2), period=0.02)
+        for period in (1e-10, 1e10):
+            with pytest.raises(ValueError, match=r"job 'alone': period must be from 1e-9 to 1e9 seconds, got"):
+                job.periods(range(2), period=period)
+
+    run_one(camera)
+
+
+def test_a_loop_may_be_closed_after_its_job_has_ended() -> None:
+    """The loop's last unit read the device of the job's thread, which has ended."""
+    kept: list[Any] = []
+
+    def camera(job: Job) -> None:
+        loop = job.periods()
+        kept.append(loop)
+        next(loop)
+
+    periodic(camera, deadline=100.0)
+    kept.pop().close()
+
+
+def test_a_unit_that_stays_open_lets_others_run_once_it_is_very_late() -> None:
+    ended = threading.Event()
+
+    def camera(job: Job) -> None:
+        loop = job.periods()
+        next(loop)
+        while not ended.is_set():  # it works on, with the unit open
+            torch.ones(2).sum()
+
+    def train(_: Job) -> None:
+        for _ in range(100):
+            torch.ones(2).sum()
+        ended.set()
+
+    with torchshare.Runtime("cpu", policy="edf") as runtime:
+        runtime.submit(camera, period=PERIOD_S, threads=1)
+        runtime.submit(train, threads=1)
+        runtime.wait(timeout=SOON_S)
+
+
+def test_a_job_that_was_suspended_before_a_release_skips_what_is_over() -> None:
+    def camera(job: Job) -> list[int]:
+        return [i for i in job.periods(range(3)) if began.set() is None]
+
+    began = threading.Event()
+    with torchshare.Runtime("cpu", policy="edf") as runtime:
+        job = runtime.submit(camera, name="camera", period=0.1, deadline=0.05, threads=1)
+        runtime.start()
+        assert began.wait(SOON_S)
+        job.suspend()
+        wait_until(lambda: job.state == "suspended")
+        time.sleep(0.5)
+        job.resume()
+        result = runtime.wait(timeout=SOON_S)["camera"]
+    assert result.value == [0, 1, 2]
+    assert counts(result)[2] >= 3
 
 
 def test_an_exception_in_a_unit_ends_the_job_and_not_the_others() -> None:

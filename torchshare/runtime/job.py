@@ -209,10 +209,10 @@ class Job:
 
         Args:
             source: an iterable, a callable that returns the next item, or None: the numbers 0, 1, ... The end of an
-                iterable, or StopIteration, ends the loop.
+                iterable, or StopIteration, ends the loop, at the release after the last item.
             period: seconds between two releases. What was given to `submit` comes first, here and below.
             deadline: seconds from a release by which its unit must have ended. Default: the period.
-            unit_time: seconds that a unit takes alone, at most. Default: measured, once 50 units have ended.
+            unit_time: seconds that a unit takes alone, at most. Default: measured, once 60 units have ended.
 
         Raises:
             ValueError: for invalid arguments, if deadlines would be missed, or without a period.

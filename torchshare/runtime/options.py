@@ -316,7 +316,7 @@ class JobOptions(CommonJobOptions, total=False):
     unit_time: Annotated[
         SecondsAboveZero | None,
         Option(
-            "seconds that a unit of a periodic job takes alone, at most. Default: measured, once 50 units have ended.",
+            "seconds that a unit of a periodic job takes alone, at most. Default: measured, once 60 units have ended.",
             metavar="S",
         ),
     ]

@@ -42,12 +42,17 @@ def over(
         if period is None:
             raise ValueError(f"{user}: period must be a positive number of seconds, got None")
         return _without_job(take, period, deadline or period)
+    _check_thread(job)
+    job.handle.expect_periods(period, deadline, unit_time)
+    return _units(job, take)
+
+
+def _check_thread(job: JobContext) -> None:
     if current.job() is not job:
         raise RuntimeError(
-            f"{user}: its periods must be run in its own thread, got thread {threading.current_thread().name!r}"
+            f"job '{job.name}': its periods must be run in its own thread, got thread "
+            f"{threading.current_thread().name!r}"
         )
-    job.handle.begin_periods(period, deadline, unit_time)
-    return _units(job, take)
 
 
 def _taker(user: str, source: Any) -> Callable[[], Any]:
@@ -64,6 +69,8 @@ def _taker(user: str, source: Any) -> Callable[[], Any]:
 
 def _units(job: JobContext, take: Callable[[], Any]) -> Iterator[Any]:
     handle = job.handle
+    _check_thread(job)
+    handle.begin_periods()
     try:
         for unit in itertools.count(1):
             handle.await_release()
@@ -76,13 +83,16 @@ def _units(job: JobContext, take: Callable[[], Any]) -> Iterator[Any]:
             try:
                 yield item
             except GeneratorExit:  # the loop was left: its last unit is done
-                _end(job)
+                if current.job() is job:  # otherwise the job has ended
+                    _end(job)
                 raise
+            _check_thread(job)
             _end(job)
             if unit % _CHECK_EVERY == 0:
                 _say_if_infeasible(job)
     finally:
-        handle.end_periods()
+        if current.job() is job:
+            handle.end_periods()
 
 
 def _end(job: JobContext) -> None:
@@ -92,10 +102,13 @@ def _end(job: JobContext) -> None:
 
 
 def _say_if_infeasible(job: JobContext) -> None:
-    """Warns, once, if measured units show that deadlines will be missed."""
-    if job.handle.has_deadline_problem and not job.warned_of_deadlines:
+    """Warns once if the measured units of periodic jobs show that deadlines will be missed."""
+    if not job.handle.has_deadline_problem or job.warned_of_deadlines:
+        return
+    problem = job.handle.deadline_problem()
+    if problem:  # otherwise the job that caused it has just ended
         job.warned_of_deadlines = True
-        log.warning("job '%s': %s", job.name, job.handle.deadline_problem())
+        log.warning("job '%s': %s", job.name, problem)
 
 
 def _without_job(take: Callable[[], Any], period: float, deadline: float) -> Iterator[Any]:

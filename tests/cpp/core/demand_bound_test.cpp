@@ -72,6 +72,12 @@ TEST(DemandBound, EqualsTheFormulaOverAllIntervals) {
   }
 }
 
+TEST(DemandBound, AWeekBesideAMillisecondTakesNoTime) {
+  // The intervals end where no longer one can have less room: not at the longest deadline.
+  const auto found = demand_bound(std::vector<PeriodicTask>{{1ms, 1ms, 500us}, {168h, 168h, 1h}});
+  EXPECT_EQ(found.room, 500us);
+}
+
 TEST(BlockingAllowed, AnOpOfAnotherPeriodicJobIsNotInterrupted) {
   std::vector<PeriodicTask> tasks{{10ms, 10ms, 2ms, 1ms}};
   EXPECT_EQ(blocking_allowed(tasks), 8ms);

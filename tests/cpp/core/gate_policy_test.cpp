@@ -129,6 +129,15 @@ TEST_F(Edf, AUnitKeepsOthersOutBetweenItsOpsUnlessItWaitsForSomethingElse) {
   EXPECT_FALSE(admits({.op = 1us}, {{.quiet = 1s, .waits = true, .unit = {.due = 1s}}}));
 }
 
+TEST_F(Edf, AUnitThatIsVeryLateIsWorkWithoutADeadline) {
+  EXPECT_FALSE(admits({.op = 1us}, {{.inside = true, .unit = {.due = -99ms}}}));
+  EXPECT_TRUE(admits({.op = 1us}, {{.inside = true, .unit = {.due = -100ms}}}));
+  const Requester late{.op = 2ms, .unit = {.due = -100ms}};
+  EXPECT_FALSE(admits(late, {{.unit = {.due = 1s}}}));
+  EXPECT_FALSE(admits(late, {{.until_release = 1ms}}));
+  EXPECT_TRUE(admits(late, {{.until_release = 2ms}}));
+}
+
 TEST_F(Edf, AnOpEntersIfItEndsBeforeTheNextRelease) {
   EXPECT_TRUE(admits({.op = 5ms}, {kOutsideUnit}));
   EXPECT_FALSE(admits({.op = 5001us}, {kOutsideUnit}));
