@@ -16,7 +16,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from torchshare import _core
 
 from record import interleaved, parser, shown, spread, write
 
-OVERHEAD_S = 1e-4  # of a unit; see DeadlineKeeper
+OVERHEAD_S = _core.unit_overhead_s()
 UNTIL_S = 3.0
 OP_S = 0.005  # of the training
 Task = tuple[float, float, float, float]
@@ -50,7 +49,7 @@ def random_set(utilization: float, source: random.Random, count: int = 4) -> lis
 def figures(tasks: list[tuple[Task, int, float]]) -> dict[str, float]:
     """Per way: 1 if the set is accepted or met."""
     times = [(*task[:2], task[2] + OVERHEAD_S, task[3]) for task, *_ in tasks]
-    allowed = _core.blocking_allowed(times) - OVERHEAD_S / 2
+    allowed = _core.demand_bound(times).blocking_allowed_s - OVERHEAD_S / 2
 
     def missed(policy: str, priorities: list[str]) -> int:
         replayed = [(task, ops, level, first) for (task, ops, first), level in zip(tasks, priorities, strict=True)]
@@ -110,23 +109,23 @@ def camera_model() -> Any:
     return nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(20))).eval()
 
 
-def camera(seconds: float, ready: Any = lambda: None) -> list[float]:
-    """Response times of units, in seconds, from their releases. `ready` is called after a warm-up."""
+def camera(seconds: float) -> None:
     import torch
 
     import torchshare
 
-    model, frame, responses = camera_model(), torch.randn(64, 256), []
+    model, frame = camera_model(), torch.randn(64, 256)
     with torch.no_grad():
-        for _ in range(20):
+        for _ in range(20):  # a warm-up
             model(frame)
-        ready()
-        start = time.monotonic()
         for _ in torchshare.periods(range(int(seconds / PERIOD_S)), period=PERIOD_S, deadline=DEADLINE_S):
             model(frame)
-            done = time.monotonic() - start
-            responses.append(done - done // PERIOD_S * PERIOD_S)
-    return responses
+
+
+def kept(periods: Any) -> dict[str, float]:
+    """How a camera kept its deadlines."""
+    units = periods.met + periods.missed + periods.skipped
+    return {"missed": (periods.missed + periods.skipped) / units, "response_p99_ms": 1e3 * periods.response.p99}
 
 
 def train(has_ended: Any) -> int:
@@ -171,14 +170,7 @@ def shared(policy: str, priority: str, seconds: float) -> dict[str, float]:
         runtime.submit(run_camera, name="camera", priority="primary", threads=1)
         runtime.submit(run_training, name="training", threads=1)
         results = runtime.wait()
-    periods = results["camera"].periods
-    assert periods is not None
-    units = periods.met + periods.missed + periods.skipped
-    return {
-        "missed": (periods.missed + periods.skipped) / units,
-        "response_p99_ms": 1e3 * periods.response.p99,
-        "steps_per_s": results["training"].value / seconds,
-    }
+    return {**kept(results["camera"].periods), "steps_per_s": results["training"].value / seconds}
 
 
 def alone(seconds: float) -> dict[str, float]:
@@ -186,20 +178,39 @@ def alone(seconds: float) -> dict[str, float]:
 
     with torchshare.Runtime("cpu") as runtime:
         runtime.submit(lambda _: camera(seconds), name="camera", threads=1)
-        periods = runtime.wait()["camera"].periods
-    assert periods is not None
-    units = periods.met + periods.missed + periods.skipped
-    return {"missed": (periods.missed + periods.skipped) / units, "response_p99_ms": 1e3 * periods.response.p99}
+        return kept(runtime.wait()["camera"].periods)
 
 
 def processes(how: str, seconds: float) -> dict[str, float]:
-    """A camera in this process, in a runtime of its own for its figures, beside a training in another."""
-    command = [sys.executable, __file__, "training", "--window", str(seconds + 3)]
+    """A camera in this process, in a runtime of its own for its figures, beside a training in another, which is counted
+    from the camera's start to its end."""
+    import torchshare
+
+    command = [sys.executable, __file__, "training"]
     prefix = {"plain": [], "nice": ["nice", "-n", "19"], "idle": ["chrt", "--idle", "0"]}[how]
-    with subprocess.Popen([*prefix, *command], stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None and other.stdout.readline() == "ready\n"
+    torchshare.Runtime("cpu").close()  # imports what it needs
+    with subprocess.Popen([*prefix, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None and other.stdout is not None and other.stdout.readline() == "ready\n"
+        other.stdin.write("begin\n")
+        other.stdin.flush()
         found = alone(seconds)
-        return {**found, "steps_per_s": float(other.stdout.readline())}
+        other.stdin.close()
+        return {**found, "steps_per_s": float(other.stdout.readline()) / seconds}
+
+
+def training() -> None:
+    """The other process: trains from a line on standard input to its end, and prints the number of steps."""
+    import threading
+
+    import torch
+
+    torch.set_num_threads(1)
+    warm_up()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    ended = threading.Event()
+    threading.Thread(target=lambda: [sys.stdin.read(), ended.set()], daemon=True).start()
+    print(train(ended.is_set))
 
 
 WAYS = {
@@ -231,17 +242,11 @@ def main() -> None:
     if given.what == "one":
         print(json.dumps(WAYS[given.way](given.window)))
     elif given.what == "training":
-        import torch
-
-        torch.set_num_threads(1)
-        warm_up()
-        print("ready", flush=True)
-        end = time.monotonic() + given.window
-        print(train(lambda: time.monotonic() > end) / given.window)
+        training()
     elif given.what == "sets":
         found = sets(given.sets)
-        draw(found, given.output / "deadlines.png")
         write("deadlines_sets", found, given.output)
+        draw(found, given.output / "deadlines.png")
     else:
         runs = interleaved(WAYS, given.repetitions, lambda way: measured(way, given.window))
         for way, found in runs.items():

@@ -43,6 +43,10 @@ class PythonWarnings {
 
 using Warns = py::call_guard<PythonWarnings>;
 
+std::optional<std::chrono::nanoseconds> duration(std::optional<Seconds> seconds) {
+  return seconds ? std::optional(from_seconds(*seconds)) : std::nullopt;
+}
+
 /// A duration that may be left out, in seconds for Python. `field(object)` refers to it.
 template <class Type, class Field>
 void def_seconds(py::class_<Type>& type, const char* name, Field field) {
@@ -52,9 +56,7 @@ void def_seconds(py::class_<Type>& type, const char* name, Field field) {
         const std::optional<std::chrono::nanoseconds>& time = field(object);
         return time ? std::optional(to_seconds(*time)) : std::nullopt;
       },
-      [field](Type& object, std::optional<Seconds> time) {
-        field(object) = time ? std::optional(from_seconds(*time)) : std::nullopt;
-      });
+      [field](Type& object, std::optional<Seconds> time) { field(object) = duration(time); });
 }
 
 const OpWatch& watched(const RuntimeJob& job) {
@@ -268,10 +270,7 @@ void bind_job(py::module_& module) {
           "expect_periods",
           [](RuntimeJob& job, std::optional<Seconds> period, std::optional<Seconds> deadline,
              std::optional<Seconds> unit_time) {
-            const auto time = [](std::optional<Seconds> seconds) {
-              return seconds ? std::optional(from_seconds(*seconds)) : std::nullopt;
-            };
-            job.expect_periods(time(period), time(deadline), time(unit_time));
+            job.expect_periods(duration(period), duration(deadline), duration(unit_time));
           },
           py::arg("period"), py::arg("deadline"), py::arg("unit_time"), ReleaseGil())
       .def("begin_periods", &RuntimeJob::begin_periods, ReleaseGil())

@@ -95,6 +95,8 @@ class Cluster {
   /// GPU-seconds that a job has used.
   double attained(JobId job) const { return run_time(job) * jobs_[job].asked.gpus; }
   Seconds run_time(JobId job) const;
+  /// The remaining time on all its GPUs, in GPU seconds.
+  Seconds remaining_service(JobId job) const { return remaining(job) * jobs_[job].asked.gpus; }
   /// The time at which it ends if nothing changes.
   Seconds ends_at(JobId job) const;
 

@@ -82,9 +82,7 @@ void Gate::set_periodic(Slot& slot, bool is_periodic) {
 }
 
 void Gate::end_unit(Slot& slot, std::chrono::nanoseconds took, std::chrono::nanoseconds release) {
-  auto units = units_.load();
-  while (!units_.compare_exchange_weak(units, units + took)) {
-  }
+  units_.fetch_add(took.count());
   slot.release.store(release.count(), std::memory_order_release);
   slot.deadline.store(kNever.count(), std::memory_order_release);
   changed_.notify_all();
@@ -194,7 +192,7 @@ JobSnapshot Gate::snapshot(const Member& member) const {
 }
 
 Verdict Gate::ask(const Slot& slot, std::chrono::nanoseconds now, std::chrono::nanoseconds waited) {
-  Admission admission(*policy_, standing(slot), now, units_.load());
+  Admission admission(*policy_, standing(slot), now, std::chrono::nanoseconds(units_.load()));
   for (Member& member : members_) {
     if (member.slot->job != slot.job && admission.regards(standing(*member.slot))) {
       admission.add(standing(*member.slot), member.record, snapshot(member));
@@ -215,7 +213,7 @@ void Gate::let_in(const Slot& slot, const Verdict& verdict, std::chrono::nanosec
   if (!fills_gaps()) {
     return;
   }
-  member_of(slot).record.admit(now, units_.load(), verdict, expected_op(slot));
+  member_of(slot).record.admit(now, std::chrono::nanoseconds(units_.load()), verdict, expected_op(slot));
   for (const Member& member : members_) {
     if (outranks(member.slot->priority, slot.priority) &&
         (member.slot->interrupts.load(std::memory_order_relaxed) & kFilled) == 0) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -78,7 +79,7 @@ class Gate {
 
   // For a periodic job; see EdfPolicy. On its own thread. A unit that begins or ends takes no lock.
   void set_periodic(Slot& slot, bool is_periodic);
-  /// A unit that has taken so long has ended, and the next one begins at `release`; kNever: there is no next unit.
+  /// Called at the end of a unit that took `took`; the next one is released at `release`, kNever: there is none.
   void end_unit(Slot& slot, std::chrono::nanoseconds took, std::chrono::nanoseconds release);
   void begin_unit(Slot& slot, std::chrono::nanoseconds deadline);
   /// Sets how long others may stay on the device after the release of a unit.
@@ -137,7 +138,7 @@ class Gate {
   std::uint64_t added_ = 0;  // members, since the beginning
   Pace pace_;
   std::chrono::nanoseconds blocking_allowed_{0};
-  std::atomic<std::chrono::nanoseconds> units_{std::chrono::nanoseconds(0)};  // see Admission
+  std::atomic<std::int64_t> units_{0};  // ns; see Admission
   std::atomic<int> fillers_{0};
   EventCount changed_;  // members in wait_turn wait for it
 };

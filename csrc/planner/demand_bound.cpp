@@ -24,6 +24,15 @@ void check(const PeriodicTask& task) {
   }
 }
 
+/// What the longest op of one job may take from the room of another.
+nanoseconds longest_op(std::span<const PeriodicTask> tasks) {
+  nanoseconds longest{0};
+  for (const PeriodicTask& task : tasks) {
+    longest = std::max(longest, task.longest_op);
+  }
+  return tasks.size() > 1 ? longest : nanoseconds(0);
+}
+
 }  // namespace
 
 DemandBound demand_bound(std::span<const PeriodicTask> tasks) {
@@ -39,7 +48,10 @@ DemandBound demand_bound(std::span<const PeriodicTask> tasks) {
     deadlines.emplace(task.deadline, &task);
   }
   if (found.utilization > kMostUtilization) {
-    return {.is_feasible = false, .utilization = found.utilization, .room = nanoseconds(-1)};
+    found.is_feasible = false;
+    found.room = nanoseconds(-1);
+    found.blocking_allowed = found.room - longest_op(tasks);
+    return found;
   }
   nanoseconds demand{0};
   while (!deadlines.empty()) {
@@ -57,20 +69,8 @@ DemandBound demand_bound(std::span<const PeriodicTask> tasks) {
     }
   }
   found.is_feasible = found.room.count() >= 0;
+  found.blocking_allowed = found.room - longest_op(tasks);
   return found;
-}
-
-nanoseconds blocking_allowed(std::span<const PeriodicTask> tasks) {
-  if (tasks.empty()) {
-    return kNever;
-  }
-  nanoseconds longest{0};
-  if (tasks.size() > 1) {
-    for (const PeriodicTask& task : tasks) {
-      longest = std::max(longest, task.longest_op);
-    }
-  }
-  return demand_bound(tasks).room - longest;
 }
 
 }  // namespace torchshare

@@ -14,6 +14,10 @@ struct DemandBound {
   std::chrono::nanoseconds at{0};    ///< the interval with the least room
   std::chrono::nanoseconds room{0};  ///< how long other work may keep the device busy at a release; negative: too much
                                      ///< is demanded
+  /// How long ops of jobs without a period may keep the device busy at a release: the room, less the longest op of
+  /// another periodic job, which is not interrupted. Negative: deadlines may be missed even without such jobs; kNever:
+  /// there are no periodic jobs.
+  std::chrono::nanoseconds blocking_allowed{0};
 };
 
 /// Compares what is demanded in each interval of length L with L, up to the length from which no interval can have less
@@ -22,10 +26,5 @@ struct DemandBound {
 /// Throws std::invalid_argument for times that are not positive. At a utilization above 0.999, intervals get too long
 /// to look at, and the result is not feasible.
 DemandBound demand_bound(std::span<const PeriodicTask> tasks);
-
-/// How long ops of jobs without a period may keep the device busy at a release: the room of the demand bound, less the
-/// longest op of another periodic job, which is not interrupted. Negative: deadlines may be missed even without such
-/// jobs. kNever without tasks.
-std::chrono::nanoseconds blocking_allowed(std::span<const PeriodicTask> tasks);
 
 }  // namespace torchshare

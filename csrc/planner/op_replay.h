@@ -58,8 +58,7 @@ class OpReplay {
   OpReplay(std::vector<ReplayJob> jobs, std::unique_ptr<GatePolicy> policy, const ReplayOptions& options);
 
   /// Runs until the first job has finished its trace, or until `until`; jobs repeat theirs as often as needed, periodic
-  /// ones once per period. Calls `poll` every
-  /// few milliseconds, which may throw to end it.
+  /// ones once per period. Calls `poll` every few milliseconds, which may throw to end it.
   std::vector<Replayed> run(const std::function<void()>& poll = [] {});
 
  private:

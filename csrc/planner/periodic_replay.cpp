@@ -9,7 +9,7 @@ using std::chrono::nanoseconds;
 
 constexpr nanoseconds kRounding = std::chrono::microseconds(1);
 
-/// A job of `steps` times `ops` equal ops without gaps. `id`: its ops are known by it.
+/// A job of `steps` times `ops` equal ops without gaps. `id` identifies its ops.
 ReplayJob job_of(std::size_t id, nanoseconds cost, int ops, std::uint32_t steps) {
   ReplayJob made;
   const double duration = static_cast<double>(cost.count()) / ops;

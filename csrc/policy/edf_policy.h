@@ -13,7 +13,7 @@ namespace torchshare {
 /// of another periodic job, so that at most one of those delays an earlier unit.
 ///
 /// The next release is known, so an op of a job without a period enters only if it, and those that run, end before:
-/// `until_release` includes the time by which they may be late without a missed deadline (see blocking_allowed).
+/// `until_release` includes the time by which they may be late without a missed deadline (see DemandBound).
 ///
 /// A job that has run no op for `kLongestRetry` in its unit, or since its release, waits for something else, and keeps
 /// nobody out. Nor does a unit that is late by as much: it counts as work without a deadline. An op of unknown duration
@@ -22,6 +22,9 @@ namespace torchshare {
 class EdfPolicy final : public GatePolicy {
  public:
   static constexpr std::chrono::nanoseconds kUnknownOp = std::chrono::milliseconds(10);
+  /// What a unit may cost beyond its own work: as it begins, and as it goes on after an earlier one, it may have to ask
+  /// twice.
+  static constexpr std::chrono::nanoseconds kUnitOverhead = 2 * kLookAgain;
 
   bool concerns(const Standing&, const Standing& other) const override { return other.is_periodic; }
   bool regards(const Standing&, const Standing&) const override { return true; }

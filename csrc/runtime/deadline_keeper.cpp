@@ -6,6 +6,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "policy/edf_policy.h"
 #include "policy/grace.h"
 
 namespace torchshare {
@@ -13,8 +14,6 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-// What a unit costs beyond its own work: as it begins, and as it goes on after an earlier one, it may ask again once.
-constexpr nanoseconds kOverhead = 2 * kLookAgain;
 constexpr double kQuantile = 0.999;
 constexpr double kMargin = 1.1;
 
@@ -24,15 +23,16 @@ void DeadlineKeeper::add(JobId job, const std::string& name, const PeriodicTask&
   std::map<JobId, Entry> made;
   made.try_emplace(job, Entry{task, task.cost > nanoseconds(0), task.longest_op > nanoseconds(0)});
   entries_.merge(made);
-  if (const std::string why = why_not(known_tasks()); !why.empty()) {
+  const DemandBound bound = demand_bound(known_tasks());
+  if (const std::string why = why_not(bound); !why.empty()) {
     entries_.erase(job);
     throw std::invalid_argument(fmt::format("job '{}': its deadlines cannot be met: {}", name, why));
   }
   apply();
   timeline_.record_decision(job, now, [&] {
-    return task.cost > nanoseconds(0) ? fmt::format("deadline: accepted, with periodic jobs in {:.0f} % of the time",
-                                                    100 * demand_bound(known_tasks()).utilization)
-                                      : std::string("deadline: accepted on trial, because unit_time is not known");
+    return task.cost > nanoseconds(0)
+               ? fmt::format("deadline: accepted, with periodic jobs in {:.0f} % of the time", 100 * bound.utilization)
+               : std::string("deadline: accepted on trial, because unit_time is not known");
   });
 }
 
@@ -71,17 +71,15 @@ std::vector<PeriodicTask> DeadlineKeeper::known_tasks() const {
   for (const auto& [job, entry] : entries_) {
     if (entry.task.cost > nanoseconds(0)) {
       tasks.push_back(entry.task);
-      tasks.back().cost += kOverhead;
+      tasks.back().cost += EdfPolicy::kUnitOverhead;
     }
   }
   return tasks;
 }
 
 /// Why deadlines may be missed, and what would help; empty if all are met.
-std::string DeadlineKeeper::why_not(const std::vector<PeriodicTask>& tasks) const {
-  const DemandBound bound = demand_bound(tasks);
-  const nanoseconds allowed = blocking_allowed(tasks);
-  if (bound.is_feasible && allowed >= run_ahead_) {
+std::string DeadlineKeeper::why_not(const DemandBound& bound) const {
+  if (bound.is_feasible && bound.blocking_allowed >= run_ahead_) {
     return "";
   }
   if (bound.at == nanoseconds(0)) {
@@ -97,7 +95,8 @@ std::string DeadlineKeeper::why_not(const std::vector<PeriodicTask>& tasks) cons
       "within {:.1f} ms, {:.1f} ms are free, and an op of another job that has begun may take {:.1f} ms; shorter ops, "
       "as "
       "of smaller batches, would help",
-      to_milliseconds(bound.at), to_milliseconds(bound.room), to_milliseconds(bound.room - allowed + run_ahead_));
+      to_milliseconds(bound.at), to_milliseconds(bound.room),
+      to_milliseconds(bound.room - bound.blocking_allowed + run_ahead_));
 }
 
 /// Without memory, other jobs' ops must end before the releases.
@@ -106,11 +105,12 @@ void DeadlineKeeper::apply() noexcept {
   problem_.clear();
   try {
     const std::vector<PeriodicTask> tasks = known_tasks();
-    if (const std::string why = why_not(tasks); !why.empty()) {
+    const DemandBound bound = demand_bound(tasks);
+    if (const std::string why = why_not(bound); !why.empty()) {
       problem_ = "deadlines of periodic jobs cannot be met: " + why;
     }
     if (tasks.size() == entries_.size() && !tasks.empty()) {
-      allowed = std::max(blocking_allowed(tasks) - run_ahead_ - kLookAgain, nanoseconds(0));
+      allowed = std::max(bound.blocking_allowed - run_ahead_ - kLookAgain, nanoseconds(0));
     }
   } catch (const std::bad_alloc&) {
   }

@@ -35,7 +35,7 @@ class DeadlineKeeper {
   /// `task.cost` may be 0: unknown. Throws std::invalid_argument that says in which interval too much is demanded, and
   /// what would help.
   void add(JobId job, const std::string& name, const PeriodicTask& task, std::chrono::nanoseconds now);
-  /// Called when a unit has ended that took so long. `longest_op`: of the job, so far.
+  /// Called at the end of a unit that took `took`. `longest_op`: of the job, so far.
   void learn(JobId job, std::chrono::nanoseconds took, std::chrono::nanoseconds longest_op,
              std::chrono::nanoseconds now);
   void end(JobId job) noexcept;
@@ -53,7 +53,7 @@ class DeadlineKeeper {
   };
 
   std::vector<PeriodicTask> known_tasks() const;
-  std::string why_not(const std::vector<PeriodicTask>& tasks) const;
+  std::string why_not(const DemandBound& bound) const;
   void apply() noexcept;
 
   Gate& gate_;

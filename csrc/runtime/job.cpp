@@ -96,6 +96,7 @@ RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std:
                       memory_->trim();
                     }
                   }),
+      units_(runtime_->gate, slot_),
       serving_threads_(parts_, *this) {
   if (const MemoryOwner::Options options = memory_options(); options.meters || options.caches) {
     runtime_->device->install_memory();
@@ -265,35 +266,30 @@ void RuntimeJob::expect_periods(std::optional<std::chrono::nanoseconds> period,
 }
 
 void RuntimeJob::begin_periods() {
-  if (units_ == nullptr) {
-    auto units = std::make_shared<PeriodicUnits>(runtime_->gate, slot_, *task_);
-    std::lock_guard lock(units_mutex_);
-    units_ = std::move(units);
-  }
-  if (units_->is_open()) {
+  if (units_.is_open()) {
     throw std::logic_error(fmt::format("job '{}': a loop over its periods has not ended", spec_.name));
   }
-  units_->open(runtime_->now());
+  units_.open(*task_, runtime_->now());
 }
 
 void RuntimeJob::await_release() {
   yield_point();
   auto now = runtime_->now();
-  for (auto release = units_->next_release(now); release > now; release = units_->next_release(now)) {
+  for (auto release = units_.next_release(now); release > now; release = units_.next_release(now)) {
     sleep(release - now);
     now = runtime_->now();
   }
 }
 
 void RuntimeJob::begin_unit() {
-  units_->begin(runtime_->now(), times_.at_gate());
+  units_.begin(runtime_->now(), times_.at_gate());
   slot_.set_answering(true);
 }
 
 void RuntimeJob::end_unit() {
   const auto now = runtime_->now();
-  times_.record_request(units_->release(), now, units_->began() - units_->release());
-  const auto took = units_->end(now, times_.at_gate());
+  times_.record_request(units_.release(), now, units_.began() - units_.release());
+  const auto took = units_.end(now, times_.at_gate());
   slot_.set_answering(false);
   runtime_->coordinator.send({.job = id(),
                               .kind = JobMessage::Kind::kUnit,
@@ -304,16 +300,7 @@ void RuntimeJob::end_unit() {
 
 void RuntimeJob::end_periods() {
   slot_.set_answering(false);
-  units_->close();
-}
-
-std::optional<PeriodStats> RuntimeJob::periods() const {
-  std::shared_ptr<PeriodicUnits> units;
-  {
-    std::lock_guard lock(units_mutex_);
-    units = units_;
-  }
-  return units != nullptr ? std::optional(units->stats()) : std::nullopt;
+  units_.close();
 }
 
 void RuntimeJob::expect_steps(std::uint64_t more, bool for_good) {

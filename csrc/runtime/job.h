@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -122,7 +121,7 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   void end_unit();
   void end_periods();
   /// Empty unless it is periodic. Any thread, once its units have begun.
-  std::optional<PeriodStats> periods() const;
+  std::optional<PeriodStats> periods() const { return units_.stats(); }
   /// See Coordinator.
   bool has_deadline_problem() const { return runtime_->coordinator.has_deadline_problem(); }
   std::string deadline_problem() const { return runtime_->coordinator.deadline_problem(); }
@@ -186,9 +185,8 @@ class RuntimeJob final : public Job, public OpContext, public std::enable_shared
   JobStatus status_;
   JobTimes times_;
   JobInterrupts interrupts_;
-  std::optional<PeriodicTask> task_;        // of a periodic job; set by its own thread, or before that begins
-  std::shared_ptr<PeriodicUnits> units_;    // set once, by its own thread, under units_mutex_
-  mutable std::mutex units_mutex_;          // guards the pointer
+  std::optional<PeriodicTask> task_;  // of a periodic job; set by its own thread, or before that begins
+  PeriodicUnits units_;
   bool took_request_ = false;               // since its last step
   std::shared_ptr<DeviceEvent> submitted_;  // what the submitter had launched; until the body begins
   DeviceScope* device_ = nullptr;           // non-null while the job's thread is set up; used on that thread

@@ -21,7 +21,7 @@ struct JobMessage {
     kPromises,             ///< its requests are to be answered within `target`
     kAnswered,             ///< it has answered a request that arrived and was taken at the times below
     kGivenUp,              ///< it has found a request that arrived at the time below and was given up by its client
-    kUnit,       ///< a unit of it has ended that took `took`, without its waits; its ops so far at most `longest_op`
+    kUnit,       ///< it has ended a unit, which took `took` without its waits; its ops so far at most `longest_op`
     kSuspended,  ///< it waits because its user suspended it
     kHeld,       ///< it waits because the coordinator holds it
     kResumed,    ///< it continues after either

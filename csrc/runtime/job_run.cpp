@@ -47,9 +47,7 @@ class RuntimeJob::InBody {
     job_.serving_threads_.open({job_.memory_, job_.stream_, job_.device_generator_});
   }
   ~InBody() {
-    if (job_.units_ != nullptr) {
-      job_.units_->close();
-    }
+    job_.units_.close();
     job_.runtime_->gate.set(job_.slot_, kLeaves);
     job_.serving_threads_.close();
     job_.in_body_.store(false);

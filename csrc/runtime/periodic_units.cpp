@@ -14,9 +14,16 @@ using std::chrono::nanoseconds;
 
 }  // namespace
 
-void PeriodicUnits::open(nanoseconds now) {
+void PeriodicUnits::open(const PeriodicTask& task, nanoseconds now) {
+  task_ = task;
   release_ = now;
   is_open_ = true;
+  {
+    std::lock_guard lock(mutex_);
+    if (!stats_) {
+      stats_.emplace();
+    }
+  }
   gate_.set_periodic(slot_, true);
 }
 
@@ -32,7 +39,7 @@ nanoseconds PeriodicUnits::next_release(nanoseconds now) {
     const auto skipped = late / task_.period + 1;
     release_ += skipped * task_.period;
     std::lock_guard lock(mutex_);
-    stats_.skipped += static_cast<std::uint64_t>(skipped);
+    stats_->skipped += static_cast<std::uint64_t>(skipped);
   }
   return release_;
 }
@@ -50,16 +57,16 @@ nanoseconds PeriodicUnits::end(nanoseconds now, nanoseconds at_gate) {
   const nanoseconds late = now - (release_ + task_.deadline);
   {
     std::lock_guard lock(mutex_);
-    stats_.response.add(now - release_);
+    stats_->response.add(now - release_);
     if (late <= nanoseconds(0)) {
-      ++stats_.met;
-      stats_.slack.add(-late);
+      ++stats_->met;
+      stats_->slack.add(-late);
     } else {
-      ++stats_.missed;
-      stats_.worst_lateness = std::max(stats_.worst_lateness, late);
-      stats_.misses.push_back(cause(late, service, waited));
-      if (stats_.misses.size() > kKeptMisses) {
-        stats_.misses.pop_front();
+      ++stats_->missed;
+      stats_->worst_lateness = std::max(stats_->worst_lateness, late);
+      stats_->misses.push_back(cause(late, service, waited));
+      if (stats_->misses.size() > kKeptMisses) {
+        stats_->misses.pop_front();
       }
     }
   }
@@ -87,7 +94,7 @@ std::string PeriodicUnits::cause(nanoseconds late, nanoseconds service, nanoseco
                      beside);
 }
 
-PeriodStats PeriodicUnits::stats() const {
+std::optional<PeriodStats> PeriodicUnits::stats() const {
   std::lock_guard lock(mutex_);
   return stats_;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "gate/gate.h"
@@ -29,14 +30,13 @@ class PeriodicUnits {
  public:
   static constexpr std::size_t kKeptMisses = 20;
 
-  /// `task.cost` may be 0: unknown.
-  PeriodicUnits(Gate& gate, Slot& slot, const PeriodicTask& task) : gate_(gate), slot_(slot), task_(task) {}
+  PeriodicUnits(Gate& gate, Slot& slot) : gate_(gate), slot_(slot) {}
   PeriodicUnits(const PeriodicUnits&) = delete;  // the gate knows its slot
   PeriodicUnits& operator=(const PeriodicUnits&) = delete;
 
-  /// A loop over units begins, whose first release is `now`.
-  void open(std::chrono::nanoseconds now);
-  /// No unit follows. Does nothing without a loop.
+  /// Begins a loop over units, with the first release at `now`. `task.cost` may be 0: unknown.
+  void open(const PeriodicTask& task, std::chrono::nanoseconds now);
+  /// Ends the loop, if there is one.
   void close();
   bool is_open() const { return is_open_; }
   /// The release to wait for. Skips those whose deadlines have passed at `now`.
@@ -47,7 +47,8 @@ class PeriodicUnits {
   std::chrono::nanoseconds end(std::chrono::nanoseconds now, std::chrono::nanoseconds at_gate);
   std::chrono::nanoseconds release() const { return release_; }
   std::chrono::nanoseconds began() const { return began_; }
-  PeriodStats stats() const;
+  /// Empty before the first loop.
+  std::optional<PeriodStats> stats() const;
 
  private:
   std::string cause(std::chrono::nanoseconds late, std::chrono::nanoseconds service,
@@ -55,14 +56,14 @@ class PeriodicUnits {
 
   Gate& gate_;
   Slot& slot_;
-  const PeriodicTask task_;
+  PeriodicTask task_;
   bool is_open_ = false;
   std::chrono::nanoseconds release_{0};  // of the unit, or of the next one
   std::chrono::nanoseconds began_{0};
   std::chrono::nanoseconds at_gate_{0};  // at the gate, before the unit
   std::string beside_;                   // the jobs that were inside an op as the unit began
   mutable std::mutex mutex_;             // guards stats_
-  PeriodStats stats_;
+  std::optional<PeriodStats> stats_;
 };
 
 }  // namespace torchshare

@@ -16,6 +16,7 @@ from rich.table import Table
 from torchshare.cli.outputs import check_outputs, print_table, refuse, write_timeline
 from torchshare.cluster import client, connection
 from torchshare.cluster.options import SubmitOptions
+from torchshare.cluster.queued_job import deadlines_text
 from torchshare.cluster.settings import STORAGE, ClusterSettings, QueueSettings
 from torchshare.context.durations import duration_text
 from torchshare.context.names import escaped
@@ -183,7 +184,7 @@ def _status(arguments: argparse.Namespace) -> int:
     print(f"{len(rows)} jobs{': ' if counts else ''}{', '.join(counts)}")
     kept = [row["deadline"] for row in rows.values() if row["deadline"] is not None]
     if kept:
-        print(f"Deadlines: {', '.join(f'{kept.count(state)} {state}' for state in ('met', 'missed', 'open'))}")
+        print(deadlines_text(kept))
     return 0
 
 

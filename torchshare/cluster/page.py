@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torchshare.cluster.queued_job import Span
+from torchshare.cluster.queued_job import Span, deadlines_text
 from torchshare.report import figures, page
 from torchshare.report.trace_events import trace_events
 
@@ -44,9 +44,7 @@ def write_queue(
         verdict.append(f"Beside another, a step takes {mean:.2f} times as long as alone, on average.")
     kept = [job["deadline"] for job in jobs if job.get("deadline")]
     if kept:
-        verdict.append(
-            f"Deadlines: {', '.join(f'{kept.count(state)} {state}' for state in ('met', 'missed', 'open'))}."
-        )
+        verdict.append(f"{deadlines_text(kept)}.")
     devices = sum(1 for host in hosts if host["up"])
     document = {
         "title": f"torchshare: {len(jobs)} jobs on {devices} device{'' if devices == 1 else 's'}",

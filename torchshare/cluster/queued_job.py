@@ -133,3 +133,8 @@ class Action:
 
 def key_of(env: dict[str, Any]) -> str:
     return json.dumps(env, sort_keys=True)
+
+
+def deadlines_text(states: list[str]) -> str:
+    """How many jobs have met or missed their deadlines, or may still meet them, by `QueuedJob.deadline_state`."""
+    return f"Deadlines: {', '.join(f'{states.count(state)} {state}' for state in ('met', 'missed', 'open'))}"

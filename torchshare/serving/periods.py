@@ -16,7 +16,7 @@ from torchshare.context.job_context import JobContext
 log = logging.getLogger("torchshare")
 
 _CHECK_EVERY = 50
-"""Units between two looks for whether the deadlines can still be met; C++ measures as many at a time."""
+"""Number of units between two checks of whether the deadlines can be met; see DeadlineKeeper::kEnough in csrc."""
 
 
 def periods(
@@ -56,7 +56,7 @@ def _check_thread(job: JobContext) -> None:
 
 
 def _taker(user: str, source: Any) -> Callable[[], Any]:
-    """What gives the next item, or raises StopIteration."""
+    """Returns a function that returns the next item or raises StopIteration."""
     if source is None:
         return itertools.count().__next__
     if isinstance(source, Iterable):

@@ -23,19 +23,6 @@ SMALL_JOB_GPUS = 4  # a job with at most so many GPUs counts as small
 _CHUNK = 2_000  # simulated instants between checks for progress and Ctrl-C
 _MAX_SWEEP = 10_000  # values
 _ROUNDING = 1e-9  # of times, relative, as in the simulator
-_TIMES = (
-    "avg_jct_s",
-    "median_jct_s",
-    "p99_jct_s",
-    "max_jct_s",
-    "avg_jct_small_s",
-    "avg_jct_large_s",
-    "makespan_s",
-    "avg_queue_s",
-    "gpu_utilization",
-    "preemptions",
-    "shared_fraction",
-)
 COUNTS = ("jobs", "preemptions", "deadlines", "accepted", "rejected", "met", "missed")
 """The figures that are counts: those of several traces are added."""
 
@@ -133,30 +120,33 @@ def figures_of(case: Case, jobs: dict[str, Column], busy_gpu_seconds: float) -> 
     and jobs, which are counts. Those about completion are of the jobs that have run. See `deadline_figures`."""
     trace = case.trace
     ran = np.isfinite(jobs["ended"])
-    if not ran.any():
-        return {**dict.fromkeys(_TIMES, 0.0), "jobs": len(trace.names), **deadline_figures(trace, jobs["ended"])}
     jct = (jobs["ended"] - trace.arrival)[ran]
-    makespan = float(jobs["ended"][ran].max() - trace.arrival.min())
+    makespan = float(jobs["ended"][ran].max() - trace.arrival.min()) if ran.any() else 0.0
     small = trace.gpus[ran] <= SMALL_JOB_GPUS
     return {
-        "avg_jct_s": float(jct.mean()),
-        "median_jct_s": float(np.median(jct)),
-        "p99_jct_s": float(np.percentile(jct, 99)),
-        "max_jct_s": float(jct.max()),
-        "avg_jct_small_s": float(jct[small].mean()) if small.any() else 0.0,
-        "avg_jct_large_s": float(jct[~small].mean()) if not small.all() else 0.0,
+        "avg_jct_s": _of(np.mean, jct),
+        "median_jct_s": _of(np.median, jct),
+        "p99_jct_s": _of(lambda times: np.percentile(times, 99), jct),
+        "max_jct_s": _of(np.max, jct),
+        "avg_jct_small_s": _of(np.mean, jct[small]),
+        "avg_jct_large_s": _of(np.mean, jct[~small]),
         "makespan_s": makespan,
-        "avg_queue_s": float(jobs["waited"][ran].mean()),
-        "gpu_utilization": busy_gpu_seconds / (makespan * case.setting.gpus),
+        "avg_queue_s": _of(np.mean, jobs["waited"][ran]),
+        "gpu_utilization": busy_gpu_seconds / (makespan * case.setting.gpus) if makespan else 0.0,
         "preemptions": int(jobs["preemptions"].sum()),
-        "shared_fraction": float(jobs["shared"].sum() / jobs["run"].sum()),
+        "shared_fraction": float(jobs["shared"].sum() / jobs["run"].sum()) if ran.any() else 0.0,
         "jobs": len(trace.names),
         **deadline_figures(trace, jobs["ended"]),
     }
 
 
+def _of(figure: Callable[[Column], Any], values: Column) -> float:
+    """The figure of the values; 0 if there are none."""
+    return float(figure(values)) if len(values) else 0.0
+
+
 def deadline_figures(trace: Trace, ended: Column) -> dict[str, float]:
-    """None if the trace has no deadlines. Else counts of the jobs with one: deadlines = accepted + rejected, and
+    """Empty if the trace has no deadlines. Else counts of the jobs with one: deadlines = accepted + rejected, and
     accepted = met + missed; and how late the accepted ones have ended, in seconds: tardiness, which is 0 if in time."""
     if trace.deadline is None:
         return {}
@@ -171,8 +161,8 @@ def deadline_figures(trace: Trace, ended: Column) -> dict[str, float]:
         "rejected": int((own & ~accepted).sum()),
         "met": int((late == 0).sum()),
         "missed": int((late > 0).sum()),
-        "avg_tardiness_s": float(late.mean()) if len(late) else 0.0,
-        "max_tardiness_s": float(late.max()) if len(late) else 0.0,
+        "avg_tardiness_s": _of(np.mean, late),
+        "max_tardiness_s": _of(np.max, late),
     }
 
 

@@ -11,6 +11,7 @@
 #include "planner/periodic_replay.h"
 #include "planner/queue_planner.h"
 #include "planner/server_model.h"
+#include "policy/edf_policy.h"
 #include "sharing/shared_job.h"
 
 namespace py = pybind11;
@@ -118,19 +119,18 @@ void bind_periodic(py::module_& module) {
       .def_readonly("is_feasible", &DemandBound::is_feasible)
       .def_readonly("utilization", &DemandBound::utilization)
       .def_property_readonly("at_s", [](const DemandBound& bound) { return to_seconds(bound.at); })
-      .def_property_readonly("room_s", [](const DemandBound& bound) { return to_seconds(bound.room); });
-  const auto tasks_of = [](const std::vector<TaskTimes>& times) {
-    std::vector<PeriodicTask> tasks;
-    std::transform(times.begin(), times.end(), std::back_inserter(tasks), task_of);
-    return tasks;
-  };
+      .def_property_readonly("room_s", [](const DemandBound& bound) { return to_seconds(bound.room); })
+      .def_property_readonly("blocking_allowed_s",
+                             [](const DemandBound& bound) { return to_seconds(bound.blocking_allowed); });
   module.def(
-      "demand_bound", [=](const std::vector<TaskTimes>& tasks) { return demand_bound(tasks_of(tasks)); },
+      "demand_bound",
+      [](const std::vector<TaskTimes>& times) {
+        std::vector<PeriodicTask> tasks;
+        std::transform(times.begin(), times.end(), std::back_inserter(tasks), task_of);
+        return demand_bound(tasks);
+      },
       py::arg("tasks"));
-  module.def(
-      "blocking_allowed",
-      [=](const std::vector<TaskTimes>& tasks) { return to_seconds(blocking_allowed(tasks_of(tasks))); },
-      py::arg("tasks"));
+  module.def("unit_overhead_s", [] { return to_seconds(EdfPolicy::kUnitOverhead); });
   py::class_<PeriodicReplay>(module, "PeriodicReplay")
       .def_readonly("units", &PeriodicReplay::units)
       .def_readonly("missed", &PeriodicReplay::missed)

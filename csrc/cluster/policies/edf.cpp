@@ -9,8 +9,7 @@ namespace {
 class Edf final : public ClusterPolicy {
  public:
   Rank rank(const Cluster& cluster, JobId job) const override {
-    return cluster.has_deadline(job) ? Rank{0, cluster.due(job)}
-                                     : Rank{1, cluster.remaining(job) * cluster.job(job).asked.gpus};
+    return cluster.has_deadline(job) ? Rank{0, cluster.due(job)} : Rank{1, cluster.remaining_service(job)};
   }
   void schedule(Cluster& cluster) override { schedule_by_rank(cluster, *this, cluster.options().restart_cost); }
   bool keeps_deadlines() const override { return true; }

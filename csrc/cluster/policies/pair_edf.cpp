@@ -15,8 +15,8 @@ constexpr double kLeastGain = 1e-9;
 class PairEdf final : public PairPolicy {
  public:
   Rank rank(const Cluster& cluster, JobId job) const override {
-    const Seconds left = cluster.remaining(job);
-    return cluster.has_deadline(job) ? Rank{0, cluster.due(job) - left} : Rank{1, left * cluster.job(job).asked.gpus};
+    return cluster.has_deadline(job) ? Rank{0, cluster.due(job) - cluster.remaining(job)}
+                                     : Rank{1, cluster.remaining_service(job)};
   }
 
   bool keeps_deadlines() const override { return true; }

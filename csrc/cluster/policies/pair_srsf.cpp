@@ -14,7 +14,7 @@ class PairSrsf final : public PairPolicy {
  public:
   Rank rank(const Cluster& cluster, JobId job) const override {
     const WorkloadJob& asked = cluster.job(job).asked;
-    return {0, cluster.remaining(job) * asked.gpus + kAging * cluster.gpus().count() * asked.arrival};
+    return {0, cluster.remaining_service(job) + kAging * cluster.gpus().count() * asked.arrival};
   }
 
  private:

@@ -7,9 +7,7 @@ namespace {
 /// Shortest remaining service first, with preemption: service is time times GPUs.
 class Srsf final : public ClusterPolicy {
  public:
-  Rank rank(const Cluster& cluster, JobId job) const override {
-    return {0, cluster.remaining(job) * cluster.job(job).asked.gpus};
-  }
+  Rank rank(const Cluster& cluster, JobId job) const override { return {0, cluster.remaining_service(job)}; }
   void schedule(Cluster& cluster) override { schedule_by_rank(cluster, *this, cluster.options().restart_cost); }
 };
 

@@ -78,12 +78,12 @@ TEST(DemandBound, AWeekBesideAMillisecondTakesNoTime) {
   EXPECT_EQ(found.room, 500us);
 }
 
-TEST(BlockingAllowed, AnOpOfAnotherPeriodicJobIsNotInterrupted) {
+TEST(DemandBound, AnOpOfAnotherPeriodicJobIsNotInterrupted) {
   std::vector<PeriodicTask> tasks{{10ms, 10ms, 2ms, 1ms}};
-  EXPECT_EQ(blocking_allowed(tasks), 8ms);
+  EXPECT_EQ(demand_bound(tasks).blocking_allowed, 8ms);
   tasks.push_back({20ms, 20ms, 3ms, 2ms});
-  EXPECT_EQ(blocking_allowed(tasks), 6ms);
-  EXPECT_EQ(blocking_allowed({}), kNever);
+  EXPECT_EQ(demand_bound(tasks).blocking_allowed, 6ms);
+  EXPECT_EQ(demand_bound({}).blocking_allowed, kNever);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "fakes/periodic_sets.h"
 #include "planner/demand_bound.h"
 #include "planner/periodic_replay.h"
+#include "policy/edf_policy.h"
 #include "policy/grace.h"
 
 namespace torchshare {
@@ -15,10 +16,6 @@ namespace {
 
 using namespace std::chrono_literals;
 using std::chrono::nanoseconds;
-
-/// A replay asks again every 50 us, and each unit may find another job's op at its begin and once more as it goes on
-/// after an earlier one.
-constexpr nanoseconds kOverhead = 2 * kLookAgain;
 
 PeriodicReplay replay(std::string_view policy, const std::vector<ReplayedTask>& tasks,
                       const std::vector<nanoseconds>& others, nanoseconds allowed) {
@@ -64,10 +61,10 @@ TEST(EdfReplay, NoAcceptedSetEverMissesADeadline) {
       const int ops = static_cast<int>(between(1, 5));
       task.longest_op = task.cost / ops + 1ns;
       tasks.push_back({.task = task, .ops = ops, .first_release = nanoseconds(between(0, task.period.count()))});
-      task.cost += kOverhead;
+      task.cost += EdfPolicy::kUnitOverhead;
       padded.push_back(task);
     }
-    const nanoseconds allowed = blocking_allowed(padded) - kLookAgain;
+    const nanoseconds allowed = demand_bound(padded).blocking_allowed - kLookAgain;
     if (allowed < 0ns) {
       continue;
     }
