@@ -25,6 +25,8 @@ class Inbox {
     }
   }
 
+  bool is_empty() const { return newest_.load(std::memory_order_seq_cst) == nullptr; }
+
   /// Takes all items, in the order in which they were put. Allocates nothing; `use` must not throw.
   template <class Use>
   void drain(Use use) {

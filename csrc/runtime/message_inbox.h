@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <new>
@@ -11,8 +12,8 @@
 namespace torchshare {
 
 /// The messages of running jobs to the coordinator's thread, which `announce` wakes. A job that sends one
-/// takes no lock, and a step or an answer wakes the thread only so often, because a wake costs the running job time.
-/// Any thread.
+/// takes no lock, and a step or an answer wakes the thread only if it would not look soon, because a wake costs the
+/// running job time. After messages, the thread looks once more. Any thread.
 class MessageInbox {
  public:
   /// Returns false without memory.
@@ -29,18 +30,20 @@ class MessageInbox {
     using Kind = JobMessage::Kind;
     const bool is_step = message.kind == Kind::kStepped || message.kind == Kind::kSteppedAfterRequest ||
                          message.kind == Kind::kAnswered || message.kind == Kind::kGivenUp;
-    if (!is_step || message.at - last_.load(std::memory_order_relaxed) >= interval_.load()) {
-      last_.store(message.at, std::memory_order_relaxed);
+    if (!is_step || message.at + interval_.load() < next_look_.load()) {
       wake();
     }
   }
-  /// How often steps and answers wake the coordinator's thread.
+  /// How long steps and answers may wait for the coordinator's thread.
   void set_interval(std::chrono::nanoseconds interval) { interval_.store(interval); }
 
   /// Called by one thread at a time; see Inbox::drain.
   template <class Use>
   void drain(Use use) {
-    messages_.drain(use);
+    messages_.drain([&](const JobMessage& message) {
+      had_messages_.store(true, std::memory_order_relaxed);
+      use(message);
+    });
   }
 
   // The coordinator's thread.
@@ -50,8 +53,13 @@ class MessageInbox {
   void serve(Clock& clock, ServeOnce serve_once) {
     while (!dismissed_.load()) {
       const std::uint32_t seen = wake_.value();
-      const auto next = serve_once();
-      if (!dismissed_.load()) {
+      auto next = serve_once();
+      if (had_messages_.exchange(false, std::memory_order_relaxed)) {
+        next = std::min(next, clock.now() + interval_.load());
+      }
+      next_look_.store(next);
+      // A message that came before that, and was not announced, is seen here.
+      if (messages_.is_empty() && !dismissed_.load()) {
         clock.wait(wake_, seen, next);
       }
     }
@@ -65,7 +73,8 @@ class MessageInbox {
  private:
   Inbox<JobMessage> messages_;
   EventCount wake_;
-  std::atomic<std::chrono::nanoseconds> last_{std::chrono::nanoseconds(0)};
+  std::atomic<std::chrono::nanoseconds> next_look_{kNever};  // of the thread, if nothing wakes it
+  std::atomic<bool> had_messages_{false};                    // since then
   std::atomic<std::chrono::nanoseconds> interval_{std::chrono::nanoseconds(0)};
   std::atomic<bool> dismissed_{false};
 };

@@ -86,6 +86,35 @@ TEST(Coordinator, AStepThatComesWhileAJobBeginsToWaitIsNotLost) {
   EXPECT_TRUE(starts.get());
 }
 
+TEST(Coordinator, AnAnswerRightAfterAnotherIsAppliedThoughNothingFollows) {
+  CoordinatorParts<SteadyClock> parts;
+  auto& [clock, timeline, gate, coordinator] = parts;
+  Member server(coordinator, clock, {.name = "server", .priority = Priority::kPrimary});
+  Member training(coordinator, clock, {.name = "training"});
+  coordinator.open();
+  EXPECT_TRUE(coordinator.wait_to_start(server.id()));
+  EXPECT_TRUE(coordinator.wait_to_start(training.id()));
+  std::jthread serves([&] { coordinator.serve(); });
+  const auto send = [&, job = server.id()](JobMessage::Kind kind) {
+    const auto now = clock.now();
+    coordinator.send({.job = job, .kind = kind, .at = now, .target = {0.99, 1}, .arrived = now, .taken = now});
+  };
+  const auto is_answered = [&, job = server.id()](std::uint64_t times) {
+    const auto latency = coordinator.latency(job);
+    return latency && latency->answered == times;
+  };
+  const auto deadline = std::chrono::steady_clock::now() + 60s;
+  send(JobMessage::Kind::kPromises);
+  for (std::uint64_t times = 1; times <= 5; ++times) {
+    send(JobMessage::Kind::kAnswered);
+    while (!is_answered(times) && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::yield();
+    }
+  }
+  EXPECT_TRUE(is_answered(5));
+  coordinator.dismiss();
+}
+
 TEST_F(CoordinatorTest, ADecisionThatFindsNoMemoryIsMadeLaterAndForAllRanks) {
   coordinator_.keep_orders();
   coordinator_.open();

@@ -65,9 +65,9 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cases]:
 
 
 def is_pybind11s(error: str) -> bool:
-    """pybind11 aborts if it finds no memory to register an object: it deallocates the object, finds it unregistered,
-    and throws through the interpreter. True if the backtrace begins there."""
-    frames = re.findall(r"(\S+/_C\.\S+\.so)\(\+(0x[0-9a-f]+)\)", error)[:2]
+    """pybind11 aborts if it finds no memory to register an object: it deallocates the object, finds it unregistered
+    and throws through the interpreter, or frees twice what its holder has freed. True if the backtrace begins there."""
+    frames = re.findall(r"(\S+/_(?:C|core)\.\S+\.so)\(\+(0x[0-9a-f]+)\)", error)[:2]
     names = [
         subprocess.run(["addr2line", "-Cife", *frame], capture_output=True, text=True, check=True).stdout
         for frame in frames
