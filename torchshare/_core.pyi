@@ -72,6 +72,13 @@ class StartRule:
     @property
     def is_planned(self) -> bool: ...
 
+class Predecessor:
+    def __init__(self, text: str) -> None: ...
+    @property
+    def must_finish(self) -> bool: ...
+    @property
+    def name(self) -> str: ...
+
 class ProfiledJob:
     def __init__(
         self,

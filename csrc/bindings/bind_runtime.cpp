@@ -345,6 +345,7 @@ void bind_options(py::module_& module) {
           [](JobSpec& spec, const py::typing::Union<py::str, py::float_>& start) {
             spec.start = std::string(py::str(py::handle(start)));
           })
+      .def_readwrite("after", &JobSpec::after)
       .def_readwrite("threads", &JobSpec::threads)
       .def_readwrite("seed", &JobSpec::seed)
       .def_readwrite("steps", &JobSpec::steps)

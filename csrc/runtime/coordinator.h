@@ -61,7 +61,7 @@ class Coordinator {
   // See RankOrders.
   /// Called before `open`. Without `max_concurrent`, jobs that start now do not wait.
   void follow_orders();
-  /// An order about a job that is not added yet is carried out when it is.
+  /// An order about a job that is not added yet, or awaits others, is carried out when it is, or has.
   void obey(const AutoSharing::Order& order);
   /// Called before `open`.
   void keep_orders();

@@ -110,7 +110,7 @@ RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std:
   task_ = task_of(spec_);
   submitted_ = runtime_->device->record_event();
   registration_ = runtime_->coordinator.add(
-      {spec_.name, spec_.priority, spec_.start, spec_.steps, spec_.profile, task_}, slot_, status_);
+      {spec_.name, spec_.priority, spec_.start, spec_.after, spec_.steps, spec_.profile, task_}, slot_, status_);
   times_.open();
 }
 
@@ -132,7 +132,8 @@ JobStats RuntimeJob::stats() const {
 }
 
 std::string RuntimeJob::error() const {
-  return state() == JobState::kFailed ? error_ : std::string();
+  const JobState end = state();
+  return end == JobState::kFailed ? error_ : end == JobState::kCancelled ? status_.never_starts : std::string();
 }
 
 bool RuntimeJob::interrupt() {

@@ -1,9 +1,12 @@
 #include "runtime/job_decisions.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <new>
 #include <utility>
 
+#include "sharing/predecessors.h"
 #include "sharing/start_rules.h"
 
 namespace torchshare {
@@ -40,16 +43,22 @@ JobId JobDecisions::add(const NewJob& new_job, Slot& slot, JobStatus& status) {
   const StartInputs inputs = job.start_inputs();
   try {
     if (open_) {
+      bind_predecessors(*job.record, jobs_.records());
       check_start(*job.record, jobs_.records());
     }
-    sharing_.arrive(job.id(), {.name = new_job.name,
-                               .priority = new_job.priority,
-                               .automatic = inputs.plan,
-                               .starts_now = inputs == StartInputs{},
-                               .steps = new_job.steps,
-                               .profile = new_job.profile});
+    SharedJob shared{.name = new_job.name,
+                     .priority = new_job.priority,
+                     .automatic = inputs.plan,
+                     .starts_now = inputs == StartInputs{},
+                     .steps = new_job.steps,
+                     .profile = new_job.profile};
+    AutoSharing::check(shared);
+    job.to_arrive = std::move(shared);
     if (new_job.task) {
       make_periodic(job.id(), *new_job.task);
+    }
+    if (job.record->after.empty()) {
+      arrive(job);
     }
   } catch (...) {
     jobs_.undo_add(job);
@@ -58,10 +67,57 @@ JobId JobDecisions::add(const NewJob& new_job, Slot& slot, JobStatus& status) {
   any_automatic_ = any_automatic_ || inputs.plan;
   set_wake_interval();
   timeline_.record_state(job.id(), JobState::kPending, now);
-  for (const AutoSharing::Order& order : ranks_.take_early(job.id())) {
-    carry_out(order);
+  if (job.awaits_others()) {
+    predecessors_changed_ = true;
+    try_to([this] { follow_predecessors(); });
+  } else {
+    obey_early_orders(job.id());
   }
   return job.id();
+}
+
+/// Called when nothing but its start rule keeps the job from starting. Does nothing if it throws.
+void JobDecisions::arrive(LiveJob& job) {
+  sharing_.arrive(job.id(), *job.to_arrive);
+  job.to_arrive.reset();
+  job.arrival = clock_.now();
+}
+
+void JobDecisions::obey_early_orders(JobId job) {
+  for (const AutoSharing::Order& order : ranks_.take_early(job)) {
+    carry_out(order);
+  }
+}
+
+/// Lets jobs arrive whose predecessors have ended, and cancels those that lack one that had to finish.
+void JobDecisions::follow_predecessors() {
+  if (!open_ || !std::exchange(predecessors_changed_, false)) {
+    return;
+  }
+  try {
+    for (auto& [id, job] : jobs_.live()) {
+      if (job.awaits_others() && !job.start_cancelled && !job.has_ended()) {
+        follow_predecessors_of(job);
+      }
+    }
+  } catch (const std::bad_alloc&) {
+    predecessors_changed_ = true;
+    throw;
+  }
+}
+
+void JobDecisions::follow_predecessors_of(LiveJob& job) {
+  const std::vector<Predecessor>& after = job.record->after;
+  if (const Predecessor* const broken = find_broken(after)) {
+    job.status->never_starts =
+        fmt::format("job '{}' was not started: its predecessor, {}", job.record->name, ends_of({*broken}));
+    timeline_.record_decision(job.id(), clock_.now(), [&job] { return job.status->never_starts; });
+    cancel_start(job.id());
+  } else if (have_ended(after)) {
+    arrive(job);
+    timeline_.record_decision(job.id(), clock_.now(), [&after] { return "may start: " + ends_of(after); });
+    obey_early_orders(job.id());
+  }
 }
 
 void JobDecisions::make_periodic(JobId id, const PeriodicTask& task) {
@@ -80,9 +136,13 @@ void JobDecisions::withdraw(JobId id) {
 
 void JobDecisions::open() {
   for (const auto& [id, job] : jobs_.live()) {
+    bind_predecessors(*job.record, jobs_.records());
+  }
+  for (const auto& [id, job] : jobs_.live()) {
     check_start(*job.record, jobs_.records());
   }
-  open_ = true;
+  open_ = predecessors_changed_ = true;
+  try_to([this] { follow_predecessors(); });
 }
 
 void JobDecisions::begin_wait(LiveJob& job) {
@@ -137,6 +197,7 @@ void JobDecisions::move(LiveJob& job, JobState to, std::chrono::nanoseconds at) 
     bounds_.end(job.id(), at);
     latencies_.end(job.id(), at);
     deadlines_.end(job.id());
+    predecessors_changed_ = true;
   } else if (to == JobState::kRunning && from != JobState::kSuspended && !job.start_inputs().plan) {
     sharing_.start(job.id(), at);
   }
@@ -145,6 +206,7 @@ void JobDecisions::move(LiveJob& job, JobState to, std::chrono::nanoseconds at) 
 }
 
 void JobDecisions::decide() noexcept {
+  try_to([this] { follow_predecessors(); });
   try_to([this] { issue(starts_.decide(clock_.now(), ranks_.follows())); });
   share();
 }
@@ -219,7 +281,8 @@ const char* JobDecisions::set_order(LiveJob& job, AutoSharing::Action action) no
 }
 
 void JobDecisions::obey(const AutoSharing::Order& order) {
-  if (order.job < jobs_.names().size()) {
+  const LiveJob* const job = jobs_.find(order.job);
+  if (order.job < jobs_.names().size() && (job == nullptr || !job->awaits_others())) {
     carry_out(order);
   } else {
     ranks_.add_early(order);

@@ -67,6 +67,10 @@ class JobDecisions {
 
  private:
   void set_wake_interval();
+  void arrive(LiveJob& job);
+  void obey_early_orders(JobId job);
+  void follow_predecessors();
+  void follow_predecessors_of(LiveJob& job);
   void count_step(LiveJob& job, const JobMessage& message);
   void count_answer(LiveJob& job, const JobMessage& message);
   void move(LiveJob& job, JobState to, std::chrono::nanoseconds at);
@@ -94,6 +98,7 @@ class JobDecisions {
   AutoSharing sharing_;
   bool open_ = false;
   bool any_automatic_ = false;
+  bool predecessors_changed_ = false;
   std::chrono::nanoseconds try_again_ = kNever;  // there was no memory to decide
 };
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <string>
 
 #include "model/job_id.h"
 #include "model/latency_target.h"
@@ -44,6 +45,7 @@ struct JobMessage {
 /// The progress of a job. Any thread reads it without a lock.
 struct JobStatus {
   std::atomic<JobState> state{JobState::kPending};  ///< written by the coordinator
+  std::string never_starts = {};                    ///< why; written by the coordinator before the state is terminal
   std::atomic<std::uint64_t> steps{0};              ///< of this run; written by the job's own thread, as the next
   std::atomic<std::uint64_t> earlier_steps{0};      ///< of earlier runs, whose checkpoint it goes on from
 };

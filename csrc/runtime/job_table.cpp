@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <utility>
 
@@ -20,6 +21,7 @@ LiveJob& JobTable::add(const NewJob& new_job, Slot& slot, JobStatus& status, std
   }
   const auto id = static_cast<JobId>(names_.size());
   auto record = std::make_shared<JobRecord>(JobRecord{id, new_job.name, new_job.priority, parse_start(new_job.start)});
+  std::transform(new_job.after.begin(), new_job.after.end(), std::back_inserter(record->after), parse_predecessor);
   names_.push_back(new_job.name);
   try {
     LiveJob job{.record = std::move(record), .former = {}, .slot = &slot, .status = &status, .arrival = now};
@@ -58,7 +60,10 @@ bool JobTable::move(LiveJob& job, JobState to, std::chrono::nanoseconds at) noex
   job.status->state.store(to);
   job.last_step = {};
   timeline_.record_state(job.id(), to, at);
-  any_ended_ = any_ended_ || is_terminal(to);
+  if (is_terminal(to)) {
+    any_ended_ = true;
+    job.record->after.clear();
+  }
   return true;
 }
 

@@ -13,6 +13,7 @@
 #include "runtime/job_message.h"
 #include "runtime/timeline.h"
 #include "sharing/job_records.h"
+#include "sharing/shared_job.h"
 #include "sharing/start_rule.h"
 #include "torchshare/profile.h"
 
@@ -23,7 +24,8 @@ struct NewJob {
   std::string name;
   Priority priority = Priority::kSecondary;
   std::string start = "now";
-  std::optional<double> steps = {};  ///< of the whole job, if declared
+  std::vector<std::string> after = {};  ///< see parse_predecessor
+  std::optional<double> steps = {};     ///< of the whole job, if declared
   std::optional<ProfiledJob> profile = {};
   std::optional<PeriodicTask> task = {};
 };
@@ -36,7 +38,8 @@ struct LiveJob {
   JobRecords::Former former;  // has the name again if this job is withdrawn before it starts
   Slot* slot;                 // null once the job is withdrawn
   JobStatus* status;
-  std::chrono::nanoseconds arrival;
+  std::chrono::nanoseconds arrival;          // or when its predecessors have ended
+  std::optional<SharedJob> to_arrive = {};   // for AutoSharing, until its predecessors have ended
   std::optional<double> profiled_step = {};  // seconds of a step alone
   Wait wait = Wait::kNone;
   std::chrono::nanoseconds retry_at = kNever;  // when to decide about its start again even if nothing happens
@@ -54,6 +57,7 @@ struct LiveJob {
   Priority priority() const { return record->priority; }
   StartInputs start_inputs() const { return record->start->inputs(); }
   bool has_ended() const { return is_terminal(record->state); }
+  bool awaits_others() const { return to_arrive.has_value(); }
 };
 
 /// The jobs of a runtime and their states. A job that has ended leaves its record, until another has its name. Records

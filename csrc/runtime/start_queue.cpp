@@ -61,7 +61,8 @@ AutoSharing::Orders StartQueue::decide(std::chrono::nanoseconds now, bool follow
 std::vector<LiveJob*> StartQueue::in_order() const {
   std::vector<LiveJob*> waiting;
   for (auto& [id, job] : jobs_.live()) {
-    if (!job.start_ordered && !job.start_cancelled && !job.has_ended() && !job.start_inputs().plan) {
+    const bool may_start = !job.start_ordered && !job.start_cancelled && !job.has_ended() && !job.awaits_others();
+    if (may_start && !job.start_inputs().plan) {
       waiting.push_back(&job);
     }
   }
@@ -86,7 +87,7 @@ bool StartQueue::counts_steps() const {
   const auto& live = jobs_.live();
   return std::any_of(live.begin(), live.end(), [](const auto& known) {
     const LiveJob& job = known.second;
-    return job.wait == LiveJob::Wait::kForStart && !job.has_ended() && job.start_inputs().steps;
+    return job.wait == LiveJob::Wait::kForStart && !job.has_ended() && !job.awaits_others() && job.start_inputs().steps;
   });
 }
 

@@ -10,11 +10,11 @@
 
 namespace torchshare {
 
-/// The jobs that wait for their start. With `max_concurrent`, a job takes one of that many places from its start to its
-/// end, also while it is suspended, but not while it is spilled; when it is restored, it waits for memory only. Jobs
-/// whose start rule holds get the places in order of priority, then of arrival; a place is kept for one whose thread
-/// has not asked yet. Automatic jobs come last: AutoSharing chooses among them for the places that are left. Not
-/// thread-safe.
+/// The jobs that wait for their start, once their predecessors have ended. With `max_concurrent`, a job takes one of
+/// that many places from its start to its end, also while it is suspended, but not while it is spilled; when it is
+/// restored, it waits for memory only. Jobs whose start rule holds get the places in order of priority, then of
+/// arrival; a place is kept for one whose thread has not asked yet. Automatic jobs come last: AutoSharing chooses among
+/// them for the places that are left. Not thread-safe.
 class StartQueue {
  public:
   /// Throws std::invalid_argument for no place.

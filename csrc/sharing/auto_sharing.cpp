@@ -19,7 +19,9 @@ void check_positive(const SharedJob& job, std::string_view what, double value) {
   }
 }
 
-void check(const SharedJob& job) {
+}  // namespace
+
+void AutoSharing::check(const SharedJob& job) {
   if (job.steps && !(*job.steps >= 0 && *job.steps < kNeverVirtual)) {
     throw std::invalid_argument(fmt::format("job '{}': steps must be at least 0, got {}", job.name, *job.steps));
   }
@@ -31,8 +33,6 @@ void check(const SharedJob& job) {
     }
   }
 }
-
-}  // namespace
 
 void AutoSharing::arrive(JobId id, SharedJob job) {
   check(job);

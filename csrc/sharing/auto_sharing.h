@@ -34,7 +34,9 @@ class AutoSharing {
   /// With `max_slowdown`, SlowdownBound keeps that bound, and the primary is never held for a lower job.
   explicit AutoSharing(std::optional<double> max_slowdown) : max_slowdown_(max_slowdown) {}
 
-  /// Ids ascend. Throws std::invalid_argument for an invalid profile or number of steps.
+  /// Throws std::invalid_argument for an invalid profile or number of steps.
+  static void check(const SharedJob& job);
+  /// See `check`.
   void arrive(JobId id, SharedJob job);
   /// Called when a job that is not automatic has started.
   void start(JobId id, std::chrono::nanoseconds now);

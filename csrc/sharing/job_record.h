@@ -3,8 +3,10 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "model/job_id.h"
+#include "sharing/predecessors.h"
 #include "torchshare/values.h"
 
 namespace torchshare {
@@ -18,8 +20,9 @@ struct JobRecord {
   Priority priority;
   std::shared_ptr<const StartRule> start;  ///< when it may start
   JobState state = JobState::kPending;
-  std::uint64_t steps = 0;          ///< of this run
-  std::uint64_t earlier_steps = 0;  ///< of earlier runs, whose checkpoint it goes on from
+  std::uint64_t steps = 0;              ///< of this run
+  std::uint64_t earlier_steps = 0;      ///< of earlier runs, whose checkpoint it goes on from
+  std::vector<Predecessor> after = {};  ///< whose ends its start rule waits for; empty once it has ended
 
   std::uint64_t all_steps() const { return earlier_steps + steps; }
 };

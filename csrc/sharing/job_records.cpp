@@ -29,9 +29,9 @@ void JobRecords::remove(const JobRecord& job, Former former) noexcept {
   }
 }
 
-const JobRecord* JobRecords::find(std::string_view name) const {
+std::shared_ptr<const JobRecord> JobRecords::share(std::string_view name) const {
   const auto known = by_name_.find(name);
-  return known == by_name_.end() ? nullptr : by_place_.at(known->second).get();
+  return known == by_name_.end() ? nullptr : by_place_.at(known->second);
 }
 
 const JobRecord* JobRecords::first_beside(const JobRecord& self) const {

@@ -26,7 +26,8 @@ class JobRecords {
   void remove(const JobRecord& job, Former former) noexcept;
 
   /// Null if there is none.
-  const JobRecord* find(std::string_view name) const;
+  std::shared_ptr<const JobRecord> share(std::string_view name) const;
+  const JobRecord* find(std::string_view name) const { return share(name).get(); }
   /// The first of the highest priority, `self` not counted. Null if there is none.
   const JobRecord* first_beside(const JobRecord& self) const;
   std::size_t size() const { return by_name_.size(); }

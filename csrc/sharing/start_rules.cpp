@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <set>
 #include <stdexcept>
 
 #include "model/named.h"
@@ -30,9 +31,47 @@ bool has_started(const JobRecord& job) {
   return job.state >= JobState::kRunning;
 }
 
-const JobRecord* awaited_by(const JobRecord& job, const JobRecords& jobs) {
-  return has_started(job) ? nullptr : job.start->awaited({job, jobs});
+/// The jobs whose ends, at the latest, a job waits for.
+std::vector<const JobRecord*> awaited_by(const JobRecord& job, const JobRecords& jobs) {
+  std::vector<const JobRecord*> awaited;
+  if (has_started(job)) {
+    return awaited;
+  }
+  for (const Predecessor& each : job.after) {
+    awaited.push_back(each.job.get());
+  }
+  if (const JobRecord* const other = job.start->awaited({job, jobs})) {
+    awaited.push_back(other);
+  }
+  return awaited;
 }
+
+/// How one job waits for the end of another.
+class WaitPath {
+ public:
+  explicit WaitPath(const JobRecords& jobs) : jobs_(jobs) {}
+
+  /// Whether `from` waits for `to`, through any number of other jobs; then `names` has the jobs in between.
+  bool leads(const JobRecord& from, const JobRecord& to) {
+    for (const JobRecord* const next : awaited_by(from, jobs_)) {
+      if (!seen_.insert(next).second) {
+        continue;
+      }
+      names_.push_back(next->name);
+      if (next == &to || leads(*next, to)) {
+        return true;
+      }
+      names_.pop_back();
+    }
+    return false;
+  }
+  const std::vector<std::string>& names() const { return names_; }
+
+ private:
+  const JobRecords& jobs_;
+  std::set<const JobRecord*> seen_;
+  std::vector<std::string> names_;
+};
 
 }  // namespace
 
@@ -55,14 +94,9 @@ void check_start(const JobRecord& job, const JobRecords& jobs) {
   if (const std::string fault = job.start->fault({job, jobs}); !fault.empty()) {
     throw std::invalid_argument(fmt::format("job '{}': {}", job.name, fault));
   }
-  std::string path = fmt::format("'{}'", job.name);
-  const JobRecord* next = awaited_by(job, jobs);
-  for (std::size_t hops = 0; next != nullptr && hops < jobs.size(); ++hops) {
-    path += fmt::format(" -> '{}'", next->name);
-    if (next == &job) {
-      throw std::invalid_argument(fmt::format("jobs wait for each other to start: {}", path));
-    }
-    next = awaited_by(*next, jobs);
+  if (WaitPath path(jobs); path.leads(job, job)) {
+    throw std::invalid_argument(
+        fmt::format("jobs wait for each other to start: '{}' -> '{}'", job.name, fmt::join(path.names(), "' -> '")));
   }
 }
 

@@ -1,5 +1,6 @@
 #include "runtime/coordinator.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -203,6 +204,41 @@ TEST_F(CoordinatorTest, CarriesOutAnOrderAboutAJobThatIsAddedLater) {
   coordinator_.obey({.job = 1, .action = AutoSharing::Action::kStart, .reason = "rank 0 says so"});
   Member& late = add("b", Priority::kSecondary, "step:1");
   EXPECT_TRUE(start(late).get());
+}
+
+TEST_F(CoordinatorTest, AnOrderToStartWaitsForThePredecessorsOfThisRank) {
+  Member& first = add("a", Priority::kPrimary, "now");
+  Member& successor = add({.name = "b", .start = "step:1", .after = {"ok:a"}});
+  coordinator_.follow_orders();
+  coordinator_.open();
+  EXPECT_TRUE(start(first).get());
+  auto waiter = start(successor);
+  coordinator_.obey({.job = successor.id(), .action = AutoSharing::Action::kStart, .reason = "rank 0 says so"});
+  EXPECT_TRUE(still_waits(waiter)) << "its predecessor has not ended here";
+  first.end(JobState::kFinished);
+  EXPECT_TRUE(waiter.get());
+  EXPECT_THAT(details(successor, EventKind::kDecision),
+              ElementsAre("may start: job 'a' finished", "start: rank 0 says so"));
+}
+
+TEST_F(CoordinatorTest, SuccessorsAreCancelledThroughAnyNumberOfJobs) {
+  Member& first = add("a", Priority::kPrimary, "now");
+  std::vector<Member*> chain;
+  for (int index = 0; index < 100; ++index) {
+    const std::string before = index == 0 ? "a" : fmt::format("b{}", index - 1);
+    chain.push_back(&add({.name = fmt::format("b{}", index), .after = {"ok:" + before}}));
+  }
+  coordinator_.open();
+  EXPECT_TRUE(start(first).get());
+  auto waiter = start(*chain.back());
+  EXPECT_TRUE(still_waits(waiter));
+  first.end(JobState::kFailed);
+  EXPECT_FALSE(waiter.get());
+  for (const Member* const member : chain) {
+    EXPECT_EQ(member->state(), JobState::kCancelled);
+  }
+  EXPECT_THAT(details(*chain[1], EventKind::kDecision),
+              ElementsAre("job 'b1' was not started: its predecessor, job 'b0' was cancelled"));
 }
 
 class SwappedTest : public CoordinatorTest {

@@ -139,6 +139,29 @@ TEST_F(CoordinatorTest, ADecisionThatFindsNoMemoryIsMadeLaterAndForAllRanks) {
   }
 }
 
+TEST_F(CoordinatorTest, TheEndOfAPredecessorIsNotLostWithoutMemory) {
+  coordinator_.open();
+  for (int news = 0; news < 12; ++news) {
+    Member& first = add(fmt::format("a{}", news), Priority::kPrimary, "now");
+    Member& any = add({.name = fmt::format("b{}", news), .after = {first.name()}});
+    Member& ok = add({.name = fmt::format("c{}", news), .after = {"ok:" + first.name()}});
+    EXPECT_TRUE(start(first).get());
+    auto starts = start(any);
+    auto is_cancelled = start(ok);
+    EXPECT_TRUE(is_delayed(any) && is_delayed(ok));
+    news_left = news;
+    first.end(JobState::kFailed);
+    news_left = -1;
+    clock_.advance(10ms);
+    coordinator_.serve_once();
+    ASSERT_EQ(starts.wait_for(60s), std::future_status::ready) << "without memory after " << news << " allocations";
+    EXPECT_TRUE(starts.get());
+    ASSERT_EQ(is_cancelled.wait_for(60s), std::future_status::ready) << news;
+    EXPECT_FALSE(is_cancelled.get());
+    any.end(JobState::kFinished);
+  }
+}
+
 TEST(Coordinator, WaitsBeforeItTriesAgainWithoutMemory) {
   CoordinatorParts<AskedClock> parts;
   auto& [clock, timeline, gate, coordinator] = parts;

@@ -49,20 +49,33 @@ def check(checkpoint: object, environment: Mapping[str, str]) -> None:
 
 
 def drop(jobs: Sequence[JobOptions], attempt: Attempt | None) -> list[JobOptions]:
-    """Returns the jobs that the supervisor has dropped. No other job waits for them any more."""
-    reasons = {} if attempt is None else attempt.dropped
-    dropped = [each for each in jobs if each["name"] in reasons]
-    for each in dropped:
-        print(f"torchshare: job '{each['name']}' is dropped: {reasons[str(each['name'])]}", file=sys.stderr)
+    """Returns the jobs that the supervisor has dropped, and those that start only if one of these finishes. No other
+    job waits for them any more."""
+    reasons = {} if attempt is None else dict(attempt.dropped)
+    dropped: list[JobOptions] = []
+    left = list(jobs)
+    while found := next((each for each in left if _is_dropped(each, reasons)), None):
+        left.remove(found)
+        dropped.append(found)
+        print(f"torchshare: job '{found['name']}' is dropped: {reasons[str(found['name'])]}", file=sys.stderr)
     if dropped:
-        kept = [each for each in jobs if each not in dropped]
         lost = _core.lost_starts(
-            [(str(each["name"]), each.get("priority", "secondary"), str(each.get("start", "now"))) for each in kept]
+            [(str(each["name"]), each.get("priority", "secondary"), str(each.get("start", "now"))) for each in left]
         )
-        for each in kept:
+        for each in left:
             if each["name"] in lost:
                 each["start"] = "now"
+            if "after" in each:
+                each["after"] = [text for text in each["after"] or () if _core.Predecessor(text).name not in reasons]
     return dropped
+
+
+def _is_dropped(job: JobOptions, reasons: dict[str, str]) -> bool:
+    """Adds the reason to `reasons` if it is that the job must not start."""
+    for predecessor in map(_core.Predecessor, job.get("after") or ()):
+        if predecessor.must_finish and predecessor.name in reasons:
+            reasons.setdefault(str(job["name"]), f"its predecessor '{predecessor.name}' is dropped")
+    return job["name"] in reasons
 
 
 class Supervisor:

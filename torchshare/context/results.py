@@ -101,7 +101,8 @@ class Result:
     value: Any = field(repr=False)
     """The return value of its function."""
     exception: BaseException | None
-    """The exception that its function raised, with the traceback."""
+    """The exception that its function raised, with the traceback. Of a job that was not started because of another
+    one: says which."""
     steps: int
     """Steps of the whole training, with `earlier_steps`. All other counts and times are of this run."""
     earlier_steps: int
@@ -183,7 +184,8 @@ class Results(Mapping[str, Result]):
         ]
         requests = [f"job '{escaped(r.name)}': {r.requests}" for r in self.values() if r.requests is not None]
         requests += [f"job '{escaped(r.name)}': {r.periods}" for r in self.values() if r.periods is not None]
-        return "\n".join(table + requests + [_core_wait(r) for r in self.values() if _starved(r)])
+        unstarted = [escaped(str(r.exception)) for r in self.values() if r.state == "cancelled" and r.exception]
+        return "\n".join(table + requests + unstarted + [_core_wait(r) for r in self.values() if _starved(r)])
 
 
 def _starved(result: Result) -> bool:

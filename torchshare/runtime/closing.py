@@ -63,7 +63,7 @@ class Closer:
         self._opening = threading.Lock()
         self._closing_thread = 0
         self._done = threading.Event()
-        self._is_open = False
+        self.is_open = False
 
     def cancel(self) -> None:
         """Cancels every job."""
@@ -73,14 +73,16 @@ class Closer:
 
     def expect(self, job: JobContext) -> None:
         """Called when a job has been submitted."""
-        self._forget_unbegun()
+        self.forget_unbegun()
         self.jobs.append(job)
 
-    def _forget_unbegun(self) -> None:
-        """Jobs that were cancelled before they began have no thread that calls `leave`."""
+    def forget_unbegun(self) -> None:
+        """Jobs that were cancelled before they began have no thread that calls `leave`, or tells other ranks."""
         for job in [each for each in self.jobs if each.handle.state in ENDED and not each.thread]:
             routing.forget_job(job)
             self.leave(job)
+            if job.handle.error:
+                self.tell_ranks(job, "ended", "was not started")
 
     def leave(self, job: JobContext) -> None:
         """Called at the end of a job."""
@@ -90,7 +92,7 @@ class Closer:
     def watch_cancel(self, job: JobContext) -> None:
         """Delivers the cancellation of a job even if it runs no op."""
         self._interrupter.watch(job)
-        self._forget_unbegun()
+        self.forget_unbegun()
 
     def _watch_cancels(self) -> None:
         for job in list(self.jobs):
@@ -107,7 +109,7 @@ class Closer:
         if self.ranks is None and self._joins_ranks and not self._once.locked():
             from torchshare.runtime.ranks import Ranks
 
-            self.ranks = Ranks(self._handle, self.number, self.jobs, self._cancel_job)
+            self.ranks = Ranks(self._handle, self.number, self.jobs, self._cancel_job, self.forget_unbegun)
 
     def _cancel_job(self, job: JobContext) -> None:
         job.handle.cancel()
@@ -134,10 +136,10 @@ class Closer:
     def open(self) -> None:
         """Called before jobs may run. Raises RuntimeError if no thread can be created."""
         with self._opening:
-            if not self._is_open and not self._once.locked():
+            if not self.is_open and not self._once.locked():
                 self._interrupter.start()
                 self._watchdog.start()
-                self._is_open = True
+                self.is_open = True
                 self._all.add(self)
                 signals.install()
 
@@ -172,7 +174,7 @@ class Closer:
             log.warning("job '%s' was cancelled, but its thread %s and was left behind", name, state)
 
     def _clean_up(self) -> None:
-        self._forget_unbegun()
+        self.forget_unbegun()
         if self._folder is not None:
             self._folder.close()
         if self.ranks is not None:
@@ -181,7 +183,7 @@ class Closer:
         self._watchdog.close()
         routing.uninstall()
         self._all.discard(self)
-        if self._is_open:
+        if self.is_open:
             signals.uninstall()
         self._done.set()
 

@@ -13,7 +13,7 @@ import json
 import logging
 import reprlib
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -110,6 +110,8 @@ class Declared:
         kind = kinds.pop() if len(kinds) == 1 else str
         if kind is bool:
             return {"yes": True, "no": False}[text]
+        if list in kinds:
+            return text.split(",")
         return json.loads(text) if kind is dict else kind(text)
 
 
@@ -146,6 +148,8 @@ def _kinds(hint: Any) -> Iterator[type]:
         yield from _kinds(hint.__origin__)
     elif get_origin(hint) is dict:
         yield dict
+    elif get_origin(hint) is Sequence:
+        yield list
     elif get_origin(hint) is Literal:
         yield str
     elif arguments := get_args(hint):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -9,7 +9,7 @@ import torch
 from torchshare.checkpoints import states
 from torchshare.context.checks import check_count
 from torchshare.context.job_context import JobContext
-from torchshare.context.results import ENDED, Periods, Result, Times
+from torchshare.context.results import ENDED, Periods, Result, Results, Times
 from torchshare.serving import periods, requests, served
 from torchshare.serving.request_batch import RequestBatch
 from torchshare.serving.serving import serving_of
@@ -45,11 +45,13 @@ class Job:
     Created by `Runtime.submit` and passed to the submitted function, which runs in the job's thread.
     """
 
-    def __init__(self, context: JobContext) -> None:
+    def __init__(self, context: JobContext, after: Iterable[str] = ()) -> None:
+        """`after` are the names of its predecessors."""
         self._context = context
         self._metrics: dict[str, float] = {}
         self._value: Any = None
         self._exception: BaseException | None = None
+        self._after: dict[str, Job | None] = dict.fromkeys(after)
 
     @property
     def name(self) -> str:
@@ -69,6 +71,18 @@ class Job:
     def sms(self) -> int | None:
         """Streaming multiprocessors that the driver granted the running job; None if they are not partitioned."""
         return self._context.handle.sms
+
+    @property
+    def after(self) -> Results:
+        """The results of the jobs that this one has waited for (the option `after`), by name:
+        `job.after["pretrain"].value`."""
+        return Results([job.result for job in self._after.values() if job is not None])
+
+    def _bind_predecessors(self, jobs: Mapping[str, Job]) -> None:
+        """Called when the predecessors' names are known to stand for `jobs`."""
+        for name, known in self._after.items():
+            if known is None:
+                self._after[name] = jobs.get(name)
 
     @property
     def result(self) -> Result:

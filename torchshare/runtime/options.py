@@ -7,6 +7,7 @@ csrc/bindings/bind_runtime.cpp).
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Interval, Predicate
@@ -291,6 +292,16 @@ class JobOptions(CommonJobOptions, total=False):
             "`max_slowdown`, only the lower one.",
             "now",
             metavar="WHEN",
+        ),
+    ]
+    after: Annotated[
+        str | Sequence[str] | None,
+        Expected("a job's name or several"),
+        Option(
+            'the jobs whose ends it waits for: "a" or "any:a", any end; "ok:a", it must finish: if that fails or is '
+            "cancelled, so is this one. Then `start` applies, seconds counted from there. `Job.after` has their "
+            "results.",
+            metavar="JOB[,JOB]",
         ),
     ]
     slo: Annotated[

@@ -74,7 +74,12 @@ class Ranks:
     """This rank's side. A message is for all ranks, its sender included."""
 
     def __init__(
-        self, runtime: _C.Runtime, number: str, jobs: list[JobContext], cancel: Callable[[JobContext], None]
+        self,
+        runtime: _C.Runtime,
+        number: str,
+        jobs: list[JobContext],
+        cancel: Callable[[JobContext], None],
+        forget_unbegun: Callable[[], None],
     ) -> None:
         """Waits until all ranks have got here with the same jobs. `number` is the same for runtimes that run together.
 
@@ -85,6 +90,7 @@ class Ranks:
         self._runtime = runtime
         self._jobs = jobs
         self._cancel = cancel
+        self._forget_unbegun = forget_unbegun
         self._ended: dict[str, tuple[int, str]] = {}  # job: on which rank it ended first, unsuccessfully, and how
         self._news = threading.Condition()  # notified of _ended
         self._left: set[int] = set()
@@ -165,6 +171,7 @@ class Ranks:
         """Handles the messages that have come, waits a moment, and says that this rank is alive."""
         self._send_orders()
         self._share_pace()
+        self._forget_unbegun()
         while self._reader.check([f"message/{self._next}"]):
             message = self._reader.get(f"message/{self._next}")
             self._next += 1

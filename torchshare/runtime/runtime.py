@@ -6,14 +6,14 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from typing_extensions import Unpack
 
-from torchshare import _C
+from torchshare import _C, _core
 from torchshare.context import current
 from torchshare.context.errors import BudgetExceeded, Cancelled, JobFailed, described
 from torchshare.context.importing import import_large
@@ -117,8 +117,12 @@ class Runtime:
         check(JobOptions, options, "submit", job=name)
         if options.get("period") is not None:
             options.setdefault("priority", "primary")
+        predecessors = _predecessors(name, options.get("after"))
+        options["after"] = list(predecessors)
         context = self._context(name, options, environ, folder)
-        job = Job(context)
+        job = Job(context, predecessors.values())
+        if self._closer.is_open:
+            job._bind_predecessors(self._jobs)
         closer, effects, given = self._closer, self._effects, options.copy()
         variables = contextvars.copy_context()
         routing.expect_job(context, getattr(function, "is_script", False))
@@ -181,6 +185,8 @@ class Runtime:
         """
         self._closer.open()
         self._closer.join_ranks()
+        for job in self.jobs:
+            job._bind_predecessors(self._jobs)
         self._handle.start()
 
     def wait(self, timeout: float | None = None, *, check: bool = True) -> Results:
@@ -327,6 +333,14 @@ class Runtime:
                 self.wait()
         finally:
             self.close()
+
+
+def _predecessors(name: str, after: str | Sequence[str] | None) -> dict[str, str]:
+    """The names of the jobs that the job waits for, by what the option says of each."""
+    try:
+        return {text: _core.Predecessor(text).name for text in ([after] if isinstance(after, str) else after or ())}
+    except ValueError as error:
+        raise ValueError(f"job '{name}': {error}") from None
 
 
 def _spec(name: str, device: str, options: JobOptions, function: Callable[..., Any]) -> _C.JobSpec:

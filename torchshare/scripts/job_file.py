@@ -71,8 +71,15 @@ def _options(
             where = f"{path}, line {_line(text, job, key)}: unknown key '{key}'"
             scope, extra = ("outside of jobs", "jobs") if job is None else ("of a job", "run")
             raise ValueError(f"{where}; the keys {scope} are {', '.join(sorted([*allowed, extra]))}")
-        shown = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+        shown = _text(value)
         yield key, shown if job is None else f"{job}={shown}"
+
+
+def _text(value: Any) -> str:
+    """The value as a flag has it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ",".join(map(_text, value)) if isinstance(value, list) else str(value)
 
 
 def _line(text: str, job: str | None, key: str) -> int:

@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "sharing/predecessors.h"
 #include "sharing/start_rules.h"
 
 namespace py = pybind11;
@@ -26,6 +27,10 @@ void bind_sharing(py::module_& module) {
       .def_property_readonly("is_planned", [](const StartRule& rule) { return rule.inputs().plan; })
       .def("enough", &StartRule::enough, py::arg("steps"));
   module.def("lost_starts", &lost, py::arg("jobs"));
+  py::class_<Predecessor>(module, "Predecessor")
+      .def(py::init(&parse_predecessor), py::arg("text"))
+      .def_readonly("name", &Predecessor::name)
+      .def_readonly("must_finish", &Predecessor::must_finish);
 }
 
 }  // namespace torchshare::bindings

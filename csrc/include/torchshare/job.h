@@ -16,7 +16,10 @@ namespace torchshare {
 struct JobSpec {
   std::string name;
   Priority priority = Priority::kSecondary;
-  std::string start = "now";            ///< or "auto", "after:<job>", "step:<k>", or a number of seconds
+  std::string start = "now";  ///< or "auto", "after:<job>", "step:<k>", or a number of seconds
+  /// Jobs of the runtime whose ends it waits for: "<job>" or "any:<job>", any end; "ok:<job>", it must finish. `start`
+  /// applies when they have ended. If one that must finish does not, the job is cancelled.
+  std::vector<std::string> after = {};
   int threads = 1;                      ///< intra-op threads, at least 1
   std::uint64_t seed = 0;               ///< of the job's own random generator
   std::optional<double> steps = {};     ///< of the whole job, if declared
@@ -61,7 +64,7 @@ class Job {
   virtual const JobSpec& spec() const = 0;
   virtual JobState state() const = 0;
   virtual JobStats stats() const = 0;
-  /// Why the job failed; empty unless it did.
+  /// Why the job failed, or was cancelled before its start; empty unless it did, or a user cancelled it.
   virtual std::string error() const = 0;
 
   // From any thread. Each takes effect within one op.
