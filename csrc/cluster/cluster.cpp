@@ -187,6 +187,8 @@ void Cluster::arrive(JobId job, Rank rank) {
   if (jobs_[job].phase == JobPhase::kHeld) {
     settle(jobs_[job]);
     std::erase(held_, job);
+  } else {
+    jobs_[job].eligible = now_;
   }
   jobs_[job].since = now_;
   open_deadlines_ += has_deadline(job) ? 1 : 0;
@@ -194,7 +196,7 @@ void Cluster::arrive(JobId job, Rank rank) {
 }
 
 void Cluster::hold(JobId job) {
-  jobs_[job].since = now_;
+  jobs_[job].since = jobs_[job].eligible = now_;
   jobs_[job].phase = JobPhase::kHeld;
   held_.push_back(job);
 }

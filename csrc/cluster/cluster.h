@@ -58,9 +58,10 @@ struct ClusterJob {
   double speed = 0;     ///< work per second; 1: alone, in whole batches
   Seconds started = 0;  ///< time of its last start
   Seconds since = 0;
-  Seconds work_left = 0;     ///< in seconds alone
-  Seconds restart_left = 0;  ///< until work continues
-  Seconds waited = 0;
+  Seconds work_left = 0;             ///< in seconds alone
+  Seconds restart_left = 0;          ///< until work continues
+  Seconds eligible = kNeverVirtual;  ///< when it had arrived and its predecessors had ended
+  Seconds waited = 0;                ///< since it was eligible
   Seconds run = 0;
   Seconds shared = 0;  ///< part of `run` beside a partner
   Seconds ended = kNeverVirtual;
@@ -135,6 +136,7 @@ class Cluster {
 
   // For the simulator and the live scheduler.
   void advance(Seconds now) { now_ = now; }
+  /// Lets a job into the queue, which is eligible from now on.
   void arrive(JobId job, Rank rank);
   /// Keeps a job that arrives out of the queue, until `arrive`.
   void hold(JobId job);

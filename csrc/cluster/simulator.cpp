@@ -11,8 +11,11 @@
 
 namespace torchshare {
 
-Simulator::Simulator(Cluster cluster, std::unique_ptr<ClusterPolicy> policy, bool record_usage)
-    : cluster_(std::move(cluster)), policy_(std::move(policy)), record_usage_(record_usage) {
+Simulator::Simulator(Cluster cluster, std::unique_ptr<ClusterPolicy> policy, const SimulatorOptions& options)
+    : cluster_(std::move(cluster)),
+      policy_(std::move(policy)),
+      dependencies_(options.after, cluster_.jobs()),
+      record_usage_(options.record_usage) {
   for (JobId job = 0; job < cluster_.jobs(); ++job) {
     events_.push({cluster_.job(job).asked.arrival, What::kArrival, job});
   }
@@ -51,8 +54,13 @@ void Simulator::advance(Seconds now) {
 
 bool Simulator::handle(const Event& event, bool changed) {
   if (event.what == What::kArrival) {
+    if (!dependencies_.release(event.job)) {
+      return false;
+    }
     const bool waits = admit(cluster_, *policy_, event.job, changed);
-    ended_ += cluster_.job(event.job).phase == JobPhase::kRejected ? 1 : 0;
+    if (cluster_.job(event.job).phase == JobPhase::kRejected) {
+      count_rejected(event.job);
+    }
     return waits;
   }
   if (event.what == What::kEnd) {
@@ -63,8 +71,26 @@ bool Simulator::handle(const Event& event, bool changed) {
     cluster_.end(event.job);
     deadline_ended_ |= cluster_.has_deadline(event.job);
     ++ended_;
+    for (const JobId next : dependencies_.successors(event.job)) {
+      events_.push({event.time, What::kArrival, next});  // after all ends of this instant, in order with the arrivals
+    }
   }
   return true;
+}
+
+void Simulator::count_rejected(JobId job) {
+  std::vector<JobId> rejected{job};
+  while (!rejected.empty()) {
+    ++ended_;
+    const std::vector<JobId>& successors = dependencies_.successors(rejected.back());
+    rejected.pop_back();
+    for (const JobId next : successors) {
+      if (cluster_.job(next).phase != JobPhase::kRejected) {
+        cluster_.reject(next);
+        rejected.push_back(next);
+      }
+    }
+  }
 }
 
 void Simulator::plan_next() {

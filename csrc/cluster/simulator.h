@@ -7,6 +7,7 @@
 
 #include "cluster/cluster.h"
 #include "cluster/cluster_policy.h"
+#include "cluster/dependencies.h"
 
 namespace torchshare {
 
@@ -18,12 +19,17 @@ struct Usage {
   std::size_t queue;  ///< waiting jobs
 };
 
+struct SimulatorOptions {
+  Predecessors after = {};    ///< of each job; empty: no job waits for another
+  bool record_usage = false;  ///< keep the usage of the cluster after every step
+};
+
 /// Simulates a policy on a workload in virtual time: advances to the next event, lets the policy decide, and schedules
 /// the ends of running jobs. Deterministic. One thread at a time.
 class Simulator {
  public:
-  /// With `record_usage`, keeps the usage of the cluster after every step.
-  Simulator(Cluster cluster, std::unique_ptr<ClusterPolicy> policy, bool record_usage = false);
+  /// Throws std::invalid_argument for options that do not fit the cluster.
+  Simulator(Cluster cluster, std::unique_ptr<ClusterPolicy> policy, const SimulatorOptions& options = {});
 
   /// Advances to the next instant; false if every job has ended or was rejected.
   /// Throws std::logic_error if jobs wait and no event is pending.
@@ -50,10 +56,13 @@ class Simulator {
   void advance(Seconds now);
   /// Returns whether the event changed anything; `changed`: others of this instant have.
   bool handle(const Event& event, bool changed);
+  /// A job that waits for one that was rejected can never start, and is rejected, too.
+  void count_rejected(JobId job);
   void plan_next();
 
   Cluster cluster_;
   std::unique_ptr<ClusterPolicy> policy_;
+  Dependencies dependencies_;
   const bool record_usage_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   Seconds next_look_ = kNeverVirtual;

@@ -430,6 +430,85 @@ def test_pair_edf_loses_fewer_jobs_than_edf_and_policies_without_deadlines(capsy
         assert lost["pair-edf"] < min(lost["edf"], lost["sjf-bsbf"], lost["pair-srsf"]), ratio
 
 
+CHAIN = "job,arrival_s,gpus,duration_s,after\n"
+
+
+def test_a_job_starts_when_those_that_it_waits_for_have_ended(capsys, tmp_path):
+    path = tmp_path / "trace.csv"
+    # `test` waits for a job that comes later in the file; `tune` for a name with a space; `free` for none.
+    rows = "train,0,1,100,\ntest,0,1,50,train clean\nfree,0,1,10,\nclean,5,1,200,\n"
+    rows += "my job,6,1,1,\ntune,7,1,5,my job;train;\n"
+    for ends in ("\n", "\r\n"):
+        path.write_bytes((CHAIN + rows).replace("\n", ends).encode())
+        code, out, _ = run(capsys, "--trace", path, "--policy", "fifo", "--json")
+        assert code == 0
+        (row,) = json.loads(out)["policies"]
+        assert row["avg_jct_s"] == pytest.approx((100 + 255 + 10 + 200 + 1 + 98) / 6)
+        assert row["avg_blocked_s"] == pytest.approx((205 + 93) / 6)
+        assert (row["avg_queue_s"], row["avg_wait_s"]) == (0, row["avg_blocked_s"])
+        assert row["unreached"] == 0
+    code, out, _ = run(capsys, "--trace", path, "--policy", "fifo")
+    assert out.splitlines()[1].split()[-2:] == ["avg", "blocked"]
+    assert out.splitlines()[2].split()[-1] == "50"
+
+
+def test_waiting_counts_from_the_time_a_job_is_eligible():
+    """On one GPU, b waits 100 s for a and then 40 s for c."""
+    trace = replace(
+        random_trace(3), names=["a", "c", "b"], arrival=np.array([0.0, 1.0, 2.0]), gpus=np.full(3, 8, np.int32),
+        duration=np.array([100.0, 40.0, 10.0]), after=[(), (), ("a",)],
+    )  # fmt: skip
+    figures = simulate(case("fifo", trace)).figures
+    assert figures["avg_blocked_s"] == pytest.approx(98 / 3)
+    assert figures["avg_queue_s"] == pytest.approx((99 + 40) / 3)
+    assert figures["avg_wait_s"] == pytest.approx((98 + 99 + 40) / 3)
+    assert figures["avg_jct_s"] == pytest.approx((100 + 139 + 148) / 3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("a,0,1,1,\nb,0,1,1,A\n", "{path}:3: job 'b' waits for 'A', which is not in the trace"),
+        ("a,0,1,1,c b\nb,0,1,1,\n", "{path}:2: job 'a' waits for 'c', which is not in the trace"),
+        ("a,0,1,1,a\n", "{path}: jobs must not wait for each other, got 'a' after 'a'"),
+        ("z,0,1,1,c\na,0,1,1,c\nb,0,1,1,a\nc,0,1,1,b;z2\nz2,0,1,1,\n",
+         "{path}: jobs must not wait for each other, got 'c' after 'b' after 'a' after 'c'"),
+    ],
+)  # fmt: skip
+def test_unknown_predecessors_and_cycles_are_refused(capsys, tmp_path, rows, message):
+    path = tmp_path / "trace.csv"
+    path.write_text(CHAIN + rows)
+    for more in ((), ("--skip-bad-rows",)):
+        code, out, err = run(capsys, "--trace", path, *more)
+        assert (code, out, err) == (2, "", f"torchshare: error: {message.format(path=path)}\n")
+
+
+def test_a_long_cycle_is_shown_in_part(capsys, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(CHAIN + "".join(f"{job},0,1,1,{(job + 1) % 1000}\n" for job in range(1000)))
+    code, _, err = run(capsys, "--trace", path)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert err.endswith("'0' after '1' after '2' after '3' after '4' after '5' after '6' after '7' after '8' after '9' "
+                        "after ... after '0'\n")  # fmt: skip
+
+
+def test_a_job_behind_a_rejected_one_is_counted(capsys, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(
+        "job,arrival_s,gpus,duration_s,deadline_s,after\na,0,1,100,50,\nb,0,1,1,,a\nc,0,1,1,9,b\nd,0,1,1,,\n"
+    )
+    _, out, _ = run(capsys, "--trace", path, "--policy", "edf", "--json")
+    (row,) = json.loads(out)["policies"]
+    assert (row["jobs"], row["rejected"], row["unreached"], row["avg_jct_s"]) == (4, 2, 1, 1)
+
+
+def test_without_dependencies_nothing_is_said_about_them(capsys, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(CHAIN + "a,0,1,100,\nb,0,1,100, \n")
+    _, out, _ = run(capsys, "--trace", path, "--policy", "fifo", "--json")
+    assert not {"avg_blocked_s", "avg_wait_s", "unreached"} & set(json.loads(out)["policies"][0])
+
+
 def test_more_jobs_share_in_sub_batches_than_whole(capsys):
     arguments = ("--trace", "adaptdl:160/1", "--policy", "sjf-ffs,sjf-bsbf,pair-srsf", "--json", "--gpu-memory", 16)
     whole, split, unlimited = (

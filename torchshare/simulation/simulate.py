@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchshare import _core
-from torchshare.simulation.job_trace import LARGEST_SPLIT, Trace
+from torchshare.simulation.job_trace import LARGEST_SPLIT, Trace, predecessors
 from torchshare.simulation.ratios import Ratios
 
 SMALL_JOB_GPUS = 4  # a job with at most so many GPUs counts as small
 _CHUNK = 2_000  # simulated instants between checks for progress and Ctrl-C
 _MAX_SWEEP = 10_000  # values
 _ROUNDING = 1e-9  # of times, relative, as in the simulator
-COUNTS = ("jobs", "preemptions", "deadlines", "accepted", "rejected", "met", "missed")
+COUNTS = ("jobs", "preemptions", "deadlines", "accepted", "rejected", "met", "missed", "unreached")
 """The figures that are counts: those of several traces are added."""
 
 Column = NDArray[np.float64]
@@ -105,7 +105,8 @@ def _known(column: Column | None, default: float, jobs: int) -> Column:
 def simulate(case: Case, progress: Callable[[int], object] = lambda ended: None) -> Outcome:
     """Simulates one case. Calls `progress(number of ended jobs)` regularly, which may raise to stop it."""
     cluster = make_cluster(case.trace, case.ratios, case.setting, case.record)
-    simulator = _core.Simulator(cluster, case.policy, record_usage=case.record)
+    after = predecessors(case.trace)
+    simulator = _core.Simulator(cluster, case.policy, after, record_usage=case.record)
     while simulator.run(_CHUNK):
         progress(simulator.ended)
     progress(simulator.ended)
@@ -117,7 +118,8 @@ def simulate(case: Case, progress: Callable[[int], object] = lambda ended: None)
 def figures_of(case: Case, jobs: dict[str, Column], busy_gpu_seconds: float) -> dict[str, float]:
     """The figures of an outcome, in seconds, except: gpu_utilization, the fraction of GPU time with a job on the GPU,
     from the first arrival to the last end; shared_fraction, the fraction of running time beside a partner; preemptions
-    and jobs, which are counts. Those about completion are of the jobs that have run. See `deadline_figures`."""
+    and jobs, which are counts. avg_queue_s is the wait since a job was eligible. Those about completion are of the jobs
+    that have run. See `deadline_figures` and `dependency_figures`."""
     trace = case.trace
     ran = np.isfinite(jobs["ended"])
     jct = (jobs["ended"] - trace.arrival)[ran]
@@ -137,6 +139,7 @@ def figures_of(case: Case, jobs: dict[str, Column], busy_gpu_seconds: float) -> 
         "shared_fraction": float(jobs["shared"].sum() / jobs["run"].sum()) if ran.any() else 0.0,
         "jobs": len(trace.names),
         **deadline_figures(trace, jobs["ended"]),
+        **dependency_figures(trace, jobs),
     }
 
 
@@ -163,6 +166,23 @@ def deadline_figures(trace: Trace, ended: Column) -> dict[str, float]:
         "missed": int((late > 0).sum()),
         "avg_tardiness_s": _of(np.mean, late),
         "max_tardiness_s": _of(np.max, late),
+    }
+
+
+def dependency_figures(trace: Trace, jobs: dict[str, Column]) -> dict[str, float]:
+    """Empty if no job waits for another. Else the mean time from the arrival of a job until it is eligible, because it
+    has arrived and its predecessors have ended, in seconds, and the mean wait from its arrival, which is that and
+    `avg_queue_s` together; and a count: unreached, jobs without a deadline of their own that never run, because they
+    wait for a rejected one."""
+    if trace.after is None:
+        return {}
+    ran = np.isfinite(jobs["ended"])
+    blocked = (jobs["eligible"] - trace.arrival)[ran]
+    own = np.zeros(len(ran), bool) if trace.deadline is None else np.isfinite(trace.deadline)
+    return {
+        "avg_blocked_s": _of(np.mean, blocked),
+        "avg_wait_s": _of(np.mean, blocked + jobs["waited"][ran]),
+        "unreached": int((~ran & ~own).sum()),
     }
 
 

@@ -10,7 +10,15 @@ from rich.table import Table
 from torchshare.report.trace_events import trace_events
 from torchshare.simulation.simulate import Outcome, swept
 
-_OF_DEADLINES = ("deadlines", "rejected", "missed", "met", "avg_tardiness_s", "max_tardiness_s")
+_IF_KNOWN = {  # further columns, where a row has the figure
+    "deadlines": "deadlines",
+    "rejected": "rejected",
+    "missed": "missed",
+    "met": "met",
+    "avg_tardiness_s": "avg late",
+    "max_tardiness_s": "max late",
+    "avg_blocked_s": "avg blocked",
+}
 BASELINE = "tiresias"  # the policy that the table compares with, if it was simulated
 
 
@@ -39,8 +47,8 @@ def table(rows: list[dict[str, Any]]) -> Table:
         "preempted",
     ):
         lines.add_column(title, justify="right")
-    has_deadlines = any("deadlines" in row for row in rows)
-    for title in ("deadlines", "rejected", "missed", "met", "avg late", "max late") if has_deadlines else ():
+    known = {name: title for name, title in _IF_KNOWN.items() if any(name in row for row in rows)}
+    for title in known.values():
         lines.add_column(title, justify="right")
     for row in rows:
         against = against_baseline(row, rows, varied)
@@ -53,7 +61,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
             f"{row['gpu_utilization']:.0%}",
             f"{row['shared_fraction']:.0%}",
             f"{row['preemptions']:,}",
-            *(f"{row[name]:,.0f}" if name in row else "-" for name in _OF_DEADLINES if has_deadlines),
+            *(f"{row[name]:,.0f}" if name in row else "-" for name in known),
         )
     return lines
 

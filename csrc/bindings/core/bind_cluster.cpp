@@ -79,6 +79,7 @@ py::typing::Dict<py::str, py::array_t<double>> jobs_of(const Simulator& simulato
   const Cluster& cluster = simulator.cluster();
   py::typing::Dict<py::str, py::array_t<double>> jobs;
   jobs["ended"] = per_job(cluster, [](const ClusterJob& job) { return job.ended; });
+  jobs["eligible"] = per_job(cluster, [](const ClusterJob& job) { return job.eligible; });
   jobs["waited"] = per_job(cluster, [](const ClusterJob& job) { return job.waited; });
   jobs["run"] = per_job(cluster, [](const ClusterJob& job) { return job.run; });
   jobs["shared"] = per_job(cluster, [](const ClusterJob& job) { return job.shared; });
@@ -130,6 +131,7 @@ auto event(LiveScheduler::Orders (LiveScheduler::*report)(Arguments...)) {
 
 void bind_cluster(py::module_& module) {
   module.def("cluster_policy_names", &cluster_policy_names);
+  module.def("find_cycle", &find_cycle, py::arg("predecessors"));
   py::class_<ClusterOptions>(module, "ClusterOptions")
       .def(py::init<>())
       .def_readwrite("gpus", &ClusterOptions::gpus)
@@ -145,10 +147,11 @@ void bind_cluster(py::module_& module) {
            py::arg("duration"), py::arg("gpus"), py::arg("memory_gib"), py::arg("model"), py::arg("estimate"),
            py::arg("fixed_memory"), py::arg("fixed_time"), py::arg("sub_batches"), py::arg("deadline"));
   py::class_<Simulator>(module, "Simulator")
-      .def(py::init([](const Cluster& cluster, std::string_view policy, bool record_usage) {
-             return std::make_unique<Simulator>(cluster, make_cluster_policy(policy), record_usage);
+      .def(py::init([](const Cluster& cluster, std::string_view policy, const Predecessors& after, bool record_usage) {
+             return std::make_unique<Simulator>(cluster, make_cluster_policy(policy),
+                                                SimulatorOptions{after, record_usage});
            }),
-           py::arg("cluster"), py::arg("policy"), py::arg("record_usage") = false)
+           py::arg("cluster"), py::arg("policy"), py::arg("after") = Predecessors{}, py::arg("record_usage") = false)
       .def("run", &run, py::arg("instants"))
       .def("jobs", &jobs_of)
       .def("spans", &spans_of)

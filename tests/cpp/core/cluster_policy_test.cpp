@@ -125,6 +125,40 @@ TEST_P(ClusterPolicyContract, ConservesGpusMemoryAndWorkOverAThousandWorkloads) 
   }
 }
 
+TEST_P(ClusterPolicyContract, EveryJobEndsOnceAndStartsAfterItsPredecessors) {
+  for (unsigned seed = 0; seed < 300; ++seed) {
+    std::mt19937_64 random(seed);
+    const ClusterOptions options{
+        .gpus = 8, .gpu_memory_gib = 16, .restart_cost = static_cast<double>(seed % 3) * 10, .record_spans = true};
+    const std::vector<WorkloadJob> workload = random_workload(random, 25, options.gpus, 1);
+    const Predecessors after = random_predecessors(random, workload.size());
+    const Interference interference(1 + static_cast<double>(seed % 11) / 10);
+    Simulator simulator(Cluster(options, interference, workload, durations_of(workload)),
+                        make_cluster_policy(GetParam()), {.after = after});
+    Auditor auditor(simulator.cluster());
+    while (simulator.step()) {
+      auditor.look(simulator.cluster());
+      ASSERT_FALSE(HasFatalFailure()) << "seed " << seed;
+    }
+    std::vector<Seconds> started(workload.size(), kNeverVirtual);
+    for (const Span& span : simulator.cluster().spans()) {
+      started[span.job] = std::min(started[span.job], span.begin);
+    }
+    for (JobId job = 0; job < workload.size(); ++job) {
+      const ClusterJob& entry = simulator.cluster().job(job);
+      ASSERT_EQ(entry.phase, JobPhase::kEnded) << "seed " << seed;
+      ASSERT_NEAR(auditor.done(job), workload[job].duration, 1e-6 * workload[job].duration) << "seed " << seed;
+      Seconds eligible = workload[job].arrival;
+      for (const JobId other : after[job]) {
+        eligible = std::max(eligible, simulator.cluster().job(other).ended);
+      }
+      ASSERT_EQ(entry.eligible, eligible) << "seed " << seed;
+      ASSERT_GE(started[job], eligible) << "seed " << seed;
+      ASSERT_NEAR(entry.waited + entry.run, entry.ended - eligible, 1e-6) << "seed " << seed;
+    }
+  }
+}
+
 TEST_P(ClusterPolicyContract, EqualInputGivesEqualOutput) {
   std::mt19937_64 random(3);
   const std::vector<WorkloadJob> workload = random_workload(random, 200, 16, 1);
