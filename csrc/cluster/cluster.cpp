@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <stdexcept>
 #include <utility>
@@ -23,6 +24,10 @@ constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 Cluster::Cluster(const ClusterOptions& options, const Interference& interference, const std::vector<WorkloadJob>& jobs,
                  const std::vector<Seconds>& estimates)
     : options_(options), interference_(interference), gpus_(options.gpus, options.gpus_per_node) {
+  if (!(options.checkpoint_every > 0)) {
+    throw std::invalid_argument(
+        fmt::format("checkpoints must be more than 0 s of work apart, got {} s", options.checkpoint_every));
+  }
   if (estimates.size() != jobs.size()) {
     throw std::invalid_argument(
         fmt::format("a workload must have one estimate per job, got {} for {} jobs", estimates.size(), jobs.size()));
@@ -160,6 +165,7 @@ void Cluster::start(JobId job, std::vector<GpuId> gpus, int sub_batches) {
   waiting_.erase(entry.kind, entry.rank, job);
   entry.phase = JobPhase::kRunning;
   entry.started = now_;
+  entry.saved_left = entry.work_left;
   entry.place_in_running = running_.size();
   running_.push_back(job);
   entry.gpus = std::move(gpus);
@@ -181,6 +187,17 @@ void Cluster::suspend(JobId job, Rank rank) {
   ClusterJob& entry = jobs_[job];
   ++entry.preemptions;
   enqueue(job, rank);
+}
+
+void Cluster::go_back(JobId job) {
+  ClusterJob& entry = jobs_[job];
+  settle(entry);
+  const Seconds done = entry.saved_left - entry.work_left;
+  const Seconds lost = std::clamp(std::fmod(done, options_.checkpoint_every), 0.0, done);
+  entry.fruitless = lost < done ? 0 : entry.fruitless + 1;
+  entry.work_left += lost;
+  entry.lost_work += lost;
+  ++entry.losses;
 }
 
 void Cluster::arrive(JobId job, Rank rank) {

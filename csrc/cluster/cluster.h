@@ -17,11 +17,12 @@ namespace torchshare {
 struct ClusterOptions {
   int gpus = 64;
   int gpus_per_node = 4;
-  double gpu_memory_gib = 0;     ///< per GPU; 0: memory is ignored
-  Seconds restart_cost = 10;     ///< time that a resumed job holds its GPUs before it makes progress
-  bool durations_known = true;   ///< false: policies know a job's service so far, not its remaining time
-  int largest_split = 8;         ///< maximum number of sub-batches of a sharing job: 1, 2, 4, ..., this
-  bool one_gang_beside = false;  ///< a job of several GPUs shares with at most one other such job
+  double gpu_memory_gib = 0;                 ///< per GPU; 0: memory is ignored
+  Seconds restart_cost = 10;                 ///< time that a resumed job holds its GPUs before it makes progress
+  bool durations_known = true;               ///< false: policies know a job's service so far, not its remaining time
+  int largest_split = 8;                     ///< maximum number of sub-batches of a sharing job: 1, 2, 4, ..., this
+  bool one_gang_beside = false;              ///< a job of several GPUs shares with at most one other such job
+  Seconds checkpoint_every = kNeverVirtual;  ///< work between the checkpoints of a job, after its start
   bool record_spans = false;
 };
 
@@ -59,6 +60,7 @@ struct ClusterJob {
   Seconds started = 0;  ///< time of its last start
   Seconds since = 0;
   Seconds work_left = 0;             ///< in seconds alone
+  Seconds saved_left = 0;            ///< `work_left` at its last start, as of which it can resume
   Seconds restart_left = 0;          ///< until work continues
   Seconds eligible = kNeverVirtual;  ///< when it had arrived and its predecessors had ended
   Seconds waited = 0;                ///< since it was eligible
@@ -66,7 +68,10 @@ struct ClusterJob {
   Seconds shared = 0;  ///< part of `run` beside a partner
   Seconds ended = kNeverVirtual;
   int preemptions = 0;
-  Rank rank;  ///< its position in the queue while it waits
+  int losses = 0;         ///< those preemptions in which it went back
+  int fruitless = 0;      ///< the last of them, without a checkpoint between
+  Seconds lost_work = 0;  ///< that it did and went back before
+  Rank rank;              ///< its position in the queue while it waits
   std::size_t place_in_running = 0;
   WaitingQueue::Kind kind = 0;
 };
@@ -131,6 +136,10 @@ class Cluster {
   void start(JobId job, std::vector<GpuId> gpus, int sub_batches = 1);
   /// Suspends a running job; it waits again, at `rank`. Policies do not suspend pinned jobs.
   void suspend(JobId job, Rank rank);
+
+  /// Takes the work since its last checkpoint back from a running job, which is suspended next. It has a checkpoint as
+  /// of its last start, too.
+  void go_back(JobId job);
 
   const std::vector<Span>& spans() const { return spans_; }
 

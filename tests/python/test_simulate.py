@@ -509,6 +509,107 @@ def test_without_dependencies_nothing_is_said_about_them(capsys, tmp_path):
     assert not {"avg_blocked_s", "avg_wait_s", "unreached"} & set(json.loads(out)["policies"][0])
 
 
+def test_a_gpu_that_leaves_takes_its_job_back_to_the_last_checkpoint(capsys, tmp_path):
+    trace, failures = tmp_path / "trace.csv", tmp_path / "failures.csv"
+    trace.write_text("job,arrival_s,gpus,duration_s\na,0,4,100\nb,0,4,100\n")
+    # a is on the first node, moves to the third at 35, and to what is left of both at 48; GPU 3 is away twice at once.
+    failures.write_text("leaves_s,returns_s,gpu,node\r\n48,,9,\r\n35,45,,0\r\n38,60,3,\r\n")
+    arguments = ("--trace", trace, "--gpus", 12, "--policy", "fifo", "--failures", failures, "--json")
+    (row,) = json.loads(run(capsys, *arguments, "--checkpoint-every", "30s")[1])["policies"]
+    assert row["makespan_s"] == 48 + 10 + 70
+    assert (row["interruptions"], row["preemptions"]) == (2, 0)
+    assert row["lost_gpu_s"] == pytest.approx(4 * (5 + 3))
+    assert row["gpus_away"] == pytest.approx((4 * 10 + 15 + 128 - 48) / (12 * 128))
+    (row,) = json.loads(run(capsys, *arguments)[1])["policies"]
+    assert (row["makespan_s"], row["lost_gpu_s"]) == (48 + 10 + 100, pytest.approx(4 * (35 + 3)))
+
+
+def test_failures_are_drawn_by_their_seed_and_alike_for_all_policies(capsys):
+    arguments = ["--generate", 100, "--gpus", 16, "--json", "--checkpoint-every", "5m"]
+    arguments += ["--mix", "1:1:600:1,4:1:600:1", "--failures", "mtbf=10m,repair=5m,nodes=0.5"]
+    first, again, other = (run(capsys, *arguments, "--seed", seed)[1] for seed in (1, 1, 2))
+    assert first == again != other
+    for row in json.loads(first)["policies"]:
+        assert row["interruptions"] > 0 and row["lost_gpu_s"] > 0
+        assert row["gpus_away"] == pytest.approx(5 / 10 * (0.5 + 0.5 * 4) / 16, rel=0.5)
+
+
+@pytest.mark.parametrize("policy", _core.cluster_policy_names())
+def test_with_dependencies_and_failures_every_job_ends_once(policy):
+    """Beside a simple model: at any time at most two jobs are on a GPU, and none on one that is away."""
+    interrupted = 0
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        trace = random_trace(30, seed)
+        order = random.permutation(30)
+        after = {
+            int(order[place]): int(order[random.integers(place)]) for place in range(1, 30) if random.random() < 0.5
+        }
+        names = [(trace.names[after[job]],) if job in after else () for job in range(30)]
+        outages = [(int(gpu), 1, float(begin), float(begin) + 300) for gpu, begin in
+                   zip(random.integers(8, size=20), random.uniform(0, 5000, 20), strict=True)]  # fmt: skip
+        failing = case(policy, replace(trace, after=names), failures=_core.Failures(outages), checkpoint_every=60.0)
+        outcome = simulate(replace(failing, record=True))
+        assert np.isfinite(outcome.jct).all()
+        ended, spans = outcome.jct + trace.arrival, outcome.spans
+        for job in range(30):
+            mine = [(begin, end) for number, begin, end, _ in spans if number == job]
+            assert max(end for _, end in mine) == pytest.approx(ended[job])
+            assert min(begin for begin, _ in mine) >= (ended[after[job]] if job in after else trace.arrival[job]) - 1e-6
+        for gpu, _, begin, end in outages:
+            assert not [span for span in spans if gpu in span[3] and span[1] < end and begin < span[2]]
+        interrupted += outcome.figures["interruptions"]
+    assert interrupted > 40
+
+
+@pytest.mark.parametrize(
+    ("failures", "message"),
+    [
+        ("mtbf=1h", "--failures must be mtbf=TIME,repair=TIME[,nodes=SHARE] or a CSV file, got mtbf=1h"),
+        ("mtbf=1h,repair=1m,gpus=2", "--failures must be mtbf=TIME"),
+        ("mtbf=1h,repair=1m,mtbf=2h", "--failures must be mtbf=TIME"),
+        ("mtbf=soon,repair=1m", "mtbf of --failures must be a time such as"),
+        ("mtbf=0.5s,repair=1m", "mtbf of --failures must be at least 1 s, got 0.5s"),
+        ("mtbf=1h,repair=1m,nodes=2", "nodes of --failures must be from 0 to 1, got 2"),
+        ("none.csv", "none.csv: No such file or directory"),
+    ],
+)
+def test_failures_that_cannot_be_are_refused(capsys, trace_file, failures, message):
+    code, out, err = run(capsys, "--trace", trace_file, "--failures", failures)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("1,2,3,1", "one of the columns 'gpu' and 'node' must have a number, got gpu '3' and node '1'"),
+        ("1,2,,", "one of the columns 'gpu' and 'node' must have a number, got gpu '' and node ''"),
+        ("1,2,8,", "column 'gpu' must be from 0 to 7, got '8'"),
+        ("1,2,,2", "column 'node' must be from 0 to 1, got '2'"),
+        ("5,5,1,", "column 'returns_s' must be a number > 5, got '5'"),
+        ("-1,5,1,", "column 'leaves_s' must be a number >= 0, got '-1'"),
+    ],
+)
+def test_bad_rows_of_failures_are_refused_with_their_line(capsys, trace_file, tmp_path, row, message):
+    path = tmp_path / "failures.csv"
+    path.write_text(f"leaves_s,returns_s,gpu,node\n1,2,0,\n{row}\n")
+    code, _, err = run(capsys, "--trace", trace_file, "--gpus", 8, "--failures", path)
+    assert (code, err) == (2, f"torchshare: error: {path}:3: {message}\n")
+
+
+def test_a_job_that_failures_keep_from_ending_is_named(capsys, trace_file, tmp_path):
+    path = tmp_path / "failures.csv"
+    path.write_text("leaves_s,returns_s,gpu,node\n0,,7,\n")
+    code, out, err = run(capsys, "--trace", trace_file, "--gpus", 8, "--policy", "fifo", "--failures", path)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "job 'job-" in err and "' waits for ever: it needs 8 GPUs, and 1 of 8 have left and do not return" in err
+    code, _, err = run(capsys, "--trace", trace_file, "--gpus", 8, "--failures", "mtbf=2s,repair=1s")
+    assert code == 2 and "was interrupted 1000 times since its last checkpoint (--failures)" in err
+    code, _, err = run(capsys, "--trace", trace_file, "--checkpoint-every", "5m")
+    assert "--checkpoint-every needs --failures, got --checkpoint-every 5m without it" in err
+
+
 def test_more_jobs_share_in_sub_batches_than_whole(capsys):
     arguments = ("--trace", "adaptdl:160/1", "--policy", "sjf-ffs,sjf-bsbf,pair-srsf", "--json", "--gpu-memory", 16)
     whole, split, unlimited = (

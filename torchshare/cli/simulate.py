@@ -9,13 +9,16 @@ import reprlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torchshare import _core
 from torchshare.cli.outputs import check_figure, check_outputs, print_table, refuse, save_figure, write, write_timeline
 from torchshare.cli.simulation_progress import with_progress
+from torchshare.context.durations import parse_duration
 from torchshare.context.names import escaped
 from torchshare.simulation import tables
 from torchshare.simulation.adaptdl import is_packaged, read_packaged
+from torchshare.simulation.failures import parse_failures
 from torchshare.simulation.generated import (
     MAX_JOBS,
     at_load,
@@ -117,6 +120,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--restart-cost", type=float, default=10, metavar="S", help="seconds to resume a job (default: %(default)s)"
     )
     parser.add_argument(
+        "--failures",
+        metavar="mtbf=TIME,repair=TIME|FILE",
+        help="GPUs leave and return: mean times between two failures of the cluster and until what failed is back, and "
+        "with nodes=SHARE the share of failures that take a node, such as mtbf=6h,repair=30m,nodes=0.2; or a CSV of "
+        "leaves_s,returns_s,gpu,node",
+    )
+    parser.add_argument(
+        "--checkpoint-every",
+        metavar="TIME",
+        help="work of a job between its checkpoints, to which failures take it back (default: none, so that it begins "
+        "again as of its last start)",
+    )
+    parser.add_argument(
         "--estimate-error",
         default="0",
         metavar="SIGMA|none",
@@ -127,7 +143,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="seed of estimates, generated jobs and deadlines (default: %(default)s)",
+        help="seed of estimates, generated jobs, deadlines and failures (default: %(default)s)",
     )
     parser.add_argument(
         "--sweep", metavar="NAME=FROM:TO:STEP", help=f"run for each value of one of {', '.join(Sweep.NAMES)}"
@@ -207,10 +223,25 @@ def _setting(arguments: argparse.Namespace) -> Setting:
         gpus_per_node=arguments.gpus_per_node,
         gpu_memory_gib=arguments.gpu_memory,
         restart_cost=arguments.restart_cost,
+        **_failures(arguments),
         estimate_error=error,
         seed=arguments.seed,
         **{name: value for name, value in given.items() if value is not None},
     )
+
+
+def _failures(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a setting that are about failures."""
+    if arguments.failures is None:
+        _need("--failures", {"--checkpoint-every": arguments.checkpoint_every})
+        return {}
+    failures = parse_failures(arguments.failures, arguments.gpus, arguments.gpus_per_node, arguments.seed)
+    if arguments.checkpoint_every is None:
+        return {"failures": failures}
+    try:
+        return {"failures": failures, "checkpoint_every": parse_duration(arguments.checkpoint_every)}
+    except ValueError as error:
+        raise ValueError(f"--checkpoint-every {error}") from None
 
 
 def _in_range(option: str, value: float, least: float, most: float) -> None:
@@ -345,6 +376,7 @@ def _check_outputs(arguments: argparse.Namespace, cases: list[Case]) -> None:
     check_figure("--plot", arguments.plot)
     traces = [Path(text) for text in arguments.trace or [] if not is_packaged(text)]
     inputs = [*traces, Path(arguments.interference), *([arguments.runtimes] if arguments.runtimes else [])]
+    inputs += [Path(arguments.failures)] if arguments.failures else []
     outputs = {"--plot": arguments.plot, "--report": arguments.report, "--timeline": arguments.timeline}
     check_outputs(outputs, inputs)
     if arguments.timeline is not None and len(cases) > 1:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +25,7 @@ SMALL_JOB_GPUS = 4  # a job with at most so many GPUs counts as small
 _CHUNK = 2_000  # simulated instants between checks for progress and Ctrl-C
 _MAX_SWEEP = 10_000  # values
 _ROUNDING = 1e-9  # of times, relative, as in the simulator
-COUNTS = ("jobs", "preemptions", "deadlines", "accepted", "rejected", "met", "missed", "unreached")
+COUNTS = ("jobs", "preemptions", "deadlines", "accepted", "rejected", "met", "missed", "unreached", "interruptions")
 """The figures that are counts: those of several traces are added."""
 
 Column = NDArray[np.float64]
@@ -43,6 +45,8 @@ class Setting:
     fixed_time: float = 0.05  # alpha / (alpha + beta B): the cost of each further sub-batch / step time
     largest_split: int = LARGEST_SPLIT  # maximum number of sub-batches; 1: only whole batches share
     restart_cost: float = 10.0  # seconds
+    failures: _core.Failures | None = None
+    checkpoint_every: float = math.inf  # seconds of a job's work, after its start
     estimate_error: float | None = 0.0  # sigma of the log-normal error of estimates; None: durations unknown
     seed: int = 0
 
@@ -77,6 +81,7 @@ def make_cluster(trace: Trace, ratios: Ratios, setting: Setting, record_spans: b
     options.gpu_memory_gib = setting.gpu_memory_gib
     options.largest_split = setting.largest_split
     options.restart_cost = setting.restart_cost
+    options.checkpoint_every = setting.checkpoint_every
     options.durations_known = setting.estimate_error is not None
     options.record_spans = record_spans
     jobs = len(trace.names)
@@ -103,15 +108,24 @@ def _known(column: Column | None, default: float, jobs: int) -> Column:
 
 
 def simulate(case: Case, progress: Callable[[int], object] = lambda ended: None) -> Outcome:
-    """Simulates one case. Calls `progress(number of ended jobs)` regularly, which may raise to stop it."""
+    """Simulates one case. Calls `progress(number of ended jobs)` regularly, which may raise to stop it.
+    Raises ValueError for a job that failures keep from ending."""
     cluster = make_cluster(case.trace, case.ratios, case.setting, case.record)
     after = predecessors(case.trace)
-    simulator = _core.Simulator(cluster, case.policy, after, record_usage=case.record)
-    while simulator.run(_CHUNK):
-        progress(simulator.ended)
+    failures = case.setting.failures or _core.Failures()
+    simulator = _core.Simulator(cluster, case.policy, after, failures, record_usage=case.record)
+    try:
+        while simulator.run(_CHUNK):
+            progress(simulator.ended)
+    except RuntimeError as error:
+        job = re.match(r"job (\d+) ", str(error))
+        if job is None:
+            raise
+        raise ValueError(f"job '{case.trace.names[int(job[1])]}' {str(error)[job.end() :]} (--failures)") from None
     progress(simulator.ended)
     jobs = simulator.jobs()
     figures = figures_of(case, jobs, simulator.busy_gpu_seconds)
+    figures |= failure_figures(case, jobs, simulator.away_gpu_seconds)
     return Outcome(case, figures, jobs["ended"] - case.trace.arrival, simulator.spans(), simulator.usage())
 
 
@@ -135,7 +149,7 @@ def figures_of(case: Case, jobs: dict[str, Column], busy_gpu_seconds: float) -> 
         "makespan_s": makespan,
         "avg_queue_s": _of(np.mean, jobs["waited"][ran]),
         "gpu_utilization": busy_gpu_seconds / (makespan * case.setting.gpus) if makespan else 0.0,
-        "preemptions": int(jobs["preemptions"].sum()),
+        "preemptions": int((jobs["preemptions"] - jobs["losses"]).sum()),
         "shared_fraction": float(jobs["shared"].sum() / jobs["run"].sum()) if ran.any() else 0.0,
         "jobs": len(trace.names),
         **deadline_figures(trace, jobs["ended"]),
@@ -183,6 +197,20 @@ def dependency_figures(trace: Trace, jobs: dict[str, Column]) -> dict[str, float
         "avg_blocked_s": _of(np.mean, blocked),
         "avg_wait_s": _of(np.mean, blocked + jobs["waited"][ran]),
         "unreached": int((~ran & ~own).sum()),
+    }
+
+
+def failure_figures(case: Case, jobs: dict[str, Column], away_gpu_seconds: float) -> dict[str, float]:
+    """Empty without failures. Else: interruptions, a count of jobs that were running where a GPU left; lost_gpu_s, the
+    work that they did once more, in GPU-seconds alone; gpus_away, the fraction of GPU time away, until the last end."""
+    if case.setting.failures is None:
+        return {}
+    ran = jobs["ended"][np.isfinite(jobs["ended"])]
+    whole = case.setting.gpus * _of(np.max, ran)
+    return {
+        "interruptions": int(jobs["losses"].sum()),
+        "lost_gpu_s": float((jobs["lost_work"] * case.trace.gpus).sum()),
+        "gpus_away": away_gpu_seconds / whole if whole else 0.0,
     }
 
 

@@ -18,6 +18,8 @@ _IF_KNOWN = {  # further columns, where a row has the figure
     "avg_tardiness_s": "avg late",
     "max_tardiness_s": "max late",
     "avg_blocked_s": "avg blocked",
+    "interruptions": "interrupted",
+    "lost_gpu_s": "lost GPU s",
 }
 BASELINE = "tiresias"  # the policy that the table compares with, if it was simulated
 

@@ -83,6 +83,8 @@ py::typing::Dict<py::str, py::array_t<double>> jobs_of(const Simulator& simulato
   jobs["waited"] = per_job(cluster, [](const ClusterJob& job) { return job.waited; });
   jobs["run"] = per_job(cluster, [](const ClusterJob& job) { return job.run; });
   jobs["shared"] = per_job(cluster, [](const ClusterJob& job) { return job.shared; });
+  jobs["losses"] = per_job(cluster, [](const ClusterJob& job) { return job.losses; });
+  jobs["lost_work"] = per_job(cluster, [](const ClusterJob& job) { return job.lost_work; });
   jobs["preemptions"] = per_job(cluster, [](const ClusterJob& job) { return job.preemptions; });
   return jobs;
 }
@@ -141,23 +143,42 @@ void bind_cluster(py::module_& module) {
       .def_readwrite("durations_known", &ClusterOptions::durations_known)
       .def_readwrite("largest_split", &ClusterOptions::largest_split)
       .def_readwrite("one_gang_beside", &ClusterOptions::one_gang_beside)
+      .def_readwrite("checkpoint_every", &ClusterOptions::checkpoint_every)
       .def_readwrite("record_spans", &ClusterOptions::record_spans);
   py::class_<Cluster>(module, "Cluster")
       .def(py::init(&make_cluster), py::arg("options"), py::arg("models"), py::arg("ratios"), py::arg("arrival"),
            py::arg("duration"), py::arg("gpus"), py::arg("memory_gib"), py::arg("model"), py::arg("estimate"),
            py::arg("fixed_memory"), py::arg("fixed_time"), py::arg("sub_batches"), py::arg("deadline"));
-  py::class_<Simulator>(module, "Simulator")
-      .def(py::init([](const Cluster& cluster, std::string_view policy, const Predecessors& after, bool record_usage) {
-             return std::make_unique<Simulator>(cluster, make_cluster_policy(policy),
-                                                SimulatorOptions{after, record_usage});
+  py::class_<Failures>(module, "Failures")
+      .def(py::init([](const std::vector<std::tuple<GpuId, int, Seconds, Seconds>>& rows) {
+             std::vector<Outage> outages;
+             for (const auto& [first, gpus, begin, end] : rows) {
+               outages.push_back({first, gpus, begin, end});
+             }
+             return Failures(std::move(outages));
            }),
-           py::arg("cluster"), py::arg("policy"), py::arg("after") = Predecessors{}, py::arg("record_usage") = false)
+           py::arg("outages") = std::vector<std::tuple<GpuId, int, Seconds, Seconds>>{})
+      .def(py::init([](Seconds between, Seconds repair, double node_share, int gpus, int per_node, std::uint64_t seed) {
+             return Failures({between, repair, node_share, seed}, gpus, per_node);
+           }),
+           py::arg("between"), py::arg("repair"), py::arg("node_share"), py::arg("gpus"), py::arg("per_node"),
+           py::arg("seed"))
+      .def("__repr__", [](const Failures&) { return "Failures()"; });
+  py::class_<Simulator>(module, "Simulator")
+      .def(py::init([](const Cluster& cluster, std::string_view policy, const Predecessors& after,
+                       const Failures& failures, bool record_usage) {
+             return std::make_unique<Simulator>(cluster, make_cluster_policy(policy),
+                                                SimulatorOptions{after, failures, record_usage});
+           }),
+           py::arg("cluster"), py::arg("policy"), py::arg("after") = Predecessors{}, py::arg("failures") = Failures(),
+           py::arg("record_usage") = false)
       .def("run", &run, py::arg("instants"))
       .def("jobs", &jobs_of)
       .def("spans", &spans_of)
       .def("usage", &usage_of)
       .def_property_readonly("ended", &Simulator::ended)
-      .def_property_readonly("busy_gpu_seconds", &Simulator::busy_gpu_seconds);
+      .def_property_readonly("busy_gpu_seconds", &Simulator::busy_gpu_seconds)
+      .def_property_readonly("away_gpu_seconds", &Simulator::away_gpu_seconds);
   py::class_<LiveScheduler>(module, "LiveScheduler")
       .def(py::init([](const Cluster& cluster, std::string_view policy) {
              return std::make_unique<LiveScheduler>(cluster, make_cluster_policy(policy));
