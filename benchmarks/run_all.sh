@@ -29,4 +29,5 @@ cd "$(dirname "$0")/.."
 "$PY" benchmarks/simulator/live.py
 "$PY" benchmarks/simulator/deadlines.py
 "$PY" benchmarks/simulator/failures.py
+"$PY" benchmarks/simulator/workflows.py
 "$PY" benchmarks/table.py

@@ -272,6 +272,19 @@ def simulator_failures(summary: list[dict[str, Any]]) -> str:
     return table(["policy", *titles], rows)
 
 
+def simulator_workflows(summary: list[dict[str, Any]]) -> str:
+    """Completion times of workflows and jobs, without and with ranking by the critical path."""
+    titles = ["workflows", "load", "ranked by path", "average workflow", "average JCT", "makespan", "preempted"]
+    names = ("avg_workflow_s", "avg_jct_s", "makespan_s")
+    rows = [
+        [row["shape"], str(row["load"]), "yes" if row["rank_by_path"] else "no"]
+        + [f"{row[name]:,.0f}" for name in names]
+        + [f"{row['preemptions']:.1f}"]
+        for row in summary
+    ]
+    return table(titles, rows)
+
+
 def simulator_gavel(rows: list[dict[str, Any]]) -> str:
     policies = ("sjf-ffs", "sjf-bsbf", "srsf", "pair-srsf")
     cells = [
@@ -337,6 +350,7 @@ TABLES = {
     "simulator_live": simulator_live,
     "simulator_deadlines": simulator_deadlines,
     "simulator_failures": simulator_failures,
+    "simulator_workflows": simulator_workflows,
 }
 
 

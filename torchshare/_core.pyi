@@ -215,6 +215,7 @@ class ClusterOptions:
     gpus_per_node: int
     largest_split: int
     one_gang_beside: bool
+    rank_by_path: bool
     record_spans: bool
     restart_cost: float
     def __init__(self) -> None: ...

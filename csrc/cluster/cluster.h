@@ -23,6 +23,7 @@ struct ClusterOptions {
   int largest_split = 8;                     ///< maximum number of sub-batches of a sharing job: 1, 2, 4, ..., this
   bool one_gang_beside = false;              ///< a job of several GPUs shares with at most one other such job
   Seconds checkpoint_every = kNeverVirtual;  ///< work between the checkpoints of a job, after its start
+  bool rank_by_path = false;                 ///< pair-srsf ranks a job with the longest chain of jobs that waits for it
   bool record_spans = false;
 };
 
@@ -103,6 +104,8 @@ class Cluster {
   Seconds run_time(JobId job) const;
   /// The remaining time on all its GPUs, in GPU seconds.
   Seconds remaining_service(JobId job) const { return remaining(job) * jobs_[job].asked.gpus; }
+  /// The estimated GPU-seconds of the longest chain of jobs that waits for its end; 0 unless `set_behind`.
+  double service_behind(JobId job) const { return service_behind_.empty() ? 0 : service_behind_[job]; }
   /// The time at which it ends if nothing changes.
   Seconds ends_at(JobId job) const;
 
@@ -144,6 +147,7 @@ class Cluster {
   const std::vector<Span>& spans() const { return spans_; }
 
   // For the simulator and the live scheduler.
+  void set_behind(std::vector<double> service) { service_behind_ = std::move(service); }
   void advance(Seconds now) { now_ = now; }
   /// Lets a job into the queue, which is eligible from now on.
   void arrive(JobId job, Rank rank);
@@ -202,6 +206,7 @@ class Cluster {
   WaitingQueue waiting_;
   std::vector<JobId> running_;
   std::vector<JobId> held_;
+  std::vector<double> service_behind_;
   std::vector<JobId> changed_;
   std::vector<Span> spans_;
   Seconds now_ = 0;

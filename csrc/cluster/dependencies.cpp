@@ -65,4 +65,28 @@ Dependencies::Dependencies(const Predecessors& predecessors, std::size_t jobs) {
   }
 }
 
+std::vector<double> Dependencies::longest_behind(const std::vector<double>& work) const {
+  std::vector<std::size_t> left = left_;
+  std::vector<JobId> order;  // each after those that it waits for
+  for (JobId job = 0; job < left.size(); ++job) {
+    if (left[job] == 1) {  // its arrival
+      order.push_back(job);
+    }
+  }
+  for (std::size_t place = 0; place < order.size(); ++place) {
+    for (const JobId next : successors(order[place])) {
+      if (--left[next] == 1) {
+        order.push_back(next);
+      }
+    }
+  }
+  std::vector<double> behind(work.size());
+  for (auto job = order.rbegin(); job != order.rend(); ++job) {
+    for (const JobId next : successors(*job)) {
+      behind[*job] = std::max(behind[*job], work[next] + behind[next]);
+    }
+  }
+  return behind;
+}
+
 }  // namespace torchshare

@@ -27,6 +27,9 @@ class Dependencies {
   bool release(JobId job) { return left_.empty() || --left_[job] == 0; }
   /// The jobs that wait for the end of `job`.
   const std::vector<JobId>& successors(JobId job) const { return successors_.empty() ? none_ : successors_[job]; }
+  /// For each job, the greatest sum of `work` over a chain of jobs behind it, without itself. Called before any
+  /// release.
+  std::vector<double> longest_behind(const std::vector<double>& work) const;
 
  private:
   std::vector<std::size_t> left_;

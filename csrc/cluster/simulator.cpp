@@ -30,6 +30,13 @@ Simulator::Simulator(Cluster cluster, std::unique_ptr<ClusterPolicy> policy, con
     throw std::invalid_argument(fmt::format("failures must be of the cluster's {} GPUs, got GPU {}",
                                             cluster_.gpus().count(), failures_.gpus() - 1));
   }
+  if (cluster_.options().rank_by_path) {
+    std::vector<double> work;
+    for (JobId job = 0; job < cluster_.jobs(); ++job) {
+      work.push_back(cluster_.remaining_service(job));
+    }
+    cluster_.set_behind(dependencies_.longest_behind(work));
+  }
   plan_failure();
 }
 

@@ -502,6 +502,19 @@ def test_a_job_behind_a_rejected_one_is_counted(capsys, tmp_path):
     assert (row["jobs"], row["rejected"], row["unreached"], row["avg_jct_s"]) == (4, 2, 1, 1)
 
 
+def test_ranking_by_the_critical_path_changes_pair_srsf_alone(capsys, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(CHAIN + "a,0,8,10,\nb,0,8,100,\nc,0,8,500,a\n")
+    arguments = ("--trace", path, "--gpus", 8, "--policy", "srsf,pair-srsf", "--interference", 2, "--json")
+    without, ranked = (json.loads(run(capsys, *arguments, *more)[1])["policies"] for more in ((), ("--rank-by-path",)))
+    assert [row["avg_jct_s"] for row in without] == [pytest.approx((10 + 110 + 610) / 3)] * 2
+    assert ranked[0] == without[0]
+    assert ranked[1]["avg_jct_s"] == pytest.approx((110 + 100 + 610) / 3)
+    code, _, err = run(capsys, "--trace", "adaptdl:80/1", "--rank-by-path")
+    assert code == 2
+    assert "--rank-by-path needs a --trace with the column after, got --rank-by-path without it" in err
+
+
 def test_without_dependencies_nothing_is_said_about_them(capsys, tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text(CHAIN + "a,0,1,100,\nb,0,1,100, \n")

@@ -103,6 +103,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"all (default), or one of {', '.join(_core.cluster_policy_names())}; repeatable",
     )
     parser.add_argument(
+        "--rank-by-path",
+        action="store_true",
+        help="pair-srsf ranks a job with the longest chain of jobs that waits for it, by the column after of the trace",
+    )
+    parser.add_argument(
         "--interference",
         default="1.1",
         metavar="RATIO|FILE",
@@ -223,6 +228,7 @@ def _setting(arguments: argparse.Namespace) -> Setting:
         gpus_per_node=arguments.gpus_per_node,
         gpu_memory_gib=arguments.gpu_memory,
         restart_cost=arguments.restart_cost,
+        rank_by_path=arguments.rank_by_path,
         **_failures(arguments),
         estimate_error=error,
         seed=arguments.seed,
@@ -336,6 +342,8 @@ def _cases(arguments: argparse.Namespace, setting: Setting, traces: list[list[Tr
         if sweep and sweep.name != "load":
             settings = [sweep.apply(setting, value) for value in sweep.values]
         points = [(arguments.interference, ratios, each) for each in settings]
+    if all(trace.after is None for same_load in traces for trace in same_load):
+        _need("a --trace with the column after", {"--rank-by-path": arguments.rank_by_path or None})
     for _, ratios, _ in points:
         for same_load in traces:
             for trace in same_load:

@@ -45,6 +45,7 @@ class Setting:
     fixed_time: float = 0.05  # alpha / (alpha + beta B): the cost of each further sub-batch / step time
     largest_split: int = LARGEST_SPLIT  # maximum number of sub-batches; 1: only whole batches share
     restart_cost: float = 10.0  # seconds
+    rank_by_path: bool = False  # pair-srsf ranks a job with the longest chain of jobs that waits for it
     failures: _core.Failures | None = None
     checkpoint_every: float = math.inf  # seconds of a job's work, after its start
     estimate_error: float | None = 0.0  # sigma of the log-normal error of estimates; None: durations unknown
@@ -81,6 +82,7 @@ def make_cluster(trace: Trace, ratios: Ratios, setting: Setting, record_spans: b
     options.gpu_memory_gib = setting.gpu_memory_gib
     options.largest_split = setting.largest_split
     options.restart_cost = setting.restart_cost
+    options.rank_by_path = setting.rank_by_path
     options.checkpoint_every = setting.checkpoint_every
     options.durations_known = setting.estimate_error is not None
     options.record_spans = record_spans

@@ -143,6 +143,7 @@ void bind_cluster(py::module_& module) {
       .def_readwrite("durations_known", &ClusterOptions::durations_known)
       .def_readwrite("largest_split", &ClusterOptions::largest_split)
       .def_readwrite("one_gang_beside", &ClusterOptions::one_gang_beside)
+      .def_readwrite("rank_by_path", &ClusterOptions::rank_by_path)
       .def_readwrite("checkpoint_every", &ClusterOptions::checkpoint_every)
       .def_readwrite("record_spans", &ClusterOptions::record_spans);
   py::class_<Cluster>(module, "Cluster")

@@ -105,6 +105,46 @@ TEST(Dependencies, FindsACycleExactlyIfThereIsNoOrder) {
   EXPECT_LT(cycles, 4000);
 }
 
+TEST(Dependencies, TheLongestChainBehindAJobIsThatOfAllPaths) {
+  for (unsigned seed = 0; seed < 500; ++seed) {
+    std::mt19937_64 random(seed);
+    const Predecessors after = random_predecessors(random, 1 + seed % 12);
+    std::vector<double> work;
+    for (std::size_t job = 0; job < after.size(); ++job) {
+      work.push_back(1 + static_cast<double>(random() % 100));
+    }
+    const Dependencies dependencies(after, after.size());
+    const std::vector<double> behind = dependencies.longest_behind(work);
+    const auto longest = [&](const auto& self, JobId job) -> double {
+      double most = 0;
+      for (const JobId next : dependencies.successors(job)) {
+        most = std::max(most, work[next] + self(self, next));
+      }
+      return most;
+    };
+    for (JobId job = 0; job < after.size(); ++job) {
+      ASSERT_EQ(behind[job], longest(longest, job)) << "seed " << seed;
+    }
+  }
+}
+
+TEST(Dependencies, PairSrsfRanksByTheWorkOfTheCriticalPathIfToldSo) {
+  // The first is short, but 500 s of work wait for it.
+  const std::vector<WorkloadJob> workload{{.duration = 10}, {.duration = 100}, {.duration = 500}};
+  const Predecessors after{{}, {}, {0}};
+  for (const bool by_path : {false, true}) {
+    const ClusterOptions options{.gpus = 1, .gpus_per_node = 1, .rank_by_path = by_path};
+    const Interference never(Interference::kNeverShares);
+    Simulator simulator(Cluster(options, never, workload, durations_of(workload)), make_cluster_policy("pair-srsf"),
+                        {.after = after});
+    while (simulator.step()) {
+    }
+    EXPECT_EQ(simulator.cluster().job(0).ended, by_path ? 110 : 10);
+    EXPECT_EQ(simulator.cluster().job(1).ended, by_path ? 100 : 110);
+    EXPECT_EQ(simulator.cluster().job(2).ended, 610);
+  }
+}
+
 TEST(Dependencies, AChainOfAMillionJobsHasNoCycle) {
   Predecessors after(1'000'000);
   for (JobId job = 1; job < after.size(); ++job) {
