@@ -210,6 +210,7 @@ class QueuePlan:
 class ClusterOptions:
     checkpoint_every: float
     durations_known: bool
+    fair_half_life: float
     gpu_memory_gib: float
     gpus: int
     gpus_per_node: int
@@ -236,6 +237,7 @@ class Cluster:
         fixed_time: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
         sub_batches: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
         deadline: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+        user: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
     ) -> None: ...
 
 class Failures:

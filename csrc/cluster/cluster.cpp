@@ -36,6 +36,13 @@ Cluster::Cluster(const ClusterOptions& options, const Interference& interference
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     add(jobs[i], estimates[i]);
   }
+  if (options.fair_half_life != 0) {
+    int last = 0;
+    for (const WorkloadJob& job : jobs) {
+      last = std::max(last, job.user);
+    }
+    users_.emplace(options.fair_half_life, static_cast<std::size_t>(last) + 1);
+  }
 }
 
 JobId Cluster::add(const WorkloadJob& job, Seconds estimate) {
@@ -54,6 +61,9 @@ WaitingQueue::Kind Cluster::kind_of(WorkloadJob job) {
     job.split = {};
   }
   job.split.most = std::min(job.split.most, options_.largest_split);
+  if (options_.fair_half_life == 0) {
+    job.user = 0;
+  }
   return waiting_.kind_of(job);
 }
 
@@ -70,6 +80,9 @@ void Cluster::check(const WorkloadJob& job, Seconds estimate, std::size_t index)
     throw std::invalid_argument(
         fmt::format("job {} must fit the cluster, got {} GPUs with {} GiB; the cluster has {} with {} GiB", index,
                     job.gpus, job.memory_gib, gpus_.count(), memory));
+  }
+  if (job.user < 0) {
+    throw std::invalid_argument(fmt::format("job {}: user must be >= 0, got {}", index, job.user));
   }
   if (!(job.deadline > 0)) {
     throw std::invalid_argument(fmt::format("job {}: deadline must be > 0, got {} s", index, job.deadline));
@@ -241,11 +254,27 @@ void Cluster::trust_estimates() {
   }
 }
 
+void Cluster::count_use(Seconds passed) {
+  std::vector<double> gpus(users_->users());
+  std::vector<double> gib(users_->users());
+  for (const JobId job : running_) {
+    const ClusterJob& entry = jobs_[job];
+    gpus[user_of(job)] += entry.asked.gpus - entry.shared_gpus / 2.0;  // of a GPU with two jobs, each has half
+    gib[user_of(job)] += memory(entry, entry.sub_batches) * entry.asked.gpus;
+  }
+  const double all_gib = options_.gpu_memory_gib == 0 ? kUnlimited : options_.gpu_memory_gib * gpus_.count();
+  for (std::size_t user = 0; user < gpus.size(); ++user) {
+    gpus[user] = std::max(gpus[user] / gpus_.count(), gib[user] / all_gib);
+  }
+  users_->advance(passed, gpus);
+}
+
 void Cluster::enqueue(JobId job, Rank rank) {
   ClusterJob& entry = jobs_[job];
   entry.phase = JobPhase::kWaiting;
   entry.rank = rank;
   entry.rank.priority = entry.asked.priority;
+  entry.rank.user = 0;  // the queue knows the place of its user, which changes
   waiting_.insert(entry.kind, entry.rank, job);
 }
 

@@ -8,6 +8,7 @@
 
 #include "cluster/gpus.h"
 #include "cluster/interference.h"
+#include "cluster/user_shares.h"
 #include "cluster/waiting_queue.h"
 #include "cluster/workload_job.h"
 #include "planner/pair_splits.h"
@@ -24,6 +25,7 @@ struct ClusterOptions {
   bool one_gang_beside = false;              ///< a job of several GPUs shares with at most one other such job
   Seconds checkpoint_every = kNeverVirtual;  ///< work between the checkpoints of a job, after its start
   bool rank_by_path = false;                 ///< pair-srsf ranks a job with the longest chain of jobs that waits for it
+  Seconds fair_half_life = 0;                ///< of the use by which users come first; 0: all users are one
   bool record_spans = false;
 };
 
@@ -117,6 +119,16 @@ class Cluster {
   /// The number of jobs with a deadline that wait or run.
   int open_deadlines() const { return open_deadlines_; }
 
+  /// The place of a job's user in the order of users, the one with the least use first; 0 if all are one.
+  int user_place(JobId job) const {
+    return places_.empty() ? 0 : places_[static_cast<std::size_t>(jobs_[job].asked.user)];
+  }
+  /// Whether the user of `job` has had so much more than that of `other` that it must make room. A factor of two, so
+  /// that users do not suspend each other's jobs in turn.
+  bool user_has_had_more(JobId job, JobId other) const {
+    return users_->use(user_of(job)) > 2 * users_->use(user_of(other));
+  }
+
   int models() const { return interference_.models(); }
   /// The interference ratio of `job` beside `partner`.
   double ratio(JobId job, JobId partner) const {
@@ -148,7 +160,19 @@ class Cluster {
 
   // For the simulator and the live scheduler.
   void set_behind(std::vector<double> service) { service_behind_ = std::move(service); }
-  void advance(Seconds now) { now_ = now; }
+  void advance(Seconds now) {
+    if (users_) {
+      count_use(now - now_);
+    }
+    now_ = now;
+  }
+  /// Before the policy decides: puts users in the order of their use.
+  void order_users() {
+    if (users_) {
+      places_ = users_->places();
+      waiting_.set_places(places_);
+    }
+  }
   /// Lets a job into the queue, which is eligible from now on.
   void arrive(JobId job, Rank rank);
   /// Keeps a job that arrives out of the queue, until `arrive`.
@@ -184,6 +208,8 @@ class Cluster {
 
   void check(const WorkloadJob& job, Seconds estimate, std::size_t index) const;
   WaitingQueue::Kind kind_of(WorkloadJob job);
+  std::size_t user_of(JobId job) const { return static_cast<std::size_t>(jobs_[job].asked.user); }
+  void count_use(Seconds passed);
   void enqueue(JobId job, Rank rank);
   void settle(ClusterJob& job);
   void leave(JobId job);
@@ -204,6 +230,8 @@ class Cluster {
   std::vector<ClusterJob> jobs_;
   Gpus gpus_;
   WaitingQueue waiting_;
+  std::optional<UserShares> users_;
+  std::vector<int> places_;  // of users, as of the last decision
   std::vector<JobId> running_;
   std::vector<JobId> held_;
   std::vector<double> service_behind_;

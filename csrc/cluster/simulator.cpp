@@ -65,6 +65,7 @@ bool Simulator::step() {
     admit_held(cluster_, *policy_);
   }
   if (changed) {
+    cluster_.order_users();
     policy_->schedule(cluster_);
     plan_next();
   }

@@ -23,6 +23,7 @@ from torchshare import _core
 from torchshare.__main__ import main
 from torchshare.cluster.page import write_queue
 from torchshare.report import numbers
+from torchshare.simulation import tables
 from torchshare.simulation.generated import at_load, generate, parse_mix, with_deadlines
 from torchshare.simulation.job_trace import Limits, Trace
 from torchshare.simulation.ratios import uniform
@@ -621,6 +622,64 @@ def test_a_job_that_failures_keep_from_ending_is_named(capsys, trace_file, tmp_p
     assert code == 2 and "was interrupted 1000 times since its last checkpoint (--failures)" in err
     code, _, err = run(capsys, "--trace", trace_file, "--checkpoint-every", "5m")
     assert "--checkpoint-every needs --failures, got --checkpoint-every 5m without it" in err
+
+
+def test_users_have_their_gpu_seconds_and_those_with_least_come_first(capsys, tmp_path):
+    """Jobs without a user are of one without a name."""
+    path = tmp_path / "trace.csv"
+    rows = "a,0,8,100, Ann\nb,0,8,100,Ann\nc,50,8,100,[b]ann\nd,60,4,10,\n"
+    path.write_text("job,arrival_s,gpus,duration_s,user\n" + rows)
+    arguments = ("--trace", path, "--gpus", 8, "--policy", "fifo")
+    without, fair = (
+        json.loads(run(capsys, *arguments, "--json", *more)[1])["policies"][0] for more in ((), ("--fair-users", "12h"))
+    )
+    assert without["user_gpu_s"] == fair["user_gpu_s"] == {"": 40, "Ann": 1600, "[b]ann": 800}
+    assert without["avg_jct_s"] == pytest.approx((100 + 200 + 250 + 250) / 4)
+    assert fair["avg_jct_s"] == pytest.approx((100 + 310 + 160 + 50) / 4)
+    _, out, _ = run(capsys, *arguments)
+    table = [line.split() for line in out.splitlines()[-4:]]
+    assert table == [["GPU-hours", "fifo"], ["Ann", "0.4"], ["[b]ann", "0.2"], ["(none)", "0.0"]]
+
+
+def test_the_table_of_users_has_those_with_most():
+    trace = replace(random_trace(60), users=[f"u{job}" for job in range(60)])
+    (row,) = summarize([simulate(case("fifo", trace))])
+    shown = tables.users([row])
+    first, *_, last = shown.columns[0].cells
+    assert (shown.row_count, last) == (21, "40 others")
+    assert row["user_gpu_s"][first] == max(row["user_gpu_s"].values())
+    hours = sum(float(cell.replace(",", "")) for cell in shown.columns[1].cells)
+    assert hours == pytest.approx(sum(row["user_gpu_s"].values()) / 3600, abs=21 * 0.05)
+
+
+def test_names_that_differ_in_case_are_two_users(capsys, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"job,arrival_s,gpus,duration_s,user\r\na,0,1,100,Ann\r\nb,0,2,100,ann\r\n")
+    (row,) = json.loads(run(capsys, "--trace", path, "--policy", "fifo", "--json")[1])["policies"]
+    assert row["user_gpu_s"] == {"Ann": 100, "ann": 200}
+
+
+def test_gpu_seconds_of_users_are_those_of_all_jobs():
+    random = np.random.default_rng(0)
+    users = [f"user {number}" for number in random.integers(5, size=100)]
+    trace = replace(random_trace(100), users=users)
+    for policy in _core.cluster_policy_names():
+        outcome = simulate(case(policy, trace, fair_half_life=3600.0))
+        assert np.isfinite(outcome.jct).all()
+        alone = (trace.duration * trace.gpus).sum()
+        used = sum(outcome.user_gpu_s.values())
+        assert used == pytest.approx(alone) if policy in ("fifo", "fifo-backfill", "sjf") else used >= alone - 1e-6
+
+
+def test_users_are_fair_only_with_their_column_and_a_time(capsys, trace_file):
+    code, _, err = run(capsys, "--trace", trace_file, "--fair-users", "12h")
+    assert code == 2
+    assert "--fair-users needs a --trace with the column user, got --fair-users 12h without it" in err
+    code, _, err = run(capsys, "--trace", trace_file, "--fair-users", "often")
+    assert code == 2
+    assert "--fair-users must be a time such as" in err
+    _, out, _ = run(capsys, "--trace", trace_file, "--policy", "fifo", "--json")
+    assert "user_gpu_s" not in json.loads(out)["policies"][0]
 
 
 def test_more_jobs_share_in_sub_batches_than_whole(capsys):

@@ -103,6 +103,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"all (default), or one of {', '.join(_core.cluster_policy_names())}; repeatable",
     )
     parser.add_argument(
+        "--fair-users",
+        metavar="HALF-LIFE",
+        help="users, by the column user of the trace, come first who have had least of the cluster, GPUs or memory; "
+        "what they had one half-life ago, such as 12h, counts half",
+    )
+    parser.add_argument(
         "--rank-by-path",
         action="store_true",
         help="pair-srsf ranks a job with the longest chain of jobs that waits for it, by the column after of the trace",
@@ -177,6 +183,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"policies": rows}, indent=2))
     else:
         print_table(tables.table(rows))
+        if any("user_gpu_s" in row for row in rows):
+            print_table(tables.users(rows))
     status = 0
     if arguments.plot is not None:
         from torchshare.simulation import plots  # slow to import
@@ -229,6 +237,7 @@ def _setting(arguments: argparse.Namespace) -> Setting:
         gpu_memory_gib=arguments.gpu_memory,
         restart_cost=arguments.restart_cost,
         rank_by_path=arguments.rank_by_path,
+        fair_half_life=_time("--fair-users", arguments.fair_users) if arguments.fair_users else 0.0,
         **_failures(arguments),
         estimate_error=error,
         seed=arguments.seed,
@@ -244,10 +253,14 @@ def _failures(arguments: argparse.Namespace) -> dict[str, Any]:
     failures = parse_failures(arguments.failures, arguments.gpus, arguments.gpus_per_node, arguments.seed)
     if arguments.checkpoint_every is None:
         return {"failures": failures}
+    return {"failures": failures, "checkpoint_every": _time("--checkpoint-every", arguments.checkpoint_every)}
+
+
+def _time(option: str, text: str) -> float:
     try:
-        return {"failures": failures, "checkpoint_every": parse_duration(arguments.checkpoint_every)}
+        return parse_duration(text)
     except ValueError as error:
-        raise ValueError(f"--checkpoint-every {error}") from None
+        raise ValueError(f"{option} {error}") from None
 
 
 def _in_range(option: str, value: float, least: float, most: float) -> None:
@@ -344,6 +357,8 @@ def _cases(arguments: argparse.Namespace, setting: Setting, traces: list[list[Tr
         points = [(arguments.interference, ratios, each) for each in settings]
     if all(trace.after is None for same_load in traces for trace in same_load):
         _need("a --trace with the column after", {"--rank-by-path": arguments.rank_by_path or None})
+    if all(trace.users is None for same_load in traces for trace in same_load):
+        _need("a --trace with the column user", {"--fair-users": arguments.fair_users})
     for _, ratios, _ in points:
         for same_load in traces:
             for trace in same_load:

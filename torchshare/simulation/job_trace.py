@@ -44,6 +44,7 @@ class Trace:
     sub_batches: NDArray[np.int32] | None = None  # their maximum number
     deadline: Column | None = None  # seconds after its arrival, infinite without one; None: no job has one
     after: list[tuple[str, ...]] | None = None  # the jobs whose ends it waits for; None: no job waits for another
+    users: list[str] | None = None  # whose job it is; "": not known; None: of no job
     bad_rows: list[str] = field(default_factory=list)  # error messages of the skipped rows
     load: float | None = None  # GPU time of the jobs / of the cluster while they arrive, if generated for this load
     left_out: float = 0.0  # share of the jobs that were to be generated, but do not fit the cluster
@@ -75,6 +76,7 @@ class TraceJob(NamedTuple):
     sub_batches: int = LARGEST_SPLIT
     deadline: float = math.inf
     after: tuple[str, ...] = ()
+    user: str = ""
 
 
 class BadValue(ValueError):
@@ -161,6 +163,7 @@ def _plain(row: Row, line: int) -> TraceJob:
         model=row.optional("model"),
         deadline=row.number("deadline_s", above=0, default=math.inf),
         after=_names_in(row.optional("after")),
+        user=row.optional("user"),
     )
     if row.has_any("memory_fixed_gib", "memory_per_row_gib"):
         if job.memory_gib > 0:
@@ -252,6 +255,7 @@ def trace_of(
     # A trace may have millions of rows: columns of numbers take a tenth of an object per job.
     names: dict[str, None] = {}  # in order
     models: list[str] = []
+    users: list[str] = []
     arrival, duration, memory_gib, gpus = array("d"), array("d"), array("d"), array("i")
     fixed_memory, fixed_time, sub_batches, deadline = array("d"), array("d"), array("i"), array("d")
     after: dict[str, tuple[int, tuple[str, ...]]] = {}  # line and predecessors, of the jobs that have any
@@ -267,6 +271,7 @@ def trace_of(
         else:
             names[job.name] = None
             models.append(sys.intern(job.model))
+            users.append(sys.intern(job.user))
             arrival.append(job.arrival)
             duration.append(job.duration)
             gpus.append(job.gpus)
@@ -296,6 +301,7 @@ def trace_of(
         sub_batches=np.array(sub_batches, dtype=np.int32),
         deadline=np.array(deadline) if min(deadline) < math.inf else None,
         after=[after[name][1] if name in after else () for name in names] if after else None,
+        users=users if any(users) else None,
         bad_rows=bad,
     )
     _check_for_cycles(trace)
@@ -332,7 +338,8 @@ def pick(trace: Trace, jobs: NDArray[np.intp]) -> Trace:
     }
     names, models = ([texts[job] for job in jobs] for texts in (trace.names, trace.models))
     after = None if trace.after is None else [trace.after[job] for job in jobs]
-    return replace(trace, names=names, models=models, after=after, **picked)
+    users = None if trace.users is None else [trace.users[job] for job in jobs]
+    return replace(trace, names=names, models=models, after=after, users=users, **picked)
 
 
 def _format(kind: str, runtimes: Path | None) -> Format:

@@ -10,7 +10,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -46,6 +46,7 @@ class Setting:
     largest_split: int = LARGEST_SPLIT  # maximum number of sub-batches; 1: only whole batches share
     restart_cost: float = 10.0  # seconds
     rank_by_path: bool = False  # pair-srsf ranks a job with the longest chain of jobs that waits for it
+    fair_half_life: float = 0.0  # seconds, of the use by which users come first; 0: all users are one
     failures: _core.Failures | None = None
     checkpoint_every: float = math.inf  # seconds of a job's work, after its start
     estimate_error: float | None = 0.0  # sigma of the log-normal error of estimates; None: durations unknown
@@ -73,6 +74,7 @@ class Outcome:
     jct: Column  # infinite for a job that was rejected
     spans: list[Span]
     usage: list[Usage]
+    user_gpu_s: dict[str, float] = field(default_factory=dict)  # GPU-seconds of each user; empty without users
 
 
 def make_cluster(trace: Trace, ratios: Ratios, setting: Setting, record_spans: bool = False) -> _core.Cluster:
@@ -83,6 +85,7 @@ def make_cluster(trace: Trace, ratios: Ratios, setting: Setting, record_spans: b
     options.largest_split = setting.largest_split
     options.restart_cost = setting.restart_cost
     options.rank_by_path = setting.rank_by_path
+    options.fair_half_life = setting.fair_half_life
     options.checkpoint_every = setting.checkpoint_every
     options.durations_known = setting.estimate_error is not None
     options.record_spans = record_spans
@@ -102,6 +105,7 @@ def make_cluster(trace: Trace, ratios: Ratios, setting: Setting, record_spans: b
         fixed_time=_known(trace.fixed_time, setting.fixed_time, jobs),
         sub_batches=np.full(jobs, LARGEST_SPLIT) if trace.sub_batches is None else trace.sub_batches,
         deadline=np.full(jobs, np.inf) if trace.deadline is None else trace.deadline,
+        user=np.zeros(jobs, np.int32) if trace.users is None else np.unique(trace.users, return_inverse=True)[1],
     )
 
 
@@ -128,7 +132,8 @@ def simulate(case: Case, progress: Callable[[int], object] = lambda ended: None)
     jobs = simulator.jobs()
     figures = figures_of(case, jobs, simulator.busy_gpu_seconds)
     figures |= failure_figures(case, jobs, simulator.away_gpu_seconds)
-    return Outcome(case, figures, jobs["ended"] - case.trace.arrival, simulator.spans(), simulator.usage())
+    jct = jobs["ended"] - case.trace.arrival
+    return Outcome(case, figures, jct, simulator.spans(), simulator.usage(), user_gpu_seconds(case.trace, jobs))
 
 
 def figures_of(case: Case, jobs: dict[str, Column], busy_gpu_seconds: float) -> dict[str, float]:
@@ -200,6 +205,14 @@ def dependency_figures(trace: Trace, jobs: dict[str, Column]) -> dict[str, float
         "avg_wait_s": _of(np.mean, blocked + jobs["waited"][ran]),
         "unreached": int((~ran & ~own).sum()),
     }
+
+
+def user_gpu_seconds(trace: Trace, jobs: dict[str, Column]) -> dict[str, float]:
+    """The GPU-seconds in which the jobs of each user ran, in order of names; two jobs on one GPU count both."""
+    if trace.users is None:
+        return {}
+    names, user = np.unique(trace.users, return_inverse=True)
+    return dict(zip(map(str, names), np.bincount(user, jobs["run"] * trace.gpus).tolist(), strict=True))
 
 
 def failure_figures(case: Case, jobs: dict[str, Column], away_gpu_seconds: float) -> dict[str, float]:
@@ -276,6 +289,9 @@ def summarize(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
             row[name] = sum(values) if name in COUNTS else float(np.mean(values))
             if len(same) > 1:
                 row[f"{name}_spread"] = [min(values), max(values)]
+        users = sorted({user for outcome in same for user in outcome.user_gpu_s})
+        if users:
+            row["user_gpu_s"] = {user: sum(each.user_gpu_s.get(user, 0.0) for each in same) for user in users}
         rows.append(row)
     return rows
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from torchshare.context.names import escaped
 from torchshare.report.trace_events import trace_events
 from torchshare.simulation.simulate import Outcome, swept
 
@@ -21,6 +22,7 @@ _IF_KNOWN = {  # further columns, where a row has the figure
     "interruptions": "interrupted",
     "lost_gpu_s": "lost GPU s",
 }
+_MOST_USERS = 20  # in the table
 BASELINE = "tiresias"  # the policy that the table compares with, if it was simulated
 
 
@@ -65,6 +67,29 @@ def table(rows: list[dict[str, Any]]) -> Table:
             f"{row['preemptions']:,}",
             *(f"{row[name]:,.0f}" if name in row else "-" for name in known),
         )
+    return lines
+
+
+def users(rows: list[dict[str, Any]]) -> Table:
+    """The GPU-hours of the users, those with most first, one column per row of `summarize`."""
+    used = [row for row in rows if "user_gpu_s" in row]
+    varied = swept(rows)
+    total = {user: sum(row["user_gpu_s"].get(user, 0.0) for row in used) for row in used for user in row["user_gpu_s"]}
+    most = sorted(total, key=lambda user: (-total[user], user))
+    shown, others = most[:_MOST_USERS], most[_MOST_USERS:]
+    lines = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    lines.add_column("GPU-hours")
+    for row in used:
+        lines.add_column(" ".join([row["policy"], *(str(row[name]) for name in varied)]), justify="right")
+
+    def add(name: str, names: list[str]) -> None:
+        hours = (sum(row["user_gpu_s"].get(each, 0.0) for each in names) / 3600 for row in used)
+        lines.add_row(escaped(name), *(f"{each:,.1f}" for each in hours))
+
+    for user in shown:
+        add(user or "(none)", [user])
+    if others:
+        add(f"{len(others)} others", others)
     return lines
 
 

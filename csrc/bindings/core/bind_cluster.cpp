@@ -20,11 +20,11 @@ std::vector<WorkloadJob> make_workload(const Column<double>& arrival, const Colu
                                        const Column<int>& gpus, const Column<double>& memory_gib,
                                        const Column<int>& model, const Column<double>& fixed_memory,
                                        const Column<double>& fixed_time, const Column<int>& sub_batches,
-                                       const Column<double>& deadline) {
+                                       const Column<double>& deadline, const Column<int>& user) {
   const py::ssize_t size = arrival.size();
   if (duration.size() != size || gpus.size() != size || memory_gib.size() != size || model.size() != size ||
       fixed_memory.size() != size || fixed_time.size() != size || sub_batches.size() != size ||
-      deadline.size() != size) {
+      deadline.size() != size || user.size() != size) {
     throw std::invalid_argument("the columns of a workload must have equal lengths");
   }
   std::vector<WorkloadJob> workload;
@@ -37,7 +37,8 @@ std::vector<WorkloadJob> make_workload(const Column<double>& arrival, const Colu
                         .memory_gib = memory_gib.at(i),
                         .model = model.at(i),
                         .split = split,
-                        .deadline = deadline.at(i)});
+                        .deadline = deadline.at(i),
+                        .user = user.at(i)});
   }
   return workload;
 }
@@ -47,12 +48,13 @@ std::unique_ptr<Cluster> make_cluster(const ClusterOptions& options, int models,
                                       const Column<int>& gpus, const Column<double>& memory_gib,
                                       const Column<int>& model, const Column<double>& estimate,
                                       const Column<double>& fixed_memory, const Column<double>& fixed_time,
-                                      const Column<int>& sub_batches, const Column<double>& deadline) {
+                                      const Column<int>& sub_batches, const Column<double>& deadline,
+                                      const Column<int>& user) {
   Interference interference =
       models == 1 && ratios.size() == 1 ? Interference(ratios[0]) : Interference(models, ratios);
   return std::make_unique<Cluster>(
       options, std::move(interference),
-      make_workload(arrival, duration, gpus, memory_gib, model, fixed_memory, fixed_time, sub_batches, deadline),
+      make_workload(arrival, duration, gpus, memory_gib, model, fixed_memory, fixed_time, sub_batches, deadline, user),
       std::vector<Seconds>(estimate.data(), estimate.data() + estimate.size()));
 }
 
@@ -143,13 +145,15 @@ void bind_cluster(py::module_& module) {
       .def_readwrite("durations_known", &ClusterOptions::durations_known)
       .def_readwrite("largest_split", &ClusterOptions::largest_split)
       .def_readwrite("one_gang_beside", &ClusterOptions::one_gang_beside)
+      .def_readwrite("fair_half_life", &ClusterOptions::fair_half_life)
       .def_readwrite("rank_by_path", &ClusterOptions::rank_by_path)
       .def_readwrite("checkpoint_every", &ClusterOptions::checkpoint_every)
       .def_readwrite("record_spans", &ClusterOptions::record_spans);
   py::class_<Cluster>(module, "Cluster")
       .def(py::init(&make_cluster), py::arg("options"), py::arg("models"), py::arg("ratios"), py::arg("arrival"),
            py::arg("duration"), py::arg("gpus"), py::arg("memory_gib"), py::arg("model"), py::arg("estimate"),
-           py::arg("fixed_memory"), py::arg("fixed_time"), py::arg("sub_batches"), py::arg("deadline"));
+           py::arg("fixed_memory"), py::arg("fixed_time"), py::arg("sub_batches"), py::arg("deadline"),
+           py::arg("user"));
   py::class_<Failures>(module, "Failures")
       .def(py::init([](const std::vector<std::tuple<GpuId, int, Seconds, Seconds>>& rows) {
              std::vector<Outage> outages;
