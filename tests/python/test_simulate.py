@@ -516,6 +516,22 @@ def test_ranking_by_the_critical_path_changes_pair_srsf_alone(capsys, tmp_path):
     assert "--rank-by-path needs a --trace with the column after, got --rank-by-path without it" in err
 
 
+@pytest.mark.parametrize("policy", ["edf", "pair-edf"])
+def test_no_accepted_job_is_late_where_jobs_wait_for_others(policy):
+    rejected = unreached = 0
+    for seed in range(300):
+        trace = some_deadlines(seed)
+        random = np.random.default_rng(seed)
+        names = trace.names
+        after = [(names[random.integers(job)],) if job and random.random() < 0.4 else () for job in range(len(names))]
+        waiting = case(policy, replace(trace, after=after), 1 + seed % 9 / 10, restart_cost=seed % 3 * 5.0)
+        figures = simulate(waiting).figures
+        assert figures.get("missed", 0) == 0, f"seed {seed}"
+        rejected += figures.get("rejected", 0)
+        unreached += figures["unreached"]
+    assert rejected > 100 and unreached > 0
+
+
 def test_without_dependencies_nothing_is_said_about_them(capsys, tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text(CHAIN + "a,0,1,100,\nb,0,1,100, \n")

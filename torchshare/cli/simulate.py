@@ -184,6 +184,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print_table(tables.table(rows))
         if any("user_gpu_s" in row for row in rows):
+            print()
             print_table(tables.users(rows))
     status = 0
     if arguments.plot is not None:
