@@ -28,4 +28,6 @@ cd "$(dirname "$0")/.."
 "$PY" benchmarks/simulator/optimum.py
 "$PY" benchmarks/simulator/live.py
 "$PY" benchmarks/simulator/deadlines.py
+"$PY" benchmarks/simulator/failures.py
+"$PY" benchmarks/simulator/workflows.py
 "$PY" benchmarks/table.py

@@ -262,6 +262,29 @@ def simulator_deadlines(summary: list[dict[str, Any]]) -> str:
     return table(["policy", *titles], rows)
 
 
+def simulator_failures(summary: list[dict[str, Any]]) -> str:
+    """The average JCT of each policy, by the mean time between failures and between checkpoints."""
+    settings = list(dict.fromkeys((row["mtbf"], row["checkpoint_every"]) for row in summary))
+    titles = [f"MTBF {mtbf}, every {every}" if mtbf else "no failures" for mtbf, every in settings]
+    cells = {(row["policy"], row["mtbf"], row["checkpoint_every"]): f"{row['avg_jct_s']:,.0f}" for row in summary}
+    policies = dict.fromkeys(row["policy"] for row in summary)
+    rows = [[policy, *(cells[policy, mtbf, every] for mtbf, every in settings)] for policy in policies]
+    return table(["policy", *titles], rows)
+
+
+def simulator_workflows(summary: list[dict[str, Any]]) -> str:
+    """Completion times of workflows and jobs, without and with ranking by the critical path."""
+    titles = ["workflows", "load", "ranked by path", "average workflow", "average JCT", "makespan", "preempted"]
+    names = ("avg_workflow_s", "avg_jct_s", "makespan_s")
+    rows = [
+        [row["shape"], str(row["load"]), "yes" if row["rank_by_path"] else "no"]
+        + [f"{row[name]:,.0f}" for name in names]
+        + [f"{row['preemptions']:.1f}"]
+        for row in summary
+    ]
+    return table(titles, rows)
+
+
 def simulator_gavel(rows: list[dict[str, Any]]) -> str:
     policies = ("sjf-ffs", "sjf-bsbf", "srsf", "pair-srsf")
     cells = [
@@ -326,6 +349,8 @@ TABLES = {
     "simulator_study": simulator_study,
     "simulator_live": simulator_live,
     "simulator_deadlines": simulator_deadlines,
+    "simulator_failures": simulator_failures,
+    "simulator_workflows": simulator_workflows,
 }
 
 

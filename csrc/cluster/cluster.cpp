@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <stdexcept>
 #include <utility>
@@ -23,6 +24,10 @@ constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 Cluster::Cluster(const ClusterOptions& options, const Interference& interference, const std::vector<WorkloadJob>& jobs,
                  const std::vector<Seconds>& estimates)
     : options_(options), interference_(interference), gpus_(options.gpus, options.gpus_per_node) {
+  if (!(options.checkpoint_every > 0)) {
+    throw std::invalid_argument(
+        fmt::format("checkpoints must be more than 0 s of work apart, got {} s", options.checkpoint_every));
+  }
   if (estimates.size() != jobs.size()) {
     throw std::invalid_argument(
         fmt::format("a workload must have one estimate per job, got {} for {} jobs", estimates.size(), jobs.size()));
@@ -30,6 +35,13 @@ Cluster::Cluster(const ClusterOptions& options, const Interference& interference
   jobs_.reserve(jobs.size());
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     add(jobs[i], estimates[i]);
+  }
+  if (options.fair_half_life != 0) {
+    int last = 0;
+    for (const WorkloadJob& job : jobs) {
+      last = std::max(last, job.user);
+    }
+    users_.emplace(options.fair_half_life, static_cast<std::size_t>(last) + 1);
   }
 }
 
@@ -49,6 +61,9 @@ WaitingQueue::Kind Cluster::kind_of(WorkloadJob job) {
     job.split = {};
   }
   job.split.most = std::min(job.split.most, options_.largest_split);
+  if (options_.fair_half_life == 0) {
+    job.user = 0;
+  }
   return waiting_.kind_of(job);
 }
 
@@ -65,6 +80,9 @@ void Cluster::check(const WorkloadJob& job, Seconds estimate, std::size_t index)
     throw std::invalid_argument(
         fmt::format("job {} must fit the cluster, got {} GPUs with {} GiB; the cluster has {} with {} GiB", index,
                     job.gpus, job.memory_gib, gpus_.count(), memory));
+  }
+  if (job.user < 0) {
+    throw std::invalid_argument(fmt::format("job {}: user must be >= 0, got {}", index, job.user));
   }
   if (!(job.deadline > 0)) {
     throw std::invalid_argument(fmt::format("job {}: deadline must be > 0, got {} s", index, job.deadline));
@@ -160,6 +178,7 @@ void Cluster::start(JobId job, std::vector<GpuId> gpus, int sub_batches) {
   waiting_.erase(entry.kind, entry.rank, job);
   entry.phase = JobPhase::kRunning;
   entry.started = now_;
+  entry.saved_left = entry.work_left;
   entry.place_in_running = running_.size();
   running_.push_back(job);
   entry.gpus = std::move(gpus);
@@ -183,10 +202,23 @@ void Cluster::suspend(JobId job, Rank rank) {
   enqueue(job, rank);
 }
 
+void Cluster::go_back(JobId job) {
+  ClusterJob& entry = jobs_[job];
+  settle(entry);
+  const Seconds done = entry.saved_left - entry.work_left;
+  const Seconds lost = std::clamp(std::fmod(done, options_.checkpoint_every), 0.0, done);
+  entry.fruitless = lost < done ? 0 : entry.fruitless + 1;
+  entry.work_left += lost;
+  entry.lost_work += lost;
+  ++entry.losses;
+}
+
 void Cluster::arrive(JobId job, Rank rank) {
   if (jobs_[job].phase == JobPhase::kHeld) {
     settle(jobs_[job]);
     std::erase(held_, job);
+  } else {
+    jobs_[job].eligible = now_;
   }
   jobs_[job].since = now_;
   open_deadlines_ += has_deadline(job) ? 1 : 0;
@@ -194,7 +226,7 @@ void Cluster::arrive(JobId job, Rank rank) {
 }
 
 void Cluster::hold(JobId job) {
-  jobs_[job].since = now_;
+  jobs_[job].since = jobs_[job].eligible = now_;
   jobs_[job].phase = JobPhase::kHeld;
   held_.push_back(job);
 }
@@ -222,11 +254,27 @@ void Cluster::trust_estimates() {
   }
 }
 
+void Cluster::count_use(Seconds passed) {
+  std::vector<double> gpus(users_->users());
+  std::vector<double> gib(users_->users());
+  for (const JobId job : running_) {
+    const ClusterJob& entry = jobs_[job];
+    gpus[user_of(job)] += entry.asked.gpus - entry.shared_gpus / 2.0;  // of a GPU with two jobs, each has half
+    gib[user_of(job)] += memory(entry, entry.sub_batches) * entry.asked.gpus;
+  }
+  const double all_gib = options_.gpu_memory_gib == 0 ? kUnlimited : options_.gpu_memory_gib * gpus_.count();
+  for (std::size_t user = 0; user < gpus.size(); ++user) {
+    gpus[user] = std::max(gpus[user] / gpus_.count(), gib[user] / all_gib);
+  }
+  users_->advance(passed, gpus);
+}
+
 void Cluster::enqueue(JobId job, Rank rank) {
   ClusterJob& entry = jobs_[job];
   entry.phase = JobPhase::kWaiting;
   entry.rank = rank;
   entry.rank.priority = entry.asked.priority;
+  entry.rank.user = 0;  // the queue knows the place of its user, which changes
   waiting_.insert(entry.kind, entry.rank, job);
 }
 

@@ -8,6 +8,7 @@
 
 #include "cluster/gpus.h"
 #include "cluster/interference.h"
+#include "cluster/user_shares.h"
 #include "cluster/waiting_queue.h"
 #include "cluster/workload_job.h"
 #include "planner/pair_splits.h"
@@ -17,11 +18,14 @@ namespace torchshare {
 struct ClusterOptions {
   int gpus = 64;
   int gpus_per_node = 4;
-  double gpu_memory_gib = 0;     ///< per GPU; 0: memory is ignored
-  Seconds restart_cost = 10;     ///< time that a resumed job holds its GPUs before it makes progress
-  bool durations_known = true;   ///< false: policies know a job's service so far, not its remaining time
-  int largest_split = 8;         ///< maximum number of sub-batches of a sharing job: 1, 2, 4, ..., this
-  bool one_gang_beside = false;  ///< a job of several GPUs shares with at most one other such job
+  double gpu_memory_gib = 0;                 ///< per GPU; 0: memory is ignored
+  Seconds restart_cost = 10;                 ///< time that a resumed job holds its GPUs before it makes progress
+  bool durations_known = true;               ///< false: policies know a job's service so far, not its remaining time
+  int largest_split = 8;                     ///< maximum number of sub-batches of a sharing job: 1, 2, 4, ..., this
+  bool one_gang_beside = false;              ///< a job of several GPUs shares with at most one other such job
+  Seconds checkpoint_every = kNeverVirtual;  ///< work between the checkpoints of a job, after its start
+  bool rank_by_path = false;                 ///< pair-srsf ranks a job with the longest chain of jobs that waits for it
+  Seconds fair_half_life = 0;                ///< of the use by which users come first; 0: all users are one
   bool record_spans = false;
 };
 
@@ -58,14 +62,19 @@ struct ClusterJob {
   double speed = 0;     ///< work per second; 1: alone, in whole batches
   Seconds started = 0;  ///< time of its last start
   Seconds since = 0;
-  Seconds work_left = 0;     ///< in seconds alone
-  Seconds restart_left = 0;  ///< until work continues
-  Seconds waited = 0;
+  Seconds work_left = 0;             ///< in seconds alone
+  Seconds saved_left = 0;            ///< `work_left` at its last start, as of which it can resume
+  Seconds restart_left = 0;          ///< until work continues
+  Seconds eligible = kNeverVirtual;  ///< when it had arrived and its predecessors had ended
+  Seconds waited = 0;                ///< since it was eligible
   Seconds run = 0;
   Seconds shared = 0;  ///< part of `run` beside a partner
   Seconds ended = kNeverVirtual;
   int preemptions = 0;
-  Rank rank;  ///< its position in the queue while it waits
+  int losses = 0;         ///< those preemptions in which it went back
+  int fruitless = 0;      ///< the last of them, without a checkpoint between
+  Seconds lost_work = 0;  ///< that it did and went back before
+  Rank rank;              ///< its position in the queue while it waits
   std::size_t place_in_running = 0;
   WaitingQueue::Kind kind = 0;
 };
@@ -97,6 +106,8 @@ class Cluster {
   Seconds run_time(JobId job) const;
   /// The remaining time on all its GPUs, in GPU seconds.
   Seconds remaining_service(JobId job) const { return remaining(job) * jobs_[job].asked.gpus; }
+  /// The estimated GPU-seconds of the longest chain of jobs that waits for its end; 0 unless `set_behind`.
+  double service_behind(JobId job) const { return service_behind_.empty() ? 0 : service_behind_[job]; }
   /// The time at which it ends if nothing changes.
   Seconds ends_at(JobId job) const;
 
@@ -107,6 +118,16 @@ class Cluster {
   bool in_time(JobId job, Seconds end) const { return end <= due(job) * (1 + kRounding); }
   /// The number of jobs with a deadline that wait or run.
   int open_deadlines() const { return open_deadlines_; }
+
+  /// The place of a job's user in the order of users, the one with the least use first; 0 if all are one.
+  int user_place(JobId job) const {
+    return places_.empty() ? 0 : places_[static_cast<std::size_t>(jobs_[job].asked.user)];
+  }
+  /// Whether the user of `job` has had so much more than that of `other` that it must make room. A factor of two, so
+  /// that users do not suspend each other's jobs in turn.
+  bool user_has_had_more(JobId job, JobId other) const {
+    return users_->use(user_of(job)) > 2 * users_->use(user_of(other));
+  }
 
   int models() const { return interference_.models(); }
   /// The interference ratio of `job` beside `partner`.
@@ -131,10 +152,28 @@ class Cluster {
   /// Suspends a running job; it waits again, at `rank`. Policies do not suspend pinned jobs.
   void suspend(JobId job, Rank rank);
 
+  /// Takes the work since its last checkpoint back from a running job, which is suspended next. It has a checkpoint as
+  /// of its last start, too.
+  void go_back(JobId job);
+
   const std::vector<Span>& spans() const { return spans_; }
 
   // For the simulator and the live scheduler.
-  void advance(Seconds now) { now_ = now; }
+  void set_behind(std::vector<double> service) { service_behind_ = std::move(service); }
+  void advance(Seconds now) {
+    if (users_) {
+      count_use(now - now_);
+    }
+    now_ = now;
+  }
+  /// Before the policy decides: puts users in the order of their use.
+  void order_users() {
+    if (users_) {
+      places_ = users_->places();
+      waiting_.set_places(places_);
+    }
+  }
+  /// Lets a job into the queue, which is eligible from now on.
   void arrive(JobId job, Rank rank);
   /// Keeps a job that arrives out of the queue, until `arrive`.
   void hold(JobId job);
@@ -169,6 +208,8 @@ class Cluster {
 
   void check(const WorkloadJob& job, Seconds estimate, std::size_t index) const;
   WaitingQueue::Kind kind_of(WorkloadJob job);
+  std::size_t user_of(JobId job) const { return static_cast<std::size_t>(jobs_[job].asked.user); }
+  void count_use(Seconds passed);
   void enqueue(JobId job, Rank rank);
   void settle(ClusterJob& job);
   void leave(JobId job);
@@ -189,8 +230,11 @@ class Cluster {
   std::vector<ClusterJob> jobs_;
   Gpus gpus_;
   WaitingQueue waiting_;
+  std::optional<UserShares> users_;
+  std::vector<int> places_;  // of users, as of the last decision
   std::vector<JobId> running_;
   std::vector<JobId> held_;
+  std::vector<double> service_behind_;
   std::vector<JobId> changed_;
   std::vector<Span> spans_;
   Seconds now_ = 0;

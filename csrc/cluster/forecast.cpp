@@ -32,6 +32,7 @@ void run_ahead(Cluster& cluster, ClusterPolicy& policy, bool decides_now) {
   cluster.trust_estimates();
   for (;;) {
     if (end_due(cluster) || decides_now) {
+      cluster.order_users();
       policy.schedule(cluster);
     }
     decides_now = true;

@@ -26,12 +26,14 @@ void Gpus::add_node() {
   const std::size_t gpus = slots_.size() + static_cast<std::size_t>(per_node_);
   slots_.resize(gpus, {kNobody, kNobody});
   usable_.resize(gpus, false);
+  away_ += per_node_;
 }
 
 void Gpus::set_usable(GpuId gpu, bool usable) {
   if (this->usable(gpu) != usable) {
     usable_[static_cast<std::size_t>(gpu)] = usable;
     count_free(gpu / per_node_, usable ? +1 : -1);
+    away_ += usable ? -1 : +1;
   }
 }
 

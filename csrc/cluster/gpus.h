@@ -25,6 +25,10 @@ class Gpus {
 
   int count() const { return static_cast<int>(slots_.size()); }
   int free() const { return free_; }
+  /// GPUs that are not usable.
+  int away() const { return away_; }
+  /// GPUs with a job.
+  int busy() const { return count() - free_ - away_; }
   /// GPUs with exactly one job.
   int half_free() const { return half_free_; }
   const std::array<JobId, 2>& on(GpuId gpu) const { return slots_[static_cast<std::size_t>(gpu)]; }
@@ -46,6 +50,7 @@ class Gpus {
 
   int per_node_;
   int free_;
+  int away_ = 0;
   int half_free_ = 0;
   std::vector<std::array<JobId, 2>> slots_;
   std::vector<bool> usable_;

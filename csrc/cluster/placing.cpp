@@ -83,11 +83,17 @@ std::vector<Ranked> ranked_behind(const Cluster& cluster, const ClusterPolicy& p
                                   Seconds restart_cost) {
   Rank bar = cluster.job(job).rank;
   bar.value += restart_cost * cluster.job(job).asked.gpus;
+  bar.user = cluster.user_place(job);
+  const bool fair = cluster.options().fair_half_life > 0;
   std::vector<Ranked> behind;
   for (const JobId other : cluster.running()) {
     Rank rank = policy.rank(cluster, other);
     rank.priority = cluster.job(other).asked.priority;
-    if (bar < rank && !cluster.job(other).pinned) {
+    if (fair) {
+      rank.user = cluster.user_place(other);
+    }
+    const bool of_other_user = fair && rank.user != bar.user && rank.priority == bar.priority;
+    if (bar < rank && !cluster.job(other).pinned && (!of_other_user || cluster.user_has_had_more(other, job))) {
       behind.push_back({rank, other});
     }
   }

@@ -5,7 +5,7 @@
 namespace torchshare {
 
 WaitingQueue::Kind WaitingQueue::kind_of(const WorkloadJob& job) {
-  const Kinship kinship{job.model, job.gpus, job.memory_gib, job.group, job.split};
+  const Kinship kinship{job.model, job.gpus, job.memory_gib, job.group, job.split, job.user};
   const auto [entry, is_new] = kinds_.try_emplace(kinship, queues_.size());
   if (is_new) {
     kinships_.push_back(kinship);
@@ -27,10 +27,26 @@ void WaitingQueue::erase(Kind kind, Rank rank, JobId job) {
   add_head(kind);
 }
 
+void WaitingQueue::set_places(std::vector<int> places) {
+  if (places == places_) {
+    return;
+  }
+  places_ = std::move(places);
+  heads_.clear();
+  for (Kind kind = 0; kind < queues_.size(); ++kind) {
+    add_head(kind);
+  }
+}
+
+Rank WaitingQueue::placed(Kind kind, Rank rank) const {
+  rank.user = places_.empty() ? 0 : places_[static_cast<std::size_t>(kinships_[kind].user)];
+  return rank;
+}
+
 void WaitingQueue::add_head(Kind kind) {
   if (!queues_[kind].empty()) {
     const auto& [rank, job] = *queues_[kind].begin();
-    heads_.emplace(rank, job, kind);
+    heads_.emplace(placed(kind, rank), job, kind);
   }
   ++changes_;
 }
@@ -38,12 +54,12 @@ void WaitingQueue::add_head(Kind kind) {
 void WaitingQueue::drop_head(Kind kind) {
   if (!queues_[kind].empty()) {
     const auto& [rank, job] = *queues_[kind].begin();
-    heads_.erase({rank, job, kind});
+    heads_.erase({placed(kind, rank), job, kind});
   }
 }
 
 bool WaitingQueue::Kinship::asks_for_no_less_than(const Kinship& other) const {
-  if (model != other.model || !(group == other.group || group == kAlone) || gpus < other.gpus ||
+  if (model != other.model || user != other.user || !(group == other.group || group == kAlone) || gpus < other.gpus ||
       split.most > other.split.most) {
     return false;
   }
@@ -66,9 +82,12 @@ std::optional<JobId> WaitingQueue::first() const {
 }
 
 std::vector<JobId> WaitingQueue::first_of_each_kind(std::size_t count) const {
-  std::vector<Queue::value_type> first;
-  for (const Queue& queue : queues_) {
-    std::copy_n(queue.begin(), std::min(count, queue.size()), std::back_inserter(first));
+  std::vector<std::pair<Rank, JobId>> first;
+  for (Kind kind = 0; kind < queues_.size(); ++kind) {
+    const Queue& queue = queues_[kind];
+    std::transform(queue.begin(), std::next(queue.begin(), static_cast<std::ptrdiff_t>(std::min(count, queue.size()))),
+                   std::back_inserter(first),
+                   [&](const auto& waiting) { return std::pair(placed(kind, waiting.first), waiting.second); });
   }
   std::sort(first.begin(), first.end());
   std::vector<JobId> jobs;

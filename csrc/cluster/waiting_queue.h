@@ -15,16 +15,21 @@
 
 namespace torchshare {
 
-/// The order of waiting jobs: by priority, then by level, then by value, lower first. The rank of a waiting job does
-/// not change. Policies set level and value.
+/// The order of waiting jobs: by priority, then by the place of their users, then by level, then by value, lower first.
+/// The rank of a waiting job does not change. Policies set level and value.
 struct Rank {
   int level = 0;
   double value = 0;
   int priority = 0;
+  int user = 0;
   auto operator<=>(const Rank& other) const {
-    return std::tie(priority, level, value) <=> std::tie(other.priority, other.level, other.value);
+    return std::tuple(before_all(), level, value) <=> std::tuple(other.before_all(), other.level, other.value);
   }
   bool operator==(const Rank&) const = default;
+
+ private:
+  /// Priority and user in one number: ranks are compared often.
+  std::int64_t before_all() const { return (std::int64_t{priority} << 32) + user; }
 };
 
 /// The waiting jobs, grouped into kinds with equal requests. A refused job rules out the others of its kind, and all
@@ -46,6 +51,8 @@ class WaitingQueue {
 
   void insert(Kind kind, Rank rank, JobId job);
   void erase(Kind kind, Rank rank, JobId job);
+  /// The place of each user among the users, in which their jobs are offered. Without, all users are one.
+  void set_places(std::vector<int> places);
   std::size_t size() const { return size_; }
 
   /// Offers waiting jobs to `take`, the first of each kind in order of rank, until none is taken. `take(job)` returns
@@ -67,12 +74,15 @@ class WaitingQueue {
     double memory_gib;
     int group;
     SplitModel split;
+    int user;
     auto operator<=>(const Kinship&) const = default;
     bool asks_for_no_less_than(const Kinship& other) const;
   };
 
   using Head = std::tuple<Rank, JobId, Kind>;
 
+  /// The rank of a job with the place of its user.
+  Rank placed(Kind kind, Rank rank) const;
   void add_head(Kind kind);
   void drop_head(Kind kind);
   /// Whether a job of `kind` asks for no less than one of those that were refused.
@@ -81,6 +91,7 @@ class WaitingQueue {
   std::map<Kinship, Kind> kinds_;
   std::vector<Kinship> kinships_;  // of each kind
   std::vector<Queue> queues_;      // of each kind
+  std::vector<int> places_;        // of users
   std::set<Head> heads_;           // the first job of each kind that has any
   std::size_t size_ = 0;
   std::uint64_t changes_ = 0;

@@ -32,6 +32,7 @@ struct WorkloadJob {
   int group = 0;                     ///< it shares with jobs of its group only
   SplitModel split = {};             ///< while it shares
   Seconds deadline = kNeverVirtual;  ///< after its arrival, by which it must have ended
+  int user = 0;                      ///< whose job it is, from 0 on
 };
 
 }  // namespace torchshare

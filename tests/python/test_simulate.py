@@ -23,6 +23,7 @@ from torchshare import _core
 from torchshare.__main__ import main
 from torchshare.cluster.page import write_queue
 from torchshare.report import numbers
+from torchshare.simulation import tables
 from torchshare.simulation.generated import at_load, generate, parse_mix, with_deadlines
 from torchshare.simulation.job_trace import Limits, Trace
 from torchshare.simulation.ratios import uniform
@@ -428,6 +429,273 @@ def test_pair_edf_loses_fewer_jobs_than_edf_and_policies_without_deadlines(capsy
         )  # fmt: skip
         lost = {row["policy"]: row["rejected"] + row["missed"] for row in json.loads(out)["policies"]}
         assert lost["pair-edf"] < min(lost["edf"], lost["sjf-bsbf"], lost["pair-srsf"]), ratio
+
+
+CHAIN = "job,arrival_s,gpus,duration_s,after\n"
+
+
+def test_a_job_starts_when_those_that_it_waits_for_have_ended(capsys, tmp_path):
+    path = tmp_path / "trace.csv"
+    # `test` waits for a job that comes later in the file; `tune` for a name with a space; `free` for none.
+    rows = "train,0,1,100,\ntest,0,1,50,train clean\nfree,0,1,10,\nclean,5,1,200,\n"
+    rows += "my job,6,1,1,\ntune,7,1,5,my job;train;\n"
+    for ends in ("\n", "\r\n"):
+        path.write_bytes((CHAIN + rows).replace("\n", ends).encode())
+        code, out, _ = run(capsys, "--trace", path, "--policy", "fifo", "--json")
+        assert code == 0
+        (row,) = json.loads(out)["policies"]
+        assert row["avg_jct_s"] == pytest.approx((100 + 255 + 10 + 200 + 1 + 98) / 6)
+        assert row["avg_blocked_s"] == pytest.approx((205 + 93) / 6)
+        assert (row["avg_queue_s"], row["avg_wait_s"]) == (0, row["avg_blocked_s"])
+        assert row["unreached"] == 0
+    code, out, _ = run(capsys, "--trace", path, "--policy", "fifo")
+    assert out.splitlines()[1].split()[-2:] == ["avg", "blocked"]
+    assert out.splitlines()[2].split()[-1] == "50"
+
+
+def test_waiting_counts_from_the_time_a_job_is_eligible():
+    """On one GPU, b waits 100 s for a and then 40 s for c."""
+    trace = replace(
+        random_trace(3), names=["a", "c", "b"], arrival=np.array([0.0, 1.0, 2.0]), gpus=np.full(3, 8, np.int32),
+        duration=np.array([100.0, 40.0, 10.0]), after=[(), (), ("a",)],
+    )  # fmt: skip
+    figures = simulate(case("fifo", trace)).figures
+    assert figures["avg_blocked_s"] == pytest.approx(98 / 3)
+    assert figures["avg_queue_s"] == pytest.approx((99 + 40) / 3)
+    assert figures["avg_wait_s"] == pytest.approx((98 + 99 + 40) / 3)
+    assert figures["avg_jct_s"] == pytest.approx((100 + 139 + 148) / 3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("a,0,1,1,\nb,0,1,1,A\n", "{path}:3: job 'b' waits for 'A', which is not in the trace"),
+        ("a,0,1,1,c b\nb,0,1,1,\n", "{path}:2: job 'a' waits for 'c', which is not in the trace"),
+        ("a,0,1,1,a\n", "{path}: jobs must not wait for each other, got 'a' after 'a'"),
+        ("z,0,1,1,c\na,0,1,1,c\nb,0,1,1,a\nc,0,1,1,b;z2\nz2,0,1,1,\n",
+         "{path}: jobs must not wait for each other, got 'c' after 'b' after 'a' after 'c'"),
+    ],
+)  # fmt: skip
+def test_unknown_predecessors_and_cycles_are_refused(capsys, tmp_path, rows, message):
+    path = tmp_path / "trace.csv"
+    path.write_text(CHAIN + rows)
+    for more in ((), ("--skip-bad-rows",)):
+        code, out, err = run(capsys, "--trace", path, *more)
+        assert (code, out, err) == (2, "", f"torchshare: error: {message.format(path=path)}\n")
+
+
+def test_a_long_cycle_is_shown_in_part(capsys, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(CHAIN + "".join(f"{job},0,1,1,{(job + 1) % 1000}\n" for job in range(1000)))
+    code, _, err = run(capsys, "--trace", path)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert err.endswith("'0' after '1' after '2' after '3' after '4' after '5' after '6' after '7' after '8' after '9' "
+                        "after ... after '0'\n")  # fmt: skip
+
+
+def test_a_job_behind_a_rejected_one_is_counted(capsys, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(
+        "job,arrival_s,gpus,duration_s,deadline_s,after\na,0,1,100,50,\nb,0,1,1,,a\nc,0,1,1,9,b\nd,0,1,1,,\n"
+    )
+    _, out, _ = run(capsys, "--trace", path, "--policy", "edf", "--json")
+    (row,) = json.loads(out)["policies"]
+    assert (row["jobs"], row["rejected"], row["unreached"], row["avg_jct_s"]) == (4, 2, 1, 1)
+
+
+def test_ranking_by_the_critical_path_changes_pair_srsf_alone(capsys, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(CHAIN + "a,0,8,10,\nb,0,8,100,\nc,0,8,500,a\n")
+    arguments = ("--trace", path, "--gpus", 8, "--policy", "srsf,pair-srsf", "--interference", 2, "--json")
+    without, ranked = (json.loads(run(capsys, *arguments, *more)[1])["policies"] for more in ((), ("--rank-by-path",)))
+    assert [row["avg_jct_s"] for row in without] == [pytest.approx((10 + 110 + 610) / 3)] * 2
+    assert ranked[0] == without[0]
+    assert ranked[1]["avg_jct_s"] == pytest.approx((110 + 100 + 610) / 3)
+    code, _, err = run(capsys, "--trace", "adaptdl:80/1", "--rank-by-path")
+    assert code == 2
+    assert "--rank-by-path needs a --trace with the column after, got --rank-by-path without it" in err
+
+
+@pytest.mark.parametrize("policy", ["edf", "pair-edf"])
+def test_no_accepted_job_is_late_where_jobs_wait_for_others(policy):
+    rejected = unreached = 0
+    for seed in range(300):
+        trace = some_deadlines(seed)
+        random = np.random.default_rng(seed)
+        names = trace.names
+        after = [(names[random.integers(job)],) if job and random.random() < 0.4 else () for job in range(len(names))]
+        waiting = case(policy, replace(trace, after=after), 1 + seed % 9 / 10, restart_cost=seed % 3 * 5.0)
+        figures = simulate(waiting).figures
+        assert figures.get("missed", 0) == 0, f"seed {seed}"
+        rejected += figures.get("rejected", 0)
+        unreached += figures["unreached"]
+    assert rejected > 100 and unreached > 0
+
+
+def test_without_dependencies_nothing_is_said_about_them(capsys, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(CHAIN + "a,0,1,100,\nb,0,1,100, \n")
+    _, out, _ = run(capsys, "--trace", path, "--policy", "fifo", "--json")
+    assert not {"avg_blocked_s", "avg_wait_s", "unreached"} & set(json.loads(out)["policies"][0])
+
+
+def test_a_gpu_that_leaves_takes_its_job_back_to_the_last_checkpoint(capsys, tmp_path):
+    trace, failures = tmp_path / "trace.csv", tmp_path / "failures.csv"
+    trace.write_text("job,arrival_s,gpus,duration_s\na,0,4,100\nb,0,4,100\n")
+    # a is on the first node, moves to the third at 35, and to what is left of both at 48; GPU 3 is away twice at once.
+    failures.write_text("leaves_s,returns_s,gpu,node\r\n48,,9,\r\n35,45,,0\r\n38,60,3,\r\n")
+    arguments = ("--trace", trace, "--gpus", 12, "--policy", "fifo", "--failures", failures, "--json")
+    (row,) = json.loads(run(capsys, *arguments, "--checkpoint-every", "30s")[1])["policies"]
+    assert row["makespan_s"] == 48 + 10 + 70
+    assert (row["interruptions"], row["preemptions"]) == (2, 0)
+    assert row["lost_gpu_s"] == pytest.approx(4 * (5 + 3))
+    assert row["gpus_away"] == pytest.approx((4 * 10 + 15 + 128 - 48) / (12 * 128))
+    (row,) = json.loads(run(capsys, *arguments)[1])["policies"]
+    assert (row["makespan_s"], row["lost_gpu_s"]) == (48 + 10 + 100, pytest.approx(4 * (35 + 3)))
+
+
+def test_failures_are_drawn_by_their_seed_and_alike_for_all_policies(capsys):
+    arguments = ["--generate", 100, "--gpus", 16, "--json", "--checkpoint-every", "5m"]
+    arguments += ["--mix", "1:1:600:1,4:1:600:1", "--failures", "mtbf=10m,repair=5m,nodes=0.5"]
+    first, again, other = (run(capsys, *arguments, "--seed", seed)[1] for seed in (1, 1, 2))
+    assert first == again != other
+    for row in json.loads(first)["policies"]:
+        assert row["interruptions"] > 0 and row["lost_gpu_s"] > 0
+        assert row["gpus_away"] == pytest.approx(5 / 10 * (0.5 + 0.5 * 4) / 16, rel=0.5)
+
+
+@pytest.mark.parametrize("policy", _core.cluster_policy_names())
+def test_with_dependencies_and_failures_every_job_ends_once(policy):
+    """Beside a simple model: at any time at most two jobs are on a GPU, and none on one that is away."""
+    interrupted = 0
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        trace = random_trace(30, seed)
+        order = random.permutation(30)
+        after = {
+            int(order[place]): int(order[random.integers(place)]) for place in range(1, 30) if random.random() < 0.5
+        }
+        names = [(trace.names[after[job]],) if job in after else () for job in range(30)]
+        outages = [(int(gpu), 1, float(begin), float(begin) + 300) for gpu, begin in
+                   zip(random.integers(8, size=20), random.uniform(0, 5000, 20), strict=True)]  # fmt: skip
+        failing = case(policy, replace(trace, after=names), failures=_core.Failures(outages), checkpoint_every=60.0)
+        outcome = simulate(replace(failing, record=True))
+        assert np.isfinite(outcome.jct).all()
+        ended, spans = outcome.jct + trace.arrival, outcome.spans
+        for job in range(30):
+            mine = [(begin, end) for number, begin, end, _ in spans if number == job]
+            assert max(end for _, end in mine) == pytest.approx(ended[job])
+            assert min(begin for begin, _ in mine) >= (ended[after[job]] if job in after else trace.arrival[job]) - 1e-6
+        for gpu, _, begin, end in outages:
+            assert not [span for span in spans if gpu in span[3] and span[1] < end and begin < span[2]]
+        interrupted += outcome.figures["interruptions"]
+    assert interrupted > 40
+
+
+@pytest.mark.parametrize(
+    ("failures", "message"),
+    [
+        ("mtbf=1h", "--failures must be mtbf=TIME,repair=TIME[,nodes=SHARE] or a CSV file, got mtbf=1h"),
+        ("mtbf=1h,repair=1m,gpus=2", "--failures must be mtbf=TIME"),
+        ("mtbf=1h,repair=1m,mtbf=2h", "--failures must be mtbf=TIME"),
+        ("mtbf=soon,repair=1m", "mtbf of --failures must be a time such as"),
+        ("mtbf=0.5s,repair=1m", "mtbf of --failures must be at least 1 s, got 0.5s"),
+        ("mtbf=1h,repair=1m,nodes=2", "nodes of --failures must be from 0 to 1, got 2"),
+        ("none.csv", "none.csv: No such file or directory"),
+    ],
+)
+def test_failures_that_cannot_be_are_refused(capsys, trace_file, failures, message):
+    code, out, err = run(capsys, "--trace", trace_file, "--failures", failures)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("1,2,3,1", "one of the columns 'gpu' and 'node' must have a number, got gpu '3' and node '1'"),
+        ("1,2,,", "one of the columns 'gpu' and 'node' must have a number, got gpu '' and node ''"),
+        ("1,2,8,", "column 'gpu' must be from 0 to 7, got '8'"),
+        ("1,2,,2", "column 'node' must be from 0 to 1, got '2'"),
+        ("5,5,1,", "column 'returns_s' must be a number > 5, got '5'"),
+        ("-1,5,1,", "column 'leaves_s' must be a number >= 0, got '-1'"),
+    ],
+)
+def test_bad_rows_of_failures_are_refused_with_their_line(capsys, trace_file, tmp_path, row, message):
+    path = tmp_path / "failures.csv"
+    path.write_text(f"leaves_s,returns_s,gpu,node\n1,2,0,\n{row}\n")
+    code, _, err = run(capsys, "--trace", trace_file, "--gpus", 8, "--failures", path)
+    assert (code, err) == (2, f"torchshare: error: {path}:3: {message}\n")
+
+
+def test_a_job_that_failures_keep_from_ending_is_named(capsys, trace_file, tmp_path):
+    path = tmp_path / "failures.csv"
+    path.write_text("leaves_s,returns_s,gpu,node\n0,,7,\n")
+    code, out, err = run(capsys, "--trace", trace_file, "--gpus", 8, "--policy", "fifo", "--failures", path)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "job 'job-" in err and "' waits for ever: it needs 8 GPUs, and 1 of 8 have left and do not return" in err
+    code, _, err = run(capsys, "--trace", trace_file, "--gpus", 8, "--failures", "mtbf=2s,repair=1s")
+    assert code == 2 and "was interrupted 1000 times since its last checkpoint (--failures)" in err
+    code, _, err = run(capsys, "--trace", trace_file, "--checkpoint-every", "5m")
+    assert "--checkpoint-every needs --failures, got --checkpoint-every 5m without it" in err
+
+
+def test_users_have_their_gpu_seconds_and_those_with_least_come_first(capsys, tmp_path):
+    """Jobs without a user are of one without a name."""
+    path = tmp_path / "trace.csv"
+    rows = "a,0,8,100, Ann\nb,0,8,100,Ann\nc,50,8,100,[b]ann\nd,60,4,10,\n"
+    path.write_text("job,arrival_s,gpus,duration_s,user\n" + rows)
+    arguments = ("--trace", path, "--gpus", 8, "--policy", "fifo")
+    without, fair = (
+        json.loads(run(capsys, *arguments, "--json", *more)[1])["policies"][0] for more in ((), ("--fair-users", "12h"))
+    )
+    assert without["user_gpu_s"] == fair["user_gpu_s"] == {"": 40, "Ann": 1600, "[b]ann": 800}
+    assert without["avg_jct_s"] == pytest.approx((100 + 200 + 250 + 250) / 4)
+    assert fair["avg_jct_s"] == pytest.approx((100 + 310 + 160 + 50) / 4)
+    _, out, _ = run(capsys, *arguments)
+    table = [line.split() for line in out.splitlines()[-4:]]
+    assert table == [["GPU-hours", "fifo"], ["Ann", "0.4"], ["[b]ann", "0.2"], ["(none)", "0.0"]]
+
+
+def test_the_table_of_users_has_those_with_most():
+    trace = replace(random_trace(60), users=[f"u{job}" for job in range(60)])
+    (row,) = summarize([simulate(case("fifo", trace))])
+    shown = tables.users([row])
+    first, *_, last = shown.columns[0].cells
+    assert (shown.row_count, last) == (21, "40 others")
+    assert row["user_gpu_s"][first] == max(row["user_gpu_s"].values())
+    hours = sum(float(cell.replace(",", "")) for cell in shown.columns[1].cells)
+    assert hours == pytest.approx(sum(row["user_gpu_s"].values()) / 3600, abs=21 * 0.05)
+
+
+def test_names_that_differ_in_case_are_two_users(capsys, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"job,arrival_s,gpus,duration_s,user\r\na,0,1,100,Ann\r\nb,0,2,100,ann\r\n")
+    (row,) = json.loads(run(capsys, "--trace", path, "--policy", "fifo", "--json")[1])["policies"]
+    assert row["user_gpu_s"] == {"Ann": 100, "ann": 200}
+
+
+def test_gpu_seconds_of_users_are_those_of_all_jobs():
+    random = np.random.default_rng(0)
+    users = [f"user {number}" for number in random.integers(5, size=100)]
+    trace = replace(random_trace(100), users=users)
+    for policy in _core.cluster_policy_names():
+        outcome = simulate(case(policy, trace, fair_half_life=3600.0))
+        assert np.isfinite(outcome.jct).all()
+        alone = (trace.duration * trace.gpus).sum()
+        used = sum(outcome.user_gpu_s.values())
+        assert used == pytest.approx(alone) if policy in ("fifo", "fifo-backfill", "sjf") else used >= alone - 1e-6
+
+
+def test_users_are_fair_only_with_their_column_and_a_time(capsys, trace_file):
+    code, _, err = run(capsys, "--trace", trace_file, "--fair-users", "12h")
+    assert code == 2
+    assert "--fair-users needs a --trace with the column user, got --fair-users 12h without it" in err
+    code, _, err = run(capsys, "--trace", trace_file, "--fair-users", "often")
+    assert code == 2
+    assert "--fair-users must be a time such as" in err
+    _, out, _ = run(capsys, "--trace", trace_file, "--policy", "fifo", "--json")
+    assert "user_gpu_s" not in json.loads(out)["policies"][0]
 
 
 def test_more_jobs_share_in_sub_batches_than_whole(capsys):

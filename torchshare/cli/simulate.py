@@ -9,13 +9,16 @@ import reprlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torchshare import _core
 from torchshare.cli.outputs import check_figure, check_outputs, print_table, refuse, save_figure, write, write_timeline
 from torchshare.cli.simulation_progress import with_progress
+from torchshare.context.durations import parse_duration
 from torchshare.context.names import escaped
 from torchshare.simulation import tables
 from torchshare.simulation.adaptdl import is_packaged, read_packaged
+from torchshare.simulation.failures import parse_failures
 from torchshare.simulation.generated import (
     MAX_JOBS,
     at_load,
@@ -100,6 +103,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"all (default), or one of {', '.join(_core.cluster_policy_names())}; repeatable",
     )
     parser.add_argument(
+        "--fair-users",
+        metavar="HALF-LIFE",
+        help="users, by the column user of the trace, come first who have had least of the cluster, GPUs or memory; "
+        "what they had one half-life ago, such as 12h, counts half",
+    )
+    parser.add_argument(
+        "--rank-by-path",
+        action="store_true",
+        help="pair-srsf ranks a job with the longest chain of jobs that waits for it, by the column after of the trace",
+    )
+    parser.add_argument(
         "--interference",
         default="1.1",
         metavar="RATIO|FILE",
@@ -117,6 +131,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--restart-cost", type=float, default=10, metavar="S", help="seconds to resume a job (default: %(default)s)"
     )
     parser.add_argument(
+        "--failures",
+        metavar="mtbf=TIME,repair=TIME|FILE",
+        help="GPUs leave and return: mean times between two failures of the cluster and until what failed is back, and "
+        "with nodes=SHARE the share of failures that take a node, such as mtbf=6h,repair=30m,nodes=0.2; or a CSV of "
+        "leaves_s,returns_s,gpu,node",
+    )
+    parser.add_argument(
+        "--checkpoint-every",
+        metavar="TIME",
+        help="work of a job between its checkpoints, to which failures take it back (default: none, so that it begins "
+        "again as of its last start)",
+    )
+    parser.add_argument(
         "--estimate-error",
         default="0",
         metavar="SIGMA|none",
@@ -127,7 +154,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="seed of estimates, generated jobs and deadlines (default: %(default)s)",
+        help="seed of estimates, generated jobs, deadlines and failures (default: %(default)s)",
     )
     parser.add_argument(
         "--sweep", metavar="NAME=FROM:TO:STEP", help=f"run for each value of one of {', '.join(Sweep.NAMES)}"
@@ -156,6 +183,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"policies": rows}, indent=2))
     else:
         print_table(tables.table(rows))
+        if any("user_gpu_s" in row for row in rows):
+            print()
+            print_table(tables.users(rows))
     status = 0
     if arguments.plot is not None:
         from torchshare.simulation import plots  # slow to import
@@ -207,10 +237,31 @@ def _setting(arguments: argparse.Namespace) -> Setting:
         gpus_per_node=arguments.gpus_per_node,
         gpu_memory_gib=arguments.gpu_memory,
         restart_cost=arguments.restart_cost,
+        rank_by_path=arguments.rank_by_path,
+        fair_half_life=_time("--fair-users", arguments.fair_users) if arguments.fair_users else 0.0,
+        **_failures(arguments),
         estimate_error=error,
         seed=arguments.seed,
         **{name: value for name, value in given.items() if value is not None},
     )
+
+
+def _failures(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a setting that are about failures."""
+    if arguments.failures is None:
+        _need("--failures", {"--checkpoint-every": arguments.checkpoint_every})
+        return {}
+    failures = parse_failures(arguments.failures, arguments.gpus, arguments.gpus_per_node, arguments.seed)
+    if arguments.checkpoint_every is None:
+        return {"failures": failures}
+    return {"failures": failures, "checkpoint_every": _time("--checkpoint-every", arguments.checkpoint_every)}
+
+
+def _time(option: str, text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise ValueError(f"{option} {error}") from None
 
 
 def _in_range(option: str, value: float, least: float, most: float) -> None:
@@ -305,6 +356,10 @@ def _cases(arguments: argparse.Namespace, setting: Setting, traces: list[list[Tr
         if sweep and sweep.name != "load":
             settings = [sweep.apply(setting, value) for value in sweep.values]
         points = [(arguments.interference, ratios, each) for each in settings]
+    if all(trace.after is None for same_load in traces for trace in same_load):
+        _need("a --trace with the column after", {"--rank-by-path": arguments.rank_by_path or None})
+    if all(trace.users is None for same_load in traces for trace in same_load):
+        _need("a --trace with the column user", {"--fair-users": arguments.fair_users})
     for _, ratios, _ in points:
         for same_load in traces:
             for trace in same_load:
@@ -345,6 +400,7 @@ def _check_outputs(arguments: argparse.Namespace, cases: list[Case]) -> None:
     check_figure("--plot", arguments.plot)
     traces = [Path(text) for text in arguments.trace or [] if not is_packaged(text)]
     inputs = [*traces, Path(arguments.interference), *([arguments.runtimes] if arguments.runtimes else [])]
+    inputs += [Path(arguments.failures)] if arguments.failures else []
     outputs = {"--plot": arguments.plot, "--report": arguments.report, "--timeline": arguments.timeline}
     check_outputs(outputs, inputs)
     if arguments.timeline is not None and len(cases) > 1:

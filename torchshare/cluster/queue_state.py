@@ -287,4 +287,4 @@ def _cluster(settings: QueueSettings) -> _core.Cluster:
     options.restart_cost = settings.restart_cost
     options.one_gang_beside = True
     options.largest_split = 1  # other sub-batches would give other weights
-    return _core.Cluster(options, 1, [settings.interference], *([[]] * 10))
+    return _core.Cluster(options, 1, [settings.interference], *([[]] * 11))

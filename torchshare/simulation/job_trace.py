@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from torchshare import _core
 from torchshare.simulation.applications import APPLICATIONS
 
 Column = NDArray[np.float64]
@@ -22,6 +23,7 @@ _MAX_NUMBER = 1e12  # beyond, times are no longer exact
 _DIGITS = 9
 LARGEST_SPLIT = 8  # maximum number of sub-batches, unless a job has fewer rows
 _SHOWN = 60  # characters of a value in a message
+_LONGEST_PATH = 12  # jobs of a cycle in a message
 _Key = tuple[str, int, int]  # application, GPUs, global batch
 
 
@@ -41,6 +43,8 @@ class Trace:
     fixed_time: Column | None = None  # cost of each further sub-batch / step time in whole batches
     sub_batches: NDArray[np.int32] | None = None  # their maximum number
     deadline: Column | None = None  # seconds after its arrival, infinite without one; None: no job has one
+    after: list[tuple[str, ...]] | None = None  # the jobs whose ends it waits for; None: no job waits for another
+    users: list[str] | None = None  # whose job it is; "": not known; None: of no job
     bad_rows: list[str] = field(default_factory=list)  # error messages of the skipped rows
     load: float | None = None  # GPU time of the jobs / of the cluster while they arrive, if generated for this load
     left_out: float = 0.0  # share of the jobs that were to be generated, but do not fit the cluster
@@ -71,6 +75,8 @@ class TraceJob(NamedTuple):
     fixed_time: float = math.nan
     sub_batches: int = LARGEST_SPLIT
     deadline: float = math.inf
+    after: tuple[str, ...] = ()
+    user: str = ""
 
 
 class BadValue(ValueError):
@@ -156,6 +162,8 @@ def _plain(row: Row, line: int) -> TraceJob:
         memory_gib=row.number("memory_gib", default=0.0),
         model=row.optional("model"),
         deadline=row.number("deadline_s", above=0, default=math.inf),
+        after=_names_in(row.optional("after")),
+        user=row.optional("user"),
     )
     if row.has_any("memory_fixed_gib", "memory_per_row_gib"):
         if job.memory_gib > 0:
@@ -169,6 +177,12 @@ def _plain(row: Row, line: int) -> TraceJob:
     if row.optional("rows"):
         job = job._replace(sub_batches=most_sub_batches(row.number("rows", least=1)))
     return job
+
+
+def _names_in(text: str) -> tuple[str, ...]:
+    """Names of jobs, separated by semicolons or, if there is none, by spaces."""
+    names = map(str.strip, text.split(";")) if ";" in text else text.split()
+    return tuple(dict.fromkeys(filter(None, names)))
 
 
 def _philly(row: Row, line: int) -> TraceJob:
@@ -241,8 +255,10 @@ def trace_of(
     # A trace may have millions of rows: columns of numbers take a tenth of an object per job.
     names: dict[str, None] = {}  # in order
     models: list[str] = []
+    users: list[str] = []
     arrival, duration, memory_gib, gpus = array("d"), array("d"), array("d"), array("i")
     fixed_memory, fixed_time, sub_batches, deadline = array("d"), array("d"), array("i"), array("d")
+    after: dict[str, tuple[int, tuple[str, ...]]] = {}  # line and predecessors, of the jobs that have any
     bad: list[str] = []
     for line, row in rows:
         try:
@@ -255,6 +271,7 @@ def trace_of(
         else:
             names[job.name] = None
             models.append(sys.intern(job.model))
+            users.append(sys.intern(job.user))
             arrival.append(job.arrival)
             duration.append(job.duration)
             gpus.append(job.gpus)
@@ -263,8 +280,14 @@ def trace_of(
             fixed_time.append(job.fixed_time)
             sub_batches.append(job.sub_batches)
             deadline.append(job.deadline)
+            if job.after:
+                after[job.name] = line, job.after
     if not names:
         raise ValueError(f"{source} must have at least one valid job, got {len(bad)} bad rows")
+    for name, (line, others) in after.items():
+        for other in others:
+            if other not in names:
+                raise ValueError(f"{source}:{line}: job '{name}' waits for '{other}', which is not in the trace")
     trace = Trace(
         source=source,
         names=list(names),
@@ -277,8 +300,11 @@ def trace_of(
         fixed_time=np.array(fixed_time),
         sub_batches=np.array(sub_batches, dtype=np.int32),
         deadline=np.array(deadline) if min(deadline) < math.inf else None,
+        after=[after[name][1] if name in after else () for name in names] if after else None,
+        users=users if any(users) else None,
         bad_rows=bad,
     )
+    _check_for_cycles(trace)
     return trace if form.sorted else _by_arrival(trace)
 
 
@@ -289,13 +315,31 @@ def _by_arrival(trace: Trace) -> Trace:
     return replace(ordered, arrival=ordered.arrival - ordered.arrival[0])
 
 
+def predecessors(trace: Trace) -> list[list[int]]:
+    """The jobs that each job waits for, by their numbers; empty if no job waits for another."""
+    if trace.after is None:
+        return []
+    numbers = {name: number for number, name in enumerate(trace.names)}
+    return [[numbers[name] for name in names] for names in trace.after]
+
+
+def _check_for_cycles(trace: Trace) -> None:
+    cycle = [trace.names[job] for job in _core.find_cycle(predecessors(trace))]
+    if cycle:
+        path = [f"'{name}'" for name in [*cycle, cycle[0]]]
+        shown = path if len(path) <= _LONGEST_PATH else [*path[: _LONGEST_PATH - 2], "...", path[-1]]
+        raise ValueError(f"{trace.source}: jobs must not wait for each other, got {' after '.join(shown)}")
+
+
 def pick(trace: Trace, jobs: NDArray[np.intp]) -> Trace:
     """These jobs of the trace, in this order."""
     picked: dict[str, Any] = {
         name: None if (column := getattr(trace, name)) is None else column[jobs] for name in COLUMNS
     }
     names, models = ([texts[job] for job in jobs] for texts in (trace.names, trace.models))
-    return replace(trace, names=names, models=models, **picked)
+    after = None if trace.after is None else [trace.after[job] for job in jobs]
+    users = None if trace.users is None else [trace.users[job] for job in jobs]
+    return replace(trace, names=names, models=models, after=after, users=users, **picked)
 
 
 def _format(kind: str, runtimes: Path | None) -> Format:

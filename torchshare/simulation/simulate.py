@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -16,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchshare import _core
-from torchshare.simulation.job_trace import LARGEST_SPLIT, Trace
+from torchshare.simulation.job_trace import LARGEST_SPLIT, Trace, predecessors
 from torchshare.simulation.ratios import Ratios
 
 SMALL_JOB_GPUS = 4  # a job with at most so many GPUs counts as small
 _CHUNK = 2_000  # simulated instants between checks for progress and Ctrl-C
 _MAX_SWEEP = 10_000  # values
 _ROUNDING = 1e-9  # of times, relative, as in the simulator
-COUNTS = ("jobs", "preemptions", "deadlines", "accepted", "rejected", "met", "missed")
+COUNTS = ("jobs", "preemptions", "deadlines", "accepted", "rejected", "met", "missed", "unreached", "interruptions")
 """The figures that are counts: those of several traces are added."""
 
 Column = NDArray[np.float64]
@@ -43,6 +45,10 @@ class Setting:
     fixed_time: float = 0.05  # alpha / (alpha + beta B): the cost of each further sub-batch / step time
     largest_split: int = LARGEST_SPLIT  # maximum number of sub-batches; 1: only whole batches share
     restart_cost: float = 10.0  # seconds
+    rank_by_path: bool = False  # pair-srsf ranks a job with the longest chain of jobs that waits for it
+    fair_half_life: float = 0.0  # seconds, of the use by which users come first; 0: all users are one
+    failures: _core.Failures | None = None
+    checkpoint_every: float = math.inf  # seconds of a job's work, after its start
     estimate_error: float | None = 0.0  # sigma of the log-normal error of estimates; None: durations unknown
     seed: int = 0
 
@@ -68,6 +74,7 @@ class Outcome:
     jct: Column  # infinite for a job that was rejected
     spans: list[Span]
     usage: list[Usage]
+    user_gpu_s: dict[str, float] = field(default_factory=dict)  # GPU-seconds of each user; empty without users
 
 
 def make_cluster(trace: Trace, ratios: Ratios, setting: Setting, record_spans: bool = False) -> _core.Cluster:
@@ -77,6 +84,9 @@ def make_cluster(trace: Trace, ratios: Ratios, setting: Setting, record_spans: b
     options.gpu_memory_gib = setting.gpu_memory_gib
     options.largest_split = setting.largest_split
     options.restart_cost = setting.restart_cost
+    options.rank_by_path = setting.rank_by_path
+    options.fair_half_life = setting.fair_half_life
+    options.checkpoint_every = setting.checkpoint_every
     options.durations_known = setting.estimate_error is not None
     options.record_spans = record_spans
     jobs = len(trace.names)
@@ -95,6 +105,7 @@ def make_cluster(trace: Trace, ratios: Ratios, setting: Setting, record_spans: b
         fixed_time=_known(trace.fixed_time, setting.fixed_time, jobs),
         sub_batches=np.full(jobs, LARGEST_SPLIT) if trace.sub_batches is None else trace.sub_batches,
         deadline=np.full(jobs, np.inf) if trace.deadline is None else trace.deadline,
+        user=np.zeros(jobs, np.int32) if trace.users is None else np.unique(trace.users, return_inverse=True)[1],
     )
 
 
@@ -103,21 +114,33 @@ def _known(column: Column | None, default: float, jobs: int) -> Column:
 
 
 def simulate(case: Case, progress: Callable[[int], object] = lambda ended: None) -> Outcome:
-    """Simulates one case. Calls `progress(number of ended jobs)` regularly, which may raise to stop it."""
+    """Simulates one case. Calls `progress(number of ended jobs)` regularly, which may raise to stop it.
+    Raises ValueError for a job that failures keep from ending."""
     cluster = make_cluster(case.trace, case.ratios, case.setting, case.record)
-    simulator = _core.Simulator(cluster, case.policy, record_usage=case.record)
-    while simulator.run(_CHUNK):
-        progress(simulator.ended)
+    after = predecessors(case.trace)
+    failures = case.setting.failures or _core.Failures()
+    simulator = _core.Simulator(cluster, case.policy, after, failures, record_usage=case.record)
+    try:
+        while simulator.run(_CHUNK):
+            progress(simulator.ended)
+    except RuntimeError as error:
+        job = re.match(r"job (\d+) ", str(error))
+        if job is None:
+            raise
+        raise ValueError(f"job '{case.trace.names[int(job[1])]}' {str(error)[job.end() :]} (--failures)") from None
     progress(simulator.ended)
     jobs = simulator.jobs()
     figures = figures_of(case, jobs, simulator.busy_gpu_seconds)
-    return Outcome(case, figures, jobs["ended"] - case.trace.arrival, simulator.spans(), simulator.usage())
+    figures |= failure_figures(case, jobs, simulator.away_gpu_seconds)
+    jct = jobs["ended"] - case.trace.arrival
+    return Outcome(case, figures, jct, simulator.spans(), simulator.usage(), user_gpu_seconds(case.trace, jobs))
 
 
 def figures_of(case: Case, jobs: dict[str, Column], busy_gpu_seconds: float) -> dict[str, float]:
     """The figures of an outcome, in seconds, except: gpu_utilization, the fraction of GPU time with a job on the GPU,
     from the first arrival to the last end; shared_fraction, the fraction of running time beside a partner; preemptions
-    and jobs, which are counts. Those about completion are of the jobs that have run. See `deadline_figures`."""
+    and jobs, which are counts. avg_queue_s is the wait since a job was eligible. Those about completion are of the jobs
+    that have run. See `deadline_figures` and `dependency_figures`."""
     trace = case.trace
     ran = np.isfinite(jobs["ended"])
     jct = (jobs["ended"] - trace.arrival)[ran]
@@ -133,10 +156,11 @@ def figures_of(case: Case, jobs: dict[str, Column], busy_gpu_seconds: float) -> 
         "makespan_s": makespan,
         "avg_queue_s": _of(np.mean, jobs["waited"][ran]),
         "gpu_utilization": busy_gpu_seconds / (makespan * case.setting.gpus) if makespan else 0.0,
-        "preemptions": int(jobs["preemptions"].sum()),
+        "preemptions": int((jobs["preemptions"] - jobs["losses"]).sum()),
         "shared_fraction": float(jobs["shared"].sum() / jobs["run"].sum()) if ran.any() else 0.0,
         "jobs": len(trace.names),
         **deadline_figures(trace, jobs["ended"]),
+        **dependency_figures(trace, jobs),
     }
 
 
@@ -163,6 +187,45 @@ def deadline_figures(trace: Trace, ended: Column) -> dict[str, float]:
         "missed": int((late > 0).sum()),
         "avg_tardiness_s": _of(np.mean, late),
         "max_tardiness_s": _of(np.max, late),
+    }
+
+
+def dependency_figures(trace: Trace, jobs: dict[str, Column]) -> dict[str, float]:
+    """Empty if no job waits for another. Else the mean time from the arrival of a job until it is eligible, because it
+    has arrived and its predecessors have ended, in seconds, and the mean wait from its arrival, which is that and
+    `avg_queue_s` together; and a count: unreached, jobs without a deadline of their own that never run, because they
+    wait for a rejected one."""
+    if trace.after is None:
+        return {}
+    ran = np.isfinite(jobs["ended"])
+    blocked = (jobs["eligible"] - trace.arrival)[ran]
+    own = np.zeros(len(ran), bool) if trace.deadline is None else np.isfinite(trace.deadline)
+    return {
+        "avg_blocked_s": _of(np.mean, blocked),
+        "avg_wait_s": _of(np.mean, blocked + jobs["waited"][ran]),
+        "unreached": int((~ran & ~own).sum()),
+    }
+
+
+def user_gpu_seconds(trace: Trace, jobs: dict[str, Column]) -> dict[str, float]:
+    """The GPU-seconds in which the jobs of each user ran, in order of names; two jobs on one GPU count both."""
+    if trace.users is None:
+        return {}
+    names, user = np.unique(trace.users, return_inverse=True)
+    return dict(zip(map(str, names), np.bincount(user, jobs["run"] * trace.gpus).tolist(), strict=True))
+
+
+def failure_figures(case: Case, jobs: dict[str, Column], away_gpu_seconds: float) -> dict[str, float]:
+    """Empty without failures. Else: interruptions, a count of jobs that were running where a GPU left; lost_gpu_s, the
+    work that they did once more, in GPU-seconds alone; gpus_away, the fraction of GPU time away, until the last end."""
+    if case.setting.failures is None:
+        return {}
+    ran = jobs["ended"][np.isfinite(jobs["ended"])]
+    whole = case.setting.gpus * _of(np.max, ran)
+    return {
+        "interruptions": int(jobs["losses"].sum()),
+        "lost_gpu_s": float((jobs["lost_work"] * case.trace.gpus).sum()),
+        "gpus_away": away_gpu_seconds / whole if whole else 0.0,
     }
 
 
@@ -226,6 +289,9 @@ def summarize(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
             row[name] = sum(values) if name in COUNTS else float(np.mean(values))
             if len(same) > 1:
                 row[f"{name}_spread"] = [min(values), max(values)]
+        users = sorted({user for outcome in same for user in outcome.user_gpu_s})
+        if users:
+            row["user_gpu_s"] = {user: sum(each.user_gpu_s.get(user, 0.0) for each in same) for user in users}
         rows.append(row)
     return rows
 

@@ -7,10 +7,22 @@ from typing import Any
 
 from rich.table import Table
 
+from torchshare.context.names import escaped
 from torchshare.report.trace_events import trace_events
 from torchshare.simulation.simulate import Outcome, swept
 
-_OF_DEADLINES = ("deadlines", "rejected", "missed", "met", "avg_tardiness_s", "max_tardiness_s")
+_IF_KNOWN = {  # further columns, where a row has the figure
+    "deadlines": "deadlines",
+    "rejected": "rejected",
+    "missed": "missed",
+    "met": "met",
+    "avg_tardiness_s": "avg late",
+    "max_tardiness_s": "max late",
+    "avg_blocked_s": "avg blocked",
+    "interruptions": "interrupted",
+    "lost_gpu_s": "lost GPU s",
+}
+_MOST_USERS = 20  # in the table
 BASELINE = "tiresias"  # the policy that the table compares with, if it was simulated
 
 
@@ -39,8 +51,8 @@ def table(rows: list[dict[str, Any]]) -> Table:
         "preempted",
     ):
         lines.add_column(title, justify="right")
-    has_deadlines = any("deadlines" in row for row in rows)
-    for title in ("deadlines", "rejected", "missed", "met", "avg late", "max late") if has_deadlines else ():
+    known = {name: title for name, title in _IF_KNOWN.items() if any(name in row for row in rows)}
+    for title in known.values():
         lines.add_column(title, justify="right")
     for row in rows:
         against = against_baseline(row, rows, varied)
@@ -53,8 +65,31 @@ def table(rows: list[dict[str, Any]]) -> Table:
             f"{row['gpu_utilization']:.0%}",
             f"{row['shared_fraction']:.0%}",
             f"{row['preemptions']:,}",
-            *(f"{row[name]:,.0f}" if name in row else "-" for name in _OF_DEADLINES if has_deadlines),
+            *(f"{row[name]:,.0f}" if name in row else "-" for name in known),
         )
+    return lines
+
+
+def users(rows: list[dict[str, Any]]) -> Table:
+    """The GPU-hours of the users, those with most first, one column per row of `summarize`."""
+    used = [row for row in rows if "user_gpu_s" in row]
+    varied = swept(rows)
+    total = {user: sum(row["user_gpu_s"].get(user, 0.0) for row in used) for row in used for user in row["user_gpu_s"]}
+    most = sorted(total, key=lambda user: (-total[user], user))
+    shown, others = most[:_MOST_USERS], most[_MOST_USERS:]
+    lines = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    lines.add_column("GPU-hours")
+    for row in used:
+        lines.add_column(" ".join([row["policy"], *(str(row[name]) for name in varied)]), justify="right")
+
+    def add(name: str, names: list[str]) -> None:
+        hours = (sum(row["user_gpu_s"].get(each, 0.0) for each in names) / 3600 for row in used)
+        lines.add_row(escaped(name), *(f"{each:,.1f}" for each in hours))
+
+    for user in shown:
+        add(user or "(none)", [user])
+    if others:
+        add(f"{len(others)} others", others)
     return lines
 
 

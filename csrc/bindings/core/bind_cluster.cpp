@@ -20,11 +20,11 @@ std::vector<WorkloadJob> make_workload(const Column<double>& arrival, const Colu
                                        const Column<int>& gpus, const Column<double>& memory_gib,
                                        const Column<int>& model, const Column<double>& fixed_memory,
                                        const Column<double>& fixed_time, const Column<int>& sub_batches,
-                                       const Column<double>& deadline) {
+                                       const Column<double>& deadline, const Column<int>& user) {
   const py::ssize_t size = arrival.size();
   if (duration.size() != size || gpus.size() != size || memory_gib.size() != size || model.size() != size ||
       fixed_memory.size() != size || fixed_time.size() != size || sub_batches.size() != size ||
-      deadline.size() != size) {
+      deadline.size() != size || user.size() != size) {
     throw std::invalid_argument("the columns of a workload must have equal lengths");
   }
   std::vector<WorkloadJob> workload;
@@ -37,7 +37,8 @@ std::vector<WorkloadJob> make_workload(const Column<double>& arrival, const Colu
                         .memory_gib = memory_gib.at(i),
                         .model = model.at(i),
                         .split = split,
-                        .deadline = deadline.at(i)});
+                        .deadline = deadline.at(i),
+                        .user = user.at(i)});
   }
   return workload;
 }
@@ -47,12 +48,13 @@ std::unique_ptr<Cluster> make_cluster(const ClusterOptions& options, int models,
                                       const Column<int>& gpus, const Column<double>& memory_gib,
                                       const Column<int>& model, const Column<double>& estimate,
                                       const Column<double>& fixed_memory, const Column<double>& fixed_time,
-                                      const Column<int>& sub_batches, const Column<double>& deadline) {
+                                      const Column<int>& sub_batches, const Column<double>& deadline,
+                                      const Column<int>& user) {
   Interference interference =
       models == 1 && ratios.size() == 1 ? Interference(ratios[0]) : Interference(models, ratios);
   return std::make_unique<Cluster>(
       options, std::move(interference),
-      make_workload(arrival, duration, gpus, memory_gib, model, fixed_memory, fixed_time, sub_batches, deadline),
+      make_workload(arrival, duration, gpus, memory_gib, model, fixed_memory, fixed_time, sub_batches, deadline, user),
       std::vector<Seconds>(estimate.data(), estimate.data() + estimate.size()));
 }
 
@@ -79,9 +81,12 @@ py::typing::Dict<py::str, py::array_t<double>> jobs_of(const Simulator& simulato
   const Cluster& cluster = simulator.cluster();
   py::typing::Dict<py::str, py::array_t<double>> jobs;
   jobs["ended"] = per_job(cluster, [](const ClusterJob& job) { return job.ended; });
+  jobs["eligible"] = per_job(cluster, [](const ClusterJob& job) { return job.eligible; });
   jobs["waited"] = per_job(cluster, [](const ClusterJob& job) { return job.waited; });
   jobs["run"] = per_job(cluster, [](const ClusterJob& job) { return job.run; });
   jobs["shared"] = per_job(cluster, [](const ClusterJob& job) { return job.shared; });
+  jobs["losses"] = per_job(cluster, [](const ClusterJob& job) { return job.losses; });
+  jobs["lost_work"] = per_job(cluster, [](const ClusterJob& job) { return job.lost_work; });
   jobs["preemptions"] = per_job(cluster, [](const ClusterJob& job) { return job.preemptions; });
   return jobs;
 }
@@ -130,6 +135,7 @@ auto event(LiveScheduler::Orders (LiveScheduler::*report)(Arguments...)) {
 
 void bind_cluster(py::module_& module) {
   module.def("cluster_policy_names", &cluster_policy_names);
+  module.def("find_cycle", &find_cycle, py::arg("predecessors"));
   py::class_<ClusterOptions>(module, "ClusterOptions")
       .def(py::init<>())
       .def_readwrite("gpus", &ClusterOptions::gpus)
@@ -139,22 +145,45 @@ void bind_cluster(py::module_& module) {
       .def_readwrite("durations_known", &ClusterOptions::durations_known)
       .def_readwrite("largest_split", &ClusterOptions::largest_split)
       .def_readwrite("one_gang_beside", &ClusterOptions::one_gang_beside)
+      .def_readwrite("fair_half_life", &ClusterOptions::fair_half_life)
+      .def_readwrite("rank_by_path", &ClusterOptions::rank_by_path)
+      .def_readwrite("checkpoint_every", &ClusterOptions::checkpoint_every)
       .def_readwrite("record_spans", &ClusterOptions::record_spans);
   py::class_<Cluster>(module, "Cluster")
       .def(py::init(&make_cluster), py::arg("options"), py::arg("models"), py::arg("ratios"), py::arg("arrival"),
            py::arg("duration"), py::arg("gpus"), py::arg("memory_gib"), py::arg("model"), py::arg("estimate"),
-           py::arg("fixed_memory"), py::arg("fixed_time"), py::arg("sub_batches"), py::arg("deadline"));
-  py::class_<Simulator>(module, "Simulator")
-      .def(py::init([](const Cluster& cluster, std::string_view policy, bool record_usage) {
-             return std::make_unique<Simulator>(cluster, make_cluster_policy(policy), record_usage);
+           py::arg("fixed_memory"), py::arg("fixed_time"), py::arg("sub_batches"), py::arg("deadline"),
+           py::arg("user"));
+  py::class_<Failures>(module, "Failures")
+      .def(py::init([](const std::vector<std::tuple<GpuId, int, Seconds, Seconds>>& rows) {
+             std::vector<Outage> outages;
+             for (const auto& [first, gpus, begin, end] : rows) {
+               outages.push_back({first, gpus, begin, end});
+             }
+             return Failures(std::move(outages));
            }),
-           py::arg("cluster"), py::arg("policy"), py::arg("record_usage") = false)
+           py::arg("outages") = std::vector<std::tuple<GpuId, int, Seconds, Seconds>>{})
+      .def(py::init([](Seconds between, Seconds repair, double node_share, int gpus, int per_node, std::uint64_t seed) {
+             return Failures({between, repair, node_share, seed}, gpus, per_node);
+           }),
+           py::arg("between"), py::arg("repair"), py::arg("node_share"), py::arg("gpus"), py::arg("per_node"),
+           py::arg("seed"))
+      .def("__repr__", [](const Failures&) { return "Failures()"; });
+  py::class_<Simulator>(module, "Simulator")
+      .def(py::init([](const Cluster& cluster, std::string_view policy, const Predecessors& after,
+                       const Failures& failures, bool record_usage) {
+             return std::make_unique<Simulator>(cluster, make_cluster_policy(policy),
+                                                SimulatorOptions{after, failures, record_usage});
+           }),
+           py::arg("cluster"), py::arg("policy"), py::arg("after") = Predecessors{}, py::arg("failures") = Failures(),
+           py::arg("record_usage") = false)
       .def("run", &run, py::arg("instants"))
       .def("jobs", &jobs_of)
       .def("spans", &spans_of)
       .def("usage", &usage_of)
       .def_property_readonly("ended", &Simulator::ended)
-      .def_property_readonly("busy_gpu_seconds", &Simulator::busy_gpu_seconds);
+      .def_property_readonly("busy_gpu_seconds", &Simulator::busy_gpu_seconds)
+      .def_property_readonly("away_gpu_seconds", &Simulator::away_gpu_seconds);
   py::class_<LiveScheduler>(module, "LiveScheduler")
       .def(py::init([](const Cluster& cluster, std::string_view policy) {
              return std::make_unique<LiveScheduler>(cluster, make_cluster_policy(policy));

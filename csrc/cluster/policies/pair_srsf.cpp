@@ -8,13 +8,15 @@ namespace {
 /// never overtaken by one that arrives S / (kAging * GPUs) seconds after it.
 constexpr double kAging = 1.0 / 64;
 
-/// Shortest remaining service first, with aging. Jobs share where that beats running one after the other in either
-/// order.
+/// Shortest remaining service first, with aging; if `rank_by_path`, shortest remaining critical path first, the upward
+/// rank of HEFT (Topcuoglu et al., 2002), in GPU-seconds. Jobs share where that beats running one after the other in
+/// either order.
 class PairSrsf final : public PairPolicy {
  public:
   Rank rank(const Cluster& cluster, JobId job) const override {
     const WorkloadJob& asked = cluster.job(job).asked;
-    return {0, cluster.remaining_service(job) + kAging * cluster.gpus().count() * asked.arrival};
+    const double path = cluster.remaining_service(job) + cluster.service_behind(job);
+    return {0, path + kAging * cluster.gpus().count() * asked.arrival};
   }
 
  private:

@@ -28,6 +28,9 @@ class Auditor {
   void look(const Cluster& cluster) {
     const Seconds passed = cluster.now() - last_;
     last_ = cluster.now();
+    busy_ += passed * busy_gpus_;
+    away_ += passed * cluster_away_;
+    on_gpus_ += passed * jobs_on_gpus_;
     std::map<GpuId, std::vector<JobId>> on;
     std::size_t waiting = 0;
     for (JobId job = 0; job < cluster.jobs(); ++job) {
@@ -49,11 +52,19 @@ class Auditor {
       }
     }
     ASSERT_EQ(cluster.waiting().size(), waiting);
-    ASSERT_EQ(cluster.gpus().free(), cluster.gpus().count() - std::ssize(on));
+    cluster_away_ = 0;
+    for (GpuId gpu = 0; gpu < cluster.gpus().count(); ++gpu) {
+      ASSERT_TRUE(cluster.gpus().usable(gpu) || !on.contains(gpu)) << "GPU " << gpu << " is away";
+      cluster_away_ += cluster.gpus().usable(gpu) ? 0 : 1;
+    }
+    busy_gpus_ = static_cast<int>(std::ssize(on));
+    ASSERT_EQ(cluster.gpus().free(), cluster.gpus().count() - busy_gpus_ - cluster_away_);
+    jobs_on_gpus_ = 0;
     int half_free = 0;
     std::map<JobId, std::set<JobId>> gangs_beside;
     for (const auto& [gpu, jobs] : on) {
       ASSERT_LE(jobs.size(), 2U) << "GPU " << gpu;
+      jobs_on_gpus_ += static_cast<int>(std::ssize(jobs));
       half_free += jobs.size() == 1 ? 1 : 0;
       ASSERT_LE(memory(cluster, jobs), cluster.options().gpu_memory_gib * (1 + 1e-12)) << "GPU " << gpu;
       if (jobs.size() == 2) {
@@ -73,6 +84,10 @@ class Auditor {
   }
 
   Seconds done(JobId job) const { return done_[job]; }
+  /// GPU-seconds with a job, away, and of all jobs.
+  double busy() const { return busy_; }
+  double away() const { return away_; }
+  double on_gpus() const { return on_gpus_; }
 
  private:
   static double memory(const Cluster& cluster, const std::vector<JobId>& jobs) {
@@ -85,6 +100,12 @@ class Auditor {
   }
 
   Seconds last_ = 0;
+  double busy_ = 0;
+  double away_ = 0;
+  double on_gpus_ = 0;
+  int busy_gpus_ = 0;  // of the last look
+  int cluster_away_ = 0;
+  int jobs_on_gpus_ = 0;
   std::vector<double> done_;
   std::vector<double> speed_;
   std::vector<Seconds> restart_;
@@ -123,6 +144,57 @@ TEST_P(ClusterPolicyContract, ConservesGpusMemoryAndWorkOverAThousandWorkloads) 
       ASSERT_NEAR(entry.waited + entry.run, entry.ended - workload[job].arrival, 1e-6) << "seed " << seed;
     }
   }
+}
+
+TEST_P(ClusterPolicyContract, DespiteFailuresEveryJobEndsOnceAndStartsAfterItsPredecessors) {
+  int losses = 0;
+  for (unsigned seed = 0; seed < 300; ++seed) {
+    std::mt19937_64 random(seed);
+    const ClusterOptions options{.gpus = 8,
+                                 .gpu_memory_gib = 16,
+                                 .restart_cost = static_cast<double>(seed % 3) * 10,
+                                 .checkpoint_every = seed % 4 == 0 ? kNeverVirtual : 20.0 + seed % 50,
+                                 .record_spans = true};
+    const std::vector<WorkloadJob> workload = random_workload(random, 25, options.gpus, 1);
+    const Predecessors after = random_predecessors(random, workload.size());
+    const Interference interference(1 + static_cast<double>(seed % 11) / 10);
+    const Failures failures(
+        {.between = seed % 4 == 0 ? 50'000.0 : 300.0 + seed, .repair = 100, .node_share = 0.3, .seed = seed},
+        options.gpus, options.gpus_per_node);
+    Simulator simulator(Cluster(options, interference, workload, durations_of(workload)),
+                        make_cluster_policy(GetParam()), {.after = after, .failures = failures});
+    Auditor auditor(simulator.cluster());
+    while (simulator.step()) {
+      auditor.look(simulator.cluster());
+      ASSERT_FALSE(HasFatalFailure()) << "seed " << seed;
+    }
+    const double all = simulator.cluster().gpus().count() * simulator.cluster().now();
+    ASSERT_NEAR(simulator.busy_gpu_seconds(), auditor.busy(), 1e-9 * all);
+    ASSERT_NEAR(simulator.away_gpu_seconds(), auditor.away(), 1e-9 * all);
+    double on_gpus = 0;
+    std::vector<Seconds> started(workload.size(), kNeverVirtual);
+    for (const Span& span : simulator.cluster().spans()) {
+      started[span.job] = std::min(started[span.job], span.begin);
+    }
+    for (JobId job = 0; job < workload.size(); ++job) {
+      const ClusterJob& entry = simulator.cluster().job(job);
+      ASSERT_EQ(entry.phase, JobPhase::kEnded) << "seed " << seed;
+      ASSERT_NEAR(auditor.done(job), workload[job].duration + entry.lost_work, 1e-6 * auditor.done(job))
+          << "seed " << seed;
+      ASSERT_LE(entry.losses, entry.preemptions);
+      losses += entry.losses;
+      on_gpus += entry.run * entry.asked.gpus;
+      Seconds eligible = workload[job].arrival;
+      for (const JobId other : after[job]) {
+        eligible = std::max(eligible, simulator.cluster().job(other).ended);
+      }
+      ASSERT_EQ(entry.eligible, eligible) << "seed " << seed;
+      ASSERT_GE(started[job], eligible) << "seed " << seed;
+      ASSERT_NEAR(entry.waited + entry.run, entry.ended - eligible, 1e-6) << "seed " << seed;
+    }
+    ASSERT_NEAR(on_gpus, auditor.on_gpus(), 1e-9 * all) << "seed " << seed;
+  }
+  EXPECT_GT(losses, 1000);
 }
 
 TEST_P(ClusterPolicyContract, EqualInputGivesEqualOutput) {

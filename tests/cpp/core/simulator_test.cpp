@@ -19,7 +19,7 @@ TEST(Simulator, CountsTheGpuTimeThatWasBusy) {
   const ClusterOptions options{.gpus = 4, .record_spans = true};
   const std::vector<WorkloadJob> workload{{0, 100, 2, 0, 0}, {10, 50, 1, 0, 0}};
   Simulator simulator(Cluster(options, Interference(1), workload, durations_of(workload)), make_cluster_policy("fifo"),
-                      true);
+                      {.record_usage = true});
   while (simulator.step()) {
   }
   EXPECT_DOUBLE_EQ(simulator.busy_gpu_seconds(), 100 * 2 + 50);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string_view>
 #include <vector>
@@ -52,6 +53,20 @@ inline std::vector<WorkloadJob> random_workload(std::mt19937_64& random, int job
     workload.push_back({now, duration(random), asked, memory, model, 0, 0, split});
   }
   return workload;
+}
+
+/// Up to three predecessors for one job in two, without cycles. A job may arrive before those that it waits for.
+inline Predecessors random_predecessors(std::mt19937_64& random, std::size_t jobs) {
+  std::vector<JobId> order(jobs);
+  std::iota(order.begin(), order.end(), 0U);
+  std::shuffle(order.begin(), order.end(), random);
+  Predecessors after(jobs);
+  for (std::size_t place = 1; place < jobs; ++place) {
+    for (unsigned count = random() % 2 == 0 ? 0 : 1 + random() % 3; count > 0; --count) {
+      after[order[place]].push_back(order[random() % place]);
+    }
+  }
+  return after;
 }
 
 }  // namespace torchshare
