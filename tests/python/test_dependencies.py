@@ -1,4 +1,4 @@
-"""Jobs that wait for others (the option `after`): in programs as users write them, and in random graphs beside a model."""
+"""Jobs that wait for others (the option `after`): programs as users write them, and random graphs beside a model."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from torch import nn
 
 import torchshare
 from torchshare import Job, Runtime
+from torchshare.cli import supervisor
 
 GRAPHS = int(os.environ.get("TORCHSHARE_GRAPHS", "500"))  # random ones in the slow test
 
@@ -210,7 +211,7 @@ def test_bad_predecessors_are_refused_before_any_work(after: Any, says: str, sta
         runtime.submit(value, name="first")
         if started:
             runtime.wait(300)
-        with pytest.raises(ValueError) as refused:  # noqa: PT011  # the text is compared
+        with pytest.raises(ValueError) as refused:  # the text is compared
             runtime.submit(value, name="last", after=after)
             runtime.start()
         assert str(refused.value) == says
@@ -225,7 +226,7 @@ def test_a_cycle_is_refused_with_its_path() -> None:
     runtime.submit(value, name="b", after=["d", "any:c"])
     runtime.submit(value, name="c", start="after:a")
     runtime.submit(value, name="d")
-    with pytest.raises(ValueError, match="^jobs wait for each other to start: 'a' -> 'b' -> 'c' -> 'a'$"):
+    with pytest.raises(ValueError, match=r"^jobs wait for each other to start: 'a' -> 'b' -> 'c' -> 'a'$"):
         runtime.start()
     assert {job.state for job in runtime.jobs} == {"pending"}
     runtime.close()
@@ -368,3 +369,16 @@ def test_graphs_that_are_cancelled_at_any_moment_end() -> None:
         assert all(result.state in torchshare.context.results.ENDED for result in results.values()), seed
         assert max(graph.began) <= 1
         assert graph.early == []
+
+
+def test_the_supervisor_drops_the_jobs_that_cannot_start_without_a_dropped_one() -> None:
+    jobs: list[Any] = [
+        {"name": "late", "after": ["ok:next"]},
+        {"name": "next", "after": ["ok:crashes", "other"]},
+        {"name": "crashes"},
+        {"name": "other", "after": ["any:crashes", "ok:kept"]},
+        {"name": "kept", "start": "after:crashes"},
+    ]
+    dropped = supervisor.drop(jobs, supervisor.Attempt(0, dropped={"crashes": "3 times in a row, SIGSEGV"}))
+    assert [each["name"] for each in dropped] == ["crashes", "next", "late"]
+    assert jobs[3:] == [{"name": "other", "after": ["ok:kept"]}, {"name": "kept", "start": "now"}]
