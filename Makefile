@@ -57,13 +57,13 @@ test: build
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target BESIDE=lint lint test-cpp
 	$(MAKE) --no-print-directory test-python
 
-# The emulated device's tests leave a third of the cores idle, which the slow Python tests use. The C++ tests and test-waits run
-# beside the sanitizers' builds and programs, which load the machine as the loops of test-loaded do.
+# The emulated device's tests leave a third of the cores idle, which the slow Python tests use. test-waits runs beside the
+# sanitizers' builds and programs, C++ tests among them, which load the machine as the loops of test-loaded do.
 test-slow: build
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target BESIDE=yes docs .venv-oldest/ready
 	$(MAKE) --no-print-directory test-oldest
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target BESIDE=yes test-emulated test-python-slow
-	$(MAKE) --no-print-directory --jobs=5 --output-sync=target BESIDE=yes test-tsan test-asan soak test-cpp test-waits \
+	$(MAKE) --no-print-directory --jobs=5 --output-sync=target BESIDE=yes test-tsan test-asan soak test-waits \
 	  bench-instructions
 
 # The first build takes minutes and shows its progress.
@@ -201,7 +201,7 @@ docs: build $(VENV)/docs
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh docs
 	$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
 
-build-benchmarks: build $(if $(BESIDE),| test-cpp)  # they configure the same folder
+build-benchmarks: build $(if $(BESIDE),| build-emulator)  # they configure the same folder
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh bench
 	cmake -B $(BUILD) -DTORCHSHARE_BENCHMARKS=ON >/dev/null
 	$(CMAKE_BUILD) $(BUILD) --parallel $(JOBS)

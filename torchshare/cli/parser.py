@@ -17,5 +17,6 @@ class Parser(argparse.ArgumentParser):
         for word in unknown:
             if not word.startswith("-"):
                 self.error(f"unexpected argument '{word}'")
-            known = difflib.get_close_matches(word.partition("=")[0], self._option_string_actions, n=1)
-            self.error(f"unknown option {word}" + "".join(f", did you mean {each}?" for each in known))
+            options = {option.lstrip("-"): option for option in self._option_string_actions}
+            known = difflib.get_close_matches(word.partition("=")[0].lstrip("-"), options, n=1)
+            self.error(f"unknown option {word}" + "".join(f", did you mean {options[each]}?" for each in known))
