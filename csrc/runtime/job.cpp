@@ -81,7 +81,8 @@ std::optional<PeriodicTask> task_of(const JobSpec& spec) {
 
 }  // namespace
 
-RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std::unique_ptr<LanguageBinding> language)
+RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std::unique_ptr<LanguageBinding> language,
+                       const RuntimeJob* replaces)
     : OpContext(spec.priority, at::detail::createCPUGenerator(spec.seed)),
       runtime_(std::move(runtime)),
       spec_(checked(std::move(spec), *runtime_)),
@@ -110,7 +111,9 @@ RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std:
   task_ = task_of(spec_);
   submitted_ = runtime_->device->record_event();
   registration_ = runtime_->coordinator.add(
-      {spec_.name, spec_.priority, spec_.start, spec_.after, spec_.steps, spec_.profile, task_}, slot_, status_);
+      {spec_.name, spec_.priority, spec_.start, spec_.after, spec_.steps, spec_.profile, task_,
+       replaces == nullptr ? std::nullopt : std::optional(replaces->id())},
+      slot_, status_);
   times_.open();
 }
 

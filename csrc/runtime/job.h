@@ -26,8 +26,9 @@ namespace torchshare {
 /// The implementation of Job, as used by the runtime and the bindings.
 class RuntimeJob final : public Job, public OpContext, public std::enable_shared_from_this<RuntimeJob> {
  public:
-  /// Registers the job with the runtime's coordinator. Throws std::invalid_argument.
-  RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std::unique_ptr<LanguageBinding> language);
+  /// Registers the job with the runtime's coordinator; see NewJob for `replaces`. Throws std::invalid_argument.
+  RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std::unique_ptr<LanguageBinding> language,
+             const RuntimeJob* replaces = nullptr);
   ~RuntimeJob() override;
 
   const JobSpec& spec() const override { return spec_; }

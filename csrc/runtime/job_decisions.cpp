@@ -54,6 +54,9 @@ JobId JobDecisions::add(const NewJob& new_job, Slot& slot, JobStatus& status) {
                      .profile = new_job.profile};
     AutoSharing::check(shared);
     job.to_arrive = std::move(shared);
+    if (new_job.replaces) {
+      deadlines_.end(*new_job.replaces);
+    }
     if (new_job.task) {
       make_periodic(job.id(), *new_job.task);
     }
@@ -63,6 +66,9 @@ JobId JobDecisions::add(const NewJob& new_job, Slot& slot, JobStatus& status) {
   } catch (...) {
     jobs_.undo_add(job);
     throw;
+  }
+  if (new_job.replaces) {
+    jobs_.replace_predecessor(*new_job.replaces, job.record);
   }
   any_automatic_ = any_automatic_ || inputs.plan;
   set_wake_interval();

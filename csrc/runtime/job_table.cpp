@@ -16,7 +16,7 @@ LiveJob& JobTable::add(const NewJob& new_job, Slot& slot, JobStatus& status, std
     throw std::invalid_argument("job name must not be empty");
   }
   const JobRecord* const namesake = records_.find(new_job.name);
-  if (namesake != nullptr && !is_terminal(namesake->state)) {
+  if (namesake != nullptr && !is_terminal(namesake->state) && namesake->id != new_job.replaces) {
     throw std::invalid_argument(fmt::format("job names must be unique in a runtime, got '{}' twice", new_job.name));
   }
   const auto id = static_cast<JobId>(names_.size());
@@ -45,6 +45,16 @@ void JobTable::undo_add(LiveJob& job) noexcept {
 void JobTable::forget_name(LiveJob& job) noexcept {
   records_.remove(*job.record, std::move(job.former));
   job.slot = nullptr;
+}
+
+void JobTable::replace_predecessor(JobId former, const std::shared_ptr<const JobRecord>& job) noexcept {
+  for (auto& [id, live] : live_) {
+    for (Predecessor& each : live.record->after) {
+      if (each.job != nullptr && each.job->id == former) {
+        each.job = job;
+      }
+    }
+  }
 }
 
 LiveJob* JobTable::find(JobId job) {

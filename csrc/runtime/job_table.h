@@ -28,6 +28,7 @@ struct NewJob {
   std::optional<double> steps = {};     ///< of the whole job, if declared
   std::optional<ProfiledJob> profile = {};
   std::optional<PeriodicTask> task = {};
+  std::optional<JobId> replaces = {};  ///< a job that is about to end, whose name and successors it gets
 };
 
 /// A job that has not ended.
@@ -73,6 +74,8 @@ class JobTable {
   /// Gives the job's name back: no job waits for it any more.
   void forget_name(LiveJob& job) noexcept;
   void erase(JobId job) { live_.erase(job); }
+  /// The jobs that wait for one job wait for another in its place.
+  void replace_predecessor(JobId former, const std::shared_ptr<const JobRecord>& job) noexcept;
 
   /// Null if the job has ended.
   LiveJob* find(JobId job);

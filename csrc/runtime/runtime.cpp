@@ -93,14 +93,15 @@ std::shared_ptr<Job> Runtime::submit(JobSpec spec, Job::Body body) {
   return submit(std::move(spec), std::move(body), std::make_unique<LanguageBinding>());
 }
 
-std::shared_ptr<RuntimeJob> Runtime::submit(JobSpec spec, Job::Body body, std::unique_ptr<LanguageBinding> language) {
+std::shared_ptr<RuntimeJob> Runtime::submit(JobSpec spec, Job::Body body, std::unique_ptr<LanguageBinding> language,
+                                            const RuntimeJob* replaces) {
   check_process();
   std::lock_guard lock(mutex_);
   if (closed_) {
     throw std::logic_error("the runtime is closed; submit before close");
   }
   state_->device->check();
-  auto job = std::make_shared<RuntimeJob>(state_, std::move(spec), std::move(language));
+  auto job = std::make_shared<RuntimeJob>(state_, std::move(spec), std::move(language), replaces);
   if (started_) {
     jobs_->start(job, std::move(body));
   } else {

@@ -281,13 +281,15 @@ def test_keys_of_a_job_file(tmp_path: Path) -> None:
 
 
 class Graph:
-    """A random graph of jobs that finish, fail or cancel themselves, and a model of how each ends."""
+    """A random graph of jobs that finish, at once or in a later attempt, fail or cancel themselves, and a model of how
+    each ends."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
         self.count = self.draw.randint(2, 50)
         self.after: list[list[str]] = []
         self.ends: list[str] = []
+        self.attempts: list[int] = []
         self.starts: list[bool] = []
         self.expected: list[str] = []
         for index in range(self.count):
@@ -298,6 +300,7 @@ class Graph:
                 for text, other in zip(after, others, strict=True)
             )
             end = self.draw.choices(["finished", "failed", "cancelled"], [6, 1, 1])[0]
+            self.attempts.append(self.draw.choice([1, 1, 1, 2, 3]))
             self.after.append(after)
             self.ends.append(end)
             self.starts.append(not broken)
@@ -317,6 +320,8 @@ class Graph:
             assert [result.state for result in job.after.values()] == [
                 self.expected[int(name.rpartition(" ")[2])] for name in job.after
             ]
+            if self.began[index] < self.attempts[index]:
+                raise OSError("it fails, and is tried again")
             self.has_ended[index] = True
             if self.ends[index] == "failed":
                 raise ValueError("it fails")
@@ -331,6 +336,7 @@ class Graph:
         options: dict[str, Any] = {
             "priority": self.draw.choice(["primary", "secondary", "level-3"]),
             "start": self.draw.choice(["now", "now", "now", 0.001, "auto"]),
+            "retries": self.attempts[index] if self.ends[index] != "failed" else self.attempts[index] - 1,
         }
         runtime.submit(self.function(index), name=f"job {index}", after=self.after[index], **options)
 
@@ -339,7 +345,10 @@ class Graph:
 @pytest.mark.parametrize(
     "seeds", [range(20), pytest.param(range(20, 20 + GRAPHS), marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )
-def test_every_job_of_a_random_graph_ends_once_after_its_predecessors(seeds: range) -> None:
+def test_every_job_of_a_random_graph_ends_once_after_its_predecessors(
+    seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchshare.runtime.attempts._LONGEST_WAIT_S", 0.001)
     for seed in seeds:
         graph = Graph(seed)
         first = graph.draw.randint(1, graph.count)  # submitted before the start, in any order
@@ -352,7 +361,8 @@ def test_every_job_of_a_random_graph_ends_once_after_its_predecessors(seeds: ran
             results = runtime.wait(300, check=False)
         states = [results[f"job {index}"].state for index in range(graph.count)]
         assert (seed, states) == (seed, graph.expected)
-        assert (seed, graph.began) == (seed, list(map(int, graph.starts)))
+        attempts = [count if starts else 0 for count, starts in zip(graph.attempts, graph.starts, strict=True)]
+        assert (seed, graph.began) == (seed, attempts)
         assert (seed, graph.early) == (seed, [])
 
 
@@ -367,7 +377,7 @@ def test_graphs_that_are_cancelled_at_any_moment_end() -> None:
             runtime.cancel()
             results = runtime.wait(300, check=False)
         assert all(result.state in torchshare.context.results.ENDED for result in results.values()), seed
-        assert max(graph.began) <= 1
+        assert all(made <= most for made, most in zip(graph.began, graph.attempts, strict=True))
         assert graph.early == []
 
 

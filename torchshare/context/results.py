@@ -129,6 +129,8 @@ class Result:
     """What the requests took that it answered; None unless it has called `Job.requests`."""
     periods: Periods | None = None
     """How the units of a periodic job kept their deadlines; None unless it has called `Job.periods`."""
+    attempts: int = 1
+    """How often it was started, with `retries`. The other counts and times are of the last attempt."""
 
     @property
     def run_steps(self) -> int:

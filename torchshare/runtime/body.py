@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchshare import _C
 from torchshare.context import current, step_loop
@@ -19,6 +19,10 @@ from torchshare.isolation import agreement, job_signals, routing, threads
 from torchshare.runtime import crash_log, forked
 from torchshare.runtime.closing import Closer
 from torchshare.runtime.job import Job
+
+if TYPE_CHECKING:
+    from torchshare.context.job_context import JobContext
+    from torchshare.runtime.attempts import Attempts
 
 log = logging.getLogger("torchshare")
 
@@ -31,44 +35,63 @@ class _Failed(Exception):
 
 
 def run_body(
-    job: Job, handle: _C.Job, function: Callable[[Job], Any], closer: Closer, at_end: Callable[[], None]
+    job: Job,
+    context: JobContext,
+    handle: _C.Job,
+    function: Callable[[Job], Any],
+    attempts: Attempts,
+    closer: Closer,
+    at_end: Callable[[], None],
 ) -> None:
-    """The body of a job, in its thread. The exception that it raises determines the job's state."""
-    job._context.handle = handle  # Runtime.submit may not have set it yet
-    job._context.thread = threading.get_ident()
+    """The body of an attempt of a job, in its thread. The exception that it raises determines its state."""
+    context.handle = handle  # Attempts may not have set it yet
+    context.thread = threading.get_ident()
     crash_log.enter_job(job.name)
     end: type[BaseException] | None = None
-    with current.entered(job._context), threads.presented(job._context):
+    failure: BaseException | None = None
+    wait_s: float | None = None
+    with current.entered(context), threads.presented(context):
         try:
-            step_loop.begin(job._context)
+            step_loop.begin(context)
             if handle.memory_limit is not None:
                 log.info("job '%s': memory budget: %.1f MiB", job.name, handle.memory_limit / 2**20)
-            job._context.loop.begin_job(functools.partial(closer.newest_common, job._context))
-            agreement.enter(job._context)
+            context.loop.begin_job(functools.partial(closer.newest_common, context))
+            agreement.enter(context)
             value = _call(function, job)
-            agreement.check_end(job._context)
-            job._context.loop.end_job()
+            agreement.check_end(context)
+            context.loop.end_job()
             at_end()
             if handle.is_in_body:  # otherwise close() left the job behind, and its result is final
                 job._value = value
         except Cancelled as error:
             end = type(error)
-            closer.tell_ranks(job._context, "ended", "was cancelled")
+            closer.tell_ranks(context, "ended", "was cancelled")
             drop_frames(error)
         except BaseException as error:
             end = _Failed
-            job._exception = error = _explained(job, error)
-            _report_failure(job, error, closer)
-            drop_frames(error)
+            failure = _explained(job, error)
+            wait_s = attempts.wait_before_next(failure)
+            if wait_s is None:
+                job._exception = failure
+                _report_failure(job, failure, closer)
+            else:
+                _report_retry(job, failure, wait_s)
+            drop_frames(failure)
         finally:
-            if job._context.serving is not None:
-                job._context.serving.end()
-            job._context.release()
-            routing.leave_job(job._context)
+            if context.serving is not None:
+                context.serving.end()
+            context.release()
+            routing.leave_job(context)
             if handle.memory_held > _WORTH_COLLECTING:
                 gc.collect()  # what the function has left in cycles
             crash_log.leave_job(job.name)
-            closer.leave(job._context)
+            closer.leave(context)
+    if wait_s is not None:
+        try:
+            attempts.begin_next(wait_s)
+        except RuntimeError as error:
+            log.error("%s", error)
+            job._exception = failure
     if end is not None:
         raise end
 
@@ -109,6 +132,12 @@ def _check_device(job: Job, error: str) -> None:
     except RuntimeError as lost:
         if not error or error not in str(lost):
             raise RuntimeError(f"{error or 'an error without text'} (the device is lost: {lost})") from None
+
+
+def _report_retry(job: Job, error: BaseException, wait_s: float) -> None:
+    traceback = Lines(users_traceback(error))
+    text = "job '%s' failed after %d steps in attempt %d; it starts again in %g s\n%s"
+    log.warning(text, job.name, job.result.steps, job._attempts, wait_s, traceback)
 
 
 def _report_failure(job: Job, error: BaseException, closer: Closer) -> None:

@@ -33,12 +33,12 @@ class Folder:
         self._resume = resume
         self._writer = Writer()
 
-    def checkpoints_of(self, job: JobContext, folder: str) -> Loop:
-        """In that folder of this one. Without checkpoints if its ranks would not save at the same steps. Raises
-        ValueError if the folder has checkpoints of the job that are not to be resumed from."""
+    def checkpoints_of(self, job: JobContext, folder: str, again: bool = False) -> Loop:
+        """In that folder of this one; resumes if the job starts `again`. Without checkpoints if its ranks would not
+        save at the same steps. Raises ValueError for a folder with checkpoints of the job if it does not resume."""
         if job.rank.count > 1 and self._every.steps is None:
             return Loop()
-        return Checkpoints(job, self._path / folder, self._every, self._resume, self._writer)
+        return Checkpoints(job, self._path / folder, self._every, self._resume or again, self._writer)
 
     def save_all(self, jobs: list[JobContext], wait: Callable[[], int]) -> None:
         """Resumes suspended jobs, asks all for a checkpoint, and waits until they are written, for 10 s at most. `wait`

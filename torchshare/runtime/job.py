@@ -45,12 +45,15 @@ class Job:
     Created by `Runtime.submit` and passed to the submitted function, which runs in the job's thread.
     """
 
-    def __init__(self, context: JobContext, after: Iterable[str] = ()) -> None:
+    _context: JobContext
+    """Of its last attempt; set when that is submitted."""
+
+    def __init__(self, after: Iterable[str] = ()) -> None:
         """`after` are the names of its predecessors."""
-        self._context = context
         self._metrics: dict[str, float] = {}
         self._value: Any = None
         self._exception: BaseException | None = None
+        self._attempts = 1
         self._after: dict[str, Job | None] = dict.fromkeys(after)
 
     @property
@@ -110,6 +113,7 @@ class Job:
             metrics=dict(self._metrics),
             requests=None if self._context.serving is None else self._context.serving.result(),
             periods=_periods(handle.periods()),
+            attempts=self._attempts,
         )
 
     def track(self, *, loader: Any = None, **objects: Any) -> None:
@@ -406,9 +410,12 @@ class Job:
     def cancel(self) -> None:
         """Raises `Cancelled` in the job: before its next op or, if it runs none for 0.1 s, before its next bytecode;
         on all ranks. A suspended job is resumed to clean up, and is not suspended again."""
-        self._context.handle.cancel()
-        self._context.watch_cancel(self._context)
-        self._context.tell_ranks(self._context, "ended", "was cancelled")
+        cancelled = None
+        while cancelled is not self._context:  # it may just start again
+            cancelled = self._context
+            cancelled.handle.cancel()
+            cancelled.watch_cancel(cancelled)
+            cancelled.tell_ranks(cancelled, "ended", "was cancelled")
 
     def __repr__(self) -> str:
         return f"<Job '{self.name}' {self.priority}, {self.state}>"

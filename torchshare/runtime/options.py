@@ -304,6 +304,23 @@ class JobOptions(CommonJobOptions, total=False):
             metavar="JOB[,JOB]",
         ),
     ]
+    retries: Annotated[
+        WholeNumber,
+        Option(
+            "times that the job starts again if it fails, from its last checkpoint if it has one: after 1 s, 2 s, 4 s "
+            "and so on, 60 s at most. Jobs that wait for it wait for its last attempt.",
+            0,
+            metavar="N",
+        ),
+    ]
+    retry_on: Annotated[
+        type[BaseException] | tuple[type[BaseException], ...],
+        Expected("an exception type or a tuple of them"),
+        Option(
+            "the exceptions after which it starts again. Default: all, and `sys.exit` with another status than 0.",
+            (Exception, SystemExit),
+        ),
+    ]
     slo: Annotated[
         Text | None,
         Option(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import logging
 import os
 import time
@@ -10,24 +9,19 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from typing_extensions import Unpack
 
 from torchshare import _C, _core
 from torchshare.context import current
-from torchshare.context.errors import BudgetExceeded, Cancelled, JobFailed, described
+from torchshare.context.errors import JobFailed, described
 from torchshare.context.importing import import_large
-from torchshare.context.job_context import JobContext
 from torchshare.context.rank import this_rank
 from torchshare.context.results import ENDED, Results
-from torchshare.context.sub_batch_rows import SubBatchRows
 from torchshare.device import devices
 from torchshare.durable.files import replacing
 from torchshare.isolation import environment, routing
-from torchshare.isolation.interrupt import PROCESS_CODE
-from torchshare.memory import spill
 from torchshare.runtime import signals
-from torchshare.runtime.body import run_body
+from torchshare.runtime.attempts import Attempts
 from torchshare.runtime.bound import BoundReport, report
 from torchshare.runtime.checkpointing import folder_of
 from torchshare.runtime.closing import Closer
@@ -119,60 +113,18 @@ class Runtime:
             options.setdefault("priority", "primary")
         predecessors = _predecessors(name, options.get("after"))
         options["after"] = list(predecessors)
-        context = self._context(name, options, environ, folder)
-        job = Job(context, predecessors.values())
+        if options.get("retries") and (environ is not None or (self._options["ranks"] and this_rank().count > 1)):
+            raise ValueError(f"job '{name}': retries must be 0 with several ranks: their launcher restarts them")
+        job = Job(predecessors.values())
         if self._closer.is_open:
             job._bind_predecessors(self._jobs)
-        closer, effects, given = self._closer, self._effects, options.copy()
-        variables = contextvars.copy_context()
-        routing.expect_job(context, getattr(function, "is_script", False))
-        try:
-            context.handle = self._handle.submit(
-                lambda handle: variables.run(
-                    run_body, job, handle, function, closer, lambda: effects.check(context, given)
-                ),
-                _spec(name, self.device, options, function),
-                getattr(function, "cancelled_type", Cancelled),
-                BudgetExceeded,
-                PROCESS_CODE,
-            )
-        except BaseException as error:
-            routing.forget_job(context)
-            if not isinstance(error, ValueError):
-                raise
-            text = str(error)
-            raise ValueError(text if f"'{name}'" in text else f"job '{name}': {text}") from None
-        effects.expect(context, given)
-        self._closer.expect(context)
+        attempts = Attempts(
+            job, name, function, options, self._handle, self._options, self._closer, self._effects, self._folder
+        )
+        attempts.begin(environ, folder)
         self._jobs.pop(name, None)  # an ended one that had its name
         self._jobs[name] = job
         return job
-
-    def _context(self, name: str, options: JobOptions, environ: dict[str, str] | None, folder: str) -> JobContext:
-        settings = with_defaults(JobOptions, options)
-        context = JobContext(
-            name,
-            settings["seed"],
-            settings["sub_batch"],
-            settings["epochs"],
-            self._closer.number,
-            self._closer.watch_cancel,
-            self._closer.tell_ranks,
-            spill.park,
-            on_cpu=self.device == "cpu",
-            on_disagree=self._options["on_disagree"],
-            resplit=settings["resplit"],
-            slo=settings["slo"],
-            shared_patches=self._options["shared_patches"],
-            rows_at_once=SubBatchRows(settings["regrow_after"]),
-        )
-        if environ is not None:
-            context.environ = {os.fsencode(key): os.fsencode(value) for key, value in environ.items()}
-            context.rank = this_rank(environ)
-            context.runtime = f"{context.rank.restarts}.of-job"  # the same on all its ranks
-        if self._folder is not None:
-            context.loop = self._folder.checkpoints_of(context, folder)
-        return context
 
     def start(self) -> None:
         """Checks every job's `start` condition, then starts the jobs. Until the runtime is closed, SIGTERM ends the
@@ -341,23 +293,6 @@ def _predecessors(name: str, after: str | Sequence[str] | None) -> dict[str, str
         return {text: _core.Predecessor(text).name for text in ([after] if isinstance(after, str) else after or ())}
     except ValueError as error:
         raise ValueError(f"job '{name}': {error}") from None
-
-
-def _spec(name: str, device: str, options: JobOptions, function: Callable[..., Any]) -> _C.JobSpec:
-    spec = _C.JobSpec()
-    spec.name = name
-    spec.threads = torch.get_num_threads()
-    profile = options.pop("profile", None)
-    fill(spec, options)
-    if profile is not None:
-        from torchshare.profiles.profile import as_profile
-
-        known = as_profile(name, profile, function)
-        spec.profile = known.profiled_job(options.get("sub_batch"), spec.priority, options.get("slo"))
-        if device != "cpu" and spec.memory_budget is None:
-            spec.memory_budget = known.memory_budget(options.get("sub_batch"))
-        spec.ops = [] if known.ops is None else known.ops.op_profiles()
-    return spec
 
 
 def _raise_failures(results: Results) -> None:

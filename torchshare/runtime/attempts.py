@@ -1,0 +1,160 @@
+"""Submits a job to C++: once, and again each time that it fails while it may be retried."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchshare import _C
+from torchshare.context.errors import BudgetExceeded, Cancelled, described
+from torchshare.context.job_context import JobContext
+from torchshare.context.rank import this_rank
+from torchshare.context.sub_batch_rows import SubBatchRows
+from torchshare.isolation import routing
+from torchshare.isolation.interrupt import PROCESS_CODE
+from torchshare.memory import spill
+from torchshare.runtime.body import run_body
+from torchshare.runtime.closing import Closer
+from torchshare.runtime.declared import fill, with_defaults
+from torchshare.runtime.effects import Effects
+from torchshare.runtime.job import Job
+from torchshare.runtime.options import JobOptions, RuntimeOptions
+
+if TYPE_CHECKING:
+    from torchshare.runtime.checkpointing import Folder
+
+log = logging.getLogger("torchshare")
+
+_LONGEST_WAIT_S = 60.0
+
+
+class Attempts:
+    """The attempts of one job. Each has a context and a job of C++ of its own, so that it starts like a new job; users
+    keep one Job. Outlives the Runtime object."""
+
+    def __init__(
+        self,
+        job: Job,
+        name: str,
+        function: Callable[[Job], Any],
+        options: JobOptions,
+        runtime: _C.Runtime,
+        runtime_options: RuntimeOptions,
+        closer: Closer,
+        effects: Effects,
+        folder: Folder | None,
+    ) -> None:
+        """`options` are checked, `runtime_options` complete."""
+        self._job = job
+        self._name = name
+        self._function = function
+        self._options = options
+        self._settings = with_defaults(JobOptions, options)
+        self._runtime = runtime
+        self._runtime_options = runtime_options
+        self._closer = closer
+        self._effects = effects
+        self._folder = folder
+        self._variables = contextvars.copy_context()
+        self._threads = torch.get_num_threads()
+
+    def begin(self, environ: dict[str, str] | None, folder: str) -> None:
+        """Submits the job; see Runtime._submit for the arguments. Raises ValueError with the job's name."""
+        self._submit(self._context(environ, folder), self._options, None)
+
+    def wait_before_next(self, error: BaseException) -> float | None:
+        """The seconds until the job starts again after this error; None if it has failed for good. In its thread."""
+        job = self._job
+        retries = isinstance(error, self._settings["retry_on"]) and not job._context.handle.cancel_requested
+        if not retries or job._attempts > self._settings["retries"]:
+            return None
+        return min(2.0 ** (job._attempts - 1), _LONGEST_WAIT_S)
+
+    def begin_next(self, wait_s: float) -> None:
+        """Submits the job again. In its thread, when it has left the job. Raises RuntimeError if that is not
+        possible, for example because the runtime is being closed."""
+        job, former = self._job, self._job._context
+        options: JobOptions = {**self._options, "start": wait_s, "after": []}
+        context = self._context(None, "", again=True)
+        job._attempts += 1
+        try:
+            self._submit(context, options, former.handle)
+        except BaseException as error:
+            job._context, job._attempts = former, job._attempts - 1
+            raise RuntimeError(f"job '{self._name}' cannot start again: {described(error)}") from None
+        if former.handle.cancel_requested:  # meanwhile; see Job.cancel
+            job.cancel()
+
+    def _context(self, environ: dict[str, str] | None, folder: str, again: bool = False) -> JobContext:
+        settings, of_runtime = self._settings, self._runtime_options
+        context = JobContext(
+            self._name,
+            settings["seed"],
+            settings["sub_batch"],
+            settings["epochs"],
+            self._closer.number,
+            self._closer.watch_cancel,
+            self._closer.tell_ranks,
+            spill.park,
+            on_cpu=self._runtime.device == "cpu",
+            on_disagree=of_runtime["on_disagree"],
+            resplit=settings["resplit"],
+            slo=settings["slo"],
+            shared_patches=of_runtime["shared_patches"],
+            rows_at_once=SubBatchRows(settings["regrow_after"]),
+        )
+        if environ is not None:
+            context.environ = {os.fsencode(key): os.fsencode(value) for key, value in environ.items()}
+            context.rank = this_rank(environ)
+            context.runtime = f"{context.rank.restarts}.of-job"  # the same on all its ranks
+        if self._folder is not None:
+            context.loop = self._folder.checkpoints_of(context, folder, again)
+        return context
+
+    def _submit(self, context: JobContext, options: JobOptions, replaces: _C.Job | None) -> None:
+        job, function, effects = self._job, self._function, self._effects
+        job._context = context
+        variables = self._variables.copy()
+
+        def at_end() -> None:
+            effects.check(context, options)
+
+        routing.expect_job(context, getattr(function, "is_script", False))
+        try:
+            context.handle = self._runtime.submit(
+                lambda handle: variables.run(run_body, job, context, handle, function, self, self._closer, at_end),
+                self._spec(options),
+                getattr(function, "cancelled_type", Cancelled),
+                BudgetExceeded,
+                PROCESS_CODE,
+                replaces,
+            )
+        except BaseException as error:
+            routing.forget_job(context)
+            if not isinstance(error, ValueError):
+                raise
+            text = str(error)
+            raise ValueError(text if f"'{self._name}'" in text else f"job '{self._name}': {text}") from None
+        effects.expect(context, options)
+        self._closer.expect(context)
+
+    def _spec(self, options: JobOptions) -> _C.JobSpec:
+        spec = _C.JobSpec()
+        spec.name = self._name
+        spec.threads = self._threads
+        fill(spec, {name: value for name, value in options.items() if name != "profile"})
+        profile = options.get("profile")
+        if profile is not None:
+            from torchshare.profiles.profile import as_profile
+
+            known = as_profile(self._name, profile, self._function)
+            spec.profile = known.profiled_job(options.get("sub_batch"), spec.priority, options.get("slo"))
+            if self._runtime.device != "cpu" and spec.memory_budget is None:
+                spec.memory_budget = known.memory_budget(options.get("sub_batch"))
+            spec.ops = [] if known.ops is None else known.ops.op_profiles()
+        return spec
