@@ -50,8 +50,11 @@ bool Coordinator::wait_to_start(JobId id) {
   decisions_.begin_wait(*job);
   take_messages();  // those of later steps wake `serve`
   decisions_.decide();
-  while (job->wait == LiveJob::Wait::kForStart && !job->start_cancelled) {
-    decisions_.delay(*job);
+  const auto waits = [job] { return job->wait == LiveJob::Wait::kForStart && !job->start_cancelled; };
+  if (waits()) {
+    decisions_.delay(*job);  // decides again: the job may start now
+  }
+  while (waits()) {
     const auto retry_at = job->retry_at;
     wait_for_change(lock, retry_at);
     if (clock_.now() >= retry_at) {

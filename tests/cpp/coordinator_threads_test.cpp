@@ -67,6 +67,36 @@ class AskedClock final : public Clock {
   std::atomic<int> waits = 0;
 };
 
+/// Time passes whenever it is read; a wait ends at its deadline, if it has one.
+class TickingClock final : public Clock {
+ public:
+  explicit TickingClock(std::chrono::nanoseconds tick = 0ns) : tick(tick) {}
+  std::chrono::nanoseconds now() const override { return now_ += tick; }
+  void wait(EventCount&, std::uint32_t, std::chrono::nanoseconds deadline) override {
+    ASSERT_NE(deadline, kNever) << "nothing would wake the job";
+    now_ = std::max(now_, deadline);
+  }
+
+  std::chrono::nanoseconds tick;
+
+ private:
+  mutable std::chrono::nanoseconds now_{0};
+};
+
+TEST(Coordinator, AStartThatBecomesDueWhileTheJobBeginsToWaitIsNotLost) {
+  for (auto tick = 50us; tick <= 2ms; tick += 50us) {
+    CoordinatorParts<TickingClock> parts;
+    auto& [clock, timeline, gate, coordinator] = parts;
+    clock.tick = tick;
+    Member job(coordinator, clock, {.name = "a", .start = "0.002"});
+    coordinator.open();
+    EXPECT_TRUE(coordinator.wait_to_start(job.id()));
+    if (HasFatalFailure()) {
+      return;
+    }
+  }
+}
+
 TEST(Coordinator, AStepThatComesWhileAJobBeginsToWaitIsNotLost) {
   CoordinatorParts<AskedClock> parts;
   auto& [clock, timeline, gate, coordinator] = parts;

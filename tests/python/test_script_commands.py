@@ -65,7 +65,7 @@ def test_a_file_of_jobs_the_environment_and_flags_in_this_order(tmp_path: Path, 
 
 def test_an_unknown_key_of_a_file_is_named_with_its_line(tmp_path: Path):
     for text, message in (
-        (JOBS.replace("seed", "sede"), "jobs.toml, line 6: unknown key 'sede'; the keys of a job are cache_memory"),
+        (JOBS.replace("seed", "sede"), "jobs.toml, line 6: unknown key 'sede'; the keys of a job are after"),
         (JOBS.replace("on_failure", "polcy"), "jobs.toml, line 2: unknown key 'polcy'; the keys outside of jobs are"),
         (JOBS.replace("5", "five five"), "jobs.toml: "),
         ("policy = 'strict'", "jobs.toml: must have a table [jobs.NAME] per job"),
