@@ -80,13 +80,14 @@ std::shared_ptr<py::function> shared(py::function function) {
 
 std::shared_ptr<RuntimeJob> submit(Runtime& runtime, py::typing::Callable<void(RuntimeJob&)> function, JobSpec spec,
                                    ExceptionType cancelled_type, ExceptionType budget_exceeded_type,
-                                   ProcessCode process_code, const RuntimeJob* replaces) {
+                                   ProcessCode process_code,
+                                   const std::optional<std::shared_ptr<RuntimeJob>>& replaces) {
   auto python = std::make_unique<PythonBinding>(
       PythonExceptions{std::move(cancelled_type), std::move(budget_exceeded_type), std::move(process_code)});
   auto body = [python = python.get(), function = shared(std::move(function))](Job& job) {
     python->run(runtime_job(job), *function);
   };
-  return runtime.submit(std::move(spec), std::move(body), std::move(python), replaces);
+  return runtime.submit(std::move(spec), std::move(body), std::move(python), replaces ? replaces->get() : nullptr);
 }
 
 using Order = std::tuple<JobId, int, std::string>;  // job, action, reason; see AutoSharing::Order
@@ -419,7 +420,7 @@ void bind_runtime(py::module_& module) {
            }),
            py::arg("device"), py::arg("options"))
       .def("submit", &submit, py::arg("function"), py::arg("spec"), py::arg("cancelled_type"),
-           py::arg("budget_exceeded_type"), py::arg("process_code"), py::arg("replaces") = nullptr)
+           py::arg("budget_exceeded_type"), py::arg("process_code"), py::arg("replaces") = std::nullopt)
       .def("start", &Runtime::start, ReleaseGil())
       .def(
           "wait", [](Runtime& runtime, Seconds timeout) { return runtime.wait(from_seconds(timeout)); },

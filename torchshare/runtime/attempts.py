@@ -67,20 +67,41 @@ class Attempts:
         """Submits the job; see Runtime._submit for the arguments. Raises ValueError with the job's name."""
         self._submit(self._context(environ, folder), self._options, None)
 
-    def wait_before_next(self, error: BaseException) -> float | None:
-        """The seconds until the job starts again after this error; None if it has failed for good. In its thread."""
+    def _run(self, context: JobContext, handle: _C.Job, options: JobOptions) -> None:
+        failure, wait_s = None, None
+
+        def wait_before_next(error: BaseException) -> float | None:
+            nonlocal failure, wait_s
+            failure, wait_s = error, self._wait_before_next(error)
+            return wait_s
+
+        def at_end() -> None:
+            self._effects.check(context, options)
+
+        try:
+            run_body(self._job, context, handle, self._function, self._closer, at_end, wait_before_next)
+        finally:
+            if wait_s is not None:
+                try:
+                    self._begin_next(wait_s)
+                except RuntimeError as error:
+                    log.error("%s", error)
+                    self._job._exception = failure
+
+    def _wait_before_next(self, error: BaseException) -> float | None:
         job = self._job
         retries = isinstance(error, self._settings["retry_on"]) and not job._context.handle.cancel_requested
         if not retries or job._attempts > self._settings["retries"]:
             return None
         return min(2.0 ** (job._attempts - 1), _LONGEST_WAIT_S)
 
-    def begin_next(self, wait_s: float) -> None:
+    def _begin_next(self, wait_s: float) -> None:
         """Submits the job again. In its thread, when it has left the job. Raises RuntimeError if that is not
         possible, for example because the runtime is being closed."""
         job, former = self._job, self._job._context
         options: JobOptions = {**self._options, "start": wait_s, "after": []}
         context = self._context(None, "", again=True)
+        context.handle = former.handle  # until there is another
         job._attempts += 1
         try:
             self._submit(context, options, former.handle)
@@ -117,17 +138,12 @@ class Attempts:
         return context
 
     def _submit(self, context: JobContext, options: JobOptions, replaces: _C.Job | None) -> None:
-        job, function, effects = self._job, self._function, self._effects
-        job._context = context
-        variables = self._variables.copy()
-
-        def at_end() -> None:
-            effects.check(context, options)
-
+        function, variables = self._function, self._variables.copy()
+        self._job._context = context
         routing.expect_job(context, getattr(function, "is_script", False))
         try:
             context.handle = self._runtime.submit(
-                lambda handle: variables.run(run_body, job, context, handle, function, self, self._closer, at_end),
+                lambda handle: variables.run(self._run, context, handle, options),
                 self._spec(options),
                 getattr(function, "cancelled_type", Cancelled),
                 BudgetExceeded,
@@ -140,7 +156,7 @@ class Attempts:
                 raise
             text = str(error)
             raise ValueError(text if f"'{self._name}'" in text else f"job '{self._name}': {text}") from None
-        effects.expect(context, options)
+        self._effects.expect(context, options)
         self._closer.expect(context)
 
     def _spec(self, options: JobOptions) -> _C.JobSpec:

@@ -22,7 +22,6 @@ from torchshare.runtime.job import Job
 
 if TYPE_CHECKING:
     from torchshare.context.job_context import JobContext
-    from torchshare.runtime.attempts import Attempts
 
 log = logging.getLogger("torchshare")
 
@@ -39,17 +38,16 @@ def run_body(
     context: JobContext,
     handle: _C.Job,
     function: Callable[[Job], Any],
-    attempts: Attempts,
     closer: Closer,
     at_end: Callable[[], None],
+    wait_before_next: Callable[[BaseException], float | None],
 ) -> None:
-    """The body of an attempt of a job, in its thread. The exception that it raises determines its state."""
+    """The body of an attempt of a job, in its thread. The exception that it raises determines its state. If the
+    function fails, `wait_before_next` returns the seconds until the next attempt, or None for a failure for good."""
     context.handle = handle  # Attempts may not have set it yet
     context.thread = threading.get_ident()
     crash_log.enter_job(job.name)
     end: type[BaseException] | None = None
-    failure: BaseException | None = None
-    wait_s: float | None = None
     with current.entered(context), threads.presented(context):
         try:
             step_loop.begin(context)
@@ -70,7 +68,7 @@ def run_body(
         except BaseException as error:
             end = _Failed
             failure = _explained(job, error)
-            wait_s = attempts.wait_before_next(failure)
+            wait_s = wait_before_next(failure)
             if wait_s is None:
                 job._exception = failure
                 _report_failure(job, failure, closer)
@@ -86,12 +84,6 @@ def run_body(
                 gc.collect()  # what the function has left in cycles
             crash_log.leave_job(job.name)
             closer.leave(context)
-    if wait_s is not None:
-        try:
-            attempts.begin_next(wait_s)
-        except RuntimeError as error:
-            log.error("%s", error)
-            job._exception = failure
     if end is not None:
         raise end
 

@@ -46,7 +46,7 @@ class Job:
     """
 
     _context: JobContext
-    """Of its last attempt; set when that is submitted."""
+    """The last attempt's; set when that is submitted."""
 
     def __init__(self, after: Iterable[str] = ()) -> None:
         """`after` are the names of its predecessors."""
@@ -410,12 +410,13 @@ class Job:
     def cancel(self) -> None:
         """Raises `Cancelled` in the job: before its next op or, if it runs none for 0.1 s, before its next bytecode;
         on all ranks. A suspended job is resumed to clean up, and is not suspended again."""
-        cancelled = None
-        while cancelled is not self._context:  # it may just start again
-            cancelled = self._context
-            cancelled.handle.cancel()
-            cancelled.watch_cancel(cancelled)
-            cancelled.tell_ranks(cancelled, "ended", "was cancelled")
+        handle = None
+        while handle is not self._context.handle:  # it may just start again
+            context = self._context
+            handle = context.handle
+            handle.cancel()
+            context.watch_cancel(context)
+            context.tell_ranks(context, "ended", "was cancelled")
 
     def __repr__(self) -> str:
         return f"<Job '{self.name}' {self.priority}, {self.state}>"
