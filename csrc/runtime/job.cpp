@@ -110,10 +110,10 @@ RuntimeJob::RuntimeJob(std::shared_ptr<RuntimeState> runtime, JobSpec spec, std:
   slot_.name = spec_.name;
   task_ = task_of(spec_);
   submitted_ = runtime_->device->record_event();
-  registration_ = runtime_->coordinator.add(
-      {spec_.name, spec_.priority, spec_.start, spec_.after, spec_.steps, spec_.profile, task_,
-       replaces == nullptr ? std::nullopt : std::optional(replaces->id())},
-      slot_, status_);
+  registration_ =
+      runtime_->coordinator.add({spec_.name, spec_.priority, spec_.start, spec_.after, spec_.steps, spec_.profile,
+                                 task_, replaces == nullptr ? std::nullopt : std::optional(replaces->id())},
+                                slot_, status_);
   times_.open();
 }
 
