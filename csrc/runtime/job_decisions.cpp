@@ -116,13 +116,14 @@ void JobDecisions::follow_predecessors_of(LiveJob& job) {
   const std::vector<Predecessor>& after = job.record->after;
   if (const Predecessor* const broken = find_broken(after)) {
     job.status->never_starts =
-        fmt::format("job '{}' was not started: its predecessor, {}", job.record->name, ends_of({*broken}));
+        fmt::format("job '{}' was not started: its predecessor {}", job.record->name, ends_of({*broken}));
     timeline_.record_decision(job.id(), clock_.now(), [&job] { return job.status->never_starts; });
     cancel_start(job.id());
   } else if (have_ended(after)) {
     arrive(job);
     timeline_.record_decision(job.id(), clock_.now(), [&after] { return "may start: " + ends_of(after); });
     obey_early_orders(job.id());
+    set_wake_interval();  // its start rule may count steps
   }
 }
 
@@ -141,11 +142,18 @@ void JobDecisions::withdraw(JobId id) {
 }
 
 void JobDecisions::open() {
-  for (const auto& [id, job] : jobs_.live()) {
-    bind_predecessors(*job.record, jobs_.records());
-  }
-  for (const auto& [id, job] : jobs_.live()) {
-    check_start(*job.record, jobs_.records());
+  try {
+    for (const auto& [id, job] : jobs_.live()) {
+      bind_predecessors(*job.record, jobs_.records());
+    }
+    for (const auto& [id, job] : jobs_.live()) {
+      check_start(*job.record, jobs_.records());
+    }
+  } catch (...) {
+    for (const auto& [id, job] : jobs_.live()) {
+      unbind_predecessors(*job.record);
+    }
+    throw;
   }
   open_ = predecessors_changed_ = true;
   try_to([this] { follow_predecessors(); });

@@ -49,6 +49,12 @@ void bind_predecessors(JobRecord& job, const JobRecords& jobs) {
   }
 }
 
+void unbind_predecessors(JobRecord& job) noexcept {
+  for (Predecessor& each : job.after) {
+    each.job = nullptr;
+  }
+}
+
 bool have_ended(const std::vector<Predecessor>& predecessors) {
   return std::all_of(predecessors.begin(), predecessors.end(), has_ended);
 }
@@ -57,8 +63,8 @@ std::string ends_of(const std::vector<Predecessor>& predecessors) {
   std::string ends;
   for (const Predecessor& each : predecessors) {
     const JobState state = each.job->state;
-    ends += fmt::format("{}job '{}' {}{}", ends.empty() ? "" : ", ", each.name,
-                        state == JobState::kCancelled ? "was " : "", to_string(state));
+    ends += fmt::format("{}'{}' {}{}", ends.empty() ? "" : ", ", each.name, state == JobState::kCancelled ? "was " : "",
+                        to_string(state));
   }
   return ends;
 }

@@ -23,9 +23,10 @@ Predecessor parse_predecessor(std::string_view text);
 /// Finds the jobs that are not bound yet by their names. Throws std::invalid_argument for a name that no job has, and
 /// for the job's own.
 void bind_predecessors(JobRecord& job, const JobRecords& jobs);
+void unbind_predecessors(JobRecord& job) noexcept;
 
 bool have_ended(const std::vector<Predecessor>& predecessors);
-/// How each has ended, as "job 'a' finished, job 'b' was cancelled".
+/// How each has ended, as "'a' finished, 'b' was cancelled".
 std::string ends_of(const std::vector<Predecessor>& predecessors);
 /// The first that had to finish and did not; null if there is none.
 const Predecessor* find_broken(const std::vector<Predecessor>& predecessors);

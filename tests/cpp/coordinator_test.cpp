@@ -218,7 +218,7 @@ TEST_F(CoordinatorTest, AnOrderToStartWaitsForThePredecessorsOfThisRank) {
   first.end(JobState::kFinished);
   EXPECT_TRUE(waiter.get());
   EXPECT_THAT(details(successor, EventKind::kDecision),
-              ElementsAre("may start: job 'a' finished", "start: rank 0 says so"));
+              ElementsAre("may start: 'a' finished", "start: rank 0 says so"));
 }
 
 TEST_F(CoordinatorTest, SuccessorsAreCancelledThroughAnyNumberOfJobs) {
@@ -238,7 +238,7 @@ TEST_F(CoordinatorTest, SuccessorsAreCancelledThroughAnyNumberOfJobs) {
     EXPECT_EQ(member->state(), JobState::kCancelled);
   }
   EXPECT_THAT(details(*chain[1], EventKind::kDecision),
-              ElementsAre("job 'b1' was not started: its predecessor, job 'b0' was cancelled"));
+              ElementsAre("job 'b1' was not started: its predecessor 'b0' was cancelled"));
 }
 
 class SwappedTest : public CoordinatorTest {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
 import subprocess
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,13 +90,13 @@ def test_a_failed_predecessor_cancels_its_successors_by_name_and_lets_others_sta
         assert [result.state for result in results.values()] == ["failed", "cancelled", "cancelled", "finished"]
         because = [str(results[name].exception) for name in ("train", "evaluate")]
         assert because == [
-            "job 'train' was not started: its predecessor, job 'data' failed",
-            "job 'evaluate' was not started: its predecessor, job 'train' was cancelled",
+            "job 'train' was not started: its predecessor 'data' failed",
+            "job 'evaluate' was not started: its predecessor 'train' was cancelled",
         ]
         assert str(results).splitlines()[-2:] == because
         assert decisions(runtime, "train") == because[:1]
         assert decisions(runtime, "clean up") == [
-            "may start: job 'data' failed, job 'evaluate' was cancelled",
+            "may start: 'data' failed, 'evaluate' was cancelled",
             "start: now",
         ]
 
@@ -119,6 +122,71 @@ def test_jobs_are_submitted_while_others_run_and_after_jobs_that_have_ended() ->
         assert late.after["sweep"].state == "finished"
         runtime.submit(value, name="too late", after="ok:sweep")
         assert runtime.wait(300, check=False)["too late"].state == "cancelled"
+
+
+class Big:
+    """A value of a job."""
+
+
+def test_a_chain_of_names_that_are_used_again_keeps_no_old_values() -> None:
+    alive: weakref.WeakSet[Big] = weakref.WeakSet()
+
+    def stage(job: Job) -> Big:
+        value = Big()
+        alive.add(value)
+        return value
+
+    with Runtime() as runtime:
+        for index in range(30):
+            runtime.submit(stage, name="ab"[index % 2], after=f"ok:{'ba'[index % 2]}" if index else [])
+            runtime.wait(300)
+        gc.collect()
+        assert len(alive) <= 3
+
+
+def test_a_job_that_submits_its_successor_at_once_is_known_to_it() -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with Runtime() as runtime:
+            runtime.start()
+            for index in range(100):
+
+                def first(job: Job, index: int = index) -> int:
+                    runtime.submit(lambda job: job.after["first"].value, name="second", after="ok:first")
+                    return index
+
+                runtime.submit(first)
+                assert runtime.wait(300)["second"].value == index
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_a_start_that_was_refused_binds_no_name() -> None:
+    runtime = Runtime()
+    runtime.submit(lambda job: job.after["a"].value, name="x", after=["missing", "ok:a"])
+    runtime.submit(value, name="a").cancel()
+    with pytest.raises(ValueError, match="job 'x': after names job 'missing'"):
+        runtime.start()
+    runtime.submit(lambda job: "the second", name="a")
+    runtime.submit(value, name="missing")
+    assert runtime.wait(300)["x"].value == "the second"
+    runtime.close()
+
+
+def test_steps_are_counted_exactly_after_a_predecessor() -> None:
+    def steps(job: Job) -> None:
+        for batch in job.batches([torch.ones(1)] * 400):
+            list(batch)
+            time.sleep(0.0005)
+
+    with Runtime() as runtime:
+        runtime.submit(steps, name="steps", priority="primary")
+        runtime.submit(lambda job: None, name="first")
+        runtime.submit(lambda job: None, name="late", after="first", start="step:200")
+        runtime.wait(300)
+        (at,) = (detail for detail in decisions(runtime, "late") if detail.startswith("start: "))
+    assert int(at.split()[-2]) < 215, at
 
 
 def test_seconds_count_from_the_end_of_the_last_predecessor() -> None:
@@ -172,7 +240,7 @@ def test_cancelling_reaches_jobs_that_wait_for_others() -> None:
         first.cancel()
         results = runtime.wait(300, check=False)
         assert {result.state for result in results.values()} == {"cancelled"}
-        assert str(successor.result.exception).endswith("job 'first' was cancelled")
+        assert str(successor.result.exception).endswith("predecessor 'first' was cancelled")
 
     runtime = Runtime()
     runtime.submit(forever, name="first")
@@ -244,7 +312,7 @@ def assert_states(ran: subprocess.CompletedProcess[str], folder: Path) -> None:
     assert ran.returncode == 1, ran.stderr
     jobs = {each["name"]: each for each in json.loads(ran.stdout)["jobs"]}
     assert {name: job["state"] for name, job in jobs.items()} == STATES
-    assert "its predecessor, job 'train' failed" in jobs["test"]["error"]
+    assert "its predecessor 'train' failed" in jobs["test"]["error"]
     assert {path.name for path in folder.glob("*.out")} == {"data.out", "train.out", "report.out"}
 
 

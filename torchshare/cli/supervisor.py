@@ -51,7 +51,9 @@ def check(checkpoint: object, environment: Mapping[str, str]) -> None:
 def drop(jobs: Sequence[JobOptions], attempt: Attempt | None) -> list[JobOptions]:
     """Returns the jobs that the supervisor has dropped, and those that start only if one of these finishes. No other
     job waits for them any more."""
-    reasons = {} if attempt is None else dict(attempt.dropped)
+    if attempt is None or not attempt.dropped:
+        return []
+    reasons = dict(attempt.dropped)
     dropped: list[JobOptions] = []
     left = list(jobs)
     while found := next((each for each in left if _is_dropped(each, reasons)), None):

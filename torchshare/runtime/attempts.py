@@ -78,14 +78,15 @@ class Attempts:
         def at_end() -> None:
             self._effects.check(context, options)
 
+        self._job._take_results()
         try:
             run_body(self._job, context, handle, self._function, self._closer, at_end, wait_before_next)
         finally:
             if wait_s is not None:
                 try:
                     self._begin_next(wait_s)
-                except RuntimeError as error:
-                    log.error("%s", error)
+                except Exception as error:
+                    log.error("job '%s' cannot start again: %s", self._name, described(error))
                     self._job._exception = failure
 
     def _wait_before_next(self, error: BaseException) -> float | None:
@@ -96,8 +97,8 @@ class Attempts:
         return min(2.0 ** (job._attempts - 1), _LONGEST_WAIT_S)
 
     def _begin_next(self, wait_s: float) -> None:
-        """Submits the job again. In its thread, when it has left the job. Raises RuntimeError if that is not
-        possible, for example because the runtime is being closed."""
+        """Submits the job again. In its thread, when it has left the job. Raises if that is not possible, for example
+        because the runtime is being closed."""
         job, former = self._job, self._job._context
         options: JobOptions = {**self._options, "start": wait_s, "after": []}
         context = self._context(None, "", again=True)
@@ -105,9 +106,9 @@ class Attempts:
         job._attempts += 1
         try:
             self._submit(context, options, former.handle)
-        except BaseException as error:
+        except BaseException:
             job._context, job._attempts = former, job._attempts - 1
-            raise RuntimeError(f"job '{self._name}' cannot start again: {described(error)}") from None
+            raise
         if former.handle.cancel_requested:  # meanwhile; see Job.cancel
             job.cancel()
 

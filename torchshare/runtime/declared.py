@@ -111,7 +111,7 @@ class Declared:
         if kind is bool:
             return {"yes": True, "no": False}[text]
         if list in kinds:
-            return text.split(",")
+            return [stripped for each in text.split(",") if (stripped := each.strip())]
         return json.loads(text) if kind is dict else kind(text)
 
 

@@ -54,7 +54,8 @@ class Job:
         self._value: Any = None
         self._exception: BaseException | None = None
         self._attempts = 1
-        self._after: dict[str, Job | None] = dict.fromkeys(after)
+        self._awaited: dict[str, Job | None] = dict.fromkeys(after)
+        self._after = Results([])
 
     @property
     def name(self) -> str:
@@ -77,15 +78,17 @@ class Job:
 
     @property
     def after(self) -> Results:
-        """The results of the jobs that this one has waited for (the option `after`), by name:
-        `job.after["pretrain"].value`."""
-        return Results([job.result for job in self._after.values() if job is not None])
+        """The results of the jobs that this one waits for (the option `after`), by name: `job.after["pretrain"].value`.
+        They are final once the job has begun. Empty before the runtime starts."""
+        return Results([*self._after.values(), *(job.result for job in self._awaited.values() if job is not None)])
 
     def _bind_predecessors(self, jobs: Mapping[str, Job]) -> None:
-        """Called when the predecessors' names are known to stand for `jobs`."""
-        for name, known in self._after.items():
-            if known is None:
-                self._after[name] = jobs.get(name)
+        """Called when the predecessors' names stand for `jobs`."""
+        self._awaited = {name: jobs.get(name) for name in self._awaited}
+
+    def _take_results(self) -> None:
+        """Called when the job begins. It refers to its predecessors no more, nor they to theirs."""
+        self._after, self._awaited = self.after, {}
 
     @property
     def result(self) -> Result:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -67,6 +68,9 @@ class Runtime:
         self._effects = Effects(options)
         self._folder = folder_of(options)
         self._jobs: dict[str, Job] = {}
+        self._has_bound = False
+        self._submitting = threading.RLock()
+        """Guards the two fields above: a job that runs may submit others before its own `submit` returns."""
         routing.install()
         self._closer = Closer(self._handle, self._options["ranks"], self._folder, self._options["stuck_after"])
         weakref.finalize(self, self._closer.drop).atexit = False  # type: ignore[misc]  # a property
@@ -116,14 +120,15 @@ class Runtime:
         if options.get("retries") and (environ is not None or (self._options["ranks"] and this_rank().count > 1)):
             raise ValueError(f"job '{name}': retries must be 0 with several ranks: their launcher restarts them")
         job = Job(predecessors.values())
-        if self._closer.is_open:
-            job._bind_predecessors(self._jobs)
         attempts = Attempts(
             job, name, function, options, self._handle, self._options, self._closer, self._effects, self._folder
         )
-        attempts.begin(environ, folder)
-        self._jobs.pop(name, None)  # an ended one that had its name
-        self._jobs[name] = job
+        with self._submitting:
+            if self._has_bound:
+                job._bind_predecessors(self._jobs)
+            attempts.begin(environ, folder)
+            self._jobs.pop(name, None)  # an ended one that had its name
+            self._jobs[name] = job
         return job
 
     def start(self) -> None:
@@ -137,9 +142,11 @@ class Runtime:
         """
         self._closer.open()
         self._closer.join_ranks()
-        for job in self.jobs:
-            job._bind_predecessors(self._jobs)
-        self._handle.start()
+        with self._submitting:
+            for job in self.jobs if not self._has_bound else ():
+                job._bind_predecessors(self._jobs)
+            self._handle.start()
+            self._has_bound = True
 
     def wait(self, timeout: float | None = None, *, check: bool = True) -> Results:
         """Starts the jobs if needed and waits until all have ended. Ctrl-C cancels them and is raised again.

@@ -61,7 +61,7 @@ TEST(Predecessors, AllMustHaveEnded) {
   b.state = JobState::kFinished;
   EXPECT_TRUE(have_ended(c.after));
   EXPECT_EQ(find_broken(c.after), nullptr);
-  EXPECT_EQ(ends_of(c.after), "job 'a' failed, job 'b' finished");
+  EXPECT_EQ(ends_of(c.after), "'a' failed, 'b' finished");
 }
 
 TEST(Predecessors, OneThatHadToFinishBreaksAtItsEnd) {
