@@ -7,7 +7,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -23,6 +22,7 @@ from torch import nn
 import torchshare
 from torchshare import Job, Runtime
 from torchshare.cli import supervisor
+from torchshare.runtime import attempts
 
 GRAPHS = int(os.environ.get("TORCHSHARE_GRAPHS", "500"))  # random ones in the slow test
 
@@ -144,22 +144,25 @@ def test_a_chain_of_names_that_are_used_again_keeps_no_old_values() -> None:
         assert len(alive) <= 3
 
 
-def test_a_job_that_submits_its_successor_at_once_is_known_to_it() -> None:
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with Runtime() as runtime:
-            runtime.start()
-            for index in range(100):
+def test_a_job_that_submits_its_successor_at_once_is_known_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, runs = attempts.Attempts.begin, threading.Event()
 
-                def first(job: Job, index: int = index) -> int:
-                    runtime.submit(lambda job: job.after["first"].value, name="second", after="ok:first")
-                    return index
+    def begin_slowly(self: attempts.Attempts, *arguments: Any) -> None:
+        begin(self, *arguments)
+        assert runs.wait(SOON_S)  # the job runs before its own submit returns
+        time.sleep(0.2)
 
-                runtime.submit(first)
-                assert runtime.wait(300)["second"].value == index
-    finally:
-        sys.setswitchinterval(interval)
+    def first(job: Job) -> str:
+        runs.set()
+        runtime.submit(lambda job: job.after["first"].value, name="second", after="ok:first", priority="primary")
+        return "of first"
+
+    monkeypatch.setattr(attempts.Attempts, "begin", begin_slowly)
+    with Runtime() as runtime:
+        runtime.start()
+        runtime.submit(first, priority="primary")
+        wait_until(lambda: len(runtime.jobs) == 2)
+        assert runtime.wait(300)["second"].value == "of first"
 
 
 def test_a_start_that_was_refused_binds_no_name() -> None:
@@ -416,7 +419,7 @@ class Graph:
 def test_every_job_of_a_random_graph_ends_once_after_its_predecessors(
     seeds: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchshare.runtime.attempts._LONGEST_WAIT_S", 0.001)
+    monkeypatch.setattr(attempts, "_LONGEST_WAIT_S", 0.001)
     for seed in seeds:
         graph = Graph(seed)
         first = graph.draw.randint(1, graph.count)  # submitted before the start, in any order
@@ -429,8 +432,8 @@ def test_every_job_of_a_random_graph_ends_once_after_its_predecessors(
             results = runtime.wait(300, check=False)
         states = [results[f"job {index}"].state for index in range(graph.count)]
         assert (seed, states) == (seed, graph.expected)
-        attempts = [count if starts else 0 for count, starts in zip(graph.attempts, graph.starts, strict=True)]
-        assert (seed, graph.began) == (seed, attempts)
+        made = [count if starts else 0 for count, starts in zip(graph.attempts, graph.starts, strict=True)]
+        assert (seed, graph.began) == (seed, made)
         assert (seed, graph.early) == (seed, [])
 
 
