@@ -44,6 +44,14 @@ def parser(doc: str | None, repetitions: int, window: float) -> argparse.Argumen
     return found
 
 
+def summarize(name: str, doc: str | None, measure: Callable[[], list[dict[str, Any]]]) -> None:
+    """The program of a benchmark whose only option is where it writes the rows that `measure` returns."""
+    options = argparse.ArgumentParser(description=doc)
+    options.add_argument("--output", type=Path, default=RESULTS)
+    output = options.parse_args().output
+    write(name, {"summary": measure()}, output)
+
+
 def environment() -> dict[str, Any]:
     """The machine, its GPU, the versions, the commit (`COMMIT` where there is no repository) and the command."""
     models = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from torchshare.simulation.job_trace import Limits
 from torchshare.simulation.ratios import uniform
 from torchshare.simulation.simulate import Case, Outcome, Setting, simulate_all
 
-from record import RESULTS, write
+from record import summarize
 
 POLICIES = _core.cluster_policy_names()
 BETWEEN = ("1h", "4h", "12h", "1d", "7d")
@@ -65,12 +64,5 @@ def measure() -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    output = parser.parse_args().output
-    write("simulator_failures", {"summary": measure()}, output)
-
-
 if __name__ == "__main__":
-    main()
+    summarize("simulator_failures", __doc__, measure)

@@ -3,7 +3,6 @@ path."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from dataclasses import replace
@@ -19,7 +18,7 @@ from torchshare.simulation.job_trace import Limits, Trace
 from torchshare.simulation.ratios import uniform
 from torchshare.simulation.simulate import Case, Outcome, Setting, simulate_all
 
-from record import RESULTS, write
+from record import summarize
 
 JOBS = 480
 WORKFLOW = 8  # jobs, which arrive together
@@ -68,12 +67,5 @@ def measure() -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    output = parser.parse_args().output
-    write("simulator_workflows", {"summary": measure()}, output)
-
-
 if __name__ == "__main__":
-    main()
+    summarize("simulator_workflows", __doc__, measure)

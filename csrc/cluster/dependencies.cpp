@@ -4,36 +4,19 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <set>
 #include <stdexcept>
+
+#include "model/cycle_finder.h"
 
 namespace torchshare {
 
 std::vector<JobId> find_cycle(const Predecessors& predecessors) {
-  enum class Visit : std::uint8_t { kNew, kOnPath, kDone };
-  std::vector<Visit> visits(predecessors.size(), Visit::kNew);
-  std::vector<std::size_t> next(predecessors.size());  // of the predecessors of each job on the path
-  std::vector<JobId> path;
+  CycleFinder<JobId> finder;
   for (JobId root = 0; root < predecessors.size(); ++root) {
-    if (visits[root] == Visit::kNew) {
-      path.push_back(root);
-    }
-    while (!path.empty()) {
-      const JobId job = path.back();
-      visits[job] = Visit::kOnPath;
-      if (next[job] == predecessors[job].size()) {
-        visits[job] = Visit::kDone;
-        path.pop_back();
-        continue;
-      }
-      const JobId other = predecessors[job][next[job]++];
-      if (visits[other] == Visit::kOnPath) {
-        return {std::find(path.begin(), path.end(), other), path.end()};
-      }
-      if (visits[other] == Visit::kNew) {
-        path.push_back(other);
-      }
+    std::vector<JobId> cycle = finder.find(root, [&](JobId job) { return predecessors[job]; });
+    if (!cycle.empty()) {
+      return cycle;
     }
   }
   return {};

@@ -55,13 +55,13 @@ class Coordinator {
   /// name that is empty or in use, an invalid start and an invalid profile; after `open`, also for a start that can
   /// never come.
   [[nodiscard]] Registration add(const NewJob& new_job, Slot& slot, JobStatus& status);
-  /// Ends the setup: checks the start of every job (see check_start), now and at every later `add`.
+  /// Ends the setup: checks the start of every job (see StartCheck), now and at every later `add`.
   void open();
 
   // See RankOrders.
   /// Called before `open`. Without `max_concurrent`, jobs that start now do not wait.
   void follow_orders();
-  /// An order about a job that is not added yet, or awaits others, is carried out when it is, or has.
+  /// An order about a job that is not added yet, or whose predecessors have not ended here, is kept until then.
   void obey(const AutoSharing::Order& order);
   /// Called before `open`.
   void keep_orders();

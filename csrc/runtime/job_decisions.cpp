@@ -44,7 +44,7 @@ JobId JobDecisions::add(const NewJob& new_job, Slot& slot, JobStatus& status) {
   try {
     if (open_) {
       bind_predecessors(*job.record, jobs_.records());
-      check_start(*job.record, jobs_.records());
+      StartCheck(jobs_.records()).check(*job.record);
     }
     SharedJob shared{.name = new_job.name,
                      .priority = new_job.priority,
@@ -146,8 +146,9 @@ void JobDecisions::open() {
     for (const auto& [id, job] : jobs_.live()) {
       bind_predecessors(*job.record, jobs_.records());
     }
+    StartCheck starts(jobs_.records());
     for (const auto& [id, job] : jobs_.live()) {
-      check_start(*job.record, jobs_.records());
+      starts.check(*job.record);
     }
   } catch (...) {
     for (const auto& [id, job] : jobs_.live()) {

@@ -45,9 +45,9 @@ struct JobMessage {
 /// The progress of a job. Any thread reads it without a lock.
 struct JobStatus {
   std::atomic<JobState> state{JobState::kPending};  ///< written by the coordinator
-  std::string never_starts = {};                    ///< why; written by the coordinator before the state is terminal
-  std::atomic<std::uint64_t> steps{0};              ///< of this run; written by the job's own thread, as the next
-  std::atomic<std::uint64_t> earlier_steps{0};      ///< of earlier runs, whose checkpoint it goes on from
+  std::string never_starts = {};        ///< why it was cancelled; written by the coordinator before the state is
+  std::atomic<std::uint64_t> steps{0};  ///< of this run; written by the job's own thread, as the next
+  std::atomic<std::uint64_t> earlier_steps{0};  ///< of earlier runs, whose checkpoint it goes on from
 };
 
 }  // namespace torchshare

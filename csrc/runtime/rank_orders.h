@@ -28,7 +28,7 @@ class RankOrders {
   /// The decisions made since the last call.
   AutoSharing::Orders take() { return std::exchange(made_, {}); }
 
-  /// An order about a job that is not added yet, or awaits others here.
+  /// An order about a job that is not added yet, or whose predecessors have not ended here.
   void add_early(Order order) { early_.push_back(std::move(order)); }
   AutoSharing::Orders take_early(JobId job) {
     AutoSharing::Orders orders;

@@ -22,7 +22,7 @@ struct JobRecord {
   JobState state = JobState::kPending;
   std::uint64_t steps = 0;              ///< of this run
   std::uint64_t earlier_steps = 0;      ///< of earlier runs, whose checkpoint it goes on from
-  std::vector<Predecessor> after = {};  ///< whose ends its start rule waits for; empty once it has ended
+  std::vector<Predecessor> after = {};  ///< that must end before its start rule applies; empty once it has ended
 
   std::uint64_t all_steps() const { return earlier_steps + steps; }
 };

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <set>
 #include <stdexcept>
 
 #include "model/named.h"
@@ -46,33 +45,6 @@ std::vector<const JobRecord*> awaited_by(const JobRecord& job, const JobRecords&
   return awaited;
 }
 
-/// How one job waits for the end of another.
-class WaitPath {
- public:
-  explicit WaitPath(const JobRecords& jobs) : jobs_(jobs) {}
-
-  /// Whether `from` waits for `to`, through any number of other jobs; then `names` has the jobs in between.
-  bool leads(const JobRecord& from, const JobRecord& to) {
-    for (const JobRecord* const next : awaited_by(from, jobs_)) {
-      if (!seen_.insert(next).second) {
-        continue;
-      }
-      names_.push_back(next->name);
-      if (next == &to || leads(*next, to)) {
-        return true;
-      }
-      names_.pop_back();
-    }
-    return false;
-  }
-  const std::vector<std::string>& names() const { return names_; }
-
- private:
-  const JobRecords& jobs_;
-  std::set<const JobRecord*> seen_;
-  std::vector<std::string> names_;
-};
-
 }  // namespace
 
 std::shared_ptr<StartRule> parse_start(std::string_view text) {
@@ -87,16 +59,20 @@ std::shared_ptr<StartRule> parse_start(std::string_view text) {
   throw std::invalid_argument(fmt::format("start must be {} or {}, got '{}'", fmt::join(forms, ", "), last, text));
 }
 
-void check_start(const JobRecord& job, const JobRecords& jobs) {
+void StartCheck::check(const JobRecord& job) {
   if (has_started(job)) {
     return;
   }
-  if (const std::string fault = job.start->fault({job, jobs}); !fault.empty()) {
+  if (const std::string fault = job.start->fault({job, jobs_}); !fault.empty()) {
     throw std::invalid_argument(fmt::format("job '{}': {}", job.name, fault));
   }
-  if (WaitPath path(jobs); path.leads(job, job)) {
-    throw std::invalid_argument(
-        fmt::format("jobs wait for each other to start: '{}' -> '{}'", job.name, fmt::join(path.names(), "' -> '")));
+  const auto cycle = cycles_.find(&job, [this](const JobRecord* each) { return awaited_by(*each, jobs_); });
+  if (!cycle.empty()) {
+    std::string path;
+    for (const JobRecord* const each : cycle) {
+      path += fmt::format("'{}' -> ", each->name);
+    }
+    throw std::invalid_argument(fmt::format("jobs wait for each other to start: {}'{}'", path, cycle.front()->name));
   }
 }
 

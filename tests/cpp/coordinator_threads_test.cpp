@@ -145,7 +145,19 @@ TEST(Coordinator, AnAnswerRightAfterAnotherIsAppliedThoughNothingFollows) {
   coordinator.dismiss();
 }
 
-TEST_F(CoordinatorTest, ADecisionThatFindsNoMemoryIsMadeLaterAndForAllRanks) {
+class WithoutMemoryTest : public CoordinatorTest {
+ protected:
+  /// The job ends while only `news` allocations succeed; memory is back when the coordinator tries again.
+  void end(Member& member, JobState state, int news) {
+    news_left = news;
+    member.end(state);
+    news_left = -1;
+    clock_.advance(10ms);
+    coordinator_.serve_once();
+  }
+};
+
+TEST_F(WithoutMemoryTest, ADecisionIsMadeLaterAndForAllRanks) {
   coordinator_.keep_orders();
   coordinator_.open();
   for (int news = 0; news < 12; ++news) {
@@ -158,18 +170,14 @@ TEST_F(CoordinatorTest, ADecisionThatFindsNoMemoryIsMadeLaterAndForAllRanks) {
       std::this_thread::yield();
     }
     coordinator_.take_orders();
-    news_left = news;
-    primary.end(JobState::kFinished);
-    news_left = -1;
-    clock_.advance(10ms);
-    coordinator_.serve_once();
+    end(primary, JobState::kFinished, news);
     ASSERT_EQ(waiter.wait_for(60s), std::future_status::ready) << "without memory after " << news << " allocations";
     EXPECT_EQ(coordinator_.take_orders().back().job, secondary.id());
     secondary.end(JobState::kFinished);
   }
 }
 
-TEST_F(CoordinatorTest, TheEndOfAPredecessorIsNotLostWithoutMemory) {
+TEST_F(WithoutMemoryTest, TheEndOfAPredecessorIsNotLost) {
   coordinator_.open();
   for (int news = 0; news < 12; ++news) {
     Member& first = add(fmt::format("a{}", news), Priority::kPrimary, "now");
@@ -179,11 +187,7 @@ TEST_F(CoordinatorTest, TheEndOfAPredecessorIsNotLostWithoutMemory) {
     auto starts = start(any);
     auto is_cancelled = start(ok);
     EXPECT_TRUE(is_delayed(any) && is_delayed(ok));
-    news_left = news;
-    first.end(JobState::kFailed);
-    news_left = -1;
-    clock_.advance(10ms);
-    coordinator_.serve_once();
+    end(first, JobState::kFailed, news);
     ASSERT_EQ(starts.wait_for(60s), std::future_status::ready) << "without memory after " << news << " allocations";
     EXPECT_TRUE(starts.get());
     ASSERT_EQ(is_cancelled.wait_for(60s), std::future_status::ready) << news;

@@ -270,6 +270,11 @@ def free_port() -> int:
         return port
 
 
+def decisions(runtime: torchshare.Runtime, name: str) -> list[str]:
+    """The decisions about the job, in order."""
+    return [detail for kind, job, _, _, _, detail in runtime.events() if kind == "decision" and job == name]
+
+
 def script(folder: Path, name: str, text: str) -> str:
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text(text)

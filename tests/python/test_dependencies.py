@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SOON_S, completed, script, wait_until
+from conftest import SOON_S, completed, decisions, script, wait_until
 from torch import nn
 
 import torchshare
@@ -33,10 +33,6 @@ def value(job: Job) -> str:
 
 def fails(job: Job) -> None:
     raise ValueError("no such file")
-
-
-def decisions(runtime: Runtime, name: str) -> list[str]:
-    return [detail for kind, job, _, _, _, detail in runtime.events() if kind == "decision" and job == name]
 
 
 def pretrain(job: Job) -> nn.Module:

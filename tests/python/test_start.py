@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Gatekeeper, wait_until
+from conftest import Gatekeeper, decisions, wait_until
 
 import torchshare
 from torchshare import Job
@@ -21,10 +21,6 @@ BATCH = torch.ones(2, 2)
 
 def steps(count: int):
     return lambda job: [list(batch) for batch in job.batches([BATCH] * count)]
-
-
-def decisions(runtime: torchshare.Runtime, name: str) -> list[str]:
-    return [detail for kind, job, _, _, _, detail in runtime.events() if kind == "decision" and job == name]
 
 
 def test_jobs_start_together_by_default():

@@ -60,15 +60,14 @@ def drop(jobs: Sequence[JobOptions], attempt: Attempt | None) -> list[JobOptions
         left.remove(found)
         dropped.append(found)
         print(f"torchshare: job '{found['name']}' is dropped: {reasons[str(found['name'])]}", file=sys.stderr)
-    if dropped:
-        lost = _core.lost_starts(
-            [(str(each["name"]), each.get("priority", "secondary"), str(each.get("start", "now"))) for each in left]
-        )
-        for each in left:
-            if each["name"] in lost:
-                each["start"] = "now"
-            if "after" in each:
-                each["after"] = [text for text in each["after"] or () if _core.Predecessor(text).name not in reasons]
+    lost = _core.lost_starts(
+        [(str(each["name"]), each.get("priority", "secondary"), str(each.get("start", "now"))) for each in left]
+    )
+    for each in left:
+        if each["name"] in lost:
+            each["start"] = "now"
+        if "after" in each:
+            each["after"] = [text for text in each["after"] or () if _core.Predecessor(text).name not in reasons]
     return dropped
 
 

@@ -101,8 +101,8 @@ class Result:
     value: Any = field(repr=False)
     """The return value of its function."""
     exception: BaseException | None
-    """The exception that its function raised, with the traceback. Of a job that was not started because of another
-    one: says which."""
+    """The exception that its function raised, with the traceback. For a job that was not started because of a
+    predecessor, a RuntimeError that names it."""
     steps: int
     """Steps of the whole training, with `earlier_steps`. All other counts and times are of this run."""
     earlier_steps: int

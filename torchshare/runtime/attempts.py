@@ -18,7 +18,7 @@ from torchshare.context.sub_batch_rows import SubBatchRows
 from torchshare.isolation import routing
 from torchshare.isolation.interrupt import PROCESS_CODE
 from torchshare.memory import spill
-from torchshare.runtime.body import run_body
+from torchshare.runtime.body import Failed, run_body
 from torchshare.runtime.closing import Closer
 from torchshare.runtime.declared import fill, with_defaults
 from torchshare.runtime.effects import Effects
@@ -68,26 +68,23 @@ class Attempts:
         self._submit(self._context(environ, folder), self._options, None)
 
     def _run(self, context: JobContext, handle: _C.Job, options: JobOptions) -> None:
-        failure, wait_s = None, None
-
-        def wait_before_next(error: BaseException) -> float | None:
-            nonlocal failure, wait_s
-            failure, wait_s = error, self._wait_before_next(error)
-            return wait_s
-
         def at_end() -> None:
             self._effects.check(context, options)
 
         self._job._take_results()
         try:
-            run_body(self._job, context, handle, self._function, self._closer, at_end, wait_before_next)
-        finally:
-            if wait_s is not None:
-                try:
-                    self._begin_next(wait_s)
-                except Exception as error:
-                    log.error("job '%s' cannot start again: %s", self._name, described(error))
-                    self._job._exception = failure
+            run_body(self._job, context, handle, self._function, self._closer, at_end, self._wait_before_next)
+        except Failed as failed:
+            if failed.wait_s is not None:
+                self._try_next(failed.wait_s, failed.cause)
+            raise
+
+    def _try_next(self, wait_s: float, cause: BaseException) -> None:
+        try:
+            self._begin_next(wait_s)
+        except Exception as error:
+            log.error("job '%s' cannot start again: %s", self._name, described(error))
+            self._job._exception = cause
 
     def _wait_before_next(self, error: BaseException) -> float | None:
         job = self._job

@@ -29,8 +29,14 @@ _WORTH_COLLECTING = 1 << 20
 """Bytes. A full collection takes a tenth of a second with torch in memory, in which no other job runs Python."""
 
 
-class _Failed(Exception):
-    """Tells C++ that the body failed; the job has the exception."""
+class Failed(Exception):
+    """Tells C++ that the body failed."""
+
+    def __init__(self, cause: BaseException, wait_s: float | None) -> None:
+        """`wait_s` are the seconds until the job's next attempt; None: it has none, and the job has the exception."""
+        super().__init__()
+        self.cause = cause
+        self.wait_s = wait_s
 
 
 def run_body(
@@ -42,12 +48,12 @@ def run_body(
     at_end: Callable[[], None],
     wait_before_next: Callable[[BaseException], float | None],
 ) -> None:
-    """The body of an attempt of a job, in its thread. The exception that it raises determines its state. If the
-    function fails, `wait_before_next` returns the seconds until the next attempt, or None for a failure for good."""
+    """The body of an attempt of a job, in its thread. The exception that it raises determines its state.
+    `wait_before_next` returns the seconds from a failure to the next attempt; None if there is none."""
     context.handle = handle  # Attempts may not have set it yet
     context.thread = threading.get_ident()
     crash_log.enter_job(job.name)
-    end: type[BaseException] | None = None
+    end: Failed | type[Cancelled] | None = None
     with current.entered(context), threads.presented(context):
         try:
             step_loop.begin(context)
@@ -66,15 +72,14 @@ def run_body(
             closer.tell_ranks(context, "ended", "was cancelled")
             drop_frames(error)
         except BaseException as error:
-            end = _Failed
-            failure = _explained(job, error)
-            wait_s = wait_before_next(failure)
-            if wait_s is None:
-                job._exception = failure
-                _report_failure(job, failure, closer)
+            error = _explained(job, error)
+            end = Failed(error, wait_before_next(error))
+            if end.wait_s is None:
+                job._exception = error
+                _report_failure(job, error, closer)
             else:
-                _report_retry(job, failure, wait_s)
-            drop_frames(failure)
+                _report_retry(job, error, end.wait_s)
+            drop_frames(error)
         finally:
             if context.serving is not None:
                 context.serving.end()
@@ -85,7 +90,10 @@ def run_body(
             crash_log.leave_job(job.name)
             closer.leave(context)
     if end is not None:
-        raise end
+        try:
+            raise end
+        finally:
+            del end  # its traceback refers to this frame
 
 
 def _call(function: Callable[[Job], Any], job: Job) -> Any:

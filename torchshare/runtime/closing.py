@@ -63,7 +63,7 @@ class Closer:
         self._opening = threading.Lock()
         self._closing_thread = 0
         self._done = threading.Event()
-        self.is_open = False
+        self._is_open = False
 
     def cancel(self) -> None:
         """Cancels every job."""
@@ -136,10 +136,10 @@ class Closer:
     def open(self) -> None:
         """Called before jobs may run. Raises RuntimeError if no thread can be created."""
         with self._opening:
-            if not self.is_open and not self._once.locked():
+            if not self._is_open and not self._once.locked():
                 self._interrupter.start()
                 self._watchdog.start()
-                self.is_open = True
+                self._is_open = True
                 self._all.add(self)
                 signals.install()
 
@@ -183,7 +183,7 @@ class Closer:
         self._watchdog.close()
         routing.uninstall()
         self._all.discard(self)
-        if self.is_open:
+        if self._is_open:
             signals.uninstall()
         self._done.set()
 

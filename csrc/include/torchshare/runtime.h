@@ -44,8 +44,8 @@ class Runtime {
 
   /// Adds a job. It stays pending until `start`; in a started runtime, its start condition applies at once.
   std::shared_ptr<Job> submit(JobSpec spec, Job::Body body);
-  /// The same for a job whose body is written in another language than C++. With `replaces`, a job that is about to
-  /// end, it may have the name of that, and jobs that wait for that wait for it instead.
+  /// The same for a job whose body is written in another language than C++. `replaces` is a job that is about to end:
+  /// the new job may have its name, and jobs that wait for its end wait for that of the new job.
   std::shared_ptr<RuntimeJob> submit(JobSpec spec, Job::Body body, std::unique_ptr<LanguageBinding> language,
                                      const RuntimeJob* replaces = nullptr);
   /// Checks every start condition, then starts the jobs. Throws std::runtime_error if a thread cannot be created: jobs

@@ -27,8 +27,9 @@ class Workflow {
     for (const auto& job : jobs_) {
       bind_predecessors(*job, records_);
     }
+    StartCheck starts(records_);
     for (const auto& job : jobs_) {
-      check_start(*job, records_);
+      starts.check(*job);
     }
   }
 

@@ -28,8 +28,9 @@ class Jobs {
     return jobs_[self]->start->decide({*jobs_[self], records_, since_arrival});
   }
   void check() const {
+    StartCheck starts(records_);
     for (const auto& job : jobs_) {
-      check_start(*job, records_);
+      starts.check(*job);
     }
   }
   std::vector<std::string> lost() const { return lost_starts(records_); }
