@@ -32,13 +32,9 @@ void Coordinator::open() {
 
 std::unique_lock<std::mutex> Coordinator::lock_up_to_date() {
   std::unique_lock lock(mutex_);
-  take_messages();
+  inbox_.drain([this](const JobMessage& message) { decisions_.apply(message); });
   decisions_.jobs().erase_ended();
   return lock;
-}
-
-void Coordinator::take_messages() {
-  inbox_.drain([this](const JobMessage& message) { decisions_.apply(message); });
 }
 
 bool Coordinator::wait_to_start(JobId id) {
@@ -48,7 +44,6 @@ bool Coordinator::wait_to_start(JobId id) {
     return false;  // it was cancelled before
   }
   decisions_.begin_wait(*job);
-  take_messages();  // those of later steps wake `serve`
   decisions_.decide();
   const auto waits = [job] { return job->wait == LiveJob::Wait::kForStart && !job->start_cancelled; };
   if (waits()) {

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <functional>
 #include <future>
 #include <latch>
 #include <memory>
@@ -49,21 +48,15 @@ TEST(Coordinator, JobsThatEndAndJobsThatComeMeetNoOther) {
   EXPECT_EQ(coordinator.size(), 0U);
 }
 
-/// Calls `at_next_look` when the time is read; counts waits.
-class AskedClock final : public Clock {
+/// Counts waits.
+class CountingClock final : public Clock {
  public:
-  std::chrono::nanoseconds now() const override {
-    if (const auto then = std::exchange(at_next_look, {})) {
-      then();
-    }
-    return 1ms;
-  }
+  std::chrono::nanoseconds now() const override { return 1ms; }
   void wait(EventCount& wake, std::uint32_t seen, std::chrono::nanoseconds) override {
     ++waits;
     wake.wait(seen, kNever);
   }
 
-  mutable std::function<void()> at_next_look;
   std::atomic<int> waits = 0;
 };
 
@@ -95,25 +88,6 @@ TEST(Coordinator, AStartThatBecomesDueWhileTheJobBeginsToWaitIsNotLost) {
       return;
     }
   }
-}
-
-TEST(Coordinator, AStepThatComesWhileAJobBeginsToWaitIsNotLost) {
-  CoordinatorParts<AskedClock> parts;
-  auto& [clock, timeline, gate, coordinator] = parts;
-  Member primary(coordinator, clock, {.name = "a", .priority = Priority::kPrimary});
-  Member secondary(coordinator, clock, {.name = "b", .start = "step:2"});
-  coordinator.open();
-  EXPECT_TRUE(coordinator.wait_to_start(primary.id()));
-  std::jthread server([&] { coordinator.serve(); });
-  while (clock.waits == 0) {
-    std::this_thread::sleep_for(1ms);
-  }
-  coordinator.send({primary.id(), JobMessage::Kind::kStepped, 1ms, 1});
-  clock.at_next_look = [&] { coordinator.send({primary.id(), JobMessage::Kind::kStepped, 1ms, 2}); };
-  auto starts = std::async(std::launch::async, [&] { return coordinator.wait_to_start(secondary.id()); });
-  EXPECT_EQ(starts.wait_for(60s), std::future_status::ready) << "the second step woke no thread";
-  coordinator.dismiss();
-  EXPECT_TRUE(starts.get());
 }
 
 TEST(Coordinator, AnAnswerRightAfterAnotherIsAppliedThoughNothingFollows) {
@@ -197,7 +171,7 @@ TEST_F(WithoutMemoryTest, TheEndOfAPredecessorIsNotLost) {
 }
 
 TEST(Coordinator, WaitsBeforeItTriesAgainWithoutMemory) {
-  CoordinatorParts<AskedClock> parts;
+  CoordinatorParts<CountingClock> parts;
   auto& [clock, timeline, gate, coordinator] = parts;
   Member job(coordinator, clock, {.name = "a", .start = "auto"});
   coordinator.open();
