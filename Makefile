@@ -30,7 +30,7 @@ INSTALL = install() { python=$$1; shift; \
   test-loaded test-waits test-oldest test-versions papers server test-tsan test-asan soak build-emulator test-emulated \
   test-emulated-slow test-emulated-all test-cluster build-benchmarks bench-instructions
 ifndef BESIDE
-.NOTPARALLEL:  # test-oldest puts the modules for another torch in place
+.NOTPARALLEL:
 endif
 help:
 	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
@@ -57,14 +57,12 @@ test: build
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target BESIDE=lint lint test-cpp
 	$(MAKE) --no-print-directory test-python
 
-# The emulated device's tests leave a third of the cores idle, which the slow Python tests use. test-waits runs beside the
-# sanitizers' builds and programs, C++ tests among them, which load the machine as the loops of test-loaded do.
+# What runs at once: what waits beside what computes. test-waits runs beside the sanitizers' builds and programs, C++ tests among
+# them, which load the machine as the loops of test-loaded do.
 test-slow: build
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target BESIDE=yes docs .venv-oldest/ready
-	$(MAKE) --no-print-directory test-oldest
+	$(MAKE) --no-print-directory --jobs=3 --output-sync=target BESIDE=yes docs test-tsan test-oldest
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target BESIDE=yes test-emulated test-python-slow
-	$(MAKE) --no-print-directory --jobs=5 --output-sync=target BESIDE=yes test-tsan test-asan soak test-waits \
-	  bench-instructions
+	$(MAKE) --no-print-directory --jobs=4 --output-sync=target BESIDE=yes test-asan soak test-waits bench-instructions
 
 # The first build takes minutes and shows its progress.
 build: $(VENV)/ready
@@ -104,8 +102,8 @@ lint: build
 test-cpp: build $(if $(filter yes,$(BESIDE)),| build-emulator)  # they configure the same folder
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh test
 	cmake -B $(BUILD) -DTORCHSHARE_TESTS=ON >/dev/null
-	$(CMAKE_BUILD) $(BUILD) --target $(or $(CPP_TESTS),all) --parallel $(JOBS)
-	ctest --test-dir $(BUILD) --output-on-failure $(CPP_TESTS:%=--tests-regex '^%$$')
+	$(CMAKE_BUILD) $(BUILD) --parallel $(JOBS)
+	ctest --test-dir $(BUILD) --output-on-failure
 
 test-python: build
 	$(PYTEST) -m "not slow and not gpu" $(RAY_TESTS:%=--ignore=%)
@@ -115,19 +113,22 @@ test-python-slow: build
 	$(PYTEST) -m slow --durations 15 $(RAY_TESTS:%=--ignore=%)
 
 # What depends on torch's version.
+VERSIONS = $(patsubst %,tests/python/test_%.py,torch_versions patches compiled_step step_cache compiled_inference)
 test-versions: build
-	$(PYTEST) -m "not slow and not gpu" $(patsubst %,tests/python/test_%.py,torch_versions patches compiled_step step_cache \
-	  compiled_inference)
+	$(PYTEST) -m "not slow and not gpu" $(VERSIONS)
 
 # With another torch than that of .venv: .venv-oldest installs only torch. CUDA's libraries, which are larger, and the other
-# packages are those of .venv (both are for CUDA 13). At the end torchshare/ has the modules for the torch of .venv again. The
-# build is not optimized, because its tests run once; its folder is not that of `make test TORCH=`. torchshare_core_tests are
-# left out: they do not use torch.
+# packages are those of .venv (both are for CUDA 13). The build is not optimized, because its tests run once.
+# torchshare_core_tests are left out: they do not use torch.
 OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1.0/p' pyproject.toml)
-test-oldest: .venv-oldest/ready build
-	CMAKE_BUILD_TYPE=Debug $(MAKE) --no-print-directory test-cpp test-versions TORCH=$(OLDEST) VENV=.venv-oldest \
-	  BUILD=build/oldest-$(OLDEST) CPP_TESTS=torchshare_tests; status=$$?; \
-	$(MAKE) --no-print-directory build && exit $$status
+OLDEST_BUILD = build/oldest-$(OLDEST)
+test-oldest: .venv-oldest/ready
+	cmake -S . -B $(OLDEST_BUILD) -DTORCHSHARE_PYTHON=$(abspath .venv-oldest/bin/python) -DTORCHSHARE_TESTS=ON \
+	  -DCMAKE_BUILD_TYPE=Debug >/dev/null
+	$(CMAKE_BUILD) $(OLDEST_BUILD) --target torchshare_tests python_modules --parallel $(JOBS)
+	$(OLDEST_BUILD)/tests/cpp/torchshare_tests --gtest_brief=1
+	scripts/link_package.sh $(OLDEST_BUILD)
+	cd $(OLDEST_BUILD)/python && $(abspath .venv-oldest/bin)/python $(wordlist 2,99,$(PYTEST)) -m "not slow and not gpu" $(abspath $(VERSIONS))
 
 ifneq ($(VENV),.venv-oldest)
 .venv-oldest/ready: $(VENV)/ready

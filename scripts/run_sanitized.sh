@@ -26,12 +26,7 @@ setarch "$(uname -m)" -R "$BUILD/tests/cpp/torchshare_tests" --gtest_brief=1 --g
 cpp_tests=$!
 trap 'kill $cpp_tests 2>/dev/null || true' EXIT
 
-package=$BUILD/python/torchshare
-mkdir -p "$package"
-for entry in torchshare/*; do
-  case $entry in *.so | */__pycache__) ;; *) ln -sfn "$PWD/$entry" "$package/" ;; esac
-done
-cp "$BUILD"/_C.*.so "$BUILD"/_core.*.so "$package"
+scripts/link_package.sh "$BUILD"
 export PYTHONPATH="$BUILD/python" ASAN_OPTIONS="${ASAN_OPTIONS-} detect_leaks=0"  # Python leaks at its exit
 plain env LD_PRELOAD="$preload" "$PY" tests/sanitized_pair.py cpu
 if [ -e "$emulator" ]; then

@@ -102,7 +102,7 @@ def check_build() -> None:
 
 
 def _rebuild() -> str:
-    root = Path(__file__).parents[1]
+    root = Path(__file__).resolve().parents[1]
     source = f"-e {root}" if (root / "setup.py").exists() else "--force-reinstall SOURCE_OF_TORCHSHARE"
     return f"{sys.executable} -m pip install --no-build-isolation --no-deps {source}"
 

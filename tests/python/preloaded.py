@@ -1,7 +1,7 @@
 """Starts Python programs that have torch in memory at once, because importing it takes two seconds of a processor.
 
-A server imports what most programs import, and forks itself for each one. Programs whose own imports are what is tested
-need a process of their own.
+A server imports what most programs import, and is forked for each one. Programs whose own imports are what is tested
+need a process of their own. Each process that runs tests has a server, forked from one that all of them share.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -32,6 +33,7 @@ IMPORTED = (
 # Where there is a GPU, importing it initializes CUDA, which a forked process cannot use.
 INDUCTOR = ("torch._inductor.compile_fx", "torch._inductor.codegen.cpp_wrapper_cpu", "torch._inductor.cpp_builder")
 PR_SET_PDEATHSIG = 1
+ADDRESS = "TORCHSHARE_TESTS_SERVER"  # of the first server, without the zero byte before it
 STACKS = signal.SIGRTMAX - 1  # makes a program print the stacks of its threads
 
 
@@ -98,17 +100,11 @@ def _descendants(pid: int) -> list[int]:
 
 
 class Server:
-    """The process that programs are forked from."""
+    """The process that programs are forked from. It ends when nothing refers to it."""
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # As from a terminal: in the background, the shell makes tests ignore Ctrl-C, and nohup SIGHUP.
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno()), *IMPORTED, *(() if has_gpu() else INDUCTOR)],
-            pass_fds=[theirs.fileno()],
-            preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)],
-        )
-        theirs.close()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.connect(first_server())
         self._lock = threading.Lock()  # guards the socket: an answer belongs to the request before it
 
     def ask(self, request: dict[str, Any], descriptors: list[int] = []) -> Any:  # noqa: B006
@@ -123,9 +119,48 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+_STARTING = threading.Lock()
+
+
+def first_server() -> str:
+    """The address of the process that servers are forked from. The first caller starts it, and it ends with the
+    caller's process; processes that are started afterwards know the address."""
+    with _STARTING:
+        if ADDRESS not in os.environ:
+            name = f"torchshare-tests-{os.getpid()}"
+            _start_first(f"\0{name}")
+            os.environ[ADDRESS] = name
+    return f"\0{os.environ[ADDRESS]}"
+
+
+@functools.cache  # it ends with its standard input
+def _start_first(address: str) -> subprocess.Popen[bytes]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen()
+        # As from a terminal: in the background, the shell makes tests ignore Ctrl-C, and nohup SIGHUP.
+        return subprocess.Popen(
+            [sys.executable, __file__, str(listener.fileno()), *IMPORTED, *(() if has_gpu() else INDUCTOR)],
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.PIPE,
+            preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)],
+        )
+
+
 @functools.cache
 def server() -> Server:
     return Server()
+
+
+def _accept(listener: socket.socket) -> socket.socket | None:
+    """Returns in each server, with the socket of its requests; None when standard input has ended."""
+    while listener in select.select([sys.stdin, listener], [], [])[0]:
+        requests, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            return requests
+        requests.close()
+    return None
 
 
 def _serve(requests: socket.socket) -> dict[str, Any] | None:
@@ -172,7 +207,7 @@ def _run(argv: list[str]) -> None:
 
 
 def main() -> None:
-    requests = socket.socket(fileno=int(sys.argv[1]))
+    listener = socket.socket(fileno=int(sys.argv[1]))
     faulthandler.register(STACKS)
     names = sys.argv[2:]
     if not {*INDUCTOR}.isdisjoint(names):  # without a GPU, nothing needs Triton
@@ -182,7 +217,8 @@ def main() -> None:
         importlib.import_module(name)
     gc.enable()
     gc.freeze()  # else each program, as it ends, would visit all of it, and copy the memory
-    program = _serve(requests)
+    requests = _accept(listener)
+    program = requests and _serve(requests)
     if program is not None:
         if program["session"]:
             os.setsid()

@@ -138,7 +138,7 @@ def test_a_call_in_a_servers_thread_seeds_the_jobs_generator_and_waits_for_the_j
         assert over.wait(SOON_S)
 
     def occupy(_job: Job) -> None:
-        torch.cuda._sleep(100 * SLEEP_CYCLES)
+        torch.cuda._sleep(20 * SLEEP_CYCLES)
         found["slept"] = torch.cuda.current_stream().record_event()
         busy.set()
         assert over.wait(SOON_S)

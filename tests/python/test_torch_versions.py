@@ -16,6 +16,7 @@ import torch
 from conftest import python
 from test_patches import ALL_ROWS
 
+import torchshare
 from torchshare import _core, torch_versions
 from torchshare.torch_versions import CHECKED, CPP_PRIVATE_NAMES, PRIVATE_NAMES
 
@@ -144,7 +145,7 @@ def test_another_torch_than_at_build_time_is_refused_in_one_line(tmp_path: Path,
         [sys.executable, *command],
         capture_output=True,
         text=True,
-        env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": ""},
+        env={"PYTHONPATH": f"{tmp_path}:{Path(torchshare.__file__).parents[1]}", "PATH": ""},
     )
     line = done.stderr.splitlines()[-1].partition(": ")[2].removeprefix("error: ")
     assert done.returncode == code, done.stderr
