@@ -406,3 +406,17 @@ def test_the_option_is_checked_and_has_a_flag(tmp_path: Path):
     lower = script(tmp_path, "lower.py", f"{LOOP}\ntrain(5)\n")
     ran = Ran(tmp_path, "--on-disagree", "primary", higher, lower)
     assert (ran.code, ran.states()) == (0, ["finished", "finished"]), ran.text()
+
+
+def test_a_submit_looks_at_no_other_job(monkeypatch: pytest.MonkeyPatch):
+    looked: list[str] = []
+    refused = agreement.Setting.refused
+    monkeypatch.setattr(
+        agreement.Setting, "refused", lambda setting, job: (looked.append(job.name), refused(setting, job))[1]
+    )
+    with torchshare.Runtime() as runtime:
+        for index in range(20):
+            looked.clear()
+            runtime.submit(lambda job: None, name=str(index))
+            assert {*looked} == {str(index)}
+        runtime.wait(timeout=300)

@@ -64,9 +64,13 @@ class Setting:
             if exposure is not None and exposure.is_harmless():
                 del self.exposed[job]
                 exposure = None
-            refusal = self.refused(job)
-            if exposure is None and refusal is not None:
-                self.exposed[job] = Exposure(refusal, job.ops_begun() if ops is None else ops.get(job, 0))
+            if exposure is None:
+                self.expose_job(job, job.ops_begun() if ops is None else ops.get(job, 0))
+
+    def expose_job(self, job: JobContext, ops: int) -> None:
+        refusal = self.refused(job)
+        if refusal is not None:
+            self.exposed[job] = Exposure(refusal, ops)
 
     def settle(self, job: JobContext, value: Any) -> list[Refusal]:
         """The job has set the value. Returns why it cannot go on, if it has run ops with it before."""
@@ -157,7 +161,7 @@ def expect(job: JobContext) -> None:
     with _lock:
         _jobs[job] = next(_numbers)
         for setting in _settings:
-            setting.expose()
+            setting.expose_job(job, job.ops_begun())
 
 
 def enter(job: JobContext) -> None:

@@ -35,17 +35,20 @@ class Effects:
         self._policy = settings["policy"]
         self._max_slowdown = settings["max_slowdown"]
         self._jobs: list[_Known] = []
+        self._forget_at = 16  # jobs
         for name in ("grace", "max_wait"):
             if self._policy == "priority" and options.get(name) is not None:
                 log.warning("%s has no effect: policy 'priority' lets no job wait", name)
 
     def expect(self, job: JobContext, options: JobOptions) -> None:
         """Called when a job has been submitted. Of the jobs that have ended, the last ones are remembered."""
-        ended = [known for known in self._jobs if known.job.handle.state in ENDED]
-        forgotten = {id(known) for known in ended[: max(0, len(ended) - self._keep)]}
         start = str(options.get("start", "now"))
-        known = _Known(job, start, _core.StartRule(start), options.get("profile") is not None)
-        self._jobs = [*(each for each in self._jobs if id(each) not in forgotten), known]
+        self._jobs.append(_Known(job, start, _core.StartRule(start), options.get("profile") is not None))
+        if len(self._jobs) >= self._forget_at:
+            ended = [known for known in self._jobs if known.job.handle.state in ENDED]
+            forgotten = {id(known) for known in ended[: max(0, len(ended) - self._keep)]}
+            self._jobs = [known for known in self._jobs if id(known) not in forgotten]
+            self._forget_at = 2 * len(self._jobs)
 
     def check(self, job: JobContext, own: JobOptions) -> None:
         """Called when a job has come to its end. Only then is it known what it did without."""
