@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import random
 import subprocess
@@ -186,6 +187,17 @@ def test_steps_are_counted_exactly_after_a_predecessor() -> None:
         runtime.wait(300)
         (at,) = (detail for detail in decisions(runtime, "late") if detail.startswith("start: "))
     assert int(at.split()[-2]) < 215, at
+
+
+def test_a_job_that_begins_after_a_planned_one_has_ended_is_not_what_that_one_waited_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "torchshare"), Runtime() as runtime:
+        for name in ("a", "b"):
+            runtime.submit(pretrain, name=name, start="auto")
+        runtime.submit(lambda job: max(job.after), name="best", after=["a", "b"])
+        assert runtime.wait(300)["best"].value == "b"
+    assert "had no effect: job 'best'" not in caplog.text
 
 
 def test_seconds_count_from_the_end_of_the_last_predecessor() -> None:

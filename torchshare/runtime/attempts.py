@@ -68,12 +68,10 @@ class Attempts:
         self._submit(self._context(environ, folder), self._options, None)
 
     def _run(self, context: JobContext, handle: _C.Job, options: JobOptions) -> None:
-        def at_end() -> None:
-            self._effects.check(context, options)
-
         self._job._take_results()
+        check_effects = self._effects.begin(context, options)
         try:
-            run_body(self._job, context, handle, self._function, self._closer, at_end, self._wait_before_next)
+            run_body(self._job, context, handle, self._function, self._closer, check_effects, self._wait_before_next)
         except Failed as failed:
             if failed.wait_s is not None:
                 self._try_next(failed.wait_s, failed.cause)

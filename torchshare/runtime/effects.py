@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torchshare import _core
@@ -18,7 +18,7 @@ log = logging.getLogger("torchshare")
 _NO_STEP = "did no step, of an optimizer or with job.batches"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Known:
     job: JobContext
     start: str
@@ -46,13 +46,20 @@ class Effects:
         self._jobs.append(_Known(job, start, _core.StartRule(start), options.get("profile") is not None))
         if len(self._jobs) >= self._forget_at:
             ended = [known for known in self._jobs if known.job.handle.state in ENDED]
-            forgotten = {id(known) for known in ended[: max(0, len(ended) - self._keep)]}
-            self._jobs = [known for known in self._jobs if id(known) not in forgotten]
+            forgotten = {*ended[: max(0, len(ended) - self._keep)]}
+            self._jobs = [known for known in self._jobs if known not in forgotten]
             self._forget_at = 2 * len(self._jobs)
 
-    def check(self, job: JobContext, own: JobOptions) -> None:
-        """Called when a job has come to its end. Only then is it known what it did without."""
-        found = (self._of_batches(job, own), self._of_requests(job), self._of_plans(job, own), self._of_steps(job))
+    def begin(self, job: JobContext, own: JobOptions) -> Callable[[], None]:
+        """Called when a job's code begins. Returns what to call at its end: only then is it known what it did
+        without."""
+        ended = {known for known in self._jobs if known.job.handle.state in ENDED}
+        return lambda: self._check(job, own, [known for known in self._jobs if known not in ended])
+
+    def _check(self, job: JobContext, own: JobOptions, present: list[_Known]) -> None:
+        """`present`: the jobs that had not ended when this one began."""
+        of_steps = self._of_steps(job, present)
+        found = (self._of_batches(job, own), self._of_requests(job), self._of_plans(job, own), of_steps)
         for name, option, reason in itertools.chain(*found):
             log.warning("job '%s': %s had no effect: %s", name, option, reason)
 
@@ -76,15 +83,15 @@ class Effects:
             reason = "only start='auto', max_slowdown and the policies 'best_fit' and 'resource' use it"
             yield job.name, "profile", reason
 
-    def _of_steps(self, job: JobContext) -> Iterator[tuple[str, str, str]]:
+    def _of_steps(self, job: JobContext, present: list[_Known]) -> Iterator[tuple[str, str, str]]:
         """Options, of any job, for which this job's steps count."""
         stats = job.handle.stats()
         steps, all_steps = stats.steps, stats.earlier_steps + stats.steps
         bound = self._max_slowdown
         is_measured = steps > 0 or (job.serving is not None and job.serving.times.latency.count > 0)
-        if bound is not None and not is_measured and any(_outranks(job, other.job) for other in self._jobs):
+        if bound is not None and not is_measured and any(_outranks(job, other.job) for other in present):
             yield job.name, f"max_slowdown={bound}", f"the job {_NO_STEP}"
-        for other in self._jobs:
+        for other in present:
             option = f"start='{other.start}'"
             if other.rule.is_planned and not is_measured and not other.has_profile:
                 yield other.job.name, option, f"job '{job.name}' {_NO_STEP}"
