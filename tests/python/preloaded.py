@@ -232,6 +232,7 @@ def main() -> None:
             sys.modules["torch._inductor.config"].compile_threads = int(os.environ["TORCHINDUCTOR_COMPILE_THREADS"])
         if os.environ.get("PYTHONFAULTHANDLER"):  # read when the interpreter began, as other variables of Python
             faulthandler.enable()
+        gc.unfreeze = lambda: None  # of `torchshare run`, at its end; see above
         sys.path[0] = ""
         _run(program["argv"])
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import LOOP, Ran, completed, launch, script, torchshare_command
+from conftest import LOOP, Ran, launch, script, torchshare_command
 
 from torchshare.cli import run
 
@@ -177,19 +177,3 @@ def test_a_run_under_cprofile_ends(tmp_path: Path):
     finally:
         process.kill()
     assert process.returncode == 0 and (tmp_path / "run.prof").stat().st_size > 0, printed
-
-
-@pytest.mark.parametrize(("triton", "frozen"), [("None", True), ("types.ModuleType('triton')", False)])
-def test_the_interpreters_end_visits_torchs_objects_only_for_the_report_of_triton(
-    tmp_path: Path, triton: str, frozen: bool
-) -> None:
-    script(tmp_path, "a.py", "")
-    code = (
-        "import atexit, gc, sys, types\n"
-        f"sys.modules['triton'] = {triton}\n"
-        "atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"
-        "from torchshare.__main__ import main\n"
-        "main(['run', 'a.py'])\n"
-    )
-    done = completed("-c", code, folder=tmp_path)
-    assert done.stdout.splitlines()[-1] == str(frozen), done.stderr

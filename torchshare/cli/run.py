@@ -159,9 +159,8 @@ def _submit(runtime: Runtime, submission: _Submission) -> None:
 def _freeze_heap() -> None:
     """Keeps full collections short: they would visit all of torch's objects, and no job runs Python meanwhile."""
     gc.freeze()
-    if sys.modules.get("triton") is not None:  # its extension reports at exit what has not been collected
-        atexit.unregister(gc.unfreeze)
-        atexit.register(gc.unfreeze)
+    atexit.unregister(gc.unfreeze)
+    atexit.register(gc.unfreeze)  # extensions report at exit what has not been collected, and files may be flushed then
 
 
 @dataclass
