@@ -1,6 +1,6 @@
 """Run by each Python program that the tests start: torch is imported without collections, which take a tenth of a short
-program's time. `torchshare run` does the same. What exists then is not frozen: at exit, the main module's namespace would
-not be finalized, with the files that a script has not closed."""
+program's time. `torchshare run` does the same. What exists then is not frozen: at exit, the main module's namespace
+would not be finalized, with the files that a script has not closed."""
 
 from __future__ import annotations
 
