@@ -128,7 +128,8 @@ test-oldest: .venv-oldest/ready
 	$(CMAKE_BUILD) $(OLDEST_BUILD) --target torchshare_tests python_modules --parallel $(JOBS)
 	$(OLDEST_BUILD)/tests/cpp/torchshare_tests --gtest_brief=1
 	scripts/link_package.sh $(OLDEST_BUILD)
-	cd $(OLDEST_BUILD)/python && $(abspath .venv-oldest/bin)/python $(wordlist 2,99,$(PYTEST)) -m "not slow and not gpu" $(abspath $(VERSIONS))
+	cd $(OLDEST_BUILD)/python && PYTHONPATH=$$PWD $(abspath .venv-oldest/bin)/python $(wordlist 2,99,$(PYTEST)) \
+	  -m "not slow and not gpu" $(abspath $(VERSIONS))
 
 ifneq ($(VENV),.venv-oldest)
 .venv-oldest/ready: $(VENV)/ready
