@@ -168,11 +168,12 @@ test-emulated-slow: build-emulator
 test-emulated-all: build-emulator
 	MARKED=gpu BUILD=$(BUILD) PY=$(PY) scripts/test_emulated.sh 1:0 1:200 1:2000 4:0 4:200 4:2000
 
-# torchshare and the emulated device with a sanitizer: the C++ tests with threads, and pairs of Python jobs.
+# torchshare and the emulated device with a sanitizer: the C++ tests with threads, and pairs of Python jobs. `_core`, which has
+# no threads, is that of `make build`.
 test-tsan test-asan: build-emulator
 	cmake -S . -B build/$(@:test-%=%) -DTORCHSHARE_PYTHON=$(abspath $(PY)) -DTORCHSHARE_TESTS=ON -DTORCHSHARE_EMULATOR=ON \
 	  -DTORCHSHARE_SANITIZE=$(SANITIZER) -DCMAKE_BUILD_TYPE=Debug >/dev/null
-	$(CMAKE_BUILD) build/$(@:test-%=%) --target torchshare_tests python_modules emulated_device --parallel $(JOBS)
+	$(CMAKE_BUILD) build/$(@:test-%=%) --target torchshare_tests _C emulated_device --parallel $(JOBS)
 	ln -sf $(abspath $(BUILD))/tests/emulator/libtorchshare_emulator_numerics.so build/$(@:test-%=%)/tests/emulator/
 	PY=$(PY) BUILD=build/$(@:test-%=%) scripts/run_sanitized.sh $(SANITIZER)
 test-tsan: SANITIZER = thread

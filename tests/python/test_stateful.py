@@ -286,4 +286,4 @@ def test_calls_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.timeout(900)
 @draws_other_masks
 def test_many_calls_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_machine(150, monkeypatch)
+    run_machine(100, monkeypatch)

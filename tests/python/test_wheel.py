@@ -72,16 +72,21 @@ def make_with_torch_alone(folder: Path) -> None:
     torchshare asks for, too. Its folders are its own: pip would install through a link into this environment."""
     venv.create(folder, with_pip=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    missing, linked = [Requirement("torch")], set()
+    missing, linked, caches = [Requirement("torch")], set(), dict[Path, Path]()
     while missing:
         package = missing.pop()
         linked.add(package.name)
         for file in metadata.files(package.name) or []:
-            link = site / file
+            link, source = site / file, Path(str(file.locate()))
             if file.parts[0] not in ("..", "bin", "__pycache__") and not link.exists():
                 link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(Path(str(file.locate())))
+                link.symlink_to(source)
+                caches[link.parent] = source.parent
         missing += [each for each in requirements(package.name, package.extras) if each.name not in OURS | linked]
+    for own, others in caches.items():  # without their bytecode, each environment would compile torch's 2,500 files
+        cache, bytecode = own / "__pycache__", others / "__pycache__"
+        if own != site and own.name != cache.name and bytecode.exists() and not cache.exists():
+            cache.symlink_to(bytecode)
 
 
 def oldest() -> list[str]:
