@@ -57,8 +57,8 @@ test: build
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target BESIDE=lint lint test-cpp
 	$(MAKE) --no-print-directory test-python
 
-# What runs at once: what waits beside what computes. test-waits runs beside the sanitizers' builds and programs, C++ tests among
-# them, which load the machine as the loops of test-loaded do.
+# No stage leaves a core idle. test-waits runs beside a sanitizer's build and programs, which load the machine as the loops of
+# test-loaded do.
 test-slow: build
 	$(MAKE) --no-print-directory --jobs=3 --output-sync=target BESIDE=yes docs test-tsan test-oldest
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target BESIDE=yes test-emulated test-python-slow
@@ -117,28 +117,28 @@ VERSIONS = $(patsubst %,tests/python/test_%.py,torch_versions patches compiled_s
 test-versions: build
 	$(PYTEST) -m "not slow and not gpu" $(VERSIONS)
 
-# With another torch than that of .venv: .venv-oldest installs only torch. CUDA's libraries, which are larger, and the other
+# With another torch than that of .venv: this environment installs only torch. CUDA's libraries, which are larger, and the other
 # packages are those of .venv (both are for CUDA 13). The build is not optimized, because its tests run once.
 # torchshare_core_tests are left out: they do not use torch.
 OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1.0/p' pyproject.toml)
 OLDEST_BUILD = build/oldest-$(OLDEST)
-test-oldest: .venv-oldest/ready
-	cmake -S . -B $(OLDEST_BUILD) -DTORCHSHARE_PYTHON=$(abspath .venv-oldest/bin/python) -DTORCHSHARE_TESTS=ON \
+OLDEST_VENV = .venv-oldest-$(OLDEST)
+test-oldest: $(OLDEST_VENV)/ready
+	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh test
+	cmake -S . -B $(OLDEST_BUILD) -DTORCHSHARE_PYTHON=$(abspath $(OLDEST_VENV)/bin/python) -DTORCHSHARE_TESTS=ON \
 	  -DCMAKE_BUILD_TYPE=Debug >/dev/null
 	$(CMAKE_BUILD) $(OLDEST_BUILD) --target torchshare_tests python_modules --parallel $(JOBS)
-	$(OLDEST_BUILD)/tests/cpp/torchshare_tests --gtest_brief=1
-	scripts/link_package.sh $(OLDEST_BUILD)
-	cd $(OLDEST_BUILD)/python && PYTHONPATH=$$PWD $(abspath .venv-oldest/bin)/python $(wordlist 2,99,$(PYTEST)) \
+	ctest --test-dir $(OLDEST_BUILD) --output-on-failure --tests-regex '^torchshare_tests$$'
+	scripts/link_package.sh $(OLDEST_BUILD) _C _core
+	cd $(OLDEST_BUILD)/python && PYTHONPATH=$$PWD $(abspath $(OLDEST_VENV)/bin)/python $(wordlist 2,99,$(PYTEST)) \
 	  -m "not slow and not gpu" $(abspath $(VERSIONS))
 
-ifneq ($(VENV),.venv-oldest)
-.venv-oldest/ready: $(VENV)/ready
+$(OLDEST_VENV)/ready: $(VENV)/ready
 	$(PYTHON3) -m venv --clear --without-pip $(@D)
 	$(INSTALL) $(@D)/bin/python --no-deps torch==$(OLDEST)
 	packages=$$(echo $(abspath $(VENV))/lib/python*/site-packages); cd $(@D)/lib/python*/site-packages && \
 	ln -s $$packages/nvidia nvidia && echo $$packages > packages.pth
 	@touch $@
-endif
 
 # The Python tests of what waits or is waited for.
 test-waits: build
@@ -221,4 +221,4 @@ prerequisites:
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh install
 
 clean:
-	rm -rf build dist $(VENV) .venv-oldest torchshare/*.so torchshare/cpp *.egg-info
+	rm -rf build dist $(VENV) .venv-oldest-* torchshare/*.so torchshare/cpp *.egg-info

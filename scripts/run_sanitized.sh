@@ -26,7 +26,7 @@ setarch "$(uname -m)" -R "$BUILD/tests/cpp/torchshare_tests" --gtest_brief=1 --g
 cpp_tests=$!
 trap 'kill $cpp_tests 2>/dev/null || true' EXIT
 
-scripts/link_package.sh "$BUILD"
+scripts/link_package.sh "$BUILD" _C
 export PYTHONPATH="$BUILD/python" ASAN_OPTIONS="${ASAN_OPTIONS-} detect_leaks=0"  # Python leaks at its exit
 plain env LD_PRELOAD="$preload" "$PY" tests/sanitized_pair.py cpu
 if [ -e "$emulator" ]; then

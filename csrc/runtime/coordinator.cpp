@@ -32,9 +32,16 @@ void Coordinator::open() {
 
 std::unique_lock<std::mutex> Coordinator::lock_up_to_date() {
   std::unique_lock lock(mutex_);
-  inbox_.drain([this](const JobMessage& message) { decisions_.apply(message); });
-  decisions_.jobs().erase_ended();
+  if (take_messages()) {
+    inbox_.wake();  // `serve` decides about what it does not find in the inbox
+  }
   return lock;
+}
+
+bool Coordinator::take_messages() {
+  const bool any = inbox_.drain([this](const JobMessage& message) { decisions_.apply(message); });
+  decisions_.jobs().erase_ended();
+  return any;
 }
 
 bool Coordinator::wait_to_start(JobId id) {
@@ -114,7 +121,8 @@ void Coordinator::serve() {
 }
 
 std::chrono::nanoseconds Coordinator::serve_once() {
-  const auto lock = lock_up_to_date();
+  std::lock_guard lock(mutex_);
+  take_messages();
   return decisions_.serve_once();
 }
 

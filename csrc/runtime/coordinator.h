@@ -108,6 +108,8 @@ class Coordinator {
   void withdraw(JobId job);
   /// Locks, and applies the messages that have come.
   std::unique_lock<std::mutex> lock_up_to_date();
+  /// Returns whether there were any.
+  bool take_messages();
   void wait_for_change(std::unique_lock<std::mutex>& lock, std::chrono::nanoseconds deadline);
 
   Clock& clock_;

@@ -37,13 +37,16 @@ class MessageInbox {
   /// How long steps and answers may wait for the coordinator's thread.
   void set_interval(std::chrono::nanoseconds interval) { interval_.store(interval); }
 
-  /// Called by one thread at a time; see Inbox::drain.
+  /// Returns whether there were messages. Called by one thread at a time; see Inbox::drain.
   template <class Use>
-  void drain(Use use) {
+  bool drain(Use use) {
+    bool any = false;
     messages_.drain([&](const JobMessage& message) {
+      any = true;
       had_messages_.store(true, std::memory_order_relaxed);
       use(message);
     });
+    return any;
   }
 
   // The coordinator's thread.

@@ -90,6 +90,28 @@ TEST(Coordinator, AStartThatBecomesDueWhileTheJobBeginsToWaitIsNotLost) {
   }
 }
 
+TEST(Coordinator, AMessageThatAnotherThreadAppliesWakesTheThreadThatDecides) {
+  CoordinatorParts<CountingClock> parts;
+  auto& [clock, timeline, gate, coordinator] = parts;
+  Member job(coordinator, clock, {.name = "a"});
+  coordinator.open();
+  EXPECT_TRUE(coordinator.wait_to_start(job.id()));
+  std::jthread serves([&] { coordinator.serve(); });
+  const auto waits = [&, deadline = std::chrono::steady_clock::now() + 60s](int times) {
+    while (clock.waits < times && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::yield();
+    }
+    return clock.waits >= times;
+  };
+  ASSERT_TRUE(waits(1));
+  coordinator.send({job.id(), JobMessage::Kind::kStepped, 1ms, 1});
+  ASSERT_TRUE(waits(2));
+  coordinator.send({job.id(), JobMessage::Kind::kStepped, 1ms, 2});  // within the wake interval: wakes nothing
+  EXPECT_TRUE(coordinator.take_orders().empty());
+  EXPECT_TRUE(waits(3));
+  coordinator.dismiss();
+}
+
 TEST(Coordinator, AnAnswerRightAfterAnotherIsAppliedThoughNothingFollows) {
   CoordinatorParts<SteadyClock> parts;
   auto& [clock, timeline, gate, coordinator] = parts;

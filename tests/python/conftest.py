@@ -45,8 +45,6 @@ atexit.register(gc.unfreeze)  # else Triton reports what is kept
 STARTUP = str(Path(__file__).parent / "startup")
 if STARTUP not in os.environ.get("PYTHONPATH", ""):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [STARTUP, os.environ.get("PYTHONPATH")]))
-# A quarter less to compile, of code that runs once.
-os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
 CACHE = Path(__file__).parents[2] / "build" / "test-cache" / f"torch-{torch.__version__}"
 

@@ -95,3 +95,12 @@ def test_files_are_written_where_an_atexit_function_exits(tmp_path: Path) -> Non
     ran = Ran(tmp_path, f"a={program} a", f"b={program} b")
     assert ran.code == 0, ran.text()
     assert (tmp_path / "a.csv").read_text() == (tmp_path / "b.csv").read_text() == "1,2\n"
+
+
+def test_a_file_that_a_module_has_opened_before_the_run_is_written_at_its_end(tmp_path: Path) -> None:
+    """In a process of its own: those of preloaded.py do not unfreeze their heap."""
+    text = "log = open('log.txt', 'w')\ndef main(job):\n    log.write('trained')\n"
+    (tmp_path / "train.py").write_text(text)
+    command = [sys.executable, "-m", "torchshare", "run", "train:main"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=300, capture_output=True)
+    assert (tmp_path / "log.txt").read_text() == "trained"

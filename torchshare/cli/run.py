@@ -160,7 +160,8 @@ def _freeze_heap() -> None:
     """Keeps full collections short: they would visit all of torch's objects, and no job runs Python meanwhile."""
     gc.freeze()
     atexit.unregister(gc.unfreeze)
-    atexit.register(gc.unfreeze)  # extensions report at exit what has not been collected, and files may be flushed then
+    # Extensions report at exit what has not been collected, and a module's open file is written when it is collected.
+    atexit.register(gc.unfreeze)
 
 
 @dataclass

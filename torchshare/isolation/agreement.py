@@ -65,12 +65,12 @@ class Setting:
                 del self.exposed[job]
                 exposure = None
             if exposure is None:
-                self.expose_job(job, job.ops_begun() if ops is None else ops.get(job, 0))
+                self.expose_job(job, None if ops is None else ops.get(job, 0))
 
-    def expose_job(self, job: JobContext, ops: int) -> None:
+    def expose_job(self, job: JobContext, ops: int | None = None) -> None:
         refusal = self.refused(job)
         if refusal is not None:
-            self.exposed[job] = Exposure(refusal, ops)
+            self.exposed[job] = Exposure(refusal, job.ops_begun() if ops is None else ops)
 
     def settle(self, job: JobContext, value: Any) -> list[Refusal]:
         """The job has set the value. Returns why it cannot go on, if it has run ops with it before."""
@@ -161,7 +161,7 @@ def expect(job: JobContext) -> None:
     with _lock:
         _jobs[job] = next(_numbers)
         for setting in _settings:
-            setting.expose_job(job, job.ops_begun())
+            setting.expose_job(job)
 
 
 def enter(job: JobContext) -> None:

@@ -1,6 +1,6 @@
 """Run by each Python program that the tests start: torch is imported without collections, which take a tenth of a short
-program's time. `torchshare run` does the same. What exists then is not frozen: at exit, the main module's namespace
-would not be finalized, with the files that a script has not closed."""
+program's time. `torchshare run` does the same. Nothing is frozen here: Python would not finalize the main module at
+exit, and would not write the files that a script has not closed."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from collections.abc import Sequence
 
 
 class Finder:
-    """Finds torch, once."""
+    """Finds torch."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
             return spec
         run = spec.loader.exec_module
 
         def run_uncollected(module: types.ModuleType) -> None:
+            sys.meta_path.remove(self)
             was_on = gc.isenabled()
             gc.disable()
             try:
