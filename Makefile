@@ -30,7 +30,7 @@ INSTALL = install() { python=$$1; shift; \
   test-loaded test-waits test-oldest test-versions papers server test-tsan test-asan soak build-emulator test-emulated \
   test-emulated-slow test-emulated-all test-cluster build-benchmarks bench-instructions
 ifndef BESIDE
-.NOTPARALLEL:
+.NOTPARALLEL:  # several targets configure the same build folder
 endif
 help:
 	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
@@ -54,7 +54,7 @@ demo: build
 
 # mypy leaves a core idle, which the compiler uses.
 test: build
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target BESIDE=lint lint test-cpp
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target BESIDE=yes lint test-cpp
 	$(MAKE) --no-print-directory test-python
 
 # No stage leaves a core idle. test-waits runs beside a sanitizer's build and programs, which load the machine as the loops of
@@ -99,7 +99,7 @@ lint: build
 	$(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp')
 
-test-cpp: build $(if $(filter yes,$(BESIDE)),| build-emulator)  # they configure the same folder
+test-cpp: build
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh test
 	cmake -B $(BUILD) -DTORCHSHARE_TESTS=ON >/dev/null
 	$(CMAKE_BUILD) $(BUILD) --parallel $(JOBS)

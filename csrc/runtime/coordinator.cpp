@@ -32,13 +32,13 @@ void Coordinator::open() {
 
 std::unique_lock<std::mutex> Coordinator::lock_up_to_date() {
   std::unique_lock lock(mutex_);
-  if (take_messages()) {
-    inbox_.wake();  // `serve` decides about what it does not find in the inbox
+  if (catch_up()) {
+    inbox_.wake();  // `serve` decides, and does not find the messages in the inbox
   }
   return lock;
 }
 
-bool Coordinator::take_messages() {
+bool Coordinator::catch_up() {
   const bool any = inbox_.drain([this](const JobMessage& message) { decisions_.apply(message); });
   decisions_.jobs().erase_ended();
   return any;
@@ -122,7 +122,7 @@ void Coordinator::serve() {
 
 std::chrono::nanoseconds Coordinator::serve_once() {
   std::lock_guard lock(mutex_);
-  take_messages();
+  catch_up();
   return decisions_.serve_once();
 }
 

@@ -106,10 +106,11 @@ class Coordinator {
 
  private:
   void withdraw(JobId job);
-  /// Locks, and applies the messages that have come.
+  /// Locks, catches up and, after messages, wakes the thread of `serve`.
   std::unique_lock<std::mutex> lock_up_to_date();
-  /// Returns whether there were any.
-  bool take_messages();
+  /// Under the lock: applies the messages that have come, and erases jobs that have ended. Returns whether there were
+  /// messages.
+  bool catch_up();
   void wait_for_change(std::unique_lock<std::mutex>& lock, std::chrono::nanoseconds deadline);
 
   Clock& clock_;

@@ -69,7 +69,8 @@ def wheel(sdist: Path, shared: Shared) -> Path:
 
 def make_with_torch_alone(folder: Path) -> None:
     """Makes a virtual environment with links to the files of this one's torch and of what torch needs, but not of what
-    torchshare asks for, too. Its folders are its own: pip would install through a link into this environment."""
+    torchshare asks for, too. Its folders are its own, except those of bytecode: pip would install through a link
+    into this environment."""
     venv.create(folder, with_pip=True)
     (site,) = folder.glob("lib/python*/site-packages")
     missing, linked, caches = [Requirement("torch")], set(), dict[Path, Path]()

@@ -35,21 +35,18 @@ class Effects:
         self._policy = settings["policy"]
         self._max_slowdown = settings["max_slowdown"]
         self._jobs: list[_Known] = []
-        self._events = 0  # jobs that came or ended since some were forgotten
         for name in ("grace", "max_wait"):
             if self._policy == "priority" and options.get(name) is not None:
                 log.warning("%s has no effect: policy 'priority' lets no job wait", name)
 
     def expect(self, job: JobContext, options: JobOptions) -> None:
         """Called when a job has been submitted. Of the jobs that have ended, the last ones are remembered."""
+        ended = [known for known in self._jobs if known.job.handle.state in ENDED]
+        forgotten = {*ended[: max(0, len(ended) - self._keep)]}
+        if forgotten:
+            self._jobs = [known for known in self._jobs if known not in forgotten]
         start = str(options.get("start", "now"))
         self._jobs.append(_Known(job, start, _core.StartRule(start), options.get("profile") is not None))
-        self._events += 1
-        if self._events > max(16, len(self._jobs)):
-            self._events = 0
-            ended = [known for known in self._jobs if known.job.handle.state in ENDED]
-            forgotten = {*ended[: max(0, len(ended) - self._keep)]}
-            self._jobs = [known for known in self._jobs if known not in forgotten]
 
     def begin(self, job: JobContext, own: JobOptions) -> Callable[[], None]:
         """Called when a job's code begins. Returns what to call at its end: only then is it known what it did
@@ -59,7 +56,6 @@ class Effects:
 
     def _check(self, job: JobContext, own: JobOptions, present: list[_Known]) -> None:
         """`present`: the jobs that had not ended when this one began."""
-        self._events += 1
         of_steps = self._of_steps(job, present)
         found = (self._of_batches(job, own), self._of_requests(job), self._of_plans(job, own), of_steps)
         for name, option, reason in itertools.chain(*found):
