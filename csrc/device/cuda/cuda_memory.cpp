@@ -38,6 +38,11 @@ std::atomic<int>& users_on(DeviceIndex device) {
 /// kept from torch until no thread captures, and so is the block if it is freed in the meantime. torch would not reuse
 /// it before then, either, had the use been recorded before the capture. Blocks of no job are left to torch.
 /// Before torch 2.13, each use of a pool (`torch.cuda.use_mem_pool`) counts as a capture, for torch and so for us.
+///
+/// Note [Pools during a capture]
+/// Before torch 2.15, destroying a pool while any thread captures fails an assertion of torch, which ends the process:
+/// a pool is emptied once no thread captures. A graph would then replay in memory that is freed, so a capture that uses
+/// a pool of its own is refused.
 class CudaMemory final : public TorchsAllocator {
  public:
   using TorchsAllocator::TorchsAllocator;
@@ -79,9 +84,21 @@ class CudaMemory final : public TorchsAllocator {
     if (is_jobs && pool == MempoolId_t{0, 0} && users_on(c10::cuda::current_device()) > 1) {
       return;
     }
-    unless_lost([&] { torchs_.emptyCache(pool); });
+    if (kGraphsKeepPools || pool == MempoolId_t{0, 0}) {
+      unless_lost([&] { torchs_.emptyCache(pool); });
+      return;
+    }
+    std::lock_guard lock(mutex_);
+    if (captures_.load() > 0) {
+      late_pools_.push_back(pool);
+    } else {
+      unless_lost([&] { torchs_.emptyCache(pool); });
+    }
   }
   void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override {
+    TORCH_CHECK(kGraphsKeepPools || !is_captured(c10::cuda::getCurrentCUDAStream(device)),
+                "a graph keeps no pools of memory (torch.cuda.use_mem_pool) with torch ", TORCH_VERSION,
+                "; torch 2.15 does");
     const auto begin = [&] { torchs_.beginAllocateToPool(device, pool, std::move(filter)); };
     kMarksCaptures ? begin() : begin_capture(begin);
   }
@@ -207,6 +224,11 @@ class CudaMemory final : public TorchsAllocator {
       late_uses_.clear();
     }
     captures_.store(std::max(captures_.load() - 1, 0));  // one may have begun before there was this allocator
+    if (captures_.load() == 0) {
+      for (const MempoolId_t& pool : std::exchange(late_pools_, {})) {
+        unless_lost([&] { torchs_.emptyCache(pool); });
+      }
+    }
   }
 
   /// What torch is to be told once no thread captures.
@@ -219,8 +241,9 @@ class CudaMemory final : public TorchsAllocator {
   std::mutex calls_;                     // guards failures_, and torch's allocator while it has events
   std::unordered_map<DeviceIndex, std::exception_ptr> failures_;
   std::atomic<int> captures_{0};  // under way; written under the lock
-  std::mutex mutex_;              // guards late_uses_, and that no capture begins or ends while torch is told of a use
+  std::mutex mutex_;              // guards late_*, and that no capture begins or ends while torch is told of a use
   std::unordered_map<void*, LateUse> late_uses_;  // by block; empty unless a thread captures
+  std::vector<MempoolId_t> late_pools_;           // to empty; none unless a thread captures
 };
 
 CudaMemory& cuda_memory() {

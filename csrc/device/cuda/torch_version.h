@@ -27,6 +27,9 @@ namespace torchs = c10::cuda::CUDACachingAllocator;
 /// destroying it releases the pool and the generator. torch 2.11 leaves all of that as it is.
 inline constexpr bool kGraphsEndFailedCaptures = TORCHSHARE_SINCE_TORCH_2(15);
 
+/// Whether a graph keeps the pools of memory that its capture uses, and such a pool may go while a thread captures.
+inline constexpr bool kGraphsKeepPools = TORCHSHARE_SINCE_TORCH_2(15);
+
 /// Whether torch tells its allocator when a capture begins and ends. Before, a capture is a use of a pool like others.
 inline constexpr bool kMarksCaptures = TORCHSHARE_SINCE_TORCH_2(13);
 
