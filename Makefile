@@ -52,21 +52,22 @@ help:
 demo: build
 	$(PY) examples/digits_pair.py
 
-# mypy leaves a core idle, which the compiler uses.
+BESIDE_EACH_OTHER = $(MAKE) --no-print-directory --jobs=3 --output-sync=target BESIDE=yes
+
+# mypy leaves a core idle, and so do tests that wait. The compilers load the machine as the loops of test-loaded do.
 test: build
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target BESIDE=yes lint test-cpp
-	$(MAKE) --no-print-directory test-python
+	$(BESIDE_EACH_OTHER) lint test-cpp test-waits
+	$(MAKE) --no-print-directory BESIDE=yes test-python EXCEPT="$(WAITS)"
 
-# No stage leaves a core idle. test-waits runs beside a sanitizer's build and programs, which load the machine as the loops of
-# test-loaded do.
+# No stage leaves a core idle.
 test-slow: build
-	$(MAKE) --no-print-directory --jobs=3 --output-sync=target BESIDE=yes docs test-tsan test-oldest
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target BESIDE=yes test-emulated test-python-slow
-	$(MAKE) --no-print-directory --jobs=4 --output-sync=target BESIDE=yes test-asan soak test-waits bench-instructions
+	$(BESIDE_EACH_OTHER) docs test-tsan test-oldest
+	$(BESIDE_EACH_OTHER) test-emulated test-python-slow
+	$(BESIDE_EACH_OTHER) test-asan soak bench-instructions
 
-# The first build takes minutes and shows its progress.
+# The first build takes minutes and shows its progress. Where several targets run beside each other, it was done before.
 build: $(VENV)/ready
-	$(PY) -m pip install $(if $(wildcard $(BUILD)/CMakeCache.txt),--quiet,--verbose) --no-build-isolation --no-deps -e .
+	$(if $(BESIDE),,$(PY) -m pip install $(if $(wildcard $(BUILD)/CMakeCache.txt),--quiet,--verbose) --no-build-isolation --no-deps -e .)
 
 $(VENV)/ready: requirements.txt
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh build
@@ -106,7 +107,7 @@ test-cpp: build
 	ctest --test-dir $(BUILD) --output-on-failure
 
 test-python: build
-	$(PYTEST) -m "not slow and not gpu" $(RAY_TESTS:%=--ignore=%)
+	$(PYTEST) -m "not slow and not gpu" $(RAY_TESTS:%=--ignore=%) $(EXCEPT:%=--ignore=%)
 	$(PY) -m pytest -m "gpu and not slow"  # in one process: they share the GPU
 
 test-python-slow: build
@@ -126,7 +127,7 @@ OLDEST_VENV = .venv-oldest-$(OLDEST)
 test-oldest: $(OLDEST_VENV)/ready
 	@PYTHON3=$(PYTHON3) scripts/check_prerequisites.sh test
 	cmake -S . -B $(OLDEST_BUILD) -DTORCHSHARE_PYTHON=$(abspath $(OLDEST_VENV)/bin/python) -DTORCHSHARE_TESTS=ON \
-	  -DCMAKE_BUILD_TYPE=Debug >/dev/null
+	  -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0 >/dev/null
 	$(CMAKE_BUILD) $(OLDEST_BUILD) --target torchshare_tests python_modules --parallel $(JOBS)
 	ctest --test-dir $(OLDEST_BUILD) --output-on-failure --tests-regex '^torchshare_tests$$'
 	scripts/link_package.sh $(OLDEST_BUILD) _C _core
@@ -141,9 +142,10 @@ $(OLDEST_VENV)/ready: $(VENV)/ready
 	@touch $@
 
 # The Python tests of what waits or is waited for.
+WAITS = $(patsubst %,tests/python/test_%.py,cancel ends forks gaps groups jobs lifecycle request_batches requests serve \
+  served_faults server_scripts shared_torch signals spill start stop_signals strict_gate threads watchdog)
 test-waits: build
-	$(PYTEST) -m "not slow and not gpu" $(patsubst %,tests/python/test_%.py,cancel ends forks gaps groups jobs lifecycle \
-	  request_batches requests serve served_faults server_scripts shared_torch signals spill start stop_signals strict_gate threads watchdog)
+	$(PYTEST) -m "not slow and not gpu" $(WAITS)
 
 # Beside four loops, which end with the shell that has started them, however it ends.
 LOADED = test-cpp test-python
@@ -166,7 +168,7 @@ test-emulated-slow: build-emulator
 	MARKED="gpu and slow" BUILD=$(BUILD) PY=$(PY) scripts/test_emulated.sh 4:0
 
 test-emulated-all: build-emulator
-	MARKED=gpu BUILD=$(BUILD) PY=$(PY) scripts/test_emulated.sh 1:0 1:200 1:2000 4:0 4:200 4:2000
+	MARKED=gpu AGAIN=tests/python BUILD=$(BUILD) PY=$(PY) scripts/test_emulated.sh 1:0 1:200 1:2000 4:0 4:200 4:2000
 
 # torchshare and the emulated device with a sanitizer: the C++ tests with threads, and pairs of Python jobs. `_core`, which has
 # no threads, is that of `make build`.

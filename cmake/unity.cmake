@@ -4,7 +4,7 @@
 option(TORCHSHARE_UNITY "Compile several files at a time" ON)
 set(default_batch 8)  # a change of one file compiles as many
 if(CMAKE_BUILD_TYPE STREQUAL "Debug")
-  set(default_batch 24)
+  set(default_batch 64)
 endif()
 set(TORCHSHARE_UNITY_BATCH ${default_batch} CACHE STRING "Files compiled at a time")
 unset(CMAKE_UNITY_BUILD CACHE)  # earlier versions cached ON in build folders

@@ -1,7 +1,8 @@
 #!/bin/sh
-# The tests marked gpu on the emulated CUDA device, once for each SLOTS:JITTER given (kernels at a time; microseconds), and
-# those of the device itself with the first, one more at once than there are cores, for they often wait; then a table of
-# what ran: test_emulated.sh 4:0 1:200. MARKED is an expression of markers.
+# The tests marked gpu on the emulated CUDA device with the first SLOTS:JITTER given (kernels at a time; microseconds), those
+# in AGAIN, by default what streams and graphs do, with each other one, and those of the device itself with the first; one more
+# at once than there are cores, for they often wait. Then a table of what ran: test_emulated.sh 4:0 1:200. MARKED is an
+# expression of markers.
 set -eu
 : "${BUILD:?the build folder}" "${PY:?the interpreter}"
 emulator=$PWD/tests/emulator
@@ -9,18 +10,20 @@ reports=$BUILD/tests/emulator/reports
 
 # One process runs all tests of a folder, in order: some depend on how much the device's allocator keeps.
 run() {
-  tests=$2
-  report=$3
-  echo "emulated device: ${1%:*} slots, jitter up to ${1#*:} us"
-  EMULATOR_SLOTS=${1%:*} EMULATOR_JITTER_US=${1#*:} TORCHSHARE_REQUIRE_GPU=1 \
+  settings=$1
+  report=$2
+  shift 2
+  echo "emulated device: ${settings%:*} slots, jitter up to ${settings#*:} us"
+  EMULATOR_SLOTS=${settings%:*} EMULATOR_JITTER_US=${settings#*:} TORCHSHARE_REQUIRE_GPU=1 \
     PYTEST_PLUGINS=emulated_device PYTHONPATH=$emulator:$PWD "$emulator/run.sh" \
-    "$PY" -m pytest -m "${MARKED:-gpu and not slow}" -p no:cacheprovider --junitxml "$reports/$report.xml" -rs "$tests"
+    "$PY" -m pytest -m "${MARKED:-gpu and not slow}" -p no:cacheprovider --junitxml "$reports/$report.xml" -rs "$@"
 }
 
 if [ "$1" = --one ]; then
   case $2 in
-    device) run "$3" tests/emulator device ;;
-    *) run "$2" tests/python "$2" ;;
+    device) run "$3" device tests/emulator ;;
+    "$3") run "$2" "$2" tests/python ;;
+    *) run "$2" "$2" ${AGAIN:-tests/python/test_gpu*.py} ;;
   esac > "$reports/$2.log" 2>&1
   exit
 fi

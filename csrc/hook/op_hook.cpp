@@ -139,7 +139,7 @@ void set_context(OpContext* context) {
 }
 
 /// A forked child (a DataLoader worker) belongs to no job: its hook does nothing and its random state is its own.
-void forget_job_after_fork() {
+void leave_job_after_fork() {
   set_context(nullptr);
 }
 
@@ -151,7 +151,7 @@ bool register_everything() {
   const auto wait = [] { return torch::CppFunction::makeFromBoxedFunction<&wait_for_ranks>(); };
   new_library("_c10d_functional").impl("wait_tensor", wait());
   new_library("c10d").impl("monitored_barrier_", wait());
-  pthread_atfork(nullptr, nullptr, &forget_job_after_fork);
+  pthread_atfork(nullptr, nullptr, &leave_job_after_fork);
   return true;
 }
 

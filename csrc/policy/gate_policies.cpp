@@ -11,10 +11,10 @@
 namespace torchshare {
 namespace {
 
-using Maker = std::unique_ptr<GatePolicy> (*)(const GatePolicyOptions&);
+using GateMaker = std::unique_ptr<GatePolicy> (*)(const GatePolicyOptions&);
 
 // A new policy is one file and one line here.
-constexpr Named<Maker> kPolicies[] = {
+constexpr Named<GateMaker> kGatePolicies[] = {
     {"best_fit",
      [](const GatePolicyOptions& options) -> std::unique_ptr<GatePolicy> {
        return std::make_unique<BestFitPolicy>(options.grace);
@@ -35,11 +35,11 @@ constexpr Named<Maker> kPolicies[] = {
 }  // namespace
 
 std::vector<std::string_view> gate_policy_names() {
-  return names_of(kPolicies);
+  return names_of(kGatePolicies);
 }
 
 std::unique_ptr<GatePolicy> make_gate_policy(std::string_view name, const GatePolicyOptions& options) {
-  auto policy = find_named(kPolicies, "policy", name)(options);
+  auto policy = find_named(kGatePolicies, "policy", name)(options);
   if (options.run_ahead) {
     policy = std::make_unique<RunAheadPolicy>(std::move(policy), *options.run_ahead);
   }

@@ -24,7 +24,7 @@ void unlock_pools() {
   pools.unlock();
 }
 
-void forget_job_after_fork() {
+void begin_forked_child() {
   unlock_pools();
   belongs_to_job = false;
 }
@@ -68,7 +68,7 @@ void change_intra_op_threads(int threads) {
 }
 
 void set_intra_op_threads(int threads) {
-  static const int once = pthread_atfork(&lock_pools, &unlock_pools, &forget_job_after_fork);
+  static const int once = pthread_atfork(&lock_pools, &unlock_pools, &begin_forked_child);
   (void)once;
   std::lock_guard lock(pools);
   at::get_num_threads();  // else the first op of this thread sets the number that any thread has set last

@@ -10,11 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from cluster_jobs import SCRIPT
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "cluster"
 
 
+@pytest.mark.slow
 def test_slurm_queues_the_pair_again_and_it_goes_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "scontrol").write_text('#!/bin/sh\necho "$@" >> scontrol.log\n')

@@ -40,6 +40,7 @@ def losses(line: str) -> tuple[float, float]:
     return float(words[-3]), float(words[-1])
 
 
+@pytest.mark.slow
 def test_a_pair_of_libtorch_loops(example: Path) -> None:
     lines = sorted(run(example).splitlines())
     assert [line.split()[:2] for line in lines] == [["line", "primary"], ["second", "secondary"]]
@@ -48,6 +49,7 @@ def test_a_pair_of_libtorch_loops(example: Path) -> None:
         assert first > 0.5 and last < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("counts_apart", [False, True])
 def test_a_step_saved_by_python_trains_on_in_cpp(
@@ -73,6 +75,7 @@ def test_a_step_saved_by_python_trains_on_in_cpp(
     assert losses(line) == pytest.approx((expected[0].item(), expected[-1].item()), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_folder_without_a_step(example: Path, tmp_path: Path) -> None:
     done = subprocess.run([example, tmp_path], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1

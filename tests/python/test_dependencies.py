@@ -25,7 +25,7 @@ from torchshare import Job, Runtime
 from torchshare.cli import supervisor
 from torchshare.runtime import attempts
 
-GRAPHS = int(os.environ.get("TORCHSHARE_GRAPHS", "250"))  # random ones in the slow test
+GRAPHS = int(os.environ.get("TORCHSHARE_GRAPHS", "150"))  # random ones in the slow test
 
 
 def value(job: Job) -> str:

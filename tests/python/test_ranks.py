@@ -80,6 +80,7 @@ def test_what_holds_on_one_rank_holds_on_all(tmp_path: Path, device: str):
     assert "job 'a' ends on rank 0: it failed with ValueError: no data on rank 1" in ran.stderr
 
 
+@pytest.mark.slow
 def test_fsdp2_and_pipeline_schedules_are_bit_identical(tmp_path: Path):
     ran = torchrun(str(PROGRAMS / "sharded.py"), folder=tmp_path)
     assert ran.returncode == 0, ran.stderr
@@ -175,6 +176,7 @@ def test_rounds_do_not_deadlock(tmp_path: Path):
     assert ran.stdout.count("round ") == 30
 
 
+@pytest.mark.slow
 def test_launch_runs_ddp_scripts_on_all_ranks_as_torchrun_does(tmp_path: Path):
     """Bit-identical, although the other job has groups too. Only the first rank prints results."""
     (tmp_path / "plain").mkdir()

@@ -303,6 +303,7 @@ def test_a_job_that_waits_for_requests_can_be_cancelled() -> None:
     assert job.state == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_wait_for_a_simple_queue_ends_however_late_its_thread_gets_a_core() -> None:
     """CPython forgets a timeout that passes inside SimpleQueue.get: the job saw no cancel, and max_wait did not end."""
     queues = [queue.SimpleQueue[Request]() for _ in range(20_000)]

@@ -168,6 +168,7 @@ def test_a_second_sigterm_does_not_wait(tmp_path: Path):
     assert 1 <= float(out.split()[-1]) < 90  # the step takes 100
 
 
+@pytest.mark.slow
 def test_a_run_that_crashed_serves_metrics_again(tmp_path: Path) -> None:
     """Though the worker of its loader has not yet noticed."""
     script(tmp_path, "train.py", CRASHES_BESIDE_A_WORKER)
@@ -370,6 +371,7 @@ def test_a_job_that_has_ended_is_not_blamed_for_a_later_thread(tmp_path: Path):
 # Ranks
 
 
+@pytest.mark.slow
 def test_ranks_resume_from_the_newest_step_that_all_have(tmp_path: Path):
     ran = torchrun(str(PROGRAMS / "resume.py"), str(tmp_path / "ckpt"), folder=tmp_path)
     assert ran.returncode == 0, ran.stderr

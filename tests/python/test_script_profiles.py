@@ -112,6 +112,7 @@ def test_a_script_that_splits_nothing_is_measured_in_one_sub_batch(project: Path
     assert alone["sub_batches"] == 1 and alone["steps"] >= 5
 
 
+@pytest.mark.slow
 def test_what_was_measured_before_a_failure_is_kept_and_used(project: Path):
     """The partner fails in its second run, with every op timed."""
     count = f"import os\nopen({str(project.parent)!r} + '/' + name, 'a').write('+')\n"
