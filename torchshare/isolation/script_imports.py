@@ -7,11 +7,22 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from torchshare.context import current
 from torchshare.isolation import replacements
+from torchshare.isolation.patches import Patches
 from torchshare.isolation.table import Table
 
 TABLE = Table()
+
+
+@TABLE.at_start
+def _call_tensor_first(_: Patches) -> None:
+    """The first call of torch.tensor imports torch.storage in the initializer of a static variable of C++. In a script,
+    that import is Python code, which lets other threads run: one that calls torch.tensor would wait for the initializer
+    with the interpreter lock held, for ever."""
+    torch.tensor(0.0, device="cpu")
 
 
 @TABLE.call("builtins", "__import__")
