@@ -13,7 +13,8 @@ std::unique_ptr<ThreadPriority> CpuDevice::thread_priority(Priority priority, De
 }
 
 std::unique_ptr<ThreadPriority> CpuDevice::lent_thread_priority(Priority priority, DevicePriority how) {
-  return thread_priority(priority, may_raise_priority() ? how : DevicePriority::kNone);
+  const bool stays = priority == Priority::kPrimary || !may_raise_priority();
+  return std::make_unique<LowPriority>(stays ? DevicePriority::kNone : how, true);
 }
 
 }  // namespace torchshare

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
 #include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -101,6 +102,10 @@ void LowPriority::enter() {
     former_policy_ = sched_getscheduler(0);
     sched_getparam(0, &former_param_);
     pthread_getcpuclockid(pthread_self(), &clock_);
+    if (lowers() && lent_) {
+      pthread_getname_np(pthread_self(), former_name_.data(), former_name_.size());
+      pthread_setname_np(pthread_self(), fmt::format("ts-{}", gettid()).c_str());
+    }
     thread_.store(gettid(), std::memory_order_release);
   }
   if (!lowers()) {
@@ -116,8 +121,13 @@ void LowPriority::leave() {
   if (lowers()) {
     restore_thread(0);  // fails where may_raise_priority() is false; the thread ends anyway
   }
-  std::lock_guard lock(mutex_);
-  thread_.store(0, std::memory_order_release);
+  {
+    std::lock_guard lock(mutex_);
+    thread_.store(0, std::memory_order_release);
+  }
+  if (lowers() && lent_) {
+    pthread_setname_np(pthread_self(), former_name_.data());
+  }
 }
 
 void LowPriority::change(int raises) {

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <array>
 #include <atomic>
 #include <ctime>
 #include <mutex>
@@ -14,9 +15,11 @@ namespace torchshare {
 /// A CPU thread's priority, as `how` says; see DevicePriority. OpenMP workers inherit it: `enter` starts them.
 /// Measured beside two ordinary processes on two cores (benchmarks/priority.py): of what one job alone achieves there,
 /// a secondary of idle priority achieves less than 0.01, one with a niceness of 10 0.15; the primary 1.42 and 1.27.
+/// Its workers, and what they start, are found by their thread's name, which they inherit: a `lent` thread, which is
+/// not the job's own, is named by its number until `leave`.
 class LowPriority final : public ThreadPriority {
  public:
-  explicit LowPriority(DevicePriority how) : how_(how) {}
+  explicit LowPriority(DevicePriority how, bool lent = false) : how_(how), lent_(lent) {}
   void enter() override;
   void leave() override;
   void raise() override;
@@ -37,12 +40,14 @@ class LowPriority final : public ThreadPriority {
   void change_started(int thread, bool raise) const noexcept;
 
   std::atomic<DevicePriority> how_;  // `enter` replaces kAuto
-  std::atomic<int> raises_{0};       // above 0: ordinary priority
-  std::atomic<int> thread_{0};       // the kernel's id; 0: not started
+  const bool lent_;
+  std::atomic<int> raises_{0};  // above 0: ordinary priority
+  std::atomic<int> thread_{0};  // the kernel's id; 0: not started
   // Written by `enter`, before `thread_`.
   int former_policy_ = SCHED_OTHER;
   int former_nice_ = 0;
   sched_param former_param_{};
+  std::array<char, 16> former_name_{};
   clockid_t clock_{};
   std::mutex mutex_;  // held while another thread changes this one's priority, and while this one enters or leaves
 };

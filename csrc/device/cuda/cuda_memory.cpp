@@ -84,16 +84,15 @@ class CudaMemory final : public TorchsAllocator {
     if (is_jobs && pool == MempoolId_t{0, 0} && users_on(c10::cuda::current_device()) > 1) {
       return;
     }
-    if (kGraphsKeepPools || pool == MempoolId_t{0, 0}) {
-      unless_lost([&] { torchs_.emptyCache(pool); });
-      return;
+    std::unique_lock lock(mutex_, std::defer_lock);
+    if (!kGraphsKeepPools && pool != MempoolId_t{0, 0}) {  // see Note [Pools during a capture]
+      lock.lock();
+      if (captures_.load() > 0) {
+        late_pools_.push_back(pool);
+        return;
+      }
     }
-    std::lock_guard lock(mutex_);
-    if (captures_.load() > 0) {
-      late_pools_.push_back(pool);
-    } else {
-      unless_lost([&] { torchs_.emptyCache(pool); });
-    }
+    unless_lost([&] { torchs_.emptyCache(pool); });
   }
   void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override {
     TORCH_CHECK(kGraphsKeepPools || !is_captured(c10::cuda::getCurrentCUDAStream(device)),
@@ -241,7 +240,7 @@ class CudaMemory final : public TorchsAllocator {
   std::mutex calls_;                     // guards failures_, and torch's allocator while it has events
   std::unordered_map<DeviceIndex, std::exception_ptr> failures_;
   std::atomic<int> captures_{0};  // under way; written under the lock
-  std::mutex mutex_;              // guards late_*, and that no capture begins or ends while torch is told of a use
+  std::mutex mutex_;  // guards late_*, and that no capture begins or ends while torch is told of a use or pool
   std::unordered_map<void*, LateUse> late_uses_;  // by block; empty unless a thread captures
   std::vector<MempoolId_t> late_pools_;           // to empty; none unless a thread captures
 };
