@@ -1,6 +1,6 @@
 #!/bin/sh
 # The tests marked gpu on the emulated CUDA device with the first SLOTS:JITTER given (kernels at a time; microseconds), those
-# in AGAIN, by default what streams and graphs do, with each other one, and those of the device itself with the first; one more
+# in AGAIN, by default test_gpu*.py, with each other one, and those of the device itself with the first; one more
 # at once than there are cores, for they often wait. Then a table of what ran: test_emulated.sh 4:0 1:200. MARKED is an
 # expression of markers.
 set -eu
