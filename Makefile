@@ -54,7 +54,8 @@ demo: build
 
 BESIDE_EACH_OTHER = $(MAKE) --no-print-directory --jobs=3 --output-sync=target BESIDE=yes
 
-# mypy leaves a core idle, and so do tests that wait. The compilers load the machine as the loops of test-loaded do.
+# mypy leaves a core idle, and so do tests that wait. Where there is much to compile, the compilers load the machine as the loops
+# of test-loaded do.
 test: build
 	$(BESIDE_EACH_OTHER) lint test-cpp test-waits
 	$(MAKE) --no-print-directory BESIDE=yes test-python EXCEPT="$(WAITS)"
@@ -65,7 +66,7 @@ test-slow: build
 	$(BESIDE_EACH_OTHER) test-emulated test-python-slow
 	$(BESIDE_EACH_OTHER) test-asan soak bench-instructions
 
-# The first build takes minutes and shows its progress. Where several targets run beside each other, it was done before.
+# The first build takes minutes and shows its progress. BESIDE: the target that runs this one has done it.
 build: $(VENV)/ready
 	$(if $(BESIDE),,$(PY) -m pip install $(if $(wildcard $(BUILD)/CMakeCache.txt),--quiet,--verbose) --no-build-isolation --no-deps -e .)
 

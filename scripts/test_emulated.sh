@@ -1,8 +1,8 @@
 #!/bin/sh
-# The tests marked gpu on the emulated CUDA device with the first SLOTS:JITTER given (kernels at a time; microseconds), those
-# in AGAIN, by default test_gpu*.py, with each other one, and those of the device itself with the first; one more
-# at once than there are cores, for they often wait. Then a table of what ran: test_emulated.sh 4:0 1:200. MARKED is an
-# expression of markers.
+# Runs tests on the emulated CUDA device, and prints a table of what ran: test_emulated.sh 4:0 1:200. Each argument is
+# SLOTS:JITTER, kernels at a time and microseconds. With the first run all tests marked gpu, and those of the device itself; with
+# each other one those of the files in AGAIN, by default what depends on the order of kernels. One more runs at once than there
+# are cores, for tests often wait. MARKED is an expression of markers.
 set -eu
 : "${BUILD:?the build folder}" "${PY:?the interpreter}"
 emulator=$PWD/tests/emulator
@@ -23,7 +23,7 @@ if [ "$1" = --one ]; then
   case $2 in
     device) run "$3" device tests/emulator ;;
     "$3") run "$2" "$2" tests/python ;;
-    *) run "$2" "$2" ${AGAIN:-tests/python/test_gpu*.py} ;;
+    *) run "$2" "$2" ${AGAIN:-tests/python/test_gpu*.py tests/python/test_spill.py tests/python/test_step_forms.py} ;;
   esac > "$reports/$2.log" 2>&1
   exit
 fi

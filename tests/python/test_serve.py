@@ -449,35 +449,42 @@ def test_threads_of_a_lower_server_have_low_priority_in_a_call_while_a_higher_jo
             runtime.wait()
 
 
+class HoldingServer(Server):
+    """A server whose calls wait for `release`."""
+
+    def __init__(self) -> None:
+        super().__init__(self._hold)
+        self.release = threading.Event()
+        self.threads: list[int] = []
+
+    def _hold(self) -> None:
+        self.threads.append(threading.get_native_id())
+        self.release.wait(SOON_S)
+
+    def has(self, policy: int) -> bool:
+        """Whether the thread of the first call has that scheduling policy."""
+        return bool(self.threads) and os.sched_getscheduler(self.threads[0]) == policy
+
+
 @needs_raise
 def test_only_the_thread_that_answers_has_low_priority() -> None:
-    """A higher job lowers the thread of a call and the workers of that thread, which have its name. So had all threads
-    that Python has started, and the main one."""
-    over, release = threading.Event(), threading.Event()
-    threads: list[int] = []
-
-    def holds() -> None:
-        threads.append(threading.get_native_id())
-        release.wait(SOON_S)
-
-    def has(wanted: int) -> Callable[[], bool]:
-        return lambda: bool(threads) and os.sched_getscheduler(threads[0]) == wanted
-
-    server = Server(holds)
+    """A higher job lowers the thread of a call, and its workers, which are found by its name. All threads that Python
+    had started have the same name, and the main one: they were lowered, too."""
+    over, server = threading.Event(), HoldingServer()
     with torchshare.Runtime("cpu", device_priority="idle") as runtime, ThreadPoolExecutor(2) as pool:
         runtime.submit(server, name="server", threads=1)
         runtime.start()
         try:
             assert server.ready.wait(SOON_S)
             pool.submit(server.call)
-            wait_until(has(os.SCHED_OTHER), SOON_S)
+            wait_until(lambda: server.has(os.SCHED_OTHER), SOON_S)
             other = pool.submit(threading.get_native_id).result(SOON_S)
             runtime.submit(lambda job: train(job, over), name="higher", priority="primary", threads=1)
-            wait_until(has(os.SCHED_IDLE), SOON_S)
+            wait_until(lambda: server.has(os.SCHED_IDLE), SOON_S)
             time.sleep(0.2)  # the others are lowered after it
-            assert [os.sched_getscheduler(each) for each in (threads[0], other, 0)] == [os.SCHED_IDLE, 0, 0]
+            assert [os.sched_getscheduler(each) for each in (server.threads[0], other, 0)] == [os.SCHED_IDLE, 0, 0]
         finally:
-            release.set()
+            server.release.set()
             over.set()
             server.stop()
             runtime.wait()
@@ -485,26 +492,19 @@ def test_only_the_thread_that_answers_has_low_priority() -> None:
 
 @needs_raise
 def test_calls_of_a_lower_server_have_ordinary_priority_once_it_is_cancelled() -> None:
-    over, release = threading.Event(), threading.Event()
-    threads: list[int] = []
-
-    def holds() -> None:
-        threads.append(threading.get_native_id())
-        release.wait(SOON_S)
-
-    server = Server(holds)
+    over, server = threading.Event(), HoldingServer()
     with torchshare.Runtime("cpu", device_priority="idle") as runtime, ThreadPoolExecutor(1) as pool:
         job = runtime.submit(server, name="server", threads=1)
         runtime.submit(lambda job: train(job, over), name="higher", priority="primary", threads=1)
         runtime.start()
         assert server.ready.wait(SOON_S)
         call = pool.submit(server.call)
-        wait_until(lambda: bool(threads) and os.sched_getscheduler(threads[0]) == os.SCHED_IDLE, SOON_S)
+        wait_until(lambda: server.has(os.SCHED_IDLE), SOON_S)
         job.cancel()
         try:
-            assert os.sched_getscheduler(threads[0]) == os.SCHED_OTHER
+            assert server.has(os.SCHED_OTHER)
         finally:
-            release.set()
+            server.release.set()
             with contextlib.suppress(RuntimeError):
                 call.result(SOON_S)
             over.set()

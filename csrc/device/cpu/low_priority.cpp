@@ -102,7 +102,7 @@ void LowPriority::enter() {
     former_policy_ = sched_getscheduler(0);
     sched_getparam(0, &former_param_);
     pthread_getcpuclockid(pthread_self(), &clock_);
-    if (lowers() && lent_) {
+    if (lent_) {
       pthread_getname_np(pthread_self(), former_name_.data(), former_name_.size());
       pthread_setname_np(pthread_self(), fmt::format("ts-{}", gettid()).c_str());
     }
@@ -125,7 +125,7 @@ void LowPriority::leave() {
     std::lock_guard lock(mutex_);
     thread_.store(0, std::memory_order_release);
   }
-  if (lowers() && lent_) {
+  if (lent_) {
     pthread_setname_np(pthread_self(), former_name_.data());
   }
 }

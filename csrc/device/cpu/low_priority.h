@@ -15,11 +15,11 @@ namespace torchshare {
 /// A CPU thread's priority, as `how` says; see DevicePriority. OpenMP workers inherit it: `enter` starts them.
 /// Measured beside two ordinary processes on two cores (benchmarks/priority.py): of what one job alone achieves there,
 /// a secondary of idle priority achieves less than 0.01, one with a niceness of 10 0.15; the primary 1.42 and 1.27.
-/// Its workers, and what they start, are found by their thread's name, which they inherit: a `lent` thread, which is
-/// not the job's own, is named by its number until `leave`.
+/// Workers, and the processes that they start, are found by the thread's name, which workers inherit. A `lent` thread,
+/// which is not the job's own, may share its name with any other thread, and is named by its number until `leave`.
 class LowPriority final : public ThreadPriority {
  public:
-  explicit LowPriority(DevicePriority how, bool lent = false) : how_(how), lent_(lent) {}
+  explicit LowPriority(DevicePriority how, bool lent = false) : how_(how), lent_(lent && lowers()) {}
   void enter() override;
   void leave() override;
   void raise() override;

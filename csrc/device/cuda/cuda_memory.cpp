@@ -224,7 +224,9 @@ class CudaMemory final : public TorchsAllocator {
     }
     captures_.store(std::max(captures_.load() - 1, 0));  // one may have begun before there was this allocator
     if (captures_.load() == 0) {
-      for (const MempoolId_t& pool : std::exchange(late_pools_, {})) {
+      while (!late_pools_.empty()) {
+        const MempoolId_t pool = late_pools_.back();
+        late_pools_.pop_back();
         unless_lost([&] { torchs_.emptyCache(pool); });
       }
     }
