@@ -131,7 +131,8 @@ ServingScope::IntraOpThreads::~IntraOpThreads() {
 ServingScope::ServingScope(ServingThreads& threads, int intra_op_threads)
     : in_use_(threads),
       intra_op_threads_(intra_op_threads),
-      priority_(in_use_.thread->priority()),
+      priority_(current_context == nullptr ? std::optional<PriorityScope>(std::in_place, in_use_.thread->priority())
+                                           : std::nullopt),
       on_stream_(in_use_.thread->use_stream()),
       context_(*in_use_.thread),
       memory_(in_use_.thread->memory()) {}

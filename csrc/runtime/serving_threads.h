@@ -32,7 +32,7 @@ struct JobResources {
 /// job do not wait for each other. A suspension, a hold and another job's fork stop these threads, too: they read the
 /// interrupts of the job's own slot. A ServingThread stays a member of the gate between two requests, marked as idle,
 /// because joining the gate takes a lock that a thread of idle priority may hold. Meanwhile the thread has the priority
-/// of the job's own, if the process may restore its former one.
+/// of the job's own, if the process may restore its former one. A thread that the job itself has started has it anyway.
 class ServingThread final : public OpContext {
  public:
   ServingThread(const JobParts& job, OpContext& own, at::Generator generator, JobResources resources);
@@ -122,7 +122,7 @@ class ServingScope {
 
   const InUse in_use_;
   const IntraOpThreads intra_op_threads_;
-  const PriorityScope priority_;
+  std::optional<PriorityScope> priority_;
   const AutogradOnThread autograd_;
   const std::unique_ptr<ThreadScope> on_stream_;
   const ContextScope context_;

@@ -1,16 +1,27 @@
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <omp.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
+#include <spawn.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <functional>
 #include <future>
 #include <latch>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
+#include "device/cpu/child_processes.h"
 #include "device/cpu/cpu_device.h"
 #include "device/cpu/cpu_load.h"
 #include "device/cpu/low_priority.h"
@@ -198,6 +209,89 @@ TEST(LowPriority, AThreadThatHasEndedCannotBeReached) {
   }).join();
   EXPECT_FALSE(priority.used().has_value());
   priority.raise();
+}
+
+/// What /proc/self/task lists.
+std::vector<int> threads_of_this_process() {
+  std::vector<int> threads;
+  for_each_thread("self", [&](const std::string& thread) { threads.push_back(std::stoi(thread)); });
+  return threads;
+}
+
+/// Calls on a new thread of two intra-op threads, with the worker that it has started.
+void on_thread_with_worker(const std::function<void(int)>& call) {
+  std::thread([&] {
+    at::set_num_threads(2);
+    const auto before = threads_of_this_process();
+    at::zeros({1 << 20});
+    std::vector<int> started = threads_of_this_process();
+    std::erase_if(started, [&](int thread) { return std::ranges::count(before, thread) > 0; });
+    ASSERT_EQ(started.size(), 1U);
+    call(started.front());
+  }).join();
+}
+
+std::string own_name() {
+  return name_of_thread("self", std::to_string(gettid()));
+}
+
+TEST(LentThread, HasTheJobsPriorityWithTheWorkersThatItHadBefore) {
+  if (!may_raise_priority()) {
+    GTEST_SKIP() << "no CAP_SYS_NICE and no RLIMIT_NICE";
+  }
+  on_thread_with_worker([](int worker) {
+    const auto both = [&] { return std::pair(scheduling_class(), sched_getscheduler(worker)); };
+    const std::string name = own_name();
+    LowPriority priority(DevicePriority::kIdle, true);
+    for (int call = 0; call < 2; ++call) {
+      const PriorityScope scope(priority);
+      EXPECT_EQ(both(), std::pair(SCHED_IDLE, SCHED_IDLE));
+      priority.set_unopposed(true);
+      EXPECT_EQ(both(), std::pair(SCHED_OTHER, SCHED_OTHER));
+      priority.set_unopposed(false);
+      EXPECT_EQ(both(), std::pair(SCHED_IDLE, SCHED_IDLE));
+    }
+    EXPECT_EQ(both(), std::pair(SCHED_OTHER, SCHED_OTHER));
+    EXPECT_EQ(own_name(), name);
+    priority.set_unopposed(true);
+    const PriorityScope unopposed(priority);
+    EXPECT_EQ(both(), std::pair(SCHED_OTHER, SCHED_OTHER));
+  });
+}
+
+TEST(LentThread, GivesWhatItHasStartedOrdinaryPriorityAtItsEnd) {
+  if (!may_raise_priority()) {
+    GTEST_SKIP() << "no CAP_SYS_NICE and no RLIMIT_NICE";
+  }
+  std::thread([] {
+    std::latch there{1};
+    std::latch done{1};
+    int started = 0;
+    std::thread thread;
+    pid_t process = 0;
+    {
+      LowPriority priority(DevicePriority::kIdle, true);
+      const PriorityScope scope(priority);
+      thread = std::thread([&] {
+        started = gettid();
+        there.count_down();
+        done.wait();
+      });
+      std::string program = "sleep";
+      std::string seconds = "60";
+      const std::array<char*, 3> command{program.data(), seconds.data(), nullptr};
+      ASSERT_EQ(posix_spawnp(&process, program.c_str(), nullptr, nullptr, command.data(), environ), 0);
+      there.wait();
+      EXPECT_EQ(sched_getscheduler(started), SCHED_IDLE);
+      EXPECT_EQ(sched_getscheduler(process), SCHED_IDLE);
+    }
+    EXPECT_EQ(sched_getscheduler(started), SCHED_OTHER);
+    EXPECT_EQ(sched_getscheduler(process), SCHED_OTHER);
+    done.count_down();
+    thread.join();
+    kill(process, SIGKILL);
+    waitpid(process, nullptr, 0);
+  }).join();
 }
 
 TEST(EventCount, LosesNoChange) {

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 import torch
-from conftest import Gatekeeper
+from conftest import Gatekeeper, python
 from gpu_jobs import MIB, alone, conv, identical, on_gpu, run_pair, trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -177,3 +177,42 @@ def test_a_graph_keeps_the_pools_that_it_uses_and_no_longer_than_itself() -> Non
     before, during, after = on_gpu(reserves)
     assert during - before >= 16 * MIB, "the gradient and what the loss has in its pool"
     assert after == before
+
+
+HISTORY = """
+import threading, time
+import torch, torchshare
+
+torch.cuda.memory._record_memory_history(stacks="python")
+over = threading.Event()
+
+def uses_pools(job):
+    other = torch.cuda.Stream()
+    while not over.is_set():
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            tensor = torch.ones(1024, device="cuda")
+        tensor.record_stream(other)
+        del tensor, pool
+
+with torchshare.Runtime(device="cuda") as runtime:
+    runtime.submit(uses_pools, name="uses pools", threads=1)
+    runtime.start()
+    try:
+        x = torch.ones(1024, device="cuda")
+        for _ in range(100):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                y = x + 1
+                time.sleep(0.01)
+    finally:
+        over.set()
+print("done")
+"""
+
+
+def test_a_history_of_memory_does_not_hang_beside_a_capture() -> None:
+    """At the end of a capture, torch waits for the GIL to record where in Python a pool is emptied. The job that
+    destroys the next pool holds the GIL."""
+    ran = python(HISTORY, timeout=100)
+    assert ran.stdout == "done\n", ran.stderr

@@ -482,12 +482,54 @@ def test_only_the_thread_that_answers_has_low_priority() -> None:
             runtime.submit(lambda job: train(job, over), name="higher", priority="primary", threads=1)
             wait_until(lambda: server.has(os.SCHED_IDLE), SOON_S)
             time.sleep(0.2)  # the others are lowered after it
-            assert [os.sched_getscheduler(each) for each in (server.threads[0], other, 0)] == [os.SCHED_IDLE, 0, 0]
+            assert [os.sched_getscheduler(each) for each in (other, 0)] == [os.SCHED_OTHER, os.SCHED_OTHER]
         finally:
             server.release.set()
             over.set()
             server.stop()
             runtime.wait()
+
+
+@needs_raise
+def test_a_thread_of_the_job_that_calls_its_served_function_has_the_jobs_priority() -> None:
+    """Such as a scheduler's that warms a model up. A call that another thread makes has the priority from the call."""
+    over, release, threads, names = threading.Event(), threading.Event(), [], []
+
+    def name() -> str:
+        return Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text()
+
+    def hold() -> None:
+        names.append(name())
+        threads.append(threading.get_native_id())
+        release.wait(SOON_S)
+
+    def serves(job: Job) -> None:
+        names.append(name())
+        caller = threading.Thread(target=job.serve(hold))
+        caller.start()
+        caller.join()
+
+    def has(policy: int) -> bool:
+        return bool(threads) and os.sched_getscheduler(threads[0]) == policy
+
+    with torchshare.Runtime("cpu", device_priority="idle") as runtime:
+        runtime.submit(lambda job: train(job, over), name="higher", priority="primary", threads=1)
+        server = runtime.submit(serves, name="server", threads=1)
+        runtime.start()
+        try:
+            wait_until(lambda: has(os.SCHED_IDLE), SOON_S)
+            over.set()
+            wait_until(lambda: has(os.SCHED_OTHER), SOON_S)
+            over.clear()
+            runtime.submit(lambda job: train(job, over), name="second", priority="primary", threads=1)
+            wait_until(lambda: has(os.SCHED_IDLE), SOON_S)
+            server.cancel()
+            wait_until(lambda: has(os.SCHED_OTHER), SOON_S)
+        finally:
+            release.set()
+            over.set()
+            runtime.wait(check=False)
+    assert len(names) == 2 and len(set(names)) == 1
 
 
 @needs_raise

@@ -87,10 +87,14 @@ def test_missing_prerequisites_are_one_line_with_the_command(tmp_path: Path):
 
 
 def test_each_torch_has_its_own_environment_and_build_folder():
+    outer = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"}  # such as of `make test TORCH=2.11.0`
+    environment = {name: value for name, value in os.environ.items() if name not in outer}
+
     def commands(*arguments: str) -> str:
         done = subprocess.run(
             ["make", "-nB", f"PYTHON3={sys.executable}", *arguments],
             cwd=ROOT,
+            env=environment,
             capture_output=True,
             text=True,
             check=True,

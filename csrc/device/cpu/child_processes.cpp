@@ -63,6 +63,10 @@ void for_each_thread(const std::string& process, const std::function<void(const 
   }
 }
 
+bool has_children(const std::string& thread) {
+  return !children_of("self", thread).empty();
+}
+
 void for_each_thread_of_children(const std::string& thread, const std::function<void(int)>& visit) {
   for (const std::string& child : children_of("self", thread)) {
     visit_process(child, visit);

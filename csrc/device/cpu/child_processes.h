@@ -22,6 +22,9 @@ std::optional<SchedulerTimes> scheduler_times(const std::string& thread);
 /// Visits the threads of a process by their kernel's id, as text. `process`: its number, or "self".
 void for_each_thread(const std::string& process, const std::function<void(const std::string&)>& visit);
 
+/// True if a thread of this process has started a process that has not been waited for.
+bool has_children(const std::string& thread);
+
 /// Visits all threads of the processes that a thread of this process has started, and of those that they have started
 /// in turn. Where the kernel does not list them (CONFIG_PROC_CHILDREN), visits none.
 void for_each_thread_of_children(const std::string& thread, const std::function<void(int)>& visit);

@@ -1,18 +1,20 @@
 #include "device/cpu/low_priority.h"
 
-#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <pthread.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <new>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "device/cpu/child_processes.h"
 #include "device/cpu/cpu_load.h"
@@ -35,12 +37,31 @@ int niceness(int thread) {
   return getpriority(PRIO_PROCESS, static_cast<id_t>(thread));
 }
 
-/// Makes OpenMP start the workers of the calling thread, with an op that is large enough to be parallelized: workers
-/// inherit the current priority, and the thread may be raised later.
-void make_workers() {
-  if (at::get_num_threads() > 1) {
-    at::empty({2 * at::internal::GRAIN_SIZE}, at::kByte).fill_(0);
+/// The kernel's ids of the calling thread's OpenMP workers, which it starts if there are none: they inherit the current
+/// priority, and the thread may be raised later. They belong to torch's OpenMP library, so torch's own loop finds them.
+std::vector<int> openmp_workers() {
+  const int threads = at::get_num_threads();
+  std::vector<int> workers(static_cast<std::size_t>(threads) - 1);
+  if (workers.empty()) {
+    return workers;
   }
+  at::TensorBase elements = at::detail::empty_cpu({threads}, at::kByte, false, std::nullopt);
+  at::TensorIterator each = at::TensorIterator::nullary_op(elements);
+  each.for_each(
+      [&](char**, const std::int64_t*, std::int64_t, std::int64_t) {
+        if (const int number = at::get_thread_num(); number > 0) {
+          workers[static_cast<std::size_t>(number) - 1] = gettid();
+        }
+      },
+      1);
+  std::erase(workers, 0);  // inside a parallel region, the calling thread works alone
+  return workers;
+}
+
+/// Threads of this process. Cheaper than to list them.
+std::size_t count_threads() {
+  struct stat folder {};
+  return stat("/proc/self/task", &folder) == 0 ? folder.st_nlink : 0;
 }
 
 constexpr int kForGood = 1 << 16;  // never lowered again
@@ -66,15 +87,22 @@ bool LowPriority::is_ordinary(int thread) const {
   return sched_getscheduler(thread) == former_policy_ && niceness(thread) == former_nice_;
 }
 
-/// Raises or lowers what the thread has started: workers, which have its name, and the processes that it or they have
-/// started, unless they have chosen a priority themselves.
+void LowPriority::change_one(int thread, bool raise) const {
+  raise ? restore_thread(thread) : lower_thread(thread);
+}
+
+/// Raises or lowers what the thread has started: workers, which have its name unless they had been started before it
+/// was lent, and the processes that it or they have started, unless they have chosen a priority themselves.
 void LowPriority::change_started(int thread, bool raise) const noexcept {
   const auto change_child = [&](int child) {
     if (raise ? is_low(child) : is_ordinary(child)) {
-      raise ? restore_thread(child) : lower_thread(child);
+      change_one(child, raise);
     }
   };
   try {
+    for (const int worker : workers_) {
+      change_one(worker, raise);
+    }
     const std::string own = std::to_string(thread);
     const std::string name = name_of_thread("self", own);
     for_each_thread("self", [&](const std::string& text) {
@@ -82,7 +110,7 @@ void LowPriority::change_started(int thread, bool raise) const noexcept {
         return;
       }
       if (text != own) {
-        raise ? restore_thread(std::stoi(text)) : lower_thread(std::stoi(text));
+        change_one(std::stoi(text), raise);
       }
       for_each_thread_of_children(text, change_child);
     });
@@ -90,6 +118,32 @@ void LowPriority::change_started(int thread, bool raise) const noexcept {
   } catch (const std::bad_alloc&) {
     // The rest keeps its priority.
   }
+}
+
+/// A thread that is lent may have had workers before, of another name and priority.
+void LowPriority::lend() {
+  pthread_getname_np(pthread_self(), former_name_.data(), former_name_.size());
+  pthread_setname_np(pthread_self(), fmt::format("ts-{}", gettid()).c_str());
+  workers_ = openmp_workers();
+  threads_ = count_threads();
+  if (raises_.load() == 0) {
+    for (const int worker : workers_) {
+      lower_thread(worker);
+    }
+  }
+}
+
+/// What the thread has started meanwhile outlives the call.
+void LowPriority::take_back() {
+  const int thread = gettid();
+  if (count_threads() != threads_ || has_children(std::to_string(thread))) {
+    change_started(thread, true);
+  }
+  for (const int worker : workers_) {
+    restore_thread(worker);
+  }
+  workers_.clear();
+  pthread_setname_np(pthread_self(), former_name_.data());
 }
 
 void LowPriority::enter() {
@@ -103,8 +157,7 @@ void LowPriority::enter() {
     sched_getparam(0, &former_param_);
     pthread_getcpuclockid(pthread_self(), &clock_);
     if (lent_) {
-      pthread_getname_np(pthread_self(), former_name_.data(), former_name_.size());
-      pthread_setname_np(pthread_self(), fmt::format("ts-{}", gettid()).c_str());
+      lend();
     }
     thread_.store(gettid(), std::memory_order_release);
   }
@@ -114,19 +167,19 @@ void LowPriority::enter() {
   if (!apply(0)) {  // without the lock, as in `change`
     TORCH_WARN("torchshare: cannot lower the priority of this thread (", std::strerror(errno), "); it keeps it");
   }
-  make_workers();
+  if (!lent_) {
+    openmp_workers();
+  }
 }
 
 void LowPriority::leave() {
   if (lowers()) {
     restore_thread(0);  // fails where may_raise_priority() is false; the thread ends anyway
   }
-  {
-    std::lock_guard lock(mutex_);
-    thread_.store(0, std::memory_order_release);
-  }
+  std::lock_guard lock(mutex_);
+  thread_.store(0, std::memory_order_release);
   if (lent_) {
-    pthread_setname_np(pthread_self(), former_name_.data());
+    take_back();
   }
 }
 

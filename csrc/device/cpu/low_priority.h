@@ -4,8 +4,10 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <ctime>
 #include <mutex>
+#include <vector>
 
 #include "device/thread_priority.h"
 #include "torchshare/values.h"
@@ -15,8 +17,10 @@ namespace torchshare {
 /// A CPU thread's priority, as `how` says; see DevicePriority. OpenMP workers inherit it: `enter` starts them.
 /// Measured beside two ordinary processes on two cores (benchmarks/priority.py): of what one job alone achieves there,
 /// a secondary of idle priority achieves less than 0.01, one with a niceness of 10 0.15; the primary 1.42 and 1.27.
-/// Workers, and the processes that they start, are found by the thread's name, which workers inherit. A `lent` thread,
-/// which is not the job's own, may share its name with any other thread, and is named by its number until `leave`.
+/// What the thread starts, threads and processes, is found by the thread's name, which it inherits. A `lent` thread,
+/// which is not the job's own, may share its name with any other thread: it is named by its number until `leave`, which
+/// gives what it has started ordinary priority. It may have had OpenMP workers before, which are found by their
+/// numbers.
 class LowPriority final : public ThreadPriority {
  public:
   explicit LowPriority(DevicePriority how, bool lent = false) : how_(how), lent_(lent && lowers()) {}
@@ -37,7 +41,10 @@ class LowPriority final : public ThreadPriority {
   bool restore_thread(int thread) const;
   bool is_low(int thread) const;
   bool is_ordinary(int thread) const;
+  void change_one(int thread, bool raise) const;
   void change_started(int thread, bool raise) const noexcept;
+  void lend();
+  void take_back();
 
   std::atomic<DevicePriority> how_;  // `enter` replaces kAuto
   const bool lent_;
@@ -48,6 +55,8 @@ class LowPriority final : public ThreadPriority {
   int former_nice_ = 0;
   sched_param former_param_{};
   std::array<char, 16> former_name_{};
+  std::vector<int> workers_{};  // of a lent thread; empty otherwise
+  std::size_t threads_ = 0;     // of the process, when the thread was lent
   clockid_t clock_{};
   std::mutex mutex_;  // held while another thread changes this one's priority, and while this one enters or leaves
 };

@@ -69,12 +69,17 @@ class CudaMemory final : public TorchsAllocator {
       torchs_.recordStream(data, stream);
       return;
     }
-    std::lock_guard lock(mutex_);
-    if (captures_.load() > 0 && !is_captured(stream)) {
-      late_uses_[data.get_context()].streams.push_back(stream);
-    } else {
-      record(data.get_context(), stream);
+    const auto now = [&] { record(data.get_context(), stream); };
+    if (!unless_capturing(now)) {
+      if (is_captured(stream)) {
+        now();
+      } else {
+        std::lock_guard lock(mutex_);
+        late_uses_[data.get_context()].streams.push_back(stream);
+        is_late_.store(true);
+      }
     }
+    catch_up();
   }
 
   /// The driver frees memory once the device has nothing to do, and this lock of torch's is held meanwhile: beside
@@ -84,15 +89,16 @@ class CudaMemory final : public TorchsAllocator {
     if (is_jobs && pool == MempoolId_t{0, 0} && users_on(c10::cuda::current_device()) > 1) {
       return;
     }
-    std::unique_lock lock(mutex_, std::defer_lock);
-    if (!kGraphsKeepPools && pool != MempoolId_t{0, 0}) {  // see Note [Pools during a capture]
-      lock.lock();
-      if (captures_.load() > 0) {
-        late_pools_.push_back(pool);
-        return;
-      }
+    if (kGraphsKeepPools || pool == MempoolId_t{0, 0}) {
+      unless_lost([&] { torchs_.emptyCache(pool); });
+      return;
     }
-    unless_lost([&] { torchs_.emptyCache(pool); });
+    {
+      std::lock_guard lock(mutex_);
+      late_pools_.push_back(pool);
+      is_late_.store(true);
+    }
+    catch_up();
   }
   void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override {
     TORCH_CHECK(kGraphsKeepPools || !is_captured(c10::cuda::getCurrentCUDAStream(device)),
@@ -144,9 +150,9 @@ class CudaMemory final : public TorchsAllocator {
   static void release(void* block);
   static void give_back(void* block);
 
-  /// Returns an owner's block to torch, now or when no thread captures.
+  /// Returns an owner's block to torch, now or once torch has been told of its uses.
   void free_or_keep(void* block) {
-    if (captures_.load() > 0) {
+    if (is_late_.load()) {
       std::lock_guard lock(mutex_);
       if (const auto late = late_uses_.find(block); late != late_uses_.end()) {
         late->second.freed = true;
@@ -155,12 +161,16 @@ class CudaMemory final : public TorchsAllocator {
     }
     free(block);
   }
-  /// Called by destructors, but torch throws here if the device has failed.
   void free(void* block) noexcept {
+    quietly("memory is not returned", [&] { torchs_.raw_deleter()(block); });
+  }
+  /// For destructors: torch throws if the device has failed.
+  template <class Call>
+  static void quietly(const char* failure, Call call) noexcept {
     try {
-      torchs_.raw_deleter()(block);
+      call();
     } catch (const c10::Error& error) {
-      TORCH_WARN_ONCE("torchshare: memory is not returned to torch: ", error.what_without_backtrace());
+      TORCH_WARN_ONCE("torchshare: ", failure, " to torch: ", error.what_without_backtrace());
     }
   }
   /// Calls torch's allocator, but not again once it has found that the device has failed: torch 2.11 leaves a null
@@ -203,33 +213,74 @@ class CudaMemory final : public TorchsAllocator {
   }
   template <class Begin>
   void begin_capture(Begin begin) {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(capturing_);
     begin();
-    captures_.fetch_add(1);
+    ++captures_;
   }
   template <class End>
   void end_capture(End end) {
-    std::lock_guard lock(mutex_);
-    end();
-    if (captures_.load() == 1) {
-      for (const auto& [block, use] : late_uses_) {
-        for (const c10::cuda::CUDAStream stream : use.streams) {
-          record(block, stream);
-        }
-        if (use.freed) {
-          free(block);
-        }
-      }
-      late_uses_.clear();
+    {
+      std::lock_guard lock(capturing_);
+      captures_ = std::max(captures_ - 1, 0);  // one may have begun before there was this allocator
+      end();
     }
-    captures_.store(std::max(captures_.load() - 1, 0));  // one may have begun before there was this allocator
-    if (captures_.load() == 0) {
-      while (!late_pools_.empty()) {
-        const MempoolId_t pool = late_pools_.back();
-        late_pools_.pop_back();
-        unless_lost([&] { torchs_.emptyCache(pool); });
+    catch_up();
+  }
+
+  /// Calls, and returns true, if no thread captures and nothing is late. Does not wait: the thread that holds the lock
+  /// may want the GIL, which this one may hold.
+  template <class Call>
+  bool unless_capturing(Call call) {
+    const std::unique_lock no_capture_begins(capturing_, std::try_to_lock);
+    if (!no_capture_begins || captures_ > 0 || is_late_.load()) {
+      return false;
+    }
+    call();
+    return true;
+  }
+  /// Tells torch what is late, unless a thread captures. A thread that holds the lock catches up once it has released
+  /// it.
+  void catch_up() {
+    while (is_late_.load()) {
+      const std::unique_lock no_capture_begins(capturing_, std::try_to_lock);
+      if (!no_capture_begins || captures_ > 0) {
+        return;
+      }
+      while (tell_one()) {
       }
     }
+  }
+  /// Returns false if nothing is late. Calls torch without `mutex_`, for which threads wait with the GIL.
+  bool tell_one() {
+    std::unique_lock lock(mutex_);
+    if (!late_pools_.empty()) {
+      const MempoolId_t pool = late_pools_.back();
+      late_pools_.pop_back();
+      lock.unlock();
+      quietly("a pool is not given back", [&] { unless_lost([&] { torchs_.emptyCache(pool); }); });
+      return true;
+    }
+    const auto late = late_uses_.begin();
+    if (late == late_uses_.end()) {
+      is_late_.store(false);
+      return false;
+    }
+    void* const block = late->first;
+    const auto streams = std::exchange(late->second.streams, {});
+    if (!streams.empty()) {  // found by `free_or_keep` until all are recorded
+      lock.unlock();
+      for (const c10::cuda::CUDAStream stream : streams) {
+        quietly("a use of memory is not told", [&] { record(block, stream); });
+      }
+      return true;
+    }
+    const bool freed = late->second.freed;
+    late_uses_.erase(late);
+    lock.unlock();
+    if (freed) {
+      free(block);
+    }
+    return true;
   }
 
   /// What torch is to be told once no thread captures.
@@ -241,10 +292,12 @@ class CudaMemory final : public TorchsAllocator {
   std::atomic<bool> has_events_{false};  // torch's allocator may query some
   std::mutex calls_;                     // guards failures_, and torch's allocator while it has events
   std::unordered_map<DeviceIndex, std::exception_ptr> failures_;
-  std::atomic<int> captures_{0};  // under way; written under the lock
-  std::mutex mutex_;  // guards late_*, and that no capture begins or ends while torch is told of a use or pool
-  std::unordered_map<void*, LateUse> late_uses_;  // by block; empty unless a thread captures
-  std::vector<MempoolId_t> late_pools_;           // to empty; none unless a thread captures
+  std::mutex capturing_;                          // guards captures_; held while torch is told of a use or pool
+  int captures_ = 0;                              // under way
+  std::mutex mutex_;                              // guards late_*, with `capturing_` or without
+  std::atomic<bool> is_late_{false};              // late_* may not be empty
+  std::unordered_map<void*, LateUse> late_uses_;  // by block
+  std::vector<MempoolId_t> late_pools_;           // to empty
 };
 
 CudaMemory& cuda_memory() {
