@@ -184,23 +184,26 @@ import threading, time
 import torch, torchshare
 
 torch.cuda.memory._record_memory_history(stacks="python")
-over = threading.Event()
+over, ready = threading.Event(), threading.Event()
 
-def uses_pools(job):
-    other = torch.cuda.Stream()
-    while not over.is_set():
-        pool = torch.cuda.MemPool()
-        with torch.cuda.use_mem_pool(pool):
-            tensor = torch.ones(1024, device="cuda")
-        tensor.record_stream(other)
-        del tensor, pool
+def drops_pools(job):
+    pools = []
+    for _ in range(200):
+        pools.append(torch.cuda.MemPool())
+        with torch.cuda.use_mem_pool(pools[-1]):
+            torch.ones(1024, device="cuda")
+    ready.set()
+    while pools and not over.is_set():
+        pools.pop()
+        time.sleep(0.002)
 
 with torchshare.Runtime(device="cuda") as runtime:
-    runtime.submit(uses_pools, name="uses pools", threads=1)
+    runtime.submit(drops_pools, name="drops pools", threads=1)
     runtime.start()
+    ready.wait()
     try:
         x = torch.ones(1024, device="cuda")
-        for _ in range(100):
+        for _ in range(30):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 y = x + 1
