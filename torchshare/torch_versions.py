@@ -66,7 +66,6 @@ CPP_PRIVATE_NAMES = (
     "at::cuda::detail::createCUDAGenerator",
     "at::detail::createCPUGenerator",
     "at::detail::getDefaultCPUGenerator",
-    "at::internal::GRAIN_SIZE",
     "c10::DispatchKey::DeferredInit",
     "c10::impl::DeviceGuardImplRegistrar",
     "c10::impl::ExcludeDispatchKeyGuard",
@@ -108,6 +107,12 @@ def _rebuild() -> str:
 
 
 def keeps_options_by_context(entry: type[Any]) -> bool:
-    """Whether threads do not share `torch._dynamo.config` and the like: torch 2.15 keeps them in context variables,
+    """Whether threads do not share `torch._dynamo.config` and the like: torch 2.12 keeps them in context variables,
     torch 2.11 in attributes. `entry` is the class of one option."""
     return not hasattr(entry, "user_override")
+
+
+def shares_hash_of_options(options: type[Any]) -> bool:
+    """Whether threads share the hash of these options, by which compiled code is cached: torch 2.12 keeps one for all,
+    torch 2.14 one by context. `options` is the class of `torch._dynamo.config` and the like."""
+    return "_is_dirty" in options.__annotations__

@@ -144,9 +144,10 @@ std::optional<PairSplits> Cluster::splits_beside(JobId job, JobId partner) const
 std::span<const SplitSize> Cluster::sizes_beside(JobId job, JobId partner, std::span<SplitSize> sizes) const {
   const ClusterJob& entry = jobs_[job];
   const double beside = ratio(job, partner);
-  const int most = options_.gpu_memory_gib == 0 ? 1 : largest_split(entry);
+  const bool keeps = options_.keep_splits && entry.phase == JobPhase::kRunning;
+  const int most = keeps ? entry.sub_batches : options_.gpu_memory_gib == 0 ? 1 : largest_split(entry);
   std::size_t count = 0;
-  for (int pieces = entry.shared_gpus > 0 ? entry.sub_batches : 1; pieces <= most; pieces *= 2) {
+  for (int pieces = keeps || entry.shared_gpus > 0 ? entry.sub_batches : 1; pieces <= most; pieces *= 2) {
     sizes[count++] = {pieces, beside * split_cost(job, pieces), memory(entry, pieces)};
   }
   return sizes.first(count);
@@ -287,7 +288,8 @@ JobProgress Cluster::progress(JobId job) const {
           entry.run + passed,
           entry.preemptions,
           entry.rank,
-          entry.phase == JobPhase::kHeld};
+          entry.phase == JobPhase::kHeld,
+          entry.phase == JobPhase::kRunning ? entry.sub_batches : 1};
 }
 
 void Cluster::restore(JobId job, const JobProgress& progress) {
@@ -393,7 +395,7 @@ void Cluster::set_speeds(std::vector<JobId> jobs, JobId started) {
         ratio = std::max(ratio, interference_.ratio(entry.asked.model, jobs_[partner].asked.model));
       }
     }
-    if (job != started) {
+    if (job != started && !options_.keep_splits) {
       entry.sub_batches = fewest_sub_batches(job);
     }
     entry.speed = 1 / (ratio * split_cost(job, entry.sub_batches));

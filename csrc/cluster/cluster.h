@@ -22,6 +22,7 @@ struct ClusterOptions {
   Seconds restart_cost = 10;                 ///< time that a resumed job holds its GPUs before it makes progress
   bool durations_known = true;               ///< false: policies know a job's service so far, not its remaining time
   int largest_split = 8;                     ///< maximum number of sub-batches of a sharing job: 1, 2, 4, ..., this
+  bool keep_splits = false;                  ///< a running job keeps its sub-batches until it starts again
   bool one_gang_beside = false;              ///< a job of several GPUs shares with at most one other such job
   Seconds checkpoint_every = kNeverVirtual;  ///< work between the checkpoints of a job, after its start
   bool rank_by_path = false;                 ///< pair-srsf ranks a job with the longest chain of jobs that waits for it
@@ -43,8 +44,9 @@ struct JobProgress {
   Seconds restart_left = 0;
   Seconds run = 0;
   int preemptions = 0;
-  Rank rank;          ///< while it waits
-  bool held = false;  ///< it has arrived and is held back
+  Rank rank;            ///< while it waits
+  bool held = false;    ///< it has arrived and is held back
+  int sub_batches = 1;  ///< while it runs
 };
 
 /// A held job has arrived and is kept out of the queue. A rejected one will never run.

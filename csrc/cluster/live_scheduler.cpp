@@ -100,8 +100,8 @@ void LiveScheduler::restore(JobId job, const JobProgress& progress, std::vector<
   cluster_.arrive(job, progress.rank);
   if (!gpus.empty()) {
     std::for_each(gpus.begin(), gpus.end(), [this](GpuId gpu) { check_gpu(gpu); });
-    told_[job] = gpus;
-    cluster_.start(job, std::move(gpus));
+    told_[job] = {gpus, progress.sub_batches};
+    cluster_.start(job, std::move(gpus), progress.sub_batches);
     cluster_.restore(job, progress);  // `start` has begun a restart
   }
 }
@@ -150,15 +150,15 @@ void LiveScheduler::advance(Seconds now) {
 LiveScheduler::Orders LiveScheduler::decide() {
   policy_->schedule(cluster_);
   cluster_.take_changed();
-  std::map<JobId, std::vector<GpuId>> now;
+  std::map<JobId, Place> now;
   for (const JobId job : cluster_.running()) {
-    now.emplace(job, cluster_.job(job).gpus);
+    now.emplace(job, Place{cluster_.job(job).gpus, cluster_.job(job).sub_batches});
   }
   const auto only_in = [](const auto& some, const auto& others) {
     std::vector<JobId> jobs;
-    for (const auto& [job, gpus] : some) {
+    for (const auto& [job, place] : some) {
       const auto other = others.find(job);
-      if (other == others.end() || other->second != gpus) {
+      if (other == others.end() || other->second != place) {
         jobs.push_back(job);
       }
     }

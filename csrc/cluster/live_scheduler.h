@@ -16,7 +16,7 @@ class LiveScheduler {
  public:
   struct Orders {
     std::vector<JobId> suspend;  ///< before `start`
-    std::vector<JobId> start;    ///< or resume; a job in both moves to other GPUs
+    std::vector<JobId> start;    ///< or resume; a job in both moves to other GPUs, or gets other sub-batches
   };
 
   LiveScheduler(Cluster cluster, std::unique_ptr<ClusterPolicy> policy);
@@ -67,7 +67,12 @@ class LiveScheduler {
 
   Cluster cluster_;
   std::unique_ptr<ClusterPolicy> policy_;
-  std::map<JobId, std::vector<GpuId>> told_;  // the GPUs of running jobs, as last reported to the caller
+  struct Place {
+    std::vector<GpuId> gpus;
+    int sub_batches;
+    bool operator==(const Place&) const = default;
+  };
+  std::map<JobId, Place> told_;  // of running jobs, as last reported to the caller
 };
 
 }  // namespace torchshare

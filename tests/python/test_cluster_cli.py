@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 from conftest import torchshare_command
-from test_plan import profile
+from test_plan import MIB, profile
 
 from torchshare import _core, cluster
 from torchshare.checkpoints.interval import EXPECTED
 from torchshare.cli import cluster as verb
 from torchshare.cluster import client, connection
 from torchshare.context.durations import EXPECTED as DURATION
+from torchshare.profiles.profile import Fit
 from torchshare.scripts import targets
 
 
@@ -200,6 +201,27 @@ def test_a_profile_gives_the_duration_and_the_ratios(tmp_path: Path, monkeypatch
     assert [spec.duration for spec in sent] == [pytest.approx(50), 5]
     with pytest.raises(ValueError, match=r"profile .*none\.json: No such file"):
         client.prepared("cnn.py", profile=str(tmp_path / "none.json"))
+
+
+def test_a_profile_says_what_sub_batches_save_and_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "cnn.json"
+    fit = {"alpha_s": 0.025, "beta_s": 0.05, "communication_s": 0.075, "delta": 1.0, "memory_fixed": 40 * MIB}
+    fitted = Fit(**fit, memory_per_row=20 * MIB, left_out_errors=[])
+    profile("cnn", 50, fit=fitted).save(path)
+    sent: list[Any] = []
+    monkeypatch.setattr(client, "call", lambda method, *arguments: sent.append(arguments[0]))
+    client.prepared("cnn.py", profile=str(path), sub_batches=8)()
+    client.prepared("cnn.py", profile=str(path), sub_batches=8, sub_batch=4, memory=2**20)()
+    client.prepared("cnn.py", profile=str(path))()
+    assert [spec.sub_batches for spec in sent] == [8, 8, 1]
+    assert [spec.memory for spec in sent] == [225 * MIB, 2**20, None]  # 9/8 of 40 + 20 * 8
+    assert [spec.fixed_memory for spec in sent] == pytest.approx([0.2, 1 / 3, 0.2])
+    assert sent[0].memory_in(4) == 90 * MIB
+    assert [spec.fixed_time for spec in sent] == pytest.approx([0.05, 0.05 / 0.525, 0.05])
+    with pytest.raises(
+        ValueError, match=r"^job 'cnn': sub_batches must come with a profile, which says how much memory they need$"
+    ):
+        client.prepared("cnn.py", sub_batches=8)
 
 
 class Log:

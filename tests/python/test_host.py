@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cluster_jobs import equal, training
 from conftest import SOON_S, run_one, wait_until
 
@@ -90,6 +91,62 @@ def test_two_jobs_end_with_the_weights_of_jobs_alone(hosts: Hosts) -> None:
         assert equal(hosts.outcome(name).value, alone[name])
         assert hosts.log(name).endswith(f"job {name} has trained\n")
     assert [job.name for job in host.status(forget=[("a", 1), ("b", 2)]).jobs] == ["b"]
+
+
+SPLIT = """
+import sys, torch, torchshare
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if sys.argv[1] == "splits":
+    torchshare.accumulate(optimizer)
+data = torch.utils.data.TensorDataset(torch.randn(26, 3))
+loader = torchshare.batches(torch.utils.data.DataLoader(data, 7))
+rows = []
+for (x,) in loader:
+    rows.append(len(x))
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+assert len(loader) == len(rows)
+print(rows, model.weight.sum().item())
+"""
+
+
+def test_a_job_that_is_split_has_the_weights_of_its_sub_batch(hosts: Hosts) -> None:
+    host = hosts.host()
+    small = run_one(training(), sub_batch=2).value
+    host.start(hosts.spec("a", training()), 1, split=4)
+    assert ended(host, "a") == AttemptStatus("a", 1, "finished", 32)
+    assert equal(hosts.outcome("a").value, small)
+    host.start(hosts.spec("b", training(), sub_batch=4), 1, split=2)
+    assert ended(host, "b").state == "finished"
+    assert equal(hosts.outcome("b").value, small), "a half of the sub-batches that it has anyway"
+
+
+def test_a_job_that_is_split_has_the_memory_of_its_sub_batches(hosts: Hosts) -> None:
+    def needs_48_mib(job: Job) -> None:
+        torch.ones(12 * 2**20)
+
+    host = hosts.host()
+    for name, split, state in (("whole", 1, "finished"), ("split", 4, "failed")):
+        spec = dataclasses.replace(hosts.spec(name, needs_48_mib), memory=64 * 2**20, fixed_memory=0.5)
+        host.start(spec, 1, split=split)
+        assert ended(host, name).state == state
+    assert "memory budget" in hosts.outcome("split").error
+
+
+@pytest.mark.parametrize("what", ["splits", "does not"])
+def test_a_script_is_split_where_it_accumulates(hosts: Hosts, what: str) -> None:
+    (hosts.folder / "train.py").write_text(SPLIT)
+    host = hosts.host()
+    for name, split, options in (("a", 4, {}), ("b", 1, {"sub_batch": 2} if what == "splits" else {})):
+        host.start(hosts.spec(name, f"train.py '{what}'", **options), 1, split=split)
+        assert ended(host, name).state == "finished", hosts.log(name)
+    printed, as_sub_batch = (hosts.log(name).splitlines()[-1] for name in "ab")
+    assert printed == as_sub_batch
+    assert printed.startswith("[2, 2, 2, 1, " if what == "splits" else "[7, 7, 7, 5] ")
+    assert ("splits nothing without torchshare.accumulate" in hosts.log("a")) == (what != "splits")
 
 
 def test_a_job_that_is_suspended_goes_on_anywhere_with_the_same_weights(

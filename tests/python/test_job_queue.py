@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from queue_cluster import Cluster, spec
+from queue_cluster import Cluster, journaled, spec
 from queue_cluster import journal_path as journal_path
 
 from torchshare.cluster.job_spec import JobSpec
@@ -16,6 +16,8 @@ from torchshare.cluster.journal import Superseded
 from torchshare.cluster.learned import Learned, StepTimes
 from torchshare.cluster.queue_state import QueueState
 from torchshare.cluster.settings import QueueSettings
+
+GIB = 2**30
 
 
 def test_jobs_wait_for_hosts_and_share_them_two_at_a_time(path: Path) -> None:
@@ -358,6 +360,63 @@ def test_step_times_leave_out_the_moments_in_which_the_partner_changes() -> None
     times.observe(1000, 3, "y")
     assert times.slowdown("y") == pytest.approx(2)
     assert times.slowdown("z") is None
+
+
+def splits(cluster: Cluster) -> dict[str, int]:
+    return {row["name"]: row["sub_batches"] for row in cluster.queue.rows()}
+
+
+def test_a_job_may_be_split_to_fit_beside_another_until_it_starts_again(path: Path) -> None:
+    cluster = Cluster(path, 2, policy="sjf-bsbf", interference=1.0, memory=12 * GIB)
+    large = {"memory": 8 * GIB, "fixed_memory": 0.2, "duration": 1000.0}
+    cluster.queue.submit(spec("a", **large))
+    cluster.queue.submit(spec("other", **large))
+    assert cluster.act() == ["start a 0", "start other 1"]
+    cluster.queue.submit(spec("whole", **large))
+    assert cluster.act() == []
+    cluster.queue.submit(spec("b", **large, sub_batches=8))
+    assert cluster.act() == ["start b 0"]
+    for _ in range(2):
+        assert splits(cluster) == {"a": 1, "other": 1, "whole": 1, "b": 4}
+        cluster.open()  # a restarted head
+    assert cluster.queue.compact(after=1)
+    cluster.open()
+    assert cluster.act() == []
+    assert splits(cluster)["b"] == 4
+    cluster.end("a")
+    assert cluster.act() == ["start whole 0"], "beside what a quarter of b's batches needs"
+    assert splits(cluster) == {"a": 1, "other": 1, "whole": 1, "b": 4}
+    cluster.end("other")
+    cluster.end("whole")
+    cluster.lose(0)
+    assert cluster.act() == ["start b 1"]
+    assert splits(cluster)["b"] == 1
+
+
+def test_ratios_are_not_learned_from_jobs_that_are_split(path: Path) -> None:
+    cluster = Cluster(path, 1, policy="sjf-bsbf", interference=1.0, memory=12 * GIB)
+    large = {"memory": 8 * GIB, "fixed_memory": 0.2, "sub_batches": 8}
+    cluster.queue.submit(spec("a", **large))
+    cluster.act()
+    for second in range(1, 41):
+        cluster.progress("a", 1, second, second)
+    cluster.queue.submit(spec("b", **large, model="n"))
+    assert cluster.act() == ["start b 0"]
+    assert splits(cluster) == {"a": 1, "b": 4}
+    for second in range(41, 101):
+        cluster.progress("a", 1, second, 40 + second // 4)
+        cluster.progress("b", 1, second, second)
+    cluster.end("a")
+    for second in range(101, 201):
+        cluster.progress("b", 1, second, second)
+    assert all(event["event"] != "ratio" for event in journaled(cluster))
+
+
+def test_the_most_sub_batches_are_a_power_of_two(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    for wrong in (0, 3, 256, True, 2.0):
+        with pytest.raises(ValueError, match=r"^job 'a': sub_batches must be one of 1, 2, 4, .*128, got "):
+            cluster.queue.submit(spec("a", sub_batches=wrong))
 
 
 def test_a_job_that_would_miss_its_deadline_is_refused_and_not_in_the_journal(path: Path) -> None:

@@ -174,7 +174,9 @@ def use_the_default_generator(seed: int) -> list[Any]:
     drawn += [torch.random.default_generator is generator is torch._C.default_generator, generator == generator]
     drawn += [isinstance(generator, torch.Generator), type(generator) is torch.Generator, str(generator.device)]
     drawn += [torch.manual_seed(seed + 1) is generator, torch.nn.init.uniform_(torch.empty(2), generator=generator)]
-    drawn += [repr(generator).split(" at ")[0], weakref.ref(generator)() is generator, dir(generator)]
+    drawn += [repr(generator).split(" at ")[0], dir(generator)]
+    if torch.Generator.__weakrefoffset__:  # torch 2.12 has none
+        drawn.append(weakref.ref(generator)() is generator)
     for wrong in (lambda: generator.manual_seed("1"), lambda: generator.set_state(1), generator.manual_seed):
         with pytest.raises((TypeError, RuntimeError)) as caught:
             wrong()

@@ -33,6 +33,8 @@ class Attempt:
     suspends: bool = False
     """Whether it was stopped to go on later."""
     rank: int = 0
+    split: int = 1
+    """Sub-batches of its batches."""
     store: Any = None
     """The store of a gang's rendezvous, on its first rank."""
     trouble: str = ""

@@ -124,13 +124,20 @@ def prepared(target: str | Callable[..., Any], **options: Unpack[SubmitOptions])
     check(SubmitOptions, given, "submit", given.get("name", base))
     if isinstance(target, str):
         targets.check_form(target, given.get("folder"))
-    profiled = _profiled(given.get("profile"))
+    profiled = _profiled(given.get("profile"), given.get("sub_batch"))
+    if given.get("sub_batches", 1) > 1:
+        if "profile" not in given:
+            name = given.get("name", base)
+            raise ValueError(
+                f"job '{name}': sub_batches must come with a profile, which says how much memory they need"
+            )
+        given.setdefault("memory", profiled.memory)
     own = {each.name: given.pop(each.name) for each in fields(JobSpec) if each.name in given}
     if "deadline" in own:
         own["deadline"] = parse_duration(own["deadline"])
     own["folder"] = str(Path(own.get("folder", os.getcwd())).absolute())
     spec = JobSpec(
-        **{"name": base, "model": base, "duration": profiled.duration, **own},
+        **{"name": base, "model": base, "duration": profiled.duration, **own, **profiled.split},
         submission=secrets.token_hex(16),
         target=target if isinstance(target, str) else base,
         pickled=not isinstance(target, str),
@@ -154,9 +161,11 @@ def prepared(target: str | Callable[..., Any], **options: Unpack[SubmitOptions])
 class _Profiled:
     duration: float | None = None
     ratios: dict[str, list[float]] = field(default_factory=dict)
+    memory: int | None = None
+    split: dict[str, float] = field(default_factory=dict)
 
 
-def _profiled(path: str | None) -> _Profiled:
+def _profiled(path: str | None, sub_batch: int | None) -> _Profiled:
     """What the queue needs of a job's profile. Raises ValueError if it cannot be read."""
     if path is None:
         return _Profiled()
@@ -168,7 +177,8 @@ def _profiled(path: str | None) -> _Profiled:
         whole = next(pair for pair in partner.beside if pair.sub_batches == pair.partner_sub_batches == 1)
         known = ratios.get(partner.job, [1.0, 1.0])
         ratios[partner.job] = [max(known[0], whole.ratio), max(known[1], whole.partner_ratio)]
-    return _Profiled(profile.steps * profile.step_s(None) if profile.steps else None, ratios)
+    duration = profile.steps * profile.step_s(None) if profile.steps else None
+    return _Profiled(duration, ratios, profile.memory_budget(sub_batch), vars(profile.split_costs(sub_batch)))
 
 
 def job(name: str) -> Handle:

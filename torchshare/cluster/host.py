@@ -66,14 +66,14 @@ class Host:
         self._loading: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by module: it is loaded once
         storage.check()  # else nobody would see what the jobs write
 
-    def start(self, spec: JobSpec, number: int, rank: int = 0) -> None:
+    def start(self, spec: JobSpec, number: int, rank: int = 0, split: int = 1) -> None:
         """Starts a job, or a rank of it, or goes on from its checkpoint, in a thread: its module may never finish
-        loading. If it cannot start, a later status says why."""
+        loading. Its batches run in `split` sub-batches. If it cannot start, a later status says why."""
         with self._lock:
             known = self._attempts.get(spec.name)
             if known is not None and known.number >= number:
                 return
-            attempt = self._attempts[spec.name] = Attempt(number, spec, rank=rank)
+            attempt = self._attempts[spec.name] = Attempt(number, spec, rank=rank, split=split)
         before = None if known is None else known.job
         threading.Thread(target=self._begin, args=(attempt, before), daemon=True).start()
 
@@ -134,7 +134,7 @@ class Host:
         if attempt.stopped:
             return
         spec = attempt.spec
-        options = {"memory_budget": spec.memory, "priority": spec.priority, **spec.options}
+        options = {"memory_budget": spec.memory_in(attempt.split), "priority": spec.priority, **spec.options}
         if isinstance(function, Script):
             options.setdefault("seed", function.default_seed)
         runtime = self._open_runtime()
@@ -169,6 +169,7 @@ class Host:
         is_script = isinstance(function, Script)
 
         def body(job: Job) -> None:
+            job._context.split = attempt.split
             try:
                 value = function(job)
             except SystemExit as error:

@@ -39,8 +39,8 @@ class HostActor:
         self._host = Host(storage, settings.device, settings.every, cloudpickle.dumps, env, address)
         _log_crashes(storage.crash(self._host.token))
 
-    def start(self, spec: JobSpec, attempt: int, rank: int) -> None:
-        self._host.start(spec, attempt, rank)
+    def start(self, spec: JobSpec, attempt: int, rank: int, split: int) -> None:
+        self._host.start(spec, attempt, rank, split)
 
     def stop(self, name: str, attempt: int, suspend: bool) -> None:
         self._host.stop(name, attempt, suspend=suspend)

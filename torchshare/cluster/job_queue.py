@@ -194,6 +194,9 @@ class JobQueue:
         job.steps, job.trouble = status.steps, status.trouble
         partner = self.partner(job)
         model = None if partner is None else partner.spec.model
+        if any(each is not None and each.split > 1 for each in (job, partner)):
+            job.step_times.restart()  # ratios are those of whole batches
+            return True
         job.step_times.observe(time, status.steps - status.earlier_steps, model)
         measured = None if model is None else job.step_times.slowdown(model)
         if model is not None and measured is not None and job.step_times.is_news(model, measured):
@@ -267,13 +270,14 @@ class JobQueue:
         hosts = [self.hosts[gpu] for gpu in job.wanted]
         if any(not host.up or host.replacing for host in hosts):
             return []
-        if any(other.devices != other.wanted for host in hosts for other in host.jobs.values()):
+        if any(other.is_elsewhere for host in hosts for other in host.jobs.values()):
             return []
         other_envs = [gpu for gpu in job.wanted if self.hosts[gpu].env != job.env]
         if other_envs:
             free = not any(host.jobs for host in hosts if host.env != job.env)
             return [Action("replace", gpu, job.spec, job.attempt) for gpu in other_envs] if free else []
-        return [Action("start", gpu, job.spec, job.attempt + 1, rank) for rank, gpu in enumerate(job.wanted)]
+        split, attempt = job.wanted_split, job.attempt + 1
+        return [Action("start", gpu, job.spec, attempt, rank, split) for rank, gpu in enumerate(job.wanted)]
 
     def rows(self) -> list[dict[str, Any]]:
         """The state of every job, in order of submission."""
@@ -292,6 +296,7 @@ class JobQueue:
             "beside": None if partner is None else partner.spec.name,
             "deadline_s": job.spec.deadline,
             "deadline": job.deadline_state(until),
+            "sub_batches": job.split,
             "steps": job.steps,
             "attempt": job.attempt,
             "submitted": job.submitted,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,12 @@ class JobSpec:
     """Estimated seconds alone on its devices."""
     deadline: float | None = None
     """Seconds after its submission by which it must have finished."""
+    sub_batches: int = 1
+    """The maximum number of sub-batches while it shares; 1: its batches are never split."""
+    fixed_memory: float = 0.3
+    """Part of `memory` that does not become smaller with the sub-batches."""
+    fixed_time: float = 0.05
+    """Cost of each further sub-batch / step time."""
     env: dict[str, Any] = field(default_factory=dict)
     """Ray's runtime_env."""
     ratios: dict[str, list[float]] = field(default_factory=dict)
@@ -41,8 +48,14 @@ class JobSpec:
         for each in ("name", "submission", "target", "folder", "model"):
             if not isinstance(getattr(self, each), str):
                 raise ValueError(f"job '{self.name}': {each} must be a string, got {getattr(self, each)!r}")
-        options = {each: getattr(self, each) for each in ("gpus", "priority", "memory", "duration", "deadline", "env")}
-        check(SubmitOptions, options, "submit", self.name)
+        checked = ("gpus", "priority", "memory", "duration", "deadline", "sub_batches", "env")
+        check(SubmitOptions, {each: getattr(self, each) for each in checked}, "submit", self.name)
+
+    def memory_in(self, sub_batches: int) -> int | None:
+        """Bytes on its device while its batches are split so."""
+        if self.memory is None:
+            return None
+        return math.ceil(self.memory * (self.fixed_memory + (1 - self.fixed_memory) / sub_batches))
 
     def outcome_of(self, attempt: int, rank: int = 0) -> str:
         """The name of the outcome. Ranks have one each; the job's is the first rank's, of the last attempt."""

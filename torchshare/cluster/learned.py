@@ -40,7 +40,7 @@ class StepTimes:
         self._last = time, steps, partner
 
     def restart(self) -> None:
-        """The job begins to count its steps anew."""
+        """The job begins to count its steps anew, or is not observed for a while."""
         self._last = None
 
     def slowdown(self, partner: str) -> float | None:

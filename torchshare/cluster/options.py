@@ -11,6 +11,9 @@ from torchshare.context.durations import EXPECTED, is_duration
 from torchshare.runtime.declared import Expected, Option
 from torchshare.runtime.options import CommonJobOptions, PositiveInt
 
+SPLITS = [2**power for power in range(8)]
+"""The numbers of sub-batches that jobs may run in while they share."""
+
 
 class SubmitOptions(CommonJobOptions, total=False):
     """The keywords of torchshare.cluster.submit."""
@@ -42,6 +45,15 @@ class SubmitOptions(CommonJobOptions, total=False):
             "time after its submission by which it must have finished. With the policies edf and pair-edf, a job is "
             "refused that is predicted to end late, or to make an accepted one late.",
             metavar="TIME",
+        ),
+    ]
+    sub_batches: Annotated[
+        Annotated[int, Predicate(lambda number: number in SPLITS), Expected(f"one of {', '.join(map(str, SPLITS))}")],
+        Option(
+            "maximum number of sub-batches into which its batches may be split, so that it fits beside another job; 1: "
+            "none. Its weights are then those of `sub_batch`, not those of whole batches. Needs a `profile`.",
+            1,
+            metavar="N",
         ),
     ]
     model: Annotated[

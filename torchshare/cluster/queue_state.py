@@ -15,6 +15,7 @@ from torchshare import _core
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Event
 from torchshare.cluster.learned import Learned
+from torchshare.cluster.options import SPLITS
 from torchshare.cluster.queued_job import Gone, HostRecord, QueuedJob, Span, key_of
 from torchshare.cluster.settings import QueueSettings
 from torchshare.context.results import ENDED
@@ -88,11 +89,14 @@ class QueueState:
         """Adds the job to the live scheduler. Returns its number there."""
         return self.live.add(arrival, estimate, *self._asked(spec, self._row(spec.model), self._group(spec)))
 
-    def _asked(self, spec: JobSpec, row: int, group: int) -> tuple[int, float, int, int, int, float]:
+    def _asked(
+        self, spec: JobSpec, row: int, group: int
+    ) -> tuple[int, float, int, int, int, float, tuple[float, float, int]]:
         """What the live scheduler is told of a job, but for its times."""
         level, memory = _core.priority_level(spec.priority), (spec.memory or 0) / _GIB
         deadline = math.inf if spec.deadline is None else spec.deadline
-        return spec.gpus, memory, row, level, group, deadline
+        split = (spec.fixed_memory, spec.fixed_time, spec.sub_batches)
+        return spec.gpus, memory, row, level, group, deadline, split
 
     def estimate_of(self, spec: JobSpec) -> float:
         return spec.duration or self.learned.duration(spec.model)
@@ -181,6 +185,7 @@ class QueueState:
     def _on_start(self, event: Event) -> None:
         job = self.jobs[event["job"]]
         job.attempt, job.devices, job.began = event["attempt"], tuple(event["gpus"]), event["time"]
+        job.split = job.wanted_split
         job.can_save = False
         job.step_times.restart()
         for gpu in job.devices:
@@ -260,6 +265,7 @@ class QueueState:
             self.numbers[number].wanted = ()
         for number in start:
             self.numbers[number].wanted = tuple(self.live.gpus(number))
+            self.numbers[number].wanted_split = self.live.sub_batches(number)
         for number in {*suspend, *start}:
             self.look_at(self.numbers[number])
 
@@ -286,5 +292,6 @@ def _cluster(settings: QueueSettings) -> _core.Cluster:
     options.gpu_memory_gib = settings.memory / _GIB
     options.restart_cost = settings.restart_cost
     options.one_gang_beside = True
-    options.largest_split = 1  # other sub-batches would give other weights
+    options.largest_split = SPLITS[-1]  # jobs have their own
+    options.keep_splits = True
     return _core.Cluster(options, 1, [settings.interference], *([[]] * 11))

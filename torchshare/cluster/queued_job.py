@@ -31,10 +31,14 @@ class QueuedJob:
     """Estimated duration alone, in seconds."""
     wanted: tuple[int, ...] = ()
     """The devices that the policy has chosen."""
+    wanted_split: int = 1
+    """The number of sub-batches of its batches that the policy has chosen."""
     devices: tuple[int, ...] = ()
     """The devices that the job has, in the order of its ranks. A rank that has left keeps its device until all have."""
     gone: dict[int, Gone] = field(default_factory=dict)
     """The ranks that have left, by device, in this order."""
+    split: int = 1
+    """The number of sub-batches since its last start."""
     attempt: int = 0
     """Number of starts so far."""
     stopping: bool = False
@@ -88,9 +92,14 @@ class QueuedJob:
         return any(gone.state == "failed" for gone in self.gone.values())
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether the job is not where, or not split as, the policy wants it."""
+        return self.devices != self.wanted or (bool(self.devices) and self.split != self.wanted_split)
+
+    @property
     def is_misplaced(self) -> bool:
-        """Whether the job is not where the policy wants it, and has not been told to leave yet."""
-        return not self.stopping and (self.devices != self.wanted or self.has_lost_ranks)
+        """Whether the job is elsewhere, and has not been told to leave yet."""
+        return not self.stopping and (self.is_elsewhere or self.has_lost_ranks)
 
     def verdict(self) -> Gone:
         """How the job has left when all its ranks have. If one was lost, others may have failed for that reason."""
@@ -129,6 +138,8 @@ class Action:
     job: JobSpec
     attempt: int
     rank: int = 0
+    split: int = 1
+    """Sub-batches of its batches."""
 
 
 def key_of(env: dict[str, Any]) -> str:

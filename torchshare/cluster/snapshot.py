@@ -11,7 +11,7 @@ from torchshare.cluster.journal import Event
 from torchshare.cluster.queue_state import QueueState
 from torchshare.cluster.queued_job import Gone, HostRecord, QueuedJob
 
-_LIVE = ("number", "wanted", "spec", "step_times", "trouble")  # made anew
+_LIVE = ("number", "wanted", "wanted_split", "spec", "step_times", "trouble")  # made anew
 _OF_HOST = ("node", "index", "token", "env", "up", "replacing", "heard")
 
 
@@ -83,8 +83,8 @@ def _restore_job(state: QueueState, saved: dict[str, Any]) -> None:
             state.hosts[gpu].jobs[spec.name] = job
     if live is not None:
         progress, gpus = live
-        held = progress[6:] or [False]  # in journals of earlier versions, none is
-        state.live.restore(number, (*progress[:6], *held), gpus, state.now)
+        missing = (False, 1)[len(progress) - 6 :]  # in journals of earlier versions: none is held, or split
+        state.live.restore(number, (*progress, *missing), gpus, state.now)
         state.live.set_pinned(number, bool(devices) and not job.can_save)
-        job.wanted = tuple(gpus)
+        job.wanted, job.wanted_split = tuple(gpus), state.live.sub_batches(number)
     state.look_at(job)

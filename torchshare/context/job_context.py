@@ -88,6 +88,9 @@ class JobContext:
     moves: int = 0
     """How often they were: their addresses differ since."""
     rows_at_once: SubBatchRows = field(default_factory=lambda: SubBatchRows(0))
+    split: int = 1
+    """Sub-batches of what it would run at once: a cluster's queue has put it beside another job. Does not change while
+    its body runs."""
     retry: Any = None
     """How it repeats batches: a training.retry.Retry, from the first batch that it may have to repeat."""
     serving: Any = None

@@ -59,4 +59,6 @@ if not torch_versions.keeps_options_by_context(_config_module._ConfigEntry):
         TABLE.value(
             "torch.utils._config_module:_ConfigEntry", _name, why="Options of the compiler are each job's own."
         )(functools.partial(_OfTenant, _name))
+
+if torch_versions.shares_hash_of_options(_config_module.ConfigModule):
     TABLE.call("torch.utils._config_module:ConfigModule", "get_hash", everywhere=True)(_get_hash)

@@ -16,6 +16,7 @@ import os
 import re
 import reprlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -103,6 +104,15 @@ class Fit(Value):
     """Per size: |predicted / measured step time - 1| of a fit without that size. Empty for fewer than three sizes."""
 
 
+@dataclass(frozen=True)
+class SplitCosts:
+    """In s sub-batches, a job needs fixed_memory + (1 - fixed_memory) / s of its memory, and its steps take
+    1 + fixed_time (s - 1) times as long."""
+
+    fixed_memory: float
+    fixed_time: float
+
+
 class Profile(Value):
     """Measurements of a job on a device. Made by `torchshare.profile`; `load` restores exactly what `save` wrote."""
 
@@ -185,6 +195,14 @@ class Profile(Value):
         measured = max((alone.memory_bytes for alone in self.alone if alone.rows == rows), default=0)
         needed = max(measured, self.fit.memory_fixed + self.fit.memory_per_row * rows)
         return math.ceil(needed * 9 / 8)
+
+    def split_costs(self, sub_batch: int | None) -> SplitCosts:
+        """What smaller sub-batches than those of `sub_batch` rows save and cost, by the fit."""
+        rows = min(self.batch, sub_batch or self.batch)
+        pieces = -(-self.batch // rows)
+        needed = self.fit.memory_fixed + self.fit.memory_per_row * rows
+        once, twice = (predict(self.fit, number, self.batch / number) for number in (pieces, 2 * pieces))
+        return SplitCosts(self.fit.memory_fixed / max(1, needed), min(1.0, max(0.0, twice / once - 1)))
 
     def profiled_job(self, sub_batch: int | None, priority: str, slo: str | None = None) -> _core.ProfiledJob:
         """The part that the coordinator uses, for a job of that priority and promise; by default, its own."""

@@ -119,9 +119,7 @@ class Batch:
 
     def rows_at_once(self) -> int:
         """Rows of its sub-batches; the last may have fewer. 0 if the batch has no rows."""
-        rows = self._rows()
-        declared = self._options.sub_batch
-        return self._job.rows_at_once.of(rows if declared is None else min(rows, declared))
+        return self._job.rows_at_once.of(self._options.rows_at_once(self._rows()))
 
     def split(self) -> Iterator[SubBatch]:
         """The sub-batches, none of which is counted as run."""
@@ -129,7 +127,7 @@ class Batch:
         rows = self._rows()
         self._job.largest_batch = max(self._job.largest_batch, rows)
         rows_at_once = self.rows_at_once()
-        if options.sub_batch is None and rows_at_once == rows:
+        if not options.splits and rows_at_once == rows:
             yield SubBatch(self._data, 1.0, rows, 0)
             return
         ranges = _core.split_rows(rows, rows_at_once)
@@ -150,7 +148,7 @@ class Batch:
         """The number of rows; the tensors must agree on it."""
         found = [(path, tensor.size(0)) for path, tensor in pytree.tensors(self._data)]
         if not found:
-            if self._options.sub_batch is None:
+            if not self._options.splits:
                 return 0
             raise ValueError(f"{self._where()}: {_described(self._data)} has no tensor with rows to split")
         path, rows = found[0]
@@ -170,6 +168,17 @@ class Options:
     sub_batch: int | None
     reduction: Reduction
     count: Count | None
+    split: int = 1
+    """See JobContext.split."""
+
+    @property
+    def splits(self) -> bool:
+        return self.sub_batch is not None or self.split > 1
+
+    def rows_at_once(self, rows: int) -> int:
+        """Rows of the sub-batches of a batch of `rows`; the last may have fewer."""
+        whole = rows if self.sub_batch is None else min(rows, self.sub_batch)
+        return -(-whole // self.split)
 
 
 def map_rows(data: Any, begin: int, end: int) -> Any:
@@ -201,7 +210,7 @@ def options_of(
         raise ValueError(f"job '{job.name}': count must be None with reduction 'sum', got {count!r}")
     if not isinstance(loader, Iterable):
         raise TypeError(f"job '{job.name}': the loader must be an iterable of batches, got {_described(loader)}")
-    return Options(sub_batch, reduction, count)
+    return Options(sub_batch, reduction, count, job.split)
 
 
 def iterate(job: JobContext, loader: Iterable[Any], options: Options) -> Iterator[Batch]:

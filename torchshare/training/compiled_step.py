@@ -206,7 +206,7 @@ class CompiledStep(CompiledCode):
     def prepare(self, data: Any, sub_batch: int | None) -> None:
         """Compiles the packages for batches like `data`, in sub-batches of `sub_batch` rows."""
         if self.fallback is None:
-            options = batches.Options(sub_batch, "mean", None)
+            options = batches.Options(sub_batch, "mean", None, self._job.split)
             self._cover(list(_pieces_of(Batch(self._job, data, 0, options))))
 
     def _eager(self, batch: Batch) -> Tensor:

@@ -114,19 +114,20 @@ class _SplitLoader:
 
     def __len__(self) -> int:
         batches: int = len(self._loader)  # type: ignore[arg-type]
-        rows, sub_batch = getattr(self._loader, "batch_size", None), self._options.sub_batch
-        if sub_batch is None or rows is None or not self._job.accumulation.optimizers:
+        rows, options = getattr(self._loader, "batch_size", None), self._options
+        if not options.splits or rows is None or not self._job.accumulation.optimizers:
             return batches
         data = getattr(self._loader, "dataset", None)
         last = rows
         if hasattr(data, "__len__") and not getattr(self._loader, "drop_last", False):
             last = len(self._loader.sampler) % rows or rows  # type: ignore[attr-defined]
-        return (batches - 1) * -(-rows // sub_batch) + -(-last // sub_batch) if batches else 0
+        pieces, of_last = (-(-each // options.rows_at_once(each)) for each in (rows, last))
+        return (batches - 1) * pieces + of_last if batches else 0
 
     def __iter__(self) -> Iterator[Any]:
         job, accumulation = self._job, self._job.accumulation
         options = self._options
-        if options.sub_batch is not None and not accumulation.optimizers:
+        if options.splits and not accumulation.optimizers:
             log.warning("job '%s': torchshare.batches splits nothing without torchshare.accumulate", job.name)
             options = Options(None, "mean", None)
         passing = job.loop.begin_pass(self._loader)

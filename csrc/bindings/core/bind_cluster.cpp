@@ -107,17 +107,26 @@ std::vector<std::tuple<Seconds, int, int, std::size_t>> usage_of(const Simulator
   return rows;
 }
 
-using Progress = std::tuple<Seconds, Seconds, Seconds, int, int, double, bool>;
+using Progress = std::tuple<Seconds, Seconds, Seconds, int, int, double, bool, int>;
 
 Progress progress_of(const LiveScheduler& scheduler, JobId job) {
   const JobProgress found = scheduler.progress(job);
-  return {found.work_left,  found.restart_left, found.run, found.preemptions,
-          found.rank.level, found.rank.value,   found.held};
+  return {found.work_left,  found.restart_left, found.run,  found.preemptions,
+          found.rank.level, found.rank.value,   found.held, found.sub_batches};
 }
 
 void restore(LiveScheduler& scheduler, JobId job, const Progress& progress, std::vector<GpuId> gpus, Seconds now) {
-  const auto [work_left, restart_left, run, preemptions, level, value, held] = progress;
-  scheduler.restore(job, {work_left, restart_left, run, preemptions, {level, value}, held}, std::move(gpus), now);
+  const auto [work_left, restart_left, run, preemptions, level, value, held, sub_batches] = progress;
+  scheduler.restore(job, {work_left, restart_left, run, preemptions, {level, value}, held, sub_batches},
+                    std::move(gpus), now);
+}
+
+using Split = std::tuple<double, double, int>;  // see SplitModel
+
+WorkloadJob live_job(Seconds arrival, Seconds estimate, int gpus, double memory_gib, int model, int priority, int group,
+                     Seconds deadline, const Split& split) {
+  const auto [fixed_memory, fixed_time, most] = split;
+  return {arrival, estimate, gpus, memory_gib, model, priority, group, {fixed_memory, fixed_time, most}, deadline};
 }
 
 using Orders = std::pair<std::vector<JobId>, std::vector<JobId>>;
@@ -144,6 +153,7 @@ void bind_cluster(py::module_& module) {
       .def_readwrite("restart_cost", &ClusterOptions::restart_cost)
       .def_readwrite("durations_known", &ClusterOptions::durations_known)
       .def_readwrite("largest_split", &ClusterOptions::largest_split)
+      .def_readwrite("keep_splits", &ClusterOptions::keep_splits)
       .def_readwrite("one_gang_beside", &ClusterOptions::one_gang_beside)
       .def_readwrite("fair_half_life", &ClusterOptions::fair_half_life)
       .def_readwrite("rank_by_path", &ClusterOptions::rank_by_path)
@@ -192,21 +202,22 @@ void bind_cluster(py::module_& module) {
       .def(
           "add",
           [](LiveScheduler& scheduler, Seconds arrival, Seconds estimate, int gpus, double memory_gib, int model,
-             int priority, int group, Seconds deadline) {
-            return scheduler.add({arrival, estimate, gpus, memory_gib, model, priority, group, {}, deadline}, estimate);
+             int priority, int group, Seconds deadline, const Split& split) {
+            return scheduler.add(live_job(arrival, estimate, gpus, memory_gib, model, priority, group, deadline, split),
+                                 estimate);
           },
           py::arg("arrival"), py::arg("estimate"), py::arg("gpus"), py::arg("memory_gib"), py::arg("model"),
-          py::arg("priority"), py::arg("group"), py::arg("deadline"))
+          py::arg("priority"), py::arg("group"), py::arg("deadline"), py::arg("split"))
       .def(
           "miss_with",
           [](const LiveScheduler& scheduler, Seconds now, Seconds estimate, int gpus, double memory_gib, int model,
-             int priority, int group, Seconds deadline) {
+             int priority, int group, Seconds deadline, const Split& split) {
             const std::optional<Miss> miss = scheduler.miss_with(
-                {now, estimate, gpus, memory_gib, model, priority, group, {}, deadline}, estimate, now);
+                live_job(now, estimate, gpus, memory_gib, model, priority, group, deadline, split), estimate, now);
             return miss ? std::optional(std::pair(miss->job, miss->end)) : std::nullopt;
           },
           py::arg("now"), py::arg("estimate"), py::arg("gpus"), py::arg("memory_gib"), py::arg("model"),
-          py::arg("priority"), py::arg("group"), py::arg("deadline"))
+          py::arg("priority"), py::arg("group"), py::arg("deadline"), py::arg("split"))
       .def("arrive", event(&LiveScheduler::arrive), py::arg("job"), py::arg("now"))
       .def("end", event(&LiveScheduler::end), py::arg("job"), py::arg("now"))
       .def("lose", event(&LiveScheduler::lose), py::arg("gpu"), py::arg("heard"), py::arg("now"))
@@ -223,6 +234,10 @@ void bind_cluster(py::module_& module) {
            py::arg("now"))
       .def(
           "gpus", [](const LiveScheduler& scheduler, JobId job) { return scheduler.cluster().job(job).gpus; },
+          py::arg("job"))
+      .def(
+          "sub_batches",
+          [](const LiveScheduler& scheduler, JobId job) { return scheduler.cluster().job(job).sub_batches; },
           py::arg("job"));
 }
 

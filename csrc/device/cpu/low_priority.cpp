@@ -1,6 +1,6 @@
 #include "device/cpu/low_priority.h"
 
-#include <ATen/EmptyTensor.h>
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 #include <c10/util/Exception.h>
@@ -45,7 +45,7 @@ std::vector<int> openmp_workers() {
   if (workers.empty()) {
     return workers;
   }
-  at::TensorBase elements = at::detail::empty_cpu({threads}, at::kByte, false, std::nullopt);
+  at::Tensor elements = at::empty({threads}, at::kByte);
   at::TensorIterator each = at::TensorIterator::nullary_op(elements);
   each.for_each(
       [&](char**, const std::int64_t*, std::int64_t, std::int64_t) {

@@ -173,6 +173,39 @@ TEST(LiveScheduler, LeavesJobsThatWaitTheirRankInAnother) {
   EXPECT_EQ(second.cluster().job(2).rank.value, 480);
 }
 
+TEST(LiveScheduler, SplitsAJobThatStartsBesideAnotherAndNoneThatRuns) {
+  const ClusterOptions options{
+      .gpus = 1, .gpus_per_node = 1, .gpu_memory_gib = 12, .largest_split = 128, .keep_splits = true};
+  const SplitModel split{.fixed_memory = 0.2, .fixed_time = 0.1, .most = 8};
+  const auto in_memory = [&](Seconds duration, double gib) {
+    return WorkloadJob{.duration = duration, .memory_gib = gib, .split = split};
+  };
+  const auto make = [&] {
+    return LiveScheduler(Cluster(options, Interference(1), {}, {}), make_cluster_policy("sjf-bsbf"));
+  };
+  LiveScheduler first = make();
+  first.arrive(first.add(in_memory(1000, 8), 1000), 0);
+  EXPECT_THAT(first.arrive(first.add(in_memory(1000, 8), 1000), 0).start, ElementsAre(1));
+  EXPECT_EQ(first.cluster().job(0).sub_batches, 1);
+  EXPECT_EQ(first.cluster().job(1).sub_batches, 4) << "1.6 + 6.4 / 4 GiB fit beside 8, half do not";
+  first.end(0, 100);
+  EXPECT_EQ(first.cluster().job(1).sub_batches, 4) << "nobody tells it";
+  EXPECT_DOUBLE_EQ(first.cluster().ends_at(1), 1000 * 1.3);
+  LiveScheduler second = make();
+  for (JobId job = 0; job < 2; ++job) {  // the first has ended
+    second.add(in_memory(1000, 8), 1000);
+  }
+  second.restore(1, first.progress(1), {0}, 100);
+  EXPECT_DOUBLE_EQ(second.cluster().ends_at(1), 1000 * 1.3);
+  for (LiveScheduler* const each : {&first, &second}) {
+    const auto orders = each->arrive(each->add(in_memory(500, 8.5), 500), 200);
+    EXPECT_THAT(orders.suspend, IsEmpty());
+    EXPECT_THAT(orders.start, ElementsAre(2)) << "it fits beside 3.2 GiB whole";
+    EXPECT_EQ(each->cluster().job(2).sub_batches, 1);
+    EXPECT_EQ(each->cluster().job(1).sub_batches, 4);
+  }
+}
+
 TEST(LiveScheduler, TakesBackTheTimeInWhichALostGpuWasSilent) {
   LiveScheduler scheduler = scheduler_of("fifo", 1);
   scheduler.arrive(scheduler.add({.arrival = 0, .duration = 100}, 100), 0);
