@@ -9,8 +9,10 @@
 #include <list>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
+#include "cluster/live_scheduler.h"
 #include "hooked_job.h"
 #include "memory/cpu_memory.h"
 #include "memory/owned_memory.h"
@@ -64,6 +66,20 @@ void count_requests() {
   });
 }
 
+/// A decision where 64 GPUs are full and jobs wait.
+void count_decisions() {
+  for (const std::string_view policy : {"sjf-bsbf", "pair-srsf"}) {
+    const ClusterOptions options{.gpus = 64, .gpus_per_node = 4};
+    LiveScheduler scheduler(Cluster(options, Interference(1.25), {}, {}), make_cluster_policy(policy));
+    for (int number = 0; number < 200; ++number) {
+      const Seconds duration = 600 + 7919 * number % 36'000;
+      scheduler.arrive(scheduler.add({.duration = duration, .gpus = 1 << number % 3}, duration), 0);
+    }
+    Seconds now = 0;
+    count(fmt::format("{}: a decision", policy), [&] { scheduler.look(now += 1); });
+  }
+}
+
 void run() {
   at::set_num_threads(1);
   install_cpu_memory();
@@ -83,6 +99,7 @@ void run() {
     count_ops(prefix);
   }
   count_requests();
+  count_decisions();
 }
 
 }  // namespace
