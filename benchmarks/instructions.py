@@ -1,9 +1,9 @@
 """Instructions on the hot paths, counted by callgrind: what no other program on the machine changes.
 
 Prints how many instructions a call of each case in cpp/instructions.cpp and instructions_of_steps.py takes in plain
-torch, and how many more it takes in a job. `--check` compares them with those that benchmarks/results/instructions.json has from the same torch
-and compiler, and fails if one has grown by more than 3 %, or by more than 10 % where other threads of Python's or the
-runtime's are counted, too; without it, they are recorded there.
+torch, and how many more it takes in a job. `--check` compares them with those that benchmarks/results/instructions.json
+has from the same torch and compiler, and fails if one has grown by more than 3 %, or by more than 10 % where other
+threads of Python's or the runtime's are counted, too; without it, they are recorded there.
 """
 
 from __future__ import annotations
