@@ -10,7 +10,8 @@ emulator=$BUILD/tests/emulator/libtorchshare_emulator.so
 
 case $1 in
   thread)
-    export TSAN_OPTIONS="ignore_noninstrumented_modules=1 report_signal_unsafe=0 halt_on_error=0 exitcode=66 allocator_may_return_null=1"
+    export TSAN_OPTIONS="ignore_noninstrumented_modules=1 report_signal_unsafe=0 halt_on_error=0 exitcode=66 allocator_may_return_null=1
+      suppressions=$PWD/scripts/thread_sanitizer.supp"
     preload=$(gcc -print-file-name=libtsan.so)
     # A fork acquires every ledger's lock, and ThreadSanitizer supports 64 locks per thread.
     filter='-*ForkedChild*' ;;

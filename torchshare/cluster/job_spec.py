@@ -53,8 +53,8 @@ class JobSpec:
 
     def memory_in(self, sub_batches: int) -> int | None:
         """Bytes on its device while its batches are split so."""
-        if self.memory is None:
-            return None
+        if self.memory is None or sub_batches == 1:
+            return self.memory
         return math.ceil(self.memory * (self.fixed_memory + (1 - self.fixed_memory) / sub_batches))
 
     def outcome_of(self, attempt: int, rank: int = 0) -> str:
