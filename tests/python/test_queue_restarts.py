@@ -167,17 +167,24 @@ def test_a_journal_of_another_version_is_refused(path: Path, event: dict[str, An
         Cluster(path)
 
 
+DEVICE = 12 * 2**30
+
+
 @pytest.mark.parametrize("policy", ["fifo", "sjf-bsbf", "pair-srsf", "tiresias"])
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_happens_every_job_ends_once(path: Path, policy: str, seed: int) -> None:
-    """Hosts crash and come back, the scheduler is killed, jobs are cancelled, at random."""
+    """Hosts crash and come back, the scheduler is killed, jobs are cancelled, at random. Half of the seeds have jobs that
+    may be split to share a device's memory."""
     chance = random.Random(seed)
-    cluster = Cluster(path, 3, policy=policy)
+    cluster = Cluster(path, 3, policy=policy, memory=DEVICE if seed > 1 else 0)
     cluster.compacts = seed % 2 == 1
     names = [f"job{number}" for number in range(40)]
     for name in names:
         gpus = chance.choice([1, 1, 2]) if len(cluster.on) > 1 else 1
-        cluster.queue.submit(spec(name, duration=chance.uniform(10, 500), model=chance.choice("xyz"), gpus=gpus))
+        given = {"duration": chance.uniform(10, 500), "model": chance.choice("xyz"), "gpus": gpus}
+        if seed > 1:
+            given |= {"memory": chance.randint(DEVICE // 8, DEVICE), "sub_batches": chance.choice([1, 4, 64])}
+        cluster.queue.submit(spec(name, **given))
         _something_happens(cluster, chance)
     for _ in range(2000):
         if all(state in ENDED for state in cluster.states().values()):
@@ -193,6 +200,10 @@ def test_whatever_happens_every_job_ends_once(path: Path, policy: str, seed: int
     assert len({(e["job"], e["gpu"]) for e in ends}) == len(ends)
 
 
+def places(cluster: Cluster) -> dict[str, tuple[Any, ...]]:
+    return {name: (job.wanted, job.wanted_split, job.split) for name, job in cluster.queue.jobs.items()}
+
+
 def _something_happens(cluster: Cluster, chance: random.Random) -> None:
     cluster.now += chance.uniform(0, 30)
     cluster.act()
@@ -206,10 +217,10 @@ def _something_happens(cluster: Cluster, chance: random.Random) -> None:
     elif what < 0.25:
         if cluster.compacts:
             assert cluster.queue.compact(after=0)
-        wanted = {name: job.wanted for name, job in cluster.queue.jobs.items()}
+        wanted = places(cluster)
         cluster.open()
         assert cluster.states() == before
-        assert {name: job.wanted for name, job in cluster.queue.jobs.items()} == wanted
+        assert places(cluster) == wanted
     elif what < 0.28:
         cluster.queue.cancel(chance.choice(list(cluster.queue.jobs)))
     elif what < 0.5 and running:
@@ -217,3 +228,6 @@ def _something_happens(cluster: Cluster, chance: random.Random) -> None:
     elif running:
         cluster.end(chance.choice(running))
     cluster.act()
+    for host in cluster.queue.hosts.values():
+        needed = [job.spec.memory_in(job.split) or 0 for job in host.jobs.values()]
+        assert sum(needed) <= DEVICE + len(needed)  # each is rounded up
