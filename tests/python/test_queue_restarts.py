@@ -173,8 +173,8 @@ DEVICE = 12 * 2**30
 @pytest.mark.parametrize("policy", ["fifo", "sjf-bsbf", "pair-srsf", "tiresias"])
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_happens_every_job_ends_once(path: Path, policy: str, seed: int) -> None:
-    """Hosts crash and come back, the scheduler is killed, jobs are cancelled, at random. Half of the seeds have jobs that
-    may be split to share a device's memory."""
+    """Hosts crash and come back, the scheduler is killed, jobs are cancelled, at random. Half of the seeds have jobs
+    that may be split to share a device's memory."""
     chance = random.Random(seed)
     cluster = Cluster(path, 3, policy=policy, memory=DEVICE if seed > 1 else 0)
     cluster.compacts = seed % 2 == 1
