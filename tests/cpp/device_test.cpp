@@ -138,6 +138,38 @@ TEST_F(LowPriorityTest, IsRaisedForGoodWithItsWorkers) {
   EXPECT_FALSE(worker_is_idle());
 }
 
+TEST(LowPriority, LowersWhatItsThreadHasStartedWhileItWasRaised) {
+  if (!may_raise_priority()) {
+    GTEST_SKIP() << "no CAP_SYS_NICE and no RLIMIT_NICE";
+  }
+  for (const bool by_other : {false, true}) {
+    std::thread([&] {
+      pthread_setname_np(pthread_self(), "ts-test-raised");
+      LowPriority priority(DevicePriority::kIdle);
+      const PriorityScope scope(priority);
+      const auto change = [&](void (ThreadPriority::*how)()) {
+        by_other ? std::thread([&] { (priority.*how)(); }).join() : (priority.*how)();
+      };
+      std::latch there{1};
+      std::latch done{1};
+      std::atomic<int> started{0};
+      change(&ThreadPriority::raise);
+      std::thread thread([&] {
+        started = gettid();
+        there.count_down();
+        done.wait();
+      });
+      there.wait();
+      EXPECT_EQ(sched_getscheduler(started), SCHED_OTHER);
+      change(&ThreadPriority::lower);
+      EXPECT_EQ(sched_getscheduler(started), SCHED_IDLE) << by_other;
+      EXPECT_EQ(scheduling_class(), SCHED_IDLE) << by_other;
+      done.count_down();
+      thread.join();
+    }).join();
+  }
+}
+
 TEST(LowPriority, OfNiceIsOrdinaryTimeWithASmallerShare) {
   std::thread([] {
     const int former = getpriority(PRIO_PROCESS, 0);
@@ -269,6 +301,8 @@ TEST(LentThread, GivesWhatItHasStartedOrdinaryPriorityAtItsEnd) {
     int started = 0;
     std::thread thread;
     pid_t process = 0;
+    std::latch ends{1};
+    std::thread other([&] { ends.wait(); });  // their number is the same before and after
     {
       LowPriority priority(DevicePriority::kIdle, true);
       const PriorityScope scope(priority);
@@ -282,6 +316,8 @@ TEST(LentThread, GivesWhatItHasStartedOrdinaryPriorityAtItsEnd) {
       const std::array<char*, 3> command{program.data(), seconds.data(), nullptr};
       ASSERT_EQ(posix_spawnp(&process, program.c_str(), nullptr, nullptr, command.data(), environ), 0);
       there.wait();
+      ends.count_down();
+      other.join();
       EXPECT_EQ(sched_getscheduler(started), SCHED_IDLE);
       EXPECT_EQ(sched_getscheduler(process), SCHED_IDLE);
     }

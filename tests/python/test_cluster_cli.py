@@ -211,9 +211,9 @@ def test_a_profile_says_what_sub_batches_save_and_cost(tmp_path: Path, monkeypat
     sent: list[Any] = []
     monkeypatch.setattr(client, "call", lambda method, *arguments: sent.append(arguments[0]))
     client.prepared("cnn.py", profile=str(path), sub_batches=8)()
-    client.prepared("cnn.py", profile=str(path), sub_batches=8, sub_batch=4, memory=2**20)()
+    client.prepared("cnn.py", profile=str(path), sub_batches=4, sub_batch=4, memory=2**20)()
     client.prepared("cnn.py", profile=str(path))()
-    assert [spec.sub_batches for spec in sent] == [8, 8, 1]
+    assert [spec.sub_batches for spec in sent] == [8, 4, 1]
     assert [spec.memory for spec in sent] == [225 * MIB, 2**20, None]  # 9/8 of 40 + 20 * 8
     assert [spec.fixed_memory for spec in sent] == pytest.approx([0.2, 1 / 3, 0.2])
     assert sent[0].memory_in(4) == 90 * MIB
@@ -222,6 +222,8 @@ def test_a_profile_says_what_sub_batches_save_and_cost(tmp_path: Path, monkeypat
         ValueError, match=r"^job 'cnn': sub_batches must come with a profile, which says how much memory they need$"
     ):
         client.prepared("cnn.py", sub_batches=8)
+    with pytest.raises(ValueError, match=r"^job 'cnn': sub_batches must divide the 8 rows that run at once, got 16$"):
+        client.prepared("cnn.py", profile=str(path), sub_batches=16)
 
 
 class Log:

@@ -131,6 +131,11 @@ def prepared(target: str | Callable[..., Any], **options: Unpack[SubmitOptions])
             raise ValueError(
                 f"job '{name}': sub_batches must come with a profile, which says how much memory they need"
             )
+        if profiled.rows % given["sub_batches"] != 0:
+            raise ValueError(
+                f"job '{given.get('name', base)}': sub_batches must divide the {profiled.rows} rows that run at once, "
+                f"got {given['sub_batches']}"
+            )
         given.setdefault("memory", profiled.memory)
     own = {each.name: given.pop(each.name) for each in fields(JobSpec) if each.name in given}
     if "deadline" in own:
@@ -162,6 +167,8 @@ class _Profiled:
     duration: float | None = None
     ratios: dict[str, list[float]] = field(default_factory=dict)
     memory: int | None = None
+    rows: int = 1
+    """That run at once."""
     split: dict[str, float] = field(default_factory=dict)
 
 
@@ -178,7 +185,8 @@ def _profiled(path: str | None, sub_batch: int | None) -> _Profiled:
         known = ratios.get(partner.job, [1.0, 1.0])
         ratios[partner.job] = [max(known[0], whole.ratio), max(known[1], whole.partner_ratio)]
     duration = profile.steps * profile.step_s(None) if profile.steps else None
-    return _Profiled(duration, ratios, profile.memory_budget(sub_batch), vars(profile.split_costs(sub_batch)))
+    rows = min(profile.batch, sub_batch or profile.batch)
+    return _Profiled(duration, ratios, profile.memory_budget(sub_batch), rows, vars(profile.split_costs(sub_batch)))
 
 
 def job(name: str) -> Handle:

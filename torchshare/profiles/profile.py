@@ -202,7 +202,8 @@ class Profile(Value):
         pieces = -(-self.batch // rows)
         needed = self.fit.memory_fixed + self.fit.memory_per_row * rows
         once, twice = (predict(self.fit, number, self.batch / number) for number in (pieces, 2 * pieces))
-        return SplitCosts(self.fit.memory_fixed / max(1, needed), min(1.0, max(0.0, twice / once - 1)))
+        fixed_time = min(1.0, max(0.0, twice / once - 1)) if once > 0 else 0.0
+        return SplitCosts(self.fit.memory_fixed / max(1, needed), fixed_time)
 
     def profiled_job(self, sub_batch: int | None, priority: str, slo: str | None = None) -> _core.ProfiledJob:
         """The part that the coordinator uses, for a job of that priority and promise; by default, its own."""

@@ -127,7 +127,7 @@ class Batch:
         rows = self._rows()
         self._job.largest_batch = max(self._job.largest_batch, rows)
         rows_at_once = self.rows_at_once()
-        if not options.splits and rows_at_once == rows:
+        if rows == 0 or (not options.splits and rows_at_once == rows):
             yield SubBatch(self._data, 1.0, rows, 0)
             return
         ranges = _core.split_rows(rows, rows_at_once)
@@ -148,7 +148,7 @@ class Batch:
         """The number of rows; the tensors must agree on it."""
         found = [(path, tensor.size(0)) for path, tensor in pytree.tensors(self._data)]
         if not found:
-            if not self._options.splits:
+            if not self._options.splits or self._options.by_queue:
                 return 0
             raise ValueError(f"{self._where()}: {_described(self._data)} has no tensor with rows to split")
         path, rows = found[0]
@@ -169,7 +169,9 @@ class Options:
     reduction: Reduction
     count: Count | None
     split: int = 1
-    """See JobContext.split."""
+    """See JobContext.split; 1 where `sub_batch` takes it into account."""
+    by_queue: bool = False
+    """Whether it is split because of JobContext.split: then data without rows runs whole, as it does unsplit."""
 
     @property
     def splits(self) -> bool:
@@ -210,7 +212,12 @@ def options_of(
         raise ValueError(f"job '{job.name}': count must be None with reduction 'sum', got {count!r}")
     if not isinstance(loader, Iterable):
         raise TypeError(f"job '{job.name}': the loader must be an iterable of batches, got {_described(loader)}")
-    return Options(sub_batch, reduction, count, job.split)
+    if job.split == 1:
+        return Options(sub_batch, reduction, count)
+    if not isinstance(declared, int):
+        return Options(sub_batch, reduction, count, job.split, by_queue=sub_batch is None)
+    rows = Options(sub_batch, reduction, count, job.split).rows_at_once(declared)
+    return Options(rows, reduction, count, by_queue=sub_batch is None)
 
 
 def iterate(job: JobContext, loader: Iterable[Any], options: Options) -> Iterator[Batch]:

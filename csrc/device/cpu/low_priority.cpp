@@ -7,11 +7,12 @@
 #include <fmt/format.h>
 #include <pthread.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <new>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -58,10 +59,11 @@ std::vector<int> openmp_workers() {
   return workers;
 }
 
-/// Threads of this process. Cheaper than to list them.
-std::size_t count_threads() {
-  struct stat folder {};
-  return stat("/proc/self/task", &folder) == 0 ? folder.st_nlink : 0;
+/// The kernel's ids of this process's threads, as text.
+std::set<std::string> threads_of_process() {
+  std::set<std::string> threads;
+  for_each_thread("self", [&](const std::string& thread) { threads.insert(thread); });
+  return threads;
 }
 
 constexpr int kForGood = 1 << 16;  // never lowered again
@@ -122,10 +124,10 @@ void LowPriority::change_started(int thread, bool raise) const noexcept {
 
 /// A thread that is lent may have had workers before, of another name and priority.
 void LowPriority::lend() {
+  workers_ = openmp_workers();
+  threads_ = threads_of_process();
   pthread_getname_np(pthread_self(), former_name_.data(), former_name_.size());
   pthread_setname_np(pthread_self(), fmt::format("ts-{}", gettid()).c_str());
-  workers_ = openmp_workers();
-  threads_ = count_threads();
   if (raises_.load() == 0) {
     for (const int worker : workers_) {
       lower_thread(worker);
@@ -135,12 +137,17 @@ void LowPriority::lend() {
 
 /// What the thread has started meanwhile outlives the call.
 void LowPriority::take_back() {
-  const int thread = gettid();
-  if (count_threads() != threads_ || has_children(std::to_string(thread))) {
-    change_started(thread, true);
-  }
   for (const int worker : workers_) {
     restore_thread(worker);
+  }
+  try {
+    const auto now = threads_of_process();
+    const bool started = !std::includes(threads_.begin(), threads_.end(), now.begin(), now.end());
+    if (started || has_children(std::to_string(gettid()))) {
+      change_started(gettid(), true);
+    }
+  } catch (const std::bad_alloc&) {
+    // What it has started keeps its priority.
   }
   workers_.clear();
   pthread_setname_np(pthread_self(), former_name_.data());
@@ -178,6 +185,9 @@ void LowPriority::leave() {
   }
   std::lock_guard lock(mutex_);
   thread_.store(0, std::memory_order_release);
+  if (lowers()) {
+    restore_thread(0);  // another thread may have lowered it before this one had the lock
+  }
   if (lent_) {
     take_back();
   }
@@ -188,6 +198,10 @@ void LowPriority::change(int raises) {
     return;
   }
   if (thread_.load(std::memory_order_acquire) == gettid()) {
+    if (raises < 0 && raises_.load() + raises == 0) {
+      std::lock_guard lock(mutex_);
+      change_started(gettid(), false);  // threads inherit the priority that their starter has at that moment
+    }
     raises_ += raises;
     apply(0);  // without the lock, which it would hold while it has idle priority
     return;
@@ -196,6 +210,9 @@ void LowPriority::change(int raises) {
   raises_ += raises;
   if (const int thread = thread_.load(std::memory_order_acquire); thread != 0) {
     apply(thread);
+    if (raises < 0 && raises_.load() == 0) {
+      change_started(thread, false);
+    }
   }
 }
 

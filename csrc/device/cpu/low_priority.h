@@ -4,9 +4,10 @@
 
 #include <array>
 #include <atomic>
-#include <cstddef>
 #include <ctime>
 #include <mutex>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "device/thread_priority.h"
@@ -55,8 +56,8 @@ class LowPriority final : public ThreadPriority {
   int former_nice_ = 0;
   sched_param former_param_{};
   std::array<char, 16> former_name_{};
-  std::vector<int> workers_{};  // of a lent thread; empty otherwise
-  std::size_t threads_ = 0;     // of the process, when the thread was lent
+  std::vector<int> workers_{};       // of a lent thread; empty otherwise
+  std::set<std::string> threads_{};  // of the process, when the thread was lent
   clockid_t clock_{};
   std::mutex mutex_;  // held while another thread changes this one's priority, and while this one enters or leaves
 };

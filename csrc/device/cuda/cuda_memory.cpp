@@ -221,8 +221,8 @@ class CudaMemory final : public TorchsAllocator {
   void end_capture(End end) {
     {
       std::lock_guard lock(capturing_);
-      captures_ = std::max(captures_ - 1, 0);  // one may have begun before there was this allocator
       end();
+      captures_ = std::max(captures_ - 1, 0);  // one may have begun before there was this allocator
     }
     catch_up();
   }
@@ -253,17 +253,17 @@ class CudaMemory final : public TorchsAllocator {
   /// Returns false if nothing is late. Calls torch without `mutex_`, for which threads wait with the GIL.
   bool tell_one() {
     std::unique_lock lock(mutex_);
-    if (!late_pools_.empty()) {
+    const auto late = late_uses_.begin();
+    if (late == late_uses_.end() && late_pools_.empty()) {
+      is_late_.store(false);
+      return false;
+    }
+    if (late == late_uses_.end()) {  // pools last: blocks of theirs may have been freed late
       const MempoolId_t pool = late_pools_.back();
       late_pools_.pop_back();
       lock.unlock();
       quietly("a pool is not given back", [&] { unless_lost([&] { torchs_.emptyCache(pool); }); });
       return true;
-    }
-    const auto late = late_uses_.begin();
-    if (late == late_uses_.end()) {
-      is_late_.store(false);
-      return false;
     }
     void* const block = late->first;
     const auto streams = std::exchange(late->second.streams, {});
