@@ -185,8 +185,8 @@ def _profiled(path: str | None, sub_batch: int | None) -> _Profiled:
         known = ratios.get(partner.job, [1.0, 1.0])
         ratios[partner.job] = [max(known[0], whole.ratio), max(known[1], whole.partner_ratio)]
     duration = profile.steps * profile.step_s(None) if profile.steps else None
-    rows = min(profile.batch, sub_batch or profile.batch)
-    return _Profiled(duration, ratios, profile.memory_budget(sub_batch), rows, vars(profile.split_costs(sub_batch)))
+    costs = vars(profile.split_costs(sub_batch))
+    return _Profiled(duration, ratios, profile.memory_budget(sub_batch), profile.rows_at_once(sub_batch), costs)
 
 
 def job(name: str) -> Handle:

@@ -188,17 +188,21 @@ class Profile(Value):
         measured = {alone.sub_batches: alone.step_s.median for alone in self.alone}
         return measured[pieces] if pieces in measured else predict(self.fit, pieces, self.batch / pieces)
 
+    def rows_at_once(self, sub_batch: int | None) -> int:
+        """Rows of the largest sub-batch, in sub-batches of `sub_batch` rows."""
+        return min(self.batch, sub_batch or self.batch)
+
     def memory_budget(self, sub_batch: int | None) -> int:
         """Bytes that the job needs in sub-batches of `sub_batch` rows, measured or predicted by the fit, and an eighth
         more."""
-        rows = min(self.batch, sub_batch or self.batch)
+        rows = self.rows_at_once(sub_batch)
         measured = max((alone.memory_bytes for alone in self.alone if alone.rows == rows), default=0)
         needed = max(measured, self.fit.memory_fixed + self.fit.memory_per_row * rows)
         return math.ceil(needed * 9 / 8)
 
     def split_costs(self, sub_batch: int | None) -> SplitCosts:
         """What smaller sub-batches than those of `sub_batch` rows save and cost, by the fit."""
-        rows = min(self.batch, sub_batch or self.batch)
+        rows = self.rows_at_once(sub_batch)
         pieces = -(-self.batch // rows)
         needed = self.fit.memory_fixed + self.fit.memory_per_row * rows
         once, twice = (predict(self.fit, number, self.batch / number) for number in (pieces, 2 * pieces))

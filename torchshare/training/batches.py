@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -148,7 +148,7 @@ class Batch:
         """The number of rows; the tensors must agree on it."""
         found = [(path, tensor.size(0)) for path, tensor in pytree.tensors(self._data)]
         if not found:
-            if not self._options.splits or self._options.by_queue:
+            if not self._options.needs_rows:
                 return 0
             raise ValueError(f"{self._where()}: {_described(self._data)} has no tensor with rows to split")
         path, rows = found[0]
@@ -170,8 +170,8 @@ class Options:
     count: Count | None
     split: int = 1
     """See JobContext.split; 1 where `sub_batch` takes it into account."""
-    by_queue: bool = False
-    """Whether it is split because of JobContext.split: then data without rows runs whole, as it does unsplit."""
+    needs_rows: bool = False
+    """Whether the program asked for sub-batches: then data without rows is refused. Otherwise it runs whole."""
 
     @property
     def splits(self) -> bool:
@@ -212,12 +212,10 @@ def options_of(
         raise ValueError(f"job '{job.name}': count must be None with reduction 'sum', got {count!r}")
     if not isinstance(loader, Iterable):
         raise TypeError(f"job '{job.name}': the loader must be an iterable of batches, got {_described(loader)}")
-    if job.split == 1:
-        return Options(sub_batch, reduction, count)
-    if not isinstance(declared, int):
-        return Options(sub_batch, reduction, count, job.split, by_queue=sub_batch is None)
-    rows = Options(sub_batch, reduction, count, job.split).rows_at_once(declared)
-    return Options(rows, reduction, count, by_queue=sub_batch is None)
+    options = Options(sub_batch, reduction, count, job.split, needs_rows=sub_batch is not None)
+    if job.split == 1 or not isinstance(declared, int):
+        return options
+    return replace(options, sub_batch=options.rows_at_once(declared), split=1)
 
 
 def iterate(job: JobContext, loader: Iterable[Any], options: Options) -> Iterator[Batch]:

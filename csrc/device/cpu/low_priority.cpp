@@ -236,21 +236,18 @@ void LowPriority::lower() {
 }
 
 void LowPriority::set_unopposed(bool unopposed) {
-  if (!lowers() || !may_raise_priority()) {
-    return;
-  }
-  change(unopposed ? 1 : -1);
-  std::lock_guard lock(mutex_);
-  if (const int thread = thread_.load(std::memory_order_acquire); thread != 0) {
-    change_started(thread, unopposed);
-  }
+  unopposed ? raise_with_started(1) : lower();
 }
 
 void LowPriority::raise_for_good() {
+  raise_with_started(kForGood);
+}
+
+void LowPriority::raise_with_started(int raises) {
   if (!lowers() || !may_raise_priority()) {
     return;  // without the lock, which the thread may hold while it leaves with idle priority
   }
-  change(kForGood);
+  change(raises);
   std::lock_guard lock(mutex_);
   if (const int thread = thread_.load(std::memory_order_acquire); thread != 0) {
     change_started(thread, true);

@@ -37,6 +37,7 @@ class LowPriority final : public ThreadPriority {
  private:
   bool lowers() const { return how_ != DevicePriority::kNone; }
   void change(int raises);
+  void raise_with_started(int raises);
   bool apply(int thread);
   bool lower_thread(int thread) const;
   bool restore_thread(int thread) const;

@@ -189,7 +189,7 @@ TEST(LiveScheduler, SplitsAJobThatStartsBesideAnotherAndNoneThatRuns) {
   EXPECT_EQ(first.cluster().job(0).sub_batches, 1);
   EXPECT_EQ(first.cluster().job(1).sub_batches, 4) << "1.6 + 6.4 / 4 GiB fit beside 8, half do not";
   first.end(0, 100);
-  EXPECT_EQ(first.cluster().job(1).sub_batches, 4) << "nobody tells it";
+  EXPECT_EQ(first.cluster().job(1).sub_batches, 4) << "a running job keeps its sub-batches";
   EXPECT_DOUBLE_EQ(first.cluster().ends_at(1), 1000 * 1.3);
   LiveScheduler second = make();
   for (JobId job = 0; job < 2; ++job) {  // the first has ended
