@@ -148,7 +148,8 @@ std::span<const SplitSize> Cluster::sizes_beside(JobId job, JobId partner, std::
   const int most = keeps ? entry.sub_batches : options_.gpu_memory_gib == 0 ? 1 : largest_split(entry);
   std::size_t count = 0;
   for (int pieces = keeps || entry.shared_gpus > 0 ? entry.sub_batches : 1; pieces <= most; pieces *= 2) {
-    sizes[count++] = {pieces, beside * split_cost(job, pieces), memory(entry, pieces)};
+    sizes[count++] = {pieces, beside * split_cost(job, pieces), memory(entry, pieces),
+                      cost_without_partner(job, pieces)};
   }
   return sizes.first(count);
 }

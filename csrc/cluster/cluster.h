@@ -148,6 +148,11 @@ class Cluster {
   /// Step time of a job in `sub_batches` sub-batches / step time in whole batches.
   double split_cost(JobId job, int sub_batches) const { return jobs_[job].asked.split.time(sub_batches); }
 
+  /// The same once the job, which shares in that many sub-batches, has no partner any more.
+  double cost_without_partner(JobId job, int sub_batches) const {
+    return options_.keep_splits ? split_cost(job, sub_batches) : 1;
+  }
+
   /// Starts a waiting job on as many GPUs as it requested, each with at most one job. The other jobs there are split as
   /// far as they must to fit beside it.
   void start(JobId job, std::vector<GpuId> gpus, int sub_batches = 1);

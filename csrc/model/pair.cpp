@@ -1,15 +1,24 @@
 #include "model/pair.h"
 
 namespace torchshare {
+namespace {
+
+/// The end of the longer job. By the end of the shorter one it has done that time / ratio of its work; it does the rest
+/// without the other.
+double longer_ends(const PairJob& job, double shorter_ends) {
+  const double done = shorter_ends / job.ratio;
+  return shorter_ends + job.remaining - done + (job.after - 1) * (job.remaining - done);
+}
+
+}  // namespace
 
 PairEnds ends_when_sharing(const PairJob& a, const PairJob& b) {
   const double a_shared = a.ratio * a.remaining;
   const double b_shared = b.ratio * b.remaining;
-  // The shorter job ends first. By then the longer one has done that time / ratio of its work; it does the rest alone.
   if (a_shared <= b_shared) {
-    return {a_shared, a_shared + b.remaining - a_shared / b.ratio};
+    return {a_shared, longer_ends(b, a_shared)};
   }
-  return {b_shared + a.remaining - b_shared / a.ratio, b_shared};
+  return {longer_ends(a, b_shared), b_shared};
 }
 
 double share_now(const PairJob& a, const PairJob& b) {

@@ -6,6 +6,7 @@ namespace torchshare {
 struct PairJob {
   double remaining;  ///< time it still needs alone, in any unit both use
   double ratio;      ///< its interference ratio beside the other, >= 1
+  double after = 1;  ///< its step time once the other has ended, relative to that alone: > 1 if it stays split
 };
 
 struct PairEnds {
@@ -13,7 +14,7 @@ struct PairEnds {
   double b;
 };
 
-/// The ends of both, counted from now, if they run together until one ends and the other continues alone.
+/// The ends of both, counted from now, if they run together until one ends and the other continues without it.
 PairEnds ends_when_sharing(const PairJob& a, const PairJob& b);
 
 /// Average completion time of the two, counted from now, if they share from now on. SJF-BSBF (arXiv 2407.13088),

@@ -11,7 +11,8 @@ std::optional<PairSplits> best_splits(const SplittableJob& a, const SplittableJo
       if (mine.memory + theirs.memory > memory) {
         continue;
       }
-      const double value = share_now({a.remaining, mine.slowdown}, {b.remaining, theirs.slowdown});
+      const double value =
+          share_now({a.remaining, mine.slowdown, mine.after}, {b.remaining, theirs.slowdown, theirs.after});
       if (!best || value < best->value) {
         best = PairSplits{mine, theirs, value};
       }

@@ -214,7 +214,8 @@ def test_a_profile_says_what_sub_batches_save_and_cost(tmp_path: Path, monkeypat
     client.prepared("cnn.py", profile=str(path), sub_batches=4, sub_batch=4, memory=2**20)()
     client.prepared("cnn.py", profile=str(path))()
     assert [spec.sub_batches for spec in sent] == [8, 4, 1]
-    assert [spec.memory for spec in sent] == [225 * MIB, 2**20, None]  # 9/8 of 40 + 20 * 8
+    assert [spec.memory for spec in sent] == [225 * MIB, 2**20, 225 * MIB]  # 9/8 of 40 + 20 * 8
+    assert all("profile" not in spec.options for spec in sent), "it need not be on the nodes"
     assert [spec.fixed_memory for spec in sent] == pytest.approx([0.2, 1 / 3, 0.2])
     assert sent[0].memory_in(4) == 90 * MIB
     assert [spec.fixed_time for spec in sent] == pytest.approx([0.05, 0.05 / 0.525, 0.05])

@@ -136,6 +136,33 @@ def test_a_job_that_is_split_has_the_memory_of_its_sub_batches(hosts: Hosts) -> 
     assert "memory budget" in hosts.outcome("split").error
 
 
+@pytest.mark.parametrize(("split", "limit"), [(4, 1), (1, None)])
+def test_rows_that_fitted_are_remembered_in_as_many_sub_batches_only(
+    hosts: Hosts, split: int, limit: int | None
+) -> None:
+    limits: list[int | None] = []
+
+    def runs_out_of_memory_once(job: Job) -> None:
+        model, loader = torch.nn.Linear(1, 1), torch.utils.data.DataLoader([torch.ones(1)] * 800, 8)
+        job.track(model=model, loader=loader)
+        for batch in job.batches(loader):
+            batch.backward(lambda x: model(x).sum())
+            if not limits:
+                job._context.rows_at_once.halve(2)
+            limits.append(job._context.rows_at_once.limit)
+            time.sleep(0.01)
+
+    host = hosts.host()
+    host.start(hosts.spec("a", runs_out_of_memory_once), 1, split=4)
+    wait_until(lambda: job_on(host, "a").can_save)
+    host.stop("a", 1, suspend=True)
+    assert ended(host, "a").state == "suspended"
+    first, limits[:] = limits[0], [0]
+    host.start(hosts.spec("a", runs_out_of_memory_once), 2, split=split)
+    assert ended(host, "a").state == "finished"
+    assert (first, limits[-1]) == (1, limit)
+
+
 @pytest.mark.parametrize("what", ["splits", "does not"])
 def test_a_script_is_split_where_it_accumulates(hosts: Hosts, what: str) -> None:
     (hosts.folder / "train.py").write_text(SPLIT)

@@ -393,6 +393,39 @@ def test_a_job_may_be_split_to_fit_beside_another_until_it_starts_again(path: Pa
     assert splits(cluster)["b"] == 1
 
 
+@pytest.mark.parametrize(("restart_cost", "done"), [(60.0, ["suspend b 0", "start b 0"]), (1000.0, [])])
+def test_a_split_job_that_is_alone_starts_again_whole_if_that_saves_more_than_it_costs(
+    path: Path, restart_cost: float, done: list[str]
+) -> None:
+    settings = {"policy": "pair-srsf", "interference": 1.0, "memory": 12 * GIB, "restart_cost": restart_cost}
+    cluster = Cluster(path, 1, **settings)
+    large = {"memory": 8 * GIB, "fixed_memory": 0.2, "fixed_time": 0.1, "sub_batches": 4}
+    cluster.queue.submit(spec("a", **large, duration=1000.0))
+    cluster.queue.submit(spec("b", **large, duration=2000.0))
+    assert cluster.act() == ["start a 0", "start b 0"]
+    assert splits(cluster) == {"a": 1, "b": 4}
+    for name in "ab":
+        cluster.save(name)
+    cluster.end("a")  # what is left of b takes 30 % longer in four sub-batches
+    assert cluster.act() == done
+    assert splits(cluster) == {"a": 1, "b": 1 if done else 4}
+    cluster.open()
+    assert cluster.act() == []
+
+
+def test_a_job_is_not_split_if_it_would_end_later_than_one_after_the_other(path: Path) -> None:
+    """It stays split when its partner has ended."""
+    cluster = Cluster(path, 1, policy="sjf-bsbf", interference=1.0, memory=12 * GIB)
+    large = {"memory": 8 * GIB, "fixed_memory": 0.2, "fixed_time": 0.1, "sub_batches": 4}
+    cluster.queue.submit(spec("a", **large, duration=100.0))
+    assert cluster.act() == ["start a 0"]
+    cluster.queue.submit(spec("b", **large, duration=1000.0))
+    assert cluster.act() == [], "30 % of 1000 s is more than the 100 s that it would wait"
+    cluster.end("a")
+    assert cluster.act() == ["start b 0"]
+    assert splits(cluster) == {"a": 1, "b": 1}
+
+
 def test_ratios_are_not_learned_from_jobs_that_are_split(path: Path) -> None:
     cluster = Cluster(path, 1, policy="sjf-bsbf", interference=1.0, memory=12 * GIB)
     large = {"memory": 8 * GIB, "fixed_memory": 0.2, "sub_batches": 8}

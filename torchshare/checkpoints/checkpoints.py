@@ -162,7 +162,8 @@ class Checkpoints(Loop):
         for name, value in job.tracked.objects.items():
             if value is not job.tracked.loader:
                 self._load(name, value)
-        job.rows_at_once = SubBatchRows(**goal["rows_at_once"])
+        if goal.get("split", 1) == job.split:  # otherwise its memory is another
+            job.rows_at_once = SubBatchRows(**goal["rows_at_once"])
         random_state.put(job, self._loader, goal["random"])
         assert position is not None
         self._position.steps = position.steps
@@ -240,6 +241,7 @@ class Checkpoints(Loop):
         return {
             "place": dataclasses.asdict(self._position),  # the key in the files of all versions
             "rows_at_once": dataclasses.asdict(job.rows_at_once),
+            "split": job.split,
             "random": random_state.get(job, self._loader),
             "random_of_pass": self._random,
             "states": copies.snapshot({name: state_of(value) for name, value in tracked.objects.items()}),

@@ -124,9 +124,12 @@ def prepared(target: str | Callable[..., Any], **options: Unpack[SubmitOptions])
     check(SubmitOptions, given, "submit", given.get("name", base))
     if isinstance(target, str):
         targets.check_form(target, given.get("folder"))
-    profiled = _profiled(given.get("profile"), given.get("sub_batch"))
+    profile = given.pop("profile", None)  # for the queue: its jobs' runtimes take all decisions from that
+    profiled = _profiled(profile, given.get("sub_batch"))
+    if profiled.memory:
+        given.setdefault("memory", profiled.memory)
     if given.get("sub_batches", 1) > 1:
-        if "profile" not in given:
+        if profile is None:
             name = given.get("name", base)
             raise ValueError(
                 f"job '{name}': sub_batches must come with a profile, which says how much memory they need"
@@ -136,7 +139,6 @@ def prepared(target: str | Callable[..., Any], **options: Unpack[SubmitOptions])
                 f"job '{given.get('name', base)}': sub_batches must divide the {profiled.rows} rows that run at once, "
                 f"got {given['sub_batches']}"
             )
-        given.setdefault("memory", profiled.memory)
     own = {each.name: given.pop(each.name) for each in fields(JobSpec) if each.name in given}
     if "deadline" in own:
         own["deadline"] = parse_duration(own["deadline"])

@@ -29,7 +29,9 @@ class SubmitOptions(CommonJobOptions, total=False):
     ]
     memory: Annotated[
         Annotated[int, Interval(ge=1, lt=2**63), Expected("a positive integer below 2**63")] | None,
-        Option("bytes that the job needs on its device; its budget there.", metavar="BYTES"),
+        Option(
+            "bytes that the job needs on its device; its budget there. Default: that of its `profile`.", metavar="BYTES"
+        ),
     ]
     duration: Annotated[
         Annotated[float, Interval(gt=0, le=1e12), Expected("a positive number of seconds, at most 1e12")] | None,

@@ -24,8 +24,8 @@ class PairEdf final : public PairPolicy {
  private:
   bool worth_sharing(const Cluster& cluster, JobId job, JobId other, double speed,
                      const PairSplits& splits) const override {
-    const PairJob own{cluster.remaining(job), splits.a.slowdown};
-    const PairJob theirs{cluster.remaining(other), 1 / (speed - loss(cluster, other, speed, splits.b))};
+    const PairJob own{cluster.remaining(job), splits.a.slowdown, splits.a.after};
+    const PairJob theirs{cluster.remaining(other), 1 / (speed - loss(cluster, other, speed, splits.b)), splits.b.after};
     const PairEnds ends = ends_when_sharing(own, theirs);
     const bool gains = std::max(ends.a, ends.b) < (own.remaining + theirs.remaining) * (1 - kLeastGain);
     return gains && cluster.in_time(job, cluster.now() + ends.a) && cluster.in_time(other, cluster.now() + ends.b);

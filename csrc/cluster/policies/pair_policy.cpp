@@ -126,21 +126,25 @@ bool PairPolicy::make_room(Cluster& cluster, JobId job) const {
   return true;
 }
 
-/// Moves sharing jobs to free GPUs if that saves more than the restart costs.
+/// Moves sharing jobs to free GPUs, and starts split jobs whole, if that saves more than the restart costs.
 void PairPolicy::spread(Cluster& cluster) const {
   std::vector<JobId> sharing;
   for (const JobId job : cluster.running()) {
     const ClusterJob& mine = cluster.job(job);
-    if (mine.shared_gpus > 0 && !mine.pinned && mine.restart_left == 0 && mine.asked.gpus <= cluster.gpus().free()) {
+    const bool shares = mine.shared_gpus > 0;
+    const bool is_slowed = shares || cluster.cost_without_partner(job, mine.sub_batches) > 1;
+    if (is_slowed && !mine.pinned && mine.restart_left == 0 && (!shares || mine.asked.gpus <= cluster.gpus().free())) {
       sharing.push_back(job);
     }
   }
   for (const JobId job : sharing) {
     const ClusterJob& mine = cluster.job(job);
-    if (mine.shared_gpus == 0 || mine.asked.gpus > cluster.gpus().free()) {
+    const double after = cluster.cost_without_partner(job, mine.sub_batches);
+    if (mine.shared_gpus == 0 ? after == 1 : mine.asked.gpus > cluster.gpus().free()) {
       continue;
     }
-    const Seconds left = cluster.remaining(job) / mine.speed;
+    const Seconds alone = cluster.remaining(job);
+    const Seconds left = alone / mine.speed;
     Seconds together = 0;
     for (const GpuId gpu : mine.gpus) {
       const JobId other = cluster.gpus().partner(gpu, job);
@@ -148,7 +152,7 @@ void PairPolicy::spread(Cluster& cluster) const {
         together = std::max(together, std::min(left, cluster.remaining(other) / cluster.job(other).speed));
       }
     }
-    if (together * (1 - mine.speed) > cluster.options().restart_cost) {
+    if (together * (1 - mine.speed) + (after - 1) * (alone - together * mine.speed) > cluster.options().restart_cost) {
       cluster.suspend(job, rank(cluster, job));
       start_alone(cluster, job);
     }

@@ -23,7 +23,7 @@ class PairSrsf final : public PairPolicy {
   bool worth_sharing(const Cluster& cluster, JobId job, JobId other, double speed,
                      const PairSplits& splits) const override {
     const PairJob alone{cluster.remaining(job), 1};
-    const PairJob beside{alone.remaining, splits.a.slowdown};
+    const PairJob beside{alone.remaining, splits.a.slowdown, splits.a.after};
     const PairJob partner{cluster.remaining(other) / speed, speed / (speed - loss(cluster, other, speed, splits.b))};
     return share_now(beside, partner) <= std::min(one_after_other(alone, partner), one_after_other(partner, alone));
   }

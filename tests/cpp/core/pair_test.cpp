@@ -17,7 +17,7 @@ double share_now_by_steps(PairJob a, PairJob b, double step) {
     now += step;
     for (PairJob* job : {&a, &b}) {
       if (job->remaining > 0) {
-        job->remaining -= step / (both ? job->ratio : 1);
+        job->remaining -= step / (both ? job->ratio : job->after);
         ends += job->remaining <= 0 ? now : 0;
       }
     }
@@ -30,8 +30,8 @@ TEST(Pair, SharingNowIsWhatSteppingThroughTimeGives) {
   std::uniform_real_distribution<double> remaining(1, 10);
   std::uniform_real_distribution<double> ratio(1, 3);
   for (int i = 0; i < 100; ++i) {
-    const PairJob a{remaining(random), ratio(random)};
-    const PairJob b{remaining(random), ratio(random)};
+    const PairJob a{remaining(random), ratio(random), i % 2 == 0 ? 1 : ratio(random)};
+    const PairJob b{remaining(random), ratio(random), i % 2 == 0 ? 1 : ratio(random)};
     EXPECT_NEAR(share_now(a, b), share_now_by_steps(a, b, 1e-3), 5e-3);
     EXPECT_DOUBLE_EQ(share_now(a, b), share_now(b, a));
   }
