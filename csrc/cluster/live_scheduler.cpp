@@ -37,16 +37,21 @@ std::optional<Miss> LiveScheduler::miss_with(const WorkloadJob& job, Seconds est
 LiveScheduler::Orders LiveScheduler::arrive(JobId job, Seconds now) {
   check_to_come(job);
   advance(now);
+  come(job);
+  return decide();
+}
+
+void LiveScheduler::come(JobId job) {
   if (cluster_.has_deadline(job)) {
     cluster_.arrive(job, policy_->rank(cluster_, job));
   } else {
     admit(cluster_, *policy_, job, false);
   }
-  return decide();
 }
 
-LiveScheduler::Orders LiveScheduler::end(JobId job, Seconds now) {
+LiveScheduler::Orders LiveScheduler::end(JobId job, Seconds now, const std::vector<JobId>& successors) {
   check_job(job);
+  std::for_each(successors.begin(), successors.end(), [this](JobId successor) { check_to_come(successor); });
   const JobPhase phase = cluster_.job(job).phase;
   if (phase != JobPhase::kRunning && phase != JobPhase::kWaiting && phase != JobPhase::kHeld) {
     throw std::invalid_argument(fmt::format("job {} neither runs nor waits", job));
@@ -57,6 +62,7 @@ LiveScheduler::Orders LiveScheduler::end(JobId job, Seconds now) {
   if (cluster_.has_deadline(job)) {
     admit_held(cluster_, *policy_);
   }
+  std::for_each(successors.begin(), successors.end(), [this](JobId successor) { come(successor); });
   return decide();
 }
 

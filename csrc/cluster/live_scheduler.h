@@ -33,8 +33,8 @@ class LiveScheduler {
   /// phase.
   /// Rejects none: a job whose deadline matters is asked about with `miss_with` first.
   Orders arrive(JobId job, Seconds now);
-  /// Ends a job that runs, waits or is held.
-  Orders end(JobId job, Seconds now);
+  /// Ends a job that runs, waits or is held, and lets those arrive that have waited for its end.
+  Orders end(JobId job, Seconds now, const std::vector<JobId>& successors = {});
   /// Removes a GPU that can no longer be used. Its jobs wait again; their work after `heard` does not count.
   Orders lose(GpuId gpu, Seconds heard, Seconds now);
   /// Adds a GPU that can be used again, or for the first time.
@@ -63,6 +63,7 @@ class LiveScheduler {
   void check_job(JobId job) const;
   void check_to_come(JobId job) const;
   void advance(Seconds now);
+  void come(JobId job);
   Orders decide();
 
   Cluster cluster_;

@@ -24,9 +24,9 @@ bool has_ended(const Predecessor& predecessor) {
 
 Predecessor parse_predecessor(std::string_view text) {
   std::string_view name = text;
-  const bool must_finish = take_prefix(name, "ok:");
-  if (!must_finish) {
-    take_prefix(name, "any:");
+  const bool must_finish = take_prefix(name, "ok:") || take_prefix(name, "afterok:");  // the latter as Slurm has it
+  if (!must_finish && !take_prefix(name, "any:")) {
+    take_prefix(name, "afterany:");
   }
   if (name.empty()) {
     throw std::invalid_argument(fmt::format("after must be '<job>', 'any:<job>' or 'ok:<job>', got '{}'", text));

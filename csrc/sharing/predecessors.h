@@ -17,7 +17,8 @@ struct Predecessor {
   std::shared_ptr<const JobRecord> job = {};  ///< null until `bind_predecessors`
 };
 
-/// Reads "<job>" and "any:<job>", which wait for any end, and "ok:<job>". Throws std::invalid_argument.
+/// Reads "<job>" and "any:<job>", which wait for any end, and "ok:<job>"; "afterany:" and "afterok:" mean the same.
+/// Throws std::invalid_argument.
 Predecessor parse_predecessor(std::string_view text);
 
 /// Finds the jobs that are not bound yet by their names. Throws std::invalid_argument for a name that no job has, and

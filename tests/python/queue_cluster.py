@@ -13,6 +13,7 @@ from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal
 from torchshare.cluster.queued_job import Action
 from torchshare.cluster.settings import QueueSettings
+from torchshare.context.results import ENDED
 
 
 def spec(name: str, **options: Any) -> JobSpec:
@@ -30,6 +31,7 @@ class Cluster:
         self.open()
         self.on: dict[int, dict[str, int]] = {}
         self.compacts = False
+        self.fails = 0.0
         for index in range(hosts):
             self.add_host(index)
 
@@ -64,6 +66,11 @@ class Cluster:
             others = [each[action.job.name] for each in self.on.values() if action.job.name in each]
             assert others == [action.attempt] * action.rank, "it runs twice"
             assert len(jobs) < 2
+            ended = {each.name: each.state for each in action.predecessors}
+            for text in action.job.after:
+                how, _, name = text.partition(":")
+                assert ended.pop(name) in (("finished",) if how == "ok" else ENDED)
+            assert not ended
             jobs[action.job.name] = action.attempt
         elif action.what == "replace":
             assert not jobs

@@ -181,6 +181,7 @@ def test_invalid_settings_start_nothing(
         ({"memory": 1.5}, "job 'a': memory must be a positive integer below 2**63, got 1.5"),
         ({"deadline": "soon"}, f"job 'a': deadline must be {DURATION}, got 'soon'"),
         ({"deadline": 0}, f"job 'a': deadline must be {DURATION}, got 0"),
+        ({"after": 5}, "job 'a': after must be a job's name or several, got 5"),
     ],
 )
 def test_what_is_no_option_is_refused_before_it_is_sent(options: dict[str, Any], message: str) -> None:
@@ -282,11 +283,42 @@ def test_a_deadline_is_a_flag_and_a_key_of_a_job_file(tmp_path: Path, submitted:
         assert submitted.jobs[0][1]["deadline"] == "90m"
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="job files need Python 3.11")
+def test_jobs_are_submitted_after_those_that_they_wait_for(tmp_path: Path, submitted: Submitted) -> None:
+    (tmp_path / "jobs.toml").write_text(
+        '[jobs.test]\nrun = "test.py"\nafter = ["ok:tune", "ok:pre"]\n[jobs.other]\nrun = "other.py"\n'
+        '[jobs.tune]\nrun = "tune.py"\nafter = "ok:pre"\n[jobs.pre]\nrun = "pre.py"\nafter = "earlier"\n'
+    )
+    assert torchshare_command("cluster", "submit", "--no-wait", "jobs.toml", folder=tmp_path).returncode == 0
+    order = [options["name"] for _, options in submitted.jobs]
+    assert sorted(order) == ["other", "pre", "test", "tune"]
+    assert order.index("pre") < order.index("tune") < order.index("test")
+    words = ["--after", "a=any:train", "--after", "b=a", "--after", "c=b,x", "a=a.py", "b=b.py", "train.py", "c=c.py"]
+    submitted.jobs.clear()
+    assert torchshare_command("cluster", "submit", "--no-wait", *words, folder=tmp_path).returncode == 0
+    assert [options.get("after") for _, options in submitted.jobs] == [None, ["any:train"], ["a"], ["b", "x"]]
+
+
+def test_jobs_that_wait_for_each_other_are_not_submitted(tmp_path: Path, submitted: Submitted) -> None:
+    words = ["--after", "a=ok:c", "--after", "b=a", "--after", "c=b", "a=a.py", "b=b.py", "c=c.py"]
+    done = torchshare_command("cluster", "submit", *words, folder=tmp_path)
+    assert (done.returncode, submitted.jobs) == (2, [])
+    assert done.stderr == "torchshare: error: jobs wait for each other to start: 'a' -> 'c' -> 'b' -> 'a'\n"
+
+
+def test_the_list_says_for_what_a_job_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = dict.fromkeys(("state", "priority", "device", "beside", "deadline_s", "deadline", "error"), "")
+    row |= {"state": "pending", "name": "b", "steps": 0, "elapsed_s": 9.0, "ran_s": 0.0, "deadline_s": None}
+    monkeypatch.setattr(connection, "connect", lambda _: None)
+    monkeypatch.setattr(client, "call", lambda *_: [{**row, "after": ["a", "c"]}])
+    assert "waits for a, c" in torchshare_command("cluster", "list", folder=tmp_path).stdout
+
+
 def test_the_status_has_a_column_of_deadlines_only_if_there_are_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = {"state": "running", "priority": "secondary", "device": "n:0", "beside": None, "steps": 3, "error": ""}
-    row |= {"elapsed_s": 9.0, "ran_s": 9.0, "deadline_s": None, "deadline": None}
+    row |= {"elapsed_s": 9.0, "ran_s": 9.0, "deadline_s": None, "deadline": None, "after": []}
     rows = [{**row, "name": "a"}, {**row, "name": "b"}]
     host = {"node": "n", "index": 0, "up": True, "jobs": ["a", "b"], "error": "", "note": ""}
     monkeypatch.setattr(connection, "connect", lambda _: None)

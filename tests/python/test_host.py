@@ -28,6 +28,7 @@ from torchshare.cluster import storage as storage_module
 from torchshare.cluster.host import Host
 from torchshare.cluster.host_status import AttemptStatus
 from torchshare.cluster.job_spec import JobSpec
+from torchshare.cluster.queued_job import Predecessor
 from torchshare.cluster.storage import Outcome, Storage, WrongStorage
 from torchshare.runtime.job import Job
 
@@ -161,6 +162,30 @@ def test_rows_that_fitted_are_remembered_in_as_many_sub_batches_only(
     host.start(hosts.spec("a", runs_out_of_memory_once), 2, split=split)
     assert ended(host, "a").state == "finished"
     assert (first, limits[-1]) == (1, limit)
+
+
+def test_a_job_has_the_results_of_its_predecessors(hosts: Hosts) -> None:
+    found: list[Any] = []
+    host = hosts.host()
+    host.start(hosts.spec("a", lambda job: {"loss": 0.5}), 1)
+    assert ended(host, "a").state == "finished"
+    (hosts.storage.path / "outcomes" / "id-b.pkl").write_bytes(pickle.dumps(Outcome("finished", b"no pickle")))
+    known = {"priority": "secondary", "steps": 3, "ran_s": 2.0}
+    predecessors = (
+        Predecessor("a", state="finished", error="", outcome="id-a", **known),
+        Predecessor("b", state="finished", error="", outcome="id-b", **known),
+        Predecessor("c", state="cancelled", error="no more", outcome="id-c", **known),
+    )
+    host.start(hosts.spec("d", lambda job: found.append(job.after)), 1, predecessors=predecessors)
+    assert ended(host, "d").state == "finished"
+    (results,) = found
+    assert [(each.name, each.state, each.value, each.steps) for each in results.values()] == [
+        ("a", "finished", {"loss": 0.5}, 3),
+        ("b", "finished", None, 3),
+        ("c", "cancelled", None, 3),
+    ]
+    assert results["a"].exception is None and str(results["c"].exception) == "no more"
+    assert str(results["b"].exception).startswith("the value of job 'b' cannot be loaded: UnpicklingError")
 
 
 @pytest.mark.parametrize("what", ["splits", "does not"])

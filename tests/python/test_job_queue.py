@@ -426,6 +426,130 @@ def test_a_job_is_not_split_if_it_would_end_later_than_one_after_the_other(path:
     assert splits(cluster) == {"a": 1, "b": 1}
 
 
+def test_a_job_waits_for_its_predecessors(path: Path) -> None:
+    cluster = Cluster(path, 1, policy="fifo")
+    cluster.queue.submit(spec("a"))
+    cluster.queue.submit(spec("b", after=["afterok:a"]))
+    cluster.queue.submit(spec("c", after=["b", "any:a"]))
+    cluster.queue.submit(spec("d"))
+    assert cluster.act() == ["start a 0"]
+    for _ in range(2):
+        assert {row["name"]: row["after"] for row in cluster.queue.rows()} == {
+            "a": [],
+            "b": ["a"],
+            "c": ["b", "a"],
+            "d": [],
+        }
+        cluster.open()
+    assert cluster.queue.compact(after=1)
+    cluster.end("a")
+    assert cluster.act() == ["start b 0"], "it was submitted before d"
+    cluster.open()
+    cluster.end("b", "failed", "why")
+    assert cluster.act() == ["start c 0"], "any end will do"
+    cluster.end("c")
+    assert cluster.act() == ["start d 0"]
+
+
+def test_a_job_whose_predecessor_did_not_finish_is_cancelled_with_its_name(path: Path) -> None:
+    cluster = Cluster(path, 1, policy="fifo")
+    for name, after in (("a", []), ("b", ["ok:a"]), ("c", ["ok:b", "ok:a"]), ("d", ["c"])):
+        cluster.queue.submit(spec(name, after=after))
+    cluster.act()
+    cluster.end("a", "failed", "why")
+    assert cluster.act() == ["start d 0"]
+    errors = {row["name"]: (row["state"], row["error"]) for row in cluster.queue.rows()}
+    waited = "it waited for job '{}', which {}"
+    assert errors["b"] == ("cancelled", waited.format("a", "has failed"))
+    assert errors["c"] == ("cancelled", waited.format("a", "has failed"))
+    assert cluster.queue.row(cluster.queue.jobs["c"])["after"] == []
+    with pytest.raises(ValueError, match=r"^job 'e': after names job 'b', which was cancelled$"):
+        cluster.queue.submit(spec("e", after=["ok:b"]))
+    cluster.queue.submit(spec("e", after=["b"]))
+    assert cluster.act() == [], "fifo shares no device"
+
+
+def test_a_job_that_waits_can_be_cancelled(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    for name, after in (("a", []), ("b", ["a"]), ("c", ["ok:b"]), ("d", ["b"])):
+        cluster.queue.submit(spec(name, after=after))
+    cluster.queue.cancel("b")
+    assert cluster.states() == {"a": "pending", "b": "cancelled", "c": "cancelled", "d": "pending"}
+    cluster.act()
+    cluster.queue.cancel("a")
+    cluster.act()
+    cluster.open()
+    assert cluster.states() == dict.fromkeys("abc", "cancelled") | {"d": "running"}
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        (["x"], "after names job 'x', which the queue does not have"),
+        (["b"], "after names job 'b', which the queue does not have"),
+        (["ok:"], "after must be '<job>', 'any:<job>' or 'ok:<job>', got 'ok:'"),
+        ([5], "after must be a job's name or several, got [5]"),
+    ],
+)
+def test_predecessors_that_cannot_be_are_refused(path: Path, after: list[Any], message: str) -> None:
+    cluster = Cluster(path, 1)
+    cluster.queue.submit(spec("a"))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=f"^job 'b': {re.escape(message)}$"):
+        cluster.queue.submit(spec("b", after=after))
+    assert path.read_bytes() == before
+
+
+def test_predecessors_may_be_given_as_submissions(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    cluster.queue.submit(spec("a", submission="1234"))
+    cluster.queue.submit(spec("b", after=["ok:1234", "a"]))
+    assert cluster.queue.jobs["b"].waits_for == {"a": True}
+
+
+def test_a_long_chain_of_jobs_is_cancelled_at_once(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    cluster.queue.submit(spec("0"))
+    for number in range(1, 1500):
+        cluster.queue.submit(spec(str(number), after=[f"ok:{number - 1}"]))
+    cluster.queue.cancel("0")
+    assert set(cluster.states().values()) == {"cancelled"}
+
+
+def test_the_ends_of_predecessors_are_kept_as_long_as_they_are_needed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchshare.cluster.job_queue._KEPT", 0)
+    cluster = Cluster(path, 1, policy="fifo")
+    for name, after in (("a", []), ("b", []), ("c", ["a", "b"])):
+        cluster.queue.submit(spec(name, after=after))
+    cluster.act()
+    cluster.end("a", "failed", "why")
+    cluster.act()
+    assert cluster.queue.compact(after=1)
+    cluster.end("b")
+    (start,) = cluster.queue.actions()
+    found = [(each.name, each.state, each.error, each.outcome) for each in start.predecessors]
+    assert found == [("a", "failed", "why", "a"), ("b", "finished", "", "b")]
+    cluster.queue.left("c", 1, "finished", gpu=0)
+    assert cluster.queue.compact(after=1)
+    assert not cluster.queue.jobs
+
+
+def test_a_job_that_waits_for_others_is_not_refused_for_its_deadline(path: Path) -> None:
+    """When they end is not known."""
+    cluster = Cluster(path, 1, policy="edf")
+    cluster.queue.submit(spec("a", deadline=150.0))
+    cluster.queue.submit(spec("b", after=["a"], deadline=150.0))
+    assert cluster.act() == ["start a 0"]
+    cluster.now += 100
+    cluster.end("a")
+    assert cluster.act() == ["start b 0"]
+    cluster.now += 100
+    cluster.end("b")
+    assert [row["deadline"] for row in cluster.queue.rows()] == ["met", "missed"]
+
+
 def test_ratios_are_not_learned_from_jobs_that_are_split(path: Path) -> None:
     cluster = Cluster(path, 1, policy="sjf-bsbf", interference=1.0, memory=12 * GIB)
     large = {"memory": 8 * GIB, "fixed_memory": 0.2, "sub_batches": 8}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -171,12 +172,13 @@ DEVICE = 12 * 2**30
 
 
 @pytest.mark.parametrize("policy", ["fifo", "sjf-bsbf", "pair-srsf", "tiresias"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(6))
 def test_whatever_happens_every_job_ends_once(path: Path, policy: str, seed: int) -> None:
-    """Hosts crash and come back, the scheduler is killed, jobs are cancelled, at random. Half of the seeds have jobs
-    that may be split to share a device's memory."""
+    """Hosts crash and come back, the scheduler is killed, jobs are cancelled, at random. From the third seed on, jobs
+    may be split to share a device's memory; from the fifth on, they wait for others, and fail."""
     chance = random.Random(seed)
     cluster = Cluster(path, 3, policy=policy, memory=DEVICE if seed > 1 else 0)
+    cluster.fails = 0.1 if seed > 3 else 0.0
     cluster.compacts = seed % 2 == 1
     names = [f"job{number}" for number in range(40)]
     for name in names:
@@ -184,7 +186,15 @@ def test_whatever_happens_every_job_ends_once(path: Path, policy: str, seed: int
         given = {"duration": chance.uniform(10, 500), "model": chance.choice("xyz"), "gpus": gpus}
         if seed > 1:
             given |= {"memory": chance.randint(DEVICE // 8, DEVICE), "sub_batches": chance.choice([1, 4, 64])}
-        cluster.queue.submit(spec(name, **given))
+        known = list(cluster.queue.jobs)
+        if seed > 3:
+            awaited = chance.sample(known, min(len(known), chance.randint(0, 3)))
+            given["after"] = [chance.choice(["any:", "ok:"]) + each for each in awaited]
+        try:
+            cluster.queue.submit(spec(name, **given))
+        except ValueError as error:
+            assert re.search("after names job 'job[0-9]+', which (has failed|was cancelled)$", str(error))
+            cluster.queue.submit(spec(name, **{**given, "after": known[:2]}))
         _something_happens(cluster, chance)
     for _ in range(2000):
         if all(state in ENDED for state in cluster.states().values()):
@@ -193,6 +203,9 @@ def test_whatever_happens_every_job_ends_once(path: Path, policy: str, seed: int
     states = cluster.states()
     assert sorted(states) == sorted(names)
     assert set(states.values()) <= set(ENDED)
+    for job in cluster.queue.jobs.values():
+        broken = [each for each in job.spec.after if each[:3] == "ok:" and states[each[3:]] != "finished"]
+        assert not broken or (job.state, job.attempt) == ("cancelled", 0)
     if cluster.compacts:
         return
     ends = [e for e in journaled(cluster) if e["event"] == "left" and e["state"] == "finished"]
@@ -226,7 +239,7 @@ def _something_happens(cluster: Cluster, chance: random.Random) -> None:
     elif what < 0.5 and running:
         cluster.save(chance.choice(running))
     elif running:
-        cluster.end(chance.choice(running))
+        cluster.end(chance.choice(running), "failed" if chance.random() < cluster.fails else "finished")
     cluster.act()
     for host in cluster.queue.hosts.values():
         needed = [job.spec.memory_in(job.split) or 0 for job in host.jobs.values()]

@@ -33,6 +33,13 @@ def test_jobs_end_with_the_weights_of_jobs_alone(local: Local) -> None:
         assert "".join(job.logs()).endswith(f"job identical{number} has trained\n")
 
 
+def test_a_job_has_what_its_predecessors_returned(local: Local) -> None:
+    first = submit(lambda job: 7, "first")
+    second = submit(lambda job: job.after["first"].value + 1, "second", after=["ok:first"])
+    assert second.result(ALL_DONE_S) == 8
+    assert first.state == "finished"
+
+
 def test_the_command(local: Local, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys\nprint('trained')\nsys.exit(int(sys.argv[1]))\n")
 

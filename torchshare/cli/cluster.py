@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import graphlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 from rich.table import Table
 
+from torchshare import _core
 from torchshare.cli.outputs import check_outputs, print_table, refuse, write_timeline
 from torchshare.cluster import client, connection
 from torchshare.cluster.options import SubmitOptions
@@ -20,6 +22,7 @@ from torchshare.cluster.queued_job import deadlines_text
 from torchshare.cluster.settings import STORAGE, ClusterSettings, QueueSettings
 from torchshare.context.durations import duration_text
 from torchshare.context.names import escaped
+from torchshare.context.results import HOW_ENDED
 from torchshare.scripts import command_line, targets
 from torchshare.scripts.option_reader import GivenOptions, OptionReader
 
@@ -107,13 +110,29 @@ def _submit(arguments: argparse.Namespace) -> int:
     given: GivenOptions = arguments.reader.read(arguments, os.environ)
     named = [targets.split_name(word) for word in given.targets]
     given.check_names([name for name, _ in named if name is not None])
-    prepared = [client.prepared(target, **{"name": name, **given.of_job(name)}) for name, target in named]
+    jobs = [(target, {"name": name, **given.of_job(name)}) for name, target in named]
+    prepared = [client.prepared(target, **options) for target, options in _in_order(jobs)]
     connection.up(arguments.address)
     handles = []
     for send in prepared:
         handles.append(send())
         print(f"Job '{escaped(handles[-1].name)}' is submitted", file=sys.stderr)
     return 0 if arguments.no_wait or len(handles) > 1 else _wait(handles[0])
+
+
+def _in_order(jobs: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+    """The jobs, those for which others wait before them. Raises ValueError if jobs wait for each other."""
+    names = [options["name"] or targets.default_name(target) for target, options in jobs]
+    graph: dict[int, list[int]] = {}
+    for number, (_, options) in enumerate(jobs):
+        after = options.get("after") or ()
+        awaited = [_core.Predecessor(text).name for text in ([after] if isinstance(after, str) else after)]
+        graph[number] = [names.index(name) for name in awaited if name in names]
+    try:
+        return [jobs[number] for number in graphlib.TopologicalSorter(graph).static_order()]
+    except graphlib.CycleError as error:
+        path = " -> ".join(f"'{names[number]}'" for number in reversed(error.args[1]))
+        raise ValueError(f"jobs wait for each other to start: {path}") from None
 
 
 def _wait(job: client.Handle) -> int:
@@ -142,7 +161,7 @@ def _list(arguments: argparse.Namespace) -> int:
     for row in rows:
         texts = [row[key] or "-" for key in ("name", "state", "priority", "device", "beside")]
         table.add_row(
-            *texts, str(row["steps"]), f"{row['elapsed_s']:.0f}", f"{row['ran_s']:.0f}", row["error"], *deadlines(row)
+            *texts, str(row["steps"]), f"{row['elapsed_s']:.0f}", f"{row['ran_s']:.0f}", _reason(row), *deadlines(row)
         )
     print_table(table)
     return 0
@@ -227,7 +246,10 @@ def _down(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _reason(row: dict[str, Any]) -> str:
+    return row["error"] or (f"waits for {', '.join(row['after'])}" if row["after"] else "")
+
+
 def _how(row: dict[str, Any]) -> str:
-    how = {"finished": "has finished", "failed": "has failed", "cancelled": "was cancelled"}
-    because = f": {escaped(row['error'])}" if row["error"] else ""
-    return how.get(row["state"], f"is {row['state']}") + because
+    because = f": {escaped(_reason(row))}" if _reason(row) else ""
+    return HOW_ENDED.get(row["state"], f"is {row['state']}") + because

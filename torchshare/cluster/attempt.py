@@ -10,6 +10,7 @@ from typing import Any
 
 from torchshare.cluster.host_status import AttemptStatus
 from torchshare.cluster.job_spec import JobSpec
+from torchshare.cluster.queued_job import Predecessor
 from torchshare.cluster.storage import Outcome, WrongStorage
 from torchshare.context.errors import described
 from torchshare.context.loop import Loop
@@ -35,6 +36,7 @@ class Attempt:
     rank: int = 0
     split: int = 1
     """Sub-batches of its batches."""
+    predecessors: tuple[Predecessor, ...] = ()
     store: Any = None
     """The store of a gang's rendezvous, on its first rank."""
     trouble: str = ""

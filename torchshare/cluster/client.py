@@ -140,6 +140,8 @@ def prepared(target: str | Callable[..., Any], **options: Unpack[SubmitOptions])
                 f"got {given['sub_batches']}"
             )
     own = {each.name: given.pop(each.name) for each in fields(JobSpec) if each.name in given}
+    if "after" in own:
+        own["after"] = [own["after"]] if isinstance(own["after"], str) else list(own["after"])
     if "deadline" in own:
         own["deadline"] = parse_duration(own["deadline"])
     own["folder"] = str(Path(own.get("folder", os.getcwd())).absolute())

@@ -12,16 +12,17 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent import futures
-from typing import Any
+from typing import Any, cast
 
 from torchshare.cluster import gang, job_output
 from torchshare.cluster.attempt import Attempt, end, save
 from torchshare.cluster.host_status import HostStatus
 from torchshare.cluster.job_spec import JobSpec
+from torchshare.cluster.queued_job import Predecessor
 from torchshare.cluster.storage import Outcome, Storage
 from torchshare.context.errors import described, is_disk_full, users_traceback
 from torchshare.context.rank import Rank
-from torchshare.context.results import ENDED
+from torchshare.context.results import ENDED, Result, Results
 from torchshare.durable.files import make_folder
 from torchshare.runtime import crash_log
 from torchshare.runtime.job import Job
@@ -66,14 +67,24 @@ class Host:
         self._loading: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by module: it is loaded once
         storage.check()  # else nobody would see what the jobs write
 
-    def start(self, spec: JobSpec, number: int, rank: int = 0, split: int = 1) -> None:
+    def start(
+        self,
+        spec: JobSpec,
+        number: int,
+        rank: int = 0,
+        split: int = 1,
+        predecessors: tuple[Predecessor, ...] = (),
+    ) -> None:
         """Starts a job, or a rank of it, or goes on from its checkpoint, in a thread: its module may never finish
-        loading. Its batches run in `split` sub-batches. If it cannot start, a later status says why."""
+        loading. Its batches run in `split` sub-batches; it gets the results of its `predecessors`. If it cannot start,
+        a later status says why."""
         with self._lock:
             known = self._attempts.get(spec.name)
             if known is not None and known.number >= number:
                 return
-            attempt = self._attempts[spec.name] = Attempt(number, spec, rank=rank, split=split)
+            attempt = self._attempts[spec.name] = Attempt(
+                number, spec, rank=rank, split=split, predecessors=predecessors
+            )
         before = None if known is None else known.job
         threading.Thread(target=self._begin, args=(attempt, before), daemon=True).start()
 
@@ -170,6 +181,7 @@ class Host:
 
         def body(job: Job) -> None:
             job._context.split = attempt.split
+            job._after = Results(list(map(self._result_of, attempt.predecessors)))
             try:
                 value = function(job)
             except SystemExit as error:
@@ -193,6 +205,36 @@ class Host:
         if is_script:
             body.cancelled_type = function.cancelled_type  # type: ignore[attr-defined]
         return body
+
+    def _result_of(self, predecessor: Predecessor) -> Result:
+        """What the queue and the storage know of it. A value that cannot be loaded here is its exception."""
+        value, exception = None, RuntimeError(predecessor.error) if predecessor.error else None
+        try:
+            outcome = self._storage.outcome(predecessor.outcome)
+            value = None if outcome is None else outcome.value
+        except Exception as error:  # a pickled value may raise any
+            exception = RuntimeError(f"the value of job '{predecessor.name}' cannot be loaded: {described(error)}")
+        unknown = (
+            "earlier_steps",
+            "sub_batches",
+            "ops",
+            "memory_peak",
+            "memory_cached",
+            "waited_s",
+            "input_s",
+            "cpu_s",
+        )
+        return Result(
+            name=predecessor.name,
+            priority=predecessor.priority,
+            state=predecessor.state,
+            value=value,
+            exception=exception,
+            steps=predecessor.steps,
+            ran_s=predecessor.ran_s,
+            metrics={},
+            **cast("dict[str, Any]", dict.fromkeys((*unknown, "core_wait_s"), 0)),
+        )
 
     def _finish(self, attempt: Attempt, value: Any) -> None:
         try:

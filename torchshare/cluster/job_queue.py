@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import time
@@ -14,11 +15,12 @@ from torchshare.cluster import snapshot
 from torchshare.cluster.host_status import AttemptStatus
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Event, Journal
-from torchshare.cluster.queue_state import QueueState
-from torchshare.cluster.queued_job import Action, HostRecord, QueuedJob, Span
+from torchshare.cluster.queue_state import QueueState, awaited
+from torchshare.cluster.queued_job import Action, HostRecord, Predecessor, QueuedJob, Span
 from torchshare.cluster.settings import QueueSettings
 from torchshare.context.durations import duration_text
 from torchshare.context.names import free_name
+from torchshare.context.results import HOW_ENDED
 
 log = logging.getLogger("torchshare")
 
@@ -80,11 +82,27 @@ class JobQueue:
             limit = self._settings.memory
             raise ValueError(f"job '{spec.name}': memory must be at most {limit}, that of a device, got {spec.memory}")
         _core.priority_level(spec.priority)  # raises ValueError
+        spec = dataclasses.replace(spec, after=[self._predecessor(spec, text) for text in spec.after])
         submission = _submission(spec, self._settings)
-        if spec.deadline is not None:
+        waits = any(name in self._state.open for name in awaited(spec))
+        if spec.deadline is not None and not waits:
             self._check_deadline(spec, spec.deadline)
         self._record(submission)
         return spec.name
+
+    def _predecessor(self, spec: JobSpec, text: str) -> str:
+        """What `text` means, with the job's name, for which it may have that of a submission. Raises ValueError."""
+        try:
+            given = _core.Predecessor(text)
+        except ValueError as error:
+            raise ValueError(f"job '{spec.name}': {error}") from None
+        job = self.jobs.get(given.name, self._state.submissions.get(given.name))
+        if job is None:
+            raise ValueError(f"job '{spec.name}': after names job '{given.name}', which the queue does not have")
+        if given.must_finish and job.outcome in ("failed", "cancelled"):
+            how = HOW_ENDED[job.outcome]
+            raise ValueError(f"job '{spec.name}': after names job '{job.spec.name}', which {how}")
+        return f"{'ok' if given.must_finish else 'any'}:{job.spec.name}"
 
     def _check_deadline(self, spec: JobSpec, deadline: float) -> None:
         """Raises ValueError if the policy keeps deadlines and would miss one."""
@@ -276,8 +294,24 @@ class JobQueue:
         if other_envs:
             free = not any(host.jobs for host in hosts if host.env != job.env)
             return [Action("replace", gpu, job.spec, job.attempt) for gpu in other_envs] if free else []
-        split, attempt = job.wanted_split, job.attempt + 1
-        return [Action("start", gpu, job.spec, attempt, rank, split) for rank, gpu in enumerate(job.wanted)]
+        start = functools.partial(Action, "start", split=job.wanted_split, predecessors=self._predecessors(job))
+        return [start(gpu, job.spec, job.attempt + 1, rank) for rank, gpu in enumerate(job.wanted)]
+
+    def _predecessors(self, job: QueuedJob) -> tuple[Predecessor, ...]:
+        """Those that the job has waited for; after a compaction, all of them are still known."""
+        ended = (self.jobs[name] for name in awaited(job.spec) if name in self.jobs)
+        return tuple(
+            Predecessor(
+                each.spec.name,
+                each.spec.priority,
+                each.state,
+                each.error,
+                each.steps,
+                each.ran,
+                each.spec.outcome_of(each.attempt),
+            )
+            for each in ended
+        )
 
     def rows(self) -> list[dict[str, Any]]:
         """The state of every job, in order of submission."""
@@ -294,6 +328,7 @@ class JobQueue:
             "priority": job.spec.priority,
             "device": " ".join(f"{self.hosts[gpu].node[:8]}:{self.hosts[gpu].index}" for gpu in job.devices) or None,
             "beside": None if partner is None else partner.spec.name,
+            "after": [] if job.outcome else list(job.waits_for),
             "deadline_s": job.spec.deadline,
             "deadline": job.deadline_state(until),
             "sub_batches": job.split,
@@ -321,7 +356,7 @@ def _submission(spec: JobSpec, settings: QueueSettings) -> Event:
     """Raises ValueError for a job to which an empty queue could not apply this event."""
     try:
         job = json.loads(json.dumps(dataclasses.asdict(spec), allow_nan=False))
-        QueueState(settings).apply({"event": "submit", "time": 0.0, "job": {**job, "gpus": 1}})
+        QueueState(settings).apply({"event": "submit", "time": 0.0, "job": {**job, "gpus": 1, "after": []}})
     except Exception as error:
         raise ValueError(f"job '{spec.name}': cannot be accepted: {error}") from None
     return {"event": "submit", "job": job}

@@ -30,6 +30,8 @@ class JobSpec:
     """Estimated seconds alone on its devices."""
     deadline: float | None = None
     """Seconds after its submission by which it must have finished."""
+    after: list[str] = field(default_factory=list)
+    """The jobs that it waits for, each as "any:NAME" or "ok:NAME"."""
     sub_batches: int = 1
     """The maximum number of sub-batches while it shares; 1: its batches are never split."""
     fixed_memory: float = 0.3
@@ -48,7 +50,7 @@ class JobSpec:
         for each in ("name", "submission", "target", "folder", "model"):
             if not isinstance(getattr(self, each), str):
                 raise ValueError(f"job '{self.name}': {each} must be a string, got {getattr(self, each)!r}")
-        checked = ("gpus", "priority", "memory", "duration", "deadline", "sub_batches", "env")
+        checked = ("gpus", "priority", "memory", "duration", "deadline", "after", "sub_batches", "env")
         check(SubmitOptions, {each: getattr(self, each) for each in checked}, "submit", self.name)
 
     def memory_in(self, sub_batches: int) -> int | None:

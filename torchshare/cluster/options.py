@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from annotated_types import Interval, Predicate
@@ -47,6 +48,16 @@ class SubmitOptions(CommonJobOptions, total=False):
             "time after its submission by which it must have finished. With the policies edf and pair-edf, a job is "
             "refused that is predicted to end late, or to make an accepted one late.",
             metavar="TIME",
+        ),
+    ]
+    after: Annotated[
+        str | Sequence[str] | None,
+        Expected("a job's name or several"),
+        Option(
+            'the jobs of the queue whose ends it waits for, by name: "a" or "any:a", any end; "ok:a", it must finish: '
+            "if that fails or is cancelled, so is this one. Slurm's afterany: and afterok: mean the same. `Job.after` "
+            "has their results.",
+            metavar="JOB[,JOB]",
         ),
     ]
     sub_batches: Annotated[

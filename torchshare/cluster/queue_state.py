@@ -9,6 +9,7 @@ is where the old one was.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 
 from torchshare import _core
@@ -18,7 +19,7 @@ from torchshare.cluster.learned import Learned
 from torchshare.cluster.options import SPLITS
 from torchshare.cluster.queued_job import Gone, HostRecord, QueuedJob, Span, key_of
 from torchshare.cluster.settings import QueueSettings
-from torchshare.context.results import ENDED
+from torchshare.context.results import ENDED, HOW_ENDED
 
 _CRASHES = 3  # of a job without a new checkpoint, before it is given up
 _ALONE = -1  # the group of a job that shares with none
@@ -33,6 +34,8 @@ class QueueState:
         self.submissions: dict[str, QueuedJob] = {}
         self.open: dict[str, QueuedJob] = {}
         """The jobs that have not ended, by name."""
+        self.successors: defaultdict[str, list[QueuedJob]] = defaultdict(list)
+        """The jobs that wait for the end of another one, by its name."""
         self.misplaced: dict[int, QueuedJob] = {}
         """The jobs that are not where the policy wants them, by number."""
         self.hosts: dict[int, HostRecord] = {}
@@ -83,7 +86,15 @@ class QueueState:
         self.numbers.append(job)
         self.jobs[spec.name] = self.open[spec.name] = job
         self.submissions[spec.submission] = job
-        self._obey(self.live.arrive(number, self.now))
+        job.waits_for = {name: must_finish for name, must_finish in awaited(spec).items() if name in self.open}
+        if job.waits_for:
+            self.expect_ends(job)
+        else:
+            self._obey(self.live.arrive(number, self.now))
+
+    def expect_ends(self, job: QueuedJob) -> None:
+        for name in job.waits_for:
+            self.successors[name].append(job)
 
     def add(self, spec: JobSpec, estimate: float, arrival: float) -> int:
         """Adds the job to the live scheduler. Returns its number there."""
@@ -126,8 +137,10 @@ class QueueState:
         self.live.set_group(job.number, _ALONE if suspect else self._group(job.spec))
 
     def drop_ended(self, kept: int) -> None:
-        """Forgets the jobs that have ended, but for the last ones."""
-        ended = sorted((job for job in self.jobs.values() if job.outcome), key=lambda job: job.ended or 0.0)
+        """Forgets the jobs that have ended, but for the last ones, and those for which open ones have waited."""
+        needed = {name for job in self.open.values() for name in awaited(job.spec)}
+        ended = [job for name, job in self.jobs.items() if job.outcome and name not in needed]
+        ended.sort(key=lambda job: job.ended or 0.0)
         for job in ended[: max(0, len(ended) - kept)]:
             del self.jobs[job.spec.name], self.submissions[job.spec.submission]
         self.spans = [span for span in self.spans if span[0] in self.jobs]
@@ -135,11 +148,11 @@ class QueueState:
     def _on_cancel(self, event: Event) -> None:
         job = self.jobs[event["job"]]
         job.cancelled, job.wanted = True, ()
-        self._obey(self.live.end(job.number, self.now))
         if job.devices:
+            self._obey(self.live.end(job.number, self.now))
             self.look_at(job)
         else:
-            self._end(job, "cancelled", event)
+            self._end(job, "cancelled", event, is_live=not job.waits_for)
 
     def _on_host(self, event: Event) -> None:
         gpu = event["gpu"]
@@ -234,15 +247,12 @@ class QueueState:
         job.devices, job.gone, job.stopping, job.error, job.trouble = (), {}, False, error, ""
         self.look_at(job)
         if state != "suspended" or job.cancelled:
-            if not job.cancelled:
-                self._obey(self.live.end(job.number, self.now))
-            self._end(job, state if state in ENDED else "cancelled", event)
+            self._end(job, state if state in ENDED else "cancelled", event, is_live=not job.cancelled)
 
     def _on_refuse(self, event: Event) -> None:
         job = self.jobs[event["job"]]
         job.error = event["error"]
-        self._obey(self.live.end(job.number, self.now))
-        self._end(job, "failed", event)
+        self._end(job, "failed", event, is_live=True)
 
     def _on_ratio(self, event: Event) -> None:
         self.learned.set_ratio(event["model"], event["partner"], event["ratio"])
@@ -252,12 +262,39 @@ class QueueState:
     def _on_look(self, event: Event) -> None:
         self._obey(self.live.look(self.now))
 
-    def _end(self, job: QueuedJob, outcome: str, event: Event) -> None:
-        job.outcome, job.ended, job.wanted = outcome, event["time"], ()
-        del self.open[job.spec.name]
-        self.look_at(job)
+    def _end(self, job: QueuedJob, outcome: str, event: Event, *, is_live: bool) -> None:
+        """Ends a job; `is_live` if the policy still has it."""
+        released = [each.number for each in self._close(job, outcome, event["time"])]
+        if is_live:
+            self._obey(self.live.end(job.number, self.now, released))
+        else:
+            for number in released:
+                self._obey(self.live.arrive(number, self.now))
         if outcome == "finished" and "heard" not in event:  # else it may have run longer
             self.learned.set_duration(job.spec.model, max(job.ran, 1e-3))
+
+    def _close(self, job: QueuedJob, outcome: str, time: float) -> list[QueuedJob]:
+        """Sets the outcome of a job, and of those for which it had to finish if it has not. Returns the jobs that wait
+        for no other any more."""
+        released: list[QueuedJob] = []
+        ends = [(job, outcome, job.error)]
+        for ended, how, error in ends:
+            if ended.outcome:
+                continue  # two of its predecessors did not finish
+            ended.outcome, ended.ended, ended.wanted, ended.error = how, time, (), error
+            del self.open[ended.spec.name]
+            self.look_at(ended)
+            for successor in self.successors.pop(ended.spec.name, ()):
+                must_finish = successor.waits_for.pop(ended.spec.name)
+                if successor.outcome:
+                    continue
+                if must_finish and how != "finished":
+                    ends.append(
+                        (successor, "cancelled", f"it waited for job '{ended.spec.name}', which {HOW_ENDED[how]}")
+                    )
+                elif not successor.waits_for:
+                    released.append(successor)
+        return released
 
     def _obey(self, orders: tuple[list[int], list[int]]) -> None:
         suspend, start = orders
@@ -279,6 +316,14 @@ class QueueState:
         """Gives the ratios of these pairs to the live scheduler; all others have the default there."""
         for model, partner in pairs:
             self.live.set_ratio(self._row(model), self._row(partner), self.learned.ratio(model, partner), self.now)
+
+
+def awaited(spec: JobSpec) -> dict[str, bool]:
+    """The jobs that it waits for, and whether each must finish."""
+    found: dict[str, bool] = {}
+    for each in map(_core.Predecessor, spec.after):
+        found[each.name] = found.get(each.name, False) or each.must_finish
+    return found
 
 
 def _heard(event: Event) -> float:

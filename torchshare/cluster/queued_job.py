@@ -29,6 +29,8 @@ class QueuedJob:
     submitted: float
     estimate: float = 0.0
     """Estimated duration alone, in seconds."""
+    waits_for: dict[str, bool] = field(default_factory=dict)
+    """The jobs that have yet to end before the policy is told of it, by name: whether each must finish."""
     wanted: tuple[int, ...] = ()
     """The devices that the policy has chosen."""
     wanted_split: int = 1
@@ -129,6 +131,20 @@ class HostRecord:
 
 
 @dataclass(frozen=True)
+class Predecessor:
+    """A job that another one has waited for, as that job's host needs it."""
+
+    name: str
+    priority: str
+    state: str
+    error: str
+    steps: int
+    ran_s: float
+    outcome: str
+    """The name of its outcome in the storage."""
+
+
+@dataclass(frozen=True)
 class Action:
     """A call that the scheduler is to make to a host."""
 
@@ -140,6 +156,7 @@ class Action:
     rank: int = 0
     split: int = 1
     """Sub-batches of its batches."""
+    predecessors: tuple[Predecessor, ...] = ()
 
 
 def key_of(env: dict[str, Any]) -> str:

@@ -340,7 +340,7 @@ class Scheduler:
 
     def _do(self, action: Action, host: RemoteHost) -> None:
         if action.what == "start":
-            host.actor.start.remote(action.job, action.attempt, action.rank, action.split)
+            host.actor.start.remote(action.job, action.attempt, action.rank, action.split, action.predecessors)
         elif action.what == "replace":
             self._nodes.kill(host.actor)
             host.token, host.status, host.replaced_for = "", None, action.job.name

@@ -32,7 +32,7 @@ def _saved(job: QueuedJob, live: _core.LiveScheduler) -> dict[str, Any]:
     own = {name: value for name, value in _given(job).items() if name not in _LIVE}
     own["spec"] = _given(job.spec)
     own["gone"] = {gpu: dataclasses.astuple(gone) for gpu, gone in job.gone.items()}
-    if not job.outcome and not job.cancelled:
+    if not job.outcome and not job.cancelled and not job.waits_for:
         own["live"] = [live.progress(job.number), live.gpus(job.number)]
     return own
 
@@ -78,6 +78,7 @@ def _restore_job(state: QueueState, saved: dict[str, Any]) -> None:
     state.numbers.append(job)
     state.open[spec.name] = job
     state.set_suspect(job, job.is_suspect)
+    state.expect_ends(job)
     for gpu in devices:
         if gpu not in gone:
             state.hosts[gpu].jobs[spec.name] = job

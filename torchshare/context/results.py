@@ -9,7 +9,8 @@ from torchshare.context.names import escaped
 if TYPE_CHECKING:
     from torchshare._core import TimeSpread
 
-ENDED = ("finished", "failed", "cancelled")
+HOW_ENDED = {"finished": "has finished", "failed": "has failed", "cancelled": "was cancelled"}
+ENDED = tuple(HOW_ENDED)
 
 
 @dataclass(frozen=True)

@@ -299,8 +299,8 @@ class JobOptions(CommonJobOptions, total=False):
         Expected("a job's name or several"),
         Option(
             'the jobs whose ends it waits for: "a" or "any:a", any end; "ok:a", it must finish: if that fails or is '
-            "cancelled, so is this one. Then `start` applies, seconds counted from there. `Job.after` has their "
-            "results.",
+            "cancelled, so is this one. Slurm's afterany: and afterok: mean the same. Then `start` applies, seconds "
+            "counted from there. `Job.after` has their results.",
             metavar="JOB[,JOB]",
         ),
     ]

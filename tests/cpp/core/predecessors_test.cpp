@@ -44,6 +44,10 @@ TEST(Predecessors, EachFormIsRead) {
   EXPECT_FALSE(parse_predecessor("any:ok:a").must_finish);
   EXPECT_EQ(parse_predecessor("ok:a").name, "a");
   EXPECT_TRUE(parse_predecessor("ok:a").must_finish);
+  EXPECT_EQ(parse_predecessor("afterok:a").name, "a");
+  EXPECT_TRUE(parse_predecessor("afterok:a").must_finish);
+  EXPECT_EQ(parse_predecessor("afterany:ok:a").name, "ok:a");
+  EXPECT_FALSE(parse_predecessor("afterany:ok:a").must_finish);
   for (const char* const text : {"", "ok:", "any:"}) {
     EXPECT_THROW(parse_predecessor(text), std::invalid_argument);
   }

@@ -94,6 +94,18 @@ TEST(LiveScheduler, TakesJobsThatWereNotKnownAndEndsThoseThatWait) {
   EXPECT_THROW(scheduler.add({.arrival = 4, .duration = 10, .gpus = 2}, 10), std::invalid_argument);
 }
 
+TEST(LiveScheduler, DecidesAboutSuccessorsTogetherWithThoseThatWait) {
+  LiveScheduler scheduler = scheduler_of("fifo", 1);
+  for (int job = 0; job < 3; ++job) {
+    scheduler.add({.arrival = 0, .duration = 10}, 10);
+  }
+  scheduler.arrive(0, 0);
+  scheduler.arrive(2, 2);
+  EXPECT_THROW(scheduler.end(0, 10, {0}), std::invalid_argument) << "it has already arrived";
+  EXPECT_THAT(scheduler.end(0, 10, {1}).start, ElementsAre(1)) << "it was submitted before job 2";
+  EXPECT_THAT(scheduler.end(1, 20).start, ElementsAre(2));
+}
+
 TEST(LiveScheduler, LosesAndGainsGpus) {
   LiveScheduler scheduler = scheduler_of("fifo");
   for (JobId job = 0; job < 2; ++job) {
