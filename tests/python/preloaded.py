@@ -6,6 +6,7 @@ need a process of their own. Each process that runs tests has a server, forked f
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import faulthandler
@@ -213,7 +214,18 @@ def _run(argv: list[str]) -> None:
     exec(compile(text, name, "exec"), vars(main))
 
 
+def _keep_modules() -> None:
+    """Called at a program's end: only what it has imported itself, and torchshare, is destroyed, which takes two fifths
+    less time."""
+    for name in _KEPT:
+        sys.modules.pop(name, None)
+
+
+_KEPT: dict[str, types.ModuleType] = {}
+
+
 def main() -> None:
+    atexit.register(_keep_modules)  # first: it is called last
     listener = socket.socket(fileno=int(sys.argv[1]))
     faulthandler.register(STACKS)
     names = sys.argv[2:]
@@ -223,6 +235,9 @@ def main() -> None:
     for name in names:
         importlib.import_module(name)
     gc.enable()
+    _KEPT.update({name: module for name, module in sys.modules.items() if name.partition(".")[0] in ("torch", "sympy")})
+    for kept in _KEPT, *_KEPT.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
     gc.freeze()  # else each program, as it ends, would visit all of it, and copy the memory
     requests = _accept(listener)
     program = requests and _serve(requests)
