@@ -153,6 +153,11 @@ class Cluster {
     return options_.keep_splits ? split_cost(job, sub_batches) : 1;
   }
 
+  /// `remaining` of a running job, without a partner, if it does not start again.
+  Seconds remaining_alone(JobId job) const {
+    return remaining(job) * cost_without_partner(job, jobs_[job].sub_batches);
+  }
+
   /// Starts a waiting job on as many GPUs as it requested, each with at most one job. The other jobs there are split as
   /// far as they must to fit beside it.
   void start(JobId job, std::vector<GpuId> gpus, int sub_batches = 1);

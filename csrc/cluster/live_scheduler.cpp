@@ -34,18 +34,20 @@ std::optional<Miss> LiveScheduler::miss_with(const WorkloadJob& job, Seconds est
   return torchshare::miss_with(trial, *policy_, trial.add(job, estimate), false);
 }
 
-LiveScheduler::Orders LiveScheduler::arrive(JobId job, Seconds now) {
-  check_to_come(job);
+LiveScheduler::Orders LiveScheduler::arrive(const std::vector<JobId>& jobs, Seconds now) {
+  std::for_each(jobs.begin(), jobs.end(), [this](JobId job) { check_to_come(job); });
   advance(now);
-  come(job);
+  come(jobs, false);
   return decide();
 }
 
-void LiveScheduler::come(JobId job) {
-  if (cluster_.has_deadline(job)) {
-    cluster_.arrive(job, policy_->rank(cluster_, job));
-  } else {
-    admit(cluster_, *policy_, job, false);
+void LiveScheduler::come(const std::vector<JobId>& jobs, bool decides_now) {
+  for (const JobId job : jobs) {
+    if (cluster_.has_deadline(job)) {
+      cluster_.arrive(job, policy_->rank(cluster_, job));
+    } else {
+      admit(cluster_, *policy_, job, decides_now);
+    }
   }
 }
 
@@ -59,10 +61,10 @@ LiveScheduler::Orders LiveScheduler::end(JobId job, Seconds now, const std::vect
   advance(now);
   cluster_.end(job);
   told_.erase(job);
+  come(successors, true);
   if (cluster_.has_deadline(job)) {
     admit_held(cluster_, *policy_);
   }
-  std::for_each(successors.begin(), successors.end(), [this](JobId successor) { come(successor); });
   return decide();
 }
 

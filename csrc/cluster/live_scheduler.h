@@ -32,7 +32,8 @@ class LiveScheduler {
   /// Times in seconds since the beginning. Throws std::invalid_argument if time decreases or the job is in another
   /// phase.
   /// Rejects none: a job whose deadline matters is asked about with `miss_with` first.
-  Orders arrive(JobId job, Seconds now);
+  Orders arrive(JobId job, Seconds now) { return arrive(std::vector<JobId>{job}, now); }
+  Orders arrive(const std::vector<JobId>& jobs, Seconds now);
   /// Ends a job that runs, waits or is held, and lets those arrive that have waited for its end.
   Orders end(JobId job, Seconds now, const std::vector<JobId>& successors = {});
   /// Removes a GPU that can no longer be used. Its jobs wait again; their work after `heard` does not count.
@@ -63,7 +64,7 @@ class LiveScheduler {
   void check_job(JobId job) const;
   void check_to_come(JobId job) const;
   void advance(Seconds now);
-  void come(JobId job);
+  void come(const std::vector<JobId>& jobs, bool decides_now);
   Orders decide();
 
   Cluster cluster_;

@@ -8,7 +8,7 @@ namespace torchshare {
 /// What a job does beside another in some number of sub-batches.
 struct SplitSize {
   int sub_batches;
-  double slowdown;   ///< step time beside the other / step time alone, in the sub-batches that it has alone
+  double slowdown;   ///< step time beside the other, in these sub-batches / step time alone in its fewest
   double memory;     ///< peak, in any unit both jobs use
   double after = 1;  ///< step time once the other has ended / step time alone: > 1 if it stays in these sub-batches
 };

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from torchshare import _core, cluster
 from torchshare.checkpoints.interval import EXPECTED
 from torchshare.cli import cluster as verb
 from torchshare.cluster import client, connection
+from torchshare.cluster.job_spec import JobSpec
 from torchshare.context.durations import EXPECTED as DURATION
 from torchshare.profiles.profile import Fit
 from torchshare.scripts import targets
@@ -36,14 +37,26 @@ def test_without_ray_there_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 class Submitted:
-    """Takes the place of `prepared`."""
+    """Takes the place of `prepared`, and of the queue."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[Any, ...]] = []
+        self.sent: list[JobSpec] = []
 
-    def __call__(self, target: str, **options: Any) -> Callable[[], client.Handle]:
+    def __call__(self, target: str, **options: Any) -> client.Prepared:
         self.jobs.append((target, {key: value for key, value in options.items() if value is not None}))
-        return lambda: client.Handle(options["name"] or "named")
+        name = options["name"] or targets.default_name(target)
+        spec = JobSpec(name, f"id-{name}", target, "/", "m", after=options.get("after") or [])
+        return Sent(spec, target, is_named=options["name"] is not None, sent=self.sent)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sent(client.Prepared):
+    sent: list[JobSpec]
+
+    def send(self) -> client.Handle:
+        self.sent.append(self.spec)
+        return client.Handle(self.spec.name)
 
 
 @pytest.fixture
@@ -63,7 +76,7 @@ def test_options_are_of_all_jobs_or_of_one(tmp_path: Path, submitted: Submitted)
         ("train.py", {"name": "a", "priority": "primary", **common}),
         ("m.b:f", common),
     ]
-    assert done.stderr == "Job 'a' is submitted\nJob 'named' is submitted\n"
+    assert done.stderr == "Job 'a' is submitted\nJob 'f' is submitted\n"
 
 
 def test_a_script_keeps_its_arguments(tmp_path: Path, submitted: Submitted) -> None:
@@ -182,6 +195,8 @@ def test_invalid_settings_start_nothing(
         ({"deadline": "soon"}, f"job 'a': deadline must be {DURATION}, got 'soon'"),
         ({"deadline": 0}, f"job 'a': deadline must be {DURATION}, got 0"),
         ({"after": 5}, "job 'a': after must be a job's name or several, got 5"),
+        ({"after": ["\ud800"]}, "job 'a': after must be a job's name or several, got ['\\ud800']"),
+        ({"after": "ok:"}, "job 'a': after must be '<job>', 'any:<job>' or 'ok:<job>', got 'ok:'"),
     ],
 )
 def test_what_is_no_option_is_refused_before_it_is_sent(options: dict[str, Any], message: str) -> None:
@@ -196,8 +211,8 @@ def test_a_profile_gives_the_duration_and_the_ratios(tmp_path: Path, monkeypatch
     profile("cnn", 50, {"text": (1.3, 1.8)}).save(path)
     sent: list[Any] = []
     monkeypatch.setattr(client, "call", lambda method, *arguments: sent.append(arguments[0]))
-    client.prepared("cnn.py", profile=str(path))()
-    client.prepared("cnn.py", profile=str(path), duration=5)()
+    client.prepared("cnn.py", profile=str(path)).send()
+    client.prepared("cnn.py", profile=str(path), duration=5).send()
     assert [spec.ratios for spec in sent] == [{"text": [1.3, 1.8]}] * 2
     assert [spec.duration for spec in sent] == [pytest.approx(50), 5]
     with pytest.raises(ValueError, match=r"profile .*none\.json: No such file"):
@@ -211,9 +226,9 @@ def test_a_profile_says_what_sub_batches_save_and_cost(tmp_path: Path, monkeypat
     profile("cnn", 50, fit=fitted).save(path)
     sent: list[Any] = []
     monkeypatch.setattr(client, "call", lambda method, *arguments: sent.append(arguments[0]))
-    client.prepared("cnn.py", profile=str(path), sub_batches=8)()
-    client.prepared("cnn.py", profile=str(path), sub_batches=4, sub_batch=4, memory=2**20)()
-    client.prepared("cnn.py", profile=str(path))()
+    client.prepared("cnn.py", profile=str(path), sub_batches=8).send()
+    client.prepared("cnn.py", profile=str(path), sub_batches=4, sub_batch=4, memory=2**20).send()
+    client.prepared("cnn.py", profile=str(path)).send()
     assert [spec.sub_batches for spec in sent] == [8, 4, 1]
     assert [spec.memory for spec in sent] == [225 * MIB, 2**20, 225 * MIB]  # 9/8 of 40 + 20 * 8
     assert all("profile" not in spec.options for spec in sent), "it need not be on the nodes"
@@ -269,7 +284,7 @@ def test_the_status_says_why_a_device_cannot_be_started(tmp_path: Path, monkeypa
 def test_a_deadline_is_kept_in_seconds(monkeypatch: pytest.MonkeyPatch, given: Any) -> None:
     sent = []
     monkeypatch.setattr(client, "call", lambda method, spec, *_: sent.append(spec) or spec.name)
-    client.prepared("train.py", deadline=given)()
+    client.prepared("train.py", deadline=given).send()
     assert sent[0].deadline == 7200.0
     assert sent[0].options == {}
 
@@ -290,19 +305,32 @@ def test_jobs_are_submitted_after_those_that_they_wait_for(tmp_path: Path, submi
         '[jobs.tune]\nrun = "tune.py"\nafter = "ok:pre"\n[jobs.pre]\nrun = "pre.py"\nafter = "earlier"\n'
     )
     assert torchshare_command("cluster", "submit", "--no-wait", "jobs.toml", folder=tmp_path).returncode == 0
-    order = [options["name"] for _, options in submitted.jobs]
-    assert sorted(order) == ["other", "pre", "test", "tune"]
+    sent = {spec.name: spec.after for spec in submitted.sent}
+    assert sent == {
+        "other": [],
+        "pre": ["any:earlier"],
+        "tune": ["ok:id-pre"],
+        "test": ["ok:id-tune", "ok:id-pre"],
+    }
+    order = list(sent)
     assert order.index("pre") < order.index("tune") < order.index("test")
-    words = ["--after", "a=any:train", "--after", "b=a", "--after", "c=b,x", "a=a.py", "b=b.py", "train.py", "c=c.py"]
-    submitted.jobs.clear()
+
+
+def test_a_name_means_a_job_of_the_same_command_first(tmp_path: Path, submitted: Submitted) -> None:
+    words = ["--after", "a=ok:train", "--after", "b=a,x", "b=b.py", "a=a.py", "train.py"]
     assert torchshare_command("cluster", "submit", "--no-wait", *words, folder=tmp_path).returncode == 0
-    assert [options.get("after") for _, options in submitted.jobs] == [None, ["any:train"], ["a"], ["b", "x"]]
+    expected = [("train", []), ("a", ["ok:id-train"]), ("b", ["any:id-a", "any:x"])]
+    assert [(spec.name, spec.after) for spec in submitted.sent] == expected
+    submitted.sent.clear()
+    words = ["--after", "ok:train", "--no-wait", "train.py"]
+    assert torchshare_command("cluster", "submit", *words, folder=tmp_path).returncode == 0
+    assert submitted.sent[0].after == ["ok:train"], "an earlier one"
 
 
 def test_jobs_that_wait_for_each_other_are_not_submitted(tmp_path: Path, submitted: Submitted) -> None:
     words = ["--after", "a=ok:c", "--after", "b=a", "--after", "c=b", "a=a.py", "b=b.py", "c=c.py"]
     done = torchshare_command("cluster", "submit", *words, folder=tmp_path)
-    assert (done.returncode, submitted.jobs) == (2, [])
+    assert (done.returncode, submitted.sent) == (2, [])
     assert done.stderr == "torchshare: error: jobs wait for each other to start: 'a' -> 'c' -> 'b' -> 'a'\n"
 
 

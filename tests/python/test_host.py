@@ -175,6 +175,7 @@ def test_a_job_has_the_results_of_its_predecessors(hosts: Hosts) -> None:
         Predecessor("a", state="finished", error="", outcome="id-a", **known),
         Predecessor("b", state="finished", error="", outcome="id-b", **known),
         Predecessor("c", state="cancelled", error="no more", outcome="id-c", **known),
+        Predecessor("e", state="finished", error="", outcome="id-e", **known),
     )
     host.start(hosts.spec("d", lambda job: found.append(job.after)), 1, predecessors=predecessors)
     assert ended(host, "d").state == "finished"
@@ -183,7 +184,9 @@ def test_a_job_has_the_results_of_its_predecessors(hosts: Hosts) -> None:
         ("a", "finished", {"loss": 0.5}, 3),
         ("b", "finished", None, 3),
         ("c", "cancelled", None, 3),
+        ("e", "finished", None, 3),
     ]
+    assert str(results["e"].exception) == "the value of job 'e' is no longer in the storage"
     assert results["a"].exception is None and str(results["c"].exception) == "no more"
     assert str(results["b"].exception).startswith("the value of job 'b' cannot be loaded: UnpicklingError")
 

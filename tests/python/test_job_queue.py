@@ -469,6 +469,43 @@ def test_a_job_whose_predecessor_did_not_finish_is_cancelled_with_its_name(path:
     assert cluster.act() == [], "fifo shares no device"
 
 
+def test_a_job_that_must_end_is_not_started_when_its_other_predecessor_goes_with_the_first(path: Path) -> None:
+    cluster = Cluster(path, 1, policy="fifo")
+    for name, after in (("train", []), ("eval", ["ok:train"]), ("report", ["ok:train", "any:eval"]), ("d", [])):
+        cluster.queue.submit(spec(name, after=after))
+    cluster.queue.cancel("train")
+    assert cluster.act() == ["start d 0"]
+    assert cluster.states() == dict.fromkeys(("train", "eval", "report"), "cancelled") | {"d": "running"}
+
+
+@pytest.mark.parametrize("how", ["finished", "cancelled"])
+def test_jobs_that_have_waited_for_the_same_one_come_to_the_policy_together(path: Path, how: str) -> None:
+    cluster = Cluster(path, 1, policy="sjf")
+    cluster.queue.submit(spec("a"))
+    cluster.queue.submit(spec("long", after=["a"], duration=1000.0))
+    cluster.queue.submit(spec("short", after=["a"], duration=10.0))
+    cluster.act()
+    if how == "cancelled":
+        cluster.queue.cancel("a")
+    else:
+        cluster.end("a")
+    assert cluster.act()[-1] == "start short 0"
+
+
+@pytest.mark.parametrize("after", [[], ["a"]])
+def test_a_job_that_has_waited_makes_none_late_either(path: Path, after: list[str]) -> None:
+    """As if it came at that moment: it has no deadline itself."""
+    cluster = Cluster(path, 1, policy="edf", interference=1.99)
+    cluster.queue.submit(spec("a", duration=50.0))
+    cluster.act()
+    cluster.now += 10
+    cluster.queue.submit(spec("d", duration=100.0, deadline=190.0))
+    cluster.queue.submit(spec("s", duration=100.0, priority="primary", after=after))
+    cluster.now += 40
+    cluster.end("a")
+    assert cluster.act() == ["start d 0"]
+
+
 def test_a_job_that_waits_can_be_cancelled(path: Path) -> None:
     cluster = Cluster(path, 1)
     for name, after in (("a", []), ("b", ["a"]), ("c", ["ok:b"]), ("d", ["b"])):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import graphlib
 import json
 import os
@@ -21,7 +22,7 @@ from torchshare.cluster.options import SubmitOptions
 from torchshare.cluster.queued_job import deadlines_text
 from torchshare.cluster.settings import STORAGE, ClusterSettings, QueueSettings
 from torchshare.context.durations import duration_text
-from torchshare.context.names import escaped
+from torchshare.context.names import escaped, free_name
 from torchshare.context.results import HOW_ENDED
 from torchshare.scripts import command_line, targets
 from torchshare.scripts.option_reader import GivenOptions, OptionReader
@@ -110,29 +111,38 @@ def _submit(arguments: argparse.Namespace) -> int:
     given: GivenOptions = arguments.reader.read(arguments, os.environ)
     named = [targets.split_name(word) for word in given.targets]
     given.check_names([name for name, _ in named if name is not None])
-    jobs = [(target, {"name": name, **given.of_job(name)}) for name, target in named]
-    prepared = [client.prepared(target, **options) for target, options in _in_order(jobs)]
+    prepared = [client.prepared(target, **{"name": name, **given.of_job(name)}) for name, target in named]
+    ordered = _ordered(prepared)
     connection.up(arguments.address)
     handles = []
-    for send in prepared:
-        handles.append(send())
+    for job in ordered:
+        handles.append(job.send())
         print(f"Job '{escaped(handles[-1].name)}' is submitted", file=sys.stderr)
     return 0 if arguments.no_wait or len(handles) > 1 else _wait(handles[0])
 
 
-def _in_order(jobs: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
-    """The jobs, those for which others wait before them. Raises ValueError if jobs wait for each other."""
-    names = [options["name"] or targets.default_name(target) for target, options in jobs]
-    graph: dict[int, list[int]] = {}
-    for number, (_, options) in enumerate(jobs):
-        after = options.get("after") or ()
-        awaited = [_core.Predecessor(text).name for text in ([after] if isinstance(after, str) else after)]
-        graph[number] = [names.index(name) for name in awaited if name in names]
+def _ordered(jobs: list[client.Prepared]) -> list[client.Prepared]:
+    """The jobs, those for which others wait before them. A name that one of them has does not mean an earlier job in
+    the queue, except in its own `after`. Raises ValueError if jobs wait for each other."""
+    named: dict[str, client.Prepared] = {}
+    for job in jobs:
+        named[free_name(job.spec.name, named)] = job
+    awaited = {name: list(map(_core.Predecessor, job.spec.after)) for name, job in named.items()}
+    graph = {name: [each.name for each in awaited[name] if each.name in named and each.name != name] for name in named}
     try:
-        return [jobs[number] for number in graphlib.TopologicalSorter(graph).static_order()]
+        order = list(graphlib.TopologicalSorter(graph).static_order())
     except graphlib.CycleError as error:
-        path = " -> ".join(f"'{names[number]}'" for number in reversed(error.args[1]))
+        path = " -> ".join(f"'{name}'" for name in reversed(error.args[1]))
         raise ValueError(f"jobs wait for each other to start: {path}") from None
+    ordered = []
+    for name in order:
+        after = [
+            f"{'ok' if each.must_finish else 'any'}:"
+            f"{named[each.name].spec.submission if each.name in graph[name] else each.name}"
+            for each in awaited[name]
+        ]
+        ordered.append(dataclasses.replace(named[name], spec=dataclasses.replace(named[name].spec, after=after)))
+    return ordered
 
 
 def _wait(job: client.Handle) -> int:

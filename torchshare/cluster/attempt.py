@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torchshare.cluster.host_status import AttemptStatus
@@ -37,6 +37,8 @@ class Attempt:
     split: int = 1
     """Sub-batches of its batches."""
     predecessors: tuple[Predecessor, ...] = ()
+    awaited: dict[str, Outcome | None] = field(default_factory=dict)
+    """The outcomes of these, by name, as far as they have one."""
     store: Any = None
     """The store of a gang's rendezvous, on its first rank."""
     trouble: str = ""

@@ -107,15 +107,29 @@ def submit(target: str | Callable[..., Any], *, address: str | None = None, **op
         {options}
 
     Raises:
-        ValueError: for invalid arguments, a name that is taken, more devices than there are, or a deadline that would
-            be missed or make another job miss its own.
+        ValueError: for invalid arguments, a name that is taken, more devices than there are, a deadline that would be
+            missed or make another job miss its own, or a job in `after` that had to finish and has not.
     """
-    send = prepared(target, **options)
+    job = prepared(target, **options)
     up(address)
-    return send()
+    return job.send()
 
 
-def prepared(target: str | Callable[..., Any], **options: Unpack[SubmitOptions]) -> Callable[[], Handle]:
+@dataclass(frozen=True)
+class Prepared:
+    """A job whose options are valid, but for what only the queue knows."""
+
+    spec: JobSpec
+    target: str | Callable[..., Any]
+    is_named: bool
+    """Otherwise its name gets a number if it is taken."""
+
+    def send(self) -> Handle:
+        function = None if isinstance(self.target, str) else _pickled(self.target)
+        return Handle(call("submit", self.spec, function, not self.is_named))
+
+
+def prepared(target: str | Callable[..., Any], **options: Unpack[SubmitOptions]) -> Prepared:
     """Checks the arguments of `submit`. What it returns submits the job to the cluster that is connected then."""
     if not isinstance(target, str) and not callable(target):
         raise TypeError(f"target must be a script, or a function that takes a Job, got {target!r}")
@@ -124,7 +138,7 @@ def prepared(target: str | Callable[..., Any], **options: Unpack[SubmitOptions])
     check(SubmitOptions, given, "submit", given.get("name", base))
     if isinstance(target, str):
         targets.check_form(target, given.get("folder"))
-    profile = given.pop("profile", None)  # for the queue: its jobs' runtimes take all decisions from that
+    profile = given.pop("profile", None)  # only the queue decides by it
     profiled = _profiled(profile, given.get("sub_batch"))
     if profiled.memory:
         given.setdefault("memory", profiled.memory)
@@ -142,6 +156,11 @@ def prepared(target: str | Callable[..., Any], **options: Unpack[SubmitOptions])
     own = {each.name: given.pop(each.name) for each in fields(JobSpec) if each.name in given}
     if "after" in own:
         own["after"] = [own["after"]] if isinstance(own["after"], str) else list(own["after"])
+        for text in own["after"]:
+            try:
+                _core.Predecessor(text)
+            except ValueError as error:
+                raise ValueError(f"job '{own.get('name', base)}': {error}") from None
     if "deadline" in own:
         own["deadline"] = parse_duration(own["deadline"])
     own["folder"] = str(Path(own.get("folder", os.getcwd())).absolute())
@@ -159,11 +178,7 @@ def prepared(target: str | Callable[..., Any], **options: Unpack[SubmitOptions])
     except (TypeError, ValueError) as error:
         raise ValueError(f"job '{spec.name}': the options must be values of JSON: {error}") from None
 
-    def send() -> Handle:
-        function = None if isinstance(target, str) else _pickled(target)
-        return Handle(call("submit", spec, function, options.get("name") is None))
-
-    return send
+    return Prepared(spec, target, options.get("name") is not None)
 
 
 @dataclass(frozen=True)

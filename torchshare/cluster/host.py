@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent import futures
-from typing import Any, cast
+from typing import Any
 
 from torchshare.cluster import gang, job_output
 from torchshare.cluster.attempt import Attempt, end, save
@@ -105,10 +105,12 @@ class Host:
                 self._fail(attempt, error, "" if cause is None else users_traceback(cause), is_ours=is_ours)
 
     def _look(self, attempt: Attempt) -> None:
-        """Finds out whether the job has ended before. Raises OSError."""
+        """Finds out whether the job has ended before, and how those did that it has waited for. Raises OSError."""
         self._storage.check()
         make_folder(self._storage.logs(attempt.spec.submission))
         attempt.outcome = self._storage.outcome(attempt.outcome_name)
+        for each in attempt.predecessors:
+            attempt.awaited[each.name] = self._storage.outcome(each.outcome)
 
     def _loaded(self, spec: JobSpec) -> Callable[..., Any]:
         """Loads the job's function. A thread that takes too long is left behind. Raises what the module raises."""
@@ -181,7 +183,7 @@ class Host:
 
         def body(job: Job) -> None:
             job._context.split = attempt.split
-            job._after = Results(list(map(self._result_of, attempt.predecessors)))
+            job._after = Results([_result_of(each, attempt.awaited[each.name]) for each in attempt.predecessors])
             try:
                 value = function(job)
             except SystemExit as error:
@@ -205,36 +207,6 @@ class Host:
         if is_script:
             body.cancelled_type = function.cancelled_type  # type: ignore[attr-defined]
         return body
-
-    def _result_of(self, predecessor: Predecessor) -> Result:
-        """What the queue and the storage know of it. A value that cannot be loaded here is its exception."""
-        value, exception = None, RuntimeError(predecessor.error) if predecessor.error else None
-        try:
-            outcome = self._storage.outcome(predecessor.outcome)
-            value = None if outcome is None else outcome.value
-        except Exception as error:  # a pickled value may raise any
-            exception = RuntimeError(f"the value of job '{predecessor.name}' cannot be loaded: {described(error)}")
-        unknown = (
-            "earlier_steps",
-            "sub_batches",
-            "ops",
-            "memory_peak",
-            "memory_cached",
-            "waited_s",
-            "input_s",
-            "cpu_s",
-        )
-        return Result(
-            name=predecessor.name,
-            priority=predecessor.priority,
-            state=predecessor.state,
-            value=value,
-            exception=exception,
-            steps=predecessor.steps,
-            ran_s=predecessor.ran_s,
-            metrics={},
-            **cast("dict[str, Any]", dict.fromkeys((*unknown, "core_wait_s"), 0)),
-        )
 
     def _finish(self, attempt: Attempt, value: Any) -> None:
         try:
@@ -316,3 +288,24 @@ class Host:
             thread.join()
         if self._runtime is not None:
             self._runtime.close()
+
+
+def _result_of(job: Predecessor, outcome: Outcome | None) -> Result:
+    """What is known of it here. A value that cannot be had is its exception."""
+    value, exception = None, RuntimeError(job.error) if job.error else None
+    try:
+        value = None if outcome is None else outcome.value
+    except Exception as error:  # a pickled value may raise any
+        exception = RuntimeError(f"the value of job '{job.name}' cannot be loaded: {described(error)}")
+    if outcome is None and job.state == "finished":
+        exception = RuntimeError(f"the value of job '{job.name}' is no longer in the storage")
+    unknown = ("earlier_steps", "sub_batches", "ops", "memory_peak", "memory_cached")
+    unknown_s = ("waited_s", "input_s", "cpu_s", "core_wait_s")
+    given: dict[str, Any] = {
+        **vars(job),
+        **dict.fromkeys((*unknown, *unknown_s), 0),
+        "value": value,
+        "exception": exception,
+        "metrics": {},
+    }
+    return Result(**{name: each for name, each in given.items() if name not in ("error", "outcome")})

@@ -96,7 +96,7 @@ class JobQueue:
             given = _core.Predecessor(text)
         except ValueError as error:
             raise ValueError(f"job '{spec.name}': {error}") from None
-        job = self.jobs.get(given.name, self._state.submissions.get(given.name))
+        job = self._state.submissions.get(given.name, self.jobs.get(given.name))
         if job is None:
             raise ValueError(f"job '{spec.name}': after names job '{given.name}', which the queue does not have")
         if given.must_finish and job.outcome in ("failed", "cancelled"):
@@ -298,8 +298,8 @@ class JobQueue:
         return [start(gpu, job.spec, job.attempt + 1, rank) for rank, gpu in enumerate(job.wanted)]
 
     def _predecessors(self, job: QueuedJob) -> tuple[Predecessor, ...]:
-        """Those that the job has waited for; after a compaction, all of them are still known."""
-        ended = (self.jobs[name] for name in awaited(job.spec) if name in self.jobs)
+        """The jobs for which this one has waited. They are known as long as it is open."""
+        ended = [self.jobs[name] for name in awaited(job.spec)]
         return tuple(
             Predecessor(
                 each.spec.name,
@@ -353,7 +353,7 @@ class JobQueue:
 
 
 def _submission(spec: JobSpec, settings: QueueSettings) -> Event:
-    """Raises ValueError for a job to which an empty queue could not apply this event."""
+    """Raises ValueError for a job to which an empty queue could not apply this event, but for its predecessors."""
     try:
         job = json.loads(json.dumps(dataclasses.asdict(spec), allow_nan=False))
         QueueState(settings).apply({"event": "submit", "time": 0.0, "job": {**job, "gpus": 1, "after": []}})

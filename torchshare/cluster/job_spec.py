@@ -50,6 +50,8 @@ class JobSpec:
         for each in ("name", "submission", "target", "folder", "model"):
             if not isinstance(getattr(self, each), str):
                 raise ValueError(f"job '{self.name}': {each} must be a string, got {getattr(self, each)!r}")
+        if not isinstance(self.after, list):
+            raise ValueError(f"job '{self.name}': after must be a list of jobs' names, got {self.after!r}")
         checked = ("gpus", "priority", "memory", "duration", "deadline", "after", "sub_batches", "env")
         check(SubmitOptions, {each: getattr(self, each) for each in checked}, "submit", self.name)
 

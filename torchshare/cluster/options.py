@@ -10,7 +10,7 @@ from annotated_types import Interval, Predicate
 
 from torchshare.context.durations import EXPECTED, is_duration
 from torchshare.runtime.declared import Expected, Option
-from torchshare.runtime.options import CommonJobOptions, PositiveInt
+from torchshare.runtime.options import CommonJobOptions, Name, PositiveInt
 
 SPLITS = [2**power for power in range(8)]
 """The numbers of sub-batches that jobs may run in while they share."""
@@ -51,7 +51,7 @@ class SubmitOptions(CommonJobOptions, total=False):
         ),
     ]
     after: Annotated[
-        str | Sequence[str] | None,
+        Name | Sequence[Name] | None,
         Expected("a job's name or several"),
         Option(
             'the jobs of the queue whose ends it waits for, by name: "a" or "any:a", any end; "ok:a", it must finish: '

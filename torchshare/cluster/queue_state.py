@@ -90,7 +90,7 @@ class QueueState:
         if job.waits_for:
             self.expect_ends(job)
         else:
-            self._obey(self.live.arrive(number, self.now))
+            self._obey(self.live.arrive([number], self.now))
 
     def expect_ends(self, job: QueuedJob) -> None:
         for name in job.waits_for:
@@ -252,7 +252,7 @@ class QueueState:
     def _on_refuse(self, event: Event) -> None:
         job = self.jobs[event["job"]]
         job.error = event["error"]
-        self._end(job, "failed", event, is_live=True)
+        self._end(job, "failed", event, is_live=not job.waits_for)
 
     def _on_ratio(self, event: Event) -> None:
         self.learned.set_ratio(event["model"], event["partner"], event["ratio"])
@@ -267,9 +267,8 @@ class QueueState:
         released = [each.number for each in self._close(job, outcome, event["time"])]
         if is_live:
             self._obey(self.live.end(job.number, self.now, released))
-        else:
-            for number in released:
-                self._obey(self.live.arrive(number, self.now))
+        elif released:
+            self._obey(self.live.arrive(released, self.now))
         if outcome == "finished" and "heard" not in event:  # else it may have run longer
             self.learned.set_duration(job.spec.model, max(job.ran, 1e-3))
 
@@ -294,7 +293,7 @@ class QueueState:
                     )
                 elif not successor.waits_for:
                     released.append(successor)
-        return released
+        return [each for each in released if not each.outcome]
 
     def _obey(self, orders: tuple[list[int], list[int]]) -> None:
         suspend, start = orders

@@ -218,7 +218,7 @@ void bind_cluster(py::module_& module) {
           },
           py::arg("now"), py::arg("estimate"), py::arg("gpus"), py::arg("memory_gib"), py::arg("model"),
           py::arg("priority"), py::arg("group"), py::arg("deadline"), py::arg("split"))
-      .def("arrive", event(&LiveScheduler::arrive), py::arg("job"), py::arg("now"))
+      .def("arrive", event<const std::vector<JobId>&, Seconds>(&LiveScheduler::arrive), py::arg("jobs"), py::arg("now"))
       .def("end", event(&LiveScheduler::end), py::arg("job"), py::arg("now"),
            py::arg("successors") = std::vector<JobId>())
       .def("lose", event(&LiveScheduler::lose), py::arg("gpu"), py::arg("heard"), py::arg("now"))

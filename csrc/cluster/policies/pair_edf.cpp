@@ -27,7 +27,8 @@ class PairEdf final : public PairPolicy {
     const PairJob own{cluster.remaining(job), splits.a.slowdown, splits.a.after};
     const PairJob theirs{cluster.remaining(other), 1 / (speed - loss(cluster, other, speed, splits.b)), splits.b.after};
     const PairEnds ends = ends_when_sharing(own, theirs);
-    const bool gains = std::max(ends.a, ends.b) < (own.remaining + theirs.remaining) * (1 - kLeastGain);
+    const Seconds apart = own.remaining + cluster.remaining_alone(other);
+    const bool gains = std::max(ends.a, ends.b) < apart * (1 - kLeastGain);
     return gains && cluster.in_time(job, cluster.now() + ends.a) && cluster.in_time(other, cluster.now() + ends.b);
   }
 };

@@ -128,21 +128,22 @@ bool PairPolicy::make_room(Cluster& cluster, JobId job) const {
 
 /// Moves sharing jobs to free GPUs, and starts split jobs whole, if that saves more than the restart costs.
 void PairPolicy::spread(Cluster& cluster) const {
-  std::vector<JobId> sharing;
+  std::vector<JobId> slowed;
   for (const JobId job : cluster.running()) {
     const ClusterJob& mine = cluster.job(job);
     const bool shares = mine.shared_gpus > 0;
-    const bool is_slowed = shares || cluster.cost_without_partner(job, mine.sub_batches) > 1;
-    if (is_slowed && !mine.pinned && mine.restart_left == 0 && (!shares || mine.asked.gpus <= cluster.gpus().free())) {
-      sharing.push_back(job);
+    const bool is_split = cluster.cost_without_partner(job, mine.sub_batches) > 1;
+    if ((shares || is_split) && !mine.pinned && mine.restart_left == 0 &&
+        (!shares || mine.asked.gpus <= cluster.gpus().free())) {
+      slowed.push_back(job);
     }
   }
-  for (const JobId job : sharing) {
+  for (const JobId job : slowed) {
     const ClusterJob& mine = cluster.job(job);
-    const double after = cluster.cost_without_partner(job, mine.sub_batches);
-    if (mine.shared_gpus == 0 ? after == 1 : mine.asked.gpus > cluster.gpus().free()) {
-      continue;
+    if (mine.shared_gpus > 0 && mine.asked.gpus > cluster.gpus().free()) {
+      continue;  // others have moved there
     }
+    const double after = cluster.cost_without_partner(job, mine.sub_batches);
     const Seconds alone = cluster.remaining(job);
     const Seconds left = alone / mine.speed;
     Seconds together = 0;

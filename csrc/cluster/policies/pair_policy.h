@@ -6,7 +6,8 @@
 namespace torchshare {
 
 /// Pair sharing and suspension, in any order of jobs. A job takes, in this order: free GPUs; GPUs of jobs with which it
-/// is `worth_sharing`; GPUs of jobs that rank behind it, which it suspends. Sharing jobs migrate when GPUs free up.
+/// is `worth_sharing`; GPUs of jobs that rank behind it, which it suspends. Sharing jobs migrate when GPUs free up,
+/// and split ones that are alone start again whole.
 class PairPolicy : public ClusterPolicy {
  public:
   void schedule(Cluster& cluster) override;

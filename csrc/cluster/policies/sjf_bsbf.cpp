@@ -10,7 +10,7 @@ namespace {
 class SjfBsbf final : public ShortestFirst {
   bool start_shared(Cluster& cluster, JobId job) const override {
     return share(cluster, job, [&](JobId other, const PairSplits& splits) -> std::optional<double> {
-      const double apart = one_after_other({cluster.remaining(other), 1}, {cluster.remaining(job), 1});
+      const double apart = one_after_other({cluster.remaining_alone(other), 1}, {cluster.remaining(job), 1});
       return splits.value < apart ? std::optional(splits.value) : std::nullopt;
     });
   }
