@@ -290,7 +290,8 @@ JobProgress Cluster::progress(JobId job) const {
           entry.preemptions,
           entry.rank,
           entry.phase == JobPhase::kHeld,
-          entry.phase == JobPhase::kRunning ? entry.sub_batches : 1};
+          entry.phase == JobPhase::kRunning ? entry.sub_batches : 1,
+          entry.deadline_dropped};
 }
 
 void Cluster::restore(JobId job, const JobProgress& progress) {
@@ -299,6 +300,9 @@ void Cluster::restore(JobId job, const JobProgress& progress) {
   entry.restart_left = progress.restart_left;
   entry.run = progress.run;
   entry.preemptions = progress.preemptions;
+  if (progress.deadline_dropped) {
+    drop_deadline(job);
+  }
 }
 
 void Cluster::set_group(JobId job, int group) {

@@ -44,9 +44,10 @@ struct JobProgress {
   Seconds restart_left = 0;
   Seconds run = 0;
   int preemptions = 0;
-  Rank rank;            ///< while it waits
-  bool held = false;    ///< it has arrived and is held back
-  int sub_batches = 1;  ///< while it runs
+  Rank rank;                      ///< while it waits
+  bool held = false;              ///< it has arrived and is held back
+  int sub_batches = 1;            ///< while it runs
+  bool deadline_dropped = false;  ///< see `drop_deadline`
 };
 
 /// A held job has arrived and is kept out of the queue. A rejected one will never run.
@@ -57,7 +58,8 @@ struct ClusterJob {
   WorkloadJob asked;
   Seconds estimate = 0;  ///< of the duration; the only duration that policies see
   JobPhase phase = JobPhase::kToCome;
-  bool pinned = false;      ///< it cannot be suspended
+  bool pinned = false;  ///< it cannot be suspended
+  bool deadline_dropped = false;
   std::vector<GpuId> gpus;  ///< the GPUs it runs on
   int sub_batches = 1;
   int shared_gpus = 0;  ///< number of its GPUs that have a partner
@@ -198,6 +200,11 @@ class Cluster {
   // For the live scheduler: jobs and GPUs that were not known at the beginning.
   /// Throws std::invalid_argument.
   JobId add(const WorkloadJob& job, Seconds estimate);
+  /// From now on, a job that has not arrived is one without a deadline.
+  void drop_deadline(JobId job) {
+    jobs_[job].asked.deadline = kNeverVirtual;
+    jobs_[job].deadline_dropped = true;
+  }
   void set_pinned(JobId job, bool pinned) { jobs_[job].pinned = pinned; }
   /// Changes the group of a job. Its present partner keeps running.
   void set_group(JobId job, int group);

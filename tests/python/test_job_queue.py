@@ -469,7 +469,7 @@ def test_a_job_whose_predecessor_did_not_finish_is_cancelled_with_its_name(path:
     assert cluster.act() == [], "fifo shares no device"
 
 
-def test_a_job_that_must_end_is_not_started_when_its_other_predecessor_goes_with_the_first(path: Path) -> None:
+def test_a_job_whose_predecessors_end_together_is_cancelled_and_not_started(path: Path) -> None:
     cluster = Cluster(path, 1, policy="fifo")
     for name, after in (("train", []), ("eval", ["ok:train"]), ("report", ["ok:train", "any:eval"]), ("d", [])):
         cluster.queue.submit(spec(name, after=after))
@@ -573,18 +573,42 @@ def test_the_ends_of_predecessors_are_kept_as_long_as_they_are_needed(
     assert not cluster.queue.jobs
 
 
-def test_a_job_that_waits_for_others_is_not_refused_for_its_deadline(path: Path) -> None:
-    """When they end is not known."""
+@pytest.mark.parametrize("policy", ["edf", "pair-edf"])
+@pytest.mark.parametrize("how", ["finished", "cancelled"])
+def test_a_job_that_has_waited_makes_none_late_even_if_it_has_a_deadline(path: Path, policy: str, how: str) -> None:
+    """When its predecessors end was not known when it was accepted."""
+    cluster = Cluster(path, 1, policy=policy, interference=1.99)
+    cluster.queue.submit(spec("a", duration=50.0, deadline=60.0))
+    assert cluster.act() == ["start a 0"]
+    cluster.queue.submit(spec("hopeless", after=["a"], deadline=1.0))
+    cluster.queue.submit(spec("hurts", after=["a"], deadline=155.0))
+    cluster.queue.submit(spec("b", deadline=165.0))
+    cluster.now += 50
+    if how == "finished":
+        cluster.end("a")
+    else:
+        cluster.queue.cancel("a")
+    assert cluster.act()[-1] == "start b 0"
+    assert cluster.queue.compact(after=1)
+    cluster.now += 100
+    cluster.end("b")
+    cluster.act()
+    deadlines = {row["name"]: row["deadline"] for row in cluster.queue.rows()}
+    assert deadlines["b"] == "met" and deadlines["hopeless"] == "missed"
+
+
+def test_a_job_that_has_waited_keeps_a_deadline_that_it_can_meet(path: Path) -> None:
     cluster = Cluster(path, 1, policy="edf")
     cluster.queue.submit(spec("a", deadline=150.0))
-    cluster.queue.submit(spec("b", after=["a"], deadline=150.0))
+    cluster.queue.submit(spec("b", after=["a"], deadline=250.0))
     assert cluster.act() == ["start a 0"]
+    cluster.queue.submit(spec("c", duration=10.0))
     cluster.now += 100
     cluster.end("a")
     assert cluster.act() == ["start b 0"]
     cluster.now += 100
     cluster.end("b")
-    assert [row["deadline"] for row in cluster.queue.rows()] == ["met", "missed"]
+    assert [row["deadline"] for row in cluster.queue.rows()] == ["met", "met", None]
 
 
 def test_ratios_are_not_learned_from_jobs_that_are_split(path: Path) -> None:

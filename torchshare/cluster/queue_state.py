@@ -90,7 +90,7 @@ class QueueState:
         if job.waits_for:
             self.expect_ends(job)
         else:
-            self._obey(self.live.arrive([number], self.now))
+            self._obey(self.live.arrive(number, self.now))
 
     def expect_ends(self, job: QueuedJob) -> None:
         for name in job.waits_for:
@@ -268,7 +268,7 @@ class QueueState:
         if is_live:
             self._obey(self.live.end(job.number, self.now, released))
         elif released:
-            self._obey(self.live.arrive(released, self.now))
+            self._obey(self.live.release(released, self.now))
         if outcome == "finished" and "heard" not in event:  # else it may have run longer
             self.learned.set_duration(job.spec.model, max(job.ran, 1e-3))
 

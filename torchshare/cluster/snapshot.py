@@ -84,7 +84,8 @@ def _restore_job(state: QueueState, saved: dict[str, Any]) -> None:
             state.hosts[gpu].jobs[spec.name] = job
     if live is not None:
         progress, gpus = live
-        missing = (False, 1)[len(progress) - 6 :]  # in journals of earlier versions: none is held, or split
+        # In journals of earlier versions, none is held, is split, or has lost its deadline.
+        missing = (False, 1, False)[len(progress) - 6 :]
         state.live.restore(number, (*progress, *missing), gpus, state.now)
         state.live.set_pinned(number, bool(devices) and not job.can_save)
         job.wanted, job.wanted_split = tuple(gpus), state.live.sub_batches(number)

@@ -107,17 +107,17 @@ std::vector<std::tuple<Seconds, int, int, std::size_t>> usage_of(const Simulator
   return rows;
 }
 
-using Progress = std::tuple<Seconds, Seconds, Seconds, int, int, double, bool, int>;
+using Progress = std::tuple<Seconds, Seconds, Seconds, int, int, double, bool, int, bool>;
 
 Progress progress_of(const LiveScheduler& scheduler, JobId job) {
   const JobProgress found = scheduler.progress(job);
-  return {found.work_left,  found.restart_left, found.run,  found.preemptions,
-          found.rank.level, found.rank.value,   found.held, found.sub_batches};
+  return {found.work_left,  found.restart_left, found.run,         found.preemptions,     found.rank.level,
+          found.rank.value, found.held,         found.sub_batches, found.deadline_dropped};
 }
 
 void restore(LiveScheduler& scheduler, JobId job, const Progress& progress, std::vector<GpuId> gpus, Seconds now) {
-  const auto [work_left, restart_left, run, preemptions, level, value, held, sub_batches] = progress;
-  scheduler.restore(job, {work_left, restart_left, run, preemptions, {level, value}, held, sub_batches},
+  const auto [work_left, restart_left, run, preemptions, level, value, held, sub_batches, dropped] = progress;
+  scheduler.restore(job, {work_left, restart_left, run, preemptions, {level, value}, held, sub_batches, dropped},
                     std::move(gpus), now);
 }
 
@@ -218,7 +218,8 @@ void bind_cluster(py::module_& module) {
           },
           py::arg("now"), py::arg("estimate"), py::arg("gpus"), py::arg("memory_gib"), py::arg("model"),
           py::arg("priority"), py::arg("group"), py::arg("deadline"), py::arg("split"))
-      .def("arrive", event<const std::vector<JobId>&, Seconds>(&LiveScheduler::arrive), py::arg("jobs"), py::arg("now"))
+      .def("arrive", event(&LiveScheduler::arrive), py::arg("job"), py::arg("now"))
+      .def("release", event(&LiveScheduler::release), py::arg("jobs"), py::arg("now"))
       .def("end", event(&LiveScheduler::end), py::arg("job"), py::arg("now"),
            py::arg("successors") = std::vector<JobId>())
       .def("lose", event(&LiveScheduler::lose), py::arg("gpu"), py::arg("heard"), py::arg("now"))
