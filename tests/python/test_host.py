@@ -28,7 +28,7 @@ from torchshare.cluster import storage as storage_module
 from torchshare.cluster.host import Host
 from torchshare.cluster.host_status import AttemptStatus
 from torchshare.cluster.job_spec import JobSpec
-from torchshare.cluster.queued_job import Predecessor
+from torchshare.cluster.queued_job import EndedJob
 from torchshare.cluster.storage import Outcome, Storage, WrongStorage
 from torchshare.runtime.job import Job
 
@@ -172,10 +172,10 @@ def test_a_job_has_the_results_of_its_predecessors(hosts: Hosts) -> None:
     (hosts.storage.path / "outcomes" / "id-b.pkl").write_bytes(pickle.dumps(Outcome("finished", b"no pickle")))
     known = {"priority": "secondary", "steps": 3, "ran_s": 2.0}
     predecessors = (
-        Predecessor("a", state="finished", error="", outcome="id-a", **known),
-        Predecessor("b", state="finished", error="", outcome="id-b", **known),
-        Predecessor("c", state="cancelled", error="no more", outcome="id-c", **known),
-        Predecessor("e", state="finished", error="", outcome="id-e", **known),
+        EndedJob("a", state="finished", error="", outcome="id-a", **known),
+        EndedJob("b", state="finished", error="", outcome="id-b", **known),
+        EndedJob("c", state="cancelled", error="no more", outcome="id-c", **known),
+        EndedJob("e", state="finished", error="", outcome="id-e", **known),
     )
     host.start(hosts.spec("d", lambda job: found.append(job.after)), 1, predecessors=predecessors)
     assert ended(host, "d").state == "finished"

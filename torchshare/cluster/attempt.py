@@ -10,7 +10,7 @@ from typing import Any
 
 from torchshare.cluster.host_status import AttemptStatus
 from torchshare.cluster.job_spec import JobSpec
-from torchshare.cluster.queued_job import Predecessor
+from torchshare.cluster.queued_job import EndedJob
 from torchshare.cluster.storage import Outcome, WrongStorage
 from torchshare.context.errors import described
 from torchshare.context.loop import Loop
@@ -36,7 +36,7 @@ class Attempt:
     rank: int = 0
     split: int = 1
     """Sub-batches of its batches."""
-    predecessors: tuple[Predecessor, ...] = ()
+    predecessors: tuple[EndedJob, ...] = ()
     awaited: dict[str, Outcome | None] = field(default_factory=dict)
     """The outcomes of these, by name, as far as they have one."""
     store: Any = None

@@ -18,7 +18,7 @@ from torchshare.cluster import gang, job_output
 from torchshare.cluster.attempt import Attempt, end, save
 from torchshare.cluster.host_status import HostStatus
 from torchshare.cluster.job_spec import JobSpec
-from torchshare.cluster.queued_job import Predecessor
+from torchshare.cluster.queued_job import EndedJob
 from torchshare.cluster.storage import Outcome, Storage
 from torchshare.context.errors import described, is_disk_full, users_traceback
 from torchshare.context.rank import Rank
@@ -73,7 +73,7 @@ class Host:
         number: int,
         rank: int = 0,
         split: int = 1,
-        predecessors: tuple[Predecessor, ...] = (),
+        predecessors: tuple[EndedJob, ...] = (),
     ) -> None:
         """Starts a job, or a rank of it, or goes on from its checkpoint, in a thread: its module may never finish
         loading. Its batches run in `split` sub-batches; it gets the results of its `predecessors`. If it cannot start,
@@ -290,7 +290,7 @@ class Host:
             self._runtime.close()
 
 
-def _result_of(job: Predecessor, outcome: Outcome | None) -> Result:
+def _result_of(job: EndedJob, outcome: Outcome | None) -> Result:
     """What is known of it here. A value that cannot be had is its exception."""
     value, exception = None, RuntimeError(job.error) if job.error else None
     try:

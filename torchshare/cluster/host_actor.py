@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchshare.cluster.job_spec import JobSpec
-from torchshare.cluster.queued_job import Predecessor
+from torchshare.cluster.queued_job import EndedJob
 from torchshare.cluster.settings import ClusterSettings
 from torchshare.cluster.storage import Storage
 
@@ -40,7 +40,7 @@ class HostActor:
         self._host = Host(storage, settings.device, settings.every, cloudpickle.dumps, env, address)
         _log_crashes(storage.crash(self._host.token))
 
-    def start(self, spec: JobSpec, attempt: int, rank: int, split: int, predecessors: tuple[Predecessor, ...]) -> None:
+    def start(self, spec: JobSpec, attempt: int, rank: int, split: int, predecessors: tuple[EndedJob, ...]) -> None:
         self._host.start(spec, attempt, rank, split, predecessors)
 
     def stop(self, name: str, attempt: int, suspend: bool) -> None:

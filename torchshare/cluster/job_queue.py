@@ -16,7 +16,7 @@ from torchshare.cluster.host_status import AttemptStatus
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Event, Journal
 from torchshare.cluster.queue_state import QueueState, awaited
-from torchshare.cluster.queued_job import Action, HostRecord, Predecessor, QueuedJob, Span
+from torchshare.cluster.queued_job import Action, EndedJob, HostRecord, QueuedJob, Span
 from torchshare.cluster.settings import QueueSettings
 from torchshare.context.durations import duration_text
 from torchshare.context.names import free_name
@@ -297,11 +297,11 @@ class JobQueue:
         start = functools.partial(Action, "start", split=job.wanted_split, predecessors=self._predecessors(job))
         return [start(gpu, job.spec, job.attempt + 1, rank) for rank, gpu in enumerate(job.wanted)]
 
-    def _predecessors(self, job: QueuedJob) -> tuple[Predecessor, ...]:
+    def _predecessors(self, job: QueuedJob) -> tuple[EndedJob, ...]:
         """The jobs for which this one has waited. They are known as long as it is open."""
         ended = [self.jobs[name] for name in awaited(job.spec)]
         return tuple(
-            Predecessor(
+            EndedJob(
                 each.spec.name,
                 each.spec.priority,
                 each.state,

@@ -131,7 +131,7 @@ class HostRecord:
 
 
 @dataclass(frozen=True)
-class Predecessor:
+class EndedJob:
     """A job that another one has waited for, as that job's host needs it."""
 
     name: str
@@ -156,7 +156,7 @@ class Action:
     rank: int = 0
     split: int = 1
     """Sub-batches of its batches."""
-    predecessors: tuple[Predecessor, ...] = ()
+    predecessors: tuple[EndedJob, ...] = ()
 
 
 def key_of(env: dict[str, Any]) -> str:
