@@ -37,18 +37,18 @@ std::optional<Miss> LiveScheduler::miss_with(const WorkloadJob& job, Seconds est
 LiveScheduler::Orders LiveScheduler::arrive(JobId job, Seconds now) {
   check_to_come(job);
   advance(now);
-  come(job, false);
+  enter(job, false);
   return decide();
 }
 
 LiveScheduler::Orders LiveScheduler::release(const std::vector<JobId>& jobs, Seconds now) {
   std::for_each(jobs.begin(), jobs.end(), [this](JobId job) { check_to_come(job); });
   advance(now);
-  come_late(jobs, false);
+  enter_released(jobs, false);
   return decide();
 }
 
-void LiveScheduler::come(JobId job, bool decides_now) {
+void LiveScheduler::enter(JobId job, bool decides_now) {
   if (cluster_.has_deadline(job)) {
     cluster_.arrive(job, policy_->rank(cluster_, job));
   } else {
@@ -56,13 +56,13 @@ void LiveScheduler::come(JobId job, bool decides_now) {
   }
 }
 
-void LiveScheduler::come_late(const std::vector<JobId>& jobs, bool decides_now) {
+void LiveScheduler::enter_released(const std::vector<JobId>& jobs, bool decides_now) {
   for (const JobId job : jobs) {
     if (policy_->keeps_deadlines() && cluster_.has_deadline(job) &&
         torchshare::miss_with(cluster_, *policy_, job, decides_now)) {
       cluster_.drop_deadline(job);
     }
-    come(job, decides_now);
+    enter(job, decides_now);
   }
 }
 
@@ -76,7 +76,7 @@ LiveScheduler::Orders LiveScheduler::end(JobId job, Seconds now, const std::vect
   advance(now);
   cluster_.end(job);
   told_.erase(job);
-  come_late(successors, true);
+  enter_released(successors, true);
   if (cluster_.has_deadline(job)) {
     admit_held(cluster_, *policy_);
   }

@@ -66,8 +66,8 @@ class LiveScheduler {
   void check_job(JobId job) const;
   void check_to_come(JobId job) const;
   void advance(Seconds now);
-  void come(JobId job, bool decides_now);
-  void come_late(const std::vector<JobId>& jobs, bool decides_now);
+  void enter(JobId job, bool decides_now);
+  void enter_released(const std::vector<JobId>& jobs, bool decides_now);
   Orders decide();
 
   Cluster cluster_;

@@ -4,7 +4,7 @@ namespace torchshare {
 namespace {
 
 /// The end of the longer job. By the end of the shorter one it has done that time / ratio of its work; it does the rest
-/// without the other. With `after` of 1, ties are those of the formula in the paper, in which it is not.
+/// without the other. An `after` of 1 does not change the rounding, which decides ties at a ratio of 1.5.
 double longer_ends(const PairJob& job, double shorter_ends) {
   const double done = shorter_ends / job.ratio;
   return shorter_ends + job.remaining - done + (job.after - 1) * (job.remaining - done);

@@ -590,9 +590,10 @@ def test_a_job_that_has_waited_makes_none_late_even_if_it_has_a_deadline(path: P
         cluster.queue.cancel("a")
     assert cluster.act()[-1] == "start b 0"
     assert cluster.queue.compact(after=1)
+    cluster.queue.submit(spec("c", deadline=205.0))
     cluster.now += 100
     cluster.end("b")
-    cluster.act()
+    assert cluster.act()[-1] == "start c 0", "those whose deadlines were dropped come after it, also in a new journal"
     deadlines = {row["name"]: row["deadline"] for row in cluster.queue.rows()}
     assert deadlines["b"] == "met" and deadlines["hopeless"] == "missed"
 

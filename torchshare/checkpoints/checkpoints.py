@@ -162,7 +162,7 @@ class Checkpoints(Loop):
         for name, value in job.tracked.objects.items():
             if value is not job.tracked.loader:
                 self._load(name, value)
-        if goal.get("split", 1) == job.split:  # otherwise its memory is another
+        if goal.get("split", 1) == job.split:  # otherwise its memory budget is another
             job.rows_at_once = SubBatchRows(**goal["rows_at_once"])
         random_state.put(job, self._loader, goal["random"])
         assert position is not None

@@ -15,7 +15,6 @@ from typing import Any
 
 from rich.table import Table
 
-from torchshare import _core
 from torchshare.cli.outputs import check_outputs, print_table, refuse, write_timeline
 from torchshare.cluster import client, connection
 from torchshare.cluster.options import SubmitOptions
@@ -127,8 +126,9 @@ def _ordered(jobs: list[client.Prepared]) -> list[client.Prepared]:
     named: dict[str, client.Prepared] = {}
     for job in jobs:
         named[free_name(job.spec.name, named)] = job
-    awaited = {name: list(map(_core.Predecessor, job.spec.after)) for name, job in named.items()}
-    graph = {name: [each.name for each in awaited[name] if each.name in named and each.name != name] for name in named}
+    graph = {
+        name: [other for other in job.spec.awaited if other in named and other != name] for name, job in named.items()
+    }
     try:
         order = list(graphlib.TopologicalSorter(graph).static_order())
     except graphlib.CycleError as error:
@@ -136,12 +136,8 @@ def _ordered(jobs: list[client.Prepared]) -> list[client.Prepared]:
         raise ValueError(f"jobs wait for each other to start: {path}") from None
     ordered = []
     for name in order:
-        after = [
-            f"{'ok' if each.must_finish else 'any'}:"
-            f"{named[each.name].spec.submission if each.name in graph[name] else each.name}"
-            for each in awaited[name]
-        ]
-        ordered.append(dataclasses.replace(named[name], spec=dataclasses.replace(named[name].spec, after=after)))
+        submissions = {other: named[other].spec.submission for other in graph[name]}
+        ordered.append(dataclasses.replace(named[name], spec=named[name].spec.with_awaited(submissions)))
     return ordered
 
 

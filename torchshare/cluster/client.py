@@ -138,7 +138,7 @@ def prepared(target: str | Callable[..., Any], **options: Unpack[SubmitOptions])
     check(SubmitOptions, given, "submit", given.get("name", base))
     if isinstance(target, str):
         targets.check_form(target, given.get("folder"))
-    profile = given.pop("profile", None)  # only the queue decides by it
+    profile = given.pop("profile", None)  # the hosts do not need it
     profiled = _profiled(profile, given.get("sub_batch"))
     if profiled.memory:
         given.setdefault("memory", profiled.memory)
@@ -156,11 +156,6 @@ def prepared(target: str | Callable[..., Any], **options: Unpack[SubmitOptions])
     own = {each.name: given.pop(each.name) for each in fields(JobSpec) if each.name in given}
     if "after" in own:
         own["after"] = [own["after"]] if isinstance(own["after"], str) else list(own["after"])
-        for text in own["after"]:
-            try:
-                _core.Predecessor(text)
-            except ValueError as error:
-                raise ValueError(f"job '{own.get('name', base)}': {error}") from None
     if "deadline" in own:
         own["deadline"] = parse_duration(own["deadline"])
     own["folder"] = str(Path(own.get("folder", os.getcwd())).absolute())
@@ -173,6 +168,7 @@ def prepared(target: str | Callable[..., Any], **options: Unpack[SubmitOptions])
         options=given,
     )
     _core.priority_level(spec.priority)  # raises ValueError
+    spec.with_awaited({})  # raises ValueError
     try:
         json.dumps(vars(spec), allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -291,21 +291,31 @@ class Host:
 
 
 def _result_of(job: EndedJob, outcome: Outcome | None) -> Result:
-    """What is known of it here. A value that cannot be had is its exception."""
+    """What is known of it here. If its value cannot be had, `exception` says why."""
     value, exception = None, RuntimeError(job.error) if job.error else None
-    try:
-        value = None if outcome is None else outcome.value
-    except Exception as error:  # a pickled value may raise any
-        exception = RuntimeError(f"the value of job '{job.name}' cannot be loaded: {described(error)}")
-    if outcome is None and job.state == "finished":
+    if outcome is not None:
+        try:
+            value = outcome.value
+        except Exception as error:  # a pickled value may raise any
+            exception = RuntimeError(f"the value of job '{job.name}' cannot be loaded: {described(error)}")
+    elif job.state == "finished":
         exception = RuntimeError(f"the value of job '{job.name}' is no longer in the storage")
-    unknown = ("earlier_steps", "sub_batches", "ops", "memory_peak", "memory_cached")
-    unknown_s = ("waited_s", "input_s", "cpu_s", "core_wait_s")
-    given: dict[str, Any] = {
-        **vars(job),
-        **dict.fromkeys((*unknown, *unknown_s), 0),
-        "value": value,
-        "exception": exception,
-        "metrics": {},
-    }
-    return Result(**{name: each for name, each in given.items() if name not in ("error", "outcome")})
+    return Result(
+        name=job.name,
+        priority=job.priority,
+        state=job.state,
+        value=value,
+        exception=exception,
+        steps=job.steps,
+        earlier_steps=0,
+        sub_batches=0,
+        ops=0,
+        ran_s=job.ran_s,
+        waited_s=0.0,
+        input_s=0.0,
+        cpu_s=0.0,
+        core_wait_s=0.0,
+        memory_peak=0,
+        memory_cached=0,
+        metrics={},
+    )

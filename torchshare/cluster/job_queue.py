@@ -15,7 +15,7 @@ from torchshare.cluster import snapshot
 from torchshare.cluster.host_status import AttemptStatus
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Event, Journal
-from torchshare.cluster.queue_state import QueueState, awaited
+from torchshare.cluster.queue_state import QueueState
 from torchshare.cluster.queued_job import Action, EndedJob, HostRecord, QueuedJob, Span
 from torchshare.cluster.settings import QueueSettings
 from torchshare.context.durations import duration_text
@@ -82,27 +82,22 @@ class JobQueue:
             limit = self._settings.memory
             raise ValueError(f"job '{spec.name}': memory must be at most {limit}, that of a device, got {spec.memory}")
         _core.priority_level(spec.priority)  # raises ValueError
-        spec = dataclasses.replace(spec, after=[self._predecessor(spec, text) for text in spec.after])
+        spec = spec.with_awaited({name: self._predecessor(spec, name) for name in spec.awaited})
         submission = _submission(spec, self._settings)
-        waits = any(name in self._state.open for name in awaited(spec))
+        waits = any(name in self._state.open for name in spec.awaited)
         if spec.deadline is not None and not waits:
             self._check_deadline(spec, spec.deadline)
         self._record(submission)
         return spec.name
 
-    def _predecessor(self, spec: JobSpec, text: str) -> str:
-        """What `text` means, with the job's name, for which it may have that of a submission. Raises ValueError."""
-        try:
-            given = _core.Predecessor(text)
-        except ValueError as error:
-            raise ValueError(f"job '{spec.name}': {error}") from None
-        job = self._state.submissions.get(given.name, self.jobs.get(given.name))
+    def _predecessor(self, spec: JobSpec, given: str) -> str:
+        """The name of a job for which this one waits; `given` may also be its submission. Raises ValueError."""
+        job = self._state.submissions.get(given, self.jobs.get(given))
         if job is None:
-            raise ValueError(f"job '{spec.name}': after names job '{given.name}', which the queue does not have")
-        if given.must_finish and job.outcome in ("failed", "cancelled"):
-            how = HOW_ENDED[job.outcome]
-            raise ValueError(f"job '{spec.name}': after names job '{job.spec.name}', which {how}")
-        return f"{'ok' if given.must_finish else 'any'}:{job.spec.name}"
+            raise ValueError(f"job '{spec.name}': after names job '{given}', which the queue does not have")
+        if spec.awaited[given] and job.outcome in ("failed", "cancelled"):
+            raise ValueError(f"job '{spec.name}': after names job '{job.spec.name}', which {HOW_ENDED[job.outcome]}")
+        return job.spec.name
 
     def _check_deadline(self, spec: JobSpec, deadline: float) -> None:
         """Raises ValueError if the policy keeps deadlines and would miss one."""
@@ -299,7 +294,7 @@ class JobQueue:
 
     def _predecessors(self, job: QueuedJob) -> tuple[EndedJob, ...]:
         """The jobs for which this one has waited. They are known as long as it is open."""
-        ended = [self.jobs[name] for name in awaited(job.spec)]
+        ended = [self.jobs[name] for name in job.spec.awaited]
         return tuple(
             EndedJob(
                 each.spec.name,

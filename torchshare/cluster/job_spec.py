@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torchshare import _core
 from torchshare.cluster.options import SubmitOptions
 from torchshare.runtime.declared import check
 
@@ -54,6 +56,23 @@ class JobSpec:
             raise ValueError(f"job '{self.name}': after must be a list of jobs' names, got {self.after!r}")
         checked = ("gpus", "priority", "memory", "duration", "deadline", "after", "sub_batches", "env")
         check(SubmitOptions, {each: getattr(self, each) for each in checked}, "submit", self.name)
+
+    @property
+    def awaited(self) -> dict[str, bool]:
+        """The jobs that it waits for, and whether each must finish. Raises ValueError."""
+        found: dict[str, bool] = {}
+        for text in self.after:
+            try:
+                each = _core.Predecessor(text)
+            except ValueError as error:
+                raise ValueError(f"job '{self.name}': {error}") from None
+            found[each.name] = found.get(each.name, False) or each.must_finish
+        return found
+
+    def with_awaited(self, names: Mapping[str, str]) -> JobSpec:
+        """The same job, which waits for the same ones by other names."""
+        after = [f"{'ok' if must else 'any'}:{names.get(name, name)}" for name, must in self.awaited.items()]
+        return replace(self, after=after)
 
     def memory_in(self, sub_batches: int) -> int | None:
         """Bytes on its device while its batches are split so."""

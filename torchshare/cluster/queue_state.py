@@ -86,7 +86,7 @@ class QueueState:
         self.numbers.append(job)
         self.jobs[spec.name] = self.open[spec.name] = job
         self.submissions[spec.submission] = job
-        job.waits_for = {name: must_finish for name, must_finish in awaited(spec).items() if name in self.open}
+        job.waits_for = {name: must_finish for name, must_finish in spec.awaited.items() if name in self.open}
         if job.waits_for:
             self.expect_ends(job)
         else:
@@ -138,7 +138,7 @@ class QueueState:
 
     def drop_ended(self, kept: int) -> None:
         """Forgets the jobs that have ended, but for the last ones, and those for which open ones have waited."""
-        needed = {name for job in self.open.values() for name in awaited(job.spec)}
+        needed = {name for job in self.open.values() for name in job.spec.awaited}
         ended = [job for name, job in self.jobs.items() if job.outcome and name not in needed]
         ended.sort(key=lambda job: job.ended or 0.0)
         for job in ended[: max(0, len(ended) - kept)]:
@@ -273,27 +273,28 @@ class QueueState:
             self.learned.set_duration(job.spec.model, max(job.ran, 1e-3))
 
     def _close(self, job: QueuedJob, outcome: str, time: float) -> list[QueuedJob]:
-        """Sets the outcome of a job, and of those for which it had to finish if it has not. Returns the jobs that wait
-        for no other any more."""
+        """Sets the outcome of a job, and cancels those for which it had to finish if it has not. Returns the jobs that
+        wait for no other any more."""
+        self._set_outcome(job, outcome, time)
         released: list[QueuedJob] = []
-        ends = [(job, outcome, job.error)]
-        for ended, how, error in ends:
-            if ended.outcome:
-                continue  # two of its predecessors did not finish
-            ended.outcome, ended.ended, ended.wanted, ended.error = how, time, (), error
-            del self.open[ended.spec.name]
-            self.look_at(ended)
-            for successor in self.successors.pop(ended.spec.name, ()):
-                must_finish = successor.waits_for.pop(ended.spec.name)
+        ended = [job]
+        for each in ended:
+            for successor in self.successors.pop(each.spec.name, ()):
+                must_finish = successor.waits_for.pop(each.spec.name)
                 if successor.outcome:
                     continue
-                if must_finish and how != "finished":
-                    ends.append(
-                        (successor, "cancelled", f"it waited for job '{ended.spec.name}', which {HOW_ENDED[how]}")
-                    )
+                if must_finish and each.outcome != "finished":
+                    successor.error = f"it waited for job '{each.spec.name}', which {HOW_ENDED[each.outcome]}"
+                    self._set_outcome(successor, "cancelled", time)
+                    ended.append(successor)
                 elif not successor.waits_for:
                     released.append(successor)
-        return [each for each in released if not each.outcome]
+        return released
+
+    def _set_outcome(self, job: QueuedJob, outcome: str, time: float) -> None:
+        job.outcome, job.ended, job.wanted = outcome, time, ()
+        del self.open[job.spec.name]
+        self.look_at(job)
 
     def _obey(self, orders: tuple[list[int], list[int]]) -> None:
         suspend, start = orders
@@ -315,14 +316,6 @@ class QueueState:
         """Gives the ratios of these pairs to the live scheduler; all others have the default there."""
         for model, partner in pairs:
             self.live.set_ratio(self._row(model), self._row(partner), self.learned.ratio(model, partner), self.now)
-
-
-def awaited(spec: JobSpec) -> dict[str, bool]:
-    """The jobs that it waits for, and whether each must finish."""
-    found: dict[str, bool] = {}
-    for each in map(_core.Predecessor, spec.after):
-        found[each.name] = found.get(each.name, False) or each.must_finish
-    return found
 
 
 def _heard(event: Event) -> float:
