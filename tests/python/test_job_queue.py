@@ -593,9 +593,24 @@ def test_a_job_that_has_waited_makes_none_late_even_if_it_has_a_deadline(path: P
     cluster.queue.submit(spec("c", deadline=205.0))
     cluster.now += 100
     cluster.end("b")
-    assert cluster.act()[-1] == "start c 0", "those whose deadlines were dropped come after it, also in a new journal"
+    assert cluster.act()[-1] == "start c 0", "those whose deadlines were dropped come after it"
     deadlines = {row["name"]: row["deadline"] for row in cluster.queue.rows()}
     assert deadlines["b"] == "met" and deadlines["hopeless"] == "missed"
+
+
+def test_a_deadline_that_was_dropped_is_not_in_a_new_journal(path: Path) -> None:
+    cluster = Cluster(path, 1, policy="edf")
+    cluster.queue.submit(spec("a"))
+    cluster.queue.submit(spec("b", after=["a"], deadline=1.0))
+    cluster.act()
+    cluster.now += 100
+    cluster.end("a")
+    assert cluster.act() == ["start b 0"]
+    assert cluster.queue.compact(after=1)
+    cluster.lose(0, crashed=False)  # b waits again, with a new rank
+    cluster.queue.submit(spec("c", deadline=1000.0))
+    cluster.add_host(0, "again")
+    assert cluster.act() == ["start c 0"]
 
 
 def test_a_job_that_has_waited_keeps_a_deadline_that_it_can_meet(path: Path) -> None:
