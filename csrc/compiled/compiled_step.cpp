@@ -2,8 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-
-#include <torch/csrc/jit/serialization/pickle.h>
+#include <ATen/core/ivalue.h>
 
 #include <algorithm>
 #include <fstream>
@@ -13,6 +12,10 @@
 
 #include "compiled/step_package.h"
 #include "torchshare/job.h"
+
+namespace torch {
+TORCH_API c10::IValue pickle_load(const std::vector<char>& data);  // torch/serialize.h includes all of torch's JIT compiler
+}
 
 // Note [Compiled steps]
 // A step of small ops spends its time in the interpreter and the dispatcher, and two such jobs in one process contend
@@ -101,7 +104,7 @@ BoundPackage load_package(const std::string& folder) {
   if (bytes.empty()) {
     throw std::invalid_argument("'" + path + "' cannot be read; the folder must be written by CompiledStep.save");
   }
-  const auto saved = torch::jit::pickle_load(bytes).toGenericDict();
+  const auto saved = torch::pickle_load(bytes).toGenericDict();
   const at::Tensor draws = saved.at("draws").toTensor();
   std::vector<Noise> noise;
   for (const at::Tensor& tensor : tensors_of(saved.at("noise"))) {

@@ -60,10 +60,10 @@ def cache() -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiler() -> Iterator[None]:
-    """Compiles steps and models in processes that have inductor in memory: it takes longer to import than to run."""
+    """Compiles steps and models in processes that have torch in memory, and without a GPU inductor: it takes longer to
+    import than to run."""
     with pytest.MonkeyPatch.context() as patch:
-        if not preloaded.has_gpu():
-            patch.setattr(step_package, "Popen", lambda args, **options: preloaded.Process(args[1:], **options))
+        patch.setattr(step_package, "Popen", lambda args, **options: preloaded.Process(args[1:], **options))
         yield
 
 
@@ -104,6 +104,12 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(former)
+
+
+@pytest.fixture
+def whole_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs that the test starts leave out nothing when they exit; see preloaded.py."""
+    monkeypatch.setenv(preloaded.WHOLE_EXIT, "1")
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,8 @@ from test_replacements import installed
 import torchshare
 from torchshare import Job
 
+pytestmark = pytest.mark.usefixtures("whole_exit")
+
 
 @pytest.mark.parametrize("watched", [False, True], ids=["", "-X faulthandler"])
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from conftest import python
 
+pytestmark = pytest.mark.usefixtures("whole_exit")
+
 ENDS_SLOWLY = """
 import select, sys, threading, time, torch, torchshare
 began = threading.Event()

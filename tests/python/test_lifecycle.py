@@ -25,6 +25,8 @@ import torchshare
 from torchshare import _C, Job, JobFailed
 from torchshare.runtime import closing, signals
 
+pytestmark = pytest.mark.usefixtures("whole_exit")
+
 # Loading
 
 

@@ -15,6 +15,8 @@ import torchshare
 from torchshare.isolation import process_signals
 from torchshare.runtime import signals
 
+pytestmark = pytest.mark.usefixtures("whole_exit")
+
 # A process or a test that gets no core is patient.
 PATIENT = """
 import os, sys, threading, time, torchshare

@@ -1,8 +1,8 @@
 #include "device/cpu/low_priority.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <pthread.h>
