@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
+import preloaded
 import pytest
 from conftest import free_port, on_both, torchshare_command
 from torch.distributed import run
@@ -22,30 +21,24 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "scripts" / "ddp" / "train.py"
 def torchrun(
     *arguments: str, folder: Path, timeout: float = 300, launcher: str = "torch.distributed.run"
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program on two ranks. Kills them all on a timeout."""
-    run = subprocess.Popen(
-        [sys.executable, "-m", *launcher.split(), *TWO_RANKS, *arguments],
+    """Runs a program on two ranks."""
+    run = preloaded.Process(
+        ["-m", *launcher.split(), *TWO_RANKS, *arguments],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
         start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    try:
-        out, err = run.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        _kill_all(run)
-        out, err = run.communicate()
-        pytest.fail(f"not in {timeout} s\n{out}\n{err}")
+    out, err = run.communicate(timeout=timeout)  # kills all of its processes if it takes too long
     return subprocess.CompletedProcess(run.args, run.returncode, out, err)
 
 
 def two_ranks(command: list[str], folder: Path, watched: int, timeout: float) -> tuple[int, str, str]:
     """Runs a program on two ranks without a launcher, until the watched one ends: its status and output."""
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": folder}
-    ranks = [subprocess.Popen(command, env={**os.environ, **place, "RANK": str(rank)}, **pipes) for rank in range(2)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": folder}
+    ranks = [preloaded.Process(command, env={**os.environ, **place, "RANK": str(rank)}, **pipes) for rank in range(2)]
     try:
         out, err = ranks[watched].communicate(timeout=timeout)
     finally:
@@ -53,13 +46,6 @@ def two_ranks(command: list[str], folder: Path, watched: int, timeout: float) ->
             rank.kill()
             rank.communicate()
     return ranks[watched].returncode, out, err
-
-
-def _kill_all(run: subprocess.Popen[str]) -> None:
-    """Kills torchrun and the ranks, which have sessions of their own."""
-    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
-    for pid in (run.pid, *map(int, children)):
-        os.kill(pid, signal.SIGKILL)
 
 
 @on_both
@@ -117,7 +103,7 @@ def test_a_rank_killed_in_a_collective_ends_all_jobs(tmp_path: Path):
 )
 def test_a_rank_killed_during_a_decision_ends_all_jobs(dies: int, reason: str, tmp_path: Path):
     """The error names the reason: the program's own wait for the jobs would end with another one."""
-    command = [sys.executable, str(PROGRAMS / "dying.py"), str(dies)]
+    command = [str(PROGRAMS / "dying.py"), str(dies)]
     _, out, err = two_ranks(command, tmp_path, watched=1 - dies, timeout=300)
     assert reason in err and reason in out and "running" not in out.splitlines()[-1], out + err
 
@@ -136,7 +122,7 @@ while True:
 def test_the_results_of_a_run_are_told_though_a_rank_has_died(tmp_path: Path):
     """Exit status 2 would say that the command was wrong."""
     (tmp_path / "dies.py").write_text(DIES)
-    command = [sys.executable, "-m", "torchshare", "run", "--timeline", "out.json", "dies.py"]
+    command = ["-m", "torchshare", "run", "--timeline", "out.json", "dies.py"]
     status, out, err = two_ranks(command, tmp_path, watched=0, timeout=300)
     assert status == 1, out + err
     assert "rank 1 has not been heard of" in err
