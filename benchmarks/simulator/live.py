@@ -153,7 +153,7 @@ def run_live(trace: Trace, steps: list[int], ratios: Ratios, policy: str) -> lis
                     ended[index] = now
                     obey(scheduler.end(index, now))
             while to_come and trace.arrival[to_come[0]] <= now:
-                obey(scheduler.arrive(to_come.pop(0), now))
+                obey(scheduler.arrive([to_come.pop(0)], now))
         runtime.wait()
     return [ended[index] - trace.arrival[index] for index in range(JOBS)]
 

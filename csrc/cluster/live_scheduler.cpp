@@ -15,15 +15,13 @@ JobId LiveScheduler::add(const WorkloadJob& job, Seconds estimate) {
   return cluster_.add(job, estimate);
 }
 
-std::optional<Miss> LiveScheduler::miss_with(const WorkloadJob& job, Seconds estimate, Seconds now) const {
+std::optional<Miss> LiveScheduler::miss_with(const std::vector<WorkloadJob>& jobs, Seconds now,
+                                             bool decides_now) const {
   if (!policy_->keeps_deadlines()) {
     return std::nullopt;
   }
   Cluster trial = cluster_;
   trial.advance(std::max(now, trial.now()));
-  if (job.model == trial.models()) {
-    trial.add_model();
-  }
   bool has_usable = false;
   for (GpuId gpu = 0; gpu < trial.gpus().count(); ++gpu) {
     has_usable |= trial.gpus().usable(gpu);
@@ -31,20 +29,30 @@ std::optional<Miss> LiveScheduler::miss_with(const WorkloadJob& job, Seconds est
   if (!has_usable) {
     trial.set_usable(0, true);  // the first host is yet to report
   }
-  return torchshare::miss_with(trial, *policy_, trial.add(job, estimate), false);
+  std::optional<JobId> last;
+  for (const WorkloadJob& job : jobs) {
+    if (last) {
+      trial.arrive(*last, policy_->rank(trial, *last));
+    }
+    while (job.model >= trial.models()) {
+      trial.add_model();
+    }
+    last = trial.add(job, job.duration);
+  }
+  return torchshare::miss_with(trial, *policy_, last.value(), decides_now);
 }
 
-LiveScheduler::Orders LiveScheduler::arrive(JobId job, Seconds now) {
-  check_to_come(job);
+LiveScheduler::Orders LiveScheduler::arrive(const std::vector<JobId>& jobs, Seconds now) {
+  check_to_come(jobs);
   advance(now);
-  enter(job, false);
+  std::for_each(jobs.begin(), jobs.end(), [&](JobId job) { enter(job, jobs.size() > 1); });
   return decide();
 }
 
 LiveScheduler::Orders LiveScheduler::release(const std::vector<JobId>& jobs, Seconds now) {
-  std::for_each(jobs.begin(), jobs.end(), [this](JobId job) { check_to_come(job); });
+  check_to_come(jobs);
   advance(now);
-  enter_released(jobs, false);
+  enter_released(jobs, jobs.size() > 1);
   return decide();
 }
 
@@ -68,7 +76,7 @@ void LiveScheduler::enter_released(const std::vector<JobId>& jobs, bool decides_
 
 LiveScheduler::Orders LiveScheduler::end(JobId job, Seconds now, const std::vector<JobId>& successors) {
   check_job(job);
-  std::for_each(successors.begin(), successors.end(), [this](JobId successor) { check_to_come(successor); });
+  check_to_come(successors);
   const JobPhase phase = cluster_.job(job).phase;
   if (phase != JobPhase::kRunning && phase != JobPhase::kWaiting && phase != JobPhase::kHeld) {
     throw std::invalid_argument(fmt::format("job {} neither runs nor waits", job));
@@ -113,7 +121,7 @@ JobProgress LiveScheduler::progress(JobId job) const {
 }
 
 void LiveScheduler::restore(JobId job, const JobProgress& progress, std::vector<GpuId> gpus, Seconds now) {
-  check_to_come(job);
+  check_to_come({job});
   advance(now);
   cluster_.restore(job, progress);
   if (progress.held) {
@@ -156,10 +164,12 @@ void LiveScheduler::check_job(JobId job) const {
   }
 }
 
-void LiveScheduler::check_to_come(JobId job) const {
-  check_job(job);
-  if (cluster_.job(job).phase != JobPhase::kToCome) {
-    throw std::invalid_argument(fmt::format("job {} has already arrived", job));
+void LiveScheduler::check_to_come(const std::vector<JobId>& jobs) const {
+  for (const JobId job : jobs) {
+    check_job(job);
+    if (cluster_.job(job).phase != JobPhase::kToCome) {
+      throw std::invalid_argument(fmt::format("job {} has already arrived", job));
+    }
   }
 }
 

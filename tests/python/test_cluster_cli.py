@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,16 +47,18 @@ class Submitted:
         self.jobs.append((target, {key: value for key, value in options.items() if value is not None}))
         name = options["name"] or targets.default_name(target)
         spec = JobSpec(name, f"id-{name}", target, "/", "m", after=options.get("after") or [])
-        return Sent(spec, target, is_named=options["name"] is not None, sent=self.sent)
+        return client.Prepared(spec, target, options["name"] is not None)
 
 
-@dataclasses.dataclass(frozen=True)
-class Sent(client.Prepared):
-    sent: list[JobSpec]
+def noting(sent: list[JobSpec]) -> Callable[..., list[str]]:
+    """In place of `client.call`: accepts all jobs."""
 
-    def send(self) -> client.Handle:
-        self.sent.append(self.spec)
-        return client.Handle(self.spec.name)
+    def call(method: str, jobs: list[tuple[JobSpec, bool]], functions: dict[str, bytes]) -> list[str]:
+        assert (method, functions) == ("submit", {})
+        sent.extend(spec for spec, _ in jobs)
+        return [spec.name for spec, _ in jobs]
+
+    return call
 
 
 @pytest.fixture
@@ -64,6 +66,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> Submitted:
     found = Submitted()
     monkeypatch.setattr(verb.client, "prepared", found)
     monkeypatch.setattr(verb.connection, "up", lambda address: None)
+    monkeypatch.setattr(client, "call", noting(found.sent))
     return found
 
 
@@ -210,9 +213,9 @@ def test_a_profile_gives_the_duration_and_the_ratios(tmp_path: Path, monkeypatch
     path = tmp_path / "cnn.json"
     profile("cnn", 50, {"text": (1.3, 1.8)}).save(path)
     sent: list[Any] = []
-    monkeypatch.setattr(client, "call", lambda method, *arguments: sent.append(arguments[0]))
-    client.prepared("cnn.py", profile=str(path)).send()
-    client.prepared("cnn.py", profile=str(path), duration=5).send()
+    monkeypatch.setattr(client, "call", noting(sent))
+    client.send([client.prepared("cnn.py", profile=str(path))])
+    client.send([client.prepared("cnn.py", profile=str(path), duration=5)])
     assert [spec.ratios for spec in sent] == [{"text": [1.3, 1.8]}] * 2
     assert [spec.duration for spec in sent] == [pytest.approx(50), 5]
     with pytest.raises(ValueError, match=r"profile .*none\.json: No such file"):
@@ -225,10 +228,10 @@ def test_a_profile_says_what_sub_batches_save_and_cost(tmp_path: Path, monkeypat
     fitted = Fit(**fit, memory_per_row=20 * MIB, left_out_errors=[])
     profile("cnn", 50, fit=fitted).save(path)
     sent: list[Any] = []
-    monkeypatch.setattr(client, "call", lambda method, *arguments: sent.append(arguments[0]))
-    client.prepared("cnn.py", profile=str(path), sub_batches=8).send()
-    client.prepared("cnn.py", profile=str(path), sub_batches=4, sub_batch=4, memory=2**20).send()
-    client.prepared("cnn.py", profile=str(path)).send()
+    monkeypatch.setattr(client, "call", noting(sent))
+    client.send([client.prepared("cnn.py", profile=str(path), sub_batches=8)])
+    client.send([client.prepared("cnn.py", profile=str(path), sub_batches=4, sub_batch=4, memory=2**20)])
+    client.send([client.prepared("cnn.py", profile=str(path))])
     assert [spec.sub_batches for spec in sent] == [8, 4, 1]
     assert [spec.memory for spec in sent] == [225 * MIB, 2**20, 225 * MIB]  # 9/8 of 40 + 20 * 8
     assert all("profile" not in spec.options for spec in sent), "it need not be on the nodes"
@@ -254,7 +257,8 @@ class Log:
     def __call__(self, method: str, *_: Any) -> Any:
         if method == "log" and self._interrupts:
             raise KeyboardInterrupt
-        return {"rows": [self._row], "log": next(self._pieces, b"") if method == "log" else None}[method]
+        log = next(self._pieces, b"") if method == "log" else None
+        return {"submit": ["a"], "rows": [self._row], "log": log}[method]
 
 
 def test_a_character_in_two_pieces_of_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,9 +286,9 @@ def test_the_status_says_why_a_device_cannot_be_started(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("given", ["2h", "7200", 7200, "1h60m", "120min"])
 def test_a_deadline_is_kept_in_seconds(monkeypatch: pytest.MonkeyPatch, given: Any) -> None:
-    sent = []
-    monkeypatch.setattr(client, "call", lambda method, spec, *_: sent.append(spec) or spec.name)
-    client.prepared("train.py", deadline=given).send()
+    sent: list[JobSpec] = []
+    monkeypatch.setattr(client, "call", noting(sent))
+    client.send([client.prepared("train.py", deadline=given)])
     assert sent[0].deadline == 7200.0
     assert sent[0].options == {}
 

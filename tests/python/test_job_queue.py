@@ -544,6 +544,54 @@ def test_predecessors_may_be_given_as_submissions(path: Path) -> None:
     assert cluster.queue.jobs["b"].waits_for == {"a": True}
 
 
+def together(*specs: JobSpec) -> list[tuple[JobSpec, bool]]:
+    return [(each, False) for each in specs]
+
+
+def test_jobs_that_are_submitted_together_are_decided_about_together(path: Path) -> None:
+    cluster = Cluster(path, 1, policy="sjf")
+    last = spec("last", duration=1.0, after=["ok:short"])
+    names = cluster.queue.submit_all(together(spec("long"), spec("short", duration=10.0), last))
+    assert names == ["long", "short", "last"]
+    assert journaled(cluster)[-1]["event"] == "submit_all"
+    assert cluster.act() == ["start short 0"], "one by one, the first would have started"
+    cluster.end("short")
+    cluster.open()
+    assert cluster.act() == ["start last 0"]
+
+
+@pytest.mark.parametrize(
+    ("third", "message"),
+    [
+        (spec("a"), "job names must be unique; a job of that name is submitted with it"),
+        (spec("known", submission="2"), "job names must be unique; a job of that name is pending"),
+        (spec("c", gpus=2), "gpus must be at most 1, the cluster's devices, got 2"),
+        (spec("c", after=["x"]), "after names job 'x', which the queue does not have"),
+        (spec("c", deadline=150.0), "deadline 2m30s would be missed: it is predicted to end after 3m20s"),
+        (spec("c", duration=50.0, deadline=100.0), "deadline 1m40s would make job 'a' miss its own: it would end 30s"),
+    ],
+)
+def test_if_one_of_the_jobs_is_refused_none_is_in_the_queue(path: Path, third: JobSpec, message: str) -> None:
+    cluster = Cluster(path, 1, policy="edf")
+    cluster.queue.submit(spec("known"))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=f"^job '{third.name}': {re.escape(message)}"):
+        cluster.queue.submit_all(together(spec("a", deadline=120.0), spec("b", after=["ok:a"]), third))
+    assert path.read_bytes() == before
+    assert cluster.states() == {"known": "pending"}
+
+
+def test_jobs_that_were_submitted_together_are_submitted_once(path: Path) -> None:
+    """A client that gets no answer sends them again."""
+    cluster = Cluster(path, 1)
+    given = [(spec("a", submission="1"), True), (spec("a", submission="2", after=["ok:1"]), True)]
+    for _ in range(2):
+        assert cluster.queue.submit_all(given) == ["a", "a-2"]
+        cluster.open()
+    assert cluster.queue.jobs["a-2"].waits_for == {"a": True}
+    assert cluster.queue.submit_all([]) == []
+
+
 def test_a_long_chain_of_jobs_is_cancelled_at_once(path: Path) -> None:
     cluster = Cluster(path, 1)
     cluster.queue.submit(spec("0"))

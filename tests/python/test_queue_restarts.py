@@ -175,13 +175,14 @@ DEVICE = 12 * 2**30
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_happens_every_job_ends_once(path: Path, policy: str, seed: int) -> None:
     """Hosts crash and come back, the scheduler is killed, jobs are cancelled, at random. From the third seed on, jobs
-    may be split to share a device's memory; from the fifth on, they wait for others, and fail."""
+    may be split to share a device's memory; from the fifth on, they wait for others, and fail, and some are submitted
+    together."""
     chance = random.Random(seed)
     cluster = Cluster(path, 3, policy=policy, memory=DEVICE if seed > 1 else 0)
     cluster.fails = 0.1 if seed > 3 else 0.0
     cluster.compacts = seed % 2 == 1
     names = [f"job{number}" for number in range(40)]
-    for name in names:
+    for name in list(names):
         gpus = chance.choice([1, 1, 2]) if len(cluster.on) > 1 else 1
         given = {"duration": chance.uniform(10, 500), "model": chance.choice("xyz"), "gpus": gpus}
         if seed > 1:
@@ -190,11 +191,17 @@ def test_whatever_happens_every_job_ends_once(path: Path, policy: str, seed: int
         if seed > 3:
             awaited = chance.sample(known, min(len(known), chance.randint(0, 3)))
             given["after"] = [chance.choice(["any:", "ok:"]) + each for each in awaited]
+        if seed > 3 and chance.random() < 0.3:
+            names.append(f"{name}b")
+            pair = [spec(name, **given), spec(f"{name}b", after=[f"ok:{name}"])]
+        else:
+            pair = [spec(name, **given)]
         try:
-            cluster.queue.submit(spec(name, **given))
+            cluster.queue.submit_all([(each, False) for each in pair])
         except ValueError as error:
-            assert re.search("after names job 'job[0-9]+', which (has failed|was cancelled)$", str(error))
-            cluster.queue.submit(spec(name, **{**given, "after": known[:2]}))
+            assert re.search("after names job 'job[0-9]+b?', which (has failed|was cancelled)$", str(error))
+            pair[0] = spec(name, **{**given, "after": known[:2]})
+            cluster.queue.submit_all([(each, False) for each in pair])
         _something_happens(cluster, chance)
     for _ in range(2000):
         if all(state in ENDED for state in cluster.states().values()):

@@ -85,7 +85,7 @@ def started(path: Path, nodes: PlayedNodes, *jobs: str) -> tuple[Scheduler, Remo
     """A scheduler with one host, on which these jobs run."""
     scheduler = opened(path, nodes)
     for name in jobs:
-        scheduler.submit(JobSpec(name, name, f"{name}.py", "/", "m"), None, False)
+        scheduler.submit([(JobSpec(name, name, f"{name}.py", "/", "m"), False)], {})
     host = scheduler._hosts["n", 0] = RemoteHost("n", 0, Played())
     status(scheduler, host)
     assert [action.what for action in scheduler._queue.actions()] == ["start"] * len(jobs)
@@ -112,7 +112,7 @@ def test_an_env_is_to_blame_only_if_the_node_lives_and_its_process_is_not_killed
     """A process that is killed at its start is started again, three times in all."""
     nodes.alive = bool(alive)
     scheduler = opened(tmp_path, nodes)
-    job = scheduler.submit(JobSpec("a", "id", "a.py", "/", "m", env={"env_vars": {"X": "1"}}), None, False)
+    (job,) = scheduler.submit([(JobSpec("a", "id", "a.py", "/", "m", env={"env_vars": {"X": "1"}}), False)], {})
     for number, state in enumerate(states):
         gpu = scheduler._queue.host_up("n", 0, f"token{number}")
         host = RemoteHost("n", 0, None, replaced_for=job, gpu=gpu, error=error)
@@ -134,7 +134,7 @@ def test_jobs_that_ended_before_their_host_and_scheduler_died_do_not_run_again(
 
     scheduler = start()
     for name, gpus in (("gang", 2), ("single", 1), ("lost", 1)):
-        scheduler.submit(JobSpec(name, name, f"{name}.py", "/", "m", gpus=gpus), None, False)
+        scheduler.submit([(JobSpec(name, name, f"{name}.py", "/", "m", gpus=gpus), False)], {})
     assert [action.job.name for action in scheduler._queue.actions()] == ["gang", "gang", "single", "lost"]
     for name in ("gang.1.0", "gang.1.1", "single"):
         Storage(tmp_path).put_outcome(name, Outcome("finished"))
@@ -390,7 +390,7 @@ class _NoJobs(HostStatus):
 
 def test_a_host_that_hangs_is_given_up(tmp_path: Path, nodes: PlayedNodes) -> None:
     scheduler = opened(tmp_path, nodes)
-    scheduler.submit(JobSpec("a", "id", "a.py", "/", "m"), None, False)
+    scheduler.submit([(JobSpec("a", "id", "a.py", "/", "m"), False)], {})
     no_jobs = _NoJobs("token", 0.0, [], "{}")
     actor = types.SimpleNamespace(status=types.SimpleNamespace(remote=lambda forget: no_jobs))
     host = scheduler._hosts["n", 0] = RemoteHost("n", 0, actor)

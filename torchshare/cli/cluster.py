@@ -113,10 +113,9 @@ def _submit(arguments: argparse.Namespace) -> int:
     prepared = [client.prepared(target, **{"name": name, **given.of_job(name)}) for name, target in named]
     ordered = _ordered(prepared)
     connection.up(arguments.address)
-    handles = []
-    for job in ordered:
-        handles.append(job.send())
-        print(f"Job '{escaped(handles[-1].name)}' is submitted", file=sys.stderr)
+    handles = client.send(ordered)
+    for job in handles:
+        print(f"Job '{escaped(job.name)}' is submitted", file=sys.stderr)
     return 0 if arguments.no_wait or len(handles) > 1 else _wait(handles[0])
 
 

@@ -112,7 +112,7 @@ def submit(target: str | Callable[..., Any], *, address: str | None = None, **op
     """
     job = prepared(target, **options)
     up(address)
-    return job.send()
+    return send([job])[0]
 
 
 @dataclass(frozen=True)
@@ -124,13 +124,15 @@ class Prepared:
     is_named: bool
     """Otherwise its name gets a number if it is taken."""
 
-    def send(self) -> Handle:
-        function = None if isinstance(self.target, str) else _pickled(self.target)
-        return Handle(call("submit", self.spec, function, not self.is_named))
+
+def send(jobs: list[Prepared]) -> list[Handle]:
+    """Adds all jobs to the queue of the cluster that is connected, or none. Those come first for which others wait."""
+    functions = {job.spec.submission: _pickled(job.target) for job in jobs if not isinstance(job.target, str)}
+    return [Handle(name) for name in call("submit", [(job.spec, not job.is_named) for job in jobs], functions)]
 
 
 def prepared(target: str | Callable[..., Any], **options: Unpack[SubmitOptions]) -> Prepared:
-    """Checks the arguments of `submit`. What it returns submits the job to the cluster that is connected then."""
+    """Checks the arguments of `submit`."""
     if not isinstance(target, str) and not callable(target):
         raise TypeError(f"target must be a script, or a function that takes a Job, got {target!r}")
     base = targets.default_name(target) if isinstance(target, str) else getattr(target, "__name__", "job")

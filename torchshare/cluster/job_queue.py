@@ -7,7 +7,7 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from torchshare import _core
@@ -62,17 +62,37 @@ class JobQueue:
     # What happens
 
     def submit(self, spec: JobSpec, number: bool = False) -> str:
-        """Returns the job's name; with `number`, it gets one if it is taken. The same submission twice is one job.
-        Raises ValueError for a job that cannot be accepted."""
-        spec.check()
-        same = self._state.submissions.get(spec.submission)
-        if same is not None:
-            return same.spec.name
+        """Returns the job's name; see `submit_all`."""
+        return self.submit_all([(spec, number)])[0]
+
+    def submit_all(self, given: Sequence[tuple[JobSpec, bool]]) -> list[str]:
+        """Accepts all of the jobs, those first for which others of them wait, or none. Returns their names; one with
+        True gets a number if its name is taken. The same submission twice is one job. Raises ValueError for a job that
+        cannot be accepted."""
+        names: list[str] = []
+        new: dict[str, JobSpec] = {}
+        for spec, number in given:
+            spec.check()
+            same = self._state.submissions.get(spec.submission)
+            if same is None:
+                spec = self._accepted(spec, number, new)
+                new[spec.name] = spec
+            names.append(spec.name if same is None else same.spec.name)
+        self._check_deadlines(list(new.values()))
+        told = [_told(spec, self._settings) for spec in new.values()]
+        if len(told) == 1:
+            self._record({"event": "submit", "job": told[0]})
+        elif told:
+            self._record({"event": "submit_all", "jobs": told})
+        return names
+
+    def _accepted(self, spec: JobSpec, number: bool, new: dict[str, JobSpec]) -> JobSpec:
+        """The job as it is submitted, after the `new` ones. Its deadline has yet to be checked."""
         if number:
-            spec = dataclasses.replace(spec, name=free_name(spec.name, self.jobs))
-        known = self.jobs.get(spec.name)
-        if known is not None:
-            raise ValueError(f"job '{spec.name}': job names must be unique; a job of that name is {known.state}")
+            spec = dataclasses.replace(spec, name=free_name(spec.name, {*self.jobs, *new}))
+        if spec.name in self.jobs or spec.name in new:
+            state = self.jobs[spec.name].state if spec.name in self.jobs else "submitted with it"
+            raise ValueError(f"job '{spec.name}': job names must be unique; a job of that name is {state}")
         devices = len(self.hosts)  # those too whose process is being started again
         if spec.gpus > max(1, devices):
             raise ValueError(
@@ -82,16 +102,13 @@ class JobQueue:
             limit = self._settings.memory
             raise ValueError(f"job '{spec.name}': memory must be at most {limit}, that of a device, got {spec.memory}")
         _core.priority_level(spec.priority)  # raises ValueError
-        spec = spec.with_awaited({name: self._predecessor(spec, name) for name in spec.awaited})
-        submission = _submission(spec, self._settings)
-        waits = any(name in self._state.open for name in spec.awaited)
-        if spec.deadline is not None and not waits:
-            self._check_deadline(spec, spec.deadline)
-        self._record(submission)
-        return spec.name
+        return spec.with_awaited({name: self._predecessor(spec, name, new) for name in spec.awaited})
 
-    def _predecessor(self, spec: JobSpec, given: str) -> str:
+    def _predecessor(self, spec: JobSpec, given: str, new: dict[str, JobSpec]) -> str:
         """The name of a job for which this one waits; `given` may also be its submission. Raises ValueError."""
+        for each in new.values():
+            if each.submission == given:
+                return each.name
         job = self._state.submissions.get(given, self.jobs.get(given))
         if job is None:
             raise ValueError(f"job '{spec.name}': after names job '{given}', which the queue does not have")
@@ -99,18 +116,29 @@ class JobQueue:
             raise ValueError(f"job '{spec.name}': after names job '{job.spec.name}', which {HOW_ENDED[job.outcome]}")
         return job.spec.name
 
-    def _check_deadline(self, spec: JobSpec, deadline: float) -> None:
+    def _check_deadlines(self, new: list[JobSpec]) -> None:
         """Raises ValueError if the policy keeps deadlines and would miss one."""
-        miss = self._state.miss_with(spec, self._clock())
+        open_ = {*self._state.open, *(spec.name for spec in new)}
+        due = [spec for spec in new if spec.deadline is not None and open_.isdisjoint(spec.awaited)]
+        for count in range(1, len(due) + 1):
+            self._check_deadline(due[:count], len(new) > 1)
+
+    def _check_deadline(self, specs: list[JobSpec], others: bool) -> None:
+        """That of the last job, and what it means for the others."""
+        miss = self._state.miss_with(specs, self._clock(), others)
         if miss is None:
             return
         name, left = miss
-        given = f"job '{spec.name}': deadline {duration_text(deadline)}"
+        spec = specs[-1]
+        given = f"job '{spec.name}': deadline {duration_text(spec.deadline or 0.0)}"
         helps = "a later deadline, more devices or a submission when fewer jobs wait would help"
         if name == spec.name:
             raise ValueError(f"{given} would be missed: it is predicted to end after {duration_text(left)}; {helps}")
-        other = self.jobs[name]
-        late = left - (other.submitted + (other.spec.deadline or 0.0) - self._state.next_time(self._clock()))
+        due = {each.name: each.deadline or 0.0 for each in specs}
+        if name in self.jobs:
+            other = self.jobs[name]
+            due[name] = other.submitted + (other.spec.deadline or 0.0) - self._state.next_time(self._clock())
+        late = left - due[name]
         raise ValueError(
             f"{given} would make job '{name}' miss its own: it would end {duration_text(late)} late; {helps}"
         )
@@ -347,11 +375,12 @@ class JobQueue:
             raise
 
 
-def _submission(spec: JobSpec, settings: QueueSettings) -> Event:
-    """Raises ValueError for a job to which an empty queue could not apply this event, but for its predecessors."""
+def _told(spec: JobSpec, settings: QueueSettings) -> dict[str, Any]:
+    """The job as the journal has it. Raises ValueError if an empty queue could not apply its submission, but for its
+    predecessors."""
     try:
-        job = json.loads(json.dumps(dataclasses.asdict(spec), allow_nan=False))
+        job: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(spec), allow_nan=False))
         QueueState(settings).apply({"event": "submit", "time": 0.0, "job": {**job, "gpus": 1, "after": []}})
     except Exception as error:
         raise ValueError(f"job '{spec.name}': cannot be accepted: {error}") from None
-    return {"event": "submit", "job": job}
+    return job

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 from torchshare import _core
 from torchshare.cluster.job_spec import JobSpec
@@ -78,19 +79,30 @@ class QueueState:
         getattr(self, f"_on_{event['event']}")(event)
 
     def _on_submit(self, event: Event) -> None:
-        spec = JobSpec(**event["job"])
-        estimate = self.estimate_of(spec)
-        self.tell_ratios(self.learned.set_profiled(spec.model, spec.ratios))
-        number = self.add(spec, estimate, self.now)
-        job = QueuedJob(spec, number, event["time"], estimate)
-        self.numbers.append(job)
-        self.jobs[spec.name] = self.open[spec.name] = job
-        self.submissions[spec.submission] = job
-        job.waits_for = {name: must_finish for name, must_finish in spec.awaited.items() if name in self.open}
-        if job.waits_for:
-            self.expect_ends(job)
-        else:
-            self._obey(self.live.arrive(number, self.now))
+        self._submit([event["job"]], event["time"])
+
+    def _on_submit_all(self, event: Event) -> None:
+        self._submit(event["jobs"], event["time"])
+
+    def _submit(self, told: list[dict[str, Any]], time: float) -> None:
+        """Those jobs come first for which others of them wait."""
+        arriving = []
+        for each in told:
+            spec = JobSpec(**each)
+            estimate = self.estimate_of(spec)
+            self.tell_ratios(self.learned.set_profiled(spec.model, spec.ratios))
+            number = self.add(spec, estimate, self.now)
+            job = QueuedJob(spec, number, time, estimate)
+            self.numbers.append(job)
+            self.jobs[spec.name] = self.open[spec.name] = job
+            self.submissions[spec.submission] = job
+            job.waits_for = {name: must_finish for name, must_finish in spec.awaited.items() if name in self.open}
+            if job.waits_for:
+                self.expect_ends(job)
+            else:
+                arriving.append(number)
+        if arriving:
+            self._obey(self.live.arrive(arriving, self.now))
 
     def expect_ends(self, job: QueuedJob) -> None:
         for name in job.waits_for:
@@ -112,17 +124,26 @@ class QueueState:
     def estimate_of(self, spec: JobSpec) -> float:
         return spec.duration or self.learned.duration(spec.model)
 
-    def miss_with(self, spec: JobSpec, clock: float) -> tuple[str, float] | None:
-        """The job that this one would make late if it was submitted now, itself or another one, and how many seconds
-        from now that would end. Changes nothing. Ratios of its profile are not taken into account."""
-        now = self._since_origin(clock)
-        row = self.rows.get(spec.model, len(self.rows))
-        group = self.groups.get(key_of(spec.env), len(self.groups))
-        miss = self.live.miss_with(now, self.estimate_of(spec), *self._asked(spec, row, group))
+    def miss_with(self, specs: list[JobSpec], clock: float, others: bool) -> tuple[str, float] | None:
+        """The job that the last of these, which have deadlines, would make late if all were submitted now, itself or
+        another one, and how many seconds from now that would end. `others`: whether others are submitted together with
+        it. Changes nothing. Ratios of their profiles are not taken into account."""
+        now, rows, groups = self._since_origin(clock), dict(self.rows), dict(self.groups)
+        asked = [
+            (
+                self.estimate_of(spec),
+                *self._asked(
+                    spec, rows.setdefault(spec.model, len(rows)), groups.setdefault(key_of(spec.env), len(groups))
+                ),
+            )
+            for spec in specs
+        ]
+        miss = self.live.miss_with(now, asked, others)
         if miss is None:
             return None
         number, end = miss
-        return spec.name if number >= len(self.numbers) else self.numbers[number].spec.name, end - now
+        known = len(self.numbers)
+        return (self.numbers[number].spec if number < known else specs[number - known]).name, end - now
 
     def _row(self, model: str) -> int:
         if model not in self.rows:

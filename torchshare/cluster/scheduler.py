@@ -99,13 +99,14 @@ class Scheduler:
             raise CannotStart(str(self._refusal))
         return self._settings
 
-    def submit(self, spec: JobSpec, function: bytes | None, number: bool) -> str:
-        """Accepts a job. With `number`, its name gets one if it is taken. Once this has returned, the job is kept."""
+    def submit(self, jobs: list[tuple[JobSpec, bool]], functions: dict[str, bytes]) -> list[str]:
+        """Accepts all jobs or none; see `JobQueue.submit_all`. `functions`: those of pickled jobs, by submission. Once
+        this has returned, the jobs are kept."""
         self.check()
         with self._lock:
-            if function is not None:
-                self._storage.put_function(spec.submission, function)
-            return self._queue.submit(spec, number)
+            for submission, function in functions.items():
+                self._storage.put_function(submission, function)
+            return self._queue.submit_all(jobs)
 
     def cancel(self, name: str) -> None:
         self.check()

@@ -122,6 +122,7 @@ void restore(LiveScheduler& scheduler, JobId job, const Progress& progress, std:
 }
 
 using Split = std::tuple<double, double, int>;  // see SplitModel
+using LiveJob = std::tuple<Seconds, int, double, int, int, int, Seconds, Split>;  // see live_job
 
 WorkloadJob live_job(Seconds arrival, Seconds estimate, int gpus, double memory_gib, int model, int priority, int group,
                      Seconds deadline, const Split& split) {
@@ -210,15 +211,18 @@ void bind_cluster(py::module_& module) {
           py::arg("priority"), py::arg("group"), py::arg("deadline"), py::arg("split"))
       .def(
           "miss_with",
-          [](const LiveScheduler& scheduler, Seconds now, Seconds estimate, int gpus, double memory_gib, int model,
-             int priority, int group, Seconds deadline, const Split& split) {
-            const std::optional<Miss> miss = scheduler.miss_with(
-                live_job(now, estimate, gpus, memory_gib, model, priority, group, deadline, split), estimate, now);
+          [](const LiveScheduler& scheduler, Seconds now, const std::vector<LiveJob>& asked,
+             bool decides_now) {
+            std::vector<WorkloadJob> jobs;
+            for (const LiveJob& job : asked) {
+              jobs.push_back(std::apply(live_job, std::tuple_cat(std::tuple(now), job)));
+            }
+            const std::optional<Miss> miss = scheduler.miss_with(jobs, now, decides_now);
             return miss ? std::optional(std::pair(miss->job, miss->end)) : std::nullopt;
           },
-          py::arg("now"), py::arg("estimate"), py::arg("gpus"), py::arg("memory_gib"), py::arg("model"),
-          py::arg("priority"), py::arg("group"), py::arg("deadline"), py::arg("split"))
-      .def("arrive", event(&LiveScheduler::arrive), py::arg("job"), py::arg("now"))
+          py::arg("now"), py::arg("jobs"), py::arg("decides_now"))
+      .def("arrive", event(py::overload_cast<const std::vector<JobId>&, Seconds>(&LiveScheduler::arrive)),
+           py::arg("jobs"), py::arg("now"))
       .def("release", event(&LiveScheduler::release), py::arg("jobs"), py::arg("now"))
       .def("end", event(&LiveScheduler::end), py::arg("job"), py::arg("now"),
            py::arg("successors") = std::vector<JobId>())

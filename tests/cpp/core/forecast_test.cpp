@@ -131,33 +131,33 @@ LiveScheduler live(std::string_view policy) {
 TEST(LiveDeadlines, ANewJobIsAskedAboutBeforeItArrives) {
   LiveScheduler scheduler = live("edf");
   const WorkloadJob first{.duration = 100, .deadline = 110};
-  EXPECT_FALSE(scheduler.miss_with(first, 100, 0));
+  EXPECT_FALSE(scheduler.miss_with({first}, 0, false));
   scheduler.arrive(scheduler.add(first, 100), 0);
-  const auto other = scheduler.miss_with({.arrival = 10, .duration = 50, .model = 1, .deadline = 55}, 50, 10);
+  const auto other = scheduler.miss_with({{.arrival = 10, .duration = 50, .model = 1, .deadline = 55}}, 10, false);
   ASSERT_TRUE(other);
   EXPECT_EQ(other->job, 0U);
   EXPECT_EQ(other->end, 150);
-  const auto itself = scheduler.miss_with({.arrival = 10, .duration = 50, .deadline = 120}, 50, 10);
+  const auto itself = scheduler.miss_with({{.arrival = 10, .duration = 50, .deadline = 120}}, 10, false);
   ASSERT_TRUE(itself);
   EXPECT_EQ(itself->job, 1U);
   EXPECT_EQ(itself->end, 150);
-  EXPECT_FALSE(scheduler.miss_with({.arrival = 10, .duration = 50, .deadline = 140}, 50, 10));
-  EXPECT_FALSE(live("srsf").miss_with({.duration = 50, .deadline = 1}, 50, 0)) << "does not keep deadlines";
+  EXPECT_FALSE(scheduler.miss_with({{.arrival = 10, .duration = 50, .deadline = 140}}, 10, false));
+  EXPECT_FALSE(live("srsf").miss_with({{.duration = 50, .deadline = 1}}, 0, false)) << "does not keep deadlines";
 }
 
 TEST(LiveDeadlines, WithoutAGpuTheForecastIsThatOfOne) {
   LiveScheduler scheduler = live("edf");
   scheduler.lose(0, 0, 0);
-  EXPECT_FALSE(scheduler.miss_with({.duration = 100, .deadline = 110}, 100, 0));
-  EXPECT_TRUE(scheduler.miss_with({.duration = 100, .deadline = 90}, 100, 0));
+  EXPECT_FALSE(scheduler.miss_with({{.duration = 100, .deadline = 110}}, 0, false));
+  EXPECT_TRUE(scheduler.miss_with({{.duration = 100, .deadline = 90}}, 0, false));
 }
 
 TEST(LiveDeadlines, AJobThatRunsLongerThanEstimatedIsForecastAnew) {
   LiveScheduler scheduler = live("edf");
   scheduler.arrive(scheduler.add({.duration = 10, .deadline = 100}, 10), 0);
-  const auto miss = scheduler.miss_with({.arrival = 30, .duration = 10, .deadline = 15}, 10, 30);
+  const auto miss = scheduler.miss_with({{.arrival = 30, .duration = 10, .deadline = 15}}, 30, false);
   EXPECT_FALSE(miss) << "it comes first";
-  const auto late = scheduler.miss_with({.arrival = 30, .duration = 65, .deadline = 65}, 65, 30);
+  const auto late = scheduler.miss_with({{.arrival = 30, .duration = 65, .deadline = 65}}, 30, false);
   ASSERT_TRUE(late) << "the other one, now taken to last 40 s, would end at 105";
   EXPECT_EQ(late->job, 0U);
   EXPECT_EQ(late->end, 105);
