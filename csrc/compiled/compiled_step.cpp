@@ -14,7 +14,8 @@
 #include "torchshare/job.h"
 
 namespace torch {
-TORCH_API c10::IValue pickle_load(const std::vector<char>& data);  // torch/serialize.h includes all of torch's JIT compiler
+TORCH_API c10::IValue pickle_load(
+    const std::vector<char>& data);  // torch/serialize.h includes all of torch's JIT compiler
 }
 
 // Note [Compiled steps]

@@ -21,7 +21,7 @@ from torchshare.cli import cluster as verb
 from torchshare.cluster import client, connection
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.context.durations import EXPECTED as DURATION
-from torchshare.profiles.profile import Fit
+from torchshare.profiles.profile import Fit, Profile
 from torchshare.scripts import targets
 
 
@@ -216,8 +216,9 @@ def test_a_profile_gives_the_duration_and_the_ratios(tmp_path: Path, monkeypatch
     monkeypatch.setattr(client, "call", noting(sent))
     client.send([client.prepared("cnn.py", profile=str(path))])
     client.send([client.prepared("cnn.py", profile=str(path), duration=5)])
-    assert [spec.ratios for spec in sent] == [{"text": [1.3, 1.8]}] * 2
-    assert [spec.duration for spec in sent] == [pytest.approx(50), 5]
+    client.send([client.prepared("cnn.py", profile=Profile.load(path))])
+    assert [spec.ratios for spec in sent] == [{"text": [1.3, 1.8]}] * 3
+    assert [spec.duration for spec in sent] == [pytest.approx(50), 5, pytest.approx(50)]
     with pytest.raises(ValueError, match=r"profile .*none\.json: No such file"):
         client.prepared("cnn.py", profile=str(tmp_path / "none.json"))
 

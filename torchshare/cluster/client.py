@@ -28,6 +28,7 @@ from torchshare.scripts import targets
 if TYPE_CHECKING:
     from torchshare.cluster.queued_job import Span
     from torchshare.cluster.storage import Outcome
+    from torchshare.profiles.profile import Profile
 
 _POLL_S = 0.2
 
@@ -189,13 +190,13 @@ class _Profiled:
     split: dict[str, float] = field(default_factory=dict)
 
 
-def _profiled(path: str | None, sub_batch: int | None) -> _Profiled:
+def _profiled(given: Profile | str | os.PathLike[str] | None, sub_batch: int | None) -> _Profiled:
     """What the queue needs of a job's profile. Raises ValueError if it cannot be read."""
-    if path is None:
+    if given is None:
         return _Profiled()
     from torchshare.profiles.profile import Profile
 
-    profile = Profile.load(path)
+    profile = given if isinstance(given, Profile) else Profile.load(given)
     ratios: dict[str, list[float]] = {}
     for partner in profile.partners:  # maybe in both roles: the larger ratios
         whole = next(pair for pair in partner.beside if pair.sub_batches == pair.partner_sub_batches == 1)

@@ -121,7 +121,7 @@ void restore(LiveScheduler& scheduler, JobId job, const Progress& progress, std:
                     std::move(gpus), now);
 }
 
-using Split = std::tuple<double, double, int>;  // see SplitModel
+using Split = std::tuple<double, double, int>;                                    // see SplitModel
 using LiveJob = std::tuple<Seconds, int, double, int, int, int, Seconds, Split>;  // see live_job
 
 WorkloadJob live_job(Seconds arrival, Seconds estimate, int gpus, double memory_gib, int model, int priority, int group,
@@ -211,8 +211,7 @@ void bind_cluster(py::module_& module) {
           py::arg("priority"), py::arg("group"), py::arg("deadline"), py::arg("split"))
       .def(
           "miss_with",
-          [](const LiveScheduler& scheduler, Seconds now, const std::vector<LiveJob>& asked,
-             bool decides_now) {
+          [](const LiveScheduler& scheduler, Seconds now, const std::vector<LiveJob>& asked, bool decides_now) {
             std::vector<WorkloadJob> jobs;
             for (const LiveJob& job : asked) {
               jobs.push_back(std::apply(live_job, std::tuple_cat(std::tuple(now), job)));
