@@ -15,8 +15,8 @@ JobId LiveScheduler::add(const WorkloadJob& job, Seconds estimate) {
   return cluster_.add(job, estimate);
 }
 
-std::optional<Miss> LiveScheduler::miss_with(const std::vector<WorkloadJob>& jobs, Seconds now,
-                                             bool decides_now) const {
+std::optional<LiveScheduler::MissWith> LiveScheduler::miss_with(const std::vector<WorkloadJob>& jobs, Seconds now,
+                                                                bool decides_now) const {
   if (!policy_->keeps_deadlines()) {
     return std::nullopt;
   }
@@ -29,48 +29,47 @@ std::optional<Miss> LiveScheduler::miss_with(const std::vector<WorkloadJob>& job
   if (!has_usable) {
     trial.set_usable(0, true);  // the first host is yet to report
   }
-  std::optional<JobId> last;
-  for (const WorkloadJob& job : jobs) {
-    if (last) {
-      trial.arrive(*last, policy_->rank(trial, *last));
-    }
-    while (job.model >= trial.models()) {
+  for (std::size_t index = 0; index < jobs.size(); ++index) {
+    while (jobs[index].model >= trial.models()) {
       trial.add_model();
     }
-    last = trial.add(job, job.duration);
+    const JobId job = trial.add(jobs[index], jobs[index].duration);
+    if (const auto miss = torchshare::miss_with(trial, *policy_, job, decides_now)) {
+      return MissWith{index, *miss};
+    }
+    trial.arrive(job, policy_->rank(trial, job));
   }
-  return torchshare::miss_with(trial, *policy_, last.value(), decides_now);
+  return std::nullopt;
 }
 
 LiveScheduler::Orders LiveScheduler::arrive(const std::vector<JobId>& jobs, Seconds now) {
   check_to_come(jobs);
   advance(now);
-  std::for_each(jobs.begin(), jobs.end(), [&](JobId job) { enter(job, jobs.size() > 1); });
+  enter(jobs, jobs.size() > 1, false);
   return decide();
 }
 
 LiveScheduler::Orders LiveScheduler::release(const std::vector<JobId>& jobs, Seconds now) {
   check_to_come(jobs);
   advance(now);
-  enter_released(jobs, jobs.size() > 1);
+  enter(jobs, jobs.size() > 1, true);
   return decide();
 }
 
-void LiveScheduler::enter(JobId job, bool decides_now) {
-  if (cluster_.has_deadline(job)) {
-    cluster_.arrive(job, policy_->rank(cluster_, job));
-  } else {
-    admit(cluster_, *policy_, job, decides_now);
-  }
-}
-
-void LiveScheduler::enter_released(const std::vector<JobId>& jobs, bool decides_now) {
-  for (const JobId job : jobs) {
-    if (policy_->keeps_deadlines() && cluster_.has_deadline(job) &&
+void LiveScheduler::enter(const std::vector<JobId>& jobs, bool decides_now, bool drop_deadlines) {
+  const auto has_deadline = [this](JobId job) { return cluster_.has_deadline(job); };
+  std::vector<JobId> ordered = jobs;  // of the others, only those are let in that make none of them late
+  std::stable_partition(ordered.begin(), ordered.end(), has_deadline);
+  for (const JobId job : ordered) {
+    if (drop_deadlines && policy_->keeps_deadlines() && has_deadline(job) &&
         torchshare::miss_with(cluster_, *policy_, job, decides_now)) {
       cluster_.drop_deadline(job);
     }
-    enter(job, decides_now);
+    if (has_deadline(job)) {
+      cluster_.arrive(job, policy_->rank(cluster_, job));
+    } else {
+      admit(cluster_, *policy_, job, decides_now);
+    }
   }
 }
 
@@ -84,7 +83,7 @@ LiveScheduler::Orders LiveScheduler::end(JobId job, Seconds now, const std::vect
   advance(now);
   cluster_.end(job);
   told_.erase(job);
-  enter_released(successors, true);
+  enter(successors, true, true);
   if (cluster_.has_deadline(job)) {
     admit_held(cluster_, *policy_);
   }

@@ -25,16 +25,21 @@ class LiveScheduler {
   /// Adds a job that arrives later. Throws std::invalid_argument.
   JobId add(const WorkloadJob& job, Seconds estimate);
 
-  /// What the last of these jobs would make late if they arrived now, by the forecast of a policy that keeps deadlines.
-  /// All have deadlines, and are estimated to last their `duration`. Their own numbers are the next ones; new models
-  /// have the next numbers, too. `decides_now`: whether others arrive at this instant. Changes nothing. Throws
-  /// std::invalid_argument.
-  std::optional<Miss> miss_with(const std::vector<WorkloadJob>& jobs, Seconds now, bool decides_now) const;
+  struct MissWith {
+    std::size_t index;  ///< of the new job
+    Miss miss;
+  };
+  /// The first of these jobs that would make one late if they arrived now, one after the other, by the forecast of a
+  /// policy that keeps deadlines. All have deadlines, and are estimated to last their `duration`. Their own numbers are
+  /// the next ones; new models have the next numbers, too. `decides_now`: whether others arrive at this instant.
+  /// Changes nothing. Throws std::invalid_argument.
+  std::optional<MissWith> miss_with(const std::vector<WorkloadJob>& jobs, Seconds now, bool decides_now) const;
 
   /// Times in seconds since the beginning. Throws std::invalid_argument if time decreases or the job is in another
   /// phase.
-  /// Lets jobs arrive, and decides about them together. Rejects none: a job whose deadline matters is asked about with
-  /// `miss_with` first.
+  ///
+  /// Lets jobs arrive, those with deadlines first, and decides about them together. Rejects none: a job whose deadline
+  /// matters is asked about with `miss_with` first.
   Orders arrive(const std::vector<JobId>& jobs, Seconds now);
   Orders arrive(JobId job, Seconds now) { return arrive(std::vector{job}, now); }
   /// Lets jobs arrive that have waited for others. One that cannot meet its deadline any more, or not without making
@@ -70,8 +75,7 @@ class LiveScheduler {
   void check_job(JobId job) const;
   void check_to_come(const std::vector<JobId>& jobs) const;
   void advance(Seconds now);
-  void enter(JobId job, bool decides_now);
-  void enter_released(const std::vector<JobId>& jobs, bool decides_now);
+  void enter(const std::vector<JobId>& jobs, bool decides_now, bool drop_deadlines);
   Orders decide();
 
   Cluster cluster_;

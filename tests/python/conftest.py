@@ -108,7 +108,7 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def whole_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The programs that the test starts leave out nothing when they exit; see preloaded.py."""
+    """The programs that the test starts destroy torch's modules and static objects, too; see preloaded.py."""
     monkeypatch.setenv(preloaded.WHOLE_EXIT, "1")
 
 

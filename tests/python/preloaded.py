@@ -42,7 +42,8 @@ FAST_COMPILATION = {
     "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0",
     "CPLUS_INCLUDE_PATH": str(Path(__file__).parent / "headers"),
 }
-WHOLE_EXIT = "TORCHSHARE_TESTS_WHOLE_EXIT"  # an environment variable: the program's exit leaves nothing out
+# An environment variable: the program destroys torch's modules and static objects, too.
+WHOLE_EXIT = "TORCHSHARE_TESTS_WHOLE_EXIT"
 STACKS = signal.SIGRTMAX - 1  # makes a program print the stacks of its threads
 
 
@@ -152,7 +153,7 @@ def _start_first(address: str) -> subprocess.Popen[bytes]:
             [sys.executable, __file__, str(listener.fileno()), *IMPORTED, *(() if has_gpu() else INDUCTOR)],
             pass_fds=[listener.fileno()],
             stdin=subprocess.PIPE,
-            env={**os.environ, **FAST_COMPILATION},
+            env={**FAST_COMPILATION, **os.environ},
             preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)],
         )
 
@@ -259,7 +260,8 @@ def main() -> None:
         os.chdir(program["cwd"])
         os.environ.clear()
         os.environ.update(program["env"])
-        os.environ.update(FAST_COMPILATION)
+        for name, value in FAST_COMPILATION.items():
+            os.environ.setdefault(name, value)
         if "OMP_NUM_THREADS" in os.environ:  # read when torch was imported
             sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         if "TORCHINDUCTOR_COMPILE_THREADS" in os.environ and "torch._inductor.config" in sys.modules:

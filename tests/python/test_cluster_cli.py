@@ -19,6 +19,7 @@ from torchshare import _core, cluster
 from torchshare.checkpoints.interval import EXPECTED
 from torchshare.cli import cluster as verb
 from torchshare.cluster import client, connection
+from torchshare.cluster.array import EXPECTED as EXPECTED_ARRAY
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.context.durations import EXPECTED as DURATION
 from torchshare.profiles.profile import Fit, Profile
@@ -46,7 +47,8 @@ class Submitted:
     def __call__(self, target: str, **options: Any) -> client.Prepared:
         self.jobs.append((target, {key: value for key, value in options.items() if value is not None}))
         name = options["name"] or targets.default_name(target)
-        spec = JobSpec(name, f"id-{name}", target, "/", "m", after=options.get("after") or [])
+        after = options.get("after") or []
+        spec = JobSpec(name, f"id-{name}", target, "/", "m", after=[after] if isinstance(after, str) else after)
         return client.Prepared(spec, target, options["name"] is not None)
 
 
@@ -252,7 +254,7 @@ class Log:
 
     def __init__(self, *pieces: bytes, error: str = "", interrupts: bool = False) -> None:
         self._pieces = iter(pieces)
-        self._row = {"name": "a", "state": "failed", "error": error}
+        self._row = {"name": "a", "state": "failed", "error": error, "after": [], "held": False}
         self._interrupts = interrupts
 
     def __call__(self, method: str, *_: Any) -> Any:
@@ -343,15 +345,72 @@ def test_the_list_says_for_what_a_job_waits(tmp_path: Path, monkeypatch: pytest.
     row = dict.fromkeys(("state", "priority", "device", "beside", "deadline_s", "deadline", "error"), "")
     row |= {"state": "pending", "name": "b", "steps": 0, "elapsed_s": 9.0, "ran_s": 0.0, "deadline_s": None}
     monkeypatch.setattr(connection, "connect", lambda _: None)
-    monkeypatch.setattr(client, "call", lambda *_: [{**row, "after": ["a", "c"]}])
+    monkeypatch.setattr(client, "call", lambda *_: [{**row, "after": ["a", "c"], "held": False}])
     assert "waits for a, c" in torchshare_command("cluster", "list", folder=tmp_path).stdout
+    monkeypatch.setattr(client, "call", lambda *_: [{**row, "after": [], "held": True}])
+    assert "waits for others of its array" in torchshare_command("cluster", "list", folder=tmp_path).stdout
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="job files need Python 3.11")
+def test_an_array_is_a_flag_and_a_key_of_a_job_file(tmp_path: Path, submitted: Submitted) -> None:
+    words = ["--array", "sweep=0-4:2%2", "--after", "sweep=data", "--after", "test=ok:sweep"]
+    words += ["test=test.py", "sweep=train.py", "data=data.py"]
+    done = torchshare_command("cluster", "submit", "--no-wait", *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = '[jobs.test]\nrun = "test.py"\nafter = "ok:sweep"\n[jobs.data]\nrun = "data.py"\n'
+    text += '[jobs.sweep]\nrun = "train.py"\nafter = "data"\narray = "0-4:2%2"\n'
+    (tmp_path / "jobs.toml").write_text(text)
+    assert torchshare_command("cluster", "submit", "--no-wait", "jobs.toml", folder=tmp_path).returncode == 0
+    half = len(submitted.sent) // 2
+    for sent in (submitted.sent[:half], submitted.sent[half:]):
+        members = {spec.submission: spec for spec in sent if spec.array}
+        assert [(spec.array, spec.index, spec.at_once) for spec in members.values()] == [
+            ("sweep", 0, 2),
+            ("sweep", 2, 2),
+            ("sweep", 4, 2),
+        ]
+        data, test = sent[0], sent[-1]
+        assert all(spec.after == [f"any:{data.submission}"] for spec in members.values())
+        assert test.after == [f"ok:{submission}" for submission in members]
+
+
+@pytest.mark.parametrize(
+    ("given", "indices", "at_once"),
+    [
+        ("3", [3], 0),
+        ("0-3", [0, 1, 2, 3], 0),
+        ("7-9, 0,3", [7, 8, 9, 0, 3], 0),
+        ("0-15:5%10", [0, 5, 10, 15], 10),
+    ],
+)
+def test_indices_are_written_as_slurm_does(given: str, indices: list[int], at_once: int) -> None:
+    jobs = client.prepared_array("train.py", name="a", array=given)
+    assert [job.spec.index for job in jobs] == indices
+    assert {job.spec.at_once for job in jobs} == {at_once}
+    assert len({job.spec.submission for job in jobs}) == len(indices)
+
+
+@pytest.mark.parametrize("given", ["", "a", "3-1", "0-", "0,0", "0-3%0", "0-3%", "%4", "0-1000", "1-2-3", "-1", 5])
+def test_what_are_no_indices_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match=f"^job 'a': array must be {re.escape(EXPECTED_ARRAY)}, got {given!r}$"):
+        client.prepared_array("train.py", name="a", array=given)
+
+
+def test_of_an_array_with_a_limit_no_deadline_is_promised() -> None:
+    with pytest.raises(ValueError, match=r"^job 'a_0': deadline must not be given if only 4 of its array run at once$"):
+        client.prepared_array("train.py", name="a", array="0-9%4", deadline="2h")
+    assert len(client.prepared_array("train.py", name="a", array="0-9", deadline="2h")) == 10
+    with pytest.raises(ValueError, match=r"^job 'train': array must be indices such as"):
+        cluster.submit_array("train.py")
+    with pytest.raises(TypeError, match=r"submit\(\) got an unknown option 'array'"):
+        client.prepared("train.py", array="0-3")  # type: ignore[call-arg]
 
 
 def test_the_status_has_a_column_of_deadlines_only_if_there_are_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = {"state": "running", "priority": "secondary", "device": "n:0", "beside": None, "steps": 3, "error": ""}
-    row |= {"elapsed_s": 9.0, "ran_s": 9.0, "deadline_s": None, "deadline": None, "after": []}
+    row |= {"elapsed_s": 9.0, "ran_s": 9.0, "deadline_s": None, "deadline": None, "after": [], "held": False}
     rows = [{**row, "name": "a"}, {**row, "name": "b"}]
     host = {"node": "n", "index": 0, "up": True, "jobs": ["a", "b"], "error": "", "note": ""}
     monkeypatch.setattr(connection, "connect", lambda _: None)

@@ -532,6 +532,7 @@ torch.save(answer, OUTPUT)
 
 
 @SLOW
+@pytest.mark.usefixtures("whole_exit")
 def test_a_script_gets_the_same_answers_from_plain_python_and_from_torchshare(tmp_path: Path) -> None:
     plain, shared = tmp_path / "plain.pt", tmp_path / "shared.pt"
     done = conftest.python(SCRIPT.replace("OUTPUT", repr(str(plain))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import os
 import pickle
 import re
 import sys
@@ -189,6 +190,32 @@ def test_a_job_has_the_results_of_its_predecessors(hosts: Hosts) -> None:
     assert str(results["e"].exception) == "the value of job 'e' is no longer in the storage"
     assert results["a"].exception is None and str(results["c"].exception) == "no more"
     assert str(results["b"].exception).startswith("the value of job 'b' cannot be loaded: UnpicklingError")
+
+
+def test_a_job_of_an_array_finds_its_index(hosts: Hosts) -> None:
+    """Whether it is a function or a script, beside another one, and in the processes that it starts."""
+    (hosts.folder / "train.py").write_text(
+        "import os, subprocess, sys\n"
+        "code = 'import os; print(os.environ[\"TORCHSHARE_ARRAY_INDEX\"])'\n"
+        "print('child', subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout.strip())\n"
+        "print('own', os.environ['TORCHSHARE_ARRAY_INDEX'], bool(os.environ['PATH']))\n"
+    )
+    met = threading.Barrier(3)
+
+    def function(job: Job) -> str | None:
+        met.wait(SOON_S)
+        return os.environ.get("TORCHSHARE_ARRAY_INDEX")
+
+    host = hosts.host()
+    for index in (7, 8):
+        host.start(dataclasses.replace(hosts.spec(f"f_{index}", function), array="f", index=index), 1)
+    host.start(hosts.spec("other", function), 1)
+    for name, value in (("f_7", "7"), ("f_8", "8"), ("other", None)):
+        assert ended(host, name).state == "finished"
+        assert hosts.outcome(name).value == value
+    host.start(dataclasses.replace(hosts.spec("t_3", "train.py"), array="t", index=3), 1)
+    assert ended(host, "t_3").state == "finished"
+    assert hosts.log("t_3") == "child 3\nown 3 True\n"
 
 
 @pytest.mark.parametrize("what", ["splits", "does not"])

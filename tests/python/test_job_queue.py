@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -563,7 +564,7 @@ def test_jobs_that_are_submitted_together_are_decided_about_together(path: Path)
 @pytest.mark.parametrize(
     ("third", "message"),
     [
-        (spec("a"), "job names must be unique; a job of that name is submitted with it"),
+        (spec("a", submission="2"), "job names must be unique; a job of that name is submitted with it"),
         (spec("known", submission="2"), "job names must be unique; a job of that name is pending"),
         (spec("c", gpus=2), "gpus must be at most 1, the cluster's devices, got 2"),
         (spec("c", after=["x"]), "after names job 'x', which the queue does not have"),
@@ -581,6 +582,46 @@ def test_if_one_of_the_jobs_is_refused_none_is_in_the_queue(path: Path, third: J
     assert cluster.states() == {"known": "pending"}
 
 
+@pytest.mark.parametrize("after", [[], ["any:p"]])
+def test_of_jobs_that_arrive_together_those_with_deadlines_come_first(path: Path, after: list[str]) -> None:
+    """The others are let in only if they make none of them late."""
+    cluster = Cluster(path, 2, policy="pair-edf", restart_cost=0.0, interference=1.5)
+    if after:
+        cluster.queue.submit(spec("p", duration=1000.0))
+    free = spec("free", duration=10.0, after=after)
+    gangs = [
+        spec(name, duration=30.0, gpus=2, deadline=limit, after=after) for name, limit in (("d", 37.0), ("e", 61.0))
+    ]
+    cluster.queue.submit_all(together(free, *gangs))
+    if after:
+        cluster.queue.cancel("p")
+    cluster.act()
+    for now, name in ((30, "d"), (30, "e")):
+        cluster.now += now
+        cluster.end(name)
+        cluster.act()
+    rows = {row["name"]: row for row in cluster.queue.rows()}
+    assert (rows["d"]["deadline"], rows["e"]["deadline"]) == ("met", "met")
+    assert rows["free"]["state"] == "running"
+
+
+def test_a_number_is_not_the_name_of_another_job_that_is_submitted_with_it(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    cluster.queue.submit(spec("a"))
+    cluster.queue.submit_all(array("s", 1))
+    given = [(spec("a", submission="1"), True), *together(spec("a-2", submission="2"))]
+    assert cluster.queue.submit_all(given) == ["a-3", "a-2"]
+    numbered = [(dataclasses.replace(each, submission="3"), True) for each, _ in array("s", 1)]
+    assert cluster.queue.submit_all([*numbered, *array("s-2", 1)]) == ["s-3_0", "s-2_0"]
+
+
+@pytest.mark.parametrize("given", [{"env": {"x": {1}}}, {"fixed_time": "x"}])
+def test_what_no_journal_can_hold_is_refused_before_deadlines_are_looked_at(path: Path, given: dict[str, Any]) -> None:
+    cluster = Cluster(path, 1, policy="edf")
+    with pytest.raises(ValueError, match=r"^job 'a': cannot be accepted: "):
+        cluster.queue.submit(spec("a", deadline=1e4, **given))
+
+
 def test_jobs_that_were_submitted_together_are_submitted_once(path: Path) -> None:
     """A client that gets no answer sends them again."""
     cluster = Cluster(path, 1)
@@ -590,6 +631,95 @@ def test_jobs_that_were_submitted_together_are_submitted_once(path: Path) -> Non
         cluster.open()
     assert cluster.queue.jobs["a-2"].waits_for == {"a": True}
     assert cluster.queue.submit_all([]) == []
+    assert cluster.queue.submit_all([(spec("b", submission="3"), True)] * 2) == ["b", "b"]
+
+
+def array(name: str, count: int, at_once: int = 0, **options: Any) -> list[tuple[JobSpec, bool]]:
+    return [
+        (spec(name, submission=f"{name} {index}", array=name, index=index, at_once=at_once, **options), False)
+        for index in range(count)
+    ]
+
+
+def test_of_an_array_no_more_jobs_run_at_once_than_it_says(path: Path) -> None:
+    cluster = Cluster(path, 3, policy="fifo")
+    names = cluster.queue.submit_all(array("sweep", 5, at_once=2))
+    assert names == [f"sweep_{index}" for index in range(5)]
+    assert cluster.act() == ["start sweep_0 0", "start sweep_1 1"]
+    assert [row["held"] for row in cluster.queue.rows()] == [False, False, True, True, True]
+    cluster.queue.submit(spec("other"))
+    assert cluster.act() == ["start other 2"]
+    cluster.end("sweep_1")
+    assert cluster.act() == ["start sweep_2 1"]
+    cluster.end("sweep_0", "failed", "x")
+    assert cluster.act() == ["start sweep_3 0"]
+    cluster.queue.cancel("sweep_4")
+    cluster.end("sweep_2")
+    assert cluster.act() == []
+    cluster.queue.submit_all(array("all", 4))
+    assert len(cluster.act()) == 1, "without a limit, all wait for a device"
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+def test_an_array_goes_on_after_a_restart(path: Path, compacts: bool) -> None:
+    cluster = Cluster(path, 2, policy="fifo")
+    cluster.queue.submit(spec("data"))
+    cluster.queue.submit_all(array("sweep", 4, at_once=1, after=["ok:data"]))
+    for end, started in (
+        ("", "data"),
+        ("data", "sweep_0"),
+        ("sweep_0", "sweep_1"),
+        ("sweep_1", "sweep_2"),
+        ("sweep_2", "sweep_3"),
+    ):
+        if end:
+            cluster.end(end)
+        assert compacts <= cluster.queue.compact(after=0)
+        cluster.open()
+        assert [each.split()[1] for each in cluster.act()] == [started]
+    cluster.end("sweep_3")
+    assert set(cluster.states().values()) == {"finished"}
+
+
+def test_a_suspended_job_keeps_its_place_in_its_array(path: Path) -> None:
+    cluster = Cluster(path, 1, policy="srsf")
+    cluster.queue.submit_all(array("sweep", 2, at_once=1, duration=10_000.0))
+    cluster.act()
+    cluster.save("sweep_0")
+    cluster.queue.submit(spec("short", duration=1.0))
+    assert cluster.act() == ["suspend sweep_0 0", "start short 0"]
+    cluster.open()
+    cluster.end("short")
+    assert cluster.act() == ["start sweep_0 0"]
+
+
+def test_the_name_of_an_array_stands_for_its_jobs(path: Path) -> None:
+    cluster = Cluster(path, 2, policy="fifo")
+    cluster.queue.submit_all([*array("sweep", 3, at_once=1), *together(spec("test", after=["ok:sweep 0", "sweep 2"]))])
+    cluster.queue.submit(spec("report", after=["sweep"]))
+    assert list(cluster.queue.jobs["report"].waits_for) == ["sweep_0", "sweep_1", "sweep_2"]
+    assert [job.spec.name for job in cluster.queue.find_all("sweep")] == ["sweep_0", "sweep_1", "sweep_2"]
+    cluster.act()
+    cluster.queue.cancel("sweep")
+    assert cluster.act() == ["cancel sweep_0 0", "start report 0"], "none took its place"
+    expected = dict.fromkeys(["sweep_0", "sweep_1", "sweep_2", "test"], "cancelled") | {"report": "running"}
+    assert cluster.states() == expected
+    with pytest.raises(ValueError, match=r"^job 'late': after names job 'sweep_0', which was cancelled$"):
+        cluster.queue.submit(spec("late", after=["ok:sweep"]))
+
+
+def test_an_array_gets_a_number_if_its_name_is_taken_or_is_refused(path: Path) -> None:
+    cluster = Cluster(path, 1)
+    cluster.queue.submit_all(array("sweep", 2))
+    with pytest.raises(ValueError, match=r"^job 'sweep': job names must be unique; there is an array of that name$"):
+        cluster.queue.submit_all([(dataclasses.replace(each, submission="x"), False) for each, _ in array("sweep", 1)])
+    again = [(dataclasses.replace(each, submission=f"x{each.index}"), True) for each, _ in array("sweep", 2)]
+    assert cluster.queue.submit_all(again) == ["sweep-2_0", "sweep-2_1"]
+    cluster.open()
+    assert cluster.queue.submit_all(again) == ["sweep-2_0", "sweep-2_1"]
+    message = "job 'sweep': deadline must not be given if only 1 of its array run at once"
+    with pytest.raises(ValueError, match=rf"^{message}$"):
+        cluster.queue.submit_all([(dataclasses.replace(again[0][0], at_once=1, deadline=9.0, submission="y"), True)])
 
 
 def test_a_long_chain_of_jobs_is_cancelled_at_once(path: Path) -> None:

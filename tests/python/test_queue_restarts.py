@@ -176,13 +176,13 @@ DEVICE = 12 * 2**30
 def test_whatever_happens_every_job_ends_once(path: Path, policy: str, seed: int) -> None:
     """Hosts crash and come back, the scheduler is killed, jobs are cancelled, at random. From the third seed on, jobs
     may be split to share a device's memory; from the fifth on, they wait for others, and fail, and some are submitted
-    together."""
+    together, also as arrays."""
     chance = random.Random(seed)
     cluster = Cluster(path, 3, policy=policy, memory=DEVICE if seed > 1 else 0)
     cluster.fails = 0.1 if seed > 3 else 0.0
     cluster.compacts = seed % 2 == 1
-    names = [f"job{number}" for number in range(40)]
-    for name in list(names):
+    names: list[str] = []
+    for name in [f"job{number}" for number in range(40)]:
         gpus = chance.choice([1, 1, 2]) if len(cluster.on) > 1 else 1
         given = {"duration": chance.uniform(10, 500), "model": chance.choice("xyz"), "gpus": gpus}
         if seed > 1:
@@ -191,17 +191,13 @@ def test_whatever_happens_every_job_ends_once(path: Path, policy: str, seed: int
         if seed > 3:
             awaited = chance.sample(known, min(len(known), chance.randint(0, 3)))
             given["after"] = [chance.choice(["any:", "ok:"]) + each for each in awaited]
-        if seed > 3 and chance.random() < 0.3:
-            names.append(f"{name}b")
-            pair = [spec(name, **given), spec(f"{name}b", after=[f"ok:{name}"])]
-        else:
-            pair = [spec(name, **given)]
+        kind = chance.choice(["one", "two", "array"]) if seed > 3 else "one"
+        at_once = chance.choice([0, 1, 2])
         try:
-            cluster.queue.submit_all([(each, False) for each in pair])
+            names += _submit(cluster, kind, name, given, at_once)
         except ValueError as error:
-            assert re.search("after names job 'job[0-9]+b?', which (has failed|was cancelled)$", str(error))
-            pair[0] = spec(name, **{**given, "after": known[:2]})
-            cluster.queue.submit_all([(each, False) for each in pair])
+            assert re.search("after names job 'job[0-9_]+b?', which (has failed|was cancelled)$", str(error))
+            names += _submit(cluster, kind, name, {**given, "after": known[:2]}, at_once)
         _something_happens(cluster, chance)
     for _ in range(2000):
         if all(state in ENDED for state in cluster.states().values()):
@@ -218,6 +214,16 @@ def test_whatever_happens_every_job_ends_once(path: Path, policy: str, seed: int
     ends = [e for e in journaled(cluster) if e["event"] == "left" and e["state"] == "finished"]
     assert len({e["job"] for e in ends}) == sum(state == "finished" for state in states.values())
     assert len({(e["job"], e["gpu"]) for e in ends}) == len(ends)
+
+
+def _submit(cluster: Cluster, kind: str, name: str, given: dict[str, Any], at_once: int) -> list[str]:
+    specs = [spec(name, **given)]
+    if kind == "two":
+        specs.append(spec(f"{name}b", after=[f"ok:{name}"]))
+    elif kind == "array":
+        members = [{"submission": f"{name} {index}", "index": index} for index in range(4)]
+        specs = [spec(name, **{**given, **each}, array=name, at_once=at_once) for each in members]
+    return cluster.queue.submit_all([(each, False) for each in specs])
 
 
 def places(cluster: Cluster) -> dict[str, tuple[Any, ...]]:
@@ -248,6 +254,9 @@ def _something_happens(cluster: Cluster, chance: random.Random) -> None:
     elif running:
         cluster.end(chance.choice(running), "failed" if chance.random() < cluster.fails else "finished")
     cluster.act()
+    running = [job.spec for job in cluster.queue.jobs.values() if job.devices]
+    for each in running:
+        assert not each.at_once or sum(other.array == each.array for other in running) <= each.at_once
     for host in cluster.queue.hosts.values():
         needed = [job.spec.memory_in(job.split) or 0 for job in host.jobs.values()]
         assert sum(needed) <= DEVICE + len(needed)  # each is rounded up

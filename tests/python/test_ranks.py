@@ -34,11 +34,11 @@ def torchrun(
     return subprocess.CompletedProcess(run.args, run.returncode, out, err)
 
 
-def two_ranks(command: list[str], folder: Path, watched: int, timeout: float) -> tuple[int, str, str]:
-    """Runs a program on two ranks without a launcher, until the watched one ends: its status and output."""
+def two_ranks(arguments: list[str], folder: Path, watched: int, timeout: float) -> tuple[int, str, str]:
+    """Runs Python on two ranks without a launcher, until the watched one ends: its status and output."""
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": folder}
-    ranks = [preloaded.Process(command, env={**os.environ, **place, "RANK": str(rank)}, **pipes) for rank in range(2)]
+    ranks = [preloaded.Process(arguments, env={**os.environ, **place, "RANK": str(rank)}, **pipes) for rank in range(2)]
     try:
         out, err = ranks[watched].communicate(timeout=timeout)
     finally:
@@ -103,8 +103,8 @@ def test_a_rank_killed_in_a_collective_ends_all_jobs(tmp_path: Path):
 )
 def test_a_rank_killed_during_a_decision_ends_all_jobs(dies: int, reason: str, tmp_path: Path):
     """The error names the reason: the program's own wait for the jobs would end with another one."""
-    command = [str(PROGRAMS / "dying.py"), str(dies)]
-    _, out, err = two_ranks(command, tmp_path, watched=1 - dies, timeout=300)
+    arguments = [str(PROGRAMS / "dying.py"), str(dies)]
+    _, out, err = two_ranks(arguments, tmp_path, watched=1 - dies, timeout=300)
     assert reason in err and reason in out and "running" not in out.splitlines()[-1], out + err
 
 
@@ -119,11 +119,12 @@ while True:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("whole_exit")
 def test_the_results_of_a_run_are_told_though_a_rank_has_died(tmp_path: Path):
     """Exit status 2 would say that the command was wrong."""
     (tmp_path / "dies.py").write_text(DIES)
-    command = ["-m", "torchshare", "run", "--timeline", "out.json", "dies.py"]
-    status, out, err = two_ranks(command, tmp_path, watched=0, timeout=300)
+    arguments = ["-m", "torchshare", "run", "--timeline", "out.json", "dies.py"]
+    status, out, err = two_ranks(arguments, tmp_path, watched=0, timeout=300)
     assert status == 1, out + err
     assert "rank 1 has not been heard of" in err
     assert "dies" in out and "steps/s" in out

@@ -121,6 +121,17 @@ def test_an_env_is_to_blame_only_if_the_node_lives_and_its_process_is_not_killed
         assert scheduler.rows("a")[0]["state"] == state
 
 
+def test_jobs_that_are_refused_leave_no_function_behind(tmp_path: Path, nodes: PlayedNodes) -> None:
+    scheduler = opened(tmp_path, nodes)
+    good, bad = JobSpec("a", "1", "a", "/", "m", pickled=True), JobSpec("b", "2", "b", "/", "m", gpus=9)
+    with pytest.raises(ValueError, match=r"^job 'b': gpus must be at most 0"):
+        scheduler.submit([(good, False), (bad, False)], {"1": b"x"})
+    assert not list((tmp_path / "functions").glob("*"))
+    for _ in range(2):
+        assert scheduler.submit([(good, False)], {"1": b"x"}) == ["a"]
+    assert [path.read_bytes() for path in (tmp_path / "functions").glob("*")] == [b"x"]
+
+
 def test_jobs_that_ended_before_their_host_and_scheduler_died_do_not_run_again(
     tmp_path: Path, nodes: PlayedNodes
 ) -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from torchshare.cli.outputs import check_outputs, print_table, refuse, write_timeline
 from torchshare.cluster import client, connection
-from torchshare.cluster.options import SubmitOptions
+from torchshare.cluster.options import ArrayOptions
 from torchshare.cluster.queued_job import deadlines_text
 from torchshare.cluster.settings import STORAGE, ClusterSettings, QueueSettings
 from torchshare.context.durations import duration_text
@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     found.add_argument("--report", type=Path, metavar="OUT.html", help="write a page about the jobs and devices")
     logs = verb("logs", "print what a job has printed", _logs)
     logs.add_argument("-f", "--follow", action="store_true", help="until the job has ended")
-    stop = verb("stop", "cancel a job", _stop)
+    stop = verb("stop", "cancel a job, or all of an array", _stop)
     for each in (logs, stop):
         each.add_argument("job", metavar="NAME")
     verb("down", "end the queue after the jobs' last checkpoints; `up` goes on with it", _down)
@@ -68,7 +68,7 @@ def _configure_up(parser: argparse.ArgumentParser) -> None:
 
 def _configure_submit(parser: argparse.ArgumentParser) -> None:
     reader = OptionReader(parser)
-    reader.add_jobs(SubmitOptions)
+    reader.add_jobs(ArrayOptions)
     parser.add_argument("--no-wait", action="store_true", help="return at once; else a single job is waited for")
     parser.set_defaults(reader=reader)
 
@@ -110,7 +110,7 @@ def _submit(arguments: argparse.Namespace) -> int:
     given: GivenOptions = arguments.reader.read(arguments, os.environ)
     named = [targets.split_name(word) for word in given.targets]
     given.check_names([name for name, _ in named if name is not None])
-    prepared = [client.prepared(target, **{"name": name, **given.of_job(name)}) for name, target in named]
+    prepared = [client.prepared_array(target, **{"name": name, **given.of_job(name)}) for name, target in named]
     ordered = _ordered(prepared)
     connection.up(arguments.address)
     handles = client.send(ordered)
@@ -119,14 +119,16 @@ def _submit(arguments: argparse.Namespace) -> int:
     return 0 if arguments.no_wait or len(handles) > 1 else _wait(handles[0])
 
 
-def _ordered(jobs: list[client.Prepared]) -> list[client.Prepared]:
-    """The jobs, those for which others wait before them. A name that one of them has does not mean an earlier job in
-    the queue, except in its own `after`. Raises ValueError if jobs wait for each other."""
-    named: dict[str, client.Prepared] = {}
-    for job in jobs:
-        named[free_name(job.spec.name, named)] = job
+def _ordered(arrays: list[list[client.Prepared]]) -> list[client.Prepared]:
+    """The jobs, those for which others wait before them. A name that one of them, or an array, has does not mean an
+    earlier one in the queue, except in its own `after`. Raises ValueError if jobs wait for each other."""
+    named: dict[str, list[client.Prepared]] = {}
+    for jobs in arrays:
+        spec = jobs[0].spec
+        named[free_name(spec.array or spec.name, named)] = jobs
     graph = {
-        name: [other for other in job.spec.awaited if other in named and other != name] for name, job in named.items()
+        name: [other for other in jobs[0].spec.awaited if other in named and other != name]
+        for name, jobs in named.items()
     }
     try:
         order = list(graphlib.TopologicalSorter(graph).static_order())
@@ -135,8 +137,11 @@ def _ordered(jobs: list[client.Prepared]) -> list[client.Prepared]:
         raise ValueError(f"jobs wait for each other to start: {path}") from None
     ordered = []
     for name in order:
-        submissions = {other: named[other].spec.submission for other in graph[name]}
-        ordered.append(dataclasses.replace(named[name], spec=named[name].spec.with_awaited(submissions)))
+        submissions = {other: [job.spec.submission for job in named[other]] for other in graph[name]}
+        for job in named[name]:
+            spec = job.spec.with_awaited(submissions)
+            array = name if spec.array else ""  # two of them must not have the same one
+            ordered.append(dataclasses.replace(job, spec=dataclasses.replace(spec, array=array)))
     return ordered
 
 
@@ -238,9 +243,8 @@ def _logs(arguments: argparse.Namespace) -> int:
 
 def _stop(arguments: argparse.Namespace) -> int:
     connection.connect(arguments.address)
-    job = client.job(arguments.job)
-    job.cancel()
-    print(f"Job '{escaped(job.name)}' {_how(job.status())}")
+    for job in client.cancel(arguments.job):
+        print(f"Job '{escaped(job.name)}' {_how(job.status())}")
     return 0
 
 
@@ -252,7 +256,8 @@ def _down(arguments: argparse.Namespace) -> int:
 
 
 def _reason(row: dict[str, Any]) -> str:
-    return row["error"] or (f"waits for {', '.join(row['after'])}" if row["after"] else "")
+    waits = f"waits for {', '.join(row['after'])}" if row["after"] else "waits for others of its array"
+    return row["error"] or (waits if row["after"] or row["held"] else "")
 
 
 def _how(row: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchshare.cluster.client import Handle, JobError, hosts, job, jobs, spans, submit
+    from torchshare.cluster.client import Handle, JobError, hosts, job, jobs, spans, submit, submit_array
     from torchshare.cluster.connection import connect, down, up
     from torchshare.cluster.settings import ClusterSettings, QueueSettings
 
@@ -22,6 +22,7 @@ __all__ = [
     "jobs",
     "spans",
     "submit",
+    "submit_array",
     "up",
 ]
 

@@ -10,16 +10,17 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
 from torchshare import _core
+from torchshare.cluster.array import EXPECTED, parse_array
 from torchshare.cluster.connection import call, up
 from torchshare.cluster.job_spec import JobSpec
-from torchshare.cluster.options import SubmitOptions
+from torchshare.cluster.options import ArrayOptions, SubmitOptions
 from torchshare.context.durations import parse_duration
 from torchshare.context.results import ENDED
 from torchshare.runtime.declared import check, documented
@@ -116,6 +117,27 @@ def submit(target: str | Callable[..., Any], *, address: str | None = None, **op
     return send([job])[0]
 
 
+@documented(ArrayOptions)
+def submit_array(
+    target: str | Callable[..., Any], *, address: str | None = None, **options: Unpack[ArrayOptions]
+) -> list[Handle]:
+    """Adds a job to the queue of a cluster once for each index of `array`, all or none; see `submit`.
+
+    Args:
+        target: as of `submit`. Each job finds its index in os.environ["TORCHSHARE_ARRAY_INDEX"].
+        address: of the Ray cluster; see `connect`. Default: that of RAY_ADDRESS, or of this machine.
+        {options}
+
+    Raises:
+        ValueError: as `submit`; also without an `array`, and for a `deadline` where only some of the jobs run at once.
+    """
+    jobs = prepared_array(target, **options)
+    if not jobs[0].spec.array:
+        raise ValueError(f"job '{jobs[0].spec.name}': array must be {EXPECTED}, got None")
+    up(address)
+    return send(jobs)
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A job whose options are valid, but for what only the queue knows."""
@@ -127,16 +149,46 @@ class Prepared:
 
 
 def send(jobs: list[Prepared]) -> list[Handle]:
-    """Adds all jobs to the queue of the cluster that is connected, or none. Those come first for which others wait."""
-    functions = {job.spec.submission: _pickled(job.target) for job in jobs if not isinstance(job.target, str)}
+    """Adds all jobs to the queue of the cluster that is connected, or none. A job must come after those of them that it
+    waits for, and name them by their submissions."""
+    functions: dict[str, bytes] = {}
+    pickled: dict[int, bytes] = {}  # by the function, which the jobs of an array share
+    for job in jobs:
+        if not isinstance(job.target, str):
+            if id(job.target) not in pickled:
+                pickled[id(job.target)] = _pickled(job.target)
+            functions[job.spec.submission] = pickled[id(job.target)]
     return [Handle(name) for name in call("submit", [(job.spec, not job.is_named) for job in jobs], functions)]
+
+
+def prepared_array(target: str | Callable[..., Any], **options: Unpack[ArrayOptions]) -> list[Prepared]:
+    """Checks the arguments of `submit_array`. Without an array, there is one job."""
+    given: dict[str, Any] = dict(options)
+    check(ArrayOptions, {"array": given.get("array")}, "submit_array", given.get("name") or default_name(target))
+    array = given.pop("array", None)
+    job = prepared(target, **given)
+    if array is None:
+        return [job]
+    indices, at_once = parse_array(array)
+    jobs = []
+    for index in indices:
+        name = job.spec.name
+        spec = replace(job.spec, name=f"{name}_{index}", array=name, index=index, at_once=at_once)
+        spec = replace(spec, submission=secrets.token_hex(16))
+        spec.check()
+        jobs.append(replace(job, spec=spec))
+    return jobs
+
+
+def default_name(target: str | Callable[..., Any]) -> str:
+    return targets.default_name(target) if isinstance(target, str) else getattr(target, "__name__", "job")
 
 
 def prepared(target: str | Callable[..., Any], **options: Unpack[SubmitOptions]) -> Prepared:
     """Checks the arguments of `submit`."""
     if not isinstance(target, str) and not callable(target):
         raise TypeError(f"target must be a script, or a function that takes a Job, got {target!r}")
-    base = targets.default_name(target) if isinstance(target, str) else getattr(target, "__name__", "job")
+    base = default_name(target)
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     check(SubmitOptions, given, "submit", given.get("name", base))
     if isinstance(target, str):
@@ -212,6 +264,12 @@ def job(name: str) -> Handle:
     handle = Handle(name)
     handle.status()
     return handle
+
+
+def cancel(name: str) -> list[Handle]:
+    """Cancels a job, or all of an array. Raises ValueError if there is none of that name."""
+    call("cancel", name)
+    return [Handle(row["name"]) for row in call("rows", name)]
 
 
 def jobs() -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from concurrent import futures
 from typing import Any
 
 from torchshare.cluster import gang, job_output
+from torchshare.cluster.array import INDEX
 from torchshare.cluster.attempt import Attempt, end, save
 from torchshare.cluster.host_status import HostStatus
 from torchshare.cluster.job_spec import JobSpec
@@ -96,6 +97,8 @@ class Host:
             if attempt.outcome is None and not attempt.stopped:
                 function = self._loaded(attempt.spec)
                 environ = self._meet(attempt) if attempt.spec.gpus > 1 else None
+                if attempt.spec.array:
+                    environ = {**(environ or os.environ), INDEX: str(attempt.spec.index)}
                 with self._lock:
                     self._start(attempt, function, environ)
         except BaseException as error:  # a module may raise any exception

@@ -7,6 +7,7 @@ import functools
 import json
 import logging
 import time
+from collections import ChainMap
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
@@ -27,6 +28,22 @@ log = logging.getLogger("torchshare")
 _COMPACTED = 10_000  # events in a journal
 _KEPT = 1000  # jobs that have ended, in a journal that was compacted
 _HEARD_S = 30.0  # how often the journal says that hosts with jobs have reported
+
+
+@dataclasses.dataclass
+class Batch:
+    """Jobs that are submitted together, and can be accepted."""
+
+    given: set[str]
+    """The names that their clients have given."""
+    names: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The names that they get, by submission, also of jobs that the queue has already."""
+    specs: dict[str, JobSpec] = dataclasses.field(default_factory=dict)
+    """The new ones, by name."""
+    told: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """The same, as the journal has them."""
+    arrays: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The names that arrays get, by those that they were given."""
 
 
 class JobQueue:
@@ -66,31 +83,55 @@ class JobQueue:
         return self.submit_all([(spec, number)])[0]
 
     def submit_all(self, given: Sequence[tuple[JobSpec, bool]]) -> list[str]:
-        """Accepts all of the jobs, those first for which others of them wait, or none. Returns their names; one with
-        True gets a number if its name is taken. The same submission twice is one job. Raises ValueError for a job that
-        cannot be accepted."""
-        names: list[str] = []
-        new: dict[str, JobSpec] = {}
-        for spec, number in given:
-            spec.check()
-            same = self._state.submissions.get(spec.submission)
-            if same is None:
-                spec = self._accepted(spec, number, new)
-                new[spec.name] = spec
-            names.append(spec.name if same is None else same.spec.name)
-        self._check_deadlines(list(new.values()))
-        told = [_told(spec, self._settings) for spec in new.values()]
-        if len(told) == 1:
-            self._record({"event": "submit", "job": told[0]})
-        elif told:
-            self._record({"event": "submit_all", "jobs": told})
-        return names
+        """Accepts all of the jobs, or none. Returns their names; see `check`."""
+        batch = self.check(given)
+        self.add(batch)
+        return [batch.names[spec.submission] for spec, _ in given]
 
-    def _accepted(self, spec: JobSpec, number: bool, new: dict[str, JobSpec]) -> JobSpec:
-        """The job as it is submitted, after the `new` ones. Its deadline has yet to be checked."""
-        if number:
-            spec = dataclasses.replace(spec, name=free_name(spec.name, {*self.jobs, *new}))
-        if spec.name in self.jobs or spec.name in new:
+    def check(self, given: Sequence[tuple[JobSpec, bool]]) -> Batch:
+        """Finds out whether all of the jobs can be accepted, before anything else happens. A job that waits for another
+        one of them comes after it, and names it by its submission. One with True gets a number if its name is taken.
+        The same submission twice is one job. Raises ValueError for a job that cannot be accepted."""
+        for spec, _ in given:
+            spec.check()
+        batch = Batch({spec.array or spec.name for spec, number in given if not number})
+        for spec, number in given:
+            same = self._state.submissions.get(spec.submission)
+            if same is not None:
+                batch.names[spec.submission] = same.spec.name
+            elif spec.submission not in batch.names:
+                spec = self._accepted(spec, number, batch)
+                batch.specs[spec.name] = spec
+                batch.names[spec.submission] = spec.name
+        batch.told = [_told(spec, self._settings) for spec in batch.specs.values()]
+        self._check_deadlines(list(batch.specs.values()))
+        return batch
+
+    def add(self, batch: Batch) -> None:
+        """Accepts jobs that were checked just before."""
+        if len(batch.told) == 1:
+            self._record({"event": "submit", "job": batch.told[0]})
+        elif batch.told:
+            self._record({"event": "submit_all", "jobs": batch.told})
+
+    def _named(self, spec: JobSpec, number: bool, batch: Batch) -> JobSpec:
+        """The job with the name that it gets. Jobs of an array have that of the array, and their indices."""
+        if not spec.array:
+            taken: ChainMap[str, Any] = ChainMap(dict.fromkeys(batch.given), self.jobs, batch.specs)
+            return dataclasses.replace(spec, name=free_name(spec.name, taken)) if number else spec
+        array = batch.arrays.get(spec.array)
+        if array is None:
+            known = {job.spec.array for job in self.jobs.values()}
+            array = free_name(spec.array, known | batch.given) if number else spec.array
+            if array in known:
+                raise ValueError(f"job '{spec.name}': job names must be unique; there is an array of that name")
+            batch.arrays[spec.array] = array
+        return dataclasses.replace(spec, array=array, name=f"{array}_{spec.index}")
+
+    def _accepted(self, spec: JobSpec, number: bool, batch: Batch) -> JobSpec:
+        """The job as it is submitted, after those of the batch. Its deadline has yet to be checked."""
+        spec = self._named(spec, number, batch)
+        if spec.name in self.jobs or spec.name in batch.specs:
             state = self.jobs[spec.name].state if spec.name in self.jobs else "submitted with it"
             raise ValueError(f"job '{spec.name}': job names must be unique; a job of that name is {state}")
         devices = len(self.hosts)  # those too whose process is being started again
@@ -102,51 +143,60 @@ class JobQueue:
             limit = self._settings.memory
             raise ValueError(f"job '{spec.name}': memory must be at most {limit}, that of a device, got {spec.memory}")
         _core.priority_level(spec.priority)  # raises ValueError
-        return spec.with_awaited({name: self._predecessor(spec, name, new) for name in spec.awaited})
+        return spec.with_awaited({name: self._predecessors_of(spec, name, batch) for name in spec.awaited})
 
-    def _predecessor(self, spec: JobSpec, given: str, new: dict[str, JobSpec]) -> str:
-        """The name of a job for which this one waits; `given` may also be its submission. Raises ValueError."""
-        for each in new.values():
-            if each.submission == given:
-                return each.name
-        job = self._state.submissions.get(given, self.jobs.get(given))
-        if job is None:
+    def _predecessors_of(self, spec: JobSpec, given: str, batch: Batch) -> list[str]:
+        """The names of the jobs that this one waits for, all of an array; `given` may also be a submission. Raises
+        ValueError."""
+        if given in batch.names:
+            return [batch.names[given]]
+        submitted = self._state.submissions.get(given)
+        found = [submitted] if submitted is not None else self._named_so(given)
+        if not found:
             raise ValueError(f"job '{spec.name}': after names job '{given}', which the queue does not have")
-        if spec.awaited[given] and job.outcome in ("failed", "cancelled"):
-            raise ValueError(f"job '{spec.name}': after names job '{job.spec.name}', which {HOW_ENDED[job.outcome]}")
-        return job.spec.name
+        for job in found:
+            if spec.awaited[given] and job.outcome in ("failed", "cancelled"):
+                raise ValueError(
+                    f"job '{spec.name}': after names job '{job.spec.name}', which {HOW_ENDED[job.outcome]}"
+                )
+        return [job.spec.name for job in found]
+
+    def _named_so(self, name: str) -> list[QueuedJob]:
+        """The job of that name, or those of the array of that name."""
+        if name in self.jobs:
+            return [self.jobs[name]]
+        return [job for job in self.jobs.values() if name and job.spec.array == name]
 
     def _check_deadlines(self, new: list[JobSpec]) -> None:
         """Raises ValueError if the policy keeps deadlines and would miss one."""
-        open_ = {*self._state.open, *(spec.name for spec in new)}
-        due = [spec for spec in new if spec.deadline is not None and open_.isdisjoint(spec.awaited)]
-        for count in range(1, len(due) + 1):
-            self._check_deadline(due[:count], len(new) > 1)
-
-    def _check_deadline(self, specs: list[JobSpec], others: bool) -> None:
-        """That of the last job, and what it means for the others."""
-        miss = self._state.miss_with(specs, self._clock(), others)
+        unended = ChainMap[str, Any](self._state.open, {spec.name: spec for spec in new})
+        arriving = [spec for spec in new if not any(name in unended for name in spec.awaited)]
+        due = [spec for spec in arriving if spec.deadline is not None]
+        clock = self._clock()
+        miss = self._state.miss_with(due, clock, len(arriving) > 1)
         if miss is None:
             return
-        name, left = miss
-        spec = specs[-1]
+        spec, name, left = miss
         given = f"job '{spec.name}': deadline {duration_text(spec.deadline or 0.0)}"
         helps = "a later deadline, more devices or a submission when fewer jobs wait would help"
         if name == spec.name:
             raise ValueError(f"{given} would be missed: it is predicted to end after {duration_text(left)}; {helps}")
-        due = {each.name: each.deadline or 0.0 for each in specs}
+        limits = {each.name: each.deadline or 0.0 for each in due}
         if name in self.jobs:
             other = self.jobs[name]
-            due[name] = other.submitted + (other.spec.deadline or 0.0) - self._state.next_time(self._clock())
-        late = left - due[name]
+            limits[name] = other.submitted + (other.spec.deadline or 0.0) - self._state.next_time(clock)
+        late = left - limits[name]
         raise ValueError(
             f"{given} would make job '{name}' miss its own: it would end {duration_text(late)} late; {helps}"
         )
 
     def cancel(self, name: str) -> None:
-        job = self.find(name)
-        if not job.outcome and not job.cancelled:
-            self._record({"event": "cancel", "job": name})
+        """Cancels a job, or all of an array. Raises ValueError for an unknown name."""
+        for job in reversed(
+            self.find_all(name)
+        ):  # those first that are held, so that they do not take the others' places
+            if not job.outcome and not job.cancelled:
+                self._record({"event": "cancel", "job": job.spec.name})
 
     def refuse(self, name: str, error: str) -> None:
         """Fails a job that cannot be started."""
@@ -159,6 +209,10 @@ class JobQueue:
         if name not in self.jobs:
             raise ValueError(f"job '{name}': there is no such job")
         return self.jobs[name]
+
+    def find_all(self, name: str) -> list[QueuedJob]:
+        """The job of that name, or those of the array. Raises ValueError for an unknown name."""
+        return self._named_so(name) or [self.find(name)]
 
     def host_up(self, node: str, index: int, token: str, env: str = "{}") -> int:
         """A host has reported for the first time; the jobs of a process that it `replaced` are lost. Returns the number
@@ -352,6 +406,7 @@ class JobQueue:
             "device": " ".join(f"{self.hosts[gpu].node[:8]}:{self.hosts[gpu].index}" for gpu in job.devices) or None,
             "beside": None if partner is None else partner.spec.name,
             "after": [] if job.outcome else list(job.waits_for),
+            "held": not (job.outcome or job.has_entered or job.waits_for),
             "deadline_s": job.spec.deadline,
             "deadline": job.deadline_state(until),
             "sub_batches": job.split,

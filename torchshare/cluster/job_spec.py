@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,12 @@ class JobSpec:
     """Seconds after its submission by which it must have finished."""
     after: list[str] = field(default_factory=list)
     """The jobs that it waits for, each as "any:NAME" or "ok:NAME"."""
+    array: str = ""
+    """The name of the array that it belongs to, if it does."""
+    index: int = 0
+    """Its index there."""
+    at_once: int = 0
+    """Maximum number of the array's jobs that run at the same time; 0: any number."""
     sub_batches: int = 1
     """The maximum number of sub-batches while it shares; 1: its batches are never split."""
     fixed_memory: float = 0.3
@@ -52,6 +58,15 @@ class JobSpec:
         for each in ("name", "submission", "target", "folder", "model"):
             if not isinstance(getattr(self, each), str):
                 raise ValueError(f"job '{self.name}': {each} must be a string, got {getattr(self, each)!r}")
+        if not isinstance(self.array, str) or not all(
+            type(each) is int and each >= 0 for each in (self.index, self.at_once)
+        ):
+            given = (self.array, self.index, self.at_once)
+            raise ValueError(f"job '{self.name}': array must be a name, an index and a limit, got {given!r}")
+        if self.at_once and self.deadline is not None:
+            raise ValueError(
+                f"job '{self.name}': deadline must not be given if only {self.at_once} of its array run at once"
+            )
         if not isinstance(self.after, list):
             raise ValueError(f"job '{self.name}': after must be a list of jobs' names, got {self.after!r}")
         checked = ("gpus", "priority", "memory", "duration", "deadline", "after", "sub_batches", "env")
@@ -69,9 +84,13 @@ class JobSpec:
             found[each.name] = found.get(each.name, False) or each.must_finish
         return found
 
-    def with_awaited(self, names: Mapping[str, str]) -> JobSpec:
-        """The same job, which waits for the same ones by other names."""
-        after = [f"{'ok' if must else 'any'}:{names.get(name, name)}" for name, must in self.awaited.items()]
+    def with_awaited(self, names: Mapping[str, Sequence[str]]) -> JobSpec:
+        """The same job, which waits for others by other names: those of all jobs that a name stands for."""
+        after = [
+            f"{'ok' if must else 'any'}:{each}"
+            for name, must in self.awaited.items()
+            for each in names.get(name, [name])
+        ]
         return replace(self, after=after)
 
     def memory_in(self, sub_batches: int) -> int | None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from annotated_types import Interval, Predicate
 
+from torchshare.cluster import array
 from torchshare.context.durations import EXPECTED, is_duration
 from torchshare.runtime.declared import Expected, Option
 from torchshare.runtime.options import CommonJobOptions, Name, PositiveInt
@@ -85,4 +86,17 @@ class SubmitOptions(CommonJobOptions, total=False):
         str | os.PathLike[str] | None,
         Expected("a folder"),
         Option("the working folder of scripts, on every node. Default: this process's.", metavar="DIR"),
+    ]
+
+
+class ArrayOptions(SubmitOptions, total=False):
+    """The options of the command, and the keywords of torchshare.cluster.submit_array."""
+
+    array: Annotated[
+        Annotated[str, Predicate(array.is_array), Expected(array.EXPECTED)] | None,
+        Option(
+            "submits the job once for each of these indices, as NAME_0, NAME_1 and so on, with its index in the "
+            'variable TORCHSHARE_ARRAY_INDEX: "0-15", "0,3,7-9", "0-15:5"; "0-99%4": at most 4 of them run at once.',
+            metavar="INDICES",
+        ),
     ]

@@ -9,7 +9,7 @@ is where the old one was.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,6 +37,10 @@ class QueueState:
         """The jobs that have not ended, by name."""
         self.successors: defaultdict[str, list[QueuedJob]] = defaultdict(list)
         """The jobs that wait for the end of another one, by its name."""
+        self.held: defaultdict[str, deque[QueuedJob]] = defaultdict(deque)
+        """The jobs of each array of which only some run at once that wait for nothing else, in their order."""
+        self.entered: Counter[str] = Counter()
+        """How many jobs of each such array the policy has been told of that have not ended."""
         self.misplaced: dict[int, QueuedJob] = {}
         """The jobs that are not where the policy wants them, by number."""
         self.hosts: dict[int, HostRecord] = {}
@@ -85,7 +89,7 @@ class QueueState:
         self._submit(event["jobs"], event["time"])
 
     def _submit(self, told: list[dict[str, Any]], time: float) -> None:
-        """Those jobs come first for which others of them wait."""
+        """Adds jobs, a predecessor before its successors."""
         arriving = []
         for each in told:
             spec = JobSpec(**each)
@@ -100,9 +104,35 @@ class QueueState:
             if job.waits_for:
                 self.expect_ends(job)
             else:
-                arriving.append(number)
-        if arriving:
-            self._obey(self.live.arrive(arriving, self.now))
+                arriving.append(job)
+        numbers = self._enter(arriving)
+        if numbers:
+            self._obey(self.live.arrive(numbers, self.now))
+
+    def _enter(self, jobs: Iterable[QueuedJob], ended: QueuedJob | None = None) -> list[int]:
+        """Returns the numbers of the jobs that the policy is to be told of now that they wait for no predecessors. If
+        only some jobs of an array run at once, the others follow when one has `ended`."""
+        arrays: dict[str, None] = {}
+        entering = []
+        if ended is not None and ended.has_entered and ended.spec.at_once:
+            self.entered[ended.spec.array] -= 1
+            arrays[ended.spec.array] = None
+        for job in jobs:
+            if job.spec.at_once:
+                self.held[job.spec.array].append(job)
+                arrays[job.spec.array] = None
+            else:
+                entering.append(job)
+        for array in arrays:
+            held = self.held[array]
+            while held and self.entered[array] < held[0].spec.at_once:
+                job = held.popleft()
+                if not job.outcome:
+                    self.entered[array] += 1
+                    entering.append(job)
+        for job in entering:
+            job.has_entered = True
+        return [job.number for job in entering]
 
     def expect_ends(self, job: QueuedJob) -> None:
         for name in job.waits_for:
@@ -124,10 +154,10 @@ class QueueState:
     def estimate_of(self, spec: JobSpec) -> float:
         return spec.duration or self.learned.duration(spec.model)
 
-    def miss_with(self, specs: list[JobSpec], clock: float, others: bool) -> tuple[str, float] | None:
-        """The job that the last of these, which have deadlines, would make late if all were submitted now, itself or
-        another one, and how many seconds from now that would end. `others`: whether others are submitted together with
-        it. Changes nothing. Ratios of their profiles are not taken into account."""
+    def miss_with(self, specs: list[JobSpec], clock: float, others: bool) -> tuple[JobSpec, str, float] | None:
+        """The first of these jobs, which have deadlines, that would make one late if they were submitted now, one after
+        the other; the name of that job, itself or another one, and how many seconds from now it would end. `others`:
+        whether others arrive at this instant. Changes nothing. Ratios of their profiles are not taken into account."""
         now, rows, groups = self._since_origin(clock), dict(self.rows), dict(self.groups)
         asked = [
             (
@@ -141,9 +171,10 @@ class QueueState:
         miss = self.live.miss_with(now, asked, others)
         if miss is None:
             return None
-        number, end = miss
+        index, number, end = miss
         known = len(self.numbers)
-        return (self.numbers[number].spec if number < known else specs[number - known]).name, end - now
+        late = self.numbers[number].spec if number < known else specs[number - known]
+        return specs[index], late.name, end - now
 
     def _row(self, model: str) -> int:
         if model not in self.rows:
@@ -173,7 +204,7 @@ class QueueState:
             self._obey(self.live.end(job.number, self.now))
             self.look_at(job)
         else:
-            self._end(job, "cancelled", event, is_live=not job.waits_for)
+            self._end(job, "cancelled", event, is_live=job.has_entered)
 
     def _on_host(self, event: Event) -> None:
         gpu = event["gpu"]
@@ -273,7 +304,7 @@ class QueueState:
     def _on_refuse(self, event: Event) -> None:
         job = self.jobs[event["job"]]
         job.error = event["error"]
-        self._end(job, "failed", event, is_live=not job.waits_for)
+        self._end(job, "failed", event, is_live=job.has_entered)
 
     def _on_ratio(self, event: Event) -> None:
         self.learned.set_ratio(event["model"], event["partner"], event["ratio"])
@@ -285,7 +316,7 @@ class QueueState:
 
     def _end(self, job: QueuedJob, outcome: str, event: Event, *, is_live: bool) -> None:
         """Ends a job; `is_live` if the policy still has it."""
-        released = [each.number for each in self._close(job, outcome, event["time"])]
+        released = self._enter(self._close(job, outcome, event["time"]), job)
         if is_live:
             self._obey(self.live.end(job.number, self.now, released))
         elif released:

@@ -31,6 +31,8 @@ class QueuedJob:
     """Estimated duration alone, in seconds."""
     waits_for: dict[str, bool] = field(default_factory=dict)
     """The jobs that have yet to end before the policy is told of it, by name: whether each must finish."""
+    has_entered: bool = False
+    """Whether the policy has been told of it: it waits for no other, and has a place among those of its array."""
     wanted: tuple[int, ...] = ()
     """The devices that the policy has chosen."""
     wanted_split: int = 1

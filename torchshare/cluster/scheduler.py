@@ -100,13 +100,16 @@ class Scheduler:
         return self._settings
 
     def submit(self, jobs: list[tuple[JobSpec, bool]], functions: dict[str, bytes]) -> list[str]:
-        """Accepts all jobs or none; see `JobQueue.submit_all`. `functions`: those of pickled jobs, by submission. Once
+        """Accepts all jobs or none; see `JobQueue.check`. `functions`: those of pickled jobs, by submission. Once
         this has returned, the jobs are kept."""
         self.check()
         with self._lock:
-            for submission, function in functions.items():
-                self._storage.put_function(submission, function)
-            return self._queue.submit_all(jobs)
+            batch = self._queue.check(jobs)
+            for spec in batch.specs.values():
+                if spec.submission in functions:
+                    self._storage.put_function(spec.submission, functions[spec.submission])
+            self._queue.add(batch)
+            return [batch.names[spec.submission] for spec, _ in jobs]
 
     def cancel(self, name: str) -> None:
         self.check()
@@ -116,7 +119,7 @@ class Scheduler:
     def rows(self, name: str | None = None) -> list[dict[str, Any]]:
         self.check()
         with self._lock:
-            return self._queue.rows() if name is None else [self._queue.row(self._queue.find(name))]
+            return self._queue.rows() if name is None else list(map(self._queue.row, self._queue.find_all(name)))
 
     def hosts(self) -> list[dict[str, Any]]:
         """The hosts that have been up, and those that cannot be started, with the reason."""

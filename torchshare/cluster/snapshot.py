@@ -25,6 +25,7 @@ def take(state: QueueState) -> Event:
         "hosts": {str(gpu): {name: getattr(host, name) for name in _OF_HOST} for gpu, host in state.hosts.items()},
         "spans": state.spans,
         "jobs": [_saved(job, state.live) for job in state.jobs.values()],
+        "held": {name: [job.spec.name for job in held if not job.outcome] for name, held in state.held.items() if held},
     }
 
 
@@ -32,7 +33,7 @@ def _saved(job: QueuedJob, live: _core.LiveScheduler) -> dict[str, Any]:
     own = {name: value for name, value in _given(job).items() if name not in _LIVE}
     own["spec"] = _given(job.spec)
     own["gone"] = {gpu: dataclasses.astuple(gone) for gpu, gone in job.gone.items()}
-    if not job.outcome and not job.cancelled and not job.waits_for:
+    if not job.outcome and not job.cancelled and job.has_entered:
         own["live"] = [live.progress(job.number), live.gpus(job.number)]
     return own
 
@@ -61,6 +62,8 @@ def restore(state: QueueState, event: Event) -> None:
     state.spans = [(name, gpu, begin, end) for name, gpu, begin, end in event["spans"]]
     for saved in event["jobs"]:
         _restore_job(state, saved)
+    for name, held in event.get("held", {}).items():  # in earlier versions, there were no arrays
+        state.held[name].extend(state.jobs[each] for each in held)
     state.apply({"event": "look", "time": event["time"]})  # the policy does not remember when it wanted to decide again
 
 
@@ -71,6 +74,7 @@ def _restore_job(state: QueueState, saved: dict[str, Any]) -> None:
     devices = tuple(saved.pop("devices", saved.pop("place", ())))  # place: in journals of earlier versions
     estimate = saved["estimate"]
     number = -1 if "outcome" in saved else state.add(spec, estimate, saved["submitted"] - (state.origin or 0.0))
+    saved.setdefault("has_entered", live is not None or bool(devices))  # not in journals of earlier versions
     job = QueuedJob(spec, number, gone=gone, devices=devices, **saved)
     state.jobs[spec.name] = state.submissions[spec.submission] = job
     if job.outcome:
@@ -79,6 +83,8 @@ def _restore_job(state: QueueState, saved: dict[str, Any]) -> None:
     state.open[spec.name] = job
     state.set_suspect(job, job.is_suspect)
     state.expect_ends(job)
+    if job.has_entered and spec.at_once:
+        state.entered[spec.array] += 1
     for gpu in devices:
         if gpu not in gone:
             state.hosts[gpu].jobs[spec.name] = job

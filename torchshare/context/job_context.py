@@ -56,7 +56,9 @@ class JobContext:
     shared_patches: bool = False
     """Whether it may replace, for all jobs, what cannot be its own."""
     environ: dict[bytes, bytes] | None = None
-    """Its environment, if that is not the process's: it has ranks of its own."""
+    """Its environment, if that is not the process's."""
+    has_own_ranks: bool = False
+    """Whether its environment says that it has ranks which are not those of the process."""
     store: Any = None
     """If it has ranks of its own: where they meet."""
     on_cpu: bool = False

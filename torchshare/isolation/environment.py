@@ -1,4 +1,4 @@
-"""The environment that each script has of its own, and each job whose ranks are not the process's."""
+"""The environment that each script has of its own, and each job of a cluster with several ranks or of an array."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def name_user() -> None:
 
 
 class _Environ(os._Environ):  # type: ignore[type-arg]  # not subscriptable in Python 3.10
-    """os.environ: the changes of a script, or of a job with ranks of its own, are its own, and those of the processes
-    that a script starts."""
+    """os.environ: the changes of a script, or of a job with an environment of its own, are its own, and those of the
+    processes that it starts."""
 
     @property
     def _data(self) -> Any:
@@ -76,5 +76,8 @@ class _Environ(os._Environ):  # type: ignore[type-arg]  # not subscriptable in P
             raise KeyError(key) from None
 
 
-_WHY = "Changes of a script, or of a job with ranks of its own, are its own, and those of the processes that it starts."
+_WHY = (
+    "Changes of a script, or of a job with an environment of its own, are its own, and those of the processes that it "
+    "starts."
+)
 TABLE.value("os:environ", "__class__", why=_WHY)(lambda _: _Environ)

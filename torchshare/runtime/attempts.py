@@ -127,8 +127,10 @@ class Attempts:
         )
         if environ is not None:
             context.environ = {os.fsencode(key): os.fsencode(value) for key, value in environ.items()}
-            context.rank = this_rank(environ)
-            context.runtime = f"{context.rank.restarts}.of-job"  # the same on all its ranks
+            rank = this_rank(environ)
+            if rank.count > 1:
+                context.rank, context.has_own_ranks = rank, True
+                context.runtime = f"{rank.restarts}.of-job"  # the same on all its ranks
         if self._folder is not None:
             context.loop = self._folder.checkpoints_of(context, folder, again)
         return context

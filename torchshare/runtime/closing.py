@@ -122,7 +122,7 @@ class Closer:
 
     def newest_common(self, job: JobContext, steps: list[int]) -> int | None:
         """The newest of a job's checkpoints that all ranks have."""
-        if job.environ is not None:
+        if job.has_own_ranks:
             from torchshare.runtime.ranks import meet, newest_common
 
             job.store = meet(job)

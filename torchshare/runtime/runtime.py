@@ -105,8 +105,9 @@ class Runtime:
     def _submit(
         self, function: Callable[[Job], Any], options: JobOptions, environ: dict[str, str] | None, folder: str = ""
     ) -> Job:
-        """With `environ`, the job has ranks of its own, which that environment describes: a host of a cluster runs
-        ranks of different jobs. Its checkpoints go to `folder`, inside the folder of all checkpoints."""
+        """With `environ`, the job has that environment of its own and, if it describes several ranks, ranks of its own:
+        a host of a cluster runs ranks of different jobs. Its checkpoints go to `folder`, inside the folder of all
+        checkpoints."""
         if not callable(function):
             raise TypeError(f"function must be a callable that takes a Job, got {function!r}")
         name = options.get("name")

@@ -216,8 +216,8 @@ void bind_cluster(py::module_& module) {
             for (const LiveJob& job : asked) {
               jobs.push_back(std::apply(live_job, std::tuple_cat(std::tuple(now), job)));
             }
-            const std::optional<Miss> miss = scheduler.miss_with(jobs, now, decides_now);
-            return miss ? std::optional(std::pair(miss->job, miss->end)) : std::nullopt;
+            const auto found = scheduler.miss_with(jobs, now, decides_now);
+            return found ? std::optional(std::tuple(found->index, found->miss.job, found->miss.end)) : std::nullopt;
           },
           py::arg("now"), py::arg("jobs"), py::arg("decides_now"))
       .def("arrive", event(py::overload_cast<const std::vector<JobId>&, Seconds>(&LiveScheduler::arrive)),

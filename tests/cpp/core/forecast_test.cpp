@@ -135,14 +135,27 @@ TEST(LiveDeadlines, ANewJobIsAskedAboutBeforeItArrives) {
   scheduler.arrive(scheduler.add(first, 100), 0);
   const auto other = scheduler.miss_with({{.arrival = 10, .duration = 50, .model = 1, .deadline = 55}}, 10, false);
   ASSERT_TRUE(other);
-  EXPECT_EQ(other->job, 0U);
-  EXPECT_EQ(other->end, 150);
+  EXPECT_EQ(other->miss.job, 0U);
+  EXPECT_EQ(other->miss.end, 150);
   const auto itself = scheduler.miss_with({{.arrival = 10, .duration = 50, .deadline = 120}}, 10, false);
   ASSERT_TRUE(itself);
-  EXPECT_EQ(itself->job, 1U);
-  EXPECT_EQ(itself->end, 150);
+  EXPECT_EQ(itself->miss.job, 1U);
+  EXPECT_EQ(itself->miss.end, 150);
   EXPECT_FALSE(scheduler.miss_with({{.arrival = 10, .duration = 50, .deadline = 140}}, 10, false));
   EXPECT_FALSE(live("srsf").miss_with({{.duration = 50, .deadline = 1}}, 0, false)) << "does not keep deadlines";
+}
+
+TEST(LiveDeadlines, JobsThatArriveTogetherAreAskedAboutOneAfterTheOther) {
+  const LiveScheduler scheduler = live("edf");
+  std::vector<WorkloadJob> jobs{{.duration = 30, .deadline = 70}, {.duration = 30, .model = 3, .deadline = 61}};
+  EXPECT_FALSE(scheduler.miss_with({}, 0, true));
+  EXPECT_FALSE(scheduler.miss_with(jobs, 0, true));
+  jobs.push_back({.duration = 11, .deadline = 65});
+  const auto found = scheduler.miss_with(jobs, 0, true);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->index, 2U);
+  EXPECT_EQ(found->miss.job, 0U);
+  EXPECT_EQ(found->miss.end, 71);
 }
 
 TEST(LiveDeadlines, WithoutAGpuTheForecastIsThatOfOne) {
@@ -159,8 +172,8 @@ TEST(LiveDeadlines, AJobThatRunsLongerThanEstimatedIsForecastAnew) {
   EXPECT_FALSE(miss) << "it comes first";
   const auto late = scheduler.miss_with({{.arrival = 30, .duration = 65, .deadline = 65}}, 30, false);
   ASSERT_TRUE(late) << "the other one, now taken to last 40 s, would end at 105";
-  EXPECT_EQ(late->job, 0U);
-  EXPECT_EQ(late->end, 105);
+  EXPECT_EQ(late->miss.job, 0U);
+  EXPECT_EQ(late->miss.end, 105);
 }
 
 TEST(LiveDeadlines, AHeldJobIsHeldInAnotherSchedulerToo) {
