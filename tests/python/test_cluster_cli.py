@@ -348,7 +348,7 @@ def test_the_list_says_for_what_a_job_waits(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(client, "call", lambda *_: [{**row, "after": ["a", "c"], "held": False}])
     assert "waits for a, c" in torchshare_command("cluster", "list", folder=tmp_path).stdout
     monkeypatch.setattr(client, "call", lambda *_: [{**row, "after": [], "held": True}])
-    assert "waits for others of its array" in torchshare_command("cluster", "list", folder=tmp_path).stdout
+    assert "waits for a place in its array" in torchshare_command("cluster", "list", folder=tmp_path).stdout
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="job files need Python 3.11")
@@ -374,13 +374,33 @@ def test_an_array_is_a_flag_and_a_key_of_a_job_file(tmp_path: Path, submitted: S
         assert test.after == [f"ok:{submission}" for submission in members]
 
 
+def test_jobs_of_an_array_can_be_waited_for_one_by_one(tmp_path: Path, submitted: Submitted) -> None:
+    words = ["--no-wait", "--array", "n=0-1", "--after", "c=ok:n_1", "c=c.py", "n=t.py"]
+    assert torchshare_command("cluster", "submit", *words, folder=tmp_path).returncode == 0
+    *members, last = submitted.sent
+    assert [spec.name for spec in members] == ["n_0", "n_1"]
+    assert (last.name, last.after) == ("c", [f"ok:{members[1].submission}"])
+
+
+def test_names_that_are_given_stay(tmp_path: Path, submitted: Submitted) -> None:
+    """Those that are not, here of a.py, get a number in the queue if they are taken."""
+    words = ["--no-wait", "--array", "a=0-1", "--after", "c=a", "a.py", "a=b.py", "c=c.py"]
+    assert torchshare_command("cluster", "submit", *words, folder=tmp_path).returncode == 0
+    assert [(spec.name, spec.target, spec.array) for spec in submitted.sent[:3]] == [
+        ("a", "a.py", ""),
+        ("a_0", "b.py", "a"),
+        ("a_1", "b.py", "a"),
+    ]
+    assert submitted.sent[3].after == [f"any:{spec.submission}" for spec in submitted.sent[1:3]]
+
+
 @pytest.mark.parametrize(
     ("given", "indices", "at_once"),
     [
         ("3", [3], 0),
         ("0-3", [0, 1, 2, 3], 0),
-        ("7-9, 0,3", [7, 8, 9, 0, 3], 0),
-        ("0-15:5%10", [0, 5, 10, 15], 10),
+        ("7-9, 0 ,3", [7, 8, 9, 0, 3], 0),
+        ("0 - 15 : 5 % 10", [0, 5, 10, 15], 10),
     ],
 )
 def test_indices_are_written_as_slurm_does(given: str, indices: list[int], at_once: int) -> None:
@@ -390,14 +410,18 @@ def test_indices_are_written_as_slurm_does(given: str, indices: list[int], at_on
     assert len({job.spec.submission for job in jobs}) == len(indices)
 
 
-@pytest.mark.parametrize("given", ["", "a", "3-1", "0-", "0,0", "0-3%0", "0-3%", "%4", "0-1000", "1-2-3", "-1", 5])
+@pytest.mark.parametrize(
+    "given", ["", "a", "3-1", "0-", "0,0", "0-3%0", "0-3%", "%4", "0-1000", "1-2-3", "-1", "1 2", "0-999999999", "٣", 5]
+)
 def test_what_are_no_indices_is_refused(given: Any) -> None:
     with pytest.raises(ValueError, match=f"^job 'a': array must be {re.escape(EXPECTED_ARRAY)}, got {given!r}$"):
         client.prepared_array("train.py", name="a", array=given)
 
 
 def test_of_an_array_with_a_limit_no_deadline_is_promised() -> None:
-    with pytest.raises(ValueError, match=r"^job 'a_0': deadline must not be given if only 4 of its array run at once$"):
+    with pytest.raises(
+        ValueError, match=r"^job 'a': deadline must not be given if only 4 of its array run at once, got 7200 s$"
+    ):
         client.prepared_array("train.py", name="a", array="0-9%4", deadline="2h")
     assert len(client.prepared_array("train.py", name="a", array="0-9", deadline="2h")) == 10
     with pytest.raises(ValueError, match=r"^job 'train': array must be indices such as"):

@@ -221,8 +221,8 @@ def _submit(cluster: Cluster, kind: str, name: str, given: dict[str, Any], at_on
     if kind == "two":
         specs.append(spec(f"{name}b", after=[f"ok:{name}"]))
     elif kind == "array":
-        members = [{"submission": f"{name} {index}", "index": index} for index in range(4)]
-        specs = [spec(name, **{**given, **each}, array=name, at_once=at_once) for each in members]
+        array = {"array": name, "array_id": name, "at_once": at_once}
+        specs = [spec(f"{name}_{index}", **given, **array, index=index) for index in range(4)]
     return cluster.queue.submit_all([(each, False) for each in specs])
 
 
@@ -254,9 +254,11 @@ def _something_happens(cluster: Cluster, chance: random.Random) -> None:
     elif running:
         cluster.end(chance.choice(running), "failed" if chance.random() < cluster.fails else "finished")
     cluster.act()
-    running = [job.spec for job in cluster.queue.jobs.values() if job.devices]
-    for each in running:
-        assert not each.at_once or sum(other.array == each.array for other in running) <= each.at_once
+    for name, jobs in cluster.queue._state.arrays.items():
+        at_once, entered = jobs[0].spec.at_once, [job for job in jobs if job.has_entered and not job.outcome]
+        held = [job for job in jobs if not (job.has_entered or job.outcome or job.waits_for)]
+        assert len(entered) <= (at_once or len(jobs)), name
+        assert not held or len(entered) == at_once, name
     for host in cluster.queue.hosts.values():
         needed = [job.spec.memory_in(job.split) or 0 for job in host.jobs.values()]
         assert sum(needed) <= DEVICE + len(needed)  # each is rounded up

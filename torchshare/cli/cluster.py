@@ -122,26 +122,35 @@ def _submit(arguments: argparse.Namespace) -> int:
 def _ordered(arrays: list[list[client.Prepared]]) -> list[client.Prepared]:
     """The jobs, those for which others wait before them. A name that one of them, or an array, has does not mean an
     earlier one in the queue, except in its own `after`. Raises ValueError if jobs wait for each other."""
-    named: dict[str, list[client.Prepared]] = {}
-    for jobs in arrays:
-        spec = jobs[0].spec
-        named[free_name(spec.array or spec.name, named)] = jobs
-    graph = {
-        name: [other for other in jobs[0].spec.awaited if other in named and other != name]
-        for name, jobs in named.items()
+    keys: dict[str, int] = {}
+    for number in sorted(range(len(arrays)), key=lambda number: not arrays[number][0].is_named):
+        spec = arrays[number][0].spec
+        keys[free_name(spec.array or spec.name, keys)] = number
+    arrays_of = {key: (number, arrays[number]) for key, number in keys.items()}
+    members = {
+        f"{key}_{job.spec.index}": (number, [job])
+        for key, number in keys.items()
+        for job in arrays[number]
+        if job.spec.array
     }
+    known = {**members, **arrays_of}
+
+    def awaited(number: int) -> dict[str, tuple[int, list[client.Prepared]]]:
+        return {
+            name: known[name] for name in arrays[number][0].spec.awaited if name in known and known[name][0] != number
+        }
+
+    graph = {number: [other for other, _ in awaited(number).values()] for number in range(len(arrays))}
     try:
         order = list(graphlib.TopologicalSorter(graph).static_order())
     except graphlib.CycleError as error:
-        path = " -> ".join(f"'{name}'" for name in reversed(error.args[1]))
+        names = {number: name for name, number in keys.items()}
+        path = " -> ".join(f"'{names[number]}'" for number in reversed(error.args[1]))
         raise ValueError(f"jobs wait for each other to start: {path}") from None
     ordered = []
-    for name in order:
-        submissions = {other: [job.spec.submission for job in named[other]] for other in graph[name]}
-        for job in named[name]:
-            spec = job.spec.with_awaited(submissions)
-            array = name if spec.array else ""  # two of them must not have the same one
-            ordered.append(dataclasses.replace(job, spec=dataclasses.replace(spec, array=array)))
+    for number in order:
+        submissions = {name: [job.spec.submission for job in jobs] for name, (_, jobs) in awaited(number).items()}
+        ordered += [dataclasses.replace(job, spec=job.spec.with_awaited(submissions)) for job in arrays[number]]
     return ordered
 
 
@@ -243,8 +252,8 @@ def _logs(arguments: argparse.Namespace) -> int:
 
 def _stop(arguments: argparse.Namespace) -> int:
     connection.connect(arguments.address)
-    for job in client.cancel(arguments.job):
-        print(f"Job '{escaped(job.name)}' {_how(job.status())}")
+    for row in client.cancel(arguments.job):
+        print(f"Job '{escaped(row['name'])}' {_how(row)}")
     return 0
 
 
@@ -256,8 +265,11 @@ def _down(arguments: argparse.Namespace) -> int:
 
 
 def _reason(row: dict[str, Any]) -> str:
-    waits = f"waits for {', '.join(row['after'])}" if row["after"] else "waits for others of its array"
-    return row["error"] or (waits if row["after"] or row["held"] else "")
+    if row["error"]:
+        return str(row["error"])
+    if row["after"]:
+        return f"waits for {', '.join(row['after'])}"
+    return "waits for a place in its array" if row["held"] else ""
 
 
 def _how(row: dict[str, Any]) -> str:

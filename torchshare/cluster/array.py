@@ -11,23 +11,23 @@ EXPECTED = (
 INDEX = "TORCHSHARE_ARRAY_INDEX"
 """The variable of a job's environment that has its index."""
 _MOST = 1000
-_FORM = re.compile(r"(?P<ranges>[^%]+)(?:%(?P<at_once>[1-9]\d{0,5}))?")
-_RANGE = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9})(?::(?P<step>[1-9]\d{0,8}))?)?")
+_FORM = re.compile(r"([^%]+)(?: ?% ?([1-9][0-9]{0,5}))?")
+_RANGE = re.compile(r" ?([0-9]{1,9})(?: ?- ?([0-9]{1,9})(?: ?: ?([1-9][0-9]{0,8}))?)? ?")
 
 
 def parse_array(text: str) -> tuple[list[int], int]:
     """The indices, and how many of the jobs may run at the same time, 0 for any number. Raises ValueError."""
     indices: list[int] = []
-    form = _FORM.fullmatch(text.replace(" ", ""))
-    for each in form["ranges"].split(",") if form else ():
+    form = _FORM.fullmatch(text)
+    for each in form[1].split(",") if form else ():
         found = _RANGE.fullmatch(each)
         if found is None:
             break
-        first = int(found["first"])
-        indices += range(first, int(found["last"] or first) + 1, int(found["step"] or 1))[: _MOST + 1]
+        first = int(found[1])
+        indices += range(first, int(found[2] or first) + 1, int(found[3] or 1))[: _MOST + 1]
     else:
         if form and indices and len(set(indices)) == len(indices) <= _MOST:
-            return indices, int(form["at_once"] or 0)
+            return indices, int(form[2] or 0)
     raise ValueError(f"array must be {EXPECTED}, got {text!r}")
 
 

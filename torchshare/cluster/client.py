@@ -170,14 +170,13 @@ def prepared_array(target: str | Callable[..., Any], **options: Unpack[ArrayOpti
     if array is None:
         return [job]
     indices, at_once = parse_array(array)
-    jobs = []
-    for index in indices:
-        name = job.spec.name
-        spec = replace(job.spec, name=f"{name}_{index}", array=name, index=index, at_once=at_once)
-        spec = replace(spec, submission=secrets.token_hex(16))
-        spec.check()
-        jobs.append(replace(job, spec=spec))
-    return jobs
+    name = job.spec.name
+    common = replace(job.spec, array=name, array_id=secrets.token_hex(16), at_once=at_once)
+    common.check()
+    return [
+        replace(job, spec=replace(common, name=f"{name}_{index}", submission=secrets.token_hex(16), index=index))
+        for index in indices
+    ]
 
 
 def default_name(target: str | Callable[..., Any]) -> str:
@@ -266,10 +265,11 @@ def job(name: str) -> Handle:
     return handle
 
 
-def cancel(name: str) -> list[Handle]:
-    """Cancels a job, or all of an array. Raises ValueError if there is none of that name."""
-    call("cancel", name)
-    return [Handle(row["name"]) for row in call("rows", name)]
+def cancel(name: str) -> list[dict[str, Any]]:
+    """Cancels a job, or all of an array. Returns their rows in `torchshare cluster list`. Raises ValueError if there is
+    none of that name."""
+    rows: list[dict[str, Any]] = call("cancel", name)
+    return rows
 
 
 def jobs() -> list[dict[str, Any]]:

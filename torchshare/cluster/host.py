@@ -157,7 +157,9 @@ class Host:
         log_of_rank = Rank(attempt.rank, spec.gpus).file(self._storage.log(spec.submission, spec.name))
         job_output.open_for(spec.name, log_of_rank)
         given = JobOptions(name=spec.name, **options)  # type: ignore[typeddict-item]
-        attempt.job = runtime._submit(self._body(attempt, function), given, environ, spec.submission)
+        attempt.job = runtime._submit(
+            self._body(attempt, function), given, environ, spec.submission, has_own_ranks=spec.gpus > 1
+        )
         runtime.start()
 
     def _open_runtime(self) -> Runtime:

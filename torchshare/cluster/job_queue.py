@@ -16,12 +16,14 @@ from torchshare.cluster import snapshot
 from torchshare.cluster.host_status import AttemptStatus
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Event, Journal
+from torchshare.cluster.options import SubmitOptions
 from torchshare.cluster.queue_state import QueueState
 from torchshare.cluster.queued_job import Action, EndedJob, HostRecord, QueuedJob, Span
 from torchshare.cluster.settings import QueueSettings
 from torchshare.context.durations import duration_text
-from torchshare.context.names import free_name
+from torchshare.context.names import numbered
 from torchshare.context.results import HOW_ENDED
+from torchshare.runtime.declared import check
 
 log = logging.getLogger("torchshare")
 
@@ -34,16 +36,12 @@ _HEARD_S = 30.0  # how often the journal says that hosts with jobs have reported
 class Batch:
     """Jobs that are submitted together, and can be accepted."""
 
-    given: set[str]
-    """The names that their clients have given."""
     names: dict[str, str] = dataclasses.field(default_factory=dict)
     """The names that they get, by submission, also of jobs that the queue has already."""
     specs: dict[str, JobSpec] = dataclasses.field(default_factory=dict)
     """The new ones, by name."""
     told: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """The same, as the journal has them."""
-    arrays: dict[str, str] = dataclasses.field(default_factory=dict)
-    """The names that arrays get, by those that they were given."""
 
 
 class JobQueue:
@@ -92,20 +90,59 @@ class JobQueue:
         """Finds out whether all of the jobs can be accepted, before anything else happens. A job that waits for another
         one of them comes after it, and names it by its submission. One with True gets a number if its name is taken.
         The same submission twice is one job. Raises ValueError for a job that cannot be accepted."""
+        batch = Batch()
+        new: dict[str, JobSpec] = {}
         for spec, _ in given:
             spec.check()
-        batch = Batch({spec.array or spec.name for spec, number in given if not number})
-        for spec, number in given:
             same = self._state.submissions.get(spec.submission)
-            if same is not None:
+            if same is None:
+                new[spec.submission] = spec
+            else:
                 batch.names[spec.submission] = same.spec.name
-            elif spec.submission not in batch.names:
-                spec = self._accepted(spec, number, batch)
-                batch.specs[spec.name] = spec
-                batch.names[spec.submission] = spec.name
+        names = self._names(list(new.values()), {_key(spec) for spec, number in given if number})
+        for spec in new.values():
+            name = names[_key(spec)]
+            own = f"{name}_{spec.index}" if spec.array else name
+            spec = self._accepted(dataclasses.replace(spec, name=own, array=name if spec.array else ""), batch)
+            batch.specs[own] = spec
+            batch.names[spec.submission] = own
         batch.told = [_told(spec, self._settings) for spec in batch.specs.values()]
         self._check_deadlines(list(batch.specs.values()))
         return batch
+
+    def _names(self, new: list[JobSpec], with_number: set[str]) -> dict[str, str]:
+        """The names that jobs and arrays get, by `_key`. A name is that of one job or array; an array also takes those
+        of its jobs. Raises ValueError for one that is taken."""
+        indices: dict[str, list[int]] = {}
+        given: dict[str, str] = {}
+        for spec in new:
+            indices.setdefault(_key(spec), []).extend([spec.index] if spec.array else [])
+            given[_key(spec)] = spec.array or spec.name
+        names: dict[str, str] = {}
+        taken: set[str] = set()
+        for key in sorted(given, key=lambda key: key in with_number):  # stable: first those that get no number
+            for name in numbered(given[key]):
+                all_names = [name, *(f"{name}_{index}" for index in indices[key])]
+                refusal = next(filter(None, (self._refusal(each, taken) for each in all_names)), None)
+                if refusal is None:
+                    break
+                if key not in with_number:
+                    raise ValueError(refusal)
+            names[key] = name
+            taken.update(all_names)
+        return names
+
+    def _refusal(self, name: str, taken: set[str]) -> str | None:
+        """Why a new job or array cannot have this name; None if it can."""
+        if name in self.jobs:
+            why = f"a job of that name is {self.jobs[name].state}"
+        elif name in self._state.arrays:
+            why = "there is an array of that name"
+        elif name in taken:
+            why = "one of that name is submitted with it"
+        else:
+            return None
+        return f"job '{name}': job names must be unique; {why}"
 
     def add(self, batch: Batch) -> None:
         """Accepts jobs that were checked just before."""
@@ -114,26 +151,9 @@ class JobQueue:
         elif batch.told:
             self._record({"event": "submit_all", "jobs": batch.told})
 
-    def _named(self, spec: JobSpec, number: bool, batch: Batch) -> JobSpec:
-        """The job with the name that it gets. Jobs of an array have that of the array, and their indices."""
-        if not spec.array:
-            taken: ChainMap[str, Any] = ChainMap(dict.fromkeys(batch.given), self.jobs, batch.specs)
-            return dataclasses.replace(spec, name=free_name(spec.name, taken)) if number else spec
-        array = batch.arrays.get(spec.array)
-        if array is None:
-            known = {job.spec.array for job in self.jobs.values()}
-            array = free_name(spec.array, known | batch.given) if number else spec.array
-            if array in known:
-                raise ValueError(f"job '{spec.name}': job names must be unique; there is an array of that name")
-            batch.arrays[spec.array] = array
-        return dataclasses.replace(spec, array=array, name=f"{array}_{spec.index}")
-
-    def _accepted(self, spec: JobSpec, number: bool, batch: Batch) -> JobSpec:
+    def _accepted(self, spec: JobSpec, batch: Batch) -> JobSpec:
         """The job as it is submitted, after those of the batch. Its deadline has yet to be checked."""
-        spec = self._named(spec, number, batch)
-        if spec.name in self.jobs or spec.name in batch.specs:
-            state = self.jobs[spec.name].state if spec.name in self.jobs else "submitted with it"
-            raise ValueError(f"job '{spec.name}': job names must be unique; a job of that name is {state}")
+        check(SubmitOptions, {"name": spec.name}, "submit", spec.name)
         devices = len(self.hosts)  # those too whose process is being started again
         if spec.gpus > max(1, devices):
             raise ValueError(
@@ -143,9 +163,10 @@ class JobQueue:
             limit = self._settings.memory
             raise ValueError(f"job '{spec.name}': memory must be at most {limit}, that of a device, got {spec.memory}")
         _core.priority_level(spec.priority)  # raises ValueError
-        return spec.with_awaited({name: self._predecessors_of(spec, name, batch) for name in spec.awaited})
+        awaited = spec.awaited.items()
+        return spec.with_awaited({name: self._predecessors_of(spec, name, must, batch) for name, must in awaited})
 
-    def _predecessors_of(self, spec: JobSpec, given: str, batch: Batch) -> list[str]:
+    def _predecessors_of(self, spec: JobSpec, given: str, must_finish: bool, batch: Batch) -> list[str]:
         """The names of the jobs that this one waits for, all of an array; `given` may also be a submission. Raises
         ValueError."""
         if given in batch.names:
@@ -155,7 +176,7 @@ class JobQueue:
         if not found:
             raise ValueError(f"job '{spec.name}': after names job '{given}', which the queue does not have")
         for job in found:
-            if spec.awaited[given] and job.outcome in ("failed", "cancelled"):
+            if must_finish and job.outcome in ("failed", "cancelled"):
                 raise ValueError(
                     f"job '{spec.name}': after names job '{job.spec.name}', which {HOW_ENDED[job.outcome]}"
                 )
@@ -163,9 +184,7 @@ class JobQueue:
 
     def _named_so(self, name: str) -> list[QueuedJob]:
         """The job of that name, or those of the array of that name."""
-        if name in self.jobs:
-            return [self.jobs[name]]
-        return [job for job in self.jobs.values() if name and job.spec.array == name]
+        return [self.jobs[name]] if name in self.jobs else self._state.arrays.get(name, [])
 
     def _check_deadlines(self, new: list[JobSpec]) -> None:
         """Raises ValueError if the policy keeps deadlines and would miss one."""
@@ -190,13 +209,15 @@ class JobQueue:
             f"{given} would make job '{name}' miss its own: it would end {duration_text(late)} late; {helps}"
         )
 
-    def cancel(self, name: str) -> None:
-        """Cancels a job, or all of an array. Raises ValueError for an unknown name."""
-        for job in reversed(
-            self.find_all(name)
-        ):  # those first that are held, so that they do not take the others' places
-            if not job.outcome and not job.cancelled:
-                self._record({"event": "cancel", "job": job.spec.name})
+    def cancel(self, name: str) -> list[QueuedJob]:
+        """Cancels a job, or all of an array. Returns them. Raises ValueError for an unknown name."""
+        jobs = self._named_so(name) or [self.find(name)]
+        names = [job.spec.name for job in jobs if not job.outcome and not job.cancelled]
+        if len(names) == 1:
+            self._record({"event": "cancel", "job": names[0]})
+        elif names:
+            self._record({"event": "cancel_all", "jobs": names})
+        return jobs
 
     def refuse(self, name: str, error: str) -> None:
         """Fails a job that cannot be started."""
@@ -206,13 +227,12 @@ class JobQueue:
 
     def find(self, name: str) -> QueuedJob:
         """Raises ValueError for an unknown name."""
+        if name in self._state.arrays:
+            first = self._state.arrays[name][0].spec.name
+            raise ValueError(f"job '{name}': that is an array; name one of its jobs, such as '{first}'")
         if name not in self.jobs:
             raise ValueError(f"job '{name}': there is no such job")
         return self.jobs[name]
-
-    def find_all(self, name: str) -> list[QueuedJob]:
-        """The job of that name, or those of the array. Raises ValueError for an unknown name."""
-        return self._named_so(name) or [self.find(name)]
 
     def host_up(self, node: str, index: int, token: str, env: str = "{}") -> int:
         """A host has reported for the first time; the jobs of a process that it `replaced` are lost. Returns the number
@@ -428,6 +448,11 @@ class JobQueue:
         except BaseException:
             self._journal.retract()
             raise
+
+
+def _key(spec: JobSpec) -> str:
+    """Identifies what is submitted: an array, or a job of none."""
+    return spec.array_id or spec.submission
 
 
 def _told(spec: JobSpec, settings: QueueSettings) -> dict[str, Any]:

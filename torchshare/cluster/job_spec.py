@@ -36,6 +36,8 @@ class JobSpec:
     """The jobs that it waits for, each as "any:NAME" or "ok:NAME"."""
     array: str = ""
     """The name of the array that it belongs to, if it does."""
+    array_id: str = ""
+    """A unique id of that."""
     index: int = 0
     """Its index there."""
     at_once: int = 0
@@ -55,18 +57,15 @@ class JobSpec:
 
     def check(self) -> None:
         """Raises ValueError unless all readers of a journal can take it."""
-        for each in ("name", "submission", "target", "folder", "model"):
+        for each in ("name", "submission", "target", "folder", "model", "array", "array_id"):
             if not isinstance(getattr(self, each), str):
                 raise ValueError(f"job '{self.name}': {each} must be a string, got {getattr(self, each)!r}")
-        if not isinstance(self.array, str) or not all(
-            type(each) is int and each >= 0 for each in (self.index, self.at_once)
-        ):
-            given = (self.array, self.index, self.at_once)
-            raise ValueError(f"job '{self.name}': array must be a name, an index and a limit, got {given!r}")
+        numbers = (self.index, self.at_once)
+        if any(type(each) is not int or each < 0 for each in numbers) or (self.at_once and not self.array_id):
+            raise ValueError(f"job '{self.name}': index and at_once must be numbers of an array, got {numbers!r}")
         if self.at_once and self.deadline is not None:
-            raise ValueError(
-                f"job '{self.name}': deadline must not be given if only {self.at_once} of its array run at once"
-            )
+            limit = f"if only {self.at_once} of its array run at once"
+            raise ValueError(f"job '{self.array}': deadline must not be given {limit}, got {self.deadline:g} s")
         if not isinstance(self.after, list):
             raise ValueError(f"job '{self.name}': after must be a list of jobs' names, got {self.after!r}")
         checked = ("gpus", "priority", "memory", "duration", "deadline", "after", "sub_batches", "env")

@@ -35,6 +35,8 @@ class QueueState:
         self.submissions: dict[str, QueuedJob] = {}
         self.open: dict[str, QueuedJob] = {}
         """The jobs that have not ended, by name."""
+        self.arrays: defaultdict[str, list[QueuedJob]] = defaultdict(list)
+        """The jobs of each array, by its name."""
         self.successors: defaultdict[str, list[QueuedJob]] = defaultdict(list)
         """The jobs that wait for the end of another one, by its name."""
         self.held: defaultdict[str, deque[QueuedJob]] = defaultdict(deque)
@@ -98,8 +100,8 @@ class QueueState:
             number = self.add(spec, estimate, self.now)
             job = QueuedJob(spec, number, time, estimate)
             self.numbers.append(job)
-            self.jobs[spec.name] = self.open[spec.name] = job
-            self.submissions[spec.submission] = job
+            self.open[spec.name] = job
+            self.know(job)
             job.waits_for = {name: must_finish for name, must_finish in spec.awaited.items() if name in self.open}
             if job.waits_for:
                 self.expect_ends(job)
@@ -133,6 +135,11 @@ class QueueState:
         for job in entering:
             job.has_entered = True
         return [job.number for job in entering]
+
+    def know(self, job: QueuedJob) -> None:
+        self.jobs[job.spec.name] = self.submissions[job.spec.submission] = job
+        if job.spec.array:
+            self.arrays[job.spec.array].append(job)
 
     def expect_ends(self, job: QueuedJob) -> None:
         for name in job.waits_for:
@@ -189,16 +196,33 @@ class QueueState:
         self.live.set_group(job.number, _ALONE if suspect else self._group(job.spec))
 
     def drop_ended(self, kept: int) -> None:
-        """Forgets the jobs that have ended, but for the last ones, and those for which open ones have waited."""
+        """Forgets the jobs that have ended, but for the last ones, and those for which open ones have waited. Those of
+        an array are forgotten together."""
         needed = {name for job in self.open.values() for name in job.spec.awaited}
-        ended = [job for name, job in self.jobs.items() if job.outcome and name not in needed]
-        ended.sort(key=lambda job: job.ended or 0.0)
-        for job in ended[: max(0, len(ended) - kept)]:
-            del self.jobs[job.spec.name], self.submissions[job.spec.submission]
+        arrays: dict[str, list[QueuedJob]] = {}
+        for name, job in self.jobs.items():
+            arrays.setdefault(job.spec.array or name, []).append(job)
+        ended = [jobs for jobs in arrays.values() if all(job.outcome and job.spec.name not in needed for job in jobs)]
+        ended.sort(key=lambda jobs: max(job.ended or 0.0 for job in jobs))
+        excess = sum(map(len, ended)) - kept
+        for jobs in ended:
+            if excess < len(jobs):
+                break
+            excess -= len(jobs)
+            self.arrays.pop(jobs[0].spec.array, None)
+            for job in jobs:
+                del self.jobs[job.spec.name], self.submissions[job.spec.submission]
         self.spans = [span for span in self.spans if span[0] in self.jobs]
 
     def _on_cancel(self, event: Event) -> None:
-        job = self.jobs[event["job"]]
+        self._cancel(self.jobs[event["job"]], event)
+
+    def _on_cancel_all(self, event: Event) -> None:
+        for name in event["jobs"]:
+            if name in self.open:  # else it has waited for one of those before
+                self._cancel(self.jobs[name], event)
+
+    def _cancel(self, job: QueuedJob, event: Event) -> None:
         job.cancelled, job.wanted = True, ()
         if job.devices:
             self._obey(self.live.end(job.number, self.now))

@@ -111,15 +111,16 @@ class Scheduler:
             self._queue.add(batch)
             return [batch.names[spec.submission] for spec, _ in jobs]
 
-    def cancel(self, name: str) -> None:
+    def cancel(self, name: str) -> list[dict[str, Any]]:
+        """Cancels a job, or all of an array. Returns their rows."""
         self.check()
         with self._lock:
-            self._queue.cancel(name)
+            return list(map(self._queue.row, self._queue.cancel(name)))
 
     def rows(self, name: str | None = None) -> list[dict[str, Any]]:
         self.check()
         with self._lock:
-            return self._queue.rows() if name is None else list(map(self._queue.row, self._queue.find_all(name)))
+            return self._queue.rows() if name is None else [self._queue.row(self._queue.find(name))]
 
     def hosts(self) -> list[dict[str, Any]]:
         """The hosts that have been up, and those that cannot be started, with the reason."""

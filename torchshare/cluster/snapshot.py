@@ -76,7 +76,7 @@ def _restore_job(state: QueueState, saved: dict[str, Any]) -> None:
     number = -1 if "outcome" in saved else state.add(spec, estimate, saved["submitted"] - (state.origin or 0.0))
     saved.setdefault("has_entered", live is not None or bool(devices))  # not in journals of earlier versions
     job = QueuedJob(spec, number, gone=gone, devices=devices, **saved)
-    state.jobs[spec.name] = state.submissions[spec.submission] = job
+    state.know(job)
     if job.outcome:
         return
     state.numbers.append(job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Container
+from collections.abc import Container, Iterator
 
 
 def escaped(text: str, keep: str = "") -> str:
@@ -28,7 +28,12 @@ def escape_message(record: logging.LogRecord) -> bool:
     return True
 
 
+def numbered(wanted: str) -> Iterator[str]:
+    """That name, and then the same with numbers."""
+    yield wanted
+    yield from (f"{wanted}-{number}" for number in itertools.count(2))
+
+
 def free_name(wanted: str, taken: Container[str]) -> str:
     """That name, with a number if it is taken."""
-    numbered = (f"{wanted}-{number}" for number in itertools.count(2))
-    return next(name for name in itertools.chain([wanted], numbered) if name not in taken)
+    return next(name for name in numbered(wanted) if name not in taken)

@@ -63,9 +63,9 @@ class Attempts:
         self._variables = contextvars.copy_context()
         self._threads = torch.get_num_threads()
 
-    def begin(self, environ: dict[str, str] | None, folder: str) -> None:
+    def begin(self, environ: dict[str, str] | None, folder: str, has_own_ranks: bool) -> None:
         """Submits the job; see Runtime._submit for the arguments. Raises ValueError with the job's name."""
-        self._submit(self._context(environ, folder), self._options, None)
+        self._submit(self._context(environ, folder, has_own_ranks), self._options, None)
 
     def _run(self, context: JobContext, handle: _C.Job, options: JobOptions) -> None:
         self._job._take_results()
@@ -96,7 +96,7 @@ class Attempts:
         because the runtime is being closed."""
         job, former = self._job, self._job._context
         options: JobOptions = {**self._options, "start": wait_s, "after": []}
-        context = self._context(None, "", again=True)
+        context = self._context(None, "", False, again=True)
         context.handle = former.handle  # until there is another
         job._attempts += 1
         try:
@@ -107,7 +107,9 @@ class Attempts:
         if former.handle.cancel_requested:  # meanwhile; see Job.cancel
             job.cancel()
 
-    def _context(self, environ: dict[str, str] | None, folder: str, again: bool = False) -> JobContext:
+    def _context(
+        self, environ: dict[str, str] | None, folder: str, has_own_ranks: bool, again: bool = False
+    ) -> JobContext:
         settings, of_runtime = self._settings, self._runtime_options
         context = JobContext(
             self._name,
@@ -127,10 +129,9 @@ class Attempts:
         )
         if environ is not None:
             context.environ = {os.fsencode(key): os.fsencode(value) for key, value in environ.items()}
-            rank = this_rank(environ)
-            if rank.count > 1:
-                context.rank, context.has_own_ranks = rank, True
-                context.runtime = f"{rank.restarts}.of-job"  # the same on all its ranks
+        if environ is not None and has_own_ranks:
+            context.rank, context.has_own_ranks = this_rank(environ), True
+            context.runtime = f"{context.rank.restarts}.of-job"  # the same on all its ranks
         if self._folder is not None:
             context.loop = self._folder.checkpoints_of(context, folder, again)
         return context

@@ -92,7 +92,8 @@ class Ranks:
         self._cancel = cancel
         self._forget_unbegun = forget_unbegun
         self._ended: dict[str, tuple[int, str]] = {}  # job: on which rank it ended first, unsuccessfully, and how
-        self._news = threading.Condition()  # notified of _ended
+        self._news = threading.Condition()  # notified of _ended; guards it, and _said
+        self._said: set[JobContext] = set()  # jobs of which a line has said why they end here
         self._left: set[int] = set()
         self._leaving: dict[JobContext, float] = {}  # jobs that end on all ranks: when they are left behind
         self._pace: Any = None  # the last one sent or followed
@@ -124,7 +125,19 @@ class Ranks:
         collective hears of it from the connection, too."""
         with self._news:
             self._news.wait_for(lambda: job.name in self._ended or self.failure is not None, _NEWS_S)
-            return job.name in self._ended and self._ended[job.name][0] != self._rank.number
+        ended = job.name in self._ended and self._ended[job.name][0] != self._rank.number
+        if ended:
+            self._say_why(job)
+        return ended
+
+    def _say_why(self, job: JobContext) -> None:
+        """Logs, once, why a job ends on this rank."""
+        with self._news:
+            if job in self._said:
+                return
+            self._said.add(job)
+        rank, how = self._ended[job.name]
+        log.error("job '%s' ends on rank %d: it %s on rank %d", job.name, self._rank.number, how, rank)
 
     def close(self) -> None:
         """Leaves. A rank that hosts the store stays until all others have left."""
@@ -222,11 +235,10 @@ class Ranks:
         for a rank that has not come to the rendezvous, and will not; it is left behind."""
         now = time.monotonic()
         for job in [job for job in list(self._jobs) if job.name in self._ended and job.handle.state not in ENDED]:
-            rank, how = self._ended[job.name]
             if job not in self._leaving:
                 self._leaving[job] = now + _LEAVE_S
-                if rank != self._rank.number and not job.handle.cancel_requested:
-                    log.error("job '%s' ends on rank %d: it %s on rank %d", job.name, self._rank.number, how, rank)
+                if self._ended[job.name][0] != self._rank.number and not job.handle.cancel_requested:
+                    self._say_why(job)
                     self._cancel(job)
             elif self._leaving[job] < now:
                 log.warning("job '%s' is blocked on rank %d and is left behind", job.name, self._rank.number)

@@ -103,11 +103,15 @@ class Runtime:
         return self._submit(function, options, None)
 
     def _submit(
-        self, function: Callable[[Job], Any], options: JobOptions, environ: dict[str, str] | None, folder: str = ""
+        self,
+        function: Callable[[Job], Any],
+        options: JobOptions,
+        environ: dict[str, str] | None,
+        folder: str = "",
+        has_own_ranks: bool = False,
     ) -> Job:
-        """With `environ`, the job has that environment of its own and, if it describes several ranks, ranks of its own:
-        a host of a cluster runs ranks of different jobs. Its checkpoints go to `folder`, inside the folder of all
-        checkpoints."""
+        """With `environ`, the job has that environment, which describes its ranks if it `has_own_ranks`: a host of a
+        cluster runs ranks of different jobs. Its checkpoints go to `folder`, inside the folder of all checkpoints."""
         if not callable(function):
             raise TypeError(f"function must be a callable that takes a Job, got {function!r}")
         name = options.get("name")
@@ -118,7 +122,7 @@ class Runtime:
             options.setdefault("priority", "primary")
         predecessors = _predecessors(name, options.get("after"))
         options["after"] = list(predecessors)
-        if options.get("retries") and (environ is not None or (self._options["ranks"] and this_rank().count > 1)):
+        if options.get("retries") and (has_own_ranks or (self._options["ranks"] and this_rank().count > 1)):
             raise ValueError(f"job '{name}': retries must be 0 with several ranks: their launcher restarts them")
         job = Job(predecessors.values())
         attempts = Attempts(
@@ -127,7 +131,7 @@ class Runtime:
         with self._submitting:
             if self._has_bound:
                 job._bind_predecessors(self._jobs)
-            attempts.begin(environ, folder)
+            attempts.begin(environ, folder, has_own_ranks)
             self._jobs.pop(name, None)  # an ended one that had its name
             self._jobs[name] = job
         return job

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import torchshare
+from torchshare.runtime.ranks import Ranks
 
 DEVICE = sys.argv[1]
 
@@ -64,12 +66,19 @@ def fail(job) -> None:
 
 
 def failure_on_one_rank() -> None:
-    """The other rank waits in a collective."""
-    with torchshare.Runtime(device=DEVICE) as runtime:
-        runtime.submit(finish, name="other", priority="primary")
-        runtime.submit(fail, name="a")
-        results = runtime.wait(timeout=300, check=False)
-    assert [results["a"].state, results["other"].value] == ["failed" if RANK == 1 else "cancelled", 200]
+    """The other rank waits in a collective. Either its runtime or its job hears first why that failed."""
+    end_jobs = Ranks._end_jobs
+
+    def end_jobs_later(self: Ranks) -> None:
+        time.sleep(0.3)
+        end_jobs(self)
+
+    for way in (end_jobs, end_jobs_later):
+        with mock.patch.object(Ranks, "_end_jobs", way), torchshare.Runtime(device=DEVICE) as runtime:
+            runtime.submit(finish, name="other", priority="primary")
+            runtime.submit(fail, name="a")
+            results = runtime.wait(timeout=300, check=False)
+        assert [results["a"].state, results["other"].value] == ["failed" if RANK == 1 else "cancelled", 200]
 
 
 def train(job) -> torch.Tensor:
