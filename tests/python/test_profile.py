@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from torchshare.profiling import measure as measuring
 from torchshare.profiling.fit import fit
 from torchshare.profiling.kept import Kept
 from torchshare.profiling.measure import measure
-from torchshare.profiling.measurement import Candidate, Measurement
+from torchshare.profiling.measurement import FEWEST_STEPS, Candidate, Measurement, measured
 from torchshare.profiling.subject import Subject
 
 QUICK: dict[str, Any] = {"window": 0.1, "rounds": 1, "threads": 1}
@@ -267,6 +269,18 @@ def test_a_job_too_short_to_measure_is_refused():
 
     with pytest.raises(ValueError, match=r"job 'short' must do at least 9 steps, got 5 in"):
         torchshare.profile(short, **QUICK)
+
+
+def test_a_job_whose_fewest_steps_end_with_the_window_is_measured():
+    """Four steps are done when it has warmed up, three of them in the warm-up, and nine when the window is over."""
+
+    def function(job: Job) -> None:
+        for number, batch in enumerate(job.batches(itertools.repeat([torch.ones(2, 2)]))):
+            list(batch)
+            time.sleep({4: 0.15, 9: 0.2}.get(number, 0.0))
+
+    (found,) = measured([Candidate("a", function, 1)], [None], window=0.2)
+    assert len(found.steps) >= FEWEST_STEPS
 
 
 def test_a_job_that_splits_its_own_batches_is_refused():
