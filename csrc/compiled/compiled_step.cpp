@@ -14,9 +14,9 @@
 #include "torchshare/job.h"
 
 namespace torch {
-TORCH_API c10::IValue pickle_load(
-    const std::vector<char>& data);  // torch/serialize.h includes all of torch's JIT compiler
-}
+// torch/serialize.h declares it, too, and includes all of torch's JIT compiler.
+TORCH_API c10::IValue pickle_load(const std::vector<char>& data);
+}  // namespace torch
 
 // Note [Compiled steps]
 // A step of small ops spends its time in the interpreter and the dispatcher, and two such jobs in one process contend

@@ -596,8 +596,10 @@ def test_of_jobs_that_arrive_together_those_with_deadlines_come_first(path: Path
     if after:
         cluster.queue.cancel("p")
     cluster.act()
-    for now, name in ((30, "d"), (30, "e")):
-        cluster.now += now
+    progress = [cluster.queue._state.live.progress(cluster.queue.jobs[name].number) for name in "de"]
+    assert [deadline_dropped for *_, deadline_dropped in progress] == [False, False]
+    for name in "de":
+        cluster.now += 30
         cluster.end(name)
         cluster.act()
     rows = {row["name"]: row for row in cluster.queue.rows()}

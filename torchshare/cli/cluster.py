@@ -122,34 +122,32 @@ def _submit(arguments: argparse.Namespace) -> int:
 def _ordered(arrays: list[list[client.Prepared]]) -> list[client.Prepared]:
     """The jobs, those for which others wait before them. A name that one of them, or an array, has does not mean an
     earlier one in the queue, except in its own `after`. Raises ValueError if jobs wait for each other."""
-    keys: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for number in sorted(range(len(arrays)), key=lambda number: not arrays[number][0].is_named):
         spec = arrays[number][0].spec
-        keys[free_name(spec.array or spec.name, keys)] = number
-    arrays_of = {key: (number, arrays[number]) for key, number in keys.items()}
-    members = {
-        f"{key}_{job.spec.index}": (number, [job])
-        for key, number in keys.items()
+        numbers[free_name(spec.array or spec.name, numbers)] = number
+    # By name: the number of the array or job, and the jobs that it means.
+    known = {
+        f"{name}_{job.spec.index}": (number, [job])
+        for name, number in numbers.items()
         for job in arrays[number]
         if job.spec.array
     }
-    known = {**members, **arrays_of}
-
-    def awaited(number: int) -> dict[str, tuple[int, list[client.Prepared]]]:
-        return {
-            name: known[name] for name in arrays[number][0].spec.awaited if name in known and known[name][0] != number
-        }
-
-    graph = {number: [other for other, _ in awaited(number).values()] for number in range(len(arrays))}
+    known |= {name: (number, arrays[number]) for name, number in numbers.items()}
+    awaited = [
+        {name: known[name] for name in jobs[0].spec.awaited if name in known and known[name][0] != number}
+        for number, jobs in enumerate(arrays)
+    ]
+    graph = {number: [other for other, _ in found.values()] for number, found in enumerate(awaited)}
     try:
         order = list(graphlib.TopologicalSorter(graph).static_order())
     except graphlib.CycleError as error:
-        names = {number: name for name, number in keys.items()}
+        names = {number: name for name, number in numbers.items()}
         path = " -> ".join(f"'{names[number]}'" for number in reversed(error.args[1]))
         raise ValueError(f"jobs wait for each other to start: {path}") from None
     ordered = []
     for number in order:
-        submissions = {name: [job.spec.submission for job in jobs] for name, (_, jobs) in awaited(number).items()}
+        submissions = {name: [job.spec.submission for job in jobs] for name, (_, jobs) in awaited[number].items()}
         ordered += [dataclasses.replace(job, spec=job.spec.with_awaited(submissions)) for job in arrays[number]]
     return ordered
 

@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import logging
 import time
-from collections import ChainMap
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
-from torchshare import _core
 from torchshare.cluster import snapshot
 from torchshare.cluster.host_status import AttemptStatus
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Event, Journal
-from torchshare.cluster.options import SubmitOptions
+from torchshare.cluster.new_jobs import NewJobs
 from torchshare.cluster.queue_state import QueueState
 from torchshare.cluster.queued_job import Action, EndedJob, HostRecord, QueuedJob, Span
 from torchshare.cluster.settings import QueueSettings
-from torchshare.context.durations import duration_text
-from torchshare.context.names import numbered
-from torchshare.context.results import HOW_ENDED
-from torchshare.runtime.declared import check
 
 log = logging.getLogger("torchshare")
 
 _COMPACTED = 10_000  # events in a journal
 _KEPT = 1000  # jobs that have ended, in a journal that was compacted
 _HEARD_S = 30.0  # how often the journal says that hosts with jobs have reported
-
-
-@dataclasses.dataclass
-class Batch:
-    """Jobs that are submitted together, and can be accepted."""
-
-    names: dict[str, str] = dataclasses.field(default_factory=dict)
-    """The names that they get, by submission, also of jobs that the queue has already."""
-    specs: dict[str, JobSpec] = dataclasses.field(default_factory=dict)
-    """The new ones, by name."""
-    told: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """The same, as the journal has them."""
 
 
 class JobQueue:
@@ -81,137 +62,25 @@ class JobQueue:
         return self.submit_all([(spec, number)])[0]
 
     def submit_all(self, given: Sequence[tuple[JobSpec, bool]]) -> list[str]:
-        """Accepts all of the jobs, or none. Returns their names; see `check`."""
-        batch = self.check(given)
-        self.add(batch)
-        return [batch.names[spec.submission] for spec, _ in given]
+        """Accepts all of the jobs, or none. Returns their names; see NewJobs."""
+        jobs = self.check(given)
+        self.add(jobs)
+        return jobs.names
 
-    def check(self, given: Sequence[tuple[JobSpec, bool]]) -> Batch:
-        """Finds out whether all of the jobs can be accepted, before anything else happens. A job that waits for another
-        one of them comes after it, and names it by its submission. One with True gets a number if its name is taken.
-        The same submission twice is one job. Raises ValueError for a job that cannot be accepted."""
-        batch = Batch()
-        new: dict[str, JobSpec] = {}
-        for spec, _ in given:
-            spec.check()
-            same = self._state.submissions.get(spec.submission)
-            if same is None:
-                new[spec.submission] = spec
-            else:
-                batch.names[spec.submission] = same.spec.name
-        names = self._names(list(new.values()), {_key(spec) for spec, number in given if number})
-        for spec in new.values():
-            name = names[_key(spec)]
-            own = f"{name}_{spec.index}" if spec.array else name
-            spec = self._accepted(dataclasses.replace(spec, name=own, array=name if spec.array else ""), batch)
-            batch.specs[own] = spec
-            batch.names[spec.submission] = own
-        batch.told = [_told(spec, self._settings) for spec in batch.specs.values()]
-        self._check_deadlines(list(batch.specs.values()))
-        return batch
+    def check(self, given: Sequence[tuple[JobSpec, bool]]) -> NewJobs:
+        """Raises ValueError unless all of the jobs can be accepted; see NewJobs."""
+        return NewJobs(given, self._state, self._settings, self._clock())
 
-    def _names(self, new: list[JobSpec], with_number: set[str]) -> dict[str, str]:
-        """The names that jobs and arrays get, by `_key`. A name is that of one job or array; an array also takes those
-        of its jobs. Raises ValueError for one that is taken."""
-        indices: dict[str, list[int]] = {}
-        given: dict[str, str] = {}
-        for spec in new:
-            indices.setdefault(_key(spec), []).extend([spec.index] if spec.array else [])
-            given[_key(spec)] = spec.array or spec.name
-        names: dict[str, str] = {}
-        taken: set[str] = set()
-        for key in sorted(given, key=lambda key: key in with_number):  # stable: first those that get no number
-            for name in numbered(given[key]):
-                all_names = [name, *(f"{name}_{index}" for index in indices[key])]
-                refusal = next(filter(None, (self._refusal(each, taken) for each in all_names)), None)
-                if refusal is None:
-                    break
-                if key not in with_number:
-                    raise ValueError(refusal)
-            names[key] = name
-            taken.update(all_names)
-        return names
-
-    def _refusal(self, name: str, taken: set[str]) -> str | None:
-        """Why a new job or array cannot have this name; None if it can."""
-        if name in self.jobs:
-            why = f"a job of that name is {self.jobs[name].state}"
-        elif name in self._state.arrays:
-            why = "there is an array of that name"
-        elif name in taken:
-            why = "one of that name is submitted with it"
-        else:
-            return None
-        return f"job '{name}': job names must be unique; {why}"
-
-    def add(self, batch: Batch) -> None:
+    def add(self, jobs: NewJobs) -> None:
         """Accepts jobs that were checked just before."""
-        if len(batch.told) == 1:
-            self._record({"event": "submit", "job": batch.told[0]})
-        elif batch.told:
-            self._record({"event": "submit_all", "jobs": batch.told})
-
-    def _accepted(self, spec: JobSpec, batch: Batch) -> JobSpec:
-        """The job as it is submitted, after those of the batch. Its deadline has yet to be checked."""
-        check(SubmitOptions, {"name": spec.name}, "submit", spec.name)
-        devices = len(self.hosts)  # those too whose process is being started again
-        if spec.gpus > max(1, devices):
-            raise ValueError(
-                f"job '{spec.name}': gpus must be at most {devices}, the cluster's devices, got {spec.gpus}"
-            )
-        if self._settings.memory and (spec.memory or 0) > self._settings.memory:
-            limit = self._settings.memory
-            raise ValueError(f"job '{spec.name}': memory must be at most {limit}, that of a device, got {spec.memory}")
-        _core.priority_level(spec.priority)  # raises ValueError
-        awaited = spec.awaited.items()
-        return spec.with_awaited({name: self._predecessors_of(spec, name, must, batch) for name, must in awaited})
-
-    def _predecessors_of(self, spec: JobSpec, given: str, must_finish: bool, batch: Batch) -> list[str]:
-        """The names of the jobs that this one waits for, all of an array; `given` may also be a submission. Raises
-        ValueError."""
-        if given in batch.names:
-            return [batch.names[given]]
-        submitted = self._state.submissions.get(given)
-        found = [submitted] if submitted is not None else self._named_so(given)
-        if not found:
-            raise ValueError(f"job '{spec.name}': after names job '{given}', which the queue does not have")
-        for job in found:
-            if must_finish and job.outcome in ("failed", "cancelled"):
-                raise ValueError(
-                    f"job '{spec.name}': after names job '{job.spec.name}', which {HOW_ENDED[job.outcome]}"
-                )
-        return [job.spec.name for job in found]
-
-    def _named_so(self, name: str) -> list[QueuedJob]:
-        """The job of that name, or those of the array of that name."""
-        return [self.jobs[name]] if name in self.jobs else self._state.arrays.get(name, [])
-
-    def _check_deadlines(self, new: list[JobSpec]) -> None:
-        """Raises ValueError if the policy keeps deadlines and would miss one."""
-        unended = ChainMap[str, Any](self._state.open, {spec.name: spec for spec in new})
-        arriving = [spec for spec in new if not any(name in unended for name in spec.awaited)]
-        due = [spec for spec in arriving if spec.deadline is not None]
-        clock = self._clock()
-        miss = self._state.miss_with(due, clock, len(arriving) > 1)
-        if miss is None:
-            return
-        spec, name, left = miss
-        given = f"job '{spec.name}': deadline {duration_text(spec.deadline or 0.0)}"
-        helps = "a later deadline, more devices or a submission when fewer jobs wait would help"
-        if name == spec.name:
-            raise ValueError(f"{given} would be missed: it is predicted to end after {duration_text(left)}; {helps}")
-        limits = {each.name: each.deadline or 0.0 for each in due}
-        if name in self.jobs:
-            other = self.jobs[name]
-            limits[name] = other.submitted + (other.spec.deadline or 0.0) - self._state.next_time(clock)
-        late = left - limits[name]
-        raise ValueError(
-            f"{given} would make job '{name}' miss its own: it would end {duration_text(late)} late; {helps}"
-        )
+        if len(jobs.told) == 1:
+            self._record({"event": "submit", "job": jobs.told[0]})
+        elif jobs.told:
+            self._record({"event": "submit_all", "jobs": jobs.told})
 
     def cancel(self, name: str) -> list[QueuedJob]:
         """Cancels a job, or all of an array. Returns them. Raises ValueError for an unknown name."""
-        jobs = self._named_so(name) or [self.find(name)]
+        jobs = self._state.named(name) or [self.find(name)]
         names = [job.spec.name for job in jobs if not job.outcome and not job.cancelled]
         if len(names) == 1:
             self._record({"event": "cancel", "job": names[0]})
@@ -426,7 +295,7 @@ class JobQueue:
             "device": " ".join(f"{self.hosts[gpu].node[:8]}:{self.hosts[gpu].index}" for gpu in job.devices) or None,
             "beside": None if partner is None else partner.spec.name,
             "after": [] if job.outcome else list(job.waits_for),
-            "held": not (job.outcome or job.has_entered or job.waits_for),
+            "held": job.is_held,
             "deadline_s": job.spec.deadline,
             "deadline": job.deadline_state(until),
             "sub_batches": job.split,
@@ -448,19 +317,3 @@ class JobQueue:
         except BaseException:
             self._journal.retract()
             raise
-
-
-def _key(spec: JobSpec) -> str:
-    """Identifies what is submitted: an array, or a job of none."""
-    return spec.array_id or spec.submission
-
-
-def _told(spec: JobSpec, settings: QueueSettings) -> dict[str, Any]:
-    """The job as the journal has it. Raises ValueError if an empty queue could not apply its submission, but for its
-    predecessors."""
-    try:
-        job: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(spec), allow_nan=False))
-        QueueState(settings).apply({"event": "submit", "time": 0.0, "job": {**job, "gpus": 1, "after": []}})
-    except Exception as error:
-        raise ValueError(f"job '{spec.name}': cannot be accepted: {error}") from None
-    return job

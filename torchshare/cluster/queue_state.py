@@ -9,7 +9,7 @@ is where the old one was.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -39,10 +39,6 @@ class QueueState:
         """The jobs of each array, by its name."""
         self.successors: defaultdict[str, list[QueuedJob]] = defaultdict(list)
         """The jobs that wait for the end of another one, by its name."""
-        self.held: defaultdict[str, deque[QueuedJob]] = defaultdict(deque)
-        """The jobs of each array of which only some run at once that wait for nothing else, in their order."""
-        self.entered: Counter[str] = Counter()
-        """How many jobs of each such array the policy has been told of that have not ended."""
         self.misplaced: dict[int, QueuedJob] = {}
         """The jobs that are not where the policy wants them, by number."""
         self.hosts: dict[int, HostRecord] = {}
@@ -111,27 +107,15 @@ class QueueState:
         if numbers:
             self._obey(self.live.arrive(numbers, self.now))
 
-    def _enter(self, jobs: Iterable[QueuedJob], ended: QueuedJob | None = None) -> list[int]:
+    def _enter(self, jobs: list[QueuedJob], ended: QueuedJob | None = None) -> list[int]:
         """Returns the numbers of the jobs that the policy is to be told of now that they wait for no predecessors. If
         only some jobs of an array run at once, the others follow when one has `ended`."""
-        arrays: dict[str, None] = {}
-        entering = []
-        if ended is not None and ended.has_entered and ended.spec.at_once:
-            self.entered[ended.spec.array] -= 1
-            arrays[ended.spec.array] = None
-        for job in jobs:
-            if job.spec.at_once:
-                self.held[job.spec.array].append(job)
-                arrays[job.spec.array] = None
-            else:
-                entering.append(job)
-        for array in arrays:
-            held = self.held[array]
-            while held and self.entered[array] < held[0].spec.at_once:
-                job = held.popleft()
-                if not job.outcome:
-                    self.entered[array] += 1
-                    entering.append(job)
+        changed = jobs if ended is None else [*jobs, ended]
+        entering = [job for job in jobs if not job.spec.at_once]
+        for array in dict.fromkeys(job.spec.array for job in changed if job.spec.at_once):
+            members = self.arrays[array]
+            places = members[0].spec.at_once - sum(job.has_entered and not job.outcome for job in members)
+            entering += [job for job in members if job.is_held][: max(0, places)]
         for job in entering:
             job.has_entered = True
         return [job.number for job in entering]
@@ -140,6 +124,10 @@ class QueueState:
         self.jobs[job.spec.name] = self.submissions[job.spec.submission] = job
         if job.spec.array:
             self.arrays[job.spec.array].append(job)
+
+    def named(self, name: str) -> list[QueuedJob]:
+        """The job of that name, or those of the array of that name."""
+        return [self.jobs[name]] if name in self.jobs else self.arrays.get(name, [])
 
     def expect_ends(self, job: QueuedJob) -> None:
         for name in job.waits_for:

@@ -83,6 +83,11 @@ class QueuedJob:
         return "met" if self.outcome else "open"
 
     @property
+    def is_held(self) -> bool:
+        """Whether it waits for a place in its array, of which only some jobs run at once."""
+        return not (self.outcome or self.has_entered or self.waits_for)
+
+    @property
     def env(self) -> str:
         return key_of(self.spec.env)
 

@@ -100,16 +100,16 @@ class Scheduler:
         return self._settings
 
     def submit(self, jobs: list[tuple[JobSpec, bool]], functions: dict[str, bytes]) -> list[str]:
-        """Accepts all jobs or none; see `JobQueue.check`. `functions`: those of pickled jobs, by submission. Once
+        """Accepts all jobs or none; see NewJobs. `functions`: those of pickled jobs, by submission. Once
         this has returned, the jobs are kept."""
         self.check()
         with self._lock:
-            batch = self._queue.check(jobs)
-            for spec in batch.specs.values():
+            checked = self._queue.check(jobs)
+            for spec in checked.specs.values():
                 if spec.submission in functions:
                     self._storage.put_function(spec.submission, functions[spec.submission])
-            self._queue.add(batch)
-            return [batch.names[spec.submission] for spec, _ in jobs]
+            self._queue.add(checked)
+            return checked.names
 
     def cancel(self, name: str) -> list[dict[str, Any]]:
         """Cancels a job, or all of an array. Returns their rows."""

@@ -25,7 +25,6 @@ def take(state: QueueState) -> Event:
         "hosts": {str(gpu): {name: getattr(host, name) for name in _OF_HOST} for gpu, host in state.hosts.items()},
         "spans": state.spans,
         "jobs": [_saved(job, state.live) for job in state.jobs.values()],
-        "held": {name: [job.spec.name for job in held if not job.outcome] for name, held in state.held.items() if held},
     }
 
 
@@ -62,8 +61,6 @@ def restore(state: QueueState, event: Event) -> None:
     state.spans = [(name, gpu, begin, end) for name, gpu, begin, end in event["spans"]]
     for saved in event["jobs"]:
         _restore_job(state, saved)
-    for name, held in event.get("held", {}).items():  # in earlier versions, there were no arrays
-        state.held[name].extend(state.jobs[each] for each in held)
     state.apply({"event": "look", "time": event["time"]})  # the policy does not remember when it wanted to decide again
 
 
@@ -83,8 +80,6 @@ def _restore_job(state: QueueState, saved: dict[str, Any]) -> None:
     state.open[spec.name] = job
     state.set_suspect(job, job.is_suspect)
     state.expect_ends(job)
-    if job.has_entered and spec.at_once:
-        state.entered[spec.array] += 1
     for gpu in devices:
         if gpu not in gone:
             state.hosts[gpu].jobs[spec.name] = job

@@ -129,9 +129,9 @@ class Attempts:
         )
         if environ is not None:
             context.environ = {os.fsencode(key): os.fsencode(value) for key, value in environ.items()}
-        if environ is not None and has_own_ranks:
-            context.rank, context.has_own_ranks = this_rank(environ), True
-            context.runtime = f"{context.rank.restarts}.of-job"  # the same on all its ranks
+            if has_own_ranks:
+                context.rank, context.has_own_ranks = this_rank(environ), True
+                context.runtime = f"{context.rank.restarts}.of-job"  # the same on all its ranks
         if self._folder is not None:
             context.loop = self._folder.checkpoints_of(context, folder, again)
         return context

@@ -121,14 +121,16 @@ void restore(LiveScheduler& scheduler, JobId job, const Progress& progress, std:
                     std::move(gpus), now);
 }
 
-using Split = std::tuple<double, double, int>;                                    // see SplitModel
-using LiveJob = std::tuple<Seconds, int, double, int, int, int, Seconds, Split>;  // see live_job
+using Split = std::tuple<double, double, int>;  // see SplitModel
 
 WorkloadJob live_job(Seconds arrival, Seconds estimate, int gpus, double memory_gib, int model, int priority, int group,
                      Seconds deadline, const Split& split) {
   const auto [fixed_memory, fixed_time, most] = split;
   return {arrival, estimate, gpus, memory_gib, model, priority, group, {fixed_memory, fixed_time, most}, deadline};
 }
+
+/// The arguments of `live_job` after the first.
+using LiveJob = std::tuple<Seconds, int, double, int, int, int, Seconds, Split>;
 
 using Orders = std::pair<std::vector<JobId>, std::vector<JobId>>;
 
