@@ -51,13 +51,20 @@ def up(address: str | None = None, settings: ClusterSettings | None = None) -> C
         resources={"node:__internal_head__": 1e-3},  # elsewhere it would survive the head, and keep the journal's lock
         max_concurrency=16,
     )
-    with _in_one_line():
-        actor = scheduler.remote(wanted)
-    try:
-        found: ClusterSettings = call("check")
-    except CannotStart:  # another error may be this client's connection
-        ray.kill(actor)
-        raise
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        with _in_one_line():
+            actor = scheduler.remote(wanted)
+        try:
+            found: ClusterSettings = call("check")
+            break
+        except CannotStart:  # another error may be this client's connection
+            ray.kill(actor)
+            raise
+        except _NotUp:  # the actor that Ray found was one that `down` had just ended
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_POLL_S)
     if settings is not None and found != settings:
         raise ValueError(f"the cluster is up with other settings: {found}")
     return found
