@@ -10,7 +10,9 @@ JOBS := $(shell nproc)
 # come to its end takes half of what another has left. Two more than there are cores, at most 8, because many tests wait.
 PYTEST := $(PY) -m pytest -n $(shell n=$$(nproc); echo $$((n < 6 ? n + 2 : 8))) --dist worksteal
 # In one process, by test-cluster: without an address, Ray finds any cluster of the machine.
+RAY = 2.60.0
 RAY_TESTS := $(wildcard tests/python/test_ray_*.py)
+RAY_PAGE = tutorials/cluster
 # The folder of setup.py, so that C++ tests and `_C` share object files.
 BUILD = build/$(shell $(PYTHON3) -c 'import sys; print(sys.implementation.cache_tag)')$(TORCH:%=-torch-%)
 export TORCHSHARE_BUILD_DIR = $(abspath $(BUILD))
@@ -35,7 +37,7 @@ endif
 help:
 	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
 	@echo "make test   set up, build, lint, run the C++ tests and the Python tests that are not slow"
-	@echo "make test-slow   the slow ones: compilations, sanitizers, the soak"
+	@echo "make test-slow   the slow ones: compilations, sanitizers, Ray, the soak"
 	@echo "make test-oldest   with the oldest torch that is supported, the C++ tests and the Python tests of what differs"
 	@echo "make test-loaded   the C++ and Python tests that are not slow, beside four busy loops"
 	@echo "make test-emulated   the GPU tests on an emulated CUDA device (tests/emulator/README.md)"
@@ -61,9 +63,9 @@ test: build
 	$(MAKE) --no-print-directory BESIDE=yes test-python EXCEPT="$(WAITS)"
 
 # No stage leaves a core idle.
-test-slow: build
+test-slow: build $(VENV)/ray
 	$(BESIDE_EACH_OTHER) docs test-tsan test-oldest
-	$(BESIDE_EACH_OTHER) test-emulated test-python-slow
+	$(BESIDE_EACH_OTHER) test-emulated test-python-slow test-cluster
 	$(BESIDE_EACH_OTHER) test-asan soak bench-instructions
 
 # The first build takes minutes and shows its progress. BESIDE: the target that runs this one has done it.
@@ -112,7 +114,7 @@ test-python: build
 	$(PY) -m pytest -m "gpu and not slow"  # in one process: they share the GPU
 
 test-python-slow: build
-	$(PYTEST) -m slow --durations 15 $(RAY_TESTS:%=--ignore=%)
+	$(PYTEST) -m slow --durations 15 $(RAY_TESTS:%=--ignore=%) -k "not $(RAY_PAGE)"
 
 # What depends on torch's version.
 VERSIONS = $(patsubst %,tests/python/test_%.py,torch_versions patches compiled_step step_cache compiled_inference)
@@ -182,11 +184,15 @@ test-tsan test-asan: build-emulator
 test-tsan: SANITIZER = thread
 test-asan: SANITIZER = address,undefined
 
-# Needs Ray, which is large.
-test-cluster: build
-	$(PY) -m pip install --quiet "$$(sed -n 's/^ray = \["\(.*\)"\].*/\1/p' pyproject.toml)"
-	$(PY) -m pytest $(RAY_TESTS) tests/python/test_cluster_cli.py
-	$(PY) -m pytest tests/python/test_documents.py -k tutorials/cluster
+# Ray is large, and only these tests need it. They mostly wait, often for processes that Ray gives the lowest priority by default.
+test-cluster: export RAY_worker_niceness = 0
+test-cluster: build $(VENV)/ray
+	$(PY) -m pytest $(RAY_TESTS)
+	$(PY) -m pytest tests/python/test_documents.py -k $(RAY_PAGE)
+
+$(VENV)/ray: $(VENV)/ready
+	$(INSTALL) $(PY) "ray[default]==$(RAY)"
+	@touch $@
 
 # Jobs that start, suspend, resume, cancel and fail at random moments, and programs that are interrupted. In two processes:
 # each keeps one core busy.

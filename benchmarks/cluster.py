@@ -7,14 +7,15 @@ so that four hosts and their pairs fit on two cores."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import resource
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from torchshare.cluster.journal import Journal
 from torchshare.cluster.settings import QueueSettings
 from torchshare.context.results import ENDED
 from torchshare.simulation.job_trace import Trace
-from torchshare.simulation.ratios import uniform
+from torchshare.simulation.ratios import Ratios, uniform
 from torchshare.simulation.simulate import Case, Setting, simulate
 
 from record import RESULTS, write
@@ -207,58 +208,75 @@ def waiting_job(steps: int, step_s: float) -> Callable[[Any], None]:
     return train
 
 
-def live(arguments: argparse.Namespace) -> dict[str, Any]:
+@contextlib.contextmanager
+def started(folder: str, queue: QueueSettings, device: str, nodes: int = 1, hosts_per_node: int = 1) -> Iterator[Any]:
+    """A Ray cluster on this machine, with a queue, whose hosts are up: `torchshare.cluster`."""
     import ray
     from ray.cluster_utils import Cluster
 
     from torchshare import cluster
     from torchshare.cluster.settings import ClusterSettings
 
+    node = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
+    local = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    try:
+        ray.init(local.address, log_to_driver=False, logging_level="ERROR")
+        for _ in range(nodes - 1):
+            local.add_node(**node)
+        cluster.up(local.address, ClusterSettings(folder, queue, device=device, hosts_per_node=hosts_per_node))
+        while sum(host["up"] for host in cluster.hosts()) < nodes * hosts_per_node:
+            time.sleep(0.5)
+        yield cluster
+    finally:
+        ray.shutdown()
+        local.shutdown()
+
+
+def compared(policy: str, live_jct: Any, simulated: Any) -> dict[str, Any]:
+    """A row of the results; prints its median error."""
+    errors = np.abs(simulated / live_jct - 1)
+    row = {
+        "policy": policy,
+        "live_jct_s": live_jct.tolist(),
+        "simulated_jct_s": simulated.tolist(),
+        "median_error": float(np.median(errors)),
+        "avg_error": float(simulated.mean() / live_jct.mean() - 1),
+    }
+    print(policy, f"median error {row['median_error']:.1%}, of the average {row['avg_error']:+.1%}")
+    return row
+
+
+def live(arguments: argparse.Namespace) -> dict[str, Any]:
     step_s, restart_cost = 0.05, 2.0
     trace = make_trace(12, 4, 1, arguments.seconds, 2.5)
     setting = Setting(gpus=4, gpus_per_node=1, restart_cost=restart_cost)
     rows = []
     for policy in POLICIES:
-        node = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
-        local = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
         with tempfile.TemporaryDirectory(dir=arguments.storage) as folder:
-            try:
-                ray.init(local.address, log_to_driver=False, logging_level="ERROR")
-                local.add_node(**node)
-                queue = QueueSettings(policy, 1.0, restart_cost)
-                cluster.up(local.address, ClusterSettings(folder, queue, device="cpu", hosts_per_node=2))
-                while sum(host["up"] for host in cluster.hosts()) < 4:
-                    time.sleep(0.5)
+            queue = QueueSettings(policy, 1.0, restart_cost)
+            with started(folder, queue, "cpu", nodes=2, hosts_per_node=2) as cluster:
                 warm = [cluster.submit(waiting_job(20, step_s), name=f"warm{index}", duration=9) for index in range(8)]
                 for job in warm:
                     job.result(120)
-                jct = run_live(cluster, trace, step_s)
-            finally:
-                ray.shutdown()
-                local.shutdown()
+                targets = [waiting_job(max(1, round(each / step_s)), step_s) for each in trace.duration.tolist()]
+                jct = run_live(cluster, trace, targets, uniform(1.0))
         simulated = simulate(Case(trace, policy, uniform(1.0), setting, "uniform")).jct
-        errors = np.abs(simulated / jct - 1)
-        rows.append(
-            {
-                "policy": policy,
-                "live_jct_s": jct.tolist(),
-                "simulated_jct_s": simulated.tolist(),
-                "median_error": float(np.median(errors)),
-                "avg_error": float(simulated.mean() / jct.mean() - 1),
-            }
-        )
-        print(policy, f"median error {statistics.median(errors.tolist()):.1%}")
+        rows.append(compared(policy, jct, simulated))
     return {"nodes": 2, "hosts": 4, "step_s": step_s, "restart_cost_s": restart_cost, "runs": rows}
 
 
-def run_live(cluster: Any, trace: Trace, step_s: float) -> Any:
+def run_live(cluster: Any, trace: Trace, targets: Sequence[Callable[..., Any]], ratios: Ratios) -> Any:
+    """Submits each job at its arrival, with the ratios of its model. Returns the JCT of each."""
+    from torchshare.cluster import client
+
     began = time.monotonic()
-    for index, arrival in enumerate(trace.arrival.tolist()):
-        time.sleep(max(0.0, began + arrival - time.monotonic()))
-        steps = max(1, round(trace.duration[index] / step_s))
-        cluster.submit(
-            waiting_job(steps, step_s), name=trace.names[index], threads=1, duration=float(trace.duration[index])
-        )
+    for index, (name, target) in enumerate(zip(trace.names, targets, strict=True)):
+        model, duration = trace.models[index] or name, float(trace.duration[index])
+        job = client.prepared(target, name=name, model=model, threads=1, duration=duration)
+        row = ratios.rows([model])[0]
+        both = dict(zip(ratios.models, zip(ratios.matrix[row], ratios.matrix[:, row], strict=True), strict=False))
+        time.sleep(max(0.0, began + float(trace.arrival[index]) - time.monotonic()))
+        client.send([replace(job, spec=replace(job.spec, ratios=both))])
     for name in trace.names:
         cluster.job(name).result(600)
     rows = {row["name"]: row for row in cluster.jobs()}

@@ -79,8 +79,8 @@ std::optional<JobId> start_in_order(Cluster& cluster) {
   return first;
 }
 
-std::vector<Ranked> ranked_behind(const Cluster& cluster, const ClusterPolicy& policy, JobId job,
-                                  Seconds restart_cost) {
+std::vector<Ranked> ranked_behind(const Cluster& cluster, const ClusterPolicy& policy, JobId job, Seconds restart_cost,
+                                  int gpus) {
   Rank bar = cluster.job(job).rank;
   bar.value += restart_cost * cluster.job(job).asked.gpus;
   bar.user = cluster.user_place(job);
@@ -95,7 +95,11 @@ std::vector<Ranked> ranked_behind(const Cluster& cluster, const ClusterPolicy& p
     const bool of_other_user = fair && rank.user != bar.user && rank.priority == bar.priority;
     if (bar < rank && !cluster.job(other).pinned && (!of_other_user || cluster.user_has_had_more(other, job))) {
       behind.push_back({rank, other});
+      gpus -= cluster.job(other).asked.gpus;
     }
+  }
+  if (gpus > 0) {
+    return {};
   }
   std::sort(behind.begin(), behind.end(),
             [](const Ranked& x, const Ranked& y) { return std::tie(y.rank, y.job) < std::tie(x.rank, x.job); });
@@ -107,16 +111,13 @@ void schedule_by_rank(Cluster& cluster, const ClusterPolicy& policy, Seconds res
     if (start_alone(cluster, job)) {
       return Offer::kTaken;
     }
-    const std::vector<Ranked> behind = ranked_behind(cluster, policy, job, restart_cost);
     int missing = cluster.job(job).asked.gpus - cluster.gpus().free();
-    auto last = behind.begin();
-    for (; last != behind.end() && missing > 0; ++last) {
-      missing -= cluster.job(last->job).asked.gpus;
-    }
-    if (missing > 0) {
+    const std::vector<Ranked> behind = ranked_behind(cluster, policy, job, restart_cost, missing);
+    if (behind.empty()) {
       return Offer::kRefused;
     }
-    for (auto victim = behind.begin(); victim != last; ++victim) {
+    for (auto victim = behind.begin(); missing > 0; ++victim) {
+      missing -= cluster.job(victim->job).asked.gpus;
       cluster.suspend(victim->job, victim->rank);
     }
     start_alone(cluster, job);

@@ -61,8 +61,9 @@ struct Ranked {
 };
 
 /// The running jobs that rank behind `job` by more than `restart_cost` seconds of its GPUs and can be suspended, in
-/// descending rank.
-std::vector<Ranked> ranked_behind(const Cluster& cluster, const ClusterPolicy& policy, JobId job, Seconds restart_cost);
+/// descending rank. None if they have fewer than `gpus` GPUs in all.
+std::vector<Ranked> ranked_behind(const Cluster& cluster, const ClusterPolicy& policy, JobId job, Seconds restart_cost,
+                                  int gpus);
 
 enum class Offer { kRefused, kTaken, kTookFromOthers };
 

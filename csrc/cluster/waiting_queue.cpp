@@ -81,9 +81,12 @@ std::optional<JobId> WaitingQueue::first() const {
   return heads_.empty() ? std::nullopt : std::optional(std::get<JobId>(*heads_.begin()));
 }
 
-std::vector<JobId> WaitingQueue::first_of_each_kind(std::size_t count) const {
+std::vector<JobId> WaitingQueue::first_of_each_kind(std::size_t count, int gpus) const {
   std::vector<std::pair<Rank, JobId>> first;
   for (Kind kind = 0; kind < queues_.size(); ++kind) {
+    if (kinships_[kind].gpus > gpus) {
+      continue;
+    }
     const Queue& queue = queues_[kind];
     std::transform(queue.begin(), std::next(queue.begin(), static_cast<std::ptrdiff_t>(std::min(count, queue.size()))),
                    std::back_inserter(first),

@@ -62,8 +62,8 @@ class WaitingQueue {
 
   /// The first job by rank.
   std::optional<JobId> first() const;
-  /// The first `count` jobs of each kind, by rank.
-  std::vector<JobId> first_of_each_kind(std::size_t count) const;
+  /// The first `count` jobs of each kind that requests at most `gpus` GPUs, by rank.
+  std::vector<JobId> first_of_each_kind(std::size_t count, int gpus) const;
 
  private:
   using Queue = std::set<std::pair<Rank, JobId>>;

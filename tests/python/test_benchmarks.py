@@ -203,6 +203,18 @@ def test_a_linear_program_that_is_not_solved_is_no_bound(monkeypatch):
         best_average(alike([5.0, 7.0, 9.0], 1.2, [0.0, 1.0, 2.0]))
 
 
+def test_a_search_that_stops_early_bounds_the_optimum():
+    stopped = 0
+    for seed in range(6):
+        instance = optimum.generated(seed, sizes=(5, 5))
+        whole, early = optimum.searched(instance, 1e12), optimum.Search(instance, 1e12, most=20)
+        early.run()
+        stopped += not early.is_complete and early.bound < early.best * (1 - 1e-3)
+        assert whole.is_complete and whole.bound == whole.best
+        assert early.bound <= whole.best * (1 + 1e-6) and whole.best <= early.best * (1 + 1e-6)
+    assert stopped > 0
+
+
 @pytest.mark.parametrize("ratio", [1.0, 1.2, 1.4, 1.6])
 def test_the_optimum_of_two_jobs_is_the_better_of_sharing_and_shortest_first(ratio):
     shared = (ratio * 10 + (15 + (ratio - 1) * 10)) / 2

@@ -19,7 +19,7 @@ class FifoBackfill final : public ClusterPolicy {
       return;
     }
     auto [promised, spare] = promise(cluster, *first);
-    for (const JobId job : cluster.waiting().first_of_each_kind(kDepth)) {
+    for (const JobId job : cluster.waiting().first_of_each_kind(kDepth, cluster.gpus().free())) {
       const int gpus = cluster.job(job).asked.gpus;
       const bool in_time = cluster.now() + cluster.remaining(job) <= promised;
       if (job != *first && (in_time || gpus <= spare) && start_alone(cluster, job)) {

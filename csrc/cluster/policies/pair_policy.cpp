@@ -111,7 +111,12 @@ class PairPolicy::Room {
 /// Suspends jobs that rank behind `job`, in descending rank, until it has enough GPUs. Suspends none if that is
 /// impossible.
 bool PairPolicy::make_room(Cluster& cluster, JobId job) const {
-  const std::vector<Ranked> behind = ranked_behind(cluster, *this, job, cluster.options().restart_cost);
+  const Gpus& gpus = cluster.gpus();
+  const int least = std::max(1, cluster.job(job).asked.gpus - gpus.free() - gpus.half_free());
+  const std::vector<Ranked> behind = ranked_behind(cluster, *this, job, cluster.options().restart_cost, least);
+  if (behind.empty()) {
+    return false;
+  }
   Room room(*this, cluster, job);
   auto next = behind.begin();
   for (; next != behind.end() && !room.is_enough(); ++next) {

@@ -96,7 +96,8 @@ TEST_F(WaitingQueueTest, ListsTheFirstOfEachKindByRank) {
   add(1, 1.0, 1);
   add(2, 2.0, 1);
   add(3, 0.5, 2);
-  EXPECT_THAT(queue_.first_of_each_kind(2), ElementsAre(3, 1, 2));
+  EXPECT_THAT(queue_.first_of_each_kind(2, 8), ElementsAre(3, 1, 2));
+  EXPECT_THAT(queue_.first_of_each_kind(2, 1), ElementsAre(1, 2));
 }
 
 TEST(Rank, TheLowerLevelGoesFirst) {
