@@ -62,11 +62,10 @@ test: build
 	$(BESIDE_EACH_OTHER) lint test-cpp test-waits
 	$(MAKE) --no-print-directory BESIDE=yes test-python EXCEPT="$(WAITS)"
 
-# No stage leaves a core idle.
-test-slow: build $(VENV)/ray
-	$(BESIDE_EACH_OTHER) docs test-tsan test-oldest
-	$(BESIDE_EACH_OTHER) test-emulated test-python-slow test-cluster
-	$(BESIDE_EACH_OTHER) test-asan soak bench-instructions
+# Three at a time; the longest ones, which wait a lot, begin.
+test-slow: build
+	$(MAKE) --no-print-directory BESIDE=yes $(VENV)/ray-$(RAY)
+	$(BESIDE_EACH_OTHER) test-cluster test-emulated test-python-slow docs test-tsan test-oldest test-asan soak bench-instructions
 
 # The first build takes minutes and shows its progress. BESIDE: the target that runs this one has done it.
 build: $(VENV)/ready
@@ -184,13 +183,13 @@ test-tsan test-asan: build-emulator
 test-tsan: SANITIZER = thread
 test-asan: SANITIZER = address,undefined
 
-# Ray is large, and only these tests need it. They mostly wait, often for processes that Ray gives the lowest priority by default.
+# Ray is large, and only these tests need it. They mostly wait for processes, to which Ray gives a niceness of 15 by default.
 test-cluster: export RAY_worker_niceness = 0
-test-cluster: build $(VENV)/ray
+test-cluster: build $(VENV)/ray-$(RAY)
 	$(PY) -m pytest $(RAY_TESTS)
-	$(PY) -m pytest tests/python/test_documents.py -k $(RAY_PAGE)
+	$(PY) -m pytest tests/python/test_documents.py tests/python/test_cluster_cli.py -k "$(RAY_PAGE) or rays_calls"
 
-$(VENV)/ray: $(VENV)/ready
+$(VENV)/ray-$(RAY): $(VENV)/ready
 	$(INSTALL) $(PY) "ray[default]==$(RAY)"
 	@touch $@
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import resource
 import sys
@@ -34,6 +35,7 @@ from torchshare.simulation.simulate import Case, Setting, simulate
 from record import RESULTS, write
 
 RATIO = 1.25
+HOSTS_S = 120  # in which a cluster's hosts must be up
 POLICIES = ("fifo", "sjf-bsbf", "pair-srsf")
 
 
@@ -217,6 +219,8 @@ def started(folder: str, queue: QueueSettings, device: str, nodes: int = 1, host
     from torchshare import cluster
     from torchshare.cluster.settings import ClusterSettings
 
+    # Ray's default of 15 would slow the jobs, but not what they are compared with.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
     node = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
     local = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     try:
@@ -224,7 +228,10 @@ def started(folder: str, queue: QueueSettings, device: str, nodes: int = 1, host
         for _ in range(nodes - 1):
             local.add_node(**node)
         cluster.up(local.address, ClusterSettings(folder, queue, device=device, hosts_per_node=hosts_per_node))
+        deadline = time.monotonic() + HOSTS_S
         while sum(host["up"] for host in cluster.hosts()) < nodes * hosts_per_node:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the hosts are not up after {HOSTS_S} s: {cluster.hosts()}")
             time.sleep(0.5)
         yield cluster
     finally:

@@ -1,9 +1,10 @@
-"""Thirty real trainings of seven kinds in a cluster's queue, beside the same workload in the simulator.
+"""Thirty trainings of small models in a cluster's queue, beside the same workload in the simulator.
 
-One node whose one device runs two jobs at once: this machine's CPU, a job per core, or its GPU (`--device cuda`). Step
-times, ratios and what a start costs are measured before and after each policy's run; the simulator gets the medians. A
-shared machine may be slower in the run than before and after it. So there is a second simulation with all durations
-multiplied by the one factor with which its makespan is the real one."""
+One node whose one device runs two jobs at once: two cores of this machine, one for each job, or its GPU (`--device
+cuda`). What a start costs is measured before each policy's run, step times and ratios before and after it; the
+simulator gets the medians, while the queue goes on from what it measures in the run. A shared machine may be slower in
+the run than before and after it. So there is a second simulation with all durations multiplied by the one factor with
+which its makespan is the real one. Needs Ray: pip install 'ray[default]>=2.40'"""
 
 from __future__ import annotations
 
@@ -39,39 +40,42 @@ SHORT = 20  # steps
 ENDLESS = 1_000_000  # steps
 
 
-class Window:
-    """Ends a training some seconds after its first steps; measures the time of a step."""
+class Windows:
+    """The steps of trainings that run together, from when all are warm until each has run for some seconds."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, jobs: int, seconds: float) -> None:
         self._seconds = seconds
-        self._left = WARM_UP_STEPS
-        self.ends: list[float] = []
+        self._steps = [0] * jobs
+        self._ends: list[list[float]] = [[] for _ in range(jobs)]
+        self.is_over = False
 
-    def step_done(self) -> bool:
-        self._left -= 1
-        if self._left > 0:
-            return True
-        self.ends.append(time.perf_counter())
-        return self.ends[-1] - self.ends[0] < self._seconds
+    def step_done(self, job: int) -> bool:
+        """Whether the training goes on."""
+        self._steps[job] += 1
+        if min(self._steps) >= WARM_UP_STEPS:
+            self._ends[job].append(time.perf_counter())
+        return not self.is_over and any(not ends or ends[-1] - ends[0] < self._seconds for ends in self._ends)
 
-    @property
-    def step_s(self) -> float:
-        return (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1)
+    def step_s(self) -> list[float]:
+        return [(ends[-1] - ends[0]) / (len(ends) - 1) for ends in self._ends]
 
 
 def step_times(kinds: tuple[str, ...], device: str, seconds: float) -> list[float]:
-    """Those of jobs that run together."""
-    windows = [Window(seconds) for _ in kinds]
+    """The step times of trainings that run together."""
+    windows = Windows(len(kinds), seconds)
     with torchshare.Runtime(device) as runtime:
         runtime.start()
-        for index, (kind, window) in enumerate(zip(kinds, windows, strict=True)):
+        for index, kind in enumerate(kinds):
 
-            def body(job: Any, kind: str = kind, window: Window = window) -> None:
-                small_models.train(job, kind, ENDLESS, device, window.step_done)
+            def body(job: Any, index: int = index, kind: str = kind) -> None:
+                try:
+                    small_models.train(job, kind, ENDLESS, device, lambda: windows.step_done(index))
+                finally:
+                    windows.is_over = True
 
             runtime.submit(body, name=str(index), threads=1, priority="secondary")
         runtime.wait()
-    return [window.step_s for window in windows]
+    return windows.step_s()
 
 
 class Profiles:
@@ -90,6 +94,13 @@ class Profiles:
                 self._alone[kind].append(step_s)
             for pair, both, one in zip(((a, b), (b, a)), together, alone, strict=True):
                 self._beside[pair].append(max(1.0, both / one))
+
+    def add(self, later: Profiles) -> None:
+        """The measurements of `later` count as well."""
+        for kind, times in later._alone.items():
+            self._alone[kind].extend(times)
+        for pair, ratios in later._beside.items():
+            self._beside[pair].extend(ratios)
 
     @property
     def step_s(self) -> dict[str, float]:
@@ -122,7 +133,7 @@ class Workload:
 
 
 def make_workload(step_s: dict[str, float], start_s: float, jobs: int, mean_s: float, seed: int) -> Workload:
-    """Jobs of a log-normal length that arrive half as fast again as one device could run them one after the other."""
+    """Jobs of a log-normal length that arrive at 1.5 times the rate at which one could run after the other."""
     chance = np.random.default_rng(seed)
     kinds = [str(kind) for kind in chance.permutation(np.resize(list(step_s), jobs))]
     wanted = chance.lognormal(0, 0.7, jobs)
@@ -152,7 +163,8 @@ def start_time(cluster: Any, device: str, step_s: dict[str, float]) -> float:
 
 
 def with_the_same_makespan(case: Case, makespan_s: float) -> tuple[float, Any]:
-    """The factor of all durations with which the simulated makespan is this one, and the JCT of each job with it."""
+    """The factor of all durations with which the simulated makespan is this one, or jumps from less to more, because
+    the policy decides otherwise; and the JCT of each job with it."""
 
     def simulated(factor: float) -> Any:
         return simulate(replace(case, trace=replace(case.trace, duration=factor * case.trace.duration))).jct
@@ -165,20 +177,25 @@ def with_the_same_makespan(case: Case, makespan_s: float) -> tuple[float, Any]:
     return low, simulated(low)
 
 
-def run(policy: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One run of the workload, with measurements before and after it, while the cluster is up."""
+def run(policy: str, workloads: list[Workload], arguments: argparse.Namespace) -> dict[str, Any]:
+    """One run of the workload, which the first run makes, with measurements before and after it, while the cluster is
+    up."""
     device, setting = arguments.device, Setting(gpus=1, gpus_per_node=1, restart_cost=RESTART_S)
-    profiles = Profiles(arguments.kinds, device, arguments.window)
+    profiles, later = (Profiles(arguments.kinds, device, arguments.window) for _ in range(2))
     queue = QueueSettings(policy, restart_cost=RESTART_S)
-    with tempfile.TemporaryDirectory(dir=arguments.storage) as folder, started(folder, queue, device) as cluster:
+    storage = tempfile.TemporaryDirectory(dir=arguments.storage, ignore_cleanup_errors=True)  # Ray may still write
+    with storage as folder, started(folder, queue, device) as cluster:
         profiles.measure()
         before = profiles.step_s
         start_s = start_time(cluster, device, before)
-        workload = make_workload(before, start_s, arguments.jobs, arguments.seconds, arguments.seed)
+        if not workloads:
+            workloads.append(make_workload(before, start_s, arguments.jobs, arguments.seconds, arguments.seed))
+        workload = workloads[0]
         targets = [target(*each, device) for each in zip(workload.kinds, workload.steps, strict=True)]
         jct = run_live(cluster, workload.trace(before, start_s), targets, profiles.ratios)
         restarts = sum(row["attempt"] - 1 for row in cluster.jobs())
-        profiles.measure()
+        later.measure()
+    profiles.add(later)
     ratios = profiles.ratios
     trace = workload.trace(profiles.step_s, start_s)
     case = Case(trace, policy, ratios, setting, "measured")
@@ -192,7 +209,7 @@ def run(policy: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "simulated_restarts": simulated.figures["preemptions"],
         "start_s": start_s,
         "step_ms": {kind: 1e3 * seconds for kind, seconds in profiles.step_s.items()},
-        "drift": {kind: profiles.step_s[kind] / before[kind] - 1 for kind in before},
+        "drift": {kind: later.step_s[kind] / before[kind] - 1 for kind in before},
         "ratios": ratios.matrix.round(3).tolist(),
         "jobs": trace.names,
         "duration_s": trace.duration.round(3).tolist(),
@@ -213,7 +230,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     steady_malloc()
-    rows = [run(policy, arguments) for policy in arguments.policies]
+    workloads: list[Workload] = []
+    rows = [run(policy, workloads, arguments) for policy in arguments.policies]
     write("real_jobs", {"kinds": arguments.kinds, "restart_cost_s": RESTART_S, "runs": rows}, arguments.output)
     plot({"runs": rows}, arguments.output / "real_jobs.png")
 

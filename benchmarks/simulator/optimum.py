@@ -42,6 +42,7 @@ _INFEASIBLE = 2  # status of linprog
 _MAX_PROGRAMS = 2_000  # per instance
 _MAX_REPLAN = 300  # per arrival; then the best schedule so far counts
 _LEAST_SHOWN = 20  # instances in a panel
+_COLOURS = 10  # of matplotlib's cycle
 REPLANNED = "replanned"
 SMALL, LARGE = (6, 8), (9, 10)  # least and most jobs of an instance
 
@@ -117,7 +118,7 @@ class Search:
         self._later = [*alone.tolist(), 0.0] if later is None else later
         self._most = most
         self.best = known
-        self._unsearched = np.inf  # the least bound of it
+        self._unsearched = np.inf  # the least bound of the sequences that were not searched
         self.programs = 0
         self._best_ends: list[int | None] = []
 
@@ -222,7 +223,7 @@ class Search:
         return (constant + float(found.fun) if found.status == 0 else np.inf), found.x
 
 
-def searched(instance: Instance, known: float) -> Search:
+def searched(instance: Instance, known: float, most: int = _MAX_PROGRAMS) -> Search:
     """The search of all jobs, after those of the last job, the last two, and so on, which bound it."""
     jobs = instance.jobs
     later = [0.0] * (jobs + 1)
@@ -230,12 +231,13 @@ def searched(instance: Instance, known: float) -> Search:
         began = float(instance.arrival[first])
         part = instance.part(range(first, jobs), instance.arrival - began, instance.work)
         bounds = [sum_ - began * (jobs - first - number) for number, sum_ in enumerate(later[first:])]
-        search = Search(part, np.inf, bounds, _MAX_PROGRAMS // 8)
+        search = Search(part, np.inf, bounds, most // 8)
         search.run()
-        # If the search stopped early, this may be more: the first job alone, and the others without it.
+        # Also a bound, and maybe a higher one if the search stopped early: the first job runs alone, and the others
+        # end as without it.
         alone = later[first + 1] + began + float(instance.work[first])
         later[first] = max(search.bound + began * (jobs - first), alone)
-    search = Search(instance, known, later)
+    search = Search(instance, known, later, most)
     search.run()
     return search
 
@@ -334,10 +336,10 @@ def plot(instances: dict[str, list[dict[str, Any]]]) -> Figure:
     shown = {title: runs for title, runs in instances.items() if len(runs) >= _LEAST_SHOWN} or instances
     figure = Figure(figsize=(5.5 * len(shown), 4.5), layout="constrained")
     for axes, (title, runs) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown.items(), strict=True):
-        for policy in [*POLICIES, REPLANNED]:
+        for index, policy in enumerate([*POLICIES, REPLANNED]):
             gaps = np.sort([100 * run["gaps"][policy] for run in runs])
-            width = 2.5 if policy == "pair-srsf" else 1.3
-            axes.plot(gaps, np.arange(1, len(gaps) + 1) / len(gaps), label=policy, lw=width)
+            width, dashes = 2.5 if policy == "pair-srsf" else 1.3, "-" if index < _COLOURS else "--"
+            axes.plot(gaps, np.arange(1, len(gaps) + 1) / len(gaps), dashes, color=f"C{index}", label=policy, lw=width)
         axes.set(
             xlim=(0, 100), xlabel="average JCT above the optimum, %", ylabel="fraction of the instances", title=title
         )

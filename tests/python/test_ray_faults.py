@@ -72,10 +72,10 @@ def test_a_scheduler_that_is_killed(local: Local) -> None:
         pid = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        assert [row["name"] for row in cluster.jobs()] == ["through"]  # waits for the new one
+        after = submit(training(), "after", after="through")  # waits for the new one; again, it is the same job
     assert equal(job.result(ALL_DONE_S), run_one(training(60)).value)
     assert job.status()["attempt"] == 1
-    assert equal(submit(training(), "after").result(ALL_DONE_S), run_one(training()).value)
+    assert equal(after.result(ALL_DONE_S), run_one(training()).value)
 
 
 def test_kills_at_random_moments(local: Local, tmp_path: Path) -> None:

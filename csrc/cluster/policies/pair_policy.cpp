@@ -112,7 +112,7 @@ class PairPolicy::Room {
 /// impossible.
 bool PairPolicy::make_room(Cluster& cluster, JobId job) const {
   const Gpus& gpus = cluster.gpus();
-  const int least = std::max(1, cluster.job(job).asked.gpus - gpus.free() - gpus.half_free());
+  const int least = cluster.job(job).asked.gpus - gpus.free() - gpus.half_free();
   const std::vector<Ranked> behind = ranked_behind(cluster, *this, job, cluster.options().restart_cost, least);
   if (behind.empty()) {
     return false;
