@@ -30,7 +30,7 @@ INSTALL = install() { python=$$1; shift; \
 
 .PHONY: docs help demo test test-slow build wheel sdist lint bench clean prerequisites test-cpp test-python test-python-slow \
   test-loaded test-waits test-oldest test-versions papers server test-tsan test-asan soak build-emulator test-emulated \
-  test-emulated-slow test-emulated-all test-cluster build-benchmarks bench-instructions
+  test-emulated-slow test-emulated-all test-cluster build-benchmarks bench-instructions free-threaded test-free-threaded
 ifndef BESIDE
 .NOTPARALLEL:  # several targets configure the same build folder
 endif
@@ -43,6 +43,8 @@ help:
 	@echo "make test-emulated   the GPU tests on an emulated CUDA device (tests/emulator/README.md)"
 	@echo "make test-emulated-slow   the slow ones, and every stage of the GPU benchmarks with tiny sizes"
 	@echo "make test-cluster   the tests of torchshare cluster, with Ray"
+	@echo "make free-threaded   a Python without the GIL, with torchshare, in .venv-free-threaded"
+	@echo "make test-free-threaded   tests of what jobs share, with the GIL off"
 	@echo "make papers   the tables of the papers that are implemented here, simulated"
 	@echo "make server   a server that answers requests beside a training, and a picture of its latencies"
 	@echo "make wheel | sdist   a wheel for this torch and this Python; the sources that it is built from; in dist/"
@@ -142,6 +144,36 @@ $(OLDEST_VENV)/ready: $(VENV)/ready
 	packages=$$(echo $(abspath $(VENV))/lib/python*/site-packages); cd $(@D)/lib/python*/site-packages && \
 	ln -s $$packages/nvidia nvidia && echo $$packages > packages.pth
 	@touch $@
+
+# A Python without the GIL, with torchshare: .venv-free-threaded/bin/python. See docs/howto/free-threaded.md. Its torch is the newest
+# one that has wheels for the Python that scripts/free_threaded.sh builds. Of the packages, two have none in the usual version.
+FREE = build/free-threaded
+FREE_PYTHON = build/python-free-threaded
+FREE_VENV = .venv-free-threaded
+FREE_TORCH = 2.12.0
+free-threaded: $(FREE_VENV)/ready
+	cmake -S . -B $(FREE) -DTORCHSHARE_PYTHON=$(abspath $(FREE_VENV)/bin/python) >/dev/null
+	$(CMAKE_BUILD) $(FREE) --target python_modules --parallel $(JOBS)
+	cp --remove-destination $(FREE)/_C.*.so $(FREE)/_core.*.so torchshare
+
+$(FREE_VENV)/ready: $(VENV)/ready $(FREE_PYTHON)/made
+	$$(readlink -f $(FREE_PYTHON)/bin/python3) -m venv --clear $(@D)
+	sed -e 's/^torch==.*/torch==$(FREE_TORCH)/' -e 's/^pydantic==.*/pydantic==2.12.3/' -e 's/^psutil==.*/psutil==7.2.2/' \
+	  -e '/^# lint/,$$d' requirements.txt | uniq > $(@D)/requirements.txt
+	$(INSTALL) $(@D)/bin/python --requirement $(@D)/requirements.txt
+	echo $(CURDIR) > $$(echo $(@D)/lib/python*/site-packages)/torchshare.pth
+	@touch $@
+
+$(FREE_PYTHON)/made:
+	scripts/free_threaded.sh $(abspath $(FREE_PYTHON))
+
+# The Python tests of what jobs share and what interrupts them, with the GIL off.
+FREE_TESTS = $(patsubst %,tests/python/test_%.py,cancel free_threading identity jobs replacements settings shared_torch signals step_forms \
+  threads)
+test-free-threaded: free-threaded
+	$(FREE_VENV)/bin/python -VV
+	PYTHON_GIL=0 $(FREE_VENV)/bin/python $(wordlist 2,99,$(PYTEST)) -m "not slow and not gpu" $(FREE_TESTS)
+	PYTHON_GIL=0 $(FREE_VENV)/bin/python tests/shared_state_soak.py --seconds 60
 
 # The Python tests of what waits or is waited for.
 WAITS = $(patsubst %,tests/python/test_%.py,cancel ends forks gaps groups jobs lifecycle request_batches requests serve \

@@ -126,6 +126,7 @@ def launch(
     nice: int = 0,
     idle: bool = False,
     environment: dict[str, str] | None = None,
+    python: Sequence[str] = (sys.executable,),
 ) -> subprocess.Popen[str]:
     """Starts a process that runs `script --work WHAT` on a number of cores, with a niceness or as SCHED_IDLE."""
 
@@ -136,7 +137,7 @@ def launch(
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
     return subprocess.Popen(
-        [sys.executable, script, "--work", json.dumps(what)],
+        [*python, script, "--work", json.dumps(what)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -145,18 +146,20 @@ def launch(
     )
 
 
-def measure(kinds: list[str], mode: str, window: float, cores: int) -> list[dict[str, float]]:
+def measure(
+    kinds: list[str], mode: str, window: float, cores: int, python: Sequence[str] = (sys.executable,)
+) -> list[dict[str, float]]:
     """The figures of each job in that mode."""
     untuned = mode.startswith("torchshare") or mode.endswith("as users have them")
     environment = {name: value for name, value in os.environ.items() if name not in STEADY_MALLOC or not untuned}
     if mode.startswith("two processes"):
         nices = (0, 19 if mode.endswith("19") else 0)
         processes = [
-            launch(__file__, [[kind], "alone"], cores, nice, environment=environment)
+            launch(__file__, [[kind], "alone"], cores, nice, environment=environment, python=python)
             for kind, nice in zip(kinds, nices, strict=True)
         ]
     else:
-        processes = [launch(__file__, [kinds, mode], cores, environment=environment)]
+        processes = [launch(__file__, [kinds, mode], cores, environment=environment, python=python)]
     return collect(processes, window)
 
 

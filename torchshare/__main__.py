@@ -14,6 +14,7 @@ from typing import Any
 
 import torchshare
 from torchshare.cli.parser import Parser
+from torchshare.context import interpreter_lock
 from torchshare.context.importing import import_large
 from torchshare.torch_versions import OtherTorch
 
@@ -51,6 +52,8 @@ class _CMakePrefix(argparse.Action):
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line. Returns the exit code: 0 success, 1 a job did not finish, 2 invalid input, 130 Ctrl-C,
     141 the reader of the output has gone (`| head`)."""
+    if argv is None:
+        interpreter_lock.start_without()
     words = sys.argv[1:] if argv is None else argv
     _replace_closed_streams()
     try:

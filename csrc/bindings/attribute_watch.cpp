@@ -66,40 +66,49 @@ Told callback;
 PyObject* ignored = nullptr;              // a set of names
 PyTypeObject* descriptor_type = nullptr;  // of attributes of classes that are routed already
 
-/// The value that the assignment replaces, borrowed, or `value` if it stores no other: the type of `owner` handles it
-/// itself, or CPython refuses it. Check PyErr_Occurred.
-PyObject* replaced(PyObject* owner, PyObject* name, PyObject* value) {
-  PyObject* of_type = _PyType_Lookup(Py_TYPE(owner), name);
-  if (of_type != nullptr && Py_TYPE(of_type)->tp_descr_set != nullptr) {
-    return value;
+/// What a class has under a name, itself or from its bases; null if nothing.
+py::object attribute_of(PyTypeObject* type, PyObject* name) {
+#if PY_VERSION_HEX >= 0x030d0000
+  return py::reinterpret_steal<py::object>(_PyType_LookupRef(type, name));
+#else
+  return py::reinterpret_borrow<py::object>(_PyType_Lookup(type, name));
+#endif
+}
+
+/// The value that the assignment replaces, or `value` if it stores no other: the type of `owner` handles it itself, or
+/// CPython refuses it. Check PyErr_Occurred.
+py::object replaced(PyObject* owner, PyObject* name, PyObject* value) {
+  const py::object of_type = attribute_of(Py_TYPE(owner), name);
+  if (of_type && Py_TYPE(of_type.ptr())->tp_descr_set != nullptr) {
+    return py::reinterpret_borrow<py::object>(value);
   }
   if (!PyType_Check(owner)) {
-    return PyDict_GetItemWithError(PyModule_GetDict(owner), name);
+    return item_of(PyModule_GetDict(owner), name);
   }
   auto* type = reinterpret_cast<PyTypeObject*>(owner);
-  return PyType_HasFeature(type, Py_TPFLAGS_IMMUTABLETYPE) ? value : _PyType_Lookup(type, name);
+  return PyType_HasFeature(type, Py_TPFLAGS_IMMUTABLETYPE) ? py::reinterpret_borrow<py::object>(value)
+                                                           : attribute_of(type, name);
 }
 
 /// Whether the callback is skipped: the package of `owner` assigns, `owner` is still being imported, or importlib puts
 /// a module into its package. These are most assignments of an import.
 bool is_its_own(PyObject* owner, PyObject* value) {
-  static PyObject* const module_name = PyUnicode_InternFromString("__module__");
-  static PyObject* const own_name = PyUnicode_InternFromString("__name__");
   const bool is_class = PyType_Check(owner);
   PyObject* variables = is_class ? reinterpret_cast<PyTypeObject*>(owner)->tp_dict : PyModule_GetDict(owner);
-  const std::string_view module = top_of(variables, is_class ? module_name : own_name);
-  const std::string_view assigning = assigning_package();
+  const std::string module = top_of(variables, is_class ? names().module : names().name);
+  const std::string assigning = assigning_package();
   if (!module.empty() && module == assigning) {
     return true;
   }
+  py::object of_class;
   if (is_class) {
-    PyObject* name = variables == nullptr ? nullptr : PyDict_GetItemWithError(variables, module_name);
-    PyObject* found = name == nullptr ? nullptr : PyDict_GetItemWithError(PyImport_GetModuleDict(), name);
-    variables = found != nullptr && PyModule_Check(found) ? PyModule_GetDict(found) : nullptr;
+    const py::object name = variables == nullptr ? py::object() : item_of(variables, names().module);
+    of_class = name ? item_of(PyImport_GetModuleDict(), name.ptr()) : py::object();
+    variables = of_class && PyModule_Check(of_class.ptr()) ? PyModule_GetDict(of_class.ptr()) : nullptr;
   }
   const bool is_importlib = assigning == "importlib" || assigning.starts_with("_frozen_importlib");
   if (is_importlib &&  // C code of a new module, too
-      ((value != nullptr && PyModule_Check(value)) || variables == nullptr || !has_spec(variables))) {
+      ((value != nullptr && PyModule_Check(value)) || variables == nullptr || !spec_of(variables))) {
     return true;
   }
   return variables != nullptr && is_initializing(variables);
@@ -109,14 +118,13 @@ int set_attribute(PyObject* owner, PyObject* name, PyObject* value, setattrofunc
   if (!callback || !PyUnicode_CheckExact(name)) {
     return original(owner, name, value);
   }
-  PyObject* former = replaced(owner, name, value);
+  // Kept: CPython releases it before it clears the class's attribute cache, where another thread could find it.
+  const py::object former = replaced(owner, name, value);
   if (PyErr_Occurred() != nullptr) {
     return -1;
   }
-  const bool is_routed = former != nullptr && PyObject_TypeCheck(former, descriptor_type);
-  // CPython releases the former value before it clears the class's attribute cache, where another thread could find it.
-  const auto kept = py::reinterpret_borrow<py::object>(former);
-  if (former == value || PySet_Contains(ignored, name) == 1 || (!is_routed && is_its_own(owner, value))) {
+  const bool is_routed = former && PyObject_TypeCheck(former.ptr(), descriptor_type);
+  if (former.ptr() == value || PySet_Contains(ignored, name) == 1 || (!is_routed && is_its_own(owner, value))) {
     return PyErr_Occurred() != nullptr ? -1 : original(owner, name, value);
   }
   PyObject* answer = value == nullptr ? callback({owner, name}) : callback({owner, name, value});
@@ -147,6 +155,7 @@ int set_of_module(PyObject* owner, PyObject* name, PyObject* value) {
 void watch_attributes(py::typing::Callable<bool(py::ellipsis)> assigned, const FrozenSetOfStr& ignored_names,
                       const py::type& routed) {
   unwatch_attributes();
+  names();
   ignored = py::object(ignored_names).release().ptr();
   descriptor_type = reinterpret_cast<PyTypeObject*>(py::object(routed).release().ptr());
   classes.install();

@@ -9,6 +9,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/python_binding.h"
+#include "bindings/python_threads.h"
 #include "bindings/typed.h"
 #include "model/time.h"
 #include "runtime/adopted_thread.h"
@@ -291,7 +292,12 @@ void bind_job(py::module_& module) {
       .def("resume", &RuntimeJob::resume)
       .def("cancel", &RuntimeJob::cancel, ReleaseGil())
       .def("give_up", &RuntimeJob::give_up, ReleaseGil())
-      .def("interrupt", &RuntimeJob::interrupt)
+      .def("interrupt",
+           [](RuntimeJob& job) {
+             bool done = false;
+             with_world_stopped([&] { done = job.interrupt(); });
+             return done;
+           })
       .def("yield_point", &RuntimeJob::yield_point)
       .def("acknowledge_cancel", &RuntimeJob::acknowledge_cancel)
       .def("repeat_cancel", &RuntimeJob::repeat_cancel)
@@ -380,7 +386,15 @@ void bind_runtime(py::module_& module) {
   bind_options(module);
   py::class_<ProcessCode>(module, "ProcessCode")
       .def(py::init<std::vector<std::string>, std::vector<std::string>>(), py::arg("always"), py::arg("with_turn"))
-      .def("raise_in", &ProcessCode::raise_in, py::arg("thread"), py::arg("type"));
+      .def(
+          "raise_in",
+          [](const ProcessCode& self, unsigned long thread, const py::typing::Optional<ExceptionType>& type) {
+            bool done = false;
+            with_world_stopped([&] { done = self.raise_in(thread, type); });
+            return done;
+          },
+          py::arg("thread"), py::arg("type"));
+  module.def("stack_of", &stack_of, py::arg("thread"));
   py::class_<Adopted>(module, "Adopted")
       .def(py::init([](RuntimeJob& job, int threads) { return Adopted{job.shared_from_this(), threads}; }),
            py::arg("job"), py::arg("threads"))

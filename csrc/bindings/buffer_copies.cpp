@@ -24,28 +24,32 @@ bool BufferCopies::Layout::operator==(const Layout& other) const {
 }
 
 void BufferCopies::keep(const Modules& modules, std::vector<Group> groups) {
-  std::optional<Layout> layout = layout_of(modules);
-  groups_.swap(groups);
-  layout_.swap(layout);
+  exchange(std::make_shared<const Kept>(Kept{std::move(groups), layout_of(modules)}));
 }
 
 void BufferCopies::forget() {
-  std::vector<Group> groups;
-  std::optional<Layout> layout;
-  groups_.swap(groups);
-  layout_.swap(layout);
+  exchange(nullptr);
+}
+
+std::shared_ptr<const BufferCopies::Kept> BufferCopies::exchange(std::shared_ptr<const Kept> kept) {
+  const std::lock_guard lock(mutex_);
+  kept_.swap(kept);
+  return kept;  // destroyed by the caller, without the lock
 }
 
 bool BufferCopies::refresh(const Modules& modules) {
-  const Layout layout = layout_of(modules);
-  const bool same = layout_ && layout == *layout_ && std::ranges::all_of(groups_, [](const Group& group) {
-                      return std::ranges::equal(group.first, group.second, alike);
-                    });
+  const std::shared_ptr<const Kept> kept = [&] {
+    const std::lock_guard lock(mutex_);
+    return kept_;
+  }();
+  const bool same =
+      kept && layout_of(modules) == kept->layout && std::ranges::all_of(kept->groups, [](const Group& group) {
+        return std::ranges::equal(group.first, group.second, alike);
+      });
   if (same) {
-    const std::vector<Group> groups = groups_;
     const py::gil_scoped_release release;  // the ops may wait at the gate; another thread may call `forget`
     const at::NoGradGuard no_grad;
-    for (const auto& [copies, buffers] : groups) {
+    for (const auto& [copies, buffers] : kept->groups) {
       at::_foreach_copy_(copies, buffers);
     }
   }

@@ -4,7 +4,8 @@
 #include <pybind11/pytypes.h>
 #include <pybind11/typing.h>
 
-#include <optional>
+#include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -31,10 +32,16 @@ class BufferCopies {
     std::vector<pybind11::object> members;  // the name of each buffer and itself
     bool operator==(const Layout& other) const;
   };
+  struct Kept {
+    std::vector<Group> groups;
+    Layout layout;
+  };
   static Layout layout_of(const Modules& modules);
 
-  std::vector<Group> groups_;
-  std::optional<Layout> layout_;  // nothing is kept without one
+  std::shared_ptr<const Kept> exchange(std::shared_ptr<const Kept> kept);
+
+  std::mutex mutex_;                  // guards kept_
+  std::shared_ptr<const Kept> kept_;  // null: nothing
 };
 
 }  // namespace torchshare::bindings

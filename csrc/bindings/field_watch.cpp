@@ -20,36 +20,30 @@ class Field {
       : type_(type), ours_{name, get, set, nullptr, this} {}
 
   void install() {
-    original_ = present();
+    if (!original_) {
+      PyObject* const present = PyDict_GetItemString(dictionary_of(type_), ours_.name);
+      original_ = py::reinterpret_borrow<py::object>(present);
+    }
     put(py::reinterpret_steal<py::object>(PyDescr_NewGetSet(&type_, &ours_)));
   }
 
   void remove() {
     if (original_) {
-      put(std::exchange(original_, {}));
+      put(original_);
     }
   }
 
   const char* name() const { return ours_.name; }
 
   PyObject* read(PyObject* owner) const {
-    const py::object original = original_or_present();
-    return Py_TYPE(original.ptr())->tp_descr_get(original.ptr(), owner, reinterpret_cast<PyObject*>(Py_TYPE(owner)));
+    return Py_TYPE(original_.ptr())->tp_descr_get(original_.ptr(), owner, reinterpret_cast<PyObject*>(Py_TYPE(owner)));
   }
 
   int write(PyObject* owner, PyObject* value) const {
-    const py::object original = original_or_present();
-    return Py_TYPE(original.ptr())->tp_descr_set(original.ptr(), owner, value);
+    return Py_TYPE(original_.ptr())->tp_descr_set(original_.ptr(), owner, value);
   }
 
  private:
-  py::object present() const {
-    return py::reinterpret_borrow<py::object>(PyDict_GetItemString(dictionary_of(type_), ours_.name));
-  }
-
-  /// Code may have read our descriptor, and use it after the watch.
-  py::object original_or_present() const { return original_ ? original_ : present(); }
-
   void put(const py::object& descriptor) {
     if (PyDict_SetItemString(dictionary_of(type_), ours_.name, descriptor.ptr()) != 0) {
       throw py::error_already_set();
@@ -59,7 +53,7 @@ class Field {
 
   PyTypeObject& type_;
   PyGetSetDef ours_;
-  py::object original_;
+  py::object original_;  // kept: code may have read our descriptor, and use it after the watch
 };
 
 PyObject* read(PyObject* owner, void* field) {
@@ -104,6 +98,7 @@ const std::array<Field*, 3>& fields() {
 
 void watch_fields(py::typing::Callable<bool(py::ellipsis)> assigned) {
   unwatch_fields();
+  names();
   for (Field* field : fields()) {
     field->install();
   }

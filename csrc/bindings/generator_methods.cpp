@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "bindings/python_threads.h"
 #include "bindings/watched.h"
 
 namespace py = pybind11;
@@ -40,6 +41,9 @@ PyObject* call_routed(PyCFunction original, PyObject* self, PyObject* argument) 
     return original(self, argument);
   }
   const auto ask = py::reinterpret_borrow<py::object>(own_generator);
+  if (!ask) {
+    return original(self, argument);  // another thread has ended the routing
+  }
   const auto own = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(ask.ptr()));
   if (!own) {
     return nullptr;
@@ -99,15 +103,21 @@ void route_generator(const py::object& generator, py::typing::Callable<std::opti
   if (methods()[0].descriptor == nullptr) {
     find_methods(*Py_TYPE(generator.ptr()));
   }
-  routed = generator.ptr();
-  own_generator = own.release().ptr();
-  set_methods(true);
+  with_world_stopped([&] {
+    routed = generator.ptr();
+    own_generator = own.release().ptr();
+    set_methods(true);
+  });
 }
 
 void unroute_generator() {
-  set_methods(false);
-  routed = nullptr;
-  Py_CLEAR(own_generator);
+  PyObject* former = nullptr;
+  with_world_stopped([&] {  // no thread is about to take a reference
+    set_methods(false);
+    routed = nullptr;
+    former = std::exchange(own_generator, nullptr);
+  });
+  Py_XDECREF(former);
 }
 
 }  // namespace torchshare::bindings

@@ -9,7 +9,7 @@
 #include "bindings/generator_methods.h"
 #include "bindings/module_variables.h"
 
-PYBIND11_MODULE(_C, module) {
+PYBIND11_MODULE(_C, module, pybind11::mod_gil_not_used()) {
   module.doc() = "Devices, the gate and jobs of torchshare; its stub is _C.pyi.";
   pybind11::register_exception_translator([](std::exception_ptr pointer) {
     try {

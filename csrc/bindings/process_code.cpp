@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "bindings/python_threads.h"
 #include "bindings/turns.h"
 
 namespace py = pybind11;
@@ -9,9 +10,13 @@ namespace py = pybind11;
 namespace torchshare::bindings {
 namespace {
 
-/// No garbage collection, which would run Python, until the destructor. Same thread.
-class NoCollection {
+/// No garbage collection, which would run Python, until the destructor. Same thread. From Python 3.12 on, allocations
+/// do not collect.
+class [[nodiscard]] NoCollection {
  public:
+#if PY_VERSION_HEX >= 0x030c0000
+  NoCollection() {}
+#else
   NoCollection() : was_enabled_(PyGC_Disable() != 0) {}
   ~NoCollection() {
     if (was_enabled_) {
@@ -23,6 +28,7 @@ class NoCollection {
 
  private:
   const bool was_enabled_;
+#endif
 };
 
 /// "module.function" of a frame.
@@ -40,15 +46,14 @@ bool begins_with_one(const std::string& name, const std::vector<std::string>& be
 
 }  // namespace
 
-bool ProcessCode::is_run_by(unsigned long thread) const {
+bool ProcessCode::is_run_here() const {
+  return is_run_by(*PyThreadState_Get());
+}
+
+bool ProcessCode::is_run_by(PyThreadState& thread) const {
   const NoCollection here;
-  const bool has_turn = Turns::is_had_by(thread);
-  const py::dict frames = py::reinterpret_borrow<py::object>(PySys_GetObject("_current_frames"))();
-  const py::int_ name(thread);
-  if (!frames.contains(name)) {
-    return false;
-  }
-  for (py::object frame = frames[name]; !frame.is_none(); frame = frame.attr("f_back")) {
+  const bool has_turn = Turns::is_had_by(thread.thread_id);
+  for (py::object frame = innermost_frame(thread); !frame.is_none(); frame = frame.attr("f_back")) {
     const std::string code = name_of(frame);
     if (begins_with_one(code, always_) || (has_turn && begins_with_one(code, with_turn_))) {
       return true;
@@ -58,14 +63,14 @@ bool ProcessCode::is_run_by(unsigned long thread) const {
 }
 
 bool ProcessCode::raise_in(unsigned long thread, const py::typing::Optional<ExceptionType>& type) const {
-  if (type.is_none()) {
-    PyThreadState_SetAsyncExc(thread, nullptr);
+  PyThreadState* const state = thread_state(thread);
+  if (state == nullptr) {
     return true;
   }
-  if (is_run_by(thread)) {
+  if (!type.is_none() && is_run_by(*state)) {
     return false;
   }
-  PyThreadState_SetAsyncExc(thread, type.ptr());
+  set_async_exception(*state, type.is_none() ? nullptr : type.ptr());
   return true;
 }
 

@@ -17,14 +17,16 @@ class ProcessCode {
   ProcessCode(std::vector<std::string> always, std::vector<std::string> with_turn)
       : always_(std::move(always)), with_turn_(std::move(with_turn)) {}
 
-  /// Whether the thread with that Python id runs such code in any of its frames. Runs no Python, so the answer is valid
-  /// as long as the caller holds the GIL.
-  bool is_run_by(unsigned long thread) const;
+  /// Whether this thread runs such code in any of its frames. With the GIL.
+  bool is_run_here() const;
   /// Raises an exception of `type` in the thread before its next bytecode, unless it runs such code: then returns
-  /// false. None takes back what has not been raised. With the GIL.
+  /// false. None takes back what has not been raised. Only while the world is stopped.
   bool raise_in(unsigned long thread, const pybind11::typing::Optional<ExceptionType>& type) const;
 
  private:
+  /// Runs no Python, so the answer is valid until the world continues.
+  bool is_run_by(PyThreadState& thread) const;
+
   std::vector<std::string> always_;
   std::vector<std::string> with_turn_;
 };

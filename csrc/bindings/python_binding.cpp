@@ -108,7 +108,6 @@ void PythonBinding::after_wait() {
 }
 
 bool PythonBinding::interrupt() {
-  TORCH_INTERNAL_ASSERT(PyGILState_Check() != 0);
   const unsigned long thread = thread_.load();
   if (thread == 0) {
     return true;  // `run` checks before it calls the body
@@ -123,13 +122,13 @@ bool PythonBinding::interrupt() {
 bool PythonBinding::may_stop() {
   wait_if_ending();
   const py::gil_scoped_acquire gil;
-  return !exceptions_.process_code.is_run_by(PyThread_get_thread_ident());
+  return !exceptions_.process_code.is_run_here();
 }
 
 void PythonBinding::raise_cancelled(const std::string& message) {
   {
     const py::gil_scoped_acquire gil;
-    withdraw_interrupt();  // once is enough
+    withdraw_interrupt(thread_.load());  // once is enough
   }
   throw PythonCancelled(exceptions_.cancelled.ptr(), message);
 }
@@ -151,8 +150,7 @@ void PythonBinding::run(RuntimeJob& job, const py::function& function) {
   } catch (const abi::__forced_unwind&) {
     wait_forever();
   } catch (py::error_already_set& error) {
-    withdraw_interrupt();
-    thread_.store(0);
+    withdraw_interrupt(thread_.exchange(0));
     if (error.matches(exceptions_.cancelled)) {
       throw Cancelled(name_of(error));
     }
@@ -160,15 +158,14 @@ void PythonBinding::run(RuntimeJob& job, const py::function& function) {
   } catch (const PythonCancelled& error) {
     throw Cancelled(error.what());
   }
-  withdraw_interrupt();
-  thread_.store(0);
+  withdraw_interrupt(thread_.exchange(0));
 }
 
-void PythonBinding::withdraw_interrupt() {
+void PythonBinding::withdraw_interrupt(unsigned long thread) {
   // Never without need: even null makes all threads look for an exception at each call from then on, and in a thread
   // that cProfile watches CPython 3.11 then looks for ever.
   if (std::exchange(is_interrupted_, false)) {
-    PyThreadState_SetAsyncExc(thread_.load(), nullptr);
+    PyThreadState_SetAsyncExc(thread, nullptr);
   }
 }
 

@@ -38,7 +38,7 @@ class PythonBinding final : public LanguageBinding {
 
   void before_wait() override;
   void after_wait() override;
-  /// The GIL must be held since the caller checked the job's state, or the exception could be raised twice.
+  /// The world must be stopped since the caller checked the job's state, or the exception could be raised twice.
   bool interrupt() override;
   bool may_stop() override;
   [[noreturn]] void raise_cancelled(const std::string& message) override;
@@ -50,13 +50,14 @@ class PythonBinding final : public LanguageBinding {
   void run(RuntimeJob& job, const pybind11::function& function);
 
  private:
-  /// Takes back what `interrupt` has set, unless it has been raised. In the job's thread, with the GIL.
-  void withdraw_interrupt();
+  /// Takes back what `interrupt` has set, unless it has been raised. In the job's thread, which is `thread`, with the
+  /// GIL.
+  void withdraw_interrupt(unsigned long thread);
 
   PythonExceptions exceptions_;
   PyThreadState* released_ = nullptr;     // the job's own thread only
   std::atomic<unsigned long> thread_{0};  // Python's id of the job's thread while it runs the body
-  bool is_interrupted_ = false;           // guarded by the GIL
+  bool is_interrupted_ = false;           // changed while the world is stopped, or by the job's thread
 };
 
 }  // namespace torchshare::bindings

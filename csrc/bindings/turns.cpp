@@ -19,7 +19,7 @@ constexpr std::chrono::seconds kImportWaits(3);
 thread_local std::vector<bool> taken;
 
 bool is_importing() {
-  return ProcessCode({"importlib._bootstrap", "_frozen_importlib"}, {}).is_run_by(PyThread_get_thread_ident());
+  return ProcessCode({"importlib._bootstrap", "_frozen_importlib"}, {}).is_run_here();
 }
 
 }  // namespace
@@ -47,7 +47,7 @@ bool Turns::wait() {
 void Turns::enter() {
   taken.push_back(wait());
   if (taken.back() && ++depth_ == 1) {
-    owner_ = latest_owner_ = PyThread_get_thread_ident();
+    set_owner(PyThread_get_thread_ident());
     ungated_ = std::make_unique<Ungated>();
   }
 }
@@ -60,7 +60,7 @@ void Turns::exit() {
   }
   std::unique_ptr<Ungated> ungated;
   if (--depth_ == 0) {
-    owner_ = latest_owner_ = 0;
+    set_owner(0);
     ungated = std::move(ungated_);
   }
   lock_.attr("release")();
@@ -70,6 +70,11 @@ void Turns::exit_all() {
   while (!taken.empty()) {
     exit();
   }
+}
+
+void Turns::set_owner(unsigned long thread) {
+  owner_ = thread;
+  latest_owner_ = thread;
 }
 
 bool Turns::call_if_free(const py::typing::Callable<py::object()>& function) {
@@ -94,7 +99,7 @@ bool Turns::is_held_elsewhere() const {
 void Turns::forget_others() {
   if (is_held_elsewhere()) {
     lock_.attr("_at_fork_reinit")();
-    owner_ = latest_owner_ = 0;
+    set_owner(0);
     depth_ = 0;
     (void)ungated_.release();  // its thread does not exist here
   }

@@ -3,6 +3,7 @@
 #include <pybind11/typing.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <atomic>
 #include <memory>
 
 #include "hook/op_context.h"
@@ -39,11 +40,12 @@ class Turns {
 
  private:
   bool wait();
+  void set_owner(unsigned long thread);
 
   pybind11::object lock_;
-  unsigned long owner_ = 0;
-  static inline unsigned long latest_owner_ = 0;  // as owner_, of the process's latest Turns
-  int depth_ = 0;                                 // of the owner's turns
+  std::atomic<unsigned long> owner_ = 0;                       // written by the owner
+  static inline std::atomic<unsigned long> latest_owner_ = 0;  // as owner_, of the process's latest Turns
+  int depth_ = 0;                                              // of the owner's turns
   std::unique_ptr<Ungated> ungated_;
 };
 

@@ -10,6 +10,7 @@ import json
 import math
 import random
 import sys
+import threading
 import types
 import unittest.mock
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from torch.nn import functional as F
 
 import torchshare
 from torchshare import Job
-from torchshare.isolation import routing
+from torchshare.isolation import replacements, routing
 from torchshare.isolation.table import Table
 
 ONES = torch.ones(1, 4)
@@ -189,6 +190,50 @@ def test_two_jobs_replace_the_same_one_each_calling_what_it_found():
 
     assert both(first, second) == [(True, 2, False), (True, 20)]
     assert nn.Module.register_parameter is original
+
+
+@pytest.mark.parametrize("where", [F, nn.ReLU])
+def test_two_jobs_begin_to_replace_the_same_one_at_once(where: Any, monkeypatch: pytest.MonkeyPatch):
+    """What the second found there was the first one's dispatching function, which then called itself for ever."""
+    name = "relu" if where is F else "forward"
+    plain = vars(where)[name]
+    asked, in_place, looked, back = (threading.Event() for _ in range(4))
+    new = replacements._new
+
+    def slow(owner: Any, *words: Any) -> Any:
+        if threading.current_thread() is not second[0]:
+            return new(owner, *words)
+        asked.set()
+        assert in_place.wait(60)
+        attribute = new(owner, *words)
+        looked.set()
+        assert back.wait(60)
+        return attribute
+
+    def a(_job: Job) -> None:
+        assert asked.wait(60)
+        setattr(where, name, lambda *_: ONES)
+        in_place.set()
+        assert looked.wait(60)
+        setattr(where, name, plain)
+        back.set()
+
+    second: list[threading.Thread] = []
+
+    def b(_job: Job) -> float:
+        second.append(threading.current_thread())
+        setattr(where, name, lambda *_, **__: 7 * ONES)
+        mine = nn.ReLU()(-ONES).sum().item()
+        setattr(where, name, plain)
+        return mine + nn.ReLU()(-ONES).sum().item()
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        monkeypatch.setattr(replacements, "_new", slow)
+        runtime.submit(b, name="b", start="now")
+        runtime.submit(a, name="a", start="now")
+        assert runtime.wait(120)["b"].value == 28
+        assert vars(where)[name] is plain
+    assert nn.ReLU()(-ONES).sum().item() == 0
 
 
 def test_code_of_the_same_module_calls_the_jobs_function():

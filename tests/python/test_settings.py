@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -172,6 +174,114 @@ def test_hooks_on_all_modules_and_optimizers_are_for_the_job_that_registers_them
     a, b = run_pair(job(3.0), job(5.0))
     assert (a.value, b.value) == ((3.0, 1), (5.0, 1))
     assert nn.Identity()(torch.ones(1)).item() == 1.0
+
+
+EAGER = [
+    "register_module_forward_pre_hook",
+    "register_module_forward_hook",
+    "register_module_full_backward_pre_hook",
+    "register_module_full_backward_hook",
+]
+
+
+@pytest.mark.parametrize("register", EAGER)
+@pytest.mark.parametrize("in_job", [True, False])
+def test_a_table_of_hooks_on_all_modules_is_replaced_and_not_changed(register: str, in_job: bool) -> None:
+    """Without the GIL, another thread may be iterating over it: plain torch crashes."""
+    owner = nn.modules.module
+
+    def tables() -> dict[str, Any]:
+        return {name: table for name, table in vars(owner).items() if name.startswith("_global_forward_")} | {
+            name: getattr(owner, name) for name in ("_global_backward_hooks", "_global_backward_pre_hooks")
+        }
+
+    def contents(of: dict[str, Any]) -> dict[str, Any]:
+        return {name: dict(table) for name, table in of.items()}
+
+    def body(job: Job | None) -> None:
+        calls: list[int] = []
+        seen = [(tables(), contents(tables()))]
+        handles = []
+        layer = nn.Linear(1, 1)
+        for _ in range(2):
+            handles.append(getattr(owner, register)(lambda *_: calls.append(1)))
+            seen.append((tables(), contents(tables())))
+        layer(torch.ones(1, 1, requires_grad=True)).backward()
+        assert len(calls) == 2
+        handles[0].remove()
+        seen.append((tables(), contents(tables())))
+        layer(torch.ones(1, 1, requires_grad=True)).backward()
+        assert len(calls) == 3
+        handles[1].remove()
+        handles[1].remove()
+        assert all(contents(of) == then for of, then in seen)
+        assert contents(tables()) == seen[0][1]
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        if in_job:
+            runtime.submit(body, name="a")
+            runtime.wait()
+        else:
+            body(None)
+
+
+@pytest.mark.parametrize("when", ["in the runtime", "after it"])
+def test_handles_of_hooks_on_all_modules_remove_them_before_in_and_after_runtimes(when: str) -> None:
+    """Those of the program refer to the table that was there before the first runtime."""
+    calls: list[str] = []
+    register = nn.modules.module.register_module_forward_hook
+
+    def hook(name: str) -> Any:
+        return register(lambda *_: calls.append(name))
+
+    def called() -> list[str]:
+        calls.clear()
+        nn.Identity()(torch.ones(1))
+        return sorted(calls)
+
+    handles = {"before": hook("before")}
+
+    def body(job: Job) -> None:
+        handles["job"] = hook("job")
+        assert called() == ["before", "job", "program"] and pickle.loads(pickle.dumps(handles["job"]))
+
+    with torchshare.Runtime(device="cpu") as runtime:
+        handles["program"] = hook("program")
+        runtime.submit(body, name="a")
+        runtime.wait()
+        assert called() == ["before", "program"]
+        if when == "in the runtime":
+            handles.pop("before").remove()
+            assert called() == ["program"]
+    handles["after"] = hook("after")
+    for name in list(handles):
+        handles.pop(name).remove()
+        assert called() == sorted(set(handles) - {"job"})
+    assert not nn.modules.module._global_forward_hooks
+
+
+def test_an_option_of_a_hook_on_all_modules_is_kept() -> None:
+    def body(job: Job) -> list[str]:
+        calls: list[str] = []
+        register = nn.modules.module.register_module_forward_hook
+        register(
+            lambda _module, _inputs, keywords, _output: calls.append(f"keywords {len(keywords)}"), with_kwargs=True
+        )
+        register(lambda *_: calls.append("always"), always_call=True)
+
+        class Fails(nn.Module):
+            def forward(self, x: torch.Tensor, y: int) -> torch.Tensor:
+                if y:
+                    raise ValueError
+                return x
+
+        Fails()(torch.ones(1), y=0)
+        with contextlib.suppress(ValueError):
+            Fails()(torch.ones(1), y=1)
+        return calls
+
+    assert run_one(body).value == ["keywords 1", "always", "always"]
+    assert not nn.modules.module._global_forward_hooks_always_called
 
 
 @pytest.mark.parametrize("table", ["optimizers", "parameters"])

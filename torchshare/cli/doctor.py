@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import platform
 from collections.abc import Iterator
 
 import torch
@@ -11,6 +10,7 @@ from rich.table import Table
 
 from torchshare import _C
 from torchshare.cli.outputs import print_table
+from torchshare.context import interpreter_lock
 from torchshare.device import devices
 from torchshare.device.device import Finding
 from torchshare.version import __version__
@@ -34,6 +34,8 @@ def run(_arguments: argparse.Namespace) -> int:
 def findings() -> Iterator[Finding]:
     """Versions and devices of this machine."""
     yield Finding("torchshare", f"{__version__}, {_C.cuda_status()}")
-    yield Finding("torch", f"{torch.__version__}, Python {platform.python_version()}")
+    lack = "jobs of small ops wait for each other" if interpreter_lock.is_on() else ""
+    yield Finding("Python", interpreter_lock.described(), lack)
+    yield Finding("torch", torch.__version__)
     for device in devices.ALL:
         yield from device.findings()

@@ -33,9 +33,14 @@ class Attribute:
         self._read = read
         self.assign = assign
         """Called for an assignment, or without value a deletion, that comes through the attribute itself."""
-        self.common: Any = vars(owner).get(name, _INHERITED)
+        self.common: Any
         """The value of everybody who has no other."""
         self.values: dict[current.Tenant, Any] = {}
+        self.find_common()
+
+    def find_common(self) -> None:
+        """Reads the value while nobody has one of their own."""
+        self.common = vars(self.owner).get(self.name, _INHERITED)
 
     def value(self) -> Any:
         """The one of the calling thread, as the dictionary of the class or module would hold it."""
@@ -174,13 +179,13 @@ class ModuleAttribute(Attribute):
         kind = type(self.owner)
         if not _is_routed(kind) or self.name not in vars(kind):
             return
-        delattr(kind, self.name)
-        if not any(isinstance(each, _Property) for each in vars(kind).values()):
-            self.owner.__class__ = kind.__bases__[0]
         if self.common is _INHERITED:
             vars(self.owner).pop(self.name, None)
         else:
             vars(self.owner)[self.name] = self.common
+        delattr(kind, self.name)  # then: another thread may read the value now
+        if not any(isinstance(each, _Property) for each in vars(kind).values()):
+            self.owner.__class__ = kind.__bases__[0]
 
     @staticmethod
     def is_callable(*values: Any) -> bool:

@@ -14,11 +14,14 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from torchshare import _C
-from torchshare.context import current
+from torchshare.context import current, interpreter_lock
 from torchshare.isolation import cuda
 from torchshare.isolation.patches import Patches
 from torchshare.isolation.table import Table
+from torchshare.torch_versions import is_one_of
 
 log = logging.getLogger("torchshare")
 
@@ -61,6 +64,7 @@ def _draw_from_the_jobs_generator(patches: Patches) -> None:
 
 
 _here = threading.local()
+_HAS_LOCKED_CACHE = is_one_of(torch.__version__, ">=2.13")
 
 
 @contextlib.contextmanager
@@ -76,8 +80,17 @@ def in_eager() -> Iterator[None]:
 
 @TABLE.call("torch._dynamo.eval_frame", "_callback_from_stance")
 def _callback_from_stance(original: Callable[[Any], Any], given: Any) -> Any:
-    """A thread can run compiled functions in eager while others run them compiled."""
-    return None if getattr(_here, "in_eager", False) else original(given)
+    """A thread can run compiled functions in eager while others run them compiled. Without the GIL, before torch 2.13,
+    a job can run none: dynamo's cache of compiled code has no lock there."""
+    if getattr(_here, "in_eager", False):
+        return None
+    job = current.job()
+    if job is not None and callable(given) and not interpreter_lock.is_on() and not _HAS_LOCKED_CACHE:
+        raise RuntimeError(
+            f"job '{job.name}': torch.compile in a job needs torch 2.13 or the GIL, got torch {torch.__version__} and "
+            "a Python without the GIL; set PYTHON_GIL=1, or use job.compiled_step"
+        )
+    return original(given)
 
 
 @TABLE.call("torch._dynamo", "reset", "reset_code_caches")

@@ -51,7 +51,7 @@ def registered(job: JobContext, look: Look) -> Iterator[bool]:
         remove_ended()
 
     try:
-        yield turns().call_if_free(lambda: handles.append(_register(hooks.own(hook))))
+        yield turns().call_if_free(lambda: handles.append(hooks.add(_register, hooks.own(hook))))
     finally:
         end()
 

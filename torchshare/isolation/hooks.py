@@ -1,10 +1,16 @@
 """Hooks on all modules, or on all optimizers, that a job registers: torch calls them in every thread, but they are only
-for the job that registered them, until it ends."""
+for the job that registered them, until it ends.
+
+Without the GIL, no table of torch may change while another thread iterates over it, as each call of a module does. A
+change of one makes a new table, and puts it in the place of the former."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import itertools
+import os
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from torchshare.context import current
 from torchshare.context.job_context import JobContext
-from torchshare.isolation.patches import Patches
+from torchshare.isolation.patches import Patches, copied
 from torchshare.isolation.table import Table
 
 TABLE = Table()
@@ -33,6 +39,99 @@ _LAZY = {
 """Tables that torch calls hooks of while it iterates: they must not change meanwhile. Each has one permanent hook here,
 which calls those that the job keeps in a table of its own. By the function that registers."""
 _owners: weakref.WeakKeyDictionary[Callable[..., Any], JobContext | None] = weakref.WeakKeyDictionary()
+
+
+_replaced = [
+    name
+    for name, table in vars(_MODULES).items()
+    if name.startswith("_global_") and isinstance(table, OrderedDict) and name not in _LAZY.values()
+]
+_replacing = threading.RLock()  # held while tables are replaced; reentrant: a finalizer may remove a hook
+os.register_at_fork(after_in_child=_replacing._at_fork_reinit)  # type: ignore[attr-defined]
+_first: dict[str, OrderedDict[int, Any]] = {}
+"""The tables in which the program has registered hooks before the first runtime: in place again after the last one,
+because a handle of torch's refers to its table."""
+_ids = itertools.count(-1, -1)  # two threads may get the same one of torch's, which are positive
+
+
+class _Handle(RemovableHandle):
+    """Of a hook in a table that is replaced."""
+
+    def __init__(self, hooks_dict: Any, *, extra_dict: Any = None) -> None:
+        super().__init__(hooks_dict, extra_dict=extra_dict)
+        self.id = next(_ids)
+
+    def remove(self) -> None:
+        _remove(self.id)
+
+    def __reduce__(self) -> Any:
+        """A copy refers to no hook, as that of a handle of torch's in another process."""
+        return RemovableHandle, (OrderedDict(),)
+
+
+def add(register: Callable[..., Any], hook: Callable[..., Any], **options: Any) -> RemovableHandle:
+    """Calls one of torch's functions that register a hook on all modules, and puts new tables in place."""
+    with _replacing:
+        variables = {**vars(_MODULES), "RemovableHandle": _Handle}
+        variables.update((name, OrderedDict()) for name in _replaced)
+        handle: RemovableHandle = copied(register, variables)(hook, **options)
+        for name in sorted(_replaced, reverse=True):  # what says how a hook is called comes first
+            if variables[name]:
+                _replace(name, functools.partial(_joined, variables[name]))
+        vars(_MODULES)["_global_is_full_backward_hook"] = variables["_global_is_full_backward_hook"]
+    return handle
+
+
+def _remove(key: int) -> None:
+    with _replacing:
+        for name in sorted(_replaced):  # what says how a hook is called goes last
+            table = getattr(_MODULES, name)
+            if key in table and _first:
+                _replace(name, lambda table: [item for item in table.items() if item[0] != key])
+            elif key in table:
+                del table[key]
+
+
+def _joined(new: OrderedDict[int, Any], table: OrderedDict[int, Any]) -> list[Any]:
+    return [*table.items(), *new.items()]
+
+
+def _replace(name: str, items: Callable[[OrderedDict[int, Any]], list[Any]]) -> None:
+    variables = vars(_MODULES)
+    while True:
+        present = variables[name]
+        new = OrderedDict(items(present))
+        if variables[name] is present:  # else a finalizer has replaced it meanwhile
+            variables[name] = new
+            return
+
+
+@TABLE.at_start
+def _keep_first(patches: Patches) -> None:
+    with _replacing:
+        _first.update((name, getattr(_MODULES, name)) for name in _replaced)
+    patches.at_undo(_put_first_back)
+
+
+def _put_first_back() -> None:
+    with _replacing:
+        for name, table in _first.items():
+            present = getattr(_MODULES, name)
+            if present is not table:
+                table.clear()
+                table.update(present)
+                vars(_MODULES)[name] = table
+        _first.clear()
+
+
+@TABLE.call("torch.utils.hooks:RemovableHandle", "remove", everywhere=True)
+def _remove_of_program(original: Callable[[RemovableHandle], None], handle: RemovableHandle) -> None:
+    """A hook on all modules that was registered before the first runtime is removed from the table that has replaced
+    the one of its handle."""
+    table = handle.hooks_dict_ref()
+    if table is not None and any(table is each for each in list(_first.values())):
+        _remove(handle.id)
+    original(handle)
 
 
 def own(hook: Callable[..., Any], job: JobContext | None = None) -> Callable[..., Any]:
@@ -109,12 +208,12 @@ def _into_own_table(register: Callable[..., Any], hook: Callable[..., Any]) -> A
 def _for_the_job(register: Callable[..., Any], hook: Callable[..., Any], **options: Any) -> Any:
     job = current.owner()
     if job is None:
-        return register(hook, **options)
+        return add(register, hook, **options)
 
     @functools.wraps(hook)
     def only_in_job(*args: Any, **kwargs: Any) -> Any:
         return hook(*args, **kwargs) if current.owner() is job else None
 
-    handle = register(own(only_in_job, job), **options)
+    handle = add(register, own(only_in_job, job), **options)
     job.global_hooks.append(handle)
     return handle

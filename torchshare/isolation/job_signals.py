@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from torchshare.context import current, job_context
+from torchshare.context import current, interpreter_lock, job_context
 from torchshare.context.job_context import JobContext
 from torchshare.context.script import ScriptContext
 from torchshare.isolation import children, fork_locks, interrupt, job_faults, job_handlers, job_timers, process_signals
@@ -50,7 +50,8 @@ _stops_after: list[int] = []  # of _STOPS, to be sent again after the handler th
 
 def expect(job: JobContext) -> None:
     """Called when a job has been submitted."""
-    _jobs.add(job)
+    with lock:
+        _jobs.add(job)
 
 
 def leave(job: JobContext) -> None:
@@ -66,7 +67,9 @@ def leave(job: JobContext) -> None:
 
 def sleep(job: JobContext, seconds: float) -> None:
     """time.sleep in a job: what a handler raises ends it."""
-    if not any(job in handlers for handlers in by_signal.values()):
+    with lock:
+        has_handler = any(job in handlers for handlers in by_signal.values())
+    if not has_handler:
         job.handle.sleep(seconds)
         return
     until = time.monotonic() + seconds
@@ -130,8 +133,13 @@ def _listens(job: JobContext, number: int) -> bool:
     return not job.handle.cancel_requested and not (number in _STOPS and job in _have_been_stopped)
 
 
+def _with_handles() -> list[JobContext]:
+    with lock:
+        return [job for job in _jobs if hasattr(job, "handle")]
+
+
 def _cancel_others(handling: list[JobContext], name: str) -> None:
-    jobs = [job for job in list(_jobs) if job not in handling and hasattr(job, "handle")]
+    jobs = [job for job in _with_handles() if job not in handling]
     others = [job for job in jobs if not job.handle.cancel_requested]
     if others:
         names = [", ".join(f"'{job.name}'" for job in jobs) for jobs in (handling, others)]
@@ -148,7 +156,9 @@ def _run_in_main(job: JobContext, handler: Handler, number: int) -> None:
     at_once = isinstance(handler.action, job_faults.Dump) and not handler.action.chain
     try:
         with _entered(job, handler.script), contextlib.nullcontext() if at_once else job.outside_ops():
-            _act(job, handler, number, sys._current_frames().get(job.thread))
+            # Frames of a thread that runs at the same time must not be read: without the GIL, the main thread's.
+            frame = sys._current_frames().get(job.thread) if interpreter_lock.is_on() else sys._getframe()
+            _act(job, handler, number, frame)
     except BaseException as error:
         interrupt.raise_in(job, error)
 
@@ -262,7 +272,7 @@ def _others_outside_ops() -> Iterator[None]:
     time."""
     process, forking = os.getpid(), program()
     with _forks:
-        others = [job for job in list(_jobs) if job is not forking and hasattr(job, "handle")]
+        others = [job for job in _with_handles() if job is not forking]
         try:
             for job in others:
                 job.handle.set_forking(True)

@@ -92,9 +92,8 @@ def imported(script: ScriptContext, package: str) -> None:
 def _apply(script: ScriptContext, package: str) -> None:
     with lock:
         for attribute, value in _by_package.get(package, ()):
-            if script not in attribute.values:
-                _attributes[id(attribute.owner), attribute.name] = attribute
-                attribute.set(script, value)
+            if script not in _attributes.get((id(attribute.owner), attribute.name), attribute).values:
+                _set(attribute, script, value)
 
 
 def _assigned(owner: Any, name: str, *value: Any) -> bool:
@@ -136,7 +135,10 @@ def _assign(attribute: Attribute, *value: Any) -> None:
 def _set(attribute: Attribute, tenant: Tenant | None, *value: Any) -> None:
     key = id(attribute.owner), attribute.name
     with lock:
-        attribute = _attributes.setdefault(key, attribute)
+        if key not in _attributes:
+            attribute.find_common()  # another job may have had a value of its own since the last time
+            _attributes[key] = attribute
+        attribute = _attributes[key]
         attribute.set(tenant, *value)
         if not attribute.values:
             _attributes.pop(key, None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from importlib.machinery import EXTENSION_SUFFIXES, BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from types import ModuleType
@@ -24,6 +25,8 @@ from torchshare.isolation.table import Table
 TABLE = Table()
 process_modules: dict[str, ModuleType] = sys.modules  # the table that CPython's C code reads
 _former: dict[str, ModuleType] = {}  # what _PerScript modules replaced in it
+_replacing = threading.RLock()  # held while a module is replaced: two scripts may import one of a name
+os.register_at_fork(after_in_child=_replacing._at_fork_reinit)  # type: ignore[attr-defined]
 _with_extensions: dict[str, str] = {}  # paths of the shared packages that are neither installed nor without C code
 
 
@@ -135,9 +138,10 @@ class Modules(MutableMapping[str, ModuleType]):
             _shared_table(name)[name] = module
             return
         self._own[name] = module
-        if name in process_modules and type(process_modules[name]) is not _PerScript:
-            _former[name] = process_modules[name]
-        process_modules[name] = _PerScript(name)
+        with _replacing:
+            if name in process_modules and type(process_modules[name]) is not _PerScript:
+                _former[name] = process_modules[name]
+            process_modules[name] = _PerScript(name)
 
     def __delitem__(self, name: str) -> None:
         if name not in self._own and name in self:

@@ -116,8 +116,9 @@ def make(change: Change) -> None:
 
 def other_job(tenant: Tenant) -> str | None:
     """The name of another job that does not have to bear what this one changes for all."""
-    others = [job.name for job in list(_jobs) if job.name != tenant.name]
-    return others[0] if others and not _tenants.get(tenant) else None
+    with lock:
+        others = [job.name for job in _jobs if job.name != tenant.name]
+        return others[0] if others and not _tenants.get(tenant) else None
 
 
 def _uses(tenant: Tenant, package: str) -> bool:

@@ -192,6 +192,7 @@ def _cached(_original: Any) -> Iterator[None]:
 
 
 _profiling: list[str] = []  # who uses the profiler
+_beginning = threading.Lock()  # guards it
 
 
 @TABLE.call("torch.autograd.profiler", "_prepare_profiler")
@@ -199,9 +200,10 @@ def _prepare_profiler(original: Callable[..., Any], *args: Any, **kwargs: Any) -
     """A second profiler is refused: starting one crashes the process."""
     job = current.job()
     name = "the main program" if job is None else f"job '{job.name}'"
-    if _profiling and _profiling[0] != name:
-        raise RuntimeError(f"{name}: torch's profiler is in use by {_profiling[0]}; a process has only one")
-    _profiling[:] = [name]
+    with _beginning:
+        if _profiling and _profiling[0] != name:
+            raise RuntimeError(f"{name}: torch's profiler is in use by {_profiling[0]}; a process has only one")
+        _profiling[:] = [name]
     return original(*args, **kwargs)
 
 
@@ -211,7 +213,8 @@ def _disable_profiler(original: Callable[..., Any], *args: Any, **kwargs: Any) -
     try:
         return original(*args, **kwargs)
     finally:
-        _profiling.clear()
+        with _beginning:
+            _profiling.clear()
 
 
 @TABLE.value("torch._C._aoti", "AOTIModelPackageLoader")

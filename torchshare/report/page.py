@@ -7,7 +7,6 @@ import datetime
 import hashlib
 import json
 import os
-import platform
 import shlex
 import sys
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
+from torchshare.context import interpreter_lock
 from torchshare.context.names import escaped
 from torchshare.durable.files import replacing
 from torchshare.report.figures import svg
@@ -72,7 +72,7 @@ def origin(facts: Mapping[str, str]) -> dict[str, str]:
     return {
         "command": shlex.join(sys.argv),
         **facts,
-        "versions": f"torchshare {__version__}, Python {platform.python_version()}",
+        "versions": f"torchshare {__version__}, Python {interpreter_lock.described()}",
         "written": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     }
 

@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import logging
 import os
-import sys
 import sysconfig
 import threading
 import warnings
@@ -236,9 +235,8 @@ atexit.register(Closer.close_all)
 
 def _thread_state(job: JobContext) -> str:
     """Where the thread of the job is in the user's code, for messages."""
-    frame = sys._current_frames().get(job.thread)
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY) and frame.f_back is not None:
-        frame = frame.f_back
-    if frame is None:
+    places = _C.stack_of(job.thread)
+    if not places:
         return "is not in Python"
-    return f"is still at {frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+    file, line, function = next((place for place in reversed(places) if not place[0].startswith(_LIBRARY)), places[0])
+    return f"is still at {file}:{line} ({function})"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Unpack
 
 from torchshare import _C, _core
-from torchshare.context import current
+from torchshare.context import current, interpreter_lock
 from torchshare.context.errors import JobFailed, described
 from torchshare.context.importing import import_large
 from torchshare.context.rank import this_rank
@@ -60,6 +60,7 @@ class Runtime:
         environment.name_user()
         # Otherwise the first optimizer imports it inside a job, for 1 to 2 s.
         import_large("torch._dynamo")
+        interpreter_lock.warn_if_on()
         _C.keep_cuda_stand_in()
         devices.start(device)
         self._handle = _C.Runtime(device, fill(_C.RuntimeOptions(), options))

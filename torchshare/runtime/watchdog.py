@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 import traceback
 from dataclasses import dataclass
 
+from torchshare import _C
 from torchshare.context.errors import users_part
 from torchshare.context.job_context import JobContext
 from torchshare.context.names import Lines
@@ -76,8 +76,8 @@ class Watchdog:
 
 
 def _stack_of(thread: int) -> str:
-    frame = sys._current_frames().get(thread)
-    if frame is None:
+    places = _C.stack_of(thread)
+    if not places:
         return "it is not in Python"
-    stack = traceback.extract_stack(frame)
+    stack = traceback.StackSummary.from_list((*place, None) for place in places)
     return Lines("it is in\n" + "".join((users_part(stack) or stack).format()).rstrip())

@@ -1,6 +1,6 @@
 #include "bindings/bindings.h"
 
-PYBIND11_MODULE(_core, module) {
+PYBIND11_MODULE(_core, module, pybind11::mod_gil_not_used()) {
   module.doc() = "The part of torchshare that works without torch; its stub is _core.pyi.";
   torchshare::bindings::bind_model(module);
   torchshare::bindings::bind_sharing(module);
