@@ -15,7 +15,7 @@ import torch
 from conftest import Gatekeeper, Ran, on_both, run_one, script, wait_until
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.module import _global_forward_pre_hooks
+from torch.nn.modules import module as torch_module
 
 import torchshare
 from torchshare import Job
@@ -119,7 +119,7 @@ def test_a_job_compiles_while_another_ends_its_search_for_batch_norm() -> None:
         runtime.submit(compiles)
         results = runtime.wait(300)
     assert results["compiles"].value.tolist() == [1, 1]
-    assert not _global_forward_pre_hooks  # removed once the compilation was over
+    assert not torch_module._global_forward_pre_hooks  # removed once the compilation was over
 
 
 def test_a_job_looks_for_batch_norm_once_no_other_job_compiles() -> None:
@@ -130,7 +130,7 @@ def test_a_job_looks_for_batch_norm_once_no_other_job_compiles() -> None:
         assert keeper.reached.wait(300)
         model = nn.BatchNorm1d(4)
         for number, batch in enumerate(job.batches([torch.randn(4, 4)] * 2, sub_batch=2)):
-            batch.backward(lambda x: (hooks.append(len(_global_forward_pre_hooks)) or model(x)).sum())
+            batch.backward(lambda x: (hooks.append(len(torch_module._global_forward_pre_hooks)) or model(x)).sum())
             if number == 0:
                 keeper.release.set()
                 assert compiled.wait(300)
@@ -155,7 +155,7 @@ def test_a_job_looks_for_batch_norm_once_no_other_job_compiles() -> None:
     assert results["compiles"].value.tolist() == [1, 1]
     assert sum("takes its" in str(warning.message) for warning in caught) == 1
     assert hooks == [0, 0, 1, 0]  # for each sub-batch; it has been found by the last
-    assert not _global_forward_pre_hooks
+    assert not torch_module._global_forward_pre_hooks
 
 
 def test_a_job_compiles_while_another_looks_for_batch_norm() -> None:

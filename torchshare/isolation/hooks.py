@@ -55,7 +55,7 @@ _ids = itertools.count(-1, -1)  # two threads may get the same one of torch's, w
 
 
 class _Handle(RemovableHandle):
-    """Of a hook in a table that is replaced."""
+    """The handle of a hook in a table that is replaced."""
 
     def __init__(self, hooks_dict: Any, *, extra_dict: Any = None) -> None:
         super().__init__(hooks_dict, extra_dict=extra_dict)
