@@ -9,8 +9,8 @@ JOBS := $(shell nproc)
 # Each process has torch in memory, and a part of the files: tests of a file share what they have computed. One that has
 # come to its end takes half of what another has left. Two more than there are cores, at most 8, because many tests wait.
 PYTEST := $(PY) -m pytest -n $(shell n=$$(nproc); echo $$((n < 6 ? n + 2 : 8))) --dist worksteal
-# In one process, by test-cluster: without an address, Ray finds any cluster of the machine.
 RAY = 2.60.0
+# In one process, by test-cluster: without an address, Ray finds any cluster of the machine.
 RAY_TESTS := $(wildcard tests/python/test_ray_*.py)
 RAY_PAGE = tutorials/cluster
 # The folder of setup.py, so that C++ tests and `_C` share object files.
@@ -64,7 +64,7 @@ test: build
 	$(BESIDE_EACH_OTHER) lint test-cpp test-waits
 	$(MAKE) --no-print-directory BESIDE=yes test-python EXCEPT="$(WAITS)"
 
-# No stage leaves a core idle. test-cluster is not among them: one of its tests still fails now and then beside others.
+# No stage leaves a core idle. test-cluster is in none: one of its tests fails now and then on a busy machine.
 test-slow: build
 	$(BESIDE_EACH_OTHER) docs test-tsan test-oldest
 	$(BESIDE_EACH_OTHER) test-emulated test-python-slow
@@ -147,7 +147,7 @@ $(OLDEST_VENV)/ready: $(VENV)/ready
 	@touch $@
 
 # A Python without the GIL, with torchshare: .venv-free-threaded/bin/python. See docs/howto/free-threaded.md. Its torch is the newest
-# one that has wheels for the Python that scripts/free_threaded.sh builds. Of the packages, two have none in the usual version.
+# one that has wheels for the Python that scripts/free_threaded.sh builds, and so are its versions of pydantic and psutil.
 FREE = build/free-threaded
 FREE_PYTHON = build/python-free-threaded
 FREE_VENV = .venv-free-threaded

@@ -28,36 +28,35 @@ print(f"Python {interpreter_lock.described()}, torch {torch.__version__}")
 def repeat(pair: str, window: float, pythons: dict[str, list[str]]) -> dict[str, Any]:
     """One repetition: each kind alone and the pair in each mode, in each interpreter; steps per second."""
     kinds = list(PAIRS[pair])
-    found: dict[str, Any] = {"alone": {}, "modes": {}}
-    for mode in ("alone", *MODES):
-        for name, python in pythons.items():
-            if mode == "alone":
-                alone = {kind: measure([kind], mode, window, CORES, python)[0]["rate"] for kind in dict.fromkeys(kinds)}
-                found["alone"][name] = alone
-            else:
-                jobs = measure(kinds, mode, window, CORES, python)
-                found["modes"][f"{mode}, {name}"] = [job["rate"] for job in jobs]
-    return found
+    alone = {
+        name: {kind: measure([kind], "alone", window, CORES, python)[0]["rate"] for kind in dict.fromkeys(kinds)}
+        for name, python in pythons.items()
+    }
+    modes = {
+        f"{mode}, {name}": [job["rate"] for job in measure(kinds, mode, window, CORES, python)]
+        for mode in MODES
+        for name, python in pythons.items()
+    }
+    return {"alone": alone, "modes": modes}
 
 
-def aggregate(repetition: dict[str, Any], mode: str) -> float:
+def aggregate(pair: str, repetition: dict[str, Any], mode: str) -> float:
     """The sum of both jobs' rates, each over its rate alone with the GIL."""
-    kinds = list(repetition["alone"]["GIL"])
-    rates, alone = repetition["modes"][mode], repetition["alone"]["GIL"]
-    pair = kinds if len(kinds) == len(rates) else kinds * 2
-    return sum(rate / alone[kind] for rate, kind in zip(rates, pair, strict=True))
+    alone = repetition["alone"]["GIL"]
+    return sum(rate / alone[kind] for rate, kind in zip(repetition["modes"][mode], PAIRS[pair], strict=True))
 
 
-def summary(repetitions: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(pair: str, repetitions: list[dict[str, Any]]) -> dict[str, Any]:
     """For each mode, the rate over that of two processes; and each kind alone without the GIL over alone with it."""
+
+    def over(mode: str, base: str) -> Any:
+        return spread([aggregate(pair, r, mode) / aggregate(pair, r, base) for r in repetitions])
+
     found: dict[str, Any] = {}
     for mode in repetitions[0]["modes"]:
-        found[mode] = {
-            "vs_two_processes": spread([aggregate(r, mode) / aggregate(r, "two processes, GIL") for r in repetitions])
-        }
+        found[mode] = {"vs_two_processes": over(mode, "two processes, GIL")}
         if mode.endswith("no GIL"):
-            own = [aggregate(r, mode) / aggregate(r, "two processes, no GIL") for r in repetitions]
-            found[mode]["vs_own_two_processes"] = spread(own)
+            found[mode]["vs_own_two_processes"] = over(mode, "two processes, no GIL")
     for kind in repetitions[0]["alone"]["GIL"]:
         ratios = [r["alone"]["no GIL"][kind] / r["alone"]["GIL"][kind] for r in repetitions]
         found[f"{kind} alone, no GIL"] = {"vs_alone": spread(ratios)}
@@ -75,7 +74,7 @@ def main() -> None:
     described = asked.stdout.strip()
     print(described)
     raw = interleaved(arguments.pairs, arguments.repetitions, lambda pair: repeat(pair, arguments.window, pythons))
-    summaries = {pair: summary(repetitions) for pair, repetitions in raw.items()}
+    summaries = {pair: summary(pair, repetitions) for pair, repetitions in raw.items()}
     results = {"free_threaded": described, "summary": summaries, "repetitions": raw}
     write("free_threading", results, arguments.output)
     for pair, figures in summaries.items():

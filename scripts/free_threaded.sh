@@ -13,7 +13,8 @@ fi
 
 key=/usr/share/keyrings/debian-archive-keyring.gpg
 if [ ! -e $key ] || ! command -v apt-get >/dev/null; then
-  echo "the source of Python 3.13 comes from Debian, and this is none. Install a python3.14t, as with: uv python install 3.14t" >&2
+  echo "Python 3.13 is built from Debian's source, which needs apt-get and $key." \
+    "Install a python3.14t instead, as with: uv python install 3.14t" >&2
   exit 1
 fi
 headers="bzlib.h:libbz2-dev ffi.h:libffi-dev lzma.h:liblzma-dev openssl/ssl.h:libssl-dev sqlite3.h:libsqlite3-dev zlib.h:zlib1g-dev"

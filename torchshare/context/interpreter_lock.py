@@ -1,4 +1,4 @@
-"""The GIL, where the interpreter was built to do without: a module in C that does not say that it can turns it on."""
+"""The GIL of a free-threaded interpreter, which loading an extension module can turn on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def warn_if_on() -> None:
     if not is_on() or _is_chosen() or _has_warned:
         return
     _has_warned = True
-    culprit = "triton, which torch's optimizers import," if "triton" in sys.modules else "a module in C"
+    culprit = "triton, which torch's optimizers import," if "triton" in sys.modules else "an extension module"
     log.warning(
         "the GIL of this free-threaded Python is on (%s turns it on): jobs of small ops wait for each other, at about "
         "half the speed; start Python with -X gil=0 or PYTHON_GIL=0",
@@ -41,12 +41,12 @@ _has_warned = False
 
 
 def _is_chosen() -> bool:
-    """Whether there is no choice, or the user has made it."""
+    """False only in a free-threaded interpreter whose user has set neither PYTHON_GIL nor `-X gil`."""
     return not IS_FREE_THREADED or "PYTHON_GIL" in os.environ or "gil" in sys._xoptions
 
 
 def start_without() -> None:
-    """Starts the program again with the GIL off for good, unless the user has chosen. Not by the environment, which
-    other interpreters inherit, and most of them refuse it."""
+    """Starts the program again with `-X gil=0`, unless the user has chosen. PYTHON_GIL=0 would also reach child
+    processes, and an interpreter that was not built for it refuses to start with it."""
     if not _is_chosen():
         os.execv(sys.executable, [sys.executable, "-X", "gil=0", *sys.orig_argv[1:]])

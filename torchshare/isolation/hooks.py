@@ -13,7 +13,8 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
@@ -77,7 +78,7 @@ def add(register: Callable[..., Any], hook: Callable[..., Any], **options: Any) 
         handle: RemovableHandle = copied(register, variables)(hook, **options)
         for name in sorted(_replaced, reverse=True):  # what says how a hook is called comes first
             if variables[name]:
-                _replace(name, functools.partial(_joined, variables[name]))
+                _replace(name, added=variables[name])
         vars(_MODULES)["_global_is_full_backward_hook"] = variables["_global_is_full_backward_hook"]
     return handle
 
@@ -87,20 +88,16 @@ def _remove(key: int) -> None:
         for name in sorted(_replaced):  # what says how a hook is called goes last
             table = getattr(_MODULES, name)
             if key in table and _first:
-                _replace(name, lambda table: [item for item in table.items() if item[0] != key])
+                _replace(name, removed=key)
             elif key in table:
                 del table[key]
 
 
-def _joined(new: OrderedDict[int, Any], table: OrderedDict[int, Any]) -> list[Any]:
-    return [*table.items(), *new.items()]
-
-
-def _replace(name: str, items: Callable[[OrderedDict[int, Any]], list[Any]]) -> None:
+def _replace(name: str, added: Mapping[int, Any] = MappingProxyType({}), removed: int | None = None) -> None:
     variables = vars(_MODULES)
     while True:
         present = variables[name]
-        new = OrderedDict(items(present))
+        new = OrderedDict(item for item in (*present.items(), *added.items()) if item[0] != removed)
         if variables[name] is present:  # else a finalizer has replaced it meanwhile
             variables[name] = new
             return
