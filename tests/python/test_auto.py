@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,12 +18,18 @@ from torchshare.profiles.profile import Alone, Beside, Partner, Profile, Spread,
 from torchshare.profiling.fit import fit
 
 
-def training(steps: int | None, pause: float = 0.0):
-    """A small training with dropout; returns its weights. Without `steps`, until it is cancelled."""
+def training(steps: int | threading.Event | None, pause: float = 0.0):
+    """A small training with dropout; returns its weights. It ends after `steps` steps, when the event `steps` is set,
+    or when it is cancelled."""
+
+    def count() -> Iterator[int]:
+        if isinstance(steps, threading.Event):
+            return itertools.takewhile(lambda _: not steps.is_set(), itertools.count())
+        return itertools.count() if steps is None else iter(range(steps))
 
     def train(job: Job) -> torch.Tensor:
         weights = torch.randn(16, 16, requires_grad=True)
-        data = (torch.randn(8, 16) for _ in (range(steps) if steps is not None else itertools.count()))
+        data = (torch.randn(8, 16) for _ in count())
         optimizer = torch.optim.SGD([weights], lr=0.1)
         for batch in job.batches(data):
             batch.backward(lambda x: torch.nn.functional.dropout((x @ weights).tanh(), 0.3).pow(2).mean())
@@ -64,14 +71,17 @@ def decisions(runtime: torchshare.Runtime, name: str | None = None) -> list[str]
 
 
 def test_a_pair_without_profiles_is_probed_and_both_get_the_weights_they_have_alone():
-    alone = [run_one(training(8000), seed=seed).value for seed in (1, 2)]
+    planned = threading.Event()
     with torchshare.Runtime() as runtime:
-        runtime.submit(training(8000), name="a", priority="primary", threads=1, seed=1)
-        runtime.submit(training(8000), name="b", start="auto", threads=1, seed=2)
+        runtime.submit(training(planned), name="a", priority="primary", threads=1, seed=1)
+        runtime.submit(training(planned), name="b", start="auto", threads=1, seed=2)
+        runtime.start()
+        for decision in ("auto: probe: steps of both", "auto: ratios"):
+            wait_until(lambda decision=decision: any(decision in text for text in decisions(runtime)))
+        planned.set()
         results = runtime.wait(300)
-        assert any("probe: steps of both" in text for text in decisions(runtime))
-    assert torch.equal(results["a"].value, alone[0])
-    assert torch.equal(results["b"].value, alone[1])
+    for seed, shared in enumerate(results.values(), start=1):
+        assert torch.equal(shared.value, run_one(training(shared.steps), seed=seed).value)
 
 
 def test_with_profiles_the_plan_is_followed_at_once():
