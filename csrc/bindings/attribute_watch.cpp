@@ -95,9 +95,8 @@ py::object replaced(PyObject* owner, PyObject* name, PyObject* value) {
 bool is_its_own(PyObject* owner, PyObject* value) {
   const bool is_class = PyType_Check(owner);
   PyObject* variables = is_class ? reinterpret_cast<PyTypeObject*>(owner)->tp_dict : PyModule_GetDict(owner);
-  const std::string module = top_of(variables, is_class ? names().module : names().name);
-  const std::string assigning = assigning_package();
-  if (!module.empty() && module == assigning) {
+  const PackageName assigning = assigning_package();
+  if (PackageName(variables, is_class ? names().module : names().name).is(assigning)) {
     return true;
   }
   py::object of_class;
@@ -106,7 +105,8 @@ bool is_its_own(PyObject* owner, PyObject* value) {
     of_class = name ? item_of(PyImport_GetModuleDict(), name.ptr()) : py::object();
     variables = of_class && PyModule_Check(of_class.ptr()) ? PyModule_GetDict(of_class.ptr()) : nullptr;
   }
-  const bool is_importlib = assigning == "importlib" || assigning.starts_with("_frozen_importlib");
+  const std::string_view importer = assigning.text();
+  const bool is_importlib = importer == "importlib" || importer.starts_with("_frozen_importlib");
   if (is_importlib &&  // C code of a new module, too
       ((value != nullptr && PyModule_Check(value)) || variables == nullptr || !spec_of(variables))) {
     return true;

@@ -1,7 +1,6 @@
 #include "bindings/field_watch.h"
 
 #include <array>
-#include <string_view>
 #include <utility>
 
 #include "bindings/watched.h"
@@ -17,7 +16,7 @@ Told of_assignments;
 class Field {
  public:
   Field(PyTypeObject& type, const char* name, getter get, setter set)
-      : type_(type), ours_{name, get, set, nullptr, this} {}
+      : type_(type), name_(name), ours_{name, get, set, nullptr, this} {}
 
   void install() {
     if (!original_) {
@@ -33,7 +32,7 @@ class Field {
     }
   }
 
-  const char* name() const { return ours_.name; }
+  PyObject* name() const { return name_.ptr(); }
 
   PyObject* read(PyObject* owner) const {
     return Py_TYPE(original_.ptr())->tp_descr_get(original_.ptr(), owner, reinterpret_cast<PyObject*>(Py_TYPE(owner)));
@@ -52,6 +51,7 @@ class Field {
   }
 
   PyTypeObject& type_;
+  const py::str name_;
   PyGetSetDef ours_;
   py::object original_;  // kept: code may have read our descriptor, and use it after the watch
 };
@@ -62,16 +62,14 @@ PyObject* read(PyObject* owner, void* field) {
 
 /// Whether the function's own package assigns, as decorators do.
 bool is_its_own(PyObject* function) {
-  const std::string_view package = top_of(PyFunction_GetModule(function));
-  return !package.empty() && package == assigning_package();
+  return PackageName(py::reinterpret_borrow<py::object>(PyFunction_GetModule(function))).is(assigning_package());
 }
 
 int assign(PyObject* owner, PyObject* value, void* closure) {
   const auto& field = *static_cast<Field*>(closure);
   if (of_assignments && !is_its_own(owner)) {
-    const py::str name(field.name());
     PyObject* answer =
-        value == nullptr ? of_assignments({owner, name.ptr()}) : of_assignments({owner, name.ptr(), value});
+        value == nullptr ? of_assignments({owner, field.name()}) : of_assignments({owner, field.name(), value});
     if (answer == nullptr) {
       return -1;
     }

@@ -3,7 +3,6 @@
 #include <pybind11/pybind11.h>
 
 #include <initializer_list>
-#include <string>
 #include <string_view>
 #include <utility>
 
@@ -65,22 +64,34 @@ inline pybind11::object item_of(PyObject* dictionary, PyObject* key) {
 #endif
 }
 
-/// The text up to its first dot; empty if `name` is null or no text.
-inline std::string_view top_of(PyObject* name) {
-  Py_ssize_t size = 0;
-  const char* text = name != nullptr && PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, &size) : nullptr;
-  if (text == nullptr) {
-    PyErr_Clear();  // a name with surrogates
+/// The name of a top-level package. Refers to the text of a Python string, which it keeps: a copy would need memory,
+/// and the interpreter's slots, where these names are compared, must not throw.
+class PackageName {
+ public:
+  /// Of a module's name, or of `variables[key]`; empty if that is null or no text.
+  explicit PackageName(pybind11::object module) : module_(std::move(module)) {
+    Py_ssize_t size = 0;
+    const char* text =
+        module_ && PyUnicode_Check(module_.ptr()) ? PyUnicode_AsUTF8AndSize(module_.ptr(), &size) : nullptr;
+    if (text == nullptr) {
+      PyErr_Clear();  // a name with surrogates
+    } else {
+      name_ = std::string_view(text, size);
+      name_ = name_.substr(0, name_.find('.'));
+    }
   }
-  const std::string_view whole = text == nullptr ? std::string_view() : std::string_view(text, size);
-  return whole.substr(0, whole.find('.'));
-}
+  PackageName(PyObject* variables, PyObject* key)
+      : PackageName(variables != nullptr && PyDict_CheckExact(variables) ? item_of(variables, key)
+                                                                         : pybind11::object()) {}
 
-/// The same of `variables[name]`.
-inline std::string top_of(PyObject* variables, PyObject* name) {
-  const bool are_plain = variables != nullptr && PyDict_CheckExact(variables);
-  return std::string(top_of(are_plain ? item_of(variables, name).ptr() : nullptr));
-}
+  std::string_view text() const { return name_; }
+  /// Whether both are known and the same.
+  bool is(const PackageName& other) const { return !name_.empty() && name_ == other.name_; }
+
+ private:
+  pybind11::object module_;
+  std::string_view name_;
+};
 
 /// Names of attributes, interned.
 struct Names {
@@ -97,8 +108,8 @@ inline const Names& names() {
 }
 
 /// The top-level name of the package whose code assigns.
-inline std::string assigning_package() {
-  return top_of(PyEval_GetGlobals(), names().name);
+inline PackageName assigning_package() {
+  return PackageName(PyEval_GetGlobals(), names().name);
 }
 
 /// The `__spec__` of a module with these variables; null if it has none.

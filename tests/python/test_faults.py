@@ -33,7 +33,7 @@ class Cases:
     """Runs cases one after the other; see fault_cases.py."""
 
     def __init__(self, folder: Path) -> None:
-        library = folder / "libfaults.so"
+        self.library = library = folder / "libfaults.so"
         options = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
         subprocess.run([os.environ.get("CXX", "c++"), *options, FOLDER / "faults.cpp", "-o", library], check=True)
         self._process = subprocess.Popen(
@@ -55,6 +55,26 @@ class Cases:
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+ASSIGNMENTS = """
+import ctypes, os, types
+from torchshare import _C
+
+faults = ctypes.CDLL(os.environ["LD_PRELOAD"])
+assigned = []
+watched = (lambda *arguments: assigned.append(arguments) is not None, frozenset(), property)
+_C.watch_attributes(*watched)
+_C.watch_fields(watched[0])
+own, other = (types.ModuleType(f"package_with_a_long_name_{each}.module") for each in ("of_its_own", "of_another"))
+exec("def function(): pass", other.__dict__)
+code = compile("own.a = other.b = 1; other.function.__defaults__ = (1,)", "code", "exec")
+variables = {"__name__": own.__name__, "own": own, "other": other}
+faults.faults_arm(1, ctypes.c_uint64(1))
+exec(code, variables)
+faults.faults_arm(0, ctypes.c_uint64(0))
+assert [each[1] for each in assigned] == ["b", "__defaults__"], assigned
+"""
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +133,17 @@ def check(cases: Cases, pair: Pair, kind: str, most: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_ends_in_a_clean_state(cases: Cases, kind: str) -> None:
     check(cases, PAIR, kind, SAMPLED)
+
+
+def test_a_watched_assignment_allocates_nothing(cases: Cases) -> None:
+    """An exception cannot leave the interpreter's slots: the process would end."""
+    done = subprocess.run(
+        [sys.executable, "-c", ASSIGNMENTS],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LD_PRELOAD": str(cases.library)},
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
