@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from torchshare.cluster import scheduler as scheduler_module
-from torchshare.cluster.host_actor import CannotStart
+from torchshare.cluster.host_actor import CannotStart, ShutDown
 from torchshare.cluster.host_status import AttemptStatus, HostStatus
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal
@@ -214,15 +214,20 @@ def test_a_start_that_did_not_reach_the_host_is_repeated(tmp_path: Path, nodes: 
 
 
 def test_a_scheduler_that_is_shut_down_ends(tmp_path: Path, nodes: PlayedNodes) -> None:
-    """Also if that fails. It would accept jobs, and never run them."""
+    """Also if that fails. It would accept jobs, and never run them; nor does it until Ray has ended its process."""
     scheduler, host = started(tmp_path, nodes)
     scheduler.shut_down()
     assert nodes.killed == [host.actor, "scheduler"]
+    for call in (scheduler.check, scheduler.rows, lambda: scheduler.submit([], {})):
+        with pytest.raises(ShutDown):
+            call()
+    scheduler.shut_down()  # by a client that got no answer
+    assert nodes.killed == [host.actor, "scheduler", "scheduler"]
     scheduler, host = started(tmp_path / "other", nodes)
     scheduler._queue._journal.close()
     with pytest.raises(ValueError, match="the journal is closed"):
         scheduler.shut_down()
-    assert nodes.killed[2:] == [host.actor, "scheduler"]
+    assert nodes.killed[3:] == [host.actor, "scheduler"]
 
 
 def test_a_host_that_is_starting_when_the_queue_is_shut_down_is_ended(tmp_path: Path, nodes: PlayedNodes) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torchshare.cluster.host_actor import NAMESPACE, SCHEDULER, CannotStart
+from torchshare.cluster.host_actor import NAMESPACE, SCHEDULER, CannotStart, ShutDown
 from torchshare.cluster.settings import STORAGE, ClusterSettings
 from torchshare.context.errors import described
 
@@ -104,8 +104,8 @@ def connect(address: str | None = None) -> None:
 
 
 def call(method: str, *arguments: Any) -> Any:
-    """Calls a method of the scheduler, and again if the scheduler is started again meanwhile: it may be called twice.
-    Raises ValueError if it refuses, or if there is none."""
+    """Calls a method of the scheduler, and again if the scheduler ends meanwhile: it may be called twice. Raises
+    ValueError if it refuses, or if there is none."""
     ray = need_ray()
     from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
@@ -123,11 +123,14 @@ def call(method: str, *arguments: Any) -> Any:
         except RayTaskError as error:
             if isinstance(error.cause, (ValueError, RuntimeError, OSError)):
                 raise error.cause from None
-            raise ValueError(f"the cluster's scheduler failed: {described(error.cause)}") from None
+            if not isinstance(error.cause, ShutDown):
+                raise ValueError(f"the cluster's scheduler failed: {described(error.cause)}") from None
+            reason = type(error.cause).__name__
         except (RayActorError, GetTimeoutError) as error:
-            if time.monotonic() >= deadline:
-                raise ValueError(f"the cluster's scheduler does not answer: {type(error).__name__}") from None
-            time.sleep(_POLL_S)
+            reason = type(error).__name__
+        if time.monotonic() >= deadline:
+            raise ValueError(f"the cluster's scheduler does not answer: {reason}")
+        time.sleep(_POLL_S)
 
 
 @contextlib.contextmanager

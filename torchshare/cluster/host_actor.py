@@ -25,6 +25,10 @@ class CannotStart(ValueError):
     """The scheduler cannot use its storage."""
 
 
+class ShutDown(Exception):
+    """The scheduler has been shut down; Ray has not ended its process yet."""
+
+
 class HostActor:
     """Passes calls to its Host. Importing this module does not import torch."""
 

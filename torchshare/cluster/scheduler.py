@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchshare.cluster.host_actor import CannotStart
+from torchshare.cluster.host_actor import CannotStart, ShutDown
 from torchshare.cluster.job_queue import JobQueue
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.cluster.journal import Journal
@@ -94,7 +94,9 @@ class Scheduler:
     # For clients
 
     def check(self) -> ClusterSettings:
-        """Raises CannotStart if the scheduler could not start, or not yet."""
+        """Raises CannotStart if the scheduler could not start, or not yet, and ShutDown after `shut_down`."""
+        if self._stopped.is_set():
+            raise ShutDown
         if self._refusal is not None:
             raise CannotStart(str(self._refusal))
         return self._settings
@@ -168,7 +170,8 @@ class Scheduler:
     def shut_down(self) -> None:
         """Ends the hosts, after their jobs have written checkpoints, and this actor: its client may not live to do so.
         The queue stays in the journal."""
-        self.check()
+        if not self._stopped.is_set():  # a client that got no answer calls again
+            self.check()
         try:
             with self._lock:
                 self._stopped.set()
