@@ -245,7 +245,8 @@ def simulator_study(summary: dict[str, Any]) -> str:
             cells = [f"{percent(here[r]['avg_jct_s'])} / {percent(here[r]['p99_jct_s'])}" for r in SHOWN_RATIOS]
             rows.append([str(jobs), title, *cells])
     by_ratio = table(["jobs", "policy", *(f"ratio {ratio}" for ratio in SHOWN_RATIOS)], rows)
-    return "\n\n".join([by_ratio, simulator_gavel(summary["gavel"]), simulator_sizes(summary["uniform"])])
+    parts = [simulator_gavel(summary["gavel"]), simulator_sizes(summary["uniform"]), simulator_generated(summary)]
+    return "\n\n".join([by_ratio, *parts])
 
 
 def simulator_deadlines(summary: list[dict[str, Any]]) -> str:
@@ -310,6 +311,20 @@ def simulator_sizes(rows: list[dict[str, Any]]) -> str:
                 [str(row["ratio"]), *(f"{mean['avg_jct_small_s']:,} / {mean['avg_jct_large_s']:,}" for mean in means)]
             )
     return table(["240 jobs, ratio", *(f"{policy}, small / large" for policy in policies)], cells)
+
+
+def simulator_generated(summary: dict[str, Any]) -> str:
+    """Average JCT in seconds on generated traces by the number of GPUs, and of Philly's jobs."""
+    titles = {f"generated, {row['gpus']} GPUs": row["gpus"] for row in summary["generated"]}
+    rows = {title: [row for row in summary["generated"] if row["gpus"] == gpus] for title, gpus in titles.items()}
+    rows["Philly's, 400 GPUs"] = summary["philly on few GPUs"]
+    ratios = [row["ratio"] for row in summary["philly on few GPUs"]]
+    cells = [
+        [title, policy, *(f"{row['policies'][policy]['mean']['avg_jct_s']:,}" for row in same)]
+        for title, same in rows.items()
+        for policy in same[0]["policies"]
+    ]
+    return table(["jobs", "policy", *(f"ratio {ratio}" for ratio in ratios)], cells)
 
 
 def simulator_live(summary: dict[str, Any]) -> str:

@@ -68,7 +68,7 @@ inline pybind11::object item_of(PyObject* dictionary, PyObject* key) {
 /// and the interpreter's slots, where these names are compared, must not throw.
 class PackageName {
  public:
-  /// Of a module's name, or of `variables[key]`; empty if that is null or no text.
+  /// From a module's name, or `variables[key]`; empty if that is null or no text.
   explicit PackageName(pybind11::object module) : module_(std::move(module)) {
     Py_ssize_t size = 0;
     const char* text =

@@ -418,7 +418,7 @@ TEST(ClusterPolicies, ShortestFirstDecidesAsIfItConsideredEveryJob) {
     };
     others += pair_srsf(Interference(ratio), alike) == pair_srsf(each, workload) ? 0 : 1;
   }
-  EXPECT_LE(others, 4);  // PairSrsf ages jobs: those that rank behind may be shorter
+  EXPECT_LE(others, 13);  // PairSrsf ages jobs, and shares for the sake of the backlog: see WaitingQueue
 }
 
 TEST(ClusterPolicies, PairSrsfTakesTheBestOfSharingAndEitherOrder) {
@@ -433,6 +433,24 @@ TEST(ClusterPolicies, PairSrsfTakesTheBestOfSharingAndEitherOrder) {
     const double in_turn = shorter + longer / 2;
     const auto ends = ends_of("pair-srsf", one_gpu(), Interference(xi), workload);
     EXPECT_NEAR((ends[0] + ends[1]) / 2, std::min(shared, in_turn), 1e-9) << "seed " << seed;
+  }
+}
+
+TEST(ClusterPolicies, PairSrsfSharesAtAHigherRatioTheMoreJobsWait) {
+  for (const int gpus : {1, 4}) {
+    for (int others = 0; others < 8; ++others) {
+      const double backlog = static_cast<double>(others) / gpus;
+      const double limit = (6 + 2 * backlog) / (4 + backlog);
+      for (const double ratio : {limit - 1e-6, limit + 1e-6}) {
+        std::vector<WorkloadJob> workload(static_cast<std::size_t>(gpus) + 1, {0, 100, 1, 0, 0});
+        workload.insert(workload.end(), static_cast<std::size_t>(others), {0, 1000, 1, 0, 0});
+        const ClusterOptions options{.gpus = gpus, .gpus_per_node = gpus};
+        Simulator simulator = simulator_of("pair-srsf", options, Interference(ratio), workload);
+        simulator.step();
+        const bool shares = simulator.cluster().job(static_cast<JobId>(gpus)).phase == JobPhase::kRunning;
+        EXPECT_EQ(shares, ratio < limit) << gpus << " GPUs, " << others << " others wait, ratio " << ratio;
+      }
+    }
   }
 }
 
@@ -451,13 +469,13 @@ TEST(ClusterPolicies, PairSrsfMovesASharingJobToFreeGpusWhenThatPays) {
 TEST(ClusterPolicies, PairSrsfAgesSoThatABigJobIsNotOvertakenForever) {
   // Two jobs of 8 x 8 GPU-seconds arrive every 8 s: a full load on 16 GPUs, each shorter than the big one.
   const ClusterOptions options{.gpus = 16, .restart_cost = 0};
-  std::vector<WorkloadJob> workload{{0, 100, 16, 0, 0}};
+  std::vector<WorkloadJob> workload{{0, 10, 16, 0, 0}};
   for (int i = 0; i < 4000; ++i) {
     workload.push_back({i * 8.0, 8, 8, 0, 0});
     workload.push_back({i * 8.0, 8, 8, 0, 0});
   }
   const auto big_ends = [&](std::string_view policy) { return ends_of(policy, options, Interference(2), workload)[0]; };
-  // 1,600 GPU-seconds less 64 of a small job, at 16 / 64 of them per second: not overtaken after 6,144 s.
+  // 160 GPU-seconds less 64 of a small job, at 16 / 1024 of them per second: not overtaken after 6,144 s.
   EXPECT_LT(big_ends("pair-srsf"), 6144 + 200);
   EXPECT_GT(big_ends("srsf"), 30'000) << "without aging it waits for the last";
 }

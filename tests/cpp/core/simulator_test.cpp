@@ -173,13 +173,13 @@ TEST(LiveScheduler, LeavesJobsThatWaitTheirRankInAnother) {
   first.arrive(first.add({.arrival = 0, .duration = 100}, 100), 0);
   first.set_pinned(0, true);
   first.arrive(first.add({.arrival = 0, .duration = 500}, 500), 0);
-  first.arrive(first.add({.arrival = 3200, .duration = 430}, 430), 3200);  // its rank is 480
+  first.arrive(first.add({.arrival = 51'200, .duration = 430}, 430), 51'200);  // its rank is 480
   LiveScheduler second = scheduler_of("pair-srsf", 1);
   second.add_node();  // with two GPUs, its rank would be 530
   second.set_ratio(0, 0, 3, 0);
   for (const JobId job : {0, 1, 2}) {
     const WorkloadJob& asked = first.cluster().job(job).asked;
-    second.restore(second.add(asked, asked.duration), first.progress(job), first.cluster().job(job).gpus, 3200);
+    second.restore(second.add(asked, asked.duration), first.progress(job), first.cluster().job(job).gpus, 51'200);
     EXPECT_EQ(second.cluster().job(job).rank, first.cluster().job(job).rank);
   }
   EXPECT_EQ(second.cluster().job(2).rank.value, 480);
