@@ -102,7 +102,7 @@ bool is_its_own(PyObject* owner, PyObject* value) {
   py::object of_class;
   if (is_class) {
     const py::object name = variables == nullptr ? py::object() : item_of(variables, names().module);
-    of_class = name ? item_of(PyImport_GetModuleDict(), name.ptr()) : py::object();
+    of_class = name && PyUnicode_CheckExact(name.ptr()) ? item_of(PyImport_GetModuleDict(), name.ptr()) : py::object();
     variables = of_class && PyModule_Check(of_class.ptr()) ? PyModule_GetDict(of_class.ptr()) : nullptr;
   }
   const std::string_view importer = assigning.text();

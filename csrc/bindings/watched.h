@@ -80,6 +80,8 @@ class PackageName {
       name_ = name_.substr(0, name_.find('.'));
     }
   }
+  PackageName(const PackageName&) = delete;
+  PackageName& operator=(const PackageName&) = delete;
   PackageName(PyObject* variables, PyObject* key)
       : PackageName(variables != nullptr && PyDict_CheckExact(variables) ? item_of(variables, key)
                                                                          : pybind11::object()) {}

@@ -44,7 +44,7 @@ struct JobProgress {
   Seconds restart_left = 0;
   Seconds run = 0;
   int preemptions = 0;
-  Rank rank;                      ///< while it waits
+  std::optional<Rank> rank;       ///< while it waits; empty: as the policy ranks it when it is restored
   bool held = false;              ///< it has arrived and is held back
   int sub_batches = 1;            ///< while it runs
   bool deadline_dropped = false;  ///< see `drop_deadline`

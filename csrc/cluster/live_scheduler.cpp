@@ -127,7 +127,7 @@ void LiveScheduler::restore(JobId job, const JobProgress& progress, std::vector<
     cluster_.hold(job);
     return;
   }
-  cluster_.arrive(job, progress.rank);
+  cluster_.arrive(job, progress.rank ? *progress.rank : policy_->rank(cluster_, job));
   if (!gpus.empty()) {
     std::for_each(gpus.begin(), gpus.end(), [this](GpuId gpu) { check_gpu(gpu); });
     told_[job] = {gpus, progress.sub_batches};

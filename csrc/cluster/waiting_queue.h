@@ -40,8 +40,8 @@ struct Rank {
 /// For shortest job first this changes no decision. It refuses a job for lack of GPUs or of memory beside others, or,
 /// if it is SJF-BSBF, because `share_now` is not less than `one_after_other`. The difference of these two never falls
 /// with the new job's remaining time nor with a slowdown, and jobs ranked behind are not shorter. Where jobs ranked
-/// behind may be shorter (PairSrsf ages jobs, PairEdf ranks by deadline; priorities), or gain by sharing where those of
-/// fewer GPUs do not (PairSrsf), one that would gain by sharing may have to wait for a later decision.
+/// behind may be shorter (PairSrsf ages jobs, PairEdf ranks by deadline; priorities), or gain by sharing where shorter
+/// ones and ones of fewer GPUs do not (PairSrsf), one that would gain by sharing may have to wait for a later decision.
 class WaitingQueue {
  public:
   using Kind = std::size_t;

@@ -73,14 +73,20 @@ def decisions(runtime: torchshare.Runtime, name: str | None = None) -> list[str]
 def test_a_pair_without_profiles_is_probed_and_both_get_the_weights_they_have_alone():
     planned = threading.Event()
     with torchshare.Runtime() as runtime:
-        runtime.submit(training(planned), name="a", priority="primary", threads=1, seed=1)
-        runtime.submit(training(planned), name="b", start="auto", threads=1, seed=2)
+        jobs = [
+            runtime.submit(training(planned), name="a", priority="primary", threads=1, seed=1),
+            runtime.submit(training(planned), name="b", start="auto", threads=1, seed=2),
+        ]
         runtime.start()
         for decision in ("auto: probe: steps of both", "auto: ratios"):
             wait_until(lambda decision=decision: any(decision in text for text in decisions(runtime)))
+        steps = [job.result.steps for job in jobs]
+        wait_until(lambda: any(job.result.steps > done + 500 for job, done in zip(jobs, steps, strict=True)))
         planned.set()
-        results = runtime.wait(300)
-    for seed, shared in enumerate(results.values(), start=1):
+        runtime.wait(300)
+    for seed, job in enumerate(jobs, start=1):
+        shared = job.result
+        assert shared.steps > 0
         assert torch.equal(shared.value, run_one(training(shared.steps), seed=seed).value)
 
 

@@ -20,6 +20,7 @@ from torchshare.checkpoints.interval import EXPECTED
 from torchshare.cli import cluster as verb
 from torchshare.cluster import client, connection
 from torchshare.cluster.array import EXPECTED as EXPECTED_ARRAY
+from torchshare.cluster.host_actor import ShutDown
 from torchshare.cluster.job_spec import JobSpec
 from torchshare.context.durations import EXPECTED as DURATION
 from torchshare.profiles.profile import Fit, Profile
@@ -473,6 +474,37 @@ def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
 
     with pytest.raises(BrokenPipeError):
         verb._run(gone, argparse.Namespace())
+
+
+def test_a_scheduler_that_ends_is_asked_again_until_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And `down` does so too: it waits for the one that an earlier `down` is ending."""
+    ray = pytest.importorskip("ray")
+    asked: list[str] = []
+
+    def get_actor(*_: Any) -> Any:
+        if len(asked) == 2:
+            raise ValueError("Failed to look up actor")
+        return SimpleNamespace(**{
+            name: SimpleNamespace(remote=lambda name=name: asked.append(name)) for name in ("rows", "shut_down")
+        })  # fmt: skip
+
+    def is_ending(*_: Any, **__: Any) -> None:
+        raise ray.exceptions.RayTaskError(asked[-1], "Traceback", ShutDown())
+
+    for name, function in (("is_initialized", lambda: True), ("get_actor", get_actor), ("get", is_ending)):
+        monkeypatch.setattr(ray, name, function)
+    with pytest.raises(ValueError, match="the cluster is not up"):
+        verb.connection.call("rows")
+    assert asked == ["rows", "rows"]
+    asked.clear()
+    verb.connection.down()
+    assert asked == ["shut_down", "shut_down"]
+    with pytest.raises(ValueError, match="the cluster is not up"):
+        verb.connection.down()
+    asked.clear()
+    monkeypatch.setattr(verb.connection, "_PATIENCE_S", 0.0)
+    with pytest.raises(ValueError, match="the cluster's scheduler has been shut down, and has not ended yet"):
+        verb.connection.call("rows")
 
 
 @pytest.mark.parametrize("cause", [KeyError("x"), OSError("No space left")])

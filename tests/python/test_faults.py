@@ -67,13 +67,18 @@ watched = (lambda *arguments: assigned.append(arguments) is not None, frozenset(
 _C.watch_attributes(*watched)
 _C.watch_fields(watched[0])
 own, other = (types.ModuleType(f"package_with_a_long_name_{each}.module") for each in ("of_its_own", "of_another"))
-exec("def function(): pass", other.__dict__)
-code = compile("own.a = other.b = 1; other.function.__defaults__ = (1,)", "code", "exec")
+exec("def function(): pass\\nclass Class: pass", other.__dict__)
+changes = "own.a = other.b = 1; other.function.__defaults__ = (1,); other.Class.c = 1; "
+changes += "other.Class.__module__ = []; other.Class.d = 1"
+code = compile(changes, "code", "exec")
 variables = {"__name__": own.__name__, "own": own, "other": other}
 faults.faults_arm(1, ctypes.c_uint64(1))
 exec(code, variables)
 faults.faults_arm(0, ctypes.c_uint64(0))
-assert [each[1] for each in assigned] == ["b", "__defaults__"], assigned
+assert [each[1] for each in assigned] == ["b", "__defaults__", "c", "d"], assigned
+faults.faults_arm(1, ctypes.c_uint64(0))  # counts only
+_C.variables_with([{"a": own}], [own])
+assert faults.faults_chances() > 0, "the library sees no allocation"
 """
 
 

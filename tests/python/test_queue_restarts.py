@@ -70,6 +70,29 @@ def test_a_compacted_journal_has_the_same_state(path: Path, compacts: bool, devi
     assert cluster.act() == ["start gang 0", "start gang 1"]
 
 
+def test_ranks_of_an_earlier_version_are_made_anew(path: Path) -> None:
+    """It had aged jobs 16 times faster: jobs of its snapshot would have waited behind all later ones for months."""
+    cluster = Cluster(path, 1, policy="pair-srsf")
+
+    def ranks() -> list[float]:
+        return [cluster.queue._state.live.progress(job.number)[5] for job in cluster.queue._state.open.values()]
+
+    for name in ("runs", "waits"):
+        cluster.queue.submit(spec(name, duration=5000.0, model=name))
+        cluster.act()
+        cluster.now += 1000
+    before = ranks()
+    assert cluster.queue.compact(after=0)
+    snapshot = json.loads(path.read_text())
+    for job in snapshot["jobs"]:
+        job["live"][0][5] += 1e6
+    for expected in ([rank + 1e6 for rank in before], before):
+        path.write_text(json.dumps(snapshot) + "\n")
+        cluster.open()
+        assert ranks()[1] == expected[1]
+        snapshot.pop("ranks", None)
+
+
 def test_a_journal_that_cannot_be_compacted_goes_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler ended, was started again, and ended again."""
     cluster = Cluster(path, 1)

@@ -218,7 +218,7 @@ def test_a_scheduler_that_is_shut_down_ends(tmp_path: Path, nodes: PlayedNodes) 
     scheduler, host = started(tmp_path, nodes)
     scheduler.shut_down()
     assert nodes.killed == [host.actor, "scheduler"]
-    for call in (scheduler.check, scheduler.rows, lambda: scheduler.submit([], {})):
+    for call in (scheduler.check, scheduler.rows, lambda: scheduler.submit([], {}), lambda: scheduler.cancel("a")):
         with pytest.raises(ShutDown):
             call()
     scheduler.shut_down()  # by a client that got no answer

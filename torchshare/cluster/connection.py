@@ -73,7 +73,7 @@ def up(address: str | None = None, settings: ClusterSettings | None = None) -> C
 def down() -> None:
     """Ends the scheduler and the hosts, after the running jobs have written checkpoints. The queue stays in the
     storage: the next `up` goes on with it. Ray runs on; a connection to it that `connect` has made is closed."""
-    call("check")
+    _scheduler()
     with contextlib.suppress(_NotUp):  # it may end before it has answered
         call("shut_down")
     if _connected.pop("by", None) is not None:
@@ -109,14 +109,9 @@ def call(method: str, *arguments: Any) -> Any:
     ray = need_ray()
     from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-    if not ray.is_initialized():
-        raise ValueError("not connected to a cluster: call torchshare.cluster.connect or submit first")
     deadline = time.monotonic() + _PATIENCE_S
     while True:
-        try:
-            actor = ray.get_actor(SCHEDULER, NAMESPACE)
-        except ValueError:
-            raise _NotUp("the cluster is not up: run `torchshare cluster up`") from None
+        actor = _scheduler()
         try:
             with _in_one_line(but=(RayTaskError, RayActorError, GetTimeoutError)):
                 return ray.get(getattr(actor, method).remote(*arguments), timeout=_ANSWER_S)
@@ -125,12 +120,23 @@ def call(method: str, *arguments: Any) -> Any:
                 raise error.cause from None
             if not isinstance(error.cause, ShutDown):
                 raise ValueError(f"the cluster's scheduler failed: {described(error.cause)}") from None
-            reason = type(error.cause).__name__
+            state = "has been shut down, and has not ended yet"
         except (RayActorError, GetTimeoutError) as error:
-            reason = type(error).__name__
+            state = f"does not answer: {type(error).__name__}"
         if time.monotonic() >= deadline:
-            raise ValueError(f"the cluster's scheduler does not answer: {reason}")
+            raise ValueError(f"the cluster's scheduler {state}")
         time.sleep(_POLL_S)
+
+
+def _scheduler() -> Any:
+    """The scheduler's actor. Raises ValueError if there is none."""
+    ray = need_ray()
+    if not ray.is_initialized():
+        raise ValueError("not connected to a cluster: call torchshare.cluster.connect or submit first")
+    try:
+        return ray.get_actor(SCHEDULER, NAMESPACE)
+    except ValueError:
+        raise _NotUp("the cluster is not up: run `torchshare cluster up`") from None
 
 
 @contextlib.contextmanager

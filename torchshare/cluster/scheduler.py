@@ -104,8 +104,8 @@ class Scheduler:
     def submit(self, jobs: list[tuple[JobSpec, bool]], functions: dict[str, bytes]) -> list[str]:
         """Accepts all jobs or none; see NewJobs. `functions`: those of pickled jobs, by submission. Once
         this has returned, the jobs are kept."""
-        self.check()
         with self._lock:
+            self.check()
             checked = self._queue.check(jobs)
             for spec in checked.specs.values():
                 if spec.submission in functions:
@@ -115,19 +115,19 @@ class Scheduler:
 
     def cancel(self, name: str) -> list[dict[str, Any]]:
         """Cancels a job, or all of an array. Returns their rows."""
-        self.check()
         with self._lock:
+            self.check()
             return list(map(self._queue.row, self._queue.cancel(name)))
 
     def rows(self, name: str | None = None) -> list[dict[str, Any]]:
-        self.check()
         with self._lock:
+            self.check()
             return self._queue.rows() if name is None else [self._queue.row(self._queue.find(name))]
 
     def hosts(self) -> list[dict[str, Any]]:
         """The hosts that have been up, and those that cannot be started, with the reason."""
-        self.check()
         with self._lock:
+            self.check()
             rows: list[dict[str, Any]] = [
                 {"device": gpu, "node": host.node, "index": host.index, "up": host.up, "jobs": list(host.jobs)}
                 for gpu, host in self._queue.hosts.items()
@@ -145,20 +145,20 @@ class Scheduler:
 
     def spans(self) -> list[Span]:
         """The times that each job has spent on each device."""
-        self.check()
         with self._lock:
+            self.check()
             return self._queue.spans()
 
     def outcome(self, name: str) -> bytes | None:
-        self.check()
         with self._lock:
+            self.check()
             job = self._queue.find(name)
             outcome = job.spec.outcome_of(job.attempt)
         return self._storage.outcome_data(outcome)
 
     def log(self, name: str, offset: int) -> bytes:
-        self.check()
         with self._lock:
+            self.check()
             submission = self._queue.find(name).spec.submission
         try:
             with self._storage.log(submission, name).open("rb") as file:
@@ -173,7 +173,7 @@ class Scheduler:
         if not self._stopped.is_set():  # a client that got no answer calls again
             self.check()
         try:
-            with self._lock:
+            with self._lock:  # until the end: calls that wait for it are refused
                 self._stopped.set()
                 self._end_hosts()
         finally:

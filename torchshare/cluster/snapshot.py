@@ -12,6 +12,9 @@ from torchshare.cluster.queue_state import QueueState
 from torchshare.cluster.queued_job import Gone, HostRecord, QueuedJob
 
 _LIVE = ("number", "wanted", "wanted_split", "spec", "step_times", "trouble")  # made anew
+_RANKS = (
+    2  # the unit in which policies rank jobs; pair-srsf had another in 1, the ranks of snapshots without this number
+)
 _OF_HOST = ("node", "index", "token", "env", "up", "replacing", "heard")
 
 
@@ -21,6 +24,7 @@ def take(state: QueueState) -> Event:
         "event": "snapshot",
         "time": state.time,
         "origin": state.origin,
+        "ranks": _RANKS,
         "learned": state.learned.saved(),
         "hosts": {str(gpu): {name: getattr(host, name) for name in _OF_HOST} for gpu, host in state.hosts.items()},
         "spans": state.spans,
@@ -60,11 +64,11 @@ def restore(state: QueueState, event: Event) -> None:
             state.live.gain(int(gpu), state.now)
     state.spans = [(name, gpu, begin, end) for name, gpu, begin, end in event["spans"]]
     for saved in event["jobs"]:
-        _restore_job(state, saved)
+        _restore_job(state, saved, keeps_rank=event.get("ranks") == _RANKS)
     state.apply({"event": "look", "time": event["time"]})  # the policy does not remember when it wanted to decide again
 
 
-def _restore_job(state: QueueState, saved: dict[str, Any]) -> None:
+def _restore_job(state: QueueState, saved: dict[str, Any], *, keeps_rank: bool) -> None:
     live = saved.pop("live", None)
     spec = JobSpec(**saved.pop("spec"))
     gone = {int(gpu): Gone(*left) for gpu, left in saved.pop("gone").items()}
@@ -87,6 +91,8 @@ def _restore_job(state: QueueState, saved: dict[str, Any]) -> None:
         progress, gpus = live
         # In journals of earlier versions, none is held, is split, or has lost its deadline.
         missing = (False, 1, False)[len(progress) - 6 :]
+        if not keeps_rank:
+            progress[5] = None
         state.live.restore(number, (*progress, *missing), gpus, state.now)
         state.live.set_pinned(number, bool(devices) and not job.can_save)
         job.wanted, job.wanted_split = tuple(gpus), state.live.sub_batches(number)

@@ -107,18 +107,19 @@ std::vector<std::tuple<Seconds, int, int, std::size_t>> usage_of(const Simulator
   return rows;
 }
 
-using Progress = std::tuple<Seconds, Seconds, Seconds, int, int, double, bool, int, bool>;
+using Progress = std::tuple<Seconds, Seconds, Seconds, int, int, std::optional<double>, bool, int, bool>;
 
 Progress progress_of(const LiveScheduler& scheduler, JobId job) {
   const JobProgress found = scheduler.progress(job);
-  return {found.work_left,  found.restart_left, found.run,         found.preemptions,     found.rank.level,
-          found.rank.value, found.held,         found.sub_batches, found.deadline_dropped};
+  return {found.work_left,   found.restart_left, found.run,         found.preemptions,     found.rank->level,
+          found.rank->value, found.held,         found.sub_batches, found.deadline_dropped};
 }
 
 void restore(LiveScheduler& scheduler, JobId job, const Progress& progress, std::vector<GpuId> gpus, Seconds now) {
   const auto [work_left, restart_left, run, preemptions, level, value, held, sub_batches, dropped] = progress;
-  scheduler.restore(job, {work_left, restart_left, run, preemptions, {level, value}, held, sub_batches, dropped},
-                    std::move(gpus), now);
+  const std::optional<Rank> rank = value ? std::optional(Rank{level, *value}) : std::nullopt;
+  scheduler.restore(job, {work_left, restart_left, run, preemptions, rank, held, sub_batches, dropped}, std::move(gpus),
+                    now);
 }
 
 using Split = std::tuple<double, double, int>;  // see SplitModel

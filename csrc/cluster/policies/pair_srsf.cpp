@@ -23,12 +23,16 @@ class PairSrsf final : public PairPolicy {
   }
 
  private:
-  /// Whether all jobs together end no later than if these two ran one after the other, in the better order. By sharing,
-  /// the two may end later and still free their GPUs sooner, for the other jobs that wait: each of them gains the
-  /// GPU-seconds saved / the GPUs of the cluster if it ends after the two, which half of them are taken to do. For
-  /// equal jobs and b = other jobs that wait * GPUs of the job / GPUs of the cluster, this is a ratio of at most (6 + 2
-  /// b) / (4 + b), at which b + 2 jobs may as well share one GPU in pairs as run one by one: 1.5 without others, 2 for
-  /// many.
+  /// Whether the sum of all completion times is no greater than if these two ran one after the other, in the better
+  /// order. By sharing, the two may end later and still free their GPUs sooner, for the other jobs that wait: each of
+  /// them gains the GPU-seconds saved / the GPUs of the cluster if it ends after the two, which half of them are taken
+  /// to do. For equal jobs and b = other jobs that wait * GPUs of the job / GPUs of the cluster, this holds up to a
+  /// ratio of
+  ///
+  ///     (6 + 2 b) / (4 + b)
+  ///
+  /// which is 1.5 without others and nearly 2 for many. At that ratio, b + 2 equal jobs (b even) end no sooner one by
+  /// one on a GPU than if all share it in pairs.
   bool worth_sharing(const Cluster& cluster, JobId job, JobId other, double speed,
                      const PairSplits& splits) const override {
     const PairJob alone{cluster.remaining(job), 1};
@@ -37,8 +41,8 @@ class PairSrsf final : public PairPolicy {
     const PairEnds ends = ends_when_sharing(beside, partner);
     const Seconds in_turn = 2 * std::min(one_after_other(alone, partner), one_after_other(partner, alone));
     const Seconds sooner = std::max(0.0, alone.remaining + partner.remaining - std::max(ends.a, ends.b));
-    const double backlog =
-        static_cast<double>(cluster.waiting().size() - 1) * cluster.job(job).asked.gpus / cluster.gpus().count();
+    const int gpus = cluster.gpus().count() - cluster.gpus().away();
+    const double backlog = static_cast<double>(cluster.waiting().size() - 1) * cluster.job(job).asked.gpus / gpus;
     return ends.a + ends.b <= in_turn + sooner * backlog / 2;
   }
 };
