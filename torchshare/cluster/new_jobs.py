@@ -120,6 +120,8 @@ class NewJobs:
 
     def _check_deadlines(self, clock: float) -> None:
         """Raises ValueError if the policy keeps deadlines and would miss one."""
+        if all(spec.deadline is None for spec in self.specs.values()):
+            return
         unended = ChainMap[str, Any](self._state.open, self.specs)
         arriving = [spec for spec in self.specs.values() if not any(name in unended for name in spec.awaited)]
         due = [spec for spec in arriving if spec.deadline is not None]
@@ -150,7 +152,7 @@ def _told(spec: JobSpec, settings: QueueSettings) -> dict[str, Any]:
     """The job as the journal has it. Raises ValueError if an empty queue could not apply its submission, but for its
     predecessors."""
     try:
-        job: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(spec), allow_nan=False))
+        job: dict[str, Any] = json.loads(json.dumps(vars(spec), allow_nan=False))
         QueueState(settings).apply({"event": "submit", "time": 0.0, "job": {**job, "gpus": 1, "after": []}})
     except Exception as error:
         raise ValueError(f"job '{spec.name}': cannot be accepted: {error}") from None

@@ -31,8 +31,8 @@ class PairSrsf final : public PairPolicy {
   ///
   ///     (6 + 2 b) / (4 + b)
   ///
-  /// which is 1.5 without others and nearly 2 for many. At that ratio, b + 2 equal jobs (b even) end no sooner one by
-  /// one on a GPU than if all share it in pairs.
+  /// which is 1.5 without others and nearly 2 for many. At that ratio, b + 2 equal jobs (b even) have the same average
+  /// completion time one by one on a GPU and sharing it in pairs.
   bool worth_sharing(const Cluster& cluster, JobId job, JobId other, double speed,
                      const PairSplits& splits) const override {
     const PairJob alone{cluster.remaining(job), 1};
