@@ -17,7 +17,8 @@ from torchshare.simulation.papers import POLICIES, Part, Point, reach
 from torchshare.simulation.ratios import uniform
 from torchshare.simulation.simulate import Case, Setting, simulate
 
-RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "papers.json"
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "benchmarks" / "results" / "papers.json"
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,11 @@ def test_the_command_prints_every_table_and_where_the_claims_hold(made):
         assert not met or met[-1] in claim["reached"] or met == ratios, name
     assert "Not here: FIKIT's table" in printed
     assert max(map(len, printed.splitlines())) < 160
+
+
+def test_the_documentation_shows_what_the_command_prints(made):
+    page = (ROOT / "docs" / "papers.md").read_text()
+    assert f"$ torchshare papers\n{made[1]}```\n" in page
 
 
 def test_sub_batches_let_more_jobs_share(made):
