@@ -62,7 +62,8 @@ PyObject* read(PyObject* owner, void* field) {
 
 /// Whether the function's own package assigns, as decorators do.
 bool is_its_own(PyObject* function) {
-  return PackageName(py::reinterpret_borrow<py::object>(PyFunction_GetModule(function))).is(assigning_package());
+  return PackageName(py::reinterpret_steal<py::object>(PyObject_GetAttr(function, names().module)))
+      .is(assigning_package());
 }
 
 int assign(PyObject* owner, PyObject* value, void* closure) {
