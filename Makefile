@@ -64,10 +64,11 @@ test: build
 	$(BESIDE_EACH_OTHER) lint test-cpp test-waits
 	$(MAKE) --no-print-directory BESIDE=yes test-python EXCEPT="$(WAITS)"
 
-# No stage leaves a core idle. test-cluster is in none: one of its tests fails now and then on a busy machine.
+# No stage leaves a core idle. Ray is installed before the stage: the other targets use the environment meanwhile.
 test-slow: build
 	$(BESIDE_EACH_OTHER) docs test-tsan test-oldest
-	$(BESIDE_EACH_OTHER) test-emulated test-python-slow
+	$(MAKE) --no-print-directory BESIDE=yes $(VENV)/ray-$(RAY)
+	$(BESIDE_EACH_OTHER) test-emulated test-python-slow test-cluster
 	$(BESIDE_EACH_OTHER) test-asan soak bench-instructions
 
 # The first build takes minutes and shows its progress. BESIDE: the target that runs this one has done it.
