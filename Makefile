@@ -37,7 +37,7 @@ endif
 help:
 	@echo "make demo   set up, build, and train two models together (examples/digits_pair.py)"
 	@echo "make test   set up, build, lint, run the C++ tests and the Python tests that are not slow"
-	@echo "make test-slow   the slow ones: compilations, sanitizers, the soak"
+	@echo "make test-slow   the slow ones: compilations, sanitizers, Ray, the soak"
 	@echo "make test-oldest   with the oldest torch that is supported, the C++ tests and the Python tests of what differs"
 	@echo "make test-loaded   the C++ and Python tests that are not slow, beside four busy loops"
 	@echo "make test-emulated   the GPU tests on an emulated CUDA device (tests/emulator/README.md)"

@@ -315,16 +315,14 @@ def simulator_sizes(rows: list[dict[str, Any]]) -> str:
 
 def simulator_generated(summary: dict[str, Any]) -> str:
     """Average JCT in seconds on generated traces by the number of GPUs, and of Philly's jobs."""
-    titles = {f"generated, {row['gpus']} GPUs": row["gpus"] for row in summary["generated"]}
-    rows = {title: [row for row in summary["generated"] if row["gpus"] == gpus] for title, gpus in titles.items()}
-    rows["Philly's, 400 GPUs"] = summary["philly on few GPUs"]
-    ratios = [row["ratio"] for row in summary["philly on few GPUs"]]
-    cells = [
-        [title, policy, *(f"{row['policies'][policy]['mean']['avg_jct_s']:,}" for row in same)]
-        for title, same in rows.items()
-        for policy in same[0]["policies"]
-    ]
-    return table(["jobs", "policy", *(f"ratio {ratio}" for ratio in ratios)], cells)
+    cells: dict[tuple[str, str], list[str]] = {}
+    for part, title in (("generated", "generated"), ("philly on few GPUs", "Philly's")):
+        for row in summary[part]:
+            for policy, found in row["policies"].items():
+                same = cells.setdefault((f"{title}, {row['gpus']} GPUs", policy), [])
+                same.append(f"{found['mean']['avg_jct_s']:,}")
+    ratios = [f"ratio {row['ratio']}" for row in summary["philly on few GPUs"]]
+    return table(["jobs", "policy", *ratios], [[*names, *values] for names, values in cells.items()])
 
 
 def simulator_live(summary: dict[str, Any]) -> str:

@@ -1,5 +1,5 @@
 """Every policy on the AdaptDL traces: 160, 240 and 320 jobs, ratios 1.0 to 2.0, measured ratios, wrong durations. Some
-on generated traces for clusters of three sizes, and on Philly's jobs on too few GPUs."""
+policies on generated traces for clusters of three sizes, and on Philly's jobs on few GPUs."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ OURS = "pair-srsf"
 FIGURES = ("avg_jct_s", "p99_jct_s", "avg_jct_small_s", "avg_jct_large_s")
 FEW_POLICIES = ["tiresias", "srsf", "sjf-bsbf", OURS]  # for parts in which the others show nothing new
 COMPARED = ("avg_jct_s", "p99_jct_s")
-SEEDS = 5  # of the estimates' errors, and generated traces
-GENERATED = (8, 16, 64)  # GPUs
-PHILLY_GPUS = 400  # its jobs need 94 % of the time of so many
+SEEDS = 5  # of the estimates' errors, and of generated traces
+GENERATED_GPUS = (8, 16, 64)
+PHILLY_GPUS = 400  # its jobs need 94 % of the time of these
 FEW_RATIOS = (1.1, 1.3, 1.5, 1.6, 1.7, 1.8, 1.9)
 # The AdaptDL applications are not in Gavel's table; each gets the ratios of the most similar model.
 GAVEL_MODELS = {
@@ -53,6 +53,20 @@ GAVEL_MODELS = {
 
 def read_load(jobs: int) -> list[Trace]:
     return read_packaged(f"adaptdl:{jobs}", Limits(gpus=Setting.gpus))
+
+
+def generate_traces(gpus: int) -> list[Trace]:
+    mix = parse_mix("adaptdl")
+    return [generate(240, Limits(gpus=gpus), mix=mix, load=2, seed=seed) for seed in range(SEEDS)]
+
+
+def compare_few(traces: list[Trace], gpus: int) -> list[dict[str, Any]]:
+    """Some policies at some ratios."""
+    setting = Setting(gpus=gpus)
+    return [
+        {"gpus": gpus, "ratio": ratio, "policies": compare(traces, uniform(ratio), [setting], FEW_POLICIES)}
+        for ratio in FEW_RATIOS
+    ]
 
 
 def compare(
@@ -149,19 +163,7 @@ def study(data: Path) -> dict[str, Any]:
             "divisible_srsf_s": statistics.fmean(map(divisible_srsf, traces)),
             "authors_s": authors(data, jobs),
         }
-    sizes = [
-        {"gpus": gpus, "ratio": ratio, "policies": compare(traces, uniform(ratio), [Setting(gpus=gpus)], FEW_POLICIES)}
-        for gpus in GENERATED
-        for traces in [
-            [generate(240, Limits(gpus=gpus), mix=parse_mix("adaptdl"), load=2, seed=seed) for seed in range(SEEDS)]
-        ]
-        for ratio in FEW_RATIOS
-    ]
     philly = read_trace(data / "adaptdl" / "traces" / "philly.csv", "philly", Limits(gpus=PHILLY_GPUS))
-    overload = [
-        {"ratio": ratio, "policies": compare([philly], uniform(ratio), [Setting(gpus=PHILLY_GPUS)], FEW_POLICIES)}
-        for ratio in FEW_RATIOS
-    ]
     costs = [
         {
             "restart_cost_s": cost,
@@ -174,8 +176,8 @@ def study(data: Path) -> dict[str, Any]:
         "estimates off by sigma 0.5": estimate_rows,
         "no durations": none_rows,
         "gavel": gavel_rows,
-        "generated": sizes,
-        "philly on few GPUs": overload,
+        "generated": [row for gpus in GENERATED_GPUS for row in compare_few(generate_traces(gpus), gpus)],
+        "philly on few GPUs": compare_few([philly], PHILLY_GPUS),
         "restart cost": costs,
         "references": lower,
     }

@@ -95,13 +95,13 @@ py::object replaced(PyObject* owner, PyObject* name, PyObject* value) {
 bool is_its_own(PyObject* owner, PyObject* value) {
   const bool is_class = PyType_Check(owner);
   PyObject* variables = is_class ? reinterpret_cast<PyTypeObject*>(owner)->tp_dict : PyModule_GetDict(owner);
+  const py::object name = module_in(variables, is_class ? names().module : names().name);
   const PackageName assigning = assigning_package();
-  if (PackageName(variables, is_class ? names().module : names().name).is(assigning)) {
+  if (PackageName(name).is(assigning)) {
     return true;
   }
   py::object of_class;
   if (is_class) {
-    const py::object name = variables == nullptr ? py::object() : item_of(variables, names().module);
     of_class = name && PyUnicode_CheckExact(name.ptr()) ? item_of(PyImport_GetModuleDict(), name.ptr()) : py::object();
     variables = of_class && PyModule_Check(of_class.ptr()) ? PyModule_GetDict(of_class.ptr()) : nullptr;
   }

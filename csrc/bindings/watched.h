@@ -64,11 +64,16 @@ inline pybind11::object item_of(PyObject* dictionary, PyObject* key) {
 #endif
 }
 
+/// `variables[key]`, the name of a module; null if there is none.
+inline pybind11::object module_in(PyObject* variables, PyObject* key) {
+  return variables != nullptr && PyDict_CheckExact(variables) ? item_of(variables, key) : pybind11::object();
+}
+
 /// The name of a top-level package. Refers to the text of a Python string, which it keeps: a copy would need memory,
 /// and the interpreter's slots, where these names are compared, must not throw.
 class PackageName {
  public:
-  /// From a module's name, or `variables[key]`; empty if that is null or no text.
+  /// From the name of a module; empty if that is null or no text.
   explicit PackageName(pybind11::object module) : module_(std::move(module)) {
     Py_ssize_t size = 0;
     const char* text =
@@ -80,11 +85,8 @@ class PackageName {
       name_ = name_.substr(0, name_.find('.'));
     }
   }
-  PackageName(const PackageName&) = delete;
+  PackageName(const PackageName&) = delete;  // name_ refers to the text of module_
   PackageName& operator=(const PackageName&) = delete;
-  PackageName(PyObject* variables, PyObject* key)
-      : PackageName(variables != nullptr && PyDict_CheckExact(variables) ? item_of(variables, key)
-                                                                         : pybind11::object()) {}
 
   std::string_view text() const { return name_; }
   /// Whether both are known and the same.
@@ -111,7 +113,7 @@ inline const Names& names() {
 
 /// The top-level name of the package whose code assigns.
 inline PackageName assigning_package() {
-  return PackageName(PyEval_GetGlobals(), names().name);
+  return PackageName(module_in(PyEval_GetGlobals(), names().name));
 }
 
 /// The `__spec__` of a module with these variables; null if it has none.
